@@ -1,0 +1,99 @@
+"""Control: `Fold` over the tiles of an axis, `While`, and `Switch` between blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilekern.ir.core import Axis, Block, Op, Value, require
+from tilekern.ir.types import BOOL, INDEX, TileType, Type
+
+
+def _types(values: tuple[Value, ...]) -> tuple[Type, ...]:
+    return tuple(v.type for v in values)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fold(Op):
+    """Run the region for tile after tile of `axis`, passing carries along; the results are the last carries.
+
+    Operands: `start` and `stop` (int32 scalars, in elements, clamped to [0, extent]), then the initial carries. The
+    tiles t with start // block <= t < cdiv(stop, block) run, in descending order if `reverse`. The region's arguments
+    are t and the carries; it yields the next carries.
+    """
+
+    name: ClassVar[str] = "fold"
+    pure: ClassVar[bool] = False
+
+    axis: Axis
+    reverse: bool = False
+
+    @property
+    def start(self) -> Value:
+        """The first element."""
+        return self.operands[0]
+
+    @property
+    def stop(self) -> Value:
+        """Behind the last element."""
+        return self.operands[1]
+
+    @property
+    def inits(self) -> tuple[Value, ...]:
+        """The initial carries."""
+        return self.operands[2:]
+
+    @property
+    def body(self) -> Block:
+        """What runs for each tile."""
+        return self.regions[0]
+
+    def infer(self) -> tuple[TileType, ...]:
+        require(_types(self.operands[:2]) == (INDEX, INDEX), "fold bounds must be int32 scalars")
+        require(self.axis.block > 0 and self.axis.extent >= 0, f"fold over {self.axis}")
+        carries = tuple(v.tile for v in self.inits)
+        require(_types(self.body.args) == (INDEX, *carries), "a fold's arguments must be the index and the carries")
+        require(_types(self.body.results) == carries, "a fold must yield carries of the initial types")
+        return carries
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class While(Op):
+    """While the first region, given the carries, yields true, the second makes the next carries of them."""
+
+    name: ClassVar[str] = "while"
+    pure: ClassVar[bool] = False
+
+    @property
+    def condition(self) -> Block:
+        """Carries to one bool scalar."""
+        return self.regions[0]
+
+    @property
+    def body(self) -> Block:
+        """Carries to carries."""
+        return self.regions[1]
+
+    def infer(self) -> tuple[TileType, ...]:
+        carries = self.tiles()
+        for region in self.regions:
+            require(_types(region.args) == carries, "the arguments of a while's regions must be the carries")
+        require(_types(self.condition.results) == (TileType((), BOOL),), "a while's condition must yield one bool")
+        require(_types(self.body.results) == carries, "a while must yield carries of the initial types")
+        return carries
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Switch(Op):
+    """Run region number `operands[0]` (int32, clamped to the regions there are); the results are what it yields."""
+
+    name: ClassVar[str] = "switch"
+    pure: ClassVar[bool] = False
+
+    def infer(self) -> tuple[TileType, ...]:
+        require(_types(self.operands) == (INDEX,), "a switch takes one int32 scalar")
+        require(len(self.regions) > 0, "a switch needs a region")
+        yielded = [tuple(v.tile for v in region.results) for region in self.regions]
+        require(all(y == yielded[0] for y in yielded), "all regions of a switch must yield the same types")
+        require(not any(region.args for region in self.regions), "regions of a switch take no arguments")
+        return yielded[0]

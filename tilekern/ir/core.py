@@ -1,0 +1,222 @@
+"""The structure of the block IR: values, ops, blocks and functions.
+
+Typed SSA in frozen dataclasses. A `Value` is compared by identity. An `Op` computes the types of its results from its
+operands and attributes (`infer`) when it is made, so an ill-typed op cannot exist; `verify` runs the rule again. A
+`Block` is a list of ops with arguments and results; it may use any value of the blocks around it. A `Func` is one
+program of a grid: its body's arguments are the program's index along each axis.
+
+Adding an op: a class here in `ir/` (or a row of the elementwise table) with its type rule and its NumPy meaning, one
+lowering rule for each backend, and tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from tilekern.errors import VerifyError
+from tilekern.ir.types import INDEX, RefType, TileType, Type
+from tilekern.source import UNKNOWN, Loc
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """An SSA value; `name` is a hint for printing, not an identity."""
+
+    type: Type
+    name: str = ""
+
+    @property
+    def tile(self) -> TileType:
+        """The type of a value that is a tile."""
+        require(isinstance(self.type, TileType), f"expected a tile, got {self.type}")
+        assert isinstance(self.type, TileType)
+        return self.type
+
+    @property
+    def ref(self) -> RefType:
+        """The type of a value that is a ref."""
+        require(isinstance(self.type, RefType), f"expected a ref, got {self.type}")
+        assert isinstance(self.type, RefType)
+        return self.type
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Ops in order, the arguments they may use, and the values the block yields."""
+
+    args: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    results: tuple[Value, ...]
+
+    def walk(self) -> Iterator[Op]:
+        """Every op of the block and of the blocks inside it, in program order."""
+        for op in self.ops:
+            yield op
+            for region in op.regions:
+                yield from region.walk()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Op:
+    """Base of all ops. Subclasses add attributes as fields, and say what they mean in `infer` and `evaluate`.
+
+    Attributes:
+      operands: the values the op uses; ops with regions may use more inside them.
+      regions: nested blocks.
+      hint: a name for the results in print.
+      loc: the user's line.
+      results: made from `infer()`.
+    """
+
+    name: ClassVar[str] = ""
+    pure: ClassVar[bool] = True  # neither reads nor writes memory, and always ends
+
+    operands: tuple[Value, ...] = ()
+    regions: tuple[Block, ...] = ()
+    hint: str = ""
+    loc: Loc = UNKNOWN
+    results: tuple[Value, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "results", tuple(Value(t, self.hint) for t in self.infer()))
+
+    def infer(self) -> tuple[TileType, ...]:
+        """The types of the results; raises `VerifyError` where the operands or attributes do not fit."""
+        raise NotImplementedError
+
+    def evaluate(self, *operands: Array) -> Array:
+        """What a pure op with one result and no region means, on NumPy arrays."""
+        raise NotImplementedError(self.name)
+
+    @property
+    def result(self) -> Value:
+        """The only result."""
+        (value,) = self.results
+        return value
+
+    def copy(self, operands: tuple[Value, ...] | None = None, regions: tuple[Block, ...] | None = None) -> Self:
+        """The same op on other operands or regions, with fresh results."""
+        return replace(
+            self,
+            operands=self.operands if operands is None else operands,
+            regions=self.regions if regions is None else regions,
+        )
+
+    def tiles(self) -> tuple[TileType, ...]:
+        """The types of the operands, all of which must be tiles."""
+        return tuple(v.tile for v in self.operands)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `VerifyError(message)` unless `condition`."""
+    if not condition:
+        raise VerifyError(message)
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up, for non-negative a and positive b."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`extent` elements cut into tiles of `block`; the last tile may reach past the end."""
+
+    name: str
+    extent: int
+    block: int = 1
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles the axis has."""
+        return cdiv(self.extent, self.block)
+
+    @property
+    def full_tiles(self) -> int:
+        """How many of them lie wholly inside the extent."""
+        return self.extent // self.block
+
+
+@dataclass(frozen=True, eq=False)
+class Func:
+    """A grid of programs over arrays.
+
+    Attributes:
+      name: of the user's function.
+      params: the refs, inputs before outputs.
+      axes: the grid; there is one program for each combination of tile indices.
+      body: what one program does; its arguments are the program's tile index along each axis, int32.
+      loc: the user's function.
+    """
+
+    name: str
+    params: tuple[Value, ...]
+    axes: tuple[Axis, ...]
+    body: Block
+    loc: Loc = UNKNOWN
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The params that programs may only load from."""
+        return tuple(p for p in self.params if p.ref.role == "in")
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The params that programs store to."""
+        return tuple(p for p in self.params if p.ref.role == "out")
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The number of programs along each axis."""
+        return tuple(axis.tiles for axis in self.axes)
+
+    def walk(self) -> Iterator[Op]:
+        """Every op, in program order."""
+        return self.body.walk()
+
+    def __str__(self) -> str:
+        from tilekern.ir.text import to_text  # the text form is written in terms of this module
+
+        return to_text(self)
+
+
+def index_value(name: str) -> Value:
+    """A fresh block argument that is a position along an axis."""
+    return Value(INDEX, name)
+
+
+def definitions(func: Func) -> Mapping[Value, Op]:
+    """The op that defines each value; block arguments and params have none."""
+    return {result: op for op in func.walk() for result in op.results}
+
+
+class Builder:
+    """Collects ops in program order; `block` opens a nested block."""
+
+    def __init__(self) -> None:
+        self._ops: list[Op] = []
+
+    def add(self, op: Op) -> tuple[Value, ...]:
+        """Append an op and return its results."""
+        self._ops.append(op)
+        return op.results
+
+    def one(self, op: Op) -> Value:
+        """Append an op with one result and return that."""
+        self._ops.append(op)
+        return op.result
+
+    def block(self, args: tuple[Value, ...], body: Callable[..., tuple[Value, ...]]) -> Block:
+        """The block of the ops that `body(*args)` appends; what it returns are the block's results."""
+        outer, self._ops = self._ops, []
+        try:
+            results = body(*args)
+            return Block(args, tuple(self._ops), results)
+        finally:
+            self._ops = outer

@@ -1,0 +1,241 @@
+"""The elementwise ops: one table, one row an op.
+
+A row says everything about its op: how many operands, which kinds of dtype they may have, what the result's dtype is,
+what it means on NumPy arrays, and the name of the same function in `jax.lax`, by which the tracer recognises it and
+the XLA backend emits it. Operands have equal shapes and, in every row, equal dtypes. Casts and selects are not here:
+see `Convert` and `Select`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from tilekern.ir.core import Array, Op, require
+from tilekern.ir.types import BOOL, F64, DType, Kind, TileType, kind_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """One elementwise op.
+
+    Attributes:
+      name: of the op; also of the JAX primitive that it is imported from.
+      arity: the number of operands.
+      accepts: the kinds of dtype the operands may have.
+      result: "same" dtype as the operands, or "bool".
+      meaning: the op on NumPy arrays.
+      lax: the function of `jax.lax` that computes it.
+    """
+
+    name: str
+    arity: int
+    accepts: tuple[Kind, ...]
+    result: Literal["same", "bool"]
+    meaning: Callable[..., Any]
+    lax: str
+
+
+def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` computed in float64 (numbers narrower than that) and rounded once to the operands' dtype."""
+
+    def rounded(*operands: Array) -> Any:
+        return function(*(x.astype(F64) for x in operands)).astype(operands[0].dtype)
+
+    return rounded
+
+
+def _scalar(function: Callable[..., float], edges: dict[float, float] | None = None) -> Callable[..., Any]:
+    """A function of the `math` module on arrays; `edges` gives its value where `math` raises."""
+
+    def safe(*x: float) -> float:
+        if edges and x[0] in edges:
+            return edges[x[0]]
+        try:
+            return function(*x)
+        except (ValueError, OverflowError):
+            return math.nan
+
+    return _wide(np.vectorize(safe, otypes=[np.float64]))
+
+
+def _divide(x: Array, y: Array) -> Any:
+    """Division; integers round toward zero (and by zero: unspecified, never a trap)."""
+    if kind_of(x.dtype) == "float":
+        return x / y
+    y = np.where(y == 0, np.ones_like(y), y)
+    quotient = x // y
+    return (quotient + ((x % y != 0) & ((x < 0) != (y < 0)))).astype(x.dtype)
+
+
+def _remainder(x: Array, y: Array) -> Any:
+    """The remainder with the dividend's sign."""
+    if kind_of(x.dtype) == "float":
+        return np.fmod(x, y)
+    return np.fmod(x, np.where(y == 0, np.ones_like(y), y))
+
+
+def _logistic(x: Array) -> Any:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _round_away(x: Array) -> Any:
+    """Round to the nearest integer, halves away from zero."""
+    whole = np.trunc(x)
+    return whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0.0)
+
+
+def _erf_inv(x: float) -> float:
+    """Inverse error function: Newton's method on `erf`, from Winitzki's approximation (2008), eq. 7."""
+    if not -1.0 < x < 1.0:
+        return math.copysign(math.inf, x) if abs(x) == 1.0 else math.nan
+    log, a = math.log1p(-x * x), 0.147
+    half = 2 / (math.pi * a) + log / 2
+    y = math.copysign(math.sqrt(max(0.0, math.sqrt(half * half - log / a) - half)), x)
+    for _ in range(4):
+        # Newton on erfc where erf is flat, so that the tail keeps its digits.
+        error = math.erf(y) - x if abs(x) < 0.5 else math.copysign(1, x) * ((1 - abs(x)) - math.erfc(abs(y)))
+        y -= error * math.sqrt(math.pi) / 2 * math.exp(min(y * y, 700.0))
+    return y
+
+
+def _shift(function: Callable[..., Any], unsigned: bool = False) -> Callable[..., Any]:
+    """A shift; by as many bits as the dtype has, or more, everything is shifted out."""
+
+    def shifted(x: Array, y: Array) -> Any:
+        bits = x.dtype.itemsize * 8
+        amount = y.astype(np.uint64)
+        view = x.view(f"u{x.dtype.itemsize}") if unsigned else x
+        inside = function(view, np.minimum(amount, bits - 1).astype(view.dtype)).view(x.dtype)
+        gone = inside if function is np.right_shift and not unsigned else np.zeros_like(x)
+        return np.where(amount < bits, inside, gone)
+
+    return shifted
+
+
+_FLOAT: tuple[Kind, ...] = ("float",)
+_SIGNED: tuple[Kind, ...] = ("float", "signed")
+_NUMBER: tuple[Kind, ...] = ("float", "signed", "unsigned")
+_INTEGER: tuple[Kind, ...] = ("signed", "unsigned")
+_BITS: tuple[Kind, ...] = ("signed", "unsigned", "bool")
+_ANY: tuple[Kind, ...] = ("float", "signed", "unsigned", "bool")
+
+_Entry = tuple[str, int, tuple[Kind, ...], Callable[..., Any]]
+
+# name, arity, accepted kinds, meaning; the jax.lax function has the same name unless _LAX says otherwise.
+_SAME: tuple[_Entry, ...] = (
+    ("add", 2, _NUMBER, np.add),
+    ("sub", 2, _NUMBER, np.subtract),
+    ("mul", 2, _NUMBER, np.multiply),
+    ("div", 2, _NUMBER, _divide),
+    ("rem", 2, _NUMBER, _remainder),
+    ("max", 2, _ANY, np.maximum),
+    ("min", 2, _ANY, np.minimum),
+    ("pow", 2, _FLOAT, np.power),
+    ("atan2", 2, _FLOAT, np.arctan2),
+    ("nextafter", 2, _FLOAT, np.nextafter),
+    ("neg", 1, _NUMBER, np.negative),
+    ("abs", 1, _NUMBER, np.abs),
+    ("sign", 1, _NUMBER, np.sign),
+    ("floor", 1, _FLOAT, np.floor),
+    ("ceil", 1, _FLOAT, np.ceil),
+    ("round_even", 1, _FLOAT, np.rint),
+    ("round_away", 1, _FLOAT, _wide(_round_away)),
+    ("exp", 1, _FLOAT, _wide(np.exp)),
+    ("exp2", 1, _FLOAT, _wide(np.exp2)),
+    ("expm1", 1, _FLOAT, _wide(np.expm1)),
+    ("log", 1, _FLOAT, _wide(np.log)),
+    ("log1p", 1, _FLOAT, _wide(np.log1p)),
+    ("sqrt", 1, _FLOAT, _wide(np.sqrt)),
+    ("rsqrt", 1, _FLOAT, _wide(lambda x: 1.0 / np.sqrt(x))),
+    ("cbrt", 1, _FLOAT, _wide(np.cbrt)),
+    ("logistic", 1, _FLOAT, _wide(_logistic)),
+    ("sin", 1, _FLOAT, _wide(np.sin)),
+    ("cos", 1, _FLOAT, _wide(np.cos)),
+    ("tan", 1, _FLOAT, _wide(np.tan)),
+    ("asin", 1, _FLOAT, _wide(np.arcsin)),
+    ("acos", 1, _FLOAT, _wide(np.arccos)),
+    ("atan", 1, _FLOAT, _wide(np.arctan)),
+    ("sinh", 1, _FLOAT, _wide(np.sinh)),
+    ("cosh", 1, _FLOAT, _wide(np.cosh)),
+    ("tanh", 1, _FLOAT, _wide(np.tanh)),
+    ("asinh", 1, _FLOAT, _wide(np.arcsinh)),
+    ("acosh", 1, _FLOAT, _wide(np.arccosh)),
+    ("atanh", 1, _FLOAT, _wide(np.arctanh)),
+    ("erf", 1, _FLOAT, _scalar(math.erf)),
+    ("erfc", 1, _FLOAT, _scalar(math.erfc)),
+    ("erf_inv", 1, _FLOAT, _scalar(_erf_inv)),
+    ("lgamma", 1, _FLOAT, _scalar(math.lgamma, {-math.inf: math.inf})),
+    ("and", 2, _BITS, np.bitwise_and),
+    ("or", 2, _BITS, np.bitwise_or),
+    ("xor", 2, _BITS, np.bitwise_xor),
+    ("not", 1, _BITS, np.invert),
+    ("population_count", 1, _INTEGER, lambda x: np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype)),
+    ("shift_left", 2, _INTEGER, _shift(np.left_shift)),
+    ("shift_right_logical", 2, _INTEGER, _shift(np.right_shift, unsigned=True)),
+    ("shift_right_arithmetic", 2, _INTEGER, _shift(np.right_shift)),
+)
+_TO_BOOL: tuple[_Entry, ...] = (
+    ("eq", 2, _ANY, np.equal),
+    ("ne", 2, _ANY, np.not_equal),
+    ("lt", 2, _ANY, np.less),
+    ("le", 2, _ANY, np.less_equal),
+    ("gt", 2, _ANY, np.greater),
+    ("ge", 2, _ANY, np.greater_equal),
+    ("is_finite", 1, _FLOAT, np.isfinite),
+)
+_LAX = {
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "not": "bitwise_not",
+    "round_even": "round",
+    "round_away": "round",
+}
+
+TABLE: dict[str, Row] = {
+    name: Row(name, arity, accepts, result, meaning, _LAX.get(name, name))
+    for entries, result in ((_SAME, "same"), (_TO_BOOL, "bool"))
+    for name, arity, accepts, meaning in entries
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Elementwise(Op):
+    """Apply the row `function` of the table to operands of equal shape and dtype."""
+
+    name: ClassVar[str] = "elementwise"
+
+    function: str
+
+    @property
+    def row(self) -> Row:
+        """The table's row."""
+        return TABLE[self.function]
+
+    def infer(self) -> tuple[TileType, ...]:
+        require(self.function in TABLE, f"no elementwise op is named {self.function!r}")
+        tiles = self.tiles()
+        require(len(tiles) == self.row.arity, f"{self.function} takes {self.row.arity} operands, got {len(tiles)}")
+        require(all(t == tiles[0] for t in tiles), f"{self.function} takes operands of one type, got {show(tiles)}")
+        shape, dtype = tiles[0].shape, tiles[0].dtype
+        require(kind_of(dtype) in self.row.accepts, f"{self.function} does not accept {tiles[0]}")
+        return (TileType(shape, result_dtype(self.row, dtype)),)
+
+    def evaluate(self, *operands: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(self.row.meaning(*operands), self.result.tile.dtype)
+
+
+def result_dtype(row: Row, dtype: DType) -> DType:
+    """The dtype of the result of `row` on operands of `dtype`."""
+    return BOOL if row.result == "bool" else dtype
+
+
+def show(tiles: tuple[TileType, ...]) -> str:
+    """Types in an error message."""
+    return ", ".join(map(str, tiles))

@@ -1,0 +1,103 @@
+"""The types of the block IR: tiles and refs, and the short names of their dtypes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+DType = np.dtype[Any]
+
+# The short name of every dtype of the language; the text form and the error messages use these.
+DTYPES: dict[str, DType] = {
+    "f64": np.dtype(np.float64),
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f8e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "i64": np.dtype(np.int64),
+    "i32": np.dtype(np.int32),
+    "i16": np.dtype(np.int16),
+    "i8": np.dtype(np.int8),
+    "u64": np.dtype(np.uint64),
+    "u32": np.dtype(np.uint32),
+    "u16": np.dtype(np.uint16),
+    "u8": np.dtype(np.uint8),
+    "bool": np.dtype(np.bool_),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+F64, F32, F16, BF16 = DTYPES["f64"], DTYPES["f32"], DTYPES["f16"], DTYPES["bf16"]
+I32, BOOL = DTYPES["i32"], DTYPES["bool"]
+
+Kind = Literal["float", "signed", "unsigned", "bool"]
+
+
+def dtype_name(dtype: DType) -> str:
+    """The short name of a dtype, `bf16` for bfloat16; NumPy's name for one that the language does not have."""
+    return _NAMES.get(np.dtype(dtype), str(dtype))
+
+
+def is_dtype(dtype: DType) -> bool:
+    """Whether the language has `dtype`."""
+    return dtype in _NAMES
+
+
+def kind_of(dtype: DType) -> Kind:
+    """Which of the four families of dtypes this one belongs to."""
+    name = dtype_name(dtype)
+    if name == "bool":
+        return "bool"
+    return "float" if name[0] in "fb" else "signed" if name[0] == "i" else "unsigned"
+
+
+def accumulator(dtype: DType) -> DType:
+    """The dtype in which a dot of `dtype` operands accumulates: float32, float64 for float64, int32 for integers."""
+    if kind_of(dtype) == "float":
+        return F64 if dtype == F64 else F32
+    return I32
+
+
+@dataclass(frozen=True)
+class TileType:
+    """A dense value of a program, `f32[128, 64]`; a scalar has the empty shape."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    def __str__(self) -> str:
+        return f"{dtype_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the value takes."""
+        return self.size * self.dtype.itemsize
+
+
+Role = Literal["in", "out"]
+
+
+@dataclass(frozen=True)
+class RefType:
+    """An array in memory that programs load from and store to, `ref<f32[4096, 64], in>`."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    role: Role
+
+    def __str__(self) -> str:
+        return f"ref<{TileType(self.shape, self.dtype)}, {self.role}>"
+
+
+Type = TileType | RefType
+
+INDEX = TileType((), I32)
+"""The type of a position: an int32 scalar."""

@@ -1,0 +1,46 @@
+"""Check that a Func is well formed: every type rule holds again, and every value is defined before it is used."""
+
+from __future__ import annotations
+
+from tilekern import source
+from tilekern.ir.core import Block, Func, Op, Value, require
+from tilekern.ir.types import INDEX
+
+
+def verify(func: Func) -> None:
+    """Raise `VerifyError`, with the user's line of the op, unless `func` obeys the rules of the block IR."""
+    require(len(func.body.args) == len(func.axes), "a Func's body takes one index for each axis")
+    require(all(a.type == INDEX for a in func.body.args), "a Func's indices are int32 scalars")
+    require(all(a.block > 0 and a.extent >= 0 for a in func.axes), f"axes {func.axes}")
+    require(not func.body.results, "a Func yields nothing")
+    roles = [p.ref.role for p in func.params]
+    require(roles == sorted(roles), "inputs stand before outputs")
+    _verify_block(func.body, frozenset(func.params), set())
+
+
+def _verify_block(block: Block, visible: frozenset[Value], defined: set[Value]) -> None:
+    """`visible` may be used in the block; `defined` holds every value of the function met so far."""
+    scope = set(visible)
+    _define(block.args, scope, defined)
+    for op in block.ops:
+        with source.at(op.loc):
+            _verify_op(op, scope, defined)
+    for value in block.results:
+        require(value in scope, f"a block yields %{value.name}: {value.type}, which is not defined there")
+
+
+def _verify_op(op: Op, scope: set[Value], defined: set[Value]) -> None:
+    for value in op.operands:
+        require(value in scope, f"{op.name} uses %{value.name}: {value.type}, which is not defined there")
+    for region in op.regions:
+        _verify_block(region, frozenset(scope), defined)
+    types = tuple(v.type for v in op.results)
+    require(op.infer() == types, f"{op.name} has results {types}, its rule gives {op.infer()}")
+    _define(op.results, scope, defined)
+
+
+def _define(values: tuple[Value, ...], scope: set[Value], defined: set[Value]) -> None:
+    for value in values:
+        require(value not in defined, f"%{value.name}: {value.type} is defined twice")
+        defined.add(value)
+        scope.add(value)

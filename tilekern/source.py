@@ -1,0 +1,114 @@
+"""Where in the user's program something was written.
+
+A `Loc` is a file, a line and a span of columns. `current()` answers "which line of the user's is being worked on":
+the innermost `at(loc)` block if there is one, otherwise the innermost stack frame that belongs to the user. Frames of
+this package and of the packages registered with `register_internal` do not count; the prebuilt kernels do, because
+they are written in the language like anybody's.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import islice
+from types import CodeType, FrameType
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_KERNELS = os.path.join(_PACKAGE, "kernels") + os.sep
+_internal: list[str] = [_PACKAGE]
+
+
+@dataclass(frozen=True)
+class Loc:
+    """A place in a source file; lines count from 1, columns from 0, `end_column` is exclusive (0: unknown)."""
+
+    file: str
+    line: int
+    column: int = 0
+    end_column: int = 0
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def snippet(self) -> str:
+        """The line with a caret under the span, or "" where the source cannot be read."""
+        text = linecache.getline(self.file, self.line).rstrip("\n")
+        if not text:
+            return ""
+        label = f"{self.line:>5} | "
+        shown = f"{label}{text}"
+        if self.end_column > self.column:
+            # A span that continues on the next line is underlined to the end of this one.
+            width = max(1, min(self.end_column, len(text)) - self.column)
+            shown += f"\n{' ' * (len(label) + self.column)}{'^' * width}"
+        return shown
+
+
+UNKNOWN = Loc("<unknown>", 0)
+_current: ContextVar[Loc | None] = ContextVar("tilekern_loc", default=None)
+
+
+def register_internal(directory: str) -> None:
+    """Frames of files below `directory` are never the user's."""
+    _internal.append(os.path.abspath(directory) + os.sep)
+
+
+def is_internal(file: str) -> bool:
+    """Whether `file` belongs to the compiler (or to a package it is built on) and not to the user."""
+    if file.startswith(_KERNELS):
+        return False
+    return file.startswith("<frozen") or any(file.startswith(d) for d in _internal)
+
+
+@contextmanager
+def at(loc: Loc) -> Iterator[None]:
+    """Everything inside happens on behalf of `loc`; an unknown location changes nothing."""
+    token = _current.set(_current.get() if loc is UNKNOWN else loc)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current() -> Loc:
+    """The user's line being worked on."""
+    return _current.get() or of_stack()
+
+
+def of_stack() -> Loc:
+    """The innermost stack frame that is the user's."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- the one documented way to walk frames
+    while frame is not None and is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return UNKNOWN if frame is None else of_code(frame.f_code, frame.f_lasti)
+
+
+def of_code(code: CodeType, lasti: int) -> Loc:
+    """The place of instruction `lasti` of `code`."""
+    line, end_line, column, end_column = next(islice(code.co_positions(), lasti // 2, None), (None,) * 4)
+    if line is None:
+        return Loc(code.co_filename, code.co_firstlineno, function=code.co_name)
+    if end_line != line:
+        end_column = 10**6
+    return Loc(code.co_filename, line, column or 0, end_column or 0, code.co_name)
+
+
+def of_function(code: CodeType) -> Loc:
+    """The `def` line of a function."""
+    for line in range(code.co_firstlineno, code.co_firstlineno + 50):
+        if re.match(r"\s*(async\s+)?def\b|.*\blambda\b", linecache.getline(code.co_filename, line)):
+            return Loc(code.co_filename, line, function=code.co_name)
+    return Loc(code.co_filename, code.co_firstlineno, function=code.co_name)
+
+
+def assigned_name(loc: Loc) -> str:
+    """The variable that the statement at `loc` assigns (`i` for `i = tk.parallel(...)`), "" if there is none."""
+    found = re.match(r"\s*([A-Za-z_]\w*)\s*(:[^=]*)?=[^=]", linecache.getline(loc.file, loc.line))
+    return found.group(1) if found else ""
