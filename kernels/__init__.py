@@ -1,0 +1,1 @@
+"""Prebuilt kernels, a folder each: public function, reference, kernel, schedules, and named real-world cases."""

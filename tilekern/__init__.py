@@ -1,0 +1,32 @@
+"""tilekern: tile kernels for JAX, from one source on GPU, TPU and CPU."""
+
+from tilekern import errors
+from tilekern.kernel import Block, Compiled, Kernel, Lowered, Traced, interpret, kernel
+from tilekern.lang.functions import cdiv, dot, full, zeros
+from tilekern.lang.loops import fold, foreach
+from tilekern.lang.refs import Ref
+from tilekern.lang.tiles import Tile, ds, parallel, serial
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Block",
+    "Compiled",
+    "Kernel",
+    "Lowered",
+    "Ref",
+    "Tile",
+    "Traced",
+    "cdiv",
+    "dot",
+    "ds",
+    "errors",
+    "fold",
+    "foreach",
+    "full",
+    "interpret",
+    "kernel",
+    "parallel",
+    "serial",
+    "zeros",
+]

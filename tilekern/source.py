@@ -12,7 +12,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def is_internal(file: str) -> bool:
 
 
 @contextmanager
-def at(loc: Loc) -> Iterator[None]:
+def at(loc: Loc) -> Generator[None]:
     """Everything inside happens on behalf of `loc`; an unknown location changes nothing."""
     token = _current.set(_current.get() if loc is UNKNOWN else loc)
     try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import ml_dtypes
 import numpy as np
 
-from tilekern.ir.core import Array, Op, require
-from tilekern.ir.types import BOOL, DType, TileType, accumulator, kind_of
+from tilekern.ir.core import Array, Op, require, require_dims
+from tilekern.ir.types import BOOL, DType, TileType, accumulator, kind_of, round_to
 
 Precision = Literal["ieee", "tf32", "bf16", "bf16x3", "bf16x6"]
 PRECISIONS: tuple[Precision, ...] = ("ieee", "tf32", "bf16", "bf16x3", "bf16x6")
@@ -46,7 +46,7 @@ class Select(Op):
     name: ClassVar[str] = "select"
 
     def infer(self) -> tuple[TileType, ...]:
-        predicate, on_true, on_false = self.tiles()
+        predicate, on_true, on_false = self.tiles(3)
         require(predicate.dtype == BOOL, f"select needs a bool predicate, got {predicate}")
         require(on_true == on_false, f"select needs two tiles of one type, got {on_true} and {on_false}")
         require(predicate.shape == on_true.shape, f"select by {predicate} of {on_true}")
@@ -65,15 +65,17 @@ class Convert(Op):
     dtype: DType
 
     def infer(self) -> tuple[TileType, ...]:
-        (tile,) = self.tiles()
+        (tile,) = self.tiles(1)
         return (TileType(tile.shape, self.dtype),)
 
     def evaluate(self, *operands: Array) -> Array:
         (x,) = operands
         if self.dtype == BOOL:
             return x != np.zeros((), x.dtype)
-        if kind_of(x.dtype) != "float" or kind_of(self.dtype) == "float":
-            with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):
+            if kind_of(self.dtype) == "float":
+                return round_to(x, self.dtype)
+            if kind_of(x.dtype) != "float":
                 return x.astype(self.dtype)
         limits = ml_dtypes.iinfo(self.dtype)
         wide = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
@@ -98,9 +100,11 @@ class Dot(Op):
     precision: Precision = "ieee"
 
     def infer(self) -> tuple[TileType, ...]:
-        lhs, rhs = self.tiles()
+        lhs, rhs = self.tiles(2)
         require(lhs.dtype == rhs.dtype, f"dot needs operands of one dtype, got {lhs} and {rhs}")
         require(self.precision in PRECISIONS, f"dot precision {self.precision!r} is none of {PRECISIONS}")
+        require_dims((*self.contract[0], *self.batch[0]), lhs)
+        require_dims((*self.contract[1], *self.batch[1]), rhs)
         for left, right in (self.contract, self.batch):
             sizes = [lhs.shape[d] for d in left], [rhs.shape[d] for d in right]
             require(sizes[0] == sizes[1], f"dot of {lhs} and {rhs} pairs dims {left} of sizes {sizes[0]} with {right}")
@@ -166,7 +170,7 @@ def identity(monoid: Monoid, dtype: DType) -> Any:
         return np.invert(np.zeros((), dtype))
     if kind == "float":
         has_inf = bool(np.isinf(np.asarray(np.inf).astype(dtype)))
-        bound = np.inf if has_inf else float(ml_dtypes.finfo(dtype).max)
+        bound = np.inf if has_inf else float(cast(Any, ml_dtypes.finfo(dtype)).max)
         return np.asarray(-bound if monoid == "max" else bound).astype(dtype)
     limits = ml_dtypes.iinfo(dtype)
     return np.asarray(limits.min if monoid == "max" else limits.max, dtype)
@@ -185,9 +189,9 @@ class Reduce(Op):
     dims: tuple[int, ...]
 
     def infer(self) -> tuple[TileType, ...]:
-        (tile,) = self.tiles()
+        (tile,) = self.tiles(1)
         require(self.monoid in _REDUCE, f"no reduction is named {self.monoid!r}")
-        require(all(0 <= d < len(tile.shape) for d in self.dims), f"reduce over {self.dims} of {tile}")
+        require_dims(self.dims, tile)
         logical = self.monoid in ("and", "or")
         fits = kind_of(tile.dtype) != "float" if logical else tile.dtype != BOOL or self.monoid in ("max", "min")
         require(fits, f"reduce {self.monoid} does not accept {tile}")

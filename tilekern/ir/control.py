@@ -49,6 +49,7 @@ class Fold(Op):
         return self.regions[0]
 
     def infer(self) -> tuple[TileType, ...]:
+        require(len(self.regions) == 1, "a fold has one region")
         require(_types(self.operands[:2]) == (INDEX, INDEX), "fold bounds must be int32 scalars")
         require(self.axis.block > 0 and self.axis.extent >= 0, f"fold over {self.axis}")
         carries = tuple(v.tile for v in self.inits)
@@ -76,6 +77,7 @@ class While(Op):
 
     def infer(self) -> tuple[TileType, ...]:
         carries = self.tiles()
+        require(len(self.regions) == 2, "a while has two regions")
         for region in self.regions:
             require(_types(region.args) == carries, "the arguments of a while's regions must be the carries")
         require(_types(self.condition.results) == (TileType((), BOOL),), "a while's condition must yield one bool")

@@ -108,8 +108,10 @@ class Op:
             regions=self.regions if regions is None else regions,
         )
 
-    def tiles(self) -> tuple[TileType, ...]:
-        """The types of the operands, all of which must be tiles."""
+    def tiles(self, count: int | None = None) -> tuple[TileType, ...]:
+        """The types of the operands, all of which must be tiles; `count` of them, if given."""
+        found = len(self.operands)
+        require(count in (None, found), f"{self.name} takes {count} operands, got {found}")
         return tuple(v.tile for v in self.operands)
 
 
@@ -117,6 +119,12 @@ def require(condition: bool, message: str) -> None:
     """Raise `VerifyError(message)` unless `condition`."""
     if not condition:
         raise VerifyError(message)
+
+
+def require_dims(dims: tuple[int, ...], tile: TileType) -> None:
+    """Raise `VerifyError` unless `dims` are different dims of `tile`."""
+    inside = all(0 <= d < len(tile.shape) for d in dims)
+    require(inside and len(set(dims)) == len(dims), f"{dims} are not different dims of {tile}")
 
 
 def cdiv(a: int, b: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from tilekern.ir.core import Array, Op, require
-from tilekern.ir.types import BOOL, F64, DType, Kind, TileType, kind_of
+from tilekern.ir.types import BOOL, F64, DType, Kind, TileType, kind_of, round_to
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,14 @@ def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` computed in float64 (numbers narrower than that) and rounded once to the operands' dtype."""
 
     def rounded(*operands: Array) -> Any:
-        return function(*(x.astype(F64) for x in operands)).astype(operands[0].dtype)
+        return round_to(np.asarray(function(*(x.astype(F64) for x in operands))), operands[0].dtype)
 
     return rounded
 
 
-def _scalar(function: Callable[..., float], edges: dict[float, float] | None = None) -> Callable[..., Any]:
-    """A function of the `math` module on arrays; `edges` gives its value where `math` raises."""
-
-    def safe(*x: float) -> float:
-        if edges and x[0] in edges:
-            return edges[x[0]]
-        try:
-            return function(*x)
-        except (ValueError, OverflowError):
-            return math.nan
-
-    return _wide(np.vectorize(safe, otypes=[np.float64]))
+def _scalar(function: Callable[[float], float]) -> Callable[..., Any]:
+    """A function of one float on arrays."""
+    return _wide(np.vectorize(function, otypes=[np.float64]))
 
 
 def _divide(x: Array, y: Array) -> Any:
@@ -79,6 +70,15 @@ def _remainder(x: Array, y: Array) -> Any:
     return np.fmod(x, np.where(y == 0, np.ones_like(y), y))
 
 
+def _sign(x: Array) -> Any:
+    """-1, 0 or 1; zeros keep their sign."""
+    return np.where(x == 0, x, np.sign(x))
+
+
+def _rsqrt(x: Array) -> Any:
+    return 1.0 / np.sqrt(x)
+
+
 def _logistic(x: Array) -> Any:
     return 1.0 / (1.0 + np.exp(-x))
 
@@ -86,7 +86,7 @@ def _logistic(x: Array) -> Any:
 def _round_away(x: Array) -> Any:
     """Round to the nearest integer, halves away from zero."""
     whole = np.trunc(x)
-    return whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0.0)
+    return np.copysign(whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0.0), x)
 
 
 def _erf_inv(x: float) -> float:
@@ -103,16 +103,27 @@ def _erf_inv(x: float) -> float:
     return y
 
 
-def _shift(function: Callable[..., Any], unsigned: bool = False) -> Callable[..., Any]:
-    """A shift; by as many bits as the dtype has, or more, everything is shifted out."""
+def _lgamma(x: float) -> float:
+    try:
+        return math.lgamma(x)
+    except (ValueError, OverflowError):  # at a pole, and beyond the largest float
+        return math.inf
+
+
+def _population_count(x: Array) -> Any:
+    return np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype)
+
+
+def _shift(function: Callable[..., Any], view: Literal["i", "u"]) -> Callable[..., Any]:
+    """A shift of the bits as signed or unsigned numbers; by as many as there are, or more, all are shifted out."""
 
     def shifted(x: Array, y: Array) -> Any:
         bits = x.dtype.itemsize * 8
-        amount = y.astype(np.uint64)
-        view = x.view(f"u{x.dtype.itemsize}") if unsigned else x
-        inside = function(view, np.minimum(amount, bits - 1).astype(view.dtype)).view(x.dtype)
-        gone = inside if function is np.right_shift and not unsigned else np.zeros_like(x)
-        return np.where(amount < bits, inside, gone)
+        amount = y.view(f"u{y.dtype.itemsize}")
+        number = x.view(f"{view}{x.dtype.itemsize}")
+        inside = function(number, np.minimum(amount, bits - 1).astype(number.dtype)).view(x.dtype)
+        # An arithmetic shift leaves the sign, which is what a shift by bits - 1 has left.
+        return np.where((amount < bits) | (view == "i"), inside, np.zeros_like(x))
 
     return shifted
 
@@ -140,7 +151,7 @@ _SAME: tuple[_Entry, ...] = (
     ("nextafter", 2, _FLOAT, np.nextafter),
     ("neg", 1, _NUMBER, np.negative),
     ("abs", 1, _NUMBER, np.abs),
-    ("sign", 1, _NUMBER, np.sign),
+    ("sign", 1, _NUMBER, _sign),
     ("floor", 1, _FLOAT, np.floor),
     ("ceil", 1, _FLOAT, np.ceil),
     ("round_even", 1, _FLOAT, np.rint),
@@ -151,7 +162,7 @@ _SAME: tuple[_Entry, ...] = (
     ("log", 1, _FLOAT, _wide(np.log)),
     ("log1p", 1, _FLOAT, _wide(np.log1p)),
     ("sqrt", 1, _FLOAT, _wide(np.sqrt)),
-    ("rsqrt", 1, _FLOAT, _wide(lambda x: 1.0 / np.sqrt(x))),
+    ("rsqrt", 1, _FLOAT, _wide(_rsqrt)),
     ("cbrt", 1, _FLOAT, _wide(np.cbrt)),
     ("logistic", 1, _FLOAT, _wide(_logistic)),
     ("sin", 1, _FLOAT, _wide(np.sin)),
@@ -169,15 +180,15 @@ _SAME: tuple[_Entry, ...] = (
     ("erf", 1, _FLOAT, _scalar(math.erf)),
     ("erfc", 1, _FLOAT, _scalar(math.erfc)),
     ("erf_inv", 1, _FLOAT, _scalar(_erf_inv)),
-    ("lgamma", 1, _FLOAT, _scalar(math.lgamma, {-math.inf: math.inf})),
+    ("lgamma", 1, _FLOAT, _scalar(_lgamma)),
     ("and", 2, _BITS, np.bitwise_and),
     ("or", 2, _BITS, np.bitwise_or),
     ("xor", 2, _BITS, np.bitwise_xor),
     ("not", 1, _BITS, np.invert),
-    ("population_count", 1, _INTEGER, lambda x: np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype)),
-    ("shift_left", 2, _INTEGER, _shift(np.left_shift)),
-    ("shift_right_logical", 2, _INTEGER, _shift(np.right_shift, unsigned=True)),
-    ("shift_right_arithmetic", 2, _INTEGER, _shift(np.right_shift)),
+    ("population_count", 1, _INTEGER, _population_count),
+    ("shift_left", 2, _INTEGER, _shift(np.left_shift, "u")),
+    ("shift_right_logical", 2, _INTEGER, _shift(np.right_shift, "u")),
+    ("shift_right_arithmetic", 2, _INTEGER, _shift(np.right_shift, "i")),
 )
 _TO_BOOL: tuple[_Entry, ...] = (
     ("eq", 2, _ANY, np.equal),
@@ -197,11 +208,15 @@ _LAX = {
     "round_away": "round",
 }
 
-TABLE: dict[str, Row] = {
-    name: Row(name, arity, accepts, result, meaning, _LAX.get(name, name))
-    for entries, result in ((_SAME, "same"), (_TO_BOOL, "bool"))
-    for name, arity, accepts, meaning in entries
-}
+
+def _rows(entries: tuple[_Entry, ...], result: Literal["same", "bool"]) -> dict[str, Row]:
+    return {
+        name: Row(name, arity, accepts, result, meaning, _LAX.get(name, name))
+        for name, arity, accepts, meaning in entries
+    }
+
+
+TABLE: dict[str, Row] = _rows(_SAME, "same") | _rows(_TO_BOOL, "bool")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -95,9 +95,11 @@ class MemoryOp(Op):
 
     def check_access(self) -> TileType:
         """Check the access against the ref, and return the type of the lanes."""
-        ref, access = self.ref.ref, self.access
+        access = self.access
+        expected = self.leading + access.arity + self.masked + self.trailing
+        require(len(self.operands) == expected, f"{self.name} takes {expected} operands, got {len(self.operands)}")
+        ref = self.ref.ref
         require(len(access.dims) == len(ref.shape), f"{self.name} of {ref} with {len(access.dims)} dims")
-        require(len(self.positions) == access.arity, f"{self.name} lacks operands of its access")
         for dim in access.dims:
             vectors = [self.positions[t.operand].tile.shape for t in dim.position.terms]
             wanted = [(dim.size,)] if dim.kind == "gather" else []
@@ -107,8 +109,6 @@ class MemoryOp(Op):
             require(value.tile.dtype == I32, f"a position must be int32, got {value.type}")
         if self.masked:
             require(self.operands[-1 - self.trailing].tile == TileType(access.shape, BOOL), "mask of the wrong type")
-        expected = self.leading + access.arity + self.masked + self.trailing
-        require(len(self.operands) == expected, f"{self.name} takes {expected} operands, got {len(self.operands)}")
         return TileType(access.shape, ref.dtype)
 
     @property
@@ -137,13 +137,13 @@ class Load(MemoryOp):
     def infer(self) -> tuple[TileType, ...]:
         lanes = self.check_access()
         if self.filled:
-            require(self.operands[-1].tile == TileType((), lanes.dtype), f"fill of {lanes} must be a scalar of its dtype")
+            require(self.operands[-1].tile == TileType((), lanes.dtype), f"fill of {lanes} is no scalar of its dtype")
         return (lanes,)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Store(MemoryOp):
-    """Write a tile to the elements of an access; lanes out of bounds or masked are dropped. Operands: ref, value, ..."""
+    """Write a tile to the elements of an access, but lanes out of bounds or masked. Operands: the ref, the tile, ..."""
 
     name: ClassVar[str] = "store"
     leading: ClassVar[int] = 2

@@ -1,4 +1,4 @@
-"""Rewriting: copy a Func op by op, with a rule that may replace each op."""
+"""Copying a Func with a rule that may replace each op."""
 
 from __future__ import annotations
 
@@ -13,20 +13,39 @@ class Rewriter(Builder):
 
     The rule returns None to keep the op, or the values that replace its results (an empty list for an op without
     results), which it may compute with ops it adds to the rewriter. Regions are rewritten before the rule sees the op.
+    What the rules leave as it was is not copied: a Func without a match is returned itself.
     """
 
     def __init__(self, rule: Callable[[Op, Rewriter], Sequence[Value] | None]) -> None:
         super().__init__()
         self._rule = rule
         self._replaced: dict[Value, Value] = {}
+        self._definitions: dict[Value, Op] = {}
 
     def value(self, value: Value) -> Value:
         """What stands for a value of the original."""
         return self._replaced.get(value, value)
 
+    def definition(self, value: Value) -> Op | None:
+        """The op of the rewritten function that defines a value; block arguments and params have none."""
+        return self._definitions.get(value)
+
+    def replace(self, value: Value, by: Value) -> None:
+        """From here on, `by` stands for a value of the original."""
+        self._replaced[value] = by
+
     def run(self, func: Func) -> Func:
         """The rewritten function."""
-        return replace(func, body=self.copy_block(func.body))
+        body = self.copy_block(func.body)
+        return func if body is func.body else replace(func, body=body)
+
+    def add(self, op: Op) -> tuple[Value, ...]:
+        self._definitions.update(dict.fromkeys(op.results, op))
+        return super().add(op)
+
+    def one(self, op: Op) -> Value:
+        (value,) = self.add(op)
+        return value
 
     def copy_block(self, block: Block) -> Block:
         """The rewritten block, with the same arguments."""
@@ -34,24 +53,27 @@ class Rewriter(Builder):
         def body(*_: Value) -> tuple[Value, ...]:
             return self.inline(block)
 
-        return self.block(block.args, body)
+        copy = self.block(block.args, body)
+        return block if (copy.ops, copy.results) == (block.ops, block.results) else copy
 
     def inline(self, block: Block, args: Sequence[Value] | None = None) -> tuple[Value, ...]:
         """Copy a block's ops to the current place, its arguments replaced by `args`; returns what it yields."""
         if args is not None:
             self._replaced.update(zip(block.args, args, strict=True))
         for op in block.ops:
-            self._copy(op)
+            self.visit(op)
         return tuple(self.value(v) for v in block.results)
 
-    def _copy(self, op: Op) -> None:
+    def visit(self, op: Op) -> Sequence[Value]:
+        """Rewrite an op, of the original or made by a rule, at the current place; returns what stands for its results.
+
+        A rule that makes an op to which rules apply in turn visits it instead of adding it.
+        """
         operands = tuple(self.value(v) for v in op.operands)
         regions = tuple(self.copy_block(r) for r in op.regions)
-        unchanged = operands == op.operands and all(
-            new.ops == old.ops and new.results == old.results for new, old in zip(regions, op.regions, strict=True)
-        )
-        current = op if unchanged else op.copy(operands, regions)
+        current = op if (operands, regions) == (op.operands, op.regions) else op.copy(operands, regions)
         results = self._rule(current, self)
         if results is None:
             results = self.add(current)
         self._replaced.update(zip(op.results, results, strict=True))
+        return results

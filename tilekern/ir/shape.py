@@ -1,4 +1,4 @@
-"""The ops that move elements without computing: broadcast, reshape, transpose, iota, slice, concatenate, pad, reverse."""
+"""The ops that move elements: broadcast, reshape, transpose, iota, slice, concatenate, pad, reverse."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tilekern.ir.core import Array, Op, require
+from tilekern.ir.core import Array, Op, require, require_dims
 from tilekern.ir.types import DType, TileType
 
 
@@ -22,7 +22,7 @@ class Broadcast(Op):
     dims: tuple[int, ...]
 
     def infer(self) -> tuple[TileType, ...]:
-        (tile,) = self.tiles()
+        (tile,) = self.tiles(1)
         require(len(self.dims) == len(tile.shape), f"broadcast of {tile} needs one dim each, got dims={self.dims}")
         require(list(self.dims) == sorted(set(self.dims)), f"broadcast dims must increase, got {self.dims}")
         require(all(0 <= d < len(self.shape) for d in self.dims), f"broadcast dims {self.dims} leave {self.shape}")
@@ -47,7 +47,7 @@ class Reshape(Op):
     shape: tuple[int, ...]
 
     def infer(self) -> tuple[TileType, ...]:
-        (tile,) = self.tiles()
+        (tile,) = self.tiles(1)
         require(prod(self.shape) == tile.size, f"{tile} cannot be reshaped to {self.shape}")
         return (TileType(self.shape, tile.dtype),)
 
@@ -64,7 +64,7 @@ class Transpose(Op):
     permutation: tuple[int, ...]
 
     def infer(self) -> tuple[TileType, ...]:
-        (tile,) = self.tiles()
+        (tile,) = self.tiles(1)
         fits = sorted(self.permutation) == list(range(len(tile.shape)))
         require(fits, f"{self.permutation} is no permutation of the dims of {tile}")
         return (TileType(tuple(tile.shape[d] for d in self.permutation), tile.dtype),)
@@ -105,9 +105,10 @@ class Slice(Op):
     stride: tuple[int, ...]
 
     def infer(self) -> tuple[TileType, ...]:
-        (tile,) = self.tiles()
+        (tile,) = self.tiles(1)
+        lengths = {len(self.start), len(self.stop), len(self.stride), len(tile.shape)}
+        require(len(lengths) == 1, f"slice of {tile} needs bounds for every dim")
         bounds = tuple(zip(self.start, self.stop, self.stride, strict=True))
-        require(len(bounds) == len(tile.shape), f"slice of {tile} needs bounds for every dim")
         inside = all(0 <= a <= b <= n and s > 0 for (a, b, s), n in zip(bounds, tile.shape, strict=True))
         require(inside, f"slice {self.start}:{self.stop}:{self.stride} leaves {tile}")
         return (TileType(tuple(len(range(a, b, s)) for a, b, s in bounds), tile.dtype),)
@@ -152,27 +153,23 @@ class Pad(Op):
     interior: tuple[int, ...]
 
     def infer(self) -> tuple[TileType, ...]:
-        tile, value = self.tiles()
+        tile, value = self.tiles(2)
         require(value == TileType((), tile.dtype), f"the padding value of {tile} must be a scalar, got {value}")
+        lengths = {len(self.low), len(self.high), len(self.interior), len(tile.shape)}
+        require(len(lengths) == 1, f"pad of {tile} needs amounts for every dim")
         amounts = tuple(zip(self.low, self.high, self.interior, strict=True))
-        require(len(amounts) == len(tile.shape), f"pad of {tile} needs amounts for every dim")
         require(all(i >= 0 for i in self.interior), f"interior padding must not be negative, got {self.interior}")
-        shape = tuple(
-            lo + hi + n + max(n - 1, 0) * i for n, (lo, hi, i) in zip(tile.shape, amounts, strict=True)
-        )
+        shape = tuple(lo + hi + n + max(n - 1, 0) * i for n, (lo, hi, i) in zip(tile.shape, amounts, strict=True))
         require(all(n >= 0 for n in shape), f"padding {tile} by {amounts} leaves a negative size")
         return (TileType(shape, tile.dtype),)
 
     def evaluate(self, *operands: Array) -> Array:
         x, value = operands
         spread = tuple(n + max(n - 1, 0) * i for n, i in zip(x.shape, self.interior, strict=True))
-        inner = np.full(spread, value, x.dtype)
-        inner[tuple(slice(None, None, i + 1) for i in self.interior)] = x
-        grown = np.pad(
-            inner,
-            [(max(lo, 0), max(hi, 0)) for lo, hi in zip(self.low, self.high, strict=True)],
-            constant_values=value,
-        )
+        before, behind = (tuple(max(n, 0) for n in amounts) for amounts in (self.low, self.high))
+        grown = np.full(tuple(map(sum, zip(before, spread, behind, strict=True))), value, x.dtype)
+        inside = zip(before, spread, self.interior, strict=True)
+        grown[tuple(slice(lo, lo + n, i + 1) for lo, n, i in inside)] = x
         cut = (slice(max(-lo, 0), n - max(-hi, 0)) for lo, hi, n in zip(self.low, self.high, grown.shape, strict=True))
         return grown[tuple(cut)]
 
@@ -186,8 +183,8 @@ class Reverse(Op):
     dims: tuple[int, ...]
 
     def infer(self) -> tuple[TileType, ...]:
-        (tile,) = self.tiles()
-        require(all(0 <= d < len(tile.shape) for d in self.dims), f"reverse along {self.dims} of {tile}")
+        (tile,) = self.tiles(1)
+        require_dims(self.dims, tile)
         return (tile,)
 
     def evaluate(self, *operands: Array) -> Array:

@@ -61,6 +61,19 @@ def accumulator(dtype: DType) -> DType:
     return I32
 
 
+def round_to(x: np.ndarray[Any, DType], dtype: DType) -> np.ndarray[Any, DType]:
+    """Numbers (integers up to 53 bits) as floats of `dtype`, rounded once, to nearest even."""
+    if dtype in (F64, F32, F16) or x.dtype.itemsize < 4 or x.dtype == F32:
+        return x.astype(dtype)
+    # ml_dtypes goes through float32, which would round twice. Inexact float32 values with an odd last bit (the other
+    # neighbour of `wide` where the nearest one is even) never look like a tie to the second rounding.
+    wide = x.astype(F64)
+    single = wide.astype(F32)
+    other = np.nextafter(single, np.where(wide > single, np.inf, -np.inf).astype(F32))
+    even = (single.view(np.uint32) & 1) == 0
+    return np.where((wide != single) & even, other, single).astype(dtype)
+
+
 @dataclass(frozen=True)
 class TileType:
     """A dense value of a program, `f32[128, 64]`; a scalar has the empty shape."""

@@ -1,0 +1,62 @@
+# Every target makes the environment that it needs by itself; see CONTRIBUTING.md.
+
+PYTHON ?= $(shell for p in python3.12 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { command -v $$p; break; }; done)
+JOBS ?= 2# test processes
+OLDEST := jax==0.11.2 jaxlib==0.11.2# the oldest supported versions
+
+.PHONY: help demo test test-full test-oldest check bench clean
+.NOTPARALLEL: # two pips in one environment would disturb each other
+
+help:
+	@echo 'make demo         run the main job: a transformer that reads Python source, on our flash attention'
+	@echo 'make test         run the tests'
+	@echo 'make test-full    run also the slow tests, and more random examples'
+	@echo 'make test-oldest  run the smoke tests with the oldest supported jax'
+	@echo 'make check        lint, check types and layers'
+	@echo 'make bench        measure speed and memory against XLA; check the limits'
+	@echo 'make clean        remove the environments and everything else that was made'
+
+demo: .venv/installed-cpu
+	@.venv/bin/python examples/demo.py
+
+test: .venv/installed-test
+	@.venv/bin/python -m pytest -q -n $(JOBS) -m 'not slow'
+
+test-full: .venv/installed-test
+	@.venv/bin/python -m pytest -q -n $(JOBS) --hypothesis-profile=full
+
+test-oldest: .venv-oldest/installed-test
+	@.venv-oldest/bin/python -m pytest -q -n $(JOBS) -m smoke
+
+check: .venv/installed-dev
+	@.venv/bin/ruff check --quiet
+	@.venv/bin/ruff format --quiet --check
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 .venv/bin/pyright
+	@.venv/bin/lint-imports --no-logo
+
+bench: .venv/installed-cpu
+	@.venv/bin/python -m bench.run
+
+clean:
+	rm -rf .venv .venv-oldest build dist *.egg-info bench/out
+	rm -rf .hypothesis .pytest_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# .venv/installed-test: an environment with tilekern (editable) and its extra `test`.
+.venv/installed-%: pyproject.toml
+	@$(call install,.venv,$*,)
+
+.venv-oldest/installed-%: pyproject.toml
+	@$(call install,.venv-oldest,$*,$(OLDEST))
+
+# $(call install,environment,extra,pins). Where Python ships without ensurepip, its own pip installs from outside.
+define install
+	python='$(PYTHON)'; \
+	"$${python:-false}" -c 'import sys; sys.exit(sys.version_info < (3, 12))' || { \
+	  echo "tilekern needs Python 3.12 or newer: put python3.12 on PATH, or say make PYTHON=/path/to/python" >&2; exit 1; }; \
+	echo "$(1): installing tilekern[$(2)] $(3) for $$($$python --version) (a minute or two at first)"; \
+	$$python -m venv $(1) >/dev/null 2>&1 || $$python -m venv --clear --without-pip $(1) || exit 1; \
+	pip="$(1)/bin/python -m pip"; $$pip --version >/dev/null 2>&1 || pip="$$python -m pip --python $(1)/bin/python"; \
+	$$pip install -qq --disable-pip-version-check -e '.[$(2)]' $(3) && touch $@
+endef

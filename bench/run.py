@@ -1,0 +1,59 @@
+"""Run the benchmarks, print a table, write JSON to bench/out/; the exit status says whether all limits are kept.
+
+python -m bench.run [attention] [matmul] [overhead]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import jax
+
+from bench import attention, matmul, overhead
+from bench.result import Result, table
+
+FILES = {"attention": attention, "matmul": matmul, "overhead": overhead}
+
+
+def main(names: list[str]) -> int:
+    """Run the benchmarks named, all of them by default."""
+    results: list[Result] = []
+    for name in names or FILES:
+        print(f"bench: {name}", file=sys.stderr)
+        results += FILES[name].measure()
+    print(table(results))
+    print(f"written to {write(results)}", file=sys.stderr)
+    return 0 if all(result.passed for result in results) else 1
+
+
+def write(results: list[Result]) -> Path:
+    """The results, and what they were measured on, as a JSON file named by date and time."""
+    path = Path(__file__).parent / "out" / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.parent.mkdir(exist_ok=True)
+    rows = [asdict(r) | {"judged": r.judged, "passed": r.passed} for r in results]
+    machine = {
+        "device": jax.devices()[0].device_kind,
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }
+    path.write_text(json.dumps({"machine": machine, "results": rows}, indent=2, ensure_ascii=False) + "\n")
+    return path
+
+
+def _processor() -> str:
+    """The processor's name; `platform` knows it on few systems."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,215 @@
+"""The main job: a byte-level causal transformer reads Python's own source, its attention being tilekern's.
+
+One `jax.jit` holds the whole model; the weights are seeded and untrained. The same model on
+`jax.nn.dot_product_attention` says whether the result is right, and what attention costs in time and memory.
+Run it with `make demo`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sysconfig
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tilekern.kernels.flash_attention import flash_attention, kernel
+
+BYTES = 256
+Array = jax.Array
+Attention = Callable[[Array, Array, Array], Array]
+
+ATTENTIONS: dict[str, Attention] = {
+    "tilekern": partial(flash_attention, causal=True),
+    "jax.nn": partial(jax.nn.dot_product_attention, is_causal=True),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The size of the model and of its text."""
+
+    layers: int = 4
+    width: int = 256
+    heads: int = 4
+    length: int = 4096  # bytes of text
+    rounds: int = 5  # timed calls of each model
+    seed: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return self.width // self.heads
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """The weights of one block; the model stacks those of its blocks along a leading dim."""
+
+    qkv: Array  # [width, 3, heads, head_dim]
+    out: Array  # [heads, head_dim, width]
+    up: Array  # [width, 4 width]
+    down: Array  # [4 width, width]
+
+
+class Weights(NamedTuple):
+    """All weights of the model."""
+
+    embedding: Array  # [BYTES, width]
+    blocks: Block
+
+
+def init(config: Config) -> Weights:
+    """Normal weights, scaled by the square root of the number of inputs of each output."""
+    keys = iter(jax.random.split(jax.random.key(config.seed), 5))
+    n, d, h, f = config.layers, config.width, config.heads, config.head_dim
+
+    def normal(shape: tuple[int, ...], inputs: int) -> Array:
+        return jax.random.normal(next(keys), shape) * inputs**-0.5
+
+    blocks = Block(
+        qkv=normal((n, d, 3, h, f), d),
+        out=normal((n, h, f, d), d),
+        up=normal((n, d, 4 * d), d),
+        down=normal((n, 4 * d, d), 4 * d),
+    )
+    return Weights(normal((BYTES, d), d), blocks)
+
+
+def rms_norm(x: Array) -> Array:
+    """Rows of x scaled to a root mean square of 1."""
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+def rotate(x: Array) -> Array:
+    """Rotary position embedding (arXiv:2104.09864) of x[batch, time, heads, head_dim], pairs half a head apart."""
+    half = x.shape[-1] // 2
+    angle = jnp.arange(x.shape[1])[:, None, None] * 10_000.0 ** (-jnp.arange(half) / half)
+    x1, x2 = x[..., :half], x[..., half:]
+    return jnp.concatenate([x1 * jnp.cos(angle) - x2 * jnp.sin(angle), x1 * jnp.sin(angle) + x2 * jnp.cos(angle)], -1)
+
+
+def block(x: Array, weights: Block, attention: Attention) -> Array:
+    """One pre-norm transformer block on x[batch, time, width]."""
+    q, k, v = jnp.einsum("btd,dchf->cbthf", rms_norm(x), weights.qkv)
+    x += jnp.einsum("bthf,hfd->btd", attention(rotate(q), rotate(k), v), weights.out)
+    return x + jax.nn.gelu(rms_norm(x) @ weights.up) @ weights.down
+
+
+def model(weights: Weights, tokens: Array, attention: Attention) -> tuple[Array, Array]:
+    """The mean loss (nats a byte) of predicting each of tokens[batch, time + 1], and the logits[batch, time, BYTES]."""
+    x = weights.embedding[tokens[:, :-1]]
+    x, _ = jax.lax.scan(lambda x, layer: (block(x, layer, attention), None), x, weights.blocks)
+    logits = rms_norm(x) @ weights.embedding.T
+    log_likelihood = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)
+    return -jnp.mean(log_likelihood), logits
+
+
+# --- the comparison -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one compiled model did."""
+
+    loss: float  # nats a byte
+    logits: np.ndarray[Any, np.dtype[np.float32]]
+    seconds: float  # median of one call
+    temporary_bytes: int  # by XLA's memory analysis
+
+
+@dataclass(frozen=True)
+class Report:
+    """The runs of the model, one for each attention, and the block IR of tilekern's kernel."""
+
+    source: Path
+    runs: dict[str, Run]
+    ir: str
+
+    @property
+    def difference(self) -> float:
+        """The largest difference of the logits."""
+        return float(np.max(np.abs(self.runs["tilekern"].logits - self.runs["jax.nn"].logits)))
+
+
+def text(length: int) -> tuple[Path, Array]:
+    """A file of the standard library, and its first bytes as tokens[1, length]."""
+    path = Path(sysconfig.get_path("stdlib")) / "argparse.py"
+    data = path.read_bytes()[:length]
+    assert len(data) == length, f"{path} has only {len(data)} bytes"
+    return path, jnp.asarray(np.frombuffer(data, np.uint8)[None], jnp.int32)
+
+
+def run(config: Config) -> Report:
+    """Compile and run the model once with each attention."""
+    source, tokens = text(config.length + 1)
+    weights = init(config)
+    runs = {name: run_model(config, weights, tokens, attention) for name, attention in ATTENTIONS.items()}
+    return Report(source, runs, block_ir(config))
+
+
+def run_model(config: Config, weights: Weights, tokens: Array, attention: Attention) -> Run:
+    """Compile the whole model as one XLA program, and time its calls."""
+    compiled = jax.jit(partial(model, attention=attention)).lower(weights, tokens).compile()
+    loss, logits = jax.block_until_ready(compiled(weights, tokens))  # untimed: the first call warms up
+    seconds: list[float] = []
+    for _ in range(config.rounds):
+        time.sleep(0.1)
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(weights, tokens))
+        seconds.append(time.perf_counter() - start)
+    memory = compiled.memory_analysis().temp_size_in_bytes
+    return Run(float(loss), np.asarray(logits), statistics.median(seconds), memory)
+
+
+def block_ir(config: Config) -> str:
+    """The block IR of the attention that the model calls."""
+    aval = jax.ShapeDtypeStruct((1, config.length, config.heads, config.head_dim), jnp.float32)
+    return str(kernel.trace(aval, aval, aval, causal=True).ir)
+
+
+# --- what is printed ------------------------------------------------------------------------------------------------
+
+READ_ON = """\
+The kernel is kernels/flash_attention/kernel.py; what the ops of its block IR mean is in tilekern/ir/.
+Start with README.md; CONTRIBUTING.md is the map of the tree. `make bench` measures speed and memory with care."""
+
+
+def render(config: Config, report: Report) -> str:
+    """The report as text."""
+    largest = float(np.max(np.abs(report.runs["jax.nn"].logits)))
+    size = f"{config.layers} blocks, {config.heads} heads of {config.head_dim}"
+    lines = [
+        f"A transformer ({size}) reads {config.length} bytes of {report.source}",
+        "",
+        f"{'attention':<12}{'loss (nats a byte)':>20}{'time':>12}{'temporary memory':>20}",
+    ]
+    for name, r in report.runs.items():
+        memory = f"{r.temporary_bytes / 1e6:.1f} MB"
+        lines.append(f"{name:<12}{r.loss:>20.6f}{r.seconds * 1e3:>9.0f} ms{memory:>20}")
+    lines += ["", f"largest difference of the logits: {report.difference:.2g} (largest logit: {largest:.2g})"]
+    lines += ["", "The block IR of the attention kernel:", "", report.ir, "", READ_ON]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run and print; the arguments are the fields of Config."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in vars(Config()).items():
+        parser.add_argument(f"--{name}", type=int, default=default, metavar=default)
+    config = Config(**vars(parser.parse_args()))
+    print(render(config, run(config)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Facts that keep the repository honest."""
+
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import tilekern
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("tilekern", "kernels", "tests", "bench", "examples")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+KERNELS = sorted(path for path in (ROOT / "kernels").iterdir() if path.is_dir() and path.name[0] not in "_.")
+MODULES = sorted(m.name for m in pkgutil.walk_packages(tilekern.__path__, "tilekern."))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_is_short_and_named_for_what_it_does(path: Path) -> None:
+    assert path.stem not in ("utils", "util", "helpers", "common", "misc")
+    assert path.read_text().count("\n") <= 500
+
+
+def test_work_that_is_left_names_its_issue() -> None:
+    todo = re.compile(r"# (TODO|FIXME|XXX)\b(?!.*#\d)")
+    assert not [f"{path}: {line}" for path in SOURCES for line in path.read_text().splitlines() if todo.search(line)]
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
+def test_a_kernel_folder_is_complete(path: Path) -> None:
+    missing = {"__init__.py", "kernel.py", "reference.py", "cases.py"} - {file.name for file in path.iterdir()}
+    assert not missing
+    assert (ROOT / "tests" / "kernels" / path.name).is_dir()
+
+
+def test_the_kernels_are_a_package_of_tilekern() -> None:
+    link = ROOT / "tilekern" / "kernels"
+    assert link.is_symlink() and os.readlink(link) == "../kernels"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_methods_have_a_docstring_or_inherit_one(name: str) -> None:
+    """Modules, classes and functions are ruff's business (D1xx), which cannot see what a method inherits."""
+    module = importlib.import_module(name)
+    classes = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == name and c.__name__[0] != "_"]
+    assert not [f"{c.__name__}.{m}" for c in classes for m in _methods(c) if not inspect.getdoc(getattr(c, m))]
+
+
+def _methods(cls: type) -> list[str]:
+    """The public methods and properties that a class itself defines."""
+    return [n for n, v in vars(cls).items() if n[0] != "_" and (inspect.isfunction(v) or isinstance(v, property))]
+
+
+def test_the_public_names_exist_and_have_a_docstring() -> None:
+    assert sorted(tilekern.__all__) == sorted(set(tilekern.__all__))
+    assert not [name for name in tilekern.__all__ if not inspect.getdoc(getattr(tilekern, name))]
+
+
+def test_the_oldest_jax_that_is_tested_is_the_oldest_allowed() -> None:
+    (jax,) = [requirement for requirement in PROJECT["dependencies"] if requirement.startswith("jax")]
+    oldest = re.search(r">=([\d.]+)", jax)
+    assert oldest and f"jax=={oldest[1]} jaxlib=={oldest[1]}" in (ROOT / "Makefile").read_text()
+
+
+def test_the_python_version_is_the_oldest_allowed() -> None:
+    assert PROJECT["requires-python"] == ">=" + (ROOT / ".python-version").read_text().strip()
+
+
+def test_the_code_of_the_readme_runs() -> None:
+    """The ```python blocks of README.md, in order, in one namespace; a block's lines keep their numbers."""
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    assert blocks
+    namespace = {"__name__": "readme"}
+    for block in blocks:
+        above = "\n" * text.count("\n", 0, block.start(1))
+        exec(compile(above + block[1], readme, "exec"), namespace)

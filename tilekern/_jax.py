@@ -1,0 +1,150 @@
+"""The one place where private and semi-public JAX API is used; everything else goes through `jax`'s documented names.
+
+Supported: jax 0.11.2 up to, not including, 0.13.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
+from types import CodeType, TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+from jax.extend import source_info_util
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.interpreters import ad, batching, mlir
+
+from tilekern import source
+
+__all__ = ["Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var"]
+
+for _module in (jax, jaxlib):
+    source.register_internal(os.path.dirname(os.path.abspath(_module.__file__ or "")))
+# JAX's own locations (names in profiles, its error messages) should skip our frames too, but not the kernels'.
+for _directory in ("lang", "lower", "passes"):
+    source_info_util.register_exclusion(os.path.join(os.path.dirname(os.path.abspath(__file__)), _directory))
+
+Tracer = jax.core.Tracer
+ShapedArray = jax.core.ShapedArray
+
+
+# --- tracing --------------------------------------------------------------------------------------------------------
+
+
+def primitive(name: str, abstract_eval: Callable[..., Any], *, multiple_results: bool = False) -> Primitive:
+    """A new primitive with the rule for the types of its results."""
+    made = Primitive(name)
+    made.multiple_results = multiple_results
+    made.def_abstract_eval(abstract_eval)
+    return made
+
+
+@contextmanager
+def neutral_tracing(x64: bool) -> Iterator[None]:
+    """Trace under settings that do not depend on the caller's, but for `x64`."""
+    with jax.enable_x64(x64), jax.default_matmul_precision(None):  # pyright: ignore[reportArgumentType] -- None resets it
+        yield
+
+
+def x64_enabled() -> bool:
+    """Whether 64-bit types are on where this is called."""
+    return bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue] -- defined at run time
+
+
+def make_jaxpr(function: Callable[..., Any], *avals: jax.ShapeDtypeStruct) -> Jaxpr:
+    """The jaxpr of `function`, with the arrays and tracers that it closes over in `consts`."""
+    return jax.make_jaxpr(function)(*avals)  # pyright: ignore[reportReturnType] -- ClosedJaxpr is Jaxpr since 0.11
+
+
+def split_scan(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many constants and how many carries a `scan` has; the rest of its operands are sliced per iteration."""
+    constants, carries, _ = eqn.params["ft_in"].update(eqn.invars).unpack()
+    return len(list(constants)), len(list(carries))
+
+
+def is_array(value: object) -> bool:
+    """Whether `value` is an array of JAX or NumPy, concrete or traced."""
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "ndim")
+
+
+# --- locations ------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _of_code(code: CodeType, lasti: int) -> source.Loc:
+    return source.of_code(code, lasti)
+
+
+def user_loc(eqn: JaxprEqn) -> source.Loc:
+    """The user's line that an equation comes from."""
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return source.UNKNOWN
+    codes, lastis = traceback.raw_frames()
+    for code, lasti in zip(codes, lastis, strict=True):
+        if not source.is_internal(code.co_filename):
+            return _of_code(code, lasti)
+    return source.UNKNOWN
+
+
+def loc_of_exception(traceback: TracebackType | None) -> source.Loc:
+    """The user's line at which an exception was raised: the innermost of the user's frames."""
+    found = source.UNKNOWN
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not source.is_internal(code.co_filename):
+            found = _of_code(code, traceback.tb_lasti)
+        traceback = traceback.tb_next
+    return found
+
+
+def written_in_jax(jaxpr: Jaxpr) -> bool:
+    """Whether a nested jaxpr was traced from a function of JAX, whose equations carry a line of whoever called first."""
+    info = getattr(jaxpr, "debug_info", None)
+    _, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
+    return not place or source.is_internal(place)
+
+
+# --- lowering -------------------------------------------------------------------------------------------------------
+
+
+def register_lowering(made: Primitive, function: Callable[..., Any], platform: str | None = None) -> None:
+    """Lower a primitive, on `platform` or everywhere, by tracing `function(*operands, **parameters)`."""
+    mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=True), platform=platform)
+
+
+def register_rules(
+    made: Primitive,
+    *,
+    jvp: Callable[..., Any] | None = None,
+    batch: Callable[..., Any] | None = None,
+    transpose: Callable[..., Any] | None = None,
+) -> None:
+    """Attach differentiation and batching rules to a primitive."""
+    if jvp is not None:
+        ad.primitive_jvps[made] = jvp
+    if batch is not None:
+        batching.primitive_batchers[made] = batch
+    if transpose is not None:
+        ad.primitive_transposes[made] = transpose
+
+
+def x64_context(enabled: bool) -> AbstractContextManager[Any]:
+    """Inside it 64-bit types are on or off."""
+    return jax.enable_x64(enabled)
+
+
+def as_strong(value: Any) -> jax.Array:
+    """An array without JAX's weak type, of the same dtype."""
+    array = jnp.asarray(value)
+    return jax.lax.convert_element_type(array, array.dtype)
+
+
+def shapes_of(values: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """The shapes and dtypes of arrays."""
+    return [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]

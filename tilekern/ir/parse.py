@@ -1,0 +1,425 @@
+"""Read the text form of a Func; see `tilekern.ir.text` for what it looks like. Line comments start with `//`."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, get_args
+
+import numpy as np
+
+from tilekern import source
+from tilekern.errors import ParseError
+from tilekern.ir import compute, control, elementwise, memory, shape
+from tilekern.ir.compute import Constant
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Array, Axis, Block, Func, Op, Value, index_value
+from tilekern.ir.elementwise import TABLE, Elementwise
+from tilekern.ir.memory import Access, Dim, MemoryOp, Position, Term
+from tilekern.ir.types import DTYPES, INDEX, RefType, Role, TileType, Type, kind_of
+from tilekern.source import UNKNOWN, Loc
+
+OPS: dict[str, type[Op]] = {
+    c.name: c
+    for module in (compute, control, elementwise, memory, shape)
+    for c in vars(module).values()
+    if isinstance(c, type) and issubclass(c, Op) and c.name
+}
+"""Every class of op by its name."""
+
+_FILE = "<tile text>"
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|//[^\n]*)
+    | (?P<string>"(?:[^"\\\n]|\\.)*")
+    | (?P<value>%\w+(?:\.\d+)?)
+    | (?P<bytes>0x(?:[0-9a-f]{2})+)
+    | (?P<number>\d+(?:\.\d+)?(?:e[+-]?\d+)?)
+    | (?P<word>[A-Za-z_]\w*)
+    | (?P<mark>\+:|[-+*@:=,!(){}\[\]<>])
+    | (?P<bad>.)""",
+    re.VERBOSE | re.ASCII,
+)
+_WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan, **DTYPES}
+
+
+def parse(text: str) -> Func:
+    """The Func that `text` describes.
+
+    Raises:
+      ParseError: with the line of the text, where it is not the text form of a Func or an op's type rule fails.
+    """
+    return _Parser(text).func()
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    loc: Loc
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    line, begin = 1, 0
+    for found in _TOKEN.finditer(text):
+        kind, word = str(found.lastgroup), found.group()
+        if kind != "space":
+            yield _Token(kind, word, Loc(_FILE, line, found.start() - begin, found.end() - begin))
+        if "\n" in word:
+            line, begin = line + word.count("\n"), found.start() + word.rindex("\n") + 1
+    yield _Token("end", "the end of the text", Loc(_FILE, line, len(text) - begin))
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = list(_tokens(text))
+        self._next = 0
+        self._values: dict[str, Value] = {}
+
+    # --- tokens ---
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _error(self, summary: str, token: _Token) -> ParseError:
+        linecache.cache[_FILE] = (len(self._text), None, self._text.splitlines(keepends=True), _FILE)
+        with source.at(token.loc):
+            return ParseError(f"line {token.loc.line}: {summary}")
+
+    def _take(self, kind: str) -> str:
+        """The next token, which must be of this kind."""
+        token = self._token
+        if token.kind != kind:
+            raise self._error(f"expected a {kind}, got {token.text}", token)
+        self._next += 1
+        return token.text
+
+    def _accept(self, text: str) -> bool:
+        """Whether the next token is this one, which is then taken."""
+        found = self._token.text == text and self._token.kind in ("word", "mark")
+        self._next += found
+        return found
+
+    def _expect(self, text: str) -> None:
+        if not self._accept(text):
+            raise self._error(f"expected {text}, got {self._token.text}", self._token)
+
+    def _list[T](self, item: Callable[[], T], close: str = "") -> tuple[T, ...]:
+        """Items between commas, up to `close` if given."""
+        if close and self._accept(close):
+            return ()
+        items = [item()]
+        while self._accept(","):
+            items.append(item())
+        if close:
+            self._expect(close)
+        return tuple(items)
+
+    def _integer(self) -> int:
+        token = self._token
+        sign = -1 if self._accept("-") else 1
+        text = self._take("number")
+        if not text.isdigit():
+            raise self._error(f"expected an integer, got {text}", token)
+        return sign * int(text)
+
+    def _string(self) -> str:
+        token = self._token
+        try:
+            return json.loads(self._take("string"))
+        except ValueError as error:
+            raise self._error(f"not a string: {error}", token) from error
+
+    def _name(self) -> str:
+        return self._string() if self._token.kind == "string" else self._take("word")
+
+    # --- values and types ---
+
+    def _new(self) -> _Token:
+        """The name of a value to be defined."""
+        token = self._token
+        self._take("value")
+        return token
+
+    def _bind(self, token: _Token, value: Value) -> Value:
+        if token.text in self._values:
+            raise self._error(f"{token.text} is defined twice", token)
+        self._values[token.text] = value
+        return value
+
+    def _use(self) -> Value:
+        token = self._token
+        name = self._take("value")
+        if name not in self._values:
+            raise self._error(f"{name} is not defined here", token)
+        return self._values[name]
+
+    def _tile_type(self) -> TileType:
+        token = self._token
+        name = self._take("word")
+        if name not in DTYPES:
+            raise self._error(f"no dtype is named {name}", token)
+        self._expect("[")
+        return TileType(self._list(self._integer, "]"), DTYPES[name])
+
+    def _type(self) -> Type:
+        if not self._accept("ref"):
+            return self._tile_type()
+        self._expect("<")
+        tile = self._tile_type()
+        self._expect(",")
+        for role in get_args(Role):
+            if self._accept(role):
+                self._expect(">")
+                return RefType(tile.shape, tile.dtype, role)
+        raise self._error(f"expected one of {get_args(Role)}, got {self._token.text}", self._token)
+
+    def _typed(self) -> Value:
+        token = self._new()
+        self._expect(":")
+        return self._bind(token, Value(self._type(), _hint(token)))
+
+    def _axis(self) -> tuple[_Token, Axis]:
+        token = self._new()
+        self._expect("in")
+        name = self._name()
+        self._expect("[")
+        extent = self._integer()
+        self._expect("by")
+        axis = Axis(name, extent, self._integer())
+        self._expect("]")
+        return token, axis
+
+    def _literal(self) -> Any:
+        token = self._token
+        if token.kind == "string":
+            return self._string()
+        if token.kind == "bytes":
+            return bytes.fromhex(self._take("bytes")[2:])
+        if self._accept("["):
+            return self._list(self._literal, "]")
+        if self._accept("-"):
+            value = self._literal()
+            if type(value) not in (int, float):
+                raise self._error("expected a number behind -", token)
+            return -value
+        if token.kind == "word" and token.text in _WORDS:
+            return _WORDS[self._take("word")]
+        number = self._take("number")
+        return int(number) if number.isdigit() else float(number)
+
+    def _loc(self) -> Loc:
+        if not self._accept("@"):
+            return UNKNOWN
+        file = self._string()
+        self._expect(":")
+        line = self._integer()
+        self._expect(":")
+        column = self._integer()
+        self._expect("-")
+        return Loc(file, line, column, self._integer(), self._name() if self._accept("in") else "")
+
+    # --- structure ---
+
+    def func(self) -> Func:
+        self._expect("func")
+        self._expect("@")
+        name = self._name()
+        self._expect("(")
+        params = self._list(self._typed, ")")
+        self._expect("{")
+        grid = self._list(self._axis) if self._accept("grid") else ()
+        body = self._block(tuple(self._bind(token, index_value(_hint(token))) for token, _ in grid))
+        func = Func(name, params, tuple(axis for _, axis in grid), body, self._loc())
+        if self._token.kind != "end":
+            raise self._error(f"expected the end of the text, got {self._token.text}", self._token)
+        return func
+
+    def _block(self, args: tuple[Value, ...]) -> Block:
+        """The ops up to the closing brace, and what is yielded."""
+        ops: list[Op] = []
+        results: tuple[Value, ...] = ()
+        while not self._accept("}"):
+            if self._accept("yield"):
+                results = self._list(self._use)
+                self._expect("}")
+                break
+            ops.append(self._op())
+        return Block(args, tuple(ops), results)
+
+    def _region(self, args: Callable[[], tuple[Value, ...]]) -> Block:
+        """A nested block; what it defines is not visible behind it."""
+        outer = dict(self._values)
+        found = args()
+        self._expect("{")
+        block = self._block(found)
+        self._values = outer
+        return block
+
+    def _op(self) -> Op:
+        names: tuple[_Token, ...] = ()
+        if self._token.kind == "value":
+            names = self._list(self._new)
+            self._expect("=")
+        token = self._token
+        word = self._take("word")
+        kind = Elementwise if word in TABLE else OPS.get(word)
+        if kind is None:
+            raise self._error(f"no op is named {word}", token)
+        given: dict[str, Any] = {"hint": _hint(names[0]) if names else ""}
+        args = self._head(kind, word, given)
+        if self._accept("{"):
+            self._attributes(kind, given)
+        while self._accept("do"):
+            given["regions"] = (*given.get("regions", ()), self._region(args))
+        types = self._list(self._tile_type) if self._accept(":") else ()
+        op = self._make(kind, given, types, token)
+        if len(names) != len(types):
+            raise self._error(f"{len(names)} names for {len(types)} results", token)
+        for name, value in zip(names, op.results, strict=True):
+            self._bind(name, value)
+        return op
+
+    def _attributes(self, kind: type[Op], given: dict[str, Any]) -> None:
+        """The attributes in braces; which there are is what the fields of the op say."""
+        known = {f.name for f in fields(kind)} - {f.name for f in fields(Op)}
+        while not self._accept("}"):
+            token = self._token
+            name = self._take("word")
+            if name not in known - given.keys():
+                raise self._error(f"{kind.name} has no attribute {name}, or has it already", token)
+            self._expect("=")
+            given[name] = self._literal()
+            if self._token.text != "}":
+                self._expect(",")
+
+    def _make(self, kind: type[Op], given: dict[str, Any], types: tuple[TileType, ...], token: _Token) -> Op:
+        """The op, with a `shape` and a `dtype` from the type of its result where they are not given."""
+        if len(types) == 1:
+            known = {f.name for f in fields(kind)}
+            implied = {"shape": types[0].shape, "dtype": types[0].dtype}
+            given = {**{name: value for name, value in implied.items() if name in known}, **given}
+            if kind is Constant:
+                given["array"] = self._array(given["array"], types[0], token)
+        try:
+            op = kind(**given, loc=self._loc())
+        except ParseError:
+            raise
+        except Exception as error:  # an attribute of the wrong type may break the op's type rule in any way
+            raise self._error(str(error).splitlines()[0], token) from error
+        if tuple(v.type for v in op.results) != types:
+            raise self._error(f"{kind.name} gives {', '.join(str(v.type) for v in op.results) or 'no result'}", token)
+        return op
+
+    def _array(self, literal: Any, tile: TileType, token: _Token) -> Array:
+        try:
+            if isinstance(literal, bytes):
+                return np.frombuffer(literal, tile.dtype).reshape(tile.shape)
+            array = np.array(literal, tile.dtype)
+            kind = {"float": float, "bool": bool}.get(kind_of(tile.dtype), int)
+            if type(literal) is kind:
+                return array
+            if all(type(x) is kind for x in literal):
+                return array.reshape(tile.shape)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise self._error(f"these are no elements of {tile}: {error}", token) from error
+        raise self._error(f"these are no elements of {tile}", token)
+
+    def _arguments(self) -> tuple[Value, ...]:
+        return self._list(self._typed, ")") if self._accept("(") else ()
+
+    # --- ops with a syntax of their own ---
+
+    def _head(self, kind: type[Op], word: str, given: dict[str, Any]) -> Callable[[], tuple[Value, ...]]:
+        """Read what stands before the attributes into the fields of the op; returns what reads a region's arguments."""
+        if kind is Fold:
+            return self._fold(given)
+        if kind is Constant:
+            given["array"] = self._literal()
+        elif issubclass(kind, MemoryOp):
+            self._memory(kind, given)
+        else:
+            if kind is Elementwise:
+                given["function"] = word
+            self._expect("(")
+            given["operands"] = self._list(self._use, ")")
+        return self._arguments
+
+    def _memory(self, kind: type[MemoryOp], given: dict[str, Any]) -> None:
+        values: tuple[Value, ...] = ()
+        if kind.leading > 1:
+            values = self._list(self._use)
+            self._expect("to")
+        ref = self._use()
+        self._expect("[")
+        positions: list[Value] = []
+        given["access"] = Access(self._list(lambda: self._dim(positions), "]"))
+        operands = [ref, *values, *positions]
+        for flag, word in (("masked", "mask"), ("filled", "fill")):
+            if self._accept(word):
+                given[flag] = True
+                operands.append(self._use())
+        given["operands"] = tuple(operands)
+
+    def _dim(self, positions: list[Value]) -> Dim:
+        if self._accept("gather"):
+            self._expect("(")
+            position = self._position(positions)
+            self._expect(",")
+            size = self._integer()
+            self._expect(")")
+            return Dim("gather", position, size, self._accept("!"))
+        position = self._position(positions)
+        if self._accept("+:"):
+            return Dim("block", position, self._integer(), self._accept("!"))
+        return Dim("index", position, in_bounds=self._accept("!"))
+
+    def _position(self, positions: list[Value]) -> Position:
+        """A sum of products; its values are added to `positions` and referred to by number."""
+        terms: list[Term] = []
+        const = 0
+        sign = -1 if self._accept("-") else 1
+        while sign:
+            single = self._token.kind == "value"
+            factor = sign * (1 if single else self._integer())
+            if single or self._accept("*"):
+                value = self._use()
+                if value not in positions:
+                    positions.append(value)
+                terms.append(Term(positions.index(value), factor))
+            else:
+                const += factor
+            sign = 1 if self._accept("+") else -1 if self._accept("-") else 0
+        return Position(tuple(terms), const)
+
+    def _fold(self, given: dict[str, Any]) -> Callable[[], tuple[Value, ...]]:
+        index, given["axis"] = self._axis()
+        self._expect("from")
+        start = self._use()
+        self._expect("to")
+        stop = self._use()
+        given["reverse"] = self._accept("reverse")
+        carries = self._list(self._carry) if self._accept("with") else ()
+        given["operands"] = (start, stop, *(init for _, init in carries))
+
+        def args() -> tuple[Value, ...]:
+            types = ((index, INDEX), *((token, init.type) for token, init in carries))
+            return tuple(self._bind(token, Value(t, _hint(token))) for token, t in types)
+
+        return args
+
+    def _carry(self) -> tuple[_Token, Value]:
+        token = self._new()
+        self._expect("=")
+        return token, self._use()
+
+
+def _hint(token: _Token) -> str:
+    """The hint of which `%name` or `%name.n` is made; numbers stand for no hint."""
+    base = token.text[1:].partition(".")[0]
+    return "" if base.isdigit() else base

@@ -1,0 +1,379 @@
+"""Interval analysis: between which two numbers every element of an integer or bool value lies.
+
+A bool counts as 0..1, and the interval of a tile covers all of its lanes. `transfer` gives one op's interval from
+those of its operands, `analyze` those of a whole Func. An unknown interval is None (for a bool: 0..1), so is one that
+the dtype cannot hold: arithmetic that may wrap around proves nothing.
+
+An interval whose `low` exceeds its `high` is empty: the value never exists, as the index of a fold that runs no tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import ml_dtypes
+import numpy as np
+
+from tilekern.ir.compute import Constant, Convert, Reduce, Select
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Block, Func, Op, Value, cdiv
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Position
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.types import BOOL, DType, TileType, kind_of
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The integers from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    @property
+    def empty(self) -> bool:
+        """Whether no integer lies inside."""
+        return self.low > self.high
+
+    @property
+    def known(self) -> bool:
+        """Whether exactly one integer lies inside."""
+        return self.low == self.high
+
+    def within(self, low: int, high: int) -> bool:
+        """Whether all of it lies in `low`..`high`."""
+        return low <= self.low and self.high <= high
+
+
+TRUE, FALSE, EITHER = Interval(1, 1), Interval(0, 0), Interval(0, 1)
+
+
+def whole(dtype: DType) -> Interval | None:
+    """All that an integer or bool dtype can hold; None for floats."""
+    if dtype == BOOL:
+        return EITHER
+    if kind_of(dtype) == "float":
+        return None
+    limits = ml_dtypes.iinfo(dtype)
+    return Interval(int(limits.min), int(limits.max))
+
+
+def hull(*intervals: Interval) -> Interval:
+    """The least interval that covers all of them."""
+    return Interval(min(i.low for i in intervals), max(i.high for i in intervals))
+
+
+# --- one op --------------------------------------------------------------------------------------------------------
+
+
+def transfer(op: Op, operands: Sequence[Interval | None]) -> Interval | None:
+    """The interval of the result of a pure op with one result, from those of its operands."""
+    tile = op.result.tile
+    limits = whole(tile.dtype)
+    if limits is None:
+        return None
+    # From a value that never exists nothing need be concluded; the rules may count on low <= high.
+    known = [whole(v.tile.dtype) if i is None or i.empty else i for v, i in zip(op.operands, operands, strict=True)]
+    found = _found(op, known)
+    if found is None or not found.within(limits.low, limits.high):
+        found = limits
+    return None if found == limits and tile.dtype != BOOL else found
+
+
+def _found(op: Op, operands: Sequence[Interval | None]) -> Interval | None:
+    """The interval in exact arithmetic. Operands of integer and bool dtype have one: at worst all of the dtype."""
+    match op:
+        case Constant():
+            return _of_array(op)
+        case Iota():
+            return Interval(0, op.shape[op.dim] - 1)
+        case Elementwise():
+            return _elementwise(op, operands) if _all_known(operands) else None
+        case Select():
+            return _select(operands)
+        case Convert():
+            return _convert(op, operands[0])
+        case Broadcast() | Reshape() | Transpose() | Slice() | Reverse():
+            return operands[0]
+        case Concatenate() | Pad():
+            return hull(*operands) if _all_known(operands) else None
+        case Reduce():
+            return _reduce(op, operands[0])
+        case _:
+            return None
+
+
+def _all_known(intervals: Sequence[Interval | None]) -> TypeGuard[Sequence[Interval]]:
+    return all(i is not None for i in intervals)
+
+
+def _of_array(op: Constant) -> Interval | None:
+    return Interval(int(op.array.min()), int(op.array.max())) if op.array.size else None
+
+
+def _select(operands: Sequence[Interval | None]) -> Interval | None:
+    predicate, on_true, on_false = operands
+    if predicate == TRUE:
+        return on_true
+    if predicate == FALSE:
+        return on_false
+    return hull(on_true, on_false) if on_true and on_false else None
+
+
+def _convert(op: Convert, x: Interval | None) -> Interval | None:
+    if x is None or op.dtype != BOOL:
+        return x
+    return _not_equal(x, FALSE)
+
+
+def _reduce(op: Reduce, x: Interval | None) -> Interval | None:
+    shape = op.operands[0].tile.shape
+    count = int(np.prod([shape[d] for d in op.dims], dtype=np.int64))
+    if x is None or count == 0:
+        return None
+    if op.monoid == "sum":
+        return Interval(x.low * count, x.high * count)
+    if op.monoid in ("max", "min") or op.result.tile.dtype == BOOL:
+        return x
+    return None
+
+
+def _elementwise(op: Elementwise, operands: Sequence[Interval]) -> Interval | None:
+    dtype = op.operands[0].tile.dtype
+    match operands:
+        case [x] if op.function in _UNARY:
+            return _UNARY[op.function](x)
+        case [x] if op.function == "not":
+            return _not(dtype, x)
+        case [x, y] if op.function in _BINARY:
+            return _BINARY[op.function](x, y)
+        case [x, y] if op.function in _BITWISE:
+            return _BITWISE[op.function](dtype, x, y)
+        case _:
+            return None
+
+
+def _corners(function: Callable[[int, int], int]) -> Callable[[Interval, Interval], Interval]:
+    """The interval of a function that is monotone in each operand while the other stands still."""
+
+    def corners(x: Interval, y: Interval) -> Interval:
+        values = [function(a, b) for a in (x.low, x.high) for b in (y.low, y.high)]
+        return Interval(min(values), max(values))
+
+    return corners
+
+
+def _toward_zero(a: int, b: int) -> int:
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def _divide(x: Interval, y: Interval) -> Interval | None:
+    # Division by zero is unspecified, so a divisor that may be zero proves nothing.
+    return None if y.low <= 0 <= y.high else _corners(_toward_zero)(x, y)
+
+
+def _remainder(x: Interval, y: Interval) -> Interval | None:
+    if y.low <= 0 <= y.high:
+        return None
+    smallest, largest = sorted((abs(y.low), abs(y.high)))
+    if x.within(1 - smallest, smallest - 1):
+        return x
+    return Interval(max(min(x.low, 0), 1 - largest), min(max(x.high, 0), largest - 1))
+
+
+def _absolute(x: Interval) -> Interval:
+    if x.low <= 0 <= x.high:
+        return Interval(0, max(-x.low, x.high))
+    return Interval(*sorted((abs(x.low), abs(x.high))))
+
+
+def _truth(always: bool, never: bool) -> Interval:
+    return TRUE if always else FALSE if never else EITHER
+
+
+def _less(x: Interval, y: Interval) -> Interval:
+    return _truth(x.high < y.low, x.low >= y.high)
+
+
+def _less_equal(x: Interval, y: Interval) -> Interval:
+    return _truth(x.high <= y.low, x.low > y.high)
+
+
+def _equal(x: Interval, y: Interval) -> Interval:
+    return _truth(x.known and x == y, x.high < y.low or y.high < x.low)
+
+
+def _not_equal(x: Interval, y: Interval) -> Interval:
+    equal = _equal(x, y)
+    return Interval(1 - equal.high, 1 - equal.low)
+
+
+def _sign(a: int) -> int:
+    return (a > 0) - (a < 0)
+
+
+_UNARY: dict[str, Callable[[Interval], Interval]] = {
+    "neg": lambda x: Interval(-x.high, -x.low),
+    "abs": _absolute,
+    "sign": lambda x: Interval(_sign(x.low), _sign(x.high)),
+}
+_BINARY: dict[str, Callable[[Interval, Interval], Interval | None]] = {
+    "add": lambda x, y: Interval(x.low + y.low, x.high + y.high),
+    "sub": lambda x, y: Interval(x.low - y.high, x.high - y.low),
+    "mul": _corners(lambda a, b: a * b),
+    "div": _divide,
+    "rem": _remainder,
+    "min": lambda x, y: Interval(min(x.low, y.low), min(x.high, y.high)),
+    "max": lambda x, y: Interval(max(x.low, y.low), max(x.high, y.high)),
+    "lt": _less,
+    "le": _less_equal,
+    "gt": lambda x, y: _less(y, x),
+    "ge": lambda x, y: _less_equal(y, x),
+    "eq": _equal,
+    "ne": _not_equal,
+}
+
+
+def _not(dtype: DType, x: Interval) -> Interval | None:
+    # All bits flip: the top becomes the bottom. -1 - x where the dtype has a sign, top - x where it has none.
+    limits = whole(dtype)
+    assert limits is not None
+    return Interval(limits.low + limits.high - x.high, limits.low + limits.high - x.low)
+
+
+def _and(dtype: DType, x: Interval, y: Interval) -> Interval | None:
+    if dtype == BOOL:
+        return Interval(min(x.low, y.low), min(x.high, y.high))
+    tops = [i.high for i in (x, y) if i.low >= 0]
+    return Interval(0, min(tops)) if tops else None
+
+
+def _or(dtype: DType, x: Interval, y: Interval) -> Interval | None:
+    if min(x.low, y.low) < 0:
+        return None
+    return Interval(max(x.low, y.low), (1 << max(x.high, y.high).bit_length()) - 1)
+
+
+def _xor(dtype: DType, x: Interval, y: Interval) -> Interval | None:
+    if x.known and y.known:
+        return Interval(x.low ^ y.low, x.low ^ y.low)
+    return None if min(x.low, y.low) < 0 else Interval(0, (1 << max(x.high, y.high).bit_length()) - 1)
+
+
+def _shift_left(dtype: DType, x: Interval, y: Interval) -> Interval | None:
+    if not (y.known and 0 <= y.low < dtype.itemsize * 8):
+        return None
+    return Interval(x.low << y.low, x.high << y.low)
+
+
+def _shift_right(dtype: DType, x: Interval, y: Interval) -> Interval | None:
+    if not (y.known and 0 <= y.low < dtype.itemsize * 8):
+        return None
+    return Interval(x.low >> y.low, x.high >> y.low)
+
+
+def _shift_right_logical(dtype: DType, x: Interval, y: Interval) -> Interval | None:
+    return None if x.low < 0 else _shift_right(dtype, x, y)
+
+
+_BITWISE: dict[str, Callable[[DType, Interval, Interval], Interval | None]] = {
+    "and": _and,
+    "or": _or,
+    "xor": _xor,
+    "shift_left": _shift_left,
+    "shift_right_arithmetic": _shift_right,
+    "shift_right_logical": _shift_right_logical,
+}
+
+
+# --- accesses and folds --------------------------------------------------------------------------------------------
+
+
+def position_interval(position: Position, operands: Sequence[Interval | None]) -> Interval | None:
+    """Where a position lies, in elements, given the intervals of the access's operands; in exact arithmetic."""
+    low = high = position.const
+    for term in position.terms:
+        operand = operands[term.operand]
+        if operand is None:
+            return None
+        ends = operand.low * term.stride, operand.high * term.stride
+        low, high = low + min(ends), high + max(ends)
+    return Interval(low, high)
+
+
+def fold_index(op: Fold, start: Interval | None, stop: Interval | None) -> Interval:
+    """The tiles that can run, given where the bounds lie; empty if none does."""
+    axis = op.axis
+    first = 0 if start is None else max(0, min(start.low, axis.extent)) // axis.block
+    behind = axis.extent if stop is None else max(0, min(stop.high, axis.extent))
+    return Interval(first, cdiv(behind, axis.block) - 1)
+
+
+# --- a function ----------------------------------------------------------------------------------------------------
+
+
+def analyze(func: Func) -> dict[Value, Interval]:
+    """The interval of every integer and bool value of which one is known, block arguments included."""
+    ranges = {arg: Interval(0, axis.tiles - 1) for arg, axis in zip(func.body.args, func.axes, strict=True)}
+    _analyze_block(func.body, ranges)
+    return ranges
+
+
+def _analyze_block(block: Block, ranges: MutableMapping[Value, Interval]) -> None:
+    for op in block.ops:
+        if isinstance(op, Fold):
+            ranges[op.body.args[0]] = fold_index(op, ranges.get(op.start), ranges.get(op.stop))
+            _seed(op.inits, op.body.args[1:], op.body.results, ranges)
+        elif isinstance(op, While):
+            for region in op.regions:
+                _seed(op.operands, region.args, op.body.results, ranges)
+        for region in op.regions:
+            _analyze_block(region, ranges)
+        update(ranges, op)
+
+
+def _seed(
+    inits: Sequence[Value],
+    args: Sequence[Value],
+    yielded: Sequence[Value],
+    ranges: MutableMapping[Value, Interval],
+) -> None:
+    """The intervals of the carries, which a loop's body finds: unknown unless the body hands them on unchanged."""
+    for init, arg, result in zip(inits, args, yielded, strict=True):
+        interval = ranges.get(init) if result in (arg, init) else _fallback(arg)
+        if interval is not None:
+            ranges[arg] = interval
+
+
+def update(ranges: MutableMapping[Value, Interval], op: Op) -> None:
+    """Add what is known of the results of an op, given its operands and the insides of its regions."""
+    if isinstance(op, (Fold, While)):
+        inits = op.inits if isinstance(op, Fold) else op.operands
+        sources = list(zip(inits, op.regions[-1].results, strict=True))
+    elif isinstance(op, Switch):
+        sources = list(zip(*(region.results for region in op.regions), strict=True))
+    elif op.pure and len(op.results) == 1:
+        _set(ranges, op.result, transfer(op, [ranges.get(v) for v in op.operands]))
+        return
+    else:
+        sources = [()] * len(op.results)
+    for result, values in zip(op.results, sources, strict=True):
+        _set(ranges, result, _joined(values, ranges))
+
+
+def _set(ranges: MutableMapping[Value, Interval], value: Value, interval: Interval | None) -> None:
+    interval = _fallback(value) if interval is None else interval
+    if interval is not None:
+        ranges[value] = interval
+
+
+def _fallback(value: Value) -> Interval | None:
+    return EITHER if isinstance(value.type, TileType) and value.type.dtype == BOOL else None
+
+
+def _joined(values: Sequence[Value], ranges: Mapping[Value, Interval]) -> Interval | None:
+    """The hull of the intervals of the values that a result may be one of."""
+    intervals = [ranges.get(v) for v in values]
+    return hull(*intervals) if intervals and _all_known(intervals) else None

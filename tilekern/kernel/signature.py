@@ -1,0 +1,179 @@
+"""The signature of a kernel: which parameters are arrays, which are static, which are blocks; and the checks of them."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from tilekern import _jax
+from tilekern.errors import ArgumentError
+from tilekern.lang.tiles import describe, static_int
+
+_BLOCK = "tilekern.Block"
+Block = Annotated[int, _BLOCK]
+"""Annotates a keyword-only parameter of a kernel as a block size: tunable, and without influence on the result."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of a kernel.
+
+    Attributes:
+      name: of the kernel.
+      arrays: the positional parameters: inputs, then outputs.
+      blocks: the keyword-only parameters that are block sizes, with their defaults.
+      statics: the other keyword-only parameters, with their defaults (`inspect.Parameter.empty` if none).
+      hints: the annotations of the statics.
+    """
+
+    name: str
+    arrays: tuple[str, ...]
+    blocks: Mapping[str, Any]
+    statics: Mapping[str, Any]
+    hints: Mapping[str, Any]
+
+    def positional(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Move inputs that were given by keyword to their place; the rest are the static arguments."""
+        found, rest = list(args), dict(keywords)
+        for name in self.arrays[len(args) :]:
+            if name not in rest:
+                break
+            found.append(rest.pop(name))
+        known = {*self.blocks, *self.statics, "target"}
+        for name, value in rest.items():
+            if name not in known:
+                raise ArgumentError(
+                    f"{self.name} has no keyword argument {name!r}",
+                    expected=f"one of {', '.join(sorted(known))}",
+                    got=f"{name} = {describe(value)}",
+                    fix="arrays are given in the order of the kernel's parameters",
+                )
+        return tuple(found), rest
+
+    def check_statics(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The value of every static parameter, checked."""
+        checked: dict[str, Any] = {}
+        for name, default in self.statics.items():
+            value = values.get(name, default)
+            if value is inspect.Parameter.empty:
+                raise ArgumentError(
+                    f"{self.name} needs the keyword argument {name}",
+                    expected=f"{name}=...",
+                    got="no value",
+                    fix="give it, or give the parameter a default",
+                )
+            self._check_static(name, value)
+            checked[name] = value
+        return checked
+
+    def _check_static(self, name: str, value: Any) -> None:
+        hint = self.hints.get(name)
+        if isinstance(value, _jax.Tracer) or not _is_hashable(value):
+            raise ArgumentError(
+                f"the keyword argument {name} of {self.name} is static and must be hashable",
+                expected="a hashable Python value",
+                got=f"{name} = {describe(value)}",
+                fix="pass arrays as positional parameters; lists as tuples",
+            )
+        if not _accepts(hint, value):
+            raise ArgumentError(
+                f"the keyword argument {name} of {self.name} has the wrong type",
+                expected=f"{name}: {getattr(hint, '__name__', None) or hint}",
+                got=f"{name} = {describe(value)}",
+                fix="convert it",
+            )
+
+    def check_blocks(self, values: Mapping[str, Any], origin: str) -> dict[str, int]:
+        """Block sizes from a call or a schedule, checked."""
+        for name in values:
+            if name not in self.blocks:
+                raise ArgumentError(
+                    f"{origin} names a block that {self.name} does not have",
+                    expected=f"one of {', '.join(self.blocks)}",
+                    got=f"{name} = {describe(values[name])}",
+                    fix="annotate the kernel's parameter with tk.Block, or drop the entry",
+                )
+        return {name: static_int(value, name, 1) for name, value in values.items()}
+
+
+def of_function(function: Callable[..., Any]) -> Signature:
+    """The signature of a kernel's function."""
+    name = function.__name__
+    parameters = inspect.signature(function).parameters.values()
+    arrays = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    if len(arrays) + len(keywords) != len(parameters) or not arrays:
+        raise ArgumentError(
+            f"the signature of the kernel {name} is not one of a kernel",
+            expected="positional parameters for arrays (at least one output), keyword-only parameters for static values",
+            got=f"{name}{inspect.signature(function)}",
+            fix="name every array; pass a tuple of arrays as one parameter",
+        )
+    hints = _hints(function)
+    blocks = {p.name: p.default for p in keywords if _is_block(hints.get(p.name))}
+    statics = {p.name: p.default for p in keywords if p.name not in blocks}
+    if "target" in statics or "target" in blocks:
+        raise ArgumentError(
+            f"the kernel {name} has a parameter named target",
+            expected="any other name",
+            got="target",
+            fix="rename it: target= of the call chooses the machine to lower for",
+        )
+    return Signature(name, tuple(arrays), blocks, statics, {n: hints.get(n) for n in statics})
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception:  # annotations may name anything, and need not exist at run time
+        return dict(inspect.get_annotations(function))
+
+
+def _is_block(hint: Any) -> bool:
+    if isinstance(hint, str):
+        return hint.rpartition(".")[2] == "Block"
+    return _BLOCK in getattr(hint, "__metadata__", ())
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _accepts(hint: Any, value: Any) -> bool:
+    """Whether a value fits an annotation made of plain classes, literals and unions; True for what is not."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_accepts(h, value) for h in typing.get_args(hint))
+    if origin is Literal:
+        return value in typing.get_args(hint)
+    if hint is None or hint is types.NoneType:
+        return value is None or hint is None
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    if hint is int:
+        return hasattr(value, "__index__")
+    if hint is float:
+        return isinstance(value, (float, int)) or hasattr(value, "__float__")
+    return isinstance(value, hint) if hint in (bool, str) else True
+
+
+def select(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `values` that `function` has keyword parameters for."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return dict(values)
+    names = {p.name for p in parameters}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def static_key(keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A cache key that tells 1 from True and 1.0, and 0.0 from -0.0, which compare equal in Python."""
+    return tuple((n, type(v), v.hex() if type(v) is float else v) for n, v in keywords.items())

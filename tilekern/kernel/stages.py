@@ -1,0 +1,111 @@
+"""The stages of a kernel, as those of `jax.jit`: `Traced`, `Lowered`, `Compiled`; and `interpret`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from tilekern.errors import ArgumentError, TargetError
+from tilekern.ir.core import Func
+from tilekern.ir.interpret import interpret as _interpret
+from tilekern.kernel.family import Family
+from tilekern.lower.target import Target, resolve
+
+
+class Traced:
+    """A kernel traced for given argument types; prints as block IR.
+
+    Attributes:
+      ir: the block IR, with the blocks of the default target.
+    """
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self.ir: Func = family.func()
+
+    def __str__(self) -> str:
+        return str(self.ir)
+
+    def lower(self, target: str = "cpu") -> Lowered:
+        """Lower to a target, with the blocks that the kernel's schedule has for it."""
+        return Lowered(self._family, resolve(target))
+
+
+class Lowered:
+    """A kernel lowered to a target.
+
+    Attributes:
+      target: its name.
+      ir: the block IR that was lowered, with the target's blocks.
+      text: the target's program: StableHLO for "cpu:xla".
+    """
+
+    def __init__(self, family: Family, target: Target) -> None:
+        self._family, self.target = family, target.name
+        self.ir: Func = family.func(target)
+        self._lowered = jax.jit(family.program(target)).lower(*_operands(family, family.arguments))
+        self.text: str = self._lowered.as_text()
+
+    def __str__(self) -> str:
+        return self.text
+
+    def compile(self) -> Compiled:
+        """Compile for this machine."""
+        return Compiled(self._family, self._lowered.compile())
+
+
+class Compiled:
+    """A compiled kernel: call it with arrays of the types it was traced for."""
+
+    def __init__(self, family: Family, compiled: Any) -> None:
+        self._family, self._compiled = family, compiled
+
+    def __call__(self, *arrays: Any) -> Any:
+        return self._family.pack(self._compiled(*_operands(self._family, arrays)))
+
+    def memory_analysis(self) -> Any:
+        """XLA's account of the program's memory; `.temp_size_in_bytes` is its scratch."""
+        return self._compiled.memory_analysis()
+
+
+def interpret(traced: Traced) -> Callable[..., Any]:
+    """A function that runs a traced kernel on NumPy arrays, in the interpreter that defines what it means.
+
+    Slow, and strict: it finds what no accelerator tells you. The outputs are NumPy arrays.
+
+    Raises (when the function is called):
+      tilekern.errors.Unwritten: an output element is never stored, or loaded before it is.
+      tilekern.errors.WriteConflict: two programs store the same element.
+      tilekern.errors.OrderDependence: the result depends on the order in which programs run.
+      tilekern.errors.OutOfBounds: an access left an array: a bug of the compiler.
+    """
+    family = traced._family  # pyright: ignore[reportPrivateUsage] -- stages are one module
+
+    def run(*arrays: Any) -> Any:
+        operands = [np.asarray(a) for a in _operands(family, arrays)]
+        return family.pack(_interpret(traced.ir, *operands))
+
+    return run
+
+
+def _operands(family: Family, arguments: tuple[Any, ...]) -> list[Any]:
+    """The flat operands: the arguments' arrays, then what the body closes over."""
+    found, wanted = jax.tree.structure(arguments), jax.tree.structure(family.arguments)
+    if found != wanted:
+        raise ArgumentError(
+            f"{family.name} was traced for other arguments",
+            expected=f"arguments of the structure {wanted}",
+            got=f"{found}",
+            fix="trace it again for these arguments",
+        )
+    if family.captures_tracers:
+        raise TargetError(
+            f"{family.name} closes over values that are being traced, and cannot be lowered by itself",
+            expected="a kernel whose body closes over known values only",
+            got="traced values of an enclosing jax.jit",
+            fix="call the kernel inside that function, or pass the values as arguments",
+        )
+    return [*jax.tree.leaves(arguments), *family.captured]

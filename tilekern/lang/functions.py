@@ -1,0 +1,108 @@
+"""Functions of the language that are not JAX's: `dot`, `zeros`, `full`, `cdiv`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tilekern import _jax
+from tilekern.errors import ArgumentError
+from tilekern.ir.compute import PRECISIONS, Precision
+from tilekern.ir.core import cdiv as _cdiv
+from tilekern.ir.types import accumulator, dtype_name
+from tilekern.lang.tiles import Tile, describe, static_int
+
+_PRESETS: dict[Precision, Any] = {
+    "ieee": None,
+    "tf32": lax.DotAlgorithmPreset.TF32_TF32_F32,
+    "bf16": lax.DotAlgorithmPreset.BF16_BF16_F32,
+    "bf16x3": lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
+    "bf16x6": lax.DotAlgorithmPreset.BF16_BF16_F32_X6,
+}
+
+
+def precision_of(preset: Any) -> Precision:
+    """The language's name of a dot precision of JAX; whatever only lowers precision in JAX is exact here."""
+    names = {algorithm: name for name, algorithm in _PRESETS.items() if algorithm is not None}
+    return names.get(preset, "ieee") if isinstance(preset, lax.DotAlgorithmPreset) else "ieee"
+
+
+def dot(a: Any, b: Any, acc: Any = None, *, precision: str | None = None) -> jax.Array:
+    """The matrix product of a [..., M, K] and b [..., K, N], plus `acc` [..., M, N].
+
+    The result is float32 (float64 for float64 operands, int32 for integers), and so are accumulation and `acc`.
+    `precision` (float32 operands only): None or "ieee" multiplies exactly as float32, "tf32", "bf16", "bf16x3" and
+    "bf16x6" allow a backend the cheaper product of that name.
+    """
+    left, right = (_operand(x, name) for x, name in ((a, "a"), (b, "b")))
+    if left.dtype != right.dtype:
+        raise _misfit("operands of one dtype", left, right, "cast one of them with .astype")
+    fits = left.ndim == right.ndim >= 2 and left.shape[:-2] == right.shape[:-2] and left.shape[-1] == right.shape[-2]
+    if not fits:
+        raise _misfit("a[..., M, K] and b[..., K, N] with equal leading dims", left, right, "transpose with .T or mT")
+    if precision is not None and precision not in PRECISIONS:
+        raise ArgumentError(
+            "tk.dot does not know this precision",
+            expected=f"one of {', '.join(map(repr, PRECISIONS))}, or None",
+            got=f"precision = {precision!r}",
+            fix="leave it out for exact float32 products",
+        )
+    batch = tuple(range(left.ndim - 2))
+    dims = (((left.ndim - 1,), (left.ndim - 2,)), (batch, batch))
+    wide = accumulator(left.dtype)
+    preset = _PRESETS[precision] if precision and left.dtype == jnp.float32 else None  # pyright: ignore[reportArgumentType] -- checked above
+    product = lax.dot_general(left, right, dims, precision=preset, preferred_element_type=wide)
+    if acc is None:
+        return product
+    total = _operand(acc, "acc")
+    if (total.shape, total.dtype) != (product.shape, product.dtype):
+        raise ArgumentError(
+            "the accumulator of tk.dot does not fit the product",
+            expected=f"acc = {describe(product)}",
+            got=f"acc = {describe(total)}",
+            fix="start from tk.zeros(shape), which is float32",
+        )
+    return total + product
+
+
+def _operand(x: Any, name: str) -> jax.Array:
+    if not _jax.is_array(x):
+        raise ArgumentError(
+            "tk.dot takes tiles", expected="a tile", got=f"{name} = {describe(x)}", fix="load it from a ref first"
+        )
+    return jnp.asarray(x)
+
+
+def _misfit(expected: str, left: jax.Array, right: jax.Array, fix: str) -> ArgumentError:
+    got = f"a = {describe(left)}, b = {describe(right)}"
+    return ArgumentError("the operands of tk.dot do not fit", expected=expected, got=got, fix=fix)
+
+
+def full(shape: Any, value: Any, dtype: Any = jnp.float32) -> jax.Array:
+    """A tile of `value`; entries of `shape` are ints or Tiles, which stand for their size. float32 unless said."""
+    entries: Sequence[Any] = shape if isinstance(shape, (tuple, list)) else (shape,)  # pyright: ignore[reportUnknownVariableType] -- anything
+    sizes = [e.size if isinstance(e, Tile) else static_int(e, "a size of the tile", 0) for e in entries]
+    if _jax.is_array(value) and value.shape != ():
+        raise ArgumentError(
+            "a tile is filled with one scalar",
+            expected=f"a scalar of dtype {dtype_name(jnp.dtype(dtype))}",
+            got=f"value = {describe(value)}",
+            fix="use jnp.broadcast_to for a tile",
+        )
+    return jnp.full(sizes, value, dtype)
+
+
+def zeros(shape: Any, dtype: Any = jnp.float32) -> jax.Array:
+    """A tile of zeros; see `full`."""
+    return full(shape, 0, dtype)
+
+
+def cdiv(a: Any, b: Any) -> Any:
+    """a / b rounded up, for a >= 0 and b > 0; ints or traced integers."""
+    if isinstance(a, int) and isinstance(b, int):
+        return _cdiv(a, b)
+    return (a + (b - 1)) // b

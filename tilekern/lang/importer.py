@@ -1,0 +1,241 @@
+"""From jaxpr to block IR: memory and control here, pure primitives in `rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilekern import _jax, source
+from tilekern._jax import Jaxpr, JaxprEqn
+from tilekern.errors import TraceError, UnsupportedError
+from tilekern.ir.compute import Constant, splat
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Axis, Block, Value, index_value
+from tilekern.ir.memory import Access, Dim, Load, Position, Store
+from tilekern.ir.types import INDEX, RefType, TileType, is_dtype
+from tilekern.lang import rules
+from tilekern.lang.primitives import fold_index_p, load_p, program_index_p, store_p
+
+# A captured array of up to so many bytes becomes a constant of the IR; a larger one becomes an operand of the kernel.
+CONSTANT_BYTES = 4096
+
+# What to do instead of the primitives that people reach for first.
+_WAYS_OUT = {
+    "dynamic_slice": "index the ref instead of the loaded tile: ref[tk.ds(start, size)]",
+    "gather": "index the ref with an index vector instead of the loaded tile",
+    "dynamic_update_slice": "select with jnp.where(indices == i, new, old), or store to the output ref",
+    "scatter": "select with jnp.where(indices == i, new, old), or store to the output ref",
+    "scatter_add": "select with jnp.where, or add a one-hot product",
+    "sort": "sort outside the kernel",
+    "cumsum": "multiply with a triangular matrix of ones: tk.dot(tri, x)",
+    "argmax": "jnp.min(jnp.where(x == x.max(), indices, size))",
+    "argmin": "jnp.min(jnp.where(x == x.min(), indices, size))",
+    "debug_callback": "use tk.interpret, which runs the kernel in NumPy, and look at the values there",
+    "pure_callback": "compute it outside the kernel and pass the result in",
+    "random_bits": "draw the numbers outside the kernel and pass them in",
+    "pallas_call": "call one kernel after the other in jitted code",
+}
+
+
+class Importer(rules.Emitter):
+    """Appends the ops of one jaxpr.
+
+    Attributes:
+      captured: arrays closed over by the body that are no constants, each with the param that stands for it.
+    """
+
+    def __init__(self, grid: tuple[Value, ...]) -> None:
+        super().__init__()
+        self._grid = grid
+        self._env: dict[Any, Value] = {}
+        self._loc_is_fixed = False
+        self.captured: list[tuple[Any, Value]] = []
+
+    def run(self, jaxpr: Jaxpr, operands: Sequence[Value]) -> tuple[Value, ...]:
+        """Append the ops of `jaxpr` applied to `operands`; returns its results."""
+        inner: Any = jaxpr.jaxpr
+        self._env.update(zip(inner.constvars, map(self._constant, jaxpr.consts), strict=True))
+        self._env.update(zip(inner.invars, operands, strict=True))
+        for eqn in inner.eqns:
+            self._import(eqn)
+        return tuple(self._read(v) for v in inner.outvars)
+
+    def _read(self, atom: Any) -> Value:
+        if not isinstance(atom, _jax.Literal):
+            return self._env[atom]
+        return self._constant(np.asarray(atom.val, atom.aval.dtype))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] -- an array's aval
+
+    def _import(self, eqn: JaxprEqn) -> None:
+        outer = self.loc
+        if not self._loc_is_fixed:
+            self.loc = eqn.params.get("loc") or _jax.user_loc(eqn)
+        with source.at(self.loc):
+            operands = [self._read(atom) for atom in eqn.invars]
+            special = _SPECIAL.get(eqn.primitive.name)
+            results = special(self, eqn, operands) if special else self._pure(eqn, operands)
+        self._env.update(zip(eqn.outvars, results, strict=True))
+        self.loc = outer
+
+    def _pure(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        for value, atom in zip(operands, eqn.invars, strict=True):
+            if isinstance(value.type, RefType):
+                raise _stale_ref(f"{eqn.primitive.name} of {atom}")
+        results = rules.apply(self, eqn, operands)
+        if results is None:
+            raise _unsupported(eqn)
+        return results
+
+    def _constant(self, array: Any) -> Value:
+        """A captured array: a constant if it is known and small, else a further operand, loaded whole."""
+        if not is_dtype(np.dtype(array.dtype)) if not hasattr(array.dtype, "_rules") else True:
+            raise UnsupportedError(
+                "an array of this dtype cannot be used in a kernel",
+                expected="float, integer or bool arrays",
+                got=f"dtype = {array.dtype}",
+                fix="pass raw data: complex numbers as two arrays, keys as jax.random.key_data(key)",
+            )
+        tile = TileType(tuple(array.shape), np.dtype(array.dtype))
+        if not isinstance(array, _jax.Tracer) and tile.nbytes <= CONSTANT_BYTES:
+            known = np.asarray(array)
+            if known.size and (known == known.flat[0]).all() and not known.any():
+                return self.one(splat(known.flat[0], tile, loc=self.loc))
+            return self.one(Constant(array=known, shape=tile.shape, loc=self.loc))
+        for other, param in self.captured:
+            if other is array:
+                return self._load_whole(param)
+        param = Value(RefType(tile.shape, tile.dtype, "in"), f"captured{len(self.captured)}")
+        self.captured.append((array, param))
+        return self._load_whole(param)
+
+    def _load_whole(self, param: Value) -> Value:
+        dims = tuple(Dim("block", Position(), n) for n in param.ref.shape)
+        return self.one(Load(operands=(param,), access=Access(dims), loc=self.loc))
+
+    # --- memory ---
+
+    def _load(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        _check_ref(operands[0])
+        masked, filled = eqn.params["masked"], eqn.params["filled"]
+        access = eqn.params["access"]
+        return self.add(Load(operands=tuple(operands), access=access, masked=masked, filled=filled, loc=self.loc))
+
+    def _store(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        _check_ref(operands[0])
+        access, masked = eqn.params["access"], eqn.params["masked"]
+        return self.add(Store(operands=tuple(operands), access=access, masked=masked, loc=self.loc))
+
+    def _program_index(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        return [self._grid[eqn.params["axis"]]]
+
+    # --- nested jaxprs ---
+
+    def _inline(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        jaxpr: Any = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr") or eqn.params.get("fun_jaxpr")
+        fixed, self._loc_is_fixed = self._loc_is_fixed, self._loc_is_fixed or _jax.written_in_jax(jaxpr)
+        results = self.run(jaxpr, operands)
+        self._loc_is_fixed = fixed
+        return results
+
+    def _cond(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        index, *rest = operands
+        regions = tuple(self.block((), lambda b=branch: self.run(b, rest)) for branch in eqn.params["branches"])
+        return self.add(Switch(operands=(self.convert(index, INDEX.dtype),), regions=regions, loc=self.loc))
+
+    def _while(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        body: Jaxpr = eqn.params["body_jaxpr"]
+        skip, constants = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        shared, inits = operands[skip : skip + constants], operands[skip + constants :]
+        for inner in body.eqns:
+            if inner.primitive is fold_index_p:
+                return self._fold(eqn, inner, shared, inits)
+        regions: list[Block] = []
+        for jaxpr, values in ((eqn.params["cond_jaxpr"], operands[:skip]), (body, shared)):
+            args = tuple(Value(v.type) for v in inits)
+            regions.append(self.block(args, lambda *a, j=jaxpr, c=values: self.run(j, [*c, *a])))
+        return self.add(While(operands=tuple(inits), regions=tuple(regions), loc=self.loc))
+
+    def _fold(self, eqn: JaxprEqn, marker: JaxprEqn, shared: list[Value], inits: list[Value]) -> Sequence[Value]:
+        """A `while` made by `lang.loops.fold`: the counter is the tile index, the bounds are the marker's."""
+        body: Any = eqn.params["body_jaxpr"].jaxpr
+        outside = dict(zip(body.invars, shared, strict=False))
+        bounds = [outside[a] if not isinstance(a, _jax.Literal) else self._read(a) for a in marker.invars[1:]]
+        axis: Axis = marker.params["axis"]
+        hints = marker.params["hints"]
+        args = (index_value(axis.name), *(Value(v.type, h) for v, h in zip(inits[1:], hints, strict=True)))
+
+        def region(index: Value, *carries: Value) -> tuple[Value, ...]:
+            self._env[marker.outvars[0]] = index
+            return self.run(eqn.params["body_jaxpr"], [*shared, index, *carries])[1:]
+
+        results = self.add(
+            Fold(
+                operands=(*bounds, *inits[1:]),
+                regions=(self.block(args, region),),
+                axis=axis,
+                reverse=marker.params["reverse"],
+                loc=marker.params["loc"],
+            )
+        )
+        return [inits[0], *results]  # nobody reads the counter
+
+    def _fold_index(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        return [self._env[eqn.outvars[0]]]
+
+    def _scan(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        constants, carries = _jax.split_scan(eqn)
+        shared, inits = operands[:constants], operands[constants : constants + carries]
+        if len(operands) > constants + carries or len(eqn.outvars) > carries:
+            raise UnsupportedError(
+                "lax.scan with inputs or outputs per iteration is not part of the language",
+                expected="a scan (or fori_loop) that only carries values",
+                got=f"a scan of {eqn.params['length']} steps over slices of tiles",
+                fix="loop with tk.fold over tk.serial(...) and index refs; the gradient of a loop is taken outside of it",
+            )
+        axis = Axis("step", eqn.params["length"])
+        args = (index_value("step"), *(Value(v.type) for v in inits))
+        body = self.block(args, lambda _, *values: self.run(eqn.params["jaxpr"], [*shared, *values]))
+        bounds = [self.splat(n, INDEX) for n in (0, axis.extent)]
+        fold = Fold(operands=(*bounds, *inits), regions=(body,), axis=axis, reverse=eqn.params["reverse"], loc=self.loc)
+        return self.add(fold)
+
+
+_SPECIAL: dict[str, Callable[[Importer, JaxprEqn, list[Value]], Sequence[Value]]] = {
+    load_p.name: Importer._load,  # pyright: ignore[reportPrivateUsage] -- the class's own table
+    store_p.name: Importer._store,  # pyright: ignore[reportPrivateUsage]
+    program_index_p.name: Importer._program_index,  # pyright: ignore[reportPrivateUsage]
+    fold_index_p.name: Importer._fold_index,  # pyright: ignore[reportPrivateUsage]
+    "while": Importer._while,  # pyright: ignore[reportPrivateUsage]
+    "scan": Importer._scan,  # pyright: ignore[reportPrivateUsage]
+    "cond": Importer._cond,  # pyright: ignore[reportPrivateUsage]
+    **dict.fromkeys(
+        ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"),
+        Importer._inline,  # pyright: ignore[reportPrivateUsage]
+    ),
+}
+
+
+def _check_ref(value: Value) -> None:
+    if not isinstance(value.type, RefType):
+        raise _stale_ref("a load or store")
+
+
+def _stale_ref(what: str) -> TraceError:
+    return TraceError(
+        "a function kept a ref of another trace",
+        expected="refs that reach the function as arguments, or through the enclosing function of this trace",
+        got=f"{what} through a function that JAX had traced before, with the refs of that time",
+        fix="pass the ref as an argument, or define the function inside the kernel's body",
+    )
+
+
+def _unsupported(eqn: JaxprEqn) -> UnsupportedError:
+    name = eqn.primitive.name
+    found = ", ".join(str(v.aval) for v in eqn.invars)
+    return UnsupportedError(
+        f"`{name}` is not part of the language",
+        expected="elementwise operations, reductions, dots, shape operations, casts, loops and conditionals over tiles",
+        got=f"{name}({found})",
+        fix=_WAYS_OUT.get(name, "compute it outside the kernel, or write it with the operations above"),
+    )

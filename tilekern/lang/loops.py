@@ -1,0 +1,116 @@
+"""`fold` and `foreach`: loops over the tiles of a serial axis."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tilekern import _jax, source
+from tilekern.errors import ArgumentError, CarryError
+from tilekern.lang import state
+from tilekern.lang.primitives import fold_index_p
+from tilekern.lang.tiles import SerialAxis, describe, make_axis, tile_at
+
+
+def fold(axis: SerialAxis, body: Callable[[Any, Any], Any], init: Any) -> Any:
+    """Run `carry = body(tile, carry)` for the tiles of a serial axis in order; returns the last carry.
+
+    `init` is a pytree of arrays; the body must return the same structure, shapes and dtypes. Without a block the body
+    gets the element's index, a traced int32 scalar, in place of a tile.
+    """
+    trace = state.current("tk.fold")
+    if not isinstance(axis, SerialAxis):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+        raise ArgumentError(
+            "tk.fold loops over a serial axis",
+            expected="tk.serial(extent, block)",
+            got=f"axis = {describe(axis)}",
+            fix="wrap the extent: tk.fold(tk.serial(n, block), body, init)",
+        )
+    leaves, tree = jax.tree.flatten(init)
+    carries = [_jax.as_strong(leaf) for leaf in leaves]
+    name = _first_parameter(body)
+    loop = make_axis(name, axis.extent, axis.block)
+    loc = source.of_stack()
+    bounds = tuple(jnp.asarray(b, jnp.int32) for b in (axis.start, axis.stop))
+
+    # A fresh function for each fold: JAX caches traced loop bodies by identity. The loop is a `while` whose real bounds
+    # are those of fold_index_p, by which the importer knows it for a fold; its condition only has to be traceable.
+    def step(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        counter, *carry = values
+        index = fold_index_p.bind(counter, *bounds, axis=loop, reverse=axis.reverse, loc=loc, hints=_hints(body, leaves))
+        scope = state.Scope(f"the fold over {name}")
+        trace.depth += 1
+        try:
+            tile = index if axis.block is None else tile_at(loop, index, scope)
+            result = body(tile, jax.tree.unflatten(tree, carry))
+        finally:
+            trace.depth -= 1
+            scope.open = False
+        with source.at(loc):
+            return (counter + 1, *_check_carries(result, tree, carries))
+
+    values = jax.lax.while_loop(lambda values: values[0] < bounds[1], step, (jnp.int32(0), *carries))
+    return jax.tree.unflatten(tree, values[1:])
+
+
+def foreach(axis: SerialAxis, body: Callable[[Any], None]) -> None:
+    """Run `body(tile)` for the tiles of a serial axis in order, for its stores."""
+
+    def step(tile: Any, carry: tuple[()]) -> tuple[()]:
+        returned = body(tile)
+        if returned is not None:  # pyright: ignore[reportUnnecessaryComparison] -- users return anything
+            raise CarryError(
+                "the body of tk.foreach returned a value",
+                expected="None",
+                got=f"returned {describe(returned)}",
+                fix="use tk.fold to carry a value from tile to tile",
+            )
+        return carry
+
+    step.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess] -- names the axis after the body's
+        [inspect.Parameter(_first_parameter(body), inspect.Parameter.POSITIONAL_ONLY)]
+    )
+    fold(axis, step, ())
+
+
+def _parameters(body: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(body).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _first_parameter(body: Callable[..., Any]) -> str:
+    return (_parameters(body) or ["t"])[0]
+
+
+def _hints(body: Callable[..., Any], leaves: list[Any]) -> tuple[str, ...]:
+    """Names for the carries: of the body's second parameter, where there is one carry."""
+    names = _parameters(body)
+    return (names[1],) if len(leaves) == 1 and len(names) > 1 else ("",) * len(leaves)
+
+
+def _check_carries(result: Any, tree: Any, carries: list[jax.Array]) -> list[jax.Array]:
+    leaves, found = jax.tree.flatten(result)
+    if found != tree:
+        raise CarryError(
+            "the body of a fold returned another structure than init",
+            expected=f"init's structure, {tree}",
+            got=f"{found}",
+            fix="return the carries in the shape of init (a fold body returns its carry, always)",
+        )
+    values = [_jax.as_strong(leaf) for leaf in leaves]
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(result)[0]]
+    for path, value, carry in zip(paths, values, carries, strict=True):
+        if (value.shape, value.dtype) != (carry.shape, carry.dtype):
+            raise CarryError(
+                f"the body of a fold changed the type of carry{path}",
+                expected=f"carry{path} = {describe(carry)}, as in init",
+                got=f"carry{path} = {describe(value)}",
+                fix="give init the dtype and shape that the body computes, or cast in the body with .astype",
+            )
+    return values

@@ -1,0 +1,76 @@
+"""What is known while one body is being traced: its axes, its stores, and which scopes are open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from tilekern.errors import TileScopeError, TraceError
+from tilekern.ir.core import Axis
+from tilekern.source import Loc
+
+
+@dataclass
+class Scope:
+    """Where the tiles of one fold, or of one kernel, may be used."""
+
+    what: str
+    open: bool = True
+
+    def check(self) -> None:
+        """Raise `TileScopeError` once the scope has ended."""
+        if not self.open:
+            raise TileScopeError(
+                f"a tile of {self.what} is used after {self.what} has ended",
+                expected=f"uses inside {self.what} only",
+                got="a Tile that was kept in a variable",
+                fix="use the tile in the body that receives it, or compute what you need there and carry it out",
+            )
+
+
+@dataclass
+class TraceState:
+    """The trace that is going on.
+
+    Attributes:
+      name: the kernel's.
+      axes: the grid so far.
+      scope: of the kernel's parallel tiles.
+      depth: how many folds are open.
+      stores: the lines of all stores so far.
+    """
+
+    name: str
+    axes: list[Axis] = field(default_factory=list[Axis])
+    scope: Scope = field(default_factory=lambda: Scope("the kernel"))
+    depth: int = 0
+    stores: dict[Loc, None] = field(default_factory=dict[Loc, None])
+
+
+_state: ContextVar[TraceState | None] = ContextVar("tilekern_trace", default=None)
+
+
+def current(what: str) -> TraceState:
+    """The trace that is going on; `what` asks for it."""
+    state = _state.get()
+    if state is None:
+        raise TraceError(
+            f"{what} is used outside a kernel",
+            expected=f"{what} in a function under @tilekern.kernel, while it is traced",
+            got="a call with no kernel being traced",
+            fix="call the kernel, or move this line into its body",
+        )
+    return state
+
+
+@contextmanager
+def tracing(state: TraceState) -> Iterator[TraceState]:
+    """Inside it, `state` is the trace that is going on."""
+    token = _state.set(state)
+    try:
+        yield state
+    finally:
+        state.scope.open = False
+        _state.reset(token)

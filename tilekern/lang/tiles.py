@@ -1,0 +1,235 @@
+"""Axes and tiles: `parallel`, `serial`, `Tile`, `ds`."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tilekern import _jax, source
+from tilekern.errors import ArgumentError, TraceError
+from tilekern.ir.core import Axis, cdiv
+from tilekern.lang import state
+from tilekern.lang.primitives import program_index_p
+
+Scalar = int | jax.Array
+"""A Python int, or a traced int32 scalar."""
+
+
+def as_index(value: Any, what: str) -> Scalar:
+    """`value` as a Python int or a traced int32 scalar; anything else is an error that names `what`."""
+    if isinstance(value, (bool, float)) or not (_jax.is_array(value) or hasattr(value, "__index__")):
+        raise _not_an_integer(value, what)
+    if not _jax.is_array(value):
+        return operator.index(value)
+    if value.shape != () or not jnp.issubdtype(value.dtype, jnp.integer):
+        raise _not_an_integer(value, what)
+    if not isinstance(value, _jax.Tracer):
+        return int(value)
+    return value if value.dtype == jnp.int32 else jax.lax.convert_element_type(value, jnp.int32)
+
+
+def describe(value: Any) -> str:
+    """A value in an error message: its type for arrays, itself otherwise."""
+    if _jax.is_array(value):
+        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def _not_an_integer(value: Any, what: str) -> ArgumentError:
+    return ArgumentError(
+        f"{what} must be an integer",
+        expected="a Python int or a traced integer scalar",
+        got=f"{what} = {describe(value)}",
+        fix="use an integer; floats are not rounded silently",
+    )
+
+
+def static_int(value: Any, what: str, minimum: int) -> int:
+    """`value` as a Python int of at least `minimum`."""
+    if isinstance(value, (bool, _jax.Tracer)) or not hasattr(value, "__index__"):
+        found = describe(value)
+    elif operator.index(value) >= minimum:
+        return operator.index(value)
+    else:
+        found = str(operator.index(value))
+    raise ArgumentError(
+        f"{what} must be a static integer of at least {minimum}",
+        expected=f"a Python int >= {minimum}",
+        got=f"{what} = {found}",
+        fix="pass an int that is known when the kernel is traced, e.g. from x.shape or a keyword-only argument",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """`size` consecutive positions along an axis of `extent` elements; indexes refs.
+
+    Attributes:
+      terms: traced scalars and their strides; the tile starts at their sum plus `const`, in elements.
+      const: see `terms`.
+      size: always the block, also where the tile reaches past the extent.
+      extent: the elements of the axis, for `valid`.
+      index: the number of the tile along its axis.
+      scope: where the tile may be used.
+
+    `tile + n` moves it by n elements (an int or a traced scalar), `tile * c` and `tile // c` scale it: one element of
+    the axis stands for c elements, or c elements for one.
+    """
+
+    terms: tuple[tuple[jax.Array, int], ...]
+    const: int
+    size: int
+    extent: int
+    index: Scalar
+    scope: state.Scope
+
+    @property
+    def start(self) -> Scalar:
+        """The first position."""
+        self.scope.check()
+        total: Any = self.const
+        for scalar, stride in self.terms:
+            total = scalar * stride + total
+        return total
+
+    @property
+    def stop(self) -> Scalar:
+        """Behind the last position; may be larger than the extent."""
+        return self.start + self.size
+
+    @property
+    def indices(self) -> jax.Array:
+        """The positions, int32[size]."""
+        return jnp.arange(self.size, dtype=jnp.int32) + self.start
+
+    @property
+    def valid(self) -> jax.Array:
+        """Which positions are in the axis: 0 <= indices < extent, bool[size]."""
+        indices = self.indices
+        return (indices >= 0) & (indices < self.extent)
+
+    def __add__(self, offset: Any) -> Tile:
+        self.scope.check()
+        shift = as_index(offset, "the offset of a tile")
+        if isinstance(shift, int):
+            return replace(self, const=self.const + shift)
+        return replace(self, terms=(*self.terms, (shift, 1)))
+
+    __radd__ = __add__
+
+    def __sub__(self, offset: Any) -> Tile:
+        return self + -as_index(offset, "the offset of a tile")
+
+    def __mul__(self, factor: int) -> Tile:
+        self.scope.check()
+        c = static_int(factor, "the factor of a tile", 1)
+        scaled = tuple((scalar, stride * c) for scalar, stride in self.terms)
+        return replace(self, terms=scaled, const=self.const * c, size=self.size * c, extent=self.extent * c)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, divisor: int) -> Tile:
+        self.scope.check()
+        c = static_int(divisor, "the divisor of a tile", 1)
+        strides = [stride for _, stride in self.terms]
+        if all(n % c == 0 for n in (*strides, self.const, self.size)):
+            divided = tuple((scalar, stride // c) for scalar, stride in self.terms)
+            return replace(
+                self, terms=divided, const=self.const // c, size=self.size // c, extent=cdiv(self.extent, c)
+            )
+        if any(c % n for n in (*strides, self.size)) or self.const % self.size:
+            raise TraceError(
+                "a tile is divided by a number that does not line up with its block",
+                expected=f"a divisor or a multiple of the block, {self.size}, and offsets that line up with both",
+                got=f"tile // {c}",
+                fix="choose the block as a multiple (or a divisor) of the number",
+            )
+        position = self.start // c
+        terms = () if isinstance(position, int) else ((position, 1),)
+        const = position if isinstance(position, int) else 0
+        return replace(self, terms=terms, const=const, size=1, extent=cdiv(self.extent, c))
+
+    def __index__(self) -> int:
+        raise TraceError(
+            "a Tile is used where a number is needed",
+            expected="tile.start, tile.index or tile.indices",
+            got="the Tile itself",
+            fix="use tile.index for the number of the tile, tile.start for its first element",
+        )
+
+
+@dataclass(frozen=True)
+class DynamicSlice:
+    """`size` elements from `start` on, made by `ds`."""
+
+    start: Scalar
+    size: int
+
+
+def ds(start: Any, size: int) -> DynamicSlice:
+    """`size` elements (static) from `start` on (an int or a traced scalar), as an index of a ref."""
+    return DynamicSlice(as_index(start, "the start of tk.ds"), static_int(size, "the size of tk.ds", 0))
+
+
+def tile_at(axis: Axis, index: Scalar, scope: state.Scope) -> Tile:
+    """Tile number `index` of an axis."""
+    terms = () if isinstance(index, int) else ((index, axis.block),)
+    const = index * axis.block if isinstance(index, int) else 0
+    return Tile(terms, const, axis.block, axis.extent, index, scope)
+
+
+def parallel(extent: int, block: int | None = None) -> Any:
+    """Declare a grid axis of `extent` elements: one program runs for each tile of `block` elements of it.
+
+    Returns the program's `Tile`, or without `block` the program's index, a traced int32 scalar. The last tile may
+    reach past the extent: its lanes there read fill values and store nothing.
+    """
+    trace = state.current("tk.parallel")
+    if trace.depth:
+        raise TraceError(
+            "tk.parallel is called inside a fold",
+            expected="grid axes declared at the top of the kernel's body",
+            got=f"tk.parallel({extent}, {block}) in the body of a fold",
+            fix="declare the axis before the fold; use tk.serial for a loop axis",
+        )
+    name = source.assigned_name(source.current()) or f"axis{len(trace.axes)}"
+    axis = make_axis(name, extent, block)
+    index = program_index_p.bind(axis=len(trace.axes))
+    trace.axes.append(axis)
+    return index if block is None else tile_at(axis, index, trace.scope)
+
+
+def make_axis(name: str, extent: int, block: int | None) -> Axis:
+    """An axis, its numbers checked."""
+    size = 1 if block is None else static_int(block, "block", 1)
+    return Axis(name, static_int(extent, "extent", 0), size)
+
+
+@dataclass(frozen=True)
+class SerialAxis:
+    """A loop axis for `fold` and `foreach`, made by `serial`."""
+
+    extent: int
+    block: int | None
+    start: Scalar
+    stop: Scalar
+    reverse: bool
+
+
+def serial(extent: int, block: int | None = None, *, start: Any = 0, stop: Any = None, reverse: bool = False) -> Any:
+    """A loop axis of `extent` elements, walked in tiles of `block` elements (one by one without).
+
+    `start` and `stop` (elements; ints or traced scalars; clamped to [0, extent]) choose the tiles t with
+    start // block <= t < cdiv(stop, block): the first and the last may contain elements outside [start, stop).
+    `reverse` walks the same tiles from the last to the first.
+    """
+    axis = make_axis("", extent, block)
+    last = axis.extent if stop is None else as_index(stop, "stop")
+    if not isinstance(reverse, bool):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+        raise ArgumentError("reverse must be a bool", expected="True or False", got=f"reverse = {describe(reverse)}")
+    return SerialAxis(axis.extent, block, as_index(start, "start"), last, reverse)

@@ -1,0 +1,1 @@
+"""From block IR to a target: one package a backend, none of which knows another."""

@@ -1,0 +1,97 @@
+"""Pure ops as functions of `jax.lax`, for the tiles of one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tilekern.ir.compute import Constant, Convert, Dot, Monoid, Reduce, Select, identity
+from tilekern.ir.core import Op
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.types import BF16, F32, DType, accumulator, kind_of
+
+Function = Callable[..., jax.Array]
+
+_ROUNDING = {"round_even": lax.RoundingMethod.TO_NEAREST_EVEN, "round_away": lax.RoundingMethod.AWAY_FROM_ZERO}
+
+_MONOIDS: dict[Monoid, Any] = {
+    "sum": lax.add,
+    "prod": lax.mul,
+    "max": lax.max,
+    "min": lax.min,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+}
+
+
+def function_of(op: Op) -> Function:
+    """The function of the op's operands that computes its result."""
+    match op:
+        case Elementwise(function="round_even" | "round_away"):
+            return partial(lax.round, rounding_method=_ROUNDING[op.function])
+        case Elementwise():
+            return getattr(lax, op.row.lax)
+        case Constant():
+            return lambda: jnp.broadcast_to(jnp.asarray(op.array), op.shape)
+        case Select():
+            return lambda which, on_true, on_false: lax.select_n(which, on_false, on_true)
+        case Convert():
+            return lambda x: convert(x, op.dtype)
+        case Dot():
+            return partial(_dot, op)
+        case Reduce():
+            return partial(_reduce, op)
+        case _:
+            return _shape_function(op)
+
+
+def _shape_function(op: Op) -> Function:
+    match op:
+        case Broadcast():
+            return lambda x: lax.broadcast_in_dim(x, op.shape, op.dims)
+        case Reshape():
+            return lambda x: lax.reshape(x, op.shape)
+        case Transpose():
+            return lambda x: lax.transpose(x, op.permutation)
+        case Iota():
+            return lambda: lax.broadcasted_iota(op.dtype, op.shape, op.dim)
+        case Slice():
+            return lambda x: lax.slice(x, op.start, op.stop, op.stride)
+        case Concatenate():
+            return lambda *xs: lax.concatenate(xs, op.dim)
+        case Pad():
+            return lambda x, value: lax.pad(x, value, tuple(zip(op.low, op.high, op.interior, strict=True)))
+        case Reverse():
+            return lambda x: lax.rev(x, op.dims)
+        case _:
+            raise NotImplementedError(f"the XLA backend has no rule for {op.name}")
+
+
+def convert(x: jax.Array, dtype: DType) -> jax.Array:
+    """A cast by the language's rules, which are XLA's but for float to bool (not zero)."""
+    if dtype == jnp.bool_:
+        return lax.ne(x, lax.full_like(x, 0))
+    return lax.convert_element_type(x, dtype)
+
+
+def _dot(op: Dot, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """Exact products: narrow operands but bf16, for which XLA has kernels, are widened first; never a cheaper precision."""
+    wide = accumulator(lhs.dtype)
+    if kind_of(lhs.dtype) == "float" and lhs.dtype not in (BF16, F32):
+        lhs, rhs = (lax.convert_element_type(x, wide) for x in (lhs, rhs))
+    return lax.dot_general(
+        lhs, rhs, (op.contract, op.batch), precision=lax.Precision.HIGHEST, preferred_element_type=wide
+    )
+
+
+def _reduce(op: Reduce, x: jax.Array) -> jax.Array:
+    wide = accumulator(x.dtype) if kind_of(x.dtype) == "float" else x.dtype
+    start = jnp.asarray(identity(op.monoid, x.dtype)).astype(wide)
+    total = lax.reduce(x.astype(wide), start, _MONOIDS[op.monoid], op.dims)
+    return total.astype(x.dtype)

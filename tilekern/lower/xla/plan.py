@@ -1,0 +1,136 @@
+"""Which programs of the grid run at once.
+
+Programs along one axis are *batched* (computed together, one leading dim more on every value) unless the axis decides
+what runs: the bounds of a fold, the branch of a switch, the end of a while; or unless a store does not depend on it.
+XLA spreads batched work over its threads, and runs loops on one. A batch is limited so that its tiles stay in the
+caches and the scratch memory does not grow with the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
+from tilekern.ir.memory import Store
+
+# The bytes that the largest tile of all batched programs together may take.
+BATCH_BYTES = 2 << 20
+
+Axes = frozenset[int]
+NONE: Axes = frozenset()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`chunks` times `count` consecutive tiles of an axis, from tile `first` on; the tiles of a chunk are batched."""
+
+    first: int
+    chunks: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the grid runs.
+
+    Attributes:
+      segments: for each axis, in order; full tiles never share a segment with the ragged last one.
+      varying: which grid axes a value depends on.
+    """
+
+    segments: tuple[tuple[Segment, ...], ...]
+    varying: dict[Value, Axes]
+
+
+def plan(func: Func) -> Plan:
+    """Choose the batched axes, the last declared first, while the batch fits `BATCH_BYTES`."""
+    analysis = _Varying(func)
+    room = max(1, BATCH_BYTES // max((_largest(op) for op in func.walk()), default=1))
+    fixed = analysis.control | _not_stored_along(func)
+    segments: list[tuple[Segment, ...]] = []
+    for number, axis in reversed(list(enumerate(func.axes))):
+        count = 1 if number in fixed else balanced(axis.full_tiles, room)
+        room //= max(1, count)
+        segments.insert(0, cut(axis, count))
+    return Plan(tuple(segments), analysis.of)
+
+
+def balanced(tiles: int, limit: int) -> int:
+    """The batch of at most `limit` that cuts `tiles` into chunks of nearly equal size."""
+    return cdiv(tiles, cdiv(tiles, max(1, limit))) if tiles else 1
+
+
+def cut(axis: Axis, count: int) -> tuple[Segment, ...]:
+    """An axis in chunks of `count` tiles, a smaller chunk, and the ragged tile; empty ones left out."""
+    full = axis.full_tiles
+    rest = full % count
+    parts = (
+        Segment(0, full // count, count),
+        Segment(full - rest, min(rest, 1), rest),
+        Segment(full, axis.tiles - full, 1),
+    )
+    return tuple(part for part in parts if part.chunks)
+
+
+def _largest(op: Op) -> int:
+    return max((v.tile.nbytes for v in op.results), default=1) or 1
+
+
+def _not_stored_along(func: Func) -> Axes:
+    """Axes that some store's position does not mention: their programs would store the same elements."""
+    missing: set[int] = set()
+    for op in func.walk():
+        if isinstance(op, Store):
+            missing |= {n for n, index in enumerate(func.body.args) if index not in op.positions}
+    return frozenset(missing)
+
+
+class _Varying:
+    """Which grid axes each value depends on (`of`), and on which ones control flow depends (`control`)."""
+
+    def __init__(self, func: Func) -> None:
+        self.of: dict[Value, Axes] = {index: frozenset({n}) for n, index in enumerate(func.body.args)}
+        self.control: Axes = NONE
+        self._block(func.body)
+
+    def _union(self, values: Iterable[Value]) -> Axes:
+        return NONE.union(*(self.of.get(v, NONE) for v in values))
+
+    def _block(self, block: Block) -> None:
+        for op in block.ops:
+            self._op(op)
+
+    def _op(self, op: Op) -> None:
+        match op:
+            case Fold():
+                bounds = self._union((op.start, op.stop))
+                self.control |= bounds
+                self.of[op.body.args[0]] = bounds
+                self._loop(op, op.inits, op.body.args[1:])
+            case While():
+                self._loop(op, op.operands, op.body.args)
+                self.control |= self._union(op.condition.results)
+            case Switch():
+                self.control |= self._union(op.operands)
+                for region in op.regions:
+                    self._block(region)
+                for results in zip(op.results, *(region.results for region in op.regions), strict=True):
+                    self.of[results[0]] = self._union((*op.operands, *results[1:]))
+            case _:
+                axes = self._union(op.operands)
+                self.of.update(dict.fromkeys(op.results, axes))
+
+    def _loop(self, op: Op, inits: tuple[Value, ...], carries: tuple[Value, ...]) -> None:
+        """Carries depend on what their initial and their next values depend on: repeat until nothing changes."""
+        now = [self._union((v,)) for v in inits]
+        while True:
+            for region in op.regions:
+                self.of.update(zip(region.args[len(region.args) - len(carries) :], now, strict=True))
+                self._block(region)
+            after = [a | self._union((v,)) for a, v in zip(now, op.regions[-1].results, strict=True)]
+            if after == now:
+                break
+            now = after
+        self.of.update(zip(op.results, now, strict=True))

@@ -1,0 +1,209 @@
+"""Bring a Func to its simplest form: each rewrite replaces an op by fewer, or by simpler ones.
+
+Needs: a verified Func. Gives: no op of the left-hand sides below is left, where the rule saw it.
+
+    f(constants)                          → a constant, if it is a splat or has at most 4096 elements
+    constant of equal elements            → splat constant
+    x + 0, x - 0, x * 1, x / 1            → x            (of floats: x + -0.0 and x - 0.0, exact for x = ±0 too)
+    x and ones, x or 0, x xor 0           → x
+    x and 0, x or ones                    → 0, ones      (`ones`: all bits set, true)
+    not (not x)                           → x
+    select(true, x, y), select(p, x, x)   → x
+    select(false, x, y)                   → y
+    convert x to its own dtype            → x
+    broadcast, reshape, transpose, slice, pad that changes nothing → its operand
+    broadcast (broadcast x), reshape (reshape x), transpose (transpose x) → one op on x
+    switch of constant index              → that region
+    fold over no tile (constant bounds)   → its initial carries
+    fold or while carry that never changes → its initial value, inside and behind the loop
+    load, store at computed positions     → the arithmetic becomes part of the access: `canonicalize_access`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilekern.ir.compute import Constant, Convert, Select
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import MemoryOp
+from tilekern.ir.ranges import Interval, fold_index
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.shape import Broadcast, Pad, Reshape, Slice, Transpose
+from tilekern.passes.canonicalize_access import Absorber
+from tilekern.passes.carries import carries, with_carries
+from tilekern.passes.constants import constant, fold_constants, integer_of, splat_of
+
+_Result = Sequence[Value] | None
+
+
+def canonicalize(func: Func) -> Func:
+    """Apply the rewrites above, once from top to bottom."""
+    absorber = Absorber(func.body.args)
+
+    def rule(op: Op, rewriter: Rewriter) -> _Result:
+        if isinstance(op, MemoryOp):
+            return absorber.rule(op, rewriter)
+        found = fold_constants(op, rewriter)
+        if found is None and type(op) in _RULES:
+            found = _RULES[type(op)](op, rewriter)
+        return found
+
+    return Rewriter(rule).run(func)
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+def _uniform(op: Constant, rewriter: Rewriter) -> _Result:
+    """Constant of equal elements → splat constant."""
+    splat = constant(op.array, op)
+    return [rewriter.one(splat)] if splat.array.shape != op.array.shape else None
+
+
+# function: the right operand that leaves the left one as it is, and whether a left operand does so too. -1 is all bits.
+_NEUTRAL: dict[str, tuple[float, bool]] = {
+    "add": (-0.0, True),
+    "sub": (0.0, False),
+    "mul": (1, True),
+    "div": (1, False),
+    "and": (-1, True),
+    "or": (0, True),
+    "xor": (0, True),
+}
+_ABSORBING: dict[str, float] = {"and": 0, "or": -1}
+
+
+def _elementwise(op: Elementwise, rewriter: Rewriter) -> _Result:
+    """`x + 0` → x and its kin; `x and 0` → 0; `not (not x)` → x."""
+    if op.function == "not":
+        inner = rewriter.definition(op.operands[0])
+        return inner.operands if isinstance(inner, Elementwise) and inner.function == "not" else None
+    if op.function not in _NEUTRAL:
+        return None
+    neutral, commutes = _NEUTRAL[op.function]
+    x, y = op.operands
+    for this, other in ((x, y), (y, x)) if commutes else ((x, y),):
+        if _is_splat(other, neutral, rewriter):
+            return [this]
+        if op.function in _ABSORBING and _is_splat(other, _ABSORBING[op.function], rewriter):
+            return [other]
+    return None
+
+
+def _is_splat(value: Value, number: float, rewriter: Rewriter) -> bool:
+    """Whether every lane has the bits of `number`: +0.0 is not -0.0."""
+    array = splat_of(value, rewriter)
+    return array is not None and array.tobytes() == np.asarray(number).astype(array.dtype).tobytes()
+
+
+def _select(op: Select, rewriter: Rewriter) -> _Result:
+    """`select(true, x, y)` → x; `select(false, x, y)` → y; `select(p, x, x)` → x."""
+    predicate, on_true, on_false = op.operands
+    holds = splat_of(predicate, rewriter)
+    if on_true is on_false or (holds is not None and holds):
+        return [on_true]
+    return [on_false] if holds is not None else None
+
+
+def _convert(op: Convert, rewriter: Rewriter) -> _Result:
+    """Convert x to its own dtype → x."""
+    return op.operands if op.operands[0].tile.dtype == op.dtype else None
+
+
+# --- shapes --------------------------------------------------------------------------------------------------------
+
+
+def _broadcast(op: Broadcast, rewriter: Rewriter) -> _Result:
+    """Broadcast to the same shape → x; broadcast of broadcast → broadcast."""
+    (x,) = op.operands
+    if x.tile.shape == op.shape:
+        return [x]
+    inner = rewriter.definition(x)
+    if not isinstance(inner, Broadcast):
+        return None
+    dims = tuple(op.dims[d] for d in inner.dims)
+    return rewriter.visit(Broadcast(operands=inner.operands, shape=op.shape, dims=dims, hint=op.hint, loc=op.loc))
+
+
+def _reshape(op: Reshape, rewriter: Rewriter) -> _Result:
+    """Reshape to the same shape → x; reshape of reshape → reshape."""
+    (x,) = op.operands
+    if x.tile.shape == op.shape:
+        return [x]
+    inner = rewriter.definition(x)
+    return rewriter.visit(op.copy(inner.operands)) if isinstance(inner, Reshape) else None
+
+
+def _transpose(op: Transpose, rewriter: Rewriter) -> _Result:
+    """Transpose to the same order → x; transpose of transpose → transpose."""
+    (x,) = op.operands
+    if op.permutation == tuple(range(len(op.permutation))):
+        return [x]
+    inner = rewriter.definition(x)
+    if not isinstance(inner, Transpose):
+        return None
+    permutation = tuple(inner.permutation[d] for d in op.permutation)
+    return rewriter.visit(Transpose(operands=inner.operands, permutation=permutation, hint=op.hint, loc=op.loc))
+
+
+def _slice(op: Slice, rewriter: Rewriter) -> _Result:
+    """Slice of everything → x."""
+    # Bounds lie inside the operand, so that only the slice of everything has its shape.
+    return op.operands if op.result.tile == op.operands[0].tile else None
+
+
+def _pad(op: Pad, rewriter: Rewriter) -> _Result:
+    """Pad by nothing → x."""
+    return None if any((*op.low, *op.high, *op.interior)) else op.operands[:1]
+
+
+# --- control -------------------------------------------------------------------------------------------------------
+
+
+def _switch(op: Switch, rewriter: Rewriter) -> _Result:
+    """Switch of constant index → that region."""
+    index = integer_of(op.operands[0], rewriter)
+    if index is None:
+        return None
+    return rewriter.inline(op.regions[max(0, min(index, len(op.regions) - 1))])
+
+
+def _fold(op: Fold, rewriter: Rewriter) -> _Result:
+    """Fold over no tile → its initial carries; else as `_loop`."""
+    start, stop = (integer_of(v, rewriter) for v in (op.start, op.stop))
+    bounds = (None if b is None else Interval(b, b) for b in (start, stop))
+    return op.inits if fold_index(op, *bounds).empty else _loop(op, rewriter)
+
+
+def _loop(op: Fold | While, rewriter: Rewriter) -> _Result:
+    """A carry that never changes → its initial value, inside and behind the loop."""
+    constant_ones = [c for c in carries(op) if c.yielded in (*c.args, c.init)]
+    if not constant_ones:
+        return None
+    for carry in constant_ones:
+        for arg in carry.args:
+            rewriter.replace(arg, carry.init)
+    kept = [c for c in carries(op) if c.yielded not in (*c.args, c.init)]
+    behind = iter(rewriter.visit(with_carries(op, kept)))
+    return [c.init if c.yielded in (*c.args, c.init) else next(behind) for c in carries(op)]
+
+
+_RULES: dict[type[Op], Callable[[Any, Rewriter], _Result]] = {
+    Constant: _uniform,
+    Elementwise: _elementwise,
+    Select: _select,
+    Convert: _convert,
+    Broadcast: _broadcast,
+    Reshape: _reshape,
+    Transpose: _transpose,
+    Slice: _slice,
+    Pad: _pad,
+    Switch: _switch,
+    Fold: _fold,
+    While: _loop,
+}

@@ -1,0 +1,42 @@
+"""The carries of loops, as the passes that remove some of them see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilekern.ir.control import Fold, While
+from tilekern.ir.core import Block, Value
+
+
+@dataclass(frozen=True)
+class Carry:
+    """One carry of a loop: where it comes from, its argument in each region, what the body yields, what comes out."""
+
+    init: Value
+    args: tuple[Value, ...]
+    yielded: Value
+    result: Value
+
+
+def carries(op: Fold | While) -> list[Carry]:
+    """The carries of a loop, in order."""
+    inits = op.inits if isinstance(op, Fold) else op.operands
+    args = zip(*(region.args[_indices(op) :] for region in op.regions), strict=True)
+    return [Carry(*c) for c in zip(inits, args, op.regions[-1].results, op.results, strict=True)]
+
+
+def with_carries(op: Fold | While, kept: Sequence[Carry]) -> Fold | While:
+    """The loop with some of its carries only; its regions may still use the arguments of the others."""
+    bounds = op.operands[: len(op.operands) - len(op.results)]
+    regions = [
+        Block((*region.args[: _indices(op)], *(c.args[i] for c in kept)), region.ops, region.results)
+        for i, region in enumerate(op.regions)
+    ]
+    regions[-1] = Block(regions[-1].args, regions[-1].ops, tuple(c.yielded for c in kept))
+    return op.copy((*bounds, *(c.init for c in kept)), tuple(regions))
+
+
+def _indices(op: Fold | While) -> int:
+    """How many arguments of the regions are no carries."""
+    return 1 if isinstance(op, Fold) else 0

@@ -1,0 +1,65 @@
+"""Compute what is computed twice once.
+
+Needs: a verified Func. Gives: no two equal ops in one block, or in a block and one around it.
+
+    a = f(x);  b = f(x)                           → a = f(x), and a for b
+    a = load x[p];  b = load x[p], x an input     → a = load x[p], and a for b
+
+Ops are equal if their class, their attributes (constants: bit by bit) and their operands are. Inputs are never
+written, so that a load from one is as good as pure; loads from outputs stay.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Hashable, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+
+from tilekern.ir.core import Array, Block, Func, Op, Value
+from tilekern.ir.memory import Load
+from tilekern.ir.rewrite import Rewriter
+
+
+def cse(func: Func) -> Func:
+    """Apply the rewrites above."""
+    return _Merger().run(func)
+
+
+class _Merger(Rewriter):
+    def __init__(self) -> None:
+        super().__init__(self._merge)
+        self._known: ChainMap[Hashable, Sequence[Value]] = ChainMap()
+
+    def copy_block(self, block: Block) -> Block:
+        # What is computed inside a block is not there behind it.
+        self._known = self._known.new_child()
+        try:
+            return super().copy_block(block)
+        finally:
+            self._known = self._known.parents
+
+    def _merge(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        if op.regions or not (op.pure or (isinstance(op, Load) and op.ref.ref.role == "in")):
+            return None
+        key = (type(op), op.operands, *(_hashable(getattr(op, name)) for name in _attributes(type(op))))
+        found = self._known.get(key)
+        if found is None:
+            self._known[key] = op.results
+        return found
+
+
+@cache
+def _attributes(kind: type[Op]) -> tuple[str, ...]:
+    """The fields that say what an op of this class does, apart from its operands."""
+    return tuple(f.name for f in fields(kind) if f.name not in ("operands", "regions", "hint", "loc", "results"))
+
+
+def _hashable(attribute: Any) -> Hashable:
+    if not isinstance(attribute, np.ndarray):
+        return attribute
+    array = cast(Array, attribute)
+    return array.dtype, array.shape, array.tobytes()

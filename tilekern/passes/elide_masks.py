@@ -1,0 +1,85 @@
+"""Drop the checks that always come out the same.
+
+Needs: a verified Func. Gives: `Dim.in_bounds` where the intervals of `ir.ranges` prove it; no position outside the
+array is ever proved.
+
+    load, store whose lanes all lie in the array  → the same, with that dim marked `in_bounds`
+    integer or bool op with one possible value    → that constant (a comparison that always holds → true)
+    load, store masked by true                    → without the mask
+    store masked by false                         → nothing
+    load masked by false                          → its fill
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tilekern.ir.compute import Constant, splat
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.memory import Access, Dim, Load, MemoryOp
+from tilekern.ir.ranges import FALSE, TRUE, Interval, analyze, position_interval, update
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.shape import Broadcast
+from tilekern.passes.constants import constant
+
+
+def elide_masks(func: Func) -> Func:
+    """Apply the rewrites above."""
+    ranges = analyze(func)
+
+    def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        update(ranges, op)
+        if isinstance(op, MemoryOp):
+            return _memory(op, ranges, rewriter)
+        if op.pure and len(op.results) == 1 and not isinstance(op, Constant):
+            return _known(op, ranges, rewriter)
+        return None
+
+    return Rewriter(rule).run(func)
+
+
+def _known(op: Op, ranges: dict[Value, Interval], rewriter: Rewriter) -> Sequence[Value] | None:
+    """Op with one possible value → that constant."""
+    interval = ranges.get(op.result)
+    if interval is None or not interval.known:
+        return None
+    value = rewriter.one(constant(np.asarray(interval.low, op.result.tile.dtype), op))
+    ranges[value] = interval
+    return [value]
+
+
+def _memory(op: MemoryOp, ranges: dict[Value, Interval], rewriter: Rewriter) -> Sequence[Value] | None:
+    """Load, store → with proved dims, without a constant mask; nothing where the mask is false."""
+    mask = None if op.mask is None else ranges.get(op.mask)
+    if mask == FALSE:
+        return [_fill(op, rewriter)] if isinstance(op, Load) else []
+    positions = [ranges.get(v) for v in op.positions]
+    sizes = op.ref.ref.shape
+    dims = (
+        replace(d, in_bounds=d.in_bounds or _proved(d, size, positions))
+        for d, size in zip(op.access.dims, sizes, strict=True)
+    )
+    access = Access(tuple(dims))
+    if mask == TRUE:
+        behind = op.leading + op.access.arity
+        operands = (*op.operands[:behind], *op.operands[behind + 1 :])
+        return rewriter.add(replace(op, access=access, masked=False, operands=operands))
+    return rewriter.add(replace(op, access=access)) if access != op.access else None
+
+
+def _fill(op: Load, rewriter: Rewriter) -> Value:
+    """What a load reads where it reads nothing."""
+    tile = op.result.tile
+    if op.fill is None:
+        return rewriter.one(splat(0, tile, hint=op.hint, loc=op.loc))
+    return rewriter.one(Broadcast(operands=(op.fill,), shape=tile.shape, dims=(), hint=op.hint, loc=op.loc))
+
+
+def _proved(dim: Dim, size: int, positions: Sequence[Interval | None]) -> bool:
+    """Whether every lane of a dim lies in an array of `size` elements there."""
+    where = position_interval(dim.position, positions)
+    lanes = dim.size if dim.kind == "block" else 1
+    return where is not None and where.within(0, size - lanes)
