@@ -2,7 +2,7 @@
 
 from tilekern import errors
 from tilekern.kernel import Block, Compiled, Kernel, Lowered, Traced, interpret, kernel
-from tilekern.lang.functions import cdiv, dot, full, zeros
+from tilekern.lang.functions import accumulator, cdiv, dot, full, zeros
 from tilekern.lang.loops import fold, foreach
 from tilekern.lang.refs import Ref
 from tilekern.lang.tiles import Tile, ds, parallel, serial
@@ -17,6 +17,7 @@ __all__ = [
     "Ref",
     "Tile",
     "Traced",
+    "accumulator",
     "cdiv",
     "dot",
     "ds",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
@@ -383,3 +384,76 @@ def programs(func: Func) -> int:
 def block_of(func: Func, ops: tuple[Op, ...]) -> Func:
     """`func` with other ops."""
     return replace(func, body=Block(func.body.args, ops, ()))
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def evaluate(kind: type[Op], *arrays: np.ndarray, **fields: Any) -> np.ndarray:
+    """What an op gives for arrays, of the type that its rule says."""
+    op = kind(operands=tuple(Value(TileType(x.shape, x.dtype)) for x in arrays), **fields)
+    result = np.asarray(op.evaluate(*arrays))
+    assert op.result.type == TileType(result.shape, result.dtype)
+    return result
+
+
+def edges(dtype: DType, count: int = 256) -> np.ndarray:
+    """Values where things go wrong, and arbitrary bit patterns (all there are, for 8 bits)."""
+    if dtype == BOOL:
+        return np.array([False, True])
+    bits = dtype.itemsize * 8
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    random = np.random.default_rng(bits).integers(0, 2**bits, count, unsigned, endpoint=False)
+    patterns = (np.arange(256, dtype=np.uint8) if bits == 8 else random).view(dtype)
+    if dtype.kind in "iu":
+        limits, zero = np.iinfo(dtype), np.zeros((), dtype)
+        near = [limits.min, limits.min + 1, limits.max - 1, limits.max, *range(9), bits - 1, bits, bits + 1]
+        return np.concatenate([np.array(near, dtype), zero - np.arange(9).astype(dtype), patterns])
+    largest = float(patterns[np.isfinite(patterns)].max())
+    near = [0.0, 0.1, 0.3, 0.499999, 0.5, 0.9, 1.0, 1.5, 2.0, 2.5, 3.0, 7.25, 20.0, 300.0, 1e-5, 1e-40, largest, np.inf]
+    with np.errstate(all="ignore"):
+        return np.concatenate([np.array([*near, *(-x for x in near), np.nan]).astype(dtype), patterns])
+
+
+def nearest(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """float64 numbers rounded to the nearest of all values of a float dtype, ties to the even bit pattern."""
+    with np.errstate(all="ignore"):
+        if dtype.itemsize >= 4:
+            return x.astype(dtype)
+        every = np.arange(2 ** (8 * dtype.itemsize - 1)).astype(f"u{dtype.itemsize}").view(dtype)
+        values = every.astype(np.float64)
+        values = values[np.isfinite(values)]
+        # What would come behind the largest value, were there one more exponent, stands for overflow.
+        values = np.append(values, 2 * values[-1] - values[-2])
+        high = np.clip(np.searchsorted(values, np.abs(x)), 1, len(values) - 1)
+        below, above = np.abs(x) - values[high - 1], values[high] - np.abs(x)
+        index = np.where((below < above) | ((below == above) & (high % 2 == 1)), high - 1, high)
+        overflow = np.asarray(np.inf).astype(dtype)
+        magnitude = np.where(index < len(values) - 1, every[np.minimum(index, len(every) - 1)], overflow)
+        magnitude = np.where(np.isnan(x), np.asarray(np.nan, dtype), magnitude)
+        return np.where(np.signbit(x), -magnitude, magnitude).astype(dtype)
+
+
+def assert_same(got: np.ndarray, expected: np.ndarray, zeros: bool = True) -> None:
+    """Equal values, NaN equal to NaN; `zeros`: with equal signs of zero."""
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    same = (got == expected) | ((got != got) & (expected != expected))
+    if zeros and got.dtype.kind not in "iub":
+        same &= (np.signbit(got) == np.signbit(expected)) | (got != got)
+    assert same.all(), f"at {np.argwhere(~same)[0]}: {got[~same][0]!r}, expected {expected[~same][0]!r}"
+
+
+def assert_near(got: np.ndarray, expected: np.ndarray, least: float = 0) -> None:
+    """`got` is float64 `expected` up to what one rounding to its dtype can do (16 in float64).
+
+    `least`: the size of the terms of which a small result is the difference.
+    """
+    dtype = got.dtype
+    info = ml_dtypes.finfo(dtype)
+    units = 16 if dtype == np.float64 else 1
+    rounded, wide = nearest(expected, dtype).astype(np.float64), got.astype(np.float64)
+    with np.errstate(all="ignore"):
+        error = np.abs(wide - expected)
+        allowed = units * (float(info.eps) * np.maximum(np.abs(expected), least) + float(info.smallest_subnormal))
+    near = (error <= allowed) | (wide == rounded) | (np.isnan(wide) & np.isnan(rounded))
+    assert near.all(), f"at {np.argwhere(~near)[0]}: {wide[~near][0]!r}, expected {expected[~near][0]!r}"

@@ -13,7 +13,8 @@ from tilekern import _jax
 from tilekern.errors import ArgumentError
 from tilekern.ir.compute import PRECISIONS, Precision
 from tilekern.ir.core import cdiv as _cdiv
-from tilekern.ir.types import accumulator, dtype_name
+from tilekern.ir.types import DType, dtype_name
+from tilekern.ir.types import accumulator as _accumulator
 from tilekern.lang.tiles import Tile, describe, static_int
 
 _PRESETS: dict[Precision, Any] = {
@@ -99,6 +100,11 @@ def full(shape: Any, value: Any, dtype: Any = jnp.float32) -> jax.Array:
 def zeros(shape: Any, dtype: Any = jnp.float32) -> jax.Array:
     """A tile of zeros; see `full`."""
     return full(shape, 0, dtype)
+
+
+def accumulator(dtype: Any) -> DType:
+    """The dtype in which `dot` accumulates operands of `dtype`: float32, float64 for float64, int32 for integers."""
+    return _accumulator(jnp.dtype(dtype))
 
 
 def cdiv(a: Any, b: Any) -> Any:

@@ -181,6 +181,12 @@ def _square(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     return emit.elementwise("mul", operands[0], operands[0])
 
 
+def _one_minus_square(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+    """1 - x², which the derivatives of tanh and its kin consist of, without cancellation: (1 - x) (1 + x)."""
+    one = emit.splat(1, operands[0].tile)
+    return emit.elementwise("mul", emit.elementwise("sub", one, operands[0]), emit.elementwise("add", one, operands[0]))
+
+
 def _add_any(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     return emit.elementwise("add", *operands)
 
@@ -211,6 +217,7 @@ RULES: dict[str, Rule] = {
     "round": _round,
     "clamp": _clamp,
     "square": _square,
+    "one_minus_square": _one_minus_square,
     "add_any": _add_any,
     "reduce_sum": _reduce("sum"),
     "reduce_prod": _reduce("prod"),

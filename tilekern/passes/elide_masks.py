@@ -8,6 +8,7 @@ array is ever proved.
     load, store masked by true                    → without the mask
     store masked by false                         → nothing
     load masked by false                          → its fill
+    load that reads every lane, with a fill       → without the fill
 """
 
 from __future__ import annotations
@@ -65,9 +66,12 @@ def _memory(op: MemoryOp, ranges: dict[Value, Interval], rewriter: Rewriter) -> 
     access = Access(tuple(dims))
     if mask == TRUE:
         behind = op.leading + op.access.arity
-        operands = (*op.operands[:behind], *op.operands[behind + 1 :])
-        return rewriter.add(replace(op, access=access, masked=False, operands=operands))
-    return rewriter.add(replace(op, access=access)) if access != op.access else None
+        op = replace(op, masked=False, operands=(*op.operands[:behind], *op.operands[behind + 1 :]))
+    if isinstance(op, Load) and op.filled and not op.masked and access.in_bounds:
+        op = replace(op, filled=False, operands=op.operands[:-1])
+    elif mask != TRUE and access == op.access:
+        return None
+    return rewriter.add(replace(op, access=access))
 
 
 def _fill(op: Load, rewriter: Rewriter) -> Value:

@@ -1,0 +1,97 @@
+"""The forward kernel of flash attention and its blocks.
+
+Online softmax (Milakov and Gimelshein 2018; FlashAttention-2, Dao 2023, algorithm 1): for each tile of keys, with
+logits s, keep the running maximum m, the sum l = Σ exp(s - m) and the weighted values acc = Σ exp(s - m) v. When m grows to
+m', both sums are scaled by exp(m - m'). In the end out = acc / l and logsumexp = m + ln l.
+
+Everything is in base 2, with log2(e) folded into the scale: 2^x is one instruction where e^x is several.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2)
+
+
+def _out_type(query: Any, key: Any, value: Any, q_offset: Any, *, return_logsumexp: bool) -> tuple[Any, Any]:
+    batch, queries, heads, _ = query.shape
+    wide = tk.accumulator(query.dtype)
+    out = jax.ShapeDtypeStruct((batch, queries, heads, value.shape[3]), query.dtype)
+    return out, jax.ShapeDtypeStruct((batch, queries, heads), wide) if return_logsumexp else None
+
+
+@tk.kernel(out_type=_out_type)
+def flash_attention_forward(
+    query: tk.Ref,
+    key: tk.Ref,
+    value: tk.Ref,
+    q_offset: tk.Ref | None,
+    out: tk.Ref,
+    logsumexp: tk.Ref | None,
+    *,
+    scale: float,
+    causal: bool,
+    static_offset: int,
+    return_logsumexp: bool,
+    block_q: tk.Block = 128,
+    block_k: tk.Block = 128,
+) -> None:
+    """query[B, T, N, H], key[B, S, K, H], value[B, S, K, Hv], q_offset None or int32[B] -> out[B, T, N, Hv].
+
+    Query t sees the keys s <= t + offset if `causal`, the offset being `static_offset`, plus `q_offset[b]` if given.
+    """
+    groups = key.shape[2]
+    group = query.shape[2] // groups
+    b = tk.parallel(query.shape[0])
+    g = tk.parallel(groups)
+    r = tk.parallel(group)
+    i = tk.parallel(query.shape[1], block_q)
+    n = g * group + r
+    wide = tk.accumulator(query.dtype)
+
+    q = query[b, i, n]
+    offset: Any = static_offset if q_offset is None else q_offset[b] + static_offset
+    rows = i.indices + offset
+    keys = key.shape[1]
+
+    def step(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        m, l, acc = carry
+        s = tk.dot(q, key[b, j, g].T) * wide.type(scale * LOG2_E)
+        attends = j.valid[None, :]
+        if causal:
+            attends = attends & (rows[:, None] >= j.indices[None, :])
+        s = jnp.where(attends, s, -jnp.inf)
+        grown = jnp.maximum(m, s.max(axis=1))
+        # A row that has seen no key yet: exp2(-inf - 0) = 0, where -inf - -inf would be NaN.
+        base = jnp.where(grown == -jnp.inf, 0, grown)
+        p = jnp.exp2(s - base[:, None])
+        shrink = jnp.exp2(m - base)
+        l = l * shrink + p.sum(axis=1)
+        acc = tk.dot(p.astype(value.dtype), value[b, j, g], acc * shrink[:, None])
+        return grown, l, acc
+
+    start = tk.full(i, -jnp.inf, wide), tk.zeros(i, wide), tk.zeros((i, value.shape[3]), wide)
+    seen = tk.serial(keys, block_k, stop=i.stop + offset if causal else keys)
+    m, l, acc = tk.fold(seen, step, start)
+    out[b, i, n] = (acc / jnp.where(l == 0, 1, l)[:, None]).astype(out.dtype)
+    if logsumexp is not None:
+        logsumexp[b, i, n] = (m + jnp.log2(l)) * wide.type(LN_2)
+
+
+@flash_attention_forward.schedule("cpu")
+def _cpu(query: Any, key: Any, value: Any, q_offset: Any) -> dict[str, int]:
+    """Coarse tiles: XLA's matrix products want them, and there is no register file to fit."""
+    return {"block_q": fitted(256, query.shape[1]), "block_k": fitted(256, key.shape[1])}
+
+
+def fitted(block: int, extent: int) -> int:
+    """A block no larger than a short axis needs, in multiples of 8."""
+    return max(8, min(block, tk.cdiv(extent, 8) * 8))
