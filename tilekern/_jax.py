@@ -6,13 +6,14 @@ Supported: jax 0.11.2 up to, not including, 0.13.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import lru_cache
 from types import CodeType, TracebackType
-from typing import Any
+from typing import Any, cast
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import jaxlib
 from jax.extend import source_info_util
@@ -45,20 +46,20 @@ def primitive(name: str, abstract_eval: Callable[..., Any], *, multiple_results:
 
 
 @contextmanager
-def neutral_tracing(x64: bool) -> Iterator[None]:
+def neutral_tracing(x64: bool) -> Generator[None]:
     """Trace under settings that do not depend on the caller's, but for `x64`."""
-    with jax.enable_x64(x64), jax.default_matmul_precision(None):  # pyright: ignore[reportArgumentType] -- None resets it
+    with jax.enable_x64(x64), jax.default_matmul_precision(None):
         yield
 
 
 def x64_enabled() -> bool:
     """Whether 64-bit types are on where this is called."""
-    return bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue] -- defined at run time
+    return bool(jax.config.jax_enable_x64)
 
 
 def make_jaxpr(function: Callable[..., Any], *avals: jax.ShapeDtypeStruct) -> Jaxpr:
     """The jaxpr of `function`, with the arrays and tracers that it closes over in `consts`."""
-    return jax.make_jaxpr(function)(*avals)  # pyright: ignore[reportReturnType] -- ClosedJaxpr is Jaxpr since 0.11
+    return jax.make_jaxpr(function)(*avals)
 
 
 def split_scan(eqn: JaxprEqn) -> tuple[int, int]:
@@ -82,10 +83,10 @@ def _of_code(code: CodeType, lasti: int) -> source.Loc:
 
 def user_loc(eqn: JaxprEqn) -> source.Loc:
     """The user's line that an equation comes from."""
-    traceback = eqn.source_info.traceback
+    traceback = cast(Any, eqn.source_info.traceback)
     if traceback is None:
         return source.UNKNOWN
-    codes, lastis = traceback.raw_frames()
+    codes, lastis = cast(tuple[list[CodeType], list[int]], traceback.raw_frames())
     for code, lasti in zip(codes, lastis, strict=True):
         if not source.is_internal(code.co_filename):
             return _of_code(code, lasti)
@@ -104,7 +105,7 @@ def loc_of_exception(traceback: TracebackType | None) -> source.Loc:
 
 
 def written_in_jax(jaxpr: Jaxpr) -> bool:
-    """Whether a nested jaxpr was traced from a function of JAX, whose equations carry a line of whoever called first."""
+    """Whether a nested jaxpr is of a function of JAX: its equations carry the line of whoever called it first."""
     info = getattr(jaxpr, "debug_info", None)
     _, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
     return not place or source.is_internal(place)
@@ -134,17 +135,27 @@ def register_rules(
         ad.primitive_transposes[made] = transpose
 
 
-def x64_context(enabled: bool) -> AbstractContextManager[Any]:
-    """Inside it 64-bit types are on or off."""
-    return jax.enable_x64(enabled)
-
-
 def as_strong(value: Any) -> jax.Array:
     """An array without JAX's weak type, of the same dtype."""
     array = jnp.asarray(value)
     return jax.lax.convert_element_type(array, array.dtype)
 
 
-def shapes_of(values: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    """The shapes and dtypes of arrays."""
-    return [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+def structure(tree: Any) -> Any:
+    """`jax.tree.structure`, typed."""
+    return cast(Any, jax.tree.structure(tree))
+
+
+def flatten_with_path(tree: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
+    """`jax.tree_util.tree_flatten_with_path`, typed."""
+    return cast(Any, jax.tree_util.tree_flatten_with_path(tree))
+
+
+def bind(made: Primitive, *operands: Any, **parameters: Any) -> Any:
+    """The result, or the list of results, of a primitive."""
+    return cast(Any, made.bind(*operands, **parameters))
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """`jax.tree.flatten`, typed."""
+    return cast(Any, jax.tree.flatten(tree))

@@ -56,7 +56,7 @@ def _no_derivative(primals: Any, tangents: Any, *, family: Family) -> NoReturn:
         f"the kernel {family.name} has no derivative",
         expected="a call outside of jax.grad, jax.vjp and jax.jvp",
         got=f"{family.name} under differentiation",
-        fix=f"wrap the call in jax.custom_vjp with a backward pass of your own, or use jax.lax.stop_gradient on its inputs",
+        fix="wrap the call in jax.custom_vjp with a backward pass, or stop gradients of its inputs (lax.stop_gradient)",
     )
 
 

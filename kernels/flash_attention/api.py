@@ -68,7 +68,8 @@ def flash_attention(
         shape () or [*B]. Only `causal` looks at it.
       return_logsumexp: return (out, logsumexp).
       target: lower for this target's blocks, e.g. "cpu:xla".
-      block_q, block_k: queries and keys of a tile, instead of the schedule's; they never change the result beyond rounding.
+      block_q: queries of a tile, instead of the schedule's; no block changes the result beyond rounding.
+      block_k: keys of a tile.
 
     Returns:
       out[*B, T, N, Hv] in the query's dtype; a row that attends to nothing is 0. With `return_logsumexp` also

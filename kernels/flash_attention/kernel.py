@@ -1,8 +1,8 @@
 """The forward kernel of flash attention and its blocks.
 
 Online softmax (Milakov and Gimelshein 2018; FlashAttention-2, Dao 2023, algorithm 1): for each tile of keys, with
-logits s, keep the running maximum m, the sum l = Σ exp(s - m) and the weighted values acc = Σ exp(s - m) v. When m grows to
-m', both sums are scaled by exp(m - m'). In the end out = acc / l and logsumexp = m + ln l.
+logits s, keep the running maximum m, the sum d = Σ exp(s - m) and the weighted values acc = Σ exp(s - m) v. When m
+grows to m', both sums are scaled by exp(m - m'). In the end out = acc / d and logsumexp = m + ln d.
 
 Everything is in base 2, with log2(e) folded into the scale: 2^x is one instruction where e^x is several.
 """
@@ -63,7 +63,7 @@ def flash_attention_forward(
     keys = key.shape[1]
 
     def step(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        m, l, acc = carry
+        m, d, acc = carry
         s = tk.dot(q, key[b, j, g].T) * wide.type(scale * LOG2_E)
         attends = j.valid[None, :]
         if causal:
@@ -74,16 +74,16 @@ def flash_attention_forward(
         base = jnp.where(grown == -jnp.inf, 0, grown)
         p = jnp.exp2(s - base[:, None])
         shrink = jnp.exp2(m - base)
-        l = l * shrink + p.sum(axis=1)
+        d = d * shrink + p.sum(axis=1)
         acc = tk.dot(p.astype(value.dtype), value[b, j, g], acc * shrink[:, None])
-        return grown, l, acc
+        return grown, d, acc
 
     start = tk.full(i, -jnp.inf, wide), tk.zeros(i, wide), tk.zeros((i, value.shape[3]), wide)
     seen = tk.serial(keys, block_k, stop=i.stop + offset if causal else keys)
-    m, l, acc = tk.fold(seen, step, start)
-    out[b, i, n] = (acc / jnp.where(l == 0, 1, l)[:, None]).astype(out.dtype)
+    m, d, acc = tk.fold(seen, step, start)
+    out[b, i, n] = (acc / jnp.where(d == 0, 1, d)[:, None]).astype(out.dtype)
     if logsumexp is not None:
-        logsumexp[b, i, n] = (m + jnp.log2(l)) * wide.type(LN_2)
+        logsumexp[b, i, n] = (m + jnp.log2(d)) * wide.type(LN_2)
 
 
 @flash_attention_forward.schedule("cpu")

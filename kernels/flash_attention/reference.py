@@ -20,8 +20,8 @@ def reference(
     Logits, softmax and products in float32, float64 for float64 inputs. A row that attends to nothing is 0.
 
     Returns:
-      out[*B, T, N, Hv] in the query's dtype, and the logsumexp of the scaled logits [*B, T, N] (natural logarithm; -inf for a row
-      that attends to nothing).
+      out[*B, T, N, Hv] in the query's dtype, and the logsumexp of the scaled logits [*B, T, N] (natural logarithm; -inf
+      for a row that attends to nothing).
     """
     wide = jnp.float64 if query.dtype == jnp.float64 else jnp.float32
     queries, heads, width = query.shape[-3:]

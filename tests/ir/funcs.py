@@ -40,7 +40,9 @@ class Source(Builder):
     def const(self, value: Any, shape: tuple[int, ...] = (), dtype: DType = I32, hint: str = "") -> Value:
         return self.one(splat(value, TileType(shape, dtype), loc=self.loc(), hint=hint))
 
-    def load(self, ref: Value, *dims: "Lanes", mask: Value | None = None, fill: Value | None = None, **kw: Any) -> Value:
+    def load(
+        self, ref: Value, *dims: "Lanes", mask: Value | None = None, fill: Value | None = None, **kw: Any
+    ) -> Value:
         access, positions = access_of(dims)
         operands = (ref, *positions, *(v for v in (mask, fill) if v is not None))
         return self.op(Load, *operands, access=access, masked=mask is not None, filled=fill is not None, **kw)
@@ -290,9 +292,7 @@ LOCS = st.builds(
     st.integers(0, 30),
     st.sampled_from(["", "f", "<lambda>"]),
 )
-TILES = st.builds(
-    TileType, st.lists(st.integers(0, 3), max_size=2).map(tuple), st.sampled_from(list(DTYPES.values()))
-)
+TILES = st.builds(TileType, st.lists(st.integers(0, 3), max_size=2).map(tuple), st.sampled_from(list(DTYPES.values())))
 
 
 @st.composite
@@ -334,7 +334,9 @@ def funcs(draw: Any) -> Func:
         number = value.tile.dtype != BOOL
         match draw(st.sampled_from(["constant", "ew", "convert", "reduce", "broadcast", "load", "fold", "switch"])):
             case "ew" if number:
-                return b.add(Elementwise(operands=(value, value), function=draw(st.sampled_from(["add", "lt"])), **fields()))
+                return b.add(
+                    Elementwise(operands=(value, value), function=draw(st.sampled_from(["add", "lt"])), **fields())
+                )
             case "convert":
                 dtype = draw(st.sampled_from(list(DTYPES.values())))
                 return b.add(Convert(operands=(value,), dtype=dtype, **fields()))
@@ -343,7 +345,9 @@ def funcs(draw: Any) -> Func:
                 return b.add(Reduce(operands=(value,), monoid="max", dims=tuple(dims), **fields()))
             case "broadcast":
                 rank = len(value.tile.shape)
-                op = Broadcast(operands=(value,), shape=(2, *value.tile.shape), dims=tuple(range(1, rank + 1)), **fields())
+                op = Broadcast(
+                    operands=(value,), shape=(2, *value.tile.shape), dims=tuple(range(1, rank + 1)), **fields()
+                )
                 return b.add(op)
             case "load" if refs:
                 access, positions = access_of((lanes(scalars), lanes(scalars)))

@@ -98,6 +98,7 @@ NEAR: dict[str, Callable[..., float]] = {
     "exp2": guarded(math.exp2),
     "expm1": guarded(math.expm1),
     "log": guarded(math.log, {0.0: -INF}),
+    "log2": guarded(math.log2, {0.0: -INF}),
     "log1p": guarded(math.log1p, {-1.0: -INF}),
     "rsqrt": lambda x: divide(1, guarded(math.sqrt)(x)),
     "cbrt": math.cbrt,

@@ -39,7 +39,9 @@ def test_broadcast(data: Any, shape: Index) -> None:
     for n, d in zip(x.shape, dims, strict=True):
         result[d] = data.draw(st.integers(0, 3)) if n == 1 else n
     got = evaluate(Broadcast, x, shape=tuple(result), dims=dims)
-    assert_moves(got, x, tuple(result), lambda i: tuple(i[d] if n > 1 else 0 for n, d in zip(x.shape, dims, strict=True)))
+    assert_moves(
+        got, x, tuple(result), lambda i: tuple(i[d] if n > 1 else 0 for n, d in zip(x.shape, dims, strict=True))
+    )
 
 
 @given(FULL, st.randoms())

@@ -115,7 +115,7 @@ class Kernel:
             if family.captures_tracers:
                 # The values of this call must not be found again by the next: call without any cache from now on.
                 self._calls[key] = call
-            leaves = kernel_call_p.bind(*jax.tree.leaves(args), *family.captured, family=family)
+            leaves = _jax.bind(kernel_call_p, *jax.tree.leaves(args), *family.captured, family=family)
             return family.pack(leaves)
 
         call.__name__ = self.signature.name
@@ -124,10 +124,8 @@ class Kernel:
     def _family_for(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
     ) -> Family:
-        with_paths, tree = jax.tree_util.tree_flatten_with_path(args)
-        types = tuple(
-            check_argument(self.signature.name, self._name_of(path), leaf) for path, leaf in with_paths
-        )
+        with_paths, tree = _jax.flatten_with_path(args)
+        types = tuple(check_argument(self.signature.name, self._name_of(path), leaf) for path, leaf in with_paths)
         if len(args) > len(self.signature.arrays):
             raise ArgumentError(
                 f"{self.signature.name} takes fewer arrays",
@@ -146,8 +144,7 @@ class Kernel:
         return family
 
     def _name_of(self, path: tuple[Any, ...]) -> str:
-        position = path[0].idx
+        position: int = path[0].idx
         names = self.signature.arrays
         name = names[position] if position < len(names) else f"argument {position}"
         return name + jax.tree_util.keystr(path[1:])
-

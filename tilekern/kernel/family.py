@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax, source
@@ -75,7 +76,7 @@ class Family:
 
     def pack(self, leaves: Sequence[Any]) -> Any:
         """Results in the structure that `out_type` returned."""
-        packed = jax.tree.unflatten(jax.tree.structure(self.results), leaves)
+        packed = jax.tree.unflatten(_jax.structure(self.results), leaves)
         return packed[0] if self._single else packed
 
     # --- members ---
@@ -177,7 +178,7 @@ class Family:
                 )
             for leaf in jax.tree.leaves(packed):
                 _check_output(self.name, leaf)
-        return single, jax.tree.map(lambda o: jax.ShapeDtypeStruct(o.shape, o.dtype), packed)
+        return single, jax.tree.map(_plain, packed)
 
     def _ask(self, out_type: Callable[..., Any]) -> Any:
         try:
@@ -194,6 +195,10 @@ class Family:
 
 def _param(name: str, role: Any, path: tuple[Any, ...], leaf: Any) -> Param:
     return Param(name + jax.tree_util.keystr(path), tuple(leaf.shape), np.dtype(leaf.dtype), role)
+
+
+def _plain(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def _show(argument: Any) -> str:
@@ -214,13 +219,13 @@ def _check_output(name: str, leaf: Any) -> None:
 def check_argument(name: str, path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     """The type of an array argument, whose dtype must be one of the language's."""
     shaped = leaf if _jax.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) else np.asarray(leaf)
-    dtype = getattr(shaped, "dtype", None)
-    plain = dtype is not None and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    dtype: Any = shaped.dtype
+    plain = not jnp.issubdtype(dtype, jax.dtypes.extended)
     if plain and is_dtype(np.dtype(dtype)):
         return jax.ShapeDtypeStruct(shaped.shape, jax.dtypes.canonicalize_dtype(dtype))
     raise ArgumentError(
         f"{name} cannot take an array of this dtype",
         expected="a float, integer or bool array",
-        got=f"{path} = {describe(leaf)}" if plain else f"{path}: {dtype_name(dtype) if plain else dtype}",
+        got=f"{path}: {dtype_name(dtype) if plain else dtype}{list(shaped.shape)}",
         fix="pass complex numbers as two real arrays, PRNG keys as jax.random.key_data(key)",
     )

@@ -1,4 +1,4 @@
-"""The signature of a kernel: which parameters are arrays, which are static, which are blocks; and the checks of them."""
+"""The signature of a kernel: which parameters are arrays, static, or blocks; and the checks of them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def of_function(function: Callable[..., Any]) -> Signature:
     if len(arrays) + len(keywords) != len(parameters) or not arrays:
         raise ArgumentError(
             f"the signature of the kernel {name} is not one of a kernel",
-            expected="positional parameters for arrays (at least one output), keyword-only parameters for static values",
+            expected="positional parameters for arrays (at least one output), keyword-only ones for static values",
             got=f"{name}{inspect.signature(function)}",
             fix="name every array; pass a tuple of arrays as one parameter",
         )

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tilekern import _jax
 from tilekern.errors import ArgumentError, TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret as _interpret
@@ -93,7 +94,7 @@ def interpret(traced: Traced) -> Callable[..., Any]:
 
 def _operands(family: Family, arguments: tuple[Any, ...]) -> list[Any]:
     """The flat operands: the arguments' arrays, then what the body closes over."""
-    found, wanted = jax.tree.structure(arguments), jax.tree.structure(family.arguments)
+    found, wanted = _jax.structure(arguments), _jax.structure(family.arguments)
     if found != wanted:
         raise ArgumentError(
             f"{family.name} was traced for other arguments",

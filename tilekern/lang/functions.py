@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ _PRESETS: dict[Precision, Any] = {
 
 def precision_of(preset: Any) -> Precision:
     """The language's name of a dot precision of JAX; whatever only lowers precision in JAX is exact here."""
-    names = {algorithm: name for name, algorithm in _PRESETS.items() if algorithm is not None}
+    names: dict[Any, Precision] = {algorithm: name for name, algorithm in _PRESETS.items() if algorithm is not None}
     return names.get(preset, "ieee") if isinstance(preset, lax.DotAlgorithmPreset) else "ieee"
 
 
@@ -55,7 +55,7 @@ def dot(a: Any, b: Any, acc: Any = None, *, precision: str | None = None) -> jax
     batch = tuple(range(left.ndim - 2))
     dims = (((left.ndim - 1,), (left.ndim - 2,)), (batch, batch))
     wide = accumulator(left.dtype)
-    preset = _PRESETS[precision] if precision and left.dtype == jnp.float32 else None  # pyright: ignore[reportArgumentType] -- checked above
+    preset = _PRESETS[precision] if precision and left.dtype == jnp.float32 else None
     product = lax.dot_general(left, right, dims, precision=preset, preferred_element_type=wide)
     if acc is None:
         return product
@@ -85,7 +85,7 @@ def _misfit(expected: str, left: jax.Array, right: jax.Array, fix: str) -> Argum
 
 def full(shape: Any, value: Any, dtype: Any = jnp.float32) -> jax.Array:
     """A tile of `value`; entries of `shape` are ints or Tiles, which stand for their size. float32 unless said."""
-    entries: Sequence[Any] = shape if isinstance(shape, (tuple, list)) else (shape,)  # pyright: ignore[reportUnknownVariableType] -- anything
+    entries = cast(Sequence[Any], shape) if isinstance(shape, (tuple, list)) else (shape,)
     sizes = [e.size if isinstance(e, Tile) else static_int(e, "a size of the tile", 0) for e in entries]
     if _jax.is_array(value) and value.shape != ():
         raise ArgumentError(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax, source
@@ -65,7 +68,8 @@ class Importer(rules.Emitter):
     def _read(self, atom: Any) -> Value:
         if not isinstance(atom, _jax.Literal):
             return self._env[atom]
-        return self._constant(np.asarray(atom.val, atom.aval.dtype))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType] -- an array's aval
+        literal: Any = atom
+        return self._constant(np.asarray(literal.val, literal.aval.dtype))
 
     def _import(self, eqn: JaxprEqn) -> None:
         outer = self.loc
@@ -89,7 +93,7 @@ class Importer(rules.Emitter):
 
     def _constant(self, array: Any) -> Value:
         """A captured array: a constant if it is known and small, else a further operand, loaded whole."""
-        if not is_dtype(np.dtype(array.dtype)) if not hasattr(array.dtype, "_rules") else True:
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended) or not is_dtype(np.dtype(array.dtype)):
             raise UnsupportedError(
                 "an array of this dtype cannot be used in a kernel",
                 expected="float, integer or bool arrays",
@@ -127,7 +131,8 @@ class Importer(rules.Emitter):
         return self.add(Store(operands=tuple(operands), access=access, masked=masked, loc=self.loc))
 
     def _program_index(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
-        return [self._grid[eqn.params["axis"]]]
+        axis: int = eqn.params["axis"]
+        return [self._grid[axis]]
 
     # --- nested jaxprs ---
 
@@ -140,7 +145,8 @@ class Importer(rules.Emitter):
 
     def _cond(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         index, *rest = operands
-        regions = tuple(self.block((), lambda b=branch: self.run(b, rest)) for branch in eqn.params["branches"])
+        branches: Sequence[Jaxpr] = eqn.params["branches"]
+        regions = tuple(self.block((), partial(self.run, branch, rest)) for branch in branches)
         return self.add(Switch(operands=(self.convert(index, INDEX.dtype),), regions=regions, loc=self.loc))
 
     def _while(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
@@ -150,11 +156,16 @@ class Importer(rules.Emitter):
         for inner in body.eqns:
             if inner.primitive is fold_index_p:
                 return self._fold(eqn, inner, shared, inits)
-        regions: list[Block] = []
-        for jaxpr, values in ((eqn.params["cond_jaxpr"], operands[:skip]), (body, shared)):
-            args = tuple(Value(v.type) for v in inits)
-            regions.append(self.block(args, lambda *a, j=jaxpr, c=values: self.run(j, [*c, *a])))
-        return self.add(While(operands=tuple(inits), regions=tuple(regions), loc=self.loc))
+        regions = (self._region(eqn.params["cond_jaxpr"], operands[:skip], inits), self._region(body, shared, inits))
+        return self.add(While(operands=tuple(inits), regions=regions, loc=self.loc))
+
+    def _region(self, jaxpr: Jaxpr, shared: list[Value], inits: list[Value], *leading: Value) -> Block:
+        """A block for a jaxpr of a loop; its arguments are `leading`, unknown to the jaxpr, and the carries."""
+
+        def body(*args: Value) -> tuple[Value, ...]:
+            return self.run(jaxpr, [*shared, *args[len(leading) :]])
+
+        return self.block((*leading, *(Value(v.type) for v in inits)), body)
 
     def _fold(self, eqn: JaxprEqn, marker: JaxprEqn, shared: list[Value], inits: list[Value]) -> Sequence[Value]:
         """A `while` made by `lang.loops.fold`: the counter is the tile index, the bounds are the marker's."""
@@ -191,11 +202,10 @@ class Importer(rules.Emitter):
                 "lax.scan with inputs or outputs per iteration is not part of the language",
                 expected="a scan (or fori_loop) that only carries values",
                 got=f"a scan of {eqn.params['length']} steps over slices of tiles",
-                fix="loop with tk.fold over tk.serial(...) and index refs; the gradient of a loop is taken outside of it",
+                fix="loop with tk.fold over tk.serial(...) and index refs; differentiate loops outside the kernel",
             )
         axis = Axis("step", eqn.params["length"])
-        args = (index_value("step"), *(Value(v.type) for v in inits))
-        body = self.block(args, lambda _, *values: self.run(eqn.params["jaxpr"], [*shared, *values]))
+        body = self._region(eqn.params["jaxpr"], shared, inits, index_value("step"))
         bounds = [self.splat(n, INDEX) for n in (0, axis.extent)]
         fold = Fold(operands=(*bounds, *inits), regions=(body,), axis=axis, reverse=eqn.params["reverse"], loc=self.loc)
         return self.add(fold)

@@ -30,18 +30,20 @@ def fold(axis: SerialAxis, body: Callable[[Any, Any], Any], init: Any) -> Any:
             got=f"axis = {describe(axis)}",
             fix="wrap the extent: tk.fold(tk.serial(n, block), body, init)",
         )
-    leaves, tree = jax.tree.flatten(init)
+    leaves, tree = _jax.flatten(init)
     carries = [_jax.as_strong(leaf) for leaf in leaves]
     name = _first_parameter(body)
     loop = make_axis(name, axis.extent, axis.block)
-    loc = source.of_stack()
+    loc, hints = source.of_stack(), _hints(body, leaves)
     bounds = tuple(jnp.asarray(b, jnp.int32) for b in (axis.start, axis.stop))
 
     # A fresh function for each fold: JAX caches traced loop bodies by identity. The loop is a `while` whose real bounds
     # are those of fold_index_p, by which the importer knows it for a fold; its condition only has to be traceable.
     def step(values: tuple[Any, ...]) -> tuple[Any, ...]:
         counter, *carry = values
-        index = fold_index_p.bind(counter, *bounds, axis=loop, reverse=axis.reverse, loc=loc, hints=_hints(body, leaves))
+        index: Any = _jax.bind(
+            fold_index_p, counter, *bounds, axis=loop, reverse=axis.reverse, loc=loc, hints=_hints(body, leaves)
+        )
         scope = state.Scope(f"the fold over {name}")
         trace.depth += 1
         try:
@@ -62,7 +64,7 @@ def foreach(axis: SerialAxis, body: Callable[[Any], None]) -> None:
 
     def step(tile: Any, carry: tuple[()]) -> tuple[()]:
         returned = body(tile)
-        if returned is not None:  # pyright: ignore[reportUnnecessaryComparison] -- users return anything
+        if returned is not None:
             raise CarryError(
                 "the body of tk.foreach returned a value",
                 expected="None",
@@ -71,7 +73,7 @@ def foreach(axis: SerialAxis, body: Callable[[Any], None]) -> None:
             )
         return carry
 
-    step.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess] -- names the axis after the body's
+    step.__signature__ = inspect.Signature(
         [inspect.Parameter(_first_parameter(body), inspect.Parameter.POSITIONAL_ONLY)]
     )
     fold(axis, step, ())
@@ -95,7 +97,7 @@ def _hints(body: Callable[..., Any], leaves: list[Any]) -> tuple[str, ...]:
 
 
 def _check_carries(result: Any, tree: Any, carries: list[jax.Array]) -> list[jax.Array]:
-    leaves, found = jax.tree.flatten(result)
+    leaves, found = _jax.flatten(result)
     if found != tree:
         raise CarryError(
             "the body of a fold returned another structure than init",
@@ -104,7 +106,7 @@ def _check_carries(result: Any, tree: Any, carries: list[jax.Array]) -> list[jax
             fix="return the carries in the shape of init (a fold body returns its carry, always)",
         )
     values = [_jax.as_strong(leaf) for leaf in leaves]
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(result)[0]]
+    paths = [jax.tree_util.keystr(path) for path, _ in _jax.flatten_with_path(result)[0]]
     for path, value, carry in zip(paths, values, carries, strict=True):
         if (value.shape, value.dtype) != (carry.shape, carry.dtype):
             raise CarryError(

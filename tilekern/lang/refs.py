@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +89,8 @@ class Ref:
             operands.append(self._mask(mask, indexer.access.shape))
         if fill is not None:
             operands.append(self._fill(fill))
-        return load_p.bind(
+        return _jax.bind(
+            load_p,
             self._token,
             *operands,
             access=indexer.access,
@@ -109,7 +110,7 @@ class Ref:
             operands.append(self._mask(mask, indexer.access.shape))
         loc = source.of_stack()
         trace.stores[loc] = None
-        store_p.bind(self._token, *operands, access=indexer.access, masked=mask is not None, loc=loc)
+        _jax.bind(store_p, self._token, *operands, access=indexer.access, masked=mask is not None, loc=loc)
 
     def __iter__(self) -> Any:
         raise IndexingError(
@@ -192,7 +193,7 @@ class _Indexer:
         return Access(tuple(self.dims))
 
     def add(self, index: Any) -> _Indexer:
-        entries = list(index) if isinstance(index, tuple) else [index]  # pyright: ignore[reportUnknownArgumentType] -- anything
+        entries: list[Any] = list(cast(tuple[Any, ...], index)) if isinstance(index, tuple) else [index]
         rank = len(self.type.shape)
         dots = [i for i, entry in enumerate(entries) if entry is ...]
         if len(dots) > 1 or len(entries) - len(dots) > rank:
@@ -278,7 +279,7 @@ class _Indexer:
             f"index {number} of {self.name} is of the wrong kind",
             expected="a Tile, an integer, `:`, tk.ds(start, size) or a vector of integers",
             got=f"index {number} = {describe(entry)}",
-            fix="bool masks go to ref.load(index, mask=...), floats must become integers, indices of rank 2 be flattened",
+            fix="give bool masks to ref.load(index, mask=...); make floats integers; flatten indices of rank 2",
         )
 
 
@@ -292,4 +293,10 @@ def static_bound(bound: Any, number: int, name: str) -> int:
 def _name(entry: Any) -> str:
     if isinstance(entry, slice):
         return ":"
-    return "a traced scalar" if isinstance(entry, _jax.Tracer) else type(entry).__name__ if isinstance(entry, Tile) else str(entry)
+    return (
+        "a traced scalar"
+        if isinstance(entry, _jax.Tracer)
+        else type(entry).__name__
+        if isinstance(entry, Tile)
+        else str(entry)
+    )

@@ -116,7 +116,9 @@ def _concatenate(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
 
 
 def _pad(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    low, high, interior = (tuple(n) for n in zip(*eqn.params["padding_config"], strict=True)) if _aval(eqn).shape else ((),) * 3
+    low, high, interior = (
+        (tuple(n) for n in zip(*eqn.params["padding_config"], strict=True)) if _aval(eqn).shape else ((),) * 3
+    )
     return emit.op(Pad, *operands, low=low, high=high, interior=interior)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ def current(what: str) -> TraceState:
 
 
 @contextmanager
-def tracing(state: TraceState) -> Iterator[TraceState]:
+def tracing(state: TraceState) -> Generator[TraceState]:
     """Inside it, `state` is the trace that is going on."""
     token = _state.set(state)
     try:

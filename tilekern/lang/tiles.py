@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,8 @@ def as_index(value: Any, what: str) -> Scalar:
         raise _not_an_integer(value, what)
     if not isinstance(value, _jax.Tracer):
         return int(value)
-    return value if value.dtype == jnp.int32 else jax.lax.convert_element_type(value, jnp.int32)
+    scalar = cast(Any, value)
+    return scalar if scalar.dtype == jnp.int32 else jax.lax.convert_element_type(scalar, jnp.int32)
 
 
 def describe(value: Any) -> str:
@@ -139,9 +140,7 @@ class Tile:
         strides = [stride for _, stride in self.terms]
         if all(n % c == 0 for n in (*strides, self.const, self.size)):
             divided = tuple((scalar, stride // c) for scalar, stride in self.terms)
-            return replace(
-                self, terms=divided, const=self.const // c, size=self.size // c, extent=cdiv(self.extent, c)
-            )
+            return replace(self, terms=divided, const=self.const // c, size=self.size // c, extent=cdiv(self.extent, c))
         if any(c % n for n in (*strides, self.size)) or self.const % self.size:
             raise TraceError(
                 "a tile is divided by a number that does not line up with its block",
@@ -199,7 +198,7 @@ def parallel(extent: int, block: int | None = None) -> Any:
         )
     name = source.assigned_name(source.current()) or f"axis{len(trace.axes)}"
     axis = make_axis(name, extent, block)
-    index = program_index_p.bind(axis=len(trace.axes))
+    index: Any = _jax.bind(program_index_p, axis=len(trace.axes))
     trace.axes.append(axis)
     return index if block is None else tile_at(axis, index, trace.scope)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -58,7 +58,7 @@ def trace(
     loc: source.Loc,
 ) -> Tracing:
     """Trace `function(*arguments, **keywords)`, where the leaves of `arguments` are `Param`s."""
-    params, tree = jax.tree.flatten(arguments)
+    params, tree = _jax.flatten(arguments)
     state = TraceState(name)
 
     def body(*tokens: Any) -> tuple[()]:
@@ -136,7 +136,7 @@ def _check_stores(func: Func, state: TraceState) -> None:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _explained(name: str) -> Generator[None]:
     """Turn JAX's errors about tracers into ours, at the user's line."""
     try:
         yield

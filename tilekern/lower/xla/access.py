@@ -41,7 +41,7 @@ class GridIndex(Stacked):
 
     base: Any = 0
     count: int = 1
-    base_interval: Interval = Interval(0, 0)
+    base_interval: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,10 @@ def _scatter(
     axes = tuple(sorted({*found, *value.axes, *(mask.axes if mask else ())}))
     rank = len(op.access.shape)
     shape = (*(sizes[a] for a in axes), *op.access.shape)
-    spread = [i.reshape(*(i.shape[found.index(a)] if a in found else 1 for a in axes), *i.shape[len(found) :]) for i in indices]
+    spread = [
+        i.reshape(*(i.shape[found.index(a)] if a in found else 1 for a in axes), *i.shape[len(found) :])
+        for i in indices
+    ]
     # A lane that may not be stored goes to an index behind the end, which the scatter drops.
     keep = jnp.asarray(True) if mask is None else aligned(mask, axes, sizes)
     targets = [jnp.where(keep & (i >= 0), i, n) for i, n in zip(spread, array.shape, strict=True)]
@@ -296,4 +299,3 @@ def _select(mask: Stacked, value: Stacked, other: Stacked, rank: int) -> Stacked
         return array.reshape(*leading, *tile)
 
     return Stacked(jnp.where(spread(mask), spread(value), spread(other)), axes)
-

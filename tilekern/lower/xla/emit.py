@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,8 @@ class Emitter:
             self._grid(number + 1)
             return self.get(self._func.outputs)
 
-        self.set(self._func.outputs, lax.fori_loop(0, segment.chunks, chunk, self.get(self._func.outputs)))
+        outputs = self._func.outputs
+        self.set(outputs, cast(Any, lax.fori_loop(0, segment.chunks, chunk, self.get(outputs))))
 
     def _place(self, number: int, segment: Segment, base: Any) -> None:
         """Let the index of an axis be `base` and the `count` - 1 after it."""
@@ -226,10 +227,7 @@ class FoldEmitter:
 
     def _full_tiles(self, first: Any, last: Any, state: Any) -> Any:
         full = self._op.axis.full_tiles
-        if isinstance(last, int):
-            last = min(last, full)
-        else:
-            last = jnp.minimum(last, full)
+        last = min(last, full) if isinstance(last, int) else jnp.minimum(last, full)
         static = isinstance(first, int) and isinstance(last, int)
         if full == 0 or (static and first >= last):
             return state
@@ -242,7 +240,7 @@ class FoldEmitter:
             index = first + last - 1 - i if self._op.reverse else i
             return self._step(index, interval, state)
 
-        return lax.fori_loop(first, last, step, state)
+        return cast(Any, lax.fori_loop(first, last, step, state))
 
     def _ragged_tile(self, first: Any, last: Any, state: Any) -> Any:
         axis = self._op.axis
@@ -255,7 +253,11 @@ class FoldEmitter:
 
         if isinstance(first, int) and isinstance(last, int):
             return step(state) if first <= ragged < last else state
-        return lax.cond((first <= ragged) & (ragged < last), step, lambda state: state, state)
+
+        def skip(state: Any) -> Any:
+            return state
+
+        return cast(Any, lax.cond((first <= ragged) & (ragged < last), step, skip, state))
 
 
 def stored(block: Block) -> tuple[Value, ...]:

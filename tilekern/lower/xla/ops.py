@@ -40,9 +40,9 @@ def function_of(op: Op) -> Function:
         case Constant():
             return lambda: jnp.broadcast_to(jnp.asarray(op.array), op.shape)
         case Select():
-            return lambda which, on_true, on_false: lax.select_n(which, on_false, on_true)
+            return _select
         case Convert():
-            return lambda x: convert(x, op.dtype)
+            return partial(convert, dtype=op.dtype)
         case Dot():
             return partial(_dot, op)
         case Reduce():
@@ -54,23 +54,31 @@ def function_of(op: Op) -> Function:
 def _shape_function(op: Op) -> Function:
     match op:
         case Broadcast():
-            return lambda x: lax.broadcast_in_dim(x, op.shape, op.dims)
+            return partial(lax.broadcast_in_dim, shape=op.shape, broadcast_dimensions=op.dims)
         case Reshape():
-            return lambda x: lax.reshape(x, op.shape)
+            return partial(lax.reshape, new_sizes=op.shape)
         case Transpose():
-            return lambda x: lax.transpose(x, op.permutation)
+            return partial(lax.transpose, permutation=op.permutation)
         case Iota():
             return lambda: lax.broadcasted_iota(op.dtype, op.shape, op.dim)
         case Slice():
-            return lambda x: lax.slice(x, op.start, op.stop, op.stride)
+            return partial(lax.slice, start_indices=op.start, limit_indices=op.stop, strides=op.stride)
         case Concatenate():
-            return lambda *xs: lax.concatenate(xs, op.dim)
+            return partial(_concatenate, op.dim)
         case Pad():
-            return lambda x, value: lax.pad(x, value, tuple(zip(op.low, op.high, op.interior, strict=True)))
+            return partial(lax.pad, padding_config=tuple(zip(op.low, op.high, op.interior, strict=True)))
         case Reverse():
-            return lambda x: lax.rev(x, op.dims)
+            return partial(lax.rev, dimensions=op.dims)
         case _:
             raise NotImplementedError(f"the XLA backend has no rule for {op.name}")
+
+
+def _select(which: jax.Array, on_true: jax.Array, on_false: jax.Array) -> jax.Array:
+    return lax.select_n(which, on_false, on_true)
+
+
+def _concatenate(dim: int, *tiles: jax.Array) -> jax.Array:
+    return lax.concatenate(tiles, dim)
 
 
 def convert(x: jax.Array, dtype: DType) -> jax.Array:
@@ -81,7 +89,7 @@ def convert(x: jax.Array, dtype: DType) -> jax.Array:
 
 
 def _dot(op: Dot, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """Exact products: narrow operands but bf16, for which XLA has kernels, are widened first; never a cheaper precision."""
+    """Exact products, never a cheaper precision; narrow operands other than bf16 are widened first."""
     wide = accumulator(lhs.dtype)
     if kind_of(lhs.dtype) == "float" and lhs.dtype not in (BF16, F32):
         lhs, rhs = (lax.convert_element_type(x, wide) for x in (lhs, rhs))

@@ -1,0 +1,1 @@
+"""Target-neutral passes over the block IR, one file each; `pipeline` is their order."""

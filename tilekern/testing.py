@@ -1,0 +1,170 @@
+"""How numeric results are judged: one tolerance rule, derived from a float64 oracle; and random arrays and lengths.
+
+The rule is that of FlashAttention's tests (https://github.com/Dao-AILab/flash-attention): a kernel may be as wrong as
+twice the naive computation in the dtype of its input. Nobody chooses a tolerance.
+
+    inputs = (q, k, v)
+    oracle, _ = in_float64(reference, *inputs)
+    low, _ = reference(*inputs, dtype=q.dtype)
+    assert_close(flash_attention(*inputs), oracle, low, length=keys)
+
+`arrays` and `lengths` are strategies of Hypothesis, which the extra `tilekern[test]` installs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from tilekern.ir.core import Array
+from tilekern.ir.types import F64, DType, accumulator, dtype_name, kind_of
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+__all__ = ["arrays", "assert_close", "in_float64", "lengths"]
+
+
+# What `in_float64` traces, so that one compiled oracle serves all values.
+_TRACED = (int, float, np.ndarray, jax.Array)
+
+
+# --- the rule -------------------------------------------------------------------------------------------------------
+
+
+def assert_close(out: Any, oracle: Any, low: Any, *, length: int = 1, factor: float = 2.0) -> None:
+    """Assert max|out - oracle| <= factor * max|low - oracle| + ε, and NaN and ±inf exactly where the oracle has them.
+
+    Args:
+      out: the result under test, of a float dtype.
+      oracle: the same in float64, from `in_float64`.
+      low: the same by the naive computation in the dtype of the inputs; of the dtype that `out` must have.
+      length: how many terms the longest sum behind an element has.
+      factor: how many times the naive error is allowed; gradients take 3.
+
+    Raises:
+      AssertionError: with the worst element, its index, both errors and the bound.
+    """
+    out, oracle, low = (np.asarray(x) for x in (out, oracle, low))
+    named = {"out": out, "oracle": oracle, "low": low}
+    shown = ", ".join(f"{name} {dtype_name(x.dtype)}{list(x.shape)}" for name, x in named.items())
+    _require(out.shape == oracle.shape == low.shape, f"shapes differ: {shown}")
+    _require(oracle.dtype == F64, f"the oracle must be f64: {shown}")
+    _require(kind_of(out.dtype) == "float" and out.dtype == low.dtype, f"out must have the float dtype of low: {shown}")
+    with np.errstate(over="ignore"):  # what is finite in float64 may be too large for the dtype of the result
+        expected = oracle.astype(out.dtype)
+    _require_same_specials(out, expected)
+
+    finite = np.isfinite(expected)
+    error, naive = _errors(out, oracle, finite), _errors(low, oracle, finite)
+    largest = float(np.max(np.abs(oracle), where=finite, initial=0.0))
+    allowed, rounding = factor * float(naive.max(initial=0.0)), _rounding(out.dtype, length) * largest
+    if error.max(initial=0.0) <= allowed + rounding:
+        return
+    worst = np.unravel_index(int(error.argmax()), error.shape)
+    raise AssertionError(
+        f"out {dtype_name(out.dtype)}{list(out.shape)} is too far from the oracle\n"
+        f"  worst element: out{_at(worst)} = {float(out[worst])!r}, oracle {float(oracle[worst])!r}\n"
+        f"  error: {error[worst]:.3e}; of the naive computation: {naive[worst]:.3e} there, {naive.max():.3e} at most\n"
+        f"  bound: {allowed + rounding:.3e} = {factor:g} * {naive.max():.3e} + {rounding:.3e} (rounding)\n"
+        f"  too far: {np.count_nonzero(error > allowed + rounding)} of {error.size} elements"
+    )
+
+
+def _errors(values: Array, oracle: Array, finite: Array) -> Array:
+    """|values - oracle|, and 0 where the oracle is not finite or the values (the naive computation's) overflowed."""
+    values = values.astype(F64)
+    both = finite & np.isfinite(values)
+    return np.abs(np.where(both, values, 0) - np.where(both, oracle, 0))
+
+
+def _rounding(dtype: DType, length: int) -> float:
+    """ε as a part of the largest element: the relative error that even the best computation has.
+
+    The naive error may be zero by luck, but the result is rounded to its dtype, by at most half the machine epsilon.
+    Before that, n terms are accumulated in some order with unit roundoff w. With independent terms of size 1 a partial
+    sum of k has size √k, so step k rounds by at most w √k; these errors are independent, too, and add up to
+    w √(1 + 2 + … + n) ≈ w n / √2, where the whole sum has size √n: an error of w √(n / 2) relative to it. We allow four
+    times that, four standard deviations, as there are many elements.
+    """
+    unit, accumulated = (float(ml_dtypes.finfo(d).eps) / 2 for d in (dtype, accumulator(dtype)))
+    return unit + 4 * accumulated * math.sqrt(max(length, 1) / 2)
+
+
+def _require_same_specials(out: Array, expected: Array) -> None:
+    """NaN and ±inf stand where the oracle has them, and nowhere else."""
+    same = (out == expected) | (np.isfinite(out) & np.isfinite(expected)) | (np.isnan(out) & np.isnan(expected))
+    if same.all():
+        return
+    first = np.unravel_index(int(same.argmin()), same.shape)
+    raise AssertionError(
+        "NaN and ±inf must be where the oracle has them\n"
+        f"  first element: out{_at(first)} = {float(out[first])!r}, oracle {float(expected[first])!r}\n"
+        f"  different: {np.count_nonzero(~same)} of {same.size} elements"
+    )
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+def _at(index: Sequence[Any]) -> str:
+    return str([int(i) for i in index])
+
+
+def in_float64(reference: Callable[..., Any], *arrays: Any, **keywords: Any) -> Any:
+    """The oracle: `reference` on float64 copies of the float arrays, with 64-bit types on.
+
+    Keywords that are arrays or numbers are passed as such, all others are static. Returns the results as NumPy arrays.
+    """
+    with jax.enable_x64(True):
+        wide = [np.asarray(a).astype(F64) if kind_of(np.asarray(a).dtype) == "float" else a for a in arrays]
+        static = [n for n, v in keywords.items() if isinstance(v, bool) or not isinstance(v, _TRACED)]
+        return jax.tree.map(np.asarray, jax.jit(reference, static_argnames=static)(*wide, **keywords))
+
+
+# --- random input ---------------------------------------------------------------------------------------------------
+
+
+def arrays(dtype: Any, shape: Sequence[int], specials: Sequence[float] = ()) -> SearchStrategy[Array]:
+    """Arrays of standard normal numbers (small integers for integer dtypes), a few of them replaced by `specials`.
+
+    Integers are in [-8, 8]. An array shrinks towards one without specials, not to smaller numbers.
+    """
+    st = _strategies()
+    size = math.prod(shape)
+    places = st.integers(0, max(size - 1, 0))
+    planted = st.dictionaries(places, st.sampled_from(specials), max_size=4) if specials and size else st.just({})
+
+    def build(seed: int, planted: dict[int, float]) -> Array:
+        random = np.random.default_rng(seed)
+        if kind_of(np.dtype(dtype)) == "float":
+            flat = random.standard_normal(size).astype(dtype)
+        else:
+            flat = random.integers(-8, 9, size).astype(dtype)
+        for place, special in planted.items():
+            flat[place] = special
+        return flat.reshape(shape)
+
+    return st.builds(build, st.integers(0, 2**16), planted)
+
+
+def lengths(block: int) -> SearchStrategy[int]:
+    """Extents that are awkward for tiles of `block`: 0, 1, primes, multiples of the block and their neighbours."""
+    primes = [n for n in range(2, 2 * block) if all(n % d for d in range(2, n))]
+    near = {block - 1, block, block + 1, 2 * block - 1, 2 * block, 2 * block + 1}
+    return _strategies().sampled_from(sorted({0, 1, *near, *primes[len(primes) // 2 :: 3]}))
+
+
+def _strategies() -> Any:
+    try:
+        from hypothesis import strategies
+    except ImportError as error:
+        raise ImportError("random test input needs Hypothesis: pip install 'tilekern[test]'") from error
+    return strategies
