@@ -92,8 +92,13 @@ def _rounding(dtype: DType, length: int) -> float:
     w √(1 + 2 + … + n) ≈ w n / √2, where the whole sum has size √n: an error of w √(n / 2) relative to it. We allow four
     times that, four standard deviations, as there are many elements.
     """
-    unit, accumulated = (float(ml_dtypes.finfo(d).eps) / 2 for d in (dtype, accumulator(dtype)))
-    return unit + 4 * accumulated * math.sqrt(max(length, 1) / 2)
+    return _unit_roundoff(dtype) + 4 * _unit_roundoff(accumulator(dtype)) * math.sqrt(max(length, 1) / 2)
+
+
+def _unit_roundoff(dtype: DType) -> float:
+    """The largest relative error of rounding to nearest."""
+    epsilon: Any = ml_dtypes.finfo(dtype).eps
+    return float(epsilon) / 2
 
 
 def _require_same_specials(out: Array, expected: Array) -> None:

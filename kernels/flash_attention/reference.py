@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -14,16 +16,18 @@ def reference(
     causal: bool = False,
     scale: float | None = None,
     q_offset: int | jax.Array = 0,
+    dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of query[*B, T, N, H] to key[*B, S, K, H] and value[*B, S, K, Hv]; head n reads key head n // (N / K).
 
-    Logits, softmax and products in float32, float64 for float64 inputs. A row that attends to nothing is 0.
+    Logits, softmax and products in `dtype`: if None in float32, in float64 for float64 inputs. A row that attends to
+    nothing is 0.
 
     Returns:
       out[*B, T, N, Hv] in the query's dtype, and the logsumexp of the scaled logits [*B, T, N] (natural logarithm; -inf
       for a row that attends to nothing).
     """
-    wide = jnp.float64 if query.dtype == jnp.float64 else jnp.float32
+    wide = dtype or (jnp.float64 if query.dtype == jnp.float64 else jnp.float32)
     queries, heads, width = query.shape[-3:]
     keys, groups = key.shape[-3], key.shape[-2]
     scale = width**-0.5 if scale is None else scale

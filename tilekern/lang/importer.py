@@ -103,12 +103,12 @@ class Importer(rules.Emitter):
         tile = TileType(tuple(array.shape), np.dtype(array.dtype))
         if not isinstance(array, _jax.Tracer) and tile.nbytes <= CONSTANT_BYTES:
             known = np.asarray(array)
-            if known.size and (known == known.flat[0]).all() and not known.any():
+            if known.size and known.tobytes() == known.flat[:1].tobytes() * known.size:
                 return self.one(splat(known.flat[0], tile, loc=self.loc))
             return self.one(Constant(array=known, shape=tile.shape, loc=self.loc))
-        for other, param in self.captured:
+        for other, known_as in self.captured:
             if other is array:
-                return self._load_whole(param)
+                return self._load_whole(known_as)
         param = Value(RefType(tile.shape, tile.dtype, "in"), f"captured{len(self.captured)}")
         self.captured.append((array, param))
         return self._load_whole(param)

@@ -41,9 +41,7 @@ def fold(axis: SerialAxis, body: Callable[[Any, Any], Any], init: Any) -> Any:
     # are those of fold_index_p, by which the importer knows it for a fold; its condition only has to be traceable.
     def step(values: tuple[Any, ...]) -> tuple[Any, ...]:
         counter, *carry = values
-        index: Any = _jax.bind(
-            fold_index_p, counter, *bounds, axis=loop, reverse=axis.reverse, loc=loc, hints=_hints(body, leaves)
-        )
+        index = _jax.bind(fold_index_p, counter, *bounds, axis=loop, reverse=axis.reverse, loc=loc, hints=hints)
         scope = state.Scope(f"the fold over {name}")
         trace.depth += 1
         try:
