@@ -17,7 +17,7 @@ import jax.core
 import jax.numpy as jnp
 import jaxlib
 from jax.extend import source_info_util
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var, take_current_trace
 from jax.interpreters import ad, batching, mlir
 
 from tilekern import source
@@ -66,6 +66,22 @@ def split_scan(eqn: JaxprEqn) -> tuple[int, int]:
     """How many constants and how many carries a `scan` has; the rest of its operands are sliced per iteration."""
     constants, carries, _ = eqn.params["ft_in"].update(eqn.invars).unpack()
     return len(list(constants)), len(list(carries))
+
+
+def current_trace() -> Any:
+    """The innermost trace that is going on."""
+    with cast(Any, take_current_trace)() as trace:
+        return trace
+
+
+def is_live(value: Any) -> bool:
+    """Whether a value is known, or belongs to a trace that is going on: the current one, or one around it."""
+    if not isinstance(value, Tracer):
+        return True
+    trace = current_trace()
+    while trace is not None and trace is not value._trace:  # pyright: ignore[reportPrivateUsage] -- the only way
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
 
 
 def is_array(value: object) -> bool:

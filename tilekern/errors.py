@@ -64,7 +64,7 @@ class TileScopeError(TraceError):
 
 
 class CarryError(TraceError):
-    """A fold's body returned something that does not fit its initial value."""
+    """The body of a loop returned something that does not fit its initial value, or a branch what the other does not."""
 
 
 class ConcreteValueError(TraceError):

@@ -3,7 +3,7 @@
 A `Loc` is a file, a line and a span of columns. `current()` answers "which line of the user's is being worked on":
 the innermost `at(loc)` block if there is one, otherwise the innermost stack frame that belongs to the user. Frames of
 this package and of the packages registered with `register_internal` do not count; the prebuilt kernels do, because
-they are written in the language like anybody's.
+they are written in the language like anybody's, but not the functions around them that users call (`api.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def register_internal(directory: str) -> None:
 def is_internal(file: str) -> bool:
     """Whether `file` belongs to the compiler (or to a package it is built on) and not to the user."""
     if file.startswith(_KERNELS):
-        return False
+        return os.path.basename(file) == "api.py"
     return file.startswith("<frozen") or any(file.startswith(d) for d in _internal)
 
 

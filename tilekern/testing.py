@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import ml_dtypes
 import numpy as np
 
 from tilekern.ir.core import Array
@@ -97,8 +96,7 @@ def _rounding(dtype: DType, length: int) -> float:
 
 def _unit_roundoff(dtype: DType) -> float:
     """The largest relative error of rounding to nearest."""
-    epsilon: Any = ml_dtypes.finfo(dtype).eps
-    return float(epsilon) / 2
+    return float(np.spacing(np.ones((), dtype))) / 2
 
 
 def _require_same_specials(out: Array, expected: Array) -> None:

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 
 from tilekern.errors import ArgumentError
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
+from tilekern.lang.tiles import describe
+
+_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64)
 
 
 @overload
@@ -86,14 +89,14 @@ def flash_attention(
       (2, 100, 4, 32)
     """
     batch = _check(query, key, value)
-    offset, static_offset = (None, q_offset) if not hasattr(q_offset, "dtype") else (_offsets(q_offset, batch), 0)
+    offsets, static_offset = _offset(q_offset, batch, query.shape[-3], key.shape[-3])
     arrays = query, key, value
     if len(batch) != 1:
         arrays = tuple(x.reshape(math.prod(batch), *x.shape[-3:]) for x in arrays)
     out, logsumexp = flash_attention_forward(
         *arrays,
-        offset,
-        scale=query.shape[-1] ** -0.5 if scale is None and query.shape[-1] else scale or 0.0,
+        offsets,
+        scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale,
         causal=causal,
         static_offset=static_offset,
         return_logsumexp=return_logsumexp,
@@ -103,36 +106,45 @@ def flash_attention(
     )
     if len(batch) != 1:
         out = out.reshape(*batch, *out.shape[1:])
-        logsumexp = logsumexp if logsumexp is None else logsumexp.reshape(*batch, *logsumexp.shape[1:])
+        logsumexp = logsumexp.reshape(*batch, *logsumexp.shape[1:]) if return_logsumexp else logsumexp
     return (out, logsumexp) if return_logsumexp else out
 
 
 def _check(query: Any, key: Any, value: Any) -> tuple[int, ...]:
     """The leading dims, if the three arrays fit."""
-    shapes = query.shape, key.shape, value.shape
+    arrays = {"query": query, "key": key, "value": value}
+    shapes: list[tuple[int, ...]] = [getattr(x, "shape", ()) for x in arrays.values()]
     fits = len(shapes[0]) >= 3 and len(shapes[0]) == len(shapes[1]) == len(shapes[2])
     if fits:
         (*batch, _, heads, width), (*batch_k, keys, groups, width_k), (*batch_v, keys_v, groups_v, _) = shapes
         fits = batch == batch_k == batch_v and width == width_k and (keys, groups) == (keys_v, groups_v)
         fits = fits and (heads % groups == 0 if groups else heads == 0)
-    if fits and query.dtype == key.dtype == value.dtype and jnp.issubdtype(query.dtype, jnp.floating):
-        return tuple(shapes[0][:-3])
-    shown = ", ".join(f"{n} = {x.dtype}{list(x.shape)}" for n, x in (("query", query), ("key", key), ("value", value)))
+    if fits and query.dtype == key.dtype == value.dtype and query.dtype in _DTYPES:
+        return shapes[0][:-3]
     raise ArgumentError(
         "the arrays of flash_attention do not fit",
-        expected="query[*B, T, N, H], key[*B, S, K, H], value[*B, S, K, Hv] of one float dtype, K dividing N",
-        got=shown,
+        expected="query[*B, T, N, H], key[*B, S, K, H], value[*B, S, K, Hv] of one float dtype of at least 16 bits, "
+        "K dividing N",
+        got=", ".join(f"{name} = {describe(x)}" for name, x in arrays.items()),
         fix="the layout is batch, time, heads, width; cast with .astype",
     )
 
 
-def _offsets(q_offset: Any, batch: tuple[int, ...]) -> jax.Array:
-    """One offset for each element of the batch, int32."""
-    if not jnp.issubdtype(q_offset.dtype, jnp.integer) or q_offset.shape not in ((), batch):
+def _offset(q_offset: Any, batch: tuple[int, ...], queries: int, keys: int) -> tuple[jax.Array | None, int]:
+    """The offsets as (one for each element of the batch, one for all), of which one is None or 0.
+
+    From -queries down a query sees no key, from keys up each sees all: clamped to these, positions fit an int32.
+    """
+    if type(q_offset) is int:
+        return None, max(-queries, min(q_offset, keys))
+    dtype: Any = getattr(q_offset, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.integer) or q_offset.shape not in ((), batch):
         raise ArgumentError(
             "q_offset of flash_attention must be an integer, or integers",
             expected=f"an int, or an integer array of shape () or {list(batch)}",
-            got=f"q_offset = {q_offset.dtype}{list(q_offset.shape)}",
+            got=f"q_offset = {describe(q_offset)}",
             fix="one offset for all of the batch, or one for each element of it",
         )
-    return jnp.broadcast_to(jnp.asarray(q_offset, jnp.int32), batch).reshape(-1)
+    wide = jnp.asarray(q_offset, jax.dtypes.canonicalize_dtype(jnp.int64))
+    clamped = jnp.clip(wide, -queries, keys).astype(jnp.int32)
+    return jnp.broadcast_to(clamped, batch).reshape(-1), 0

@@ -49,7 +49,7 @@ def flash_attention_forward(
     Query t sees the keys s <= t + offset if `causal`, the offset being `static_offset`, plus `q_offset[b]` if given.
     """
     groups = key.shape[2]
-    group = query.shape[2] // groups
+    group = query.shape[2] // max(groups, 1)
     b = tk.parallel(query.shape[0])
     g = tk.parallel(groups)
     r = tk.parallel(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -30,9 +31,8 @@ def reference(
     wide = dtype or (jnp.float64 if query.dtype == jnp.float64 else jnp.float32)
     queries, heads, width = query.shape[-3:]
     keys, groups = key.shape[-3], key.shape[-2]
-    scale = width**-0.5 if scale is None else scale
-    k = jnp.repeat(key.astype(wide), heads // groups, axis=-2)
-    v = jnp.repeat(value.astype(wide), heads // groups, axis=-2)
+    scale = 1 / math.sqrt(max(width, 1)) if scale is None else scale
+    k, v = (jnp.repeat(x.astype(wide), heads // max(groups, 1), axis=-2) for x in (key, value))
     exact = jax.lax.Precision.HIGHEST
     scores = jnp.einsum("...tnh,...snh->...nts", query.astype(wide), k, precision=exact) * scale
     if causal:

@@ -25,7 +25,7 @@ def _out_type(x: Any, w: Any) -> jax.ShapeDtypeStruct:
 def matmul(
     x: tk.Ref, w: tk.Ref, out: tk.Ref, *, block_m: tk.Block = 128, block_n: tk.Block = 128, block_k: tk.Block = 64
 ) -> None:
-    """out[M, N] = x[M, K] @ w[K, N], accumulated in float32 (float64 for float64), in the dtype of x.
+    """out[M, N] = x[M, K] @ w[K, N], accumulated in float32 (float64; int32 for integers), in the dtype of x.
 
     Any sizes, blocks need not divide them.
     """

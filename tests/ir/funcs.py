@@ -414,7 +414,28 @@ def edges(dtype: DType, count: int = 256) -> np.ndarray:
         near = [limits.min, limits.min + 1, limits.max - 1, limits.max, *range(9), bits - 1, bits, bits + 1]
         return np.concatenate([np.array(near, dtype), zero - np.arange(9).astype(dtype), patterns])
     largest = float(patterns[np.isfinite(patterns)].max())
-    near = [0.0, 0.1, 0.3, 0.499999, 0.5, 0.9, 1.0, 1.5, 2.0, 2.5, 3.0, 7.25, 20.0, 300.0, 1e-5, 1e-40, largest, np.inf]
+    powers = [2.0**k for k in (7, 8, 15, 16, 31, 32, 63, 64)]
+    near = [
+        0.0,
+        0.1,
+        0.3,
+        0.499999,
+        0.5,
+        0.9,
+        1.0,
+        1.5,
+        2.0,
+        2.5,
+        3.0,
+        7.25,
+        20.0,
+        300.0,
+        1e-5,
+        1e-40,
+        largest,
+        np.inf,
+        *powers,
+    ]
     with np.errstate(all="ignore"):
         return np.concatenate([np.array([*near, *(-x for x in near), np.nan]).astype(dtype), patterns])
 

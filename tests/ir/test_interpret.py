@@ -1,3 +1,4 @@
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -170,15 +171,18 @@ def test_accesses_touch_what_a_naive_loop_touches(
 
 
 def test_positions_do_not_wrap() -> None:
-    out = ref("out", (4,), "out", I32)
+    x, out = ref("x", (2, 2**20), dtype=I32), ref("out", (4,), "out", I32)
 
     def body(b: Source) -> None:
         b.store(out, b.const(1, (4,)), whole(4))
         big = b.const(2**30)
         b.store(out, b.const(5), Lanes("index", ((big, 4),)))  # 2^32 is 0 in int32
+        b.load(x, at(big, 2**30), at(big))  # nor is 2^60 * 2^30 a place in x, or worth a warning
         b.store(out, b.const(6), Lanes("index", ((big, 4), (big, -4)), 1, 3))
 
-    np.testing.assert_array_equal(run(func("f", (out,), (), body)), [1, 1, 1, 6])
+    with warnings.catch_warnings(action="error"):
+        got = run(func("f", (x, out), (), body), np.zeros(x.ref.shape, np.int32))
+    np.testing.assert_array_equal(got, [1, 1, 1, 6])
 
 
 def test_scalars_and_empty_arrays() -> None:

@@ -329,5 +329,5 @@ def arrays_for(func: Func, seed: int) -> tuple[Array, ...]:
 
 def _array(ref: RefType, rng: np.random.Generator) -> Array:
     small = rng.integers(-3, 14, ref.shape).astype(ref.dtype)
-    special = rng.choice(np.array(_SPECIAL[ref.dtype], ref.dtype), ref.shape)
+    special = rng.choice(np.array(_SPECIAL.get(ref.dtype, (0.0, -0.0)), ref.dtype), ref.shape)
     return np.where(rng.random(ref.shape) < 0.2, special, small).astype(ref.dtype)

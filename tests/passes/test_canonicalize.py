@@ -171,6 +171,10 @@ CONTROL = {
         store %2 to %fs[%i]""",
         "%4 = load %x[%i] : f32[] store %4 to %fs[%i]",
     ),
+    "switch of negative index": (
+        "%1 = constant -2 : i32[] switch(%1) do { store %1 to %is[0] } do { store %1 to %is[1] } do { }",
+        "%1 = constant -2 : i32[] store %1 to %is[0]",
+    ),
     "fold over no tile": (
         """
         %1 = constant 8 : i32[]

@@ -75,7 +75,9 @@ def test_a_block_sees_the_ones_around_it_but_not_those_beside_it() -> None:
         } : i32[]
         %7 = abs(%2) : i32[]
         %8 = add(%3, %7) : i32[]
-        store %8 to %is[%i]""",
+        store %8 to %is[%i]
+        %9 = neg(%1) : i32[]
+        store %9 to %is[%j]""",
         """
         %1 = load %n[%i] : i32[]
         %2 = neg(%1) : i32[]
@@ -88,5 +90,6 @@ def test_a_block_sees_the_ones_around_it_but_not_those_beside_it() -> None:
         } : i32[]
         %7 = abs(%2) : i32[]
         %8 = add(%3, %7) : i32[]
-        store %8 to %is[%i]""",
+        store %8 to %is[%i]
+        store %2 to %is[%j]""",
     )

@@ -18,6 +18,10 @@ CASES = {
         "%1 = load %n[%i] : i32[] %2 = load %x[%1] : f32[]",
         "%1 = load %n[%i!] : i32[] %2 = load %x[%1] : f32[]",
     ),
+    "an index proved elsewhere": (
+        "%1 = load %n[%i] : i32[] %2 = load %x[%1!] : f32[]",
+        "%1 = load %n[%i!] : i32[] %2 = load %x[%1!] : f32[]",
+    ),
     "a clamped index": (
         """
         %1 = load %n[%i] : i32[]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax, source
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, TilekernError
 from tilekern.ir.core import Func
 from tilekern.ir.types import dtype_name, is_dtype
 from tilekern.kernel.signature import Signature, select
@@ -165,7 +165,7 @@ class Family:
     def _out_type(self) -> tuple[bool, tuple[Any, ...]]:
         """Whether there is one output parameter that is not a tuple; and the types of all."""
         definition, signature = self._definition, self._definition.signature
-        with source.at(definition.loc):
+        with source.at(source.current()):  # the call: frames of an out_type are the user's, too
             results = self._ask(definition.out_type)
             single = not isinstance(results, tuple)
             packed: tuple[Any, ...] = (results,) if single else results  # pyright: ignore[reportUnknownVariableType] -- the user's
@@ -176,6 +176,7 @@ class Family:
                     got=f"{len(self.arguments)} inputs and {len(packed)} outputs from out_type",
                     fix="give one argument for each input; out_type returns one entry for each output",
                 )
+        with source.at(definition.loc):
             for leaf in jax.tree.leaves(packed):
                 _check_output(self.name, leaf)
         return single, jax.tree.map(_plain, packed)
@@ -183,6 +184,8 @@ class Family:
     def _ask(self, out_type: Callable[..., Any]) -> Any:
         try:
             return out_type(*self.arguments, **select(out_type, self.statics))
+        except TilekernError:
+            raise
         except Exception as error:
             shown = ", ".join(_show(a) for a in self.arguments)
             raise ArgumentError(

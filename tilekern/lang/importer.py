@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 
 from tilekern import _jax, source
 from tilekern._jax import Jaxpr, JaxprEqn
-from tilekern.errors import TraceError, UnsupportedError
+from tilekern.errors import TileScopeError, TraceError, UnsupportedError
 from tilekern.ir.compute import Constant, splat
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Value, index_value
@@ -59,7 +59,9 @@ class Importer(rules.Emitter):
     def run(self, jaxpr: Jaxpr, operands: Sequence[Value]) -> tuple[Value, ...]:
         """Append the ops of `jaxpr` applied to `operands`; returns its results."""
         inner: Any = jaxpr.jaxpr
-        self._env.update(zip(inner.constvars, map(self._constant, jaxpr.consts), strict=True))
+        for var, array in zip(inner.constvars, jaxpr.consts, strict=True):
+            with source.at(_first_use(inner, var)):
+                self._env[var] = self._constant(array)
         self._env.update(zip(inner.invars, operands, strict=True))
         for eqn in inner.eqns:
             self._import(eqn)
@@ -100,6 +102,8 @@ class Importer(rules.Emitter):
                 got=f"dtype = {array.dtype}",
                 fix="pass raw data: complex numbers as two arrays, keys as jax.random.key_data(key)",
             )
+        if not _jax.is_live(array):
+            raise escaped()
         tile = TileType(tuple(array.shape), np.dtype(array.dtype))
         if not isinstance(array, _jax.Tracer) and tile.nbytes <= CONSTANT_BYTES:
             known = np.asarray(array)
@@ -110,7 +114,7 @@ class Importer(rules.Emitter):
             if other is array:
                 return self._load_whole(known_as)
         param = Value(RefType(tile.shape, tile.dtype, "in"), f"captured{len(self.captured)}")
-        self.captured.append((array, param))
+        self.captured.append((cast(Any, array), param))
         return self._load_whole(param)
 
     def _load_whole(self, param: Value) -> Value:
@@ -173,8 +177,9 @@ class Importer(rules.Emitter):
         outside = dict(zip(body.invars, shared, strict=False))
         bounds = [outside[a] if not isinstance(a, _jax.Literal) else self._read(a) for a in marker.invars[1:]]
         axis: Axis = marker.params["axis"]
-        hints = marker.params["hints"]
-        args = (index_value(axis.name), *(Value(v.type, h) for v, h in zip(inits[1:], hints, strict=True)))
+        # JAX takes carries out that the body returns unchanged, and adds the tangents of differentiated ones.
+        hint: str = marker.params["hint"] if len(inits) == 2 else ""
+        args = (index_value(axis.name), *(Value(v.type, hint) for v in inits[1:]))
 
         def region(index: Value, *carries: Value) -> tuple[Value, ...]:
             self._env[marker.outvars[0]] = index
@@ -224,6 +229,21 @@ _SPECIAL: dict[str, Callable[[Importer, JaxprEqn, list[Value]], Sequence[Value]]
         Importer._inline,  # pyright: ignore[reportPrivateUsage]
     ),
 }
+
+
+def _first_use(inner: Any, var: Any) -> source.Loc:
+    """The user's line of the first equation that uses `var`."""
+    return next((_jax.user_loc(eqn) for eqn in inner.eqns if any(a is var for a in eqn.invars)), source.UNKNOWN)
+
+
+def escaped() -> TileScopeError:
+    """The error for a traced value, or a ref, that was kept when its loop or trace had ended."""
+    return TileScopeError(
+        "a traced value is used outside the loop, the function or the trace that made it",
+        expected="values and refs of the body that is being traced",
+        got="one of a body that has ended, kept in a variable, or in a function that JAX had traced before",
+        fix="return values from loop bodies as carries; pass refs as arguments, or define functions in the kernel's body",
+    )
 
 
 def _check_ref(value: Value) -> None:

@@ -22,7 +22,7 @@ def fold(axis: SerialAxis, body: Callable[[Any, Any], Any], init: Any) -> Any:
     `init` is a pytree of arrays; the body must return the same structure, shapes and dtypes. Without a block the body
     gets the element's index, a traced int32 scalar, in place of a tile.
     """
-    trace = state.current("tk.fold")
+    state.current("tk.fold")
     if not isinstance(axis, SerialAxis):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
         raise ArgumentError(
             "tk.fold loops over a serial axis",
@@ -34,21 +34,19 @@ def fold(axis: SerialAxis, body: Callable[[Any, Any], Any], init: Any) -> Any:
     carries = [_jax.as_strong(leaf) for leaf in leaves]
     name = _first_parameter(body)
     loop = make_axis(name, axis.extent, axis.block)
-    loc, hints = source.of_stack(), _hints(body, leaves)
+    loc, hint = source.of_stack(), _hint(body, leaves)
     bounds = tuple(jnp.asarray(b, jnp.int32) for b in (axis.start, axis.stop))
 
     # A fresh function for each fold: JAX caches traced loop bodies by identity. The loop is a `while` whose real bounds
     # are those of fold_index_p, by which the importer knows it for a fold; its condition only has to be traceable.
     def step(values: tuple[Any, ...]) -> tuple[Any, ...]:
         counter, *carry = values
-        index = _jax.bind(fold_index_p, counter, *bounds, axis=loop, reverse=axis.reverse, loc=loc, hints=hints)
+        index = _jax.bind(fold_index_p, counter, *bounds, axis=loop, reverse=axis.reverse, loc=loc, hint=hint)
         scope = state.Scope(f"the fold over {name}")
-        trace.depth += 1
         try:
             tile = index if axis.block is None else tile_at(loop, index, scope)
             result = body(tile, jax.tree.unflatten(tree, carry))
         finally:
-            trace.depth -= 1
             scope.open = False
         with source.at(loc):
             return (counter + 1, *_check_carries(result, tree, carries))
@@ -88,10 +86,10 @@ def _first_parameter(body: Callable[..., Any]) -> str:
     return (_parameters(body) or ["t"])[0]
 
 
-def _hints(body: Callable[..., Any], leaves: list[Any]) -> tuple[str, ...]:
-    """Names for the carries: of the body's second parameter, where there is one carry."""
+def _hint(body: Callable[..., Any], leaves: list[Any]) -> str:
+    """A name for the only carry: that of the body's second parameter."""
     names = _parameters(body)
-    return (names[1],) if len(leaves) == 1 and len(names) > 1 else ("",) * len(leaves)
+    return names[1] if len(leaves) == 1 and len(names) > 1 else ""
 
 
 def _check_carries(result: Any, tree: Any, carries: list[jax.Array]) -> list[jax.Array]:

@@ -136,7 +136,14 @@ class Ref:
                 got=f"{self.name}: {self._type}",
                 fix="add an output to out_type and a parameter for it",
             )
-        array = _jax.as_strong(jnp.asarray(value, self.dtype) if isinstance(value, (bool, int, float)) else value)
+        array = _as_array(value, self.dtype)
+        if array is None:
+            raise OutputError(
+                f"a value that is no tile is stored to {self.name}",
+                expected=f"a tile, or a Python number, for dtype {dtype_name(self.dtype)}",
+                got=f"value = {describe(value)}",
+                fix="store what was loaded and computed, or a number that the dtype holds",
+            )
         if array.dtype != self.dtype:
             raise OutputError(
                 f"a {dtype_name(array.dtype)} tile is stored to a {dtype_name(self.dtype)} output",
@@ -147,16 +154,16 @@ class Ref:
         return self._broadcast(array, shape, "value")
 
     def _mask(self, mask: Any, shape: tuple[int, ...]) -> jax.Array:
-        array = jnp.asarray(mask)
-        if array.dtype != jnp.bool_:
+        array = _as_array(mask, jnp.bool_)
+        if array is None or array.dtype != jnp.bool_:
             raise IndexingError(
                 "a mask must be bool", expected="a bool tile", got=f"mask = {describe(mask)}", fix="compare: mask != 0"
             )
         return self._broadcast(array, shape, "mask")
 
     def _fill(self, fill: Any) -> jax.Array:
-        array = _jax.as_strong(jnp.asarray(fill, self.dtype) if isinstance(fill, (bool, int, float)) else fill)
-        if array.shape == () and array.dtype == self.dtype:
+        array = _as_array(fill, self.dtype)
+        if array is not None and array.shape == () and array.dtype == self.dtype:
             return array
         raise IndexingError(
             f"the fill of {self.name} must be a scalar of its dtype",
@@ -177,6 +184,17 @@ class Ref:
             got=f"{what} = {describe(array)}",
             fix="check the index and the shape; transpose or reshape the tile",
         )
+
+
+def _as_array(value: Any, dtype: Any) -> jax.Array | None:
+    """An array as it is, a Python number in `dtype` (in its own where that would round it); None for anything else."""
+    if isinstance(value, (bool, int, float)):
+        rounds = isinstance(value, float) and not jnp.issubdtype(dtype, jnp.floating)
+        try:
+            return _jax.as_strong(value if rounds else jnp.asarray(value, dtype))
+        except OverflowError:
+            return None
+    return _jax.as_strong(value) if _jax.is_array(value) else None
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilekern.errors import TileScopeError, TraceError
 from tilekern.ir.core import Axis
@@ -38,14 +39,14 @@ class TraceState:
       name: the kernel's.
       axes: the grid so far.
       scope: of the kernel's parallel tiles.
-      depth: how many folds are open.
+      top: JAX's trace of the body itself, not of a loop or a function in it.
       stores: the lines of all stores so far.
     """
 
     name: str
     axes: list[Axis] = field(default_factory=list[Axis])
     scope: Scope = field(default_factory=lambda: Scope("the kernel"))
-    depth: int = 0
+    top: Any = None
     stores: dict[Loc, None] = field(default_factory=dict[Loc, None])
 
 

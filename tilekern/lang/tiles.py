@@ -141,7 +141,8 @@ class Tile:
         if all(n % c == 0 for n in (*strides, self.const, self.size)):
             divided = tuple((scalar, stride // c) for scalar, stride in self.terms)
             return replace(self, terms=divided, const=self.const // c, size=self.size // c, extent=cdiv(self.extent, c))
-        if any(c % n for n in (*strides, self.size)) or self.const % self.size:
+        # In one element of the coarser axis lies a tile that starts at a multiple of its size, which divides c.
+        if c % self.size or any(n % self.size for n in (*strides, self.const)):
             raise TraceError(
                 "a tile is divided by a number that does not line up with its block",
                 expected=f"a divisor or a multiple of the block, {self.size}, and offsets that line up with both",
@@ -189,12 +190,12 @@ def parallel(extent: int, block: int | None = None) -> Any:
     reach past the extent: its lanes there read fill values and store nothing.
     """
     trace = state.current("tk.parallel")
-    if trace.depth:
+    if _jax.current_trace() is not trace.top:
         raise TraceError(
-            "tk.parallel is called inside a fold",
+            "tk.parallel is called inside a loop, a branch or a transformed function",
             expected="grid axes declared at the top of the kernel's body",
-            got=f"tk.parallel({extent}, {block}) in the body of a fold",
-            fix="declare the axis before the fold; use tk.serial for a loop axis",
+            got=f"tk.parallel({extent}, {block}) in a body that JAX traces by itself",
+            fix="declare the axis at the top and pass the tile on; use tk.serial for a loop axis",
         )
     name = source.assigned_name(source.current()) or f"axis{len(trace.axes)}"
     axis = make_axis(name, extent, block)

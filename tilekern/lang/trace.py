@@ -5,21 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tilekern import _jax, source
-from tilekern.errors import ConcreteValueError, OutputError, TilekernError, TileScopeError, TraceError, UnsupportedError
+from tilekern.errors import (
+    CarryError,
+    ConcreteValueError,
+    OutputError,
+    TilekernError,
+    TraceError,
+    UnsupportedError,
+)
 from tilekern.ir.core import Block, Func, Value, index_value
 from tilekern.ir.memory import Store
 from tilekern.ir.types import DType, RefType, Role
 from tilekern.ir.verify import verify
-from tilekern.lang.importer import Importer
-from tilekern.lang.primitives import program_index_p
+from tilekern.lang.importer import Importer, escaped
 from tilekern.lang.refs import Ref
 from tilekern.lang.state import TraceState, tracing
+
+# What JAX raises where Python needs the value of a tracer.
+_CONCRETE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+# Parts of JAX's messages about loops and branches whose types do not fit.
+_MISMATCHES = (
+    *("carry input and carry output must", "branches must have equal output", "branch outputs must have the same"),
+    *("must return a boolean scalar", "Pred must be a scalar"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +80,7 @@ def trace(
     state = TraceState(name)
 
     def body(*tokens: Any) -> tuple[()]:
+        state.top = _jax.current_trace()
         refs = [Ref(t, RefType(p.shape, p.dtype, p.role), p.name) for t, p in zip(tokens, params, strict=True)]
         returned = function(*jax.tree.unflatten(tree, refs), **keywords)
         if returned is not None:
@@ -81,7 +100,6 @@ def trace(
 def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc: source.Loc) -> Tracing:
     refs = [Value(RefType(p.shape, p.dtype, p.role), p.name) for p in params]
     grid = tuple(index_value(axis.name) for axis in state.axes)
-    _check_axes(jaxpr, len(grid))
     importer = Importer(grid)
 
     def region(*_: Value) -> tuple[Value, ...]:
@@ -96,19 +114,6 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
     _check_stores(func, state)
     verify(func)
     return Tracing(func, tuple(array for array, _ in importer.captured))
-
-
-def _check_axes(jaxpr: Any, axes: int) -> None:
-    """Grid axes must be declared by equations of the body itself, in this trace."""
-    declared = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive is program_index_p]
-    if len(declared) == axes:
-        return
-    raise TraceError(
-        "tk.parallel is called inside a loop, a branch or a jitted function",
-        expected="grid axes declared at the top of the kernel's body",
-        got=f"{axes} axes, {len(declared)} of them at the top",
-        fix="declare the axis at the top and pass the tile on",
-    )
 
 
 def _check_stores(func: Func, state: TraceState) -> None:
@@ -137,38 +142,42 @@ def _check_stores(func: Func, state: TraceState) -> None:
 
 @contextmanager
 def _explained(name: str) -> Generator[None]:
-    """Turn JAX's errors about tracers into ours, at the user's line."""
+    """Turn JAX's errors about tracers and loops into ours, at the user's line."""
     try:
         yield
     except TilekernError:
         raise
-    except jax.errors.UnexpectedTracerError as error:
+    except Exception as error:
         with source.at(_jax.loc_of_exception(error.__traceback__)):
-            raise TileScopeError(
-                "a traced value is used outside the loop or the function that made it",
-                expected="values of the body that is being traced",
-                got="a value of a loop body (or trace) that has ended",
-                fix="carry the value out: return it from the body of the fold",
-            ) from error
-    except (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerArrayConversionError,
-        jax.errors.TracerIntegerConversionError,
-    ) as error:
-        with source.at(_jax.loc_of_exception(error.__traceback__)):
-            raise ConcreteValueError(
-                f"the body of {name} asks for the concrete value of a traced one",
-                expected="Python control flow over static values only (shapes, keyword-only arguments)",
-                got=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-                fix="use jnp.where, lax.cond, tk.fold or lax.while_loop; or make the value a keyword-only argument",
-            ) from error
-    except ValueError as error:
-        if "Reverse-mode differentiation does not work" not in str(error):
+            explained = _explain(name, error)
+        if explained is None:
             raise
-        with source.at(_jax.loc_of_exception(error.__traceback__)):
-            raise UnsupportedError(
-                "a fold cannot be differentiated in reverse mode inside a kernel",
-                expected="jax.vjp or jax.grad of a function of tiles without folds",
-                got="a tk.fold (or a loop with traced bounds) inside of it",
-                fix="differentiate the body of the fold, and fold over its derivative",
-            ) from cast(Exception, error)
+        raise explained from error
+
+
+def _explain(name: str, error: Exception) -> TilekernError | None:
+    text = str(error).partition("\n\nRevise")[0]
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        return escaped()
+    if isinstance(error, _CONCRETE):
+        return ConcreteValueError(
+            f"the body of {name} asks for the concrete value of a traced one",
+            expected="Python control flow over static values only (shapes, keyword-only arguments)",
+            got=f"{type(error).__name__}: {text.partition(chr(10))[0]}",
+            fix="use jnp.where, lax.cond, tk.fold or lax.while_loop; or make the value a keyword-only argument",
+        )
+    if "Reverse-mode differentiation does not work" in text:
+        return UnsupportedError(
+            "a fold cannot be differentiated in reverse mode inside a kernel",
+            expected="jax.vjp or jax.grad of a function of tiles without folds",
+            got="a tk.fold (or a loop with traced bounds) inside of it",
+            fix="differentiate the body of the fold, and fold over its derivative",
+        )
+    if isinstance(error, TypeError) and any(part in text for part in _MISMATCHES):
+        return CarryError(
+            "a loop or a branch of jax.lax returns values of other types than it must",
+            expected="carries of the types of the initial ones, branches with results of one type, bool conditions",
+            got=" ".join(text.split()),
+            fix="cast with .astype, in the body or before the loop",
+        )
+    return None

@@ -278,9 +278,14 @@ def _scatter(
 # --- batches --------------------------------------------------------------------------------------------------------
 
 
+def as_array(value: Stacked) -> jax.Array:
+    """The array of a value; a Python int is a known position, an int32 also where 64-bit types are on."""
+    return jnp.asarray(value.array, jnp.int32 if isinstance(value.array, int) else None)
+
+
 def aligned(value: Stacked, axes: tuple[int, ...], sizes: Mapping[int, int]) -> jax.Array:
     """The array with a leading dim for each of `axes` (a superset of the value's)."""
-    array = jnp.asarray(value.array)
+    array = as_array(value)
     if value.axes == axes:
         return array
     tile = array.shape[len(value.axes) :]
@@ -293,7 +298,7 @@ def _select(mask: Stacked, value: Stacked, other: Stacked, rank: int) -> Stacked
     axes = tuple(sorted({*mask.axes, *value.axes, *other.axes}))
 
     def spread(stacked: Stacked) -> jax.Array:
-        array = jnp.asarray(stacked.array)
+        array = as_array(stacked)
         tile = array.shape[len(stacked.axes) :] or (1,) * rank
         leading = [array.shape[stacked.axes.index(a)] if a in stacked.axes else 1 for a in axes]
         return array.reshape(*leading, *tile)

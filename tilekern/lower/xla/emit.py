@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tilekern.ir import ranges
@@ -70,7 +71,7 @@ class Emitter:
             return self.get(self._func.outputs)
 
         outputs = self._func.outputs
-        self.set(outputs, cast(Any, lax.fori_loop(0, segment.chunks, chunk, self.get(outputs))))
+        self.set(outputs, loop(0, segment.chunks, chunk, self.get(outputs)))
 
     def _place(self, number: int, segment: Segment, base: Any) -> None:
         """Let the index of an axis be `base` and the `count` - 1 after it."""
@@ -119,7 +120,7 @@ class Emitter:
         function = function_of(op)
         for axis in reversed(axes):
             function = jax.vmap(function, in_axes=tuple(0 if axis in v.axes else None for v in operands))
-        return Stacked(function(*(jnp.asarray(v.array) for v in operands)), axes, interval)
+        return Stacked(function(*map(access.as_array, operands)), axes, interval)
 
     # --- control ---
 
@@ -240,7 +241,7 @@ class FoldEmitter:
             index = first + last - 1 - i if self._op.reverse else i
             return self._step(index, interval, state)
 
-        return cast(Any, lax.fori_loop(first, last, step, state))
+        return loop(first, last, step, state)
 
     def _ragged_tile(self, first: Any, last: Any, state: Any) -> Any:
         axis = self._op.axis
@@ -258,6 +259,16 @@ class FoldEmitter:
             return state
 
         return cast(Any, lax.cond((first <= ragged) & (ragged < last), step, skip, state))
+
+
+def loop(first: Any, last: Any, step: Callable[[jax.Array, Any], Any], state: Any) -> Any:
+    """`lax.fori_loop` with an int32 counter, also where 64-bit types are on."""
+    first, last = (np.int32(bound) if isinstance(bound, int) else bound for bound in (first, last))
+
+    def narrow(i: jax.Array, state: Any) -> Any:
+        return step(i.astype(jnp.int32), state)
+
+    return cast(Any, lax.fori_loop(first, last, narrow, state))
 
 
 def stored(block: Block) -> tuple[Value, ...]:

@@ -1,0 +1,96 @@
+"""Run a kernel both ways, and hold errors to what they promise."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from types import CodeType, TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+import tilekern as tk
+from tests.ir.funcs import assert_same
+from tilekern.errors import TilekernError
+
+EXTENTS = st.sampled_from([0, 1, 7, 8, 9, 13])  # nothing, one, primes, a block and its neighbours
+BLOCKS = st.sampled_from([1, 3, 4, 8])
+# Every example is traced, interpreted, and compiled by XLA, which takes a tenth of a second.
+COMPILED = settings(max_examples=12)
+WIDE = settings(max_examples=60)  # interpreted only
+
+
+def kernel(*outputs: Any) -> Callable[[Callable[..., None]], tk.Kernel]:
+    """A kernel whose outputs have these types: a dtype with a shape, or None for the type of the first input."""
+
+    def out_type(*inputs: Any) -> Any:
+        types = tuple(jax.ShapeDtypeStruct(*((inputs[0].shape, inputs[0].dtype) if o is None else o)) for o in outputs)
+        return types if len(types) > 1 else types[0]
+
+    return tk.kernel(out_type=out_type)
+
+
+def like_first(function: Callable[..., None]) -> tk.Kernel:
+    """A kernel whose only output is of the type of the first input."""
+    return kernel(None)(function)
+
+
+def both(function: tk.Kernel, *arrays: Any, **keywords: Any) -> list[np.ndarray]:
+    """The outputs of a kernel, which the compiled program and the interpreter must give bit for bit."""
+    interpreted = jax.tree.leaves(tk.interpret(function.trace(*arrays, **keywords))(*arrays))
+    compiled = [np.asarray(x) for x in jax.tree.leaves(function(*arrays, **keywords))]
+    for got, expected in zip(compiled, interpreted, strict=True):
+        assert_same(got, expected, zeros=False)
+    return compiled
+
+
+def interpreted(function: tk.Kernel, *arrays: Any, **keywords: Any) -> list[np.ndarray]:
+    """The outputs of a kernel by the interpreter."""
+    return jax.tree.leaves(tk.interpret(function.trace(*arrays, **keywords))(*arrays))
+
+
+def check(function: tk.Kernel, *arrays: Any, oracle: Any, run: Callable[..., Any] = both, **keywords: Any) -> None:
+    """Compare the outputs with the arrays `oracle`, or with what it returns for the same arguments: bit for bit."""
+    expected = jax.tree.leaves(oracle(*arrays, **keywords) if callable(oracle) else oracle)
+    found = run(function, *arrays, **keywords)
+    for got, wanted in zip(found, expected, strict=True):
+        assert_same(got, np.asarray(wanted), zeros=False)
+
+
+def numbers(*shape: int, start: int = 1) -> np.ndarray:
+    """Different small whole float32 numbers, so that sums of them are exact in any order."""
+    return np.arange(start, start + int(np.prod(shape)), dtype=np.float32).reshape(shape)
+
+
+class refused:
+    """The block must raise `kind`, with these parts of its text, at the line of the caller's marked `# <-`."""
+
+    def __init__(self, kind: type[TilekernError], summary: str, *, expected: str = "", got: str = "", fix: str = ""):
+        self.kind, self.parts = kind, {"summary": summary, "expected": expected, "got": got, "fix": fix}
+
+    def __enter__(self) -> None:
+        self.code = sys._getframe(1).f_code
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> bool:
+        assert error is not None, f"nothing was raised; expected {self.kind.__name__}"
+        if type(error) is not self.kind:
+            return False
+        for name, part in self.parts.items():
+            assert part in getattr(error, name), f"{name}: {part!r} is not in {getattr(error, name)!r}"
+        for name in ("expected", "got", "fix"):
+            assert getattr(error, name), f"the error does not say {name}"
+        line = marked_line(self.code)
+        assert (error.loc.file, error.loc.line) == (self.code.co_filename, line), f"{error.loc}, not line {line}"
+        assert f"at {self.code.co_filename}:{line} in " in str(error)
+        return True
+
+
+def marked_line(code: CodeType) -> int:
+    """The line of a function with the comment `# <-`."""
+    lines, first = inspect.getsourcelines(code)
+    (line,) = [first + n for n, text in enumerate(lines) if "# <-" in text]
+    return line
