@@ -1,7 +1,7 @@
 """tilekern: tile kernels for JAX, from one source on GPU, TPU and CPU."""
 
 from tilekern import errors
-from tilekern.kernel import Block, Compiled, Kernel, Lowered, Traced, interpret, kernel
+from tilekern.kernel import Block, Compiled, Kernel, Lowered, Op, Sum, Traced, Zeros, interpret, kernel, op
 from tilekern.lang.functions import accumulator, cdiv, dot, full, zeros
 from tilekern.lang.loops import fold, foreach
 from tilekern.lang.refs import Ref
@@ -14,9 +14,12 @@ __all__ = [
     "Compiled",
     "Kernel",
     "Lowered",
+    "Op",
     "Ref",
+    "Sum",
     "Tile",
     "Traced",
+    "Zeros",
     "accumulator",
     "cdiv",
     "dot",
@@ -27,6 +30,7 @@ __all__ = [
     "full",
     "interpret",
     "kernel",
+    "op",
     "parallel",
     "serial",
     "zeros",

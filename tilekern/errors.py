@@ -64,7 +64,7 @@ class TileScopeError(TraceError):
 
 
 class CarryError(TraceError):
-    """The body of a loop returned something that does not fit its initial value, or a branch what the other does not."""
+    """A loop's body returned what does not fit its initial value, or a branch what does not fit the other's."""
 
 
 class ConcreteValueError(TraceError):

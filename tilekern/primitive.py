@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from tilekern import _jax
-from tilekern.errors import NotBatchableError, NotDifferentiableError
+from tilekern.errors import NotDifferentiableError
 
 
 class Family(Protocol):
@@ -38,6 +39,10 @@ class Family(Protocol):
         """A jitted function that binds the primitive, for calls outside of jit; made once."""
         ...
 
+    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
+        """The family of `size` calls at once, results stacked in dim 0; and how operands must be stacked for it."""
+        ...
+
 
 def _types(*operands: Any, family: Family) -> list[_jax.ShapedArray]:
     return [_jax.ShapedArray(o.shape, o.dtype) for o in family.outputs]
@@ -60,16 +65,22 @@ def _no_derivative(primals: Any, tangents: Any, *, family: Family) -> NoReturn:
     )
 
 
-def _no_batching(operands: Any, dims: Any, *, family: Family) -> NoReturn:
-    raise NotBatchableError(
-        f"the kernel {family.name} has no batching rule",
-        expected="a call outside of jax.vmap",
-        got=f"{family.name} under jax.vmap",
-        fix="give the arrays a batch dim and the kernel a tk.parallel axis for it, or use jax.lax.map",
-    )
+def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, family: Family) -> tuple[Any, list[int]]:
+    """vmap: one call of the batched family; operands that no call writes to are not copied."""
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    batched, wanted = family.batched(size, tuple(dims))
+    stacked = [_stacked(x, d, w, size) for x, d, w in zip(operands, dims, wanted, strict=True)]
+    results = _jax.bind(kernel_call_p, *stacked, family=batched)
+    return results, [0] * len(results)
+
+
+def _stacked(x: Any, dim: int | None, wanted: int | None, size: int) -> Any:
+    if dim is None and wanted is not None:
+        x, dim = jnp.broadcast_to(x, (size, *x.shape)), 0
+    return x if dim is None or wanted is None or dim == wanted else jnp.moveaxis(x, dim, wanted)
 
 
 kernel_call_p = _jax.primitive("tilekern_call", _types, multiple_results=True)
 kernel_call_p.def_impl(_eager)
 _jax.register_lowering(kernel_call_p, _run)
-_jax.register_rules(kernel_call_p, jvp=_no_derivative, batch=_no_batching)
+_jax.register_rules(kernel_call_p, jvp=_no_derivative, batch=_batch)

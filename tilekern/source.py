@@ -101,9 +101,10 @@ def of_code(code: CodeType, lasti: int) -> Loc:
 
 
 def of_function(code: CodeType) -> Loc:
-    """The `def` line of a function."""
-    for line in range(code.co_firstlineno, code.co_firstlineno + 50):
-        if re.match(r"\s*(async\s+)?def\b|.*\blambda\b", linecache.getline(code.co_filename, line)):
+    """The `def` line of a function, behind its decorators."""
+    decorated = range(code.co_firstlineno, code.co_firstlineno + 50) if code.co_name != "<lambda>" else ()
+    for line in decorated:
+        if re.match(r"\s*(async\s+)?def\b", linecache.getline(code.co_filename, line)):
             return Loc(code.co_filename, line, function=code.co_name)
     return Loc(code.co_filename, code.co_firstlineno, function=code.co_name)
 

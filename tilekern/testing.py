@@ -32,6 +32,9 @@ __all__ = ["arrays", "assert_close", "in_float64", "lengths"]
 # What `in_float64` traces, so that one compiled oracle serves all values.
 _TRACED = (int, float, np.ndarray, jax.Array)
 
+# An oracle runs once or twice: most of its time is XLA's compilation, which this halves.
+_QUICK = {"xla_backend_optimization_level": 0}
+
 
 # --- the rule -------------------------------------------------------------------------------------------------------
 
@@ -129,7 +132,8 @@ def in_float64(reference: Callable[..., Any], *arrays: Any, **keywords: Any) -> 
     with jax.enable_x64(True):
         wide = [np.asarray(a).astype(F64) if kind_of(np.asarray(a).dtype) == "float" else a for a in arrays]
         static = [n for n, v in keywords.items() if isinstance(v, bool) or not isinstance(v, _TRACED)]
-        return jax.tree.map(np.asarray, jax.jit(reference, static_argnames=static)(*wide, **keywords))
+        oracle = jax.jit(reference, static_argnames=static, compiler_options=_QUICK)
+        return jax.tree.map(np.asarray, oracle(*wide, **keywords))
 
 
 # --- random input ---------------------------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def test_a_broken_text_gives_a_parse_error_or_another_func(data: Any) -> None:
 
 
 def test_comments_are_left_out() -> None:
-    assert to_text(parse(MATMUL.replace("{\n", "{ // a comment %x\n"))) == MATMUL
+    assert to_text(parse(MATMUL.replace("{\n", "{ # a comment %x\n"))) == MATMUL
 
 
 def test_an_attribute_without_a_text_form_is_a_bug() -> None:

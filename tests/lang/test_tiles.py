@@ -75,28 +75,25 @@ def _oracle(x: np.ndarray, traced: np.ndarray, *, block: int, size: int, moves: 
 def moves(draw: st.DrawFn) -> tuple[int, int, tuple[tuple[str, int], ...]]:
     """A block, the size of the moved tile, and moves after which a division comes out even."""
     block = size = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
-    multiple = block  # of what every start is
+    aligned = True  # every start is a multiple of the size
     found: list[tuple[str, int]] = []
     for _ in range(draw(st.integers(0, 4))):
         match draw(st.sampled_from(["+", "-", "+ traced", "*", "//"])):
             case "*":
                 n = draw(st.integers(1, 4))
                 found.append(("*", n))
-                size, multiple = size * n, multiple * n
-            case "//" if multiple == size:
+                size *= n
+            case "//" if aligned:
                 down = draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
                 n = down if draw(st.booleans()) else size * draw(st.integers(1, 3))
                 found.append(("//", n))
                 size = max(1, size // n)
-                multiple = size
             case "//":
                 found.append(("//", 1))
             case kind:
-                n = draw(st.integers(-2, 9))
-                if kind != "+ traced" and draw(st.booleans()):
-                    n *= size
+                n = draw(st.integers(-2, 9)) * (size if draw(st.booleans()) else 1)
                 found.append((kind, n))
-                multiple = multiple if kind != "+ traced" and n % multiple == 0 else 0
+                aligned = aligned and (size == 1 if kind == "+ traced" else n % size == 0)
     return block, size, tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""The ops that compute and are not elementwise rows: constants, select, convert, dot, reduce."""
+"""The ops that compute and are not elementwise rows: constants, select, convert, bitcast, dot, reduce."""
 
 from __future__ import annotations
 
@@ -86,6 +86,24 @@ class Convert(Op):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Bitcast(Op):
+    """The same bits as elements of `dtype`, which has the same width; not from or to bool."""
+
+    name: ClassVar[str] = "bitcast"
+
+    dtype: DType
+
+    def infer(self) -> tuple[TileType, ...]:
+        (tile,) = self.tiles(1)
+        fits = BOOL not in (tile.dtype, self.dtype) and tile.dtype.itemsize == self.dtype.itemsize
+        require(fits, f"bitcast of {tile} to {TileType(tile.shape, self.dtype)}")
+        return (TileType(tile.shape, self.dtype),)
+
+    def evaluate(self, *operands: Array) -> Array:
+        return operands[0].view(self.dtype)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Dot(Op):
     """Contract two tiles: `jax.lax.dot_general` with accumulation in `accumulator(dtype)`.
 
@@ -145,7 +163,7 @@ def _cheapen(x: Array, precision: Precision) -> Array:
     return np.where(np.isfinite(x), (rounded & np.uint32(0xFFFFE000)).view(np.float32), x)
 
 
-Monoid = Literal["sum", "prod", "max", "min", "and", "or"]
+Monoid = Literal["sum", "prod", "max", "min", "and", "or", "xor"]
 
 _REDUCE: dict[Monoid, Any] = {
     "sum": np.add,
@@ -154,12 +172,13 @@ _REDUCE: dict[Monoid, Any] = {
     "min": np.minimum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
 
 
 def identity(monoid: Monoid, dtype: DType) -> Any:
     """The element that leaves every other one unchanged under `monoid`."""
-    if monoid in ("sum", "or"):
+    if monoid in ("sum", "or", "xor"):
         return np.zeros((), dtype)
     if monoid == "prod":
         return np.ones((), dtype)
@@ -192,7 +211,7 @@ class Reduce(Op):
         (tile,) = self.tiles(1)
         require(self.monoid in _REDUCE, f"no reduction is named {self.monoid!r}")
         require_dims(self.dims, tile)
-        logical = self.monoid in ("and", "or")
+        logical = self.monoid in ("and", "or", "xor")
         fits = kind_of(tile.dtype) != "float" if logical else tile.dtype != BOOL or self.monoid in ("max", "min")
         require(fits, f"reduce {self.monoid} does not accept {tile}")
         kept = tuple(n for d, n in enumerate(tile.shape) if d not in self.dims)

@@ -171,13 +171,13 @@ class Func:
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """The params that programs may only load from."""
-        return tuple(p for p in self.params if p.ref.role == "in")
+        """The params that have a value before the programs run."""
+        return tuple(p for p in self.params if p.ref.role in ("in", "inout"))
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The params that programs store to."""
-        return tuple(p for p in self.params if p.ref.role == "out")
+        """The params that programs write to; those that are inputs too come first."""
+        return tuple(p for p in self.params if p.ref.role != "in")
 
     @property
     def grid(self) -> tuple[int, ...]:

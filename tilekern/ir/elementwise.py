@@ -114,6 +114,15 @@ def _population_count(x: Array) -> Any:
     return np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype)
 
 
+def _leading_zeros(x: Array) -> Any:
+    """How many zeros stand before the first one among the bits: those above it, once it is copied to all below it."""
+    size = x.dtype.itemsize
+    bits = x.view(f"u{size}")
+    for power in range((8 * size).bit_length() - 1):
+        bits = bits | bits >> np.asarray(1 << power, bits.dtype)
+    return (8 * size - np.bitwise_count(bits)).astype(x.dtype)
+
+
 def _shift(function: Callable[..., Any], view: Literal["i", "u"]) -> Callable[..., Any]:
     """A shift of the bits as signed or unsigned numbers; by as many as there are, or more, all are shifted out."""
 
@@ -187,6 +196,7 @@ _SAME: tuple[_Entry, ...] = (
     ("xor", 2, _BITS, np.bitwise_xor),
     ("not", 1, _BITS, np.invert),
     ("population_count", 1, _INTEGER, _population_count),
+    ("clz", 1, _INTEGER, _leading_zeros),
     ("shift_left", 2, _INTEGER, _shift(np.left_shift, "u")),
     ("shift_right_logical", 2, _INTEGER, _shift(np.right_shift, "u")),
     ("shift_right_arithmetic", 2, _INTEGER, _shift(np.right_shift, "i")),

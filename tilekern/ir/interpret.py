@@ -15,7 +15,7 @@ from tilekern import source
 from tilekern.errors import ArgumentError, OrderDependence, OutOfBounds, Unwritten, WriteConflict
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Block, Func, Op, Value, cdiv
-from tilekern.ir.memory import Dim, Load, MemoryOp, Store
+from tilekern.ir.memory import Atomic, AtomicKind, Dim, Load, MemoryOp, Store
 from tilekern.ir.types import BOOL, DType, TileType, kind_of
 from tilekern.source import Loc
 
@@ -67,7 +67,7 @@ def _check(func: Func, arrays: tuple[Any, ...]) -> tuple[Array, ...]:
 def _run(func: Func, inputs: tuple[Array, ...], programs: list[tuple[int, ...]]) -> tuple[Array, ...]:
     """The outputs of one run over all programs in the given order."""
     arrays = {p: x.reshape(-1) for p, x in zip(func.inputs, inputs, strict=True)}
-    outputs = {p: _Output(p) for p in func.outputs}
+    outputs = {p: _Output(p, arrays.get(p)) for p in func.outputs}
     for number, indices in enumerate(programs):
         _Program(number, arrays, outputs).run(func.body, [np.asarray(i, np.int32) for i in indices])
     return tuple(output.finish(func) for output in outputs.values())
@@ -76,17 +76,21 @@ def _run(func: Func, inputs: tuple[Array, ...], programs: list[tuple[int, ...]])
 class _Output:
     """An output array, flat, and who touched its elements."""
 
-    def __init__(self, param: Value) -> None:
+    def __init__(self, param: Value, given: Array | None) -> None:
         self.param = param
         size = int(np.prod(param.ref.shape, dtype=np.int64))
-        self.data = np.full(size, _poison(param.ref.dtype))
+        self._must_store = param.ref.role == "out"
+        start = _poison(param.ref.dtype) if self._must_store else np.zeros((), param.ref.dtype)
+        self.data = np.full(size, start) if given is None else given.copy()
+        self._updates: list[tuple[int, AtomicKind, Array, Array]] = []  # by program: where, with what
+        self._updated = np.full(size, "", "U3")  # the kind of update of an element
         self._owner = np.full(size, _NOBODY)  # the program that stored an element
         self._reads: list[tuple[int, Loc]] = []  # the loads of elements not stored yet: by which program, where
         self._read = np.full(size, _NOBODY)  # the first of them for each element
 
     def load(self, where: Array, program: int, loc: Loc) -> Array:
         owner = self._owner[where]
-        if (foreign := (owner != program) & (owner != _NOBODY)).any():
+        if (foreign := (owner != program) & (owner != _NOBODY) | (self._updated[where] != "")).any():
             self._raise_dependence(where[foreign][0], loc)
         # Whether this is a read of something unwritten or of what another program stores later, the end will tell.
         early = where[(owner == _NOBODY) & (self._read[where] == _NOBODY)]
@@ -97,7 +101,7 @@ class _Output:
 
     def store(self, where: Array, values: Array, program: int, loc: Loc) -> None:
         owner = self._owner[where]
-        if (foreign := (owner != program) & (owner != _NOBODY)).any():
+        if (foreign := (owner != program) & (owner != _NOBODY) | (self._updated[where] != "")).any():
             with source.at(loc):
                 raise WriteConflict(f"two programs store {self._element(where[foreign][0])}")
         if (early := (owner == _NOBODY) & (self._read[where] != _NOBODY)).any():
@@ -105,12 +109,31 @@ class _Output:
             reader, read_at = self._reads[self._read[element]]
             if reader != program:
                 self._raise_dependence(element, read_at)
-            self._raise_unwritten(f"{self._element(element)} is loaded before it is stored", read_at)
+            if self._must_store:
+                self._raise_unwritten(f"{self._element(element)} is loaded before it is stored", read_at)
         self._owner[where] = program
         self.data[where] = values
 
+    def update(self, where: Array, values: Array, kind: AtomicKind, program: int, loc: Loc) -> None:
+        """Note an atomic update; `finish` makes them all, in program order, so that a sum has one rounding."""
+        if (self._owner[where] != _NOBODY).any():
+            with source.at(loc):
+                raise WriteConflict(f"{self.param.name} has an element that is stored and updated atomically")
+        if (self._read[where] != _NOBODY).any() or (~np.isin(self._updated[where], ["", kind])).any():
+            with source.at(loc):
+                raise OrderDependence(
+                    f"an element of {self.param.name} is updated atomically, and loaded or updated in another way",
+                    expected="updates of one kind only",
+                )
+        self._updated[where] = kind
+        self._updates.append((program, kind, where, values))
+
     def finish(self, func: Func) -> Array:
         """The array, once every program has run."""
+        if self._updates:
+            self.data = _updated(self.data, sorted(self._updates, key=lambda update: update[0]))
+        if not self._must_store:
+            return self.data.reshape(self.param.ref.shape)
         missing = np.flatnonzero(self._owner == _NOBODY)
         if missing.size:
             read = missing[self._read[missing] != _NOBODY]
@@ -161,6 +184,10 @@ class _Program:
                 return [self._load(op)]
             case Store():
                 self._store(op)
+                return []
+            case Atomic():
+                where, touched = self._lanes(op)
+                self._outputs[op.ref].update(where, self._values[op.value][touched], op.kind, self._number, op.loc)
                 return []
             case Fold():
                 return self._fold(op)
@@ -231,8 +258,28 @@ class _Program:
         """The index of each lane along one dim; positions never wrap."""
         position = np.asarray(dim.position.const, np.int64)
         for term in dim.position.terms:
-            position = position + term.stride * self._values[op.positions[term.operand]].astype(np.int64)
+            number = self._values[op.positions[term.operand]].astype(np.int64)
+            position = position + term.stride * term.digit(number)
         return position + np.arange(dim.size) if dim.kind == "block" else position
+
+
+_UPDATES: dict[AtomicKind, np.ufunc] = {
+    "add": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def _updated(data: Array, updates: list[tuple[int, AtomicKind, Array, Array]]) -> Array:
+    """The flat array after atomic updates; sums of floats are taken in float64 and rounded once."""
+    kinds = {kind for _, kind, _, _ in updates}
+    wide = data.astype(np.float64) if kinds == {"add"} and kind_of(data.dtype) == "float" else data.copy()
+    for _, kind, where, values in updates:
+        _UPDATES[kind].at(wide, where, values.astype(wide.dtype))
+    return wide.astype(data.dtype)
 
 
 def _poison(dtype: DType) -> Array:

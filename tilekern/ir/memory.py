@@ -6,18 +6,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from tilekern.ir.core import Op, Value, require
-from tilekern.ir.types import BOOL, I32, TileType
+from tilekern.ir.types import BOOL, I32, TileType, dtype_name, kind_of
 
 
 @dataclass(frozen=True)
 class Term:
-    """`stride` times the access's operand number `operand`."""
+    """`stride` times a digit of the access's operand number `operand`: (operand // div) % mod, rounded down.
+
+    Digits make a number in mixed radix: n = 6 * (n // 6) + n % 6. A `mod` of 0 stands for no modulus.
+    """
 
     operand: int
     stride: int
+    div: int = 1
+    mod: int = 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the digit is the whole number."""
+        return (self.div, self.mod) == (1, 0)
+
+    def digit(self, number: Any) -> Any:
+        """The digit of a number, or of every element of an array, NumPy's or JAX's."""
+        quotient = number // self.div if self.div > 1 else number
+        return quotient % self.mod if self.mod else quotient
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,8 @@ class MemoryOp(Op):
             vectors = [self.positions[t.operand].tile.shape for t in dim.position.terms]
             wanted = [(dim.size,)] if dim.kind == "gather" else []
             require([s for s in vectors if s] == wanted, f"{dim.kind} of size {dim.size} by operands {vectors}")
+            digits = all(t.div > 0 and t.mod >= 0 for t in dim.position.terms)
+            require(digits, f"digits need a positive divisor and modulus, got {dim.position.terms}")
             require(dim.size >= 0 and (dim.kind != "index" or dim.size == 1), f"{dim.kind} of size {dim.size}")
         for value in self.positions:
             require(value.tile.dtype == I32, f"a position must be int32, got {value.type}")
@@ -142,10 +159,9 @@ class Load(MemoryOp):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Store(MemoryOp):
-    """Write a tile to the elements of an access, but lanes out of bounds or masked. Operands: the ref, the tile, ..."""
+class WriteOp(MemoryOp):
+    """Base of the ops that write a tile to the elements of an access. Operands: the ref, the tile, ..."""
 
-    name: ClassVar[str] = "store"
     leading: ClassVar[int] = 2
 
     @property
@@ -155,6 +171,40 @@ class Store(MemoryOp):
 
     def infer(self) -> tuple[TileType, ...]:
         lanes = self.check_access()
-        require(self.ref.ref.role != "in", "store to an input")
-        require(self.value.tile == lanes, f"store of {self.value.type} to an access of {lanes}")
+        require(self.ref.ref.role != "in", f"{self.name} to an input")
+        require(self.value.tile == lanes, f"{self.name} of {self.value.type} to an access of {lanes}")
         return ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Store(WriteOp):
+    """Write a tile to the elements of an access, but lanes out of bounds or masked."""
+
+    name: ClassVar[str] = "store"
+
+    def infer(self) -> tuple[TileType, ...]:
+        require(self.ref.ref.role != "sum", "store to a sum")
+        return super().infer()
+
+
+AtomicKind = Literal["add", "max", "min", "and", "or", "xor"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Atomic(WriteOp):
+    """Combine a tile with the elements of an access, but lanes out of bounds or masked, in one step each.
+
+    All programs may update one element, by one kind; then none loads or stores it. The outcome of integer updates does
+    not depend on the order of programs, nor does that of a "sum", whose contributions are added in program order.
+    """
+
+    name: ClassVar[str] = "atomic"
+
+    kind: AtomicKind
+
+    def infer(self) -> tuple[TileType, ...]:
+        role, dtype = self.ref.ref.role, self.ref.ref.dtype
+        require(role in ("zeros", "inout") or (role == "sum" and self.kind == "add"), f"atomic {self.kind} on {role}")
+        logical = self.kind in ("and", "or", "xor")
+        require(not logical or kind_of(dtype) != "float", f"atomic {self.kind} of {dtype_name(dtype)}")
+        return super().infer()

@@ -1,4 +1,4 @@
-"""Read the text form of a Func; see `tilekern.ir.text` for what it looks like. Line comments start with `//`."""
+"""Read the text form of a Func; see `tilekern.ir.text` for what it looks like. Line comments start with `#`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from tilekern import source
 from tilekern.errors import ParseError
-from tilekern.ir import compute, control, elementwise, memory, shape
+from tilekern.ir import compute, control, dynamic, elementwise, memory, ordering, shape
 from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Axis, Block, Func, Op, Value, index_value
@@ -25,7 +25,7 @@ from tilekern.source import UNKNOWN, Loc
 
 OPS: dict[str, type[Op]] = {
     c.name: c
-    for module in (compute, control, elementwise, memory, shape)
+    for module in (compute, control, dynamic, elementwise, memory, ordering, shape)
     for c in vars(module).values()
     if isinstance(c, type) and issubclass(c, Op) and c.name
 }
@@ -33,13 +33,13 @@ OPS: dict[str, type[Op]] = {
 
 _FILE = "<tile text>"
 _TOKEN = re.compile(
-    r"""(?P<space>\s+|//[^\n]*)
+    r"""(?P<space>\s+|\#[^\n]*)
     | (?P<string>"(?:[^"\\\n]|\\.)*")
     | (?P<value>%\w+(?:\.\d+)?)
     | (?P<bytes>0x(?:[0-9a-f]{2})+)
     | (?P<number>\d+(?:\.\d+)?(?:e[+-]?\d+)?)
     | (?P<word>[A-Za-z_]\w*)
-    | (?P<mark>\+:|[-+*@:=,!(){}\[\]<>])
+    | (?P<mark>\+:|//|[-+*%@:=,!(){}\[\]<>])
     | (?P<bad>.)""",
     re.VERBOSE | re.ASCII,
 )
@@ -385,17 +385,26 @@ class _Parser:
         const = 0
         sign = -1 if self._accept("-") else 1
         while sign:
-            single = self._token.kind == "value"
+            single = self._token.kind != "number"
             factor = sign * (1 if single else self._integer())
             if single or self._accept("*"):
-                value = self._use()
-                if value not in positions:
-                    positions.append(value)
-                terms.append(Term(positions.index(value), factor))
+                terms.append(self._term(factor, positions))
             else:
                 const += factor
             sign = 1 if self._accept("+") else -1 if self._accept("-") else 0
         return Position(tuple(terms), const)
+
+    def _term(self, stride: int, positions: list[Value]) -> Term:
+        """A value, or a digit of one in parentheses."""
+        digit = self._accept("(")
+        value = self._use()
+        if value not in positions:
+            positions.append(value)
+        div = self._integer() if digit and self._accept("//") else 1
+        mod = self._integer() if digit and self._accept("%") else 0
+        if digit:
+            self._expect(")")
+        return Term(positions.index(value), stride, div, mod)
 
     def _fold(self, given: dict[str, Any]) -> Callable[[], tuple[Value, ...]]:
         index, given["axis"] = self._axis()

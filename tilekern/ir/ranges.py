@@ -20,7 +20,7 @@ from tilekern.ir.compute import Constant, Convert, Reduce, Select
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value, cdiv
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Position
+from tilekern.ir.memory import Position, Term
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DType, TileType, kind_of
 
@@ -135,7 +135,7 @@ def _reduce(op: Reduce, x: Interval | None) -> Interval | None:
         return None
     if op.monoid == "sum":
         return Interval(x.low * count, x.high * count)
-    if op.monoid in ("max", "min") or op.result.tile.dtype == BOOL:
+    if op.monoid in ("max", "min") or (op.result.tile.dtype == BOOL and op.monoid != "xor"):
         return x
     return None
 
@@ -295,12 +295,24 @@ def position_interval(position: Position, operands: Sequence[Interval | None]) -
     """Where a position lies, in elements, given the intervals of the access's operands; in exact arithmetic."""
     low = high = position.const
     for term in position.terms:
-        operand = operands[term.operand]
-        if operand is None:
+        digit = digit_interval(term, operands[term.operand])
+        if digit is None:
             return None
-        ends = operand.low * term.stride, operand.high * term.stride
+        ends = digit.low * term.stride, digit.high * term.stride
         low, high = low + min(ends), high + max(ends)
     return Interval(low, high)
+
+
+def digit_interval(term: Term, operand: Interval | None) -> Interval | None:
+    """Where the digit of an operand lies."""
+    unknown = Interval(0, term.mod - 1) if term.mod else None
+    if operand is None:
+        return unknown
+    low, high = operand.low // term.div, operand.high // term.div
+    if not term.mod:
+        return Interval(low, high)
+    # Inside one turn of the modulus the digit grows with the operand.
+    return Interval(low % term.mod, high % term.mod) if low // term.mod == high // term.mod else unknown
 
 
 def fold_index(op: Fold, start: Interval | None, stop: Interval | None) -> Interval:

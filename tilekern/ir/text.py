@@ -15,8 +15,9 @@
     }
 
 `i[100 by 32]` is the axis `i` of extent 100 in blocks of 32; the value before it is the tile index. A dim of an access
-is `position +: size` (a block), `position` (an index) or `gather(position, size)`; `!` marks it proved in bounds. Of
-several results of one op the n-th is `%name.n`. Attributes that have their default are left out, and so are a `shape`
+is `position +: size` (a block), `position` (an index) or `gather(position, size)`; `!` marks it proved in bounds. A
+position is a sum such as `16*%i + 4*(%n // 6 % 2) + 3`: strides times digits. Of several results of one op the n-th is
+`%name.n`. Attributes that have their default are left out, and so are a `shape`
 and a `dtype` that the type of the result gives.
 """
 
@@ -34,7 +35,7 @@ from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Axis, Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Dim, MemoryOp, Position
+from tilekern.ir.memory import Dim, MemoryOp, Position, Term
 from tilekern.ir.types import DType, dtype_name, kind_of
 from tilekern.source import UNKNOWN, Loc
 
@@ -163,7 +164,7 @@ class _Printer:
         return text + "!" * dim.in_bounds
 
     def _position(self, op: MemoryOp, position: Position) -> str:
-        parts = [(t.stride, self._use(op.positions[t.operand])) for t in position.terms]
+        parts = [(t.stride, self._digit(op, t)) for t in position.terms]
         if position.const or not parts:
             parts.append((position.const, ""))
         text = ""
@@ -172,6 +173,11 @@ class _Printer:
             product = f"{abs(factor)}*{name}" if name and abs(factor) != 1 else name or str(abs(factor))
             text += sign + product
         return text.removeprefix("+")
+
+    def _digit(self, op: MemoryOp, term: Term) -> str:
+        name = self._use(op.positions[term.operand])
+        digit = f" // {term.div}" * (term.div > 1) + f" % {term.mod}" * (term.mod > 0)
+        return f"({name}{digit})" if digit else name
 
     def _fold(self, op: Fold) -> str:
         index, *carries = op.body.args

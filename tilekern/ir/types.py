@@ -38,7 +38,7 @@ Kind = Literal["float", "signed", "unsigned", "bool"]
 
 def dtype_name(dtype: DType) -> str:
     """The short name of a dtype, `bf16` for bfloat16; NumPy's name for one that the language does not have."""
-    return _NAMES.get(np.dtype(dtype), str(dtype))
+    return _NAMES.get(np.dtype(dtype)) or str(dtype)
 
 
 def is_dtype(dtype: DType) -> bool:
@@ -95,7 +95,9 @@ class TileType:
         return self.size * self.dtype.itemsize
 
 
-Role = Literal["in", "out"]
+Role = Literal["in", "inout", "out", "zeros", "sum"]
+"""How programs use an array: "in" is loaded; "inout" is an input that is also stored to, and returned; "out" is stored
+to, every element once; "zeros" starts at 0 and may stay so; "sum" starts at 0 and is added to."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""A kernel for given argument types: its members, one for each target's blocks, are traced when they are needed."""
+"""Families: a kernel, or an op, for given argument types, as `kernel_call_p` carries it.
+
+A family has a member for each target: the kernel traced with that target's blocks, when it is first needed.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,15 @@ import numpy as np
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, TilekernError
 from tilekern.ir.core import Func
-from tilekern.ir.types import dtype_name, is_dtype
+from tilekern.ir.types import Role, dtype_name, is_dtype
+from tilekern.kernel.results import Results, results
 from tilekern.kernel.signature import Signature, select
 from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
 from tilekern.lower.target import DEFAULT, Target
 from tilekern.lower.xla import emit
 from tilekern.passes import pipeline
+from tilekern.passes.batch import batch
 from tilekern.primitive import kernel_call_p
 
 Schedule = Callable[..., Mapping[str, int]]
@@ -28,23 +33,109 @@ Schedule = Callable[..., Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Definition:
-    """What the user declared: the body, the rule for the outputs, and schedules by target prefix."""
+    """What the user declared: the body, the rule for the outputs, donated inputs, and schedules by target prefix."""
 
     function: Callable[..., Any]
     out_type: Callable[..., Any]
     signature: Signature
+    donate: tuple[str, ...]
     schedules: Mapping[str, Schedule]
     loc: source.Loc
 
 
 class Family:
+    """Base of families: what the primitive needs.
+
+    Attributes:
+      name: of the kernel.
+      target: the target whose member a call runs.
+      outputs: the types of the results.
+    """
+
+    name: str
+    target: Target
+    outputs: Sequence[jax.ShapeDtypeStruct]
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
+        """The program for a target, jitted."""
+        raise NotImplementedError
+
+    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
+        """The family of `size` calls at once, operand number n stacked along `dims[n]` (None: shared by all calls).
+
+        All results are stacked along dim 0. Operands must be stacked along the dims returned with the family, which
+        differ from `dims` only where a shared operand has to be stacked.
+        """
+        raise NotImplementedError
+
+    @cached_property
+    def call(self) -> Callable[..., Sequence[jax.Array]]:
+        """The jitted program; one object, so that many calls share one computation."""
+        return self.program(self.target)
+
+    @cached_property
+    def eager(self) -> Callable[..., Sequence[jax.Array]]:
+        """The primitive under jit, for calls outside of it."""
+        return jax.jit(partial(kernel_call_p.bind, family=self))
+
+
+class TileFamily(Family):
+    """Base of the families whose members are Funcs."""
+
+    def __init__(self, name: str, target: Target) -> None:
+        self.name, self.target = name, target
+        self._batched: dict[tuple[int, tuple[int | None, ...]], TileFamily] = {}
+
+    def member(self, target: Target) -> Tracing:
+        """The kernel traced with the blocks of a target, and improved by the passes."""
+        raise NotImplementedError
+
+    def func(self, target: Target | None = None) -> Func:
+        """The block IR for a target."""
+        return self.member(target or self.target).func
+
+    def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
+        program = partial(emit.run, self.func(target))
+        program.__name__ = self.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
+        return jax.jit(program)
+
+    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
+        # Every call writes to an in-out operand of its own.
+        inputs = self.func().inputs
+        wanted = tuple(0 if p.ref.role == "inout" else dim for p, dim in zip(inputs, dims, strict=True))
+        key = (size, wanted)
+        if key not in self._batched:
+            self._batched[key] = BatchedFamily(self, size, wanted)
+        return self._batched[key], wanted
+
+
+class BatchedFamily(TileFamily):
+    """A family under `jax.vmap`: the batch is one more parallel axis of its members."""
+
+    def __init__(self, inner: TileFamily, size: int, dims: tuple[int | None, ...]) -> None:
+        super().__init__(inner.name, inner.target)
+        self._inner, self._size, self._dims = inner, size, dims
+        self._members: dict[Target, Tracing] = {}
+        self.outputs = stacked(inner.outputs, size)
+
+    def member(self, target: Target) -> Tracing:
+        if target not in self._members:
+            inner = self._inner.member(target)
+            self._members[target] = Tracing(batch(inner.func, self._size, self._dims), inner.captured)
+        return self._members[target]
+
+
+class KernelFamily(TileFamily):
     """A kernel for arguments of given types.
 
     Attributes:
       arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
       statics: the static arguments.
       blocks: the blocks that the call fixed.
-      results: the outputs as a tuple of pytrees of `jax.ShapeDtypeStruct`, one for each output parameter.
+      results: what a call returns.
     """
 
     def __init__(
@@ -55,168 +146,136 @@ class Family:
         blocks: Mapping[str, int],
         target: Target | None,
     ) -> None:
-        self._definition, self._target = definition, target or DEFAULT
+        super().__init__(definition.signature.name, target or DEFAULT)
+        self._definition = definition
         self.arguments, self.statics, self.blocks = tuple(arguments), statics, blocks
         self._x64 = _jax.x64_enabled()
         self._members: dict[tuple[Any, ...], Tracing] = {}
-        self._single, self.results = self._out_type()
-
-    def __repr__(self) -> str:
-        return self.name
-
-    @property
-    def name(self) -> str:
-        """The kernel's name."""
-        return self._definition.signature.name
-
-    @cached_property
-    def outputs(self) -> list[jax.ShapeDtypeStruct]:
-        """The types of the results."""
-        return jax.tree.leaves(self.results)
-
-    def pack(self, leaves: Sequence[Any]) -> Any:
-        """Results in the structure that `out_type` returned."""
-        packed = jax.tree.unflatten(_jax.structure(self.results), leaves)
-        return packed[0] if self._single else packed
-
-    # --- members ---
-
-    def blocks_for(self, target: Target) -> dict[str, int]:
-        """The blocks on a target: the kernel's defaults, the schedule's, the call's, the later the stronger."""
-        signature = self._definition.signature
-        defaults = {n: v for n, v in signature.blocks.items() if isinstance(v, int)}
-        chosen = {**defaults, **self._scheduled(target), **self.blocks}
-        for name in signature.blocks:
-            if name not in chosen:
-                raise ArgumentError(
-                    f"{self.name} needs the block {name}",
-                    expected=f"{name}=..., a default, or a schedule for {target.name}",
-                    got="no value",
-                    fix=f"call {self.name}(..., {name}=128)",
-                )
-        return chosen
-
-    def _scheduled(self, target: Target) -> dict[str, int]:
-        prefixes = [p for p in self._definition.schedules if target.name == p or target.name.startswith(p)]
-        if not prefixes:
-            return {}
-        schedule = self._definition.schedules[max(prefixes, key=len)]
-        values = schedule(*self.arguments, **select(schedule, {**self.statics, "target": target.name}))
-        return self._definition.signature.check_blocks(values, f"the schedule {schedule.__name__}")
+        self.results = self._results()
+        self.outputs = jax.tree.leaves(self.results.trees)
 
     def member(self, target: Target) -> Tracing:
-        """The kernel traced with the blocks of a target, and improved by the passes."""
         # A body that closes over traced values can be traced while they live only: once, for all targets.
         first = next(iter(self._members.values()), None)
         if first is not None and first.captures_tracers:
             return first
-        blocks = self.blocks_for(target)
+        blocks = blocks_for(self._definition, target, self.arguments, self.statics, self.blocks)
         key = tuple(blocks.items())
         if key not in self._members:
             self._members[key] = self._trace(blocks)
         return self._members[key]
 
-    def _trace(self, blocks: Mapping[str, int]) -> Tracing:
-        definition = self._definition
-        names = definition.signature.arrays
-        roles = ["in"] * len(self.arguments) + ["out"] * len(self.results)
-        params = [
-            jax.tree_util.tree_map_with_path(partial(_param, name, role), tree)
-            for name, role, tree in zip(names, roles, (*self.arguments, *self.results), strict=True)
-        ]
-        with _jax.neutral_tracing(self._x64):
-            traced = trace(definition.function, self.name, params, {**self.statics, **blocks}, definition.loc)
-        return Tracing(pipeline.run(traced.func), traced.captured)
-
     @property
     def captured(self) -> tuple[Any, ...]:
         """The arrays that the body closes over, further operands of the call."""
-        return self.member(self._target).captured
+        return self.member(self.target).captured
 
     @property
     def captures_tracers(self) -> bool:
         """Whether this family serves one call only."""
-        return self.member(self._target).captures_tracers
+        return self.member(self.target).captures_tracers
 
-    def func(self, target: Target | None = None) -> Func:
-        """The block IR for a target."""
-        return self.member(target or self._target).func
+    def _trace(self, blocks: Mapping[str, int]) -> Tracing:
+        definition, names = self._definition, self._definition.signature.arrays
+        inputs = [
+            jax.tree_util.tree_map_with_path(
+                partial(_param, name, "inout" if name in definition.donate else "in"), tree
+            )
+            for name, tree in zip(names, self.arguments, strict=False)
+        ]
+        outputs = [
+            jax.tree_util.tree_map_with_path(partial(_output, name), tree, roles)
+            for name, tree, roles in zip(names[len(inputs) :], self.results.outputs, self.results.roles, strict=True)
+        ]
+        with _jax.neutral_tracing(self._x64):
+            keywords = {**self.statics, **blocks}
+            traced = trace(definition.function, self.name, [*inputs, *outputs], keywords, definition.loc)
+        return Tracing(pipeline.run(traced.func), traced.captured)
 
-    # --- calls ---
+    def _role(self, name: str) -> Role:
+        return "inout" if name in self._definition.donate else "in"
 
-    @cached_property
-    def call(self) -> Callable[..., Sequence[jax.Array]]:
-        """The jitted program; one object, so that many calls share one computation."""
-        return self.program(self._target)
-
-    def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
-        """The jitted program for a target."""
-        program = partial(emit.run, self.func(target))
-        program.__name__ = self.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
-        return jax.jit(program)
-
-    @cached_property
-    def eager(self) -> Callable[..., Sequence[jax.Array]]:
-        """The primitive under jit."""
-        return jax.jit(partial(kernel_call_p.bind, family=self))
-
-    # --- types ---
-
-    def _out_type(self) -> tuple[bool, tuple[Any, ...]]:
-        """Whether there is one output parameter that is not a tuple; and the types of all."""
-        definition, signature = self._definition, self._definition.signature
+    def _results(self) -> Results:
+        definition, names = self._definition, self._definition.signature.arrays
         with source.at(source.current()):  # the call: frames of an out_type are the user's, too
-            results = self._ask(definition.out_type)
-            single = not isinstance(results, tuple)
-            packed: tuple[Any, ...] = (results,) if single else results  # pyright: ignore[reportUnknownVariableType] -- the user's
-            if len(self.arguments) + len(packed) != len(signature.arrays):
+            declared = declared_type(definition, self.arguments, self.statics)
+            count = len(declared) if isinstance(declared, tuple) else 1  # pyright: ignore[reportUnknownArgumentType] -- the user's
+            if len(self.arguments) + count != len(names):
                 raise ArgumentError(
                     f"{self.name} is called with the wrong number of arrays",
-                    expected=f"{len(signature.arrays)} parameters, {', '.join(signature.arrays)}",
-                    got=f"{len(self.arguments)} inputs and {len(packed)} outputs from out_type",
+                    expected=f"{len(names)} parameters, {', '.join(names)}",
+                    got=f"{len(self.arguments)} inputs and {count} outputs from out_type",
                     fix="give one argument for each input; out_type returns one entry for each output",
                 )
+        donated = [a for name, a in zip(names, self.arguments, strict=False) if name in definition.donate]
         with source.at(definition.loc):
-            for leaf in jax.tree.leaves(packed):
-                _check_output(self.name, leaf)
-        return single, jax.tree.map(_plain, packed)
+            return results(self.name, donated, declared)
 
-    def _ask(self, out_type: Callable[..., Any]) -> Any:
-        try:
-            return out_type(*self.arguments, **select(out_type, self.statics))
-        except TilekernError:
-            raise
-        except Exception as error:
-            shown = ", ".join(_show(a) for a in self.arguments)
+
+def stacked(outputs: Sequence[jax.ShapeDtypeStruct], size: int) -> list[jax.ShapeDtypeStruct]:
+    """The types of results of `size` calls, stacked in dim 0."""
+    return [jax.ShapeDtypeStruct((size, *o.shape), o.dtype) for o in outputs]
+
+
+def blocks_for(
+    definition: Definition,
+    target: Target,
+    arguments: Sequence[Any],
+    statics: Mapping[str, Any],
+    given: Mapping[str, int],
+) -> dict[str, int]:
+    """The blocks on a target: the declared defaults, the schedule's, the call's, the later the stronger."""
+    signature = definition.signature
+    defaults = {n: v for n, v in signature.blocks.items() if isinstance(v, int)}
+    chosen = {**defaults, **_scheduled(definition, target, arguments, statics), **given}
+    for name in signature.blocks:
+        if name not in chosen:
             raise ArgumentError(
-                f"out_type of {self.name} fails on these arguments",
-                expected="arrays of the ranks and shapes that out_type is written for",
-                got=f"{type(error).__name__}: {error}; arguments: {shown}",
-                fix="check the number, the order and the shapes of the arguments",
-            ) from error
+                f"{signature.name} needs the block {name}",
+                expected=f"{name}=..., a default, or a schedule for {target.name}",
+                got="no value",
+                fix=f"call {signature.name}(..., {name}=128)",
+            )
+    return chosen
+
+
+def _scheduled(
+    definition: Definition, target: Target, arguments: Sequence[Any], statics: Mapping[str, Any]
+) -> dict[str, int]:
+    prefixes = [p for p in definition.schedules if target.name.startswith(p)]
+    if not prefixes:
+        return {}
+    schedule = definition.schedules[max(prefixes, key=len)]
+    values = schedule(*arguments, **select(schedule, {**statics, "target": target.name}))
+    return definition.signature.check_blocks(values, f"the schedule {schedule.__name__}")
+
+
+def declared_type(definition: Definition, arguments: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+    """What `out_type` returns for arguments of given types."""
+    try:
+        return definition.out_type(*arguments, **select(definition.out_type, statics))
+    except TilekernError:
+        raise
+    except Exception as error:
+        shown = ", ".join(_show(a) for a in arguments)
+        raise ArgumentError(
+            f"out_type of {definition.signature.name} fails on these arguments",
+            expected="arrays of the ranks and shapes that out_type is written for",
+            got=f"{type(error).__name__}: {error}; arguments: {shown}",
+            fix="check the number, the order and the shapes of the arguments",
+        ) from error
 
 
 def _param(name: str, role: Any, path: tuple[Any, ...], leaf: Any) -> Param:
     return Param(name + jax.tree_util.keystr(path), tuple(leaf.shape), np.dtype(leaf.dtype), role)
 
 
-def _plain(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+def _output(name: str, path: tuple[Any, ...], leaf: Any, role: Any) -> Param:
+    return _param(name, role, path, leaf)
 
 
 def _show(argument: Any) -> str:
     return str(jax.tree.map(describe, argument)).replace("'", "")
-
-
-def _check_output(name: str, leaf: Any) -> None:
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and is_dtype(np.dtype(leaf.dtype)):
-        return
-    raise ArgumentError(
-        f"out_type of {name} returned something that is no array type",
-        expected="jax.ShapeDtypeStruct, in a pytree for each output; None for an output that is not wanted",
-        got=describe(leaf),
-        fix="return jax.ShapeDtypeStruct(shape, dtype)",
-    )
 
 
 def check_argument(name: str, path: str, leaf: Any) -> jax.ShapeDtypeStruct:

@@ -12,7 +12,7 @@ from tilekern import _jax
 from tilekern.errors import ArgumentError, TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret as _interpret
-from tilekern.kernel.family import Family
+from tilekern.kernel.family import KernelFamily
 from tilekern.lower.target import Target, resolve
 
 
@@ -23,7 +23,7 @@ class Traced:
       ir: the block IR, with the blocks of the default target.
     """
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: KernelFamily) -> None:
         self._family = family
         self.ir: Func = family.func()
 
@@ -44,7 +44,7 @@ class Lowered:
       text: the target's program: StableHLO for "cpu:xla".
     """
 
-    def __init__(self, family: Family, target: Target) -> None:
+    def __init__(self, family: KernelFamily, target: Target) -> None:
         self._family, self.target = family, target.name
         self.ir: Func = family.func(target)
         self._lowered = jax.jit(family.program(target)).lower(*_operands(family, family.arguments))
@@ -61,11 +61,11 @@ class Lowered:
 class Compiled:
     """A compiled kernel: call it with arrays of the types it was traced for."""
 
-    def __init__(self, family: Family, compiled: Any) -> None:
+    def __init__(self, family: KernelFamily, compiled: Any) -> None:
         self._family, self._compiled = family, compiled
 
     def __call__(self, *arrays: Any) -> Any:
-        return self._family.pack(self._compiled(*_operands(self._family, arrays)))
+        return self._family.results.pack(self._compiled(*_operands(self._family, arrays)))
 
     def memory_analysis(self) -> Any:
         """XLA's account of the program's memory; `.temp_size_in_bytes` is its scratch."""
@@ -87,12 +87,12 @@ def interpret(traced: Traced) -> Callable[..., Any]:
 
     def run(*arrays: Any) -> Any:
         operands = [np.asarray(a) for a in _operands(family, arrays)]
-        return family.pack(_interpret(traced.ir, *operands))
+        return family.results.pack(_interpret(traced.ir, *operands))
 
     return run
 
 
-def _operands(family: Family, arguments: tuple[Any, ...]) -> list[Any]:
+def _operands(family: KernelFamily, arguments: tuple[Any, ...]) -> list[Any]:
     """The flat operands: the arguments' arrays, then what the body closes over."""
     found, wanted = _jax.structure(arguments), _jax.structure(family.arguments)
     if found != wanted:

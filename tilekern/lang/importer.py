@@ -16,33 +16,31 @@ from tilekern.errors import TileScopeError, TraceError, UnsupportedError
 from tilekern.ir.compute import Constant, splat
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Value, index_value
-from tilekern.ir.memory import Access, Dim, Load, Position, Store
+from tilekern.ir.memory import Access, Atomic, Dim, Load, Position, Store
 from tilekern.ir.types import INDEX, RefType, TileType, is_dtype
 from tilekern.lang import rules
-from tilekern.lang.primitives import fold_index_p, load_p, program_index_p, store_p
+from tilekern.lang.emitter import Emitter, type_of
+from tilekern.lang.primitives import atomic_p, fold_index_p, load_p, program_index_p, store_p
+from tilekern.lang.rules_dynamic import element, with_element
 
 # A captured array of up to so many bytes becomes a constant of the IR; a larger one becomes an operand of the kernel.
 CONSTANT_BYTES = 4096
 
 # What to do instead of the primitives that people reach for first.
 _WAYS_OUT = {
-    "dynamic_slice": "index the ref instead of the loaded tile: ref[tk.ds(start, size)]",
-    "gather": "index the ref with an index vector instead of the loaded tile",
-    "dynamic_update_slice": "select with jnp.where(indices == i, new, old), or store to the output ref",
     "scatter": "select with jnp.where(indices == i, new, old), or store to the output ref",
-    "scatter_add": "select with jnp.where, or add a one-hot product",
-    "sort": "sort outside the kernel",
-    "cumsum": "multiply with a triangular matrix of ones: tk.dot(tri, x)",
-    "argmax": "jnp.min(jnp.where(x == x.max(), indices, size))",
-    "argmin": "jnp.min(jnp.where(x == x.min(), indices, size))",
-    "debug_callback": "use tk.interpret, which runs the kernel in NumPy, and look at the values there",
+    "scatter-add": "select with jnp.where, or add a one-hot product",
+    "debug_print": "store the values to an output of their own",
+    "debug_callback": "store the values to an output of their own",
     "pure_callback": "compute it outside the kernel and pass the result in",
+    "random_seed": "draw the numbers outside the kernel and pass them in",
     "random_bits": "draw the numbers outside the kernel and pass them in",
+    "tilekern_call": "call one kernel after the other in jitted code",
     "pallas_call": "call one kernel after the other in jitted code",
 }
 
 
-class Importer(rules.Emitter):
+class Importer(Emitter):
     """Appends the ops of one jaxpr.
 
     Attributes:
@@ -134,6 +132,11 @@ class Importer(rules.Emitter):
         access, masked = eqn.params["access"], eqn.params["masked"]
         return self.add(Store(operands=tuple(operands), access=access, masked=masked, loc=self.loc))
 
+    def _atomic(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        _check_ref(operands[0])
+        access, masked, kind = eqn.params["access"], eqn.params["masked"], eqn.params["kind"]
+        return self.add(Atomic(operands=tuple(operands), access=access, masked=masked, kind=kind, loc=self.loc))
+
     def _program_index(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         axis: int = eqn.params["axis"]
         return [self._grid[axis]]
@@ -142,7 +145,11 @@ class Importer(rules.Emitter):
 
     def _inline(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         jaxpr: Any = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr") or eqn.params.get("fun_jaxpr")
-        fixed, self._loc_is_fixed = self._loc_is_fixed, self._loc_is_fixed or _jax.written_in_jax(jaxpr)
+        in_jax = _jax.written_in_jax(jaxpr)
+        quotient = rules.floor_divide(self, eqn, operands) if in_jax else None
+        if quotient is not None:
+            return [quotient]
+        fixed, self._loc_is_fixed = self._loc_is_fixed, self._loc_is_fixed or in_jax
         results = self.run(jaxpr, operands)
         self._loc_is_fixed = fixed
         return results
@@ -163,13 +170,13 @@ class Importer(rules.Emitter):
         regions = (self._region(eqn.params["cond_jaxpr"], operands[:skip], inits), self._region(body, shared, inits))
         return self.add(While(operands=tuple(inits), regions=regions, loc=self.loc))
 
-    def _region(self, jaxpr: Jaxpr, shared: list[Value], inits: list[Value], *leading: Value) -> Block:
-        """A block for a jaxpr of a loop; its arguments are `leading`, unknown to the jaxpr, and the carries."""
+    def _region(self, jaxpr: Jaxpr, shared: list[Value], inits: list[Value]) -> Block:
+        """A block for a jaxpr of a loop; its arguments are the carries."""
 
         def body(*args: Value) -> tuple[Value, ...]:
-            return self.run(jaxpr, [*shared, *args[len(leading) :]])
+            return self.run(jaxpr, [*shared, *args])
 
-        return self.block((*leading, *(Value(v.type) for v in inits)), body)
+        return self.block(tuple(Value(v.type) for v in inits), body)
 
     def _fold(self, eqn: JaxprEqn, marker: JaxprEqn, shared: list[Value], inits: list[Value]) -> Sequence[Value]:
         """A `while` made by `lang.loops.fold`: the counter is the tile index, the bounds are the marker's."""
@@ -202,23 +209,30 @@ class Importer(rules.Emitter):
     def _scan(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         constants, carries = _jax.split_scan(eqn)
         shared, inits = operands[:constants], operands[constants : constants + carries]
-        if len(operands) > constants + carries or len(eqn.outvars) > carries:
-            raise UnsupportedError(
-                "lax.scan with inputs or outputs per iteration is not part of the language",
-                expected="a scan (or fori_loop) that only carries values",
-                got=f"a scan of {eqn.params['length']} steps over slices of tiles",
-                fix="loop with tk.fold over tk.serial(...) and index refs; differentiate loops outside the kernel",
+        inputs, axis = operands[constants + carries :], Axis("step", eqn.params["length"])
+        stacked = [type_of(v) for v in eqn.outvars[carries:]]
+        carried = [*inits, *(self.splat(0, tile) for tile in stacked)]
+        if axis.extent == 0:
+            return carried
+
+        def step(index: Value, *values: Value) -> tuple[Value, ...]:
+            found = self.run(
+                eqn.params["jaxpr"], [*shared, *values[:carries], *(element(self, x, index) for x in inputs)]
             )
-        axis = Axis("step", eqn.params["length"])
-        body = self._region(eqn.params["jaxpr"], shared, inits, index_value("step"))
+            outputs = zip(values[carries:], found[carries:], strict=True)
+            return (*found[:carries], *(with_element(self, whole, part, index) for whole, part in outputs))
+
+        body = self.block((index_value("step"), *(Value(v.type) for v in carried)), step)
         bounds = [self.splat(n, INDEX) for n in (0, axis.extent)]
-        fold = Fold(operands=(*bounds, *inits), regions=(body,), axis=axis, reverse=eqn.params["reverse"], loc=self.loc)
-        return self.add(fold)
+        return self.add(
+            Fold(operands=(*bounds, *carried), regions=(body,), axis=axis, reverse=eqn.params["reverse"], loc=self.loc)
+        )
 
 
 _SPECIAL: dict[str, Callable[[Importer, JaxprEqn, list[Value]], Sequence[Value]]] = {
     load_p.name: Importer._load,  # pyright: ignore[reportPrivateUsage] -- the class's own table
     store_p.name: Importer._store,  # pyright: ignore[reportPrivateUsage]
+    atomic_p.name: Importer._atomic,  # pyright: ignore[reportPrivateUsage]
     program_index_p.name: Importer._program_index,  # pyright: ignore[reportPrivateUsage]
     fold_index_p.name: Importer._fold_index,  # pyright: ignore[reportPrivateUsage]
     "while": Importer._while,  # pyright: ignore[reportPrivateUsage]
@@ -242,7 +256,7 @@ def escaped() -> TileScopeError:
         "a traced value is used outside the loop, the function or the trace that made it",
         expected="values and refs of the body that is being traced",
         got="one of a body that has ended, kept in a variable, or in a function that JAX had traced before",
-        fix="return values from loop bodies as carries; pass refs as arguments, or define functions in the kernel's body",
+        fix="return values from loop bodies as carries; pass refs as arguments; define functions in the body",
     )
 
 

@@ -31,7 +31,7 @@ def fold(axis: SerialAxis, body: Callable[[Any, Any], Any], init: Any) -> Any:
             fix="wrap the extent: tk.fold(tk.serial(n, block), body, init)",
         )
     leaves, tree = _jax.flatten(init)
-    carries = [_jax.as_strong(leaf) for leaf in leaves]
+    carries = [_carry(leaf, "init") for leaf in leaves]
     name = _first_parameter(body)
     loop = make_axis(name, axis.extent, axis.block)
     loc, hint = source.of_stack(), _hint(body, leaves)
@@ -92,6 +92,17 @@ def _hint(body: Callable[..., Any], leaves: list[Any]) -> str:
     return names[1] if len(leaves) == 1 and len(names) > 1 else ""
 
 
+def _carry(leaf: Any, what: str) -> jax.Array:
+    if _jax.is_array(leaf) or isinstance(leaf, (bool, int, float)):
+        return _jax.as_strong(leaf)
+    raise CarryError(
+        "a carry of a fold is no array",
+        expected="a pytree of tiles, scalars and numbers",
+        got=f"{what} = {describe(leaf)}",
+        fix="let the body close over anything else; of a Tile, carry its index",
+    )
+
+
 def _check_carries(result: Any, tree: Any, carries: list[jax.Array]) -> list[jax.Array]:
     leaves, found = _jax.flatten(result)
     if found != tree:
@@ -101,7 +112,7 @@ def _check_carries(result: Any, tree: Any, carries: list[jax.Array]) -> list[jax
             got=f"{found}",
             fix="return the carries in the shape of init (a fold body returns its carry, always)",
         )
-    values = [_jax.as_strong(leaf) for leaf in leaves]
+    values = [_carry(leaf, "returned") for leaf in leaves]
     paths = [jax.tree_util.keystr(path) for path, _ in _jax.flatten_with_path(result)[0]]
     for path, value, carry in zip(paths, values, carries, strict=True):
         if (value.shape, value.dtype) != (carry.shape, carry.dtype):

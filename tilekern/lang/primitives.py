@@ -30,6 +30,8 @@ def _nothing(*operands: Any, **_: Any) -> list[_jax.ShapedArray]:
 load_p = _jax.primitive("tile_load", _load_type)
 # token, value, *positions[, mask] -> nothing
 store_p = _jax.primitive("tile_store", _nothing, multiple_results=True)
+# token, value, *positions[, mask] -> nothing
+atomic_p = _jax.primitive("tile_atomic", _nothing, multiple_results=True)
 # -> the program's tile index along grid axis number `axis`
 program_index_p = _jax.primitive("program_index", _index_type)
 # counter, start, stop -> the tile index of a fold; marks the `while` around it as a fold over `axis`
@@ -56,5 +58,5 @@ def _no_batching(operands: Any, dims: Any, **params: Any) -> NoReturn:
         )
 
 
-for _p in (load_p, store_p, fold_index_p):
+for _p in (load_p, store_p, atomic_p, fold_index_p):
     _jax.register_rules(_p, jvp=_no_derivative, batch=_no_batching)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tilekern import _jax, source
 from tilekern.errors import IndexingError, OutputError
-from tilekern.ir.memory import Access, Dim, Position, Term
+from tilekern.ir.memory import AtomicKind, Dim
 from tilekern.ir.types import RefType, dtype_name
 from tilekern.lang import state
-from tilekern.lang.primitives import load_p, store_p
-from tilekern.lang.tiles import DynamicSlice, Tile, as_index, describe
+from tilekern.lang.indexing import Indexer, Selection, whole
+from tilekern.lang.primitives import atomic_p, load_p, store_p
+from tilekern.lang.tiles import describe
 
 
 @jax.tree_util.register_pytree_node_class
@@ -32,13 +32,14 @@ class Ref:
       name: of the parameter.
     """
 
-    def __init__(self, token: Any, type: RefType, name: str) -> None:
+    def __init__(self, token: Any, type: RefType, name: str, base: Selection | None = None) -> None:
         self._token, self._type, self.name = token, type, name
+        self._base = whole(type.shape) if base is None else base
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The array's shape."""
-        return self._type.shape
+        """The shape of the array, or of the view."""
+        return self._base.shape
 
     @property
     def dtype(self) -> Any:
@@ -48,24 +49,30 @@ class Ref:
     @property
     def ndim(self) -> int:
         """The number of dims."""
-        return len(self._type.shape)
+        return len(self.shape)
 
     @property
     def size(self) -> int:
         """The number of elements."""
         size = 1
-        for n in self._type.shape:
+        for n in self.shape:
             size *= n
         return size
 
-    def tree_flatten(self) -> tuple[tuple[Any], tuple[RefType, str]]:
-        """For JAX: a ref travels as its token."""
-        return (self._token,), (self._type, self.name)
+    @property
+    def at(self) -> At:
+        """`ref.at[index]` is the part of the array at an index, as a ref: a view."""
+        return At(self)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[RefType, str, tuple[Dim, ...]]]:
+        """For JAX: a ref travels as its token, and the positions of its view."""
+        return (self._token, *self._base.operands), (self._type, self.name, self._base.dims)
 
     @classmethod
-    def tree_unflatten(cls, auxiliary: tuple[RefType, str], children: tuple[Any]) -> Ref:
+    def tree_unflatten(cls, auxiliary: tuple[RefType, str, tuple[Dim, ...]], children: tuple[Any, ...]) -> Ref:
         """For JAX: the inverse of `tree_flatten`."""
-        return cls(children[0], *auxiliary)
+        type, name, dims = auxiliary
+        return cls(children[0], type, name, Selection(dims, children[1:]))
 
     def __repr__(self) -> str:
         return f"Ref({self.name}: {self._type})"
@@ -83,18 +90,25 @@ class Ref:
         (a scalar; 0).
         """
         state.current(f"a load from {self.name}")
-        indexer = _Indexer(self._type, self.name).add(index)
-        operands = [*indexer.operands]
-        if mask is not None:
-            operands.append(self._mask(mask, indexer.access.shape))
+        if self._type.role == "sum":
+            raise OutputError(
+                f"{self.name} is a tk.Sum and cannot be loaded",
+                expected=f"{self.name}.at[...].add(value) only",
+                got=f"a load of {self.name}: {self._type}",
+                fix="keep what the program needs in a tile or a carry; the sum exists when all programs have ended",
+            )
+        indexer = self._index(index)
+        lanes, operands = self._lanes(indexer, mask), list[jax.Array]()
         if fill is not None:
             operands.append(self._fill(fill))
         return _jax.bind(
             load_p,
             self._token,
+            *indexer.operands,
+            *lanes,
             *operands,
             access=indexer.access,
-            masked=mask is not None,
+            masked=bool(lanes),
             filled=fill is not None,
             shape=indexer.access.shape,
             dtype=self.dtype,
@@ -103,14 +117,90 @@ class Ref:
 
     def store(self, index: Any, value: Any, *, mask: Any = None) -> None:
         """Write `value`, broadcast to the tile at `index`, to the lanes that are in bounds and not masked."""
+        if self._type.role == "sum":
+            raise OutputError(
+                f"{self.name} is a tk.Sum and cannot be stored to",
+                expected=f"{self.name}.at[...].add(value)",
+                got=f"a store to {self.name}: {self._type}",
+                fix="add to it, or declare the output without tk.Sum",
+            )
+        self._write(store_p, index, value, mask)
+
+    def _write(self, primitive: Any, index: Any, value: Any, mask: Any, **attributes: Any) -> None:
         trace = state.current(f"a store to {self.name}")
-        indexer = _Indexer(self._type, self.name).add(index)
-        operands = [self._value(value, indexer.access.shape), *indexer.operands]
-        if mask is not None:
-            operands.append(self._mask(mask, indexer.access.shape))
+        indexer = self._index(index)
+        tile = self._value(value, indexer.access.shape)
+        lanes = self._lanes(indexer, mask)
         loc = source.of_stack()
         trace.stores[loc] = None
-        _jax.bind(store_p, self._token, *operands, access=indexer.access, masked=mask is not None, loc=loc)
+        operands = (tile, *indexer.operands, *lanes)
+        _jax.bind(primitive, self._token, *operands, access=indexer.access, masked=bool(lanes), loc=loc, **attributes)
+
+    def _index(self, index: Any) -> Indexer:
+        return Indexer(self._type, self.name, self._base).add(index)
+
+    def _lanes(self, indexer: Indexer, mask: Any) -> list[jax.Array]:
+        """The mask of an access, if it has one."""
+        inside = indexer.mask()
+        if mask is None:
+            return [] if inside is None else [inside]
+        given = self._mask(mask, indexer.access.shape)
+        return [given if inside is None else given & inside]
+
+    # --- atomics ---
+
+    def add(self, value: Any, *, mask: Any = None, ordered: bool = True) -> None:
+        """Add `value` to this view atomically: `ref.at[index].add(value)`.
+
+        The ref must be a `tk.Sum` output (a deterministic sum over programs), or a `tk.Zeros` output or donated input,
+        where floats need `ordered=False`: the order in which programs add, and with it the rounding, is not fixed.
+        """
+        self._atomic("add", value, mask, ordered)
+
+    def max(self, value: Any, *, mask: Any = None) -> None:
+        """Replace each element of this view by the larger one of itself and `value`, atomically. NaN wins."""
+        self._atomic("max", value, mask, False)
+
+    def min(self, value: Any, *, mask: Any = None) -> None:
+        """Replace each element of this view by the smaller one of itself and `value`, atomically. NaN wins."""
+        self._atomic("min", value, mask, False)
+
+    def and_(self, value: Any, *, mask: Any = None) -> None:
+        """Bitwise (for bool: logical) and of each element of this view with `value`, atomically."""
+        self._atomic("and", value, mask, False)
+
+    def or_(self, value: Any, *, mask: Any = None) -> None:
+        """Bitwise (for bool: logical) or of each element of this view with `value`, atomically."""
+        self._atomic("or", value, mask, False)
+
+    def xor(self, value: Any, *, mask: Any = None) -> None:
+        """Bitwise (for bool: logical) exclusive or of each element of this view with `value`, atomically."""
+        self._atomic("xor", value, mask, False)
+
+    def _atomic(self, kind: AtomicKind, value: Any, mask: Any, ordered: bool) -> None:
+        role, floating = self._type.role, jnp.issubdtype(self.dtype, jnp.floating)
+        if role == "out" or (role == "sum" and kind != "add"):
+            raise OutputError(
+                f"{self.name} does not take an atomic {kind}",
+                expected="a tk.Zeros output or a donated input for any atomic, a tk.Sum output for add",
+                got=f"{self.name}: {self._type}",
+                fix="declare the output in out_type as tk.Zeros(...) or tk.Sum(...)",
+            )
+        if kind not in _ATOMICS[bool(floating)]:
+            raise OutputError(
+                f"an atomic {kind} of {dtype_name(self.dtype)} elements does not exist",
+                expected=f"one of {', '.join(_ATOMICS[bool(floating)])}",
+                got=f"{self.name}: {self._type}",
+                fix="use bit operations on integers or bools",
+            )
+        if role != "sum" and kind == "add" and floating and ordered:
+            raise OutputError(
+                "a float atomic rounds differently from run to run",
+                expected="ordered=False, if that is acceptable, or a tk.Sum output, which is deterministic",
+                got=f"{self.name}: {self._type} with ordered=True",
+                fix="declare the output as tk.Sum, or say ordered=False",
+            )
+        self._write(atomic_p, ..., value, mask, kind=kind)
 
     def __iter__(self) -> Any:
         raise IndexingError(
@@ -197,124 +287,26 @@ def _as_array(value: Any, dtype: Any) -> jax.Array | None:
     return _jax.as_strong(value) if _jax.is_array(value) else None
 
 
-@dataclass
-class _Indexer:
-    """Turns the entries of an index into an `Access` and its operands."""
+_ATOMICS: dict[bool, tuple[AtomicKind, ...]] = {
+    False: ("add", "max", "min", "and", "or", "xor"),  # integers and bools
+    True: ("add", "max", "min"),
+}
 
-    type: RefType
-    name: str
-    operands: list[jax.Array] = field(default_factory=list[jax.Array])
-    dims: list[Dim] = field(default_factory=list[Dim])
 
-    @property
-    def access(self) -> Access:
-        return Access(tuple(self.dims))
+class At:
+    """`ref.at`: index it for a view of the ref."""
 
-    def add(self, index: Any) -> _Indexer:
-        entries: list[Any] = list(cast(tuple[Any, ...], index)) if isinstance(index, tuple) else [index]
-        rank = len(self.type.shape)
-        dots = [i for i, entry in enumerate(entries) if entry is ...]
-        if len(dots) > 1 or len(entries) - len(dots) > rank:
+    def __init__(self, ref: Ref) -> None:
+        self._ref = ref
+
+    def __getitem__(self, index: Any) -> Ref:
+        ref = self._ref
+        indexer = Indexer(ref._type, ref.name, ref._base).add(index)  # pyright: ignore[reportPrivateUsage] -- a part of Ref
+        if indexer.inside:
             raise IndexingError(
-                f"{self.name} has {rank} dims and is indexed with {len(entries)} entries",
-                expected=f"at most {rank} entries, with at most one `...`",
-                got=f"{self.name}[{', '.join(_name(e) for e in entries)}] of {self.type}",
-                fix="give one entry for each dim",
+                f"a view of a view of {ref.name} may reach past the first one",
+                expected="static indices inside the view, or `:`",
+                got="a Tile, tk.ds or a traced index into a dim that is a part of the array already",
+                fix=f"index {ref.name} itself at the final place",
             )
-        missing = [slice(None)] * (rank - (len(entries) - len(dots)))
-        place = dots[0] if dots else len(entries)
-        entries[place : place + len(dots)] = missing
-        for number, entry in enumerate(entries):
-            self.dims.append(self._dim(number, entry, self.type.shape[number]))
-        return self
-
-    def _dim(self, number: int, entry: Any, size: int) -> Dim:
-        if isinstance(entry, Tile):
-            entry.scope.check()
-            return Dim("block", self._position(entry.terms, entry.const), entry.size)
-        if isinstance(entry, DynamicSlice):
-            return Dim("block", self._scalar(entry.start), entry.size)
-        if isinstance(entry, slice):
-            return self._slice(number, entry, size)  # pyright: ignore[reportUnknownArgumentType] -- a slice of anything
-        if isinstance(entry, bool) or not (_jax.is_array(entry) or hasattr(entry, "__index__")):
-            raise self._wrong_entry(number, entry)
-        if not _jax.is_array(entry) or entry.shape == ():
-            return Dim("index", self._index(number, entry, size))
-        if entry.ndim == 1 and jnp.issubdtype(entry.dtype, jnp.integer):
-            self.operands.append(jax.lax.convert_element_type(jnp.asarray(entry), jnp.int32))
-            return Dim("gather", Position((Term(len(self.operands) - 1, 1),)), entry.shape[0])
-        raise self._wrong_entry(number, entry)
-
-    def _position(self, terms: tuple[tuple[jax.Array, int], ...], const: int) -> Position:
-        first = len(self.operands)
-        self.operands += [scalar for scalar, _ in terms]
-        return Position(tuple(Term(first + i, stride) for i, (_, stride) in enumerate(terms)), const)
-
-    def _scalar(self, position: Any) -> Position:
-        return Position(const=position) if isinstance(position, int) else self._position(((position, 1),), 0)
-
-    def _index(self, number: int, entry: Any, size: int) -> Position:
-        if _jax.is_array(entry) and not jnp.issubdtype(entry.dtype, jnp.integer):
-            raise self._wrong_entry(number, entry)
-        position = as_index(entry, f"index {number} of {self.name}")
-        if not isinstance(position, int):
-            return self._scalar(position)
-        if not -size <= position < size:
-            raise self._out_of_range(number, str(position), size)
-        return Position(const=position % size)
-
-    def _slice(self, number: int, entry: slice, size: int) -> Dim:
-        if any(isinstance(bound, (Tile, _jax.Tracer)) for bound in (entry.start, entry.stop)):
-            raise IndexingError(
-                f"index {number} of {self.name} is a slice with a traced bound",
-                expected="a slice with static bounds",
-                got=f"slice({_name(entry.start)}, {_name(entry.stop)})",
-                fix="use tk.ds(start, size): the start may be traced, the size is static",
-            )
-        if entry.step not in (None, 1):
-            raise IndexingError(
-                f"index {number} of {self.name} is a slice with a step",
-                expected="a slice without a step",
-                got=f"step = {entry.step}",
-                fix="use an index vector: start + step * jnp.arange(n)",
-            )
-        for bound in (entry.start, entry.stop):
-            if bound is not None and not -size <= static_bound(bound, number, self.name) <= size:
-                raise self._out_of_range(number, f"{_name(entry.start)}:{_name(entry.stop)}", size)
-        start, stop, _ = entry.indices(size)
-        return Dim("block", Position(const=start), max(0, stop - start))
-
-    def _out_of_range(self, number: int, got: str, size: int) -> IndexingError:
-        return IndexingError(
-            f"static index {number} of {self.name} is out of range",
-            expected=f"positions in [-{size}, {size}] of a dim of {size} elements",
-            got=f"index {number} = {got}",
-            fix="static positions must lie in the array; a position that may not is written with tk.ds or a Tile",
-        )
-
-    def _wrong_entry(self, number: int, entry: Any) -> IndexingError:
-        return IndexingError(
-            f"index {number} of {self.name} is of the wrong kind",
-            expected="a Tile, an integer, `:`, tk.ds(start, size) or a vector of integers",
-            got=f"index {number} = {describe(entry)}",
-            fix="give bool masks to ref.load(index, mask=...); make floats integers; flatten indices of rank 2",
-        )
-
-
-def static_bound(bound: Any, number: int, name: str) -> int:
-    """A bound of a static slice as an int."""
-    position = as_index(bound, f"a slice bound of index {number} of {name}")
-    assert isinstance(position, int)  # traced bounds were refused before
-    return position
-
-
-def _name(entry: Any) -> str:
-    if isinstance(entry, slice):
-        return ":"
-    return (
-        "a traced scalar"
-        if isinstance(entry, _jax.Tracer)
-        else type(entry).__name__
-        if isinstance(entry, Tile)
-        else str(entry)
-    )
+        return Ref(ref._token, ref._type, ref.name, indexer.selection)  # pyright: ignore[reportPrivateUsage]

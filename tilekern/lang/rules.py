@@ -6,70 +6,25 @@ the elementwise table names them. What is in neither table is refused by the imp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from tilekern._jax import JaxprEqn
 from tilekern.errors import UnsupportedError
-from tilekern.ir.compute import Convert, Dot, Monoid, Reduce, Select, splat
-from tilekern.ir.core import Builder, Op, Value
+from tilekern.ir.compute import Bitcast, Dot, Monoid, Reduce, Select
+from tilekern.ir.core import Value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import BOOL, DType, TileType
+from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, kind_of
+from tilekern.lang.emitter import Emitter, Rule, aval
 from tilekern.lang.functions import precision_of
-from tilekern.source import UNKNOWN, Loc
-
-
-class Emitter(Builder):
-    """A builder that knows the user's line and JAX's implicit broadcasting."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loc: Loc = UNKNOWN
-
-    def op(self, kind: Callable[..., Op], *operands: Value, **attributes: Any) -> Value:
-        """Append an op at the user's line; its result."""
-        return self.one(kind(operands=operands, loc=self.loc, **attributes))
-
-    def elementwise(self, function: str, *operands: Value) -> Value:
-        """Append an elementwise op, its operands broadcast to one shape."""
-        return self.op(Elementwise, *self.broadcast(*operands), function=function)
-
-    def broadcast(self, *operands: Value) -> list[Value]:
-        """Operands of one shape: scalars and dims of size 1 are repeated, as JAX does implicitly."""
-        shapes = [v.tile.shape for v in operands]
-        rank = max(map(len, shapes))
-        whole = [shape for shape in shapes if len(shape) == rank]
-        shape = tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*whole, strict=True))
-        return [self.broadcast_to(v, shape) for v in operands]
-
-    def broadcast_to(self, value: Value, shape: tuple[int, ...]) -> Value:
-        """A scalar, or a tile of the same rank, repeated to `shape`."""
-        if value.tile.shape == shape:
-            return value
-        return self.op(Broadcast, value, shape=shape, dims=tuple(range(len(value.tile.shape))))
-
-    def convert(self, value: Value, dtype: DType) -> Value:
-        """A cast where one is needed."""
-        return value if value.tile.dtype == dtype else self.op(Convert, value, dtype=dtype)
-
-    def splat(self, number: Any, like: TileType) -> Value:
-        """A tile of one number."""
-        return self.one(splat(number, like, loc=self.loc))
-
-
-Rule = Callable[[Emitter, JaxprEqn, list[Value]], Value | list[Value]]
+from tilekern.lang.rules_dynamic import DYNAMIC
+from tilekern.lang.rules_ordering import ORDERING
 
 
 def _same(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     return operands[0]
-
-
-def _aval(eqn: JaxprEqn) -> TileType:
-    aval: Any = eqn.outvars[0].aval
-    return TileType(tuple(aval.shape), np.dtype(aval.dtype))
 
 
 def _convert(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
@@ -82,7 +37,7 @@ def _broadcast_in_dim(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Va
 
 
 def _reshape(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    return emit.op(Reshape, operands[0], shape=_aval(eqn).shape)
+    return emit.op(Reshape, operands[0], shape=aval(eqn).shape)
 
 
 def _transpose(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
@@ -90,7 +45,7 @@ def _transpose(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
 
 
 def _iota(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    tile = _aval(eqn)
+    tile = aval(eqn)
     return emit.op(Iota, shape=tile.shape, dtype=tile.dtype, dim=eqn.params["dimension"])
 
 
@@ -111,13 +66,37 @@ def _split(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
     return parts
 
 
+def _stack(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+    axis, shape = eqn.params["axis"], operands[0].tile.shape
+    parts = [emit.op(Reshape, x, shape=(*shape[:axis], 1, *shape[axis:])) for x in operands]
+    return emit.op(Concatenate, *parts, dim=axis)
+
+
+def _unstack(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
+    axis: int = eqn.params["axis"]
+    shape, parts = operands[0].tile.shape, list[Value]()
+    for n in range(shape[axis]):
+        start, stop = (*(0,) * axis, n, *(0,) * (len(shape) - axis - 1)), (*shape[:axis], n + 1, *shape[axis + 1 :])
+        part = emit.op(Slice, operands[0], start=start, stop=stop, stride=(1,) * len(shape))
+        parts.append(emit.op(Reshape, part, shape=(*shape[:axis], *shape[axis + 1 :])))
+    return parts
+
+
+def _tile(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+    """Copies of a tile side by side: a dim for the copies in front of each dim, merged with it."""
+    shape = operands[0].tile.shape
+    copies = tuple(n for pair in zip(eqn.params["reps"], shape, strict=True) for n in pair)
+    copied = emit.op(Broadcast, operands[0], shape=copies, dims=tuple(range(1, len(copies), 2)))
+    return emit.op(Reshape, copied, shape=aval(eqn).shape)
+
+
 def _concatenate(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     return emit.op(Concatenate, *operands, dim=eqn.params["dimension"])
 
 
 def _pad(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     low, high, interior = (
-        (tuple(n) for n in zip(*eqn.params["padding_config"], strict=True)) if _aval(eqn).shape else ((),) * 3
+        (tuple(n) for n in zip(*eqn.params["padding_config"], strict=True)) if aval(eqn).shape else ((),) * 3
     )
     return emit.op(Pad, *operands, low=low, high=high, interior=interior)
 
@@ -150,7 +129,7 @@ def _dot_general(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
         batch=(tuple(batch[0]), tuple(batch[1])),
         precision=precision_of(eqn.params["precision"]),
     )
-    return emit.convert(product, _aval(eqn).dtype)
+    return emit.convert(product, aval(eqn).dtype)
 
 
 def _integer_pow(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
@@ -167,6 +146,34 @@ def _integer_pow(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     if result is None:
         return one
     return emit.elementwise("div", one, result) if eqn.params["y"] < 0 else result
+
+
+def _bitcast(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+    x, dtype = operands[0], aval(eqn).dtype
+    if BOOL in (x.tile.dtype, dtype) or x.tile.dtype.itemsize != dtype.itemsize:
+        raise UnsupportedError(
+            "lax.bitcast_convert_type between dtypes of different widths is not part of the language",
+            expected="two dtypes of equal width, neither of them bool",
+            got=f"{x.type} to {aval(eqn)}",
+            fix="take the number apart with shifts and casts",
+        )
+    return x if x.tile.dtype == dtype else emit.op(Bitcast, x, dtype=dtype)
+
+
+# The formats of lax.reduce_precision, in exponent and mantissa bits, that are dtypes.
+_FORMATS = {(11, 52): F64, (8, 23): F32, (8, 7): BF16, (5, 10): F16, (5, 2): DTYPES["f8e5m2"]}
+
+
+def _reduce_precision(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+    x, bits = operands[0], (eqn.params["exponent_bits"], eqn.params["mantissa_bits"])
+    if bits not in _FORMATS:
+        raise UnsupportedError(
+            "lax.reduce_precision to a format that is no dtype is not part of the language",
+            expected=f"(exponent_bits, mantissa_bits) in {', '.join(map(str, _FORMATS))}",
+            got=f"(exponent_bits, mantissa_bits) = {bits}",
+            fix="cast with .astype, there and back",
+        )
+    return emit.convert(emit.convert(x, _FORMATS[bits]), x.tile.dtype)
 
 
 def _round(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
@@ -187,6 +194,24 @@ def _one_minus_square(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Va
     """1 - x², which the derivatives of tanh and its kin consist of, without cancellation: (1 - x) (1 + x)."""
     one = emit.splat(1, operands[0].tile)
     return emit.elementwise("mul", emit.elementwise("sub", one, operands[0]), emit.elementwise("add", one, operands[0]))
+
+
+def floor_divide(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value | None:
+    """JAX's jitted `x // y` of integers, None for anything else.
+
+    JAX decides by the signs of x and y whether to round down; by the sign of the remainder, which is that of x unless
+    it is 0, an interval of x tells that nothing need be rounded.
+    """
+    tile = aval(eqn)
+    fits = all(v.tile.shape in ((), tile.shape) for v in operands)
+    if eqn.params.get("name") != "floor_divide" or kind_of(tile.dtype) != "signed" or not fits:
+        return None
+    x, y = (emit.broadcast_to(emit.convert(v, tile.dtype), tile.shape) for v in operands)
+    quotient, remainder = emit.elementwise("div", x, y), emit.elementwise("rem", x, y)
+    zero, one = emit.splat(0, tile), emit.splat(1, tile)
+    opposite = emit.elementwise("ne", emit.elementwise("lt", remainder, zero), emit.elementwise("lt", y, zero))
+    rounded = emit.elementwise("and", opposite, emit.elementwise("ne", remainder, zero))
+    return emit.op(Select, rounded, emit.elementwise("sub", quotient, one), quotient)
 
 
 def _add_any(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
@@ -210,6 +235,9 @@ RULES: dict[str, Rule] = {
     "iota": _iota,
     "slice": _slice,
     "split": _split,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
     "concatenate": _concatenate,
     "pad": _pad,
     "rev": _reverse,
@@ -227,10 +255,15 @@ RULES: dict[str, Rule] = {
     "reduce_min": _reduce("min"),
     "reduce_and": _reduce("and"),
     "reduce_or": _reduce("or"),
+    "reduce_xor": _reduce("xor"),
+    "bitcast_convert_type": _bitcast,
+    "reduce_precision": _reduce_precision,
     "copy": _same,
     "copy_p": _same,
     "stop_gradient": _same,
     "name": _same,
+    **ORDERING,
+    **DYNAMIC,
 }
 
 

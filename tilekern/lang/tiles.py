@@ -231,5 +231,10 @@ def serial(extent: int, block: int | None = None, *, start: Any = 0, stop: Any =
     axis = make_axis("", extent, block)
     last = axis.extent if stop is None else as_index(stop, "stop")
     if not isinstance(reverse, bool):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
-        raise ArgumentError("reverse must be a bool", expected="True or False", got=f"reverse = {describe(reverse)}")
+        raise ArgumentError(
+            "reverse must be a bool",
+            expected="True or False",
+            got=f"reverse = {describe(reverse)}",
+            fix="use bool(...)",
+        )
     return SerialAxis(axis.extent, block, as_index(start, "start"), last, reverse)

@@ -20,16 +20,18 @@ from tilekern.errors import (
     UnsupportedError,
 )
 from tilekern.ir.core import Block, Func, Value, index_value
-from tilekern.ir.memory import Store
+from tilekern.ir.memory import WriteOp
 from tilekern.ir.types import DType, RefType, Role
 from tilekern.ir.verify import verify
 from tilekern.lang.importer import Importer, escaped
 from tilekern.lang.refs import Ref
 from tilekern.lang.state import TraceState, tracing
+from tilekern.lang.tiles import describe
 
 # What JAX raises where Python needs the value of a tracer.
 _CONCRETE = (
     jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
@@ -83,18 +85,24 @@ def trace(
         state.top = _jax.current_trace()
         refs = [Ref(t, RefType(p.shape, p.dtype, p.role), p.name) for t, p in zip(tokens, params, strict=True)]
         returned = function(*jax.tree.unflatten(tree, refs), **keywords)
-        if returned is not None:
-            raise OutputError(
-                f"the body of {name} returned a value",
-                expected="None: outputs are stored to the last parameters",
-                got=f"returned {type(returned).__name__}",
-                fix="store it: out[...] = value",
-            )
+        with source.at(loc):
+            _check_returned(name, returned)
         return ()
 
     with tracing(state), _explained(name):
         jaxpr = _jax.make_jaxpr(body, *[jax.ShapeDtypeStruct((), jnp.int32)] * len(params))
     return _assemble(jaxpr, name, params, state, loc)
+
+
+def _check_returned(name: str, returned: Any) -> None:
+    if returned is None:
+        return
+    raise OutputError(
+        f"the body of {name} returned a value",
+        expected="None: outputs are stored to the last parameters",
+        got=f"returned {describe(returned)}",
+        fix="store it: out[...] = value",
+    )
 
 
 def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc: source.Loc) -> Tracing:
@@ -108,8 +116,8 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
     with source.at(loc):
         block = importer.block(grid, region)
     captured = [param for _, param in importer.captured]
-    inputs = [r for r in refs if r.ref.role == "in"]
-    outputs = [r for r in refs if r.ref.role != "in"]
+    inputs = [r for r in refs if r.ref.role in ("in", "inout")]
+    outputs = [r for r in refs if r.ref.role not in ("in", "inout")]
     func = Func(name, (*inputs, *captured, *outputs), tuple(state.axes), Block(grid, block.ops, ()), loc)
     _check_stores(func, state)
     verify(func)
@@ -117,7 +125,7 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
 
 
 def _check_stores(func: Func, state: TraceState) -> None:
-    stores = [op for op in func.walk() if isinstance(op, Store)]
+    stores = [op for op in func.walk() if isinstance(op, WriteOp)]
     kept = {op.loc for op in stores}
     for loc in state.stores:
         if loc not in kept:
@@ -130,7 +138,7 @@ def _check_stores(func: Func, state: TraceState) -> None:
                 )
     written = {op.ref for op in stores}
     for output in func.outputs:
-        if output not in written and 0 not in output.ref.shape:
+        if output.ref.role == "out" and output not in written and 0 not in output.ref.shape:
             with source.at(func.loc):
                 raise OutputError(
                     f"the output {output.name} is never stored to",
@@ -159,7 +167,7 @@ def _explain(name: str, error: Exception) -> TilekernError | None:
     text = str(error).partition("\n\nRevise")[0]
     if isinstance(error, jax.errors.UnexpectedTracerError):
         return escaped()
-    if isinstance(error, _CONCRETE):
+    if isinstance(error, _CONCRETE) or "Shapes must be 1D sequences of concrete values" in text:
         return ConcreteValueError(
             f"the body of {name} asks for the concrete value of a traced one",
             expected="Python control flow over static values only (shapes, keyword-only arguments)",

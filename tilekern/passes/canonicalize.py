@@ -31,7 +31,7 @@ from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import MemoryOp
-from tilekern.ir.ranges import Interval, fold_index
+from tilekern.ir.ranges import Interval, analyze, fold_index, update
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Pad, Reshape, Slice, Transpose
 from tilekern.passes.canonicalize_access import Absorber
@@ -43,9 +43,11 @@ _Result = Sequence[Value] | None
 
 def canonicalize(func: Func) -> Func:
     """Apply the rewrites above, once from top to bottom."""
-    absorber = Absorber(func.body.args)
+    ranges = analyze(func)
+    absorber = Absorber(func.body.args, ranges)
 
     def rule(op: Op, rewriter: Rewriter) -> _Result:
+        update(ranges, op)
         if isinstance(op, MemoryOp):
             return absorber.rule(op, rewriter)
         found = fold_constants(op, rewriter)

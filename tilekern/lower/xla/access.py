@@ -17,7 +17,7 @@ from jax import lax
 
 from tilekern.ir.core import Value
 from tilekern.ir.memory import Dim, Load, MemoryOp, Store
-from tilekern.ir.ranges import Interval
+from tilekern.ir.ranges import Interval, digit_interval
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def load(op: Load, array: jax.Array, env: Environment) -> Stacked:
         tile, inside = _slice(boxes, op, array, fill), None
     for mask in (inside, env[op.mask] if op.mask is not None else None):
         if mask is not None:
-            tile = _select(mask, tile, Stacked(fill, fill_axes), len(op.access.shape))
+            tile = select(mask, tile, Stacked(fill, fill_axes), len(op.access.shape))
     return tile
 
 
@@ -88,11 +88,22 @@ def store(op: Store, array: jax.Array, env: Environment, sizes: Mapping[int, int
     boxes = windows(op, array.shape, env)
     if boxes is None:
         return _scatter(op, array, env, value, mask, sizes)
+    if mask is not None:
+        value = select(mask, value, read(boxes, op, array), len(op.access.shape))
+    return write(boxes, op, array, value, sizes)
+
+
+def read(boxes: Sequence[Window], op: MemoryOp, array: jax.Array) -> Stacked:
+    """The elements of a box; 0 where it reaches past the array."""
+    return _slice(boxes, op, array, jnp.zeros((), array.dtype))
+
+
+def write(
+    boxes: Sequence[Window], op: MemoryOp, array: jax.Array, value: Stacked, sizes: Mapping[int, int]
+) -> jax.Array:
+    """`array` with `value` in a box."""
     if any(w.low >= w.high for w in boxes):
         return array
-    if mask is not None:
-        old = _slice(boxes, op, array, jnp.zeros((), array.dtype))
-        value = _select(mask, value, old, len(op.access.shape))
     block = _to_box(boxes, op, value, sizes)
     cut = lax.slice(block, [w.low for w in boxes], [w.high for w in boxes])
     starts = [w.start + w.low if isinstance(w.start, int) else w.start for w in boxes]
@@ -120,14 +131,14 @@ def _window(dim: Dim, extent: int, op: MemoryOp, env: Environment) -> Window | N
     known, strides = True, list[tuple[int, int, int]]()
     for term in dim.position.terms:
         scalar = env[op.positions[term.operand]]
-        interval = scalar.interval
-        if isinstance(scalar, GridIndex):
+        interval = digit_interval(term, scalar.interval)
+        if isinstance(scalar, GridIndex) and term.plain:
             base, interval = scalar.base, scalar.base_interval
             strides.append((term.stride, scalar.axes[0], scalar.count))
         elif scalar.axes:
             return None
         else:
-            base = scalar.array
+            base = term.digit(scalar.array)
         start = base * term.stride + start
         if interval is None:
             known = False
@@ -209,14 +220,15 @@ def _indices(op: MemoryOp, env: Environment) -> tuple[list[jax.Array], tuple[int
     axes = tuple(sorted({a for v in op.positions for a in env[v].axes}))
     rank, lane, found = len(access.shape), 0, list[jax.Array]()
     for dim in access.dims:
-        shape = [1] * rank
+        shape = [1] * (len(axes) + rank)
         if dim.kind == "block":
-            shape[lane] = dim.size
+            shape[len(axes) + lane] = dim.size
         index = jnp.full(shape, dim.position.const, jnp.int32)
         if dim.kind == "block":
             index += jnp.arange(dim.size, dtype=jnp.int32).reshape(shape)
         for term in dim.position.terms:
-            index = index + _spread(op.positions[term.operand], env, axes, lane, rank) * term.stride
+            number = _spread(op.positions[term.operand], env, axes, lane, rank)
+            index = index + term.digit(number) * term.stride
         lane += dim.kind != "index"
         found.append(index)
     return found, axes
@@ -259,20 +271,30 @@ def _scatter(
 ) -> jax.Array:
     if 0 in array.shape:
         return array
+    axes = tuple(sorted({a for v in op.positions for a in env[v].axes} | {*value.axes, *(mask.axes if mask else ())}))
+    places = targets(op, array.shape, env, mask, axes, sizes)
+    return array.at[places].set(aligned(value, axes, sizes), mode="drop")
+
+
+def targets(
+    op: MemoryOp,
+    extents: Sequence[int],
+    env: Environment,
+    mask: Stacked | None,
+    axes: tuple[int, ...],
+    sizes: Mapping[int, int],
+) -> tuple[jax.Array, ...]:
+    """The index of every lane of every program of `axes` in each dim; behind the end where nothing may be written."""
     indices, found = _indices(op, env)
-    axes = tuple(sorted({*found, *value.axes, *(mask.axes if mask else ())}))
-    rank = len(op.access.shape)
     shape = (*(sizes[a] for a in axes), *op.access.shape)
     spread = [
         i.reshape(*(i.shape[found.index(a)] if a in found else 1 for a in axes), *i.shape[len(found) :])
         for i in indices
     ]
-    # A lane that may not be stored goes to an index behind the end, which the scatter drops.
     keep = jnp.asarray(True) if mask is None else aligned(mask, axes, sizes)
-    targets = [jnp.where(keep & (i >= 0), i, n) for i, n in zip(spread, array.shape, strict=True)]
-    assert len(shape) == len(axes) + rank
-    whole = [jnp.broadcast_to(t, shape) for t in targets]
-    return array.at[tuple(whole)].set(aligned(value, axes, sizes), mode="drop")
+    return tuple(
+        jnp.broadcast_to(jnp.where(keep & (i >= 0), i, n), shape) for i, n in zip(spread, extents, strict=True)
+    )
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
@@ -293,7 +315,7 @@ def aligned(value: Stacked, axes: tuple[int, ...], sizes: Mapping[int, int]) -> 
     return jnp.broadcast_to(array.reshape(*leading, *tile), (*(sizes[a] for a in axes), *tile))
 
 
-def _select(mask: Stacked, value: Stacked, other: Stacked, rank: int) -> Stacked:
+def select(mask: Stacked, value: Stacked, other: Stacked, rank: int) -> Stacked:
     """jnp.where over programs and lanes; `other` may be a scalar."""
     axes = tuple(sorted({*mask.axes, *value.axes, *other.axes}))
 

@@ -13,10 +13,12 @@ from jax import lax
 from tilekern.ir import ranges
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
-from tilekern.ir.memory import Load, Store
+from tilekern.ir.memory import Atomic, Load, Store, WriteOp
 from tilekern.ir.ranges import Interval
+from tilekern.ir.types import accumulator, kind_of
 from tilekern.lower.xla import access
 from tilekern.lower.xla.access import GridIndex, Stacked
+from tilekern.lower.xla.atomic import atomic
 from tilekern.lower.xla.ops import function_of
 from tilekern.lower.xla.plan import Plan, Segment, plan
 
@@ -43,10 +45,14 @@ class Emitter:
         func = self._func
         self._arrays = dict(zip(func.inputs, inputs, strict=True))
         for output in func.outputs:
-            self._arrays[output] = jnp.zeros(output.ref.shape, output.ref.dtype)
+            if output not in self._arrays:
+                # A sum of narrow floats is kept wide, and rounded once.
+                wide = output.ref.role == "sum" and kind_of(output.ref.dtype) == "float"
+                dtype = accumulator(output.ref.dtype) if wide else output.ref.dtype
+                self._arrays[output] = jnp.zeros(output.ref.shape, dtype)
         if 0 not in func.grid:
             self._grid(0)
-        return tuple(self._arrays[output] for output in func.outputs)
+        return tuple(self._arrays[output].astype(output.ref.dtype) for output in func.outputs)
 
     # --- the grid ---
 
@@ -101,6 +107,8 @@ class Emitter:
                     self.env[op.result] = access.load(op, self._arrays[op.ref], self.env)
                 case Store():
                     self._arrays[op.ref] = access.store(op, self._arrays[op.ref], self.env, self._sizes)
+                case Atomic():
+                    self._arrays[op.ref] = atomic(op, self._arrays[op.ref], self.env, self._sizes)
                 case Fold():
                     FoldEmitter(self, op).run()
                 case While():
@@ -273,4 +281,4 @@ def loop(first: Any, last: Any, step: Callable[[jax.Array, Any], Any], state: An
 
 def stored(block: Block) -> tuple[Value, ...]:
     """The refs that a block stores to, inner blocks included."""
-    return tuple(dict.fromkeys(op.ref for op in block.walk() if isinstance(op, Store)))
+    return tuple(dict.fromkeys(op.ref for op in block.walk() if isinstance(op, WriteOp)))

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tilekern.ir.compute import Constant, Convert, Dot, Monoid, Reduce, Select, identity
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Monoid, Reduce, Select, identity
 from tilekern.ir.core import Op
+from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BF16, F32, DType, accumulator, kind_of
 
@@ -27,6 +29,15 @@ _MONOIDS: dict[Monoid, Any] = {
     "min": lax.min,
     "and": lax.bitwise_and,
     "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+}
+
+_SCANS: dict[Cumulative, Any] = {
+    "sum": lax.cumsum,
+    "prod": lax.cumprod,
+    "max": lax.cummax,
+    "min": lax.cummin,
+    "logsumexp": lax.cumlogsumexp,
 }
 
 
@@ -43,6 +54,8 @@ def function_of(op: Op) -> Function:
             return _select
         case Convert():
             return partial(convert, dtype=op.dtype)
+        case Bitcast():
+            return partial(lax.bitcast_convert_type, new_dtype=op.dtype)
         case Dot():
             return partial(_dot, op)
         case Reduce():
@@ -69,6 +82,27 @@ def _shape_function(op: Op) -> Function:
             return partial(lax.pad, padding_config=tuple(zip(op.low, op.high, op.interior, strict=True)))
         case Reverse():
             return partial(lax.rev, dimensions=op.dims)
+        case _:
+            return _place_function(op)
+
+
+def _place_function(op: Op) -> Function:
+    """Ops that find places, or whose places are computed."""
+    match op:
+        case ArgReduce():
+            find = lax.argmax if op.extreme == "max" else lax.argmin
+            return partial(find, axis=op.dim, index_dtype=jnp.int32)
+        case Scan():
+            return partial(_scan, op)
+        case Sort():
+            return partial(_sort, op)
+        case DynamicSlice():
+            return partial(_dynamic_slice, op)
+        case DynamicUpdateSlice():
+            return _dynamic_update_slice
+        case Take():
+            take = jnp.take_along_axis if op.along else jnp.take
+            return partial(take, axis=op.dim, mode="clip")
         case _:
             raise NotImplementedError(f"the XLA backend has no rule for {op.name}")
 
@@ -103,3 +137,20 @@ def _reduce(op: Reduce, x: jax.Array) -> jax.Array:
     start = jnp.asarray(identity(op.monoid, x.dtype)).astype(wide)
     total = lax.reduce(x.astype(wide), start, _MONOIDS[op.monoid], op.dims)
     return total.astype(x.dtype)
+
+
+def _scan(op: Scan, x: jax.Array) -> jax.Array:
+    wide = accumulator(x.dtype) if kind_of(x.dtype) == "float" else x.dtype
+    return _SCANS[op.monoid](x.astype(wide), axis=op.dim, reverse=op.reverse).astype(x.dtype)
+
+
+def _sort(op: Sort, *operands: jax.Array) -> jax.Array:
+    return lax.sort(operands, dimension=op.dim, is_stable=True, num_keys=op.num_keys)[op.pick]
+
+
+def _dynamic_slice(op: DynamicSlice, x: jax.Array, *starts: jax.Array) -> jax.Array:
+    return lax.dynamic_slice(x, starts, op.sizes)
+
+
+def _dynamic_update_slice(x: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice(x, update, starts)

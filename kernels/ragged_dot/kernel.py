@@ -1,0 +1,60 @@
+"""The ragged_dot kernel and its blocks.
+
+A tile of rows may belong to several groups, one after the other. For each of them the product of the whole tile with
+the group's matrix is computed, and kept in the group's rows only. So a border inside of a tile costs one product more,
+and an empty group costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+
+
+@tk.kernel(out_type=lambda lhs, rhs, ends: jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[2]), lhs.dtype))
+def ragged_dot_forward(
+    lhs: tk.Ref,
+    rhs: tk.Ref,
+    ends: tk.Ref,
+    out: tk.Ref,
+    *,
+    block_m: tk.Block = 128,
+    block_n: tk.Block = 128,
+    block_k: tk.Block = 64,
+) -> None:
+    """lhs[M, K], rhs[G, K, N], ends int32[G] (ascending, in [0, M]) -> out[M, N].
+
+    The rows of group g are ends[g - 1], ..., ends[g] - 1; out[rows] = lhs[rows] @ rhs[g]. Rows from ends[G - 1] on are 0.
+    """
+    i = tk.parallel(lhs.shape[0], block_m)
+    j = tk.parallel(rhs.shape[2], block_n)
+    groups, inner = rhs.shape[0], lhs.shape[1]
+    wide = tk.accumulator(lhs.dtype)
+    every = ends[:]
+
+    def add_group(g: jax.Array, out_tile: jax.Array) -> jax.Array:
+        begin, end = jnp.where(g > 0, ends[g - 1], 0), ends[g]
+
+        def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
+            return tk.dot(lhs[i, k], rhs[g, k, j], acc)
+
+        size_k = tk.serial(inner, block_k, stop=jnp.where(begin < end, inner, 0))
+        product = tk.fold(size_k, step, tk.zeros((i, j), wide))
+        mine = (i.indices >= begin) & (i.indices < end)
+        return jnp.where(mine[:, None], product, out_tile)
+
+    # Groups that end at or before the tile come first; those that begin behind it, last.
+    first = (every <= i.start).sum(dtype=jnp.int32)
+    last = (every < i.stop).sum(dtype=jnp.int32) + 1
+    visited = tk.serial(groups, start=first, stop=last)
+    out[i, j] = tk.fold(visited, add_group, tk.zeros((i, j), wide)).astype(out.dtype)
+
+
+@ragged_dot_forward.schedule("cpu")
+def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+    """Rows for one group or two, and as much as possible of the rest."""
+    return {"block_m": 128, "block_n": 1024, "block_k": 1024}

@@ -1,0 +1,110 @@
+"""The ops that compare or accumulate along one dim and keep or find places: arg-reduce, scan, sort.
+
+The order of numbers is that of `jax.lax.sort`: -0 equals 0, every NaN is the same and stands behind all numbers. A
+descending sort is an ascending one of the reversed operands, reversed; the greatest k elements are a slice of that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from tilekern.ir.core import Array, Op, require, require_dims
+from tilekern.ir.elementwise import show
+from tilekern.ir.types import BOOL, F64, I32, TileType, accumulator, kind_of, round_to
+
+Extreme = Literal["max", "min"]
+Cumulative = Literal["sum", "prod", "max", "min", "logsumexp"]
+
+_ACCUMULATE: dict[Cumulative, Any] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "logsumexp": np.logaddexp,
+}
+
+
+def _ordered(x: Array) -> Array:
+    """`x` in a dtype whose order NumPy knows, float64 for all floats."""
+    return x.astype(F64) if kind_of(x.dtype) == "float" else x
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ArgReduce(Op):
+    """Where along `dim` the largest or smallest element is, int32; the dim goes. The first of equals, the first NaN."""
+
+    name: ClassVar[str] = "arg_reduce"
+
+    extreme: Extreme
+    dim: int
+
+    def infer(self) -> tuple[TileType, ...]:
+        (tile,) = self.tiles(1)
+        require(self.extreme in ("max", "min"), f"no arg_reduce is named {self.extreme!r}")
+        require_dims((self.dim,), tile)
+        require(tile.shape[self.dim] > 0, f"arg_reduce of {tile} along dim {self.dim}, which has no element")
+        return (TileType((*tile.shape[: self.dim], *tile.shape[self.dim + 1 :]), I32),)
+
+    def evaluate(self, *operands: Array) -> Array:
+        find = np.argmax if self.extreme == "max" else np.argmin
+        return np.asarray(find(_ordered(operands[0]), axis=self.dim)).astype(I32)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scan(Op):
+    """Every element combined with all before it along `dim` (behind it, if `reverse`). NaN wins in max and min.
+
+    Floats narrower than float32 accumulate in float32, and every result is rounded once.
+    """
+
+    name: ClassVar[str] = "scan"
+
+    monoid: Cumulative
+    dim: int
+    reverse: bool = False
+
+    def infer(self) -> tuple[TileType, ...]:
+        (tile,) = self.tiles(1)
+        require(self.monoid in _ACCUMULATE, f"no scan is named {self.monoid!r}")
+        require_dims((self.dim,), tile)
+        fits = kind_of(tile.dtype) == "float" if self.monoid == "logsumexp" else tile.dtype != BOOL
+        require(fits, f"scan {self.monoid} does not accept {tile}")
+        return (tile,)
+
+    def evaluate(self, *operands: Array) -> Array:
+        (x,) = operands
+        wide = accumulator(x.dtype) if kind_of(x.dtype) == "float" else x.dtype
+        way = slice(None, None, -1 if self.reverse else None)
+        places = (*(slice(None) for _ in range(self.dim)), way)
+        with np.errstate(all="ignore"):
+            run = _ACCUMULATE[self.monoid].accumulate(x[places].astype(wide), axis=self.dim, dtype=wide)[places]
+            return round_to(run, x.dtype) if kind_of(x.dtype) == "float" else run
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sort(Op):
+    """Operand number `pick`, its elements along `dim` in the ascending order of the first `num_keys` operands.
+
+    The first operand counts most. Stable: what is equal in all keys stays in order. All operands have one shape.
+    """
+
+    name: ClassVar[str] = "sort"
+
+    dim: int
+    num_keys: int = 1
+    pick: int = 0
+
+    def infer(self) -> tuple[TileType, ...]:
+        tiles = self.tiles()
+        require(1 <= self.num_keys <= len(tiles), f"sort of {len(tiles)} operands by {self.num_keys} keys")
+        require(0 <= self.pick < len(tiles), f"sort of {len(tiles)} operands for number {self.pick}")
+        require(all(t.shape == tiles[0].shape for t in tiles), f"sort needs one shape, got {show(tiles)}")
+        require_dims((self.dim,), tiles[0])
+        return (tiles[self.pick],)
+
+    def evaluate(self, *operands: Array) -> Array:
+        keys = [_ordered(x) for x in operands[: self.num_keys]]
+        return np.take_along_axis(operands[self.pick], np.lexsort(keys[::-1], axis=self.dim), self.dim)

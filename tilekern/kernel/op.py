@@ -1,0 +1,135 @@
+"""`@tilekern.op`: plain JAX code that calls several kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+
+from tilekern import _jax, source
+from tilekern.errors import ArgumentError
+from tilekern.kernel.declared import Declared
+from tilekern.kernel.family import Definition, Family, blocks_for, declared_type, stacked
+from tilekern.kernel.results import Results, results
+from tilekern.lower.target import DEFAULT, Target
+from tilekern.primitive import kernel_call_p
+
+
+def op(*, out_type: Callable[..., Any]) -> Callable[[Callable[..., Any]], Op]:
+    """Make an op of a JAX function: traced for each target, with that target's blocks, when it is lowered.
+
+    The function takes pytrees of arrays and static keyword-only arguments like a kernel, and returns arrays of the
+    types that `out_type` names. Inside, shapes may depend on blocks: split a long reduction over programs, then combine.
+
+    Args:
+      out_type: the types of the results, as for `kernel`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, tilekern as tk
+      >>> @tk.op(out_type=lambda x: jax.ShapeDtypeStruct((), x.dtype))
+      ... def total(x, *, splits: tk.Block = 4):
+      ...     return x.reshape(splits, -1).sum(axis=1).sum()
+      >>> total(jnp.ones(8))
+      Array(8., dtype=float32)
+    """
+    return partial(Op, out_type)
+
+
+class Op(Declared):
+    """An op, made by `op`: call it like a function of arrays, inside or outside of `jax.jit`."""
+
+    def __init__(self, out_type: Callable[..., Any], function: Callable[..., Any]) -> None:
+        super().__init__(out_type, function, ())
+
+    def _make_family(
+        self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
+    ) -> tuple[OpFamily, bool]:
+        return OpFamily(self._definition, args, statics, blocks, target), True
+
+    def _bind(self, family: OpFamily, args: tuple[Any, ...]) -> Any:
+        return family.results.pack(_jax.bind(kernel_call_p, *jax.tree.leaves(args), family=family))
+
+
+class OpFamily(Family):
+    """An op for arguments of given types.
+
+    Attributes:
+      results: what a call returns.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        arguments: Sequence[Any],
+        statics: Mapping[str, Any],
+        blocks: Mapping[str, int],
+        target: Target | None,
+    ) -> None:
+        self.name, self.target = definition.signature.name, target or DEFAULT
+        self._definition, self._arguments = definition, tuple(arguments)
+        self._statics, self._blocks, self._asked = statics, blocks, target
+        if len(self._arguments) != len(definition.signature.arrays):
+            raise ArgumentError(
+                f"{self.name} is called with the wrong number of arrays",
+                expected=", ".join(definition.signature.arrays),
+                got=f"{len(self._arguments)} arguments",
+                fix="give one argument for each positional parameter",
+            )
+        declared = declared_type(definition, arguments, statics)
+        with source.at(definition.loc):
+            self.results: Results = results(self.name, (), declared)
+        self.outputs = jax.tree.leaves(self.results.trees)
+
+    def function(self, target: Target) -> Callable[..., list[jax.Array]]:
+        """The op on flat operands, with the blocks of a target."""
+        definition = self._definition
+        blocks = blocks_for(definition, target, self._arguments, self._statics, self._blocks)
+        keywords = {**self._statics, **blocks}
+        tree = _jax.structure(self._arguments)
+
+        def run(*leaves: jax.Array) -> list[jax.Array]:
+            returned = definition.function(*jax.tree.unflatten(tree, leaves), **keywords)
+            return self._checked((returned,) if self.results.single else returned)
+
+        run.__name__ = self.name
+        return run
+
+    def _checked(self, returned: Any) -> list[jax.Array]:
+        leaves, tree = _jax.flatten(returned)
+        found = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves])
+        if found != self.results.trees:
+            with source.at(self._definition.loc):
+                raise ArgumentError(
+                    f"the op {self.name} returned other types than its out_type says",
+                    expected=str(self.results.trees),
+                    got=str(found),
+                    fix="cast or reshape the results, or correct out_type",
+                )
+        return leaves
+
+    def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
+        return jax.jit(self.function(target))
+
+    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
+        return BatchedOpFamily(self, size, dims), dims
+
+
+class BatchedOpFamily(Family):
+    """An op under `jax.vmap`: its function under `jax.vmap`, so that the kernels inside are batched."""
+
+    def __init__(self, inner: OpFamily | BatchedOpFamily, size: int, dims: tuple[int | None, ...]) -> None:
+        self.name, self.target = inner.name, inner.target
+        self._inner, self._size, self._dims = inner, size, dims
+        self.outputs = stacked(inner.outputs, size)
+
+    def function(self, target: Target) -> Callable[..., list[jax.Array]]:
+        """The batched op on flat operands."""
+        return jax.vmap(self._inner.function(target), in_axes=self._dims, axis_size=self._size)
+
+    def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
+        return jax.jit(self.function(target))
+
+    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
+        return BatchedOpFamily(self, size, dims), dims

@@ -1,0 +1,102 @@
+"""The results of a kernel: `Zeros`, `Sum`, and what `out_type` and `donate` say together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from tilekern import _jax
+from tilekern.errors import ArgumentError
+from tilekern.ir.types import Role, is_dtype
+from tilekern.lang.tiles import describe
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """In `out_type`: an output that starts at 0, of which programs may leave elements unwritten.
+
+    Attributes:
+      aval: its shape and dtype, a `jax.ShapeDtypeStruct`.
+    """
+
+    aval: Any
+
+
+@dataclass(frozen=True)
+class Sum:
+    """In `out_type`: an output that is a sum over programs, each of which does `out.at[...].add(value)`.
+
+    Deterministic, also for floats, which are added in float32 or better and rounded once. Neither loaded nor stored.
+
+    Attributes:
+      aval: its shape and dtype, a `jax.ShapeDtypeStruct`.
+    """
+
+    aval: Any
+
+
+_ROLES: dict[type, Role] = {Zeros: "zeros", Sum: "sum"}
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a kernel for given argument types.
+
+    Attributes:
+      trees: a pytree of `jax.ShapeDtypeStruct` for each result: donated inputs, then outputs.
+      roles: of the outputs' arrays, in pytrees of the same structure as the outputs'.
+      single: whether the only result is returned as it is, and not in a tuple.
+    """
+
+    trees: tuple[Any, ...]
+    roles: tuple[Any, ...]
+    single: bool
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """The results that are output parameters."""
+        return self.trees[len(self.trees) - len(self.roles) :]
+
+    def pack(self, leaves: Sequence[Any]) -> Any:
+        """Arrays in the structure that a call returns."""
+        packed = jax.tree.unflatten(_jax.structure(self.trees), leaves)
+        return packed[0] if self.single else packed
+
+
+def results(name: str, donated: Sequence[Any], declared: Any) -> Results:
+    """The results of the kernel `name`, whose `out_type` returned `declared`."""
+    single = not isinstance(declared, tuple)
+    outputs: tuple[Any, ...] = (declared,) if single else declared  # pyright: ignore[reportUnknownVariableType] -- the user's
+    for leaf in jax.tree.leaves(outputs):
+        _check_output(name, _aval(leaf))
+    trees = (*donated, *jax.tree.map(_plain, outputs))
+    roles: tuple[Any, ...] = jax.tree.map(_role, outputs)
+    return Results(trees, roles, len(trees) == 1 and (single or not outputs))
+
+
+def _aval(leaf: Any) -> Any:
+    return leaf.aval if isinstance(leaf, (Zeros, Sum)) else leaf
+
+
+def _role(leaf: Any) -> Role:
+    return _ROLES.get(type(leaf), "out")
+
+
+def _plain(leaf: Any) -> jax.ShapeDtypeStruct:
+    aval = _aval(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _check_output(name: str, leaf: Any) -> None:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and is_dtype(np.dtype(leaf.dtype)):
+        return
+    raise ArgumentError(
+        f"out_type of {name} returned something that is no array type",
+        expected="jax.ShapeDtypeStruct, in a pytree for each output; None for an output that is not wanted",
+        got=describe(leaf),
+        fix="return jax.ShapeDtypeStruct(shape, dtype)",
+    )

@@ -1,0 +1,68 @@
+"""What the rules for JAX's primitives are written in: a builder of ops, and the type of a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilekern._jax import JaxprEqn
+from tilekern.ir.compute import Convert, splat
+from tilekern.ir.core import Builder, Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.shape import Broadcast
+from tilekern.ir.types import DType, TileType
+from tilekern.source import UNKNOWN, Loc
+
+
+class Emitter(Builder):
+    """A builder that knows the user's line and JAX's implicit broadcasting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loc: Loc = UNKNOWN
+
+    def op(self, kind: Callable[..., Op], *operands: Value, **attributes: Any) -> Value:
+        """Append an op at the user's line; its result."""
+        return self.one(kind(operands=operands, loc=self.loc, **attributes))
+
+    def elementwise(self, function: str, *operands: Value) -> Value:
+        """Append an elementwise op, its operands broadcast to one shape."""
+        return self.op(Elementwise, *self.broadcast(*operands), function=function)
+
+    def broadcast(self, *operands: Value) -> list[Value]:
+        """Operands of one shape: scalars and dims of size 1 are repeated, as JAX does implicitly."""
+        shapes = [v.tile.shape for v in operands]
+        rank = max(map(len, shapes))
+        whole = [shape for shape in shapes if len(shape) == rank]
+        shape = tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*whole, strict=True))
+        return [self.broadcast_to(v, shape) for v in operands]
+
+    def broadcast_to(self, value: Value, shape: tuple[int, ...]) -> Value:
+        """A scalar, or a tile of the same rank, repeated to `shape`."""
+        if value.tile.shape == shape:
+            return value
+        return self.op(Broadcast, value, shape=shape, dims=tuple(range(len(value.tile.shape))))
+
+    def convert(self, value: Value, dtype: DType) -> Value:
+        """A cast where one is needed."""
+        return value if value.tile.dtype == dtype else self.op(Convert, value, dtype=dtype)
+
+    def splat(self, number: Any, like: TileType) -> Value:
+        """A tile of one number."""
+        return self.one(splat(number, like, loc=self.loc))
+
+
+Rule = Callable[[Emitter, JaxprEqn, list[Value]], Value | list[Value]]
+"""Makes the results of an equation from its operands."""
+
+
+def aval(eqn: JaxprEqn) -> TileType:
+    """The type of the first result of an equation."""
+    return type_of(eqn.outvars[0])
+
+
+def type_of(var: Any) -> TileType:
+    """The type of a variable of a jaxpr."""
+    return TileType(tuple(var.aval.shape), np.dtype(var.aval.dtype))

@@ -1,0 +1,220 @@
+"""Indices of refs: from what the user writes between brackets to an `Access`, through views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from tilekern import _jax
+from tilekern.errors import IndexingError
+from tilekern.ir.memory import Access, Dim, Position, Term
+from tilekern.ir.types import RefType
+from tilekern.lang.tiles import DynamicSlice, Tile, as_index, describe
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which part of an array a view is: an access, and the operands that its positions refer to."""
+
+    dims: tuple[Dim, ...]
+    operands: tuple[jax.Array, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the view."""
+        return Access(self.dims).shape
+
+
+def whole(shape: tuple[int, ...]) -> Selection:
+    """The view of an array that is all of it."""
+    return Selection(tuple(Dim("block", Position(), n) for n in shape))
+
+
+@dataclass
+class Indexer:
+    """Turns the entries of an index of a view into an `Access` of the array, and its operands.
+
+    Attributes:
+      type: of the array.
+      name: of the ref.
+      base: what the ref is a view of.
+      operands: what the positions of `dims` refer to.
+      dims: the access so far.
+      inside: where an index may leave a view that is smaller than its array: the lane dim, and a bool for each lane.
+    """
+
+    type: RefType
+    name: str
+    base: Selection
+    operands: list[jax.Array] = field(default_factory=list[jax.Array])
+    dims: list[Dim] = field(default_factory=list[Dim])
+    inside: list[tuple[int, jax.Array]] = field(default_factory=list[tuple[int, jax.Array]])
+
+    @property
+    def access(self) -> Access:
+        """The access."""
+        return Access(tuple(self.dims))
+
+    @property
+    def selection(self) -> Selection:
+        """The view that the index selects."""
+        return Selection(tuple(self.dims), tuple(self.operands))
+
+    def mask(self) -> jax.Array | None:
+        """Which lanes lie inside the view, of the access's shape; None if all do by the array's bounds."""
+        shape = self.access.shape
+        found: jax.Array | None = None
+        for lane, inside in self.inside:
+            spread = [1] * len(shape)
+            if inside.ndim:
+                spread[lane] = inside.shape[0]
+            wide = jnp.broadcast_to(inside.reshape(spread), shape)
+            found = wide if found is None else found & wide
+        return found
+
+    def add(self, index: Any) -> Indexer:
+        """Take the entries of an index."""
+        entries: list[Any] = list(cast(tuple[Any, ...], index)) if isinstance(index, tuple) else [index]
+        shape = self.base.shape
+        rank = len(shape)
+        dots = [i for i, entry in enumerate(entries) if entry is ...]
+        if len(dots) > 1 or len(entries) - len(dots) > rank:
+            raise IndexingError(
+                f"{self.name} has {rank} dims and is indexed with {len(entries)} entries",
+                expected=f"at most {rank} entries, with at most one `...`",
+                got=f"{self.name}[{', '.join(_name(e) for e in entries)}] of shape {list(shape)}",
+                fix="give one entry for each dim",
+            )
+        missing = [slice(None)] * (rank - (len(entries) - len(dots)))
+        place = dots[0] if dots else len(entries)
+        entries[place : place + len(dots)] = missing
+        self.operands += self.base.operands
+        inner = iter(enumerate(entries))
+        for outer, extent in zip(self.base.dims, self.type.shape, strict=True):
+            if outer.kind == "index":
+                self.dims.append(outer)
+                continue
+            number, entry = next(inner)
+            dim = self._dim(number, entry, outer.size)
+            untouched = outer == Dim("block", Position(), extent)
+            self.dims.append(dim if untouched else self._compose(number, outer, dim))
+        return self
+
+    def _compose(self, number: int, outer: Dim, inner: Dim) -> Dim:
+        """What `inner`, an index of a view's dim, touches in the array, of which the dim is `outer`."""
+        if inner == Dim("block", Position(), outer.size):
+            return outer
+        if outer.kind == "gather":
+            raise IndexingError(
+                f"index {number} of {self.name} selects from a view by an index vector",
+                expected="`:` for a dim that an index vector has selected",
+                got=describe(inner.kind),
+                fix="load the view, or put the two indices together first",
+            )
+        position = inner.position
+        known = not position.terms and position.const >= 0 and position.const + inner.size <= outer.size
+        if not known:
+            self.inside.append((len(self.access.shape), self._inside(inner, outer.size)))
+        terms = (*outer.position.terms, *position.terms)
+        return Dim(inner.kind, Position(terms, outer.position.const + position.const), inner.size)
+
+    def _inside(self, inner: Dim, size: int) -> jax.Array:
+        place: Any = jnp.arange(inner.size, dtype=jnp.int32) if inner.kind == "block" else 0
+        for term in inner.position.terms:
+            place = place + self.operands[term.operand] * term.stride
+        place = jnp.asarray(place + inner.position.const)
+        return (place >= 0) & (place < size)
+
+    def _dim(self, number: int, entry: Any, size: int) -> Dim:
+        if isinstance(entry, Tile):
+            entry.scope.check()
+            return Dim("block", self._position(entry.terms, entry.const), entry.size)
+        if isinstance(entry, DynamicSlice):
+            return Dim("block", self._scalar(entry.start), entry.size)
+        if isinstance(entry, slice):
+            return self._slice(number, entry, size)  # pyright: ignore[reportUnknownArgumentType] -- a slice of anything
+        if isinstance(entry, bool) or not (_jax.is_array(entry) or hasattr(entry, "__index__")):
+            raise self._wrong_entry(number, entry)
+        if not _jax.is_array(entry) or entry.shape == ():
+            return Dim("index", self._index(number, entry, size))
+        if entry.ndim == 1 and jnp.issubdtype(entry.dtype, jnp.integer):
+            self.operands.append(jax.lax.convert_element_type(jnp.asarray(entry), jnp.int32))
+            return Dim("gather", Position((Term(len(self.operands) - 1, 1),)), entry.shape[0])
+        raise self._wrong_entry(number, entry)
+
+    def _position(self, terms: tuple[tuple[jax.Array, int], ...], const: int) -> Position:
+        first = len(self.operands)
+        self.operands += [scalar for scalar, _ in terms]
+        return Position(tuple(Term(first + i, stride) for i, (_, stride) in enumerate(terms)), const)
+
+    def _scalar(self, position: Any) -> Position:
+        return Position(const=position) if isinstance(position, int) else self._position(((position, 1),), 0)
+
+    def _index(self, number: int, entry: Any, size: int) -> Position:
+        if _jax.is_array(entry) and not jnp.issubdtype(entry.dtype, jnp.integer):
+            raise self._wrong_entry(number, entry)
+        position = as_index(entry, f"index {number} of {self.name}")
+        if not isinstance(position, int):
+            return self._scalar(position)
+        if not -size <= position < size:
+            raise self._out_of_range(number, str(position), size)
+        return Position(const=position % size)
+
+    def _slice(self, number: int, entry: slice, size: int) -> Dim:
+        if any(isinstance(bound, (Tile, _jax.Tracer)) for bound in (entry.start, entry.stop)):
+            raise IndexingError(
+                f"index {number} of {self.name} is a slice with a traced bound",
+                expected="a slice with static bounds",
+                got=f"slice({_name(entry.start)}, {_name(entry.stop)})",
+                fix="use tk.ds(start, size): the start may be traced, the size is static",
+            )
+        if entry.step not in (None, 1):
+            raise IndexingError(
+                f"index {number} of {self.name} is a slice with a step",
+                expected="a slice without a step",
+                got=f"step = {entry.step}",
+                fix="use an index vector: start + step * jnp.arange(n)",
+            )
+        for bound in (entry.start, entry.stop):
+            if bound is not None and not -size <= static_bound(bound, number, self.name) <= size:
+                raise self._out_of_range(number, f"{_name(entry.start)}:{_name(entry.stop)}", size)
+        start, stop, _ = entry.indices(size)
+        return Dim("block", Position(const=start), max(0, stop - start))
+
+    def _out_of_range(self, number: int, got: str, size: int) -> IndexingError:
+        return IndexingError(
+            f"static index {number} of {self.name} is out of range",
+            expected=f"positions in [-{size}, {size}] of a dim of {size} elements",
+            got=f"index {number} = {got}",
+            fix="static positions must lie in the array; a position that may not is written with tk.ds or a Tile",
+        )
+
+    def _wrong_entry(self, number: int, entry: Any) -> IndexingError:
+        return IndexingError(
+            f"index {number} of {self.name} is of the wrong kind",
+            expected="a Tile, an integer, `:`, tk.ds(start, size) or a vector of integers",
+            got=f"index {number} = {describe(entry)}",
+            fix="give bool masks to ref.load(index, mask=...); make floats integers; flatten indices of rank 2",
+        )
+
+
+def static_bound(bound: Any, number: int, name: str) -> int:
+    """A bound of a static slice as an int."""
+    position = as_index(bound, f"a slice bound of index {number} of {name}")
+    assert isinstance(position, int)  # traced bounds were refused before
+    return position
+
+
+def _name(entry: Any) -> str:
+    if isinstance(entry, slice):
+        return ":"
+    return (
+        "a traced scalar"
+        if isinstance(entry, _jax.Tracer)
+        else type(entry).__name__
+        if isinstance(entry, Tile)
+        else str(entry)
+    )

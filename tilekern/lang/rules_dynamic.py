@@ -1,0 +1,175 @@
+"""Import rules for computed places in tiles: dynamic slices, and the gathers of single elements."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import ml_dtypes
+import numpy as np
+from jax import lax
+
+from tilekern._jax import JaxprEqn
+from tilekern.errors import UnsupportedError
+from tilekern.ir.compute import Select
+from tilekern.ir.core import Value
+from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.shape import Broadcast, Reshape, Slice, Transpose
+from tilekern.ir.types import I32, INDEX, DType, TileType, kind_of
+from tilekern.lang.emitter import Emitter, Rule
+
+# A dim of a gather's result: ("tile", a dim of the tile) or ("lane", a dim of the indices).
+_Dim = tuple[str, int]
+
+
+def position(emit: Emitter, value: Value, length: int) -> Value:
+    """Positions as int32; of wider dtypes, one outside [0, length) becomes -1 or `length`."""
+    tile = value.tile
+    if tile.dtype.itemsize > 4 or (kind_of(tile.dtype) == "unsigned" and tile.dtype.itemsize == 4):
+        value = emit.elementwise("min", value, emit.splat(length, tile))
+        if kind_of(tile.dtype) == "signed":
+            value = emit.elementwise("max", value, emit.splat(-1, tile))
+    return emit.convert(value, I32)
+
+
+def _dynamic_slice(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+    x, *starts = operands
+    places = [position(emit, v, n) for v, n in zip(starts, x.tile.shape, strict=True)]
+    return emit.op(DynamicSlice, x, *places, sizes=tuple(eqn.params["slice_sizes"]))
+
+
+def _dynamic_update_slice(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+    x, update, *starts = operands
+    places = [position(emit, v, n) for v, n in zip(starts, x.tile.shape, strict=True)]
+    return emit.op(DynamicUpdateSlice, x, update, *places)
+
+
+def element(emit: Emitter, x: Value, index: Value) -> Value:
+    """x[index]; the index, int32, is in bounds."""
+    shape = x.tile.shape
+    starts = [index, *(emit.splat(0, INDEX) for _ in shape[1:])]
+    return _reshape(emit, emit.op(DynamicSlice, x, *starts, sizes=(1, *shape[1:])), shape[1:])
+
+
+def with_element(emit: Emitter, x: Value, value: Value, index: Value) -> Value:
+    """`x` with `value` in place of x[index]; the index, int32, is in bounds."""
+    shape = x.tile.shape
+    starts = [index, *(emit.splat(0, INDEX) for _ in shape[1:])]
+    return emit.op(DynamicUpdateSlice, x, _reshape(emit, value, (1, *shape[1:])), *starts)
+
+
+def _gather(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+    """Single elements along some dims, which are merged to one, and all of every other dim: a `Take`."""
+    x, indices = operands
+    numbers: Any = eqn.params["dimension_numbers"]
+    taken: tuple[int, ...] = tuple(numbers.start_index_map)
+    paired: tuple[int, ...] = tuple(numbers.operand_batching_dims)
+    sizes: tuple[int, ...] = tuple(eqn.params["slice_sizes"])
+    shape, lanes = x.tile.shape, indices.tile.shape[:-1]
+    kept = [d for d in range(len(shape)) if d not in (*taken, *paired)]
+    single = set(numbers.collapsed_slice_dims) == set(taken) and all(shape[d] > 0 for d in taken)
+    if not (taken and single and all(sizes[d] == shape[d] for d in kept)):
+        raise _not_a_take(eqn)
+
+    flat, inside = _flat_index(emit, indices, [shape[d] for d in taken])
+    at = min(taken)
+    before, behind = [d for d in range(at) if d not in taken], [d for d in range(at, len(shape)) if d not in taken]
+    x = _transpose(emit, x, (*before, *taken, *behind))
+    merged = int(np.prod([shape[d] for d in taken]))
+    x = _reshape(emit, x, (*(shape[d] for d in before), merged, *(shape[d] for d in behind)))
+
+    lane_of = dict(zip(paired, numbers.start_indices_batching_dims, strict=True))
+    free: list[_Dim] = [("lane", k) for k in range(len(lanes)) if k not in lane_of.values()]
+    names: tuple[list[_Dim], list[_Dim]] = ([], [])
+    for dims, found in zip((before, behind), names, strict=True):
+        found += [("lane", lane_of[d]) if d in lane_of else ("tile", d) for d in dims]
+    found = [*names[0], *free, *names[1]]
+    size_of = {("tile", d): shape[d] for d in kept} | {("lane", k): n for k, n in enumerate(lanes)}
+    if paired:
+        flat = _spread(emit, flat, names, free, size_of)
+    result = emit.op(Take, x, flat, dim=len(before), along=bool(paired))
+    result = _reshape(emit, result, tuple(size_of[name] for name in found))
+
+    rest = iter(k for k in range(len(lanes)))
+    offsets = dict(zip(numbers.offset_dims, kept, strict=True))
+    wanted: list[_Dim] = [("tile", offsets[p]) if p in offsets else ("lane", next(rest)) for p in range(len(found))]
+    result = _transpose(emit, result, tuple(found.index(name) for name in wanted))
+    if eqn.params["mode"] is not lax.GatherScatterMode.FILL_OR_DROP:
+        return result
+    along = tuple(p for p, (kind, _) in enumerate(wanted) if kind == "lane")
+    seen = emit.op(Broadcast, inside, shape=result.tile.shape, dims=along)
+    return emit.op(Select, seen, result, emit.splat(_fill(eqn, result.tile.dtype), result.tile))
+
+
+def _flat_index(emit: Emitter, indices: Value, lengths: list[int]) -> tuple[Value, Value]:
+    """Index vectors along the last dim as row-major places among `lengths` (clamped), and which lie inside."""
+    shape = indices.tile.shape
+    zero = emit.splat(0, TileType(shape[:-1], I32))
+    flat = inside = None
+    for k, length in enumerate(lengths):
+        bounds = {"start": (*(0,) * (len(shape) - 1), k), "stop": (*shape[:-1], k + 1), "stride": (1,) * len(shape)}
+        part = emit.op(Slice, indices, **bounds) if shape[-1] > 1 else indices
+        part = position(emit, _reshape(emit, part, shape[:-1]), length)
+        last = emit.splat(length - 1, part.tile)
+        low, high = emit.elementwise("ge", part, zero), emit.elementwise("le", part, last)
+        within = emit.elementwise("and", low, high)
+        inside = within if inside is None else emit.elementwise("and", inside, within)
+        part = emit.elementwise("min", emit.elementwise("max", part, zero), last)
+        if flat is not None:
+            part = emit.elementwise("add", emit.elementwise("mul", flat, emit.splat(length, flat.tile)), part)
+        flat = part
+    assert flat is not None and inside is not None
+    return flat, inside
+
+
+def _spread(
+    emit: Emitter, flat: Value, names: tuple[list[_Dim], list[_Dim]], free: list[_Dim], sizes: dict[_Dim, int]
+) -> Value:
+    """Indices with a dim for each of the tile's: the lanes that are paired with one in its place, the others merged."""
+    before, behind = ([name for name in side if name[0] == "lane"] for side in names)
+    flat = _transpose(emit, flat, tuple(k for _, k in (*before, *free, *behind)))
+    count = int(np.prod([sizes[name] for name in free], dtype=np.int64))
+    flat = _reshape(emit, flat, (*(sizes[n] for n in before), count, *(sizes[n] for n in behind)))
+    whole: list[_Dim] = [*names[0], ("lane", -1), *names[1]]
+    shape = tuple(count if name == ("lane", -1) else sizes[name] for name in whole)
+    dims = tuple(p for p, (kind, _) in enumerate(whole) if kind == "lane")
+    return emit.op(Broadcast, flat, shape=shape, dims=dims)
+
+
+def _fill(eqn: JaxprEqn, dtype: DType) -> Any:
+    """What JAX puts in the place of elements out of bounds: NaN, the least signed or the greatest other integer."""
+    if eqn.params["fill_value"] is not None:
+        return eqn.params["fill_value"]
+    match kind_of(dtype):
+        case "float":
+            return np.nan
+        case "bool":
+            return True
+        case "signed":
+            return ml_dtypes.iinfo(dtype).min
+        case "unsigned":
+            return ml_dtypes.iinfo(dtype).max
+
+
+def _not_a_take(eqn: JaxprEqn) -> UnsupportedError:
+    tile, indices = (cast(Any, v.aval) for v in eqn.invars)
+    return UnsupportedError(
+        "this way of indexing a loaded tile is not part of the language",
+        expected="x[i], x[idx], x[idx, idx2], jnp.take or jnp.take_along_axis: single elements along the indexed dims",
+        got=f"a gather of {tuple(eqn.params['slice_sizes'])} from {tile} at {indices}",
+        fix="take windows with lax.dynamic_slice, or index the ref instead of the loaded tile: ref[tk.ds(start, size)]",
+    )
+
+
+def _reshape(emit: Emitter, x: Value, shape: tuple[int, ...]) -> Value:
+    return x if x.tile.shape == shape else emit.op(Reshape, x, shape=shape)
+
+
+def _transpose(emit: Emitter, x: Value, permutation: tuple[int, ...]) -> Value:
+    return x if permutation == tuple(range(len(permutation))) else emit.op(Transpose, x, permutation=permutation)
+
+
+DYNAMIC: dict[str, Rule] = {
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+}

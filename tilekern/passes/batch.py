@@ -1,0 +1,58 @@
+"""`jax.vmap` as a rewrite of the IR: the batch becomes a parallel axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilekern.ir.core import Axis, Block, Func, Op, Value, index_value
+from tilekern.ir.memory import Access, Dim, MemoryOp, Position, Term
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.types import RefType
+
+
+def batch(func: Func, size: int, dims: Sequence[int | None]) -> Func:
+    """`size` runs of `func` in one grid.
+
+        func @f(%x: ref<f32[4], in>, %o: ref<f32[4], out>) { grid %i in i[4 by 2]   load %x[2*%i +: 2] ... }
+      →
+        func @f(%x: ref<f32[9, 4], in>, %o: ref<f32[9, 4], out>) {
+          grid %batch in batch[9], %i in i[4 by 2]   load %x[%batch!, 2*%i +: 2] ... }
+
+    Args:
+      func: any Func.
+      size: the number of runs, the extent of the new axis, which is the outermost.
+      dims: for each input of `func`, the dim of the new input that counts the runs, or None if all share it; never None
+        for an in-out one. Outputs count the runs in dim 0.
+    """
+    index = index_value("batch")
+    given = dict(zip(func.inputs, dims, strict=True))
+    place = {p: given.get(p, 0) for p in func.params}
+    params = {p: _stacked(p, size, place[p]) for p in func.params}
+
+    def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        if not isinstance(op, MemoryOp):
+            return None
+        dim = place[op.ref]
+        operands = (params[op.ref], *op.operands[1:])
+        if dim is None:
+            return rewriter.add(op.copy(operands))
+        known = op.leading + op.access.arity
+        entry = Dim("index", Position((Term(op.access.arity, 1),)), in_bounds=True)
+        access = Access((*op.access.dims[:dim], entry, *op.access.dims[dim:]))
+        return rewriter.add(replace(op, operands=(*operands[:known], index, *operands[known:]), access=access))
+
+    body = Rewriter(rule).run(func).body
+    return replace(
+        func,
+        params=tuple(params.values()),
+        axes=(Axis("batch", size), *func.axes),
+        body=Block((index, *body.args), body.ops, body.results),
+    )
+
+
+def _stacked(param: Value, size: int, dim: int | None) -> Value:
+    if dim is None:
+        return param
+    shape = param.ref.shape
+    return Value(RefType((*shape[:dim], size, *shape[dim:]), param.ref.dtype, param.ref.role), param.name)
