@@ -2,10 +2,12 @@
 
 from tilekern import errors
 from tilekern.kernel import Block, Compiled, Kernel, Lowered, Op, Sum, Traced, Zeros, interpret, kernel, op
+from tilekern.lang.bits import random_bits, unpack
+from tilekern.lang.directives import debug_print, device_assert, hoist, when
 from tilekern.lang.functions import accumulator, cdiv, dot, full, zeros
 from tilekern.lang.loops import fold, foreach
 from tilekern.lang.refs import Ref
-from tilekern.lang.tiles import Tile, ds, parallel, serial
+from tilekern.lang.tiles import Tile, ds, grid, grouped, parallel, serial, tile
 
 __version__ = "0.1.0"
 
@@ -22,16 +24,25 @@ __all__ = [
     "Zeros",
     "accumulator",
     "cdiv",
+    "debug_print",
+    "device_assert",
     "dot",
     "ds",
     "errors",
     "fold",
     "foreach",
     "full",
+    "grid",
+    "grouped",
+    "hoist",
     "interpret",
     "kernel",
     "op",
     "parallel",
+    "random_bits",
     "serial",
+    "tile",
+    "unpack",
+    "when",
     "zeros",
 ]

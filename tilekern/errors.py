@@ -106,6 +106,10 @@ class WriteConflict(InterpreterError):
     """Two programs stored the same element."""
 
 
+class DeviceAssertion(InterpreterError):
+    """A `tk.device_assert` does not hold."""
+
+
 class OrderDependence(InterpreterError):
     """The result depends on the order in which programs run."""
 

@@ -1,33 +1,86 @@
+"""The forward kernel of cross entropy and its blocks.
+
+For each tile of the vocabulary, with logits s, keep the running maximum m and the sum d = Σ exp(s - m), as in online
+softmax (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867, algorithm 3), the label's logit, and for label
+smoothing the sum of the logits. In the end logsumexp = m + ln d. With the target q = (1 - ε) onehot(label) + ε / V
+
+    loss = -Σ q ln p = Σ q (logsumexp - s) = logsumexp - (1 - ε) s[label] - ε mean s.
+"""
+
 from __future__ import annotations
+
 from typing import Any
+
 import jax
 import jax.numpy as jnp
+
 import tilekern as tk
 
-def _out_type(hidden: Any, weight: Any, labels: Any) -> Any:
-    aval = jax.ShapeDtypeStruct(labels.shape, tk.accumulator(hidden.dtype))
-    return aval, aval
+
+def _out_type(hidden: Any, weight: Any, labels: Any) -> tuple[Any, Any]:
+    out = jax.ShapeDtypeStruct(labels.shape, tk.accumulator(hidden.dtype))
+    return out, out
+
 
 @tk.kernel(out_type=_out_type)
-def cross_entropy_forward(hidden, weight, labels, loss, logsumexp, *,
-    block_t: tk.Block = 128, block_v: tk.Block = 128, block_d: tk.Block = 64) -> None:
+def cross_entropy_forward(
+    hidden: tk.Ref,
+    weight: tk.Ref,
+    labels: tk.Ref,
+    loss: tk.Ref,
+    logsumexp: tk.Ref,
+    *,
+    ignore_index: int,
+    label_smoothing: float,
+    softcap: float | None,
+    z_loss: float,
+    block_t: tk.Block = 128,
+    block_v: tk.Block = 128,
+    block_d: tk.Block = 64,
+) -> None:
+    """hidden[T, D], weight[D, V], labels int32[T] -> loss[T], logsumexp[T] in float32 (float64 for float64)."""
     i = tk.parallel(hidden.shape[0], block_t)
     wide = tk.accumulator(hidden.dtype)
     width, vocabulary = weight.shape
     label = labels[i]
 
-    def step(j, carry):
-        m, d, picked = carry
-        s = tk.fold(tk.serial(width, block_d), lambda k, acc: tk.dot(hidden[i, k], weight[k, j], acc), tk.zeros((i, j), wide))
+    def logits(j: tk.Tile) -> jax.Array:
+        def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
+            return tk.dot(hidden[i, k], weight[k, j], acc)
+
+        s = tk.fold(tk.serial(width, block_d), step, tk.zeros((i, j), wide))
+        return s if softcap is None else softcap * jnp.tanh(s / softcap)
+
+    def step(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        m, d, picked, total = carry
+        s = logits(j)
+        picked = picked + jnp.where(j.indices[None, :] == label[:, None], s, 0).sum(axis=1)
+        if label_smoothing:
+            total = total + jnp.where(j.valid[None, :], s, 0).sum(axis=1)
         s = jnp.where(j.valid[None, :], s, -jnp.inf)
         grown = jnp.maximum(m, s.max(axis=1))
+        # Where the maximum is infinite: exp(±inf - 0) is inf or 0, as it should, and ±inf - ±inf would be NaN.
         base = jnp.where(jnp.abs(grown) == jnp.inf, 0, grown)
         d = d * jnp.exp(m - base) + jnp.exp(s - base[:, None]).sum(axis=1)
-        picked = picked + jnp.where(j.indices[None, :] == label[:, None], s, 0).sum(axis=1)
-        return grown, d, picked
+        return grown, d, picked, total
 
-    start = tk.full(i, -jnp.inf, wide), tk.zeros(i, wide), tk.zeros(i, wide)
-    m, d, picked = tk.fold(tk.serial(vocabulary, block_v), step, start)
-    lse = m + jnp.log(d)
-    logsumexp[i] = lse
-    loss[i] = lse - picked
+    zeros = tk.zeros(i, wide)
+    start = tk.full(i, -jnp.inf, wide), zeros, zeros, zeros
+    m, d, picked, total = tk.fold(tk.serial(vocabulary, block_v), step, start)
+    log_total = m + jnp.log(d)
+    logsumexp[i] = log_total
+
+    result = log_total - (1 - label_smoothing) * picked
+    if label_smoothing:
+        result = result - (label_smoothing / vocabulary) * total
+    if z_loss:
+        result = result + z_loss * (log_total * log_total)
+    inside = (label >= 0) & (label < vocabulary)
+    loss[i] = jnp.where(label == ignore_index, 0, jnp.where(inside, result, jnp.nan))
+
+
+@cross_entropy_forward.schedule("cpu")
+def _cpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
+    """A tile of logits, and one of the weights, in the cache."""
+    sizes = {"block_t": hidden.shape[0], "block_v": weight.shape[1], "block_d": weight.shape[0]}
+    return {name: max(1, min(1024, size)) for name, size in sizes.items()}

@@ -15,7 +15,11 @@ import jax.numpy as jnp
 import tilekern as tk
 
 
-@tk.kernel(out_type=lambda lhs, rhs, ends: jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[2]), lhs.dtype))
+def _out_type(lhs: Any, rhs: Any, ends: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[2]), lhs.dtype)
+
+
+@tk.kernel(out_type=_out_type)
 def ragged_dot_forward(
     lhs: tk.Ref,
     rhs: tk.Ref,
@@ -28,7 +32,8 @@ def ragged_dot_forward(
 ) -> None:
     """lhs[M, K], rhs[G, K, N], ends int32[G] (ascending, in [0, M]) -> out[M, N].
 
-    The rows of group g are ends[g - 1], ..., ends[g] - 1; out[rows] = lhs[rows] @ rhs[g]. Rows from ends[G - 1] on are 0.
+    The rows of group g are ends[g - 1], ..., ends[g] - 1, and out[rows] = lhs[rows] @ rhs[g], accumulated in float32
+    (float64 for float64). Rows from ends[G - 1] on are 0.
     """
     i = tk.parallel(lhs.shape[0], block_m)
     j = tk.parallel(rhs.shape[2], block_n)
@@ -37,13 +42,13 @@ def ragged_dot_forward(
     every = ends[:]
 
     def add_group(g: jax.Array, out_tile: jax.Array) -> jax.Array:
-        begin, end = jnp.where(g > 0, ends[g - 1], 0), ends[g]
+        begin, end = ends[g - 1], ends[g]  # in front of the first end is no element: 0 is read
 
         def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
             return tk.dot(lhs[i, k], rhs[g, k, j], acc)
 
-        size_k = tk.serial(inner, block_k, stop=jnp.where(begin < end, inner, 0))
-        product = tk.fold(size_k, step, tk.zeros((i, j), wide))
+        needed = tk.serial(inner, block_k, stop=jnp.where(begin < end, inner, 0))
+        product = tk.fold(needed, step, tk.zeros((i, j), wide))
         mine = (i.indices >= begin) & (i.indices < end)
         return jnp.where(mine[:, None], product, out_tile)
 
@@ -56,5 +61,9 @@ def ragged_dot_forward(
 
 @ragged_dot_forward.schedule("cpu")
 def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
-    """Rows for one group or two, and as much as possible of the rest."""
-    return {"block_m": 128, "block_n": 1024, "block_k": 1024}
+    """Few rows, for a border inside of a tile costs one product more; as much as the caches hold of the rest."""
+    return {
+        "block_m": max(1, min(128, lhs.shape[0])),
+        "block_n": max(1, min(1024, rhs.shape[2])),
+        "block_k": max(1, min(1024, lhs.shape[1])),
+    }

@@ -8,11 +8,13 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select, splat
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select, splat
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Builder, Func, Op, Value, cdiv, index_value
+from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, Dim, Load, Position, Store, Term
+from tilekern.ir.ordering import ArgReduce, Scan, Sort
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BF16, BOOL, DTYPES, F32, I32, INDEX, DType, RefType, TileType
 from tilekern.source import Loc
@@ -270,6 +272,13 @@ def every_op() -> Func:
         eight = b.op(Broadcast, folded[1], shape=(8,), dims=())
         true = b.const(True, (8,), BOOL)
         b.store(out, eight, tile(i, 8), mask=true)
+        scanned = b.op(Scan, table, monoid="logsumexp", dim=0, reverse=True)
+        at = b.op(ArgReduce, b.op(Sort, lanes, scanned, dim=0, num_keys=2, pick=1), extreme="min", dim=0)
+        piece = b.op(DynamicSlice, scanned, at, sizes=(2,))
+        moved = b.op(
+            DynamicUpdateSlice, scanned, b.op(Take, piece, b.op(Iota, shape=(2,), dtype=I32, dim=0), dim=0), at
+        )
+        b.op(Take, moved, b.op(Bitcast, moved, dtype=I32), dim=0, along=True)
         rows = b.op(Iota, shape=(2,), dtype=I32, dim=0)
         b.load(x, gather(rows).sure, gather(rows), mask=b.const(True, (2, 2), BOOL), fill=kept)
 

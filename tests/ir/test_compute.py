@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.ir.funcs import assert_same, edges, evaluate, nearest
 from tilekern.errors import VerifyError
-from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select, identity, splat
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select, identity, splat
 from tilekern.ir.core import Op, Value
 from tilekern.ir.types import BOOL, DTYPES, F16, F32, F64, I32, TileType, accumulator, kind_of
 
@@ -91,6 +91,21 @@ def test_convert_rounds_once(name: str, target: str, power: int) -> None:
         x = sign * (2.0**power + 2.0 ** (power - fraction - 1) + 2.0 ** (power - 30))
         got = evaluate(Convert, np.asarray(x, DTYPES[name]), dtype=DTYPES[target])
         assert float(got) == sign * (2.0**power + 2.0 ** (power - fraction))
+
+
+# --- bitcast ---------------------------------------------------------------------------------------------------------
+
+
+@every_dtype
+@pytest.mark.parametrize("target", DTYPES)
+def test_bitcast(name: str, target: str) -> None:
+    x, dtype = edges(DTYPES[name])[:64].reshape(-1, 2), DTYPES[target]
+    if BOOL in (x.dtype, dtype) or x.dtype.itemsize != dtype.itemsize:
+        rejected("bitcast of", Bitcast, value(x.shape, x.dtype), dtype=dtype)
+    else:
+        for view in (x, x.T):
+            got = evaluate(Bitcast, view, dtype=dtype)
+            assert got.tobytes() == view.tobytes()
 
 
 # --- dot -------------------------------------------------------------------------------------------------------------
@@ -185,12 +200,13 @@ PYTHON: dict[str, Any] = {
     "min": min,
     "and": lambda x, y: x & y,
     "or": lambda x, y: x | y,
+    "xor": lambda x, y: x ^ y,
 }
 
 
 def accepts(monoid: str, dtype: Any) -> bool:
     kind = kind_of(dtype)
-    return kind != "float" if monoid in ("and", "or") else kind != "bool" or monoid in ("max", "min")
+    return kind != "float" if monoid in ("and", "or", "xor") else kind != "bool" or monoid in ("max", "min")
 
 
 CELLS = [(m, n) for m in PYTHON for n, d in DTYPES.items() if accepts(m, d)]

@@ -143,6 +143,7 @@ INTEGER: dict[str, Callable[..., int]] = {
     "xor": lambda x, y, *_: x ^ y,
     "not": lambda x, *_: ~x,
     "population_count": lambda x, bits: (x % 2**bits).bit_count(),
+    "clz": lambda x, bits: bits - (x % 2**bits).bit_length(),
     "shift_left": lambda x, y, bits: x << y % 2**bits if y % 2**bits < bits else 0,
     "shift_right_logical": lambda x, y, bits: x % 2**bits >> y % 2**bits,
     "shift_right_arithmetic": lambda x, y, bits: wrapped(x, bits, signed=True) >> y % 2**bits,

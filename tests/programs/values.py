@@ -9,7 +9,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 from tests.programs import facts
 from tests.programs.facts import Fact, union
@@ -17,12 +16,13 @@ from tilekern.ir.compute import PRECISIONS, Constant, Convert, Dot, Monoid, Redu
 from tilekern.ir.core import Array, Builder, Op, Value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import BOOL, I32, INDEX, DType, TileType, dtype_name, kind_of
+from tilekern.ir.types import BOOL, I32, DType, TileType, dtype_name, kind_of
 
 # A tile has no more elements than this.
 LARGEST = 256
 
-_COINS = [st.integers(0, n) for n in range(64)]
+# Chooses among 0, 1, ... and its argument, the simplest of them being 0.
+Choose = Callable[[int], int]
 
 
 def numbers(dtype: DType) -> Fact:
@@ -49,8 +49,8 @@ class Values:
       sizes: the lengths that tiles have along their dims.
     """
 
-    def __init__(self, draw: st.DrawFn, features: Sequence[str], dtypes: Sequence[DType]) -> None:
-        self.draw, self.features = draw, frozenset(features)
+    def __init__(self, choose: Choose, features: Sequence[str], dtypes: Sequence[DType]) -> None:
+        self.upto, self.features = choose, frozenset(features)
         # A few dtypes a program, so that values meet others of their type; bool and int32 are always there.
         chosen = [self.pick(dtypes) for _ in range(2)]
         self.dtypes = tuple(dict.fromkeys([*chosen, *(d for d in (I32, BOOL) if d in dtypes)]))
@@ -60,10 +60,6 @@ class Values:
         self.sizes: list[int] = []
 
     # --- choices ---
-
-    def upto(self, n: int) -> int:
-        """0, 1, ... or n; shrinks towards 0."""
-        return self.draw(_COINS[n])
 
     def pick[T](self, items: Sequence[T]) -> T:
         return items[self.upto(len(items) - 1)] if len(items) > 1 else items[0]
@@ -80,13 +76,14 @@ class Values:
 
     # --- ops ---
 
-    def emit(self, op: Op, fact: Fact) -> Value:
-        """Add an op with one result."""
+    def emit(self, op: Op, fact: Fact, visible: bool = True) -> Value:
+        """Add an op with one result, which other ops may choose as an operand if it is `visible`."""
         self.use(op.operands)
         value = self.builder.one(op)
         self.facts[value] = fact
-        self.scope.values.append(value)
-        self.scope.unused[value] = None
+        if visible:
+            self.scope.values.append(value)
+            self.scope.unused[value] = None
         return value
 
     def use(self, values: Sequence[Value]) -> None:
@@ -110,14 +107,13 @@ class Values:
     # --- operands ---
 
     def any(self, *kinds: str) -> Value:
-        """Some value, rather a new one; of a dtype of these kinds."""
-        accepted = [v for v in self.scope.values if not kinds or kind_of(v.tile.dtype) in kinds]
-        if accepted and not self.chance(6):
-            return self.pick(accepted[-8:][::-1])
-        dtypes = [d for d in self.dtypes if not kinds or kind_of(d) in kinds]
-        if not dtypes:
-            return self.constant(TileType(self.shape(2), BOOL if "bool" in kinds else I32))
-        return self.source(TileType(self.shape(2), self.pick(dtypes)))
+        """Some value, rather a new one; of a dtype of these kinds, if there is one."""
+        dtypes = [d for d in self.dtypes if not kinds or kind_of(d) in kinds] or [*self.dtypes]
+        dtype = self.pick(dtypes)
+        found = [v for v in self.scope.values if v.tile.dtype == dtype]
+        if found and not self.chance(4):
+            return self.pick(found[-6:][::-1])
+        return self.source(TileType(self.shape(2), dtype))
 
     def value(self, tile: TileType) -> Value:
         """A value of this type: one that is there, or another one made to fit, or a new one."""
@@ -145,7 +141,7 @@ class Values:
 
     def number(self, value: float, tile: TileType) -> Value:
         """A splat of a known number."""
-        return self.emit(splat(value, tile), Fact(abs(value), -3))
+        return self.emit(splat(value, tile), Fact(abs(value), -3), visible=False)
 
     def clamp(self, x: Value, low: float, high: float) -> Value:
         """`x`, but between two numbers with few digits."""
@@ -267,7 +263,9 @@ class Values:
             operand = self.tame(x, 2) if attempt is None else x
             if (fact := facts.convert(self.facts[operand], x.tile.dtype, dtype)) is not None:
                 inf = fact.inf and dtype_name(dtype) != "f8e4m3fn"  # which has NaN instead
-                return self.emit(Convert(operands=(operand,), dtype=dtype), Fact(fact.bound, fact.grain, fact.error, inf))
+                return self.emit(
+                    Convert(operands=(operand,), dtype=dtype), Fact(fact.bound, fact.grain, fact.error, inf)
+                )
         return None
 
     # --- shapes, reductions, dots ---
@@ -318,7 +316,7 @@ class Values:
     def iota(self) -> Value:
         shape = self.shape(2) or (self.pick(self.sizes),)
         dtype = self.pick([d for d in self.dtypes if d != BOOL] or [I32])
-        while facts.kind_of(dtype) == "float" and not facts.exact(Fact(max(shape)), dtype):
+        while kind_of(dtype) == "float" and not facts.exact(Fact(max(shape)), dtype):
             dtype = I32
         return self.emit(Iota(shape=shape, dtype=dtype, dim=self.upto(len(shape) - 1)), Fact(max(shape)))
 

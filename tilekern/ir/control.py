@@ -99,3 +99,17 @@ class Switch(Op):
         require(all(y == yielded[0] for y in yielded), "all regions of a switch must yield the same types")
         require(not any(region.args for region in self.regions), "regions of a switch take no arguments")
         return yielded[0]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Hoist(Switch):
+    """A switch with one region, whose results depend on grid indices and inputs only.
+
+    A backend may compute it for the whole grid beforehand, and give programs a table.
+    """
+
+    name: ClassVar[str] = "hoist"
+
+    def infer(self) -> tuple[TileType, ...]:
+        require(len(self.regions) == 1, "a hoist has one region")
+        return super().infer()

@@ -134,11 +134,17 @@ def cdiv(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Axis:
-    """`extent` elements cut into tiles of `block`; the last tile may reach past the end."""
+    """`extent` elements cut into tiles of `block`; the last tile may reach past the end.
+
+    The order in which the programs of a grid start is a hint, without influence on results: a `descending` axis starts
+    with its last tile; of an axis with a `group`, so many tiles run before the next axis makes a step.
+    """
 
     name: str
     extent: int
     block: int = 1
+    descending: bool = False
+    group: int = 0
 
     @property
     def tiles(self) -> int:

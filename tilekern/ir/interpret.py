@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from tilekern import source
-from tilekern.errors import ArgumentError, OrderDependence, OutOfBounds, Unwritten, WriteConflict
+from tilekern.errors import ArgumentError, DeviceAssertion, OrderDependence, OutOfBounds, Unwritten, WriteConflict
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Block, Func, Op, Value, cdiv
+from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Atomic, AtomicKind, Dim, Load, MemoryOp, Store
 from tilekern.ir.types import BOOL, DType, TileType, kind_of
 from tilekern.source import Loc
@@ -188,6 +189,14 @@ class _Program:
             case Atomic():
                 where, touched = self._lanes(op)
                 self._outputs[op.ref].update(where, self._values[op.value][touched], op.kind, self._number, op.loc)
+                return []
+            case Print():
+                print(op.format.format(*self._all(op.operands)))  # noqa: T201 -- what it is for
+                return []
+            case Assert():
+                if not np.all(self._values[op.operands[0]]):
+                    with source.at(op.loc):
+                        raise DeviceAssertion(op.message)
                 return []
             case Fold():
                 return self._fold(op)

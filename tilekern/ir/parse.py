@@ -191,7 +191,8 @@ class _Parser:
         self._expect("[")
         extent = self._integer()
         self._expect("by")
-        axis = Axis(name, extent, self._integer())
+        block, descending = self._integer(), self._accept("descending")
+        axis = Axis(name, extent, block, descending, self._integer() if self._accept("group") else 0)
         self._expect("]")
         return token, axis
 

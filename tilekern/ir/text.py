@@ -229,7 +229,8 @@ def _array(array: Array) -> str:
 
 
 def _axis(axis: Axis) -> str:
-    return f"{_word(axis.name)}[{axis.extent} by {axis.block}]"
+    order = " descending" * axis.descending + (f" group {axis.group}" if axis.group else "")
+    return f"{_word(axis.name)}[{axis.extent} by {axis.block}{order}]"
 
 
 def _word(name: str) -> str:

@@ -14,13 +14,23 @@ from tilekern import _jax, source
 from tilekern._jax import Jaxpr, JaxprEqn
 from tilekern.errors import TileScopeError, TraceError, UnsupportedError
 from tilekern.ir.compute import Constant, splat
-from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Block, Value, index_value
+from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Access, Atomic, Dim, Load, Position, Store
 from tilekern.ir.types import INDEX, RefType, TileType, is_dtype
 from tilekern.lang import rules
 from tilekern.lang.emitter import Emitter, type_of
-from tilekern.lang.primitives import atomic_p, fold_index_p, load_p, program_index_p, store_p
+from tilekern.lang.primitives import (
+    HOIST,
+    assert_p,
+    atomic_p,
+    fold_index_p,
+    load_p,
+    print_p,
+    program_index_p,
+    store_p,
+)
 from tilekern.lang.rules_dynamic import element, with_element
 
 # A captured array of up to so many bytes becomes a constant of the IR; a larger one becomes an operand of the kernel.
@@ -28,8 +38,6 @@ CONSTANT_BYTES = 4096
 
 # What to do instead of the primitives that people reach for first.
 _WAYS_OUT = {
-    "scatter": "select with jnp.where(indices == i, new, old), or store to the output ref",
-    "scatter-add": "select with jnp.where, or add a one-hot product",
     "debug_print": "store the values to an output of their own",
     "debug_callback": "store the values to an output of their own",
     "pure_callback": "compute it outside the kernel and pass the result in",
@@ -137,6 +145,12 @@ class Importer(Emitter):
         access, masked, kind = eqn.params["access"], eqn.params["masked"], eqn.params["kind"]
         return self.add(Atomic(operands=tuple(operands), access=access, masked=masked, kind=kind, loc=self.loc))
 
+    def _print(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        return self.add(Print(operands=tuple(operands), format=eqn.params["format"], loc=self.loc))
+
+    def _assert(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        return self.add(Assert(operands=tuple(operands), message=eqn.params["message"], loc=self.loc))
+
     def _program_index(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         axis: int = eqn.params["axis"]
         return [self._grid[axis]]
@@ -145,6 +159,9 @@ class Importer(Emitter):
 
     def _inline(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         jaxpr: Any = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr") or eqn.params.get("fun_jaxpr")
+        if eqn.params.get("name") == HOIST:
+            region = self.block((), partial(self.run, jaxpr, operands))
+            return self.add(Hoist(operands=(self.splat(0, INDEX),), regions=(region,), loc=self.loc))
         in_jax = _jax.written_in_jax(jaxpr)
         quotient = rules.floor_divide(self, eqn, operands) if in_jax else None
         if quotient is not None:
@@ -233,6 +250,8 @@ _SPECIAL: dict[str, Callable[[Importer, JaxprEqn, list[Value]], Sequence[Value]]
     load_p.name: Importer._load,  # pyright: ignore[reportPrivateUsage] -- the class's own table
     store_p.name: Importer._store,  # pyright: ignore[reportPrivateUsage]
     atomic_p.name: Importer._atomic,  # pyright: ignore[reportPrivateUsage]
+    print_p.name: Importer._print,  # pyright: ignore[reportPrivateUsage]
+    assert_p.name: Importer._assert,  # pyright: ignore[reportPrivateUsage]
     program_index_p.name: Importer._program_index,  # pyright: ignore[reportPrivateUsage]
     fold_index_p.name: Importer._fold_index,  # pyright: ignore[reportPrivateUsage]
     "while": Importer._while,  # pyright: ignore[reportPrivateUsage]

@@ -16,13 +16,16 @@ from tilekern.lang.primitives import fold_index_p
 from tilekern.lang.tiles import SerialAxis, describe, make_axis, tile_at
 
 
-def fold(axis: SerialAxis, body: Callable[[Any, Any], Any], init: Any) -> Any:
+def fold(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any, Any], Any], init: Any) -> Any:
     """Run `carry = body(tile, carry)` for the tiles of a serial axis in order; returns the last carry.
 
     `init` is a pytree of arrays; the body must return the same structure, shapes and dtypes. Without a block the body
-    gets the element's index, a traced int32 scalar, in place of a tile.
+    gets the element's index, a traced int32 scalar, in place of a tile. Of a tuple of axes the last runs fastest, and
+    the body gets a tuple of tiles.
     """
     state.current("tk.fold")
+    if isinstance(axis, tuple):
+        return _nested(axis, (), body, init)
     if not isinstance(axis, SerialAxis):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
         raise ArgumentError(
             "tk.fold loops over a serial axis",
@@ -55,8 +58,15 @@ def fold(axis: SerialAxis, body: Callable[[Any, Any], Any], init: Any) -> Any:
     return jax.tree.unflatten(tree, values[1:])
 
 
-def foreach(axis: SerialAxis, body: Callable[[Any], None]) -> None:
-    """Run `body(tile)` for the tiles of a serial axis in order, for its stores."""
+def _nested(axes: tuple[SerialAxis, ...], tiles: tuple[Any, ...], body: Callable[[Any, Any], Any], init: Any) -> Any:
+    """A fold over several axes: a fold over the first, and in it one over the others."""
+    if not axes:
+        return body(tiles, init)
+    return fold(axes[0], lambda tile, carry: _nested(axes[1:], (*tiles, tile), body, carry), init)
+
+
+def foreach(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any], None]) -> None:
+    """Run `body(tile)` for the tiles of a serial axis in order, for its stores; of several axes as in `fold`."""
 
     def step(tile: Any, carry: tuple[()]) -> tuple[()]:
         returned = body(tile)

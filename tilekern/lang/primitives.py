@@ -26,12 +26,19 @@ def _nothing(*operands: Any, **_: Any) -> list[_jax.ShapedArray]:
     return []
 
 
+# A jitted function of this name is a `tk.hoist`.
+HOIST = "tilekern_hoist"
+
 # token, *positions[, mask][, fill] -> tile
 load_p = _jax.primitive("tile_load", _load_type)
 # token, value, *positions[, mask] -> nothing
 store_p = _jax.primitive("tile_store", _nothing, multiple_results=True)
 # token, value, *positions[, mask] -> nothing
 atomic_p = _jax.primitive("tile_atomic", _nothing, multiple_results=True)
+# *values -> nothing
+print_p = _jax.primitive("tile_print", _nothing, multiple_results=True)
+# predicate -> nothing
+assert_p = _jax.primitive("tile_assert", _nothing, multiple_results=True)
 # -> the program's tile index along grid axis number `axis`
 program_index_p = _jax.primitive("program_index", _index_type)
 # counter, start, stop -> the tile index of a fold; marks the `while` around it as a fold over `axis`
@@ -58,5 +65,16 @@ def _no_batching(operands: Any, dims: Any, **params: Any) -> NoReturn:
         )
 
 
-for _p in (load_p, store_p, atomic_p, fold_index_p):
+def _no_batched_bounds(operands: Any, dims: Any, **params: Any) -> NoReturn:
+    with source.at(params["loc"]):
+        raise NotBatchableError(
+            "the bounds of a fold cannot be mapped with jax.vmap",
+            expected="the same start and stop for all lanes",
+            got="jax.vmap of a function that folds from or to a mapped position",
+            fix="fold over the whole range, and select what counts with jnp.where",
+        )
+
+
+for _p in (load_p, store_p, atomic_p, print_p, assert_p):
     _jax.register_rules(_p, jvp=_no_derivative, batch=_no_batching)
+_jax.register_rules(fold_index_p, batch=_no_batched_bounds)

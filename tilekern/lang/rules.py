@@ -202,9 +202,10 @@ def floor_divide(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value |
     JAX decides by the signs of x and y whether to round down; by the sign of the remainder, which is that of x unless
     it is 0, an interval of x tells that nothing need be rounded.
     """
+    if eqn.params.get("name") != "floor_divide":
+        return None
     tile = aval(eqn)
-    fits = all(v.tile.shape in ((), tile.shape) for v in operands)
-    if eqn.params.get("name") != "floor_divide" or kind_of(tile.dtype) != "signed" or not fits:
+    if kind_of(tile.dtype) != "signed" or any(v.tile.shape not in ((), tile.shape) for v in operands):
         return None
     x, y = (emit.broadcast_to(emit.convert(v, tile.dtype), tile.shape) for v in operands)
     quotient, remainder = emit.elementwise("div", x, y), emit.elementwise("rem", x, y)

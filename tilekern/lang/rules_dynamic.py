@@ -14,8 +14,8 @@ from tilekern.ir.compute import Select
 from tilekern.ir.core import Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.shape import Broadcast, Reshape, Slice, Transpose
-from tilekern.ir.types import I32, INDEX, DType, TileType, kind_of
-from tilekern.lang.emitter import Emitter, Rule
+from tilekern.ir.types import BOOL, I32, INDEX, DType, TileType, kind_of
+from tilekern.lang.emitter import Emitter, Rule, aval
 
 # A dim of a gather's result: ("tile", a dim of the tile) or ("lane", a dim of the indices).
 _Dim = tuple[str, int]
@@ -66,7 +66,7 @@ def _gather(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     sizes: tuple[int, ...] = tuple(eqn.params["slice_sizes"])
     shape, lanes = x.tile.shape, indices.tile.shape[:-1]
     kept = [d for d in range(len(shape)) if d not in (*taken, *paired)]
-    single = set(numbers.collapsed_slice_dims) == set(taken) and all(shape[d] > 0 for d in taken)
+    single = all(sizes[d] == 1 <= shape[d] for d in taken)
     if not (taken and single and all(sizes[d] == shape[d] for d in kept)):
         raise _not_a_take(eqn)
 
@@ -89,15 +89,48 @@ def _gather(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     result = emit.op(Take, x, flat, dim=len(before), along=bool(paired))
     result = _reshape(emit, result, tuple(size_of[name] for name in found))
 
-    rest = iter(k for k in range(len(lanes)))
-    offsets = dict(zip(numbers.offset_dims, kept, strict=True))
-    wanted: list[_Dim] = [("tile", offsets[p]) if p in offsets else ("lane", next(rest)) for p in range(len(found))]
+    # A taken dim that is not collapsed is a dim of size 1 of the result: the last reshape brings it back.
+    rest = iter(range(len(lanes)))
+    uncollapsed = [d for d in range(len(shape)) if d not in (*numbers.collapsed_slice_dims, *paired)]
+    offsets = dict(zip(numbers.offset_dims, uncollapsed, strict=True))
+    places = [offsets.get(p, -1) for p in range(len(lanes) + len(offsets))]
+    wanted: list[_Dim] = [("tile", d) if d >= 0 else ("lane", next(rest)) for d in places if d not in taken]
     result = _transpose(emit, result, tuple(found.index(name) for name in wanted))
     if eqn.params["mode"] is not lax.GatherScatterMode.FILL_OR_DROP:
-        return result
+        return _reshape(emit, result, aval(eqn).shape)
     along = tuple(p for p, (kind, _) in enumerate(wanted) if kind == "lane")
     seen = emit.op(Broadcast, inside, shape=result.tile.shape, dims=along)
-    return emit.op(Select, seen, result, emit.splat(_fill(eqn, result.tile.dtype), result.tile))
+    filled = emit.op(Select, seen, result, emit.splat(_fill(eqn, result.tile.dtype), result.tile))
+    return _reshape(emit, filled, aval(eqn).shape)
+
+
+def _scatter(combine: str) -> Rule:
+    """One window written, or combined with what is there: `x.at[i].set(y)`, `x.at[:, :4].add(y)`."""
+
+    def rule(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+        x, indices, update = operands
+        numbers: Any = eqn.params["dimension_numbers"]
+        if len(indices.tile.shape) != 1 or numbers.operand_batching_dims:
+            raise _not_one_window(eqn)
+        shape, window = x.tile.shape, iter(update.tile.shape)
+        sizes = tuple(1 if d in numbers.inserted_window_dims else next(window) for d in range(len(shape)))
+        starts, inside = [emit.splat(0, INDEX) for _ in shape], emit.splat(True, TileType((), BOOL))
+        moved: tuple[int, ...] = tuple(numbers.scatter_dims_to_operand_dims)
+        for k, d in enumerate(moved):
+            part = emit.op(Slice, indices, start=(k,), stop=(k + 1,), stride=(1,))
+            starts[d] = position(emit, _reshape(emit, part, ()), shape[d] + 1)
+            for test, bound in (("ge", 0), ("le", shape[d] - sizes[d])):
+                within = emit.elementwise(test, starts[d], emit.splat(bound, INDEX))
+                inside = emit.elementwise("and", inside, within)
+        part = _reshape(emit, update, sizes)
+        if combine:
+            part = emit.elementwise(combine, emit.op(DynamicSlice, x, *starts, sizes=sizes), part)
+        result = emit.op(DynamicUpdateSlice, x, part, *starts)
+        if eqn.params["mode"] is not lax.GatherScatterMode.FILL_OR_DROP:
+            return result
+        return emit.op(Select, emit.broadcast_to(inside, shape), result, x)
+
+    return rule
 
 
 def _flat_index(emit: Emitter, indices: Value, lengths: list[int]) -> tuple[Value, Value]:
@@ -150,6 +183,16 @@ def _fill(eqn: JaxprEqn, dtype: DType) -> Any:
             return ml_dtypes.iinfo(dtype).max
 
 
+def _not_one_window(eqn: JaxprEqn) -> UnsupportedError:
+    tile, indices, update = (cast(Any, v.aval) for v in eqn.invars)
+    return UnsupportedError(
+        "this way of updating a loaded tile is not part of the language",
+        expected="one window: x.at[i].set(y), x.at[:, :4].add(y), lax.dynamic_update_slice",
+        got=f"a {eqn.primitive.name} of {update} into {tile} at {indices}",
+        fix="select with jnp.where(indices == i, new, old), add a one-hot product, or store to the output ref",
+    )
+
+
 def _not_a_take(eqn: JaxprEqn) -> UnsupportedError:
     tile, indices = (cast(Any, v.aval) for v in eqn.invars)
     return UnsupportedError(
@@ -172,4 +215,9 @@ DYNAMIC: dict[str, Rule] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
+    "scatter": _scatter(""),
+    "scatter-add": _scatter("add"),
+    "scatter-mul": _scatter("mul"),
+    "scatter-max": _scatter("max"),
+    "scatter-min": _scatter("min"),
 }

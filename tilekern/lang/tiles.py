@@ -183,12 +183,24 @@ def tile_at(axis: Axis, index: Scalar, scope: state.Scope) -> Tile:
     return Tile(terms, const, axis.block, axis.extent, index, scope)
 
 
-def parallel(extent: int, block: int | None = None) -> Any:
+def parallel(extent: int, block: int | None = None, *, order: str | None = None) -> Any:
     """Declare a grid axis of `extent` elements: one program runs for each tile of `block` elements of it.
 
     Returns the program's `Tile`, or without `block` the program's index, a traced int32 scalar. The last tile may
-    reach past the extent: its lanes there read fill values and store nothing.
+    reach past the extent: its lanes there read fill values and store nothing. `order="descending"` starts the programs
+    of the last tiles first, for axes whose last tiles have the most work; it does not change results.
     """
+    if order not in (None, "ascending", "descending"):
+        raise ArgumentError(
+            "tk.parallel does not know this order",
+            expected="'ascending' or 'descending'",
+            got=f"order = {order!r}",
+            fix="leave it out, or use tk.grid(..., order=tk.grouped(n)) for two axes",
+        )
+    return _declare(extent, block, order == "descending", 0)
+
+
+def _declare(extent: int, block: int | None, descending: bool, group: int) -> Any:
     trace = state.current("tk.parallel")
     if _jax.current_trace() is not trace.top:
         raise TraceError(
@@ -198,10 +210,54 @@ def parallel(extent: int, block: int | None = None) -> Any:
             fix="declare the axis at the top and pass the tile on; use tk.serial for a loop axis",
         )
     name = source.assigned_name(source.current()) or f"axis{len(trace.axes)}"
-    axis = make_axis(name, extent, block)
+    axis = replace(make_axis(name, extent, block), descending=descending, group=group)
     index: Any = _jax.bind(program_index_p, axis=len(trace.axes))
     trace.axes.append(axis)
     return index if block is None else tile_at(axis, index, trace.scope)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """An order of programs, made by `grouped`."""
+
+    size: int
+
+
+def grouped(size: int) -> Grouped:
+    """For `grid`: walk the first axis in groups of `size` tiles, and the second axis for each group.
+
+    Programs that run at the same time then share tiles of both operands of a matmul in the cache.
+    """
+    return Grouped(static_int(size, "the size of tk.grouped", 1))
+
+
+def grid(*axes: Any, order: Grouped | None = None) -> tuple[Any, ...]:
+    """Declare several grid axes: `i, j = tk.grid((M, block_m), (N, block_n), order=tk.grouped(8))`.
+
+    Args:
+      *axes: for each axis its extent, or (extent, block).
+      order: in which order programs start; it does not change results.
+
+    Returns:
+      What `parallel` returns for each axis.
+    """
+    if order is not None and (not isinstance(order, Grouped) or len(axes) < 2):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+        raise ArgumentError(
+            "tk.grid does not know this order",
+            expected="tk.grouped(n), and at least two axes",
+            got=f"order = {describe(order)}, {len(axes)} axes",
+            fix="leave order out",
+        )
+    pairs = [axis if isinstance(axis, tuple) else (axis, None) for axis in axes]
+    groups = [order.size if order is not None and n == 0 else 0 for n in range(len(pairs))]
+    return tuple(_declare(*pair, False, group) for pair, group in zip(pairs, groups, strict=True))
+
+
+def tile(extent: int, block: int, index: Any) -> Tile:
+    """Tile number `index` (an int or a traced scalar) of an axis of `extent` elements in tiles of `block`."""
+    trace = state.current("tk.tile")
+    axis = make_axis("", extent, static_int(block, "block", 1))
+    return tile_at(axis, as_index(index, "the index of tk.tile"), trace.scope)
 
 
 def make_axis(name: str, extent: int, block: int | None) -> Axis:

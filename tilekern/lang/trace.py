@@ -19,8 +19,9 @@ from tilekern.errors import (
     TraceError,
     UnsupportedError,
 )
-from tilekern.ir.core import Block, Func, Value, index_value
-from tilekern.ir.memory import WriteOp
+from tilekern.ir.control import Hoist
+from tilekern.ir.core import Block, Func, Op, Value, definitions, index_value
+from tilekern.ir.memory import Load, WriteOp
 from tilekern.ir.types import DType, RefType, Role
 from tilekern.ir.verify import verify
 from tilekern.lang.importer import Importer, escaped
@@ -120,8 +121,43 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
     outputs = [r for r in refs if r.ref.role not in ("in", "inout")]
     func = Func(name, (*inputs, *captured, *outputs), tuple(state.axes), Block(grid, block.ops, ()), loc)
     _check_stores(func, state)
+    _check_hoists(func)
     verify(func)
     return Tracing(func, tuple(array for array, _ in importer.captured))
+
+
+def _check_hoists(func: Func) -> None:
+    """A hoisted value may depend on grid indices and inputs: on no loop, and no load of what programs write."""
+    defined = definitions(func)
+    free = {*func.params, *func.body.args}
+    for hoist in (op for op in func.walk() if isinstance(op, Hoist)):
+        inside = {value for op in hoist.regions[0].walk() for value in op.results}
+        pending = [v for op in (hoist, *hoist.regions[0].walk()) for v in op.operands]
+        seen: set[Value] = set()
+        while pending:
+            value = pending.pop()
+            if value in seen or value in free or value in inside:
+                continue
+            seen.add(value)
+            op = defined.get(value)
+            if op is None:
+                raise _not_hoistable(hoist, "a value of a loop around it")
+            pending += op.operands
+        loads = [op for op in hoist.regions[0].walk() if isinstance(op, Load)]
+        loads += [op for v in seen if isinstance(op := defined.get(v), Load)]
+        for load in loads:
+            if load.ref.ref.role != "in":
+                raise _not_hoistable(hoist, f"a load of {load.ref.name}, which programs write")
+
+
+def _not_hoistable(hoist: Op, got: str) -> TraceError:
+    with source.at(hoist.loc):
+        return TraceError(
+            "a hoisted value may depend on grid indices and inputs only",
+            expected="loads of inputs at places that follow from tk.parallel, and what is computed from them",
+            got=got,
+            fix="compute it in the body, without tk.hoist",
+        )
 
 
 def _check_stores(func: Func, state: TraceState) -> None:

@@ -78,19 +78,19 @@ def test_large_logits(dtype: str, causal: bool, data: st.DataObject) -> None:
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_huge_logits_pick_one_value(dtype: str, large: float, causal: bool) -> None:
-    """Logits up to 37 times `large`, near the end of the accumulator's range: a row is its largest logit's value."""
+    """Logits up to 37 * `large`, near the end of the accumulator's range: a row is the value of its largest logit."""
     q, k, v = (np.zeros(shape, jnp.dtype(dtype)) for shape in FIXED.shapes)
-    order = np.random.default_rng(0).permutation(37)
-    q[..., 0], k[..., 0] = large, order[:, None] + 1
+    ranks = np.random.default_rng(0).permutation(37) + 1
+    q[..., 0], k[..., 0] = large, ranks[:, None]
     v[:] = np.random.default_rng(1).standard_normal(v.shape)
+    keywords = {"causal": causal, "scale": np.log(2)}  # logits in base 2 are then products of q and k, and exact
     with jax.enable_x64(dtype == "float64"):
-        out, logsumexp = flash_attention(
-            q, k, v, causal=causal, scale=1.0, return_logsumexp=True, block_q=16, block_k=8
-        )
-    best = np.array([order[: t + 1 if causal else None].argmax() for t in range(21)])
+        out, logsumexp = flash_attention(q, k, v, return_logsumexp=True, block_q=16, block_k=8, **keywords)
+    best = np.array([ranks[: t + 1 if causal else None].argmax() for t in range(21)])
     np.testing.assert_array_equal(out, np.repeat(v[:, best], 2, axis=2))
-    expected = np.float64(jnp.dtype(dtype).type(large)) * (order[best] + 1)
-    np.testing.assert_allclose(logsumexp, np.broadcast_to(expected[:, None], logsumexp.shape), rtol=1e-6)
+    largest = np.float64(q[0, 0, 0, 0]) * ranks[best] * np.log(2)
+    expected = np.broadcast_to(largest[:, None], logsumexp.shape)
+    assert_close(logsumexp, expected, expected.astype(logsumexp.dtype))
 
 
 @pytest.mark.parametrize(

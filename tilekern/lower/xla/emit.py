@@ -13,10 +13,11 @@ from jax import lax
 from tilekern.ir import ranges
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Atomic, Load, Store, WriteOp
 from tilekern.ir.ranges import Interval
 from tilekern.ir.types import accumulator, kind_of
-from tilekern.lower.xla import access
+from tilekern.lower.xla import access, debug
 from tilekern.lower.xla.access import GridIndex, Stacked
 from tilekern.lower.xla.atomic import atomic
 from tilekern.lower.xla.ops import function_of
@@ -109,6 +110,8 @@ class Emitter:
                     self._arrays[op.ref] = access.store(op, self._arrays[op.ref], self.env, self._sizes)
                 case Atomic():
                     self._arrays[op.ref] = atomic(op, self._arrays[op.ref], self.env, self._sizes)
+                case Print() | Assert():
+                    self._debug(op)
                 case Fold():
                     FoldEmitter(self, op).run()
                 case While():
@@ -129,6 +132,13 @@ class Emitter:
         for axis in reversed(axes):
             function = jax.vmap(function, in_axes=tuple(0 if axis in v.axes else None for v in operands))
         return Stacked(function(*map(access.as_array, operands)), axes, interval)
+
+    def _debug(self, op: Print | Assert) -> None:
+        operands = [self.env[v] for v in op.operands]
+        function = debug.function_of(op)
+        for axis in sorted({a for v in operands for a in v.axes}, reverse=True):
+            function = jax.vmap(function, in_axes=tuple(0 if axis in v.axes else None for v in operands))
+        function(*(access.as_array(v) for v in operands))
 
     # --- control ---
 

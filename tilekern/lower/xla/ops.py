@@ -149,8 +149,8 @@ def _sort(op: Sort, *operands: jax.Array) -> jax.Array:
 
 
 def _dynamic_slice(op: DynamicSlice, x: jax.Array, *starts: jax.Array) -> jax.Array:
-    return lax.dynamic_slice(x, starts, op.sizes)
+    return lax.dynamic_slice(x, starts, op.sizes, allow_negative_indices=False)
 
 
 def _dynamic_update_slice(x: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
-    return lax.dynamic_update_slice(x, update, starts)
+    return lax.dynamic_update_slice(x, update, starts, allow_negative_indices=False)

@@ -1,0 +1,7 @@
+"""Cross entropy of a large vocabulary, without the logits in memory: `cross_entropy(hidden, weight, labels)`."""
+
+from tilekern.kernels.cross_entropy.api import cross_entropy
+from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
+from tilekern.kernels.cross_entropy.reference import reference
+
+__all__ = ["cross_entropy", "cross_entropy_forward", "reference"]

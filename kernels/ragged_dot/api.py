@@ -1,0 +1,72 @@
+"""The public function: checks, and the ends of the groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
+from tilekern.kernels.rows import is_float, is_integer, require
+
+
+def ragged_dot(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    target: str | None = None,
+    block_m: int | None = None,
+    block_n: int | None = None,
+    block_k: int | None = None,
+) -> jax.Array:
+    """lhs[rows of group g] @ rhs[g] for consecutive groups of rows, as `jax.lax.ragged_dot`, accumulated in float32.
+
+    The products of a mixture of experts, when tokens are sorted by expert. A border between groups may lie anywhere,
+    groups may be empty, and what is in the rows and the matrix of one group (NaN, say) does not touch another.
+
+    Args:
+      lhs: [M, K], float32, bfloat16, float16 or float64 (accumulated in float64).
+      rhs: [G, K, N] of the same dtype.
+      group_sizes: integers [G], none negative: the first group_sizes[0] rows are group 0's, the next group_sizes[1]
+        group 1's, and so on. Rows that all groups together do not reach are 0 in the result; groups that reach beyond
+        M are cut.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+      block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
+      block_n: columns of a tile.
+      block_k: elements of the inner dim in a tile.
+
+    Returns:
+      out[M, N] in the dtype of lhs.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes or dtypes do not fit.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.ragged_dot import ragged_dot
+      >>> rhs = jnp.array([1.0, 10.0, 100.0]).reshape(3, 1, 1)
+      >>> ragged_dot(jnp.ones((5, 1)), rhs, jnp.array([2, 0, 1])).ravel()
+      Array([  1.,   1., 100.,   0.,   0.], dtype=float32)
+    """
+    _check(lhs, rhs, group_sizes)
+    rows, groups = lhs.shape[0], rhs.shape[0]
+    if groups == 0:
+        return jnp.zeros((rows, rhs.shape[2]), lhs.dtype)
+    ends = jnp.minimum(jnp.cumsum(group_sizes, dtype=jnp.int32), rows)
+    return ragged_dot_forward(lhs, rhs, ends, target=target, block_m=block_m, block_n=block_n, block_k=block_k)
+
+
+def _check(lhs: Any, rhs: Any, group_sizes: Any) -> None:
+    fits = is_float(lhs) and is_float(rhs) and is_integer(group_sizes) and lhs.dtype == rhs.dtype
+    fits = fits and (lhs.ndim, rhs.ndim, group_sizes.ndim) == (2, 3, 1)
+    require(
+        fits and lhs.shape[1] == rhs.shape[1] and rhs.shape[0] == group_sizes.shape[0],
+        "ragged_dot",
+        expected="lhs[M, K] and rhs[G, K, N] of one float dtype of at least 16 bits, integer group_sizes[G]",
+        fix="reshape leading dims into M; cast with .astype",
+        lhs=lhs,
+        rhs=rhs,
+        group_sizes=group_sizes,
+    )

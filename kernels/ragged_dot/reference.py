@@ -1,0 +1,27 @@
+"""The definition of ragged_dot, in plain jnp: a product of all rows with each matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, dtype: Any = None) -> jax.Array:
+    """out[M, N] = lhs[M, K] @ rhs[g, K, N] for the rows of group g; the first group_sizes[0] rows are group 0's, etc.
+
+    Rows behind the last group are 0. Accumulated in `dtype`: if None in float32, in float64 for float64 inputs; in the
+    dtype of lhs.
+    """
+    wide = dtype or jnp.promote_types(lhs.dtype, jnp.float32)
+    rows = jnp.arange(lhs.shape[0])[:, None]
+
+    def add(carry: tuple[jax.Array, jax.Array], group: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        (out, start), (matrix, size) = carry, group
+        product = jnp.matmul(lhs, matrix, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
+        return (jnp.where((rows >= start) & (rows < start + size), product, out), start + size), None
+
+    out = jnp.zeros((lhs.shape[0], rhs.shape[2]), wide)
+    (out, _), _ = jax.lax.scan(add, (out, jnp.zeros((), group_sizes.dtype)), (rhs, group_sizes))
+    return out.astype(lhs.dtype)

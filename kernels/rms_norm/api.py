@@ -1,0 +1,68 @@
+"""The public function: checks and leading dims."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from tilekern.kernels.rms_norm.kernel import rms_norm_forward
+from tilekern.kernels.rows import as_rows, is_float, require
+
+
+def rms_norm(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    target: str | None = None,
+    block_rows: int | None = None,
+    block_columns: int | None = None,
+) -> jax.Array:
+    """x / √(mean x² + eps) * (weight + offset) over the last axis, computed in float32 (float64 for float64).
+
+    Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, equation 4, with eps.
+
+    Args:
+      x: [*B, C], float32, bfloat16, float16 or float64.
+      weight: [C] of any of these dtypes; None for ones (`offset` is then not used).
+      eps: added to the mean square.
+      offset: added to the weight: 1 for models that store weight - 1, such as Gemma.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+      block_rows: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
+      block_columns: elements of a row in a tile. A longer row is read twice.
+
+    Returns:
+      An array like x.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes or dtypes do not fit.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.rms_norm import rms_norm
+      >>> rms_norm(jnp.array([[3.0, -3.0]]), jnp.array([1.0, 2.0]))
+      Array([[ 1., -2.]], dtype=float32)
+    """
+    fits = is_float(x) and x.ndim > 0
+    fits = fits and (weight is None or (is_float(weight) and weight.shape == x.shape[-1:]))
+    require(
+        fits,
+        "rms_norm",
+        expected="x[*B, C] and weight[C] (or None), of float dtypes of at least 16 bits",
+        fix="the last axis is normalised: move it there; cast with .astype",
+        x=x,
+        weight=weight,
+    )
+    if x.size == 0:
+        return jnp.zeros(x.shape, x.dtype)
+    out = rms_norm_forward(
+        as_rows(x),
+        weight,
+        eps=eps,
+        offset=offset,
+        target=target,
+        block_rows=block_rows,
+        block_columns=block_columns,
+    )
+    return out.reshape(x.shape)

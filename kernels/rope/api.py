@@ -1,0 +1,93 @@
+"""The public function: checks, frequencies, and leading dims."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tilekern.kernels.rope.kernel import rope_forward
+from tilekern.kernels.rows import is_float, is_integer, require
+from tilekern.lang.functions import accumulator
+
+
+def rope(
+    x: jax.Array,
+    positions: jax.Array | None = None,
+    *,
+    theta: float = 10000.0,
+    frequencies: jax.Array | None = None,
+    interleaved: bool = False,
+    target: str | None = None,
+    block_t: int | None = None,
+    block_n: int | None = None,
+) -> jax.Array:
+    """Rotary position embedding: pair j of each head is rotated by the angle position * frequencies[j].
+
+    Angles, cos and sin are computed in float32 inside of the kernel (float64 for float64). Source: RoFormer, Su et al.
+    2021, https://arxiv.org/abs/2104.09864, equations 14 and 15.
+
+    Args:
+      x: [*B, T, N, H], H even: float32, bfloat16, float16 or float64.
+      positions: integers [T] or [*B, T]; None for 0, 1, ..., T - 1.
+      theta: the base; frequencies[j] = theta ** (-2 j / H).
+      frequencies: [H / 2], radians per position, instead of those of theta: for scaled variants, e.g. Llama 3.1's.
+      interleaved: pair the elements 2j and 2j + 1 (RoFormer, GPT-J); if False, j and j + H / 2 (GPT-NeoX, Hugging
+        Face's Llama).
+      target: lower for this target's blocks, e.g. "cpu:xla".
+      block_t: positions of a tile, instead of the schedule's; no block changes the result.
+      block_n: heads of a tile.
+
+    Returns:
+      An array like x.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes or dtypes do not fit.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.rope import rope
+      >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 2)
+      >>> rope(x, jnp.array([1])).ravel()  # cos 1, sin 1
+      Array([0.5403023, 0.841471 ], dtype=float32)
+    """
+    _check(x, positions, frequencies)
+    *batch, length, heads, width = x.shape
+    if frequencies is None:
+        # Rounded once from float64: at position p an error of ε in a frequency is one of p ε in the angle.
+        exact = np.float64(theta) ** (-np.arange(width // 2) / max(width // 2, 1))
+        frequencies = jnp.asarray(exact, accumulator(x.dtype))
+    if positions is not None:
+        positions = jnp.broadcast_to(jnp.asarray(positions, jnp.int32), (*batch, length))
+        positions = positions.reshape(math.prod(batch), length)
+    out = rope_forward(
+        x.reshape(math.prod(batch), length, heads, width),
+        positions,
+        frequencies,
+        interleaved=interleaved,
+        target=target,
+        block_t=block_t,
+        block_n=block_n,
+    )
+    return out.reshape(x.shape)
+
+
+def _check(x: Any, positions: Any, frequencies: Any) -> None:
+    fits = is_float(x) and x.ndim >= 3 and x.shape[-1] % 2 == 0
+    if fits and positions is not None:
+        fits = is_integer(positions) and positions.shape in (x.shape[-3:-2], x.shape[:-2])
+    if fits and frequencies is not None:
+        fits = is_float(frequencies) and frequencies.shape == (x.shape[-1] // 2,)
+    require(
+        fits,
+        "rope",
+        expected="x[*B, T, N, H] of a float dtype of at least 16 bits, H even, integer positions[T] or [*B, T] or "
+        "None, float frequencies[H / 2] or None",
+        fix="the layout is batch, time, heads, width; cast with .astype",
+        x=x,
+        positions=positions,
+        frequencies=frequencies,
+    )

@@ -1,0 +1,54 @@
+"""The rope kernel and its blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.kernels.rows import coarse, like_first
+
+
+@tk.kernel(out_type=like_first)
+def rope_forward(
+    x: tk.Ref,
+    positions: tk.Ref | None,
+    frequencies: tk.Ref,
+    out: tk.Ref,
+    *,
+    interleaved: bool,
+    block_t: tk.Block = 8,
+    block_n: tk.Block = 8,
+) -> None:
+    """x[B, T, N, H], positions int32[B, T] or None for 0, 1, ..., frequencies[H / 2] -> out[B, T, N, H].
+
+    The angles are in float32 (float64 for float64), and so is the rotation.
+    """
+    b = tk.parallel(x.shape[0])
+    i = tk.parallel(x.shape[1], block_t)
+    n = tk.parallel(x.shape[2], block_n)
+    half = frequencies.shape[0]
+    wide = tk.accumulator(x.dtype)
+
+    place = i.indices if positions is None else positions[b, i]
+    angles = place.astype(wide)[:, None, None] * frequencies[:].astype(wide)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+
+    if interleaved:
+        pairs = x[b, i, n].astype(wide).reshape(i.size, n.size, half, 2)
+        u, v = (jax.lax.index_in_dim(pairs, part, axis=3, keepdims=False) for part in (0, 1))
+        rotated = jnp.stack([u * cos - v * sin, v * cos + u * sin], axis=3)
+        out[b, i, n] = rotated.reshape(i.size, n.size, 2 * half).astype(out.dtype)
+    else:
+        u, v = x[b, i, n, :half].astype(wide), x[b, i, n, half:].astype(wide)
+        out[b, i, n, :half] = (u * cos - v * sin).astype(out.dtype)
+        out[b, i, n, half:] = (v * cos + u * sin).astype(out.dtype)
+
+
+@rope_forward.schedule("cpu")
+def _cpu(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
+    _, length, heads, width = x.shape
+    block_t, _ = coarse(length, heads * width)
+    return {"block_t": block_t, "block_n": max(1, heads)}

@@ -1,0 +1,36 @@
+"""The definition of rotary position embedding, in plain jnp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def reference(
+    x: jax.Array,
+    positions: jax.Array | None = None,
+    *,
+    theta: float = 10000.0,
+    frequencies: jax.Array | None = None,
+    interleaved: bool = False,
+    dtype: Any = None,
+) -> jax.Array:
+    """Rotate the pairs of x[*B, T, N, H] by the angles positions[*B, T] * frequencies[H / 2].
+
+    Angles in float32, the rotation in `dtype`, if None in float32, too; both in float64 for float64 inputs.
+    """
+    exact = jnp.promote_types(x.dtype, jnp.float32)
+    wide = dtype or exact
+    half = x.shape[-1] // 2
+    if positions is None:
+        positions = jnp.arange(x.shape[-3])
+    if frequencies is None:
+        frequencies = jnp.asarray(theta, exact) ** (-jnp.arange(half, dtype=exact) / max(half, 1))
+    angles = positions.astype(exact)[..., None, None] * frequencies.astype(exact)
+    cos, sin = jnp.cos(angles).astype(wide), jnp.sin(angles).astype(wide)
+    axis = -1 if interleaved else -2
+    pairs = x.astype(wide).reshape(*x.shape[:-1], *((half, 2) if interleaved else (2, half)))
+    u, v = jnp.take(pairs, 0, axis), jnp.take(pairs, 1, axis)
+    return jnp.stack([u * cos - v * sin, v * cos + u * sin], axis).reshape(x.shape).astype(x.dtype)

@@ -1,0 +1,53 @@
+"""The public function: checks and leading dims."""
+
+from __future__ import annotations
+
+import jax
+
+from tilekern.kernels.rows import as_rows, is_float, require
+from tilekern.kernels.swiglu.kernel import swiglu_forward
+
+
+def swiglu(
+    gate: jax.Array,
+    up: jax.Array,
+    *,
+    target: str | None = None,
+    block_rows: int | None = None,
+    block_columns: int | None = None,
+) -> jax.Array:
+    """silu(gate) * up, elementwise, with silu(g) = g / (1 + exp(-g)), computed in float32 (float64 for float64).
+
+    In a transformer gate = x @ w_gate and up = x @ w_up. Source: Shazeer 2020, https://arxiv.org/abs/2002.05202,
+    equation 6.
+
+    Args:
+      gate: [*B, C], float32, bfloat16, float16 or float64.
+      up: of the same shape and dtype.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+      block_rows: rows of a tile, instead of the schedule's; no block changes the result.
+      block_columns: elements of a row in a tile.
+
+    Returns:
+      An array like gate.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes or dtypes do not fit.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.swiglu import swiglu
+      >>> swiglu(jnp.array([0.0, 100.0]), jnp.array([5.0, 5.0]))
+      Array([  0., 500.], dtype=float32)
+    """
+    fits = is_float(gate) and is_float(up) and gate.ndim > 0
+    require(
+        fits and (gate.shape, gate.dtype) == (up.shape, up.dtype),
+        "swiglu",
+        expected="gate[*B, C] and up[*B, C] of one float dtype of at least 16 bits",
+        fix="broadcast with jnp.broadcast_to, cast with .astype",
+        gate=gate,
+        up=up,
+    )
+    out = swiglu_forward(as_rows(gate), as_rows(up), target=target, block_rows=block_rows, block_columns=block_columns)
+    return out.reshape(gate.shape)

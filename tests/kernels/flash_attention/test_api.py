@@ -1,0 +1,210 @@
+"""The public function inside JAX programs, and its errors."""
+
+import re
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.kernels.flash_attention.problems import Problem, judge
+from tilekern.errors import ArgumentError, NotDifferentiableError, TargetError
+from tilekern.kernels.flash_attention import flash_attention
+
+PROBLEM = Problem((2,), 21, 37, 4, 2, 12, 20)
+CAUSAL = partial(flash_attention, causal=True, q_offset=3, block_q=16, block_k=16)
+
+
+def arrays(problem: Problem = PROBLEM) -> list[jax.Array]:
+    return [jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(problem.shapes)]
+
+
+# --- inside JAX programs --------------------------------------------------------------------------------------------
+
+
+def test_the_logsumexp_comes_only_if_asked_for() -> None:
+    q, k, v = arrays()
+    out, logsumexp = CAUSAL(q, k, v, return_logsumexp=True)
+    alone = CAUSAL(q, k, v)
+    np.testing.assert_array_equal(alone, out)
+    judge((out, logsumexp), q, k, v, causal=True, q_offset=3)
+
+
+@pytest.mark.parametrize("batch", [(), (3, 1, 2), (0, 2)])
+def test_leading_dims_are_a_batch(batch: tuple[int, ...]) -> None:
+    q, k, v = (jax.random.normal(jax.random.key(n), (*batch, *shape[1:])) for n, shape in enumerate(PROBLEM.shapes))
+    out, logsumexp = CAUSAL(q, k, v, return_logsumexp=True)
+    flat = CAUSAL(*(x.reshape(-1, *x.shape[len(batch) :]) for x in (q, k, v)), return_logsumexp=True)
+    assert (out.shape, logsumexp.shape) == ((*batch, 21, 4, 20), (*batch, 21, 4))
+    np.testing.assert_array_equal(out.reshape(-1, 21, 4, 20), flat[0])
+    np.testing.assert_array_equal(logsumexp.reshape(-1, 21, 4), flat[1])
+
+
+def test_one_offset_for_each_element_of_the_batch() -> None:
+    q, k, v = arrays(Problem((2, 3), 21, 37, 4, 2, 12, 20))
+    offsets = jnp.array([[-30, -5, 0], [3, 16, 40]], jnp.int8)
+    together = jax.jit(partial(CAUSAL, return_logsumexp=True))(q, k, v, q_offset=offsets)
+    judge(together, q, k, v, causal=True, q_offset=np.asarray(offsets, np.int32))
+
+
+def test_offsets_of_64_bits_are_not_cut_off() -> None:
+    q, k, v = arrays()
+    with jax.enable_x64(True):
+        for offset in (2**40, np.int64(2**40), jnp.full(2, 2**40)):
+            np.testing.assert_array_equal(CAUSAL(q, k, v, q_offset=offset), CAUSAL(q, k, v, q_offset=37))
+
+
+def test_jit_scan_and_checkpoint() -> None:
+    q, k, v = arrays()
+    eager = CAUSAL(q, k, v)
+    np.testing.assert_array_equal(jax.jit(CAUSAL)(q, k, v), eager)
+    np.testing.assert_array_equal(jax.checkpoint(CAUSAL)(q, k, v), eager)
+
+    def decode(position: jax.Array, query: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return position + 1, CAUSAL(query[:, None], k, v, q_offset=position)[:, 0]
+
+    _, stepwise = jax.lax.scan(decode, jnp.int32(3), jnp.moveaxis(q, 1, 0))
+    judge((jnp.moveaxis(stepwise, 0, 1), CAUSAL(q, k, v, return_logsumexp=True)[1]), q, k, v, causal=True, q_offset=3)
+
+
+def test_vmap_is_a_batch() -> None:
+    q, k, v = arrays()
+    out, logsumexp = jax.vmap(partial(CAUSAL, return_logsumexp=True), in_axes=(1, None, 0), axis_size=2)(
+        jnp.stack([q[0], q[1]], axis=1), k[0], v
+    )
+    judge((out, logsumexp), q, jnp.stack([k[0], k[0]]), v, causal=True, q_offset=3)
+
+
+def test_export_and_call() -> None:
+    q, k, v = arrays()
+    exported = jax.export.export(jax.jit(CAUSAL))(q, k, v)
+    np.testing.assert_array_equal(exported.call(q, k, v), CAUSAL(q, k, v))
+
+
+def test_many_calls_share_one_computation() -> None:
+    q, k, v = arrays(Problem((2,), 21, 37, 4, 2, 12, 12))
+
+    def layers(x: jax.Array) -> jax.Array:
+        for _ in range(4):
+            x = CAUSAL(x, k, v)
+        return x
+
+    assert len(re.findall(r"func.func private @flash_attention_forward", jax.jit(layers).lower(q).as_text())) == 1
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+SHAPES = {"query": (2, 5, 4, 8), "key": (2, 7, 2, 8), "value": (2, 7, 2, 6)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query": (5, 8)},
+        {"query": (5, 4, 8)},
+        {"query": (3, 5, 4, 8)},
+        {"query": (2, 5, 3, 8)},
+        {"query": (2, 5, 4, 6)},
+        {"key": (2, 6, 2, 8)},
+        {"key": (2, 7, 4, 8)},
+        {"key": (2, 7, 0, 8), "value": (2, 7, 0, 6)},
+    ],
+    ids=str,
+)
+def test_shapes_that_do_not_fit(change: dict[str, tuple[int, ...]]) -> None:
+    shapes = {**SHAPES, **change}
+    q, k, v = (jnp.zeros(shape) for shape in shapes.values())
+    with pytest.raises(ArgumentError) as caught:
+        flash_attention(q, k, v)  # this line
+    shown = ", ".join(f"{name} = float32[{', '.join(map(str, shape))}]" for name, shape in shapes.items())
+    assert_says(caught.value, "the arrays of flash_attention do not fit", "query[*B, T, N, H]", shown)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "got"),
+    [
+        (("float32", "bfloat16", "float32"), "key = bfloat16[2, 7, 2, 8]"),
+        (("int32", "int32", "int32"), "query = int32[2, 5, 4, 8]"),
+        (("float8_e4m3fn",) * 3, "value = float8_e4m3fn[2, 7, 2, 6]"),
+    ],
+)
+def test_dtypes_that_do_not_fit(dtypes: tuple[str, ...], got: str) -> None:
+    q, k, v = (jnp.zeros(shape, dtype) for shape, dtype in zip(SHAPES.values(), dtypes, strict=True))
+    with pytest.raises(ArgumentError) as caught:
+        flash_attention(q, k, v)  # this line
+    assert_says(caught.value, "the arrays of flash_attention do not fit", "one float dtype of at least 16 bits", got)
+
+
+def test_arguments_that_are_no_arrays() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        flash_attention([1.0], None, 2)  # this line
+    assert_says(caught.value, "the arrays", "query[*B", "query = [1.0] (list), key = None (NoneType), value = 2 (int)")
+
+
+@pytest.mark.parametrize(
+    ("offset", "got"),
+    [
+        (True, "True (bool)"),
+        (1.5, "1.5 (float)"),
+        (np.float32(1), "float32[]"),
+        (np.zeros(3, np.int32), "int32[3]"),
+        (np.zeros((2, 1), np.int32), "int32[2, 1]"),
+    ],
+    ids=str,
+)
+def test_offsets_that_do_not_fit(offset: Any, got: str) -> None:
+    q, k, v = map(jnp.zeros, SHAPES.values())
+    with pytest.raises(ArgumentError) as caught:
+        flash_attention(q, k, v, causal=True, q_offset=offset)  # this line
+    expected = "an int, or an integer array of shape () or [2]"
+    assert_says(caught.value, "q_offset of flash_attention must be an integer", expected, f"q_offset = {got}")
+
+
+@pytest.mark.parametrize(
+    ("keywords", "summary", "got"),
+    [
+        ({"scale": "large"}, "the keyword argument scale of flash_attention_forward", "scale = 'large' (str)"),
+        ({"causal": 1}, "the keyword argument causal of flash_attention_forward", "causal = 1 (int)"),
+        ({"block_q": 0}, "block_q", "block_q = 0"),
+        ({"block_k": 1.5}, "block_k", "block_k = 1.5"),
+    ],
+    ids=str,
+)
+def test_keywords_that_do_not_fit(keywords: dict[str, Any], summary: str, got: str) -> None:
+    q, k, v = map(jnp.zeros, SHAPES.values())
+    with pytest.raises(ArgumentError) as caught:
+        flash_attention(q, k, v, **keywords)  # this line
+    assert_says(caught.value, summary, "", got)
+
+
+def test_targets_that_do_not_exist() -> None:
+    q, k, v = map(jnp.zeros, SHAPES.values())
+    with pytest.raises(TargetError) as caught:
+        flash_attention(q, k, v, target="abacus")  # this line
+    assert_says(caught.value, "there is no such target", "cpu", "target = 'abacus'")
+    np.testing.assert_array_equal(flash_attention(q, k, v, target="cpu:xla"), jnp.zeros((2, 5, 4, 6)))
+
+
+def test_the_line_is_found_inside_jit() -> None:
+    q, k, v = map(jnp.zeros, SHAPES.values())
+
+    def attend(q: jax.Array) -> jax.Array:
+        return flash_attention(q, k, v[:, 1:])  # this line
+
+    with pytest.raises(ArgumentError) as caught:
+        jax.jit(attend)(q)
+    assert_says(caught.value, "the arrays of flash_attention do not fit", "", "value = float32[2, 6, 2, 6]")
+
+
+def test_there_is_no_gradient_yet() -> None:
+    q, k, v = map(jnp.zeros, SHAPES.values())
+    with pytest.raises(NotDifferentiableError, match="flash_attention_forward has no derivative"):
+        jax.grad(lambda q: flash_attention(q, k, v).sum())(q)
+
+
+def assert_says(error: Any, summary: str, expected: str, got: str) -> None:
+    """The parts of a message; and the user's line, which has the comment."""
+    assert summary in error.summary and expected in error.expected and got in error.got and error.fix
+    assert error.loc.file == __file__ and "# this line" in error.loc.snippet()

@@ -1,0 +1,248 @@
+"""Random control flow, and whole Funcs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from tests.programs import facts
+from tests.programs.facts import Fact, union
+from tests.programs.memory import Counter, Memory, Place, widened
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Axis, Block, Func, Value, index_value
+from tilekern.ir.types import INDEX, TileType, kind_of
+
+# The ops of a program of a backend must be run: how many moves a block makes, by how deep it is nested.
+_MOVES = (9, 4, 2)
+
+
+class Generator(Memory):
+    """Makes Funcs."""
+
+    # The moves of each feature; "" is always there, and what stands twice is twice as likely.
+    MOVES: ClassVar[dict[str, tuple[str, ...]]] = {
+        "elementwise": ("elementwise",) * 3 + ("select", "compare", "convert", "iota"),
+        "smooth": ("smooth",) * 2,
+        "shape": ("move",) * 2,
+        "reduce": ("reduce",),
+        "dot": ("dot",) * 2,
+        "gather": (),
+        "mask": (),
+        "scatter": (),
+        "readback": ("read_back",),
+        "overwrite": ("overwrite",),
+        "fold": ("fold",) * 2,
+        "dynamic": (),
+        "while": ("loop",),
+        "switch": ("switch",),
+    }
+    _ALWAYS = ("load", "load", "store")
+
+    depth = 0
+
+    def func(self) -> Func:
+        """A Func with one output at least."""
+        args = tuple(c.value for c in self.grid)
+
+        def body(*_: Value) -> tuple[Value, ...]:
+            known = [Fact(max(1, c.axis.tiles)) for c in self.grid]
+            with self.inner(args, known):
+                self.moves(2 + self.upto(_MOVES[0]))
+                for value in [*list(self.scope.unused)[::-1], *[self.any()] * (not self.outputs)][:4]:
+                    self.store_value(value)
+            return ()
+
+        block = self.builder.block(args, body)
+        return Func("f", (*self.inputs, *self.outputs), self.axes, block)
+
+    def moves(self, count: int) -> None:
+        """Make random moves."""
+        names = [*self._ALWAYS, *(name for f in self.features_in_order for name in self.MOVES[f])]
+        if self.depth >= len(_MOVES) - 1:
+            names = [n for n in names if n not in ("fold", "loop", "switch")]
+        for _ in range(count):
+            getattr(self, self.pick(names))()
+
+    @property
+    def features_in_order(self) -> list[str]:
+        return [f for f in self.MOVES if f in self.features]
+
+    # --- regions ---
+
+    def region(
+        self,
+        args: Sequence[Value],
+        known: Sequence[Fact],
+        counters: Sequence[Counter],
+        yields: Callable[[], list[Value]],
+    ) -> Block:
+        """A block of random ops that ends with what `yields` adds; it covers outputs only if `counters` do."""
+        outer = self.counters, self.covering, self.places
+        whole = self.covering is not None and bool(counters) and all(c.whole for c in counters)
+        visible = [c for c in counters if not c.offset]
+        self.counters, self.places = [*self.counters, *visible], list(self.places)
+        self.covering = (*(self.covering or ()), *counters) if whole else None
+
+        def body(*_: Value) -> tuple[Value, ...]:
+            with self.inner(args, known):
+                self.depth += 1
+                self.moves(1 + self.upto(_MOVES[self.depth] - 1))
+                self.depth -= 1
+                return tuple(yields())
+
+        block = self.builder.block(tuple(args), body)
+        stored = [p for p in self.places if p not in outer[2]]
+        self.counters, self.covering, self.places = outer
+        if whole:
+            known_outside = {c.value for c in (*self.grid, *counters, *self.counters)}
+            closed = [p for p in stored if known_outside.issuperset(p.positions)]
+            self.places = [*self.places, *(replace(p, counters=(*p.counters, *counters)) for p in closed)]
+        return block
+
+    def _inits(self, length: int) -> tuple[list[Value], list[Fact]]:
+        """Initial carries and what shall hold for the carries in every iteration."""
+        inits = [self.any() for _ in range(self.upto(3))]
+        self.use(inits)
+        return inits, [widened(self.facts[v], v.tile.dtype, length) for v in inits]
+
+    def _next(self, arg: Value, init: Value, length: int) -> Value:
+        """The next carry: a new value that the carry's fact holds for, a sum, or the carry itself."""
+        wanted, tile = self.facts[arg], arg.tile
+        way = self.upto(3)
+        if way < 3:
+            term = self.value(tile)
+            if way < 2 and kind_of(tile.dtype) != "bool":
+                if kind_of(tile.dtype) != "float":
+                    return self.ew("add", arg, term)
+                return self._accumulated(arg, term, self.facts[init], length) or arg
+            return self.fitted(term, wanted) or arg
+        return arg
+
+    def _accumulated(self, arg: Value, term: Value, init: Fact, length: int) -> Value | None:
+        """`arg + term` if that stays within the carry's fact for `length` iterations."""
+        wanted = self.facts[arg]
+        room = (wanted.bound - init.bound) / max(length, 1)
+        if room < self.facts[term].bound or self.facts[term].inf > wanted.inf:
+            if room < 1:
+                return None
+            term = self.tame(term, int(min(room, 4)))
+        fact = self.facts[term]
+        if wanted.error:
+            spent = init.error + length * (fact.error + facts.roundoff(arg.tile.dtype) * wanted.bound)
+            if spent > wanted.error:
+                return None
+        elif fact.error or fact.grain < wanted.grain or not facts.exact(wanted, arg.tile.dtype):
+            return None
+        total = self.added(arg, term)
+        if total is not None:
+            self.facts[total] = wanted
+        return total
+
+    # --- control flow ---
+
+    def fold(self) -> None:
+        """Over all tiles of an axis, or between bounds that are known only when the program runs."""
+        closed = [p.counters[0].axis for p in self.places if p.counters]
+        axis = self.pick(closed) if closed and self.upto(1) else self.axis(f"k{self.depth}")
+        whole = "dynamic" not in self.features or self.upto(2) < 2
+        bounds = (self.number(0, INDEX), self.number(axis.extent, INDEX))
+        if not whole:
+            bounds = (self._bound(axis), self._bound(axis))
+        inits, known = self._inits(axis.tiles)
+        index = index_value(axis.name)
+        args = [index, *(Value(v.type, "c") for v in inits)]
+        counter = Counter(index, axis, whole)
+        reopened = [_reopened(p, counter) for p in self.places if p.counters and p.counters[0].axis == axis]
+        self.places = [*self.places, *reopened]
+
+        def yields() -> list[Value]:
+            return [self._next(a, i, axis.tiles) for a, i in zip(args[1:], inits, strict=True)]
+
+        body = self.region(args, [Fact(max(1, axis.tiles)), *known], [counter], yields)
+        self.places = [p for p in self.places if p not in reopened]
+        self.use(bounds)
+        results = self.builder.add(
+            Fold(operands=(*bounds, *inits), regions=(body,), axis=axis, reverse=bool(self.upto(1)))
+        )
+        self._define(results, known)
+
+    def _bound(self, axis: Axis) -> Value:
+        """An element of an axis, or a position outside."""
+        return self.position(axis.extent + 2)
+
+    def _define(self, results: Sequence[Value], known: Sequence[Fact]) -> None:
+        self.facts.update(zip(results, known, strict=True))
+        self.scope.values += results
+        self.scope.unused.update(dict.fromkeys(results))
+
+    def loop(self) -> None:
+        """A while that counts its first carry down to zero."""
+        most = self.upto(3)
+        static = not self.upto(1)
+        start = self.number(most, INDEX) if static else self.clamp(self.position(), 0, most)
+        inits, known = self._inits(most)
+        known = [Fact(max(1, most)), *known]
+        inits = [start, *inits]
+        self.use(inits)
+        tests, args = ([Value(v.type, "w") for v in inits] for _ in range(2))
+
+        def more() -> list[Value]:
+            return [self.ew("gt", tests[0], self.number(0, INDEX))]
+
+        def following() -> list[Value]:
+            less = self.ew("sub", args[0], self.number(1, INDEX))
+            self.facts[less] = known[0]
+            return [less, *(self._next(a, i, most) for a, i in zip(args[1:], inits[1:], strict=True))]
+
+        counter = Counter(args[0], Axis("w", most), whole=static, offset=-1)
+        condition = self.condition(tests, known, more)
+        body = self.region(args, known, [counter], following)
+        self.places = [p for p in self.places if not any(c.offset for c in p.counters)]
+        self._define(self.builder.add(While(operands=tuple(inits), regions=(condition, body))), known)
+
+    def condition(self, tests: list[Value], known: list[Fact], more: Callable[[], list[Value]]) -> Block:
+        def body(*_: Value) -> tuple[Value, ...]:
+            with self.inner(tests, known):
+                return tuple(more())
+
+        return self.builder.block(tuple(tests), body)
+
+    def switch(self) -> None:
+        """Branches that yield, and perhaps store, values of the same types."""
+        types = [self.any().tile for _ in range(self.upto(2))]
+        index = self.value(INDEX) if not self.upto(2) else self.position()
+        yielded: list[list[Value]] = []
+        target = self._target()
+
+        def yields() -> list[Value]:
+            yielded.append([self.value(t) for t in types])
+            if target is not None:
+                wanted = TileType(target.access.shape, target.output.ref.dtype)
+                fact = self.facts[target.output]
+                value = self.fitted(self.value(wanted), fact)
+                self._write(target, self.number(1, wanted) if value is None else value)
+            return yielded[-1]
+
+        regions = tuple(self.region((), (), (), yields) for _ in range(1 + self.upto(2)))
+        self.use((index,))
+        results = self.builder.add(Switch(operands=(index,), regions=regions))
+        self._define(results, [union(*self.fact(*values)) for values in zip(*yielded, strict=True)])
+        if target is not None:
+            self.places.append(target)
+
+    def _target(self) -> Place | None:
+        """An output that every branch of a switch stores to."""
+        if self.covering is None or self.upto(2):
+            return None
+        tile = self.any().tile
+        place = self.place(tile, self.covering)
+        self.places.remove(place)
+        self.facts[place.output] = widened(Fact(4), tile.dtype, 1)
+        return place
+
+
+def _reopened(place: Place, counter: Counter) -> Place:
+    """A place that was stored in a fold over the same axis, seen from an iteration of another one."""
+    positions = tuple(counter.value if v is place.counters[0].value else v for v in place.positions)
+    return replace(place, positions=positions, counters=place.counters[1:])

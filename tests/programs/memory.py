@@ -1,0 +1,280 @@
+"""Random loads and stores: affine, ragged, with halos, gathered, masked, filled; stores read back and redone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+from tests.programs import facts
+from tests.programs.facts import Fact, union
+from tests.programs.values import LARGEST, Choose, Values, numbers
+from tilekern.ir.core import Axis, Value, index_value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Access, Dim, Load, Position, Store, Term
+from tilekern.ir.shape import Broadcast, Iota
+from tilekern.ir.types import BOOL, I32, INDEX, DType, RefType, TileType, kind_of
+
+BLOCKS = (1, 2, 4, 8, 3, 5)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A value that counts the tiles of an axis.
+
+    Attributes:
+      whole: it takes every value from 0 on, so that programs and iterations can share an output out among them.
+      offset: what to add to have it start from 0.
+    """
+
+    value: Value
+    axis: Axis
+    whole: bool = True
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Elements of an output that a program has stored.
+
+    Attributes:
+      positions: the operands of the access.
+      counters: the folds inside which it was stored, which are over; to be replaced by counters of other folds.
+    """
+
+    output: Value
+    access: Access
+    positions: tuple[Value, ...]
+    counters: tuple[Counter, ...] = ()
+
+
+class Memory(Values):
+    """Makes loads and stores.
+
+    Attributes:
+      seed: of the arrays; those of odd seeds have NaN and infinities.
+      counters: of the grid and of the folds around the current block, as far as they are visible.
+      covering: the folds around the current block, if all their iterations run it; else None.
+      places: what the program has certainly stored before.
+    """
+
+    def __init__(self, choose: Choose, features: Sequence[str], dtypes: Sequence[DType]) -> None:
+        super().__init__(choose, features, dtypes)
+        self.seed = self.upto(63)
+        self.axes = tuple(self.axis(name) for name in "ij"[: self.pick([1, 2, 0, 1, 2])])
+        self.grid = tuple(Counter(index_value(a.name), a) for a in self.axes)
+        self.sizes = [*(a.block for a in self.axes), self.pick(BLOCKS), self.pick(BLOCKS)]
+        self.inputs = [self._input(f"x{n}") for n in range(1 + self.upto(2))]
+        self.outputs: list[Value] = []
+        self.counters = list(self.grid)
+        self.covering: tuple[Counter, ...] | None = ()
+        self.places: list[Place] = []
+
+    def axis(self, name: str) -> Axis:
+        """An axis of a few tiles, often with a ragged last one; seldom of none."""
+        block = self.pick(BLOCKS)
+        if self.chance(15):
+            return Axis(name, 0, block)
+        full, tail = self.pick([2, 1, 3, 0]), self.upto(block - 1) if self.upto(1) else 0
+        return Axis(name, full * block + tail, block)
+
+    def _input(self, name: str) -> Value:
+        """An array whose dims are as long as those of tiles or axes, or nearly."""
+        lengths = [*self.sizes, *(a.extent for a in self.axes), 13]
+        shape = tuple(max(0, self.pick(lengths) + self.pick([0, 0, 1, -1])) for _ in range(self.pick([1, 2, 3, 0])))
+        value = Value(RefType(shape, self.pick((*self.dtypes[:2], *self.dtypes)), "in"), name)
+        self.facts[value] = replace(numbers(value.ref.dtype), inf=bool(self.seed % 2))
+        return value
+
+    # --- loads ---
+
+    def source(self, tile: TileType) -> Value:
+        """A value made of nothing or of memory."""
+        refs = [r for r in self.inputs if r.ref.dtype == tile.dtype]
+        fits = refs and len(refs[0].ref.shape) >= len(tile.shape) and tile.size <= LARGEST
+        if not fits or self.chance(3):
+            return self.constant(tile)
+        return self._load(refs[0], tile.shape)
+
+    def load(self) -> Value:
+        """The tile of a random access."""
+        ref = self.pick(self.inputs)
+        return self._load(ref, None)
+
+    def _load(self, ref: Value, shape: tuple[int, ...] | None) -> Value:
+        """A load; `shape` says what it loads along its first dims, the others are indices."""
+        operands: list[Value] = []
+        wanted = None if shape is None else [*shape, *[None] * (len(ref.ref.shape) - len(shape))]
+        while True:
+            dims = [self._dim(length, operands, wanted and (wanted[n],)) for n, length in enumerate(ref.ref.shape)]
+            access = Access(tuple(dims))
+            if prod(access.shape) <= LARGEST:
+                break
+            operands.clear()
+        return self._read(ref, access, tuple(operands))
+
+    def _read(self, ref: Value, access: Access, positions: tuple[Value, ...]) -> Value:
+        mask = self.value(TileType(access.shape, BOOL)) if "mask" in self.features and self.chance(2) else None
+        filler = self.value(TileType((), ref.ref.dtype)) if self.chance(2) else None
+        fill = () if filler is None else (filler,)
+        operands = (ref, *positions, *(() if mask is None else (mask,)), *fill)
+        op = Load(operands=operands, access=access, masked=mask is not None, filled=filler is not None)
+        return self.emit(op, union(*self.fact(ref, *fill), *(() if fill else (Fact(0),))))
+
+    def _dim(self, length: int, operands: list[Value], wanted: tuple[int | None] | None) -> Dim:
+        """How one dim is accessed: by `wanted[0]` lanes, or as an index where that is None, or in any way."""
+        size = self.pick(self.sizes) if wanted is None else wanted[0]
+        kinds: list[Literal["block", "index", "gather"]] = ["block", "block", "gather"]
+        if "gather" not in self.features:
+            kinds.pop()
+        kind = "index" if size is None or (wanted is None and self.chance(3)) else self.pick(kinds)
+        if kind == "block" and self.chance(3) and wanted in (None, (length,)) and 0 < length <= 16:
+            return Dim("block", Position(), length, in_bounds=not self.upto(1))
+        terms: list[tuple[Value, int]] = []
+        if kind == "gather":
+            assert size is not None
+            terms.append((self.position(max(length, 1), (size,)), self.pick([1, 1, 2, -1])))
+        if self.counters and self.upto(3):
+            counter = self.pick(self.counters[::-1])
+            block = counter.axis.block
+            terms.append((counter.value, self.pick([block, size or 1, 1, 2 * block, -1, 0])))
+        elif self.upto(1):
+            terms.append((self.position(max(length, 1)), self.pick([1, 1, size or 1, -1])))
+        if self.chance(4):
+            terms.append((self.position(), self.pick([1, 2, -1])))
+        const = self.pick([0, 0, 0, 1, -1, -3, 2])
+        start = len(operands)
+        operands += [v for v, _ in terms]
+        position = Position(tuple(Term(start + n, s) for n, (_, s) in enumerate(terms)), const)
+        return Dim(kind, position, 1 if kind == "index" else size or 1)
+
+    # --- stores ---
+
+    def store(self) -> None:
+        """Store a value to an output of its own, shared out among all programs and iterations."""
+        if self.covering is not None:
+            self.store_value(self.any())
+
+    def store_value(self, value: Value) -> None:
+        assert self.covering is not None
+        place = self.place(value.tile, self.covering)
+        self.facts[place.output] = self.facts[value]
+        self._write(place, value)
+
+    def place(self, tile: TileType, covering: tuple[Counter, ...]) -> Place:
+        """A new output with a place for a tile of each program and iteration, and the access to that place.
+
+        A dim of the tile that is as long as the block of a counter's axis holds that axis, without what is behind its
+        extent; other counters are indices.
+        """
+        counters = [*self.grid, *covering]
+        entries: list[tuple[int, Dim, Value | None]] = []
+        for size in tile.shape:
+            matching = [c for c in counters if c.axis.block == size and not c.offset]
+            if matching and self.upto(2):
+                counter = self.pick(matching)
+                counters.remove(counter)
+                entries.append((counter.axis.extent, *self._own_tile(counter)))
+            else:
+                entries.append((size, Dim("block", Position(), size, in_bounds=not self.upto(1)), None))
+        for counter in counters:
+            entry = (counter.axis.tiles, Dim("index", Position((Term(0, 1),), counter.offset)), counter.value)
+            entries.insert(self.upto(len(entries)), entry)
+        output = Value(RefType(tuple(length for length, _, _ in entries), tile.dtype, "out"), f"o{len(self.outputs)}")
+        self.outputs.append(output)
+        positions: list[Value] = []
+        dims: list[Dim] = []
+        for _, dim, value in entries:
+            terms = tuple(Term(len(positions), t.stride) for t in dim.position.terms)
+            dims.append(replace(dim, position=replace(dim.position, terms=terms)))
+            positions += [value] if value is not None else []
+        # Every position has one term, so the operands are in the order of the dims; the value's dims are too.
+        place = Place(output, Access(tuple(dims)), tuple(positions))
+        assert place.access.shape == tile.shape
+        self.places.append(place)
+        return place
+
+    def _own_tile(self, counter: Counter) -> tuple[Dim, Value]:
+        """The tile of an axis: its index times the block, as the access says or as ops say, in order or gathered."""
+        block, way = counter.axis.block, self.upto(5)
+        if way < 4:
+            return Dim("block", Position((Term(0, block),)), block), counter.value
+        start = self.ew("mul", counter.value, self.number(block, INDEX))
+        if way == 4 or "scatter" not in self.features:
+            return Dim("block", Position((Term(0, 1),)), block), start
+        lanes = self.emit(Iota(shape=(block,), dtype=I32, dim=0), Fact(block))
+        backward = self.ew("sub", self.number(block - 1, lanes.tile), lanes)
+        first = self.emit(Broadcast(operands=(start,), shape=(block,), dims=()), self.facts[start])
+        return Dim("gather", Position((Term(0, 1),)), block), self.ew("add", first, self.pick([lanes, backward]))
+
+    def _write(self, place: Place, value: Value) -> None:
+        """A store, at once or in two parts with complementary masks."""
+        tile = TileType(place.access.shape, BOOL)
+        way = self.upto(6) if "mask" in self.features else 0
+        if way < 5:
+            self._add_store(place, value)
+        elif way == 5:
+            self._add_store(place, value, self.number(1, tile))
+        else:
+            mask = self.value(tile)
+            self._add_store(place, value, mask)
+            other = self.value(value.tile) if "mask" in self.features else value
+            if not self.facts[other].within(self.facts[place.output]):
+                other = value
+            self._add_store(place, other, self.emit(Elementwise(function="not", operands=(mask,)), Fact(1)))
+
+    def _add_store(self, place: Place, value: Value, mask: Value | None = None) -> None:
+        operands = (place.output, value, *place.positions, *(() if mask is None else (mask,)))
+        self.use(operands)
+        self.builder.add(Store(operands=operands, access=place.access, masked=mask is not None))
+
+    # --- what the program has stored ---
+
+    def _open(self) -> list[Place]:
+        return [p for p in self.places if not p.counters]
+
+    def read_back(self) -> Value | None:
+        """Load what the program has stored."""
+        places = self._open()
+        if not places:
+            return None
+        place = self.pick(places[::-1])
+        return self._read(place.output, place.access, place.positions)
+
+    def overwrite(self) -> None:
+        """Store once more to the same place, perhaps not to all of it."""
+        places = self._open()
+        if not places:
+            return
+        place = self.pick(places[::-1])
+        value = self.fitted(self.value(TileType(place.access.shape, place.output.ref.dtype)), self.facts[place.output])
+        if value is not None:
+            masked = "mask" in self.features and self.upto(1)
+            self._add_store(place, value, self.value(TileType(place.access.shape, BOOL)) if masked else None)
+
+    def fitted(self, value: Value, wanted: Fact) -> Value | None:
+        """`value`, or what can be made of it, such that `wanted` holds for it."""
+        fact, floats = self.facts[value], kind_of(value.tile.dtype) == "float"
+        if floats and not fact.error and not wanted.error and fact.grain < min(wanted.grain, 1):
+            value = self.ew("floor", value)
+            fact = self.facts[value]
+        if floats and (fact.bound > wanted.bound or fact.inf > wanted.inf) and wanted.bound >= 1:
+            value = self.tame(value, int(min(wanted.bound, 4)))
+            fact = self.facts[value]
+        if floats and not fact.error and not wanted.error and fact.grain < min(wanted.grain, 1):
+            value = self.ew("floor", value)
+        return value if self.facts[value].within(wanted) else None
+
+
+def widened(fact: Fact, dtype: DType, length: int) -> Fact:
+    """A fact for a carry that starts as `fact` says, with room for `length` steps."""
+    if kind_of(dtype) != "float":
+        return facts.whole(dtype)
+    if fact.error:
+        bound = min(max(8.0, 4 * fact.bound), facts.limit(dtype))
+        error = max(4 * fact.error, 8 * (length + 1) * facts.roundoff(dtype) * bound)
+        return Fact(bound, facts.FINEST, error, fact.inf)
+    grain = min(0, fact.grain) if fact.grain > facts.FINEST else fact.grain
+    bound = max(fact.bound, min(64.0, 2.0 ** max(facts.digits(dtype) + grain, -1000)))
+    return Fact(bound, grain, 0.0, fact.inf)

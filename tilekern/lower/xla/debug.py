@@ -1,0 +1,27 @@
+"""`Print` and `Assert` as callbacks to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from tilekern import source
+from tilekern.errors import DeviceAssertion
+from tilekern.ir.debug import Assert, Print
+
+
+def function_of(op: Print | Assert) -> Callable[..., None]:
+    """The function of the op's operands that does what it says."""
+    if isinstance(op, Print):
+        return partial(jax.debug.print, op.format)
+    return partial(jax.debug.callback, partial(_check, op))
+
+
+def _check(op: Assert, predicate: Any) -> None:
+    if not np.all(predicate):
+        with source.at(op.loc):
+            raise DeviceAssertion(op.message)
