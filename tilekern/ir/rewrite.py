@@ -80,17 +80,10 @@ class Rewriter(Builder):
 
 
 class Cloner(Rewriter):
-    """Copies blocks with fresh arguments and results throughout, so that one block can stand at several places.
+    """Copies blocks with fresh arguments and results throughout, so that one block can stand at several places."""
 
-    `rule` may replace an op, as a Rewriter's.
-    """
-
-    def __init__(self, rule: Callable[[Op, Rewriter], Sequence[Value] | None] = lambda op, rewriter: None) -> None:
-        def copy(op: Op, rewriter: Rewriter) -> Sequence[Value]:
-            found = rule(op, rewriter)
-            return rewriter.add(op.copy()) if found is None else found
-
-        super().__init__(copy)
+    def __init__(self) -> None:
+        super().__init__(lambda op, rewriter: rewriter.add(op.copy()))
 
     def copy_block(self, block: Block) -> Block:
         args = tuple(Value(a.type, a.name) for a in block.args)

@@ -21,7 +21,7 @@ def op(*, out_type: Callable[..., Any]) -> Callable[[Callable[..., Any]], Op]:
     """Make an op of a JAX function: traced for each target, with that target's blocks, when it is lowered.
 
     The function takes pytrees of arrays and static keyword-only arguments like a kernel, and returns arrays of the
-    types that `out_type` names. Inside, shapes may depend on blocks: split a long reduction over programs, then combine.
+    types that `out_type` names. Inside, shapes may depend on blocks: split a reduction over programs, then combine.
 
     Args:
       out_type: the types of the results, as for `kernel`.

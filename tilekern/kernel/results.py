@@ -83,7 +83,7 @@ def _aval(leaf: Any) -> Any:
 
 
 def _role(leaf: Any) -> Role:
-    return _ROLES.get(type(leaf), "out")
+    return next((role for kind, role in _ROLES.items() if isinstance(leaf, kind)), "out")
 
 
 def _plain(leaf: Any) -> jax.ShapeDtypeStruct:

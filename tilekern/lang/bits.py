@@ -16,8 +16,8 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 def random_bits(key_data: Any, *coordinates: Any) -> jax.Array:
     """32 random bits for each element, a function of a key and of the element's coordinates only.
 
-    Threefry-2x32 with 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4) on the
-    coordinates, two at a time. With global coordinates (tile.indices) every backend and every block gives the same bits.
+    Threefry-2x32 with 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4) on
+    the coordinates, two at a time. With global coordinates (tile.indices) all backends and blocks give the same bits.
 
     Args:
       key_data: uint32[2], `jax.random.key_data(key)` of a threefry key, loaded from a ref.

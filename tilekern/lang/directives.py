@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ def hoist(function: Callable[[], Any]) -> Any:
         return function()
 
     hoisted.__name__ = HOIST
-    return jax.jit(hoisted)()
+    return cast(Any, jax.jit(hoisted)())
 
 
 def debug_print(format: str, *values: Any) -> None:
@@ -75,7 +75,7 @@ def debug_print(format: str, *values: Any) -> None:
             got=f"{format!r} with {len(values)} values: {error}",
             fix="write {} for each value",
         ) from error
-    _jax.bind(print_p, *map(jnp.asarray, values), format=format, loc=source.of_stack())
+    _jax.bind(print_p, *[jnp.asarray(v) for v in values], format=format, loc=source.of_stack())
 
 
 def device_assert(condition: Any, message: str = "the assertion does not hold") -> None:

@@ -107,15 +107,14 @@ def _reverse(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
 
 def _select_n(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     which, *cases = operands
-    if which.tile.dtype != BOOL:
-        raise UnsupportedError(
-            "lax.select_n among more than two cases is not part of the language",
-            expected="a bool predicate and two cases",
-            got=f"which = {which.type}, {len(cases)} cases",
-            fix="nest jnp.where",
-        )
     which = emit.broadcast_to(which, cases[0].tile.shape)
-    return emit.op(Select, which, cases[1], cases[0])
+    if which.tile.dtype == BOOL:
+        return emit.op(Select, which, cases[1], cases[0])
+    chosen = cases[-1]
+    for number, case in reversed(list(enumerate(cases[:-1]))):
+        is_this = emit.op(Elementwise, which, emit.splat(number, which.tile), function="eq")
+        chosen = emit.op(Select, is_this, case, chosen)
+    return chosen
 
 
 def _dot_general(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:

@@ -248,9 +248,11 @@ def grid(*axes: Any, order: Grouped | None = None) -> tuple[Any, ...]:
             got=f"order = {describe(order)}, {len(axes)} axes",
             fix="leave order out",
         )
-    pairs = [axis if isinstance(axis, tuple) else (axis, None) for axis in axes]
-    groups = [order.size if order is not None and n == 0 else 0 for n in range(len(pairs))]
-    return tuple(_declare(*pair, False, group) for pair, group in zip(pairs, groups, strict=True))
+    found: list[Any] = []
+    for number, axis in enumerate(axes):
+        extent, block = cast(tuple[Any, Any], axis) if isinstance(axis, tuple) else (axis, None)
+        found.append(_declare(extent, block, False, order.size if order is not None and number == 0 else 0))
+    return tuple(found)
 
 
 def tile(extent: int, block: int, index: Any) -> Tile:

@@ -2,7 +2,7 @@
 
 Needs: a canonical Func. Gives: a Func for the pipeline of passes; run twice, it splits the ragged parts again.
 
-    fold k from a to c                            → fold k from a to b; fold k from b to c      b: a multiple of the block
+    fold k from a to c                            → fold k from a to b; fold k from b to c  b: a multiple of the block
 
 Of the comparisons in the body, and the bounds of its accesses, some hold for all lanes of a tile from some tile on, or
 up to some tile. The fold is split where the last one begins to hold and where the first one ceases to. Between these
@@ -26,16 +26,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial, reduce
+from itertools import pairwise
 
-from tilekern.ir.compute import splat
+from tilekern.ir.compute import Select, splat
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, MemoryOp
 from tilekern.ir.ranges import analyze, update
-from tilekern.ir.rewrite import Rewriter
-from tilekern.ir.types import I32
-from tilekern.passes.affine import Affine, Lines
+from tilekern.ir.rewrite import Cloner, Rewriter
+from tilekern.ir.types import I32, INDEX
+from tilekern.passes.affine import LIMIT, Affine, Lines, between
 
 
 def split_loops(func: Func) -> Func:
@@ -46,8 +48,9 @@ def split_loops(func: Func) -> Func:
         update(ranges, op)
         if not isinstance(op, Fold) or op.axis.tiles < 2:
             return None
-        proof = _Proof(op, Lines(op, rewriter.definition, ranges))
-        return _split(op, proof, rewriter) if proof.lines else None
+        lines = Lines(op, rewriter.definition, ranges)
+        proof = _Proof(op, lines)
+        return _split(op, proof, lines, rewriter) if proof.lines else None
 
     return Rewriter(rule).run(func)
 
@@ -78,8 +81,8 @@ class _Proof:
             return
         greater, less = self._lines.of(x), self._lines.of(y)
         if greater is not None and less is not None:
-            least = greater.plus(less, -1).shifted(-1 if op.function in ("lt", "gt") else 0)
-            if self._take([least]):
+            strict = int(op.function in ("lt", "gt"))
+            if self._take([greater.plus(less, -1).plus(between(strict, strict), -1)]):
                 self.comparisons.add(op)
 
     def _in_bounds(self, op: MemoryOp, number: int) -> bool:
@@ -89,7 +92,7 @@ class _Proof:
         if position is None:
             return False
         lanes = dim.size if dim.kind == "block" else 1
-        return self._take([position, Affine(0, {}, size - lanes, size - lanes).plus(position, -1)])
+        return self._take([position, between(size - lanes, size - lanes).plus(position, -1)])
 
     def _take(self, least: Sequence[Affine]) -> bool:
         """Note what must be at least 0 for something to hold, if a split can bring it about."""
@@ -99,11 +102,80 @@ class _Proof:
         self.lines += [line for line in unknown if line not in self.lines]
         return True
 
-    def clone(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        """The rule that makes a copy of the body for the middle part."""
+    def improved(self, op: Op) -> Op:
+        """An op of the body as it stands in the middle part."""
         if op in self.comparisons:
-            return [rewriter.one(splat(True, op.result.tile, loc=op.loc))]
-        if isinstance(op, MemoryOp) and self.dims.get(op):
-            dims = (replace(d, in_bounds=d.in_bounds or n in self.dims[op]) for n, d in enumerate(op.access.dims))
-            return rewriter.add(replace(op, access=Access(tuple(dims))))
-        return None
+            return splat(True, op.result.tile, loc=op.loc)
+        if not isinstance(op, MemoryOp) or not self.dims.get(op):
+            return op
+        dims = (replace(d, in_bounds=d.in_bounds or n in self.dims[op]) for n, d in enumerate(op.access.dims))
+        return replace(op, access=Access(tuple(dims)))
+
+
+class _Middle(Cloner):
+    """Copies the body of a fold for the part in which all that the proof says holds."""
+
+    def __init__(self, proof: _Proof) -> None:
+        super().__init__()
+        self._proof = proof
+
+    def visit(self, op: Op) -> Sequence[Value]:
+        results = super().visit(self._proof.improved(op))
+        for old, new in zip(op.results, results, strict=True):
+            self.replace(old, new)
+        return results
+
+
+def _split(op: Fold, proof: _Proof, lines: Lines, rewriter: Rewriter) -> Sequence[Value]:
+    """The parts one after the other; `bounds` are in elements, multiples of the block."""
+    emit = _Arithmetic(rewriter)
+    full = emit.number(op.axis.full_tiles)
+    rising = [emit.crossing(line, lines, op.axis.tiles) for line in proof.lines if line.slope > 0]
+    falling = [emit.crossing(line, lines, op.axis.tiles) for line in proof.lines if line.slope < 0]
+    bounds: list[Value] = []
+    first = emit.number(0)
+    if rising:
+        first = emit.of("min", reduce(partial(emit.of, "max"), rising), full)
+        bounds.append(first)
+    middle = len(bounds)
+    if falling or op.axis.full_tiles < op.axis.tiles:
+        bounds.append(emit.of("max", reduce(partial(emit.of, "min"), falling, full), first))
+    if falling and op.axis.full_tiles < op.axis.tiles:
+        bounds.append(full)
+    block = emit.number(op.axis.block)
+    elements = [emit.of("mul", bound, block) for bound in bounds]
+    parts = list(enumerate(pairwise([None, *elements, None])))
+    carries = op.inits
+    for number, (low, high) in reversed(parts) if op.reverse else parts:
+        start = op.start if low is None else emit.of("max", op.start, low)
+        stop = op.stop if high is None else emit.of("min", op.stop, high)
+        cloner = _Middle(proof) if number == middle else Cloner()
+        body = cloner.copy_block(op.body)
+        carries = rewriter.add(op.copy((start, stop, *carries), (body,)))
+    return carries
+
+
+class _Arithmetic:
+    """Adds int32 scalars to a rewriter."""
+
+    def __init__(self, rewriter: Rewriter) -> None:
+        self._rewriter = rewriter
+
+    def number(self, number: int) -> Value:
+        return self._rewriter.one(splat(number, INDEX))
+
+    def of(self, function: str, *operands: Value) -> Value:
+        return self._rewriter.one(Elementwise(function=function, operands=operands))
+
+    def crossing(self, line: Affine, lines: Lines, tiles: int) -> Value:
+        """The tile from which on, or before which, the line is at least 0 for all lanes."""
+        rises = line.slope > 0
+        total = self.number(line.slope - 1 - line.low if rises else line.low - line.slope)
+        for scalar, stride in line.scalars.items():
+            total = self.of("add", total, self.of("mul", scalar, self.number(-stride if rises else stride)))
+        tile = self.of("div", self.of("max", total, self.number(0)), self.number(abs(line.slope)))
+        never = self.number(tiles if rises else 0)
+        for scalar in lines.unknown(line):
+            sides = self.of("ge", scalar, self.number(-LIMIT)), self.of("le", scalar, self.number(LIMIT))
+            tile = self._rewriter.one(Select(operands=(self.of("and", *sides), tile, never)))
+        return tile
