@@ -1,42 +1,15 @@
-"""What the kernels of this library share that work on rows: the arrays they take, and coarse blocks for CPUs."""
+"""What the kernels share that work on rows: the type of their output, and coarse blocks for CPUs."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from tilekern.errors import ArgumentError
 from tilekern.ir.core import cdiv
-from tilekern.lang.tiles import describe
 
 # The elements of a tile on a CPU: enough work for all threads, and few enough to stay in the cache.
 TILE_ELEMENTS = 1 << 20
-
-
-def is_float(x: Any) -> bool:
-    """Whether x is an array of a float dtype that the kernels take."""
-    return getattr(x, "dtype", None) in (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64)
-
-
-def is_integer(x: Any) -> bool:
-    """Whether x is an array of integers."""
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.integer)
-
-
-def require(fits: bool, function: str, *, expected: str, fix: str, **arrays: Any) -> None:
-    """Raise an `ArgumentError` that shows the arrays, unless they fit."""
-    if fits:
-        return
-    got = ", ".join(f"{name} = {describe(x)}" for name, x in arrays.items())
-    raise ArgumentError(f"the arrays of {function} do not fit", expected=expected, got=got, fix=fix)
-
-
-def as_rows(x: Any) -> jax.Array:
-    """x[*B, C] as [R, C]."""
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def like_first(x: Any, *others: Any) -> jax.ShapeDtypeStruct:

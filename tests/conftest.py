@@ -12,3 +12,8 @@ settings.register_profile(
 )
 settings.register_profile("full", parent=settings.get_profile("ci"), derandomize=False, max_examples=500)
 settings.load_profile("ci")  # `--hypothesis-profile` on the command line wins
+
+from tilekern.passes import pipeline  # noqa: E402 -- after the settings above
+
+# Every pass is verified in every test: the default of `run(func, check=False)`.
+pipeline.run.__defaults__ = (True,)

@@ -86,7 +86,8 @@ def is_live(value: Any) -> bool:
 
 def is_array(value: object) -> bool:
     """Whether `value` is an array of JAX or NumPy, concrete or traced."""
-    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "ndim")
+    has_type = hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "ndim")
+    return has_type and not isinstance(value, type)  # NumPy's scalar types have these attributes, too
 
 
 # --- locations ------------------------------------------------------------------------------------------------------

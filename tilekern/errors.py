@@ -28,9 +28,9 @@ class TilekernError(Exception):
     def __init__(self, summary: str, *, expected: str = "", got: str = "", fix: str = "") -> None:
         self.summary, self.expected, self.got, self.fix = summary, expected, got, fix
         self.loc = source.current()
-        super().__init__(self._render())
+        super().__init__(summary)
 
-    def _render(self) -> str:
+    def __str__(self) -> str:
         lines = [self.summary]
         details = (("expected", self.expected), ("got", self.got), ("fix", self.fix))
         lines += [f"  {label}: {text}" for label, text in details if text]

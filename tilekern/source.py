@@ -8,12 +8,13 @@ they are written in the language like anybody's, but not the functions around th
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import linecache
 import os
 import re
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
@@ -21,7 +22,8 @@ from types import CodeType, FrameType
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _KERNELS = os.path.join(_PACKAGE, "kernels") + os.sep
-_internal: list[str] = [_PACKAGE]
+# Decorators and context managers of the standard library call the compiler on behalf of whoever entered them.
+_internal: list[str] = [_PACKAGE, contextlib.__file__, functools.__file__]
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def is_internal(file: str) -> bool:
     return file.startswith("<frozen") or any(file.startswith(d) for d in _internal)
 
 
-@contextmanager
+@contextlib.contextmanager
 def at(loc: Loc) -> Generator[None]:
     """Everything inside happens on behalf of `loc`; an unknown location changes nothing."""
     token = _current.set(_current.get() if loc is UNKNOWN else loc)

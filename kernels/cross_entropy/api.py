@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from tilekern.errors import ArgumentError
+from tilekern.kernels.api import as_rows, is_float, is_integer, require
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
-from tilekern.kernels.rows import as_rows, is_float, is_integer, require
 
 
 @overload

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.layer_norm.kernel import layer_norm_forward
-from tilekern.kernels.rows import as_rows, is_float, require
 
 
 def layer_norm(

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tilekern.kernels.api import is_float, is_integer, require
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
-from tilekern.kernels.rows import is_float, is_integer, require
 
 
 def ragged_dot(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.rms_norm.kernel import rms_norm_forward
-from tilekern.kernels.rows import as_rows, is_float, require
 
 
 def rms_norm(

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tilekern.kernels.api import is_float, is_integer, require
 from tilekern.kernels.rope.kernel import rope_forward
-from tilekern.kernels.rows import is_float, is_integer, require
 from tilekern.lang.functions import accumulator
 
 

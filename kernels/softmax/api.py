@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from tilekern.errors import ArgumentError
-from tilekern.kernels.rows import as_rows, is_float, require
+from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.lang.tiles import describe
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from tilekern.kernels.rows import as_rows, is_float, require
+from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.swiglu.kernel import swiglu_forward
 
 

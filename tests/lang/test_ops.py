@@ -15,7 +15,7 @@ from jax import lax
 
 import tilekern as tk
 from tests.ir.funcs import assert_same
-from tests.lang.checks import COMPILED, interpreted, kernel, numbers, refused
+from tests.lang.checks import COMPILED, interpreted, kernel, refused
 from tilekern.errors import UnsupportedError
 from tilekern.ir.core import Op
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
@@ -25,7 +25,7 @@ from tilekern.ir.text import to_text
 from tilekern.testing import assert_close, in_float64
 
 X = np.random.default_rng(0).permutation(32).reshape(4, 8).astype(np.float32) - 9  # different whole numbers
-I, IDX = np.int32(2), np.array([1, -1, 9], np.int32)
+AT, IDX = np.int32(2), np.array([1, -1, 9], np.int32)
 BITS = np.random.default_rng(1).integers(-(2**31), 2**31, (4, 8)).astype(np.int32)
 ROWS = np.array([[3, 0], [1, 1], [7, 2], [0, -1]], np.int32)
 
@@ -76,13 +76,13 @@ EXACT: dict[str, tuple[Any, ...]] = {
     "lexsort": (lambda x: jnp.lexsort((x, x // 5), axis=1), X),
     "median": (lambda x: jnp.median(x, axis=1), X),
     "top_k": (lambda x: (lax.top_k(x, 3), lax.top_k(x // 5, 8), lax.top_k(x.astype(int) // 5, 1)), X),
-    "x[i]": (lambda x, i: (x[i], x[i - 3], x[:, i], x[i, i + 1], x[1:, i]), X, I),
-    "x[i] out of bounds": (lambda x, i: (x[i + 2], x[i - 9], x[:, i * 9]), X, I),
+    "x[i]": (lambda x, i: (x[i], x[i - 3], x[:, i], x[i, i + 1], x[1:, i]), X, AT),
+    "x[i] out of bounds": (lambda x, i: (x[i + 2], x[i - 9], x[:, i * 9]), X, AT),
     "x[idx]": (lambda x, i: (x[i % 4], x[:, i % 8], x[1, i % 8], x[i.reshape(3, 1) % 4 + jnp.arange(2)]), X, IDX),
     "x[idx, idx]": (lambda x, i: (x[jnp.arange(3), i % 8], x[i % 4, :2], x.T[i % 8, i % 4]), X, IDX),
     "x[idx, :, idx]": (lambda x, i: x.reshape(4, 2, 4)[i % 4, :, i % 3], X, IDX),
     "get": (
-        lambda x, i: tuple(x.at[i].get(mode=m, fill_value=7) for m in ("fill", "clip", "wrap")) + (x.at[i].get(),),
+        lambda x, i: (*(x.at[i].get(mode=m, fill_value=7) for m in ("fill", "clip")), x.at[i].get()),
         *(X, IDX % 5),
     ),
     "take": (lambda x, i: tuple(jnp.take(x, i, axis=a, mode=m) for a in (0, 1) for m in ("clip", "wrap")), X, IDX),
@@ -100,23 +100,30 @@ EXACT: dict[str, tuple[Any, ...]] = {
     "dynamic_slice": (
         lambda x, i: (lax.dynamic_slice(x, (i, i + 1), (2, 3)), lax.dynamic_slice_in_dim(x, i, 7, 1)),
         X,
-        I,
+        AT,
     ),
-    "dynamic_slice clamps": (lambda x, i: (lax.dynamic_slice(x, (i + 9, i), (2, 8)), jnp.roll(x, i, axis=1)), X, I),
-    "dynamic_update_slice": (lambda x, i: lax.dynamic_update_slice(x, x[:2, :2], (i, i + 9)), X, I),
-    "dynamic_update_index": (lambda x, i: lax.dynamic_update_index_in_dim(x, x[0] * 2, i, 0), X, I),
-    "at set": (lambda x, i: (x.at[i].set(0.0), x.at[:, i].set(x[:, 0]), x.at[i, i].set(5), x.at[0].set(1)), X, I),
+    "dynamic_slice clamps": (lambda x, i: (lax.dynamic_slice(x, (i + 9, i), (2, 8)), jnp.roll(x, i, axis=1)), X, AT),
+    "dynamic_update_slice": (lambda x, i: lax.dynamic_update_slice(x, x[:2, :2], (i, i + 9)), X, AT),
+    "dynamic_update_index": (lambda x, i: lax.dynamic_update_index_in_dim(x, x[0] * 2, i, 0), X, AT),
+    "at set": (lambda x, i: (x.at[i].set(0.0), x.at[:, i].set(x[:, 0]), x.at[i, i].set(5), x.at[0].set(1)), X, AT),
     "at set outside": (
         lambda x, i: (x.at[i + 2].set(0.0), x.at[i - 7].set(0.0), x.at[i + 2].set(0, mode="clip")),
         X,
-        I,
+        AT,
     ),
     "at set slices": (lambda x: (x.at[:, :4].set(1.0), x.at[1:3, 2:].set(x[:2, :6]), x.at[...].set(0.0)), X),
-    "at add": (lambda x, i: (x.at[i].add(1.0), x.at[1:, i].multiply(2.0), x.at[i].max(3.0), x.at[:2].min(x[2:])), X, I),
+    "at add": (
+        lambda x, i: (x.at[i].add(1.0), x.at[1:, i].multiply(2.0), x.at[i].max(3.0), x.at[:2].min(x[2:])),
+        X,
+        AT,
+    ),
     "clz and popcount": (lambda b: (lax.clz(b), lax.clz(b.astype(jnp.uint8)), lax.population_count(b)), BITS),
     "bitcast": (lambda b: lax.bitcast_convert_type(lax.bitcast_convert_type(b, jnp.uint32), jnp.int32), BITS),
     "reduce_xor": (lambda b: (lax.reduce_xor(b, (0,)), lax.reduce_xor(b > 0, (0, 1))), BITS),
-    "reduce_precision": (lambda x: tuple(lax.reduce_precision(x / 7, *b) for b in ((8, 7), (5, 10), (8, 23))), X),
+    "reduce_precision": (
+        lambda x: tuple(lax.reduce_precision(x, *b) for b in ((8, 7), (5, 10), (5, 2), (8, 23))),
+        X / 7,
+    ),
     "scan of inputs": (lambda x: lax.scan(lambda c, row: (c + row, c), x[0], x), X),
     "scan of a pytree": (
         lambda x: lax.scan(lambda c, r: ((c[1], c[0] + r[0]), {"a": r[1] * 2, "b": c[0]}), (x[0], x[1]), (x, x[:, 0])),
@@ -132,7 +139,7 @@ EXACT: dict[str, tuple[Any, ...]] = {
         lambda x, i: tuple(
             lax.switch(i + n, [lambda y: y, lambda y: -y, jnp.cumsum], x[0]) for n in (-5, -2, -1, 0, 9)
         ),
-        *(X, I),
+        *(X, AT),
     ),
     "associative_scan": (lambda x: (lax.associative_scan(jnp.add, x, axis=1), lax.associative_scan(jnp.maximum, x)), X),
     "associative_scan of pairs": (
@@ -141,7 +148,7 @@ EXACT: dict[str, tuple[Any, ...]] = {
         ),
         X,
     ),
-    "grad of x[i]": (lambda x, i: jax.grad(lambda x: (x[i] ** 2).sum())(x), X, I),
+    "grad of x[i]": (lambda x, i: jax.grad(lambda x: (x[i] ** 2).sum())(x), X, AT),
     "grad of a cumsum": (lambda x: jax.grad(lambda x: (jnp.cumsum(x, 1) * x).sum())(x), X),
 }
 
@@ -191,7 +198,7 @@ def test_each_op_stands_for_its_function() -> None:
         (lambda x: jnp.cumsum(x, 1), (X,), {Scan: 1}),
         (lambda x: jnp.sort(x, 1), (X,), {Sort: 1}),
         (lambda x, i: jnp.take(x, i, axis=1, mode="clip"), (X, IDX), {Take: 1}),
-        (lambda x: lax.scan(lambda c, r: (c, r), x[0], x)[1], (X,), {DynamicSlice: 1, DynamicUpdateSlice: 1}),
+        (lambda x: lax.scan(lambda c, r: (c + r, c), x[0], x)[1], (X,), {DynamicSlice: 1, DynamicUpdateSlice: 1}),
     ):
         ops = [type(op) for op in agrees(function, *arrays)]
         assert {kind: ops.count(kind) for kind in kinds} == kinds
@@ -239,24 +246,38 @@ def everything(x: jax.Array, i: jax.Array) -> Any:
     )
 
 
-@pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.parametrize("dtype", [*WIDE_DTYPES, *NARROW_DTYPES, *UNSIGNED])
+CELLS = [*((d, True) for d in (*WIDE_DTYPES, "float32", "int32")), *((d, False) for d in (*NARROW_DTYPES, *UNSIGNED))]
+
+
+@pytest.mark.parametrize(("dtype", "x64"), CELLS)
 def test_dtypes(dtype: str, x64: bool) -> None:
     with jax.enable_x64(x64):
-        if dtype in WIDE_DTYPES and not x64:
-            pytest.skip("64-bit types are off")
-        agrees(everything, np.abs(X).astype(dtype), I)
+        agrees(everything, np.abs(X).astype(dtype), AT)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64", "uint32"])
 def test_index_dtypes(dtype: str) -> None:
-    """An index is never wrapped around by its cast to int32."""
-    far = [0, 7, 100, np.iinfo(dtype).max, np.iinfo(dtype).max - 1, 2**32 % (1 + np.iinfo(dtype).max)]
+    """An index is never wrapped around by its cast to int32, as JAX's own are."""
+    limits = np.iinfo(dtype)
+    far = [0, 7, 100, limits.max, limits.max - 1, 2**32 % (limits.max + 1), limits.min]
+    idx = np.array([*far, *(() if limits.min == 0 else (-1, -8, -9))], dtype)
+
+    def function(x: jax.Array, idx: jax.Array) -> Any:
+        starts = [(i, i) for i in idx]
+        slices = jnp.stack([lax.dynamic_slice(x, start, (2, 3), allow_negative_indices=False) for start in starts])
+        return jnp.take(x, idx, axis=1), jnp.take(x, idx, axis=1, mode="clip"), slices
+
     with jax.enable_x64(True):
-        idx = np.array([*far, *([] if dtype[0] == "u" else [-1, -8, -9, np.iinfo(dtype).min])], dtype)
-        agrees(lambda x, i: (jnp.take(x, i, axis=1), jnp.take(x, i, axis=1, mode="clip")), X, idx)
-        for i in idx:
-            agrees(lambda x, i: (lax.dynamic_slice(x, (i, i), (2, 3)), x.at[i].set(0.0)), X, i)
+        made = as_kernel(function, X, idx)
+        results = jax.tree.leaves(jax.jit(made)((X, idx))), interpreted(made, (X, idx))
+    numbers = [int(i) for i in idx]
+    columns = [i + 8 if i < 0 else i for i in numbers]
+    filled = [X[:, i] if 0 <= i < 8 else np.full(4, np.nan) for i in columns]
+    slices = [X[min(max(i, 0), 2) :, min(max(i, 0), 5) :][:2, :3] for i in numbers]
+    expected = np.stack(filled, 1), X[:, np.clip(np.array(numbers, object), 0, 7).astype(int)], np.stack(slices)
+    for found in results:
+        for got, wanted in zip(found, expected, strict=True):
+            assert_same(np.asarray(got), wanted.astype(np.float32))
 
 
 # --- in programs -----------------------------------------------------------------------------------------------------
@@ -272,7 +293,7 @@ def test_places_that_depend_on_the_program() -> None:
         placed = lax.dynamic_update_slice(x, part, (2 * i,)).at[i].add(1)
         return x[i], running, placed, jnp.argsort(rolled), lax.top_k(rolled, 2)[1], jnp.take(x, i + jnp.arange(3) - 4)
 
-    x = X.reshape(32)[:9]
+    x = jnp.asarray(X.reshape(32)[:9])
     expected = jax.vmap(of, (0, None))(jnp.arange(7), x)
 
     @tk.kernel(out_type=lambda _: (tuple(jax.ShapeDtypeStruct(e.shape, e.dtype) for e in expected),))
@@ -289,13 +310,39 @@ def test_places_that_depend_on_the_program() -> None:
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
-def test_windows_at_many_places_are_refused() -> None:
-    @kernel(((3, 2), np.float32))
+def test_updates_at_many_places_are_refused() -> None:
+    @kernel(((4, 8), np.float32))
     def f(x, i, out):
-        rows = x[...]
-        out[...] = jax.vmap(lambda row, j: lax.dynamic_slice(row, (j,), (2,)))(rows, i[...])  # <-
+        out[...] = x[...].at[i[...]].add(1.0)  # <-
 
-    with refused(
-        UnsupportedError, "this way of indexing", expected="x[i]", got="gather of (1, 2)", fix="dynamic_slice"
-    ):
-        f(numbers(3, 8), IDX)
+    with refused(UnsupportedError, "this way of updating", expected="one window", got="scatter-add", fix="one-hot"):
+        f(X, IDX)
+
+
+def test_other_gathers_are_refused() -> None:
+    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
+
+    @kernel(((3, 5), np.float32))
+    def f(x, i, out):
+        out[...] = lax.gather(x[...], i[...][:, None], numbers, (1, 5))  # <-
+
+    with refused(UnsupportedError, "this way of indexing", expected="x[i]", got="gather of (1, 5)", fix="dynamic"):
+        f(X, IDX)
+
+
+def test_other_bitcasts_are_refused() -> None:
+    @kernel(((4, 8, 2), np.int16))
+    def f(x, out):
+        out[...] = lax.bitcast_convert_type(x[...], jnp.int16)  # <-
+
+    with refused(UnsupportedError, "different widths", expected="equal width", got="f32[4, 8] to i16", fix="shifts"):
+        f(X)
+
+
+def test_other_precisions_are_refused() -> None:
+    @kernel(((4, 8), np.float32))
+    def f(x, out):
+        out[...] = lax.reduce_precision(x[...], 8, 10)  # <-
+
+    with refused(UnsupportedError, "reduce_precision", expected="(8, 7)", got="(8, 10)", fix=".astype"):
+        f(X)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from tilekern.ir.compute import Constant, Convert, Reduce, Select, splat
+from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select, splat
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Axis, Block, Builder, Func, Op, Value, index_value
 from tilekern.ir.elementwise import TABLE, Elementwise
@@ -125,7 +125,7 @@ class _Generator:
         for _ in range(count):
             moves: list[Callable[[_Scope], object]] = [
                 *(self.elementwise, self.select, self.convert, self.move, self.move, self.broadcast, self.reduce),
-                *(self.position, self.position, self.load, self.load, self.compare),
+                *(self.position, self.position, self.load, self.load, self.compare, self.dot),
             ]
             if self.depth < 2:
                 moves += [self.fold, self.fold, self.switch, self.loop]
@@ -171,6 +171,11 @@ class _Generator:
         dims = self.draw(st.sets(st.sampled_from(range(len(x.tile.shape))))) if x.tile.shape else ()
         self.one(scope, Reduce(operands=(x,), monoid=self.pick(monoids[x.tile.dtype]), dims=tuple(sorted(dims))))
 
+    def dot(self, scope: _Scope) -> None:
+        """A product of integers, which no order of the sum changes."""
+        sides = tuple(self.value(scope, TileType(shape, I32)) for shape in (self.tile, self.tile[::-1]))
+        self.one(scope, Dot(operands=sides, contract=((len(self.tile) - 1,), (0,))))
+
     def move(self, scope: _Scope) -> None:
         """An op that moves elements, often one that changes nothing."""
         x = self.any(scope)
@@ -193,7 +198,7 @@ class _Generator:
 
     def position(self, scope: _Scope) -> None:
         """A new position from others, a scalar or a vector, or a value clamped into bounds."""
-        kind = self.pick(["add", "sub", "mul", "neg", "constant", "iota", "broadcast", "clamp"])
+        kind = self.pick(["add", "sub", "mul", "div", "rem", "neg", "constant", "iota", "broadcast", "clamp"])
         x = self.pick(list(scope.positions))
         tile, bound = x.tile, scope.positions[x]
         if kind == "constant":
@@ -214,6 +219,9 @@ class _Generator:
             factor = self.one(scope, splat(self.draw(st.integers(-2, 8)), tile))
             operands = self.pick([(x, factor), (factor, x)])
             self._new_position(scope, Elementwise(function="mul", operands=operands), 8 * bound)
+        elif kind in ("div", "rem"):
+            radix = self.one(scope, splat(self.draw(st.integers(1, 8)), tile))
+            self._new_position(scope, Elementwise(function=kind, operands=(x, radix)), bound)
         elif kind in ("add", "sub"):
             y = self.pick([v for v in scope.positions if v.type == tile])
             self._new_position(scope, Elementwise(function=kind, operands=(x, y)), bound + scope.positions[y])
@@ -239,7 +247,8 @@ class _Generator:
         used = [self.pick(scalars[-4:]) for _ in range(self.draw(st.integers(0, 2)))]
         kind = self.pick(["block", "index", *(["gather"] * 2 if vectors else [])])
         used += [self.pick(vectors)] if kind == "gather" else []
-        terms = [Term(len(operands) + n, self.draw(st.integers(-1, 4))) for n in range(len(used))]
+        digits = [self.pick([(), (), (2,), (1, 4), (2, 3)]) for _ in used]
+        terms = [Term(len(operands) + n, self.draw(st.integers(-1, 4)), *digit) for n, digit in enumerate(digits)]
         operands += used
         size = {"block": self.tile[0], "index": 1, "gather": 3}[kind]
         return Dim(kind, Position(tuple(terms), self.draw(st.integers(-1, 2))), size)

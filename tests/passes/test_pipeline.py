@@ -90,7 +90,7 @@ def test_a_broken_pass_is_found_when_checked(monkeypatch: pytest.MonkeyPatch, ch
 
     monkeypatch.setattr(pipeline, "PIPELINE", (lose_the_load,))
     if not check:
-        run(parse(TEXT))
+        run(parse(TEXT), check=False)
         return
     with pytest.raises(VerifyError, match="store uses %a: f32\\[8\\], which is not defined there"):
         run(parse(TEXT), check=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from tilekern.ir.core import Op, Value, require
-from tilekern.ir.types import BOOL, I32, TileType, dtype_name, kind_of
+from tilekern.ir.types import BOOL, I32, Kind, TileType, dtype_name, kind_of
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,14 @@ class Store(WriteOp):
 
 
 AtomicKind = Literal["add", "max", "min", "and", "or", "xor"]
+_BITWISE: tuple[AtomicKind, ...] = ("and", "or", "xor")
+# The updates that elements of each kind of dtype take.
+ATOMICS: dict[Kind, tuple[AtomicKind, ...]] = {
+    "float": ("add", "max", "min"),
+    "signed": ("add", "max", "min", *_BITWISE),
+    "unsigned": ("add", "max", "min", *_BITWISE),
+    "bool": ("max", "min", *_BITWISE),
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -205,6 +213,5 @@ class Atomic(WriteOp):
     def infer(self) -> tuple[TileType, ...]:
         role, dtype = self.ref.ref.role, self.ref.ref.dtype
         require(role in ("zeros", "inout") or (role == "sum" and self.kind == "add"), f"atomic {self.kind} on {role}")
-        logical = self.kind in ("and", "or", "xor")
-        require(not logical or kind_of(dtype) != "float", f"atomic {self.kind} of {dtype_name(dtype)}")
+        require(self.kind in ATOMICS[kind_of(dtype)], f"atomic {self.kind} of {dtype_name(dtype)}")
         return super().infer()

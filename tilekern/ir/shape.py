@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from tilekern.ir.core import Array, Op, require, require_dims
-from tilekern.ir.types import DType, TileType
+from tilekern.ir.types import BOOL, DType, TileType
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,6 +86,7 @@ class Iota(Op):
     def infer(self) -> tuple[TileType, ...]:
         require(not self.operands, "iota takes no operand")
         require(0 <= self.dim < len(self.shape), f"iota along dim {self.dim} of {self.shape}")
+        require(self.dtype != BOOL, f"iota does not accept {TileType(self.shape, self.dtype)}")
         return (TileType(self.shape, self.dtype),)
 
     def evaluate(self, *operands: Array) -> Array:

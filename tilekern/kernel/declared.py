@@ -112,7 +112,9 @@ class Declared:
     ) -> tuple[Any, bool]:
         """The family for a call, remembered; and whether it is."""
         with_paths, tree = _jax.flatten_with_path(args)
-        types = tuple(check_argument(self.signature.name, self._name_of(path), leaf) for path, leaf in with_paths)
+        types = tuple(
+            check_argument(self.signature.name, self.signature.leaf_name(path), leaf) for path, leaf in with_paths
+        )
         if len(args) > len(self.signature.arrays):
             raise ArgumentError(
                 f"{self.signature.name} takes fewer arrays",
@@ -121,17 +123,12 @@ class Declared:
                 fix="outputs are not passed; static arguments go by keyword",
             )
         key = (tree, types, static_key(statics), static_key(blocks), target, _jax.x64_enabled())
-        if key in self._families:
-            return self._families[key], True
+        known = self._families.get(key)
+        if known is not None:
+            return known, True
         family, kept = self._make_family(jax.tree.unflatten(tree, types), statics, blocks, target)
         if kept:
             if len(self._families) >= _FAMILIES:
                 self._families.clear()
             self._families[key] = family
         return family, kept
-
-    def _name_of(self, path: tuple[Any, ...]) -> str:
-        position: int = path[0].idx
-        names = self.signature.arrays
-        name = names[position] if position < len(names) else f"argument {position}"
-        return name + jax.tree_util.keystr(path[1:])

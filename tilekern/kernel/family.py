@@ -132,6 +132,7 @@ class KernelFamily(TileFamily):
     """A kernel for arguments of given types.
 
     Attributes:
+      signature: of the kernel.
       arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
       statics: the static arguments.
       blocks: the blocks that the call fixed.
@@ -147,7 +148,7 @@ class KernelFamily(TileFamily):
         target: Target | None,
     ) -> None:
         super().__init__(definition.signature.name, target or DEFAULT)
-        self._definition = definition
+        self._definition, self.signature = definition, definition.signature
         self.arguments, self.statics, self.blocks = tuple(arguments), statics, blocks
         self._x64 = _jax.x64_enabled()
         self._members: dict[tuple[Any, ...], Tracing] = {}
@@ -156,9 +157,9 @@ class KernelFamily(TileFamily):
 
     def member(self, target: Target) -> Tracing:
         # A body that closes over traced values can be traced while they live only: once, for all targets.
-        first = next(iter(self._members.values()), None)
-        if first is not None and first.captures_tracers:
-            return first
+        for first in list(self._members.values())[:1]:
+            if first.captures_tracers:
+                return first
         blocks = blocks_for(self._definition, target, self.arguments, self.statics, self.blocks)
         key = tuple(blocks.items())
         if key not in self._members:
@@ -178,9 +179,7 @@ class KernelFamily(TileFamily):
     def _trace(self, blocks: Mapping[str, int]) -> Tracing:
         definition, names = self._definition, self._definition.signature.arrays
         inputs = [
-            jax.tree_util.tree_map_with_path(
-                partial(_param, name, "inout" if name in definition.donate else "in"), tree
-            )
+            jax.tree_util.tree_map_with_path(partial(_param, name, self._role(name)), tree)
             for name, tree in zip(names, self.arguments, strict=False)
         ]
         outputs = [
@@ -209,6 +208,13 @@ class KernelFamily(TileFamily):
                 )
         donated = [a for name, a in zip(names, self.arguments, strict=False) if name in definition.donate]
         with source.at(definition.loc):
+            if any(name in definition.donate for name in names[len(self.arguments) :]):
+                raise ArgumentError(
+                    f"{self.name} donates an output",
+                    expected=f"names among the inputs, {', '.join(names[: len(self.arguments)])}",
+                    got=f"donate = {definition.donate!r}",
+                    fix="an output is the kernel's to write anyway; leave it out of donate",
+                )
             return results(self.name, donated, declared)
 
 
@@ -288,6 +294,6 @@ def check_argument(name: str, path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     raise ArgumentError(
         f"{name} cannot take an array of this dtype",
         expected="a float, integer or bool array",
-        got=f"{path}: {dtype_name(dtype) if plain else dtype}{list(shaped.shape)}",
+        got=f"{path} = {dtype_name(dtype) if plain else dtype}{list(shaped.shape)}",
         fix="pass complex numbers as two real arrays, PRNG keys as jax.random.key_data(key)",
     )

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 
 from tilekern import _jax, source
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, TraceError
 from tilekern.kernel.declared import Declared
 from tilekern.kernel.family import Definition, Family, blocks_for, declared_type, stacked
 from tilekern.kernel.results import Results, results
+from tilekern.lang.tiles import describe
 from tilekern.lower.target import DEFAULT, Target
 from tilekern.primitive import kernel_call_p
 
@@ -81,6 +82,20 @@ class OpFamily(Family):
         with source.at(definition.loc):
             self.results: Results = results(self.name, (), declared)
         self.outputs = jax.tree.leaves(self.results.trees)
+        self._check_captured()
+
+    def _check_captured(self) -> None:
+        """An op is traced again when it is lowered: by then, traced values that it closes over have ended."""
+        traced = _jax.make_jaxpr(self.function(self.target), *jax.tree.leaves(self._arguments))
+        for value in traced.consts:
+            if isinstance(value, _jax.Tracer):
+                with source.at(self._definition.loc):
+                    raise TraceError(
+                        f"the op {self.name} closes over a traced value",
+                        expected="an op that uses its arguments and known values only",
+                        got=describe(value),
+                        fix="make the value an argument of the op",
+                    )
 
     def function(self, target: Target) -> Callable[..., list[jax.Array]]:
         """The op on flat operands, with the blocks of a target."""

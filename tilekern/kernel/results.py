@@ -92,7 +92,7 @@ def _plain(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _check_output(name: str, leaf: Any) -> None:
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and is_dtype(np.dtype(leaf.dtype)):
+    if isinstance(getattr(leaf, "shape", None), tuple) and is_dtype(np.dtype(leaf.dtype)):
         return
     raise ArgumentError(
         f"out_type of {name} returned something that is no array type",

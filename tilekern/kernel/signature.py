@@ -7,7 +7,10 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
+
+import jax
+import numpy as np
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError
@@ -53,6 +56,12 @@ class Signature:
                     fix="arrays are given in the order of the kernel's parameters",
                 )
         return tuple(found), rest
+
+    def leaf_name(self, path: tuple[Any, ...]) -> str:
+        """The name of an array among the arguments, such as `x['a']`, by its path in the tuple of them."""
+        position: int = path[0].idx
+        name = self.arrays[position] if position < len(self.arrays) else f"argument {position}"
+        return name + jax.tree_util.keystr(path[1:])
 
     def check_statics(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The value of every static parameter, checked."""
@@ -175,5 +184,12 @@ def select(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def static_key(keywords: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A cache key that tells 1 from True and 1.0, and 0.0 from -0.0, which compare equal in Python."""
-    return tuple((n, type(v), v.hex() if type(v) is float else v) for n, v in keywords.items())
+    """A cache key that tells 1 from True and 1.0, and 0.0 from -0.0, which compare equal in Python; in tuples, too."""
+    return tuple((name, _exact(value)) for name, value in keywords.items())
+
+
+def _exact(value: Any) -> Any:
+    kind = cast(type[Any], type(value))
+    if isinstance(value, tuple):
+        return (kind, *map(_exact, cast(tuple[Any, ...], value)))
+    return kind, float(value).hex() if issubclass(kind, (float, np.floating)) else value

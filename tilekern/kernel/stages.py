@@ -12,7 +12,8 @@ from tilekern import _jax
 from tilekern.errors import ArgumentError, TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret as _interpret
-from tilekern.kernel.family import KernelFamily
+from tilekern.kernel.family import KernelFamily, check_argument
+from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target, resolve
 
 
@@ -86,8 +87,8 @@ def interpret(traced: Traced) -> Callable[..., Any]:
     family = traced._family  # pyright: ignore[reportPrivateUsage] -- stages are one module
 
     def run(*arrays: Any) -> Any:
-        operands = [np.asarray(a) for a in _operands(family, arrays)]
-        return family.results.pack(_interpret(traced.ir, *operands))
+        operands = zip(_operands(family, arrays), traced.ir.inputs, strict=True)
+        return family.results.pack(_interpret(traced.ir, *[np.asarray(x, p.ref.dtype) for x, p in operands]))
 
     return run
 
@@ -102,6 +103,9 @@ def _operands(family: KernelFamily, arguments: tuple[Any, ...]) -> list[Any]:
             got=f"{found}",
             fix="trace it again for these arguments",
         )
+    with_paths, _ = _jax.flatten_with_path(arguments)
+    for (path, leaf), aval in zip(with_paths, jax.tree.leaves(family.arguments), strict=True):
+        _check_type(family, family.signature.leaf_name(path), leaf, aval)
     if family.captures_tracers:
         raise TargetError(
             f"{family.name} closes over values that are being traced, and cannot be lowered by itself",
@@ -110,3 +114,15 @@ def _operands(family: KernelFamily, arguments: tuple[Any, ...]) -> list[Any]:
             fix="call the kernel inside that function, or pass the values as arguments",
         )
     return [*jax.tree.leaves(arguments), *family.captured]
+
+
+def _check_type(family: KernelFamily, name: str, leaf: Any, wanted: jax.ShapeDtypeStruct) -> None:
+    found = check_argument(family.name, name, leaf)
+    if found == wanted:
+        return
+    raise ArgumentError(
+        f"{family.name} was traced for other arguments",
+        expected=f"{name} = {describe(wanted)}",
+        got=f"{name} = {describe(found)}",
+        fix="trace it again for these arguments",
+    )

@@ -7,15 +7,17 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tilekern import _jax, source
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, CarryError, TraceError
 from tilekern.lang import state
 from tilekern.lang.primitives import HOIST, assert_p, print_p
+from tilekern.lang.refs import Ref
 from tilekern.lang.tiles import describe
 
 
-def when(condition: Any) -> Callable[[Callable[[], None]], None]:
+def when(condition: Any) -> Callable[[Callable[[], object]], None]:
     """Run the decorated function, for its stores, if `condition`, a bool scalar, holds.
 
     @tk.when(i.index == 0)
@@ -32,10 +34,17 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
             fix="reduce it with .any() or .all(), or store with mask=",
         )
 
-    def run(body: Callable[[], None]) -> None:
+    def run(body: Callable[[], object]) -> None:
         # Fresh functions: JAX caches traced branches by identity.
         def yes() -> None:
-            body()
+            returned = body()
+            if returned is not None:
+                raise CarryError(
+                    "the body of tk.when returned a value",
+                    expected="None",
+                    got=f"returned {describe(returned)}",
+                    fix="use lax.cond for a value, or jnp.where",
+                )
 
         def no() -> None:
             return None
@@ -54,20 +63,34 @@ def hoist(function: Callable[[], Any]) -> Any:
     state.current("tk.hoist")
 
     def hoisted() -> Any:
-        return function()
+        value = function()
+        for leaf in jax.tree.leaves(value, is_leaf=_is_ref):
+            if _is_ref(leaf) or not (_jax.is_array(leaf) or isinstance(leaf, (bool, int, float))):
+                raise TraceError(
+                    "the function of tk.hoist returned something that is no tile",
+                    expected="a pytree of tiles, scalars and numbers",
+                    got=f"returned {describe(leaf)}",
+                    fix="load refs inside; of a Tile, return its index or start",
+                )
+        return value
 
     hoisted.__name__ = HOIST
     return cast(Any, jax.jit(hoisted)())
 
 
+def _is_ref(value: Any) -> bool:
+    return isinstance(value, Ref)
+
+
 def debug_print(format: str, *values: Any) -> None:
     """Print tiles, in a format of `str.format`, while the kernel runs.
 
-    Each program prints its own; how often and in which order they do is up to the backend.
+    Each program prints its own; how often and in which order they do is up to the backend. Under `jax.vmap` inside the
+    kernel, what is mapped is printed whole.
     """
-    state.current("tk.debug_print")
+    trace, tiles = state.current("tk.debug_print"), [_tile(v) for v in values]
     try:
-        format.format(*values)
+        format.format(*(np.zeros(t.shape, t.dtype) for t in tiles))
     except (IndexError, KeyError, ValueError, TypeError) as error:
         raise ArgumentError(
             "the format of tk.debug_print does not fit its values",
@@ -75,7 +98,9 @@ def debug_print(format: str, *values: Any) -> None:
             got=f"{format!r} with {len(values)} values: {error}",
             fix="write {} for each value",
         ) from error
-    _jax.bind(print_p, *[jnp.asarray(v) for v in values], format=format, loc=source.of_stack())
+    loc = source.of_stack()
+    trace.effects[loc] = "print"
+    _jax.bind(print_p, *tiles, format=format, loc=loc)
 
 
 def device_assert(condition: Any, message: str = "the assertion does not hold") -> None:
@@ -83,13 +108,22 @@ def device_assert(condition: Any, message: str = "the assertion does not hold") 
 
     `tk.interpret` raises `tilekern.errors.DeviceAssertion` with the line; compiled programs fail with an error of JAX.
     """
-    state.current("tk.device_assert")
+    trace, loc = state.current("tk.device_assert"), source.of_stack()
     predicate = _bool(condition, "the condition of tk.device_assert")
-    _jax.bind(assert_p, predicate, message=message, loc=source.of_stack())
+    trace.effects[loc] = "check"
+    _jax.bind(assert_p, predicate, message=message, loc=loc)
+
+
+def _tile(value: Any) -> jax.Array:
+    if _jax.is_array(value) or isinstance(value, (bool, int, float)):
+        return jnp.asarray(value)
+    raise ArgumentError(
+        "tk.debug_print prints tiles", expected="tiles and numbers", got=describe(value), fix="put it into the format"
+    )
 
 
 def _bool(value: Any, what: str) -> jax.Array:
-    array = jnp.asarray(value)
-    if array.dtype == jnp.bool_:
+    array = jnp.asarray(value) if _jax.is_array(value) or isinstance(value, bool) else None
+    if array is not None and array.dtype == jnp.bool_:
         return array
     raise ArgumentError(f"{what} must be bool", expected="a bool", got=describe(value), fix="compare: x != 0")

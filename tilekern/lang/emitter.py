@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,7 +25,8 @@ class Emitter(Builder):
 
     def op(self, kind: Callable[..., Op], *operands: Value, **attributes: Any) -> Value:
         """Append an op at the user's line; its result."""
-        return self.one(kind(operands=operands, loc=self.loc, **attributes))
+        plain = {name: _plain(value) for name, value in attributes.items()}
+        return self.one(kind(operands=operands, loc=self.loc, **plain))
 
     def elementwise(self, function: str, *operands: Value) -> Value:
         """Append an elementwise op, its operands broadcast to one shape."""
@@ -52,6 +53,13 @@ class Emitter(Builder):
     def splat(self, number: Any, like: TileType) -> Value:
         """A tile of one number."""
         return self.one(splat(number, like, loc=self.loc))
+
+
+def _plain(value: Any) -> Any:
+    """An attribute with Python's integers: parameters of JAX's equations may hold NumPy's."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, cast(tuple[Any, ...], value)))
+    return int(cast(Any, value)) if isinstance(value, np.integer) else value
 
 
 Rule = Callable[[Emitter, JaxprEqn, list[Value]], Value | list[Value]]

@@ -12,7 +12,7 @@ from tilekern import _jax
 from tilekern.errors import IndexingError
 from tilekern.ir.memory import Access, Dim, Position, Term
 from tilekern.ir.types import RefType
-from tilekern.lang.tiles import DynamicSlice, Tile, as_index, describe
+from tilekern.lang.tiles import DynamicSlice, Tile, as_index, as_positions, describe
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Indexer:
             raise IndexingError(
                 f"index {number} of {self.name} selects from a view by an index vector",
                 expected="`:` for a dim that an index vector has selected",
-                got=describe(inner.kind),
+                got="an index into such a dim",
                 fix="load the view, or put the two indices together first",
             )
         position = inner.position
@@ -141,7 +141,7 @@ class Indexer:
         if not _jax.is_array(entry) or entry.shape == ():
             return Dim("index", self._index(number, entry, size))
         if entry.ndim == 1 and jnp.issubdtype(entry.dtype, jnp.integer):
-            self.operands.append(jax.lax.convert_element_type(jnp.asarray(entry), jnp.int32))
+            self.operands.append(as_positions(jnp.asarray(entry)))
             return Dim("gather", Position((Term(len(self.operands) - 1, 1),)), entry.shape[0])
         raise self._wrong_entry(number, entry)
 

@@ -75,6 +75,26 @@ def _no_batched_bounds(operands: Any, dims: Any, **params: Any) -> NoReturn:
         )
 
 
-for _p in (load_p, store_p, atomic_p, print_p, assert_p):
+def _constant(made: _jax.Primitive) -> Any:
+    """The derivative of what has no results: the values alone."""
+
+    def rule(primals: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+        return _jax.bind(made, *primals, **params), []
+
+    return rule
+
+
+def _all_lanes(made: _jax.Primitive) -> Any:
+    """Mapped: once, with what is mapped whole."""
+
+    def rule(operands: Any, dims: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+        return _jax.bind(made, *operands, **params), []
+
+    return rule
+
+
+for _p in (load_p, store_p, atomic_p):
     _jax.register_rules(_p, jvp=_no_derivative, batch=_no_batching)
+for _p in (print_p, assert_p):
+    _jax.register_rules(_p, jvp=_constant(_p), batch=_all_lanes(_p))
 _jax.register_rules(fold_index_p, batch=_no_batched_bounds)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from tilekern import _jax, source
 from tilekern.errors import IndexingError, OutputError
-from tilekern.ir.memory import AtomicKind, Dim
-from tilekern.ir.types import RefType, dtype_name
+from tilekern.ir.memory import ATOMICS, AtomicKind, Dim
+from tilekern.ir.types import RefType, dtype_name, kind_of
 from tilekern.lang import state
 from tilekern.lang.indexing import Indexer, Selection, whole
 from tilekern.lang.primitives import atomic_p, load_p, store_p
@@ -132,7 +132,7 @@ class Ref:
         tile = self._value(value, indexer.access.shape)
         lanes = self._lanes(indexer, mask)
         loc = source.of_stack()
-        trace.stores[loc] = None
+        trace.effects[loc] = "store"
         operands = (tile, *indexer.operands, *lanes)
         _jax.bind(primitive, self._token, *operands, access=indexer.access, masked=bool(lanes), loc=loc, **attributes)
 
@@ -178,22 +178,22 @@ class Ref:
         self._atomic("xor", value, mask, False)
 
     def _atomic(self, kind: AtomicKind, value: Any, mask: Any, ordered: bool) -> None:
-        role, floating = self._type.role, jnp.issubdtype(self.dtype, jnp.floating)
-        if role == "out" or (role == "sum" and kind != "add"):
+        role, numbers = self._type.role, kind_of(self.dtype)
+        if role in ("in", "out") or (role == "sum" and kind != "add"):
             raise OutputError(
                 f"{self.name} does not take an atomic {kind}",
                 expected="a tk.Zeros output or a donated input for any atomic, a tk.Sum output for add",
                 got=f"{self.name}: {self._type}",
                 fix="declare the output in out_type as tk.Zeros(...) or tk.Sum(...)",
             )
-        if kind not in _ATOMICS[bool(floating)]:
+        if kind not in ATOMICS[numbers]:
             raise OutputError(
                 f"an atomic {kind} of {dtype_name(self.dtype)} elements does not exist",
-                expected=f"one of {', '.join(_ATOMICS[bool(floating)])}",
+                expected=f"one of {', '.join(ATOMICS[numbers])}",
                 got=f"{self.name}: {self._type}",
-                fix="use bit operations on integers or bools",
+                fix="use bit operations on integers or bools, and sums of numbers",
             )
-        if role != "sum" and kind == "add" and floating and ordered:
+        if role != "sum" and kind == "add" and numbers == "float" and ordered:
             raise OutputError(
                 "a float atomic rounds differently from run to run",
                 expected="ordered=False, if that is acceptable, or a tk.Sum output, which is deterministic",
@@ -285,12 +285,6 @@ def _as_array(value: Any, dtype: Any) -> jax.Array | None:
         except OverflowError:
             return None
     return _jax.as_strong(value) if _jax.is_array(value) else None
-
-
-_ATOMICS: dict[bool, tuple[AtomicKind, ...]] = {
-    False: ("add", "max", "min", "and", "or", "xor"),  # integers and bools
-    True: ("add", "max", "min"),
-}
 
 
 class At:

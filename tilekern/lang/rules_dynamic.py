@@ -13,9 +13,9 @@ from tilekern.errors import UnsupportedError
 from tilekern.ir.compute import Select
 from tilekern.ir.core import Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
-from tilekern.ir.shape import Broadcast, Reshape, Slice, Transpose
+from tilekern.ir.shape import Broadcast, Iota, Reshape, Slice, Transpose
 from tilekern.ir.types import BOOL, I32, INDEX, DType, TileType, kind_of
-from tilekern.lang.emitter import Emitter, Rule, aval
+from tilekern.lang.emitter import Emitter, Rule
 
 # A dim of a gather's result: ("tile", a dim of the tile) or ("lane", a dim of the indices).
 _Dim = tuple[str, int]
@@ -58,19 +58,19 @@ def with_element(emit: Emitter, x: Value, value: Value, index: Value) -> Value:
 
 
 def _gather(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    """Single elements along some dims, which are merged to one, and all of every other dim: a `Take`."""
+    """A `Take` along the indexed dims, merged to one. The elements of a window there count as further lanes."""
     x, indices = operands
     numbers: Any = eqn.params["dimension_numbers"]
     taken: tuple[int, ...] = tuple(numbers.start_index_map)
     paired: tuple[int, ...] = tuple(numbers.operand_batching_dims)
     sizes: tuple[int, ...] = tuple(eqn.params["slice_sizes"])
-    shape, lanes = x.tile.shape, indices.tile.shape[:-1]
+    shape, lanes = x.tile.shape, len(indices.tile.shape) - 1
     kept = [d for d in range(len(shape)) if d not in (*taken, *paired)]
-    single = all(sizes[d] == 1 <= shape[d] for d in taken)
-    if not (taken and single and all(sizes[d] == shape[d] for d in kept)):
+    if not taken or any(shape[d] == 0 for d in taken) or any(sizes[d] != shape[d] for d in kept):
         raise _not_a_take(eqn)
 
-    flat, inside = _flat_index(emit, indices, [shape[d] for d in taken])
+    windows = [d for d in taken if d not in numbers.collapsed_slice_dims]
+    flat, inside = _flat_index(emit, indices, [(shape[d], sizes[d] if d in windows else 0) for d in taken])
     at = min(taken)
     before, behind = [d for d in range(at) if d not in taken], [d for d in range(at, len(shape)) if d not in taken]
     x = _transpose(emit, x, (*before, *taken, *behind))
@@ -78,30 +78,37 @@ def _gather(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     x = _reshape(emit, x, (*(shape[d] for d in before), merged, *(shape[d] for d in behind)))
 
     lane_of = dict(zip(paired, numbers.start_indices_batching_dims, strict=True))
-    free: list[_Dim] = [("lane", k) for k in range(len(lanes)) if k not in lane_of.values()]
+    free: list[_Dim] = [("lane", k) for k in range(lanes + len(windows)) if k not in lane_of.values()]
     names: tuple[list[_Dim], list[_Dim]] = ([], [])
     for dims, found in zip((before, behind), names, strict=True):
         found += [("lane", lane_of[d]) if d in lane_of else ("tile", d) for d in dims]
     found = [*names[0], *free, *names[1]]
-    size_of = {("tile", d): shape[d] for d in kept} | {("lane", k): n for k, n in enumerate(lanes)}
+    size_of = {("tile", d): shape[d] for d in kept} | {("lane", k): n for k, n in enumerate(flat.tile.shape)}
     if paired:
         flat = _spread(emit, flat, names, free, size_of)
     result = emit.op(Take, x, flat, dim=len(before), along=bool(paired))
     result = _reshape(emit, result, tuple(size_of[name] for name in found))
 
-    # A taken dim that is not collapsed is a dim of size 1 of the result: the last reshape brings it back.
-    rest = iter(range(len(lanes)))
-    uncollapsed = [d for d in range(len(shape)) if d not in (*numbers.collapsed_slice_dims, *paired)]
-    offsets = dict(zip(numbers.offset_dims, uncollapsed, strict=True))
-    places = [offsets.get(p, -1) for p in range(len(lanes) + len(offsets))]
-    wanted: list[_Dim] = [("tile", d) if d >= 0 else ("lane", next(rest)) for d in places if d not in taken]
+    wanted = _result_dims(numbers, [d for d in range(len(shape)) if d in windows or d in kept], windows, lanes)
     result = _transpose(emit, result, tuple(found.index(name) for name in wanted))
     if eqn.params["mode"] is not lax.GatherScatterMode.FILL_OR_DROP:
-        return _reshape(emit, result, aval(eqn).shape)
-    along = tuple(p for p, (kind, _) in enumerate(wanted) if kind == "lane")
+        return result
+    along = tuple(p for p, (kind, k) in enumerate(wanted) if kind == "lane" and k < lanes)
     seen = emit.op(Broadcast, inside, shape=result.tile.shape, dims=along)
-    filled = emit.op(Select, seen, result, emit.splat(_fill(eqn, result.tile.dtype), result.tile))
-    return _reshape(emit, filled, aval(eqn).shape)
+    return emit.op(Select, seen, result, emit.splat(_fill(eqn, result.tile.dtype), result.tile))
+
+
+def _result_dims(numbers: Any, offsets: list[int], windows: list[int], lanes: int) -> list[_Dim]:
+    """The dims of a gather's result: at its offset dims those of the tile in order, elsewhere those of the indices."""
+    of_tile, rest = dict(zip(numbers.offset_dims, offsets, strict=True)), iter(range(lanes))
+    found: list[_Dim] = []
+    for p in range(lanes + len(offsets)):
+        d = of_tile.get(p, -1)
+        if d < 0:
+            found.append(("lane", next(rest)))
+        else:
+            found.append(("lane", lanes + windows.index(d)) if d in windows else ("tile", d))
+    return found
 
 
 def _scatter(combine: str) -> Rule:
@@ -133,24 +140,29 @@ def _scatter(combine: str) -> Rule:
     return rule
 
 
-def _flat_index(emit: Emitter, indices: Value, lengths: list[int]) -> tuple[Value, Value]:
-    """Index vectors along the last dim as row-major places among `lengths` (clamped), and which lie inside."""
+def _flat_index(emit: Emitter, indices: Value, dims: list[tuple[int, int]]) -> tuple[Value, Value]:
+    """Index vectors along the last dim as row-major places in `dims` (clamped), and which vectors lie inside.
+
+    `dims` gives the length of each dim and the size of the window there, which becomes a further dim of the places (0:
+    a single element, no dim).
+    """
     shape = indices.tile.shape
-    zero = emit.splat(0, TileType(shape[:-1], I32))
-    flat = inside = None
-    for k, length in enumerate(lengths):
-        bounds = {"start": (*(0,) * (len(shape) - 1), k), "stop": (*shape[:-1], k + 1), "stride": (1,) * len(shape)}
-        part = emit.op(Slice, indices, **bounds) if shape[-1] > 1 else indices
-        part = position(emit, _reshape(emit, part, shape[:-1]), length)
-        last = emit.splat(length - 1, part.tile)
-        low, high = emit.elementwise("ge", part, zero), emit.elementwise("le", part, last)
-        within = emit.elementwise("and", low, high)
-        inside = within if inside is None else emit.elementwise("and", inside, within)
-        part = emit.elementwise("min", emit.elementwise("max", part, zero), last)
-        if flat is not None:
-            part = emit.elementwise("add", emit.elementwise("mul", flat, emit.splat(length, flat.tile)), part)
-        flat = part
-    assert flat is not None and inside is not None
+    lanes = shape[:-1]
+    whole = (*lanes, *(window for _, window in dims if window))
+    zero, along = emit.splat(0, TileType(lanes, I32)), len(lanes)
+    flat, inside = emit.splat(0, TileType(whole, I32)), emit.splat(True, TileType(lanes, BOOL))
+    for k, (length, window) in enumerate(dims):
+        bounds = {"start": (*(0,) * len(lanes), k), "stop": (*lanes, k + 1), "stride": (1,) * len(shape)}
+        start = position(emit, _reshape(emit, emit.op(Slice, indices, **bounds), lanes), length)
+        last = emit.splat(length - max(window, 1), start.tile)
+        low, high = emit.elementwise("ge", start, zero), emit.elementwise("le", start, last)
+        inside = emit.elementwise("and", inside, emit.elementwise("and", low, high))
+        start = emit.elementwise("min", emit.elementwise("max", start, zero), last)
+        part = emit.op(Broadcast, start, shape=whole, dims=tuple(range(len(lanes))))
+        if window:
+            part = emit.elementwise("add", part, emit.op(Iota, shape=whole, dtype=I32, dim=along))
+            along += 1
+        flat = emit.elementwise("add", emit.elementwise("mul", flat, emit.splat(length, flat.tile)), part)
     return flat, inside
 
 
@@ -197,9 +209,9 @@ def _not_a_take(eqn: JaxprEqn) -> UnsupportedError:
     tile, indices = (cast(Any, v.aval) for v in eqn.invars)
     return UnsupportedError(
         "this way of indexing a loaded tile is not part of the language",
-        expected="x[i], x[idx], x[idx, idx2], jnp.take or jnp.take_along_axis: single elements along the indexed dims",
+        expected="x[i], x[idx], x[idx, a:b], jnp.take, jnp.take_along_axis of dims that have elements",
         got=f"a gather of {tuple(eqn.params['slice_sizes'])} from {tile} at {indices}",
-        fix="take windows with lax.dynamic_slice, or index the ref instead of the loaded tile: ref[tk.ds(start, size)]",
+        fix="slice the other dims apart, with lax.dynamic_slice, or index the ref instead: ref[tk.ds(start, size)]",
     )
 
 

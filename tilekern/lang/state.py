@@ -40,14 +40,14 @@ class TraceState:
       axes: the grid so far.
       scope: of the kernel's parallel tiles.
       top: JAX's trace of the body itself, not of a loop or a function in it.
-      stores: the lines of all stores so far.
+      effects: the lines of all that must not get lost so far, and what stands there: a "store", "print" or "check".
     """
 
     name: str
     axes: list[Axis] = field(default_factory=list[Axis])
     scope: Scope = field(default_factory=lambda: Scope("the kernel"))
     top: Any = None
-    stores: dict[Loc, None] = field(default_factory=dict[Loc, None])
+    effects: dict[Loc, str] = field(default_factory=dict[Loc, str])
 
 
 _state: ContextVar[TraceState | None] = ContextVar("tilekern_trace", default=None)

@@ -29,8 +29,15 @@ def as_index(value: Any, what: str) -> Scalar:
         raise _not_an_integer(value, what)
     if not isinstance(value, _jax.Tracer):
         return int(value)
-    scalar = cast(Any, value)
-    return scalar if scalar.dtype == jnp.int32 else jax.lax.convert_element_type(scalar, jnp.int32)
+    return as_positions(cast(jax.Array, value))
+
+
+def as_positions(integers: jax.Array) -> jax.Array:
+    """Integers as int32. Those that it cannot hold lie outside of every array, and still do when they are clamped."""
+    if integers.dtype.itemsize > 4:
+        largest = jnp.iinfo(jnp.int32).max
+        integers = jnp.clip(integers, max(-largest, jnp.iinfo(integers.dtype).min), largest)
+    return integers if integers.dtype == jnp.int32 else jax.lax.convert_element_type(integers, jnp.int32)
 
 
 def describe(value: Any) -> str:

@@ -21,6 +21,7 @@ from tilekern.errors import (
 )
 from tilekern.ir.control import Hoist
 from tilekern.ir.core import Block, Func, Op, Value, definitions, index_value
+from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Load, WriteOp
 from tilekern.ir.types import DType, RefType, Role
 from tilekern.ir.verify import verify
@@ -127,27 +128,30 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
 
 
 def _check_hoists(func: Func) -> None:
-    """A hoisted value may depend on grid indices and inputs: on no loop, and no load of what programs write."""
+    """A hoisted value may depend on grid indices and inputs: on no loop around it, on nothing that programs write."""
     defined = definitions(func)
-    free = {*func.params, *func.body.args}
     for hoist in (op for op in func.walk() if isinstance(op, Hoist)):
-        inside = {value for op in hoist.regions[0].walk() for value in op.results}
-        pending = [v for op in (hoist, *hoist.regions[0].walk()) for v in op.operands]
-        seen: set[Value] = set()
+        known: set[Value] = {*func.params, *func.body.args}
+        pending: list[Op] = [hoist]
         while pending:
-            value = pending.pop()
-            if value in seen or value in free or value in inside:
-                continue
-            seen.add(value)
-            op = defined.get(value)
-            if op is None:
-                raise _not_hoistable(hoist, "a value of a loop around it")
-            pending += op.operands
-        loads = [op for op in hoist.regions[0].walk() if isinstance(op, Load)]
-        loads += [op for v in seen if isinstance(op := defined.get(v), Load)]
-        for load in loads:
-            if load.ref.ref.role != "in":
-                raise _not_hoistable(hoist, f"a load of {load.ref.name}, which programs write")
+            ops = _with_inner(pending.pop())
+            regions = [region for op in ops for region in op.regions]
+            known.update(*(op.results for op in ops), *(region.args for region in regions))
+            for value in [v for x in (*ops, *regions) for v in (x.operands if isinstance(x, Op) else x.results)]:
+                if value not in known:
+                    if value not in defined:
+                        raise _not_hoistable(hoist, "a value of a loop around it")
+                    pending.append(defined[value])
+            for load in ops:
+                if isinstance(load, Load) and load.ref.ref.role != "in":
+                    raise _not_hoistable(hoist, f"a load of {load.ref.name}, which programs write")
+        for write in _with_inner(hoist):
+            if isinstance(write, WriteOp):
+                raise _not_hoistable(hoist, f"a store to {write.ref.name}")
+
+
+def _with_inner(op: Op) -> list[Op]:
+    return [op, *(inner for region in op.regions for inner in region.walk())]
 
 
 def _not_hoistable(hoist: Op, got: str) -> TraceError:
@@ -161,18 +165,17 @@ def _not_hoistable(hoist: Op, got: str) -> TraceError:
 
 
 def _check_stores(func: Func, state: TraceState) -> None:
-    stores = [op for op in func.walk() if isinstance(op, WriteOp)]
-    kept = {op.loc for op in stores}
-    for loc in state.stores:
+    kept = {op.loc for op in func.walk() if isinstance(op, (WriteOp, Print, Assert))}
+    for loc, what in state.effects.items():
         if loc not in kept:
             with source.at(loc):
                 raise TraceError(
-                    "a store was lost: JAX dropped it while transforming the function around it",
-                    expected="stores outside of functions given to jax.vjp, jax.grad, jax.linearize or jax.checkpoint",
-                    got="a store inside such a function",
-                    fix="return the value from the function and store it afterwards",
+                    f"a {what} was lost: JAX dropped it while transforming the function around it",
+                    expected=f"{what}s outside of functions given to jax.vjp, jax.grad, jax.linearize, jax.checkpoint",
+                    got=f"a {what} inside such a function",
+                    fix=f"return the value from the function and {what} it afterwards",
                 )
-    written = {op.ref for op in stores}
+    written = {op.ref for op in func.walk() if isinstance(op, WriteOp)}
     for output in func.outputs:
         if output.ref.role == "out" and output not in written and 0 not in output.ref.shape:
             with source.at(func.loc):

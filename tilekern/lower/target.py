@@ -41,7 +41,7 @@ DEFAULT = TARGETS["cpu:xla"]
 
 def resolve(name: str) -> Target:
     """The target that a user names; "cpu" is the best one for a CPU."""
-    target = DEFAULT if name == "cpu" else TARGETS.get(name)
+    target = DEFAULT if name == "cpu" else TARGETS.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
     available = ", ".join(repr(t.name) for t in TARGETS.values() if t.backend in BACKENDS)
     if target is None:
         raise TargetError(

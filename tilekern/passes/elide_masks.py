@@ -5,6 +5,7 @@ array is ever proved.
 
     load, store whose lanes all lie in the array  → the same, with that dim marked `in_bounds`
     integer or bool op with one possible value    → that constant (a comparison that always holds → true)
+    max(x, y), min(x, y) where x always wins      → x
     load, store masked by true                    → without the mask
     store masked by false                         → nothing
     load masked by false                          → its fill
@@ -20,6 +21,7 @@ import numpy as np
 
 from tilekern.ir.compute import Constant, splat
 from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, Dim, Load, MemoryOp
 from tilekern.ir.ranges import FALSE, TRUE, Interval, analyze, position_interval, update
 from tilekern.ir.rewrite import Rewriter
@@ -36,7 +38,7 @@ def elide_masks(func: Func) -> Func:
         if isinstance(op, MemoryOp):
             return _memory(op, ranges, rewriter)
         if op.pure and len(op.results) == 1 and not isinstance(op, Constant):
-            return _known(op, ranges, rewriter)
+            return _known(op, ranges, rewriter) or _winner(op, ranges)
         return None
 
     return Rewriter(rule).run(func)
@@ -50,6 +52,18 @@ def _known(op: Op, ranges: dict[Value, Interval], rewriter: Rewriter) -> Sequenc
     value = rewriter.one(constant(np.asarray(interval.low, op.result.tile.dtype), op))
     ranges[value] = interval
     return [value]
+
+
+def _winner(op: Op, ranges: dict[Value, Interval]) -> Sequence[Value] | None:
+    """`max(x, y)`, `min(x, y)` where one operand always wins → that operand."""
+    if not isinstance(op, Elementwise) or op.function not in ("max", "min"):
+        return None
+    x, y = op.operands
+    for this, other in ((x, y), (y, x)):
+        greater, less = (this, other) if op.function == "max" else (other, this)
+        if greater in ranges and less in ranges and ranges[greater].low >= ranges[less].high:
+            return [this]
+    return None
 
 
 def _memory(op: MemoryOp, ranges: dict[Value, Interval], rewriter: Rewriter) -> Sequence[Value] | None:

@@ -56,7 +56,7 @@ def _movable(region: Block) -> list[Op]:
     moved: list[Op] = []
     needed: set[Value] = set()
     for op in reversed(fixed):
-        if not _only_enlarges(op) or op.result in needed:
+        if not _only_enlarges(op) or not needed.isdisjoint(op.results):
             moved.append(op)
             needed.update(op.operands)
     return moved[::-1]
@@ -65,4 +65,4 @@ def _movable(region: Block) -> list[Op]:
 def _only_enlarges(op: Op) -> bool:
     if isinstance(op, Load):
         return False
-    return op.result.tile.size > max((v.tile.size for v in op.operands), default=0)
+    return max(v.tile.size for v in op.results) > max((v.tile.size for v in op.operands), default=0)

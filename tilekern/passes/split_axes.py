@@ -4,8 +4,9 @@ Needs: a canonical Func. Gives: an access takes digits of a grid index only wher
 
     grid n of 12; load x[n // 4, n % 4]           → grid n0 of 3, n1 of 4; n = 4 * n0 + n1; load x[n0, n1]
 
-The programs are the same, in the same row-major order. An axis with a ragged last tile stays: its full tiles are
-handled as such by backends. `canonicalize` takes the sum for n into the accesses.
+The programs are the same, in the same row-major order. An axis with a ragged last tile stays, as backends treat its
+full tiles apart; so do all axes of a grid that runs in groups of tiles. `canonicalize` takes the sum for n into the
+accesses.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tilekern.ir.types import INDEX
 def split_axes(func: Func) -> Func:
     """Apply the rewrite above."""
     found = [_radices(func, index, axis) for index, axis in zip(func.body.args, func.axes, strict=True)]
-    if all(len(radices) == 1 for radices in found):
+    if all(len(radices) == 1 for radices in found) or any(axis.group for axis in func.axes):
         return func
     axes: list[Axis] = []
     args: list[Value] = []

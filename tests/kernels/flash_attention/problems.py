@@ -40,6 +40,11 @@ class Problem:
         widths = self.width, self.width, self.value_width
         return tuple((*self.batch, *n, w) for n, w in zip(rows, widths, strict=True))
 
+    def normal(self) -> list[Any]:
+        """Query, key and value in float32, always the same; from NumPy, as `jax.random` compiles for every shape."""
+        random = np.random.default_rng(0)
+        return [random.standard_normal(shape, np.float32) for shape in self.shapes]
+
     def arrays(self, dtype: str, specials: tuple[float, ...] = ()) -> st.SearchStrategy[tuple[Any, ...]]:
         """Query, key and value."""
         return st.tuples(*(arrays(jnp.dtype(dtype), shape, specials) for shape in self.shapes))

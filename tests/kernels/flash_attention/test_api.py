@@ -1,5 +1,6 @@
 """The public function inside JAX programs, and its errors."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,15 +17,11 @@ PROBLEM = Problem((2,), 21, 37, 4, 2, 12, 20)
 CAUSAL = partial(flash_attention, causal=True, q_offset=3, block_q=16, block_k=16)
 
 
-def arrays(problem: Problem = PROBLEM) -> list[jax.Array]:
-    return [jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(problem.shapes)]
-
-
 # --- inside JAX programs --------------------------------------------------------------------------------------------
 
 
 def test_the_logsumexp_comes_only_if_asked_for() -> None:
-    q, k, v = arrays()
+    q, k, v = PROBLEM.normal()
     out, logsumexp = CAUSAL(q, k, v, return_logsumexp=True)
     alone = CAUSAL(q, k, v)
     np.testing.assert_array_equal(alone, out)
@@ -33,7 +30,7 @@ def test_the_logsumexp_comes_only_if_asked_for() -> None:
 
 @pytest.mark.parametrize("batch", [(), (3, 1, 2), (0, 2)])
 def test_leading_dims_are_a_batch(batch: tuple[int, ...]) -> None:
-    q, k, v = (jax.random.normal(jax.random.key(n), (*batch, *shape[1:])) for n, shape in enumerate(PROBLEM.shapes))
+    q, k, v = replace(PROBLEM, batch=batch).normal()
     out, logsumexp = CAUSAL(q, k, v, return_logsumexp=True)
     flat = CAUSAL(*(x.reshape(-1, *x.shape[len(batch) :]) for x in (q, k, v)), return_logsumexp=True)
     assert (out.shape, logsumexp.shape) == ((*batch, 21, 4, 20), (*batch, 21, 4))
@@ -42,7 +39,7 @@ def test_leading_dims_are_a_batch(batch: tuple[int, ...]) -> None:
 
 
 def test_one_offset_for_each_element_of_the_batch() -> None:
-    q, k, v = arrays(Problem((2, 3), 21, 37, 4, 2, 12, 20))
+    q, k, v = Problem((2, 3), 21, 37, 4, 2, 12, 20).normal()
     offsets = jnp.array([[-30, -5, 0], [3, 16, 40]], jnp.int8)
     together = jax.jit(partial(CAUSAL, return_logsumexp=True))(q, k, v, q_offset=offsets)
     judge(together, q, k, v, causal=True, q_offset=np.asarray(offsets, np.int32))
@@ -50,7 +47,7 @@ def test_one_offset_for_each_element_of_the_batch() -> None:
 
 @pytest.mark.parametrize("kind", [int, np.int64])
 def test_offsets_of_64_bits_are_not_cut_off(kind: type) -> None:
-    q, k, v = arrays()
+    q, k, v = PROBLEM.normal()
     with jax.enable_x64(True):
         for huge, same in ((2**40, 37), (-(2**40), -21)):
             found, expected = (CAUSAL(q, k, v, q_offset=kind(offset)) for offset in (huge, same))
@@ -58,7 +55,7 @@ def test_offsets_of_64_bits_are_not_cut_off(kind: type) -> None:
 
 
 def test_jit_scan_and_checkpoint() -> None:
-    q, k, v = arrays()
+    q, k, v = PROBLEM.normal()
     eager = CAUSAL(q, k, v)
     np.testing.assert_array_equal(jax.jit(CAUSAL)(q, k, v), eager)
     np.testing.assert_array_equal(jax.checkpoint(CAUSAL)(q, k, v), eager)
@@ -71,21 +68,19 @@ def test_jit_scan_and_checkpoint() -> None:
 
 
 def test_vmap_is_a_batch() -> None:
-    q, k, v = arrays()
-    out, logsumexp = jax.vmap(partial(CAUSAL, return_logsumexp=True), in_axes=(1, None, 0), axis_size=2)(
-        jnp.stack([q[0], q[1]], axis=1), k[0], v
-    )
-    judge((out, logsumexp), q, jnp.stack([k[0], k[0]]), v, causal=True, q_offset=3)
+    q, k, v = PROBLEM.normal()
+    mapped = jax.vmap(partial(CAUSAL, return_logsumexp=True), in_axes=(1, None, 0))
+    judge(mapped(q.swapaxes(0, 1), k[0], v), q, np.stack([k[0], k[0]]), v, causal=True, q_offset=3)
 
 
 def test_export_and_call() -> None:
-    q, k, v = arrays()
+    q, k, v = PROBLEM.normal()
     exported = jax.export.export(jax.jit(CAUSAL))(q, k, v)
     np.testing.assert_array_equal(exported.call(q, k, v), CAUSAL(q, k, v))
 
 
 def test_many_calls_share_one_computation() -> None:
-    q, k, v = arrays(Problem((2,), 21, 37, 4, 2, 12, 12))
+    q, k, v = Problem((2,), 21, 37, 4, 2, 12, 12).normal()
 
     def layers(x: jax.Array, count: int) -> jax.Array:
         for _ in range(count):

@@ -19,16 +19,25 @@ FLOATS = ("float32", "bfloat16", "float16", "float64")
 BLOCKS = ({}, {"block_rows": 4, "block_columns": 8}, {"block_rows": 3, "block_columns": 7}, {"block_columns": 1})
 
 
+naive = jax.jit(reference, static_argnames="dtype")
+
+
+# By the parameters that are given.
+ORACLES = {
+    (): reference,
+    ("weight",): reference,
+    ("bias",): lambda x, bias, eps: reference(x, None, bias, eps=eps),
+    ("weight", "bias"): reference,
+}
+
+
 def check(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5, **blocks: int) -> None:
-    given = {name: v for name, v in (("weight", weight), ("bias", bias)) if v is not None}
     with jax.enable_x64(x.dtype == np.float64):
         out = layer_norm(x, weight, bias, eps=eps, **blocks)
-        low = jax.jit(partial(reference, dtype=x.dtype))(x, weight, bias, eps=eps)
-
-    def definition(x: Any, *parameters: Any) -> Any:
-        return reference(x, **dict(zip(given, parameters, strict=True)), eps=eps)
-
-    assert_close(out, in_float64(definition, x, *given.values()), low, length=x.shape[-1])
+        low = naive(x, weight, bias, eps=eps, dtype=x.dtype)
+    given = {name: v for name, v in (("weight", weight), ("bias", bias)) if v is not None}
+    oracle = in_float64(ORACLES[tuple(given)], x, *given.values(), eps=eps)
+    assert_close(out, oracle, low, length=x.shape[-1])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -40,7 +49,7 @@ def test_floats(dtype: str, data: st.DataObject, rows: int, columns: int, blocks
     check(x, weight, bias, eps=data.draw(st.sampled_from([1e-5, 0.5])), **blocks)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("blocks", BLOCKS)
 @given(data=st.data())
 def test_nan_and_infinities_spread_as_in_the_oracle(dtype: str, blocks: dict[str, int], data: st.DataObject) -> None:
@@ -68,7 +77,6 @@ def test_any_rank(shape: tuple[int, ...]) -> None:
 def test_small_cases(case: Case, dtype: str) -> None:
     x, weight, bias = case.arrays(jax.random.key(0), dtype)
     assert (x.shape, weight.shape, bias.shape) == ((case.rows, case.columns), (case.columns,), (case.columns,))
-    check(x, weight, bias, **case.keywords)
     check(x, weight, bias, **case.keywords, block_rows=16, block_columns=32)
 
 

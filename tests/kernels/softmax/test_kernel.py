@@ -19,10 +19,13 @@ FLOATS = ("float32", "bfloat16", "float16", "float64")
 BLOCKS = ({}, {"block_rows": 4, "block_columns": 8}, {"block_rows": 3, "block_columns": 7}, {"block_columns": 1})
 
 
-def check(x: Any, axis: int = -1, **blocks: int) -> None:
+naive = jax.jit(reference, static_argnames="dtype")
+
+
+def check(x: Any, **blocks: int) -> None:
     with jax.enable_x64(x.dtype == np.float64):
-        out, low = softmax(x, axis, **blocks), jax.jit(partial(reference, axis=axis, dtype=x.dtype))(x)
-    assert_close(out, in_float64(partial(reference, axis=axis), x), low, length=x.shape[axis])
+        out, low = softmax(x, **blocks), naive(x, dtype=x.dtype)
+    assert_close(out, in_float64(reference, x), low, length=x.shape[-1])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -32,7 +35,7 @@ def test_floats(dtype: str, data: st.DataObject, rows: int, columns: int, blocks
     check(data.draw(arrays(jnp.dtype(dtype), (rows, columns))), **blocks)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("blocks", BLOCKS)
 @given(data=st.data())
 def test_nan_and_infinities_spread_as_in_the_oracle(dtype: str, blocks: dict[str, int], data: st.DataObject) -> None:
@@ -57,8 +60,9 @@ def test_large_numbers_do_not_overflow(blocks: dict[str, int]) -> None:
 @pytest.mark.parametrize(("shape", "axis"), [((37,), 0), ((2, 3, 5), -1), ((2, 3, 5), 0), ((4, 0, 3), 1), ((0, 3), 1)])
 def test_any_axis_of_any_rank(shape: tuple[int, ...], axis: int) -> None:
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    check(x, axis, block_rows=2, block_columns=4)
-    assert_close(jax.nn.softmax(x, axis), in_float64(partial(reference, axis=axis), x), reference(x, axis))
+    oracle, low = in_float64(partial(reference, axis=axis), x), reference(x, axis)
+    assert_close(softmax(x, axis, block_rows=2, block_columns=4), oracle, low, length=x.shape[axis])
+    assert_close(jax.nn.softmax(x, axis), oracle, low, length=x.shape[axis])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -66,7 +70,6 @@ def test_any_axis_of_any_rank(shape: tuple[int, ...], axis: int) -> None:
 def test_small_cases(case: Case, dtype: str) -> None:
     (x,) = case.arrays(jax.random.key(0), dtype)
     assert x.shape == (case.rows, case.columns)
-    check(x)
     check(x, block_rows=16, block_columns=32)
 
 

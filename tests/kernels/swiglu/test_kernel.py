@@ -19,9 +19,12 @@ FLOATS = ("float32", "bfloat16", "float16", "float64")
 BLOCKS = ({}, {"block_rows": 4, "block_columns": 8}, {"block_rows": 3, "block_columns": 7}, {"block_columns": 1})
 
 
+naive = jax.jit(reference, static_argnames="dtype")
+
+
 def check(gate: Any, up: Any, **blocks: int) -> None:
     with jax.enable_x64(gate.dtype == np.float64):
-        out, low = swiglu(gate, up, **blocks), jax.jit(partial(reference, dtype=gate.dtype))(gate, up)
+        out, low = swiglu(gate, up, **blocks), naive(gate, up, dtype=gate.dtype)
     assert_close(out, in_float64(reference, gate, up), low)
 
 
@@ -33,7 +36,7 @@ def test_floats(dtype: str, data: st.DataObject, rows: int, columns: int, blocks
     check(gate, up, **blocks)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @given(data=st.data())
 def test_nan_and_infinities_spread_as_in_the_oracle(dtype: str, data: st.DataObject) -> None:
     specials = [np.inf, -np.inf, np.nan, 0.0]

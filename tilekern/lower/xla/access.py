@@ -217,7 +217,8 @@ def _to_box(boxes: Sequence[Window], op: MemoryOp, value: Stacked, sizes: Mappin
 def _indices(op: MemoryOp, env: Environment) -> tuple[list[jax.Array], tuple[int, ...]]:
     """For each dim the index of every lane, all broadcast against each other; and the batched axes that lead them."""
     access = op.access
-    axes = tuple(sorted({a for v in op.positions for a in env[v].axes}))
+    used = {op.positions[t.operand] for d in access.dims for t in d.position.terms}
+    axes = tuple(sorted({a for v in used for a in env[v].axes}))
     rank, lane, found = len(access.shape), 0, list[jax.Array]()
     for dim in access.dims:
         shape = [1] * (len(axes) + rank)

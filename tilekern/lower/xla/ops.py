@@ -16,9 +16,11 @@ from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import BF16, F32, DType, accumulator, kind_of
+from tilekern.ir.types import BF16, DTYPES, F32, F64, DType, accumulator, kind_of
 
 Function = Callable[..., jax.Array]
+
+_DOT_OPERANDS = (BF16, F32, F64, *(DTYPES[name] for name in ("i8", "i16", "i32")))
 
 _ROUNDING = {"round_even": lax.RoundingMethod.TO_NEAREST_EVEN, "round_away": lax.RoundingMethod.AWAY_FROM_ZERO}
 
@@ -47,7 +49,8 @@ def function_of(op: Op) -> Function:
         case Elementwise(function="round_even" | "round_away"):
             return partial(lax.round, rounding_method=_ROUNDING[op.function])
         case Elementwise():
-            return getattr(lax, op.row.lax)
+            function = getattr(lax, op.row.lax)
+            return partial(_in_float32, function) if _is_widened(op) else function
         case Constant():
             return lambda: jnp.broadcast_to(jnp.asarray(op.array), op.shape)
         case Select():
@@ -101,10 +104,19 @@ def _place_function(op: Op) -> Function:
         case DynamicUpdateSlice():
             return _dynamic_update_slice
         case Take():
-            take = jnp.take_along_axis if op.along else jnp.take
-            return partial(take, axis=op.dim, mode="clip")
+            return partial(_take, op)
         case _:
             raise NotImplementedError(f"the XLA backend has no rule for {op.name}")
+
+
+def _is_widened(op: Elementwise) -> bool:
+    """Whether XLA's own function lacks the dtype, or rounds in between: those of 8-bit floats, but for single steps."""
+    dtype = op.operands[0].tile.dtype
+    return kind_of(dtype) == "float" and dtype.itemsize == 1 and op.row.result == "same" and op.function != "nextafter"
+
+
+def _in_float32(function: Function, *operands: jax.Array) -> jax.Array:
+    return function(*(x.astype(jnp.float32) for x in operands)).astype(operands[0].dtype)
 
 
 def _select(which: jax.Array, on_true: jax.Array, on_false: jax.Array) -> jax.Array:
@@ -116,16 +128,30 @@ def _concatenate(dim: int, *tiles: jax.Array) -> jax.Array:
 
 
 def convert(x: jax.Array, dtype: DType) -> jax.Array:
-    """A cast by the language's rules, which are XLA's but for float to bool (not zero)."""
+    """A cast by the language's rules."""
     if dtype == jnp.bool_:
         return lax.ne(x, lax.full_like(x, 0))
+    if kind_of(x.dtype) == "float" and kind_of(dtype) != "float":
+        return _to_integer(x, dtype)
     return lax.convert_element_type(x, dtype)
 
 
+def _to_integer(x: jax.Array, dtype: DType) -> jax.Array:
+    """Toward zero and saturating; XLA does that too, but not where it or JAX folds a constant."""
+    limits, wide = jnp.iinfo(dtype), lax.convert_element_type(x, accumulator(x.dtype))
+    below, above = wide <= float(limits.min), wide >= float(limits.max)
+    inside = lax.convert_element_type(jnp.where(below | above | jnp.isnan(wide), 0, wide), dtype)
+    low, high = (jnp.asarray(limit, dtype) for limit in (limits.min, limits.max))
+    return jnp.where(below, low, jnp.where(above, high, inside))
+
+
 def _dot(op: Dot, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """Exact products, never a cheaper precision; narrow operands other than bf16 are widened first."""
+    """Exact products, never a cheaper precision; operands that XLA does not take as they are are widened first.
+
+    Integers of more bits than the accumulator's are cut: sums and products wrap around either way.
+    """
     wide = accumulator(lhs.dtype)
-    if kind_of(lhs.dtype) == "float" and lhs.dtype not in (BF16, F32):
+    if lhs.dtype not in _DOT_OPERANDS:
         lhs, rhs = (lax.convert_element_type(x, wide) for x in (lhs, rhs))
     return lax.dot_general(
         lhs, rhs, (op.contract, op.batch), precision=lax.Precision.HIGHEST, preferred_element_type=wide
@@ -154,3 +180,10 @@ def _dynamic_slice(op: DynamicSlice, x: jax.Array, *starts: jax.Array) -> jax.Ar
 
 def _dynamic_update_slice(x: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice(x, update, starts, allow_negative_indices=False)
+
+
+def _take(op: Take, x: jax.Array, indices: jax.Array) -> jax.Array:
+    """Clamped here: jnp counts negative indices from the end first."""
+    places = jnp.clip(indices, 0, x.shape[op.dim] - 1)
+    take = jnp.take_along_axis if op.along else jnp.take
+    return take(x, places, axis=op.dim, mode="clip")

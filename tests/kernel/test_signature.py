@@ -1,0 +1,192 @@
+"""Signatures of kernels, and their static arguments."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tilekern as tk
+from tests.lang.checks import like_first, numbers, refused
+from tilekern.errors import ArgumentError
+from tilekern.kernel.signature import of_function, static_key
+
+X = numbers(6)
+
+
+@like_first
+def scale(x, out, *, factor: float, twice: bool = False, mode: Literal["up", "down"] = "up", block: tk.Block = 4):
+    i = tk.parallel(x.shape[0], block)
+    by = factor * (2 if twice else 1)
+    out[i] = x[i] * by if mode == "up" else x[i] / by
+
+
+def test_what_is_static_and_what_is_a_block() -> None:
+    signature = scale.signature
+    assert signature.arrays == ("x", "out")
+    assert list(signature.statics) == ["factor", "twice", "mode"]
+    assert dict(signature.blocks) == {"block": 4}
+
+
+def test_blocks_are_known_by_their_annotation() -> None:
+    def f(x: Missing, out, *, a: tk.Block, b: tk.Block = 3, c: int = 4, d: Missing = 5): ...  # noqa: F821
+
+    assert list(of_function(f).blocks) == ["a", "b"]
+    assert list(of_function(f).statics) == ["c", "d"]
+
+
+def test_inputs_may_be_given_by_keyword() -> None:
+    @tk.kernel(out_type=lambda x, y: x)
+    def add(x, y, out, *, minus: bool = False):
+        out[...] = x[...] - y[...] if minus else x[...] + y[...]
+
+    np.testing.assert_array_equal(add(X, y=X), 2 * X)
+    np.testing.assert_array_equal(add(y=X, x=X, minus=True), 0 * X)
+    np.testing.assert_array_equal(jax.jit(lambda a: add(x=a, y=jnp.asarray(X)))(X), 2 * X)
+
+
+# --- static arguments ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ({"factor": "x"}, "factor = 'x' (str)"),
+        ({"factor": True}, "factor = True (bool)"),
+        ({"factor": 1.0, "twice": 1}, "twice = 1 (int)"),
+        ({"factor": 1.0, "mode": "left"}, "mode = 'left' (str)"),
+    ],
+)
+def test_a_static_argument_of_the_wrong_type(given, got) -> None:
+    name = got.partition(" ")[0]
+    with refused(ArgumentError, f"argument {name} of scale has the wrong type", expected=f"{name}: ", got=got):
+        scale(X, **given)  # <-
+
+
+@pytest.mark.parametrize("factor", [2, 2.0, np.float32(2), np.int64(2)])
+def test_any_number_is_a_float(factor) -> None:
+    np.testing.assert_array_equal(scale(X, factor=factor), X * 2)
+
+
+@pytest.mark.parametrize("value", [[1.0], {"a": 1}, np.zeros(3)])
+def test_a_static_argument_that_is_not_hashable(value) -> None:
+    with refused(
+        ArgumentError,
+        "the keyword argument factor of scale is static and must be hashable",
+        expected="a hashable Python value",
+        got="factor = ",
+        fix="lists as tuples",
+    ):
+        scale(X, factor=value)  # <-
+
+
+def test_a_traced_static_argument() -> None:
+    def call(x, factor):
+        return scale(x, factor=factor)  # the line of the error
+
+    with pytest.raises(ArgumentError, match="static and must be hashable") as raised:
+        jax.jit(call)(X, 2.0)
+    assert raised.value.got == "factor = float32[]"
+    assert raised.value.loc.function == "call"
+
+
+def test_a_static_argument_that_is_missing() -> None:
+    with refused(ArgumentError, "scale needs the keyword argument factor", expected="factor=", got="no", fix="default"):
+        scale(X)  # <-
+
+
+def test_a_keyword_that_does_not_exist() -> None:
+    with refused(
+        ArgumentError,
+        "scale has no keyword argument 'facto'",
+        expected="one of block, factor, mode, target, twice",
+        got="facto = 2.0 (float)",
+        fix="order",
+    ):
+        scale(X, facto=2.0)  # <-
+
+
+@pytest.mark.parametrize(
+    ("block", "got"), [(0, "0"), (-1, "-1"), (2.5, "2.5 (float)"), ("4", "'4' (str)"), (True, "True (bool)")]
+)
+def test_a_block_of_a_call_must_be_positive(block, got) -> None:
+    summary = "block must be a static integer of at least 1"
+    with refused(ArgumentError, summary, expected="a Python int >= 1", got=f"block = {got}"):
+        scale(X, factor=2.0, block=block)  # <-
+
+
+def test_a_block_of_none_is_the_default() -> None:
+    np.testing.assert_array_equal(scale(X, factor=2.0, block=None), X * 2)
+
+
+# --- signatures that are none ----------------------------------------------------------------------------------------
+
+
+def _signatures() -> dict[str, Any]:
+    def arguments(x, *out): ...
+    def keywords(x, out, **rest): ...
+    def nothing(): ...
+    def only_statics(*, n: int): ...
+
+    return {f.__name__: f for f in (arguments, keywords, nothing, only_statics)}
+
+
+@pytest.mark.parametrize("name", _signatures())
+def test_a_signature_that_is_none_of_a_kernel(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"the signature of the kernel {name} is not one of a kernel") as raised:
+        like_first(_signatures()[name])
+    assert "at least one output" in raised.value.expected
+    assert raised.value.got.startswith(f"{name}(")
+    assert raised.value.loc.function == name
+
+
+def test_an_error_of_a_signature_points_at_the_definition() -> None:
+    with refused(ArgumentError, "the signature of the kernel f is not", expected="positional", got="f(*x)", fix="tuple"):
+
+        @like_first
+        def f(*x):  # <-
+            ...
+
+
+def test_target_is_reserved() -> None:
+    with refused(ArgumentError, "the kernel f has a parameter named target", expected="other", got="target", fix="rename"):
+
+        @like_first
+        def f(x, out, *, target: str):  # <-
+            ...
+
+
+# --- keys of caches --------------------------------------------------------------------------------------------------
+
+SCALARS = [0, 1, False, True, 0.0, -0.0, 1.0, float("inf"), None, "1"]
+SCALARS += [np.float32(0), np.float32(-0.0), np.float64(0), np.float64(-0.0), np.int8(1), np.int64(1)]
+
+
+def test_a_key_tells_apart_what_python_does_not() -> None:
+    """`repr` shows the difference of 1, True and 1.0, and of 0.0 and -0.0."""
+    values = [*SCALARS, *((v,) for v in SCALARS), *((0, (v,)) for v in SCALARS)]
+    for a, b in product(values, values):
+        assert (static_key({"n": a}) == static_key({"n": b})) == (repr(a) == repr(b)), (a, b)
+
+
+def test_nan_is_one_key() -> None:
+    assert static_key({"n": float("nan")}) == static_key({"n": float("nan")})
+
+
+@pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0), ((1,), (True,), (1.0,)), (("a", 0.0), ("a", -0.0))])
+def test_static_arguments_that_are_equal_in_python(values) -> None:
+    @like_first
+    def code(x, out, *, value: Any):
+        out[...] = x[...] * 0 + _code(value)
+
+    for _ in range(2):
+        assert [float(code(X, value=v)[0]) for v in values] == [_code(v) for v in values]
+
+
+def _code(value: Any) -> float:
+    inner = value[-1] if isinstance(value, tuple) else value
+    return {bool: 1, int: 2, float: 3}[type(inner)] * float(np.copysign(1, inner))

@@ -1,0 +1,176 @@
+import re
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilekern as tk
+from tilekern.errors import ArgumentError
+from tilekern.kernels.cross_entropy import cross_entropy, cross_entropy_forward, reference
+from tilekern.kernels.cross_entropy.cases import CASES, Case
+from tilekern.testing import arrays, assert_close, in_float64, lengths
+
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+BLOCKS = (
+    {},
+    {"block_t": 4, "block_v": 16, "block_d": 8},
+    {"block_t": 5, "block_v": 7, "block_d": 3},
+    {"block_t": 1, "block_v": 1, "block_d": 16},
+)
+PLAIN = {"label_smoothing": 0.0, "softcap": None, "z_loss": 0.0}
+OPTIONS = (
+    PLAIN,
+    {**PLAIN, "label_smoothing": 0.1},
+    {**PLAIN, "softcap": 3.0},
+    {**PLAIN, "z_loss": 1e-2},
+    {"label_smoothing": 1.0, "softcap": 30.0, "z_loss": 1e-4},
+)
+naive = jax.jit(reference, static_argnames=("softcap", "dtype"))
+
+
+def check(hidden: Any, weight: Any, labels: Any, options: dict[str, Any], **blocks: int) -> None:
+    """The loss and the logsumexp by the rule; a logit is a sum of D terms, the logsumexp one of V."""
+    with jax.enable_x64(hidden.dtype == np.float64):
+        found = cross_entropy(hidden, weight, labels, **options, **blocks, return_logsumexp=True)
+        low = naive(hidden, weight, labels, **options, dtype=hidden.dtype)
+    oracle = in_float64(reference, hidden, weight, labels, **options)
+    for out, wide, narrow in zip(found, oracle, low, strict=True):
+        assert_close(out, wide, narrow, length=sum(weight.shape))
+
+
+def draw(data: st.DataObject, dtype: str, tokens: int, width: int, vocabulary: int, **keywords: Any) -> tuple[Any, ...]:
+    """hidden, weight, and labels, some of which are no word."""
+    shapes = (tokens, width), (width, vocabulary)
+    hidden, weight = (data.draw(arrays(jnp.dtype(dtype), shape, **keywords)) for shape in shapes)
+    words = st.integers(0, max(vocabulary - 1, 0)) | st.sampled_from([-100, -1, vocabulary])
+    labels = data.draw(st.lists(words, min_size=tokens, max_size=tokens))
+    return hidden, weight, np.array(labels, np.int32)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@settings(max_examples=10)
+@given(data=st.data(), tokens=lengths(4), width=st.sampled_from([0, 1, 8, 19]), vocabulary=lengths(16))
+def test_floats(dtype: str, data: st.DataObject, tokens: int, width: int, vocabulary: int) -> None:
+    inputs = draw(data, dtype, tokens, width, max(vocabulary, 1))
+    check(*inputs, data.draw(st.sampled_from(OPTIONS)), **data.draw(st.sampled_from(BLOCKS)))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("blocks", BLOCKS[1:3])
+@settings(max_examples=10)
+@given(data=st.data())
+def test_nan_and_infinities_spread_as_in_the_oracle(
+    options: dict[str, Any], blocks: dict[str, int], data: st.DataObject
+) -> None:
+    inputs = draw(data, "float32", 5, 3, 33, specials=[np.inf, -np.inf, np.nan, 0.0])
+    check(*inputs, options, **blocks)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    hidden = np.array([[1e3], [-1e3], [0.0]], np.float32)
+    weight = np.linspace(-100, 100, 50, dtype=np.float32).reshape(1, 50)
+    check(hidden, weight, np.array([0, 49, 7]), PLAIN, block_t=2, block_v=16)
+
+
+def test_the_loss_is_that_of_log_softmax() -> None:
+    hidden, weight, labels = CASES[0].small().arrays(jax.random.key(0), "float32")
+    log_probabilities = jax.nn.log_softmax(jnp.matmul(hidden, weight, precision="highest"))
+    theirs = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
+    oracle, _ = in_float64(reference, hidden, weight, labels)
+    assert_close(theirs, oracle, naive(hidden, weight, labels)[0], length=sum(weight.shape))
+    assert_close(cross_entropy(hidden, weight, labels), oracle, naive(hidden, weight, labels)[0])
+
+
+def test_labels_that_are_no_word() -> None:
+    hidden, weight = jnp.zeros((5, 2)), jnp.zeros((2, 8))
+    loss = cross_entropy(hidden, weight, jnp.array([0, 8, -1, -100, 7]))
+    np.testing.assert_array_equal(np.isnan(loss), [False, True, True, False, False])
+    assert loss[3] == 0
+    ignored = cross_entropy(hidden, weight, jnp.array([0, 8, -1, -100, 7]), ignore_index=0)
+    np.testing.assert_array_equal(np.isnan(ignored), [False, True, True, True, False])
+    assert ignored[0] == 0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64"])
+def test_labels_of_any_integer_dtype(dtype: str) -> None:
+    with jax.enable_x64(True):
+        top = jnp.iinfo(dtype).max
+        loss = cross_entropy(jnp.zeros((2, 2)), jnp.zeros((2, 9)), jnp.array([3, top], dtype))
+    np.testing.assert_array_equal(np.isnan(loss), [False, True])
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3), (0,), (2, 0, 3)])
+def test_any_leading_dims(shape: tuple[int, ...]) -> None:
+    random = np.random.default_rng(0)
+    hidden, weight = (random.standard_normal(s).astype(np.float32) for s in ((*shape, 6), (6, 20)))
+    check(hidden, weight, random.integers(0, 20, shape), PLAIN, block_t=2, block_v=8, block_d=4)
+
+
+def test_no_words() -> None:
+    loss, logsumexp = cross_entropy(jnp.ones((2, 3)), jnp.ones((3, 0)), jnp.array([0, -100]), return_logsumexp=True)
+    assert np.isnan(loss[0]) and loss[1] == 0 and (logsumexp == -jnp.inf).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("case", [case.small() for case in CASES], ids=lambda case: case.name)
+def test_small_cases(case: Case, dtype: str) -> None:
+    inputs = case.arrays(jax.random.key(0), dtype)
+    assert [x.shape for x in inputs[:2]] == [(case.tokens, case.width), (case.width, case.vocabulary)]
+    check(*inputs, case.keywords, block_t=16, block_v=32, block_d=32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_cases_trace(case: Case) -> None:
+    inputs = jax.eval_shape(partial(case.arrays, dtype=jnp.bfloat16), jax.random.key(0))
+    loss = jax.eval_shape(partial(cross_entropy, **case.keywords), *inputs)
+    assert (loss.shape, loss.dtype) == ((case.tokens,), jnp.float32)
+
+
+def test_a_whole_vocabulary() -> None:
+    case = Case("llama3_8b", 8, 16, 128256)
+    check(*case.arrays(jax.random.key(0), "float32"), PLAIN)
+
+
+def test_the_logits_are_never_in_memory() -> None:
+    tokens, width, vocabulary = 4096, 64, 32000
+    inputs = jax.eval_shape(partial(Case("", tokens, width, vocabulary).arrays, dtype=jnp.float32), jax.random.key(0))
+    compiled = jax.jit(cross_entropy).lower(*inputs).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * tokens * vocabulary / 20
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_interpreter_agrees(options: dict[str, Any]) -> None:
+    inputs = Case("", 5, 6, 19).arrays(jax.random.key(0), "float32")
+    traced = cross_entropy_forward.trace(*inputs, **options, ignore_index=-100, block_t=2, block_v=8, block_d=4)
+    oracle, low = in_float64(reference, *inputs, **options), naive(*inputs, **options)
+    for out, wide, narrow in zip(tk.interpret(traced)(*inputs), oracle, low, strict=True):
+        assert_close(out, wide, narrow, length=25)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "weight", "labels", "got"),
+    [
+        ((2, 3), (4, 5), jnp.zeros(2, jnp.int32), "hidden = float32[2, 3], weight = float32[4, 5]"),
+        ((2, 3), (3, 5), jnp.zeros((2, 5)), "labels = float32[2, 5]"),
+        ((2, 3), (3, 5), jnp.zeros(3, jnp.int32), "labels = int32[3]"),
+        ((2, 3), (3,), jnp.zeros(2, jnp.int32), "weight = float32[3]"),
+        ((), (3, 5), jnp.zeros((), jnp.int32), "hidden = float32[]"),
+    ],
+)
+def test_arrays_that_do_not_fit(hidden: tuple[int, ...], weight: tuple[int, ...], labels: Any, got: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(got)) as caught:
+        cross_entropy(jnp.zeros(hidden), jnp.zeros(weight), labels)  # here
+    assert "# here" in caught.value.loc.snippet()
+
+
+@pytest.mark.parametrize("options", [{"label_smoothing": 1.5}, {"label_smoothing": -0.1}, {"softcap": 0.0}], ids=str)
+def test_options_out_of_range(options: dict[str, float]) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(ArgumentError, match=re.escape(f"{name} = {value}")) as caught:
+        cross_entropy(jnp.zeros((2, 3)), jnp.zeros((3, 5)), jnp.zeros(2, jnp.int32), **options)  # here
+    assert "# here" in caught.value.loc.snippet()

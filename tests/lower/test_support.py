@@ -1,0 +1,137 @@
+"""The table of what each backend can do: it is complete, and what it promises is so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.ir.funcs import assert_same
+from tilekern.errors import UnsupportedError
+from tilekern.ir.core import Func
+from tilekern.ir.elementwise import TABLE, Elementwise
+from tilekern.ir.interpret import interpret
+from tilekern.ir.parse import OPS
+from tilekern.ir.types import BOOL, DTYPES, F64, DType, kind_of
+from tilekern.ir.verify import verify
+from tilekern.lower import support
+from tilekern.lower.target import BACKENDS
+from tilekern.lower.xla import emit
+from tilekern.testing import assert_close
+
+FLOATS = [n for n, d in DTYPES.items() if kind_of(d) == "float"]
+
+
+def test_every_op_is_in_the_table() -> None:
+    found: set[str] = set()
+    for row in support.SAMPLES:
+        (func, *_) = accepted(row)
+        verify(func)
+        ops = {op.function if isinstance(op, Elementwise) else op.name for op in func.walk()}
+        (name,) = {op for op in ops if row == op or row.startswith(f"{op} ")}
+        found.add(name)
+    assert found == OPS.keys() - {"elementwise"} | TABLE.keys()
+
+
+def accepted(row: str) -> list[Func]:
+    """The samples of a row for all dtypes that the language has it for."""
+    rejected = {c.dtype for c in support.table() if c.op == row and not c.backend}
+    return [support.sample(row, dtype) for name, dtype in DTYPES.items() if name not in rejected]
+
+
+def test_every_cell_is_supported_or_rejected_with_a_reason() -> None:
+    """An error of a backend that is none of ours would have ended `table()`."""
+    cells = {(c.op, c.dtype, c.backend): c.reason for c in support.table()}
+    assert set(support.ATTEMPTS) == {"interpreter", *BACKENDS}
+    for op in support.SAMPLES:
+        for dtype in DTYPES:
+            if (op, dtype, "") in cells:
+                assert re.search(r"not accept|bitcast|assert|atomic", cells[op, dtype, ""]), (op, dtype)
+            else:
+                assert all((op, dtype, backend) in cells for backend in support.ATTEMPTS), (op, dtype)
+
+
+def test_what_the_portable_backends_reject_is_known() -> None:
+    """A cell that one of these loses is a decision, and would be named here."""
+    assert [c for c in support.table() if c.backend in ("interpreter", "xla") and c.reason] == []
+
+
+def test_reasons_and_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(func: Func) -> None:
+        if func.name == "exp" and func.inputs[0].ref.dtype == F64:
+            raise UnsupportedError("no exponentials of float64")
+
+    monkeypatch.setattr(support, "SAMPLES", {name: support.SAMPLES[name] for name in ("exp", "abs")})
+    monkeypatch.setattr(support, "ATTEMPTS", {"good": lambda func: None, "poor": refuse})
+    monkeypatch.setattr(support, "table", support.table.__wrapped__)
+    (cell,) = [c for c in support.table() if c.backend and c.reason]
+    assert cell == support.Cell("exp", "f64", "poor", "no exponentials of float64")
+    text = support.markdown()
+    assert "| exp | [1] | ✓ | ✓ |" in text and "| abs | ✓ | ✓ |" in text and "| – |" in text
+    assert "\n[1] poor: no exponentials of float64.\n" in text
+
+    def fail(func: Func) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(support, "ATTEMPTS", {"bad": fail})
+    with pytest.raises(RuntimeError, match="a bug"):
+        support.table()
+
+
+def test_markdown_has_a_row_for_each_op() -> None:
+    lines = support.markdown().splitlines()
+    rows = {line.split("|")[1].strip(): line.count("|") for line in lines if line.startswith("|")}
+    assert set(rows) == {"op", ":---", *support.SAMPLES} and set(rows.values()) == {len(DTYPES) + 2}
+
+
+# --- what is supported runs, and computes what the interpreter says ---------------------------------------------------
+
+
+def inputs(func: Func) -> list[np.ndarray]:
+    """Small numbers of both signs, not 0 (integer division by it is unspecified); as indices some lie outside."""
+    rng = np.random.default_rng(0)
+    arrays: list[np.ndarray] = []
+    for param in func.inputs:
+        shape, own = param.ref.shape, param.ref.dtype
+        x: Any = rng.integers(1, 8, shape) / 4 if kind_of(own) == "float" else rng.integers(1, 8, shape)
+        if own == BOOL:
+            x = rng.integers(0, 2, shape)
+        elif kind_of(own) in ("float", "signed"):
+            x = x * rng.choice([-1, 1], shape)
+        arrays.append(np.asarray(x).astype(own))
+    return arrays
+
+
+def as_xla(funcs: list[Func]) -> Callable[..., Any]:
+    """One program for many Funcs: compiling each apart takes minutes."""
+    return jax.jit(lambda many: [emit.run(func, *arrays) for func, arrays in zip(funcs, many, strict=True)])
+
+
+def judge(name: str, dtype: DType, got: np.ndarray, wanted: np.ndarray, arrays: list[np.ndarray]) -> None:
+    """Bit for bit; or, of what rounds, as near to the same op on float64 as the interpreter is."""
+    if kind_of(got.dtype) != "float" or np.array_equal(got, wanted, equal_nan=True):
+        assert_same(got, wanted, zeros=False)
+        return
+    wide = support.sample(name, F64)
+    oracle = interpret(wide, *(x.astype(F64) if x.dtype == dtype else x for x in arrays))[-1]
+    assert_close(got, oracle.astype(F64), wanted, length=2)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_supported_cells_run(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    dtype = DTYPES[name]
+    rows = [c.op for c in support.table() if (c.dtype, c.backend, c.reason) == (name, "xla", "")]
+    funcs = [support.sample(row, dtype) for row in rows]
+    many = [inputs(func) for func in funcs]
+    with jax.enable_x64(True):
+        found = jax.tree.map(np.asarray, as_xla(funcs)(many))
+    for row, func, arrays, results in zip(rows, funcs, many, found, strict=True):
+        for got, wanted in zip(results, interpret(func, *arrays), strict=True):
+            try:
+                judge(row, dtype, got, wanted, arrays)
+            except AssertionError as error:
+                raise AssertionError(f"{row} of {name}: {error}") from error

@@ -1,0 +1,239 @@
+"""A kernel as a primitive of JAX: in every kind of program, and under every transformation."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import tilekern as tk
+from tests.lang.checks import like_first, numbers, refused
+from tilekern.errors import NotDifferentiableError
+
+X = numbers(10)
+
+
+@like_first
+def step(x, out, *, factor: float = 2.0, block: tk.Block = 4):
+    """A fold, so that the lowered program has a loop to count."""
+    i = tk.parallel(x.shape[0], block)
+    out[i] = tk.fold(tk.serial(3), lambda n, acc: acc * factor - n, x[i])
+
+
+def oracle(x: Any, factor: float = 2.0) -> Any:
+    for n in range(3):
+        x = x * factor - n
+    return x
+
+
+# --- programs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_eager_and_jitted_calls_agree() -> None:
+    np.testing.assert_array_equal(step(X), oracle(X))
+    np.testing.assert_array_equal(jax.jit(step)(X), oracle(X))
+    np.testing.assert_array_equal(jax.jit(lambda x: step(x + 1, factor=3.0))(X), oracle(X + 1, 3.0))
+    assert isinstance(step(X), jax.Array)
+
+
+def test_the_bare_primitive_runs_eagerly() -> None:
+    """What `jax.core.eval_jaxpr` and custom interpreters do with a jaxpr."""
+    closed = jax.make_jaxpr(step)(X)
+    (equation,) = closed.jaxpr.eqns
+    (inner,) = equation.params["jaxpr"].eqns
+    assert inner.primitive.name == "tilekern_call"
+    np.testing.assert_array_equal(inner.primitive.bind(jnp.asarray(X), **inner.params)[0], oracle(X))
+
+
+def test_inside_loops_and_branches() -> None:
+    def carried(x: Any) -> Any:
+        return lax.scan(lambda c, _: (step(c), c[0]), x, None, length=3)
+
+    last, firsts = jax.jit(carried)(X)
+    np.testing.assert_array_equal(last, oracle(oracle(oracle(X))))
+    np.testing.assert_array_equal(firsts, [X[0], oracle(X)[0], oracle(oracle(X))[0]])
+    np.testing.assert_array_equal(lax.fori_loop(0, 2, lambda n, c: step(c), X), oracle(oracle(X)))
+    np.testing.assert_array_equal(lax.while_loop(lambda c: c[0] < 3, step, X), oracle(X) if X[0] < 3 else X)
+    np.testing.assert_array_equal(lax.cond(X[0] > 0, step, lambda x: x, jnp.asarray(X)), oracle(X))
+    np.testing.assert_array_equal(lax.map(step, np.stack([X, -X])), [oracle(X), oracle(-X)])
+
+
+def test_under_checkpoint_and_disable_jit() -> None:
+    np.testing.assert_array_equal(jax.checkpoint(step)(X), oracle(X))
+    np.testing.assert_array_equal(jax.jit(jax.checkpoint(lambda x: step(step(x))))(X), oracle(oracle(X)))
+    with jax.disable_jit():
+        np.testing.assert_array_equal(step(X, factor=5.0), oracle(X, 5.0))
+
+
+def test_the_types_of_results_need_no_run() -> None:
+    aval = jax.eval_shape(step, jax.ShapeDtypeStruct((7,), jnp.bfloat16))
+    assert (aval.shape, aval.dtype) == ((7,), jnp.bfloat16)
+
+
+@pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda", "tpu")])
+def test_export_and_back(platforms: tuple[str, ...]) -> None:
+    exported = jax.export.export(jax.jit(lambda x: step(x) + 1), platforms=platforms)(X)
+    np.testing.assert_array_equal(exported.call(X), oracle(X) + 1)
+    pytest.importorskip("flatbuffers", reason="serialization needs flatbuffers")
+    again = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(jax.jit(again.call)(X), oracle(X) + 1)
+
+
+def test_export_with_more_than_one_result() -> None:
+    @tk.kernel(out_type=lambda x: {"a": x, "b": (x, x)})
+    def several(x, out):
+        out["a"][...], out["b"][0][...], out["b"][1][...] = x[...], x[...] * 2, x[...] * 3
+
+    exported = jax.export.export(jax.jit(several))(X)
+    assert jax.tree.map(lambda x: float(x[1]), exported.call(X)) == {"a": 2.0, "b": (4.0, 6.0)}
+
+
+def test_threads_call_at_once() -> None:
+    """A kernel that nobody has traced yet, called from several threads with several types."""
+
+    @like_first
+    def fresh(x, out, *, block: tk.Block = 4):
+        i = tk.parallel(x.shape[0], block)
+        out[i] = tk.fold(tk.serial(3), lambda n, acc: acc * 2 - n, x[i])
+
+    def call(n: int) -> bool:
+        x = numbers(5 + n % 4) + n
+        return np.array_equal(fresh(x), oracle(x)) and np.array_equal(jax.jit(fresh)(x), oracle(x))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(16)))
+
+
+# --- what a call costs ------------------------------------------------------------------------------------------------
+
+
+def test_many_calls_share_one_computation() -> None:
+    """24 layers of one model: the kernel's loop is in the program once."""
+
+    def model(x: Any, layers: int) -> Any:
+        for _ in range(layers):
+            x = step(x)
+        return x
+
+    loops = [
+        jax.jit(model, static_argnums=1).lower(X, layers).as_text().count("stablehlo.while") for layers in (1, 24)
+    ]
+    assert loops[0] > 0
+    assert loops[1] == loops[0]
+
+
+def test_repeated_calls_trace_once() -> None:
+    traces: list[int] = []
+
+    @like_first
+    def counted(x, out, *, factor: float = 1.0):
+        traces.append(len(traces))
+        out[...] = x[...] * factor
+
+    jitted = jax.jit(lambda x: counted(x))
+    for n in range(5):
+        counted(X + n)
+        counted(jnp.asarray(X) + n)
+        jitted(X + n)
+        jax.jit(counted)(X + n)
+    assert len(traces) == 1
+    assert jitted._cache_size() == 1
+    counted(X[:3])
+    counted(X, factor=2.0)
+    counted(X, factor=2.0)
+    assert len(traces) == 3
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_64_bit_types_are_another_trace(first: bool) -> None:
+    dtypes: list[Any] = []
+
+    @like_first
+    def f(x, out):
+        dtypes.append(jnp.arange(3).dtype)
+        out[...] = x[...] * jnp.arange(10)
+
+    for x64 in (first, not first, first):
+        with jax.enable_x64(x64):
+            np.testing.assert_array_equal(f(X), X * np.arange(10))
+    expected = [np.dtype("i8" if x64 else "i4") for x64 in (first, not first)]
+    assert dtypes == expected
+
+
+def test_weak_types_are_no_other_trace() -> None:
+    traces: list[int] = []
+
+    @like_first
+    def f(x, out):
+        traces.append(1)
+        out[...] = x[...] + 1
+
+    for x in (1.5, jnp.float32(1.5), np.float32(1.5), jnp.asarray(1.5), jnp.asarray(1.5) * 1):
+        result = f(x)
+        assert result == 2.5
+        assert not result.weak_type
+    assert len(traces) == 1
+
+
+# --- transformations --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_axes", [0, 1, -1])
+def test_vmap_is_a_call_for_each(in_axes: int) -> None:
+    x = numbers(3, 10)
+    batched = jax.vmap(step, in_axes=in_axes)(x if in_axes == 0 else x.T)
+    np.testing.assert_array_equal(batched, oracle(x))
+    np.testing.assert_array_equal(jax.jit(jax.vmap(jax.vmap(step)))(x[None]), oracle(x)[None])
+
+
+def _derivatives() -> dict[str, Any]:
+    return {
+        "grad": lambda: jax.grad(lambda x: step(x).sum())(X),
+        "jvp": lambda: jax.jvp(step, (X,), (X,)),
+        "vjp": lambda: jax.vjp(step, X),
+        "linearize": lambda: jax.linearize(step, X),
+        "jacobian": lambda: jax.jacobian(step)(X),
+        "jitted": lambda: jax.jit(jax.grad(lambda x: step(x).sum()))(X),
+        "value": lambda: jax.value_and_grad(lambda x: (x * step(x)).sum())(X),
+    }
+
+
+@pytest.mark.parametrize("how", _derivatives())
+def test_derivatives_are_refused(how: str) -> None:
+    with pytest.raises(NotDifferentiableError, match="the kernel step has no derivative") as raised:
+        _derivatives()[how]()
+    assert raised.value.loc.file == __file__
+
+
+def test_a_derivative_is_refused_at_its_line() -> None:
+    with refused(
+        NotDifferentiableError,
+        "the kernel step has no derivative",
+        expected="outside of jax.grad",
+        got="step under differentiation",
+        fix="jax.custom_vjp",
+    ):
+        jax.jvp(step, (X,), (X,))  # <-
+
+
+def test_the_ways_out_of_derivatives() -> None:
+    """What the error proposes."""
+
+    @jax.custom_vjp
+    def with_rule(x: Any) -> Any:
+        return step(x)
+
+    with_rule.defvjp(lambda x: (step(x), None), lambda _, g: (8 * g,))
+    np.testing.assert_array_equal(jax.grad(lambda x: with_rule(x).sum())(X), np.full(10, 8))
+    stopped = jax.grad(lambda x: (x * step(lax.stop_gradient(x))).sum())(X)
+    np.testing.assert_array_equal(stopped, oracle(X))
+
+
+def test_what_does_not_depend_is_not_differentiated() -> None:
+    np.testing.assert_array_equal(jax.grad(lambda x: (x * step(jnp.asarray(X))).sum())(X), oracle(X))

@@ -1,0 +1,138 @@
+"""Places in the user's program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+
+import jax
+import pytest
+
+import tilekern
+from tests.lang.checks import marked_line
+from tilekern import source
+from tilekern.source import UNKNOWN, Loc
+
+PACKAGE = os.path.dirname(os.path.abspath(tilekern.__file__))
+
+
+def test_the_current_place_is_the_caller() -> None:
+    found = source.current()  # <-
+    assert found.file == __file__
+    assert found.line == marked_line(test_the_current_place_is_the_caller.__code__)
+    assert found.function == "test_the_current_place_is_the_caller"
+    assert str(found) == f"{__file__}:{found.line}"
+
+
+def test_a_snippet_underlines_the_call() -> None:
+    found = source.current()
+    shown, carets = found.snippet().splitlines()
+    assert shown == f"{found.line:>5} |     found = source.current()"
+    assert carets.index("^") == shown.index("source.current()")
+    assert carets.count("^") == len("source.current()")
+
+
+def test_a_snippet_of_a_call_over_several_lines_ends_with_its_first_line() -> None:
+    found = source.of_code(_spread.__code__, _spread())
+    shown, carets = found.snippet().splitlines()
+    assert shown.endswith("return _lasti(")
+    assert carets.endswith("^" * len("_lasti("))
+    assert len(carets) == len(shown)
+
+
+def test_a_snippet_of_a_file_that_is_gone() -> None:
+    assert Loc("/no/such/file.py", 3, 1, 5).snippet() == ""
+    assert UNKNOWN.snippet() == ""
+
+
+def test_at_says_on_whose_behalf() -> None:
+    outer, inner = Loc("a.py", 1), Loc("b.py", 2)
+    with source.at(outer):
+        assert source.current() is outer
+        with source.at(inner):
+            assert source.current() is inner
+        with source.at(UNKNOWN):
+            assert source.current() is outer
+        assert source.of_stack().file == __file__
+    assert source.current().file == __file__
+
+
+def test_at_ends_with_an_exception() -> None:
+    with pytest.raises(KeyError), source.at(Loc("a.py", 1)):
+        raise KeyError
+    assert source.current().file == __file__
+
+
+@pytest.mark.parametrize(
+    ("file", "internal"),
+    [
+        (os.path.join(PACKAGE, "lang", "refs.py"), True),
+        (os.path.join(PACKAGE, "kernels", "matmul", "kernel.py"), False),
+        (os.path.join(PACKAGE, "kernels", "flash_attention", "api.py"), True),
+        ("<frozen importlib._bootstrap>", True),
+        (contextlib.__file__, True),
+        (functools.__file__, True),
+        (os.__file__, False),
+        (__file__, False),
+        (PACKAGE + "_user.py", False),
+        ("<stdin>", False),
+    ],
+)
+def test_whose_file_it_is(file: str, internal: bool) -> None:
+    assert source.is_internal(file) == internal
+
+
+def test_packages_below_are_internal() -> None:
+    assert source.is_internal(os.path.join(os.path.dirname(jax.__file__), "_src", "core.py"))
+
+
+def _spread() -> int:
+    return _lasti(
+        1,
+        2,
+    )
+
+
+def _lasti(*_: int) -> int:
+    return sys._getframe(1).f_lasti
+
+
+def _decorated(function):
+    return function
+
+
+@_decorated
+@_decorated
+def documented():  # the line of `def`
+    """Decorators stand before."""
+
+
+def test_a_function_is_where_its_def_is() -> None:
+    place = source.of_function(documented.__code__)
+    assert place.snippet().endswith("def documented():  # the line of `def`")
+    assert place.function == "documented"
+
+    with_lambda = _decorated(lambda x: x)  # <-
+    line = marked_line(test_a_function_is_where_its_def_is.__code__)
+    assert source.of_function(with_lambda.__code__).line == line
+
+
+def test_a_def_behind_a_decorator_with_a_lambda() -> None:
+    def decorate(_):
+        return lambda function: function
+
+    @decorate(lambda x: x)
+    def inner(): ...  # <-
+
+    found = source.of_function(inner.__code__)
+    assert found.line == marked_line(test_a_def_behind_a_decorator_with_a_lambda.__code__)
+
+
+def test_the_name_of_what_is_assigned() -> None:
+    rows = source.current()
+    plain: Loc = source.current()
+    assert source.assigned_name(rows) == "rows"
+    assert source.assigned_name(plain) == "plain"
+    assert source.assigned_name([source.current()][0]) == ""

@@ -1,0 +1,281 @@
+"""Which backend can do what: a table op × dtype × backend, found by trying each cell on a smallest Func.
+
+A cell is supported, or rejected with a reason: by the language (the op's type rule does not accept the dtype), or by
+a backend, whose lowering raises a `TilekernError` that says why. Any other error is a bug, and stays one here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache, partial
+from io import StringIO
+from typing import Any
+
+import jax
+import numpy as np
+
+from tilekern.errors import TilekernError, VerifyError
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Monoid, Reduce, Select
+from tilekern.ir.control import Fold, Hoist, Switch, While
+from tilekern.ir.core import Axis, Block, Builder, Func, Op, Value, index_value
+from tilekern.ir.debug import Assert, Print
+from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.elementwise import TABLE, Elementwise
+from tilekern.ir.interpret import interpret
+from tilekern.ir.memory import Access, Atomic, AtomicKind, Dim, Load, Position, Store
+from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.types import BOOL, DTYPES, I32, INDEX, DType, RefType, Role, TileType, kind_of
+from tilekern.lower.xla import emit
+
+SHAPE = (2, 4)
+"""The shape of the tiles of a sample."""
+
+
+class Sketch(Builder):
+    """The body of a Func of one program that is made op by op; params come up as they are needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.params: list[Value] = []
+
+    def op(self, kind: Callable[..., Op], *operands: Value, **attributes: Any) -> Value:
+        """Append an op; its result."""
+        return self.one(kind(operands=operands, **attributes))
+
+    def ref(self, dtype: DType, shape: tuple[int, ...], role: Role) -> Value:
+        """A further param."""
+        self.params.append(Value(RefType(shape, dtype, role), f"x{len(self.params)}"))
+        return self.params[-1]
+
+    def tile(self, dtype: DType, shape: tuple[int, ...] = SHAPE) -> Value:
+        """The whole of a further input."""
+        return self.op(Load, self.ref(dtype, shape, "in"), access=_whole(shape))
+
+    def splat(self, number: Any, dtype: DType = I32) -> Value:
+        """A known scalar."""
+        return self.op(Constant, array=np.asarray(number).astype(dtype), shape=())
+
+
+Sample = Callable[[Sketch, DType], Value]
+"""Appends one op, at work on a dtype; its result."""
+
+
+def _whole(shape: tuple[int, ...]) -> Access:
+    return Access(tuple(Dim("block", Position(), n, in_bounds=True) for n in shape))
+
+
+# --- the samples ----------------------------------------------------------------------------------------------------
+
+
+def _elementwise(function: str, b: Sketch, d: DType) -> Value:
+    return b.op(Elementwise, *(b.tile(d) for _ in range(TABLE[function].arity)), function=function)
+
+
+def _reduce(monoid: Monoid, b: Sketch, d: DType) -> Value:
+    return b.op(Reduce, b.tile(d), monoid=monoid, dims=(1,))
+
+
+def _scan(monoid: Cumulative, b: Sketch, d: DType) -> Value:
+    return b.op(Scan, b.tile(d), monoid=monoid, dim=1)
+
+
+def _convert(dtype: DType, b: Sketch, d: DType) -> Value:
+    return b.op(Convert, b.tile(d), dtype=dtype)
+
+
+def _bitcast(b: Sketch, d: DType) -> Value:
+    return b.op(Bitcast, b.tile(d), dtype=np.dtype(f"{'i' if kind_of(d) == 'unsigned' else 'u'}{d.itemsize}"))
+
+
+def _pad(b: Sketch, d: DType) -> Value:
+    return b.op(Pad, b.tile(d), b.tile(d, ()), low=(1, -1), high=(0, 2), interior=(1, 0))
+
+
+def _atomic(kind: AtomicKind, b: Sketch, d: DType) -> Value:
+    """The atomic update is made to a param of its own; the result is any other."""
+    whole = b.tile(d)
+    b.add(Atomic(operands=(b.ref(d, SHAPE, "zeros"), whole), access=_whole(SHAPE), kind=kind))
+    return whole
+
+
+def _fold(b: Sketch, d: DType) -> Value:
+    index, carry = index_value("t"), Value(TileType(SHAPE, d))
+
+    def body(*_: Value) -> tuple[Value, ...]:
+        return (b.op(Reverse, carry, dims=(1,)),)
+
+    region = b.block((index, carry), body)
+    return b.op(Fold, b.splat(0), b.splat(3), b.tile(d), axis=Axis("t", 3), regions=(region,))
+
+
+def _while(b: Sketch, d: DType) -> Value:
+    def condition(n: Value, _: Value) -> tuple[Value, ...]:
+        return (b.op(Elementwise, n, b.splat(3), function="lt"),)
+
+    def body(n: Value, x: Value) -> tuple[Value, ...]:
+        return b.op(Elementwise, n, b.splat(1), function="add"), b.op(Reverse, x, dims=(1,))
+
+    regions = tuple(b.block((Value(INDEX), Value(TileType(SHAPE, d))), block) for block in (condition, body))
+    return b.add(While(operands=(b.splat(0), b.tile(d)), regions=regions))[1]
+
+
+def _switch(b: Sketch, d: DType) -> Value:
+    which, x = b.tile(I32, ()), b.tile(d)
+    regions = (b.block((), lambda: (x,)), b.block((), lambda: (b.op(Reverse, x, dims=(0,)),)))
+    return b.op(Switch, which, regions=regions)
+
+
+def _hoist(b: Sketch, d: DType) -> Value:
+    return b.op(Hoist, b.splat(0), regions=(b.block((), lambda: (b.tile(d),)),))
+
+
+def _print(b: Sketch, d: DType) -> Value:
+    x = b.tile(d)
+    b.add(Print(operands=(x,), format="{}"))
+    return x
+
+
+def _assert(b: Sketch, d: DType) -> Value:
+    x = b.tile(d)
+    b.add(Assert(operands=(b.op(Elementwise, x, x, function="eq"),), message="x is a number"))
+    return x
+
+
+_MONOIDS: tuple[Monoid, ...] = ("sum", "prod", "max", "min", "and", "or", "xor")
+_CUMULATIVE: tuple[Cumulative, ...] = ("sum", "prod", "max", "min", "logsumexp")
+_ATOMICS: tuple[AtomicKind, ...] = ("add", "max", "min", "and", "or", "xor")
+
+SAMPLES: dict[str, Sample] = {
+    **{name: partial(_elementwise, name) for name in TABLE},
+    "constant": lambda b, d: b.op(Constant, array=np.ones((), d), shape=SHAPE),
+    "select": lambda b, d: b.op(Select, b.tile(BOOL), b.tile(d), b.tile(d)),
+    **{f"convert to {name}": partial(_convert, dtype) for name, dtype in DTYPES.items()},
+    "bitcast": _bitcast,
+    "dot": lambda b, d: b.op(Dot, b.tile(d), b.tile(d), contract=((1,), (1,))),
+    **{f"reduce {monoid}": partial(_reduce, monoid) for monoid in _MONOIDS},
+    "arg_reduce max": lambda b, d: b.op(ArgReduce, b.tile(d), extreme="max", dim=1),
+    "arg_reduce min": lambda b, d: b.op(ArgReduce, b.tile(d), extreme="min", dim=1),
+    **{f"scan {monoid}": partial(_scan, monoid) for monoid in _CUMULATIVE},
+    "sort": lambda b, d: b.op(Sort, b.tile(d), b.tile(I32), dim=1, pick=1),
+    "broadcast": lambda b, d: b.op(Broadcast, b.tile(d), shape=(3, *SHAPE), dims=(1, 2)),
+    "reshape": lambda b, d: b.op(Reshape, b.tile(d), shape=(4, 2)),
+    "transpose": lambda b, d: b.op(Transpose, b.tile(d), permutation=(1, 0)),
+    "iota": lambda b, d: b.op(Iota, shape=SHAPE, dtype=d, dim=1),
+    "slice": lambda b, d: b.op(Slice, b.tile(d), start=(0, 1), stop=(2, 4), stride=(1, 2)),
+    "concatenate": lambda b, d: b.op(Concatenate, b.tile(d), b.tile(d), dim=1),
+    "pad": _pad,
+    "reverse": lambda b, d: b.op(Reverse, b.tile(d), dims=(1,)),
+    "dynamic_slice": lambda b, d: b.op(DynamicSlice, b.tile(d), b.tile(I32, ()), b.splat(1), sizes=(1, 2)),
+    "dynamic_update_slice": lambda b, d: b.op(
+        DynamicUpdateSlice, b.tile(d), b.tile(d, (1, 2)), b.tile(I32, ()), b.splat(1)
+    ),
+    "take": lambda b, d: b.op(Take, b.tile(d), b.tile(I32, (3,)), dim=1),
+    "take along": lambda b, d: b.op(Take, b.tile(d), b.tile(I32, (2, 3)), dim=1, along=True),
+    "load": lambda b, d: b.tile(d),
+    "store": lambda b, d: b.tile(d),
+    **{f"atomic {kind}": partial(_atomic, kind) for kind in _ATOMICS},
+    "fold": _fold,
+    "while": _while,
+    "switch": _switch,
+    "hoist": _hoist,
+    "print": _print,
+    "assert": _assert,
+}
+"""A smallest use of each op, by the name of its row in the table: the op's, and what it is told to do."""
+
+
+def sample(name: str, dtype: DType) -> Func:
+    """A Func of one program whose last output is the result of one op; `VerifyError` if the language has none."""
+    b = Sketch()
+
+    def body() -> tuple[Value, ...]:
+        result = SAMPLES[name](b, dtype)
+        out = b.ref(result.tile.dtype, result.tile.shape, "out")
+        b.add(Store(operands=(out, result), access=_whole(result.tile.shape)))
+        return ()
+
+    block = b.block((), body)
+    params = sorted(b.params, key=lambda p: p.ref.role != "in")
+    return Func(name, tuple(params), (), Block((), block.ops, ()))
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def _zeros(func: Func) -> Iterator[Any]:
+    return (np.zeros(p.ref.shape, p.ref.dtype) for p in func.inputs)
+
+
+def _interpret(func: Func) -> None:
+    with redirect_stdout(StringIO()):
+        interpret(func, *_zeros(func))
+
+
+def _lower_xla(func: Func) -> None:
+    with jax.enable_x64(True):
+        jax.eval_shape(partial(emit.run, func), *_zeros(func))
+
+
+ATTEMPTS: dict[str, Callable[[Func], None]] = {"interpreter": _interpret, "xla": _lower_xla}
+"""What finds out for each backend whether it has a Func: it raises a `TilekernError` if not."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table.
+
+    Attributes:
+      op: the name of the row.
+      dtype: the short name of the dtype.
+      backend: which backend is asked; "" for the language itself.
+      reason: why the cell is rejected; "" if it is supported.
+    """
+
+    op: str
+    dtype: str
+    backend: str
+    reason: str = ""
+
+
+@cache
+def table() -> tuple[Cell, ...]:
+    """Every cell: one for each backend, or just one of the language where the op does not accept the dtype."""
+    return tuple(cell for op in SAMPLES for dtype in DTYPES for cell in _cells(op, dtype))
+
+
+def _cells(op: str, dtype: str) -> Iterator[Cell]:
+    try:
+        func = sample(op, DTYPES[dtype])
+    except VerifyError as error:
+        yield Cell(op, dtype, "", error.summary)
+        return
+    for backend, attempt in ATTEMPTS.items():
+        try:
+            attempt(func)
+        except TilekernError as error:
+            yield Cell(op, dtype, backend, error.summary)
+        else:
+            yield Cell(op, dtype, backend)
+
+
+def markdown() -> str:
+    """The table for the documentation: ✓ where every backend has the op, – where the language does not, else notes."""
+    notes: dict[str, int] = {}
+    marks: dict[tuple[str, str], str] = {}
+    for cell in table():
+        at = (cell.op, cell.dtype)
+        if not cell.backend:
+            marks[at] = "–"
+        elif cell.reason:
+            number = notes.setdefault(f"{cell.backend}: {cell.reason}", len(notes) + 1)
+            marks[at] = f"{marks.get(at, '').strip('✓')} [{number}]".strip()
+        else:
+            marks.setdefault(at, "✓")
+    lines = [f"| op | {' | '.join(DTYPES)} |", f"|:---|{':---:|' * len(DTYPES)}"]
+    lines += [f"| {op} | {' | '.join(marks[op, dtype] for dtype in DTYPES)} |" for op in SAMPLES]
+    lines += ["", f"✓: on every backend ({', '.join(ATTEMPTS)}). –: the op does not accept the dtype, on none."]
+    lines += [f"\n[{number}] {reason}." for reason, number in notes.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,142 @@
+"""Compute the dots of the next iteration before the rest of this one, on request of a backend.
+
+Needs: a canonical Func. Gives: a Func for the pipeline of passes, which removes what the copies leave unused.
+
+    fold k with c {                               → d = dot(load x[first], load y[first])
+      s = dot(load x[k], load y[k])                 fold k with c, s = d {
+      yield dot(f(s, c), load z[k])                   d = dot(load x[min(k + 1, last)], load y[min(k + 1, last)])
+    }                                                 yield dot(f(s, c), load z[k]), d
+                                                    }
+
+A dot that needs no carry, and on which another dot of the same iteration depends, is computed one iteration ahead and
+becomes a carry. A machine that runs matrix and vector units side by side then computes f while the next dot runs, as
+attention does with softmax and the next tile's logits. Dots that only add up (a matmul) stay: there is nothing to do
+beside them.
+
+What the last iteration computes ahead is not used; the tile it reads is one of the fold, so that it is where reads were
+proved in bounds (`elide_masks` proves it anew). So is the first tile where the fold runs none. Inputs only are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from tilekern.ir.compute import Dot, splat
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Access, Load
+from tilekern.ir.ranges import Interval, analyze, fold_index, update
+from tilekern.ir.rewrite import Cloner, Rewriter
+from tilekern.ir.types import INDEX
+
+_Add = Callable[[Op], tuple[Value, ...]]
+
+
+def skew_carries(func: Func) -> Func:
+    """Apply the rewrite above to every fold that has such dots."""
+    ranges = analyze(func)
+
+    def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        update(ranges, op)
+        if not isinstance(op, Fold):
+            return None
+        tiles = fold_index(op, ranges.get(op.start), ranges.get(op.stop))
+        dots = _leading_dots(op.body)
+        return _skew(op, dots, tiles, rewriter) if dots and tiles.low < tiles.high else None
+
+    return Rewriter(rule).run(func)
+
+
+def _leading_dots(body: Block) -> list[Op]:
+    """The dots that need no carry and no other dot, and that another dot of the body needs."""
+    carried = set(body.args[1:])
+    before: dict[Value, frozenset[Op]] = {}  # the leading dots that a value depends on
+    followed: set[Op] = set()
+    leading: list[Op] = []
+    for op in body.ops:
+        used = {*op.operands, *(v for r in op.regions for inner in r.walk() for v in inner.operands)}
+        earlier = frozenset[Op]().union(*(before.get(v, frozenset()) for v in used))
+        if isinstance(op, Dot):
+            followed |= earlier
+        movable = not op.regions and (op.pure or (isinstance(op, Load) and op.ref.ref.role == "in"))
+        if not movable or not carried.isdisjoint(used):
+            carried.update(op.results)
+        elif isinstance(op, Dot) and not earlier:
+            leading.append(op)
+            earlier = frozenset([op])
+        before.update(dict.fromkeys(op.results, earlier))
+    return [op for op in leading if op in followed]
+
+
+def _skew(op: Fold, dots: list[Op], tiles: Interval, rewriter: Rewriter) -> Sequence[Value]:
+    needed = _needed(op.body, dots)
+    index, *carries = op.body.args
+    ahead = _computed_at(_first(op, tiles, rewriter.add), needed, index, rewriter.add)
+    fresh = {v: Value(v.type, v.name) for v in (index, *carries, *(d.result for d in dots))}
+    cloner = Cloner()
+    for old, new in fresh.items():
+        cloner.replace(old, new)
+
+    def body(*_: Value) -> tuple[Value, ...]:
+        following = _computed_at(_next(op, fresh[index], tiles, cloner.add), needed, index, cloner.add)
+        for inner in op.body.ops:
+            if inner not in dots:
+                cloner.visit(inner)
+        return *(cloner.value(v) for v in op.body.results), *(following[d.result] for d in dots)
+
+    block = cloner.block(tuple(fresh.values()), body)
+    skewed = op.copy((*op.operands, *(ahead[d.result] for d in dots)), (block,))
+    return rewriter.add(skewed)[: len(op.results)]
+
+
+def _needed(body: Block, dots: list[Op]) -> list[Op]:
+    """The ops of the body that compute the dots."""
+    values = {d.result for d in dots}
+    found: list[Op] = []
+    for op in reversed(body.ops):
+        if not values.isdisjoint(op.results):
+            found.append(op)
+            values.update(op.operands)
+    return found[::-1]
+
+
+def _computed_at(tile: Value, ops: Sequence[Op], index: Value, add: _Add) -> Mapping[Value, Value]:
+    """What stands for the results of `ops` at another tile."""
+    values = {index: tile}
+    for op in ops:
+        moved = op.copy(tuple(values.get(v, v) for v in op.operands))
+        if isinstance(moved, Load):
+            dims = tuple(replace(d, in_bounds=False) for d in moved.access.dims)
+            moved = replace(moved, access=Access(dims))
+        values.update(zip(op.results, add(moved), strict=True))
+    return values
+
+
+def _first(op: Fold, tiles: Interval, add: _Add) -> Value:
+    """The first tile that runs; one of `tiles` also where none does."""
+    axis = op.axis
+    bound = op.stop if op.reverse else op.start
+    inside = _of("min", _of("max", bound, _number(0, add), add), _number(axis.extent, add), add)
+    if not op.reverse:
+        first = _of("div", inside, _number(axis.block, add), add)
+        return _of("min", first, _number(tiles.high, add), add)
+    # The tile of the element before the stop; -1 div block would be 0, which the stop 0 may give as well.
+    last = _of("div", _of("sub", inside, _number(1, add), add), _number(axis.block, add), add)
+    return _of("max", last, _number(tiles.low, add), add)
+
+
+def _next(op: Fold, tile: Value, tiles: Interval, add: _Add) -> Value:
+    """The tile after `tile`; the last one again behind the end."""
+    if op.reverse:
+        return _of("max", _of("sub", tile, _number(1, add), add), _number(tiles.low, add), add)
+    return _of("min", _of("add", tile, _number(1, add), add), _number(tiles.high, add), add)
+
+
+def _number(number: int, add: _Add) -> Value:
+    return add(splat(number, INDEX))[0]
+
+
+def _of(function: str, x: Value, y: Value, add: _Add) -> Value:
+    return add(Elementwise(function=function, operands=(x, y)))[0]
