@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.12 python3 python; do \
 JOBS ?= 2# test processes
 OLDEST := jax==0.11.2 jaxlib==0.11.2# the oldest supported versions
 
-.PHONY: help demo test test-full test-oldest check bench clean
+.PHONY: help demo test test-full test-oldest check bench docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo 'make test-oldest  run the smoke tests with the oldest supported jax'
 	@echo 'make check        lint, check types and layers'
 	@echo 'make bench        measure speed and memory against XLA; check the limits'
+	@echo 'make docs         build the documentation into build/docs; a warning is an error'
 	@echo 'make clean        remove the environments and everything else that was made'
 
 demo: .venv/installed-cpu
@@ -37,6 +38,11 @@ check: .venv/installed-dev
 
 bench: .venv/installed-cpu
 	@.venv/bin/python -m bench.run
+
+# No --quiet: it would hide warnings from --strict. The variable turns off the theme's notice that it ends in May 2027.
+docs: .venv/installed-docs
+	@.venv/bin/python docs/generate.py
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 clean:
 	rm -rf .venv .venv-oldest build dist *.egg-info bench/out

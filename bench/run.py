@@ -1,6 +1,6 @@
 """Run the benchmarks, print a table, write JSON to bench/out/; the exit status says whether all limits are kept.
 
-python -m bench.run [attention] [matmul] [overhead]
+python -m bench.run [attention] [cross_entropy] [matmul] [overhead] [ragged_dot] [rows]
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ from pathlib import Path
 
 import jax
 
-from bench import attention, matmul, overhead
+from bench import attention, cross_entropy, matmul, overhead, ragged_dot, rows
 from bench.result import Result, table
 
-FILES = {"attention": attention, "matmul": matmul, "overhead": overhead}
+FILES = {
+    "attention": attention,
+    "cross_entropy": cross_entropy,
+    "matmul": matmul,
+    "overhead": overhead,
+    "ragged_dot": ragged_dot,
+    "rows": rows,
+}
 
 
 def main(names: list[str]) -> int:

@@ -31,7 +31,7 @@ def oracle(x: Any, factor: float = 2.0) -> Any:
     return x
 
 
-# --- programs -----------------------------------------------------------------------------------------------------------
+# --- programs -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.smoke
@@ -110,7 +110,7 @@ def test_threads_call_at_once() -> None:
         assert all(pool.map(call, range(16)))
 
 
-# --- what a call costs ------------------------------------------------------------------------------------------------
+# --- what a call costs ----------------------------------------------------------------------------------------------
 
 
 def test_many_calls_share_one_computation() -> None:
@@ -121,9 +121,7 @@ def test_many_calls_share_one_computation() -> None:
             x = step(x)
         return x
 
-    loops = [
-        jax.jit(model, static_argnums=1).lower(X, layers).as_text().count("stablehlo.while") for layers in (1, 24)
-    ]
+    loops = [jax.jit(model, static_argnums=1).lower(X, layers).as_text().count("stablehlo.while") for layers in (1, 24)]
     assert loops[0] > 0
     assert loops[1] == loops[0]
 
@@ -181,7 +179,7 @@ def test_weak_types_are_no_other_trace() -> None:
     assert len(traces) == 1
 
 
-# --- transformations --------------------------------------------------------------------------------------------------
+# --- transformations ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_axes", [0, 1, -1])

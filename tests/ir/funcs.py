@@ -9,11 +9,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select, splat
-from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Block, Builder, Func, Op, Value, cdiv, index_value
+from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Access, Dim, Load, Position, Store, Term
+from tilekern.ir.memory import Access, Atomic, Dim, Load, Position, Store, Term
 from tilekern.ir.ordering import ArgReduce, Scan, Sort
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BF16, BOOL, DTYPES, F32, I32, INDEX, DType, RefType, TileType
@@ -242,7 +243,7 @@ def take_rows(rows: int = 10, columns: int = 6, picked: int = 14) -> Func:
 
 def every_op() -> Func:
     """One of each class of op, with attributes other than the defaults, under awkward names."""
-    x, out = ref("x", (7, 9)), ref("an output", (7,), "out")
+    x, out, tally = ref("x", (7, 9)), ref("an output", (7,), "out"), ref("tally", (7,), "zeros", I32)
 
     def body(b: Source, i: Value) -> None:
         a = b.load(x, Lanes("block", ((i, 8), (i, -3)), 8, -5), Lanes("index", ((i, -1),), 1, 2, True), hint="a")
@@ -279,10 +280,15 @@ def every_op() -> Func:
             DynamicUpdateSlice, scanned, b.op(Take, piece, b.op(Iota, shape=(2,), dtype=I32, dim=0), dim=0), at
         )
         b.op(Take, moved, b.op(Bitcast, moved, dtype=I32), dim=0, along=True)
+        access, positions = access_of((tile(i, 8),))
+        hoisted = b.op(Hoist, i, regions=(b.block((), lambda: (b.const(1, (8,)),)),))
+        b.add(Atomic(operands=(tally, hoisted, *positions, true), access=access, masked=True, kind="max", loc=b.loc()))
+        b.add(Print(operands=(kept, hoisted), format="{} {}", loc=b.loc()))
+        b.add(Assert(operands=(true,), message='"true"', loc=b.loc()))
         rows = b.op(Iota, shape=(2,), dtype=I32, dim=0)
         b.load(x, gather(rows).sure, gather(rows), mask=b.const(True, (2, 2), BOOL), fill=kept)
 
-    return func("<lambda>", (x, out), (Axis("i", 7, 8),), body)
+    return func("<lambda>", (x, out, tally), (Axis("i", 7, 8),), body)
 
 
 EXAMPLES: dict[str, Callable[[], Func]] = {

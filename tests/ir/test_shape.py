@@ -12,7 +12,7 @@ from tests.ir.funcs import evaluate
 from tilekern.errors import VerifyError
 from tilekern.ir.core import Op, Value
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import BF16, DTYPES, F32, I32, TileType
+from tilekern.ir.types import BF16, BOOL, DTYPES, F32, I32, TileType
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 FULL = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -143,6 +143,7 @@ X, SCALAR = Value(TileType((2, 3), F32)), Value(TileType((), F32))
         (Transpose, (X,), {"permutation": (0,)}, "no permutation"),
         (Iota, (X,), {"shape": (2,), "dtype": I32, "dim": 0}, "no operand"),
         (Iota, (), {"shape": (2,), "dtype": I32, "dim": 1}, "along dim 1"),
+        (Iota, (), {"shape": (2,), "dtype": BOOL, "dim": 0}, "does not accept bool"),
         (Slice, (X,), {"start": (0,), "stop": (1, 1), "stride": (1, 1)}, "bounds for every dim"),
         (Slice, (X,), {"start": (0, 0), "stop": (1, 4), "stride": (1, 1)}, "leaves"),
         (Slice, (X,), {"start": (0, 2), "stop": (1, 1), "stride": (1, 1)}, "leaves"),

@@ -132,7 +132,7 @@ def test_golden() -> None:
 def test_golden_of_each_form() -> None:
     text = to_text(every_op(), locations=True)
     for line in (
-        'func @"<lambda>"(%x: ref<f32[7, 9], in>, %an_output: ref<f32[7], out>) {',
+        'func @"<lambda>"(%x: ref<f32[7, 9], in>, %an_output: ref<f32[7], out>, %tally: ref<i32[7], zeros>) {',
         '%a = load %x[8*%i - 3*%i - 5 +: 8, -%i + 2!] : f32[8] @ "/home/user/kernels.py":1:4-20 in kernel',
         "%a_1_1 = reshape(%0) : f32[24]",
         '{contract=[[1], [1]], batch=[[0], [0]], precision="bf16x3"} : f32[1]',

@@ -49,7 +49,7 @@ def test_inputs_may_be_given_by_keyword() -> None:
     np.testing.assert_array_equal(jax.jit(lambda a: add(x=a, y=jnp.asarray(X)))(X), 2 * X)
 
 
-# --- static arguments ------------------------------------------------------------------------------------------------
+# --- static arguments -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_block_of_none_is_the_default() -> None:
     np.testing.assert_array_equal(scale(X, factor=2.0, block=None), X * 2)
 
 
-# --- signatures that are none ----------------------------------------------------------------------------------------
+# --- signatures that are none ---------------------------------------------------------------------------------------
 
 
 def _signatures() -> dict[str, Any]:
@@ -145,7 +145,9 @@ def test_a_signature_that_is_none_of_a_kernel(name: str) -> None:
 
 
 def test_an_error_of_a_signature_points_at_the_definition() -> None:
-    with refused(ArgumentError, "the signature of the kernel f is not", expected="positional", got="f(*x)", fix="tuple"):
+    with refused(
+        ArgumentError, "the signature of the kernel f is not", expected="positional", got="f(*x)", fix="tuple"
+    ):
 
         @like_first
         def f(*x):  # <-
@@ -153,14 +155,16 @@ def test_an_error_of_a_signature_points_at_the_definition() -> None:
 
 
 def test_target_is_reserved() -> None:
-    with refused(ArgumentError, "the kernel f has a parameter named target", expected="other", got="target", fix="rename"):
+    with refused(
+        ArgumentError, "the kernel f has a parameter named target", expected="other", got="target", fix="rename"
+    ):
 
         @like_first
         def f(x, out, *, target: str):  # <-
             ...
 
 
-# --- keys of caches --------------------------------------------------------------------------------------------------
+# --- keys of caches -------------------------------------------------------------------------------------------------
 
 SCALARS = [0, 1, False, True, 0.0, -0.0, 1.0, float("inf"), None, "1"]
 SCALARS += [np.float32(0), np.float32(-0.0), np.float64(0), np.float64(-0.0), np.int8(1), np.int64(1)]

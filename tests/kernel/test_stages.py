@@ -78,7 +78,7 @@ def test_a_large_captured_array_travels_with_the_stages() -> None:
         np.testing.assert_array_equal(run(X), X + 4999)
 
 
-# --- errors -------------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,9 @@ def test_a_large_captured_array_travels_with_the_stages() -> None:
 def test_arguments_of_another_structure(stage: str, wrong: tuple) -> None:
     traced = add.trace(*ARGUMENTS)
     run = traced.lower("cpu").compile() if stage == "compiled" else tk.interpret(traced)
-    with refused(ArgumentError, "add was traced for other arguments", expected="{'a': *}", got="PyTreeDef", fix="again"):
+    with refused(
+        ArgumentError, "add was traced for other arguments", expected="{'a': *}", got="PyTreeDef", fix="again"
+    ):
         run(*wrong)  # <-
 
 
@@ -105,7 +107,9 @@ def test_arguments_of_another_type(stage: str, wrong: np.ndarray, got: str) -> N
 
 def test_lowering_for_a_target_that_does_not_exist() -> None:
     traced = add.trace(*ARGUMENTS)
-    with refused(TargetError, "there is no such target", expected="'cuda:sm_90'", got="target = 'gpu'", fix="'cpu:xla'"):
+    with refused(
+        TargetError, "there is no such target", expected="'cuda:sm_90'", got="target = 'gpu'", fix="'cpu:xla'"
+    ):
         traced.lower("gpu")  # <-
 
 

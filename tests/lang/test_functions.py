@@ -88,7 +88,7 @@ def test_cdiv(a: int, b: int) -> None:
     assert tk.cdiv(a, b) == -(-a // b) == int(tk.cdiv(jnp.int32(a), b))
 
 
-# --- errors -------------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 def test_dot_of_two_dtypes() -> None:
@@ -152,7 +152,9 @@ def test_full_of_a_size_that_is_none(size) -> None:
     def f(x, out):
         tk.zeros((2, size))  # <-
 
-    with refused(ArgumentError, "a size of the tile must be a static integer of at least 0", got="a size of the tile = "):
+    with refused(
+        ArgumentError, "a size of the tile must be a static integer of at least 0", got="a size of the tile = "
+    ):
         f.trace(X)
 
 
@@ -161,5 +163,7 @@ def test_full_of_more_than_a_scalar() -> None:
     def f(x, out):
         tk.full((4, 6), x[0])  # <-
 
-    with refused(ArgumentError, "a tile is filled with one scalar", expected="f32", got="float32[6]", fix="broadcast_to"):
+    with refused(
+        ArgumentError, "a tile is filled with one scalar", expected="f32", got="float32[6]", fix="broadcast_to"
+    ):
         f.trace(X)

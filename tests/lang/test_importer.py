@@ -26,7 +26,7 @@ def ops(func: Func, kind: type) -> list[Any]:
     return [op for op in func.walk() if isinstance(op, kind)]
 
 
-# --- control flow -----------------------------------------------------------------------------------------------------
+# --- control flow ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("block", [None, 4])
@@ -47,7 +47,7 @@ def test_cond_by_program(block: int | None) -> None:
 
         out[i] = lax.cond(jnp.max(x[i]) > 6, double, negate, x[i])
 
-    large = X > (6 if block is None else 4)
+    large = (6 if block is None else 4) < X
     check(f, X, oracle=(np.where(large, X * 2, -X), np.where(large, 2, 1).astype(np.int32)))
 
 
@@ -91,6 +91,7 @@ def collatz(x, out):
     out[i] = lax.while_loop(lambda c: c[0] != 1, step, (x[i], 0))[1]
 
 
+@pytest.mark.smoke
 def test_a_while_loads_and_stores() -> None:
     """Copies until it meets a marker, the condition loading from the ref."""
 
@@ -169,7 +170,7 @@ def test_refs_pass_through_control_flow() -> None:
     check(f, X, oracle=X + (4 + 5) + 1 + 2 * (1 + 2))
 
 
-# --- nested functions --------------------------------------------------------------------------------------------------
+# --- nested functions -----------------------------------------------------------------------------------------------
 
 
 def test_nested_functions_are_inlined() -> None:
@@ -241,7 +242,7 @@ def _cube(x):
 _cube.defvjp(lambda x: (x**3, x), lambda x, g: (10 * x * g,))
 
 
-# --- captured arrays ----------------------------------------------------------------------------------------------------
+# --- captured arrays ------------------------------------------------------------------------------------------------
 
 SMALL = np.float32([3, 5])
 LARGE = numbers(CONSTANT_BYTES)
@@ -268,6 +269,7 @@ def test_large_arrays_become_operands_once() -> None:
     assert [p.name for p in f.trace(X).ir.inputs] == ["x", "captured0"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("size", [3, CONSTANT_BYTES])
 def test_values_that_the_enclosing_jit_traces(size: int) -> None:
     """They are further operands; the next call has others."""
@@ -332,7 +334,7 @@ def test_a_captured_key() -> None:
         f.trace(X)
 
 
-# --- errors -------------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_loop_body_of_the_module_that_kept_a_ref() -> None:
@@ -371,7 +373,9 @@ def test_a_kernel_inside_of_a_kernel_that_uses_the_ref_outside() -> None:
 
         out[...] = inner(x[...])
 
-    with refused(TraceError, "a function kept a ref of another trace", expected="this trace", got="load", fix="argument"):
+    with refused(
+        TraceError, "a function kept a ref of another trace", expected="this trace", got="load", fix="argument"
+    ):
         f.trace(X)
 
 

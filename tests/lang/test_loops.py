@@ -12,13 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilekern as tk
-from tests.lang.checks import BLOCKS, COMPILED, EXTENTS, WIDE, both, check, interpreted, kernel, like_first, numbers, refused
+from tests.lang.checks import (
+    BLOCKS,
+    COMPILED,
+    EXTENTS,
+    WIDE,
+    both,
+    check,
+    interpreted,
+    kernel,
+    like_first,
+    numbers,
+    refused,
+)
 from tilekern.errors import ArgumentError, CarryError, TraceError
 
 X = numbers(8)
 
 
-# --- which tiles, in which order --------------------------------------------------------------------------------------
+# --- which tiles, in which order ------------------------------------------------------------------------------------
 
 
 @tk.kernel(out_type=lambda x, bounds, **_: (jax.ShapeDtypeStruct((3,), np.int32), jax.ShapeDtypeStruct((), x.dtype)))
@@ -61,9 +73,7 @@ def test_a_fold_walks_the_tiles_between_its_bounds(run) -> None:
     bound = st.integers(-5, 20)
 
     @(COMPILED if run is both else WIDE)
-    @given(
-        EXTENTS, st.none() | BLOCKS, bound, bound, st.none() | bound, st.none() | bound, st.booleans()
-    )
+    @given(EXTENTS, st.none() | BLOCKS, bound, bound, st.none() | bound, st.none() | bound, st.booleans())
     def property(extent: int, block: Any, low: int, high: int, start: Any, stop: Any, reverse: bool) -> None:
         static = {"block": block, "start": start, "stop": stop, "reverse": reverse}
         check(walk, numbers(extent), np.int32([low, high]), oracle=_walked, run=run, **static)
@@ -132,7 +142,7 @@ def rows(x, out, *, block_m: tk.Block = 4, block_n: tk.Block = 4):
     tk.foreach(tk.serial(x.shape[1], block_n), step)
 
 
-# --- carries ----------------------------------------------------------------------------------------------------------
+# --- carries --------------------------------------------------------------------------------------------------------
 
 
 def test_a_carry_may_stay_as_it_is() -> None:
@@ -205,7 +215,7 @@ def test_the_body_may_be_a_builtin_or_a_partial() -> None:
     check(f, X, oracle=np.float32(72))
 
 
-# --- errors -------------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 def test_another_structure() -> None:
@@ -275,7 +285,9 @@ def test_foreach_returns_nothing() -> None:
     def f(x, out):
         tk.foreach(tk.serial(8, 4), lambda t: x[t])  # <-
 
-    with refused(CarryError, "the body of tk.foreach returned a value", expected="None", got="float32[4]", fix="tk.fold"):
+    with refused(
+        CarryError, "the body of tk.foreach returned a value", expected="None", got="float32[4]", fix="tk.fold"
+    ):
         f.trace(X)
 
 
@@ -285,7 +297,9 @@ def test_a_fold_takes_a_serial_axis(axis) -> None:
     def f(x, out):
         tk.fold(axis, lambda t, c: c, 0.0)  # <-
 
-    with refused(ArgumentError, "tk.fold loops over a serial axis", expected="tk.serial(", got="axis = ", fix="tk.serial"):
+    with refused(
+        ArgumentError, "tk.fold loops over a serial axis", expected="tk.serial(", got="axis = ", fix="tk.serial"
+    ):
         f.trace(X)
 
 

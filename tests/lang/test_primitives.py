@@ -17,9 +17,10 @@ from tilekern.errors import NotBatchableError, NotDifferentiableError, TraceErro
 X = numbers(10)
 
 
-# --- what works -------------------------------------------------------------------------------------------------------
+# --- what works -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_the_gradient_of_a_function_of_tiles() -> None:
     @like_first
     def f(x, out):
@@ -122,7 +123,7 @@ def test_vmap_of_a_function_of_tiles() -> None:
     check(f, x, oracle=x[:, ::-1] + x)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------------------------
 
 
 def test_vmap_of_a_load() -> None:
@@ -165,7 +166,9 @@ def test_vmap_of_a_fold_with_mapped_bounds() -> None:
 
         out[...] = jax.vmap(one)(jnp.arange(10))
 
-    with refused(NotBatchableError, "the bounds of a fold cannot be mapped", expected="same", got="jax.vmap", fix="jnp.where"):
+    with refused(
+        NotBatchableError, "the bounds of a fold cannot be mapped", expected="same", got="jax.vmap", fix="jnp.where"
+    ):
         f.trace(X)
 
 

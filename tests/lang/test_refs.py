@@ -20,7 +20,7 @@ from tilekern.errors import ArgumentError, IndexingError, OutputError, TraceErro
 X = numbers(6, 5)
 
 
-# --- any index of any array, against an oracle that looks at one lane at a time --------------------------------------
+# --- any index of any array, against an oracle that looks at one lane at a time -------------------------------------
 #
 # An entry is a tuple: ("tile", axis, offset), ("ds", size, start), ("traced", size, slot), ("vector", size, slot),
 # ("scalar", slot), ("int", n), ("slice", start, stop), ("rest", dims) for `...`. Slots point into an int32 operand.
@@ -133,9 +133,7 @@ def load_any(x, numbers, mask, out, *, entries: tuple[Any, ...], lanes: tuple[in
     out[tiles[0].index, tiles[1].index] = x.load(index, mask=mask if mask is None else mask[...], fill=fill)
 
 
-@pytest.mark.parametrize(
-    "run", [pytest.param(both, id="compiled"), pytest.param(interpreted, id="wide")]
-)
+@pytest.mark.parametrize("run", [pytest.param(both, id="compiled"), pytest.param(interpreted, id="wide")])
 def test_loads_read_what_is_in_bounds_and_fill_the_rest(run) -> None:
     @(COMPILED if run is both else WIDE)
     @given(accesses(), st.sampled_from([None, -1.0]), st.booleans())
@@ -163,9 +161,7 @@ def store_any(x, value, numbers, mask, out, *, entries: tuple[Any, ...]):
     out.store((*mine, *_index(entries, tiles, numbers)), stored, mask=mask if mask is None else mask[...])
 
 
-@pytest.mark.parametrize(
-    "run", [pytest.param(both, id="compiled"), pytest.param(interpreted, id="wide")]
-)
+@pytest.mark.parametrize("run", [pytest.param(both, id="compiled"), pytest.param(interpreted, id="wide")])
 def test_stores_write_what_is_in_bounds_and_drop_the_rest(run) -> None:
     @(COMPILED if run is both else WIDE)
     @given(accesses(unique=True), st.booleans())
@@ -185,7 +181,7 @@ def test_stores_write_what_is_in_bounds_and_drop_the_rest(run) -> None:
     property()
 
 
-# --- particular loads and stores ---------------------------------------------------------------------------------------
+# --- particular loads and stores ------------------------------------------------------------------------------------
 
 
 @pytest.mark.smoke
@@ -274,7 +270,7 @@ def test_what_a_ref_says_of_itself() -> None:
     assert seen == [(6, 5), np.float32, 2, 30, "x", "Ref(x: ref<f32[6, 5], in>)"]
 
 
-# --- indices of the wrong kind -------------------------------------------------------------------------------------------
+# --- indices of the wrong kind --------------------------------------------------------------------------------------
 
 KINDS = "a Tile, an integer, `:`, tk.ds(start, size) or a vector of integers"
 
@@ -383,7 +379,7 @@ def test_a_slice_with_a_float_bound() -> None:
         f.trace(X)
 
 
-# --- refs as what they are not ---------------------------------------------------------------------------------------
+# --- refs as what they are not --------------------------------------------------------------------------------------
 
 
 def test_a_ref_is_no_array() -> None:
@@ -414,7 +410,7 @@ def test_a_ref_is_no_iterable() -> None:
         f.trace(X)
 
 
-# --- values, masks and fills of the wrong kind -----------------------------------------------------------------------
+# --- values, masks and fills of the wrong kind ----------------------------------------------------------------------
 
 
 def test_a_store_to_an_input() -> None:
@@ -498,90 +494,3 @@ def test_a_ref_outside_of_its_kernel() -> None:
         kept[0][0]  # <-
     with pytest.raises(TraceError, match="a store to x is used outside a kernel"):
         kept[0][0] = 1.0
-
-
-# --- atomics, sums and views --------------------------------------------------------------------------------------------
-
-
-def Z(*shape: int, dtype: Any = np.float32) -> tk.Zeros:
-    return tk.Zeros(jax.ShapeDtypeStruct(shape, dtype))
-
-
-@pytest.mark.parametrize("kind", ["add", "max", "min"])
-def test_an_atomic_needs_an_output_that_starts_somewhere(kind: str) -> None:
-    @like_first
-    def f(x, out):
-        getattr(out.at[...], kind)(x[...])  # <-
-
-    with refused(
-        OutputError, f"out does not take an atomic {kind}", expected="a tk.Zeros output", got="out: ref<f32[6, 5], out>"
-    ):
-        f.trace(X)
-
-
-def test_an_atomic_on_an_input() -> None:
-    @like_first
-    def f(x, out):
-        x.at[...].max(1.0)  # <-
-
-    with refused(OutputError, "x is an input and cannot be stored to", got="x: ref<f32[6, 5], in>", fix="out_type"):
-        f.trace(X)
-
-
-def test_a_float_atomic_that_should_be_ordered() -> None:
-    @tk.kernel(out_type=lambda x: Z(5))
-    def f(x, out):
-        out.at[...].add(x[tk.parallel(6)])  # <-
-
-    with refused(OutputError, "a float atomic rounds differently", expected="ordered=False", got="ordered=True", fix="Sum"):
-        f.trace(X)
-
-
-def test_bitwise_atomics_are_for_integers() -> None:
-    @tk.kernel(out_type=lambda x: Z(5))
-    def f(x, out):
-        out.at[...].xor(x[0])  # <-
-
-    with refused(OutputError, "an atomic xor of f32 elements does not exist", expected="add, max, min", got="out: "):
-        f.trace(X)
-
-
-def test_a_sum_is_neither_loaded_nor_stored() -> None:
-    @tk.kernel(out_type=lambda x: tk.Sum(jax.ShapeDtypeStruct((5,), x.dtype)))
-    def f(x, out, *, load: bool):
-        if load:
-            out[...]
-        else:
-            out[...] = x[0]
-
-    for load, what in ((True, "loaded"), (False, "stored to")):
-        with pytest.raises(OutputError, match=f"out is a tk.Sum and cannot be {what}") as raised:
-            f.trace(X, load=load)
-        assert "out.at[...].add(value)" in raised.value.expected
-
-
-@pytest.mark.smoke
-def test_views_index_what_is_left() -> None:
-    """Loads and stores through views, and an atomic that counts programs."""
-
-    @tk.kernel(out_type=lambda x: (jax.ShapeDtypeStruct(x.shape, x.dtype), Z(3, dtype=np.int32)))
-    def f(x, out, counts):
-        row = tk.parallel(6)
-        view, result = x.at[row], out.at[row, :]
-        assert view.shape == result.shape == (5,)
-        result[:3] = view[:3] * 2
-        result[tk.ds(3, 4)] = view[tk.ds(3, 4)]
-        counts.at[row // 2].add(1)
-
-    check(f, X, oracle=(X * np.float32([2, 2, 2, 1, 1]), np.full(3, 2, np.int32)))
-
-
-def test_a_view_of_a_view_that_may_reach_past_it() -> None:
-    @like_first
-    def f(x, out):
-        out[0] = x.at[tk.ds(2, 2)].at[tk.parallel(2)][...]  # <-
-
-    with refused(
-        IndexingError, "a view of a view of x may reach past the first one", expected="static", got="traced", fix="x itself"
-    ):
-        f.trace(X)

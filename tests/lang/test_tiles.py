@@ -12,13 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilekern as tk
-from tests.lang.checks import BLOCKS, COMPILED, EXTENTS, WIDE, both, check, interpreted, kernel, like_first, numbers, refused
+from tests.lang.checks import (
+    BLOCKS,
+    COMPILED,
+    EXTENTS,
+    WIDE,
+    both,
+    check,
+    interpreted,
+    kernel,
+    like_first,
+    numbers,
+    refused,
+)
 from tilekern.errors import ArgumentError, TileScopeError, TraceError
 
 X = numbers(8)
 
 
-# --- arithmetic, against a tile that is its list of positions --------------------------------------------------------
+# --- arithmetic, against a tile that is its list of positions -------------------------------------------------------
 #
 # A move is ("+", n), ("-", n), ("+ traced", n), ("*", c) or ("// ", c).
 
@@ -149,11 +161,12 @@ def test_ds_is_any_piece() -> None:
     check(f, X, np.int32([1, 3]), oracle=np.float32([0, 0, 1, 2, 3]))
 
 
-# --- errors -------------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("block", "got"), [(0, "block = 0"), (-3, "block = -3"), (2.0, "block = 2.0 (float)"), (True, "block = True (bool)")]
+    ("block", "got"),
+    [(0, "block = 0"), (-3, "block = -3"), (2.0, "block = 2.0 (float)"), (True, "block = True (bool)")],
 )
 def test_a_block_must_be_positive(block, got) -> None:
     @like_first
@@ -281,7 +294,8 @@ def test_a_tile_is_no_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "use", [lambda t: t.start, lambda t: t.stop, lambda t: t.indices, lambda t: t.valid, lambda t: t + 1, lambda t: t * 2]
+    "use",
+    [lambda t: t.start, lambda t: t.stop, lambda t: t.indices, lambda t: t.valid, lambda t: t + 1, lambda t: t * 2],
 )
 def test_every_use_of_a_tile_outside_its_fold(use) -> None:
     @like_first
@@ -290,7 +304,7 @@ def test_every_use_of_a_tile_outside_its_fold(use) -> None:
         tk.foreach(tk.serial(8, 4), kept.append)
         use(kept[0])
 
-    with pytest.raises(TileScopeError, match="a tile of the fold over .* is used after the fold"):
+    with pytest.raises(TileScopeError, match=r"a tile of the fold over .* is used after the fold"):
         f.trace(X)
 
 
@@ -320,7 +334,7 @@ def test_a_tile_outside_its_kernel() -> None:
 
     f.trace(X)
     with refused(TileScopeError, "a tile of the kernel is used after the kernel has ended", got="kept in a variable"):
-        kept[0].start  # <-
+        _ = kept[0].start  # <-
 
 
 @pytest.mark.parametrize("place", ["fold", "fori_loop", "cond", "jit", "vmap"])
@@ -343,7 +357,9 @@ def test_axes_are_declared_at_the_top(place) -> None:
             case _:
                 jax.jit(inner)()
 
-    with refused(TraceError, "tk.parallel is called inside a", expected="top", got="tk.parallel(8, 4)", fix="tk.serial"):
+    with refused(
+        TraceError, "tk.parallel is called inside a", expected="top", got="tk.parallel(8, 4)", fix="tk.serial"
+    ):
         f.trace(X)
 
 

@@ -17,6 +17,7 @@ from tilekern.errors import CarryError, ConcreteValueError, OutputError, TraceEr
 X = numbers(10)
 
 
+@pytest.mark.smoke
 def test_the_ir_of_a_kernel() -> None:
     """The text form, complete: what every backend gets to see."""
 
@@ -58,7 +59,7 @@ def test_an_output_of_no_elements_needs_no_store() -> None:
     check(f, X, oracle=(X, np.zeros((0, 3), np.float32)))
 
 
-# --- outputs -----------------------------------------------------------------------------------------------------------
+# --- outputs --------------------------------------------------------------------------------------------------------
 
 
 def test_an_output_that_is_never_stored() -> None:
@@ -90,13 +91,16 @@ def test_a_body_that_returns() -> None:
     def f(x, out):  # <-
         return x[...] * 2
 
-    with refused(OutputError, "the body of f returned a value", expected="None", got="returned ", fix="out[...] = value"):
+    with refused(
+        OutputError, "the body of f returned a value", expected="None", got="returned ", fix="out[...] = value"
+    ):
         f.trace(X)
 
 
-# --- concrete values ----------------------------------------------------------------------------------------------------
+# --- concrete values ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_python_if_on_a_traced_value() -> None:
     @like_first
     def f(x, out):
@@ -152,7 +156,7 @@ def test_a_concrete_value_inside_a_fold() -> None:
         f.trace(X)
 
 
-# --- loops and branches of JAX ---------------------------------------------------------------------------------------
+# --- loops and branches of JAX --------------------------------------------------------------------------------------
 
 
 def _mismatches() -> dict[str, Any]:
@@ -179,7 +183,7 @@ def test_types_that_do_not_fit(name: str) -> None:
         out[...] = x[...]
         _mismatches()[name](x[...])
 
-    with pytest.raises(CarryError, match="a loop or a branch of jax.lax returns values of other types") as raised:
+    with pytest.raises(CarryError, match=r"a loop or a branch of jax\.lax returns values of other types") as raised:
         f.trace(X)
     assert raised.value.loc.file == __file__
     assert "Revise" not in raised.value.got

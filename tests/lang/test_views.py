@@ -115,9 +115,7 @@ def lanes_of(problem: Problem, program: int) -> tuple[tuple[int, ...], list[tupl
         found.append(picked[0] if isinstance(inner, int) else picked)
     tile = tuple(len(f) for f in found if isinstance(f, list))
     every = product(*(f if isinstance(f, list) else [f] for f in found))
-    inside = [
-        i if all(k is not None and 0 <= k < n for k, n in zip(i, shape, strict=True)) else None for i in every
-    ]
+    inside = [i if all(k is not None and 0 <= k < n for k, n in zip(i, shape, strict=True)) else None for i in every]
     return tile, inside  # pyright: ignore[reportReturnType]
 
 
@@ -298,13 +296,6 @@ def test_gathers_by_indices_of_any_integer_dtype(dtype: str) -> None:
         check(paged, numbers(7, 2, 1, 3), table, oracle=numbers(7, 2, 1, 3)[table].sum(axis=2), groups=1)
 
 
-@kernel(((2, 5), np.float32))
-def look_up(x, where, out):
-    out[0] = x[where[...]]
-    i = tk.parallel(5)
-    out[1, i] = x[where[i]]
-
-
 @pytest.mark.parametrize(("dtype", "huge"), [("u4", 2**32 - 1), ("u4", 2**31), ("i8", 2**32), ("u8", 2**63 + 1)])
 def test_huge_indices_do_not_wrap_around_into_the_array(dtype: str, huge: int) -> None:
     """As int32, 2**32 would be 0."""
@@ -425,7 +416,9 @@ def test_a_view_by_a_tile_that_has_ended() -> None:
         tk.foreach(tk.serial(6, 2), kept.append)
         out[...] = x.at[kept[0]][...]  # <-
 
-    with refused(TileScopeError, "after the fold over", expected="inside", got="a Tile", fix="use the tile in the body"):
+    with refused(
+        TileScopeError, "after the fold over", expected="inside", got="a Tile", fix="use the tile in the body"
+    ):
         f.trace(X)
 
 

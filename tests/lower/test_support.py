@@ -108,7 +108,11 @@ def inputs(func: Func) -> list[np.ndarray]:
 
 def as_xla(funcs: list[Func]) -> Callable[..., Any]:
     """One program for many Funcs: compiling each apart takes minutes."""
-    return jax.jit(lambda many: [emit.run(func, *arrays) for func, arrays in zip(funcs, many, strict=True)])
+
+    def run(many: list[list[np.ndarray]]) -> list[Any]:
+        return [emit.run(func, *arrays) for func, arrays in zip(funcs, many, strict=True)]
+
+    return jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def judge(name: str, dtype: DType, got: np.ndarray, wanted: np.ndarray, arrays: list[np.ndarray]) -> None:

@@ -7,10 +7,9 @@ def test_my_backend(program: Program) -> None:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,9 @@ from tilekern.ir.core import Array, Func
 from tilekern.ir.interpret import interpret
 from tilekern.ir.types import DTYPES, DType
 
-__all__ = ["FEATURES", "Program", "assert_agrees", "inputs_of", "programs"]
+__all__ = ["FEATURES", "Program", "assert_agrees", "build", "inputs_of", "programs"]
 
 DTYPES_OF_VALUES = tuple(DTYPES.values())
-# How many candidates are tried at most to make a failing program simpler.
-_ATTEMPTS = 300
-
 FEATURES = tuple(Generator.MOVES)
 """What programs may contain beyond elementwise ops and plain loads and stores; see `programs`."""
 
@@ -85,54 +81,6 @@ def build(choose: Choose, features: Sequence[str] = FEATURES, dtypes: Sequence[D
     generator = Generator(choose, features, dtypes)
     func = generator.func()
     return Program(func, generator.seed, tuple(generator.facts[p].error for p in func.outputs))
-
-
-class Choices:
-    """Recorded choices: first given ones, then random ones, or without a generator zeros."""
-
-    def __init__(self, given: Sequence[int] = (), random: Random | None = None) -> None:
-        self.made: list[int] = []
-        self._given, self._random = given, random
-
-    def __call__(self, most: int) -> int:
-        number = len(self.made)
-        if number < len(self._given):
-            choice = min(self._given[number], most)
-        else:
-            choice = self._random.randint(0, most) if self._random else 0
-        self.made.append(choice)
-        return choice
-
-
-def sample(seed: int, **options: Any) -> tuple[Program, list[int]]:
-    """A random program, more varied and sooner there than Hypothesis's; and the choices that make it."""
-    choices = Choices(random=Random(seed))
-    return build(choices, **options), choices.made
-
-
-def shrink(choices: list[int], fails: Callable[[Program], bool], **options: Any) -> Program:
-    """A simpler program that fails still: choices are left out or lowered as long as that goes."""
-    tried = set[tuple[int, ...]]()
-
-    def attempt(candidate: list[int]) -> bool:
-        if tuple(candidate) in tried or len(tried) >= _ATTEMPTS:
-            return False
-        tried.add(tuple(candidate))
-        return fails(build(Choices(candidate), **options))
-
-    size = len(choices)
-    while size := size // 2:
-        at = 0
-        while at < len(choices):
-            kept, changed = choices[:at], choices[at : at + size]
-            shorter = [*kept, *choices[at + size :]]
-            lower = [*kept, *(0 for _ in changed), *choices[at + size :]]
-            if attempt(shorter):
-                choices = shorter
-            else:
-                choices = lower if any(changed) and attempt(lower) else choices
-                at += size
-    return build(Choices(choices), **options)
 
 
 def assert_agrees(program: Program, outputs: Sequence[Any]) -> None:

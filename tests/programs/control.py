@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import ClassVar
 
 from tests.programs import facts
 from tests.programs.facts import Fact, union
 from tests.programs.memory import Counter, Memory, Place, widened
-from tilekern.ir.control import Fold, Switch, While
+from tests.programs.values import Scope
+from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Value, index_value
 from tilekern.ir.types import INDEX, TileType, kind_of
 
@@ -36,10 +38,18 @@ class Generator(Memory):
         "dynamic": (),
         "while": ("loop",),
         "switch": ("switch",),
+        "hoist": ("hoist",),
+        "order": ("scan", "sort", "arg_reduce"),
+        "places": ("take", "dynamic_slice", "dynamic_update"),
+        "bitcast": ("bitcast",),
+        "digits": (),
+        "partial": ("partial",),
+        "atomic": ("atomic",),
     }
     _ALWAYS = ("load", "load", "store")
 
     depth = 0
+    hoisting = False
 
     def func(self) -> Func:
         """A Func with one output at least."""
@@ -54,13 +64,16 @@ class Generator(Memory):
             return ()
 
         block = self.builder.block(args, body)
-        return Func("f", (*self.inputs, *self.outputs), self.axes, block)
+        outputs = sorted(self.outputs, key=lambda p: p.ref.role != "inout")
+        return Func("f", (*self.inputs, *outputs), self.axes, block)
 
     def moves(self, count: int) -> None:
         """Make random moves."""
         names = [*self._ALWAYS, *(name for f in self.features_in_order for name in self.MOVES[f])]
         if self.depth >= len(_MOVES) - 1:
-            names = [n for n in names if n not in ("fold", "loop", "switch")]
+            names = [n for n in names if n not in ("fold", "loop", "switch", "hoist")]
+        if self.hoisting:
+            names = [n for n in names if n not in ("store", "read_back", "overwrite", "partial", "atomic", "hoist")]
         for _ in range(count):
             getattr(self, self.pick(names))()
 
@@ -78,7 +91,8 @@ class Generator(Memory):
         yields: Callable[[], list[Value]],
     ) -> Block:
         """A block of random ops that ends with what `yields` adds; it covers outputs only if `counters` do."""
-        outer = self.counters, self.covering, self.places
+        outer = self.counters, self.covering, self.places, self.repeats
+        self.repeats *= prod(max(1, c.axis.tiles) for c in counters)
         whole = self.covering is not None and bool(counters) and all(c.whole for c in counters)
         visible = [c for c in counters if not c.offset]
         self.counters, self.places = [*self.counters, *visible], list(self.places)
@@ -93,7 +107,7 @@ class Generator(Memory):
 
         block = self.builder.block(tuple(args), body)
         stored = [p for p in self.places if p not in outer[2]]
-        self.counters, self.covering, self.places = outer
+        self.counters, self.covering, self.places, self.repeats = outer
         if whole:
             known_outside = {c.value for c in (*self.grid, *counters, *self.counters)}
             closed = [p for p in stored if known_outside.issuperset(p.positions)]
@@ -230,6 +244,23 @@ class Generator(Memory):
         self._define(results, [union(*self.fact(*values)) for values in zip(*yielded, strict=True)])
         if target is not None:
             self.places.append(target)
+
+    def hoist(self) -> None:
+        """Values that depend on grid indices and inputs only."""
+        outer = self.scope, self.counters
+        index = self.number(0, INDEX)
+        self.scope, self.counters = Scope([c.value for c in self.grid]), list(self.grid)
+        was, self.hoisting = self.hoisting, True
+        results: list[Value] = []
+
+        def yields() -> list[Value]:
+            results.extend(self.any() for _ in range(1 + self.upto(1)))
+            return results
+
+        region = self.region((), (), (), yields)
+        self.hoisting = was
+        self.scope, self.counters = outer
+        self._define(self.builder.add(Hoist(operands=(index,), regions=(region,))), self.fact(*results))
 
     def _target(self) -> Place | None:
         """An output that every branch of a switch stores to."""

@@ -9,12 +9,13 @@ from typing import Literal
 
 from tests.programs import facts
 from tests.programs.facts import Fact, union
-from tests.programs.values import LARGEST, Choose, Values, numbers
+from tests.programs.places import Places
+from tests.programs.values import LARGEST, Choose, numbers
 from tilekern.ir.core import Axis, Value, index_value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Access, Dim, Load, Position, Store, Term
+from tilekern.ir.memory import Access, Atomic, AtomicKind, Dim, Load, Position, Store, Term
 from tilekern.ir.shape import Broadcast, Iota
-from tilekern.ir.types import BOOL, I32, INDEX, DType, RefType, TileType, kind_of
+from tilekern.ir.types import BOOL, I32, INDEX, DType, RefType, Role, TileType, kind_of
 
 BLOCKS = (1, 2, 4, 8, 3, 5)
 
@@ -49,7 +50,7 @@ class Place:
     counters: tuple[Counter, ...] = ()
 
 
-class Memory(Values):
+class Memory(Places):
     """Makes loads and stores.
 
     Attributes:
@@ -70,6 +71,8 @@ class Memory(Values):
         self.counters = list(self.grid)
         self.covering: tuple[Counter, ...] | None = ()
         self.places: list[Place] = []
+        # How often at most an op of the current block runs, in all programs.
+        self.repeats = prod(a.tiles for a in self.axes)
 
     def axis(self, name: str) -> Axis:
         """An axis of a few tiles, often with a ragged last one; seldom of none."""
@@ -77,14 +80,15 @@ class Memory(Values):
         if self.chance(15):
             return Axis(name, 0, block)
         full, tail = self.pick([2, 1, 3, 0]), self.upto(block - 1) if self.upto(1) else 0
-        return Axis(name, full * block + tail, block)
+        order = {"descending": bool(self.upto(1)), "group": 2 * self.upto(1)} if self.chance(3) else {}
+        return Axis(name, full * block + tail, block, **order)
 
     def _input(self, name: str) -> Value:
         """An array whose dims are as long as those of tiles or axes, or nearly."""
         lengths = [*self.sizes, *(a.extent for a in self.axes), 13]
         shape = tuple(max(0, self.pick(lengths) + self.pick([0, 0, 1, -1])) for _ in range(self.pick([1, 2, 3, 0])))
         value = Value(RefType(shape, self.pick((*self.dtypes[:2], *self.dtypes)), "in"), name)
-        self.facts[value] = replace(numbers(value.ref.dtype), inf=bool(self.seed % 2))
+        self.facts[value] = self._given(value.ref.dtype)
         return value
 
     # --- loads ---
@@ -146,8 +150,12 @@ class Memory(Values):
         const = self.pick([0, 0, 0, 1, -1, -3, 2])
         start = len(operands)
         operands += [v for v, _ in terms]
-        position = Position(tuple(Term(start + n, s) for n, (_, s) in enumerate(terms)), const)
+        position = Position(tuple(Term(start + n, s, *self._digit()) for n, (_, s) in enumerate(terms)), const)
         return Dim(kind, position, 1 if kind == "index" else size or 1)
+
+    def _digit(self) -> tuple[int, int]:
+        """The divisor and the modulus of a term: mostly the whole number."""
+        return (self.pick([1, 2, 3]), self.pick([0, 2, 3])) if "digits" in self.features and self.chance(5) else (1, 0)
 
     # --- stores ---
 
@@ -162,7 +170,7 @@ class Memory(Values):
         self.facts[place.output] = self.facts[value]
         self._write(place, value)
 
-    def place(self, tile: TileType, covering: tuple[Counter, ...]) -> Place:
+    def place(self, tile: TileType, covering: tuple[Counter, ...], role: Role = "out") -> Place:
         """A new output with a place for a tile of each program and iteration, and the access to that place.
 
         A dim of the tile that is as long as the block of a counter's axis holds that axis, without what is behind its
@@ -179,14 +187,13 @@ class Memory(Values):
             else:
                 entries.append((size, Dim("block", Position(), size, in_bounds=not self.upto(1)), None))
         for counter in counters:
-            entry = (counter.axis.tiles, Dim("index", Position((Term(0, 1),), counter.offset)), counter.value)
-            entries.insert(self.upto(len(entries)), entry)
-        output = Value(RefType(tuple(length for length, _, _ in entries), tile.dtype, "out"), f"o{len(self.outputs)}")
-        self.outputs.append(output)
+            for entry in self._own_index(counter):
+                entries.insert(self.upto(len(entries)), entry)
+        output = self._output(tuple(length for length, _, _ in entries), tile.dtype, role)
         positions: list[Value] = []
         dims: list[Dim] = []
         for _, dim, value in entries:
-            terms = tuple(Term(len(positions), t.stride) for t in dim.position.terms)
+            terms = tuple(replace(t, operand=len(positions)) for t in dim.position.terms)
             dims.append(replace(dim, position=replace(dim.position, terms=terms)))
             positions += [value] if value is not None else []
         # Every position has one term, so the operands are in the order of the dims; the value's dims are too.
@@ -194,6 +201,19 @@ class Memory(Values):
         assert place.access.shape == tile.shape
         self.places.append(place)
         return place
+
+    def _output(self, shape: tuple[int, ...], dtype: DType, role: Role) -> Value:
+        output = Value(RefType(shape, dtype, role), f"o{len(self.outputs)}")
+        self.outputs.append(output)
+        return output
+
+    def _own_index(self, counter: Counter) -> list[tuple[int, Dim, Value]]:
+        """The dims by which an output counts the tiles of an axis: one, or the two digits of the index."""
+        tiles = counter.axis.tiles
+        if "digits" in self.features and tiles > 0 and tiles % 2 == 0 and not counter.offset and self.chance(3):
+            digits = (tiles // 2, Term(0, 1, 2)), (2, Term(0, 1, 1, 2))
+            return [(length, Dim("index", Position((term,))), counter.value) for length, term in digits]
+        return [(tiles, Dim("index", Position((Term(0, 1),), counter.offset)), counter.value)]
 
     def _own_tile(self, counter: Counter) -> tuple[Dim, Value]:
         """The tile of an axis: its index times the block, as the access says or as ops say, in order or gathered."""
@@ -229,6 +249,47 @@ class Memory(Values):
         self.use(operands)
         self.builder.add(Store(operands=operands, access=place.access, masked=mask is not None))
 
+    # --- outputs that need not be stored to ---
+
+    def partial(self) -> None:
+        """An output that starts as zeros or as an input; perhaps the program stores to its place."""
+        role: Role = self.pick(["zeros", "inout"])
+        tile = self.any().tile
+        place = self.place(tile, (), role)
+        start = widened(Fact(4), tile.dtype, 1)
+        self.facts[place.output] = self._given(tile.dtype) if role == "inout" else start
+        self.overwrite_place(place)
+
+    def _given(self, dtype: DType) -> Fact:
+        """What holds for an input."""
+        return replace(numbers(dtype), inf=bool(self.seed % 2) and kind_of(dtype) == "float")
+
+    def atomic(self) -> None:
+        """Add to a sum, or combine integers; anywhere, by any program, to any element."""
+        value = self.tame(self.any(), 2)
+        dtype, logical = value.tile.dtype, value.tile.dtype == BOOL
+        integers = kind_of(dtype) in ("signed", "unsigned")
+        role: Role = self.pick(["zeros", "inout"]) if logical or (integers and self.upto(1)) else "sum"
+        kinds: list[AtomicKind] = ["and", "or", "xor"] if logical else ["add", "max", "min", "and", "or", "xor"]
+        lengths = [self.pick([1, 2, 5]), *(n + self.pick([0, 1, -1]) for n in value.tile.shape), self.pick([1, 3])]
+        lengths = [n for n in lengths if n > 0]
+        positions: list[Value] = []
+        shape = [None, *value.tile.shape][: len(lengths)]
+        dims = [self._dim(n, positions, (size,)) for n, size in zip(lengths, shape, strict=False)]
+        if [d.size for d in dims if d.kind != "index"] != list(value.tile.shape):
+            return
+        fact = facts.reduce("sum", self.facts[value], self.repeats * value.tile.size, dtype)
+        if fact is None:
+            return
+        output = self._output(tuple(lengths[: len(dims)]), dtype, role)
+        self.facts[output] = fact
+        mask = self.value(TileType(value.tile.shape, BOOL)) if "mask" in self.features and self.chance(2) else None
+        operands = (output, value, *positions, *(() if mask is None else (mask,)))
+        kind = "add" if role == "sum" else self.pick(kinds)
+        self.use(operands)
+        access = Access(tuple(dims))
+        self.builder.add(Atomic(operands=operands, access=access, masked=mask is not None, kind=kind))
+
     # --- what the program has stored ---
 
     def _open(self) -> list[Place]:
@@ -247,7 +308,9 @@ class Memory(Values):
         places = self._open()
         if not places:
             return
-        place = self.pick(places[::-1])
+        self.overwrite_place(self.pick(places[::-1]))
+
+    def overwrite_place(self, place: Place) -> None:
         value = self.fitted(self.value(TileType(place.access.shape, place.output.ref.dtype)), self.facts[place.output])
         if value is not None:
             masked = "mask" in self.features and self.upto(1)

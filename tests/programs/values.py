@@ -378,14 +378,14 @@ def draw_array(shape: tuple[int, ...], dtype: DType, seed: int, specials: bool) 
     """Elements of which `numbers(dtype)` holds, but for NaN and infinities where `specials`."""
     rng = np.random.default_rng(seed)
     if dtype == BOOL:
-        return rng.random(shape) < 0.5
+        return np.asarray(rng.random(shape) < 0.5)
     if kind_of(dtype) != "float":
         info = np.iinfo(dtype)
         edges = [info.min, info.min + 1, info.max, info.max - 1, info.max // 2]
-        small = rng.integers(-8 if kind_of(dtype) == "signed" else 0, 16, shape).astype(dtype)
+        small = np.asarray(rng.integers(-8 if kind_of(dtype) == "signed" else 0, 16, shape)).astype(dtype)
         return np.where(rng.random(shape) < 0.1, rng.choice(np.array(edges, dtype), shape), small).astype(dtype)
     steps = int(numbers(dtype).bound * 4)
-    small = (rng.integers(-steps, steps + 1, shape) / 4).astype(dtype)
+    small = np.asarray(rng.integers(-steps, steps + 1, shape) / 4).astype(dtype)
     if not specials:
         return small
     odd = np.array([np.nan, np.inf, -np.inf, -0.0], np.float32).astype(dtype)

@@ -91,8 +91,10 @@ class _Output:
 
     def load(self, where: Array, program: int, loc: Loc) -> Array:
         owner = self._owner[where]
-        if (foreign := (owner != program) & (owner != _NOBODY) | (self._updated[where] != "")).any():
+        if (foreign := (owner != program) & (owner != _NOBODY)).any():
             self._raise_dependence(where[foreign][0], loc)
+        if (updated := self._updated[where] != "").any():
+            self._raise_mixed(where[updated][0], loc)
         # Whether this is a read of something unwritten or of what another program stores later, the end will tell.
         early = where[(owner == _NOBODY) & (self._read[where] == _NOBODY)]
         if early.size:
@@ -102,9 +104,10 @@ class _Output:
 
     def store(self, where: Array, values: Array, program: int, loc: Loc) -> None:
         owner = self._owner[where]
-        if (foreign := (owner != program) & (owner != _NOBODY) | (self._updated[where] != "")).any():
+        if (foreign := (owner != program) & (owner != _NOBODY)).any():
             with source.at(loc):
                 raise WriteConflict(f"two programs store {self._element(where[foreign][0])}")
+        self._check_not_both(where[self._updated[where] != ""], loc)
         if (early := (owner == _NOBODY) & (self._read[where] != _NOBODY)).any():
             element = where[early][0]
             reader, read_at = self._reads[self._read[element]]
@@ -117,15 +120,9 @@ class _Output:
 
     def update(self, where: Array, values: Array, kind: AtomicKind, program: int, loc: Loc) -> None:
         """Note an atomic update; `finish` makes them all, in program order, so that a sum has one rounding."""
-        if (self._owner[where] != _NOBODY).any():
-            with source.at(loc):
-                raise WriteConflict(f"{self.param.name} has an element that is stored and updated atomically")
-        if (self._read[where] != _NOBODY).any() or (~np.isin(self._updated[where], ["", kind])).any():
-            with source.at(loc):
-                raise OrderDependence(
-                    f"an element of {self.param.name} is updated atomically, and loaded or updated in another way",
-                    expected="updates of one kind only",
-                )
+        self._check_not_both(where[self._owner[where] != _NOBODY], loc)
+        if (mixed := (self._read[where] != _NOBODY) | ~np.isin(self._updated[where], ["", kind])).any():
+            self._raise_mixed(where[mixed][0], loc)
         self._updated[where] = kind
         self._updates.append((program, kind, where, values))
 
@@ -148,6 +145,18 @@ class _Output:
     def _element(self, flat: int) -> str:
         index = np.unravel_index(flat, self.param.ref.shape)
         return f"{self.param.name}[{', '.join(map(str, index))}]"
+
+    def _check_not_both(self, elements: Array, loc: Loc) -> None:
+        if elements.size:
+            with source.at(loc):
+                raise WriteConflict(f"{self._element(elements[0])} is stored and updated atomically")
+
+    def _raise_mixed(self, element: int, loc: Loc) -> None:
+        with source.at(loc):
+            raise OrderDependence(
+                f"{self._element(element)} is updated atomically, and loaded or updated in another way",
+                expected="updates of one kind only",
+            )
 
     def _raise_dependence(self, element: int, loc: Loc) -> None:
         with source.at(loc):
@@ -286,8 +295,9 @@ def _updated(data: Array, updates: list[tuple[int, AtomicKind, Array, Array]]) -
     """The flat array after atomic updates; sums of floats are taken in float64 and rounded once."""
     kinds = {kind for _, kind, _, _ in updates}
     wide = data.astype(np.float64) if kinds == {"add"} and kind_of(data.dtype) == "float" else data.copy()
-    for _, kind, where, values in updates:
-        _UPDATES[kind].at(wide, where, values.astype(wide.dtype))
+    with np.errstate(all="ignore"):
+        for _, kind, where, values in updates:
+            _UPDATES[kind].at(wide, where, values.astype(wide.dtype))
     return wide.astype(data.dtype)
 
 

@@ -83,7 +83,8 @@ def _aval(leaf: Any) -> Any:
 
 
 def _role(leaf: Any) -> Role:
-    return next((role for kind, role in _ROLES.items() if isinstance(leaf, kind)), "out")
+    roles: list[Role] = [role for kind, role in _ROLES.items() if isinstance(leaf, kind)]
+    return roles[0] if roles else "out"
 
 
 def _plain(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -49,6 +49,11 @@ def _iota(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     return emit.op(Iota, shape=tile.shape, dtype=tile.dtype, dim=eqn.params["dimension"])
 
 
+def _empty(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+    """What derivatives of branches carry where the other branch has a value: it is never read."""
+    return emit.splat(0, aval(eqn))
+
+
 def _slice(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     start, stop = tuple(eqn.params["start_indices"]), tuple(eqn.params["limit_indices"])
     stride = tuple(eqn.params["strides"] or (1,) * len(start))
@@ -233,6 +238,7 @@ RULES: dict[str, Rule] = {
     "expand_dims": _reshape,
     "transpose": _transpose,
     "iota": _iota,
+    "empty2": _empty,
     "slice": _slice,
     "split": _split,
     "stack": _stack,

@@ -83,7 +83,7 @@ def test_an_axis_that_no_store_mentions_is_a_loop() -> None:
     check(first, x, oracle=x)
 
 
-# --- it makes no difference --------------------------------------------------------------------------------------------
+# --- it makes no difference -----------------------------------------------------------------------------------------
 
 
 def _mixed() -> dict[str, tuple[tk.Kernel, Any]]:

@@ -67,7 +67,7 @@ Environment = Mapping[Value, Stacked]
 
 def load(op: Load, array: jax.Array, env: Environment) -> Stacked:
     """The tiles of a load from `array`."""
-    fill = env[op.fill].array if op.fill is not None else jnp.zeros((), array.dtype)
+    fill = as_array(env[op.fill]) if op.fill is not None else jnp.zeros((), array.dtype)
     fill_axes = env[op.fill].axes if op.fill is not None else ()
     boxes = windows(op, array.shape, env)
     if boxes is None or fill_axes:

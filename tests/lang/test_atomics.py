@@ -1,0 +1,500 @@
+"""`tk.Zeros`, `tk.Sum`, donated inputs and atomics: outputs that programs share, or leave as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tilekern as tk
+from tests.ir.funcs import assert_same
+from tests.lang.checks import COMPILED, WIDE, both, check, interpreted, like_first, numbers, refused
+from tilekern.errors import ArgumentError, InterpreterError, OrderDependence, OutputError, Unwritten, WriteConflict
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+INTEGERS = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
+FLOATS = ["f2", "f4", "f8", BF16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+MEANING: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and_": np.bitwise_and,
+    "or_": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def update(view: tk.Ref, kind: str, value: Any, **options: Any) -> None:
+    """`view.add(value)` and its kin; float sums need no order here, for they are exact."""
+    more = {"ordered": False} if kind == "add" else {}
+    getattr(view, kind)(value, **options, **more)
+
+
+def zeros_like_first(x: Any, *_: Any, **__: Any) -> tk.Zeros:
+    return tk.Zeros(jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+
+# --- any updates, against an oracle that makes one after the other ---------------------------------------------------
+
+
+@tk.kernel(out_type=lambda start, *_, **__: None, donate=("start",))
+def scatter(start, where, value, mask, _, *, kind: str, block: tk.Block):
+    """Every program along j updates the same elements again, and vectors may name one element twice."""
+    i = tk.parallel(where.shape[0], block)
+    j = tk.parallel(2)
+    update(start.at[where.load(i, fill=-1)], kind, value[i, j], mask=mask[i])
+
+
+@pytest.mark.parametrize("run", [pytest.param(both, id="compiled"), pytest.param(interpreted, id="wide")])
+def test_updates_of_any_elements_in_any_number(run: Any) -> None:
+    @(COMPILED if run is both else WIDE)
+    @given(st.data(), st.sampled_from(["i4", "u1", "f4", "?"]), st.integers(0, 7), st.integers(1, 5))
+    def property(data: st.DataObject, dtype: str, count: int, block: int) -> None:
+        kind = data.draw(st.sampled_from(["max", "min", *([] if dtype == "?" else ["add"])]))
+        if dtype != "f4":
+            kind = data.draw(st.sampled_from([kind, "and_", "or_", "xor"]))
+        where = np.array(data.draw(st.lists(st.integers(-1, 4), min_size=count, max_size=count)), np.int32)
+        random = np.random.default_rng(count)
+        start, value = (random.integers(0, 90, shape).astype(dtype) for shape in (4, (count, 2)))
+        mask, expected = random.random(count) < 0.8, start.copy()
+        for lane, place in enumerate(where):
+            if mask[lane] and 0 <= place < 4:
+                for v in value[lane]:
+                    expected[place] = MEANING[kind](expected[place], v)
+        check(scatter, start, where, value, mask, oracle=(expected, None), run=run, kind=kind, block=block)
+
+    property()
+
+
+@tk.kernel(out_type=zeros_like_first)
+def windows(x, out, *, kind: str, block: tk.Block):
+    """Programs along i update overlapping windows, the first of which begins before the array."""
+    i = tk.parallel(x.shape[0], block)
+    update(out.at[tk.ds(i.start // 2 - 1, block)], kind, x[i])
+
+
+@COMPILED
+@given(st.sampled_from([0, 1, 8, 13]), st.sampled_from([1, 3, 4]), st.sampled_from(["add", "max", "min", "xor"]))
+def test_overlapping_windows(extent: int, block: int, kind: str) -> None:
+    x, expected = np.arange(extent, dtype=np.int32) * 37 % 23 - 9, np.zeros(extent, np.int32)
+    for program in range(0, extent, block):
+        # Lanes of the last tile past the extent read 0, and update, too.
+        for n in range(block):
+            place, value = program // 2 - 1 + n, x[program + n] if program + n < extent else 0
+            if 0 <= place < extent:
+                expected[place] = MEANING[kind](expected[place], value)
+    check(windows, x, oracle=expected, kind=kind, block=block)
+
+
+@tk.kernel(out_type=lambda x, **_: tk.Zeros(jax.ShapeDtypeStruct((2,), x.dtype)))
+def by_parity(x, out, *, kind: str):
+    i = tk.parallel(x.shape[0])
+    update(out.at[i % 2], kind, x[i])
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, "?"], ids=str)
+def test_every_kind_of_every_dtype(dtype: Any) -> None:
+    with jax.enable_x64(True):
+        x = np.array([3, 1, 2, 0, 1, 1, 1, 0, 2, 120]).astype(dtype)
+        bitwise = np.dtype(dtype).kind in "iub"
+        kinds = ["max", "min", *(["and_", "or_", "xor"] if bitwise else []), *([] if dtype == "?" else ["add"])]
+        for kind in kinds:
+            expected = np.zeros(2, dtype)
+            for n, value in enumerate(x):
+                expected[n % 2] = MEANING[kind](expected[n % 2], value)
+            check(by_parity, x, oracle=expected, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_nan_wins(kind: str) -> None:
+    check(by_parity, np.array([1, -1, np.nan, -2, np.inf], np.float32), kind=kind, oracle=lambda x, kind: np.array(
+        [np.nan, 0 if kind == "max" else -2], np.float32
+    ))  # fmt: skip
+
+
+def test_integer_sums_wrap_around() -> None:
+    check(by_parity, np.array([100, -100, 100, -100], np.int8), kind="add", oracle=np.array([-56, 56], np.int8))
+
+
+def test_updates_in_loops_and_branches() -> None:
+    @tk.kernel(out_type=zeros_like_first)
+    def histogram(x, out):
+        i = tk.parallel(x.shape[0], 4)
+
+        def step(n):
+            @tk.when(x[n] >= 0)
+            def _():
+                out.at[x[n]].add(1)
+
+        tk.foreach(tk.serial(x.shape[0], start=i.start, stop=jnp.minimum(i.stop, x.shape[0])), step)
+
+    x = np.array([3, 0, -1, 3, 3, 9, 1, -7, 0, 5], np.int32)
+    check(histogram, x, oracle=np.bincount(x[x >= 0], minlength=10).astype(np.int32))
+
+
+# --- sums over programs ----------------------------------------------------------------------------------------------
+
+
+@tk.kernel(out_type=lambda x, **_: tk.Sum(jax.ShapeDtypeStruct(x.shape[1:], x.dtype)))
+def column_sums(x, out, *, block: tk.Block = 16):
+    """out[n] = Σ x[m, n], a program for each block of rows."""
+    i = tk.parallel(x.shape[0], block)
+    out.at[...].add(x[i].sum(axis=0, dtype=x.dtype))
+
+
+@COMPILED
+@given(st.sampled_from([0, 1, 7, 33]), st.sampled_from([1, 4, 8]), st.sampled_from(["f4", "i4", "i1", BF16]))
+def test_a_sum_over_programs(rows: int, block: int, dtype: Any) -> None:
+    x = (np.arange(rows * 3).reshape(rows, 3) % 7 - 3).astype(dtype)
+    check(column_sums, x, oracle=x.sum(axis=0, dtype=np.int64).astype(dtype), block=block)
+
+
+@pytest.mark.smoke
+def test_a_float_sum_is_the_same_from_run_to_run() -> None:
+    x = np.random.default_rng(0).standard_normal((1000, 5), np.float32) * np.float32(1e6) ** np.arange(5)
+    x = x.astype(np.float32)
+    first = np.asarray(column_sums(x))
+    fresh = jax.jit(lambda x: column_sums(x))
+    for again in (column_sums(x), fresh(x), column_sums.trace(x).lower().compile()(x)):
+        assert first.tobytes() == np.asarray(again).tobytes()
+    exact = x.astype(np.float64).sum(axis=0)
+    np.testing.assert_array_less(np.abs(first - exact), 1000 * np.finfo(np.float32).eps * np.abs(x).sum(axis=0))
+
+
+@pytest.mark.parametrize("dtype", ["f2", BF16, ml_dtypes.float8_e5m2], ids=str)
+def test_narrow_sums_accumulate_wide(dtype: Any) -> None:
+    """One by one in bfloat16, 1 + ... + 1 stays at 256."""
+    x = np.ones((2048, 1), dtype)
+    check(column_sums, x, oracle=np.array([2048], dtype), block=1)
+
+
+def test_a_sum_of_several_parts_of_which_one_is_left_out() -> None:
+    @tk.kernel(out_type=lambda x: (tk.Sum(jax.ShapeDtypeStruct((4,), x.dtype)), {"all": tk.Sum(x)}))
+    def f(x, parts, whole):
+        i = tk.parallel(x.shape[0], 2)
+        tile = jnp.where(i.valid, x[i], 0)
+        parts.at[1].add(tile.sum())
+        parts.at[2:].add(tile, mask=tile > 2)
+        whole["all"].at[i].add(x[i])
+        whole["all"].at[i + 1].add(1)
+
+    x = numbers(5)
+    even, odd = x[::2], x[1::2]
+    expected = [0, x.sum(), even[even > 2].sum(), odd[odd > 2].sum()]
+    check(f, x, oracle=(np.array(expected, np.float32), {"all": x + np.array([0, 1, 1, 1, 1], np.float32)}))
+
+
+# --- outputs that start at 0, and donated inputs ---------------------------------------------------------------------
+
+
+def test_what_no_program_stores_is_zero() -> None:
+    @tk.kernel(out_type=zeros_like_first)
+    def f(x, out):
+        i = tk.parallel(x.shape[0])
+
+        @tk.when(i % 2 == 1)
+        def _():
+            out.store((i, tk.ds(1, 9)), x[i, :][0], mask=jnp.arange(9) != 1)
+
+        out[i, 0] = out[i, 1]
+
+    x = numbers(5, 4)
+    expected = np.zeros_like(x)
+    expected[1::2] = x[1::2, :1] * np.array([1, 1, 0, 1])
+    check(f, x, oracle=expected)
+
+
+@tk.kernel(out_type=lambda cache, *_: jax.ShapeDtypeStruct((), cache.dtype), donate=("cache",))
+def append(cache, row, at, largest):
+    """Write a row of a cache in place; and the largest element of it."""
+    cache[at[()]] = row[...]
+    largest[()] = cache[...].max()
+
+
+def test_a_donated_input_comes_back_first_and_the_callers_array_is_as_it_was() -> None:
+    cache, row = numbers(4, 3), np.array([50, 60, 70], np.float32)
+    for call in (append, jax.jit(append), jax.jit(append, donate_argnums=0)):
+        given, twice = jnp.asarray(cache), jnp.asarray(cache)
+        grown, largest = call(twice if call is append else jnp.asarray(cache), row, np.int32(2))
+        expected = cache.copy()
+        expected[2] = row
+        assert_same(np.asarray(grown), expected)
+        assert float(largest) == 70
+        assert_same(np.asarray(given), cache)
+        assert_same(np.asarray(twice), cache)
+    check(append, cache, row, np.int32(-1), oracle=(cache, cache.max()))
+
+
+def test_a_donated_input_that_is_used_again_is_copied() -> None:
+    @jax.jit
+    def f(cache, row):
+        grown, _ = append(cache, row, jnp.int32(1))
+        again, _ = append(grown, row, jnp.int32(3))
+        return cache, grown, again
+
+    cache, row = numbers(4, 3), np.array([50, 60, 70], np.float32)
+    kept, grown, again = map(np.asarray, f(cache, row))
+    assert_same(kept, cache)
+    np.testing.assert_array_equal((grown != cache).any(axis=1), [False, True, False, False])
+    np.testing.assert_array_equal((again != cache).any(axis=1), [False, True, False, True])
+
+
+def test_a_donated_pytree_and_no_other_output() -> None:
+    @tk.kernel(out_type=lambda state: (), donate=("state",))
+    def f(state):
+        i = tk.parallel(state["a"].shape[0], 2)
+        state["a"][i], state["b"][i] = state["b"][i], state["a"][i]
+
+    found = f({"a": numbers(3), "b": numbers(3, start=7)})
+    assert_same(np.asarray(found["a"]), numbers(3, start=7))
+    assert_same(np.asarray(found["b"]), numbers(3))
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+X = numbers(6)
+
+
+def test_a_float_atomic_that_does_not_say_it_is_unordered() -> None:
+    @tk.kernel(out_type=zeros_like_first)
+    def f(x, out):
+        i = tk.parallel(6, 2)
+        out.at[i].add(x[i])  # <-
+
+    with refused(
+        OutputError,
+        "a float atomic rounds differently from run to run",
+        expected="ordered=False",
+        got="out: ref<f32[6], zeros> with ordered=True",
+        fix="tk.Sum",
+    ):
+        f.trace(X)
+
+
+@pytest.mark.parametrize("kind", list(MEANING))
+def test_an_atomic_on_a_plain_output(kind: str) -> None:
+    @like_first
+    def f(x, out):
+        getattr(out.at[0], kind)(1)  # <-
+
+    with refused(
+        OutputError,
+        f"out does not take an atomic {kind.strip('_')}",
+        expected="a tk.Zeros output or a donated input",
+        got="out: ref<i32[6], out>",
+        fix="tk.Zeros(...) or tk.Sum(...)",
+    ):
+        f.trace(X.astype(np.int32))
+
+
+def test_an_atomic_on_an_input() -> None:
+    @like_first
+    def f(x, out):
+        x.at[0].add(1.0)  # <-
+
+    with refused(OutputError, "x does not take an atomic add", expected="a donated input", got="in>", fix="out_type"):
+        f.trace(X)
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_a_sum_takes_sums_only(kind: str) -> None:
+    @tk.kernel(out_type=tk.Sum)
+    def f(x, out):
+        getattr(out.at[0], kind)(1)  # <-
+
+    with refused(OutputError, f"out does not take an atomic {kind}", expected="a tk.Sum output for add", got="sum>"):
+        f.trace(X)
+
+
+def test_a_sum_that_is_also_loaded() -> None:
+    @tk.kernel(out_type=tk.Sum)
+    def f(x, out):
+        out.at[...].add(x[...])
+        out.at[...].add(out[...])  # <-
+
+    with refused(
+        OutputError,
+        "out is a tk.Sum and cannot be loaded",
+        expected="out.at[...].add(value) only",
+        got="a load of out: ref<f32[6], sum>",
+        fix="a tile or a carry",
+    ):
+        f.trace(X)
+
+
+def test_a_sum_that_is_also_stored() -> None:
+    @tk.kernel(out_type=tk.Sum)
+    def f(x, out):
+        out.at[0][...] = 0.0  # <-
+
+    with refused(
+        OutputError,
+        "out is a tk.Sum and cannot be stored to",
+        expected="out.at[...].add(value)",
+        got="a store to out: ref<f32[6], sum>",
+        fix="without tk.Sum",
+    ):
+        f.trace(X)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("f4", "and_"), ("f4", "or_"), ("f4", "xor"), (BF16, "xor"), ("?", "add")], ids=str
+)
+def test_updates_that_a_dtype_does_not_have(dtype: Any, kind: str) -> None:
+    @tk.kernel(out_type=zeros_like_first)
+    def f(x, out):
+        getattr(out.at[...], kind)(x[...])  # <-
+
+    with refused(
+        OutputError,
+        f"an atomic {kind.strip('_')} of",
+        expected="one of " + ("max, min, and, or, xor" if dtype == "?" else "add, max, min"),
+        got="zeros>",
+        fix="bit operations on integers or bools",
+    ):
+        f.trace(X.astype(dtype))
+
+
+def test_a_value_of_another_dtype() -> None:
+    @tk.kernel(out_type=zeros_like_first)
+    def f(x, out):
+        out.at[...].max(x[...].astype(int))  # <-
+
+    with refused(OutputError, "a i32 tile is stored to a f32 output", got="value = int32[6]", fix=".astype("):
+        f.trace(X)
+
+
+def test_a_value_of_another_shape() -> None:
+    @tk.kernel(out_type=zeros_like_first)
+    def f(x, out):
+        out.at[:4].max(x[...])  # <-
+
+    with refused(OutputError, "the value does not fit the tile of out", expected="broadcasts to (4,)", got="[6]"):
+        f.trace(X)
+
+
+@pytest.mark.parametrize("names", [("out",), ("x", "out")])
+def test_an_output_that_is_donated(names: tuple[str, ...]) -> None:
+    @tk.kernel(out_type=zeros_like_first, donate=names)
+    def f(x, out):  # <-
+        out[...] = x[...]
+
+    with pytest.raises(ArgumentError, match="f donates an output") as caught:
+        f(X)
+    error = caught.value
+    assert (error.expected, error.got) == ("names among the inputs, x", f"donate = {names!r}")
+    assert error.loc.line == f._definition.loc.line
+
+
+def test_a_donated_name_that_is_no_parameter() -> None:
+    with pytest.raises(ArgumentError, match="f donates something that is no parameter") as caught:
+
+        @tk.kernel(out_type=zeros_like_first, donate=("y",))
+        def f(x, out):
+            out[...] = x[...]
+
+    assert (caught.value.expected, caught.value.got) == ("names among x, out", "donate = ('y',)")
+    assert caught.value.loc.snippet().endswith("def f(x, out):")
+
+
+# --- what the interpreter sees ---------------------------------------------------------------------------------------
+
+
+def found(kind: type[InterpreterError], summary: str, function: tk.Kernel, *arrays: Any) -> None:
+    """The interpreter must raise `kind` with this text, at the line of the kernel marked `# <-`."""
+    with pytest.raises(kind) as caught:
+        interpreted(function, *arrays)
+    assert summary in caught.value.summary
+    assert "# <-" in caught.value.loc.snippet()
+
+
+def test_updates_of_two_kinds() -> None:
+    @tk.kernel(out_type=zeros_like_first)
+    def f(x, out):
+        i = tk.parallel(6)
+        out.at[0].max(x[i])
+        out.at[0].min(x[i])  # <-
+
+    found(OrderDependence, "out[0] is updated atomically, and loaded or updated in another way", f, X)
+
+
+def test_updates_of_two_kinds_of_different_elements() -> None:
+    @tk.kernel(out_type=zeros_like_first)
+    def f(x, out):
+        i = tk.parallel(6)
+        out.at[0].max(x[i])
+        out.at[1].min(-x[i])
+
+    check(f, X, oracle=np.array([6, -6, 0, 0, 0, 0], np.float32))
+
+
+def test_a_store_to_what_is_updated() -> None:
+    @tk.kernel(out_type=zeros_like_first)
+    def f(x, out):
+        i = tk.parallel(6)
+        out.at[0].max(x[i])
+        out[i] = x[i]  # <-
+
+    found(WriteConflict, "out[0] is stored and updated atomically", f, X)
+
+
+def test_an_update_of_what_is_stored() -> None:
+    @tk.kernel(out_type=zeros_like_first)
+    def f(x, out):
+        i = tk.parallel(6)
+        out[i] = x[i]
+        out.at[i].max(x[i])  # <-
+
+    found(WriteConflict, "out[0] is stored and updated atomically", f, X)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_load_of_what_is_updated(early: bool) -> None:
+    @tk.kernel(out_type=lambda x: (tk.Zeros(x), x))
+    def before(x, total, out):
+        i = tk.parallel(6)
+        out[i] = total[0] + x[i]
+        total.at[0].add(x[i], ordered=False)  # <-
+
+    @tk.kernel(out_type=lambda x: (tk.Zeros(x), x))
+    def after(x, total, out):
+        i = tk.parallel(6)
+        total.at[0].add(x[i], ordered=False)
+        out[i] = total[0] + x[i]  # <-
+
+    summary = "total[0] is updated atomically, and loaded or updated in another way"
+    found(OrderDependence, summary, before if early else after, X)
+
+
+def test_a_donated_input_that_another_program_overwrites() -> None:
+    @tk.kernel(out_type=lambda x: (), donate=("x",))
+    def f(x):
+        i = tk.parallel(6)
+        x[i] = x[tk.ds(i + 1, 1)][0]  # <-
+
+    found(OrderDependence, "which another program stores", f, X)
+
+
+def test_two_programs_store_an_element_that_starts_at_zero() -> None:
+    @tk.kernel(out_type=zeros_like_first)
+    def f(x, out):
+        i = tk.parallel(6)
+        out[i // 2] = x[i]  # <-
+
+    found(WriteConflict, "two programs store out[0]", f, X)
+
+
+def test_only_plain_outputs_must_be_stored() -> None:
+    @tk.kernel(out_type=lambda x: (tk.Zeros(x), tk.Sum(x), x))
+    def f(x, zeros, sums, out):
+        out[1:] = x[1:]
+
+    with pytest.raises(Unwritten, match=r"out\[0\] is never stored"):
+        interpreted(f, X)

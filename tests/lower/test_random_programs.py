@@ -1,0 +1,118 @@
+"""Thousands of random programs: the XLA backend and the passes against the interpreter."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tests.programs import Program, assert_agrees, programs
+from tests.programs.batches import check
+from tilekern.ir.core import Func
+from tilekern.ir.interpret import interpret
+from tilekern.ir.parse import parse
+from tilekern.ir.text import to_text
+from tilekern.ir.verify import verify
+from tilekern.lower.xla import plan
+from tilekern.lower.xla.emit import run
+from tilekern.passes import pipeline
+from tilekern.passes.batch import batch
+from tilekern.passes.skew_carries import skew_carries
+from tilekern.passes.split_loops import split_loops
+
+# Of programs that one test takes. A test is a unit of work for a test process.
+_CHUNK = 250
+CHUNKS = [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 40))]
+
+# XLA compiles in half of the time without LLVM's optimisations, which are not what is under test.
+_FAST = {"xla_backend_optimization_level": 0}
+
+
+def seeds_of(chunk: int) -> range:
+    return range(chunk * _CHUNK, (chunk + 1) * _CHUNK)
+
+
+# --- the XLA backend -------------------------------------------------------------------------------------------------
+
+
+def by_xla(programs: Sequence[Program], optimize: bool) -> Sequence[Sequence[np.ndarray]]:
+    """The outputs of programs that are compiled as one function, with 64-bit types."""
+    funcs = [pipeline.run(p.func) if optimize else p.func for p in programs]
+
+    def together(*arrays: Sequence[jax.Array]) -> Any:
+        return tuple(run(func, *inputs) for func, inputs in zip(funcs, arrays, strict=True))
+
+    arrays = [p.arrays for p in programs]
+    with jax.enable_x64(True):
+        return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every other chunk as users' programs come, the others with small batches of programs, and without passes.
+    optimize = chunk % 2 == 0
+    if not optimize:
+        monkeypatch.setattr(plan, "BATCH_BYTES", 64)
+    check(seeds_of(chunk), partial(by_xla, optimize=optimize))
+
+
+# --- the passes ------------------------------------------------------------------------------------------------------
+
+
+def on_request(func: Func) -> Func:
+    """The passes that backends ask for."""
+    for improve in (split_loops, skew_carries):
+        func = improve(pipeline.run(func, check=True))
+        verify(func)
+    return pipeline.run(func, check=True)
+
+
+def through_text(func: Func) -> Func:
+    text = to_text(func)
+    again = parse(text)
+    assert to_text(again) == text
+    return again
+
+
+@pytest.mark.parametrize("improve", [partial(pipeline.run, check=True), on_request, through_text])
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_the_meaning_stays(chunk: int, improve: Any) -> None:
+    def by_interpreter(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
+        return [interpret(improve(p.func), *p.arrays, orders=1) for p in programs]
+
+    check(seeds_of(chunk), by_interpreter)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_programs_may_run_in_any_order(chunk: int) -> None:
+    check(seeds_of(chunk), lambda programs: [interpret(p.func, *p.arrays, orders=3) for p in programs])
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_a_batch_is_as_many_runs(chunk: int) -> None:
+    def by_batch(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
+        return [[output[1] for output in _batched(p)] for p in programs]
+
+    check(seeds_of(chunk), by_batch)
+
+
+def _batched(program: Program) -> Sequence[np.ndarray]:
+    """The outputs of two runs, the first one on zeros; inputs of odd number are shared."""
+    func, size = program.func, 2
+    dims = [0 if n % 2 == 0 or p.ref.role == "inout" else None for n, p in enumerate(func.inputs)]
+    pairs = zip(program.arrays, dims, strict=True)
+    arrays = [x if d is None else np.stack([np.zeros_like(x), x]) for x, d in pairs]
+    return interpret(batch(func, size, dims), *arrays, orders=1)
+
+
+# --- the programs themselves -----------------------------------------------------------------------------------------
+
+
+@given(program=programs())
+@settings(max_examples=20)
+def test_hypothesis_makes_programs_too(program: Program) -> None:
+    verify(program.func)
+    assert_agrees(program, interpret(pipeline.run(program.func), *program.arrays))
