@@ -41,7 +41,7 @@ def rms_norm(
     Example:
       >>> import jax.numpy as jnp
       >>> from tilekern.kernels.rms_norm import rms_norm
-      >>> rms_norm(jnp.array([[3.0, -3.0]]), jnp.array([1.0, 2.0]))
+      >>> rms_norm(jnp.array([[3.0, -3.0]]), jnp.array([1.0, 2.0])).round(4)
       Array([[ 1., -2.]], dtype=float32)
     """
     fits = is_float(x) and x.ndim > 0

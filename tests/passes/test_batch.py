@@ -30,35 +30,33 @@ func @f(%x: ref<f32[20, 6], in>, %rows: ref<i32[8], in>, %state: ref<f32[6], ino
   %which = load %rows[4*%i +: 4!] : i32[4]
   %fill = constant 1.0 : f32[]
   %mask = constant true : bool[4, 6]
-  %a = load %x[gather(%which, 4), 0 +: 6!] mask(%mask) fill(%fill) : f32[4, 6]
+  %a = load %x[gather(%which, 4), 0 +: 6!] mask %mask fill %fill : f32[4, 6]
   store %a to %out[4*%i +: 4!, 0 +: 6!]
   %zero = constant 0 : i32[]
   %three = constant 3 : i32[]
   fold %k in k[6 by 1] from %zero to %three do {
     %s = load %state[%k!] : f32[]
     store %s to %state[%k!]
-    yield
   }
-  atomic add %three to %count[]
+  atomic %three to %count[] {kind="add"}
 }
 """
 AFTER = """
 func @f(%x: ref<f32[20, 6], in>, %rows: ref<i32[8, 3], in>, %state: ref<f32[3, 6], inout>,
         %out: ref<f32[3, 8, 6], out>, %count: ref<i32[3], sum>) {
-  grid %batch in batch[3], %i in i[8 by 4]
+  grid %batch in batch[3 by 1], %i in i[8 by 4]
   %which = load %rows[4*%i +: 4!, %batch!] : i32[4]
   %fill = constant 1.0 : f32[]
   %mask = constant true : bool[4, 6]
-  %a = load %x[gather(%which, 4), 0 +: 6!] mask(%mask) fill(%fill) : f32[4, 6]
+  %a = load %x[gather(%which, 4), 0 +: 6!] mask %mask fill %fill : f32[4, 6]
   store %a to %out[%batch!, 4*%i +: 4!, 0 +: 6!]
   %zero = constant 0 : i32[]
   %three = constant 3 : i32[]
   fold %k in k[6 by 1] from %zero to %three do {
     %s = load %state[%batch!, %k!] : f32[]
     store %s to %state[%batch!, %k!]
-    yield
   }
-  atomic add %three to %count[%batch!]
+  atomic %three to %count[%batch!] {kind="add"}
 }
 """
 

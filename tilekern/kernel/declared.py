@@ -44,6 +44,7 @@ class Declared:
         self._definition = Definition(function, out_type, self.signature, donate, self._schedules, loc)
         self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._families: dict[tuple[Any, ...], Any] = {}
+        self._reused = True
 
     def __repr__(self) -> str:
         return f"<tilekern {type(self).__name__.lower()} {self.signature.name}>"
@@ -127,8 +128,12 @@ class Declared:
         if known is not None:
             return known, True
         family, kept = self._make_family(jax.tree.unflatten(tree, types), statics, blocks, target)
-        if kept:
+        # What has closed over a traced value once may do so again: it is traced anew for each call from then on.
+        self._reused = self._reused and kept
+        if self._reused:
             if len(self._families) >= _FAMILIES:
                 self._families.clear()
             self._families[key] = family
+        else:
+            self._families.clear()
         return family, kept

@@ -14,7 +14,7 @@ from tilekern.ir.compute import Select
 from tilekern.ir.core import Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Slice, Transpose
-from tilekern.ir.types import BOOL, I32, INDEX, DType, TileType, kind_of
+from tilekern.ir.types import BOOL, I32, INDEX, TileType, kind_of
 from tilekern.lang.emitter import Emitter, Rule
 
 # A dim of a gather's result: ("tile", a dim of the tile) or ("lane", a dim of the indices).
@@ -94,8 +94,7 @@ def _gather(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     if eqn.params["mode"] is not lax.GatherScatterMode.FILL_OR_DROP:
         return result
     along = tuple(p for p, (kind, k) in enumerate(wanted) if kind == "lane" and k < lanes)
-    seen = emit.op(Broadcast, inside, shape=result.tile.shape, dims=along)
-    return emit.op(Select, seen, result, emit.splat(_fill(eqn, result.tile.dtype), result.tile))
+    return _filled(emit, eqn, result, emit.op(Broadcast, inside, shape=result.tile.shape, dims=along))
 
 
 def _result_dims(numbers: Any, offsets: list[int], windows: list[int], lanes: int) -> list[_Dim]:
@@ -180,19 +179,20 @@ def _spread(
     return emit.op(Broadcast, flat, shape=shape, dims=dims)
 
 
-def _fill(eqn: JaxprEqn, dtype: DType) -> Any:
-    """What JAX puts in the place of elements out of bounds: NaN, the least signed or the greatest other integer."""
-    if eqn.params["fill_value"] is not None:
-        return eqn.params["fill_value"]
-    match kind_of(dtype):
-        case "float":
-            return np.nan
-        case "bool":
-            return True
-        case "signed":
-            return ml_dtypes.iinfo(dtype).min
-        case "unsigned":
-            return ml_dtypes.iinfo(dtype).max
+def _filled(emit: Emitter, eqn: JaxprEqn, result: Value, inside: Value) -> Value:
+    """What JAX puts outside, unless told: NaN, the least signed integer, the greatest unsigned one, true."""
+    fill, dtype = eqn.params["fill_value"], result.tile.dtype
+    if fill is None:
+        match kind_of(dtype):
+            case "float":
+                fill = np.nan
+            case "bool":
+                fill = True
+            case "signed":
+                fill = ml_dtypes.iinfo(dtype).min
+            case "unsigned":
+                fill = ml_dtypes.iinfo(dtype).max
+    return emit.op(Select, inside, result, emit.splat(fill, result.tile))
 
 
 def _not_one_window(eqn: JaxprEqn) -> UnsupportedError:

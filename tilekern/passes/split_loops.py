@@ -146,7 +146,7 @@ def _split(op: Fold, proof: _Proof, lines: Lines, rewriter: Rewriter) -> Sequenc
     elements = [emit.of("mul", bound, block) for bound in bounds]
     parts = list(enumerate(pairwise([None, *elements, None])))
     carries = op.inits
-    for number, (low, high) in parts:
+    for number, (low, high) in reversed(parts) if op.reverse else parts:
         start = op.start if low is None else emit.of("max", op.start, low)
         stop = op.stop if high is None else emit.of("min", op.stop, high)
         cloner = _Middle(proof) if number == middle else Cloner()
