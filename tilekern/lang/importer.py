@@ -229,7 +229,7 @@ class Importer(Emitter):
         inputs, axis = operands[constants + carries :], Axis("step", eqn.params["length"])
         stacked = [type_of(v) for v in eqn.outvars[carries:]]
         carried = [*inits, *(self.splat(0, tile) for tile in stacked)]
-        if axis.extent == 0:
+        if axis.extent == 0 and (inputs or stacked):  # of which no element can be sliced
             return carried
 
         def step(index: Value, *values: Value) -> tuple[Value, ...]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tilekern.ir.core import Value
-from tilekern.ir.memory import Dim, Load, MemoryOp, Store
+from tilekern.ir.memory import Dim, Load, MemoryOp, Store, Term
 from tilekern.ir.ranges import Interval, digit_interval
 
 
@@ -61,6 +61,9 @@ class Window:
     low: int
     high: int
 
+
+# An index that is out of bounds of every array.
+_FAR = 2**31 - 1
 
 Environment = Mapping[Value, Stacked]
 
@@ -224,15 +227,24 @@ def _indices(op: MemoryOp, env: Environment) -> tuple[list[jax.Array], tuple[int
         shape = [1] * (len(axes) + rank)
         if dim.kind == "block":
             shape[len(axes) + lane] = dim.size
-        index = jnp.full(shape, dim.position.const, jnp.int32)
+        index = jnp.full(shape, min(max(dim.position.const, -_FAR), _FAR), jnp.int32)
         if dim.kind == "block":
             index += jnp.arange(dim.size, dtype=jnp.int32).reshape(shape)
         for term in dim.position.terms:
             number = _spread(op.positions[term.operand], env, axes, lane, rank)
-            index = index + term.digit(number) * term.stride
+            index = index + _scaled(term, number, env[op.positions[term.operand]].interval, len(dim.position.terms))
         lane += dim.kind != "index"
         found.append(index)
     return found, axes
+
+
+def _scaled(term: Term, number: jax.Array, interval: Interval | None, terms: int) -> jax.Array:
+    """What one of several terms contributes; so far away that it is out of bounds where it would not fit int32."""
+    digit, limit = term.digit(number), _FAR // (abs(term.stride) * terms)
+    interval = digit_interval(term, interval)
+    if interval is None or not interval.within(-limit, limit):
+        digit = jnp.clip(digit, -limit, limit)
+    return digit * term.stride
 
 
 def _spread(value: Value, env: Environment, axes: tuple[int, ...], lane: int, rank: int) -> jax.Array:
