@@ -1,6 +1,6 @@
 """Run the benchmarks, print a table, write JSON to bench/out/; the exit status says whether all limits are kept.
 
-python -m bench.run [attention] [cross_entropy] [matmul] [overhead] [ragged_dot] [rows]
+python -m bench.run [attention] [cross_entropy] [matmul] [overhead] [ragged_dot] [rows] [vmap]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from bench import attention, cross_entropy, matmul, overhead, ragged_dot, rows
+from bench import attention, cross_entropy, matmul, overhead, ragged_dot, rows, vmap
 from bench.result import Result, table
 
 FILES = {
@@ -25,6 +25,7 @@ FILES = {
     "overhead": overhead,
     "ragged_dot": ragged_dot,
     "rows": rows,
+    "vmap": vmap,
 }
 
 

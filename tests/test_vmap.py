@@ -287,6 +287,25 @@ def family_of(function: Callable[..., Any], *args: Any) -> TileFamily:
     return family
 
 
+def test_the_ir_is_that_of_a_kernel_with_the_axis_written_by_hand() -> None:
+    @tk.kernel(out_type=lambda x, w: x)
+    def f(x, w, out):
+        i = tk.parallel(x.shape[0], 4)
+        k = tk.fold(tk.serial(w.shape[0]), lambda k, acc: acc + w[k], jnp.float32(0))
+        out[i] = x.load(i, mask=i.valid[:, None]) * k
+
+    @tk.kernel(out_type=lambda x, w: x)
+    def by_hand(x, w, out):
+        batch = tk.parallel(x.shape[0])
+        i = tk.parallel(x.shape[1], 4)
+        k = tk.fold(tk.serial(w.shape[0]), lambda k, acc: acc + w[k], jnp.float32(0))
+        out[batch, i] = x.load((batch, i), mask=i.valid[:, None]) * k
+
+    x = stacked(X, 0)
+    found = str(family_of(jax.vmap(f, (0, None)), x, W).func())
+    assert found == str(by_hand.trace(x, W)).replace("by_hand", "f")
+
+
 def test_shared_operands_are_not_copied() -> None:
     x, w = np.ones((5, 64, 32), np.float32), np.ones((32, 48), np.float32)
     shared, both = jax.vmap(matmul, (0, None)), jax.vmap(matmul)

@@ -121,10 +121,9 @@ STRIDES = st.sampled_from([1, 1, 1, 2, 3, 4, 8, -1])
 
 @st.composite
 def positions(draw: st.DrawFn, operands: int) -> Position:
-    terms = [
-        Term(draw(st.integers(0, operands - 1)), draw(STRIDES), *draw(DIGITS)) for _ in range(draw(st.integers(0, 2)))
-    ]
-    return Position(tuple(terms), draw(st.integers(-2, 3)))
+    count = draw(st.sampled_from([0, 1, 1, 1, 2]))
+    terms = [Term(draw(st.integers(0, operands - 1)), draw(STRIDES), *draw(DIGITS)) for _ in range(count)]
+    return Position(tuple(terms), draw(st.sampled_from([0, 0, 0, 0, 1, 3, -1])))
 
 
 DIGITS = st.sampled_from([(), (), (2,), (3,), (1, 2), (1, 3), (2, 2), (2, 3), (4,), (1, 4)])
@@ -135,11 +134,12 @@ def cases(draw: st.DrawFn) -> Case:
     counts = draw(st.lists(st.sampled_from([1, 2, 4, 6]), min_size=1, max_size=2))
     cuts = draw(st.sampled_from([(1, 0), (1, 0), (4, 0), (4, 1)]))  # the block, and what the last tile lacks
     axes = tuple(Axis(name, cuts[0] * n - cuts[1], cuts[0]) for name, n in zip("ij", counts, strict=False))
-    shape = tuple(draw(st.lists(st.integers(1, 13), min_size=1, max_size=2)))
+    shape = tuple(draw(st.lists(st.sampled_from([1, 4, 9, 24]), min_size=1, max_size=2)))
     dims = []
     for _ in shape:
-        kind = draw(st.sampled_from(["block", "block", "index", "gather"]))
-        position = draw(positions(len(axes) + 2))
+        kind = draw(st.sampled_from(["block", "block", "index", "index", "gather"]))
+        # Mostly places in the grid, so that many lanes are in bounds; sometimes the scalars, too.
+        position = draw(positions(len(axes) + draw(st.sampled_from([0, 0, 2]))))
         if kind == "gather":
             vector = Term(len(axes) + 2, draw(STRIDES), *draw(DIGITS))
             position = Position((*position.terms, vector), position.const)
@@ -173,15 +173,14 @@ def test_stores_write_the_lanes_that_the_access_means(case: Case) -> None:
             if inside(place, case.shape):
                 expected[place] = case.array[place]
                 owners.setdefault(place, set()).add(program)
-    improved = run(func, check=True)
-    for variant in (func, improved):
+    for variant in (func, run(func, check=True)):
         if any(len(programs) > 1 for programs in owners.values()):
             with pytest.raises(WriteConflict):
                 interpret(variant, case.array, NUMBERS)
         else:
             assert_same(interpret(variant, case.array, NUMBERS)[0], expected)
-        # Programs that store one element store the same number there.
-        assert_same(by_xla(variant, case.array, NUMBERS), expected)
+    # Programs that store one element store the same number there.
+    assert_same(by_xla(func, case.array, NUMBERS), expected)
 
 
 @given(case=cases())

@@ -12,7 +12,7 @@ from jax import lax
 from tests.ir.funcs import assert_near, assert_same, edges, evaluate
 from tilekern.errors import VerifyError
 from tilekern.ir.core import Op, Value
-from tilekern.ir.ordering import ArgReduce, Scan, Sort
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.types import BOOL, DTYPES, F32, I32, TileType, kind_of
 
 every_dtype = pytest.mark.parametrize("name", DTYPES)
@@ -162,6 +162,20 @@ def test_sort(case: Any) -> None:
             assert got[index].tobytes() == moved[index][order].tobytes()
 
 
+# --- top-k -----------------------------------------------------------------------------------------------------------
+
+
+@every_dtype
+@given(shapes(), SEEDS)
+def test_top_k(name: str, shape_dim: Any, seed: int) -> None:
+    shape, dim = shape_dim
+    x, k = picked(name, shape, seed), seed % (shape[dim] + 1)
+    got = np.moveaxis(evaluate(TopK, x, dim=dim, k=k), dim, -1)
+    for index, line in lines(x, dim):
+        order = sorted(range(len(line)), key=lambda i: (line[i] == line[i], 0 if line[i] != line[i] else -line[i]))
+        np.testing.assert_array_equal(got[index], order[:k])
+
+
 # --- the meaning is JAX's --------------------------------------------------------------------------------------------
 
 
@@ -200,3 +214,7 @@ def test_type_rules() -> None:
     rejected("sort of 1 operands for number 1", Sort, value(), dim=0, pick=1)
     rejected(r"one shape, got f32\[2\], f32\[3\]", Sort, value(), value((3,)), dim=0)
     rejected("not different dims", Sort, value(), dim=1)
+    rejected("top_k takes 1 operands, got 0", TopK, dim=0, k=1)
+    rejected("not different dims", TopK, value(), dim=1, k=1)
+    rejected(r"top_k of 3 elements along dim 0 of f32\[2\]", TopK, value(), dim=0, k=3)
+    rejected("top_k of -1 elements", TopK, value(), dim=0, k=-1)

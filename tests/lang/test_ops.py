@@ -19,7 +19,7 @@ from tests.lang.checks import COMPILED, interpreted, kernel, refused
 from tilekern.errors import UnsupportedError
 from tilekern.ir.core import Op
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
-from tilekern.ir.ordering import ArgReduce, Scan, Sort
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.parse import parse
 from tilekern.ir.text import to_text
 from tilekern.testing import assert_close, in_float64
@@ -75,7 +75,8 @@ EXACT: dict[str, tuple[Any, ...]] = {
     "lax.sort of several": (lambda x: lax.sort((x // 5, -x, x), dimension=1, num_keys=2), X),
     "lexsort": (lambda x: jnp.lexsort((x, x // 5), axis=1), X),
     "median": (lambda x: jnp.median(x, axis=1), X),
-    "top_k": (lambda x: (lax.top_k(x, 3), lax.top_k(x // 5, 8), lax.top_k(x.astype(int) // 5, 1)), X),
+    "top_k": (lambda x: (lax.top_k(x, 3), lax.top_k(x // 5, 8), lax.top_k(x.astype(int) // 5, 1), lax.top_k(x, 0)), X),
+    "nothing sorted": (lambda x: (jnp.sort(x[:, :0]), jnp.argsort(x[:, :0]), lax.top_k(x[:, :0], 0)), X),
     "x[i]": (lambda x, i: (x[i], x[i - 3], x[:, i], x[i, i + 1], x[1:, i]), X, AT),
     "x[i] out of bounds": (lambda x, i: (x[i + 2], x[i - 9], x[:, i * 9]), X, AT),
     "x[idx]": (lambda x, i: (x[i % 4], x[:, i % 8], x[1, i % 8], x[i.reshape(3, 1) % 4 + jnp.arange(2)]), X, IDX),
@@ -197,6 +198,8 @@ def test_each_op_stands_for_its_function() -> None:
         (lambda x: jnp.argmax(x, 1), (X,), {ArgReduce: 1}),
         (lambda x: jnp.cumsum(x, 1), (X,), {Scan: 1}),
         (lambda x: jnp.sort(x, 1), (X,), {Sort: 1}),
+        (lambda x: lax.sort((x, -x, x), num_keys=2), (X,), {Sort: 1}),
+        (lambda x: lax.top_k(x, 3), (X,), {TopK: 1, Sort: 0}),
         (lambda x, i: jnp.take(x, i, axis=1, mode="clip"), (X, IDX), {Take: 1}),
         (lambda x: lax.scan(lambda c, r: (c + r, c), x[0], x)[1], (X,), {DynamicSlice: 1, DynamicUpdateSlice: 1}),
     ):

@@ -14,7 +14,7 @@ from tilekern.ir.compute import Bitcast, Reduce
 from tilekern.ir.core import Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.ordering import ArgReduce, Scan, Sort
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.types import BOOL, DTYPES, DType, TileType, kind_of
 from tilekern.lower.xla.ops import function_of
 
@@ -46,6 +46,7 @@ def cases(dtype: DType) -> list[tuple[Op, list[np.ndarray]]]:
         case(Sort, tiles(4, 9), dim=1),
         case(Sort, tiles(4, 9), places(4, 9), tiles(4, 9), dim=0, num_keys=2, pick=2),
         case(Sort, places(4, 9), tiles(4, 9), dim=1, pick=1),
+        *(case(TopK, tiles(4, 9), dim=d, k=3) for d in (0, 1)),
         case(DynamicSlice, tiles(4, 5), places(), places(), sizes=(2, 5)),
         case(DynamicUpdateSlice, tiles(4, 5), tiles(2, 3), places(), places()),
         case(Take, tiles(4, 5), places(2, 3), dim=1),

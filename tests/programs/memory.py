@@ -147,6 +147,9 @@ class Memory(Places):
             terms.append((self.position(max(length, 1)), self.pick([1, 1, size or 1, -1])))
         if self.chance(4):
             terms.append((self.position(), self.pick([1, 2, -1])))
+        elif kind != "gather" and self.chance(15):
+            # Far outside: the product does not fit int32.
+            terms = [(self.number(self.pick([2**31 - 1, -(2**31), 2**29]), INDEX), self.pick([1, 8, -8, 3]))]
         const = self.pick([0, 0, 0, 1, -1, -3, 2])
         start = len(operands)
         operands += [v for v, _ in terms]

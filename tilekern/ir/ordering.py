@@ -1,7 +1,6 @@
-"""The ops that compare or accumulate along one dim and keep or find places: arg-reduce, scan, sort.
+"""The ops that compare or accumulate along one dim: arg-reduce, scan, sort, top-k.
 
-The order of numbers is that of `jax.lax.sort`: -0 equals 0, every NaN is the same and stands behind all numbers. A
-descending sort is an ascending one of the reversed operands, reversed; the greatest k elements are a slice of that.
+The order of numbers is that of `jax.lax.sort`: -0 equals 0, every NaN is the same and greater than all numbers.
 """
 
 from __future__ import annotations
@@ -108,3 +107,26 @@ class Sort(Op):
     def evaluate(self, *operands: Array) -> Array:
         keys = [_ordered(x) for x in operands[: self.num_keys]]
         return np.take_along_axis(operands[self.pick], np.lexsort(keys[::-1], axis=self.dim), self.dim)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TopK(Op):
+    """Where along `dim` the `k` greatest elements are, int32, the greatest first; of equals the first one first."""
+
+    name: ClassVar[str] = "top_k"
+
+    dim: int
+    k: int
+
+    def infer(self) -> tuple[TileType, ...]:
+        (tile,) = self.tiles(1)
+        require_dims((self.dim,), tile)
+        require(0 <= self.k <= tile.shape[self.dim], f"top_k of {self.k} elements along dim {self.dim} of {tile}")
+        return (TileType((*tile.shape[: self.dim], self.k, *tile.shape[self.dim + 1 :]), I32),)
+
+    def evaluate(self, *operands: Array) -> Array:
+        # A stable sort of the reversed elements, read backwards, has equal ones in their order.
+        x = _ordered(np.flip(operands[0], self.dim))
+        order = np.flip(np.lexsort([x], axis=self.dim), self.dim)
+        places = (*(slice(None) for _ in range(self.dim)), slice(self.k))
+        return (x.shape[self.dim] - 1 - order[places]).astype(I32)

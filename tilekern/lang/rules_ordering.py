@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tilekern._jax import JaxprEqn
 from tilekern.ir.core import Value
-from tilekern.ir.ordering import ArgReduce, Cumulative, Extreme, Scan, Sort
-from tilekern.ir.shape import Iota, Reverse, Slice
+from tilekern.ir.dynamic import Take
+from tilekern.ir.ordering import ArgReduce, Cumulative, Extreme, Scan, Sort, TopK
+from tilekern.ir.shape import Iota
 from tilekern.ir.types import I32
 from tilekern.lang.emitter import Emitter, Rule, aval
 
@@ -26,23 +27,21 @@ def _scan(monoid: Cumulative) -> Rule:
 
 
 def _sort(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
+    """One sort; several operands are taken in the order that it gives to their places."""
     dim, num_keys = eqn.params["dimension"], eqn.params["num_keys"]
-    return [emit.op(Sort, *operands, dim=dim, num_keys=num_keys, pick=n) for n in range(len(operands))]
+    if len(operands) == 1 or not operands[0].tile.shape[dim]:
+        return [emit.op(Sort, x, dim=dim) for x in operands]
+    places = emit.op(Iota, shape=operands[0].tile.shape, dtype=I32, dim=dim)
+    order = emit.op(Sort, *operands[:num_keys], places, dim=dim, num_keys=num_keys, pick=num_keys)
+    return [emit.op(Take, x, order, dim=dim, along=True) for x in operands]
 
 
 def _top_k(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
-    """The first k of a descending sort: reversed twice, an ascending one keeps equal elements in order."""
-    shape = operands[0].tile.shape
-    dim: int = eqn.params["axis"]
-    places = emit.op(Iota, shape=shape, dtype=I32, dim=dim)
-    backward = [emit.op(Reverse, x, dims=(dim,)) for x in (operands[0], places)]
-    found: list[Value] = []
-    for pick in range(2):
-        descending = emit.op(Reverse, emit.op(Sort, *backward, dim=dim, pick=pick), dims=(dim,))
-        stop = (*shape[:dim], eqn.params["k"], *shape[dim + 1 :])
-        ones = (1,) * len(shape)
-        found.append(emit.op(Slice, descending, start=(0,) * len(shape), stop=stop, stride=ones))
-    return found
+    x, dim = operands[0], eqn.params["axis"]
+    if not x.tile.shape[dim]:
+        return [x, emit.op(TopK, x, dim=dim, k=0)]
+    places = emit.op(TopK, x, dim=dim, k=eqn.params["k"])
+    return [emit.op(Take, x, places, dim=dim, along=True), places]
 
 
 ORDERING: dict[str, Rule] = {

@@ -25,7 +25,7 @@ from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Access, Atomic, AtomicKind, Dim, Load, Position, Store
-from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort
+from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DTYPES, I32, INDEX, DType, RefType, Role, TileType, kind_of
 from tilekern.lower.xla import emit
@@ -160,6 +160,7 @@ SAMPLES: dict[str, Sample] = {
     "arg_reduce min": lambda b, d: b.op(ArgReduce, b.tile(d), extreme="min", dim=1),
     **{f"scan {monoid}": partial(_scan, monoid) for monoid in _CUMULATIVE},
     "sort": lambda b, d: b.op(Sort, b.tile(d), b.tile(I32), dim=1, pick=1),
+    "top_k": lambda b, d: b.op(TopK, b.tile(d), dim=1, k=3),
     "broadcast": lambda b, d: b.op(Broadcast, b.tile(d), shape=(3, *SHAPE), dims=(1, 2)),
     "reshape": lambda b, d: b.op(Reshape, b.tile(d), shape=(4, 2)),
     "transpose": lambda b, d: b.op(Transpose, b.tile(d), permutation=(1, 0)),

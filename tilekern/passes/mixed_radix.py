@@ -92,7 +92,7 @@ def _recombined(strides: Mapping[Digit, int]) -> Mapping[Digit, int]:
     """`s * (v // d % m) + s * m * (v // (d * m) % n)` → `s * (v // d % (m * n))`, as often as there is one."""
     for low, stride in strides.items():
         for high in strides:
-            fits = low.value is high.value and low.mod and low.div * low.mod == high.div
+            fits = low.value is high.value and low.mod > 1 and low.div * low.mod == high.div
             if fits and stride and strides[high] == stride * low.mod:
                 rest = {d: s for d, s in strides.items() if d not in (low, high)}
                 both = Digit(low.value, low.div, low.mod * high.mod)

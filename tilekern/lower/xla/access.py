@@ -240,7 +240,7 @@ def _indices(op: MemoryOp, env: Environment) -> tuple[list[jax.Array], tuple[int
 
 def _scaled(term: Term, number: jax.Array, interval: Interval | None, terms: int) -> jax.Array:
     """What one of several terms contributes; so far away that it is out of bounds where it would not fit int32."""
-    digit, limit = term.digit(number), _FAR // (abs(term.stride) * terms)
+    digit, limit = term.digit(number), _FAR // max(1, abs(term.stride) * terms)
     interval = digit_interval(term, interval)
     if interval is None or not interval.within(-limit, limit):
         digit = jnp.clip(digit, -limit, limit)

@@ -43,6 +43,7 @@ class Emitter:
         self._sizes: dict[int, int] = {}
 
     def run(self, inputs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The outputs for `inputs`, in order."""
         func = self._func
         self._arrays = dict(zip(func.inputs, inputs, strict=True))
         for output in func.outputs:
@@ -94,14 +95,17 @@ class Emitter:
     # --- memory as state ---
 
     def get(self, refs: Sequence[Value]) -> tuple[jax.Array, ...]:
+        """The arrays of refs, as they are now."""
         return tuple(self._arrays[r] for r in refs)
 
     def set(self, refs: Sequence[Value], arrays: Sequence[jax.Array]) -> None:
+        """Let the arrays of refs be these from now on."""
         self._arrays.update(zip(refs, arrays, strict=True))
 
     # --- blocks ---
 
     def block(self, block: Block) -> None:
+        """Emit the ops of a block."""
         for op in block.ops:
             match op:
                 case Load():
@@ -149,9 +153,11 @@ class Emitter:
         return [tuple(sorted(varying.get(v, frozenset()) & batched)) for v in values]
 
     def aligned(self, values: Sequence[Stacked], axes: Sequence[tuple[int, ...]]) -> tuple[jax.Array, ...]:
+        """The arrays of values, each with the leading dims of `axes`."""
         return tuple(access.aligned(v, a, self._sizes) for v, a in zip(values, axes, strict=True))
 
     def bind(self, values: Sequence[Value], arrays: Sequence[Any], axes: Sequence[tuple[int, ...]]) -> None:
+        """Give values their arrays."""
         for value, array, along in zip(values, arrays, axes, strict=True):
             self.env[value] = Stacked(array, along)
 
@@ -209,6 +215,7 @@ class FoldEmitter:
         self._axes = emitter.carry_axes(op.results)
 
     def run(self) -> None:
+        """Emit the loop, and bind its results."""
         emitter, op = self._emitter, self._op
         env = emitter.env
         state = (

@@ -14,7 +14,7 @@ from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Monoid, Reduce,
 from tilekern.ir.core import Op
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort
+from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BF16, DTYPES, F32, F64, DType, accumulator, kind_of
 
@@ -99,6 +99,8 @@ def _place_function(op: Op) -> Function:
             return partial(_scan, op)
         case Sort():
             return partial(_sort, op)
+        case TopK():
+            return partial(_top_k, op)
         case DynamicSlice():
             return partial(_dynamic_slice, op)
         case DynamicUpdateSlice():
@@ -172,6 +174,14 @@ def _scan(op: Scan, x: jax.Array) -> jax.Array:
 
 def _sort(op: Sort, *operands: jax.Array) -> jax.Array:
     return lax.sort(operands, dimension=op.dim, is_stable=True, num_keys=op.num_keys)[op.pick]
+
+
+def _top_k(op: TopK, x: jax.Array) -> jax.Array:
+    """XLA tells 0 from -0 and NaN by their signs, we do not."""
+    if kind_of(x.dtype) == "float":
+        x = jnp.where(x == 0, jnp.zeros_like(x), jnp.where(x != x, jnp.full_like(x, jnp.nan), x))
+    places = lax.top_k(jnp.moveaxis(x, op.dim, -1), op.k)[1]
+    return jnp.moveaxis(places, -1, op.dim).astype(jnp.int32)
 
 
 def _dynamic_slice(op: DynamicSlice, x: jax.Array, *starts: jax.Array) -> jax.Array:
