@@ -167,7 +167,7 @@ ILL_TYPED: dict[str, Callable[[], Op]] = {
     "store takes 2 operands, got 1": store(OUT),
     "a fold has one region": lambda: Fold(operands=(N, N), axis=AXIS),
     "fold bounds must be int32 scalars": fold((N,), (), N, tile()),
-    "fold over Axis(name='k', extent=9, block=0)": fold((N,), (), N, N, axis=Axis("k", 9, 0)),
+    "fold over Axis(name='k', extent=9, block=0": fold((N,), (), N, N, axis=Axis("k", 9, 0)),
     "must be the index and the carries": fold((N,), (), N, N, tile()),
     "a fold must yield carries of the initial types": fold((N, tile()), (N,), N, N, tile()),
     "a while has two regions": lambda: While(operands=(N,), regions=(NEXT,)),

@@ -185,6 +185,18 @@ def test_one_function_hoisted_by_traces_of_different_shapes() -> None:
         check(f, x, oracle=lambda x, block: x + np.repeat(x.reshape(-1, block).sum(1), block), block=block)
 
 
+@pytest.mark.parametrize("transform", [jax.vmap, lambda f: jax.grad(lambda v: jax.vmap(f)(v).sum()), jax.checkpoint])
+def test_a_hoist_in_transformed_functions(transform: Any) -> None:
+    @like_first
+    def f(x, out):
+        i = tk.parallel(6, 2)
+        out[i] = transform(lambda v: tk.hoist(lambda: v * 3))(x[i])
+
+    derived = transform is not jax.vmap and transform is not jax.checkpoint
+    check(f, X, oracle=np.full_like(X, 3) if derived else 3 * X)
+    assert hoists(f, X) >= 1
+
+
 HOISTABLE = "a hoisted value may depend on grid indices and inputs only"
 
 

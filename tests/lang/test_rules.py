@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from tests.ir.funcs import edges, nearest
 from tests.lang.checks import COMPILED, check, kernel, like_first, numbers, refused
 from tilekern import testing
 from tilekern.errors import UnsupportedError
+from tilekern.ir.memory import MemoryOp
 
 X = numbers(4, 6)
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0)
@@ -209,6 +211,39 @@ def test_arithmetic_stays_in_its_dtype(dtype) -> None:
 
     x = X.astype(dtype)
     check(f, x, oracle=np.asarray(jax.jit(function)(x)))
+
+
+QUOTIENTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "tiles": lambda x, y: x // y - (x % y) * 3,
+    "a tile and a number": lambda x, y: x // 3 + x // -3 * 5 + 7 // y,
+    "divmod": lambda x, y: sum(jnp.divmod(x, 7)) + y,
+}
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*product(QUOTIENTS, ["i1", "i4"]), ("tiles", "u1"), ("divmod", "u1")])
+def test_integer_division_rounds_down(name: str, dtype: str) -> None:
+    function = QUOTIENTS[name]
+
+    @like_first
+    def f(x, y, out):
+        out[...] = function(x[...], y[...])
+
+    low = 0 if dtype == "u1" else -11
+    x, y = (n.ravel().astype(dtype) for n in np.meshgrid(np.arange(low, 12), [low or 1, -1 if low else 2, 3, 5]))
+    check(f, x, y, oracle=np.asarray(jax.jit(function)(x, y)))
+
+
+def test_positions_that_are_divided_stay_affine() -> None:
+    @kernel(((6, 4), np.float32))
+    def f(x, out):
+        n = tk.parallel(24)
+        row, column = divmod(n, 4)
+        out[n // 4, n % 4] = x[row * 4 + column]
+
+    x = numbers(24)
+    check(f, x, oracle=x.reshape(6, 4))
+    accesses = [op for op in f.trace(x).ir.walk() if isinstance(op, MemoryOp)]
+    assert len(list(f.trace(x).ir.walk())) == len(accesses) == 2, "no arithmetic is left"
 
 
 def test_a_sum_of_bfloat16_accumulates_in_float32() -> None:

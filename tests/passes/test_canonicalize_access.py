@@ -120,6 +120,58 @@ CASES = {
         %3 = load %x[gather(2*%1, 8)] : f32[8]
         store %3 to %fs[0 +: 8]""",
     ),
+    "quotients and remainders": (
+        """
+        %1 = constant 4 : i32[]
+        %2 = div(%i, %1) : i32[]
+        %3 = rem(%i, %1) : i32[]
+        %4 = load %m[%2, 2*%3 +: 8] : f32[8]
+        %5 = mul(%2, %1) : i32[]
+        %6 = add(%3, %5) : i32[]
+        store %4 to %fs[8*%6 +: 8]""",
+        """
+        %4 = load %m[(%i // 4), 2*(%i % 4) +: 8] : f32[8]
+        store %4 to %fs[8*%i +: 8]""",
+    ),
+    "quotients of sums": (
+        """
+        %1 = constant 8 : i32[]
+        %2 = mul(%i, %1) : i32[]
+        %3 = iota() {dim=0} : i32[8]
+        %4 = broadcast(%2) {dims=[]} : i32[8]
+        %5 = add(%4, %3) : i32[8]
+        %6 = constant 4 : i32[8]
+        %7 = div(%5, %6) : i32[8]
+        %8 = constant 16 : i32[]
+        %9 = div(%2, %8) : i32[]
+        %10 = rem(%2, %8) : i32[]
+        %11 = load %m[gather(%7, 8), (%9 // 2)] : f32[8]
+        store %11 to %fs[16*%9 + %10 +: 8]""",
+        """
+        %3 = iota() {dim=0} : i32[8]
+        %11 = load %m[gather(2*%i + (%3 // 4), 8), (%i // 4)] : f32[8]
+        store %11 to %fs[8*%i +: 8]""",
+    ),
+    "what may be negative, or be divided by anything, stays": (
+        """
+        %1 = load %n[%j] : i32[]
+        %2 = constant 4 : i32[]
+        %3 = div(%1, %2) : i32[]
+        %4 = rem(%i, %1) : i32[]
+        %5 = sub(%i, %2) : i32[]
+        %6 = rem(%5, %2) : i32[]
+        %7 = load %m[%3, %4 + %6] : f32[]
+        store %7 to %fs[%i]""",
+        """
+        %1 = load %n[%j] : i32[]
+        %2 = constant 4 : i32[]
+        %3 = div(%1, %2) : i32[]
+        %4 = rem(%i, %1) : i32[]
+        %5 = sub(%i, %2) : i32[]
+        %6 = rem(%5, %2) : i32[]
+        %7 = load %m[%3, %4 + %6] : f32[]
+        store %7 to %fs[%i]""",
+    ),
     "mask and fill stay": (
         """
         %1 = constant 1 : i32[]

@@ -38,6 +38,26 @@ CASES = {
         %5 = min(%4, %3) : i32[]
         %6 = load %x[%5!] : f32[]""",
     ),
+    "digits": (
+        "%1 = load %m[(%i // 4), 4*(%i % 5) +: 4] : f32[4] %2 = load %m[(%i % 97), 16*(%j // 2) + 5] : f32[]",
+        "%1 = load %m[(%i // 4)!, 4*(%i % 5) +: 4!] : f32[4] %2 = load %m[(%i % 97)!, 16*(%j // 2) + 5!] : f32[]",
+    ),
+    "the greater and the less": (
+        """
+        %1 = constant 11 : i32[]
+        %2 = add(%i, %1) : i32[]
+        %3 = max(%i, %2) : i32[]
+        %4 = min(%1, %i) : i32[]
+        %5 = min(%i, %j) : i32[]
+        store %3 to %is[%4]
+        store %5 to %is[%i]""",
+        """
+        %1 = constant 11 : i32[]
+        %2 = add(%i, %1) : i32[]
+        %5 = min(%i, %j) : i32[]
+        store %2 to %is[%i!]
+        store %5 to %is[%i!]""",
+    ),
     "a gather": (
         "%1 = iota() {dim=0} : i32[8] %2 = load %x[gather(8*%i + %1, 8)] : f32[8]",
         "%1 = iota() {dim=0} : i32[8] %2 = load %x[gather(8*%i + %1, 8)!] : f32[8]",

@@ -307,11 +307,17 @@ class Memory(Places):
         return self._read(place.output, place.access, place.positions)
 
     def overwrite(self) -> None:
-        """Store once more to the same place, perhaps not to all of it."""
+        """Store once more to the same place, perhaps not to all of it; perhaps load before and behind that."""
         places = self._open()
         if not places:
             return
-        self.overwrite_place(self.pick(places[::-1]))
+        place, watched = self.pick(places[::-1]), bool(self.upto(1))
+        for step in range(3):
+            if step == 1:
+                self.overwrite_place(place)
+            elif watched:
+                op = Load(operands=(place.output, *place.positions), access=place.access)
+                self.emit(op, union(self.facts[place.output], Fact(0)))
 
     def overwrite_place(self, place: Place) -> None:
         value = self.fitted(self.value(TileType(place.access.shape, place.output.ref.dtype)), self.facts[place.output])

@@ -33,11 +33,13 @@ def interpret(func: Func, *arrays: Any, orders: int = 2, seed: int = 0) -> tuple
       ArgumentError: the arrays do not fit the inputs.
       OutOfBounds: a dim proved in bounds has a lane outside.
       Unwritten: an element of an output is never stored, or is loaded before its program stores it.
-      WriteConflict: two programs store one element.
-      OrderDependence: a program loads an element that another stores, or two orders give different results.
+      WriteConflict: two programs store one element, or it is both stored and updated atomically.
+      OrderDependence: a program loads an element that another stores, or two orders give different results; an element
+        is updated atomically, and loaded or updated in another way.
+      DeviceAssertion: a program asserts what does not hold.
     """
     inputs = _check(func, arrays)
-    programs = list(product(*map(range, func.grid)))
+    programs = list(enumerate(product(*map(range, func.grid))))
     outputs = _run(func, inputs, programs)
     rng = np.random.default_rng(seed)
     for _ in range(orders - 1 if len(programs) > 1 else 0):
@@ -65,11 +67,11 @@ def _check(func: Func, arrays: tuple[Any, ...]) -> tuple[Array, ...]:
     return inputs
 
 
-def _run(func: Func, inputs: tuple[Array, ...], programs: list[tuple[int, ...]]) -> tuple[Array, ...]:
-    """The outputs of one run over all programs in the given order."""
+def _run(func: Func, inputs: tuple[Array, ...], programs: list[tuple[int, tuple[int, ...]]]) -> tuple[Array, ...]:
+    """The outputs of one run over all programs, numbered in row-major order, in the given order."""
     arrays = {p: x.reshape(-1) for p, x in zip(func.inputs, inputs, strict=True)}
     outputs = {p: _Output(p, arrays.get(p)) for p in func.outputs}
-    for number, indices in enumerate(programs):
+    for number, indices in programs:
         _Program(number, arrays, outputs).run(func.body, [np.asarray(i, np.int32) for i in indices])
     return tuple(output.finish(func) for output in outputs.values())
 
