@@ -23,9 +23,15 @@ from tilekern.passes.batch import batch
 from tilekern.passes.skew_carries import skew_carries
 from tilekern.passes.split_loops import split_loops
 
-# Of programs that one test takes. A test is a unit of work for a test process.
+# How many programs one test takes, the unit of work of a test process.
 _CHUNK = 250
-CHUNKS = [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 40))]
+
+
+def chunks(count: int) -> pytest.MarkDecorator:
+    """So many chunks of programs; many more where time does not matter."""
+    slow = (pytest.param(n, marks=pytest.mark.slow) for n in range(count, 5 * count))
+    return pytest.mark.parametrize("chunk", [*range(count), *slow])
+
 
 # XLA compiles in half of the time without LLVM's optimisations, which are not what is under test.
 _FAST = {"xla_backend_optimization_level": 0}
@@ -50,7 +56,7 @@ def by_xla(programs: Sequence[Program], optimize: bool) -> Sequence[Sequence[np.
         return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
+@chunks(8)
 def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Every other chunk as users' programs come, the others with small batches of programs, and without passes.
     optimize = chunk % 2 == 0
@@ -78,7 +84,7 @@ def through_text(func: Func) -> Func:
 
 
 @pytest.mark.parametrize("improve", [partial(pipeline.run, check=True), on_request, through_text])
-@pytest.mark.parametrize("chunk", CHUNKS)
+@chunks(2)
 def test_the_meaning_stays(chunk: int, improve: Any) -> None:
     def by_interpreter(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
         return [interpret(improve(p.func), *p.arrays, orders=1) for p in programs]
@@ -86,12 +92,12 @@ def test_the_meaning_stays(chunk: int, improve: Any) -> None:
     check(seeds_of(chunk), by_interpreter)
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
+@chunks(2)
 def test_programs_may_run_in_any_order(chunk: int) -> None:
     check(seeds_of(chunk), lambda programs: [interpret(p.func, *p.arrays, orders=3) for p in programs])
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
+@chunks(2)
 def test_a_batch_is_as_many_runs(chunk: int) -> None:
     def by_batch(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
         return [[output[1] for output in _batched(p)] for p in programs]

@@ -10,10 +10,10 @@ from typing import ClassVar
 from tests.programs import facts
 from tests.programs.facts import Fact, union
 from tests.programs.memory import Counter, Memory, Place, widened
-from tests.programs.values import Scope
+from tests.programs.values import Choose, Scope
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Value, index_value
-from tilekern.ir.types import INDEX, TileType, kind_of
+from tilekern.ir.types import INDEX, DType, TileType, kind_of
 
 # The ops of a program of a backend must be run: how many moves a block makes, by how deep it is nested.
 _MOVES = (9, 4, 2)
@@ -25,16 +25,16 @@ class Generator(Memory):
     # The moves of each feature; "" is always there, and what stands twice is twice as likely.
     MOVES: ClassVar[dict[str, tuple[str, ...]]] = {
         "elementwise": ("elementwise",) * 3 + ("select", "compare", "convert", "iota"),
-        "smooth": ("smooth",) * 2,
+        "smooth": ("smooth",) * 4,
         "shape": ("move",) * 2,
         "reduce": ("reduce",),
-        "dot": ("dot",) * 2,
+        "dot": ("dot",) * 3,
         "gather": (),
         "mask": (),
         "scatter": (),
         "readback": ("read_back",),
         "overwrite": ("overwrite",),
-        "fold": ("fold",) * 2,
+        "fold": ("fold",) * 4,
         "dynamic": (),
         "while": ("loop",),
         "switch": ("switch",),
@@ -42,11 +42,17 @@ class Generator(Memory):
         "order": ("scan", "sort", "arg_reduce"),
         "places": ("take", "dynamic_slice", "dynamic_update"),
         "bitcast": ("bitcast",),
-        "digits": (),
+        "digits": ("arithmetic",) * 2,
         "partial": ("partial",),
         "atomic": ("atomic",),
     }
     _ALWAYS = ("load", "load", "store")
+
+    def __init__(self, choose: Choose, features: Sequence[str], dtypes: Sequence[DType]) -> None:
+        # Programs with few kinds of ops use them in more ways: each leaves out half of what makes ops of its own.
+        left = [f for f in self.MOVES if f in features and (f == "elementwise" or not self.MOVES[f] or choose(1))]
+        super().__init__(choose, left, dtypes)
+        self._names = [*self._ALWAYS, *(name for feature in left for name in self.MOVES[feature])]
 
     depth = 0
     hoisting = False
@@ -69,17 +75,13 @@ class Generator(Memory):
 
     def moves(self, count: int) -> None:
         """Make random moves."""
-        names = [*self._ALWAYS, *(name for f in self.features_in_order for name in self.MOVES[f])]
+        names = self._names
         if self.depth >= len(_MOVES) - 1:
             names = [n for n in names if n not in ("fold", "loop", "switch", "hoist")]
         if self.hoisting:
             names = [n for n in names if n not in ("store", "read_back", "overwrite", "partial", "atomic", "hoist")]
         for _ in range(count):
             getattr(self, self.pick(names))()
-
-    @property
-    def features_in_order(self) -> list[str]:
-        return [f for f in self.MOVES if f in self.features]
 
     # --- regions ---
 

@@ -160,6 +160,25 @@ class Memory(Places):
         """The divisor and the modulus of a term: mostly the whole number."""
         return (self.pick([1, 2, 3]), self.pick([0, 2, 3])) if "digits" in self.features and self.chance(5) else (1, 0)
 
+    def arithmetic(self) -> None:
+        """A position made of another one step by step, and perhaps the positions of lanes, and which are inside."""
+        y = self.position()
+        for _ in range(1 + self.upto(2)):
+            x, c = y, self.pick([2, 3, 1, 4, 8])
+            most, function = self.facts[x].bound, self.pick(["add", "mul", "sub", "div", "rem"])
+            bound = {"add": most + c, "sub": most + c, "mul": most * c, "rem": min(c, most)}.get(function, most)
+            y = self.ew(function, x, self.number(c, INDEX))
+            self.facts[y] = Fact(bound)
+        if self.upto(1):
+            self._lanes(y)
+
+    def _lanes(self, start: Value) -> None:
+        tile = TileType((self.pick(self.sizes),), I32)
+        first = self.emit(Broadcast(operands=(start,), shape=tile.shape, dims=()), self.facts[start], visible=False)
+        lanes = self.ew("add", first, self.emit(Iota(shape=tile.shape, dtype=I32, dim=0), Fact(max(tile.shape))))
+        if self.upto(1):
+            self.ew(self.pick(facts.COMPARISONS), lanes, self.number(self.upto(13), tile))
+
     # --- stores ---
 
     def store(self) -> None:
@@ -296,6 +315,9 @@ class Memory(Places):
     # --- what the program has stored ---
 
     def _open(self) -> list[Place]:
+        """The places whose access has a meaning here; the program stores to one if there is none."""
+        if not any(not p.counters for p in self.places):
+            self.store()
         return [p for p in self.places if not p.counters]
 
     def read_back(self) -> Value | None:
