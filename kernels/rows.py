@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from tilekern.ir.core import cdiv
+from tilekern.kernels.blocks import even
 
 # The elements of a tile on a CPU: enough work for all threads, and few enough to stay in the cache.
 TILE_ELEMENTS = 1 << 20
@@ -20,8 +20,7 @@ def like_first(x: Any, *others: Any) -> jax.ShapeDtypeStruct:
 def coarse(rows: int, columns: int) -> tuple[int, int]:
     """Blocks for an array [rows, columns] on a CPU: whole rows if possible, in even portions."""
     block_columns = max(1, min(columns, TILE_ELEMENTS))
-    portions = cdiv(rows, TILE_ELEMENTS // block_columns)
-    return max(1, cdiv(rows, max(1, portions))), block_columns
+    return even(rows, TILE_ELEMENTS // block_columns), block_columns
 
 
 def coarse_blocks(x: Any, *others: Any) -> dict[str, int]:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.kernels.blocks import even
 
 
 def _out_type(hidden: Any, weight: Any, labels: Any) -> tuple[Any, Any]:
@@ -83,4 +84,4 @@ def cross_entropy_forward(
 def _cpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
     """A tile of logits, and one of the weights, in the cache."""
     sizes = {"block_t": hidden.shape[0], "block_v": weight.shape[1], "block_d": weight.shape[0]}
-    return {name: max(1, min(1024, size)) for name, size in sizes.items()}
+    return {name: even(size, 1024) for name, size in sizes.items()}

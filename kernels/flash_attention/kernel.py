@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.kernels.blocks import even
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
@@ -89,9 +90,4 @@ def flash_attention_forward(
 @flash_attention_forward.schedule("cpu")
 def _cpu(query: Any, key: Any, value: Any, q_offset: Any) -> dict[str, int]:
     """Coarse tiles: XLA's matrix products want them, and there is no register file to fit."""
-    return {"block_q": fitted(256, query.shape[1]), "block_k": fitted(256, key.shape[1])}
-
-
-def fitted(block: int, extent: int) -> int:
-    """A block no larger than a short axis needs, in multiples of 8."""
-    return max(8, min(block, tk.cdiv(extent, 8) * 8))
+    return {"block_q": even(query.shape[1], 256), "block_k": even(key.shape[1], 256)}

@@ -8,6 +8,7 @@ import jax
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
+from tilekern.kernels.blocks import even
 
 
 def _out_type(x: Any, w: Any) -> jax.ShapeDtypeStruct:
@@ -43,4 +44,8 @@ def matmul(
 @matmul.schedule("cpu")
 def _cpu(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct) -> dict[str, int]:
     """XLA's own matrix product is fastest on large blocks."""
-    return {"block_m": 512, "block_n": 1024, "block_k": 1024}
+    return {
+        "block_m": even(x.shape[0], 512),
+        "block_n": even(w.shape[1], 2048),
+        "block_k": even(x.shape[1], 2048),
+    }

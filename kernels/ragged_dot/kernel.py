@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.kernels.blocks import even
 
 
 def _out_type(lhs: Any, rhs: Any, ends: Any) -> jax.ShapeDtypeStruct:
@@ -63,7 +64,7 @@ def ragged_dot_forward(
 def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
     """Few rows, for a border inside of a tile costs one product more; as much as the caches hold of the rest."""
     return {
-        "block_m": max(1, min(128, lhs.shape[0])),
-        "block_n": max(1, min(1024, rhs.shape[2])),
-        "block_k": max(1, min(1024, lhs.shape[1])),
+        "block_m": even(lhs.shape[0], 128),
+        "block_n": even(rhs.shape[2], 1024),
+        "block_k": even(lhs.shape[1], 1024),
     }

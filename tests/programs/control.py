@@ -9,23 +9,23 @@ from typing import ClassVar
 
 from tests.programs import facts
 from tests.programs.facts import Fact, union
-from tests.programs.memory import Counter, Memory, Place, widened
+from tests.programs.memory import Counter, Memory, Place, exact_numbers, widened
 from tests.programs.values import Choose, Scope
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Value, index_value
-from tilekern.ir.types import INDEX, DType, TileType, kind_of
+from tilekern.ir.types import BOOL, INDEX, DType, TileType, kind_of
 
-# The ops of a program of a backend must be run: how many moves a block makes, by how deep it is nested.
-_MOVES = (9, 4, 2)
+# How many moves a block makes at most, by how deep it is nested.
+_MOVES = (11, 4, 2)
 
 
 class Generator(Memory):
     """Makes Funcs."""
 
-    # The moves of each feature; "" is always there, and what stands twice is twice as likely.
+    # The moves of each feature, several times where they shall be likely; those without any change what others do.
     MOVES: ClassVar[dict[str, tuple[str, ...]]] = {
         "elementwise": ("elementwise",) * 3 + ("select", "compare", "convert", "iota"),
-        "smooth": ("smooth",) * 4,
+        "smooth": ("smooth",) * 6,
         "shape": ("move",) * 2,
         "reduce": ("reduce",),
         "dot": ("dot",) * 3,
@@ -52,10 +52,8 @@ class Generator(Memory):
         # Programs with few kinds of ops use them in more ways: each leaves out half of what makes ops of its own.
         left = [f for f in self.MOVES if f in features and (f == "elementwise" or not self.MOVES[f] or choose(1))]
         super().__init__(choose, left, dtypes)
+        self.depth, self.hoisting = 0, False
         self._names = [*self._ALWAYS, *(name for feature in left for name in self.MOVES[feature])]
-
-    depth = 0
-    hoisting = False
 
     def func(self) -> Func:
         """A Func with one output at least."""
@@ -64,7 +62,7 @@ class Generator(Memory):
         def body(*_: Value) -> tuple[Value, ...]:
             known = [Fact(max(1, c.axis.tiles)) for c in self.grid]
             with self.inner(args, known):
-                self.moves(2 + self.upto(_MOVES[0]))
+                self.moves(2 + self.upto(_MOVES[0] - 2))
                 for value in [*list(self.scope.unused)[::-1], *[self.any()] * (not self.outputs)][:4]:
                     self.store_value(value)
             return ()
@@ -118,22 +116,26 @@ class Generator(Memory):
 
     def _inits(self, length: int) -> tuple[list[Value], list[Fact]]:
         """Initial carries and what shall hold for the carries in every iteration."""
-        inits = [self.any() for _ in range(self.upto(3))]
+        inits: list[Value] = []
+        known: list[Fact] = []
+        for init in [self.any() for _ in range(self.upto(3))]:
+            fact = widened(self.facts[init], init.tile.dtype, length)
+            inits.append(init if fact else self.number(1, init.tile))
+            known.append(fact or exact_numbers(init.tile.dtype))
         self.use(inits)
-        return inits, [widened(self.facts[v], v.tile.dtype, length) for v in inits]
+        return inits, known
 
     def _next(self, arg: Value, init: Value, length: int) -> Value:
-        """The next carry: a new value that the carry's fact holds for, a sum, or the carry itself."""
-        wanted, tile = self.facts[arg], arg.tile
-        way = self.upto(3)
-        if way < 3:
-            term = self.value(tile)
-            if way < 2 and kind_of(tile.dtype) != "bool":
-                if kind_of(tile.dtype) != "float":
-                    return self.ew("add", arg, term)
-                return self._accumulated(arg, term, self.facts[init], length) or arg
-            return self.fitted(term, wanted) or arg
-        return arg
+        """The next carry: a sum, or another value that the carry's fact holds for, or the carry itself."""
+        tile, way = arg.tile, self.upto(3)
+        if way == 3:
+            return arg
+        term = self.value(tile)
+        if way == 2 or tile.dtype == BOOL:
+            return self.fitted(term, self.facts[arg]) or arg
+        if kind_of(tile.dtype) != "float":
+            return self.ew("add", arg, term)
+        return self._accumulated(arg, term, self.facts[init], length) or arg
 
     def _accumulated(self, arg: Value, term: Value, init: Fact, length: int) -> Value | None:
         """`arg + term` if that stays within the carry's fact for `length` iterations."""
@@ -164,7 +166,7 @@ class Generator(Memory):
         whole = "dynamic" not in self.features or self.upto(2) < 2
         bounds = (self.number(0, INDEX), self.number(axis.extent, INDEX))
         if not whole:
-            bounds = (self._bound(axis), self._bound(axis))
+            bounds = (self.position(axis.extent + 2), self.position(axis.extent + 2))
         inits, known = self._inits(axis.tiles)
         index = index_value(axis.name)
         args = [index, *(Value(v.type, "c") for v in inits)]
@@ -182,10 +184,6 @@ class Generator(Memory):
             Fold(operands=(*bounds, *inits), regions=(body,), axis=axis, reverse=bool(self.upto(1)))
         )
         self._define(results, known)
-
-    def _bound(self, axis: Axis) -> Value:
-        """An element of an axis, or a position outside."""
-        return self.position(axis.extent + 2)
 
     def _define(self, results: Sequence[Value], known: Sequence[Fact]) -> None:
         self.facts.update(zip(results, known, strict=True))
@@ -271,7 +269,7 @@ class Generator(Memory):
         tile = self.any().tile
         place = self.place(tile, self.covering)
         self.places.remove(place)
-        self.facts[place.output] = widened(Fact(4), tile.dtype, 1)
+        self.facts[place.output] = exact_numbers(tile.dtype)
         return place
 
 

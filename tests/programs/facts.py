@@ -21,6 +21,9 @@ FINEST = -(2**20)
 # The relative error of the functions of XLA and NumPy, in units of the last place.
 _ULPS = 32
 
+# A value that rounds is not larger, and its error is not a larger part of that, or it would prove nothing.
+_LARGEST, _LOOSEST = 64.0, 1 / 16
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -98,7 +101,12 @@ def rounded(fact: Fact | None, dtype: DType) -> Fact | None:
     if exact(fact, dtype):
         return fact
     error = fact.error + roundoff(dtype) * fact.bound
-    return Fact(fact.bound, FINEST, error, fact.inf) if error <= max(fact.bound, 1.0) / 4 else None
+    return meaningful(Fact(fact.bound, FINEST, error, fact.inf))
+
+
+def meaningful(fact: Fact) -> Fact | None:
+    """A fact that says something; None for an error that is too large."""
+    return fact if fact.bound <= _LARGEST and fact.error <= _LOOSEST * fact.bound else None
 
 
 # --- elementwise ----------------------------------------------------------------------------------------------------

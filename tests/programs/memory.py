@@ -77,16 +77,17 @@ class Memory(Places):
     def axis(self, name: str) -> Axis:
         """An axis of a few tiles, often with a ragged last one; seldom of none."""
         block = self.pick(BLOCKS)
-        if self.chance(15):
+        if self.chance(31):
             return Axis(name, 0, block)
-        full, tail = self.pick([2, 1, 3, 0]), self.upto(block - 1) if self.upto(1) else 0
+        tail = self.upto(block - 1) if self.upto(1) else 0
+        full = self.pick([2, 1, 3, 0]) if tail else self.pick([2, 1, 3])
         order = {"descending": bool(self.upto(1)), "group": 2 * self.upto(1)} if self.chance(3) else {}
         return Axis(name, full * block + tail, block, **order)
 
     def _input(self, name: str) -> Value:
         """An array whose dims are as long as those of tiles or axes, or nearly."""
         lengths = [*self.sizes, *(a.extent for a in self.axes), 13]
-        shape = tuple(max(0, self.pick(lengths) + self.pick([0, 0, 1, -1])) for _ in range(self.pick([1, 2, 3, 0])))
+        shape = tuple(max(0, self.pick(lengths) + self.pick([0, 0, 1, -1])) for _ in range(self.pick([1, 2, 3, 2, 0])))
         value = Value(RefType(shape, self.pick((*self.dtypes[:2], *self.dtypes)), "in"), name)
         self.facts[value] = self._given(value.ref.dtype)
         return value
@@ -94,12 +95,11 @@ class Memory(Places):
     # --- loads ---
 
     def source(self, tile: TileType) -> Value:
-        """A value made of nothing or of memory."""
-        refs = [r for r in self.inputs if r.ref.dtype == tile.dtype]
-        fits = refs and len(refs[0].ref.shape) >= len(tile.shape) and tile.size <= LARGEST
-        if not fits or self.chance(3):
+        """A value of memory, if an input has enough dims, or a constant."""
+        refs = [r for r in self.inputs if r.ref.dtype == tile.dtype and len(r.ref.shape) >= len(tile.shape)]
+        if not refs or tile.size > LARGEST or self.chance(3):
             return self.constant(tile)
-        return self._load(refs[0], tile.shape)
+        return self._load(self.pick(refs), tile.shape)
 
     def load(self) -> Value:
         """The tile of a random access."""
@@ -278,8 +278,7 @@ class Memory(Places):
         role: Role = self.pick(["zeros", "inout"])
         tile = self.any().tile
         place = self.place(tile, (), role)
-        start = widened(Fact(4), tile.dtype, 1)
-        self.facts[place.output] = self._given(tile.dtype) if role == "inout" else start
+        self.facts[place.output] = self._given(tile.dtype) if role == "inout" else exact_numbers(tile.dtype)
         self.overwrite_place(place)
 
     def _given(self, dtype: DType) -> Fact:
@@ -361,14 +360,19 @@ class Memory(Places):
         return value if self.facts[value].within(wanted) else None
 
 
-def widened(fact: Fact, dtype: DType, length: int) -> Fact:
-    """A fact for a carry that starts as `fact` says, with room for `length` steps."""
+def exact_numbers(dtype: DType) -> Fact:
+    """What shall hold for an output that several stores write to."""
+    return replace(numbers(dtype), grain=0)
+
+
+def widened(fact: Fact, dtype: DType, length: int) -> Fact | None:
+    """A fact for a carry that starts as `fact` says, with room for `length` steps; None if errors would add up."""
     if kind_of(dtype) != "float":
         return facts.whole(dtype)
     if fact.error:
         bound = min(max(8.0, 4 * fact.bound), facts.limit(dtype))
-        error = max(4 * fact.error, 8 * (length + 1) * facts.roundoff(dtype) * bound)
-        return Fact(bound, facts.FINEST, error, fact.inf)
+        error = max(4 * fact.error, 2 * (length + 1) * facts.roundoff(dtype) * bound)
+        return facts.meaningful(Fact(bound, facts.FINEST, error, fact.inf))
     grain = min(0, fact.grain) if fact.grain > facts.FINEST else fact.grain
     bound = max(fact.bound, min(64.0, 2.0 ** max(facts.digits(dtype) + grain, -1000)))
     return Fact(bound, grain, 0.0, fact.inf)

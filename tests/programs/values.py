@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -131,7 +131,7 @@ class Values:
 
     def constant(self, tile: TileType) -> Value:
         fact = numbers(tile.dtype)
-        if self.upto(1):
+        if not self.upto(3):
             number = self.pick([0, 1, -1, 2, 3, -2])
             number = number % 2 if tile.dtype == BOOL else abs(number) if kind_of(tile.dtype) == "unsigned" else number
             fact = Fact(max(1, abs(number)))
@@ -181,10 +181,19 @@ class Values:
                 return self.emit(Transpose(operands=(x,), permutation=tuple(order[d] for d in inverse)), fact)
             return self.emit(Reshape(operands=(x,), shape=shape), fact)
         dims = _embedding(have, shape)
+        if dims is None and "shape" in self.features:
+            return self._refilled(x, shape)
         if dims is None:
             reduced = self.reduced(x, tuple(range(len(have))), "max")
             x, dims = (reduced, ()) if reduced is not None else (x, None)
         return None if dims is None else self.emit(Broadcast(operands=(x,), shape=shape, dims=dims), fact)
+
+    def _refilled(self, x: Value, shape: tuple[int, ...]) -> Value:
+        """The elements of `x` in order as far as they go, then zeros."""
+        size, fact, zero = x.tile.size, self.facts[x], self.number(0, TileType((), x.tile.dtype))
+        flat = self.emit(Reshape(operands=(x,), shape=(size,)), fact, visible=False)
+        pad = Pad(operands=(flat, zero), low=(0,), high=(prod(shape) - size,), interior=(0,))
+        return self.emit(Reshape(operands=(self.emit(pad, fact, visible=False),), shape=shape), fact)
 
     # --- elementwise ---
 
@@ -211,15 +220,15 @@ class Values:
         return self._computed(function, operands)
 
     def _computed(self, function: str, operands: tuple[Value, ...]) -> Value | None:
-        """The op if its result stays within bounds; else of smaller operands; else nothing."""
+        """The op if it is exact, or an operand is not; else with smaller operands, if that helps."""
         dtype = operands[0].tile.dtype
-        for attempt in (tuple, lambda values: tuple(map(self.tame, values))):
-            operands = attempt(operands)
-            floats = kind_of(dtype) == "float" and function in ("add", "sub", "mul")
-            rule = facts.arithmetic if floats else facts.elementwise
-            if (fact := rule(function, self.fact(*operands), dtype)) is not None:
-                return self.emit(Elementwise(function=function, operands=operands), fact)
-        return None
+        rounds = kind_of(dtype) == "float" and function in ("add", "sub", "mul")
+        rule = facts.arithmetic if rounds else facts.elementwise
+        fact = rule(function, self.fact(*operands), dtype)
+        if fact is None or (fact.error and not any(f.error for f in self.fact(*operands))):
+            operands = tuple(map(self.tame, operands))
+            fact = rule(function, self.fact(*operands), dtype)
+        return fact and self.emit(Elementwise(function=function, operands=operands), fact)
 
     def added(self, x: Value, y: Value) -> Value | None:
         """The sum of two numbers."""
@@ -259,14 +268,16 @@ class Values:
         return self.converted(self.any(), self.pick(self.dtypes))
 
     def converted(self, x: Value, dtype: DType) -> Value | None:
-        for attempt in (x, None):
-            operand = self.tame(x, 2) if attempt is None else x
-            if (fact := facts.convert(self.facts[operand], x.tile.dtype, dtype)) is not None:
-                inf = fact.inf and dtype_name(dtype) != "f8e4m3fn"  # which has NaN instead
-                return self.emit(
-                    Convert(operands=(operand,), dtype=dtype), Fact(fact.bound, fact.grain, fact.error, inf)
-                )
-        return None
+        """A cast; of small numbers where it would round."""
+        source = x.tile.dtype
+        fact = facts.convert(self.facts[x], source, dtype)
+        if fact is None or fact.error > self.facts[x].error:
+            x = self.tame(x, 2)
+            fact = facts.convert(self.facts[x], source, dtype)
+        if fact is None:
+            return None
+        inf = fact.inf and dtype_name(dtype) != "f8e4m3fn"  # which has NaN instead
+        return self.emit(Convert(operands=(x,), dtype=dtype), replace(fact, inf=inf))
 
     # --- shapes, reductions, dots ---
 
@@ -328,12 +339,13 @@ class Values:
         return self.reduced(x, dims, self.pick(monoids.get(kind_of(x.tile.dtype), integers)))
 
     def reduced(self, x: Value, dims: tuple[int, ...], monoid: Monoid) -> Value | None:
-        for operand in (x, None):
-            operand = self.tame(x, 1) if operand is None else operand
-            fact = facts.reduce(monoid, self.facts[operand], prod(x.tile.shape[d] for d in dims), x.tile.dtype)
-            if fact is not None:
-                return self.emit(Reduce(operands=(operand,), monoid=monoid, dims=dims), fact)
-        return None
+        """A reduction, of small numbers where it would round."""
+        length = prod(x.tile.shape[d] for d in dims)
+        fact = facts.reduce(monoid, self.facts[x], length, x.tile.dtype)
+        if fact is None or fact.error > self.facts[x].error:
+            x = self.tame(x, 1)
+            fact = facts.reduce(monoid, self.facts[x], length, x.tile.dtype)
+        return fact and self.emit(Reduce(operands=(x,), monoid=monoid, dims=dims), fact)
 
     def dot(self) -> Value | None:
         """A contraction over one or two dims, batched or not, in any order of the dims."""
