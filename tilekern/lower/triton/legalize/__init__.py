@@ -1,0 +1,49 @@
+"""Block IR → block IR that Triton can express; each step is a rewrite whose result the interpreter runs as well.
+
+split_contractions   dots of loads, cut where the contracted size is no power of two
+expand               ops and dtypes that Triton lacks, by those it has
+pad_tiles            every size a power of two
+standard_forms       dots of [M, K] and [K, N], sorts of [rows, lanes]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilekern.ir.core import Array, Func
+from tilekern.ir.verify import verify
+from tilekern.lower.triton.legalize.expand import expand
+from tilekern.lower.triton.legalize.pad_tiles import pad_tiles
+from tilekern.lower.triton.legalize.split_contractions import split_contractions
+from tilekern.lower.triton.legalize.standard_forms import standard_forms
+from tilekern.passes.cse import cse
+from tilekern.passes.dce import dce
+from tilekern.passes.elide_masks import elide_masks
+from tilekern.passes.hoist_invariants import hoist_invariants
+
+
+@dataclass(frozen=True)
+class Legal:
+    """A legal Func.
+
+    Attributes:
+      func: its inputs are those of the original, then the constants.
+      constants: the arrays that the last inputs are.
+    """
+
+    func: Func
+    constants: tuple[Array, ...]
+
+
+def legalize(func: Func) -> Legal:
+    """The Func in the form that emitters take.
+
+    Args:
+      func: went through the pipeline of passes.
+    """
+    padded = pad_tiles(cse(expand(dce(split_contractions(func)))))
+    func = standard_forms(padded.func)
+    for improve in (elide_masks, cse, hoist_invariants, cse, dce):
+        func = improve(func)
+    verify(func)
+    return Legal(func, padded.constants)

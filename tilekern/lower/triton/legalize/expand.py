@@ -1,0 +1,190 @@
+"""Write ops that Triton lacks, or means otherwise, in terms of ops that it has.
+
+Needs: a verified Func. Gives: a Func with the same outputs (to the rounding of transcendental functions), in which
+
+    converts        are from or to float32 or float64 where a float narrower than bfloat16 or an integer meets another
+                    float; from floats to integers, of numbers that the integer can hold
+    8-bit floats    are only converted, moved and multiplied (`Dot`), never computed with
+    narrow floats   are added, subtracted, multiplied, compared; all other functions are of float32
+    bools           are not compared, reduced or scanned: int32 is
+    shifts          are by fewer bits than there are
+    dots            are of operands that tensor cores or Triton's own loops take; see `expand_dot`
+    sorts           are of integer keys and find positions; see `expand_order`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+
+from tilekern.ir.compute import Convert, Dot, Reduce
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, I32, DType, kind_of
+from tilekern.lower.triton.legalize.expand_bits import expand_bits
+from tilekern.lower.triton.legalize.expand_dot import expand_dot
+from tilekern.lower.triton.legalize.expand_order import expand_sort, expand_top_k
+from tilekern.lower.triton.legalize.make import Make
+
+# What narrow floats do by themselves; anything else is computed in float32 and rounded once, which gives the same bits
+# as computing exactly for these, too: float32 has more than twice their digits.
+_NATIVE = ("add", "sub", "mul", "max", "min", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge")
+
+
+def expand(func: Func) -> Func:
+    """Apply the rewrites above."""
+    return Rewriter(_rule).run(func)
+
+
+def is_float8(dtype: DType) -> bool:
+    """Whether a dtype is one of the 8-bit floats."""
+    return kind_of(dtype) == "float" and dtype.itemsize == 1
+
+
+def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    make = Make(rewriter, op)
+    match op:
+        case Convert():
+            found = _convert(make, op.operands[0], op.dtype)
+        case Elementwise():
+            found = _elementwise(make, op)
+        case Reduce() | Scan() | ArgReduce():
+            found = _widened(make, op)
+        case Dot():
+            found = expand_dot(make, op)
+        case Sort():
+            found = expand_sort(make, op)
+        case TopK():
+            found = expand_top_k(make, op)
+        case _:
+            return None
+    return None if found is None else [found]
+
+
+# --- converts ------------------------------------------------------------------------------------------------------
+
+
+def _convert(make: Make, x: Value, dtype: DType) -> Value | None:
+    source = x.tile.dtype
+    if dtype == BOOL:
+        return make.of("ne", make.convert(x, F32) if is_float8(source) else x, 0)
+    if source == BOOL:
+        return None if dtype in (I32, F32, F64) else make.convert(make.convert(x, I32), dtype)
+    floats = kind_of(source) == "float", kind_of(dtype) == "float"
+    if floats == (True, False):
+        return _to_integer(make, x, dtype)
+    if is_float8(dtype):
+        return _to_float8(make, x, dtype)
+    if not floats[1] or dtype in (F32, F64) and not (is_float8(source) and dtype == F64):
+        return None
+    if source in (F32, F64) and dtype != F64:
+        return None if source == F32 else make.convert(make.convert(x, F32), dtype)
+    return make.convert(make.convert(x, F32), dtype)
+
+
+def _to_integer(make: Make, x: Value, dtype: DType) -> Value:
+    """Toward zero and saturating, NaN to 0: what is outside is replaced before the cast."""
+    wide = make.convert(x, F64 if x.tile.dtype == F64 else F32)
+    limits = ml_dtypes.iinfo(dtype)
+    below, above = make.of("lt", wide, float(limits.min)), make.of("ge", wide, float(limits.max))
+    outside = make.of("or", make.of("or", below, above), make.of("ne", wide, wide))
+    inside = make.convert(make.select(outside, 0.0, wide), dtype)
+    return make.select(below, limits.min, make.select(above, limits.max, inside))
+
+
+def _to_float8(make: Make, x: Value, dtype: DType) -> Value | None:
+    """Triton saturates; by IEEE rules what rounds beyond the largest number is infinite, or NaN in E4M3 (no infinity).
+
+    The largest magnitude that rounds to the largest number lies half a step above it, and is a tie if that number's
+    last bit is 0: E4M3's 448 = 0b1110 * 2^5 is even, so 464 becomes 448; E5M2's 57344 = 0b111 * 2^13 is odd, so 61440
+    becomes infinite.
+    """
+    wide = make.convert(x, F32)
+    e4m3 = dtype == DTYPES["f8e4m3fn"]
+    beyond = make.of("gt", make.of("abs", wide), 464.0) if e4m3 else make.of("ge", make.of("abs", wide), 61440.0)
+    narrow = make.convert(make.select(beyond, 0.0, wide), dtype)
+    bits, unsigned = make.bits(narrow), np.dtype(np.uint8)
+    sign = make.convert(make.of("shift_right_logical", make.bits(wide), 24), unsigned)
+    special = make.of("or", make.of("and", sign, 0x80), 0x7F if e4m3 else 0x7C)
+    return make.bitcast(make.select(beyond, special, bits), dtype)
+
+
+# --- elementwise ---------------------------------------------------------------------------------------------------
+
+
+def _elementwise(make: Make, op: Elementwise) -> Value | None:
+    dtype, result = op.operands[0].tile.dtype, op.result.tile.dtype
+    if dtype == BOOL:
+        return _logical(make, op)
+    found = expand_bits(make, op)
+    if found is not None or kind_of(dtype) != "float":
+        return found
+    if op.function == "is_finite":
+        wide = op.operands[0] if dtype in (F32, F64) else make.convert(op.operands[0], F32)
+        return make.of("lt", make.of("abs", wide), np.inf)
+    narrow = dtype in (BF16, F16) and op.function not in _NATIVE
+    if not (is_float8(dtype) or narrow):
+        return None
+    wide = make.of(op.function, *(make.convert(x, F32) for x in op.operands))
+    if result == BOOL:
+        return wide
+    return wide if result == wide.tile.dtype else _convert(make, wide, result) or make.convert(wide, result)
+
+
+_LOGICAL = {"max": "or", "min": "and", "ne": "xor"}
+
+
+def _logical(make: Make, op: Elementwise) -> Value | None:
+    """Of bools there are `and`, `or`, `xor` and `not`."""
+    if op.function in ("and", "or", "xor", "not"):
+        return None
+    if op.function in _LOGICAL:
+        return make.of(_LOGICAL[op.function], *op.operands)
+    if op.function == "eq":
+        return make.of("not", make.of("xor", *op.operands))
+    return make.of(op.function, *(make.convert(x, I32) for x in op.operands))
+
+
+# --- along a dim ---------------------------------------------------------------------------------------------------
+
+
+def _widened(make: Make, op: Reduce | Scan | ArgReduce) -> Value | None:
+    """Accumulate in a dtype of at least 32 bits; several dims one after the other."""
+    (x,) = op.operands
+    dtype = x.tile.dtype
+    wide = I32 if dtype == BOOL else _wide(dtype)
+    if isinstance(op, Reduce):
+        if wide == dtype and len(op.dims) == 1:
+            return None
+        total = make.convert(x, wide)
+        monoid = {"max": "or", "min": "and"}.get(op.monoid, op.monoid) if dtype == BOOL else op.monoid
+        for dim in sorted(op.dims, reverse=True):
+            total = make.reduce(total, monoid, dim)
+        return _narrowed(make, total, dtype)
+    if wide == dtype:
+        return None
+    moved = make.add(type(op), make.convert(x, wide), **_attributes(op))
+    return moved if isinstance(op, ArgReduce) else _narrowed(make, moved, dtype)
+
+
+def _narrowed(make: Make, x: Value, dtype: DType) -> Value:
+    if x.tile.dtype == dtype:
+        return x
+    return _convert(make, x, dtype) or make.convert(x, dtype)
+
+
+def _attributes(op: Scan | ArgReduce) -> dict[str, object]:
+    if isinstance(op, Scan):
+        return {"monoid": op.monoid, "dim": op.dim, "reverse": op.reverse}
+    return {"extreme": op.extreme, "dim": op.dim}
+
+
+def _wide(dtype: DType) -> DType:
+    """The dtype of at least 32 bits that has all numbers of a dtype."""
+    if dtype.itemsize >= 4:
+        return dtype
+    return {"float": F32, "signed": I32, "unsigned": np.dtype(np.uint32), "bool": I32}[kind_of(dtype)]

@@ -1,0 +1,117 @@
+"""Integer functions and `nextafter` in terms of the bit operations that Triton has."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from tilekern.ir.core import Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.types import kind_of
+from tilekern.lower.triton.legalize.make import Make
+
+
+def expand_bits(make: Make, op: Elementwise) -> Value | None:
+    """What stands for an op whose meaning lies in the bits; None for any other op."""
+    match op.function:
+        case "population_count":
+            return make.bitcast(_population_count(make, make.bits(op.operands[0])), op.result.tile.dtype)
+        case "clz":
+            return make.bitcast(_leading_zeros(make, make.bits(op.operands[0])), op.result.tile.dtype)
+        case "shift_left" | "shift_right_logical" | "shift_right_arithmetic":
+            return _shift(make, op)
+        case "nextafter":
+            return _nextafter(make, *op.operands)
+        case "sign" if kind_of(op.operands[0].tile.dtype) != "float":
+            return _sign(make, op.operands[0])
+        case _:
+            return None
+
+
+def _sign(make: Make, x: Value) -> Value:
+    one = make.select(make.of("gt", x, 0), make.number(1, x.tile), 0)
+    return one if kind_of(x.tile.dtype) == "unsigned" else make.select(make.of("lt", x, 0), -1, one)
+
+
+def _repeated(byte: int, x: Value) -> int:
+    return int.from_bytes(bytes([byte]) * x.tile.dtype.itemsize)
+
+
+def _population_count(make: Make, x: Value) -> Value:
+    """How many bits are 1: sums of 2, of 4, of 8 neighbours, side by side; then the sum of the bytes.
+
+    Warren, Hacker's Delight, 2nd edition, section 5-1.
+    """
+    half = make.of("and", make.of("shift_right_logical", x, 1), _repeated(0x55, x))
+    pairs = make.of("sub", x, half)
+    quarter = make.of("and", make.of("shift_right_logical", pairs, 2), _repeated(0x33, x))
+    nibbles = make.of("add", make.of("and", pairs, _repeated(0x33, x)), quarter)
+    sums = make.of("add", nibbles, make.of("shift_right_logical", nibbles, 4))
+    total = make.of("and", sums, _repeated(0x0F, x))
+    shift = 8
+    while shift < 8 * x.tile.dtype.itemsize:
+        total = make.of("add", total, make.of("shift_right_logical", total, shift))
+        shift *= 2
+    return make.of("and", total, 0x7F)
+
+
+def _leading_zeros(make: Make, x: Value) -> Value:
+    """Copy the first 1 to all places below it: what stays 0 stood above it."""
+    width = 8 * x.tile.dtype.itemsize
+    shift = 1
+    while shift < width:
+        x = make.of("or", x, make.of("shift_right_logical", x, shift))
+        shift *= 2
+    return make.of("sub", width, _population_count(make, x))
+
+
+def _shift(make: Make, op: Elementwise) -> Value | None:
+    """By as many bits as there are, or more: all are shifted out. The hardware's result is unspecified there."""
+    x, amount = op.operands
+    width = 8 * x.tile.dtype.itemsize
+    signed = op.function == "shift_right_arithmetic"
+    if kind_of(x.tile.dtype) == ("signed" if signed else "unsigned"):
+        return None if _is_small(make, amount, width) else _guarded(make, op.function, x, amount, width)
+    # Triton shifts right by the sign of the dtype.
+    number, count = make.bits(x, signed), make.bits(amount, signed)
+    shifted = (
+        make.of(op.function, number, count)
+        if _is_small(make, amount, width)
+        else _guarded(make, op.function, number, count, width)
+    )
+    return make.bitcast(shifted, x.tile.dtype)
+
+
+def _is_small(make: Make, amount: Value, width: int) -> bool:
+    known = make.known(amount)
+    return known is not None and 0 <= known < width
+
+
+def _guarded(make: Make, function: str, x: Value, amount: Value, width: int) -> Value:
+    unsigned = make.bits(amount)
+    inside = make.of("lt", unsigned, width)
+    small = make.bitcast(make.of("min", unsigned, width - 1), amount.tile.dtype)
+    shifted = make.of(function, x, small)
+    # An arithmetic shift leaves the sign, which is what a shift by one bit less than there are has left.
+    return shifted if function == "shift_right_arithmetic" else make.select(inside, shifted, 0)
+
+
+def _nextafter(make: Make, x: Value, y: Value) -> Value:
+    """The next float from x in the direction of y: of a number's bits, the next ones up or down.
+
+    Floats of one sign are ordered as their bits are; from 0 the next is the smallest number with y's sign.
+    """
+    dtype = x.tile.dtype
+    bits, other = make.bits(x, signed=True), make.bits(y, signed=True)
+    sign = int(ml_dtypes.iinfo(bits.tile.dtype).min)
+    zero = make.of("eq", make.of("and", bits, ~sign), 0)
+    wide = (lambda v: v) if dtype.itemsize >= 4 else (lambda v: make.convert(v, np.dtype(np.float32)))
+    a, b = wide(x), wide(y)
+    # Away from zero: y > x > 0 or y < x < 0.
+    grows = make.of("eq", make.convert(make.of("lt", a, b), np.dtype(np.int32)), make.convert(make.of("gt", a, 0.0), np.dtype(np.int32)))
+    step = make.select(grows, make.of("add", bits, 1), make.of("sub", bits, 1))
+    smallest = make.of("or", make.of("and", other, sign), 1)
+    result = make.bitcast(make.select(zero, smallest, step), dtype)
+    result = make.select(make.of("eq", a, b), y, result)
+    nan = make.of("or", make.of("ne", a, a), make.of("ne", b, b))
+    return make.select(nan, float("nan"), result)

@@ -1,0 +1,47 @@
+"""Dots of dtypes that `tl.dot` does not take."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from tilekern.ir.compute import Dot
+from tilekern.ir.core import Value
+from tilekern.ir.types import BF16, F32, I32, kind_of
+from tilekern.lower.triton.legalize.make import Make
+
+
+def expand_dot(make: Make, op: Dot) -> Value | None:
+    """Integers but int8 as sums of products, and float32 as the cheaper dtype that the precision names.
+
+    Tensor cores take 8-bit floats from sm_89 on; of older chips nothing is known here, Triton converts there.
+    """
+    dtype = op.operands[0].tile.dtype
+    if dtype == F32 and op.precision == "bf16":
+        lhs, rhs = (make.convert(x, BF16) for x in op.operands)
+        return make.add(Dot, lhs, rhs, contract=op.contract, batch=op.batch)
+    if kind_of(dtype) == "float" or dtype == np.dtype(np.int8):
+        return None
+    return _sum_of_products(make, op)
+
+
+def _sum_of_products(make: Make, op: Dot) -> Value:
+    """Every product at once, summed along the contracted dims; int32, wrapping around."""
+    left, right = (make.convert(x, I32) for x in op.operands)
+    batch = [left.tile.shape[d] for d in op.batch[0]]
+    free = [[x.tile.shape[d] for d in op.free(side)] for side, x in ((0, left), (1, right))]
+    inner = [left.tile.shape[d] for d in op.contract[0]]
+    depth = prod(inner)
+    whole = (*batch, *free[0], *free[1], depth)
+    places = range(len(batch)), range(len(batch) + len(free[0]))
+    sides: list[Value] = []
+    for side, x in ((0, left), (1, right)):
+        order = (*op.batch[side], *op.free(side), *op.contract[side])
+        flat = make.reshape(make.transpose(x, order), (*batch, *free[side], depth))
+        first = len(places[side])
+        dims = (*range(len(batch)), *range(first, first + len(free[side])), len(whole) - 1)
+        sides.append(make.broadcast(flat, whole, dims))
+    return make.reduce(make.of("mul", *sides), "sum", len(whole) - 1)
+
+

@@ -1,0 +1,270 @@
+"""Give every tile sizes that are powers of two, the only ones that Triton has.
+
+Needs: a verified Func. Gives: a Func with the same outputs, whose tiles have such sizes, and the arrays of its
+constants, which become inputs (Triton has no literal tiles).
+
+A tile grows at the end of each dim. What stands in a lane that is added is unspecified, and may be anything, NaN too:
+
+    load x[p +: 48]            → load x[p +: 64]             the lanes of an array that are there, or the fill
+    store y to x[p +: 48]      → store y to x[p +: 64] masked by lane < 48
+    reduce x                   → reduce (select(lane < 48, x, identity))
+    dot(x, y)                  → dot(x', y')                 along the contracted dims, added lanes are 0 on both sides
+    slice, pad, concatenate, ...: `Movement`                 elements that move are taken from where they are
+
+A dot's operand that is a load gets the zeros as its fill, by a mask on the load: a select between a load and a dot
+would take the tile through registers, where the tensor core of sm_90 wants it in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tilekern.ir.compute import Constant, Convert, Dot, Reduce, identity
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Array, Block, Builder, Func, Op, Value, definitions
+from tilekern.ir.debug import Assert
+from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.memory import Access, Dim, Load, MemoryOp, Position, WriteOp
+from tilekern.ir.ordering import ArgReduce, Scan, Sort
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.types import BOOL, RefType, TileType
+from tilekern.lower.triton.legalize.make import Make
+from tilekern.lower.triton.legalize.movement import Movement
+
+
+def padded_size(size: int) -> int:
+    """The least power of two that is no smaller; 1 for 0."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def padded(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape with all its sizes padded."""
+    return tuple(map(padded_size, shape))
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A padded Func.
+
+    Attributes:
+      func: its inputs are those of the original, then the constants.
+      constants: the arrays that the last inputs are.
+    """
+
+    func: Func
+    constants: tuple[Array, ...]
+
+
+def pad_tiles(func: Func) -> Padded:
+    """Apply the rewrites above."""
+    return _Padder(func).run()
+
+
+class _Padder(Builder):
+    def __init__(self, func: Func) -> None:
+        super().__init__()
+        self._func = func
+        self._new: dict[Value, Value] = {}
+        self._zeros = _ZeroLanes(func)
+        self._constants: list[Array] = []
+        self._tables: list[Value] = []
+
+    def run(self) -> Padded:
+        func = self._func
+        body = self._block(func.body)
+        count = len(func.inputs)
+        inputs = [p for p in func.params if p.ref.role in ("in", "inout")]
+        assert tuple(inputs) == func.params[:count]
+        params = (*func.params[:count], *self._tables, *func.params[count:])
+        return Padded(replace(func, params=params, body=body), tuple(self._constants))
+
+    # --- blocks ---
+
+    def _block(self, block: Block) -> Block:
+        args = tuple(Value(self._type(a), a.name) for a in block.args)
+
+        def body(*_: Value) -> tuple[Value, ...]:
+            self._new.update(zip(block.args, args, strict=True))
+            for op in block.ops:
+                self._visit(op)
+            return tuple(self._value(v) for v in block.results)
+
+        return self.block(args, body)
+
+    def _type(self, value: Value) -> TileType:
+        return TileType(padded(value.tile.shape), value.tile.dtype)
+
+    def _value(self, value: Value) -> Value:
+        return self._new.get(value, value)
+
+    def _visit(self, op: Op) -> None:
+        operands = tuple(self._value(v) for v in op.operands)
+        if op.regions:
+            regions = tuple(self._block(r) for r in op.regions)
+            results: Sequence[Value] = self.add(op.copy(operands, regions))
+        elif isinstance(op, MemoryOp):
+            results = self._memory(op, operands)
+        else:
+            results = self._pure(op, operands)
+        self._new.update(zip(op.results, results, strict=True))
+
+    # --- memory ---
+
+    def _memory(self, op: MemoryOp, operands: tuple[Value, ...]) -> Sequence[Value]:
+        make = Make(self, op)
+        dims = tuple(self._dim(d) for d in op.access.dims)
+        access = Access(dims)
+        behind = op.leading + op.access.arity
+        mask = operands[behind] if op.masked else None
+        needed = self._masked_dims(op)
+        for dim in needed:
+            inside = self._inside(make, op.access.shape, dim)
+            mask = inside if mask is None else make.of("and", mask, inside)
+        masks = () if mask is None else (mask,)
+        fills = operands[len(operands) - op.trailing :]
+        return self.add(
+            replace(op, access=access, masked=bool(masks), operands=(*operands[:behind], *masks, *fills))
+        )
+
+    def _dim(self, dim: Dim) -> Dim:
+        """A padded dim is in bounds only where a later pass proves that all of its lanes are."""
+        size = padded_size(dim.size)
+        return replace(dim, size=size, in_bounds=dim.in_bounds and size == dim.size)
+
+    def _masked_dims(self, op: MemoryOp) -> list[int]:
+        """The dims of the tile along which added lanes must not be touched, or must read 0."""
+        outside = _ending_with_array(op)
+        grown = [d for d, n in enumerate(op.access.shape) if padded_size(n) != n and d not in outside]
+        if isinstance(op, WriteOp) or op.ref.ref.role != "in":
+            return grown
+        return [d for d in grown if d in self._zeros.of_load(op)]
+
+    # --- pure ops ---
+
+    def _pure(self, op: Op, operands: tuple[Value, ...]) -> Sequence[Value]:
+        make = Make(self, op)
+        movement = Movement(make, padded)
+        match op:
+            case Constant():
+                return [self._constant(op)]
+            case Iota():
+                return [self.one(replace(op, shape=padded(op.shape)))]
+            case Broadcast():
+                return [self.one(replace(op, operands=operands, shape=padded(op.shape)))]
+            case Reshape():
+                return [movement.reshape(operands[0], op.operands[0].tile.shape, op.shape)]
+            case Reduce() | ArgReduce() | Scan() | Sort():
+                return [self._along(make, op, operands)]
+            case Dot():
+                return [self._dot(make, op, operands)]
+            case Slice() | Reverse() | Pad() | Concatenate() | DynamicSlice() | DynamicUpdateSlice() | Take():
+                return [movement.of(op, operands)]
+            case Assert():
+                return self.add(op.copy((self._filled(make, op.operands[0], operands[0], range(99), True),)))
+            case _:
+                return self.add(op.copy(operands))
+
+    def _constant(self, op: Constant) -> Value:
+        if op.array.shape == ():
+            return self.one(replace(op, shape=padded(op.shape)))
+        number = len(self._constants)
+        table = Value(RefType(op.shape, op.array.dtype, "in"), f"table{number}")
+        self._constants.append(op.array)
+        self._tables.append(table)
+        dims = tuple(Dim("block", Position(), n, in_bounds=n == padded_size(n)) for n in map(padded_size, op.shape))
+        dims = tuple(replace(d, in_bounds=d.size == n) for d, n in zip(dims, op.shape, strict=True))
+        return self.one(Load(operands=(table,), access=Access(dims), loc=op.loc, hint=op.hint))
+
+    def _inside(self, make: Make, shape: Sequence[int], dim: int) -> Value:
+        """Whether a lane was there before, along one dim."""
+        whole = padded(shape)
+        vector = make.of("lt", make.lanes((whole[dim],), 0), shape[dim])
+        return make.along(vector, whole, dim)
+
+    def _filled(self, make: Make, old: Value, x: Value, dims: Sequence[int], fill: Any) -> Value:
+        """`x` with added lanes along `dims` set to `fill`."""
+        shape = old.tile.shape
+        for dim in dims:
+            if dim < len(shape) and padded_size(shape[dim]) != shape[dim]:
+                inside = self._inside(make, shape, dim)
+                x = make.select(inside, x, make.constant(np.asarray(fill, x.tile.dtype), x.tile))
+        return x
+
+    def _along(self, make: Make, op: Reduce | ArgReduce | Scan | Sort, operands: tuple[Value, ...]) -> Value:
+        """Ops along dims: added lanes change nothing, as the identity, or because they come last."""
+        fill: Callable[[Value], Any]
+        match op:
+            case Reduce():
+                dims = op.dims
+                fill = lambda x: identity(op.monoid, x.tile.dtype)  # noqa: E731
+            case ArgReduce():
+                # Of equals the first one counts.
+                dims = (op.dim,)
+                fill = lambda x: identity(op.extreme, x.tile.dtype)  # noqa: E731
+            case Scan():
+                dims = (op.dim,) if op.reverse else ()
+                monoid = op.monoid
+                fill = lambda x: -np.inf if monoid == "logsumexp" else identity(monoid, x.tile.dtype)  # noqa: E731
+            case Sort():
+                dims = (op.dim,)
+                fill = lambda x: identity("min", x.tile.dtype)  # noqa: E731
+        pairs = zip(op.operands, operands, strict=True)
+        return self.one(op.copy(tuple(self._filled(make, old, x, dims, fill(x)) for old, x in pairs)))
+
+    def _dot(self, make: Make, op: Dot, operands: tuple[Value, ...]) -> Value:
+        sides = list(operands)
+        for side, old in enumerate(op.operands):
+            dims = [d for d in op.contract[side] if not self._zeros.has(old, d)]
+            sides[side] = self._filled(make, old, sides[side], dims, 0)
+        return self.one(op.copy(tuple(sides)))
+
+
+def _ending_with_array(op: MemoryOp) -> set[int]:
+    """The dims of the tile whose added lanes lie behind the end of the array."""
+    kept = [(d, n) for d, n in zip(op.access.dims, op.ref.ref.shape, strict=True) if d.kind != "index"]
+    return {
+        number
+        for number, (dim, size) in enumerate(kept)
+        if dim.kind == "block" and not dim.position.terms and dim.position.const + dim.size >= size
+    }
+
+
+class _ZeroLanes:
+    """Which dims of loads have to read 0 in added lanes, because a dot contracts them."""
+
+    def __init__(self, func: Func) -> None:
+        self._definitions = definitions(func)
+        self._of: dict[Value, set[int]] = {}
+        for op in func.walk():
+            if isinstance(op, Dot):
+                for value, dims in zip(op.operands, op.contract, strict=True):
+                    for dim in dims:
+                        self._want(value, dim)
+
+    def of_load(self, op: MemoryOp) -> set[int]:
+        """The dims of a load's result."""
+        return self._of.get(op.results[0], set()) if isinstance(op, Load) else set()
+
+    def has(self, value: Value, dim: int) -> bool:
+        """Whether the added lanes of a value along a dim are 0."""
+        return self._source(value, dim) is not None
+
+    def _want(self, value: Value, dim: int) -> None:
+        source = self._source(value, dim)
+        if source is not None:
+            self._of.setdefault(source[0], set()).add(source[1])
+
+    def _source(self, value: Value, dim: int) -> tuple[Value, int] | None:
+        """The load whose elements a value has, and the dim that `dim` is there."""
+        op = self._definitions.get(value)
+        while isinstance(op, (Transpose, Convert)):
+            if isinstance(op, Convert) and BOOL in (op.dtype, op.operands[0].tile.dtype):
+                return None
+            dim = op.permutation[dim] if isinstance(op, Transpose) else dim
+            value = op.operands[0]
+            op = self._definitions.get(value)
+        return (value, dim) if isinstance(op, Load) and op.fill is None else None

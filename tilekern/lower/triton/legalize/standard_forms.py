@@ -1,0 +1,93 @@
+"""Bring dots and sorts on padded tiles to the one form that Triton has for them.
+
+Needs: a padded Func (`pad_tiles`). Gives: a Func with the same outputs, in which
+
+    dot(x, y) {contract, batch}     → reshape(dot(x', y'))        x'[B, M, K], y'[B, K, N], or without B if that is 1
+    dot of a short contraction      → with zeros up to the least number of products that tensor cores add up
+    sort x along dim                → of [rows, lanes]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from tilekern.ir.compute import Dot
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.ordering import Sort
+from tilekern.ir.rewrite import Rewriter
+from tilekern.lower.triton.legalize.make import Make
+
+
+def standard_forms(func: Func) -> Func:
+    """Apply the rewrites above."""
+    return Rewriter(_rule).run(func)
+
+
+def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    make = Make(rewriter, op)
+    if isinstance(op, Dot) and not _is_standard(op):
+        return [_dot(make, op)]
+    if isinstance(op, Sort) and (len(op.result.tile.shape), op.dim) != (2, 1):
+        return [_sort(make, op)]
+    return None
+
+
+def _least_depth(op: Dot) -> int:
+    """The shortest contraction that `tl.dot` takes on all versions of Triton we support: 256 bits, at least 16."""
+    return max(16, 32 // op.operands[0].tile.dtype.itemsize)
+
+
+def _is_standard(op: Dot) -> bool:
+    batch = len(op.batch[0])
+    ranks = {len(x.tile.shape) for x in op.operands}
+    places = (batch + 1,), (batch,)
+    front = tuple(range(batch))
+    depth = op.operands[0].tile.shape[-1] if op.operands[0].tile.shape else 0
+    fits = batch <= 1 and ranks == {batch + 2} and op.contract == places and op.batch == (front, front)
+    return fits and depth >= _least_depth(op)
+
+
+def _dot(make: Make, op: Dot) -> Value:
+    x, y = op.operands
+    size = prod(x.tile.shape[d] for d in op.batch[0])
+    depth = prod(x.tile.shape[d] for d in op.contract[0])
+    rows = prod(x.tile.shape[d] for d in op.free(0))
+    columns = prod(y.tile.shape[d] for d in op.free(1))
+    front = (size,) if size > 1 else ()
+    left = make.transpose(x, (*op.batch[0], *op.free(0), *op.contract[0]))
+    right = make.transpose(y, (*op.batch[1], *op.contract[1], *op.free(1)))
+    left = _deepened(make, op, make.reshape(left, (*front, rows, depth)), len(front) + 1)
+    right = _deepened(make, op, make.reshape(right, (*front, depth, columns)), len(front))
+    at = len(front)
+    batch = tuple(range(at))
+    product = make.add(
+        Dot, left, right, contract=((at + 1,), (at,)), batch=(batch, batch), precision=op.precision
+    )
+    return make.reshape(product, op.result.tile.shape)
+
+
+def _deepened(make: Make, op: Dot, x: Value, dim: int) -> Value:
+    """Zeros behind the elements along `dim`, up to the least depth."""
+    shape, least = x.tile.shape, _least_depth(op)
+    if shape[dim] >= least:
+        return x
+    longer = (*shape[:dim], least, *shape[dim + 1 :])
+    lane = make.lanes((least,), 0)
+    place = make.along(make.of("min", lane, shape[dim] - 1), longer, dim)
+    inside = make.along(make.of("lt", lane, shape[dim]), longer, dim)
+    more = make.take(x, place, dim)
+    return make.select(inside, more, make.constant(np.zeros((), x.tile.dtype), more.tile))
+
+
+def _sort(make: Make, op: Sort) -> Value:
+    shape = op.result.tile.shape
+    order = (*(d for d in range(len(shape)) if d != op.dim), op.dim)
+    lines = [make.transpose(x, order) for x in op.operands]
+    moved = lines[0].tile.shape
+    flat = [make.reshape(x, (prod(moved[:-1]), moved[-1])) for x in lines]
+    places = make.add(Sort, *flat, dim=1, num_keys=op.num_keys, pick=op.pick)
+    back = tuple(order.index(d) for d in range(len(shape)))
+    return make.transpose(make.reshape(places, moved), back)
