@@ -79,12 +79,27 @@ class TargetError(TilekernError, ValueError):
     """A target is unknown, or has no backend here."""
 
 
+class ResourceError(TilekernError, ValueError):
+    """A kernel needs more of the target's memory or threads than one program may have."""
+
+
 class NotDifferentiableError(TilekernError, NotImplementedError):
     """A kernel has no derivative rule."""
 
 
 class NotBatchableError(TilekernError, NotImplementedError):
     """A kernel, or an access inside it, has no batching rule."""
+
+
+# --- what a backend stands on ----------------------------------------------------------------------------------------
+
+
+class DependencyError(TilekernError, ImportError):
+    """A package that the target's backend needs is missing, or not of a version that works."""
+
+
+class CompileError(TilekernError, RuntimeError):
+    """The compiler below the backend failed on the code that the backend wrote."""
 
 
 # --- what the interpreter found in a running kernel -----------------------------------------------------------------

@@ -79,7 +79,7 @@ def _convert(make: Make, x: Value, dtype: DType) -> Value | None:
         return _to_integer(make, x, dtype)
     if is_float8(dtype):
         return _to_float8(make, x, dtype)
-    if not floats[1] or dtype in (F32, F64) and not (is_float8(source) and dtype == F64):
+    if not floats[1] or (dtype in (F32, F64) and not (is_float8(source) and dtype == F64)):
         return None
     if source in (F32, F64) and dtype != F64:
         return None if source == F32 else make.convert(make.convert(x, F32), dtype)

@@ -108,7 +108,11 @@ def _nextafter(make: Make, x: Value, y: Value) -> Value:
     wide = (lambda v: v) if dtype.itemsize >= 4 else (lambda v: make.convert(v, np.dtype(np.float32)))
     a, b = wide(x), wide(y)
     # Away from zero: y > x > 0 or y < x < 0.
-    grows = make.of("eq", make.convert(make.of("lt", a, b), np.dtype(np.int32)), make.convert(make.of("gt", a, 0.0), np.dtype(np.int32)))
+    grows = make.of(
+        "eq",
+        make.convert(make.of("lt", a, b), np.dtype(np.int32)),
+        make.convert(make.of("gt", a, 0.0), np.dtype(np.int32)),
+    )
     step = make.select(grows, make.of("add", bits, 1), make.of("sub", bits, 1))
     smallest = make.of("or", make.of("and", other, sign), 1)
     result = make.bitcast(make.select(zero, smallest, step), dtype)

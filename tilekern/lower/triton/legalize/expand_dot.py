@@ -43,5 +43,3 @@ def _sum_of_products(make: Make, op: Dot) -> Value:
         dims = (*range(len(batch)), *range(first, first + len(free[side])), len(whole) - 1)
         sides.append(make.broadcast(flat, whole, dims))
     return make.reduce(make.of("mul", *sides), "sum", len(whole) - 1)
-
-

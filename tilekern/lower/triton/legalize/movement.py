@@ -13,7 +13,6 @@ from math import prod
 from tilekern.ir.core import Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.shape import Concatenate, Pad, Reverse, Slice
-
 from tilekern.lower.triton.legalize.make import Make
 
 Shape = tuple[int, ...]
@@ -112,7 +111,9 @@ class Movement:
             shape[dim] = size
             lane = make.lanes((x.tile.shape[dim],), 0)
             offset = make.of("sub", lane, low)
-            inside = make.of("and", make.of("ge", offset, 0), make.of("lt", offset, before + max(before - 1, 0) * interior))
+            inside = make.of(
+                "and", make.of("ge", offset, 0), make.of("lt", offset, before + max(before - 1, 0) * interior)
+            )
             if interior:
                 inside = make.of("and", inside, make.of("eq", make.of("rem", offset, step), 0))
             which = make.along(inside, x.tile.shape, dim)
@@ -142,9 +143,7 @@ class Movement:
 
     def _dynamic_slice(self, op: DynamicSlice, x: Value, starts: Sequence[Value]) -> Value:
         make = self._make
-        for dim, (before, size, start) in enumerate(
-            zip(op.operands[0].tile.shape, op.sizes, starts, strict=True)
-        ):
+        for dim, (before, size, start) in enumerate(zip(op.operands[0].tile.shape, op.sizes, starts, strict=True)):
             if before == size:
                 continue
             first = self._start(start, before - size)
@@ -178,7 +177,9 @@ class Movement:
         inside = self._inside(indices, op.operands[0].tile.shape[dim])
         if op.along:
             return make.take(x, inside, dim)
-        before, size, behind = (prod(part) for part in (x.tile.shape[:dim], x.tile.shape[dim : dim + 1], x.tile.shape[dim + 1 :]))
+        before, size, behind = (
+            prod(part) for part in (x.tile.shape[:dim], x.tile.shape[dim : dim + 1], x.tile.shape[dim + 1 :])
+        )
         count = prod(indices.tile.shape)
         lines = make.reshape(x, (before, size, behind))
         index = make.broadcast(make.reshape(inside, (count,)), (before, count, behind), (1,))
@@ -196,9 +197,7 @@ def _keeps_order(before: Shape, after: Shape, padded: Callable[[Sequence[int]], 
     the end of the group, as many as on the other side.
     """
     return all(
-        padded(left[1:]) == left[1:]
-        and padded(right[1:]) == right[1:]
-        and prod(padded(left)) == prod(padded(right))
+        padded(left[1:]) == left[1:] and padded(right[1:]) == right[1:] and prod(padded(left)) == prod(padded(right))
         for left, right in _groups(before, after)
     )
 
@@ -217,5 +216,3 @@ def _groups(before: Shape, after: Shape) -> list[tuple[Shape, Shape]]:
             shorter.append(rest.pop(0))
         groups.append((tuple(a), tuple(b)))
     return groups
-
-

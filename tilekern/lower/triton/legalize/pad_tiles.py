@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from tilekern.ir.compute import Constant, Convert, Dot, Reduce, identity
-from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Block, Builder, Func, Op, Value, definitions
 from tilekern.ir.debug import Assert
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
@@ -126,9 +125,7 @@ class _Padder(Builder):
             mask = inside if mask is None else make.of("and", mask, inside)
         masks = () if mask is None else (mask,)
         fills = operands[len(operands) - op.trailing :]
-        return self.add(
-            replace(op, access=access, masked=bool(masks), operands=(*operands[:behind], *masks, *fills))
-        )
+        return self.add(replace(op, access=access, masked=bool(masks), operands=(*operands[:behind], *masks, *fills)))
 
     def _dim(self, dim: Dim) -> Dim:
         """A padded dim is in bounds only where a later pass proves that all of its lanes are."""

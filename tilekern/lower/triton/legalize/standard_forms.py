@@ -63,9 +63,7 @@ def _dot(make: Make, op: Dot) -> Value:
     right = _deepened(make, op, make.reshape(right, (*front, depth, columns)), len(front))
     at = len(front)
     batch = tuple(range(at))
-    product = make.add(
-        Dot, left, right, contract=((at + 1,), (at,)), batch=(batch, batch), precision=op.precision
-    )
+    product = make.add(Dot, left, right, contract=((at + 1,), (at,)), batch=(batch, batch), precision=op.precision)
     return make.reshape(product, op.result.tile.shape)
 
 

@@ -1,0 +1,53 @@
+"""Small programs in Triton, written by hand."""
+
+from collections.abc import Sequence
+from textwrap import dedent, indent
+from typing import Any
+
+import numpy as np
+
+from tilekern.ir.types import DTYPES
+from tilekern.lower.triton.interpret import interpret
+from tilekern.lower.triton.program import Argument, Program, Result
+from tilekern.source import Loc
+
+HEADER = """\
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+"""
+LOC = Loc("user.py", 7, function="scale")
+
+
+def result(shape: Sequence[int], dtype: str, final: str = "", **options: Any) -> Result:
+    """A result by the short names of its dtypes."""
+    return Result(tuple(shape), DTYPES[dtype], DTYPES[final or dtype], **options)
+
+
+def program(
+    body: str, inputs: Sequence[np.ndarray], results: Sequence[Result], *, programs: int = 1, functions: str = ""
+) -> Program:
+    """The program of a kernel `scale(x0, x1, …, y0, y1, …)`; every line of its text comes from line 7 of user.py."""
+    arguments = [Argument(f"x{n}", x.dtype) for n, x in enumerate(inputs)]
+    arguments += [Argument(f"y{n}", r.dtype) for n, r in enumerate(results)]
+    entry = f"@triton.jit\ndef scale({', '.join(a.name for a in arguments)}):\n{indent(dedent(body).strip(), '    ')}\n"
+    text = HEADER + dedent(functions).lstrip() + "\n" + entry
+    return Program(
+        "scale",
+        text,
+        tuple(arguments),
+        tuple(range(len(inputs))),
+        (),
+        tuple(results),
+        programs,
+        num_warps=4,
+        num_stages=3,
+        lines=dict.fromkeys(range(1, text.count("\n") + 1), LOC),
+        loc=LOC,
+    )
+
+
+def run(body: str, inputs: Sequence[np.ndarray], results: Sequence[Result], **options: Any) -> list[np.ndarray]:
+    """The results of such a program in Triton's interpreter."""
+    return interpret(program(body, inputs, results, **options), inputs)

@@ -1,0 +1,165 @@
+"""Where the lanes of an access are: offsets, masks, coordinates, as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from tilekern.ir.core import Value
+from tilekern.ir.memory import Dim, MemoryOp, Position, Term
+from tilekern.ir.ranges import Interval, digit_interval, position_interval
+from tilekern.lower.triton.source_text import Expr
+
+_INT32 = Interval(-(2**31), 2**31 - 1)
+
+
+class Addresses:
+    """The addresses of one access.
+
+    Args:
+      op: the access.
+      operands: the texts of its positions.
+      ranges: where the positions lie.
+      bind: gives an expression a name; the same expression gets the same one.
+    """
+
+    def __init__(
+        self,
+        op: MemoryOp,
+        operands: Sequence[Expr],
+        ranges: Mapping[Value, Interval],
+        bind: Callable[[str, str], str],
+    ) -> None:
+        self._op, self._operands, self._bind = op, operands, bind
+        self._intervals = [ranges.get(v) for v in op.positions]
+        shape = op.ref.ref.shape
+        self._strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+        # Offsets in int64 where int32 cannot count the elements.
+        self._wide = prod(shape) > _INT32.high or any(not self._is_int32(d) for d in op.access.dims)
+
+    def position(self, number: int) -> str:
+        """The position of a dim, a scalar (an int32 vector for a gather)."""
+        return self._position(self._op.access.dims[number].position, wide=self._wide)
+
+    def offset(self) -> tuple[str, str]:
+        """The offset of the first lane, a scalar; and those of all lanes from there, a tile. In elements, "" for 0."""
+        scalars: list[str] = []
+        tiles: list[str] = []
+        for number, dim in enumerate(self._op.access.dims):
+            stride = self._strides[number]
+            if dim.kind == "index":
+                scalars.append(_times(self.position(number), stride))
+            else:
+                tiles.append(_times(self._unsqueezed(self._lanes(number), number), stride))
+        return " + ".join(s for s in scalars if s != "0"), " + ".join(t for t in tiles if t != "0")
+
+    def mask(self) -> str:
+        """Which lanes are in bounds, where that is not proved; "" if all are."""
+        conditions: list[str] = []
+        for number, (dim, size) in enumerate(zip(self._op.access.dims, self._op.ref.ref.shape, strict=True)):
+            if dim.in_bounds:
+                continue
+            where = self.position(number) if dim.kind == "index" else self._lanes(number)
+            low, high = self._reach(dim)
+            if high is None or high >= size:
+                conditions.append(self._unsqueezed(f"({where} < {size})", number))
+            if low is None or low < 0:
+                conditions.append(self._unsqueezed(f"({where} >= 0)", number))
+        return " & ".join(conditions)
+
+    # --- parts ---
+
+    def _lanes(self, number: int) -> str:
+        """The positions of all lanes of a dim, a vector under a name."""
+        dim = self._op.access.dims[number]
+        where = self.position(number)
+        if dim.kind == "gather":
+            return where if where.isidentifier() else self._bind("rows", where)
+        lanes = f"tl.arange(0, {dim.size})"
+        if where == "0":
+            text = lanes
+        else:
+            text = f"{where} + {lanes}"
+        return self._bind("lanes", f"({text}).to(tl.int64)" if self._wide and where == "0" else text)
+
+    def _unsqueezed(self, vector: str, number: int) -> str:
+        """A vector along its dim of the tile; scalars stay."""
+        dims = [n for n, d in enumerate(self._op.access.dims) if d.kind != "index"]
+        if number not in dims or len(dims) == 1:
+            return vector
+        return f"{vector}[{', '.join(':' if n == number else 'None' for n in dims)}]"
+
+    def _position(self, position: Position, wide: bool) -> str:
+        parts = [self._term(term, wide) for term in position.terms]
+        if position.const or not parts:
+            parts.append(str(position.const))
+        text = parts[0]
+        for part in parts[1:]:
+            text += f" - {part[1:]}" if part.startswith("-") else f" + {part}"
+        return text
+
+    def _term(self, term: Term, wide: bool) -> str:
+        digit = self._digit(term)
+        if wide and not digit.lstrip("-").isdigit():
+            digit = f"{_tight(digit)}.to(tl.int64)"
+        return _times(digit, term.stride)
+
+    def _digit(self, term: Term) -> str:
+        """(operand // div) % mod, rounded down; Triton rounds toward zero, which is the same for what is not negative."""
+        text, interval = self._operands[term.operand].operand, self._intervals[term.operand]
+        number = self._operands[term.operand].number
+        if number is not None:
+            return str(term.digit(int(number)))
+        if term.div > 1:
+            signed = interval is None or interval.low < 0
+            text = f"floor_divide({text}, {term.div})" if signed else f"{text} // {term.div}"
+            interval = digit_interval(Term(0, 1, term.div), interval)
+        if term.mod:
+            signed = interval is None or interval.low < 0
+            text = f"floor_remainder({text}, {term.mod})" if signed else f"{text} % {term.mod}"
+        return text
+
+    def _reach(self, dim: Dim) -> tuple[int | None, int | None]:
+        """The first and the last element that a dim may touch, None for unknown ones."""
+        where = position_interval(dim.position, self._intervals)
+        if where is None:
+            return None, None
+        return where.low, where.high + (dim.size - 1 if dim.kind == "block" else 0)
+
+    def _is_int32(self, dim: Dim) -> bool:
+        """Whether nothing on the way to a position overflows int32."""
+        total = dim.position.const
+        low = high = total
+        for term in dim.position.terms:
+            digit = digit_interval(term, self._intervals[term.operand])
+            if digit is None:
+                return (
+                    term.stride == 1
+                    and len(dim.position.terms) == 1
+                    and dim.position.const == 0
+                    and dim.kind != "block"
+                )
+            ends = digit.low * term.stride, digit.high * term.stride
+            low, high = low + min(0, *ends), high + max(0, *ends)
+        return low >= _INT32.low and high + dim.size <= _INT32.high
+
+
+def is_tight(text: str) -> bool:
+    """Whether a name, a call or an index, or a sequence of them, which bind stronger than any operator."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*(\([^()]*\)|\[[^\[\]]*\])*", text) is not None
+
+
+def _tight(text: str) -> str:
+    return text if is_tight(text) else f"({text})"
+
+
+def _times(text: str, stride: int) -> str:
+    """A product; `text` may be a sum."""
+    if stride == 0 or text == "0":
+        return "0"
+    if text.lstrip("-").isdigit():
+        return str(int(text) * stride)
+    if stride == 1:
+        return text
+    return f"{text} * {stride}" if is_tight(text) else f"({text}) * {stride}"

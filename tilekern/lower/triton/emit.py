@@ -1,0 +1,312 @@
+"""Legal block IR as Triton source.
+
+One statement for what one statement of the user's computes, where that goes: a value that is used once, by an op of
+the same line, becomes part of that op's expression. The same Func always gives the same text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilekern.ir import ranges
+from tilekern.ir.compute import Constant, Dot
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
+from tilekern.ir.debug import Assert, Print
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Atomic, Load, Store
+from tilekern.ir.ranges import Interval
+from tilekern.ir.shape import Broadcast, Iota
+from tilekern.ir.types import INDEX
+from tilekern.lower.triton import expressions
+from tilekern.lower.triton.expressions import whole
+from tilekern.lower.triton.memory import Memory
+from tilekern.lower.triton.names import Names, assigned
+from tilekern.lower.triton.order import decode
+from tilekern.lower.triton.source_text import Expr, Writer
+from tilekern.source import UNKNOWN, Loc
+
+# The longest expression that is still put into another one.
+_LONGEST = 72
+
+
+@dataclass
+class _Scope:
+    """What a block has computed: names by expression, so that an address is computed once."""
+
+    bound: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class Emitter:
+    """Emits the body of one Func.
+
+    Args:
+      func: legal.
+      copies: the loads and stores that the Tensor Memory Accelerator does.
+      names: those taken by parameters are taken.
+      buffers: the names of the parameters: of pointers by ref, of descriptors by ref and copy.
+    """
+
+    def __init__(self, func: Func, memory: Memory, names: Names) -> None:
+        self._func, self._memory = func, memory
+        self.names = names
+        self.writer = Writer()
+        self.ranges = ranges.analyze(func)
+        self._env: dict[Value, Expr] = {}
+        self._uses = _uses(func)
+        self._homes = _homes(func)
+        self._fused = _fused_dots(func, self._uses, self._homes)
+        self._scopes: list[_Scope] = []
+
+    # --- what memory.py needs ---
+
+    def expr(self, value: Value) -> Expr:
+        """The expression of a value."""
+        return self._env[value]
+
+    def bind(self, wish: str, text: str) -> str:
+        """The name of an expression, given by a new line if no block around has it."""
+        for scope in reversed(self._scopes):
+            if text in scope.bound:
+                return scope.bound[text]
+        name = self.names.fresh(wish)
+        self.writer.line(f"{name} = {text}")
+        self._scopes[-1].bound[text] = name
+        return name
+
+    # --- blocks ---
+
+    def run(self) -> None:
+        """Emit the body."""
+        func = self._func
+        self._scopes.append(_Scope())
+        wishes = tuple(self.names.fresh(arg.name) if axis.tiles > 1 else "" for arg, axis in self._axes())
+        for name, (arg, axis) in zip(wishes, self._axes(), strict=True):
+            self._env[arg] = Expr(name, ()) if axis.tiles > 1 else self._zero()
+        for line in decode(func.axes, wishes, self.names.fresh):
+            self.writer.line(line)
+        self._memory.begin(self)
+        self._ops(func.body)
+        self._scopes.pop()
+
+    def _axes(self) -> list[tuple[Value, Axis]]:
+        return list(zip(self._func.body.args, self._func.axes, strict=True))
+
+    def _zero(self) -> Expr:
+        return expressions.number(0, INDEX)
+
+    def _block(self, block: Block) -> list[Expr]:
+        """Emit an inner block, one level deeper; what it yields."""
+        self._scopes.append(_Scope())
+        self._ops(block)
+        self._scopes.pop()
+        return [self._env[v] for v in block.results]
+
+    def _ops(self, block: Block) -> None:
+        last = _last_of_line(block)
+        for op in block.ops:
+            self._op(op, last.get(op, ()))
+
+    def _op(self, op: Op, wish: tuple[str, ...]) -> None:
+        match op:
+            case Constant():
+                self._env[op.result] = expressions.constant(op)
+            case Load():
+                self._name(op, self._memory.load(self, op), wish or (f"{op.ref.name}_tile",))
+            case Store() | Atomic():
+                self._memory.write(self, op)
+            case Print() | Assert():
+                self._debug(op)
+            case Fold():
+                self._fold(op, wish)
+            case While():
+                self._while(op, wish)
+            case Switch():
+                self._switch(op, wish)
+            case Dot() if op in self._fused.values():
+                pass  # becomes part of the addition
+            case _:
+                self._pure(op, wish)
+
+    def _pure(self, op: Op, wish: tuple[str, ...]) -> None:
+        dot = self._fused.get(op)
+        if dot is None:
+            text = expressions.pure(op, [self._env[v] for v in op.operands])
+        else:
+            acc = next(v for v in op.operands if v is not dot.result)
+            texts = [whole(self._env[v], v.tile) for v in dot.operands]
+            text = Expr(expressions.dot(dot, texts, whole(self._env[acc], acc.tile)), op.result.tile.shape)
+        if self._inlined(op, text):
+            self._env[op.result] = text
+        else:
+            self._name(op, text, wish)
+
+    def _inlined(self, op: Op, text: Expr) -> bool:
+        """Whether the expression stands where it is used: at one place, near, and nothing large."""
+        if isinstance(op, (Broadcast, Iota)) and len(text.text) <= _LONGEST:
+            return isinstance(op, Broadcast) or self._uses[op.result] == 1
+        if op in self._fused or not isinstance(op, expressions.CHEAP) or len(text.text) > _LONGEST:
+            return False
+        home = self._homes.get(op.result)
+        return self._uses[op.result] == 1 and home is not None and _same_line(home.loc, op.loc)
+
+    def _name(self, op: Op, text: Expr, wish: tuple[str, ...]) -> None:
+        name = self.names.fresh(wish[0] if len(wish) == 1 else op.hint or "x")
+        self.writer.line(f"{name} = {text.text}", op.loc)
+        self._env[op.result] = Expr(name, text.shape)
+
+    # --- control ---
+
+    def _carry(self, values: Sequence[Value], inits: Sequence[Value], wish: tuple[str, ...], loc: Loc) -> list[str]:
+        """Variables that hold carries, set to their initial values."""
+        wishes = wish if len(wish) == len(values) else [v.name or "carry" for v in values]
+        names = [self.names.fresh(w) for w in wishes]
+        for name, init in zip(names, inits, strict=True):
+            self.writer.line(f"{name} = {whole(self._env[init], init.tile)}", loc)
+        return names
+
+    def _bind_values(self, values: Sequence[Value], names: Sequence[str]) -> None:
+        for value, name in zip(values, names, strict=True):
+            self._env[value] = Expr(name, value.tile.shape)
+
+    def _assign(self, names: Sequence[str], values: Sequence[Value], loc: Loc) -> None:
+        """All variables get their next values at once."""
+        texts = [whole(self._env[v], v.tile) for v in values]
+        pairs = [(n, t) for n, t in zip(names, texts, strict=True) if n != t]
+        if pairs:
+            self.writer.line(f"{', '.join(n for n, _ in pairs)} = {', '.join(t for _, t in pairs)}", loc)
+
+    def _fold(self, op: Fold, wish: tuple[str, ...]) -> None:
+        index, *carries = op.body.args
+        names = self._carry(carries, op.inits, wish, op.loc)
+        self._bind_values(carries, names)
+        first, last = self._bounds(op)
+        name = self.names.fresh(index.name)
+        step = self.names.fresh("step") if op.reverse else name
+        self.writer.line(f"for {step} in range({first}, {last}):", op.loc)
+        with self.writer.indented():
+            if op.reverse:
+                self.writer.line(
+                    f"{name} = {last} - 1 - {step}" if first == "0" else f"{name} = {first} + {last} - 1 - {step}"
+                )
+            self._env[index] = Expr(name, ())
+            self._block(op.body)
+            self._assign(names, op.body.results, op.loc)
+        self._bind_values(op.results, names)
+
+    def _bounds(self, op: Fold) -> tuple[str, str]:
+        """The first tile, and the one behind the last; `start` and `stop` are elements, and clamped to the extent."""
+        block, extent = op.axis.block, op.axis.extent
+        start, stop = self._clamped(op.start, extent), self._clamped(op.stop, extent)
+        first = str(int(start) // block) if start.isdigit() else f"{start} // {block}" if block > 1 else start
+        last = str(cdiv(int(stop), block)) if stop.isdigit() else f"tl.cdiv({stop}, {block})" if block > 1 else stop
+        if not first.isdigit():
+            first = self.bind("first", first)
+        return first, last if last.isdigit() else self.bind("last", last)
+
+    def _clamped(self, value: Value, extent: int) -> str:
+        x, interval = self._env[value], self.ranges.get(value, Interval(-(2**31), 2**31 - 1))
+        if x.number is not None:
+            return str(min(max(int(x.number), 0), extent))
+        text = x.operand
+        if interval.low < 0:
+            text = f"tl.maximum({text}, 0)"
+        return f"tl.minimum({text}, {extent})" if interval.high > extent else text
+
+    def _while(self, op: While, wish: tuple[str, ...]) -> None:
+        names = self._carry(op.body.args, op.operands, wish, op.loc)
+        self._bind_values(op.condition.args, names)
+        self._bind_values(op.body.args, names)
+        go = self.names.fresh("go")
+        self._condition(op, go)
+        self.writer.line(f"while {go}:", op.loc)
+        with self.writer.indented():
+            self._block(op.body)
+            self._assign(names, op.body.results, op.loc)
+            self._condition(op, go)
+        self._bind_values(op.results, names)
+
+    def _condition(self, op: While, go: str) -> None:
+        (condition,) = self._block(op.condition)
+        self.writer.line(f"{go} = {whole(condition, op.condition.results[0].tile)}", op.loc)
+
+    def _switch(self, op: Switch, wish: tuple[str, ...]) -> None:
+        if len(op.regions) == 1:
+            self._ops(op.regions[0])
+            self._env.update((r, self._env[v]) for r, v in zip(op.results, op.regions[0].results, strict=True))
+            return
+        wishes = wish if len(wish) == len(op.results) else ["chosen"] * len(op.results)
+        names = [self.names.fresh(w) for w in wishes]
+        index = self._env[op.operands[0]].operand
+        for number, region in enumerate(op.regions):
+            test = f"if {index} <= 0:" if number == 0 else f"elif {index} == {number}:"
+            self.writer.line("else:" if number == len(op.regions) - 1 else test, op.loc if number == 0 else UNKNOWN)
+            with self.writer.indented():
+                self._block(region)
+                self._assign(names, region.results, op.loc)
+        self._bind_values(op.results, names)
+
+    # --- debugging ---
+
+    def _debug(self, op: Print | Assert) -> None:
+        texts = [whole(self._env[v], v.tile) for v in op.operands]
+        if isinstance(op, Assert):
+            self.writer.line(f"tl.device_assert({texts[0]}, {_quoted(op.message)})", op.loc)
+            return
+        prefix = op.format.split("{", 1)[0]
+        self.writer.line(f"tl.device_print({', '.join([_quoted(prefix), *texts])})", op.loc)
+
+
+def _quoted(text: str) -> str:
+    return (
+        '"' + text.encode("ascii", "replace").decode().replace("\\", "\\\\").replace('"', "'").replace("\n", " ") + '"'
+    )
+
+
+def _same_line(a: Loc, b: Loc) -> bool:
+    return (a.file, a.line) == (b.file, b.line)
+
+
+def _last_of_line(block: Block) -> dict[Op, tuple[str, ...]]:
+    """The ops whose results are what a statement of the user's assigns: the last one of its line; with the names."""
+    last: dict[tuple[str, int], Op] = {}
+    for op in block.ops:
+        if op.results and op.loc is not UNKNOWN and not isinstance(op, Constant):
+            last[op.loc.file, op.loc.line] = op
+    return {op: assigned(op.loc) for op in last.values()}
+
+
+def _uses(func: Func) -> Counter[Value]:
+    """How often each value is used, by ops and as what a block yields."""
+    uses = Counter(v for op in func.walk() for v in op.operands)
+    uses.update(v for op in func.walk() for region in op.regions for v in region.results)
+    return uses
+
+
+def _homes(func: Func) -> dict[Value, Op]:
+    """The op that uses each value last, if it stands in the block where the value is made."""
+    homes: dict[Value, Op] = {}
+
+    def visit(block: Block) -> None:
+        made = {v for op in block.ops for v in op.results}
+        for op in block.ops:
+            homes.update((v, op) for v in op.operands if v in made)
+            for region in op.regions:
+                visit(region)
+
+    visit(func.body)
+    return homes
+
+
+def _fused_dots(func: Func, uses: Counter[Value], homes: dict[Value, Op]) -> dict[Op, Dot]:
+    """Additions of a dot that is used nowhere else: the dot starts from the other operand."""
+    fused: dict[Op, Dot] = {}
+    for op in func.walk():
+        if not isinstance(op, Dot) or uses[op.result] != 1:
+            continue
+        home = homes.get(op.result)
+        if isinstance(home, Elementwise) and home.function == "add" and home not in fused:
+            fused[home] = op
+    return fused

@@ -1,0 +1,185 @@
+"""Run a `Program` in Triton's interpreter, without a GPU.
+
+Triton decides when it is imported whether its functions compile or interpret, so the interpreter lives in a child
+process (`tilekern.lower.triton.interpreter`), which is started by the first call and serves all later ones.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import Literal, NoReturn
+
+from tilekern import errors, source
+from tilekern.errors import InterpreterError, TargetError
+from tilekern.ir.core import Array
+from tilekern.ir.types import dtype_name, kind_of, round_to
+from tilekern.lower.triton.interpreter.wire import Header, receive, send
+from tilekern.lower.triton.program import Argument, Program, Result
+
+Order = Literal["forward", "reverse"] | int
+"""In which order programs run; a number seeds a random one."""
+
+
+def interpret(
+    program: Program, inputs: Sequence[Array], *, order: Order = "forward", timeout: float = 300.0
+) -> list[Array]:
+    """The results of `program` for the arrays `inputs`, as the Func's outputs.
+
+    Buffers that need not be zero start as poison (NaN, an odd bit pattern), and so do lanes that a masked load leaves
+    open. Narrow floats round to nearest even, dots accumulate in float32; "tf32" rounds operands, what does not fit an
+    integer or float8 behaves as on the GPU. What the program prints goes to standard output.
+
+    Args:
+      program: what the emitter made.
+      inputs: the Func's inputs; they are not changed.
+      order: of the programs; they are unordered, so it must not change results.
+      timeout: seconds after which a program counts as one that never ends.
+
+    Raises:
+      OutOfBounds: an access is outside every array, or leaves the one that its lanes belong to.
+      Unwritten: an element of a result is never stored.
+      WriteConflict: two programs store one element, or a program stores to an input.
+      DeviceAssertion: a `tl.device_assert` does not hold.
+      InterpreterError: the program is not valid Triton, does not end, or kills the interpreter.
+      TargetError: Triton is not installed.
+    """
+    with source.at(program.loc):
+        answer, buffers = _child.ask(_request(program, order), [*inputs, *program.constants], timeout)
+    sys.stdout.write(answer["printed"])
+    if answer["error"] is not None:
+        _raise(program, answer["error"])
+    return [_finish(result, buffer) for result, buffer in zip(program.results, buffers, strict=True)]
+
+
+def _finish(result: Result, buffer: Array) -> Array:
+    """A result's buffer as the output of the Func."""
+    if result.slots:
+        buffer = buffer.sum(axis=0, dtype=buffer.dtype)
+    return round_to(buffer, result.final) if kind_of(result.final) == "float" else buffer.astype(result.final)
+
+
+def _request(program: Program, order: Order) -> Header:
+    """What the child is told about a program."""
+    return {
+        "text": program.text,
+        "name": program.name,
+        "arguments": [_argument(a) for a in program.arguments],
+        "operands": program.operands,
+        "results": [
+            {"shape": r.shape, "dtype": dtype_name(r.dtype), "zeroed": r.zeroed, "alias": r.alias}
+            for r in program.results
+        ],
+        "programs": program.programs,
+        "order": order,
+    }
+
+
+def _argument(argument: Argument) -> Header:
+    box = argument.descriptor
+    descriptor = None if box is None else (box.shape, box.strides, box.block)
+    return {"name": argument.name, "dtype": dtype_name(argument.dtype), "descriptor": descriptor}
+
+
+def _raise(program: Program, fault: Header) -> None:
+    """Raise what the child found, at the user's line from which the generated one was made."""
+    number: int = fault["line"]
+    got: str = fault["got"]
+    if number:
+        line = program.text.splitlines()[number - 1].strip()
+        place = f"line {number} of the generated source: {line}"
+        got = f"{got}, in {place}" if got else place
+    with source.at(program.lines.get(number, program.loc)):
+        raise getattr(errors, fault["kind"])(fault["summary"], expected=fault["expected"], got=got)
+
+
+class _Child:
+    """The process that interprets: started when it is needed, and anew after it has died; one request at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 -- the child's standard error, for as long as it lives
+
+    def ask(self, header: Header, arrays: Sequence[Array], timeout: float) -> tuple[Header, list[Array]]:
+        """Send a request and wait for its answer."""
+        with self._lock:
+            process = self._running()
+            assert process.stdin is not None and process.stdout is not None
+            expired = threading.Event()
+            timer = threading.Timer(timeout, lambda: (expired.set(), process.kill()))
+            timer.start()
+            try:
+                send(process.stdin, header, arrays)
+                return receive(process.stdout)
+            except (EOFError, BrokenPipeError):
+                self._raise_dead(timeout if expired.is_set() else None)
+            except BaseException:  # an interrupt: the answer would be taken for that of the next request
+                self.stop()
+                raise
+            finally:
+                timer.cancel()
+
+    def stop(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        """The process, started if there is none."""
+        if self._process is None or self._process.poll() is not None:
+            self.stop()
+            self._process = self._start()
+        return self._process
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if importlib.util.find_spec("triton") is None:
+            raise TargetError("Triton's interpreter needs Triton", fix="pip install 'tilekern[cuda]'")
+        # What this process can import, the child can.
+        path = os.pathsep.join(directory or os.getcwd() for directory in sys.path)
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # tiles are small
+        environment = {**os.environ, **threads, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
+        self._log.truncate(0)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "tilekern.lower.triton.interpreter"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,  # an interrupt from the terminal is for this process only
+        )
+
+    def _raise_dead(self, timeout: float | None) -> NoReturn:
+        assert self._process is not None
+        status = self._process.wait()
+        self.stop()
+        if timeout is not None:
+            raise InterpreterError("the program does not end", expected=f"an end within {timeout:g} s")
+        self._log.seek(0)
+        tail = self._log.read().decode(errors="replace").strip()[-2000:]
+        raise InterpreterError("the interpreter's process died", got=f"exit status {status}\n{tail}".rstrip())
+
+
+_child = _Child()
+
+
+def _stop() -> None:
+    _child.stop()
+
+
+def _forget() -> None:
+    """A forked process has a child of its own, not its parent's."""
+    global _child
+    _child = _Child()
+
+
+atexit.register(_stop)
+os.register_at_fork(after_in_child=_forget)

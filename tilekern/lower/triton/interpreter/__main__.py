@@ -1,0 +1,66 @@
+"""The child process: reads requests from standard input, and answers each on standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import threading
+import traceback
+from queue import SimpleQueue
+
+from tilekern.errors import TilekernError
+from tilekern.ir.core import Array
+from tilekern.lower.triton.interpreter.launch import Launcher, line_of
+from tilekern.lower.triton.interpreter.stock import correct
+from tilekern.lower.triton.interpreter.wire import Header, receive, send
+
+Request = tuple[Header, list[Array]]
+
+
+def serve() -> None:
+    """Answer requests until the parent is gone."""
+    # Nothing but answers may go to the pipe.
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr
+    requests: SimpleQueue[Request] = SimpleQueue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    launcher = Launcher(correct())
+    while True:
+        header, arrays = _answer(launcher, *requests.get())
+        send(answers, header, arrays)
+
+
+def _listen(requests: SimpleQueue[Request]) -> None:
+    """Pass requests on; a thread of its own sees at once that the parent has gone, even while a kernel loops."""
+    while True:
+        try:
+            requests.put(receive(sys.stdin.buffer))
+        except EOFError:
+            os._exit(0)
+
+
+def _answer(launcher: Launcher, request: Header, arrays: list[Array]) -> tuple[Header, list[Array]]:
+    """The results, or what went wrong; and what the program printed."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            results = launcher.run(request, arrays)
+    except Exception as error:  # whatever the generated text does
+        return {"error": _fault(error), "printed": printed.getvalue()}, []
+    return {"error": None, "printed": printed.getvalue()}, results
+
+
+def _fault(error: Exception) -> Header:
+    """An error as JSON; one that is not ours has a traceback, if no line of the text explains it."""
+    line = line_of(error)
+    if isinstance(error, TilekernError):
+        kind, summary, expected, got = type(error).__name__, error.summary, error.expected, error.got
+    else:
+        kind, summary, expected = "InterpreterError", f"{type(error).__name__}: {error}", ""
+        got = "" if line else "".join(traceback.format_exception(error))
+    return {"kind": kind, "summary": summary, "expected": expected, "got": got, "line": line}
+
+
+if __name__ == "__main__":
+    serve()

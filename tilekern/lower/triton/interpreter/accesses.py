@@ -1,0 +1,84 @@
+"""Loads, stores and atomic operations of the interpreter, on the memory of the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilekern.ir.core import Array
+
+if TYPE_CHECKING:
+    from tilekern.lower.triton.interpreter.stock import Correction, Stock
+
+
+def _last(old: Array, value: Array) -> Array:
+    return value
+
+
+_ATOMICS: dict[str, Callable[..., Array]] = {
+    "ADD": np.add,
+    "FADD": np.add,
+    "MIN": np.minimum,
+    "UMIN": np.minimum,
+    "MAX": np.maximum,
+    "UMAX": np.maximum,
+    "AND": np.bitwise_and,
+    "OR": np.bitwise_or,
+    "XOR": np.bitwise_xor,
+    "XCHG": _last,
+}
+"""What each of Triton's `ATOMIC_OP` makes of the old element and the lane's value."""
+
+
+def _access_checked_memory(stock: Stock) -> None:
+    """Every access goes to `builder.memory`, a `Memory`, where it is checked."""
+
+    def load(self: Any, pointers: Any, *hints: Any) -> Any:
+        return masked_load(self, pointers, None, None)
+
+    def store(self: Any, pointers: Any, value: Any, *hints: Any) -> None:
+        self.memory.store(pointers.data, value.data, None)
+
+    def masked_load(self: Any, pointers: Any, mask: Any, other: Any, *hints: Any, **more: Any) -> Any:
+        dtype = pointers.get_element_ty()
+        fill = None if other is None else other.data
+        data = self.memory.load(pointers.data, _array(mask), fill, stock.module._get_np_dtype(dtype))
+        return stock.handle(data, dtype)
+
+    def masked_store(self: Any, pointers: Any, value: Any, mask: Any, *hints: Any) -> None:
+        self.memory.store(pointers.data, value.data, _array(mask))
+
+    builder = stock.builder
+    builder.create_load, builder.create_store = load, store
+    builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
+
+
+def _update_checked_memory(stock: Stock) -> None:
+    """Atomic operations, those on 16-bit floats too, which 3.6.0 and 3.9.0 lack."""
+    functions = {getattr(stock.ir.ATOMIC_OP, name): function for name, function in _ATOMICS.items()}
+
+    def update(self: Any, op: Any, pointers: Any, value: Any, mask: Any, *order: Any) -> Any:
+        old = self.memory.update(pointers.data, _array(mask), functions[op], value.data)
+        return stock.handle(old, value.dtype)
+
+    def compare_and_swap(self: Any, pointers: Any, expected: Any, value: Any, *order: Any) -> Any:
+        old = self.memory.update(pointers.data, None, _swap, value.data, expected.data)
+        return stock.handle(old, value.dtype)
+
+    stock.builder.create_atomic_rmw, stock.builder.create_atomic_cas = update, compare_and_swap
+
+
+CORRECTIONS: tuple[Correction, ...] = (_access_checked_memory, _update_checked_memory)
+
+
+def _swap(old: Array, value: Array, expected: Array) -> Array:
+    """`value` where the bits of the old element are the expected ones."""
+    bits = f"u{old.dtype.itemsize}"
+    return np.where(old.view(bits) == expected.view(bits), value, old)
+
+
+def _array(mask: Any) -> Array | None:
+    """The lanes of a mask; a descriptor gives an array where other accesses give a value (3.6.0)."""
+    return None if mask is None else np.asarray(mask.data, np.bool_)

@@ -1,0 +1,101 @@
+"""Maxima, matrix products, gathers and constants, where Triton's interpreter computes something else than the GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilekern.errors import DeviceAssertion, OutOfBounds
+from tilekern.ir.core import Array
+from tilekern.ir.types import F32, F64, kind_of
+
+if TYPE_CHECKING:
+    from tilekern.lower.triton.interpreter.stock import Correction, Stock
+
+
+def _drop_nan(stock: Stock) -> None:
+    """`tl.maximum`, `minimum` and `clamp` give the operand that is a number, unless told to propagate NaN.
+
+    3.6.0 propagates NaN always, and so hides that a kernel forgot to ask for it.
+    """
+
+    def maximum(self: Any, x: Any, y: Any) -> Any:
+        return self.binary_op(x, y, np.fmax)
+
+    def minimum(self: Any, x: Any, y: Any) -> Any:
+        return self.binary_op(x, y, np.fmin)
+
+    def clamp(self: Any, x: Any, low: Any, high: Any, propagate: Any) -> Any:
+        drop = propagate == stock.ir.PROPAGATE_NAN.NONE
+        above, below = (np.fmax, np.fmin) if drop else (np.maximum, np.minimum)
+        return self.binary_op(self.binary_op(x, low, above), high, below)
+
+    builder = stock.builder
+    builder.create_maxnumf, builder.create_minnumf, builder.create_clampf = maximum, minimum, clamp
+
+
+def _multiply_matrices(stock: Stock) -> None:
+    """Dots multiply exactly and accumulate in float32, float64 or int32; "tf32" rounds the operands first.
+
+    Triton's interpreter (3.6.0, 3.9.0) multiplies the bits of bfloat16 as integers, and float32 exactly where the GPU
+    takes the default "tf32"; int8 products are sums of int32 loops, a hundred times slower than float64's.
+    """
+
+    def dot(self: Any, a: Any, b: Any, acc: Any, precision: Any, imprecise: int) -> Any:
+        rounded = precision == stock.ir.INPUT_PRECISION.TF32 and a.data.dtype == F32
+        x, y = (_tf32(v.data) if rounded else v.data for v in (a, b))
+        return stock.handle(_dot(x, y, acc.data), acc.dtype)
+
+    stock.builder.create_dot = dot
+
+
+def _dot(x: Array, y: Array, acc: Array) -> Array:
+    if kind_of(x.dtype) != "float":
+        # Products of bytes, and sums of 2³⁷ of them, are exact in float64.
+        return acc + np.matmul(x.astype(F64), y.astype(F64)).astype(np.int64).astype(acc.dtype)
+    wide = F64 if x.dtype == F64 else F32
+    return (np.matmul(x.astype(wide), y.astype(wide)) + acc.astype(wide)).astype(acc.dtype)
+
+
+def _tf32(x: Array) -> Array:
+    """float32 rounded to the 10 bits of mantissa that tensor cores take."""
+    bits = x.view(np.uint32)
+    bits = bits + 0xFFF + (bits >> 13 & 1) & 0xFFFFE000
+    return np.where(np.isfinite(x), bits.view(F32), x)
+
+
+def _gather_inside(stock: Stock) -> None:
+    """`tl.gather` of an element that the tile does not have is an error, where NumPy counts -1 from the end."""
+
+    def gather(self: Any, source: Any, indices: Any, axis: int) -> Any:
+        wanted, size = indices.data, source.data.shape[axis]
+        if ((wanted < 0) | (wanted >= size)).any():
+            wrong = wanted[(wanted < 0) | (wanted >= size)][0]
+            raise OutOfBounds("tl.gather leaves the tile", expected=f"0 <= index < {size}", got=f"index={wrong}")
+        return stock.handle(np.take_along_axis(source.data, wanted, axis), source.dtype)
+
+    stock.builder.create_gather = gather
+
+
+def _invert_unsigned(stock: Stock) -> None:
+    """`~x` of unsigned integers is an error in 3.6.0: NumPy ≥ 2 does not make -1 an unsigned integer."""
+
+    def all_ones(self: Any, dtype: Any) -> Any:
+        zero = np.zeros(1, stock.module._get_np_dtype(dtype))
+        return stock.handle(np.invert(zero), dtype)
+
+    stock.builder.get_all_ones_value = all_ones
+
+
+def _assert(stock: Stock) -> None:
+    """`tl.device_assert` names its message alone, as the block IR's interpreter does."""
+
+    def check(self: Any, condition: Any, message: str) -> None:
+        if not condition.data.all():
+            raise DeviceAssertion(message)
+
+    stock.builder.create_assert = check
+
+
+CORRECTIONS: tuple[Correction, ...] = (_drop_nan, _multiply_matrices, _gather_inside, _invert_unsigned, _assert)

@@ -1,0 +1,104 @@
+"""Narrow floats as numbers, and conversions between numbers as an NVIDIA GPU makes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilekern.ir.core import Array
+from tilekern.ir.types import BF16, DTYPES, F64, DType, kind_of, round_to
+from tilekern.lower.triton.interpreter.stock import TRITON_DTYPES
+
+if TYPE_CHECKING:
+    from tilekern.lower.triton.interpreter.stock import Correction, Stock
+
+_LARGEST = {DTYPES["f8e4m3fn"]: 448.0, DTYPES["f8e5m2"]: 57344.0}
+"""The largest finite numbers (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1)."""
+
+
+def _hold_numbers(stock: Stock) -> None:
+    """bfloat16 and float8 tiles are arrays of these dtypes, of which NumPy's functions compute rounded once.
+
+    Triton's interpreter (3.6.0, 3.9.0) holds their bits as unsigned integers, and adds, compares, sorts and reduces
+    those.
+    """
+    language = stock.language
+    dtypes = {getattr(language, TRITON_DTYPES[name]): dtype for name, dtype in DTYPES.items()}
+
+    def array_dtype(dtype: Any) -> DType:
+        return DTYPES["u64"] if dtype.scalar.is_ptr() else dtypes[dtype.scalar]
+
+    stock.module._get_np_dtype = array_dtype
+
+
+def _have_bfloat16_constants(stock: Stock) -> None:
+    """A number as a bfloat16 constant, for which 3.6.0 has no method."""
+
+    def get_bf16(self: Any, value: float) -> Any:
+        return stock.handle(round_to(np.array([value]), BF16), stock.language.bfloat16)
+
+    stock.builder.get_bf16 = get_bf16
+
+
+def _convert_like_the_device(stock: Stock) -> None:
+    """Conversions as the GPU's `cvt` instruction makes them.
+
+    Triton's interpreter (3.6.0, 3.9.0) truncates float32 → bfloat16, rounds ties to float8 away from zero, and leaves
+    float → integer to the CPU, where what does not fit becomes the smallest integer.
+    """
+
+    def cast(self: Any, value: Any, dtype: Any, *how: Any) -> Any:
+        if stock.ir.ROUNDING_MODE.RTZ in how:
+            raise NotImplementedError("the interpreter rounds to nearest even only")
+        return stock.handle(convert(value.data, stock.module._get_np_dtype(dtype)), dtype)
+
+    for name in (
+        "si_to_fp",
+        "ui_to_fp",
+        "fp_to_si",
+        "fp_to_ui",
+        "fp_ext",
+        "fp_trunc",
+        "int_cast",
+        "fp_to_fp",
+    ):
+        setattr(stock.builder, f"create_{name}", cast)
+
+
+CORRECTIONS: tuple[Correction, ...] = (_hold_numbers, _have_bfloat16_constants, _convert_like_the_device)
+
+
+def convert(x: Array, dtype: DType) -> Array:
+    """Numbers as another dtype: floats rounded to nearest even, float8 saturated, integers wrapped around.
+
+    Source of what happens to numbers that do not fit: PTX ISA, "cvt". Triton converts to float8 by
+    `cvt.rn.satfinite`, where ±inf becomes the largest finite number, too.
+    """
+    if kind_of(dtype) != "float":
+        return _integers(x, dtype) if kind_of(x.dtype) == "float" else x.astype(dtype)
+    if dtype in _LARGEST and x.dtype not in _LARGEST:
+        limit = _LARGEST[dtype]
+        x = np.clip(x.astype(F64), -limit, limit)
+    return round_to(x, dtype)
+
+
+def _integers(x: Array, dtype: DType) -> Array:
+    """Floats toward zero as integers; those that do not fit become the nearest one of the machine's register.
+
+    Registers have 16 bits at least, of which int8 takes the lower ones. NaN becomes 0; from float64, or as 64-bit
+    integer, the number whose bits are 0 but for the first one.
+    """
+    if dtype.itemsize == 1:
+        return _integers(x, np.dtype(f"{dtype.kind}2")).astype(dtype)
+    bits, limits = 8 * dtype.itemsize, np.iinfo(dtype)
+    signed = dtype.kind == "i"
+    whole = np.trunc(x.astype(F64))
+    low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1)) if signed else (0.0, 2.0**bits)
+    inside = (whole >= low) & (whole < high)
+    integers = np.where(inside, whole, 0).astype(dtype)
+    integers = np.where(whole < low, limits.min, np.where(whole >= high, limits.max, integers)).astype(dtype)
+    if x.dtype == F64 or bits == 64:
+        first = limits.min if signed else 1 << (bits - 1)
+        return np.where(np.isnan(whole), np.asarray(first, dtype), integers)
+    return integers

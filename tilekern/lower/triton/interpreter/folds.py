@@ -1,0 +1,125 @@
+"""Reductions and scans, whole slices at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilekern.ir.core import Array
+from tilekern.ir.types import F32, F64, kind_of
+
+if TYPE_CHECKING:
+    from tilekern.lower.triton.interpreter.stock import Correction, Stock
+
+_Tensors = tuple[Any, ...]
+_Combine = Callable[[list[Array], list[Array]], list[Array]]
+
+
+def _fold_slices(stock: Stock) -> None:
+    """`tl.reduce` and `tl.associative_scan`, and all that is made of them.
+
+    Triton's interpreter (3.6.0, 3.9.0) calls the combining function once an element, which takes seconds for a tile,
+    on code in which a number that is assigned stays a Python number. Its short cuts differ from the functions that
+    they stand for: the maximum of NaNs warns, argmax refuses NaN, and a sum of bfloat16 adds the bits.
+    """
+
+    def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **hints: Any) -> Any:
+        return _on_tuples(stock, input, lambda inputs: _reduced(stock, inputs, axis, combine_fn, keep_dims))
+
+    def scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **hints: Any) -> Any:
+        return _on_tuples(stock, input, lambda inputs: _scanned(stock, inputs, axis, combine_fn, reverse))
+
+    for module in (stock.language, stock.language.core):
+        module.reduce, module.associative_scan = reduce, scan
+
+
+CORRECTIONS: tuple[Correction, ...] = (_fold_slices,)
+
+
+def _on_tuples(stock: Stock, input: Any, fold: Callable[[_Tensors], list[Array]]) -> Any:
+    """The fold of one tensor, or of several at once, as tensors of the same dtypes."""
+    single = isinstance(input, stock.language.tensor)
+    inputs: _Tensors = (input,) if single else tuple(input)
+    results = tuple(stock.tensor(x, v.dtype) for x, v in zip(fold(inputs), inputs, strict=True))
+    return results[0] if single else results
+
+
+def _reduced(stock: Stock, inputs: _Tensors, axis: Any, combine: Any, keep_dims: Any) -> list[Array]:
+    rank, axis = len(inputs[0].shape), _number(axis)
+    arrays: list[Array] = [x.handle.data for x in inputs]
+    if axis is None:
+        arrays = [x.reshape(-1) for x in arrays]
+    dim = 0 if axis is None else axis % rank
+    direct = _direct_reduction(stock, combine, arrays[0])
+    if direct is not None:
+        arrays = [direct.reduce(arrays[0], axis=dim, keepdims=True, dtype=arrays[0].dtype)]
+    else:
+        arrays = _reduce(arrays, dim, _combiner(stock, combine, inputs))
+    if not _number(keep_dims):
+        return [x.squeeze(dim) for x in arrays]
+    return [x.reshape((1,) * rank) for x in arrays] if axis is None else arrays
+
+
+def _scanned(stock: Stock, inputs: _Tensors, axis: Any, combine: Any, reverse: Any) -> list[Array]:
+    dim = _number(axis) % len(inputs[0].shape)
+    arrays: list[Array] = [x.handle.data for x in inputs]
+    if not _number(reverse):
+        return _scan(arrays, dim, _combiner(stock, combine, inputs))
+    turned = _scan([np.flip(x, dim) for x in arrays], dim, _combiner(stock, combine, inputs))
+    return [np.flip(x, dim) for x in turned]
+
+
+def _number(value: Any) -> Any:
+    """What a `tl.constexpr` holds."""
+    return getattr(value, "value", value)
+
+
+def _direct_reduction(stock: Stock, combine: Any, x: Array) -> np.ufunc | None:
+    """The function of NumPy that folds like `combine`, for the folds that programs make most.
+
+    Narrow floats are not among them: NumPy does not round their sums at each step.
+    """
+    standard = stock.language.standard
+    if combine is standard._sum_combine and (kind_of(x.dtype) != "float" or x.dtype in (F32, F64)):
+        return np.add
+    if combine is standard._elementwise_max:
+        return np.fmax
+    return np.fmin if combine is standard._elementwise_min else None
+
+
+def _combiner(stock: Stock, combine: Any, like: _Tensors) -> _Combine:
+    """`combine`, a device function of two numbers for each input, on arrays."""
+
+    def combined(left: list[Array], right: list[Array]) -> list[Array]:
+        operands = [stock.tensor(x, v.dtype) for side in (left, right) for x, v in zip(side, like, strict=True)]
+        result: Any = combine(*operands)
+        results: _Tensors = (result,) if isinstance(result, stock.language.tensor) else tuple(result)
+        found, expected = [r.dtype for r in results], [v.dtype for v in like]
+        if found != expected:
+            raise TypeError(f"a combining function must return {expected}, got {found}")
+        return [np.broadcast_to(r.handle.data, left[0].shape) for r in results]
+
+    return combined
+
+
+def _reduce(arrays: list[Array], dim: int, combine: _Combine) -> list[Array]:
+    """Combine the first half with the second one until one slice is left, as the threads of a GPU do it."""
+    while (size := arrays[0].shape[dim]) > 1:
+        halves = [np.split(x, [size // 2], dim) for x in arrays]
+        arrays = combine([first for first, _ in halves], [second for _, second in halves])
+    return arrays
+
+
+def _scan(arrays: list[Array], dim: int, combine: _Combine) -> list[Array]:
+    """Each slice with all before it: after step s it holds the 2ˢ up to it (Hillis and Steele, 1986)."""
+    size, distance = arrays[0].shape[dim], 1
+    along = [size if d == dim else 1 for d in range(arrays[0].ndim)]
+    number: Array = np.arange(size, dtype=np.int64).reshape(along)
+    while distance < size:
+        before = [np.roll(x, distance, dim) for x in arrays]
+        joined = combine(before, arrays)
+        arrays = [np.where(number >= distance, new, old) for new, old in zip(joined, arrays, strict=True)]
+        distance *= 2
+    return arrays

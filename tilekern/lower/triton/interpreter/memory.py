@@ -1,0 +1,188 @@
+"""The memory of one launch: buffers at addresses of their own, far from each other, with every access checked.
+
+Triton's interpreter (3.6.0, 3.9.0) reads and writes whatever memory of the process a pointer hits, and has no atomic
+operations on 16-bit floats. Here addresses belong to no process: a lane outside the buffers is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tilekern.errors import OutOfBounds, Unwritten, WriteConflict
+from tilekern.ir.core import Array
+from tilekern.ir.types import BOOL, DType, kind_of
+
+_SPACING = 40
+"""log2 of the bytes from one buffer to the next: no wrong index in int32 reaches another one."""
+_NOBODY = -1
+
+
+def poison(shape: tuple[int, ...], dtype: DType) -> Array:
+    """What stands where nobody has written: NaN in floats, an odd bit pattern in integers."""
+    if kind_of(dtype) == "float":
+        return np.full(shape, np.nan, dtype)
+    if dtype == BOOL:
+        return np.full(shape, True)
+    return np.full(shape, np.frombuffer(b"\xa5" * dtype.itemsize, dtype)[0])
+
+
+class Buffer:
+    """One array in memory.
+
+    Attributes:
+      name: of the argument that points to it.
+      base: the address of the first element.
+      data: the array, flat; the buffer's own.
+      owner: for an array that programs write to, which program has stored each element; None for one that they read.
+      fresh: whether the array has no value before the launch.
+    """
+
+    def __init__(self, name: str, number: int, data: Array, *, written: bool = False, fresh: bool = False) -> None:
+        self.name, self.data, self.fresh = name, data.reshape(-1), fresh
+        self.base = (number << _SPACING) + (1 << _SPACING - 1)  # in the middle of the buffer's own addresses
+        self.owner = np.full(data.size, _NOBODY, np.int32) if written else None
+
+    def view(self, dtype: DType) -> Array:
+        """The elements as those of another dtype."""
+        whole = self.data.nbytes // dtype.itemsize * dtype.itemsize
+        return self.data.view(np.uint8)[:whole].view(dtype)
+
+    def check_written(self) -> None:
+        """Raise `Unwritten` if an element of a fresh buffer has no value yet."""
+        if self.fresh and self.owner is not None and (missing := np.flatnonzero(self.owner == _NOBODY)).size:
+            count = f"{missing.size} of {self.owner.size} elements left out"
+            expected = "every element of a result stored"
+            raise Unwritten(f"element {missing[0]} of {self.name} is never stored", expected=expected, got=count)
+
+
+class Memory:
+    """All buffers of a launch; `program` is the number of the program that runs."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Buffer] = []
+        self.program = 0
+
+    def add(self, name: str, data: Array, *, written: bool = False, fresh: bool = False) -> Buffer:
+        """Put an array into memory, which it shares if nobody writes to it."""
+        # The first addresses stay free: a null pointer is outside.
+        number = len(self._buffers) + 1
+        buffer = Buffer(name, number, data.copy() if written else data, written=written, fresh=fresh)
+        self._buffers.append(buffer)
+        return buffer
+
+    def load(self, pointers: Array, mask: Array | None, other: Array | None, dtype: DType) -> Array:
+        """The elements at `pointers`; where the mask is False those of `other`, or poison (on the GPU: anything)."""
+        active = None if mask is None or mask.all() else mask
+        found = self._find(pointers, active, dtype, "load")
+        if found is None:
+            loaded = np.zeros(0, dtype)
+        else:
+            buffer, elements = found
+            loaded = buffer.view(dtype)[elements]
+            if buffer.owner is not None:
+                # What another program stores may or may not be there already.
+                owner = self._owner(buffer, dtype)[elements]
+                foreign = (owner != self.program) & (owner != _NOBODY)
+                if foreign.any():
+                    loaded = np.where(foreign, poison((), dtype), loaded)
+        if active is None:
+            return np.reshape(loaded, pointers.shape)
+        if other is None:
+            # Triton's language forgets an `other` that is false (3.6.0, 3.9.0), for scalars only.
+            lanes = poison(pointers.shape, dtype) if pointers.size > 1 else np.zeros(pointers.shape, dtype)
+        else:
+            lanes = np.broadcast_to(other, pointers.shape).astype(dtype)
+        lanes[active] = loaded
+        return lanes
+
+    def store(self, pointers: Array, values: Array, mask: Array | None) -> None:
+        """Write values where the mask is True."""
+        active = None if mask is None or mask.all() else mask
+        found = self._find(pointers, active, values.dtype, "store")
+        if found is None:
+            return
+        buffer, elements = found
+        self._claim(buffer, elements, values.dtype)
+        buffer.view(values.dtype)[elements] = _lanes(np.broadcast_to(values, pointers.shape), active)
+
+    def update(
+        self, pointers: Array, mask: Array | None, function: Callable[..., Array], value: Array, *more: Array
+    ) -> Array:
+        """Replace elements by `function(old, value, *more)`, one lane after the other; returns the old ones."""
+        active = None if mask is None or mask.all() else mask
+        results = poison(pointers.shape, value.dtype)
+        found = self._find(pointers, active, value.dtype, "update")
+        if found is None:
+            return results
+        buffer, elements = found
+        self._owner(buffer, value.dtype)[elements] = self.program
+        data = buffer.view(value.dtype)
+        operands = [_lanes(np.broadcast_to(v, pointers.shape), active) for v in (value, *more)]
+        if np.unique(elements).size == elements.size:
+            old = data[elements]
+            data[elements] = function(old, *operands)
+        else:
+            old = np.empty_like(operands[0])
+            for lane, element in enumerate(elements):
+                old[lane] = data[element]
+                data[element] = function(data[element], *(v[lane] for v in operands))
+        results[np.ones(pointers.shape, BOOL) if active is None else active] = old
+        return results
+
+    def _find(self, pointers: Array, active: Array | None, dtype: DType, verb: str) -> tuple[Buffer, Array] | None:
+        """The buffer that the active lanes point to, and the number of the element of each; None if there is no lane.
+
+        Raises:
+          OutOfBounds: a lane is outside the buffer that the first one points to.
+        """
+        addresses = _lanes(pointers, active).view(np.int64)
+        if not addresses.size:
+            return None
+        number = (int(addresses[0]) >> _SPACING) - 1
+        if not 0 <= number < len(self._buffers):
+            raise OutOfBounds(f"a {verb} through a pointer to no array", got=f"address={int(addresses[0]):#x}")
+        buffer = self._buffers[number]
+        offsets = addresses - buffer.base
+        last = buffer.data.nbytes - dtype.itemsize
+        if offsets.min() < 0 or offsets.max() > last or (offsets & dtype.itemsize - 1).any():
+            self._raise_outside(buffer, pointers, active, dtype, verb)
+        return buffer, offsets // dtype.itemsize
+
+    def _raise_outside(self, buffer: Buffer, pointers: Array, active: Array | None, dtype: DType, verb: str) -> None:
+        offsets = pointers.view(np.int64) - buffer.base
+        size = dtype.itemsize
+        wrong = (offsets < 0) | (offsets > buffer.data.nbytes - size) | (offsets % size != 0)
+        wrong &= True if active is None else active
+        lane = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        count = buffer.data.nbytes // size
+        got = (
+            f"element={offsets[lane] / size:.10g} in lane {list(map(int, lane))}, the first of {wrong.sum()} wrong ones"
+        )
+        raise OutOfBounds(f"a {verb} is outside {buffer.name}", expected=f"0 <= element < {count}", got=got)
+
+    def _claim(self, buffer: Buffer, elements: Array, dtype: DType) -> None:
+        """Note that the program stores these elements, which no other one may have stored."""
+        owners = self._owner(buffer, dtype)
+        owner = owners[elements]
+        foreign = (owner != self.program) & (owner != _NOBODY)
+        if foreign.any():
+            element, other = elements[foreign][0], owner[foreign][0]
+            got = f"program {self.program}, and program {other} before it"
+            raise WriteConflict(f"two programs store element {element} of {buffer.name}", got=got)
+        owners[elements] = self.program
+
+    def _owner(self, buffer: Buffer, dtype: DType) -> Array:
+        """Who has stored each element of a buffer that programs access as elements of `dtype`."""
+        if buffer.owner is None:
+            raise WriteConflict(f"a program writes to {buffer.name}, which is no result")
+        if dtype.itemsize != buffer.data.dtype.itemsize:
+            width = f"{buffer.data.dtype.itemsize} bytes"
+            raise WriteConflict(f"elements of {buffer.name} are accessed in parts", expected=width, got=str(dtype))
+        return buffer.owner
+
+
+def _lanes(values: Array, active: Array | None) -> Array:
+    """The active lanes in a row."""
+    return values.reshape(-1) if active is None else values[active]

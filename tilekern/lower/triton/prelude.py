@@ -1,0 +1,108 @@
+"""Functions that generated source may need in front of the kernel, by name; only those it calls are put there."""
+
+from __future__ import annotations
+
+import re
+
+_COMBINE = {
+    "maximum": "tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)",
+    "minimum": "tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)",
+    "add": "x + y",
+    "multiply": "x * y",
+    "bitwise_and": "x & y",
+    "bitwise_or": "x | y",
+    "bitwise_xor": "x ^ y",
+    "first": "x",
+}
+
+_FUNCTIONS = {
+    # log(e^x + e^y) from the larger one on; where both are -inf (or one is inf) their difference would be NaN.
+    "log_add_exp": """
+@triton.jit
+def log_add_exp(x, y):
+    high = maximum(x, y)
+    low = minimum(x, y)
+    return tl.where(low == high, high + tl.log(tl.full((), 2.0, high.dtype)), high + tl.log(1.0 + tl.exp(low - high)))
+""",
+    # The first of equals, and the first NaN.
+    "arg_maximum": """
+@triton.jit
+def arg_maximum(x, i, y, j):
+    equal = (x == y) | ((x != x) & (y != y))
+    left = tl.where(equal, i < j, (x > y) | ((x != x) & (y == y)))
+    return tl.where(left, x, y), tl.where(left, i, j)
+""",
+    "arg_minimum": """
+@triton.jit
+def arg_minimum(x, i, y, j):
+    equal = (x == y) | ((x != x) & (y != y))
+    left = tl.where(equal, i < j, (x < y) | ((x != x) & (y == y)))
+    return tl.where(left, x, y), tl.where(left, i, j)
+""",
+    # Rounded down, where Triton's own rounds toward zero; n > 0.
+    "floor_divide": """
+@triton.jit
+def floor_divide(x, n):
+    return (x - (x % n + n) % n) // n
+""",
+    "floor_remainder": """
+@triton.jit
+def floor_remainder(x, n):
+    return (x % n + n) % n
+""",
+}
+
+
+def _combine(name: str) -> str:
+    return f"\n@triton.jit\ndef {name}(x, y):\n    return {_COMBINE[name]}\n"
+
+
+def _argsort(keys: int) -> str:
+    """Bitonic sort (Batcher 1968) of lanes by keys, then by place, so that it is stable; for a number of keys."""
+    names = [f"key{n}" for n in range(keys)]
+    others = [f"other{n}" for n in range(keys)]
+    less = "other_place < place"
+    for name, other in reversed(list(zip(names, others, strict=True))):
+        less = f"({other} < {name}) | (({other} == {name}) & ({less}))"
+    gathers = "".join(
+        f"            {other} = tl.gather({name}, partner, 1)\n" for name, other in zip(names, others, strict=True)
+    )
+    selects = "".join(
+        f"            {name} = tl.where(swap, {other}, {name})\n" for name, other in zip(names, others, strict=True)
+    )
+    return f"""
+@triton.jit
+def argsort{keys}({", ".join(names)}, ROWS: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr):
+    lane = tl.broadcast_to(tl.arange(0, LANES)[None, :], (ROWS, LANES))
+    place = lane
+    for stage in tl.static_range(1, STAGES + 1):
+        for step in tl.static_range(stage):
+            partner = lane ^ (1 << (stage - 1 - step))
+{gathers}            other_place = tl.gather(place, partner, 1)
+            less = {less}
+            ascending = ((lane >> stage) & 1) == 0
+            swap = less == ((partner < lane) == ascending)
+{selects}            place = tl.where(swap, other_place, place)
+    return place
+"""
+
+
+def prelude(text: str) -> str:
+    """The definitions of all functions that `text` calls, and of those that these call, in a fixed order."""
+    available = {name: _combine(name) for name in _COMBINE} | _FUNCTIONS
+    available |= {f"argsort{n}": _argsort(n) for n in {int(n) for n in re.findall(r"\bargsort(\d+)\(", text)}}
+    needed: set[str] = set()
+    frontier = text
+    while True:
+        words = set(re.findall(r"[A-Za-z_]\w*", frontier))
+        found = {name for name in available if name in words and name not in needed}
+        if not found:
+            break
+        needed |= found
+        frontier = "".join(available[name] for name in found)
+    return "".join(f"\n{definition}" for name, definition in available.items() if name in needed)
+
+
+def reserved(name: str) -> bool:
+    """Whether a name is one of the functions here, so that no variable may have it."""
+    return name in _COMBINE or name in _FUNCTIONS or re.fullmatch(r"argsort\d+", name) is not None

@@ -1,0 +1,180 @@
+"""What jaxlib is told to launch: its message `TritonAnyKernelCall`, in the wire format of Protocol Buffers.
+
+jaxlib builds this message too, but only where its CUDA plugin is installed; with these lines a program is lowered and
+exported for NVIDIA GPUs on any machine. The fields, their numbers and types are those of jaxlib/gpu/triton.proto in JAX
+0.11.2 and 0.12.0; a comment behind each gives its name there. The format: https://protobuf.dev/programming-guides/encoding.
+Fields stand in the order of their numbers, as every serializer writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, lowest first, the top bit set in all but the last; a negative number is one of 64 bits."""
+    rest = value & (1 << 64) - 1
+    encoded = bytearray()
+    while rest > 127:
+        encoded.append(rest & 127 | 128)
+        rest >>= 7
+    encoded.append(rest)
+    return bytes(encoded)
+
+
+def _field(number: int, value: int | str | bytes) -> bytes:
+    """A field that is there even if it is 0 or empty: a message, or one declared `optional` or `oneof`."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)  # wire type 0, VARINT
+    data = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | 2) + _varint(len(data)) + data  # wire type 2, LEN
+
+
+def _plain(number: int, value: int | str | bytes) -> bytes:
+    """A field that is left out where it is 0 or empty, as proto3 does with every other one."""
+    return _field(number, value) if value else b""
+
+
+def _packed(number: int, values: Iterable[int]) -> bytes:
+    return _plain(number, b"".join(map(_varint, values)))
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A parameter that takes the next of the call's buffers.
+
+    Attributes:
+      bytes_to_zero: so many bytes are set to 0 before the launch.
+      divisibility: the launch fails unless this divides the address; 0 asks for nothing.
+    """
+
+    bytes_to_zero: int
+    divisibility: int
+
+    def encode(self) -> bytes:
+        """The message `TritonKernelCall.Parameter`."""
+        array = _plain(1, self.bytes_to_zero) + _plain(2, self.divisibility)  # bytes_to_zero, ptr_divisibility
+        return _field(1, array)  # array
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A parameter that takes the next of the call's buffers and passes a TMA descriptor of it, made at each launch.
+
+    Attributes:
+      element_type: a `CUtensorMapDataType` of the CUDA driver API.
+      swizzle: a `CUtensorMapSwizzle`.
+      shape, strides, block: in elements, outermost dim first.
+    """
+
+    element_type: int
+    swizzle: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        """The message `TritonKernelCall.Parameter`; oob_fill = 6 stays 0, so elements out of bounds read 0."""
+        nvidia = (
+            _plain(1, self.element_type)  # elem_type
+            + _plain(2, self.swizzle)  # swizzle
+            + _packed(3, self.shape)  # shape
+            + _packed(4, self.strides)  # strides
+            + _packed(5, self.block)  # block_shape
+        )
+        return _field(9, _field(1, nvidia))  # tensor_descriptor, nvidia
+
+
+@dataclass(frozen=True)
+class Int32:
+    """A parameter that is a 32-bit number."""
+
+    value: int
+
+    def encode(self) -> bytes:
+        """The message `TritonKernelCall.Parameter`."""
+        assert -(2**31) <= self.value < 2**31, self
+        return _field(3, self.value)  # i32
+
+
+@dataclass(frozen=True)
+class Int64:
+    """A parameter that is a 64-bit number."""
+
+    value: int
+
+    def encode(self) -> bytes:
+        """The message `TritonKernelCall.Parameter`."""
+        assert -(2**63) <= self.value < 2**63, self
+        return _field(5, self.value)  # i64
+
+
+Parameter = Pointer | TensorMap | Int32 | Int64
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The machine code, and what a launch must provide.
+
+    Attributes:
+      name: of the entry function.
+      num_warps: warps in a block.
+      num_ctas: blocks in a cluster.
+      shared_bytes: dynamic shared memory of a block.
+      ptx: what is compiled where there is no cubin.
+      capability: the compute capability that the cubin is for, 10 * major + minor.
+      cubin: machine code, b"" if there is none.
+      scratch_bytes: global memory for each block, allocated at each launch.
+      scratch_align: its alignment.
+    """
+
+    name: str
+    num_warps: int
+    num_ctas: int
+    shared_bytes: int
+    ptx: str
+    capability: int
+    cubin: bytes = b""
+    scratch_bytes: int = 0
+    scratch_align: int = 0
+
+    def encode(self) -> bytes:
+        """The message `TritonKernel`; ttir = 5 is left out, for nothing reads it and every launch would copy it."""
+        encoded = (
+            _plain(1, self.name)  # kernel_name
+            + _plain(2, self.num_warps)  # num_warps
+            + _plain(3, self.shared_bytes)  # shared_mem_bytes
+            + _plain(4, self.ptx)  # ptx
+            + _plain(6, self.capability)  # compute_capability
+            + _field(10, self.num_ctas)  # num_ctas
+        )
+        if self.cubin:
+            # jaxlib keeps the images of a process by name, shared memory, PTX and capability: the name must be the one
+            # above, and without the PTX two kernels of one name would be taken for one.
+            image = _plain(1, self.cubin) + _plain(2, self.name) + _plain(3, self.shared_bytes)  # object_file, ...
+            encoded += _field(11, image)  # module_image
+        if self.scratch_bytes:
+            encoded += _field(12, self.scratch_bytes) + _field(13, self.scratch_align)  # global_scratch_size, _align
+        return encoded
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, the number of its programs, and the parameters of its entry function."""
+
+    name: str
+    kernel: Kernel
+    programs: int
+    parameters: tuple[Parameter, ...]
+
+    def encode(self) -> bytes:
+        """The message `TritonAnyKernelCall`."""
+        call = (
+            _field(1, self.kernel.encode())  # kernel
+            + _plain(2, self.programs)  # grid_0
+            + _plain(3, 1)  # grid_1
+            + _plain(4, 1)  # grid_2
+            + b"".join(_field(5, parameter.encode()) for parameter in self.parameters)  # parameters
+        )
+        return _field(1, call) + _plain(4, self.name)  # kernel_call, name

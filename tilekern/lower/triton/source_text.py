@@ -1,0 +1,106 @@
+"""Lines of generated source, each with the user's place that it comes from; and expressions on the way to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilekern.ir.core import Array
+from tilekern.ir.types import DType, dtype_name, kind_of
+from tilekern.source import UNKNOWN, Loc
+
+TRITON_DTYPES = {
+    "f64": "tl.float64",
+    "f32": "tl.float32",
+    "f16": "tl.float16",
+    "bf16": "tl.bfloat16",
+    "f8e4m3fn": "tl.float8e4nv",
+    "f8e5m2": "tl.float8e5",
+    "i64": "tl.int64",
+    "i32": "tl.int32",
+    "i16": "tl.int16",
+    "i8": "tl.int8",
+    "u64": "tl.uint64",
+    "u32": "tl.uint32",
+    "u16": "tl.uint16",
+    "u8": "tl.uint8",
+    "bool": "tl.int1",
+}
+
+
+def dtype_text(dtype: DType) -> str:
+    """Triton's name of a dtype."""
+    return TRITON_DTYPES[dtype_name(dtype)]
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A value as text.
+
+    Attributes:
+      text: a Python expression.
+      shape: of what the text gives: of the value's rank, with 1 where it is the same along a dim; () for a scalar, which
+        stands for a tile of any shape.
+      number: the element, if the value is a known one; then the text is its literal.
+      tight: whether the text binds stronger than any operator.
+    """
+
+    text: str
+    shape: tuple[int, ...]
+    number: Array | None = None
+    tight: bool = True
+
+    @property
+    def operand(self) -> str:
+        """The text as the operand of any operator."""
+        return self.text if self.tight else f"({self.text})"
+
+
+def literal(number: Array) -> str:
+    """A Python literal of an element; Triton gives it the dtype of the tile it is combined with."""
+    if kind_of(number.dtype) != "float":
+        return str(bool(number)) if number.dtype == np.bool_ else str(int(number))
+    value = float(number)
+    return repr(value) if np.isfinite(value) else f'float("{value}")'
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as a Python tuple."""
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+class Writer:
+    """Collects lines; a comment says which of the user's lines the next ones come from, when that changes."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.places: dict[int, Loc] = {}
+        self._depth = 1
+        self._place = UNKNOWN
+
+    def line(self, text: str, loc: Loc = UNKNOWN) -> None:
+        """One line."""
+        if loc is not UNKNOWN and (loc.file, loc.line) != (self._place.file, self._place.line):
+            self._place = loc
+            self._append(f"# {os.path.basename(loc.file)}:{loc.line}")
+        self._append(text)
+
+    @contextmanager
+    def indented(self) -> Generator[None]:
+        """What is written inside stands one level deeper, and is never empty."""
+        self._depth += 1
+        before = len(self.lines)
+        yield
+        if all(text.lstrip().startswith("#") for text in self.lines[before:]):
+            self._append("pass")
+        self._depth -= 1
+        # Behind an inner block, say again where the lines come from.
+        self._place = UNKNOWN
+
+    def _append(self, text: str) -> None:
+        self.lines.append("    " * self._depth + text)
+        self.places[len(self.lines)] = self._place

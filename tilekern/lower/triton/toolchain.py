@@ -1,0 +1,103 @@
+"""Triton, and NVIDIA's tools that come in its package: imported when a kernel is compiled, not before."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tilekern.errors import DependencyError
+
+OLDEST, BEYOND = (3, 6), (3, 10)
+"""Triton's versions from the first on and before the second are supported."""
+
+# What changes the code of a kernel besides Triton's own list, `get_cache_invalidating_env_vars`.
+_ENVIRONMENT = ("TRITON_FORCE_DISABLE_FP_FUSION", "TRITON_INSTRUMENTATION_MODE", "TRITON_LIBDEVICE_PATH")
+
+
+def triton(module: str = "") -> Any:
+    """A module of Triton (`triton("compiler")` is `triton.compiler`), after a look at Triton's version.
+
+    Raises:
+      DependencyError: Triton is missing, too old or too new, or runs its interpreter instead of its compiler.
+    """
+    package = _import("triton")
+    check_version(package.__version__)
+    if package.knobs.runtime.interpret:
+        raise DependencyError(
+            "Triton cannot compile while its interpreter is on",
+            got=f"TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET', '1')}",
+            fix="unset TRITON_INTERPRET before Triton is imported; `.interpret` needs no such setting",
+        )
+    return _import(f"triton.{module}") if module else package
+
+
+def check_version(version: str) -> None:
+    """Refuse a Triton that tilekern was not tested with."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and OLDEST <= (int(found[1]), int(found[2])) < BEYOND:
+        return
+    raise DependencyError(
+        "this version of Triton is not supported",
+        expected=f"triton >= {OLDEST[0]}.{OLDEST[1]}, < {BEYOND[0]}.{BEYOND[1]}",
+        got=f"triton {version}",
+        fix="pip install 'tilekern[cuda]'",
+    )
+
+
+def identity(capability: int) -> list[str]:
+    """Everything outside of a program that decides what Triton makes of it."""
+    assembler = ptxas(capability)
+    settings: dict[str, str] = dict(triton("_C.libtriton").get_cache_invalidating_env_vars())
+    settings |= {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    return [triton().__version__, assembler.path, assembler.version, *(f"{k}={v}" for k, v in sorted(settings.items()))]
+
+
+def ptxas(capability: int) -> Any:
+    """The assembler that Triton calls for a capability, with `path` and `version` (the release of CUDA)."""
+    return triton("backends.nvidia.compiler").get_ptxas(capability)
+
+
+def assemble(ptx: str, capability: int) -> tuple[bytes, str]:
+    """The cubin of `ptx`, and ptxas' report: registers, stack and spills of each function.
+
+    Triton runs ptxas with the same options, and throws the report away.
+    """
+    # backends/nvidia/compiler.py, make_cubin: 3.6 does not give the option, 3.7 to 3.9 do.
+    level = [] if triton().__version__.startswith("3.6.") else ["--regAllocOptLevel=2"]
+    architecture = f"sm_{capability}{'a' if capability >= 90 else ''}"
+    with tempfile.TemporaryDirectory(prefix="tilekern-") as folder:
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        report = _call(
+            ptxas(capability).path, "-lineinfo", "-v", *level, f"--gpu-name={architecture}", source, "-o", cubin
+        )
+        return cubin.read_bytes(), report.stderr
+
+
+def disassemble(cubin: bytes) -> str:
+    """The instructions of a cubin as text."""
+    with tempfile.TemporaryDirectory(prefix="tilekern-") as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        return _call(triton().knobs.nvidia.nvdisasm.path, "--print-code", path).stdout
+
+
+def _call(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DependencyError(
+            "the targets cuda:* need Triton",
+            expected=f"triton >= {OLDEST[0]}.{OLDEST[1]}, < {BEYOND[0]}.{BEYOND[1]}",
+            got=f"{type(error).__name__}: {error}",
+            fix="pip install 'tilekern[cuda]'",
+        ) from error
