@@ -136,6 +136,15 @@ def register_lowering(made: Primitive, function: Callable[..., Any], platform: s
     mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=True), platform=platform)
 
 
+def compute_capability() -> int | None:
+    """10 * major + minor of this machine's NVIDIA GPU (the least, if they differ), None if JAX sees none."""
+    try:
+        devices = jax.devices("cuda")
+    except RuntimeError:  # no such platform here
+        return None
+    return min(round(10 * float(d.compute_capability)) for d in devices)
+
+
 def register_rules(
     made: Primitive,
     *,

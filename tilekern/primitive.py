@@ -7,6 +7,7 @@ blocks, is decided when the call is lowered, for then the platform is known.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import jax
@@ -29,9 +30,8 @@ class Family(Protocol):
         """The types of the results."""
         ...
 
-    @property
-    def call(self) -> Callable[..., Sequence[jax.Array]]:
-        """The jitted program, one and the same object each time, so that many calls share one computation."""
+    def call(self, platform: str) -> Callable[..., Sequence[jax.Array]]:
+        """The jitted program for a platform, one and the same object each time: many calls share one computation."""
         ...
 
     @property
@@ -48,8 +48,8 @@ def _types(*operands: Any, family: Family) -> list[_jax.ShapedArray]:
     return [_jax.ShapedArray(o.shape, o.dtype) for o in family.outputs]
 
 
-def _run(*operands: Any, family: Family) -> Sequence[jax.Array]:
-    return family.call(*operands)
+def _run(platform: str, *operands: Any, family: Family) -> Sequence[jax.Array]:
+    return family.call(platform)(*operands)
 
 
 def _eager(*operands: Any, family: Family) -> Sequence[jax.Array]:
@@ -83,5 +83,6 @@ def _stacked(x: Any, dim: int | None, wanted: int | None, size: int) -> Any:
 
 kernel_call_p = _jax.primitive("tilekern_call", _types, multiple_results=True)
 kernel_call_p.def_impl(_eager)
-_jax.register_lowering(kernel_call_p, _run)
+for _platform in (None, "cpu", "cuda", "tpu"):
+    _jax.register_lowering(kernel_call_p, partial(_run, _platform or "any other"), _platform)
 _jax.register_rules(kernel_call_p, jvp=_no_derivative, batch=_batch)

@@ -11,7 +11,7 @@ import jax
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError
 from tilekern.kernel.family import Definition, Schedule, check_argument
-from tilekern.kernel.signature import Signature, of_function, static_key
+from tilekern.kernel.signature import LAUNCH, Signature, of_function, static_key
 from tilekern.lower.target import Target, resolve
 
 # How many argument types a kernel remembers its families for, before it starts anew.
@@ -21,7 +21,8 @@ _FAMILIES = 512
 class Declared:
     """A function of arrays, declared by a decorator: call it inside or outside of `jax.jit`.
 
-    Calls take the arrays and any keyword-only arguments, and `target=` to lower for that target's blocks.
+    Calls take the arrays and any keyword-only arguments; `target=` to lower for that target; and the launch options of
+    GPUs, `num_warps=` and `num_stages=`.
 
     Attributes:
       signature: its parameters.
@@ -86,7 +87,7 @@ class Declared:
     def _check(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], Target | None]:
         """Static arguments, blocks and target of a call."""
         target = keywords.get("target")
-        given = {n: v for n, v in keywords.items() if n in self.signature.blocks and v is not None}
+        given = {n: v for n, v in keywords.items() if n in (*self.signature.blocks, *LAUNCH) and v is not None}
         statics = self.signature.check_statics(keywords)
         blocks = self.signature.check_blocks(given, "the call")
         return statics, blocks, None if target is None else resolve(target)

@@ -19,11 +19,11 @@ from tilekern.errors import ArgumentError, TilekernError
 from tilekern.ir.core import Func
 from tilekern.ir.types import Role, dtype_name, is_dtype
 from tilekern.kernel.results import Results, results
-from tilekern.kernel.signature import Signature, select
+from tilekern.kernel.signature import LAUNCH, Signature, select
 from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
-from tilekern.lower.target import DEFAULT, Target
-from tilekern.lower.xla import emit
+from tilekern.lower.lowering import Lowering, lower
+from tilekern.lower.target import DEFAULT, Target, on_platform
 from tilekern.passes import pipeline
 from tilekern.passes.batch import batch
 from tilekern.primitive import kernel_call_p
@@ -48,13 +48,16 @@ class Family:
 
     Attributes:
       name: of the kernel.
-      target: the target whose member a call runs.
+      asked: the target that the call asks for, None for the best one of the platform it is lowered for.
+      target: the target whose member stands for the family where no platform is known yet.
       outputs: the types of the results.
     """
 
-    name: str
-    target: Target
     outputs: Sequence[jax.ShapeDtypeStruct]
+
+    def __init__(self, name: str, asked: Target | None) -> None:
+        self.name, self.asked, self.target = name, asked, asked or DEFAULT
+        self._calls: dict[Target, Callable[..., Sequence[jax.Array]]] = {}
 
     def __repr__(self) -> str:
         return self.name
@@ -71,10 +74,12 @@ class Family:
         """
         raise NotImplementedError
 
-    @cached_property
-    def call(self) -> Callable[..., Sequence[jax.Array]]:
-        """The jitted program; one object, so that many calls share one computation."""
-        return self.program(self.target)
+    def call(self, platform: str) -> Callable[..., Sequence[jax.Array]]:
+        """The jitted program for a platform; one object, so that many calls share one computation."""
+        target = on_platform(platform, self.asked)
+        if target not in self._calls:
+            self._calls[target] = self.program(target)
+        return self._calls[target]
 
     @cached_property
     def eager(self) -> Callable[..., Sequence[jax.Array]]:
@@ -85,8 +90,8 @@ class Family:
 class TileFamily(Family):
     """Base of the families whose members are Funcs."""
 
-    def __init__(self, name: str, target: Target) -> None:
-        self.name, self.target = name, target
+    def __init__(self, name: str, asked: Target | None) -> None:
+        super().__init__(name, asked)
         self._batched: dict[tuple[int, tuple[int | None, ...]], TileFamily] = {}
 
     def member(self, target: Target) -> Tracing:
@@ -97,8 +102,16 @@ class TileFamily(Family):
         """The block IR for a target."""
         return self.member(target or self.target).func
 
+    def launch(self, target: Target) -> Mapping[str, int]:
+        """The launch options on a target, those that somebody chose."""
+        raise NotImplementedError
+
+    def lowered(self, target: Target) -> Lowering:
+        """The member for a target, lowered to it."""
+        return lower(self.func(target), target, self.launch(target))
+
     def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
-        program = partial(emit.run, self.func(target))
+        program = partial(self.lowered(target).run)
         program.__name__ = self.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
         return jax.jit(program)
 
@@ -116,7 +129,7 @@ class BatchedFamily(TileFamily):
     """A family under `jax.vmap`: the batch is one more parallel axis of its members."""
 
     def __init__(self, inner: TileFamily, size: int, dims: tuple[int | None, ...]) -> None:
-        super().__init__(inner.name, inner.target)
+        super().__init__(inner.name, inner.asked)
         self._inner, self._size, self._dims = inner, size, dims
         self._members: dict[Target, Tracing] = {}
         self.outputs = stacked(inner.outputs, size)
@@ -126,6 +139,9 @@ class BatchedFamily(TileFamily):
             inner = self._inner.member(target)
             self._members[target] = Tracing(batch(inner.func, self._size, self._dims), inner.captured)
         return self._members[target]
+
+    def launch(self, target: Target) -> Mapping[str, int]:
+        return self._inner.launch(target)
 
 
 class KernelFamily(TileFamily):
@@ -147,7 +163,7 @@ class KernelFamily(TileFamily):
         blocks: Mapping[str, int],
         target: Target | None,
     ) -> None:
-        super().__init__(definition.signature.name, target or DEFAULT)
+        super().__init__(definition.signature.name, target)
         self._definition, self.signature = definition, definition.signature
         self.arguments, self.statics, self.blocks = tuple(arguments), statics, blocks
         self._x64 = _jax.x64_enabled()
@@ -160,11 +176,19 @@ class KernelFamily(TileFamily):
         for first in list(self._members.values())[:1]:
             if first.captures_tracers:
                 return first
-        blocks = blocks_for(self._definition, target, self.arguments, self.statics, self.blocks)
+        chosen = self._chosen(target)
+        blocks = {name: chosen[name] for name in self.signature.blocks}
         key = tuple(blocks.items())
         if key not in self._members:
             self._members[key] = self._trace(blocks)
         return self._members[key]
+
+    def launch(self, target: Target) -> Mapping[str, int]:
+        chosen = self._chosen(target)
+        return {name: chosen[name] for name in LAUNCH if name in chosen}
+
+    def _chosen(self, target: Target) -> Mapping[str, int]:
+        return blocks_for(self._definition, target, self.arguments, self.statics, self.blocks)
 
     @property
     def captured(self) -> tuple[Any, ...]:
@@ -230,7 +254,7 @@ def blocks_for(
     statics: Mapping[str, Any],
     given: Mapping[str, int],
 ) -> dict[str, int]:
-    """The blocks on a target: the declared defaults, the schedule's, the call's, the later the stronger."""
+    """Blocks and launch options on a target: the declared defaults, the schedule's, the call's; the last one counts."""
     signature = definition.signature
     defaults = {n: v for n, v in signature.blocks.items() if isinstance(v, int)}
     chosen = {**defaults, **_scheduled(definition, target, arguments, statics), **given}

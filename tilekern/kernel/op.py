@@ -14,7 +14,7 @@ from tilekern.kernel.declared import Declared
 from tilekern.kernel.family import Definition, Family, blocks_for, declared_type, stacked
 from tilekern.kernel.results import Results, results
 from tilekern.lang.tiles import describe
-from tilekern.lower.target import DEFAULT, Target
+from tilekern.lower.target import Target
 from tilekern.primitive import kernel_call_p
 
 
@@ -68,9 +68,9 @@ class OpFamily(Family):
         blocks: Mapping[str, int],
         target: Target | None,
     ) -> None:
-        self.name, self.target = definition.signature.name, target or DEFAULT
+        super().__init__(definition.signature.name, target)
         self._definition, self._arguments = definition, tuple(arguments)
-        self._statics, self._blocks, self._asked = statics, blocks, target
+        self._statics, self._blocks = statics, blocks
         if len(self._arguments) != len(definition.signature.arrays):
             raise ArgumentError(
                 f"{self.name} is called with the wrong number of arrays",
@@ -101,7 +101,7 @@ class OpFamily(Family):
         """The op on flat operands, with the blocks of a target."""
         definition = self._definition
         blocks = blocks_for(definition, target, self._arguments, self._statics, self._blocks)
-        keywords = {**self._statics, **blocks}
+        keywords = {**self._statics, **{name: blocks[name] for name in definition.signature.blocks}}
         tree = _jax.structure(self._arguments)
 
         def run(*leaves: jax.Array) -> list[jax.Array]:
@@ -135,7 +135,7 @@ class BatchedOpFamily(Family):
     """An op under `jax.vmap`: its function under `jax.vmap`, so that the kernels inside are batched."""
 
     def __init__(self, inner: OpFamily | BatchedOpFamily, size: int, dims: tuple[int | None, ...]) -> None:
-        self.name, self.target = inner.name, inner.target
+        super().__init__(inner.name, inner.asked)
         self._inner, self._size, self._dims = inner, size, dims
         self.outputs = stacked(inner.outputs, size)
 

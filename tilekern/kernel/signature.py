@@ -17,6 +17,12 @@ from tilekern.errors import ArgumentError
 from tilekern.lang.tiles import describe, static_int
 
 _BLOCK = "tilekern.Block"
+LAUNCH = ("num_warps", "num_stages")
+"""What a schedule or a call may say besides blocks; targets that have no such thing do not look at it.
+
+num_warps: into how many warps of 32 threads a GPU program is cut; num_stages: how many iterations of a loop may have
+their loads in flight."""
+
 Block = Annotated[int, _BLOCK]
 """Annotates a keyword-only parameter of a kernel as a block size: tunable, and without influence on the result."""
 
@@ -46,7 +52,7 @@ class Signature:
             if name not in rest:
                 break
             found.append(rest.pop(name))
-        known = {*self.blocks, *self.statics, "target"}
+        known = {*self.blocks, *self.statics, *LAUNCH, "target"}
         for name, value in rest.items():
             if name not in known:
                 raise ArgumentError(
@@ -97,12 +103,12 @@ class Signature:
             )
 
     def check_blocks(self, values: Mapping[str, Any], origin: str) -> dict[str, int]:
-        """Block sizes from a call or a schedule, checked."""
+        """Block sizes and launch options from a call or a schedule, checked."""
         for name in values:
-            if name not in self.blocks:
+            if name not in self.blocks and name not in LAUNCH:
                 raise ArgumentError(
                     f"{origin} names a block that {self.name} does not have",
-                    expected=f"one of {', '.join(self.blocks)}",
+                    expected=f"one of {', '.join((*self.blocks, *LAUNCH))}",
                     got=f"{name} = {describe(values[name])}",
                     fix="annotate the kernel's parameter with tk.Block, or drop the entry",
                 )

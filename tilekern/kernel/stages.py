@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret as _interpret
 from tilekern.kernel.family import KernelFamily, check_argument
 from tilekern.lang.tiles import describe
+from tilekern.lower.lowering import CompiledProgram
 from tilekern.lower.target import Target, resolve
 
 
@@ -42,31 +43,55 @@ class Lowered:
     Attributes:
       target: its name.
       ir: the block IR that was lowered, with the target's blocks.
-      text: the target's program: StableHLO for "cpu:xla".
+      text: the target's program: StableHLO for "cpu:xla", Triton source (Python) for "cuda:…".
     """
 
     def __init__(self, family: KernelFamily, target: Target) -> None:
         self._family, self.target = family, target.name
         self.ir: Func = family.func(target)
-        self._lowered = jax.jit(family.program(target)).lower(*_operands(family, family.arguments))
-        self.text: str = self._lowered.as_text()
+        _check_closed(family)
+        self._lowered = family.lowered(target)
+        self.text: str = self._lowered.text
 
     def __str__(self) -> str:
         return self.text
 
+    def interpret(self, *arrays: Any) -> Any:
+        """Run the program on this machine's CPU, without the target's hardware; the outputs are NumPy arrays.
+
+        What runs is `text` itself: for "cuda:…" in Triton's interpreter, which checks every access against the arrays.
+        """
+        operands = zip(_operands(self._family, arrays), self.ir.inputs, strict=True)
+        inputs = [np.asarray(x, p.ref.dtype) for x, p in operands]
+        return self._family.results.pack(self._lowered.interpret(*inputs))
+
     def compile(self) -> Compiled:
-        """Compile for this machine."""
+        """Compile for the target. Its hardware need not be here, unless the result is called."""
         return Compiled(self._family, self._lowered.compile())
 
 
 class Compiled:
     """A compiled kernel: call it with arrays of the types it was traced for."""
 
-    def __init__(self, family: KernelFamily, compiled: Any) -> None:
+    def __init__(self, family: KernelFamily, compiled: CompiledProgram) -> None:
         self._family, self._compiled = family, compiled
 
     def __call__(self, *arrays: Any) -> Any:
         return self._family.results.pack(self._compiled(*_operands(self._family, arrays)))
+
+    @property
+    def asm(self) -> Mapping[str, Any]:
+        """What the compiler made, by language: "ttir", "ttgir", "ptx", "cubin", "sass" on a GPU, "hlo" by XLA."""
+        return self._compiled.asm
+
+    @property
+    def resources(self) -> Any:
+        """What one program takes of a GPU.
+
+        `registers` of 32 bits for each thread, `spills` and `shared_bytes` in bytes, `threads`, and `occupancy`: the
+        share of a multiprocessor's warps that can be resident.
+        """
+        return self._compiled.resources
 
     def memory_analysis(self) -> Any:
         """XLA's account of the program's memory; `.temp_size_in_bytes` is its scratch."""
@@ -106,6 +131,11 @@ def _operands(family: KernelFamily, arguments: tuple[Any, ...]) -> list[Any]:
     with_paths, _ = _jax.flatten_with_path(arguments)
     for (path, leaf), aval in zip(with_paths, jax.tree.leaves(family.arguments), strict=True):
         _check_type(family, family.signature.leaf_name(path), leaf, aval)
+    _check_closed(family)
+    return [*jax.tree.leaves(arguments), *family.captured]
+
+
+def _check_closed(family: KernelFamily) -> None:
     if family.captures_tracers:
         raise TargetError(
             f"{family.name} closes over values that are being traced, and cannot be lowered by itself",
@@ -113,7 +143,6 @@ def _operands(family: KernelFamily, arguments: tuple[Any, ...]) -> list[Any]:
             got="traced values of an enclosing jax.jit",
             fix="call the kernel inside that function, or pass the values as arguments",
         )
-    return [*jax.tree.leaves(arguments), *family.captured]
 
 
 def _check_type(family: KernelFamily, name: str, leaf: Any, wanted: jax.ShapeDtypeStruct) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tilekern import _jax
 from tilekern.errors import TargetError
 
 
@@ -15,11 +16,13 @@ class Target:
       name: `platform:model`, e.g. "cuda:sm_90".
       platform: JAX's name of the platform: "cpu", "cuda" or "tpu".
       backend: the package below `tilekern.lower` that lowers for it.
+      portable: whether the code has to run on later models, too.
     """
 
     name: str
     platform: str
     backend: str
+    portable: bool = False
 
 
 TARGETS: dict[str, Target] = {
@@ -33,10 +36,46 @@ TARGETS: dict[str, Target] = {
 }
 
 # The backends that exist; a target whose backend is missing is known, and refused.
-BACKENDS = ("xla",)
+BACKENDS = ("xla", "triton")
 
-# Where nothing is asked for: the portable backend, which runs on every platform.
+# The portable backend, which runs on every platform.
 DEFAULT = TARGETS["cpu:xla"]
+
+
+def on_platform(platform: str, asked: Target | None) -> Target:
+    """The target of a call that is lowered for a platform of JAX.
+
+    Args:
+      platform: "cpu", "cuda", "tpu" or any other.
+      asked: what the call asks for, if it does. The portable backend serves every platform.
+    """
+    if asked is None:
+        return _gpu_here() if platform == "cuda" else DEFAULT
+    if asked.backend == DEFAULT.backend or asked.platform == platform:
+        return asked
+    raise TargetError(
+        f"a call with target={asked.name!r} is lowered for another platform",
+        expected=f"a program for {asked.platform}",
+        got=f"platform = {platform!r}",
+        fix=f"leave target out, or lower for {asked.platform!r} only: lower(lowering_platforms=({asked.platform!r},))",
+    )
+
+
+def _gpu_here() -> Target:
+    """The target for this machine's GPU; code for any GPU where there is none, or one of a model we do not know."""
+    capability = _jax.compute_capability()
+    if capability is None:
+        return replace(TARGETS["cuda:sm_80"], portable=True)
+    if capability < 80:
+        raise TargetError(
+            "tilekern has no code for this GPU",
+            expected="compute capability 8.0 or newer",
+            got=f"compute capability {capability // 10}.{capability % 10}",
+            fix='call with target="cpu:xla": the portable backend runs on every GPU of JAX',
+        )
+    # Machine code runs on later minor versions of its major version; what is special to 9.0 and 10.0, only there.
+    exact = TARGETS.get(f"cuda:sm_{capability}")
+    return exact or replace(TARGETS["cuda:sm_80"], portable=capability >= 90)
 
 
 def resolve(name: str) -> Target:

@@ -77,10 +77,7 @@ class Addresses:
         if dim.kind == "gather":
             return where if where.isidentifier() else self._bind("rows", where)
         lanes = f"tl.arange(0, {dim.size})"
-        if where == "0":
-            text = lanes
-        else:
-            text = f"{where} + {lanes}"
+        text = lanes if where == "0" else f"{where} + {lanes}"
         return self._bind("lanes", f"({text}).to(tl.int64)" if self._wide and where == "0" else text)
 
     def _unsqueezed(self, vector: str, number: int) -> str:

@@ -128,7 +128,8 @@ def _elementwise(op: Elementwise, operands: Sequence[Expr]) -> Expr:
 def _binary(symbol: str, operands: Sequence[Expr], dtype: DType) -> str:
     left, right = operands
     # Two literals would be computed by Python.
-    first = typed(left, dtype) if right.number is not None else left.operand
+    both = left.number is not None and right.number is not None
+    first = typed(left, dtype) if both else left.operand
     second = f"({right.text})" if right.text.startswith("-") else right.operand
     return f"{first} {symbol} {second}"
 

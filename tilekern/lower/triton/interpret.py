@@ -7,21 +7,22 @@ process (`tilekern.lower.triton.interpreter`), which is started by the first cal
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NoReturn
 
 from tilekern import errors, source
-from tilekern.errors import InterpreterError, TargetError
+from tilekern.errors import DependencyError, InterpreterError
 from tilekern.ir.core import Array
 from tilekern.ir.types import dtype_name, kind_of, round_to
 from tilekern.lower.triton.interpreter.wire import Header, receive, send
 from tilekern.lower.triton.program import Argument, Program, Result
+from tilekern.lower.triton.toolchain import check_version
 
 Order = Literal["forward", "reverse"] | int
 """In which order programs run; a number seeds a random one."""
@@ -48,7 +49,7 @@ def interpret(
       WriteConflict: two programs store one element, or a program stores to an input.
       DeviceAssertion: a `tl.device_assert` does not hold.
       InterpreterError: the program is not valid Triton, does not end, or kills the interpreter.
-      TargetError: Triton is not installed.
+      DependencyError: Triton is not installed, or not of a supported version.
     """
     with source.at(program.loc):
         answer, buffers = _child.ask(_request(program, order), [*inputs, *program.constants], timeout)
@@ -141,8 +142,10 @@ class _Child:
         return self._process
 
     def _start(self) -> subprocess.Popen[bytes]:
-        if importlib.util.find_spec("triton") is None:
-            raise TargetError("Triton's interpreter needs Triton", fix="pip install 'tilekern[cuda]'")
+        try:
+            check_version(version("triton"))
+        except PackageNotFoundError:
+            raise DependencyError("Triton is not installed", fix="pip install 'tilekern[cuda]'") from None
         # What this process can import, the child can.
         path = os.pathsep.join(directory or os.getcwd() for directory in sys.path)
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # tiles are small

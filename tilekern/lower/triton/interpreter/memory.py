@@ -75,7 +75,7 @@ class Memory:
     def load(self, pointers: Array, mask: Array | None, other: Array | None, dtype: DType) -> Array:
         """The elements at `pointers`; where the mask is False those of `other`, or poison (on the GPU: anything)."""
         active = None if mask is None or mask.all() else mask
-        found = self._find(pointers, active, dtype, "load")
+        found = self._find(pointers, active, dtype, "a load")
         if found is None:
             loaded = np.zeros(0, dtype)
         else:
@@ -100,7 +100,7 @@ class Memory:
     def store(self, pointers: Array, values: Array, mask: Array | None) -> None:
         """Write values where the mask is True."""
         active = None if mask is None or mask.all() else mask
-        found = self._find(pointers, active, values.dtype, "store")
+        found = self._find(pointers, active, values.dtype, "a store")
         if found is None:
             return
         buffer, elements = found
@@ -113,7 +113,7 @@ class Memory:
         """Replace elements by `function(old, value, *more)`, one lane after the other; returns the old ones."""
         active = None if mask is None or mask.all() else mask
         results = poison(pointers.shape, value.dtype)
-        found = self._find(pointers, active, value.dtype, "update")
+        found = self._find(pointers, active, value.dtype, "an update")
         if found is None:
             return results
         buffer, elements = found
@@ -131,7 +131,7 @@ class Memory:
         results[np.ones(pointers.shape, BOOL) if active is None else active] = old
         return results
 
-    def _find(self, pointers: Array, active: Array | None, dtype: DType, verb: str) -> tuple[Buffer, Array] | None:
+    def _find(self, pointers: Array, active: Array | None, dtype: DType, access: str) -> tuple[Buffer, Array] | None:
         """The buffer that the active lanes point to, and the number of the element of each; None if there is no lane.
 
         Raises:
@@ -142,15 +142,15 @@ class Memory:
             return None
         number = (int(addresses[0]) >> _SPACING) - 1
         if not 0 <= number < len(self._buffers):
-            raise OutOfBounds(f"a {verb} through a pointer to no array", got=f"address={int(addresses[0]):#x}")
+            raise OutOfBounds(f"{access} through a pointer to no array", got=f"address={int(addresses[0]):#x}")
         buffer = self._buffers[number]
         offsets = addresses - buffer.base
         last = buffer.data.nbytes - dtype.itemsize
         if offsets.min() < 0 or offsets.max() > last or (offsets & dtype.itemsize - 1).any():
-            self._raise_outside(buffer, pointers, active, dtype, verb)
+            self._raise_outside(buffer, pointers, active, dtype, access)
         return buffer, offsets // dtype.itemsize
 
-    def _raise_outside(self, buffer: Buffer, pointers: Array, active: Array | None, dtype: DType, verb: str) -> None:
+    def _raise_outside(self, buffer: Buffer, pointers: Array, active: Array | None, dtype: DType, access: str) -> None:
         offsets = pointers.view(np.int64) - buffer.base
         size = dtype.itemsize
         wrong = (offsets < 0) | (offsets > buffer.data.nbytes - size) | (offsets % size != 0)
@@ -160,7 +160,7 @@ class Memory:
         got = (
             f"element={offsets[lane] / size:.10g} in lane {list(map(int, lane))}, the first of {wrong.sum()} wrong ones"
         )
-        raise OutOfBounds(f"a {verb} is outside {buffer.name}", expected=f"0 <= element < {count}", got=got)
+        raise OutOfBounds(f"{access} is outside {buffer.name}", expected=f"0 <= element < {count}", got=got)
 
     def _claim(self, buffer: Buffer, elements: Array, dtype: DType) -> None:
         """Note that the program stores these elements, which no other one may have stored."""

@@ -62,7 +62,7 @@ def _later(value: ast.expr) -> ast.expr:
 
 def parse(text: str, filename: str) -> Any:
     """The code of a module whose functions are kernels."""
-    tree = ast.parse(text)
+    tree = ast.parse(text, filename)
     rewriter = Rewriter()
     tree.body = [rewriter.visit(node) if isinstance(node, ast.FunctionDef) else node for node in tree.body]
     return compile(ast.fix_missing_locations(tree), filename, "exec")

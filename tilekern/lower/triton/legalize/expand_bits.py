@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ml_dtypes
-import numpy as np
 
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.types import kind_of
+from tilekern.ir.types import F32, kind_of
 from tilekern.lower.triton.legalize.make import Make
 
 
@@ -105,14 +104,10 @@ def _nextafter(make: Make, x: Value, y: Value) -> Value:
     bits, other = make.bits(x, signed=True), make.bits(y, signed=True)
     sign = int(ml_dtypes.iinfo(bits.tile.dtype).min)
     zero = make.of("eq", make.of("and", bits, ~sign), 0)
-    wide = (lambda v: v) if dtype.itemsize >= 4 else (lambda v: make.convert(v, np.dtype(np.float32)))
-    a, b = wide(x), wide(y)
+    a, b = (v if dtype.itemsize >= 4 else make.convert(v, F32) for v in (x, y))
     # Away from zero: y > x > 0 or y < x < 0.
-    grows = make.of(
-        "eq",
-        make.convert(make.of("lt", a, b), np.dtype(np.int32)),
-        make.convert(make.of("gt", a, 0.0), np.dtype(np.int32)),
-    )
+    up, positive = make.of("lt", a, b), make.of("gt", a, 0.0)
+    grows = make.of("not", make.of("xor", up, positive))
     step = make.select(grows, make.of("add", bits, 1), make.of("sub", bits, 1))
     smallest = make.of("or", make.of("and", other, sign), 1)
     result = make.bitcast(make.select(zero, smallest, step), dtype)

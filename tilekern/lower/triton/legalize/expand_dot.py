@@ -30,14 +30,14 @@ def _sum_of_products(make: Make, op: Dot) -> Value:
     """Every product at once, summed along the contracted dims; int32, wrapping around."""
     left, right = (make.convert(x, I32) for x in op.operands)
     batch = [left.tile.shape[d] for d in op.batch[0]]
-    free = [[x.tile.shape[d] for d in op.free(side)] for side, x in ((0, left), (1, right))]
+    free = [left.tile.shape[d] for d in op.free(0)], [right.tile.shape[d] for d in op.free(1)]
     inner = [left.tile.shape[d] for d in op.contract[0]]
     depth = prod(inner)
     whole = (*batch, *free[0], *free[1], depth)
     places = range(len(batch)), range(len(batch) + len(free[0]))
     sides: list[Value] = []
-    for side, x in ((0, left), (1, right)):
-        order = (*op.batch[side], *op.free(side), *op.contract[side])
+    for side, x, own in ((0, left, op.free(0)), (1, right, op.free(1))):
+        order = (*op.batch[side], *own, *op.contract[side])
         flat = make.reshape(make.transpose(x, order), (*batch, *free[side], depth))
         first = len(places[side])
         dims = (*range(len(batch)), *range(first, first + len(free[side])), len(whole) - 1)

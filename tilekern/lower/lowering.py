@@ -1,0 +1,67 @@
+"""A Func lowered to a target, whichever backend that has: what calls and the stages of a kernel need of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from tilekern.ir.core import Array, Func
+from tilekern.lower.target import Target
+from tilekern.lower.triton.lowering import TritonLowering
+from tilekern.lower.xla.lowering import XlaLowering
+
+
+class Lowering(Protocol):
+    """A lowered Func."""
+
+    @property
+    def text(self) -> str:
+        """The target's program, for people to read."""
+        ...
+
+    def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
+        """The outputs; traceable by JAX, when it lowers for the target's platform."""
+        ...
+
+    def interpret(self, *inputs: Array) -> Sequence[Array]:
+        """The outputs, computed on this machine without the target's hardware."""
+        ...
+
+    def compile(self) -> CompiledProgram:
+        """Compile for the target; its hardware need not be here."""
+        ...
+
+
+class CompiledProgram(Protocol):
+    """A compiled Func."""
+
+    @property
+    def asm(self) -> Mapping[str, Any]:
+        """The stages of the compilation, by the name of the language."""
+        ...
+
+    @property
+    def resources(self) -> Any:
+        """What one program takes of the machine."""
+        ...
+
+    def __call__(self, *inputs: Any) -> Sequence[jax.Array]:
+        """Run it here."""
+        ...
+
+    def memory_analysis(self) -> Any:
+        """XLA's account of the program's memory."""
+        ...
+
+
+def lower(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering:
+    """Lower a Func that went through the pipeline of passes.
+
+    Args:
+      func: the Func.
+      target: what it shall run on.
+      launch: launch options that somebody chose.
+    """
+    return TritonLowering(func, target, launch) if target.backend == "triton" else XlaLowering(func)

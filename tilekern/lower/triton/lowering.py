@@ -1,0 +1,104 @@
+"""A Func lowered to Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from tilekern import _jax
+from tilekern.errors import TargetError
+from tilekern.ir.core import Array, Func
+from tilekern.lower.target import Target
+from tilekern.lower.triton import resources
+from tilekern.lower.triton.binary import Binary
+from tilekern.lower.triton.build import build
+from tilekern.lower.triton.call import call
+from tilekern.lower.triton.chip import CHIPS
+from tilekern.lower.triton.compile import compile_program
+from tilekern.lower.triton.interpret import interpret
+from tilekern.lower.triton.program import Program
+from tilekern.lower.triton.resources import Resources
+
+
+class TritonLowering:
+    """A Func as Triton source.
+
+    Attributes:
+      target: what it is for.
+      program: the source, and how it is launched.
+    """
+
+    def __init__(self, func: Func, target: Target, launch: Mapping[str, int]) -> None:
+        self.target = target
+        self._chip = CHIPS[target.name]
+        self.program: Program = build(func, self._chip, launch)
+        self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
+
+    @property
+    def text(self) -> str:
+        """Triton source: Python."""
+        return self.program.text
+
+    def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
+        """The outputs, by a custom call; traceable by JAX when it lowers for CUDA."""
+        return call(self.program, self._binary, *inputs)
+
+    def interpret(self, *inputs: Array) -> Sequence[Array]:
+        """The outputs, computed by Triton's interpreter in a process of its own."""
+        return interpret(self.program, inputs)
+
+    def compile(self) -> TritonCompiled:
+        """Compile with Triton, for the target's GPU, which need not be here."""
+        return TritonCompiled(self, self._binary)
+
+    @cached_property
+    def _binary(self) -> Binary:
+        binary = compile_program(self.program, self._chip)
+        resources.check_fits(binary, self.program, self._chip)
+        # Machine code is used as it is, and fails on other GPUs; without it, the driver compiles the PTX.
+        return replace(binary, asm={**binary.asm, "cubin": b""}) if self.target.portable else binary
+
+    def on_gpu(self) -> Any:
+        """The program compiled by XLA for this machine's GPU."""
+        if _jax.compute_capability() is None:
+            raise TargetError(
+                f"there is no GPU here to run {self.program.name} on",
+                expected="a machine with an NVIDIA GPU, and JAX with CUDA: pip install 'tilekern[cuda]'",
+                got=f"JAX runs on {jax.default_backend()}",
+                fix="look at .asm and .resources, or run it in Triton's interpreter: traced.lower(...).interpret(*arrays)",
+            )
+        devices: Any = jax.devices("cuda")
+        device = jax.sharding.SingleDeviceSharding(devices[0])
+        return jax.jit(self.run, in_shardings=device, out_shardings=device).lower(*self._types).compile()
+
+
+class TritonCompiled:
+    """Compiled by Triton."""
+
+    def __init__(self, lowering: TritonLowering, binary: Binary) -> None:
+        self._lowering, self._binary = lowering, binary
+
+    @property
+    def asm(self) -> Mapping[str, Any]:
+        """What Triton made on the way, by the names "ttir", "ttgir", "ptx", "cubin" and "sass"."""
+        return {**self._binary.asm, "sass": self._binary.sass}
+
+    @cached_property
+    def resources(self) -> Resources:
+        """What one program takes of a multiprocessor."""
+        return resources.resources(self._binary, CHIPS[self._lowering.target.name])
+
+    def __call__(self, *inputs: Any) -> Sequence[jax.Array]:
+        return self._on_gpu(*inputs)
+
+    def memory_analysis(self) -> Any:
+        """XLA's account of the program's memory."""
+        return self._on_gpu.memory_analysis()
+
+    @cached_property
+    def _on_gpu(self) -> Any:
+        return self._lowering.on_gpu()

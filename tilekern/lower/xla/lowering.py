@@ -1,0 +1,78 @@
+"""A Func lowered to the portable backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from tilekern.errors import TargetError
+from tilekern.ir.core import Array, Func
+from tilekern.lower.xla import emit
+
+
+class XlaLowering:
+    """A Func as plain XLA operations.
+
+    Attributes:
+      func: the Func.
+    """
+
+    def __init__(self, func: Func) -> None:
+        self.func = func
+
+    def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
+        """The outputs; traceable by JAX."""
+        return emit.run(self.func, *inputs)
+
+    @property
+    def text(self) -> str:
+        """StableHLO."""
+        return self._lowered.as_text()
+
+    def interpret(self, *inputs: Array) -> Sequence[Array]:
+        """The outputs: XLA runs here, so nothing has to be interpreted."""
+        return [np.asarray(x) for x in self.compile()(*inputs)]
+
+    def compile(self) -> XlaCompiled:
+        """Compile for this machine."""
+        return XlaCompiled(self._lowered.compile())
+
+    @cached_property
+    def _lowered(self) -> Any:
+        program = partial(self.run)
+        program.__name__ = self.func.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
+        types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in self.func.inputs]
+        return jax.jit(program).lower(*types)
+
+
+class XlaCompiled:
+    """Compiled by XLA for this machine."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+
+    def __call__(self, *inputs: Any) -> Sequence[jax.Array]:
+        return self._compiled(*inputs)
+
+    @property
+    def asm(self) -> Mapping[str, Any]:
+        """The optimised HLO, as `asm["hlo"]`."""
+        return {"hlo": self._compiled.as_text()}
+
+    @property
+    def resources(self) -> NoReturn:
+        """Not known here."""
+        raise TargetError(
+            "the portable backend does not know what a program takes of the machine",
+            expected='a kernel lowered to a GPU, such as "cuda:sm_90"',
+            got='target = "cpu:xla"',
+            fix="use memory_analysis(), XLA's account of the memory",
+        )
+
+    def memory_analysis(self) -> Any:
+        """XLA's account of the program's memory; `.temp_size_in_bytes` is its scratch."""
+        return self._compiled.memory_analysis()
