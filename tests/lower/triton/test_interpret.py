@@ -357,7 +357,6 @@ else:
 def test_the_interpreter_goes_when_its_parent_is_killed() -> None:
     """Even while a program loops."""
     code = """
-import threading, time
 from tests.lower.triton.test_interpret import X, copy, interpret, pid
 print(pid(), flush=True)
 interpret(copy("n = tl.load(x0)\\nwhile n < 1:\\n    n = n * 1"), [X])

@@ -103,7 +103,7 @@ class Addresses:
         return _times(digit, term.stride)
 
     def _digit(self, term: Term) -> str:
-        """(operand // div) % mod, rounded down; Triton rounds toward zero, which is the same for what is not negative."""
+        """(operand // div) % mod, rounded down; Triton rounds toward zero, the same for what is not negative."""
         text, interval = self._operands[term.operand].operand, self._intervals[term.operand]
         number = self._operands[term.operand].number
         if number is not None:

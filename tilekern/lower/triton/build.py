@@ -7,15 +7,21 @@ from math import prod
 
 from tilekern.ir import ranges
 from tilekern.ir.compute import Dot
-from tilekern.ir.core import Func
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Func, Op
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Load
+from tilekern.ir.types import I32
 from tilekern.lower.triton.chip import Chip
-from tilekern.lower.triton.copies import plan_copies
+from tilekern.lower.triton.copies import Copy, plan_copies
 from tilekern.lower.triton.emit import Emitter
-from tilekern.lower.triton.legalize import legalize
+from tilekern.lower.triton.legalize import Legal, legalize
 from tilekern.lower.triton.memory import Memory
 from tilekern.lower.triton.names import Names
 from tilekern.lower.triton.prelude import prelude
 from tilekern.lower.triton.program import Program
+from tilekern.passes import pipeline
+from tilekern.passes.split_loops import split_loops
 
 _HEAD = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra import libdevice\n"
@@ -29,9 +35,10 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
       chip: what it shall run on.
       hints: `num_warps` and `num_stages`, where a schedule or the call gives them.
     """
-    legal = legalize(func)
+    legal, copies = _planned(func, chip)
+    if _has_masked_loops(legal.func, copies):
+        legal, copies = _planned(pipeline.run(split_loops(func)), chip)
     names = Names()
-    copies = plan_copies(legal.func, chip, ranges.analyze(legal.func))
     entry = names.fresh(func.name)
     memory = Memory(legal.func, copies, names)
     emitter = Emitter(legal.func, memory, names)
@@ -54,6 +61,26 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         lines={number + first: loc for number, loc in emitter.writer.places.items()},
         loc=func.loc,
     )
+
+
+def _planned(func: Func, chip: Chip) -> tuple[Legal, dict[Op, Copy]]:
+    legal = legalize(func)
+    return legal, plan_copies(legal.func, chip, ranges.analyze(legal.func))
+
+
+def _has_masked_loops(func: Func, copies: Mapping[Op, Copy]) -> bool:
+    """Whether a loop of dots compares positions, or checks bounds: work that most of its iterations need not do."""
+    return any(
+        _is_comparison(inner) or (isinstance(inner, Load) and not inner.access.in_bounds and inner not in copies)
+        for op in func.walk()
+        if isinstance(op, Fold) and any(isinstance(inner, Dot) for inner in op.body.ops)
+        for inner in op.body.ops
+    )
+
+
+def _is_comparison(op: Op) -> bool:
+    compares = isinstance(op, Elementwise) and op.function in ("lt", "le", "gt", "ge")
+    return compares and op.operands[0].tile.size > 1 and op.operands[0].tile.dtype == I32
 
 
 def default_warps(func: Func) -> int:

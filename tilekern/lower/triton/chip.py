@@ -10,7 +10,7 @@ class Chip:
     """One compute capability.
 
     Source of the numbers: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per
-    Compute Capability"; of the dtypes: PTX ISA, "Tensor Memory Accelerator" and "Alternate Floating-Point Data Formats".
+    Compute Capability"; of the dtypes: PTX ISA, "Alternate Floating-Point Data Formats".
 
     Attributes:
       name: of the target, "cuda:sm_90".

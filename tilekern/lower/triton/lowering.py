@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -69,10 +69,9 @@ class TritonLowering:
                 f"there is no GPU here to run {self.program.name} on",
                 expected="a machine with an NVIDIA GPU, and JAX with CUDA: pip install 'tilekern[cuda]'",
                 got=f"JAX runs on {jax.default_backend()}",
-                fix="look at .asm and .resources, or run it in Triton's interpreter: traced.lower(...).interpret(*arrays)",
+                fix="look at .asm and .resources, or interpret it: traced.lower(...).interpret(*arrays)",
             )
-        devices: Any = jax.devices("cuda")
-        device = jax.sharding.SingleDeviceSharding(devices[0])
+        device = jax.sharding.SingleDeviceSharding(cast(Any, jax).devices("cuda")[0])
         return jax.jit(self.run, in_shardings=device, out_shardings=device).lower(*self._types).compile()
 
 

@@ -43,8 +43,8 @@ class Expr:
 
     Attributes:
       text: a Python expression.
-      shape: of what the text gives: of the value's rank, with 1 where it is the same along a dim; () for a scalar, which
-        stands for a tile of any shape.
+      shape: of what the text gives: of the value's rank, with 1 where it is the same along a dim; () for a scalar,
+        which stands for a tile of any shape.
       number: the element, if the value is a known one; then the text is its literal.
       tight: whether the text binds stronger than any operator.
     """
