@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from tilekern.ir.core import Value
 from tilekern.ir.memory import Dim, MemoryOp, Position, Term
 from tilekern.ir.ranges import Interval, digit_interval, position_interval
-from tilekern.lower.triton.source_text import Expr
+from tilekern.lower.triton.source_text import Expr, is_tight
 
 _INT32 = Interval(-(2**31), 2**31 - 1)
 
@@ -37,6 +36,16 @@ class Addresses:
         self._strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
         # Offsets in int64 where int32 cannot count the elements.
         self._wide = prod(shape) > _INT32.high or any(not self._is_int32(d) for d in op.access.dims)
+
+    @property
+    def nowhere(self) -> bool:
+        """Whether no lane is in bounds: the array is empty, or an index is a number outside of it."""
+        shape = self._op.ref.ref.shape
+        reaches = [self._reach(dim) for dim in self._op.access.dims]
+        return any(
+            size == 0 or (high is not None and high < 0) or (low is not None and low >= size)
+            for (low, high), size in zip(reaches, shape, strict=True)
+        )
 
     def position(self, number: int) -> str:
         """The position of a dim, a scalar (an int32 vector for a gather)."""
@@ -76,9 +85,8 @@ class Addresses:
         where = self.position(number)
         if dim.kind == "gather":
             return where if where.isidentifier() else self._bind("rows", where)
-        lanes = f"tl.arange(0, {dim.size})"
-        text = lanes if where == "0" else f"{where} + {lanes}"
-        return self._bind("lanes", f"({text}).to(tl.int64)" if self._wide and where == "0" else text)
+        lanes = f"tl.arange(0, {dim.size}).to(tl.int64)" if self._wide else f"tl.arange(0, {dim.size})"
+        return self._bind("lanes", lanes if where == "0" else f"{where} + {lanes}")
 
     def _unsqueezed(self, vector: str, number: int) -> str:
         """A vector along its dim of the tile; scalars stay."""
@@ -140,11 +148,6 @@ class Addresses:
             ends = digit.low * term.stride, digit.high * term.stride
             low, high = low + min(0, *ends), high + max(0, *ends)
         return low >= _INT32.low and high + dim.size <= _INT32.high
-
-
-def is_tight(text: str) -> bool:
-    """Whether a name, a call or an index, or a sequence of them, which bind stronger than any operator."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*(\([^()]*\)|\[[^\[\]]*\])*", text) is not None
 
 
 def _tight(text: str) -> str:

@@ -64,7 +64,7 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
 
 
 def _planned(func: Func, chip: Chip) -> tuple[Legal, dict[Op, Copy]]:
-    legal = legalize(func)
+    legal = legalize(func, chip)
     return legal, plan_copies(legal.func, chip, ranges.analyze(legal.func))
 
 

@@ -17,7 +17,7 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
 from tilekern.ir.types import BOOL, F32, F64, I32, DType, TileType, kind_of
-from tilekern.lower.triton.source_text import Expr, dtype_text, literal, shape_text
+from tilekern.lower.triton.source_text import Expr, dtype_text, is_tight, literal, shape_text
 
 _OPERATORS = {
     "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shift_left": "<<",
@@ -178,8 +178,6 @@ def _iota(op: Iota) -> Expr:
     text = f"tl.arange(0, {size})"
     if rank > 1:
         text += f"[{', '.join(':' if d == op.dim else 'None' for d in range(rank))}]"
-    if op.dtype != I32:
-        text += f".to({dtype_text(op.dtype)})"
     return Expr(text, tuple(size if d == op.dim else 1 for d in range(rank)))
 
 
@@ -212,9 +210,11 @@ def _of_whole_tiles(op: Op, texts: Sequence[str]) -> Expr:
 
 
 def _reshape(op: Reshape, text: str) -> str:
+    rank = len(op.operands[0].tile.shape)
+    if rank == 0:
+        return f"tl.broadcast_to({text}, {shape_text(op.shape)})"
     if op.shape:
         return f"tl.reshape({text}, {shape_text(op.shape)})"
-    rank = len(op.operands[0].tile.shape)
     flat = text if rank == 1 else f"tl.reshape({text}, (1,))"
     return f"tl.reduce({flat}, 0, first)"
 
@@ -259,6 +259,7 @@ def _take(op: Take, texts: Sequence[str]) -> str:
     """Elements travel as integers where shuffles have no such dtype."""
     dtype = op.result.tile.dtype
     tile, index = texts
+    tile = tile if is_tight(tile) else f"({tile})"
     if dtype == BOOL:
         return f"(tl.gather({tile}.to(tl.int32), {index}, {op.dim}) != 0)"
     if dtype.itemsize < 4:

@@ -126,6 +126,9 @@ class Memory:
             box = f"{self._descriptors[op.ref, copy]}.load([{self._coordinates(host, op, copy)}])"
             same = copy.descriptor.block == tile.shape
             return Expr(box if same else f"{box}.reshape({', '.join(map(str, tile.shape))})", tile.shape)
+        if self._addresses(host, op).nowhere:
+            fill = host.expr(op.fill).text if op.fill is not None else _other(None, tile.dtype)
+            return Expr(f"tl.full({shape_text(tile.shape)}, {fill}, {dtype_text(tile.dtype)})", tile.shape)
         pointer, mask = self._address(host, op)
         text = f"tl.load({pointer})"
         if mask:
@@ -144,6 +147,8 @@ class Memory:
             box = value if same else f"tl.reshape({value}, {shape_text(block)})"
             name = self._descriptors[op.ref, copy]
             host.writer.line(f"{name}.store([{self._coordinates(host, op, copy)}], {box})", op.loc)
+            return
+        if self._addresses(host, op).nowhere:
             return
         if isinstance(op, Atomic) and op.ref.ref.role == "sum":
             self._accumulate(host, op, value)
@@ -199,7 +204,10 @@ class Memory:
             host.writer.line("tl.debug_barrier()", op.loc)
 
     def _addresses(self, host: Host, op: MemoryOp) -> Addresses:
-        return Addresses(op, [host.expr(v) for v in op.positions], host.ranges, host.bind)
+        # Vectors of gathers in full: what is the same in all lanes is a scalar otherwise.
+        vectors = {v: Expr(whole(host.expr(v), v.tile), v.tile.shape) for v in op.positions if v.tile.shape}
+        operands = [vectors.get(v) or host.expr(v) for v in op.positions]
+        return Addresses(op, operands, host.ranges, host.bind)
 
     def _address(self, host: Host, op: MemoryOp) -> tuple[str, str]:
         """The pointer to every lane, and the mask, "" for none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,11 @@ def literal(number: Array) -> str:
         return str(bool(number)) if number.dtype == np.bool_ else str(int(number))
     value = float(number)
     return repr(value) if np.isfinite(value) else f'float("{value}")'
+
+
+def is_tight(text: str) -> bool:
+    """Whether a name, a call or an index, or a sequence of them, which bind stronger than any operator."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*(\([^()]*\)|\[[^\[\]]*\])*", text) is not None
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

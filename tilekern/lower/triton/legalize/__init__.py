@@ -1,5 +1,6 @@
 """Block IR → block IR that Triton can express; each step is a rewrite whose result the interpreter runs as well.
 
+refuse               what cannot be done
 split_contractions   dots of loads, cut where the contracted size is no power of two
 expand               ops and dtypes that Triton lacks, by those it has
 pad_tiles            every size a power of two
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 
 from tilekern.ir.core import Array, Func
 from tilekern.ir.verify import verify
+from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.legalize.expand import expand
 from tilekern.lower.triton.legalize.pad_tiles import pad_tiles
+from tilekern.lower.triton.legalize.refuse import refuse, refuse_large_tiles
 from tilekern.lower.triton.legalize.split_contractions import split_contractions
 from tilekern.lower.triton.legalize.standard_forms import standard_forms
 from tilekern.passes.cse import cse
@@ -35,15 +38,21 @@ class Legal:
     constants: tuple[Array, ...]
 
 
-def legalize(func: Func) -> Legal:
+def legalize(func: Func, chip: Chip) -> Legal:
     """The Func in the form that emitters take.
 
     Args:
       func: went through the pipeline of passes.
+      chip: what it shall run on.
+
+    Raises:
+      TargetError: the Func does something that the chip, or Triton, does not have.
     """
-    padded = pad_tiles(cse(expand(dce(split_contractions(func)))))
+    refuse(func, chip)
+    padded = pad_tiles(cse(expand(dce(split_contractions(func)), chip)))
     func = standard_forms(padded.func)
     for improve in (elide_masks, cse, hoist_invariants, cse, dce):
         func = improve(func)
     verify(func)
+    refuse_large_tiles(func)
     return Legal(func, padded.constants)

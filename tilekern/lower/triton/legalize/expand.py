@@ -15,6 +15,7 @@ Needs: a verified Func. Gives: a Func with the same outputs (to the rounding of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -22,9 +23,12 @@ import numpy as np
 from tilekern.ir.compute import Convert, Dot, Reduce
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Atomic
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.shape import Iota
 from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, I32, DType, kind_of
+from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.legalize.expand_bits import expand_bits
 from tilekern.lower.triton.legalize.expand_dot import expand_dot
 from tilekern.lower.triton.legalize.expand_order import expand_sort, expand_top_k
@@ -35,9 +39,9 @@ from tilekern.lower.triton.legalize.make import Make
 _NATIVE = ("add", "sub", "mul", "max", "min", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge")
 
 
-def expand(func: Func) -> Func:
+def expand(func: Func, chip: Chip) -> Func:
     """Apply the rewrites above."""
-    return Rewriter(_rule).run(func)
+    return Rewriter(partial(_rule, chip)).run(func)
 
 
 def is_float8(dtype: DType) -> bool:
@@ -45,24 +49,36 @@ def is_float8(dtype: DType) -> bool:
     return kind_of(dtype) == "float" and dtype.itemsize == 1
 
 
-def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+def _rule(chip: Chip, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     make = Make(rewriter, op)
     match op:
         case Convert():
             found = _convert(make, op.operands[0], op.dtype)
+        case Iota() if op.dtype != I32:
+            found = _narrowed(make, make.lanes(op.shape, op.dim), op.dtype)
         case Elementwise():
             found = _elementwise(make, op)
         case Reduce() | Scan() | ArgReduce():
             found = _widened(make, op)
         case Dot():
-            found = expand_dot(make, op)
+            found = expand_dot(make, op, chip)
         case Sort():
             found = expand_sort(make, op)
         case TopK():
             found = expand_top_k(make, op)
+        case Atomic(kind="max" | "min") if kind_of(op.ref.ref.dtype) == "float":
+            return rewriter.add(_with_sign_of_nan(make, op))
         case _:
             return None
     return None if found is None else [found]
+
+
+def _with_sign_of_nan(make: Make, op: Atomic) -> Atomic:
+    """Float maxima and minima are those of the bits: a NaN wins every maximum if it is positive, every minimum if not."""
+    value = op.value
+    nan = np.copysign(np.asarray(np.nan, value.tile.dtype), 1 if op.kind == "max" else -1)
+    marked = make.select(make.of("ne", value, value), make.constant(nan, value.tile), value)
+    return op.copy((op.ref, marked, *op.operands[2:]))
 
 
 # --- converts ------------------------------------------------------------------------------------------------------
@@ -73,7 +89,7 @@ def _convert(make: Make, x: Value, dtype: DType) -> Value | None:
     if dtype == BOOL:
         return make.of("ne", make.convert(x, F32) if is_float8(source) else x, 0)
     if source == BOOL:
-        return None if dtype in (I32, F32, F64) else make.convert(make.convert(x, I32), dtype)
+        return None if dtype in (I32, F32, F64) else _narrowed(make, make.convert(x, I32), dtype)
     floats = kind_of(source) == "float", kind_of(dtype) == "float"
     if floats == (True, False):
         return _to_integer(make, x, dtype)

@@ -8,22 +8,30 @@ import numpy as np
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Value
-from tilekern.ir.types import BF16, F32, I32, kind_of
+from tilekern.ir.types import BF16, F16, F32, I32, DType, kind_of
+from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.legalize.make import Make
 
 
-def expand_dot(make: Make, op: Dot) -> Value | None:
-    """Integers but int8 as sums of products, and float32 as the cheaper dtype that the precision names.
+def expand_dot(make: Make, op: Dot, chip: Chip) -> Value | None:
+    """Integers but int8 as sums of products, and floats as the dtype that is multiplied.
 
-    Tensor cores take 8-bit floats from sm_89 on; of older chips nothing is known here, Triton converts there.
+    That is for float32 the cheaper one that the precision names, and for 8-bit floats, where tensor cores do not take
+    them, float16, which has all their numbers.
     """
     dtype = op.operands[0].tile.dtype
     if dtype == F32 and op.precision == "bf16":
-        lhs, rhs = (make.convert(x, BF16) for x in op.operands)
-        return make.add(Dot, lhs, rhs, contract=op.contract, batch=op.batch)
+        return _converted(make, op, BF16)
+    if kind_of(dtype) == "float" and dtype.itemsize == 1 and not chip.float8:
+        return _converted(make, op, F16)
     if kind_of(dtype) == "float" or dtype == np.dtype(np.int8):
         return None
     return _sum_of_products(make, op)
+
+
+def _converted(make: Make, op: Dot, dtype: DType) -> Value:
+    lhs, rhs = (make.convert(x, dtype) for x in op.operands)
+    return make.add(Dot, lhs, rhs, contract=op.contract, batch=op.batch)
 
 
 def _sum_of_products(make: Make, op: Dot) -> Value:

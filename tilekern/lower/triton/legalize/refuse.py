@@ -1,0 +1,96 @@
+"""What no Triton program for a GPU can do: refused with the user's line, the reason, and a way out.
+
+Atomic updates: PTX ISA, "atom": 32 and 64 bits for integers; f16, bf16 (from sm_90 on), f32 and f64 for additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import numpy as np
+
+from tilekern import source
+from tilekern.errors import TargetError
+from tilekern.ir.core import Func, Value
+from tilekern.ir.memory import Atomic
+from tilekern.ir.types import BF16, DTYPES, F16, F32, F64, DType, dtype_name
+from tilekern.lower.triton.chip import Chip
+
+LARGEST_TILE = 1 << 20
+"""Elements: Triton's own limit, `TRITON_MAX_TENSOR_NUMEL`."""
+
+LARGEST_GRID = 2**31 - 1
+"""Programs along the first axis of a grid; the CUDA C++ Programming Guide, "Technical Specifications"."""
+
+_PORTABLE = 'use target="cpu:xla", the portable backend, which runs on GPUs too'
+
+
+def refuse(func: Func, chip: Chip) -> None:
+    """Raise a `TargetError` for the first thing in a Func that the chip, or Triton, does not have."""
+    for op in func.walk():
+        with source.at(op.loc):
+            for value in (*op.operands, *op.results):
+                _check_dtype(value, chip)
+            if isinstance(op, Atomic):
+                _check_atomic(op, chip)
+    programs = prod(func.grid)
+    if programs > LARGEST_GRID:
+        with source.at(func.loc):
+            raise TargetError(
+                f"the grid of {func.name} is too large for a GPU",
+                expected=f"at most {LARGEST_GRID} programs",
+                got=f"{programs} programs, {' × '.join(map(str, func.grid))}",
+                fix="take larger blocks",
+            )
+
+
+def refuse_large_tiles(func: Func) -> None:
+    """Raise a `TargetError` for the first tile of a legal Func that Triton does not take."""
+    for op in func.walk():
+        for value in op.results:
+            if value.tile.size > LARGEST_TILE:
+                with source.at(op.loc):
+                    raise TargetError(
+                        "a tile is too large for Triton",
+                        expected=f"at most {LARGEST_TILE} elements, sizes counted up to the next powers of two",
+                        got=f"{value.tile} in {op.name}",
+                        fix="take smaller blocks; integer dots other than int8, which multiply all pairs at once, "
+                        "need small ones",
+                    )
+
+
+def _check_dtype(value: Value, chip: Chip) -> None:
+    dtype = value.type.dtype
+    if dtype == DTYPES["f8e4m3fn"] and not chip.float8:
+        raise TargetError(
+            f"{chip.name} has no {dtype_name(dtype)}",
+            expected="sm_90 or newer; f8e5m2, bf16 and wider floats are there",
+            got=str(value.type),
+            fix=f"convert the array before the call (.astype), or {_PORTABLE}",
+        )
+
+
+def _check_atomic(op: Atomic, chip: Chip) -> None:
+    if op.ref.ref.role == "sum":
+        return  # a sum of one's own slot
+    dtype = op.ref.ref.dtype
+    available = list(_atomic_dtypes(op, chip))
+    if dtype not in available:
+        raise TargetError(
+            f"{chip.name} has no atomic {op.kind} of {dtype_name(dtype)}",
+            expected=f"one of {', '.join(map(dtype_name, available))}",
+            got=f"{op.ref.name}: {op.ref.type}",
+            fix=f"make the output of one of these dtypes and convert it afterwards, or {_PORTABLE}",
+        )
+
+
+def _atomic_dtypes(op: Atomic, chip: Chip) -> Iterator[DType]:
+    yield from map(np.dtype, (np.int32, np.uint32, np.int64, np.uint64))
+    if op.kind in ("add", "max", "min"):
+        yield from (F32, F64)
+    if op.kind == "add":
+        yield F16
+        if chip.bf16_atomics:
+            yield BF16
+
