@@ -81,7 +81,7 @@ def argsort{keys}({", ".join(names)}, ROWS: tl.constexpr, LANES: tl.constexpr, S
 {gathers}            other_place = tl.gather(place, partner, 1)
             less = {less}
             ascending = ((lane >> stage) & 1) == 0
-            swap = less == ((partner < lane) == ascending)
+            swap = less == ((lane < partner) == ascending)
 {selects}            place = tl.where(swap, other_place, place)
     return place
 """

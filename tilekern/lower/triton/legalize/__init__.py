@@ -19,6 +19,7 @@ from tilekern.lower.triton.legalize.pad_tiles import pad_tiles
 from tilekern.lower.triton.legalize.refuse import refuse, refuse_large_tiles
 from tilekern.lower.triton.legalize.split_contractions import split_contractions
 from tilekern.lower.triton.legalize.standard_forms import standard_forms
+from tilekern.passes.canonicalize import canonicalize
 from tilekern.passes.cse import cse
 from tilekern.passes.dce import dce
 from tilekern.passes.elide_masks import elide_masks
@@ -51,7 +52,7 @@ def legalize(func: Func, chip: Chip) -> Legal:
     refuse(func, chip)
     padded = pad_tiles(cse(expand(dce(split_contractions(func)), chip)))
     func = standard_forms(padded.func)
-    for improve in (elide_masks, cse, hoist_invariants, cse, dce):
+    for improve in (canonicalize, elide_masks, canonicalize, cse, hoist_invariants, cse, dce):
         func = improve(func)
     verify(func)
     refuse_large_tiles(func)

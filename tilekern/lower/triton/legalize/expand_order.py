@@ -16,10 +16,8 @@ from tilekern.ir.types import BOOL, F32, I32, kind_of
 from tilekern.lower.triton.legalize.make import Make
 
 
-def expand_sort(make: Make, op: Sort) -> Value | None:
+def expand_sort(make: Make, op: Sort) -> Value:
     """A sort → the operand asked for, at positions found by a sort of integer keys."""
-    if is_positions(op):
-        return None
     keys = [_key(make, x) for x in op.operands[: op.num_keys]]
     return make.take(op.operands[op.pick], _positions(make, keys, op.dim), op.dim)
 
@@ -30,13 +28,6 @@ def expand_top_k(make: Make, op: TopK) -> Value:
     places = _positions(make, [make.of("not", _key(make, x))], op.dim)
     zeros, ones = (0,) * len(x.tile.shape), (1,) * len(x.tile.shape)
     return make.add(Slice, places, start=zeros, stop=op.result.tile.shape, stride=ones)
-
-
-def is_positions(op: Sort) -> bool:
-    """Whether a sort is of integer keys of at least 32 bits, for positions: its last operand numbers the lanes."""
-    dtypes = [v.tile.dtype for v in op.operands[:-1]]
-    wide = all(kind_of(d) in ("signed", "unsigned") and d.itemsize >= 4 for d in dtypes)
-    return wide and op.pick == op.num_keys == len(op.operands) - 1
 
 
 def _positions(make: Make, keys: list[Value], dim: int) -> Value:
