@@ -86,7 +86,9 @@ class Addresses:
         if dim.kind == "gather":
             return where if where.isidentifier() else self._bind("rows", where)
         lanes = f"tl.arange(0, {dim.size}).to(tl.int64)" if self._wide else f"tl.arange(0, {dim.size})"
-        return self._bind("lanes", lanes if where == "0" else f"{where} + {lanes}")
+        (name, *others) = [self._operands[t.operand].text for t in dim.position.terms] or [""]
+        wish = f"{name}_lanes" if name.isidentifier() and not others else "lanes"
+        return self._bind(wish, lanes if where == "0" else f"{where} + {lanes}")
 
     def _unsqueezed(self, vector: str, number: int) -> str:
         """A vector along its dim of the tile; scalars stay."""

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilekern.ir import ranges
-from tilekern.ir.compute import Constant, Dot
+from tilekern.ir.compute import Constant, Dot, Reduce
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
 from tilekern.ir.debug import Assert, Print
+from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic, Load, Store
 from tilekern.ir.ranges import Interval
-from tilekern.ir.shape import Broadcast, Iota
+from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import INDEX
 from tilekern.lower.triton import expressions
 from tilekern.lower.triton.expressions import whole
@@ -30,6 +31,10 @@ from tilekern.source import UNKNOWN, Loc
 
 # The longest expression that is still put into another one.
 _LONGEST = 72
+
+
+# Names of values of which the user's source does not tell one.
+_PLAIN: dict[type[Op], str] = {Dot: "product", Reduce: "reduced", Take: "taken", Reshape: "reshaped"}
 
 
 @dataclass
@@ -59,6 +64,8 @@ class Emitter:
         self._homes = _homes(func)
         self._fused = _fused_dots(func, self._uses, self._homes)
         self._scopes: list[_Scope] = []
+        self._carried: set[Value] = set()
+        self._targets: dict[Value, str] = {}
 
     # --- what memory.py needs ---
 
@@ -120,9 +127,9 @@ class Emitter:
             case Print() | Assert():
                 self._debug(op)
             case Fold():
-                self._fold(op, wish)
+                self._fold(op, assigned(op.loc))
             case While():
-                self._while(op, wish)
+                self._while(op, assigned(op.loc))
             case Switch():
                 self._switch(op, wish)
             case Dot() if op in self._fused.values():
@@ -153,7 +160,8 @@ class Emitter:
         return self._uses[op.result] == 1 and home is not None and _same_line(home.loc, op.loc)
 
     def _name(self, op: Op, text: Expr, wish: tuple[str, ...]) -> None:
-        name = self.names.fresh(wish[0] if len(wish) == 1 else op.hint or "x")
+        wished = wish[0] if len(wish) == 1 else op.hint or _PLAIN.get(type(op), "x")
+        name = self._targets.get(op.result) or self.names.fresh(wished)
         self.writer.line(f"{name} = {text.text}", op.loc)
         self._env[op.result] = Expr(name, text.shape)
 
@@ -162,14 +170,27 @@ class Emitter:
     def _carry(self, values: Sequence[Value], inits: Sequence[Value], wish: tuple[str, ...], loc: Loc) -> list[str]:
         """Variables that hold carries, set to their initial values."""
         wishes = wish if len(wish) == len(values) else [v.name or "carry" for v in values]
-        names = [self.names.fresh(w) for w in wishes]
-        for name, init in zip(names, inits, strict=True):
-            self.writer.line(f"{name} = {whole(self._env[init], init.tile)}", loc)
+        names: list[str] = []
+        for w, init in zip(wishes, inits, strict=True):
+            if init in self._carried and self._uses[init] == 1:
+                names.append(self._env[init].text)  # goes on in the next loop
+                continue
+            names.append(self.names.fresh(w))
+            self.writer.line(f"{names[-1]} = {whole(self._env[init], init.tile)}", loc)
         return names
 
     def _bind_values(self, values: Sequence[Value], names: Sequence[str]) -> None:
         for value, name in zip(values, names, strict=True):
             self._env[value] = Expr(name, value.tile.shape)
+
+    def _carry_on(self, body: Block, names: Sequence[str]) -> None:
+        """Let the last op of a loop's body set the carry that it computes, if none of the others needs the old one."""
+        last = body.ops[-1] if body.ops else None
+        carries = body.args[len(body.args) - len(names) :]
+        for carry, name, result in zip(carries, names, body.results, strict=True):
+            once = self._uses[result] == 1 and carry not in body.results
+            if last is not None and last.results == (result,) and once:
+                self._targets[result] = name
 
     def _assign(self, names: Sequence[str], values: Sequence[Value], loc: Loc) -> None:
         """All variables get their next values at once."""
@@ -192,9 +213,11 @@ class Emitter:
                     f"{name} = {last} - 1 - {step}" if first == "0" else f"{name} = {first} + {last} - 1 - {step}"
                 )
             self._env[index] = Expr(name, ())
+            self._carry_on(op.body, names)
             self._block(op.body)
             self._assign(names, op.body.results, op.loc)
         self._bind_values(op.results, names)
+        self._carried.update(op.results)
 
     def _bounds(self, op: Fold) -> tuple[str, str]:
         """The first tile, and the one behind the last; `start` and `stop` are elements, and clamped to the extent."""
@@ -223,6 +246,7 @@ class Emitter:
         self._condition(op, go)
         self.writer.line(f"while {go}:", op.loc)
         with self.writer.indented():
+            self._carry_on(op.body, names)
             self._block(op.body)
             self._assign(names, op.body.results, op.loc)
             self._condition(op, go)

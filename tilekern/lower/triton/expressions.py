@@ -130,8 +130,7 @@ def _binary(symbol: str, operands: Sequence[Expr], dtype: DType) -> str:
     # Two literals would be computed by Python.
     both = left.number is not None and right.number is not None
     first = typed(left, dtype) if both else left.operand
-    second = f"({right.text})" if right.text.startswith("-") else right.operand
-    return f"{first} {symbol} {second}"
+    return f"{first} {symbol} {right.operand}"
 
 
 def _extreme(function: str, texts: Sequence[str], dtype: DType) -> str:

@@ -15,7 +15,7 @@ from tilekern.lower.triton.copies import Copy
 from tilekern.lower.triton.expressions import whole
 from tilekern.lower.triton.names import Names
 from tilekern.lower.triton.program import Argument, Result
-from tilekern.lower.triton.source_text import Expr, Writer, dtype_text, literal, shape_text
+from tilekern.lower.triton.source_text import Expr, Writer, dtype_text, is_tight, literal, shape_text
 
 
 class Host(Protocol):
@@ -215,7 +215,8 @@ class Memory:
         pointer = self._pointers[op.ref]
         scalar, lanes = addresses.offset()
         if scalar and lanes:
-            pointer = host.bind(f"{op.ref.name}_at", f"{pointer} + ({scalar})")
+            place = scalar if is_tight(scalar) else f"({scalar})"
+            pointer = host.bind(f"{op.ref.name}_at", f"{pointer} + {place}")
         text = " + ".join(part for part in (pointer, lanes or scalar) if part)
         conditions = [addresses.mask()]
         if op.mask is not None:

@@ -93,4 +93,3 @@ def _atomic_dtypes(op: Atomic, chip: Chip) -> Iterator[DType]:
         yield F16
         if chip.bf16_atomics:
             yield BF16
-
