@@ -139,7 +139,7 @@ def register_lowering(made: Primitive, function: Callable[..., Any], platform: s
 def compute_capability() -> int | None:
     """10 * major + minor of this machine's NVIDIA GPU (the least, if they differ), None if JAX sees none."""
     try:
-        devices: Any = jax.devices("cuda")
+        devices = cast(list[Any], jax.devices("cuda"))
     except RuntimeError:  # no such platform here
         return None
     return min(round(10 * float(d.compute_capability)) for d in devices)

@@ -74,7 +74,7 @@ def _rule(chip: Chip, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
 
 
 def _with_sign_of_nan(make: Make, op: Atomic) -> Atomic:
-    """Float maxima and minima are those of the bits: a NaN wins every maximum if it is positive, every minimum if not."""
+    """Float maxima and minima are of the bits: there a NaN wins all maxima if its sign is +, all minima if it is -."""
     value = op.value
     nan = np.copysign(np.asarray(np.nan, value.tile.dtype), 1 if op.kind == "max" else -1)
     marked = make.select(make.of("ne", value, value), make.constant(nan, value.tile), value)
