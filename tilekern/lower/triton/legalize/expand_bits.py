@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ml_dtypes
+import numpy as np
 
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import Elementwise
@@ -110,7 +111,8 @@ def _nextafter(make: Make, x: Value, y: Value) -> Value:
     grows = make.of("not", make.of("xor", up, positive))
     step = make.select(grows, make.of("add", bits, 1), make.of("sub", bits, 1))
     smallest = make.of("or", make.of("and", other, sign), 1)
-    result = make.bitcast(make.select(zero, smallest, step), dtype)
-    result = make.select(make.of("eq", a, b), y, result)
+    result = make.select(zero, smallest, step)
+    result = make.select(make.of("eq", a, b), other, result)
     nan = make.of("or", make.of("ne", a, a), make.of("ne", b, b))
-    return make.select(nan, float("nan"), result)
+    bits_of_nan = int(np.asarray(np.nan).astype(dtype).view(bits.tile.dtype))
+    return make.bitcast(make.select(nan, bits_of_nan, result), dtype)
