@@ -1,5 +1,6 @@
-"""Thousands of random programs: the XLA backend and the passes against the interpreter."""
+"""Thousands of random programs: the backends and the passes against the interpreter."""
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,12 +11,17 @@ import pytest
 from hypothesis import given, settings
 
 from tests.programs import Program, assert_agrees, programs
-from tests.programs.batches import check
+from tests.programs.batches import check, sample
+from tilekern.errors import TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret
 from tilekern.ir.parse import parse
 from tilekern.ir.text import to_text
 from tilekern.ir.verify import verify
+from tilekern.lower.triton.build import build
+from tilekern.lower.triton.chip import CHIPS
+from tilekern.lower.triton.compile import compile_program
+from tilekern.lower.triton.interpret import interpret as triton_interpret
 from tilekern.lower.xla import plan
 from tilekern.lower.xla.emit import run
 from tilekern.passes import pipeline
@@ -63,6 +69,38 @@ def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: py
     if not optimize:
         monkeypatch.setattr(plan, "BATCH_BYTES", 64)
     check(seeds_of(chunk), partial(by_xla, optimize=optimize))
+
+
+# --- the Triton backend ----------------------------------------------------------------------------------------------
+
+
+def by_triton(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
+    """The outputs, by Triton's interpreter; of a program that is refused, what they should be."""
+    return [_triton(program) or interpret(program.func, *program.arrays, orders=1) for program in programs]
+
+
+def _triton(program: Program) -> Sequence[np.ndarray]:
+    try:
+        source = build(pipeline.run(program.func), CHIPS["cuda:sm_90"], {})
+    except TargetError as error:
+        assert "has no atomic" in error.summary
+        return ()
+    return triton_interpret(source, program.arrays)
+
+
+@chunks(4)
+def test_triton_source_agrees_with_the_interpreter(chunk: int) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    check(seeds_of(chunk), by_triton)
+
+
+@chunks(1)
+def test_triton_compiles_random_programs(chunk: int) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    chip = CHIPS["cuda:sm_90"]
+    for seed in list(seeds_of(chunk))[::10]:
+        with contextlib.suppress(TargetError):
+            compile_program(build(pipeline.run(sample(seed)[0].func), chip, {}), chip)
 
 
 # --- the passes ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.ir.funcs import assert_same
-from tilekern.errors import UnsupportedError
+from tilekern.errors import TargetError, UnsupportedError
 from tilekern.ir.core import Func
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.interpret import interpret
@@ -20,6 +20,10 @@ from tilekern.ir.types import BOOL, DTYPES, F64, DType, kind_of
 from tilekern.ir.verify import verify
 from tilekern.lower import support
 from tilekern.lower.target import BACKENDS
+from tilekern.lower.triton.build import build
+from tilekern.lower.triton.chip import CHIPS
+from tilekern.lower.triton.compile import compile_program
+from tilekern.lower.triton.interpret import interpret as triton_interpret
 from tilekern.lower.xla import emit
 from tilekern.testing import assert_close
 
@@ -58,6 +62,24 @@ def test_every_cell_is_supported_or_rejected_with_a_reason() -> None:
 def test_what_the_portable_backends_reject_is_known() -> None:
     """A cell that one of these loses is a decision, and would be named here."""
     assert [c for c in support.table() if c.backend in ("interpreter", "xla") and c.reason] == []
+
+
+def test_what_triton_rejects_is_atomics_that_gpus_lack() -> None:
+    reasons = [c.reason for c in support.table() if c.backend == "triton" and c.reason]
+    assert reasons and all(re.fullmatch(r"cuda:sm_90 has no atomic \w+ of \w+", reason) for reason in reasons)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_supported_cells_compile(chip: str, name: str) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    for row in [c.op for c in support.table() if (c.dtype, c.backend, c.reason) == (name, "triton", "")]:
+        try:
+            program = build(support.sample(row, DTYPES[name]), CHIPS[chip], {})
+        except TargetError:
+            continue  # older chips have less
+        compile_program(program, CHIPS[chip])
 
 
 def test_reasons_and_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,15 +147,25 @@ def judge(name: str, dtype: DType, got: np.ndarray, wanted: np.ndarray, arrays: 
     assert_close(got, oracle.astype(F64), wanted, length=16)  # of the polynomials behind the functions
 
 
+def by_xla(funcs: list[Func], many: list[list[np.ndarray]]) -> list[Any]:
+    with jax.enable_x64(True):
+        return jax.tree.map(np.asarray, as_xla(funcs)(many))
+
+
+def by_triton(funcs: list[Func], many: list[list[np.ndarray]]) -> list[Any]:
+    pytest.importorskip("triton", reason="needs triton")
+    programs = [build(func, CHIPS["cuda:sm_90"], {}) for func in funcs]
+    return [triton_interpret(program, arrays) for program, arrays in zip(programs, many, strict=True)]
+
+
 @pytest.mark.parametrize("name", DTYPES)
-def test_supported_cells_run(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("backend", "run"), [("xla", by_xla), ("triton", by_triton)])
+def test_supported_cells_run(backend: str, run: Any, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     dtype = DTYPES[name]
-    rows = [c.op for c in support.table() if (c.dtype, c.backend, c.reason) == (name, "xla", "")]
+    rows = [c.op for c in support.table() if (c.dtype, c.backend, c.reason) == (name, backend, "")]
     funcs = [support.sample(row, dtype) for row in rows]
     many = [inputs(func) for func in funcs]
-    with jax.enable_x64(True):
-        found = jax.tree.map(np.asarray, as_xla(funcs)(many))
-    for row, func, arrays, results in zip(rows, funcs, many, found, strict=True):
+    for row, func, arrays, results in zip(rows, funcs, many, run(funcs, many), strict=True):
         for got, wanted in zip(results, interpret(func, *arrays), strict=True):
             try:
                 judge(row, dtype, got, wanted, arrays)

@@ -28,6 +28,8 @@ from tilekern.ir.memory import Access, Atomic, AtomicKind, Dim, Load, Position, 
 from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DTYPES, I32, INDEX, DType, RefType, Role, TileType, kind_of
+from tilekern.lower.triton.build import build
+from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.xla import emit
 
 SHAPE = (2, 4)
@@ -220,7 +222,15 @@ def _lower_xla(func: Func) -> None:
         jax.eval_shape(partial(emit.run, func), *_zeros(func))
 
 
-ATTEMPTS: dict[str, Callable[[Func], None]] = {"interpreter": _interpret, "xla": _lower_xla}
+def _lower_triton(func: Func) -> None:
+    build(func, CHIPS["cuda:sm_90"], {})
+
+
+ATTEMPTS: dict[str, Callable[[Func], None]] = {
+    "interpreter": _interpret,
+    "xla": _lower_xla,
+    "triton": _lower_triton,
+}
 """What finds out for each backend whether it has a Func: it raises a `TilekernError` if not."""
 
 

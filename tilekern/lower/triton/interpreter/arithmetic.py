@@ -98,4 +98,20 @@ def _assert(stock: Stock) -> None:
     stock.builder.create_assert = check
 
 
-CORRECTIONS: tuple[Correction, ...] = (_drop_nan, _multiply_matrices, _gather_inside, _invert_unsigned, _assert)
+def _splat(stock: Stock) -> None:
+    """A scalar becomes a tile of what it is: 3.6.0 and 3.9.0 make numbers of comparisons, of the operands' dtype."""
+
+    def splat(self: Any, result: Any, x: Any) -> Any:
+        return stock.handle(np.full(result.shape, x.data.reshape(-1)[0], x.data.dtype), x.dtype.scalar)
+
+    stock.builder.create_splat = splat
+
+
+CORRECTIONS: tuple[Correction, ...] = (
+    _drop_nan,
+    _multiply_matrices,
+    _gather_inside,
+    _invert_unsigned,
+    _assert,
+    _splat,
+)

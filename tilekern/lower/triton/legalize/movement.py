@@ -98,9 +98,10 @@ class Movement:
     def _pad(self, op: Pad, x: Value, fill: Value) -> Value:
         make = self._make
         shape = list(op.operands[0].tile.shape)
-        for dim, (low, interior, size) in enumerate(zip(op.low, op.interior, op.result.tile.shape, strict=True)):
+        amounts = zip(op.low, op.high, op.interior, op.result.tile.shape, strict=True)
+        for dim, (low, high, interior, size) in enumerate(amounts):
             before = shape[dim]
-            if size == before and low == 0:
+            if (low, high, size) == (0, 0, before):
                 continue
             step = interior + 1
 
@@ -193,12 +194,13 @@ def _strides(shape: Shape) -> Shape:
 def _keeps_order(before: Shape, after: Shape, padded: Callable[[Sequence[int]], Shape]) -> bool:
     """Whether elements in row-major order are in row-major order of the padded lanes, too, at the same numbers.
 
-    Dims are matched group by group, of equal sizes. In a group only the first dim may be padded, which adds lanes at
-    the end of the group, as many as on the other side.
+    Dims are matched group by group, of equal sizes, those of size 1 left out. In a group only the first dim may be
+    padded, which adds lanes at the end of the group, as many as on the other side.
     """
+    long = [tuple(n for n in shape if n != 1) for shape in (before, after)]
     return all(
         padded(left[1:]) == left[1:] and padded(right[1:]) == right[1:] and prod(padded(left)) == prod(padded(right))
-        for left, right in _groups(before, after)
+        for left, right in _groups(*long)
     )
 
 

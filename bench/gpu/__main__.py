@@ -1,0 +1,60 @@
+"""python -m bench.gpu --out FOLDER: prove the kernels on this machine's NVIDIA GPU, measure them, print tables.
+
+FOLDER gets gpu.json (all numbers; whole at every moment), journal.jsonl (from which a second call with the same folder
+goes on) and log.txt. The exit status is 0 if no result of tilekern's was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.gpu import dry
+from bench.gpu.item import Options
+from bench.gpu.report import report, status
+from bench.gpu.supervise import supervise
+from bench.gpu.work import NO_GPU, work
+
+SECONDS = 460.0  # of the 8 minutes, with time to end and print
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").splitlines()[0])
+    made.add_argument("--out", type=Path, default=Path("bench/out/gpu"), help="folder for the results")
+    made.add_argument("--seconds", type=float, default=SECONDS, help="begin nothing new after so many seconds")
+    made.add_argument("--seed", type=int, help="of all inputs; by default, fresh from the operating system")
+    made.add_argument("--only", default="", metavar="REGEX", help="items whose name it occurs in")
+    made.add_argument("--tune", default="", choices=("attention", "matmul"), help="rank variants of a schedule")
+    made.add_argument("--dry", nargs="?", const="cuda:sm_90", metavar="TARGET", help="compile all; launch nothing")
+    made.add_argument("--show", action="store_true", help="print the tables of an earlier run")
+    made.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the command line says; return the exit status."""
+    given = parser().parse_args(arguments)
+    seed = secrets.randbits(32) if given.seed is None else given.seed
+    options = Options(given.out.resolve(), seed, given.seconds, given.only, given.tune)
+    if given.child:
+        return work(options)
+    if given.dry:
+        return dry.run(options, given.dry)
+    if given.show:
+        kept = json.loads((options.out / "gpu.json").read_text())
+    else:
+        print(f"seed {seed}; results in {options.out}", file=sys.stderr, flush=True)
+        kept = supervise(options)
+    print(report(kept))
+    if not kept["items"]:
+        print(f"nothing ran: see {options.out / 'log.txt'}; status {NO_GPU} of the child is a machine without a GPU")
+    return status(kept)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

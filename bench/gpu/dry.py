@@ -1,0 +1,27 @@
+"""Without a GPU: lower and compile all programs of the plan for a target, and say what each one takes."""
+
+from __future__ import annotations
+
+from bench.gpu import prepare
+from bench.gpu.item import Options
+from bench.gpu.plan import items
+from bench.gpu.report import aligned
+
+HEADER = ("item", "registers", "spills", "shared", "threads", "occupancy", "seconds")
+
+
+def run(options: Options, target: str) -> int:
+    """Print a line for each program; return 0 if all compiled, and 1 otherwise."""
+    plan, rows, errors = items(options), [HEADER], 0
+    with prepare.pool(options, plan, target, oracles=False) as futures:
+        for name, future in futures.items():
+            ready = future.result()
+            for taken in ready.programs:
+                numbers = (taken[key] for key in ("registers", "spills", "shared_bytes", "threads", "occupancy"))
+                rows.append((name, *(f"{number:g}" for number in numbers), f"{ready.seconds:.1f}"))
+            for error in ready.errors:
+                errors += 1
+                print(f"FAIL {name}: {error}\n")
+    print(aligned(rows))
+    print(f"{len(rows) - 1} programs for {target}, {errors} errors")
+    return 1 if errors else 0

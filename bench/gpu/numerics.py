@@ -1,0 +1,272 @@
+"""The kernels on the device against their float64 references, by the rule of `tilekern.testing`.
+
+Inputs are fresh, outputs lie in memory full of NaN before each run, and three runs must agree in every bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.gpu.item import Item, Record, lowerings_of
+from tilekern.kernels import (
+    cross_entropy,
+    flash_attention,
+    layer_norm,
+    matmul,
+    ragged_dot,
+    rms_norm,
+    rope,
+    softmax,
+    swiglu,
+)
+from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
+from tilekern.kernels.flash_attention.cases import CASES as ATTENTIONS
+from tilekern.kernels.flash_attention.cases import Case as Attention
+from tilekern.kernels.layer_norm.cases import CASES as LAYER_NORMS
+from tilekern.kernels.matmul.cases import CASES as PRODUCTS
+from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
+from tilekern.kernels.rms_norm.cases import CASES as RMS_NORMS
+from tilekern.kernels.rope.cases import CASES as ROTATIONS
+from tilekern.kernels.softmax.cases import CASES as SOFTMAXES
+from tilekern.kernels.swiglu.cases import CASES as GATES
+from tilekern.lower.lowering import Lowering
+from tilekern.lower.target import Target
+from tilekern.testing import assert_close, in_float64
+
+RUNS = 3
+SPECIALS = (np.nan, np.inf, -np.inf, 0.0)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A library kernel.
+
+    Attributes:
+      call: tilekern's function.
+      reference: its definition, with the same results.
+      cases: sizes of real models, of which a shrunk version is checked.
+      large: what is checked as it is: many tiles, with ragged edges.
+      length: the number of terms of the longest sum, for the arrays of a call.
+      dtyped: whether the definition takes the dtype to compute in.
+    """
+
+    call: Callable[..., Any]
+    reference: Callable[..., Any]
+    cases: tuple[Any, ...]
+    large: tuple[Any, ...]
+    length: Callable[..., int]
+    dtyped: bool = True
+
+
+def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """`matmul` as a plain function, which partial applications and processes can handle."""
+    return matmul.matmul(x, w)
+
+
+def _columns(x: Any, *others: Any) -> int:
+    del others
+    return x.shape[-1]
+
+
+def _resized(cases: Sequence[Any], *sizes: dict[str, Any]) -> tuple[Any, ...]:
+    """Cases of the sizes given, the rest being that of the first real one."""
+    return tuple(replace(cases[0], name=f"large{n}", **size) for n, size in enumerate(sizes))
+
+
+ROWS = ({"rows": 301, "columns": 1037}, {"rows": 67, "columns": 9001})
+# Heads as wide as those that are timed, at whole tiles, which masks and copies treat in another way than ragged ones.
+WHOLE = tuple(
+    Attention(f"d{d}_{'causal' if causal else 'full'}", 4, 4, d, d, 1024, 1024, causal=causal)
+    for d in (64, 128, 256)
+    for causal in (False, True)
+)
+KERNELS = {
+    "flash_attention": Kernel(
+        partial(flash_attention.flash_attention, return_logsumexp=True),
+        flash_attention.reference,
+        ATTENTIONS,
+        (*_resized(ATTENTIONS, {"queries": 300, "keys": 517}, {"queries": 517, "keys": 300, "causal": False}), *WHOLE),
+        lambda q, k, v: q.shape[-1] + k.shape[-3],
+    ),
+    "matmul": Kernel(
+        product,
+        matmul.reference,
+        PRODUCTS,
+        _resized(
+            PRODUCTS,
+            {"rows": 517, "inner": 1000, "columns": 301},
+            {"rows": 301, "inner": 77, "columns": 1024},
+            {"rows": 1024, "inner": 512, "columns": 768},
+        ),
+        _columns,
+        dtyped=False,
+    ),
+    "ragged_dot": Kernel(
+        ragged_dot.ragged_dot,
+        ragged_dot.reference,
+        GROUPS,
+        _resized(GROUPS, {"rows": 517, "inner": 333, "columns": 301, "groups": 7}, {"rows": 1024, "inner": 512}),
+        _columns,
+        dtyped=False,
+    ),
+    "cross_entropy": Kernel(
+        partial(cross_entropy.cross_entropy, return_logsumexp=True),
+        cross_entropy.reference,
+        LOSSES,
+        _resized(
+            LOSSES,
+            {"tokens": 301, "width": 333, "vocabulary": 1037},
+            {"tokens": 256, "width": 512, "vocabulary": 4096},
+        ),
+        lambda hidden, weight, labels: sum(weight.shape),
+    ),
+    "softmax": Kernel(softmax.softmax, softmax.reference, SOFTMAXES, _resized(SOFTMAXES, *ROWS), _columns),
+    "rms_norm": Kernel(rms_norm.rms_norm, rms_norm.reference, RMS_NORMS, _resized(RMS_NORMS, *ROWS), _columns),
+    "layer_norm": Kernel(
+        layer_norm.layer_norm, layer_norm.reference, LAYER_NORMS, _resized(LAYER_NORMS, *ROWS), _columns
+    ),
+    "swiglu": Kernel(swiglu.swiglu, swiglu.reference, GATES, _resized(GATES, *ROWS), lambda *arrays: 1),
+    "rope": Kernel(
+        rope.rope, rope.reference, ROTATIONS, _resized(ROTATIONS, {"length": 301, "heads": 11}), lambda *arrays: 1
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Inputs, the float64 oracle, and the naive computation, as flat lists of NumPy arrays."""
+
+    inputs: list[Any]
+    oracle: list[Any]
+    low: list[Any]
+
+
+@dataclass(frozen=True)
+class Check(Item):
+    """One kernel on one case.
+
+    Attributes:
+      kernel: its name in `KERNELS`.
+      case: makes the arrays, and has the keywords.
+      dtype: of the arrays.
+      specials: whether a few elements are NaN or infinite.
+    """
+
+    kernel: str
+    case: Any
+    dtype: str
+    specials: bool = False
+    seconds: float = 2.0
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] -- items are immutable
+        """Unique in the plan."""
+        return f"numerics {self.kernel} {self.case.name} {self.dtype}{' specials' if self.specials else ''}"
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """tilekern's function of the arrays alone."""
+        return partial(KERNELS[self.kernel].call, **self.keywords)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Of the call and of the reference."""
+        return getattr(self.case, "keywords", {})
+
+    def inputs(self, seed: int) -> list[Any]:
+        """The arrays; other ones for every check."""
+        own = crc32(self.name.encode()) ^ (seed & 0xFFFFFFFF)
+        made = [np.array(x) for x in self.case.arrays(jax.random.key(own), self.dtype) if x is not None]
+        random = np.random.default_rng(own)
+        for x in made if self.specials else []:
+            if x.dtype == jnp.dtype(self.dtype):
+                x.reshape(-1)[random.integers(0, x.size, len(SPECIALS))] = SPECIALS
+        return made
+
+    def lowerings(self, target: Target, seed: int) -> Iterator[Lowering]:
+        avals = jax.eval_shape(partial(self.case.arrays, dtype=jnp.dtype(self.dtype)), jax.random.key(0))
+        return lowerings_of(self.call, [a for a in avals if a is not None], target)
+
+    def prepare(self, seed: int) -> Prepared:
+        inputs = self.inputs(seed)
+        oracle = in_float64(KERNELS[self.kernel].reference, *inputs, **self.keywords)
+        return Prepared(inputs, jax.tree.leaves(oracle), self._low(inputs))
+
+    def _low(self, inputs: list[Any]) -> list[Any]:
+        """The naive computation, in the dtype of the inputs but for results that would lose theirs by that."""
+        kernel = KERNELS[self.kernel]
+        low = jax.tree.leaves(kernel.reference(*inputs, **self.keywords))
+        if kernel.dtyped:
+            narrow = jax.tree.leaves(kernel.reference(*inputs, **self.keywords, dtype=inputs[0].dtype))
+            low = [n if n.dtype == wide.dtype else wide for n, wide in zip(narrow, low, strict=True)]
+        return [np.asarray(x) for x in low]
+
+    def run(self, seed: int, prepared: Prepared) -> Record:
+        first, *others = poisoned(self.call, [jax.device_put(x) for x in prepared.inputs])
+        length = KERNELS[self.kernel].length(*prepared.inputs)
+        try:
+            for again in others:
+                _require_same_bits(first, again)
+            for out, oracle, low in zip(first, prepared.oracle, prepared.low, strict=True):
+                assert_close(out, oracle, low, length=length)
+        except AssertionError as error:
+            return {"ok": False, "text": str(error)}
+        return {"ok": True, "errors": [_error(x, o) for x, o in zip(first, prepared.oracle, strict=True)]}
+
+
+def poisoned(function: Callable[..., Any], arrays: Sequence[Any]) -> list[list[np.ndarray]]:
+    """The results of `RUNS` runs of a function whose outputs lie where NaN stood.
+
+    NaN arrays of the outputs' types are donated, so that XLA puts the outputs there; others are freed right before, so
+    that the allocator hands out their memory for what lies between.
+    """
+    types = jax.tree.leaves(jax.eval_shape(function, *arrays))
+
+    def run(poison: Any, *arrays: Any) -> list[Any]:
+        del poison
+        return jax.tree.leaves(function(*arrays))
+
+    donated, results = jax.jit(run, donate_argnums=0, keep_unused=True), []
+    for _ in range(RUNS):
+        poison = [jax.device_put(np.full(t.shape, np.nan, t.dtype)) for t in types]
+        freed = [jax.device_put(np.full(size, np.nan, np.float32)) for size in (1 << 8, 1 << 14, 1 << 18, 1 << 22)]
+        jax.block_until_ready((freed, poison))
+        del freed
+        results.append([np.asarray(x) for x in donated(poison, *arrays)])
+    return results
+
+
+def checks() -> list[Check]:
+    """All checks, those of many tiles first."""
+    found: list[Check] = []
+    for name, kernel in KERNELS.items():
+        found += [Check(name, case, dtype) for case in kernel.large for dtype in ("bfloat16", "float32", "float16")]
+        found += [Check(name, case.small(), "bfloat16") for case in kernel.cases]
+        if name not in ("cross_entropy", "ragged_dot"):  # a NaN in a weight makes all of their results NaN
+            found.append(Check(name, kernel.large[0], "float32", specials=True))
+    return found
+
+
+def _error(out: Any, oracle: Any) -> float:
+    """‖out - oracle‖ / ‖oracle‖ over what is finite, for the record."""
+    finite = np.isfinite(oracle)
+    norm = np.linalg.norm(oracle[finite])
+    return float(np.linalg.norm(out[finite].astype(np.float64) - oracle[finite]) / norm) if norm else 0.0
+
+
+def _require_same_bits(first: Sequence[np.ndarray], again: Sequence[np.ndarray]) -> None:
+    for n, (x, y) in enumerate(zip(first, again, strict=True)):
+        if x.tobytes() != y.tobytes():
+            places = np.argwhere((x != y) & ~((x != x) & (y != y)))
+            raise AssertionError(
+                f"output {n} differs between runs on the same inputs: {len(places)} of {x.size} elements, "
+                f"first at {places[:1].tolist()}"
+            )

@@ -1,0 +1,107 @@
+"""The contestants of the comparisons. Peers are at their best settings; each imports what it needs when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.gpu.clock import Contestant
+
+Arrays = Sequence[jax.Array]
+
+STRIDE = 97
+"""Of the elements of a result, every so many are compared between contestants."""
+
+# (block_q, block_kv, max_concurrent_steps) of jax's Mosaic GPU attention by head width: the largest that fit 227 KiB.
+MOSAIC_CONFIGS = {
+    64: ((64, 256, 2), (64, 128, 4), (128, 128, 2)),
+    128: ((64, 128, 2), (64, 64, 4)),
+    256: ((64, 64, 2),),
+}
+
+
+def by_jax(name: str, function: Callable[..., Any], sets: Sequence[Arrays]) -> Contestant:
+    """A function of JAX's arrays, jitted."""
+    jitted = jax.jit(function)
+    return Contestant(name, lambda n: jitted(*sets[n % len(sets)]), fetch=_first)
+
+
+def by_torch(name: str, function: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> Contestant:
+    """A function of PyTorch's tensors."""
+    import torch
+
+    return Contestant(
+        name,
+        lambda n: function(*sets[n % len(sets)]),
+        wait=lambda _: torch.cuda.synchronize(),
+        fetch=lambda tensor: tensor.reshape(-1)[::STRIDE].float().cpu().numpy(),
+        events=partial(torch.cuda.Event, enable_timing=True),
+    )
+
+
+def attention(sets: Sequence[Arrays], causal: bool) -> Iterator[Callable[[], Contestant]]:
+    """The peers of flash attention on query, key and value [B, T, N, H] in bfloat16."""
+    cudnn = partial(jax.nn.dot_product_attention, is_causal=causal, implementation="cudnn")
+    yield lambda: by_jax("jax cudnn", cudnn, sets)
+    yield lambda: _sdpa("torch cudnn", "CUDNN_ATTENTION", sets, causal)
+    yield lambda: _sdpa("torch flash", "FLASH_ATTENTION", sets, causal)
+    for config in MOSAIC_CONFIGS[sets[0][0].shape[-1]]:
+        yield partial(_mosaic, sets, causal, config)
+
+
+def matmul(sets: Sequence[Arrays]) -> Iterator[Callable[[], Contestant]]:
+    """The peers of a matrix product: cuBLAS, as XLA chooses it (or a kernel of its own) and as PyTorch does."""
+    yield lambda: by_jax("xla", jnp.matmul, sets)
+    yield lambda: by_torch("torch", __import__("torch").matmul, [[_tensor(x) for x in arrays] for arrays in sets])
+
+
+def copy(sets: Sequence[Arrays]) -> Iterator[Callable[[], Contestant]]:
+    """Copies of one array: their best is the bandwidth that there is."""
+    yield lambda: by_jax("xla", jnp.copy, sets)
+    yield lambda: by_torch("torch", lambda x: x.clone(), [[_tensor(x) for x in arrays] for arrays in sets])
+
+
+def _mosaic(sets: Sequence[Arrays], causal: bool, config: tuple[int, int, int]) -> Contestant:
+    """JAX's Mosaic GPU kernel: float16 only (of jax 0.11.2), and without a scale, so the query has it in advance."""
+    from jax.experimental.pallas.ops.gpu import attention_mgpu
+
+    block_q, block_kv, steps = config
+    tuning = attention_mgpu.TuningConfig(block_q, block_kv, steps, causal=causal)
+    half = [
+        [(q.astype(jnp.float32) * q.shape[-1] ** -0.5).astype(jnp.float16), *(x.astype(jnp.float16) for x in others)]
+        for q, *others in sets
+    ]
+    name = f"mosaic {block_q}/{block_kv}/{steps}"
+    return by_jax(name, lambda q, k, v: attention_mgpu.attention(q, k, v, tuning), half)
+
+
+def _sdpa(name: str, backend: str, sets: Sequence[Arrays], causal: bool) -> Contestant:
+    """PyTorch's attention, in its own layout [B, N, T, H]."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    tensors = [[_tensor(x).transpose(1, 2).contiguous() for x in arrays] for arrays in sets]
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    made = by_torch(name, call, tensors)
+    made.fetch = lambda tensor: tensor.transpose(1, 2).reshape(-1)[::STRIDE].float().cpu().numpy()
+    return made
+
+
+def _tensor(array: jax.Array) -> Any:
+    """The same memory as a tensor of PyTorch."""
+    import torch
+
+    return torch.from_dlpack(jax.block_until_ready(array))
+
+
+def _first(result: Any) -> np.ndarray:
+    return np.asarray(jax.tree.leaves(result)[0]).reshape(-1)[::STRIDE].astype(np.float32)

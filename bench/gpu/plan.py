@@ -1,0 +1,73 @@
+"""What is done, the most important first: time may run out."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bench.gpu import numerics, speed, tune
+from bench.gpu.item import Item, Options
+from bench.gpu.programs import Programs
+
+FIRST_BATCHES, BATCHES = 5, 20
+
+
+def items(options: Options) -> list[Item]:
+    """The items that the options ask for, in their order."""
+    every = list(tune.variants(options.tune)) if options.tune else _benchmark()
+    return [item for item in every if re.search(options.only, item.name)]
+
+
+def _benchmark() -> list[Item]:
+    aimed = [speed.attention(length, 128, causal) for length in (4096, 16384) for causal in (True, False)]
+    products, rows = [speed.product(size) for size in (8192, 4096)], speed.rows()
+    rest = [
+        speed.attention(length, width, causal)
+        for width in (64, 128, 256)
+        for length in (4096, 1024, 16384)
+        for causal in (True, False)
+        if width != 128 or length == 1024
+    ]
+    batches = [Programs(n) for n in range(BATCHES)]
+    return [
+        *numerics.checks(),
+        *speed.ceilings(),
+        *aimed,
+        *products,
+        *rows[:3],
+        speed.Dispatch(),
+        *batches[:FIRST_BATCHES],
+        *speed.others(),
+        *rows[3:],
+        *rest,
+        *batches[FIRST_BATCHES:],
+    ]
+
+
+@dataclass
+class Budget:
+    """Time that runs out.
+
+    Attributes:
+      seconds: in all.
+    """
+
+    seconds: float
+    _start: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.seconds - (time.monotonic() - self._start)
+
+    def affords(self, item: Item) -> bool:
+        """Whether there is time for an item."""
+        return self.left >= item.seconds
+
+
+def missing(plan: Sequence[Item], names: Sequence[str]) -> list[Item]:
+    """The items that are not among those named."""
+    known = frozenset(names)
+    return [item for item in plan if item.name not in known]

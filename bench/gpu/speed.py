@@ -1,0 +1,270 @@
+"""The kernels against their peers: what is compared, on which sizes, and what is aimed at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench import overhead
+from bench.cross_entropy import naive as naive_cross_entropy
+from bench.gpu import numerics, peers
+from bench.gpu.clock import Contestant, by_host, measure
+from bench.gpu.item import Item, Record, lowerings_of
+from bench.timing import dispatch_medians
+from tilekern.kernels import cross_entropy, flash_attention, layer_norm, ragged_dot, rms_norm, rope, softmax, swiglu
+from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
+from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
+from tilekern.lower.lowering import Lowering
+from tilekern.lower.target import Target
+
+OURS = "tilekern"
+SET_BYTES = 256 << 20
+"""Inputs rotate among sets of at least so many bytes together, several times the L2 cache, so that no call finds its
+inputs there."""
+
+MOST_SETS = 8
+TOKENS, HIDDEN = 16384, 2048  # of attention at every length, as in the papers on FlashAttention
+AGREE = 0.03
+"""‖ours - peer‖ / ‖peer‖ allowed with the peer that is nearest: several times what results in bfloat16 differ by."""
+
+Make = Callable[[], Contestant]
+
+
+@dataclass(frozen=True)
+class Comparison(Item):
+    """One kernel on one size.
+
+    Attributes:
+      name: unique in the plan.
+      ours: tilekern's function.
+      arrays: makes inputs from a key.
+      peers: of input sets.
+      flops: of one call.
+      aim: the share of the speed of the peers whose name contains `aim_of` that we want; of the bandwidth of a copy if
+        that is "copy".
+    """
+
+    name: str
+    ours: Callable[..., Any] | None
+    arrays: Callable[[jax.Array], Sequence[jax.Array]]
+    peers: Callable[[Sequence[Sequence[jax.Array]]], Iterator[Make]]
+    flops: float = 0.0
+    aim: float | None = None
+    aim_of: str = ""
+    seconds: float = 10.0
+    tags: Record = field(default_factory=dict)
+
+    def lowerings(self, target: Target, seed: int) -> Iterator[Lowering]:
+        if self.ours is not None:
+            yield from lowerings_of(self.ours, jax.eval_shape(self.arrays, jax.random.key(0)), target)
+
+    def run(self, seed: int, prepared: Any) -> Record:
+        types = jax.eval_shape(self.arrays, jax.random.key(0))
+        each = _nbytes(types)
+        count = max(2, min(MOST_SETS, math.ceil(SET_BYTES / each)))
+        key = jax.random.key(crc32(self.name.encode()) ^ (seed & 0xFFFFFFFF))
+        arrays = jax.jit(self.arrays)
+        sets = jax.block_until_ready([arrays(k) for k in jax.random.split(key, count)])
+        contestants = [_made(make) for make in self._contestants(sets)]
+        differences = _differences(contestants)
+        measure([c for c in contestants if not c.error])
+        record: Record = {
+            "flops": self.flops,
+            "bytes": each + (self._output_bytes(types) if self.ours else each),
+            "aim": self.aim,
+            "aim_of": self.aim_of,
+            "contestants": {c.name: c.record() for c in contestants},
+            "differences": differences,
+            **self.tags,
+        }
+        if differences:
+            record["ok"] = bool(min(differences.values()) <= AGREE)
+        elif self.ours and contestants[0].error:
+            record |= {"ok": False, "text": contestants[0].error}
+        return record
+
+    def _contestants(self, sets: Sequence[Sequence[jax.Array]]) -> Iterator[Make]:
+        if self.ours is not None:
+            yield partial(peers.by_jax, OURS, self.ours, sets)
+        yield from self.peers(sets)
+
+    def _output_bytes(self, types: Sequence[Any]) -> int:
+        return _nbytes(jax.tree.leaves(jax.eval_shape(self.ours, *types)))
+
+
+@dataclass(frozen=True)
+class Clocks(Item):
+    """A matrix product by the profiler and by the host's clock: if they disagree, no number here is worth much."""
+
+    name: str = "clocks"
+    size: int = 8192
+
+    def lowerings(self, target: Target, seed: int) -> Iterator[Lowering]:
+        yield from ()
+
+    def run(self, seed: int, prepared: Any) -> Record:
+        x = jax.random.normal(jax.random.key(seed & 0xFFFFFFFF), (self.size, self.size), jnp.bfloat16)
+        contestant = peers.by_jax("xla", jnp.matmul, [[x, x]])
+        measure([contestant])
+        return {"by_method_us": {contestant.method: 1e6 * contestant.median, "host": 1e6 * by_host(contestant, 4)}}
+
+
+@dataclass(frozen=True)
+class Dispatch(Item):
+    """The host's part of a call: a kernel of one small program against a plain jitted function."""
+
+    name: str = "dispatch"
+
+    def lowerings(self, target: Target, seed: int) -> Iterator[Lowering]:
+        x = jax.ShapeDtypeStruct((8,), jnp.float32)
+        yield from lowerings_of(overhead.add, [x, x], target)
+
+    def run(self, seed: int, prepared: Any) -> Record:
+        x, y = jnp.arange(8.0), jnp.ones(8)
+        plain, jitted = jax.jit(lambda x, y: x + y), jax.jit(overhead.add)
+        calls = {"plain": plain, "eager": overhead.add, "jitted": jitted}
+        seconds = dispatch_medians({name: partial(f, x, y) for name, f in calls.items()}, rounds=30)
+        return {"dispatch_us": {name: 1e6 * s for name, s in seconds.items()}}
+
+
+def _made(make: Make) -> Contestant:
+    try:
+        return make()
+    except Exception as error:
+        return Contestant(_name_of(make), call=lambda n: None, error=f"{type(error).__name__}: {error}"[:500])
+
+
+def _name_of(make: Make) -> str:
+    """A peer that cannot be made has not told its name yet."""
+    arguments = [str(a) for a in getattr(make, "args", ())[2:]]
+    return " ".join([getattr(getattr(make, "func", make), "__qualname__", "peer").split(".")[0], *arguments])
+
+
+def _differences(contestants: Sequence[Contestant]) -> dict[str, float]:
+    """‖ours - peer‖ / ‖peer‖ for each peer; who fails here takes no part in the race."""
+    results: dict[str, np.ndarray] = {}
+    for c in contestants:
+        try:
+            if not c.error:
+                results[c.name] = c.fetch(c.call(0))
+        except Exception as error:
+            c.error = f"{type(error).__name__}: {error}"[:500]
+    ours = results.pop(OURS, None)
+    if ours is None:
+        return {}
+    return {name: _relative(ours, peer) for name, peer in results.items() if peer.shape == ours.shape}
+
+
+def _relative(ours: np.ndarray, peer: np.ndarray) -> float:
+    difference = float(np.linalg.norm(ours - peer) / np.linalg.norm(peer))
+    return difference if math.isfinite(difference) else 1e9
+
+
+def _nbytes(types: Sequence[Any]) -> int:
+    return sum(math.prod(t.shape) * t.dtype.itemsize for t in types)
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+
+def attention_arrays(key: jax.Array, *, length: int, width: int) -> list[jax.Array]:
+    """Query, key and value [B, T, N, H] in bfloat16, B·T and N·H being the same at every length and width."""
+    shape = (TOKENS // length, length, HIDDEN // width, width)
+    return [jax.random.normal(k, shape, jnp.bfloat16) for k in jax.random.split(key, 3)]
+
+
+def attention_flops(length: int, causal: bool) -> float:
+    """Two products of every query with every key; half of them if causal."""
+    return 4.0 * TOKENS * length * HIDDEN * (0.5 if causal else 1.0)
+
+
+def attention(length: int, width: int, causal: bool) -> Comparison:
+    """Flash attention, forward."""
+    aimed = width == 128 and length >= 4096
+    return Comparison(
+        f"attention d{width} s{length} {'causal' if causal else 'full'}",
+        partial(flash_attention.flash_attention, causal=causal),
+        partial(attention_arrays, length=length, width=width),
+        partial(peers.attention, causal=causal),
+        attention_flops(length, causal),
+        0.65 if aimed else None,
+        "cudnn",
+    )
+
+
+def product_arrays(key: jax.Array, *, size: int) -> list[jax.Array]:
+    """Two square matrices in bfloat16."""
+    return [jax.random.normal(k, (size, size), jnp.bfloat16) for k in jax.random.split(key)]
+
+
+def product(size: int) -> Comparison:
+    """A matrix product."""
+    arrays = partial(product_arrays, size=size)
+    return Comparison(f"matmul {size}", numerics.product, arrays, peers.matmul, 2.0 * size**3, 0.85, "")
+
+
+def normal(key: jax.Array, *, shapes: Sequence[tuple[int, ...]], dtype: Any = jnp.bfloat16) -> list[jax.Array]:
+    """Standard normal arrays."""
+    return [jax.random.normal(k, s, dtype) for k, s in zip(jax.random.split(key, len(shapes)), shapes, strict=True)]
+
+
+def against_xla(name: str, ours: Any, theirs: Any, *shapes: tuple[int, ...], aim: float | None = 0.8) -> Comparison:
+    """A kernel that moves bytes, against the same formula by XLA."""
+    return Comparison(
+        f"{name} {'×'.join(map(str, shapes[0]))}",
+        ours,
+        partial(normal, shapes=shapes),
+        lambda sets: iter([partial(peers.by_jax, "xla", theirs, sets)]),
+        aim=aim,
+        aim_of="copy",
+    )
+
+
+def rows() -> list[Comparison]:
+    """The kernels whose time is the memory's; whole rows in a tile, then longer ones."""
+    wide, long = (16384, 4096), (1024, 50257)
+    softmaxes = [against_xla("softmax", softmax.softmax, jax.nn.softmax, shape) for shape in (wide, long)]
+    return [
+        softmaxes[0],
+        against_xla("rms_norm", rms_norm.rms_norm, rms_norm.reference, wide, wide[1:]),
+        against_xla("layer_norm", layer_norm.layer_norm, layer_norm.reference, wide, wide[1:], wide[1:]),
+        against_xla("swiglu", swiglu.swiglu, swiglu.reference, (8192, 14336), (8192, 14336)),
+        against_xla("rope", rope.rope, rope.reference, (4, 4096, 32, 128)),
+        softmaxes[1],
+    ]
+
+
+def ceilings() -> list[Item]:
+    """What the machine can do at best."""
+    copy = Comparison("ceiling copy", None, lambda key: [jax.random.bits(key, (1 << 28,))], peers.copy)
+    return [copy, Clocks()]
+
+
+def others() -> list[Comparison]:
+    """Grouped products and the loss, at sizes of real models."""
+    (groups,) = (case for case in GROUPS if case.name == "mixtral_8x7b_up")
+    (loss,) = (case for case in LOSSES if case.name == "llama2_7b")
+    return [
+        Comparison(
+            f"ragged_dot {groups.name}",
+            ragged_dot.ragged_dot,
+            partial(groups.arrays, dtype=jnp.bfloat16),
+            lambda sets: iter([partial(peers.by_jax, "xla", jax.lax.ragged_dot, sets)]),
+            2.0 * groups.rows * groups.inner * groups.columns,
+        ),
+        Comparison(
+            f"cross_entropy {loss.name}",
+            cross_entropy.cross_entropy,
+            partial(loss.arrays, dtype=jnp.bfloat16),
+            lambda sets: iter([partial(peers.by_jax, "xla", naive_cross_entropy, sets)]),
+            2.0 * loss.tokens * loss.width * loss.vocabulary,
+        ),
+    ]

@@ -1,0 +1,148 @@
+"""The parent: begins children until the plan is done or time is up, ends those that hang, and writes gpu.json.
+
+Work on a GPU may kill or poison its process, or never come back. So the parent touches no GPU; what a child left
+unfinished is recorded as a crash, and the next child goes on behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.item import Options, Record
+from bench.gpu.journal import Journal
+from bench.gpu.plan import Budget
+from bench.gpu.work import NO_GPU
+
+STALL = 150.0
+"""Seconds without a line in the journal after which a child is ended; the first item waits for its preparation."""
+
+POLL = 0.5
+RESERVE = 8.0  # seconds of the budget for ending, writing and printing
+LEAST = 20.0  # a child is not begun with less time
+CHILDREN = 25
+GPU_FACTS = ("name", "driver_version", "memory.total", "power.limit", "clocks.max.sm")
+PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "triton", "torch", "numpy", "nvidia-cudnn-cu13")
+
+
+def supervise(options: Options) -> Record:
+    """Run the plan in children; return what gpu.json holds in the end."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    budget, journal = Budget(options.seconds - RESERVE), Journal(options.out / "journal.jsonl")
+    kept = {"environment": environment(options), "items": {}}
+    for number in range(CHILDREN):
+        if budget.left < LEAST:
+            break
+        before = len(journal.read())
+        status = _run_child(options, budget, journal, kept)
+        _close(journal, status)
+        write(options.out, kept | {"items": journal.read()})
+        if status in (0, NO_GPU) or (number > 1 and len(journal.read()) == before):
+            break
+    kept["items"] = journal.read()
+    kept["environment"]["seconds"] = options.seconds - RESERVE - budget.left
+    write(options.out, kept)
+    return kept
+
+
+def _run_child(options: Options, budget: Budget, journal: Journal, kept: Record) -> int | str:
+    """One child's life: its exit status, or why it was ended."""
+    # JAX and PyTorch share the memory: JAX must not take most of it at once.
+    variables = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    with (options.out / "log.txt").open("ab") as log:
+        child = subprocess.Popen(
+            _command(options, budget.left), stdout=log, stderr=log, env=variables, start_new_session=True
+        )
+        try:
+            return _watch(child, options, budget, journal, kept)
+        finally:
+            # Its preparing processes, too, which are of its session.
+            if child.poll() is None or not _gone(child.pid):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _command(options: Options, seconds: float) -> list[str]:
+    """What begins a child."""
+    command = [sys.executable, "-u", "-m", "bench.gpu", "--child", "--out", str(options.out)]
+    command += ["--seed", str(options.seed), "--seconds", str(seconds), "--only", options.only]
+    return command + (["--tune", options.tune] if options.tune else [])
+
+
+def _watch(
+    child: subprocess.Popen[bytes], options: Options, budget: Budget, journal: Journal, kept: Record
+) -> int | str:
+    size, changed = -1, time.monotonic()
+    while child.poll() is None:
+        time.sleep(POLL)
+        now = journal.path.stat().st_size if journal.path.exists() else 0
+        if now != size:
+            size, changed = now, time.monotonic()
+            write(options.out, kept | {"items": journal.read()})
+        if time.monotonic() - changed > STALL:
+            return f"no sign of life for {STALL:.0f} s"
+        if budget.left < 0:
+            return "time is up"
+    return child.returncode
+
+
+def _gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def _close(journal: Journal, status: int | str) -> None:
+    """What the child left unfinished is its crash, unless only time ran out."""
+    for name, record in journal.read().items():
+        if record is None:
+            judged: Record = {} if status == "time is up" else {"ok": False}
+            journal.end(name, judged | {"text": f"the process ended within this item: {status}; see log.txt"})
+
+
+def environment(options: Options) -> Record:
+    """What the numbers were measured with."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "gpu": _output("nvidia-smi", f"--query-gpu={','.join(GPU_FACTS)}", "--format=csv,noheader"),
+        "commit": _output("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+        "changed": bool(_output("git", "-C", str(Path(__file__).parent), "status", "--porcelain", "-uno")),
+        "python": platform.python_version(),
+        "versions": {package: _version(package) for package in PACKAGES},
+        "seed": options.seed,
+        "tune": options.tune,
+        "only": options.only,
+    }
+
+
+def write(folder: Path, kept: Record) -> None:
+    """gpu.json, whole at every moment."""
+    beside = folder / "gpu.json.new"
+    beside.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    beside.replace(folder / "gpu.json")
+
+
+def _output(*command: str) -> str | None:
+    """What a program says; None if it is missing or fails."""
+    if shutil.which(command[0]) is None:
+        return None
+    done: Any = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,73 @@
+"""Variants of blocks, warps and stages, each against one peer in the same minutes, to choose schedules by."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from bench.gpu import peers
+from bench.gpu.speed import Comparison, Make, attention, product
+from tilekern.kernels.flash_attention import flash_attention_forward
+from tilekern.kernels.matmul import matmul
+
+ATTENTION = {"block_q": (64, 128), "block_k": (32, 64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 4)}
+MATMUL = {
+    "block_m": (64, 128, 256),
+    "block_n": (128, 256),
+    "block_k": (32, 64, 128),
+    "num_warps": (4, 8),
+    "num_stages": (3, 4, 5),
+}
+LENGTHS, WIDTHS, SIZES = (1024, 4096, 16384), (64, 128, 256), (4096, 8192)
+
+
+def variants(kernel: str) -> Iterator[Comparison]:
+    """All variants on all sizes: choose with --only, e.g. "d128 s4096 causal"."""
+    if kernel == "matmul":
+        for size, options in itertools.product(SIZES, _options(MATMUL)):
+            yield _variant(product(size), partial(_product, options=options), options, _first_product)
+        return
+    for length, width, causal in itertools.product(LENGTHS, WIDTHS, (False, True)):
+        for options in _options(ATTENTION):
+            ours = partial(_forward, causal=causal, options=options)
+            peer = partial(_first_cudnn, causal=causal)
+            yield _variant(attention(length, width, causal), ours, options, peer)
+
+
+def _variant(base: Comparison, ours: Callable[..., Any], options: dict[str, int], peer: Any) -> Comparison:
+    name = " ".join(f"{name.removeprefix('block_').removeprefix('num_')}{value}" for name, value in options.items())
+    tags = {"tuned": base.name, **options}
+    return Comparison(f"tune {base.name} {name}", ours, base.arrays, peer, base.flops, seconds=3.0, tags=tags)
+
+
+def _options(choices: dict[str, tuple[int, ...]]) -> Iterator[dict[str, int]]:
+    for values in itertools.product(*choices.values()):
+        yield dict(zip(choices, values, strict=True))
+
+
+def _product(x: Any, w: Any, *, options: dict[str, int]) -> Any:
+    return matmul(x, w, **options)
+
+
+def _first_product(sets: Any) -> Iterator[Make]:
+    return itertools.islice(peers.matmul(sets), 1)
+
+
+def _forward(query: Any, key: Any, value: Any, *, causal: bool, options: dict[str, int]) -> Any:
+    """The forward kernel itself: the public function takes blocks, but no warps and stages."""
+    out, _ = flash_attention_forward(
+        *(query, key, value, None),
+        scale=1 / math.sqrt(query.shape[-1]),
+        causal=causal,
+        static_offset=0,
+        return_logsumexp=False,
+        **options,
+    )
+    return out
+
+
+def _first_cudnn(sets: Any, causal: bool) -> Iterator[Make]:
+    return itertools.islice(peers.attention(sets, causal), 2)

@@ -1,0 +1,81 @@
+"""The child: takes items in their order, and writes what comes of each into the journal at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from concurrent.futures import Future
+
+import jax
+import jax.numpy as jnp
+
+from bench.gpu import prepare
+from bench.gpu.item import Item, Options, Record
+from bench.gpu.journal import Journal
+from bench.gpu.plan import Budget, items, missing
+from bench.gpu.speed import Comparison, Dispatch
+from tilekern.lower.target import on_platform
+
+BROKEN = 3
+"""The exit status of a child whose GPU does not answer any more: an error of CUDA stays with the process."""
+
+NO_GPU = 4
+"""The exit status where JAX sees no NVIDIA GPU."""
+
+PREPARED_IN = 120.0  # seconds for a single item, most of all for the first ones
+
+
+def work(options: Options) -> int:
+    """Do what is not yet in the journal; return the exit status."""
+    if not _has_gpu():
+        return NO_GPU
+    journal, budget = Journal(options.out / "journal.jsonl"), Budget(options.seconds)
+    todo = missing(items(options), list(journal.read()))
+    target = on_platform("cuda", None).name
+    with prepare.pool(options, todo, target) as futures:
+        quiet = False
+        for item in todo:
+            if not quiet and isinstance(item, (Comparison, Dispatch)):
+                _wait_for_all(futures)  # from here on the cores are the timing's
+                quiet = True
+            if not budget.affords(item):
+                continue
+            journal.begin(item.name)
+            journal.end(item.name, _record(item, futures[item.name], options.seed))
+            if os.getppid() == 1:  # whoever began this is gone
+                return BROKEN
+            if not _healthy():
+                return BROKEN
+    return 0
+
+
+def _record(item: Item, future: Future[prepare.Ready], seed: int) -> Record:
+    try:
+        ready = future.result(timeout=PREPARED_IN)
+        made: Record = {"programs": ready.programs} | ({"unprepared": ready.errors} if ready.errors else {})
+        return made | item.run(seed, ready.prepared)
+    except Exception as error:
+        sys.stderr.write(f"{item.name}: {traceback.format_exc()}\n")
+        return {"ok": False, "text": f"{type(error).__name__}: {error}"[:4000]}
+
+
+def _wait_for_all(futures: dict[str, Future[prepare.Ready]]) -> None:
+    for future in futures.values():
+        future.exception(timeout=PREPARED_IN)
+
+
+def _has_gpu() -> bool:
+    try:
+        return bool(jax.devices("cuda"))
+    except RuntimeError as error:
+        sys.stderr.write(f"{error}\n")
+        return False
+
+
+def _healthy() -> bool:
+    """Whether the GPU still computes for this process."""
+    try:
+        return bool(jax.block_until_ready(jnp.ones(8) + 1).sum() == 16)
+    except Exception:
+        return False

@@ -1,0 +1,67 @@
+"""Dots of every dtype, as those of dtypes that are multiplied."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.lower.triton.legalize.meaning import SIZES, SM_80, SM_90, assert_keeps, one
+from tests.lower.triton.legalize.promises import assert_expanded, ops_of
+from tilekern.ir.compute import PRECISIONS, Dot, Precision
+from tilekern.ir.core import Func
+from tilekern.ir.types import BF16, DTYPES, F16, F32, DType, kind_of
+from tilekern.lower.triton.legalize.expand import expand
+
+NUMBERS = [n for n in DTYPES if n != "bool"]
+
+
+def whole(shape: tuple[int, ...], dtype: DType, seed: int) -> np.ndarray:
+    """Numbers of which float32 adds up many products exactly."""
+    low = 0 if kind_of(dtype) == "unsigned" else -4
+    return np.random.default_rng(seed).integers(low, 4, shape, endpoint=True).astype(dtype)
+
+
+def expanded(func: Func) -> Func:
+    result = expand(func, SM_90)
+    assert_expanded(result, SM_90)
+    return result
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@given(data=st.data())
+def test_contractions(name: str, data: st.DataObject) -> None:
+    """Of dims in any place, several of them, with batches and without."""
+    sizes = {
+        label: data.draw(SIZES) for label in data.draw(st.sampled_from(["k", "mk", "mkn", "mkjn", "bmkn", "bkjn"]))
+    }
+    orders = [data.draw(st.permutations([s for s in sizes if s not in other])) for other in "nm"]
+    x, y = (whole(tuple(sizes[s] for s in order), DTYPES[name], seed) for seed, order in enumerate(orders))
+    contract, batch = (
+        tuple(tuple(order.index(s) for s in labels if s in sizes) for order in orders) for labels in ("kj", "b")
+    )
+    assert_keeps(expanded, *one(Dot, x, y, contract=contract, batch=batch))
+
+
+@pytest.mark.parametrize("name", ["i8", "u8", "i16", "u32", "i64", "u64"])
+def test_integers_wrap_around(name: str) -> None:
+    limits = np.iinfo(DTYPES[name])
+    x = np.full((3, 5), limits.max, DTYPES[name])
+    assert_keeps(expanded, *one(Dot, x, x.T.copy(), contract=((1,), (0,))))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_only_the_precision_bf16_changes_what_is_multiplied(precision: Precision) -> None:
+    x = whole((3, 5), F32, 0) + np.float32(2**-9)
+    func, arrays = one(Dot, x, x.T.copy(), contract=((1,), (0,)), precision=precision)
+    (dot,) = ops_of(assert_keeps(expanded, func, arrays), Dot)
+    assert dot.operands[0].tile.dtype == (BF16 if precision == "bf16" else F32)
+
+
+def test_8_bit_floats_where_tensor_cores_do_not_take_them() -> None:
+    x = whole((3, 5), DTYPES["f8e5m2"], 0)
+    func, arrays = one(Dot, x, x.T.copy(), contract=((1,), (0,)))
+    (dot,) = ops_of(assert_keeps(lambda f: expand(f, SM_80), func, arrays), Dot)
+    assert dot.operands[0].tile.dtype == F16
+    assert expand(func, SM_90) is func
