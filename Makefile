@@ -3,9 +3,11 @@
 PYTHON ?= $(shell for p in python3.12 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { command -v $$p; break; }; done)
 JOBS ?= 2# test processes
+OUT ?= bench/out/gpu# where `make gpu` puts its results
+ARGS ?=# more options of `make gpu`, see bench/README.md
 OLDEST := jax==0.11.2 jaxlib==0.11.2# the oldest supported versions
 
-.PHONY: help demo test test-full test-oldest check bench docs clean
+.PHONY: help demo test test-full test-oldest check bench gpu docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
 help:
@@ -15,6 +17,7 @@ help:
 	@echo 'make test-oldest  run the smoke tests with the oldest supported jax'
 	@echo 'make check        lint, check types and layers'
 	@echo 'make bench        measure speed and memory against XLA; check the limits'
+	@echo 'make gpu          on a machine with an NVIDIA GPU: prove the kernels there, measure them against their peers'
 	@echo 'make docs         build the documentation into build/docs; a warning is an error'
 	@echo 'make clean        remove the environments and everything else that was made'
 
@@ -38,6 +41,12 @@ check: .venv/installed-dev
 
 bench: .venv/installed-cpu
 	@.venv/bin/python -m bench.run
+
+# Needs no environment of its own: any Python that has jax with CUDA, triton and hypothesis, from the source tree.
+gpu:
+	@for p in .venv/bin/python python3 python3.12 python; do \
+	  $$p -c 'import jax, triton, hypothesis' 2>/dev/null && break; done; \
+	PYTHONPATH=. exec $$p -m bench.gpu --out $(OUT) $(ARGS)
 
 # No --quiet: it would hide warnings from --strict. The variable turns off the theme's notice that it ends in May 2027.
 docs: .venv/installed-docs

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilekern.ir.core import cdiv
+
+PROCESSORS = {"cuda:sm_80": 108, "cuda:sm_90": 132, "cuda:sm_100": 148}
+"""Multiprocessors of the largest GPU of each target: A100, H100 and H200, B200 (NVIDIA's architecture whitepapers)."""
+
+LOADING = 16
+"""What the loads of one row or column of a tile take, when one of its products takes 1: so that they are a fifth of
+the time for tiles of 128 × 256, and half of it for 64 × 64."""
 
 
 def even(extent: int, limit: int) -> int:
@@ -11,3 +20,27 @@ def even(extent: int, limit: int) -> int:
     Where it divides the extent, there is no ragged tile to compute, and none to compile.
     """
     return max(1, cdiv(extent, max(1, cdiv(extent, limit))))
+
+
+def power_of_two(extent: int, limit: int, least: int = 1) -> int:
+    """The smallest power of two that holds `extent`, of those from `least` to `limit`; GPUs' tiles are such."""
+    return max(least, min(limit, 1 << max(extent - 1, 0).bit_length()))
+
+
+def copies_well(row: int, itemsize: int) -> bool:
+    """Whether rows of so many elements start at multiples of 16 bytes: what one thread, or the TMA, copies at once."""
+    return row * itemsize % 16 == 0
+
+
+def soonest(rows: int, columns: int, tiles: Sequence[tuple[int, int]], target: str) -> tuple[int, int]:
+    """The one of `tiles` for a matrix [rows, columns] whose programs are done first, one on each multiprocessor.
+
+    Large tiles load less for each product; small ones keep more multiprocessors busy.
+    """
+
+    def time(tile: tuple[int, int]) -> int:
+        m, n = tile
+        waves = cdiv(cdiv(rows, m) * cdiv(columns, n), PROCESSORS[target])
+        return waves * (m * n + LOADING * (m + n))
+
+    return min(tiles, key=time)

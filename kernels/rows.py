@@ -1,4 +1,4 @@
-"""What the kernels share that work on rows: the type of their output, and coarse blocks for CPUs."""
+"""What the kernels share that work on rows: the type of their output, and their blocks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from typing import Any
 
 import jax
 
-from tilekern.kernels.blocks import even
+from tilekern.kernels.blocks import even, power_of_two
 
 # The elements of a tile on a CPU: enough work for all threads, and few enough to stay in the cache.
 TILE_ELEMENTS = 1 << 20
+
+# Elements of a tile for each thread of a GPU: two loads of 16 bytes for 16-bit numbers, four for float32. With all threads
+# of a multiprocessor that is 64 KiB and more on the way, and the memory is busy from about 32 KiB on.
+PER_THREAD = 16
 
 
 def like_first(x: Any, *others: Any) -> jax.ShapeDtypeStruct:
@@ -27,3 +31,19 @@ def coarse_blocks(x: Any, *others: Any) -> dict[str, int]:
     """The schedule for CPUs of a kernel whose first input is x[R, C]."""
     block_rows, block_columns = coarse(*x.shape)
     return {"block_rows": block_rows, "block_columns": block_columns}
+
+
+def warps_for(elements: int) -> int:
+    """Warps for a tile of so many elements; above 16, reductions across them take longer than they save."""
+    return power_of_two(elements // (32 * PER_THREAD), 16)
+
+
+def gpu_blocks(x: Any, *others: Any) -> dict[str, int]:
+    """The schedule for GPUs of a kernel that reduces the rows of its first input x[R, C]."""
+    rows, columns = x.shape
+    # Up to 32 elements for each thread, a row stays in registers between its reduction and its result.
+    block_columns = power_of_two(columns, 16384) if columns <= 16384 else 8192
+    # Short rows share a program, so that each has four warps to switch between.
+    block_rows = power_of_two(rows, max(1, 2048 // block_columns))
+    num_warps = warps_for(block_rows * block_columns)
+    return {"block_rows": block_rows, "block_columns": block_columns, "num_warps": num_warps}

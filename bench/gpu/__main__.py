@@ -1,7 +1,7 @@
 """python -m bench.gpu --out FOLDER: prove the kernels on this machine's NVIDIA GPU, measure them, print tables.
 
-FOLDER gets gpu.json (all numbers; whole at every moment), journal.jsonl (from which a second call with the same folder
-goes on) and log.txt. The exit status is 0 if no result of tilekern's was wrong.
+FOLDER gets gpu.json (all numbers; whole at every moment), journal.jsonl and log.txt. The exit status is 0 if no result
+of tilekern's was wrong.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from bench.gpu import dry
 from bench.gpu.item import Options
 from bench.gpu.report import report, status
 from bench.gpu.supervise import supervise
-from bench.gpu.work import NO_GPU, work
+from bench.gpu.work import work
 
 SECONDS = 460.0  # of the 8 minutes, with time to end and print
 
@@ -49,10 +50,11 @@ def main(arguments: Sequence[str]) -> int:
         kept = json.loads((options.out / "gpu.json").read_text())
     else:
         print(f"seed {seed}; results in {options.out}", file=sys.stderr, flush=True)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is known by then is still printed
         kept = supervise(options)
     print(report(kept))
     if not kept["items"]:
-        print(f"nothing ran: see {options.out / 'log.txt'}; status {NO_GPU} of the child is a machine without a GPU")
+        print(f"nothing ran: is there an NVIDIA GPU, and JAX with CUDA? See {options.out / 'log.txt'}")
     return status(kept)
 
 

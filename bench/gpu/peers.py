@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,13 @@ MOSAIC_CONFIGS = {
     128: ((64, 128, 2), (64, 64, 4)),
     256: ((64, 64, 2),),
 }
+
+
+class Peer(NamedTuple):
+    """A contestant to be: it may turn out only later that this machine cannot make it."""
+
+    name: str
+    make: Callable[[], Contestant]
 
 
 def by_jax(name: str, function: Callable[..., Any], sets: Sequence[Arrays]) -> Contestant:
@@ -44,29 +51,39 @@ def by_torch(name: str, function: Callable[..., Any], sets: Sequence[Sequence[An
     )
 
 
-def attention(sets: Sequence[Arrays], causal: bool) -> Iterator[Callable[[], Contestant]]:
+def attention(sets: Sequence[Arrays], causal: bool) -> Iterator[Peer]:
     """The peers of flash attention on query, key and value [B, T, N, H] in bfloat16."""
     cudnn = partial(jax.nn.dot_product_attention, is_causal=causal, implementation="cudnn")
-    yield lambda: by_jax("jax cudnn", cudnn, sets)
-    yield lambda: _sdpa("torch cudnn", "CUDNN_ATTENTION", sets, causal)
-    yield lambda: _sdpa("torch flash", "FLASH_ATTENTION", sets, causal)
+    yield Peer("jax cudnn", partial(by_jax, "jax cudnn", cudnn, sets))
+    for name, backend in (("torch cudnn", "CUDNN_ATTENTION"), ("torch flash", "FLASH_ATTENTION")):
+        yield Peer(name, partial(_sdpa, name, backend, sets, causal))
     for config in MOSAIC_CONFIGS[sets[0][0].shape[-1]]:
-        yield partial(_mosaic, sets, causal, config)
+        name = "mosaic {}/{}/{}".format(*config)
+        yield Peer(name, partial(_mosaic, name, sets, causal, config))
 
 
-def matmul(sets: Sequence[Arrays]) -> Iterator[Callable[[], Contestant]]:
+def matmul(sets: Sequence[Arrays]) -> Iterator[Peer]:
     """The peers of a matrix product: cuBLAS, as XLA chooses it (or a kernel of its own) and as PyTorch does."""
-    yield lambda: by_jax("xla", jnp.matmul, sets)
-    yield lambda: by_torch("torch", __import__("torch").matmul, [[_tensor(x) for x in arrays] for arrays in sets])
+    yield Peer("xla", partial(by_jax, "xla", jnp.matmul, sets))
+    yield Peer("torch", partial(_on_tensors, "torch", lambda x, w: x @ w, sets))
 
 
-def copy(sets: Sequence[Arrays]) -> Iterator[Callable[[], Contestant]]:
+def copy(sets: Sequence[Arrays]) -> Iterator[Peer]:
     """Copies of one array: their best is the bandwidth that there is."""
-    yield lambda: by_jax("xla", jnp.copy, sets)
-    yield lambda: by_torch("torch", lambda x: x.clone(), [[_tensor(x) for x in arrays] for arrays in sets])
+    yield Peer("xla", partial(by_jax, "xla", jnp.copy, sets))
+    yield Peer("torch", partial(_on_tensors, "torch", lambda x: x.clone(), sets))
 
 
-def _mosaic(sets: Sequence[Arrays], causal: bool, config: tuple[int, int, int]) -> Contestant:
+def xla(function: Callable[..., Any], sets: Sequence[Arrays]) -> Iterator[Peer]:
+    """The same by XLA."""
+    yield Peer("xla", partial(by_jax, "xla", function, sets))
+
+
+def _on_tensors(name: str, function: Callable[..., Any], sets: Sequence[Arrays]) -> Contestant:
+    return by_torch(name, function, [[_tensor(x) for x in arrays] for arrays in sets])
+
+
+def _mosaic(name: str, sets: Sequence[Arrays], causal: bool, config: tuple[int, int, int]) -> Contestant:
     """JAX's Mosaic GPU kernel: float16 only (of jax 0.11.2), and without a scale, so the query has it in advance."""
     from jax.experimental.pallas.ops.gpu import attention_mgpu
 
@@ -76,7 +93,6 @@ def _mosaic(sets: Sequence[Arrays], causal: bool, config: tuple[int, int, int]) 
         [(q.astype(jnp.float32) * q.shape[-1] ** -0.5).astype(jnp.float16), *(x.astype(jnp.float16) for x in others)]
         for q, *others in sets
     ]
-    name = f"mosaic {block_q}/{block_kv}/{steps}"
     return by_jax(name, lambda q, k, v: attention_mgpu.attention(q, k, v, tuning), half)
 
 

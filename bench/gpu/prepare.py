@@ -59,10 +59,12 @@ def pool(
     options: Options, items: Sequence[Item], target: str, oracles: bool = True
 ) -> Iterator[dict[str, Future[Ready]]]:
     """The items by name, being made ready in as many processes as there are cores."""
-    workers = min(len(items), os.cpu_count() or 1)
+    workers = max(1, min(len(items), os.cpu_count() or 1))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_on_cpu) as executor:
-        yield {i.name: executor.submit(_ready, options, i.name, target, oracles) for i in items}
-        executor.shutdown(wait=True, cancel_futures=True)
+        try:
+            yield {i.name: executor.submit(_ready, options, i.name, target, oracles) for i in items}
+        finally:
+            executor.shutdown(cancel_futures=True)
 
 
 def _on_cpu() -> None:

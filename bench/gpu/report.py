@@ -113,7 +113,7 @@ def _row(name: str, record: Record, bandwidth: float) -> tuple[str, ...]:
     aim = ""
     if record.get("aim") is not None:
         share = judged(record, bandwidth)
-        verdict = "met" if share >= record["aim"] else "NOT MET"
+        verdict = "unknown" if math.isnan(share) else "met" if share >= record["aim"] else "NOT MET"
         aim = f"{share:.2f} of {record['aim_of'] or 'best'}, aim {record['aim']:.2f}: {verdict}"
     return name, time, _rate(record, ours), peers, aim
 
@@ -146,6 +146,12 @@ def _machine(items: Items) -> str:
         lines.append(f"matmul 8192³ by XLA: {methods}")
     if (dispatch := items.get("dispatch")) and "dispatch_us" in dispatch:
         lines.append("dispatch: " + ", ".join(f"{how} {us:.1f} µs" for how, us in dispatch["dispatch_us"].items()))
+    absent: dict[str, str] = {}
+    for record in items.values():
+        for name, contestant in (record or {}).get("contestants", {}).items():
+            if "error" in contestant:
+                absent.setdefault(f"{name}: {_first_line(contestant['error'])}", "")
+    lines += [f"absent {reason}" for reason in absent]
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from bench.cross_entropy import naive as naive_cross_entropy
 from bench.gpu import numerics, peers
 from bench.gpu.clock import Contestant, by_host, measure
 from bench.gpu.item import Item, Record, lowerings_of
+from bench.gpu.peers import Peer
 from bench.timing import dispatch_medians
 from tilekern.kernels import cross_entropy, flash_attention, layer_norm, ragged_dot, rms_norm, rope, softmax, swiglu
 from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
@@ -34,8 +35,6 @@ MOST_SETS = 8
 TOKENS, HIDDEN = 16384, 2048  # of attention at every length, as in the papers on FlashAttention
 AGREE = 0.03
 """‖ours - peer‖ / ‖peer‖ allowed with the peer that is nearest: several times what results in bfloat16 differ by."""
-
-Make = Callable[[], Contestant]
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Comparison(Item):
     name: str
     ours: Callable[..., Any] | None
     arrays: Callable[[jax.Array], Sequence[jax.Array]]
-    peers: Callable[[Sequence[Sequence[jax.Array]]], Iterator[Make]]
+    peers: Callable[[Sequence[Sequence[jax.Array]]], Iterator[Peer]]
     flops: float = 0.0
     aim: float | None = None
     aim_of: str = ""
@@ -73,7 +72,7 @@ class Comparison(Item):
         key = jax.random.key(crc32(self.name.encode()) ^ (seed & 0xFFFFFFFF))
         arrays = jax.jit(self.arrays)
         sets = jax.block_until_ready([arrays(k) for k in jax.random.split(key, count)])
-        contestants = [_made(make) for make in self._contestants(sets)]
+        contestants = [_made(peer) for peer in self._contestants(sets)]
         differences = _differences(contestants)
         measure([c for c in contestants if not c.error])
         record: Record = {
@@ -91,9 +90,9 @@ class Comparison(Item):
             record |= {"ok": False, "text": contestants[0].error}
         return record
 
-    def _contestants(self, sets: Sequence[Sequence[jax.Array]]) -> Iterator[Make]:
+    def _contestants(self, sets: Sequence[Sequence[jax.Array]]) -> Iterator[Peer]:
         if self.ours is not None:
-            yield partial(peers.by_jax, OURS, self.ours, sets)
+            yield Peer(OURS, partial(peers.by_jax, OURS, self.ours, sets))
         yield from self.peers(sets)
 
     def _output_bytes(self, types: Sequence[Any]) -> int:
@@ -135,17 +134,11 @@ class Dispatch(Item):
         return {"dispatch_us": {name: 1e6 * s for name, s in seconds.items()}}
 
 
-def _made(make: Make) -> Contestant:
+def _made(peer: Peer) -> Contestant:
     try:
-        return make()
+        return peer.make()
     except Exception as error:
-        return Contestant(_name_of(make), call=lambda n: None, error=f"{type(error).__name__}: {error}"[:500])
-
-
-def _name_of(make: Make) -> str:
-    """A peer that cannot be made has not told its name yet."""
-    arguments = [str(a) for a in getattr(make, "args", ())[2:]]
-    return " ".join([getattr(getattr(make, "func", make), "__qualname__", "peer").split(".")[0], *arguments])
+        return Contestant(peer.name, call=lambda n: None, error=f"{type(error).__name__}: {error}"[:500])
 
 
 def _differences(contestants: Sequence[Contestant]) -> dict[str, float]:
@@ -222,7 +215,7 @@ def against_xla(name: str, ours: Any, theirs: Any, *shapes: tuple[int, ...], aim
         f"{name} {'×'.join(map(str, shapes[0]))}",
         ours,
         partial(normal, shapes=shapes),
-        lambda sets: iter([partial(peers.by_jax, "xla", theirs, sets)]),
+        partial(peers.xla, theirs),
         aim=aim,
         aim_of="copy",
     )
@@ -257,14 +250,14 @@ def others() -> list[Comparison]:
             f"ragged_dot {groups.name}",
             ragged_dot.ragged_dot,
             partial(groups.arrays, dtype=jnp.bfloat16),
-            lambda sets: iter([partial(peers.by_jax, "xla", jax.lax.ragged_dot, sets)]),
+            partial(peers.xla, jax.lax.ragged_dot),
             2.0 * groups.rows * groups.inner * groups.columns,
         ),
         Comparison(
             f"cross_entropy {loss.name}",
             cross_entropy.cross_entropy,
             partial(loss.arrays, dtype=jnp.bfloat16),
-            lambda sets: iter([partial(peers.by_jax, "xla", naive_cross_entropy, sets)]),
+            partial(peers.xla, naive_cross_entropy),
             2.0 * loss.tokens * loss.width * loss.vocabulary,
         ),
     ]

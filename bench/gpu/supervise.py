@@ -6,6 +6,7 @@ unfinished is recorded as a crash, and the next child goes on behind it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -35,23 +36,28 @@ PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "triton", "
 
 
 def supervise(options: Options) -> Record:
-    """Run the plan in children; return what gpu.json holds in the end."""
+    """Run the plan in children; return what gpu.json holds in the end. An interrupt ends it early, and well."""
     options.out.mkdir(parents=True, exist_ok=True)
     budget, journal = Budget(options.seconds - RESERVE), Journal(options.out / "journal.jsonl")
-    kept = {"environment": environment(options), "items": {}}
-    for number in range(CHILDREN):
+    journal.path.unlink(missing_ok=True)
+    kept: Record = {"environment": environment(options), "items": {}}
+    with contextlib.suppress(KeyboardInterrupt):
+        _run_children(options, budget, journal, kept)
+    kept["items"] = journal.read()
+    kept["environment"]["seconds"] = round(options.seconds - RESERVE - budget.left, 1)
+    write(options.out, kept)
+    return kept
+
+
+def _run_children(options: Options, budget: Budget, journal: Journal, kept: Record) -> None:
+    for _ in range(CHILDREN):
         if budget.left < LEAST:
-            break
+            return
         before = len(journal.read())
         status = _run_child(options, budget, journal, kept)
         _close(journal, status)
-        write(options.out, kept | {"items": journal.read()})
-        if status in (0, NO_GPU) or (number > 1 and len(journal.read()) == before):
-            break
-    kept["items"] = journal.read()
-    kept["environment"]["seconds"] = options.seconds - RESERVE - budget.left
-    write(options.out, kept)
-    return kept
+        if status in (0, NO_GPU) or len(journal.read()) == before:
+            return
 
 
 def _run_child(options: Options, budget: Budget, journal: Journal, kept: Record) -> int | str:

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from bench.gpu import peers
-from bench.gpu.speed import Comparison, Make, attention, product
+from bench.gpu.peers import Peer
+from bench.gpu.speed import Comparison, attention, product
 from tilekern.kernels.flash_attention import flash_attention_forward
 from tilekern.kernels.matmul import matmul
 
@@ -52,7 +53,7 @@ def _product(x: Any, w: Any, *, options: dict[str, int]) -> Any:
     return matmul(x, w, **options)
 
 
-def _first_product(sets: Any) -> Iterator[Make]:
+def _first_product(sets: Any) -> Iterator[Peer]:
     return itertools.islice(peers.matmul(sets), 1)
 
 
@@ -69,5 +70,5 @@ def _forward(query: Any, key: Any, value: Any, *, causal: bool, options: dict[st
     return out
 
 
-def _first_cudnn(sets: Any, causal: bool) -> Iterator[Make]:
+def _first_cudnn(sets: Any, causal: bool) -> Iterator[Peer]:
     return itertools.islice(peers.attention(sets, causal), 2)

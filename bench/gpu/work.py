@@ -32,7 +32,7 @@ def work(options: Options) -> int:
         return NO_GPU
     journal, budget = Journal(options.out / "journal.jsonl"), Budget(options.seconds)
     todo = missing(items(options), list(journal.read()))
-    target = on_platform("cuda", None).name
+    target, parent = on_platform("cuda", None).name, os.getppid()
     with prepare.pool(options, todo, target) as futures:
         quiet = False
         for item in todo:
@@ -43,9 +43,7 @@ def work(options: Options) -> int:
                 continue
             journal.begin(item.name)
             journal.end(item.name, _record(item, futures[item.name], options.seed))
-            if os.getppid() == 1:  # whoever began this is gone
-                return BROKEN
-            if not _healthy():
+            if os.getppid() != parent or not _healthy():  # nobody is left to go on for, or to go on with
                 return BROKEN
     return 0
 

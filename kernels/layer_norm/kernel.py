@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.rows import coarse_blocks, like_first
+from tilekern.kernels.rows import coarse_blocks, gpu_blocks, like_first
 
 
 @tk.kernel(out_type=like_first)
@@ -70,3 +70,4 @@ def layer_norm_forward(
 
 
 layer_norm_forward.schedule("cpu")(coarse_blocks)
+layer_norm_forward.schedule("cuda")(gpu_blocks)

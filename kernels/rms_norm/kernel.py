@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 import tilekern as tk
-from tilekern.kernels.rows import coarse_blocks, like_first
+from tilekern.kernels.rows import coarse_blocks, gpu_blocks, like_first
 
 
 @tk.kernel(out_type=like_first)
@@ -51,3 +51,4 @@ def rms_norm_forward(
 
 
 rms_norm_forward.schedule("cpu")(coarse_blocks)
+rms_norm_forward.schedule("cuda")(gpu_blocks)

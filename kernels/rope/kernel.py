@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.kernels.blocks import power_of_two
 from tilekern.kernels.rows import coarse, like_first
 
 
@@ -52,3 +53,14 @@ def _cpu(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
     _, length, heads, width = x.shape
     block_t, _ = coarse(length, heads * width)
     return {"block_t": block_t, "block_n": max(1, heads)}
+
+
+@rope_forward.schedule("cuda")
+def _cuda(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
+    """All heads of a position in one program: sine and cosine take longer than the rotation, and heads share them."""
+    _, length, heads, width = x.shape
+    block_n = power_of_two(heads, 32)
+    block_t = power_of_two(length, 32 // block_n)
+    # 32 pairs for a thread: a sine serves four heads, if a thread has eight neighbours of each half, 16 bytes.
+    num_warps = power_of_two(block_t * block_n * width // 2 // (32 * 32), 8)
+    return {"block_t": block_t, "block_n": block_n, "num_warps": num_warps}

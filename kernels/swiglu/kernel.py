@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 import tilekern as tk
-from tilekern.kernels.rows import coarse_blocks, like_first
+from tilekern.kernels.blocks import power_of_two
+from tilekern.kernels.rows import coarse_blocks, like_first, warps_for
 
 
 @tk.kernel(out_type=like_first)
@@ -20,3 +23,13 @@ def swiglu_forward(
 
 
 swiglu_forward.schedule("cpu")(coarse_blocks)
+
+
+@swiglu_forward.schedule("cuda")
+def _cuda(gate: Any, up: Any) -> dict[str, int]:
+    """Four warps with two loads of 16 bytes from each input for a thread; tiles so narrow that few lanes are ragged."""
+    rows, columns = gate.shape
+    block_columns = power_of_two(columns, 1024)
+    block_rows = power_of_two(rows, max(1, 2048 // block_columns))
+    num_warps = warps_for(block_rows * block_columns)
+    return {"block_rows": block_rows, "block_columns": block_columns, "num_warps": num_warps}

@@ -358,6 +358,12 @@ def test_integers_are_inverted_divided_and_shifted(dtype: str, data: st.DataObje
     assert_same(rest[nonzero], np.fmod(x[nonzero], y[nonzero]))
 
 
+@given(x=tiles, bound=st.integers(-2, 2))
+def test_a_comparison_of_scalars_becomes_a_tile_of_booleans(x: np.ndarray, bound: int) -> None:
+    (y,) = run(f"{TILE}tl.store(y0 + i, (tl.load(x0) < {bound}) & (x > 0))", [x], [result([8, 8], "bool")])
+    assert_same(y, (x[0, 0] < bound) & (x > 0))
+
+
 # --- folds ---------------------------------------------------------------------------------------------------------
 
 COMBINE = """

@@ -28,12 +28,13 @@ class TritonLowering:
     """A Func as Triton source.
 
     Attributes:
+      func: the Func.
       target: what it is for.
       program: the source, and how it is launched.
     """
 
     def __init__(self, func: Func, target: Target, launch: Mapping[str, int]) -> None:
-        self.target = target
+        self.func, self.target = func, target
         self._chip = CHIPS[target.name]
         self.program: Program = build(func, self._chip, launch)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]

@@ -1,0 +1,38 @@
+"""Every test of a kernel runs twice: on the portable backend, and as Triton source in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import pytest
+
+from tilekern.kernel import family
+from tilekern.lower.target import TARGETS, Target
+from tilekern.lower.triton.interpret import interpret
+from tilekern.lower.triton.lowering import TritonLowering
+
+
+def _on_gpu(platform: str, asked: Target | None) -> Target:
+    return asked or TARGETS["cuda:sm_90"]
+
+
+def _run(lowering: TritonLowering, *inputs: Any) -> Sequence[jax.Array]:
+    """In place of the custom call, for which there may be no GPU."""
+    program = lowering.program
+    types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in lowering.func.outputs]
+    return jax.pure_callback(lambda *arrays: tuple(interpret(program, arrays)), types, *inputs)
+
+
+@pytest.fixture(scope="session", params=["xla", "triton"], autouse=True)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The backend under test; what was compiled for the other one is forgotten."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "triton":
+            pytest.importorskip("triton", reason="needs triton")
+            patch.setattr(family, "on_platform", _on_gpu)
+            patch.setattr(TritonLowering, "run", _run)
+        jax.clear_caches()
+        yield request.param
+    jax.clear_caches()
