@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.12 python3 python; do \
 JOBS ?= 2# test processes
 OUT ?= bench/out/gpu# where `make gpu` puts its results
 ARGS ?=# more options of `make gpu`, see bench/README.md
-OLDEST := jax==0.11.2 jaxlib==0.11.2# the oldest supported versions
+OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0# the oldest supported versions
 
 .PHONY: help demo test test-full test-oldest check bench gpu docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
@@ -14,12 +14,15 @@ help:
 	@echo 'make demo         run the main job: a transformer that reads Python source, on our flash attention'
 	@echo 'make test         run the tests'
 	@echo 'make test-full    run also the slow tests, and more random examples'
-	@echo 'make test-oldest  run the smoke tests with the oldest supported jax'
+	@echo 'make test-oldest  run the smoke tests with the oldest supported jax and triton'
 	@echo 'make check        lint, check types and layers'
 	@echo 'make bench        measure speed and memory against XLA; check the limits'
 	@echo 'make gpu          on a machine with an NVIDIA GPU: prove the kernels there, measure them against their peers'
 	@echo 'make docs         build the documentation into build/docs; a warning is an error'
 	@echo 'make clean        remove the environments and everything else that was made'
+
+# The tests' CUDA plugin, where it is installed, prints a traceback on machines without a GPU.
+demo bench docs: export JAX_PLATFORMS ?= cpu
 
 demo: .venv/installed-cpu
 	@.venv/bin/python examples/demo.py

@@ -11,8 +11,8 @@ from tilekern.kernels.blocks import even, power_of_two
 # The elements of a tile on a CPU: enough work for all threads, and few enough to stay in the cache.
 TILE_ELEMENTS = 1 << 20
 
-# Elements of a tile for each thread of a GPU: two loads of 16 bytes for 16-bit numbers, four for float32. With all threads
-# of a multiprocessor that is 64 KiB and more on the way, and the memory is busy from about 32 KiB on.
+# Elements of a tile for each thread of a GPU: two loads of 16 bytes for 16-bit numbers, four for float32. With all
+# threads of a multiprocessor that is 64 KiB and more on the way, and the memory is busy from about 32 KiB on.
 PER_THREAD = 16
 
 

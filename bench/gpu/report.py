@@ -93,7 +93,7 @@ def best_of(contestants: Mapping[str, Record]) -> dict[str, float]:
 
 def median_us(record: Record, name: str) -> float:
     """A contestant's median, NaN if it has none."""
-    return record["contestants"].get(name, {}).get("median_us", math.nan)
+    return record.get("contestants", {}).get(name, {}).get("median_us", math.nan)
 
 
 def judged(record: Record, bandwidth: float) -> float:
@@ -126,7 +126,7 @@ def _rate(record: Record, us: float) -> str:
 
 def _share(record: Record) -> float:
     """Our share of the best peer's speed, or 1 / ms where there is none; -1 for what failed, to sort by."""
-    peers, ours = best_of(record.get("contestants", {})), median_us({"contestants": {}} | record, OURS)
+    peers, ours = best_of(record.get("contestants", {})), median_us(record, OURS)
     if math.isnan(ours):
         return -1.0
     return min(peers.values()) / ours if peers else 1e3 / ours

@@ -75,9 +75,11 @@ class Comparison(Item):
         contestants = [_made(peer) for peer in self._contestants(sets)]
         differences = _differences(contestants)
         measure([c for c in contestants if not c.error])
+        if self.ours is not None and contestants[0].error:
+            return {"ok": False, "text": contestants[0].error, **self.tags}
         record: Record = {
             "flops": self.flops,
-            "bytes": each + (self._output_bytes(types) if self.ours else each),
+            "bytes": each + self._output_bytes(types),
             "aim": self.aim,
             "aim_of": self.aim_of,
             "contestants": {c.name: c.record() for c in contestants},
@@ -86,8 +88,6 @@ class Comparison(Item):
         }
         if differences:
             record["ok"] = bool(min(differences.values()) <= AGREE)
-        elif self.ours and contestants[0].error:
-            record |= {"ok": False, "text": contestants[0].error}
         return record
 
     def _contestants(self, sets: Sequence[Sequence[jax.Array]]) -> Iterator[Peer]:
@@ -96,7 +96,8 @@ class Comparison(Item):
         yield from self.peers(sets)
 
     def _output_bytes(self, types: Sequence[Any]) -> int:
-        return _nbytes(jax.tree.leaves(jax.eval_shape(self.ours, *types)))
+        """Of a copy as many as of its input."""
+        return _nbytes(types) if self.ours is None else _nbytes(jax.tree.leaves(jax.eval_shape(self.ours, *types)))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import even
+from tilekern.kernels.blocks import PROCESSORS, even, power_of_two
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
@@ -54,7 +54,8 @@ def flash_attention_forward(
     b = tk.parallel(query.shape[0])
     g = tk.parallel(groups)
     r = tk.parallel(group)
-    i = tk.parallel(query.shape[1], block_q)
+    # The last queries see the most keys: their programs start first, so that none is left alone in the end.
+    i = tk.parallel(query.shape[1], block_q, order="descending" if causal else None)
     n = g * group + r
     wide = tk.accumulator(query.dtype)
 

@@ -8,7 +8,7 @@ import jax
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.kernels.blocks import even
+from tilekern.kernels.blocks import PROCESSORS, copies_well, even, power_of_two, soonest
 
 
 def _out_type(x: Any, w: Any) -> jax.ShapeDtypeStruct:
@@ -30,8 +30,8 @@ def matmul(
 
     Any sizes, blocks need not divide them.
     """
-    i = tk.parallel(x.shape[0], block_m)
-    j = tk.parallel(w.shape[1], block_n)
+    # Programs that run together share eight tiles of rows and some of columns in the cache.
+    i, j = tk.grid((x.shape[0], block_m), (w.shape[1], block_n), order=tk.grouped(8))
 
     def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
         return tk.dot(x[i, k], w[k, j], acc)
@@ -48,4 +48,35 @@ def _cpu(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct) -> dict[str, int]:
         "block_m": even(x.shape[0], 512),
         "block_n": even(w.shape[1], 2048),
         "block_k": even(x.shape[1], 2048),
+    }
+
+
+@matmul.schedule("cuda")
+def _cuda(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str) -> dict[str, int]:
+    """The tile whose programs are done first, of those that fit the registers."""
+    (rows, inner), columns, itemsize = x.shape, w.shape[1], x.dtype.itemsize
+    fine = copies_well(inner, itemsize) and copies_well(columns, itemsize)
+    if rows <= 32:
+        # Few rows: the time is that of loading w, with all multiprocessors and long rows of it.
+        block_m, block_n = power_of_two(rows, 32, 16), power_of_two(columns // PROCESSORS[target], 64, 16)
+    elif itemsize > 2:
+        # No tensor cores: operands and sums are all in registers.
+        block_m, block_n = soonest(rows, columns, ((128, 128), (64, 64)) if itemsize == 4 else ((64, 64),), target)
+    elif fine:
+        block_m, block_n = soonest(rows, columns, ((128, 256), (128, 128), (64, 128), (64, 64)), target)
+    else:
+        # Loads go through registers, and nothing but other programs hides how long they take.
+        block_m, block_n = 64, 128
+    # Four warps are what multiplies 64 rows on sm_90.
+    num_warps = 8 if block_m * block_n >= 128 * 128 else 4
+    # 128 bytes of a row: the longest that is copied without conflicts of banks, and a whole line of the cache.
+    # Half of it where loads go through registers and mma.sync takes its operands from there, too.
+    crowded = target == "cuda:sm_80" and itemsize <= 2 and not fine
+    block_k = power_of_two(inner, (64 if crowded else 128) // itemsize, 16)
+    return {
+        "block_m": block_m,
+        "block_n": block_n,
+        "block_k": block_k,
+        "num_warps": num_warps,
+        "num_stages": 4 if itemsize <= 2 else 3,
     }

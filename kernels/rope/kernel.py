@@ -57,10 +57,9 @@ def _cpu(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
 
 @rope_forward.schedule("cuda")
 def _cuda(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
-    """All heads of a position in one program: sine and cosine take longer than the rotation, and heads share them."""
+    """Many heads of a position in one program, for they share its sines and cosines; 32 pairs for a thread."""
     _, length, heads, width = x.shape
     block_n = power_of_two(heads, 32)
     block_t = power_of_two(length, 32 // block_n)
-    # 32 pairs for a thread: a sine serves four heads, if a thread has eight neighbours of each half, 16 bytes.
     num_warps = power_of_two(block_t * block_n * width // 2 // (32 * 32), 8)
     return {"block_t": block_t, "block_n": block_n, "num_warps": num_warps}

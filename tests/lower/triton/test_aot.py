@@ -23,6 +23,9 @@ import numpy as np
 import pytest
 
 from tilekern import source
+from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.matmul import matmul
+from tilekern.kernels.softmax import softmax
 from tilekern.ir.types import BF16, F32, DType
 from tilekern.lower.triton.binary import Binary
 from tilekern.lower.triton.call import CUSTOM_CALL, call
@@ -50,6 +53,9 @@ HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
 N = 256
 X = jax.ShapeDtypeStruct((N,), F32)
 M = jax.ShapeDtypeStruct((N, N), BF16)
+QUERY = jax.ShapeDtypeStruct((2, 300, 4, 64), BF16)
+KEYS = jax.ShapeDtypeStruct((2, 257, 2, 64), BF16)
+WEIGHT = jax.ShapeDtypeStruct((256, 200), BF16)
 EMPTY = jax.ShapeDtypeStruct((0, 3), F32)
 SAME = Result((N,), F32, F32)
 BOX = Descriptor((N, N), (N, 1), (64, 64))
@@ -99,6 +105,13 @@ def run(made: Program, *arrays: Any) -> Any:
 def two_calls_among_plain_operations(x: Any = X, m: Any = M) -> Any:
     total = run(ADD, x * 2 + 1, jnp.sin(x))
     return jnp.sum(total), run(DOT, m + total.astype(BF16)[:, None], m.T) * 3
+
+
+def library_kernels_in_a_layer(q: Any = QUERY, k: Any = KEYS, w: Any = WEIGHT) -> Any:
+    """As users call them; ragged, grouped heads, under vmap, in the same program for any GPU and for this one."""
+    attended = flash_attention(q * 2, k, k, causal=True, target="cuda:sm_90")
+    hidden = jax.vmap(lambda x: matmul(x.reshape(-1, 256), w, target="cuda:sm_90"))(attended)
+    return softmax(hidden + 1)
 
 
 def many_calls_in_a_loop(x: Any = X) -> Any:
@@ -166,6 +179,7 @@ def _without_cubin(made: Binary) -> Binary:
 
 PROGRAMS: tuple[Callable[..., Any], ...] = (
     two_calls_among_plain_operations,
+    library_kernels_in_a_layer,
     many_calls_in_a_loop,
     in_place,
     in_place_with_the_old_value_still_needed,
@@ -240,6 +254,7 @@ def test_xla_compiles_what_is_right_and_refuses_what_is_not(outcomes: Any, funct
     "function, calls",
     [
         (two_calls_among_plain_operations, 2),
+        (library_kernels_in_a_layer, 3),
         (many_calls_in_a_loop, 1),
         (in_place, 1),
         (zeroed_and_summed, 1),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from string import Formatter
 
 from tilekern.ir import ranges
 from tilekern.ir.compute import Constant, Dot, Reduce
@@ -49,9 +51,8 @@ class Emitter:
 
     Args:
       func: legal.
-      copies: the loads and stores that the Tensor Memory Accelerator does.
-      names: those taken by parameters are taken.
-      buffers: the names of the parameters: of pointers by ref, of descriptors by ref and copy.
+      memory: its buffers.
+      names: those of parameters are taken.
     """
 
     def __init__(self, func: Func, memory: Memory, names: Names) -> None:
@@ -279,8 +280,11 @@ class Emitter:
         if isinstance(op, Assert):
             self.writer.line(f"tl.device_assert({texts[0]}, {_quoted(op.message)})", op.loc)
             return
-        prefix = op.format.split("{", 1)[0]
-        self.writer.line(f"tl.device_print({', '.join([_quoted(prefix), *texts])})", op.loc)
+        # `device_print` names values by what stands before them, and has no other format.
+        labels = [text.strip(" ,;") for text, *_ in Formatter().parse(op.format)]
+        for label, text in zip_longest(labels[: max(len(texts), 1)], texts):
+            values = [] if text is None else [text]
+            self.writer.line(f"tl.device_print({', '.join([_quoted(label or ' '), *values])})", op.loc)
 
 
 def _quoted(text: str) -> str:
