@@ -76,12 +76,27 @@ def test_the_types_of_results_need_no_run() -> None:
     assert (aval.shape, aval.dtype) == ((7,), jnp.bfloat16)
 
 
-@pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda", "tpu")])
+# JAX promises nothing for years about the call that runs Triton's code, and asks for consent to it.
+CONSENT = [jax.export.DisabledSafetyCheck.custom_call("triton_kernel_call_ffi")]
+
+
+@pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda"), ("cpu", "cuda", "tpu")])
 def test_export_and_back(platforms: tuple[str, ...]) -> None:
-    exported = jax.export.export(jax.jit(lambda x: step(x) + 1), platforms=platforms)(X)
+    if "cuda" in platforms:
+        pytest.importorskip("triton", reason="needs triton")
+    function = jax.jit(lambda x: step(x) + 1)
+    exported = jax.export.export(function, platforms=platforms, disabled_checks=CONSENT)(X)
     np.testing.assert_array_equal(exported.call(X), oracle(X) + 1)
+    assert ("triton_kernel_call_ffi" in exported.mlir_module()) == ("cuda" in platforms)
     again = jax.export.deserialize(exported.serialize())
+    assert again.platforms == platforms
     np.testing.assert_array_equal(jax.jit(again.call)(X), oracle(X) + 1)
+
+
+def test_export_for_gpus_asks_for_consent() -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    with pytest.raises(ValueError, match="triton_kernel_call_ffi"):
+        jax.export.export(jax.jit(step), platforms=("cuda",))(X)
 
 
 def test_export_with_more_than_one_result() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tilekern
+from tilekern.lower.triton import toolchain
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("tilekern", "kernels", "tests", "bench", "examples")
@@ -65,6 +66,14 @@ def test_the_oldest_jax_that_is_tested_is_the_oldest_allowed() -> None:
     (jax,) = [requirement for requirement in PROJECT["dependencies"] if requirement.startswith("jax")]
     oldest = re.search(r">=([\d.]+)", jax)
     assert oldest and f"jax=={oldest[1]} jaxlib=={oldest[1]}" in (ROOT / "Makefile").read_text()
+
+
+def test_the_versions_of_triton_that_are_installed_are_those_that_work() -> None:
+    oldest, beyond = (".".join(map(str, version)) for version in (toolchain.OLDEST, toolchain.BEYOND))
+    extras = PROJECT["optional-dependencies"]
+    (user,), (tests,) = ([r for r in extras[extra] if r.startswith("triton")] for extra in ("cuda", "test"))
+    assert user == tests.partition(";")[0] == f"triton>={oldest},<{beyond}"
+    assert f"triton=={oldest}.0" in (ROOT / "Makefile").read_text()
 
 
 def test_the_python_version_is_the_oldest_allowed() -> None:

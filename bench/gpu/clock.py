@@ -30,7 +30,8 @@ WINDOW_SECONDS = 3e-3  # of work in one sample
 MOST_CALLS = 16  # of one sample: their results are all kept until its end
 PAUSE = 1e-3  # between samples, far more than the clocks of host and device disagree
 MARK = "bench.gpu sample "
-# What XLA's profiler says of kernels, copies, fills and CUDA graphs, and of nothing else (xplane_schema.cc).
+# What XLA's profiler says of kernels, copies, fills and CUDA graphs, and of nothing else (xplane_schema.cc), in lower
+# case: it writes "Memset_details".
 WORK = frozenset({"kernel_details", "memcpy_details", "memset_details", "cuda_graph_exec_id"})
 
 Interval = tuple[float, float]
@@ -181,7 +182,7 @@ def device_events_of(planes: Sequence[Any]) -> list[tuple[float, float, str]]:
         (event.start_ns, event.start_ns + event.duration_ns, event.name)
         for line in lines
         for event in line.events
-        if any(name in WORK for name, _ in event.stats)
+        if any(name.lower() in WORK for name, _ in event.stats)
     ]
 
 

@@ -70,7 +70,8 @@ def ranking(items: Items) -> str:
         for share, variant, record in sorted(variants, key=lambda v: -v[0]):
             taken = (record.get("programs") or [{}])[0]
             resources = (str(taken.get(key, "")) for key in ("registers", "spills", "shared_bytes"))
-            rows.append((variant, f"{median_us(record, OURS):.1f}", f"{share:.2f}", *resources))
+            time = "refused" if "refused" in record else f"{median_us(record, OURS):.1f}"
+            rows.append((variant, time, f"{share:.2f}" if share >= 0 else "", *resources))
         parts.append(aligned(rows))
     return "\n\n".join(parts)
 

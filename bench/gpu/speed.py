@@ -74,19 +74,22 @@ class Comparison(Item):
         sets = jax.block_until_ready([arrays(k) for k in jax.random.split(key, count)])
         contestants = [_made(peer) for peer in self._contestants(sets)]
         differences = _differences(contestants)
+        if self.tags and contestants[0].error.startswith("ResourceError"):
+            # A variant that is too large for the GPU is no failure.
+            return {"refused": contestants[0].error, **self.tags}
         measure([c for c in contestants if not c.error])
-        if self.ours is not None and contestants[0].error:
-            return {"ok": False, "text": contestants[0].error, **self.tags}
         record: Record = {
             "flops": self.flops,
-            "bytes": each + self._output_bytes(types),
+            "bytes": each + self._output_bytes(types, contestants[0]),
             "aim": self.aim,
             "aim_of": self.aim_of,
             "contestants": {c.name: c.record() for c in contestants},
             "differences": differences,
             **self.tags,
         }
-        if differences:
+        if self.ours is not None and contestants[0].error:
+            record |= {"ok": False, "text": contestants[0].error}
+        elif differences:
             record["ok"] = bool(min(differences.values()) <= AGREE)
         return record
 
@@ -95,9 +98,11 @@ class Comparison(Item):
             yield Peer(OURS, partial(peers.by_jax, OURS, self.ours, sets))
         yield from self.peers(sets)
 
-    def _output_bytes(self, types: Sequence[Any]) -> int:
-        """Of a copy as many as of its input."""
-        return _nbytes(types) if self.ours is None else _nbytes(jax.tree.leaves(jax.eval_shape(self.ours, *types)))
+    def _output_bytes(self, types: Sequence[Any], ours: Contestant) -> int:
+        """Of a copy, and of what cannot be called, as many as of its input."""
+        if self.ours is None or ours.error:
+            return _nbytes(types)
+        return _nbytes(jax.tree.leaves(jax.eval_shape(self.ours, *types)))
 
 
 @dataclass(frozen=True)

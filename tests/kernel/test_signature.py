@@ -103,7 +103,7 @@ def test_a_keyword_that_does_not_exist() -> None:
     with refused(
         ArgumentError,
         "scale has no keyword argument 'facto'",
-        expected="one of block, factor, mode, target, twice",
+        expected="one of block, factor, mode, num_stages, num_warps, target, twice",
         got="facto = 2.0 (float)",
         fix="order",
     ):
@@ -162,6 +162,21 @@ def test_target_is_reserved() -> None:
         @like_first
         def f(x, out, *, target: str):  # <-
             ...
+
+
+def test_launch_options_are_reserved() -> None:
+    with refused(
+        ArgumentError, "the kernel f has a parameter named num_warps", expected="other", got="num_warps", fix="launch"
+    ):
+
+        @like_first
+        def f(x, out, *, num_warps: tk.Block = 4):  # <-
+            ...
+
+    with pytest.raises(ArgumentError, match="the kernel g has a parameter named num_stages"):
+
+        @like_first
+        def g(x, out, *, num_stages: int): ...
 
 
 # --- keys of caches -------------------------------------------------------------------------------------------------

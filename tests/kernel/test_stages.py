@@ -36,6 +36,38 @@ def test_all_stages_from_types_alone() -> None:
     assert compiled.memory_analysis().temp_size_in_bytes >= 0
 
 
+@pytest.mark.smoke
+def test_the_stages_of_a_gpu_without_one() -> None:
+    """Lowered for a GPU: the source is there, runs in Triton's interpreter, and becomes machine code."""
+    lowered = add.trace(S, {"a": S}).lower("cuda:sm_90")
+    assert (lowered.target, str(lowered)) == ("cuda:sm_90", lowered.text)
+    assert "@triton.jit\ndef add" in lowered.text
+    pytest.importorskip("triton", reason="needs triton")
+    found = lowered.interpret(*ARGUMENTS)
+    assert list(found) == ["sum"] and isinstance(found["sum"], np.ndarray)
+    np.testing.assert_array_equal(found["sum"], X * 3)
+    compiled = lowered.compile()
+    assert set(compiled.asm) == {"ttir", "ttgir", "ptx", "cubin", "sass"}
+    assert (compiled.resources.spills, compiled.resources.threads) == (0, 32)
+
+
+def test_the_stages_of_the_portable_backend() -> None:
+    lowered = add.trace(*ARGUMENTS).lower("cpu:xla")
+    np.testing.assert_array_equal(lowered.interpret(*ARGUMENTS)["sum"], X * 3)
+    compiled = lowered.compile()
+    assert list(compiled.asm) == ["hlo"] and compiled.asm["hlo"].startswith("HloModule jit_add")
+    with refused(TargetError, "does not know", expected='"cuda:sm_90"', got="cpu:xla", fix="memory_analysis"):
+        compiled.resources  # <-  # noqa: B018 -- it raises
+
+
+def test_what_is_interpreted_has_the_types_it_was_traced_for() -> None:
+    lowered = add.trace(*ARGUMENTS).lower("cuda:sm_90")
+    with refused(
+        ArgumentError, "add was traced for other arguments", expected="x = float32[7]", got="int32[7]", fix="again"
+    ):
+        lowered.interpret(X.astype(np.int32), {"a": X})  # <-
+
+
 def test_stages_print() -> None:
     traced = add.trace(*ARGUMENTS)
     assert str(traced) == str(traced.ir)

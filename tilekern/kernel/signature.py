@@ -131,13 +131,14 @@ def of_function(function: Callable[..., Any]) -> Signature:
     hints = _hints(function)
     blocks = {p.name: p.default for p in keywords if _is_block(hints.get(p.name))}
     statics = {p.name: p.default for p in keywords if p.name not in blocks}
-    if "target" in statics or "target" in blocks:
-        raise ArgumentError(
-            f"the kernel {name} has a parameter named target",
-            expected="any other name",
-            got="target",
-            fix="rename it: target= of the call chooses the machine to lower for",
-        )
+    for reserved in ("target", *LAUNCH):
+        if reserved in statics or reserved in blocks:
+            raise ArgumentError(
+                f"the kernel {name} has a parameter named {reserved}",
+                expected="any other name",
+                got=reserved,
+                fix=f"rename it: {reserved}= of a call says for which machine to lower, or how to launch there",
+            )
     return Signature(name, tuple(arrays), blocks, statics, {n: hints.get(n) for n in statics})
 
 

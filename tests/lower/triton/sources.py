@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilekern.ir.types import DTYPES
+from tilekern.ir.types import DTYPES, dtype_name
 from tilekern.lower.triton.interpret import interpret
 from tilekern.lower.triton.program import Argument, Program, Result
 from tilekern.source import Loc
@@ -51,3 +51,24 @@ def program(
 def run(body: str, inputs: Sequence[np.ndarray], results: Sequence[Result], **options: Any) -> list[np.ndarray]:
     """The results of such a program in Triton's interpreter."""
     return interpret(program(body, inputs, results, **options), inputs)
+
+
+TILE = "i = tl.arange(0, 8)[:, None] * 8 + tl.arange(0, 8)[None, :]\nx = tl.load(x0 + i)\n"
+"""The elements of an 8 × 8 array and their places."""
+
+
+def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
+    """Equal numbers of equal dtype, NaN for NaN."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    wrong = ~((found == expected) | ((found != found) & (expected != expected)))
+    assert not wrong.any(), f"{found[wrong]} instead of {expected[wrong]}"
+
+
+def apply(expression: str, *inputs: np.ndarray, dtype: str = "", functions: str = "") -> np.ndarray:
+    """An expression of x, y, …: tiles of 64 elements."""
+    names = "xyz"[: len(inputs)]
+    loads = "".join(f"{name} = tl.load(x{n} + i)\n" for n, name in enumerate(names))
+    body = f"i = tl.arange(0, 64)\n{loads}tl.store(y0 + i, {expression})"
+    out = result([64], dtype or dtype_name(inputs[0].dtype))
+    return run(body, inputs, [out], functions=functions)[0]

@@ -23,10 +23,10 @@ import numpy as np
 import pytest
 
 from tilekern import source
+from tilekern.ir.types import BF16, F32, DType
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.matmul import matmul
 from tilekern.kernels.softmax import softmax
-from tilekern.ir.types import BF16, F32, DType
 from tilekern.lower.triton.binary import Binary
 from tilekern.lower.triton.call import CUSTOM_CALL, call
 from tilekern.lower.triton.chip import CHIPS

@@ -1,18 +1,15 @@
 """Triton's interpreter computes what a GPU does: each test fails without one of the corrections."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lower.triton.sources import result, run
+from tests.lower.triton.sources import TILE, apply, assert_same, result, run
 from tilekern.errors import InterpreterError, OutOfBounds
 from tilekern.ir.elementwise import TABLE
-from tilekern.ir.types import DTYPES, F32, F64, dtype_name, round_to
+from tilekern.ir.types import DTYPES, F32, F64, round_to
 from tilekern.lower.triton.interpreter.floats import convert
-from tilekern.lower.triton.interpreter.libdevice import SYMBOLS
 from tilekern.lower.triton.interpreter.stock import TRITON_DTYPES
 from tilekern.testing import arrays, assert_close
 
@@ -21,28 +18,7 @@ pytest.importorskip("triton", reason="needs triton")
 FLOATS = ("f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2")
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 SPECIALS = (0.0, -0.0, np.nan, np.inf, -np.inf)
-ROWS = np.arange(8)
-TILE = "i = tl.arange(0, 8)[:, None] * 8 + tl.arange(0, 8)[None, :]\nx = tl.load(x0 + i)\n"
-"""The elements of an 8 × 8 array and their places."""
-
 tiles = arrays(np.float32, (8, 8))
-
-
-def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
-    """Equal numbers of equal dtype, NaN for NaN."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    wrong = ~((found == expected) | ((found != found) & (expected != expected)))
-    assert not wrong.any(), f"{found[wrong]} instead of {expected[wrong]}"
-
-
-def apply(expression: str, *inputs: np.ndarray, dtype: str = "", functions: str = "") -> np.ndarray:
-    """An expression of x, y, …: tiles of 64 elements."""
-    names = "xyz"[: len(inputs)]
-    loads = "".join(f"{name} = tl.load(x{n} + i)\n" for n, name in enumerate(names))
-    body = f"i = tl.arange(0, 64)\n{loads}tl.store(y0 + i, {expression})"
-    out = result([64], dtype or dtype_name(inputs[0].dtype))
-    return run(body, inputs, [out], functions=functions)[0]
 
 
 def narrow(dtype: str, specials: tuple[float, ...] = ()) -> st.SearchStrategy[np.ndarray]:
@@ -362,175 +338,3 @@ def test_integers_are_inverted_divided_and_shifted(dtype: str, data: st.DataObje
 def test_a_comparison_of_scalars_becomes_a_tile_of_booleans(x: np.ndarray, bound: int) -> None:
     (y,) = run(f"{TILE}tl.store(y0 + i, (tl.load(x0) < {bound}) & (x > 0))", [x], [result([8, 8], "bool")])
     assert_same(y, (x[0, 0] < bound) & (x > 0))
-
-
-# --- folds ---------------------------------------------------------------------------------------------------------
-
-COMBINE = """
-@triton.jit
-def affine(a, b, c, d):
-    ratio = c * 1
-    return a * ratio, b * c + d
-
-@triton.jit
-def largest(x, y):
-    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
-
-@triton.jit
-def wrong(x, y):
-    return (x + y).to(tl.float64)
-"""
-
-
-def affine(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The maps t → x[k] t + 2 x[k], one after the other, along the last dim."""
-    factors, terms = x.copy(), 2 * x
-    for k in range(1, x.shape[-1]):
-        factors[:, k] = factors[:, k - 1] * x[:, k]
-        terms[:, k] = terms[:, k - 1] * x[:, k] + 2 * x[:, k]
-    return factors, terms
-
-
-@given(x=arrays(np.int32, (8, 8)).map(lambda x: np.clip(x, -2, 2)))
-@pytest.mark.parametrize("reverse", [False, True])
-def test_pairs_are_scanned_in_order(reverse: bool, x: np.ndarray) -> None:
-    stores = "tl.store(y0 + i, a)\ntl.store(y1 + i, b)"
-    body = f"{TILE}a, b = tl.associative_scan((x, x * 2), 1, affine, reverse={reverse})\n{stores}"
-    results = run(body, [x], [result([8, 8], "i32")] * 2, functions=COMBINE)
-    step = -1 if reverse else 1
-    for found, expected in zip(results, affine(x[:, ::step]), strict=True):
-        assert_same(found, expected[:, ::step])
-
-
-@given(x=tiles)
-@pytest.mark.parametrize("reverse", [False, True])
-def test_sums_are_scanned(reverse: bool, x: np.ndarray) -> None:
-    (y,) = run(f"{TILE}tl.store(y0 + i, tl.cumsum(x, 0, reverse={reverse}))", [x], [result([8, 8], "f32")])
-    turned = x[::-1] if reverse else x
-    oracle, low = (np.cumsum(turned.astype(dtype), 0, dtype) for dtype in (F64, F32))
-    assert_close(y[::-1] if reverse else y, oracle, low, length=8)
-
-
-@given(x=arrays(np.float32, (8, 8), SPECIALS))
-@pytest.mark.parametrize("axis", [0, 1])
-def test_pairs_and_nan_are_reduced(axis: int, x: np.ndarray) -> None:
-    folds = (f"tl.reduce(x, {axis}, largest)", f"tl.max(x, {axis})")
-    stores = "\n".join(f"tl.store(y{n} + tl.arange(0, 8), {fold})" for n, fold in enumerate(folds))
-    every, numbers = run(TILE + stores, [x], [result([8], "f32")] * 2, functions=COMBINE)
-    assert_same(every, np.max(x, axis))
-    assert_same(numbers, np.fmax.reduce(x, axis))
-
-
-@given(x=tiles)
-def test_a_tile_is_reduced_to_a_scalar_or_in_place(x: np.ndarray) -> None:
-    body = f"{TILE}tl.store(y0, tl.sum(x))\ntl.store(y1 + i, x - tl.max(x, 1, keep_dims=True))\n"
-    body += "tl.store(y2 + tl.arange(0, 1)[:, None], tl.max(x, keep_dims=True))"
-    total, rest, largest = run(body, [x], [result([], "f32"), result([8, 8], "f32"), result([1, 1], "f32")])
-    assert_close(total, x.astype(F64).sum(), x.sum(), length=64)
-    assert_same(rest, x - x.max(1, keepdims=True))
-    assert largest == x.max()
-
-
-@given(x=narrow("bf16"))
-def test_a_sum_of_bfloat16_adds_numbers(x: np.ndarray) -> None:
-    (y,) = run("tl.store(y0, tl.sum(tl.load(x0 + tl.arange(0, 64)), 0))", [x], [result([], "bf16")])
-    steps = x
-    while steps.size > 1:
-        steps = np.add(*np.split(steps, 2))
-    assert_close(y, x.astype(F64).sum(), steps[0])
-
-
-@given(x=narrow("bool"))
-def test_booleans_are_counted(x: np.ndarray) -> None:
-    assert run("tl.store(y0, tl.sum(tl.load(x0 + tl.arange(0, 64)), 0))", [x], [result([], "i32")])[0] == x.sum()
-
-
-def test_a_combining_function_keeps_dtypes() -> None:
-    with pytest.raises(InterpreterError, match="a combining function must return"):
-        run(
-            f"{TILE}tl.store(y0, tl.reduce(tl.sum(x, 0), 0, wrong))",
-            [np.zeros((8, 8), F32)],
-            [result([], "f64")],
-            functions=COMBINE,
-        )
-
-
-@given(x=tiles)
-@pytest.mark.parametrize(
-    ("expression", "meaning"),
-    [
-        ("tl.sort(x)", np.sort),
-        ("tl.flip(x, 0)", np.flipud),
-        ("x.T", np.transpose),
-        ("tl.permute(x, (1, 0))", np.transpose),
-        ("tl.reshape(tl.trans(x), (8, 8))", np.transpose),
-        ("tl.gather(x, (i // 8 + 1) % 8, 0)", lambda x: np.roll(x, -1, 0)),
-    ],
-)
-def test_tiles_are_rearranged(expression: str, meaning: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> None:
-    (y,) = run(f"{TILE}tl.store(y0 + i, {expression})", [x], [result([8, 8], "f32")])
-    assert_same(y, meaning(x))
-
-
-@given(x=arrays(np.int32, (8, 8)))
-def test_bits_are_added(x: np.ndarray) -> None:
-    (y,) = run(f"{TILE}tl.store(y0 + tl.arange(0, 8), tl.xor_sum(x, 1))", [x], [result([8], "i32")])
-    assert_same(y, np.bitwise_xor.reduce(x, 1))
-
-
-@given(x=tiles)
-def test_tiles_are_split_and_joined(x: np.ndarray) -> None:
-    body = f"{TILE}a, b = tl.split(tl.reshape(x, (8, 4, 2)))\ntl.store(y0 + i, tl.reshape(tl.join(b, a), (8, 8)))"
-    (y,) = run(body, [x], [result([8, 8], "f32")])
-    assert_same(y, x.reshape(8, 4, 2)[..., ::-1].reshape(8, 8))
-
-
-# --- libdevice -----------------------------------------------------------------------------------------------------
-
-FUNCTIONS = {
-    "acos": "acos", "acosh": "acosh", "asin": "asin", "asinh": "asinh", "atan": "atan", "atan2": "atan2",
-    "atanh": "atanh", "cbrt": "cbrt", "cosh": "cosh", "erf": "erf", "erfc": "erfc", "erfinv": "erf_inv",
-    "expm1": "expm1", "fmod": "rem", "lgamma": "lgamma", "log1p": "log1p", "log2": "log2", "nearbyint": "round_even",
-    "nextafter": "nextafter", "pow": "pow", "rint": "round_even", "round": "round_away", "rsqrt": "rsqrt",
-    "sinh": "sinh", "tan": "tan", "tanh": "tanh", "ceil": "ceil", "floor": "floor", "exp": "exp", "exp2": "exp2",
-    "log": "log", "sin": "sin", "cos": "cos", "sqrt": "sqrt", "abs": "abs",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("dtype", ["f32", "f64"])
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_of_libdevice_have_the_meaning_of_the_language(name: str, dtype: str) -> None:
-    row = TABLE[FUNCTIONS[name]]
-    x, y = (np.random.default_rng(seed).standard_normal(64).astype(DTYPES[dtype]) * 2 for seed in range(2))
-    with np.errstate(all="ignore"):
-        expected = row.meaning(*(x, y)[: row.arity])
-    assert_same(apply(f"libdevice.{name}({', '.join('xy'[: row.arity])})", x, y), expected)
-
-
-@pytest.mark.parametrize(
-    ("expression", "meaning"),
-    [
-        ("libdevice.trunc(x)", np.trunc),
-        ("libdevice.copysign(x, -1.0 + 0 * x)", lambda x: -np.abs(x)),
-        (
-            "libdevice.popc(x.to(tl.int32)).to(tl.float32)",
-            lambda x: np.bitwise_count(x.astype(np.int32).view(np.uint32)),
-        ),
-        ("libdevice.clz(x.to(tl.int64)).to(tl.float32)", lambda x: TABLE["clz"].meaning(x.astype(np.int64))),
-        ("libdevice.isnan(x / (x - x)).to(tl.float32)", lambda x: x == 0),
-    ],
-)
-def test_other_functions_of_libdevice(expression: str, meaning: Callable[[np.ndarray], np.ndarray]) -> None:
-    x = np.arange(-32, 32).astype(F32)
-    assert_same(apply(expression, x), meaning(x).astype(F32))
-
-
-def test_an_unknown_function_of_libdevice_is_named() -> None:
-    assert "__nv_j0f" not in SYMBOLS
-    with pytest.raises(InterpreterError, match="does not have __nv_j0f of libdevice"):
-        apply("libdevice.j0(x)", np.zeros(64, F32))
-
-
-def test_functions_of_libdevice_choose_by_dtype() -> None:
-    with pytest.raises(InterpreterError):
-        apply("libdevice.tan(x)", np.zeros(64, DTYPES["bf16"]))

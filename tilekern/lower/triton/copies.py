@@ -2,7 +2,8 @@
 
 It copies boxes of arrays of up to 5 dims between global and shared memory, with what lies outside the array read as 0
 and not written. It wants the innermost dim to be contiguous, all other strides and the box's innermost size to be
-multiples of 16 bytes, and sizes of a box of at most 256 (CUDA driver API, `cuTensorMapEncodeTiled`). The dims of a
+multiples of 16 bytes, and sizes of a box of at most 256 (CUDA driver API, `cuTensorMapEncodeTiled`); Triton wants the
+box to begin at a multiple of 16 bytes, too. The dims of a
 descriptor may be in any order: those that a tile does not have come first, so that the box is the tile.
 
 Tiles in shared memory are what tensor cores of sm_90 multiply. So loads that feed their dots are copies, and in
@@ -100,7 +101,9 @@ def _copy(op: MemoryOp, ranges: Mapping[Value, Interval]) -> Copy | None:
     if not all(_fits(d, op, ranges) for d in dims):
         return None
     strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
-    aligned = all(s * itemsize % _ALIGNMENT == 0 for s in strides[:-1])
+    inner = dims[-1].position
+    steps = (*strides[:-1], inner.const, *(term.stride for term in inner.terms))
+    aligned = all(step * itemsize % _ALIGNMENT == 0 for step in steps)
     box = dims[-1].size * itemsize
     if not aligned or box % _ALIGNMENT or prod(op.access.shape) * itemsize < 1024:
         return None

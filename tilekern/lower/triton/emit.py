@@ -226,9 +226,10 @@ class Emitter:
         start, stop = self._clamped(op.start, extent), self._clamped(op.stop, extent)
         first = str(int(start) // block) if start.isdigit() else f"{start} // {block}" if block > 1 else start
         last = str(cdiv(int(stop), block)) if stop.isdigit() else f"tl.cdiv({stop}, {block})" if block > 1 else stop
-        if not first.isdigit():
-            first = self.bind("first", first)
-        return first, last if last.isdigit() else self.bind("last", last)
+        return self._named("first", first), self._named("last", last)
+
+    def _named(self, wish: str, text: str) -> str:
+        return text if text.isdigit() or text.isidentifier() else self.bind(wish, text)
 
     def _clamped(self, value: Value, extent: int) -> str:
         x, interval = self._env[value], self.ranges.get(value, Interval(-(2**31), 2**31 - 1))

@@ -55,14 +55,22 @@ def constant(op: Constant) -> Expr:
 
 def typed(x: Expr, dtype: DType) -> str:
     """The text, of a dtype of its own: a literal by itself would be an int32 or a float32."""
-    return f"tl.full((), {x.text}, {dtype_text(dtype)})" if x.number is not None else x.text
+    return _full((), x, dtype) if x.number is not None else x.text
 
 
 def whole(x: Expr, tile: TileType) -> str:
     """The text of a tile of the full shape."""
     if x.number is not None:
-        return f"tl.full({shape_text(tile.shape)}, {x.text}, {dtype_text(tile.dtype)})"
+        return _full(tile.shape, x, tile.dtype)
     return x.text if x.shape == tile.shape else f"tl.broadcast_to({x.text}, {shape_text(tile.shape)})"
+
+
+def _full(shape: tuple[int, ...], x: Expr, dtype: DType) -> str:
+    """A tile of one number; Triton makes no literals of 8-bit floats, but of their bits."""
+    if x.number is not None and kind_of(dtype) == "float" and dtype.itemsize == 1:
+        bits = int(x.number.view(np.uint8))
+        return f"tl.full({shape_text(shape)}, {bits}, tl.uint8).to({dtype_text(dtype)}, bitcast=True)"
+    return f"tl.full({shape_text(shape)}, {x.text}, {dtype_text(dtype)})"
 
 
 def pure(op: Op, operands: Sequence[Expr]) -> Expr:

@@ -12,10 +12,10 @@ from tilekern.ir.ranges import Interval
 from tilekern.ir.types import DType, accumulator, kind_of
 from tilekern.lower.triton.addresses import Addresses
 from tilekern.lower.triton.copies import Copy
-from tilekern.lower.triton.expressions import whole
+from tilekern.lower.triton.expressions import number, typed, whole
 from tilekern.lower.triton.names import Names
 from tilekern.lower.triton.program import Argument, Result
-from tilekern.lower.triton.source_text import Expr, Writer, dtype_text, is_tight, literal, shape_text
+from tilekern.lower.triton.source_text import Expr, Writer, dtype_text, is_tight, shape_text
 
 
 class Host(Protocol):
@@ -59,24 +59,24 @@ class Memory:
     # --- buffers ---
 
     def _add_operands(self, names: Names) -> None:
-        for number, param in enumerate(self._func.inputs):
+        for place, param in enumerate(self._func.inputs):
             users = [op for op in self._func.walk() if isinstance(op, MemoryOp) and op.ref is param]
             wanted = dict.fromkeys(self._copies.get(op) for op in users)
             if param.ref.role == "inout":
                 # The buffer is that of a result; this is where the call gets it from.
-                self._operand(number, Argument(names.fresh(f"{param.name}_before"), param.ref.dtype))
+                self._operand(place, Argument(names.fresh(f"{param.name}_before"), param.ref.dtype))
                 continue
             for copy in wanted:
                 if copy is None:
                     self._pointers[param] = names.fresh(f"{param.name}_ptr")
-                    self._operand(number, Argument(self._pointers[param], param.ref.dtype))
+                    self._operand(place, Argument(self._pointers[param], param.ref.dtype))
                 else:
                     name = names.fresh(f"{param.name}_desc")
                     self._descriptors[param, copy] = name
-                    self._operand(number, Argument(name, param.ref.dtype, copy.descriptor))
+                    self._operand(place, Argument(name, param.ref.dtype, copy.descriptor))
 
-    def _operand(self, number: int, argument: Argument) -> None:
-        self.operands.append(number)
+    def _operand(self, place: int, argument: Argument) -> None:
+        self.operands.append(place)
         self.arguments.append(argument)
 
     def _add_results(self, names: Names) -> None:
@@ -127,8 +127,8 @@ class Memory:
             same = copy.descriptor.block == tile.shape
             return Expr(box if same else f"{box}.reshape({', '.join(map(str, tile.shape))})", tile.shape)
         if self._addresses(host, op).nowhere:
-            fill = host.expr(op.fill).text if op.fill is not None else _other(None, tile.dtype)
-            return Expr(f"tl.full({shape_text(tile.shape)}, {fill}, {dtype_text(tile.dtype)})", tile.shape)
+            fill = host.expr(op.fill) if op.fill is not None else number(0, tile)
+            return Expr(whole(fill, tile), tile.shape)
         pointer, mask = self._address(host, op)
         text = f"tl.load({pointer})"
         if mask:
@@ -280,4 +280,5 @@ def _other(fill: Expr | None, dtype: DType) -> str:
     """What stands in lanes that are not read; a literal becomes of the right dtype."""
     if fill is None:
         return "0.0" if kind_of(dtype) == "float" else "0"
-    return fill.text if fill.number is None else literal(fill.number)
+    # A literal takes the dtype of the array, which of 8-bit floats Triton does not make.
+    return typed(fill, dtype) if dtype.itemsize == 1 else fill.text

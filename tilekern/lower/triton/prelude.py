@@ -94,7 +94,7 @@ def prelude(text: str) -> str:
     needed: set[str] = set()
     frontier = text
     while True:
-        words = set(re.findall(r"[A-Za-z_]\w*", frontier))
+        words = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", frontier))
         found = {name for name in available if name in words and name not in needed}
         if not found:
             break

@@ -39,7 +39,7 @@ def test_contractions(name: str, data: st.DataObject) -> None:
     orders = [data.draw(st.permutations([s for s in sizes if s not in other])) for other in "nm"]
     x, y = (whole(tuple(sizes[s] for s in order), DTYPES[name], seed) for seed, order in enumerate(orders))
     contract, batch = (
-        tuple(tuple(order.index(s) for s in labels if s in sizes) for order in orders) for labels in ("kj", "b")
+        tuple(tuple(order.index(s) for s in group if s in sizes) for order in orders) for group in ("kj", "b")
     )
     assert_keeps(expanded, *one(Dot, x, y, contract=contract, batch=batch))
 

@@ -18,7 +18,8 @@ def test_ops_stand_at_the_line_of_the_op_that_they_replace() -> None:
     result = make.of("add", make.lanes((4, 8), 1), 2)
     made = rewriter.definition(result)
     assert made is not None and made.loc == origin.loc
-    assert all(rewriter.definition(v).loc == origin.loc for v in made.operands)  # pyright: ignore
+    for operand in made.operands:
+        assert (definition := rewriter.definition(operand)) is not None and definition.loc == origin.loc
 
 
 def test_numbers_are_tiles_of_the_type_of_the_other_operand() -> None:

@@ -25,22 +25,26 @@ class Rewriter(ast.NodeTransformer):
     """
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """`name = value` → `name = _tile_assigned(value)`."""
         self.generic_visit(node)
         node.value = _call(_ASSIGNED, node.value)
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        """`a and b` → `_tile_and(lambda: a, lambda: b)`; `or` likewise."""
         self.generic_visit(node)
         name = _CONJUNCTION if isinstance(node.op, ast.And) else _DISJUNCTION
         return ast.copy_location(_call(name, *map(_later, node.values)), node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        """`not a` → `_tile_not(a)`."""
         self.generic_visit(node)
         if not isinstance(node.op, ast.Not):
             return node
         return ast.copy_location(_call(_NEGATION, node.operand), node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """`a < b < c` → `_tile_and(lambda: a < b, lambda: b < c)`."""
         self.generic_visit(node)
         operands = [node.left, *node.comparators]
         pairs = zip(operands, node.ops, node.comparators, strict=False)

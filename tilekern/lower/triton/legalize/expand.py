@@ -4,7 +4,7 @@ Needs: a verified Func. Gives: a Func with the same outputs (to the rounding of 
 
     converts        are from or to float32 or float64 where a float narrower than bfloat16 or an integer meets another
                     float; from floats to integers, of numbers that the integer can hold
-    8-bit floats    are only converted, moved and multiplied (`Dot`); nothing chooses between them, none is a literal
+    8-bit floats    are only converted, moved and multiplied (`Dot`); nothing chooses between them
     narrow floats   are added, subtracted, multiplied, compared; all other functions are of float32
     bools           are not compared, reduced or scanned: int32 is
     shifts          are by fewer bits than there are
@@ -20,7 +20,7 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 
-from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select
+from tilekern.ir.compute import Convert, Dot, Reduce, Select
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic
@@ -54,9 +54,6 @@ def _rule(chip: Chip, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     match op:
         case Convert():
             found = _convert(make, op.operands[0], op.dtype)
-        case Constant() if is_float8(op.array.dtype):
-            bits = make.add(Constant, array=op.array.view(np.uint8), shape=op.shape)
-            found = make.bitcast(bits, op.array.dtype)
         case Select() if is_float8(op.result.tile.dtype):
             which, *tiles = op.operands
             found = make.bitcast(make.select(which, *(make.bits(x) for x in tiles)), op.result.tile.dtype)
