@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import even
+from tilekern.ir.core import cdiv
+from tilekern.kernels.blocks import PROCESSORS, even, power_of_two
 
 
 def _out_type(hidden: Any, weight: Any, labels: Any) -> tuple[Any, Any]:
@@ -85,3 +86,19 @@ def _cpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
     """A tile of logits, and one of the weights, in the cache."""
     sizes = {"block_t": hidden.shape[0], "block_v": weight.shape[1], "block_d": weight.shape[0]}
     return {name: even(size, 1024) for name, size in sizes.items()}
+
+
+@cross_entropy_forward.schedule("cuda")
+def _cuda(hidden: Any, weight: Any, labels: Any, target: str) -> dict[str, int]:
+    """Each program reads all weights: as many tokens as keep the multiprocessors busy, and wide tiles of words."""
+    (tokens, width), itemsize = hidden.shape, hidden.dtype.itemsize
+    if itemsize <= 2 and cdiv(tokens, 128) >= PROCESSORS[target]:
+        block_t, block_v, num_stages = 128, 128, 4
+    elif itemsize <= 2:
+        block_t, block_v, num_stages = power_of_two(tokens, 64, 16), 256, 4 if target != "cuda:sm_80" else 3
+    else:
+        # No tensor cores: operands and sums are all in registers.
+        block_t, block_v, num_stages = power_of_two(tokens, 64, 16), 128 if itemsize == 4 else 64, 3
+    # 128 bytes of a row: the longest that is copied without conflicts of banks.
+    block_d = power_of_two(width, 128 // itemsize, 16)
+    return {"block_t": block_t, "block_v": block_v, "block_d": block_d, "num_warps": 8, "num_stages": num_stages}

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.ir.core import cdiv
 from tilekern.kernels.blocks import PROCESSORS, even, power_of_two
 
 LOG2_E = math.log2(math.e)
@@ -92,3 +93,39 @@ def flash_attention_forward(
 def _cpu(query: Any, key: Any, value: Any, q_offset: Any) -> dict[str, int]:
     """Coarse tiles: XLA's matrix products want them, and there is no register file to fit."""
     return {"block_q": even(query.shape[1], 256), "block_k": even(key.shape[1], 256)}
+
+
+# For 16-bit numbers: queries, keys, warps and stages, for heads up to a width. The accumulator, the logits and their
+# exponentials have to fit the registers, keys and values of all stages the shared memory.
+_TILES = {
+    # 16 queries for a warp, for its operands are in registers, too; narrow heads leave room for three programs.
+    "cuda:sm_80": ((64, (64, 64, 4, 3)), (192, (128, 64, 8, 2)), (256, (64, 64, 8, 2)), (512, (32, 32, 8, 2))),
+    # Four warps multiply 64 queries. Narrow heads leave room for two programs on a multiprocessor: while one computes
+    # exponentials, which take as long as its products, the other one multiplies.
+    "cuda:sm_90": ((64, (128, 64, 8, 3)), (192, (128, 128, 8, 2)), (256, (128, 64, 8, 2)), (512, (64, 32, 8, 2))),
+    "cuda:sm_100": ((192, (128, 128, 8, 2)), (256, (128, 64, 8, 2)), (512, (64, 32, 8, 2))),
+}
+
+
+@flash_attention_forward.schedule("cuda")
+def _cuda(query: Any, key: Any, value: Any, q_offset: Any, target: str) -> dict[str, int]:
+    """Tiles by the width of a head, with fewer queries where there are few."""
+    batch, queries, heads, _ = query.shape
+    width = max(query.shape[3], value.shape[3])
+    if query.dtype.itemsize > 2:
+        # No tensor cores: operands and sums are all in registers.
+        block_q, block_k, num_warps, num_stages = (64, 16, 8, 2) if width <= 192 else (32, 16, 8, 2)
+        return _blocks(power_of_two(queries, block_q, 16), block_k, num_warps, num_stages)
+    if queries <= 32:
+        # The time is that of loading keys and values, three stages ahead.
+        return _blocks(power_of_two(queries, 32, 16), 64, 4, 3)
+    tiles = _TILES[target]
+    block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
+    programs = batch * heads * cdiv(queries, block_q)
+    if block_q == 128 and (queries <= 64 or programs < PROCESSORS[target]):
+        block_q, num_warps = 64, 4  # so that more multiprocessors have work
+    return _blocks(block_q, block_k, num_warps, num_stages)
+
+
+def _blocks(block_q: int, block_k: int, num_warps: int, num_stages: int) -> dict[str, int]:
+    return {"block_q": block_q, "block_k": block_k, "num_warps": num_warps, "num_stages": num_stages}

@@ -126,7 +126,9 @@ class Case:
         for n, (number, literal) in enumerate(zip(self.numbers, self.literal, strict=True)):
             variables[f"p{n}"] = Int(number)
             text = str(int(number)) if literal else f"p{n}"
-            operands.append(Expr(text, number.shape, number if literal else None, tight=int(np.max(number)) >= 0 or not literal))
+            operands.append(
+                Expr(text, number.shape, number if literal else None, tight=int(np.max(number)) >= 0 or not literal)
+            )
 
         def bind(wish: str, text: str) -> str:
             name = f"{wish}{len(variables)}"
@@ -165,9 +167,7 @@ def _array(x: Any) -> Array:
 
 
 # Around 0, anything, and the limits of int32.
-NUMBERS = st.one_of(
-    st.integers(-9, 40), st.integers(LOW, HIGH), st.integers(LOW, LOW + 9), st.integers(HIGH - 9, HIGH)
-)
+NUMBERS = st.one_of(st.integers(-9, 40), st.integers(LOW, HIGH), st.integers(LOW, LOW + 9), st.integers(HIGH - 9, HIGH))
 EXTENTS = st.one_of(st.integers(0, 40), st.sampled_from([1000, 2**16, 2**20 + 3, 2**30, HIGH]))
 
 

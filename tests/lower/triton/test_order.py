@@ -57,7 +57,9 @@ def test_the_last_axis_is_fastest_and_descending_ones_start_at_the_end(axes: tup
     assert tiles(axes) == list(product(*ways))
 
 
-@given(rows=st.integers(1, 9), columns=st.integers(1, 6), group=st.integers(1, 5), down=st.booleans(), back=st.booleans())
+@given(
+    rows=st.integers(1, 9), columns=st.integers(1, 6), group=st.integers(1, 5), down=st.booleans(), back=st.booleans()
+)
 def test_a_group_runs_through_all_tiles_of_the_next_axis(
     rows: int, columns: int, group: int, down: bool, back: bool
 ) -> None:
