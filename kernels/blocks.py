@@ -32,6 +32,11 @@ def copies_well(row: int, itemsize: int) -> bool:
     return row * itemsize % 16 == 0
 
 
+def depth(inner: int, itemsize: int) -> int:
+    """Contracted elements of a tile: 128 bytes of a row, the most that a GPU copies without conflicts of banks."""
+    return power_of_two(inner, 128 // itemsize, 16)
+
+
 def soonest(rows: int, columns: int, tiles: Sequence[tuple[int, int]], target: str) -> tuple[int, int]:
     """The one of `tiles` for a matrix [rows, columns] whose programs are done first, one on each multiprocessor.
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.ir.core import cdiv
-from tilekern.kernels.blocks import PROCESSORS, even, power_of_two
+from tilekern.kernels.blocks import PROCESSORS, depth, even, power_of_two
 
 
 def _out_type(hidden: Any, weight: Any, labels: Any) -> tuple[Any, Any]:
@@ -92,13 +92,19 @@ def _cpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
 def _cuda(hidden: Any, weight: Any, labels: Any, target: str) -> dict[str, int]:
     """Each program reads all weights: as many tokens as keep the multiprocessors busy, and wide tiles of words."""
     (tokens, width), itemsize = hidden.shape, hidden.dtype.itemsize
-    if itemsize <= 2 and cdiv(tokens, 128) >= PROCESSORS[target]:
-        block_t, block_v, num_stages = 128, 128, 4
-    elif itemsize <= 2:
-        block_t, block_v, num_stages = power_of_two(tokens, 64, 16), 256, 4 if target != "cuda:sm_80" else 3
-    else:
+    if itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
-        block_t, block_v, num_stages = power_of_two(tokens, 64, 16), 128 if itemsize == 4 else 64, 3
-    # 128 bytes of a row: the longest that is copied without conflicts of banks.
-    block_d = power_of_two(width, 128 // itemsize, 16)
-    return {"block_t": block_t, "block_v": block_v, "block_d": block_d, "num_warps": 8, "num_stages": num_stages}
+        block_t, block_v, num_warps, num_stages = 64, 64, 4, 3
+    elif target == "cuda:sm_80":
+        block_t, block_v, num_warps, num_stages = 64, 128, 4, 4
+    elif cdiv(tokens, 128) >= PROCESSORS[target]:
+        block_t, block_v, num_warps, num_stages = 128, 128, 8, 4
+    else:
+        block_t, block_v, num_warps, num_stages = 64, 256, 8, 4
+    return {
+        "block_t": power_of_two(tokens, block_t, 16),
+        "block_v": block_v,
+        "block_d": depth(width, itemsize),
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+    }

@@ -8,7 +8,7 @@ import jax
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.kernels.blocks import PROCESSORS, copies_well, even, power_of_two, soonest
+from tilekern.kernels.blocks import PROCESSORS, copies_well, depth, even, power_of_two, soonest
 
 
 def _out_type(x: Any, w: Any) -> jax.ShapeDtypeStruct:
@@ -69,14 +69,12 @@ def _cuda(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str) -> dict
         block_m, block_n = 64, 128
     # Four warps are what multiplies 64 rows on sm_90.
     num_warps = 8 if block_m * block_n >= 128 * 128 else 4
-    # 128 bytes of a row: the longest that is copied without conflicts of banks, and a whole line of the cache.
-    # Half of it where loads go through registers and mma.sync takes its operands from there, too.
+    # Half as deep where loads go through registers and mma.sync takes its operands from there, too.
     crowded = target == "cuda:sm_80" and itemsize <= 2 and not fine
-    block_k = power_of_two(inner, (64 if crowded else 128) // itemsize, 16)
     return {
         "block_m": block_m,
         "block_n": block_n,
-        "block_k": block_k,
+        "block_k": depth(inner, 2 * itemsize if crowded else itemsize),
         "num_warps": num_warps,
         "num_stages": 4 if itemsize <= 2 else 3,
     }

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import even, power_of_two
+from tilekern.kernels.blocks import depth, even, power_of_two
 
 
 def _out_type(lhs: Any, rhs: Any, ends: Any) -> jax.ShapeDtypeStruct:
@@ -73,25 +73,22 @@ def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
 @ragged_dot_forward.schedule("cuda")
 def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
     """As a matmul, with a second accumulator: the products of a border's tile are chosen from two."""
-    (rows, inner), (groups, _, columns), itemsize = lhs.shape, rhs.shape, lhs.dtype.itemsize
+    (rows, inner), groups, itemsize = lhs.shape, rhs.shape[0], lhs.dtype.itemsize
     if rows <= 32:
         # The time is that of loading the matrices of the groups.
         block_m, block_n, num_warps = power_of_two(rows, 32, 16), 64, 4
     elif itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
-        block_m, block_n, num_warps = 64, 128 if itemsize == 4 else 64, 8
+        block_m, block_n, num_warps = 64, 64, 8
     elif rows >= 256 * groups:
         block_m, block_n, num_warps = 128, 128, 8
     else:
         # A border costs as much as a tile: lower ones, but no lower than what sm_90 multiplies at once.
         block_m, block_n, num_warps = 64, 256, 8
-    # 128 bytes of a row: the longest that is copied without conflicts of banks.
-    block_k = power_of_two(inner, 128 // itemsize, 16)
-    num_stages = 3 if itemsize > 2 or target == "cuda:sm_80" else 4
     return {
         "block_m": block_m,
         "block_n": block_n,
-        "block_k": block_k,
+        "block_k": depth(inner, itemsize),
         "num_warps": num_warps,
-        "num_stages": num_stages,
+        "num_stages": 3 if itemsize > 2 or target == "cuda:sm_80" else 4,
     }

@@ -44,7 +44,7 @@ def sums(draw: Any) -> Func:
     b = Source()
 
     def body(*_: Value) -> tuple[Value, ...]:
-        for _ in range(draw(st.sampled_from([1, 1, 2]))):
+        for _ in range(draw(st.integers(1, 2))):
             found = tuple(draw(dims(len(axes))) for _ in range(rank))
             arity = 1 + max((t.operand for d in found for t in d.position.terms), default=-1)
             access = Access(found)

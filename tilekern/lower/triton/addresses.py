@@ -51,6 +51,10 @@ class Addresses:
         """The position of a dim, a scalar (an int32 vector for a gather)."""
         return self._position(self._op.access.dims[number].position, wide=self._wide)
 
+    def coordinate(self, number: int) -> str:
+        """The position of a dim for a descriptor: an int32 scalar, which it fits even where offsets do not."""
+        return self._position(self._op.access.dims[number].position, wide=False)
+
     def offset(self) -> tuple[str, str]:
         """The offset of the first lane, a scalar; and those of all lanes from there, a tile. In elements, "" for 0."""
         scalars: list[str] = []

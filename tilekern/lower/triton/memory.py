@@ -230,7 +230,7 @@ class Memory:
 
     def _coordinates(self, host: Host, op: MemoryOp, copy: Copy) -> str:
         addresses = self._addresses(host, op)
-        return ", ".join(addresses.position(d) for d in copy.order)
+        return ", ".join(addresses.coordinate(d) for d in copy.order)
 
 
 def slot_axes(func: Func, param: Value) -> tuple[Axis, ...]:

@@ -32,7 +32,7 @@ from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.legalize.expand_bits import expand_bits
 from tilekern.lower.triton.legalize.expand_dot import expand_dot
 from tilekern.lower.triton.legalize.expand_order import expand_sort, expand_top_k
-from tilekern.lower.triton.legalize.make import Make
+from tilekern.lower.triton.legalize.make import Make, is_float8
 
 # What narrow floats do by themselves; anything else is computed in float32 and rounded once, which gives the same bits
 # as computing exactly for these, too: float32 has more than twice their digits.
@@ -44,19 +44,13 @@ def expand(func: Func, chip: Chip) -> Func:
     return Rewriter(partial(_rule, chip)).run(func)
 
 
-def is_float8(dtype: DType) -> bool:
-    """Whether a dtype is one of the 8-bit floats."""
-    return kind_of(dtype) == "float" and dtype.itemsize == 1
-
-
 def _rule(chip: Chip, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     make = Make(rewriter, op)
     match op:
         case Convert():
             found = _convert(make, op.operands[0], op.dtype)
         case Select() if is_float8(op.result.tile.dtype):
-            which, *tiles = op.operands
-            found = make.bitcast(make.select(which, *(make.bits(x) for x in tiles)), op.result.tile.dtype)
+            found = make.select(*op.operands)
         case Iota() if op.dtype != I32:
             found = _narrowed(make, make.lanes(op.shape, op.dim), op.dtype)
         case Elementwise():

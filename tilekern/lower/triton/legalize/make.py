@@ -18,6 +18,11 @@ from tilekern.passes.constants import integer_of
 Number = Value | int | float | bool
 
 
+def is_float8(dtype: DType) -> bool:
+    """Whether a dtype is one of the 8-bit floats."""
+    return kind_of(dtype) == "float" and dtype.itemsize == 1
+
+
 class Make:
     """Adds ops to a builder, all on behalf of one op of the user's.
 
@@ -40,8 +45,12 @@ class Make:
         return self.add(Elementwise, *self._alike(operands), function=function)
 
     def select(self, which: Value, on_true: Number, on_false: Number) -> Value:
-        """Where `which` holds, `on_true`."""
-        return self.add(Select, which, *self._alike((on_true, on_false)))
+        """Where `which` holds, `on_true`; 8-bit floats by their bits, for Triton does not choose between them."""
+        operands = self._alike((on_true, on_false))
+        dtype = operands[0].tile.dtype
+        if is_float8(dtype):
+            return self.bitcast(self.select(which, *map(self.bits, operands)), dtype)
+        return self.add(Select, which, *operands)
 
     def number(self, number: Any, tile: TileType) -> Value:
         """A tile of one number."""

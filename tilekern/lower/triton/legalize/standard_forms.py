@@ -5,6 +5,8 @@ Needs: a padded Func (`pad_tiles`). Gives: a Func with the same outputs, in whic
     dot(x, y) {contract, batch}     → reshape(dot(x', y'))        x'[B, M, K], y'[B, K, N], or without B if that is 1
     dot of a short contraction      → with zeros up to the least number of products that tensor cores add up
     sort x along dim                → of [rows, lanes]
+    take more than there is         → from the flat tile: of a tile of fewer lines than a warp has threads, Triton 3.6
+                                      does not compile a gather of more of them ("isWarpLocal" fails; 3.9 does)
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.dynamic import Take
 from tilekern.ir.ordering import Sort
 from tilekern.ir.rewrite import Rewriter
 from tilekern.lower.triton.legalize.make import Make
@@ -30,6 +33,8 @@ def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     make = Make(rewriter, op)
     if isinstance(op, Dot) and not _is_standard(op):
         return [_dot(make, op)]
+    if isinstance(op, Take):
+        return [_taken(make, *op.operands, op.dim)]
     if isinstance(op, Sort) and (len(op.result.tile.shape), op.dim) != (2, 1):
         return [_sort(make, op)]
     return None
@@ -76,8 +81,20 @@ def _deepened(make: Make, op: Dot, x: Value, dim: int) -> Value:
     lane = make.lanes((least,), 0)
     place = make.along(make.of("min", lane, shape[dim] - 1), longer, dim)
     inside = make.along(make.of("lt", lane, shape[dim]), longer, dim)
-    more = make.take(x, place, dim)
+    more = _taken(make, x, place, dim)
     return make.select(inside, more, make.constant(np.zeros((), x.tile.dtype), more.tile))
+
+
+def _taken(make: Make, x: Value, indices: Value, dim: int) -> Value:
+    shape, source = indices.tile.shape, x.tile.shape
+    if len(source) == 1 or source[dim] >= min(shape[dim], 32):
+        return make.take(x, indices, dim)
+    place = make.number(0, indices.tile)
+    for d in range(len(shape)):
+        coordinate = indices if d == dim else make.lanes(shape, d)
+        place = make.of("add", place, make.of("mul", coordinate, prod(source[d + 1 :])))
+    flat = make.take(make.reshape(x, (prod(source),)), make.reshape(place, (prod(shape),)), 0)
+    return make.reshape(flat, shape)
 
 
 def _sort(make: Make, op: Sort) -> Value:
