@@ -114,11 +114,12 @@ def _cuda(query: Any, key: Any, value: Any, q_offset: Any, target: str) -> dict[
     width = max(query.shape[3], value.shape[3])
     if query.dtype.itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
-        block_q, block_k, num_warps, num_stages = (64, 16, 8, 2) if width <= 192 else (32, 16, 8, 2)
-        return _blocks(power_of_two(queries, block_q, 16), block_k, num_warps, num_stages)
+        row = width * query.dtype.itemsize
+        block_q, num_stages = (64, 2) if row <= 768 else (32, 2) if row <= 1024 else (16, 1)
+        return _blocks(power_of_two(queries, block_q, 16), 16, 8, num_stages)
     if queries <= 32:
         # The time is that of loading keys and values, three stages ahead.
-        return _blocks(power_of_two(queries, 32, 16), 64, 4, 3)
+        return _blocks(power_of_two(queries, 32, 16), power_of_two(8192 // max(width, 1), 64, 16), 4, 3)
     tiles = _TILES[target]
     block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
     programs = batch * heads * cdiv(queries, block_q)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
@@ -56,7 +57,11 @@ def _cuda(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str) -> dict
     """The tile whose programs are done first, of those that fit the registers."""
     (rows, inner), columns, itemsize = x.shape, w.shape[1], x.dtype.itemsize
     fine = copies_well(inner, itemsize) and copies_well(columns, itemsize)
-    if rows <= 32:
+    deep = depth(inner, itemsize)
+    if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype != jnp.int8:
+        # No tensor cores and no products of tiles: all products at once are in registers.
+        block_m, block_n, deep = 32, 32, 16
+    elif rows <= 32:
         # Few rows: the time is that of loading w, with all multiprocessors and long rows of it.
         block_m, block_n = power_of_two(rows, 32, 16), power_of_two(columns // PROCESSORS[target], 64, 16)
     elif itemsize > 2:
@@ -65,16 +70,14 @@ def _cuda(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str) -> dict
     elif fine:
         block_m, block_n = soonest(rows, columns, ((128, 256), (128, 128), (64, 128), (64, 64)), target)
     else:
-        # Loads go through registers, and nothing but other programs hides how long they take.
-        block_m, block_n = 64, 128
-    # Four warps are what multiplies 64 rows on sm_90.
-    num_warps = 8 if block_m * block_n >= 128 * 128 else 4
-    # Half as deep where loads go through registers and mma.sync takes its operands from there, too.
-    crowded = target == "cuda:sm_80" and itemsize <= 2 and not fine
+        # Loads go through registers, and nothing but other programs hides how long they take. On sm_80, where
+        # operands are in registers as well, they are half as deep.
+        block_m, block_n, deep = 64, 128, deep // 2 if target == "cuda:sm_80" else deep
     return {
         "block_m": block_m,
         "block_n": block_n,
-        "block_k": depth(inner, 2 * itemsize if crowded else itemsize),
-        "num_warps": num_warps,
+        "block_k": max(deep, 16),
+        # Four warps are what multiplies 64 rows on sm_90.
+        "num_warps": 8 if block_m * block_n >= 128 * 128 else 4,
         "num_stages": 4 if itemsize <= 2 else 3,
     }

@@ -91,4 +91,20 @@ def test_an_empty_block_passes() -> None:
     writer.line("else:")
     with writer.indented():
         writer.line("# nothing here")
-    assert writer.lines == ["    if x:", "        pass", "    else:", "        # nothing here", "        pass"]
+    writer.prune()
+    assert writer.lines == ["    if x:", "        pass", "    else:", "        pass"]
+
+
+def test_pruning_drops_what_nobody_reads() -> None:
+    """Names, then names that only these read, and comments on nothing; each line keeps its place."""
+    writer, place = Writer(), Loc("kernel.py", 7)
+    writer.line("a = 1", place)
+    writer.line("b = a + 1", Loc("kernel.py", 8))
+    writer.line("for i in range(3):", place)
+    with writer.indented():
+        writer.line("c = i")
+    writer.line("store(x)", place)
+    writer.prune()
+    expected = ["    # kernel.py:7", "    for i in range(3):", "        pass", "    # kernel.py:7", "    store(x)"]
+    assert writer.lines == expected
+    assert writer.places[5] == place

@@ -88,6 +88,8 @@ class Addresses:
         dim = self._op.access.dims[number]
         where = self.position(number)
         if dim.kind == "gather":
+            if not any(t.stride and self._op.positions[t.operand].tile.shape for t in dim.position.terms):
+                where = f"tl.full(({dim.size},), {where}, {'tl.int64' if self._wide else 'tl.int32'})"
             return where if where.isidentifier() else self._bind("rows", where)
         lanes = f"tl.arange(0, {dim.size}).to(tl.int64)" if self._wide else f"tl.arange(0, {dim.size})"
         (name, *others) = [self._operands[t.operand].text for t in dim.position.terms] or [""]

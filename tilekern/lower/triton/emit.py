@@ -6,6 +6,7 @@ the same line, becomes part of that op's expression. The same Func always gives 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,9 +42,15 @@ _PLAIN: dict[type[Op], str] = {Dot: "product", Reduce: "reduced", Take: "taken",
 
 @dataclass
 class _Scope:
-    """What a block has computed: names by expression, so that an address is computed once."""
+    """What a block has computed.
+
+    Attributes:
+      bound: names by expression, so that an address is computed once.
+      carried: the results of its loops, whose variables another loop of the block may go on with.
+    """
 
     bound: dict[str, str] = field(default_factory=dict[str, str])
+    carried: set[Value] = field(default_factory=set[Value])
 
 
 class Emitter:
@@ -65,8 +72,7 @@ class Emitter:
         self._homes = _homes(func)
         self._fused = _fused_dots(func, self._uses, self._homes)
         self._scopes: list[_Scope] = []
-        self._carried: set[Value] = set()
-        self._targets: dict[Value, str] = {}
+        self._targets: dict[Value, tuple[str, tuple[Value, ...]]] = {}
 
     # --- what memory.py needs ---
 
@@ -98,6 +104,7 @@ class Emitter:
         self._memory.begin(self)
         self._ops(func.body)
         self._scopes.pop()
+        self.writer.prune()
 
     def _axes(self) -> list[tuple[Value, Axis]]:
         return list(zip(self._func.body.args, self._func.axes, strict=True))
@@ -162,7 +169,9 @@ class Emitter:
 
     def _name(self, op: Op, text: Expr, wish: tuple[str, ...]) -> None:
         wished = wish[0] if len(wish) == 1 else op.hint or _PLAIN.get(type(op), "x")
-        name = self._targets.get(op.result) or self.names.fresh(wished)
+        target, others = self._targets.get(op.result, ("", ()))
+        read = any(re.search(rf"\b{target}\b", self._env[v].text) for v in others) if target else False
+        name = self.names.fresh(wished) if read or not target else target
         self.writer.line(f"{name} = {text.text}", op.loc)
         self._env[op.result] = Expr(name, text.shape)
 
@@ -173,7 +182,7 @@ class Emitter:
         wishes = wish if len(wish) == len(values) else [v.name or "carry" for v in values]
         names: list[str] = []
         for w, init in zip(wishes, inits, strict=True):
-            if init in self._carried and self._uses[init] == 1:
+            if init in self._scopes[-1].carried and self._uses[init] == 1:
                 names.append(self._env[init].text)  # goes on in the next loop
                 continue
             names.append(self.names.fresh(w))
@@ -191,7 +200,7 @@ class Emitter:
         for carry, name, result in zip(carries, names, body.results, strict=True):
             once = self._uses[result] == 1 and carry not in body.results
             if last is not None and last.results == (result,) and once:
-                self._targets[result] = name
+                self._targets[result] = name, tuple(v for v in body.results if v is not result)
 
     def _assign(self, names: Sequence[str], values: Sequence[Value], loc: Loc) -> None:
         """All variables get their next values at once."""
@@ -218,7 +227,7 @@ class Emitter:
             self._block(op.body)
             self._assign(names, op.body.results, op.loc)
         self._bind_values(op.results, names)
-        self._carried.update(op.results)
+        self._scopes[-1].carried.update(op.results)
 
     def _bounds(self, op: Fold) -> tuple[str, str]:
         """The first tile, and the one behind the last; `start` and `stop` are elements, and clamped to the extent."""

@@ -82,8 +82,9 @@ def pure(op: Op, operands: Sequence[Expr]) -> Expr:
             which, on_true, on_false = operands
             dtype = op.result.tile.dtype
             # One typed operand gives the other, a literal, its dtype.
-            left = typed(on_true, dtype) if on_false.number is not None else on_true.text
-            return Expr(f"tl.where({which.text}, {left}, {on_false.text})", _joint(operands))
+            left = typed(on_true, dtype) if on_false.number is not None or _is_inexact(on_true) else on_true.text
+            right = typed(on_false, dtype) if _is_inexact(on_false) else on_false.text
+            return Expr(f"tl.where({which.text}, {left}, {right})", _joint(operands))
         case Convert():
             return Expr(f"{_base(op, operands[0])}.to({dtype_text(op.dtype)})", operands[0].shape)
         case Bitcast():
@@ -137,8 +138,14 @@ def _binary(symbol: str, operands: Sequence[Expr], dtype: DType) -> str:
     left, right = operands
     # Two literals would be computed by Python.
     both = left.number is not None and right.number is not None
-    first = typed(left, dtype) if both else left.operand
-    return f"{first} {symbol} {right.operand}"
+    first = typed(left, dtype) if both or _is_inexact(left) else left.operand
+    second = typed(right, dtype) if _is_inexact(right) else right.operand
+    return f"{first} {symbol} {second}"
+
+
+def _is_inexact(x: Expr) -> bool:
+    """Whether Triton, which makes literals by way of float32, would round a float64."""
+    return x.number is not None and x.number.dtype == F64 and float(np.float32(x.number)) != float(x.number)
 
 
 def _extreme(function: str, texts: Sequence[str], dtype: DType) -> str:

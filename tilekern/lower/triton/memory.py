@@ -9,7 +9,7 @@ from typing import Protocol
 from tilekern.ir.core import Axis, Func, Op, Value
 from tilekern.ir.memory import Atomic, Dim, Load, MemoryOp, Store
 from tilekern.ir.ranges import Interval
-from tilekern.ir.types import DType, accumulator, kind_of
+from tilekern.ir.types import F64, DType, accumulator, kind_of
 from tilekern.lower.triton.addresses import Addresses
 from tilekern.lower.triton.copies import Copy
 from tilekern.lower.triton.expressions import number, typed, whole
@@ -236,17 +236,24 @@ class Memory:
 def slot_axes(func: Func, param: Value) -> tuple[Axis, ...]:
     """The grid axes whose programs may add to the same elements of a sum, so that each needs a slot of its own."""
     updates = [op for op in func.walk() if isinstance(op, Atomic) and op.ref is param]
-    shared: list[Axis] = []
-    for axis, index in zip(func.axes, func.body.args, strict=True):
-        if not all(_separates(op, index, func) for op in updates):
-            shared.append(axis)
-    return tuple(shared)
-
-
-def _separates(op: Atomic, index: Value, func: Func) -> bool:
-    """Whether programs of different indices touch different elements, whatever their other indices are."""
+    if not updates:
+        return ()
     tiles = {arg: axis.tiles for arg, axis in zip(func.body.args, func.axes, strict=True)}
-    return any(_separated_by(dim, op, index, tiles) for dim in op.access.dims)
+    # A dim separates the programs of all updates only where they touch the same elements along it.
+    first = updates[0]
+    dims = [d for n, d in enumerate(first.access.dims) if len({_places(op, n) for op in updates}) == 1]
+    return tuple(
+        axis
+        for axis, index in zip(func.axes, func.body.args, strict=True)
+        if not any(_separated_by(dim, first, index, tiles) for dim in dims)
+    )
+
+
+def _places(op: Atomic, number: int) -> tuple[object, ...]:
+    """Which elements an update touches along a dim, in comparable form."""
+    dim = op.access.dims[number]
+    terms = ((t.stride, t.div, t.mod, op.positions[t.operand]) for t in dim.position.terms)
+    return dim.kind, dim.size, dim.position.const, *terms
 
 
 def _separated_by(dim: Dim, op: Atomic, index: Value, tiles: Mapping[Value, int]) -> bool:
@@ -280,5 +287,5 @@ def _other(fill: Expr | None, dtype: DType) -> str:
     """What stands in lanes that are not read; a literal becomes of the right dtype."""
     if fill is None:
         return "0.0" if kind_of(dtype) == "float" else "0"
-    # A literal takes the dtype of the array, which of 8-bit floats Triton does not make.
-    return typed(fill, dtype) if dtype.itemsize == 1 else fill.text
+    # A literal takes the dtype of the array: Triton makes none of 8-bit floats, and of float64 by way of float32.
+    return typed(fill, dtype) if dtype.itemsize == 1 or dtype == F64 else fill.text

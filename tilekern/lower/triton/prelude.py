@@ -43,12 +43,14 @@ def arg_minimum(x, i, y, j):
     "floor_divide": """
 @triton.jit
 def floor_divide(x, n):
-    return (x - (x % n + n) % n) // n
+    quotient = x // n
+    return tl.where(x - quotient * n < 0, quotient - 1, quotient)
 """,
     "floor_remainder": """
 @triton.jit
 def floor_remainder(x, n):
-    return (x % n + n) % n
+    remainder = x % n
+    return tl.where(remainder < 0, remainder + n, remainder)
 """,
 }
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -69,6 +71,10 @@ def literal(number: Array) -> str:
     return repr(value) if np.isfinite(value) else f'float("{value}")'
 
 
+def _depth(text: str) -> int:
+    return len(text) - len(text.lstrip())
+
+
 def is_tight(text: str) -> bool:
     """Whether a name, a call or an index, or a sequence of them, which bind stronger than any operator."""
     return re.fullmatch(r"[A-Za-z_][\w.]*(\([^()]*\)|\[[^\[\]]*\])*", text) is not None
@@ -79,12 +85,15 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
+_ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*) = ")
+
+
 class Writer:
     """Collects lines; a comment says which of the user's lines the next ones come from, when that changes."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.places: dict[int, Loc] = {}
+        self._places: list[Loc] = []
         self._depth = 1
         self._place = UNKNOWN
 
@@ -97,16 +106,42 @@ class Writer:
 
     @contextmanager
     def indented(self) -> Generator[None]:
-        """What is written inside stands one level deeper, and is never empty."""
+        """What is written inside stands one level deeper."""
         self._depth += 1
-        before = len(self.lines)
         yield
-        if all(text.lstrip().startswith("#") for text in self.lines[before:]):
-            self._append("pass")
         self._depth -= 1
         # Behind an inner block, say again where the lines come from.
         self._place = UNKNOWN
 
     def _append(self, text: str) -> None:
         self.lines.append("    " * self._depth + text)
-        self.places[len(self.lines)] = self._place
+        self._places.append(self._place)
+
+    @property
+    def places(self) -> dict[int, Loc]:
+        """The user's place of each line; the first line is number 1."""
+        return dict(enumerate(self._places, 1))
+
+    def prune(self) -> None:
+        """Drop what nobody reads: names that no other line mentions, and comments on no line.
+
+        A block that has become empty, or always was, gets a `pass`.
+        """
+        kept = list(zip(self.lines, self._places, strict=True))
+        while True:
+            words = Counter(word for text, _ in kept for word in re.findall(r"[A-Za-z_]\w*", text))
+            read = [line for line in kept if not (m := _ASSIGNMENT.match(line[0])) or words[m.group(1)] > 1]
+            if len(read) == len(kept):
+                break
+            kept = read
+        said = [
+            line
+            for line, behind in pairwise([*kept, ("#", UNKNOWN)])
+            if not (line[0].lstrip().startswith("#") and behind[0].lstrip().startswith("#"))
+        ]
+        filled: list[tuple[str, Loc]] = []
+        for line, behind in pairwise([*said, ("", UNKNOWN)]):
+            filled.append(line)
+            if line[0].endswith(":") and not line[0].lstrip().startswith("#") and _depth(behind[0]) <= _depth(line[0]):
+                filled.append((" " * (_depth(line[0]) + 4) + "pass", line[1]))
+        self.lines, self._places = [text for text, _ in filled], [place for _, place in filled]

@@ -50,8 +50,8 @@ def depths(func: Func) -> list[int]:
 @pytest.mark.parametrize(
     ("size", "parts"),
     [
-        *((192, [128, 64]), (80, [64, 16]), (96, [64, 32]), (112, [64, 32, 16]), (100, [64, 32, 4]), (17, [16, 1])),
-        *((64, [64]), (15, [15]), (7, [7]), (1, [1])),
+        *((192, [128, 64]), (80, [64, 16]), (96, [64, 32]), (112, [64, 32, 16]), (100, [64, 32, 16]), (17, [16, 16])),
+        *((64, [64]), (15, [16]), (7, [16]), (1, [16])),
     ],
 )
 def test_parts(size: int, parts: list[int]) -> None:
@@ -62,7 +62,7 @@ def test_parts(size: int, parts: list[int]) -> None:
 def test_the_product_stays(size: int) -> None:
     func = product(size)
     result = assert_keeps(split, func, inputs(size))
-    assert sum(depths(result)) == size
+    assert size <= sum(depths(result)) < size + 16
     padded = sum(depths(assert_stays(func, inputs(size))))
     assert padded < size + 16  # zeros for less than one step of a tensor core
 

@@ -33,10 +33,11 @@ from tilekern.lower.triton.legalize.expand_bits import expand_bits
 from tilekern.lower.triton.legalize.expand_dot import expand_dot
 from tilekern.lower.triton.legalize.expand_order import expand_sort, expand_top_k
 from tilekern.lower.triton.legalize.make import Make, is_float8
+from tilekern.lower.triton.legalize.rounding import to_float32
 
 # What narrow floats do by themselves; anything else is computed in float32 and rounded once, which gives the same bits
 # as computing exactly for these, too: float32 has more than twice their digits.
-_NATIVE = ("add", "sub", "mul", "max", "min", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge")
+_NATIVE = ("add", "sub", "mul", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def expand(func: Func, chip: Chip) -> Func:
@@ -94,9 +95,7 @@ def _convert(make: Make, x: Value, dtype: DType) -> Value | None:
         return _to_float8(make, x, dtype)
     if not floats[1] or (dtype in (F32, F64) and not (is_float8(source) and dtype == F64)):
         return None
-    if source in (F32, F64) and dtype != F64:
-        return None if source == F32 else make.convert(make.convert(x, F32), dtype)
-    return make.convert(make.convert(x, F32), dtype)
+    return None if source == F32 else make.convert(to_float32(make, x), dtype)
 
 
 def _to_integer(make: Make, x: Value, dtype: DType) -> Value:
@@ -116,7 +115,7 @@ def _to_float8(make: Make, x: Value, dtype: DType) -> Value | None:
     last bit is 0: E4M3's 448 = 0b1110 * 2^5 is even, so 464 becomes 448; E5M2's 57344 = 0b111 * 2^13 is odd, so 61440
     becomes infinite.
     """
-    wide = make.convert(x, F32)
+    wide = to_float32(make, x)
     e4m3 = dtype == DTYPES["f8e4m3fn"]
     beyond = make.of("gt", make.of("abs", wide), 464.0) if e4m3 else make.of("ge", make.of("abs", wide), 61440.0)
     narrow = make.convert(make.select(beyond, 0.0, wide), dtype)

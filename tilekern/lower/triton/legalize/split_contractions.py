@@ -5,6 +5,8 @@ Needs: a verified Func, before `pad_tiles`. Gives: a Func with the same outputs,
     x = load a[.., p +: 192]; y = load b[p +: 192, ..]; dot(x, y)
         → dot(load a[.., p +: 128], load b[p +: 128, ..]) + dot(load a[.., p + 128 +: 64], load b[p + 128 +: 64, ..])
 
+    a last part of fewer than 16 elements is loaded as 16, with zeros behind
+
 A size that is no power of two would be padded with zeros, which cost as much as numbers: 192 become 256, and a third
 more shared memory than a program has (measured for attention with d = 192: 262,144 against 212,992 bytes).
 """
@@ -21,9 +23,8 @@ from tilekern.ir.memory import Access, Dim, Load
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import kind_of
-
-# What tensor cores multiply at once along the contraction: a shorter rest is padded.
-_LEAST = 16
+from tilekern.lower.triton.legalize.make import Make
+from tilekern.lower.triton.legalize.standard_forms import least_depth
 
 
 def split_contractions(func: Func) -> Func:
@@ -33,19 +34,20 @@ def split_contractions(func: Func) -> Func:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A dim of a tile, and the sizes of its parts."""
+    """A dim of a tile, the sizes of its parts, and the size that the last of them is loaded with."""
 
     dim: int
     sizes: tuple[int, ...]
+    last: int
 
 
-def _parts(size: int) -> tuple[int, ...]:
-    """Powers of two, the largest first; what remains below the least part is one more, padded later."""
+def _cut(dim: int, size: int, least: int) -> _Cut:
+    """Powers of two, the largest first; what remains below the least part is one more."""
     parts: list[int] = []
-    while size >= _LEAST:
+    while size >= least:
         parts.append(1 << (size.bit_length() - 1))
         size -= parts[-1]
-    return (*parts, size) if size else tuple(parts)
+    return _Cut(dim, (*parts, size), least) if size else _Cut(dim, tuple(parts), parts[-1])
 
 
 class _Splitter(Rewriter):
@@ -62,13 +64,13 @@ class _Splitter(Rewriter):
         """Note the cut of each value between the loads and the dot, where both operands can be cut alike."""
         if len(op.contract[0]) != 1 or kind_of(op.operands[0].tile.dtype) != "float":
             return
-        size = op.operands[0].tile.shape[op.contract[0][0]]
-        if size < _LEAST or size & (size - 1) == 0:
+        size, least = op.operands[0].tile.shape[op.contract[0][0]], least_depth(op)
+        if size == 0 or (size >= least and size & (size - 1) == 0):
             return
         chains = [self._chain(v, dims[0]) for v, dims in zip(op.operands, op.contract, strict=True)]
         if any(chain is None for chain in chains):
             return
-        found = {value: _Cut(dim, _parts(size)) for chain in chains if chain for value, dim in chain}
+        found = {value: _cut(dim, size, least) for chain in chains if chain for value, dim in chain}
         if all(self._cuts.get(value, cut) == cut for value, cut in found.items()):
             self._cuts.update(found)
 
@@ -103,10 +105,18 @@ class _Splitter(Rewriter):
         place, dim = _tile_dims(op)[cut.dim]
         position = replace(dim.position, const=dim.position.const + sum(cut.sizes[:number]))
         dims = list(op.access.dims)
+        size = cut.sizes[number]
+        wide = cut.last if number == len(cut.sizes) - 1 else size
         # What was in bounds as a whole is so in parts.
-        dims[place] = Dim("block", position, cut.sizes[number], dim.in_bounds)
+        dims[place] = Dim("block", position, wide, dim.in_bounds and wide == size)
+        access = Access(tuple(dims))
         operands = tuple(self.value(v) for v in op.operands)
-        return self.one(replace(op, operands=operands, access=Access(tuple(dims))))
+        behind = not position.terms and position.const + size >= op.ref.ref.shape[place]
+        if wide == size or behind:
+            return self.one(replace(op, operands=operands, access=access))
+        make = Make(self, op)
+        inside = make.along(make.of("lt", make.lanes((wide,), 0), size), access.shape, cut.dim)
+        return self.one(replace(op, operands=(*operands, inside), access=access, masked=True))
 
     def _sum(self, op: Dot) -> Value:
         total: Value | None = None

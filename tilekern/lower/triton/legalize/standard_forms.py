@@ -34,13 +34,14 @@ def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if isinstance(op, Dot) and not _is_standard(op):
         return [_dot(make, op)]
     if isinstance(op, Take):
-        return [_taken(make, *op.operands, op.dim)]
+        x, indices = op.operands
+        return [_taken(make, x, indices, op.dim)]
     if isinstance(op, Sort) and (len(op.result.tile.shape), op.dim) != (2, 1):
         return [_sort(make, op)]
     return None
 
 
-def _least_depth(op: Dot) -> int:
+def least_depth(op: Dot) -> int:
     """The shortest contraction that `tl.dot` takes on all versions of Triton we support: 256 bits, at least 16."""
     return max(16, 32 // op.operands[0].tile.dtype.itemsize)
 
@@ -52,7 +53,7 @@ def _is_standard(op: Dot) -> bool:
     front = tuple(range(batch))
     depth = op.operands[0].tile.shape[-1] if op.operands[0].tile.shape else 0
     fits = batch <= 1 and ranks == {batch + 2} and op.contract == places and op.batch == (front, front)
-    return fits and depth >= _least_depth(op)
+    return fits and depth >= least_depth(op)
 
 
 def _dot(make: Make, op: Dot) -> Value:
@@ -74,7 +75,7 @@ def _dot(make: Make, op: Dot) -> Value:
 
 def _deepened(make: Make, op: Dot, x: Value, dim: int) -> Value:
     """Zeros behind the elements along `dim`, up to the least depth."""
-    shape, least = x.tile.shape, _least_depth(op)
+    shape, least = x.tile.shape, least_depth(op)
     if shape[dim] >= least:
         return x
     longer = (*shape[:dim], least, *shape[dim + 1 :])

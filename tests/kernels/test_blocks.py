@@ -1,0 +1,96 @@
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilekern.ir.core import cdiv
+from tilekern.kernels.blocks import PROCESSORS, copies_well, depth, power_of_two, soonest
+from tilekern.kernels.flash_attention.kernel import _cuda as attention_schedule
+from tilekern.kernels.matmul.kernel import _cuda as matmul_schedule
+from tilekern.kernels.rows import PER_THREAD, gpu_blocks
+from tilekern.lower.triton.chip import CHIPS
+
+TILES = ((128, 256), (128, 128), (64, 128), (64, 64))
+sizes = st.integers(0, 200_000)
+powers = st.integers(0, 12).map(lambda n: 1 << n)
+targets = st.sampled_from(sorted(PROCESSORS))
+floats = st.sampled_from(["bfloat16", "float16", "float32", "float64"])
+
+
+def is_power(size: int) -> bool:
+    return size > 0 and size & (size - 1) == 0
+
+
+def test_there_is_a_number_of_processors_for_every_chip() -> None:
+    assert set(PROCESSORS) == set(CHIPS)
+
+
+@given(extent=sizes, limit=powers, least=powers)
+def test_a_power_of_two_holds_what_it_may(extent: int, limit: int, least: int) -> None:
+    block = power_of_two(extent, limit, min(least, limit))
+    assert is_power(block) and min(least, limit) <= block <= limit
+    assert block == limit or block >= extent
+    assert block == min(least, limit) or block < 2 * extent
+
+
+@given(rows=sizes, columns=sizes, target=targets)
+def test_programs_of_the_soonest_tile_are_done_no_later_than_others(rows: int, columns: int, target: str) -> None:
+    """By waves alone, leaving out what loads take: no other tile needs less than half of the time."""
+
+    def products(tile: tuple[int, int]) -> int:
+        return cdiv(cdiv(rows, tile[0]) * cdiv(columns, tile[1]), PROCESSORS[target]) * tile[0] * tile[1]
+
+    chosen = soonest(rows, columns, TILES, target)
+    assert products(chosen) <= 2 * min(map(products, TILES))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile"),
+    [
+        (8192, 8192, (128, 256)),  # many waves: what loads least
+        (2048, 2048, (128, 256)),  # one wave of 128 programs for 132 processors
+        (1024, 1024, (64, 128)),  # larger tiles would leave half of the processors without work
+        (64, 64, (64, 64)),
+    ],
+)
+def test_the_soonest_tile_on_an_h200(rows: int, columns: int, tile: tuple[int, int]) -> None:
+    assert soonest(rows, columns, TILES, "cuda:sm_90") == tile
+
+
+@given(inner=sizes, itemsize=st.sampled_from([1, 2, 4, 8]))
+def test_a_tile_is_no_deeper_than_a_line(inner: int, itemsize: int) -> None:
+    assert is_power(depth(inner, itemsize)) and 16 <= depth(inner, itemsize) <= max(16, 128 // itemsize)
+
+
+def test_rows_that_start_at_multiples_of_sixteen_bytes_copy_well() -> None:
+    assert copies_well(1000, 2) and copies_well(4, 4) and not copies_well(50257, 2) and not copies_well(2, 4)
+
+
+@given(rows=sizes, columns=sizes)
+def test_rows_fit_the_registers_of_their_warps(rows: int, columns: int) -> None:
+    chosen = gpu_blocks(jax.ShapeDtypeStruct((rows, columns), jnp.float32))
+    elements = chosen["block_rows"] * chosen["block_columns"]
+    assert elements <= 2 * PER_THREAD * 32 * chosen["num_warps"]
+    assert chosen["block_columns"] >= columns or columns > 16384
+
+
+@given(m=sizes, k=sizes, n=sizes, dtype=st.sampled_from(["int8", "int32", "bfloat16", "float32"]), target=targets)
+def test_the_stages_of_a_matmul_fit_the_shared_memory(m: int, k: int, n: int, dtype: str, target: str) -> None:
+    x, w = jax.ShapeDtypeStruct((m, k), dtype), jax.ShapeDtypeStruct((k, n), dtype)
+    chosen = matmul_schedule(x, w, target)
+    assert all(is_power(chosen[name]) and chosen[name] >= 16 for name in ("block_m", "block_n", "block_k"))
+    stage = (chosen["block_m"] + chosen["block_n"]) * chosen["block_k"] * jnp.dtype(dtype).itemsize
+    assert chosen["num_stages"] * stage < CHIPS[target].shared_bytes
+
+
+@given(queries=sizes, keys=sizes, heads=st.integers(0, 128), width=st.integers(0, 512), dtype=floats, target=targets)
+def test_the_stages_of_attention_fit_the_shared_memory(
+    queries: int, keys: int, heads: int, width: int, dtype: str, target: str
+) -> None:
+    query, key = (jax.ShapeDtypeStruct((1, length, heads, width), dtype) for length in (queries, keys))
+    chosen = attention_schedule(query, key, key, None, target)
+    assert is_power(chosen["block_q"]) and 16 <= chosen["block_q"] <= 128
+    held = chosen["block_q"] + 2 * chosen["num_stages"] * chosen["block_k"]
+    if width * query.dtype.itemsize <= 2048:
+        assert held * width * query.dtype.itemsize < CHIPS[target].shared_bytes

@@ -1,0 +1,49 @@
+"""What the kernels of the library may take of a GPU: tables next to them, `kernels/<name>/resources.txt`.
+
+One line for each case and dtype, and for each target two numbers: registers of a thread, and bytes of shared memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+KERNELS = Path(__file__).parents[3] / "kernels"
+TARGETS = ("cuda:sm_80", "cuda:sm_90", "cuda:sm_100")
+
+# Registers are given to warps in units of eight for each thread: up to there, more of them take nothing from others.
+UNIT = 8
+
+Key = tuple[str, str, str]
+"""Case, dtype, target."""
+
+_HEAD = """\
+# The most that a program may take: registers of a thread, bytes of shared memory. Nothing is ever spilled.
+# `UPDATE_GOLDEN=1` writes what tests/lower/triton/test_library.py finds; read the diff.
+"""
+
+
+def read(kernel: str) -> dict[Key, tuple[int, int]]:
+    """The ceilings of a kernel."""
+    file = KERNELS / kernel / "resources.txt"
+    rows = [line.split() for line in file.read_text().splitlines() if line[0] != "#"] if file.exists() else []
+    return {
+        (case, dtype, target): (int(numbers[2 * n]), int(numbers[2 * n + 1]))
+        for case, dtype, *numbers in rows
+        for n, target in enumerate(TARGETS)
+    }
+
+
+def write(kernel: str, ceilings: dict[Key, tuple[int, int]]) -> None:
+    """The file anew; what is not known yet is 0."""
+    rows = dict.fromkeys((case, dtype) for case, dtype, _ in ceilings)
+    name = max(len(case) for case, _ in rows)
+    text = _HEAD + f"# {'case':{name - 2}}  dtype     " + "".join(f"{target:>14}" for target in TARGETS) + "\n"
+    for case, dtype in rows:
+        numbers = [ceilings.get((case, dtype, target), (0, 0)) for target in TARGETS]
+        text += f"{case:{name}}  {dtype:10}" + "".join(f"{r:>7}{shared:>7}" for r, shared in numbers) + "\n"
+    (KERNELS / kernel / "resources.txt").write_text(text)
+
+
+def record(kernel: str, key: Key, registers: int, shared_bytes: int) -> None:
+    """Raise or lower one ceiling to what was measured."""
+    write(kernel, {**read(kernel), key: (-(-registers // UNIT) * UNIT, shared_bytes)})

@@ -1,0 +1,173 @@
+"""The kernels of the library at their default configuration, compiled for every target.
+
+Nothing spills, tensor cores and the Tensor Memory Accelerator do the work, what a program takes of a GPU does not grow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+import jax
+import pytest
+
+from tests.lower.triton import ceilings
+from tilekern.kernel.family import TileFamily
+from tilekern.kernels.softmax.kernel import softmax_forward
+from tilekern.lower.target import resolve
+from tilekern.lower.triton.lowering import TritonCompiled, TritonLowering
+
+NAMES = tuple(sorted(path.parent.name for path in ceilings.KERNELS.glob("*/cases.py")))
+DTYPES = ("bfloat16", "float32")
+CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES for name in NAMES}
+ALL = [
+    (name, case.name, dtype, target)
+    for name, cases in CASES.items()
+    for case in cases
+    for dtype in DTYPES
+    for target in ceilings.TARGETS
+]
+
+# One of each kind in `make test`, all others in `make test-full`.
+FEW = [
+    ("matmul", "llama3_8b_up", "bfloat16", "cuda:sm_80"),
+    ("matmul", "llama3_8b_up", "bfloat16", "cuda:sm_90"),
+    ("matmul", "llama3_8b_up", "bfloat16", "cuda:sm_100"),
+    ("matmul", "llama3_8b_decode", "bfloat16", "cuda:sm_90"),
+    ("matmul", "gpt2_logits", "float32", "cuda:sm_90"),
+    ("flash_attention", "llama3_8b", "bfloat16", "cuda:sm_80"),
+    ("flash_attention", "llama3_8b", "bfloat16", "cuda:sm_90"),
+    ("flash_attention", "llama3_8b", "bfloat16", "cuda:sm_100"),
+    ("flash_attention", "gpt2", "bfloat16", "cuda:sm_90"),
+    ("flash_attention", "deepseek_v3", "bfloat16", "cuda:sm_90"),
+    ("flash_attention", "whisper_large_cross", "float32", "cuda:sm_90"),
+    ("cross_entropy", "gemma2_2b", "bfloat16", "cuda:sm_90"),
+    ("ragged_dot", "deepseek_v3_up", "bfloat16", "cuda:sm_90"),
+    ("layer_norm", "square", "bfloat16", "cuda:sm_90"),
+    ("rms_norm", "llama3_8b", "bfloat16", "cuda:sm_90"),
+    ("rope", "llama3_8b_queries", "bfloat16", "cuda:sm_90"),
+    ("softmax", "gpt2_logits", "bfloat16", "cuda:sm_90"),
+    ("swiglu", "llama3_8b", "bfloat16", "cuda:sm_90"),
+]
+
+# Programs that multiply matrices of at least 64 rows; fewer are too few for wgmma.
+PRODUCTS = ("matmul", "flash_attention", "cross_entropy", "ragged_dot")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_triton() -> Iterator[None]:
+    pytest.importorskip("triton", reason="needs triton")
+    yield
+
+
+def family(name: str, case: str, dtype: str) -> TileFamily:
+    """What the library's function calls for a case, and nothing else: all blocks are the schedule's."""
+    (found,) = (c for c in CASES[name] if c.name == case)
+    function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
+    arrays = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
+    jaxpr = jax.make_jaxpr(partial(function, **getattr(found, "keywords", {})))(*arrays)
+    (call,) = _calls(jaxpr)
+    return call
+
+
+def _calls(jaxpr: Any) -> Iterator[TileFamily]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "tilekern_call":
+            yield equation.params["family"]
+        elif "jaxpr" in equation.params:
+            yield from _calls(equation.params["jaxpr"])
+
+
+@cache
+def compiled(name: str, case: str, dtype: str, target: str) -> TritonCompiled:
+    lowering = family(name, case, dtype).lowered(resolve(target))
+    assert isinstance(lowering, TritonLowering)
+    return lowering.compile()
+
+
+def check(name: str, case: str, dtype: str, target: str, ceiling: tuple[int, int]) -> None:
+    taken = compiled(name, case, dtype, target).resources
+    assert taken.spills == 0
+    assert taken.registers <= ceiling[0]
+    assert taken.shared_bytes <= ceiling[1]
+
+
+def shown(key: tuple[str, ...]) -> str:
+    return "-".join(key)
+
+
+def parameters(wanted: Any) -> list[Any]:
+    """The configurations, those that are not of the `FEW` marked slow."""
+    found = [key for key in ALL if wanted(*key)]
+    return [pytest.param(*key, id=shown(key), marks=[] if key in FEW else [pytest.mark.slow]) for key in found]
+
+
+@pytest.mark.parametrize(("name", "case", "dtype", "target"), parameters(lambda *key: True))
+def test_the_default_configuration_stays_below_its_ceilings(name: str, case: str, dtype: str, target: str) -> None:
+    """UPDATE_GOLDEN=1 writes the ceilings anew; read their diff."""
+    if os.environ.get("UPDATE_GOLDEN"):
+        taken = compiled(name, case, dtype, target).resources
+        ceilings.record(name, (case, dtype, target), taken.registers, taken.shared_bytes)
+    check(name, case, dtype, target, ceilings.read(name)[case, dtype, target])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ceilings.TARGETS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_float16_takes_what_bfloat16_takes(name: str, target: str) -> None:
+    case = CASES[name][0].name
+    check(name, case, "float16", target, ceilings.read(name)[case, "bfloat16", target])
+
+
+def _is_product(name: str, case: str, dtype: str, target: str) -> bool:
+    return name in PRODUCTS and dtype == "bfloat16" and not case.endswith("decode")
+
+
+@pytest.mark.parametrize(("name", "case", "dtype", "target"), parameters(_is_product))
+def test_tensor_cores_multiply_what_the_memory_accelerator_copies(
+    name: str, case: str, dtype: str, target: str
+) -> None:
+    ptx = compiled(name, case, dtype, target).asm["ptx"]
+    instruction = {"cuda:sm_80": "mma.sync", "cuda:sm_90": "wgmma.mma_async", "cuda:sm_100": "tcgen05.mma"}[target]
+    assert instruction in ptx
+    if target == "cuda:sm_80":
+        assert "cp.async.bulk" not in ptx
+        return
+    assert "mma.sync" not in ptx  # no product is left behind
+    assert "cp.async.bulk.tensor" in ptx
+
+
+@pytest.mark.parametrize("name", ["matmul", "flash_attention"])
+def test_the_loop_of_products_is_pipelined_and_keeps_its_layouts(name: str) -> None:
+    """Copies run ahead, on barriers; operands do not pass through registers on their way to shared memory."""
+    ttgir = compiled(name, "llama3_8b_up" if name == "matmul" else "llama3_8b", "bfloat16", "cuda:sm_90").asm["ttgir"]
+    start = ttgir.index("scf.for")
+    loop = ttgir[start : ttgir.index("scf.yield", start)]
+    for wanted in ("warp_group_dot ", "async_tma_copy_global_to_local", "wait_barrier"):
+        assert wanted in loop
+    assert "local_store" not in loop and "local_alloc" not in loop
+    # What attention converts is the layout of P as an operand, which is the same registers.
+    converted = [line for line in loop.splitlines() if "convert_layout" in line]
+    assert all("#mma> -> " in line and "dot_op<{opIdx = 0, parent = #mma" in line for line in converted)
+    assert len(converted) == (name == "flash_attention")
+    assert "async_tma_copy_local_to_global" in ttgir
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_case_has_ceilings_and_no_other_has(name: str) -> None:
+    assert set(ceilings.read(name)) == {key[1:] for key in ALL if key[0] == name}
+
+
+def test_what_spills_or_grows_is_found() -> None:
+    key = ("matmul", "llama3_8b_up", "bfloat16", "cuda:sm_90")
+    registers, shared_bytes = ceilings.read(key[0])[key[1:]]
+    with pytest.raises(AssertionError):
+        check(*key, (registers - 2 * ceilings.UNIT, shared_bytes))
+    with pytest.raises(AssertionError):
+        check(*key, (registers, shared_bytes - 1))
+    long = jax.ShapeDtypeStruct((8, 16384), "float32")
+    one_warp = softmax_forward.trace(long, block_rows=1, block_columns=16384, num_warps=1)
+    assert one_warp.lower("cuda:sm_90").compile().resources.spills > 0
