@@ -1,7 +1,10 @@
 """What holds for all tests: JAX on the CPU, and the same random examples on every run."""
 
 import os
+from pathlib import Path
 
+# What is compiled is kept here, and not among the user's.
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / "build" / "cache")
 os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: a CUDA plugin without a GPU prints tracebacks
 
 from hypothesis import HealthCheck, settings

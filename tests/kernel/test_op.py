@@ -93,3 +93,26 @@ def test_an_op_of_the_wrong_number_of_arrays() -> None:
         total()  # <-
     with pytest.raises(ArgumentError, match="total takes fewer arrays"):
         total(X, X)
+
+
+def calls_of_triton(function: Any, **keywords: Any) -> int:
+    traced = jax.jit(lambda x: function(x, **keywords)).trace(jnp.asarray(X))
+    return traced.lower(lowering_platforms=("cuda",)).as_text().count("triton_kernel_call_ffi")
+
+
+def test_kernels_inside_run_on_the_target_that_the_op_was_asked_for() -> None:
+    assert calls_of_triton(total, target="cpu:xla") == 0
+    pytest.importorskip("triton", reason="needs triton")
+    assert calls_of_triton(total) == calls_of_triton(total, target="cuda:sm_90") == 1
+
+
+@pytest.mark.parametrize("name", ["num_warps", "num_stages"])
+def test_an_op_has_no_launch_options(name: str) -> None:
+    with refused(
+        ArgumentError,
+        "the op total has no programs of its own",
+        expected="launch options of the kernels",
+        got=f"{name} = 4",
+        fix=f"give {name} to the kernels inside",
+    ):
+        total(X, **{name: 4})  # <-

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -16,6 +18,20 @@ from tilekern.lower.target import Target, resolve
 
 # How many argument types a kernel remembers its families for, before it starts anew.
 _FAMILIES = 512
+
+
+# The target that the calls inside of an op inherit from the op's call.
+_asked: ContextVar[str | None] = ContextVar("tilekern_asked", default=None)
+
+
+@contextmanager
+def asking(target: str | None) -> Generator[None]:
+    """Calls inside that ask for no target ask for this one."""
+    token = _asked.set(target)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
 
 
 class Declared:
@@ -52,6 +68,9 @@ class Declared:
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Run it; see the class."""
+        inherited = _asked.get()
+        if inherited is not None:
+            keywords.setdefault("target", inherited)
         try:
             call = self._calls[static_key(keywords)] if keywords else self._calls[()]
         except (KeyError, TypeError):

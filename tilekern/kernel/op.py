@@ -10,9 +10,10 @@ import jax
 
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, TraceError
-from tilekern.kernel.declared import Declared
+from tilekern.kernel.declared import Declared, asking
 from tilekern.kernel.family import Definition, Family, blocks_for, declared_type, stacked
 from tilekern.kernel.results import Results, results
+from tilekern.kernel.signature import LAUNCH
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
 from tilekern.primitive import kernel_call_p
@@ -78,6 +79,14 @@ class OpFamily(Family):
                 got=f"{len(self._arguments)} arguments",
                 fix="give one argument for each positional parameter",
             )
+        for name in LAUNCH:
+            if name in blocks:
+                raise ArgumentError(
+                    f"the op {self.name} has no programs of its own",
+                    expected="launch options of the kernels that it calls",
+                    got=f"{name} = {blocks[name]}",
+                    fix=f"give {name} to the kernels inside, or make it a static argument of the op",
+                )
         declared = declared_type(definition, arguments, statics)
         with source.at(definition.loc):
             self.results: Results = results(self.name, (), declared)
@@ -105,7 +114,8 @@ class OpFamily(Family):
         tree = _jax.structure(self._arguments)
 
         def run(*leaves: jax.Array) -> list[jax.Array]:
-            returned = definition.function(*jax.tree.unflatten(tree, leaves), **keywords)
+            with asking(None if self.asked is None else target.name):
+                returned = definition.function(*jax.tree.unflatten(tree, leaves), **keywords)
             return self._checked((returned,) if self.results.single else returned)
 
         run.__name__ = self.name

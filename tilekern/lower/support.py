@@ -6,6 +6,7 @@ a backend, whose lowering raises a `TilekernError` that says why. Any other erro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -281,7 +282,8 @@ def markdown() -> str:
         if not cell.backend:
             marks[at] = "–"
         elif cell.reason:
-            number = notes.setdefault(f"{cell.backend}: {cell.reason}", len(notes) + 1)
+            reason = re.sub(rf"\b{cell.dtype}\b", "this dtype", cell.reason)
+            number = notes.setdefault(f"{cell.backend}: {reason}", len(notes) + 1)
             marks[at] = f"{marks.get(at, '').strip('✓')} [{number}]".strip()
         else:
             marks.setdefault(at, "✓")

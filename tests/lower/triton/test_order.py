@@ -79,8 +79,14 @@ def test_lines_for_people() -> None:
     assert lines_of((Axis("b", 2), Axis("i", 7, 2, descending=True))) == [
         "program = tl.program_id(0)",
         "i = 3 - program % 4",
+        "b = program // 4",
+    ]
+    assert lines_of((Axis("b", 2), Axis("n", 3), Axis("i", 4))) == [
+        "program = tl.program_id(0)",
+        "i = program % 4",
         "program = program // 4",
-        "b = program",
+        "n = program % 3",
+        "b = program // 3",
     ]
 
 

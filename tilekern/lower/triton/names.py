@@ -22,7 +22,7 @@ class Names:
 
     def fresh(self, wish: str) -> str:
         """The wish, with a number where it is taken."""
-        base = re.sub(r"\W", "_", wish, flags=re.ASCII).strip("_") or "x"
+        base = re.sub(r"[\W_]+", "_", wish, flags=re.ASCII).strip("_") or "x"
         base = f"x{base}" if base[0].isdigit() else base
         name, number = base, 1
         while name in self._used or name in _TAKEN or keyword.iskeyword(name) or reserved(name):

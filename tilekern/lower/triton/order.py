@@ -21,17 +21,20 @@ def decode(axes: tuple[Axis, ...], names: tuple[str, ...], fresh: Callable[[str]
         return
     program = fresh("program")
     yield f"{program} = tl.program_id(0)"
+    rest = program
     while long:
         axis, name = long.pop()
         grouped = bool(long) and long[-1][0].group > 0
         count = axis.tiles * (long[-1][0].tiles if grouped else 1)
-        within = f"{program} % {count}" if len(long) > grouped else program
+        within = f"{rest} % {count}" if len(long) > grouped else rest
         if grouped:
             yield from _grouped((long.pop(), (axis, name)), within, fresh)
         else:
             yield f"{name} = {_turned(axis, within)}"
-        if long:
-            yield f"{program} = {program} // {count}"
+        rest = f"{rest} // {count}"
+        if len(long) > 1:
+            yield f"{program} = {rest}"
+            rest = program
 
 
 def _turned(axis: Axis, index: str) -> str:
