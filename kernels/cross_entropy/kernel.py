@@ -94,7 +94,7 @@ def _cuda(hidden: Any, weight: Any, labels: Any, target: str) -> dict[str, int]:
     (tokens, width), itemsize = hidden.shape, hidden.dtype.itemsize
     if itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
-        block_t, block_v, num_warps, num_stages = 64, 64, 4, 3
+        block_t, block_v, num_warps, num_stages = 64, 64, 8, 3
     elif target == "cuda:sm_80":
         block_t, block_v, num_warps, num_stages = 64, 128, 4, 4
     elif cdiv(tokens, 128) >= PROCESSORS[target]:

@@ -95,6 +95,9 @@ def _cpu(query: Any, key: Any, value: Any, q_offset: Any) -> dict[str, int]:
     return {"block_q": even(query.shape[1], 256), "block_k": even(key.shape[1], 256)}
 
 
+# For float32 and float64: queries, keys, warps and stages, for rows of a head up to a number of bytes.
+_WIDE_TILES = ((256, (64, 16, 8, 2)), (768, (32, 16, 4, 2)), (1024, (32, 16, 8, 2)))
+
 # For 16-bit numbers: queries, keys, warps and stages, for heads up to a width. The accumulator, the logits and their
 # exponentials have to fit the registers, keys and values of all stages the shared memory.
 _TILES = {
@@ -114,9 +117,8 @@ def _cuda(query: Any, key: Any, value: Any, q_offset: Any, target: str) -> dict[
     width = max(query.shape[3], value.shape[3])
     if query.dtype.itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
-        row = width * query.dtype.itemsize
-        block_q, num_stages = (64, 2) if row <= 768 else (32, 2) if row <= 1024 else (16, 1)
-        return _blocks(power_of_two(queries, block_q, 16), 16, 8, num_stages)
+        tile = next((tile for limit, tile in _WIDE_TILES if width * query.dtype.itemsize <= limit), (16, 16, 8, 1))
+        return _blocks(power_of_two(queries, tile[0], 16), *tile[1:])
     if queries <= 32:
         # The time is that of loading keys and values, three stages ahead.
         return _blocks(power_of_two(queries, 32, 16), power_of_two(8192 // max(width, 1), 64, 16), 4, 3)

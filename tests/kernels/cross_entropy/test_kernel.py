@@ -124,6 +124,7 @@ def test_small_cases(case: Case, dtype: str) -> None:
     check(*inputs, case.keywords, block_t=16, block_v=32, block_d=32)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cases_trace(case: Case) -> None:
     inputs = jax.eval_shape(partial(case.arrays, dtype=jnp.bfloat16), jax.random.key(0))
@@ -136,6 +137,7 @@ def test_a_whole_vocabulary() -> None:
     check(*case.arrays(jax.random.key(0), "float32"), PLAIN)
 
 
+@pytest.mark.one_backend
 def test_the_logits_are_never_in_memory() -> None:
     tokens, width, vocabulary = 4096, 64, 32000
     inputs = jax.eval_shape(partial(Case("", tokens, width, vocabulary).arrays, dtype=jnp.float32), jax.random.key(0))
@@ -143,6 +145,7 @@ def test_the_logits_are_never_in_memory() -> None:
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * tokens * vocabulary / 20
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_interpreter_agrees(options: dict[str, Any]) -> None:
     inputs = Case("", 5, 6, 19).arrays(jax.random.key(0), "float32")
@@ -152,6 +155,7 @@ def test_the_interpreter_agrees(options: dict[str, Any]) -> None:
         assert_close(out, wide, narrow, length=25)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("hidden", "weight", "labels", "got"),
     [
@@ -168,6 +172,7 @@ def test_arrays_that_do_not_fit(hidden: tuple[int, ...], weight: tuple[int, ...]
     assert "# here" in caught.value.loc.snippet()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("options", [{"label_smoothing": 1.5}, {"label_smoothing": -0.1}, {"softcap": 0.0}], ids=str)
 def test_options_out_of_range(options: dict[str, float]) -> None:
     ((name, value),) = options.items()

@@ -73,12 +73,14 @@ def test_vmap_is_a_batch() -> None:
     judge(mapped(q.swapaxes(0, 1), k[0], v), q, np.stack([k[0], k[0]]), v, causal=True, q_offset=3)
 
 
+@pytest.mark.one_backend
 def test_export_and_call() -> None:
     q, k, v = PROBLEM.normal()
     exported = jax.export.export(jax.jit(CAUSAL))(q, k, v)
     np.testing.assert_array_equal(exported.call(q, k, v), CAUSAL(q, k, v))
 
 
+@pytest.mark.one_backend
 def test_many_calls_share_one_computation() -> None:
     q, k, v = Problem((2,), 21, 37, 4, 2, 12, 12).normal()
 
@@ -96,6 +98,7 @@ def test_many_calls_share_one_computation() -> None:
 SHAPES = {"query": (2, 5, 4, 8), "key": (2, 7, 2, 8), "value": (2, 7, 2, 6)}
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "change",
     [
@@ -119,6 +122,7 @@ def test_shapes_that_do_not_fit(change: dict[str, tuple[int, ...]]) -> None:
     assert_says(caught.value, "the arrays of flash_attention do not fit", "query[*B, T, N, H]", shown)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("dtypes", "got"),
     [
@@ -140,6 +144,7 @@ def test_arguments_that_are_no_arrays() -> None:
     assert_says(caught.value, "the arrays", "query[*B", "query = [1.0] (list), key = None (NoneType), value = 2 (int)")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("offset", "got"),
     [
@@ -159,6 +164,7 @@ def test_offsets_that_do_not_fit(offset: Any, got: str) -> None:
     assert_says(caught.value, "q_offset of flash_attention must be an integer", expected, f"q_offset = {got}")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("keywords", "summary", "got"),
     [

@@ -110,6 +110,7 @@ def test_rows_that_attend_to_nothing_and_to_all(offset: int, traced: bool) -> No
         assert_close(out, np.asarray(full, np.float64), naive(q, k, v)[0], length=37)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("causal", [False, True])
 @settings(max_examples=3)
 @given(data=st.data())
@@ -166,6 +167,7 @@ def test_small_cases_keep_what_is_awkward(case: Case) -> None:
     assert (small.queries == small.keys, small.causal) == (case.queries == case.keys, case.causal)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_real_sizes_are_traced(case: Case) -> None:
     avals = jax.eval_shape(partial(case.arrays, dtype=jnp.bfloat16), jax.random.key(0))
@@ -198,6 +200,7 @@ def test_the_ir_is_as_it_was(name: str) -> None:
     assert text == file.read_text()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(("name", "masked"), [("divisible_full", False), ("ragged_causal", True)])
 def test_masks_are_elided_where_nothing_is_masked(name: str, masked: bool) -> None:
     func = FUNCS[name]()

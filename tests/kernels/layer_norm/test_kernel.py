@@ -80,12 +80,14 @@ def test_small_cases(case: Case, dtype: str) -> None:
     check(x, weight, bias, **case.keywords, block_rows=16, block_columns=32)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cases_trace(case: Case) -> None:
     x, weight, bias = jax.eval_shape(partial(case.arrays, dtype=jnp.bfloat16), jax.random.key(0))
     assert jax.eval_shape(partial(layer_norm, **case.keywords), x, weight, bias) == x
 
 
+@pytest.mark.one_backend
 @settings(max_examples=10)
 @given(data=st.data(), shape=st.sampled_from([(5, 19), (4, 16), (1, 3)]), columns=st.sampled_from([8, 32]))
 def test_the_interpreter_agrees(data: st.DataObject, shape: tuple[int, int], columns: int) -> None:
@@ -95,6 +97,7 @@ def test_the_interpreter_agrees(data: st.DataObject, shape: tuple[int, int], col
     assert_close(tk.interpret(traced)(*inputs), oracle, low, length=shape[1])
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("x", "weight", "bias", "got"),
     [

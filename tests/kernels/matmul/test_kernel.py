@@ -74,6 +74,7 @@ def test_small_cases_keep_what_is_awkward(case: Case) -> None:
     assert jax.eval_shape(matmul, x, w).shape == (case.rows, case.columns)
 
 
+@pytest.mark.one_backend
 @settings(max_examples=10)
 @given(data=st.data(), shape=st.sampled_from([(5, 9, 7), (8, 16, 8), (1, 0, 3), (0, 4, 2)]))
 def test_the_interpreter_agrees(data: st.DataObject, shape: tuple[int, int, int]) -> None:
@@ -99,6 +100,7 @@ def test_an_accumulator_as_narrow_as_the_input_would_be_found() -> None:
         assert_close(narrow, in_float64(reference, x, w), low, length=256)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("x", "w", "got"),
     [
@@ -113,6 +115,7 @@ def test_matrices_that_do_not_fit(x: tuple[int, ...], w: tuple[int, ...], got: s
     assert "# here" in caught.value.loc.snippet()
 
 
+@pytest.mark.one_backend
 def test_matrices_of_different_dtypes() -> None:
     with pytest.raises(ArgumentError, match=re.escape("x = float32[2, 2], w = bfloat16[2, 2]")):
         matmul(jnp.zeros((2, 2)), jnp.zeros((2, 2), jnp.bfloat16))

@@ -87,12 +87,14 @@ def test_small_cases(case: Case, dtype: str) -> None:
     check(lhs, rhs, sizes, block_m=16, block_n=32, block_k=32)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cases_trace(case: Case) -> None:
     lhs, rhs, sizes = jax.eval_shape(partial(case.arrays, dtype=jnp.bfloat16), jax.random.key(0))
     assert jax.eval_shape(ragged_dot, lhs, rhs, sizes).shape == (case.rows, case.columns)
 
 
+@pytest.mark.one_backend
 @settings(max_examples=5)
 @given(data=st.data(), sizes=group_sizes(3, 9))
 def test_the_interpreter_agrees(data: st.DataObject, sizes: np.ndarray) -> None:
@@ -103,6 +105,7 @@ def test_the_interpreter_agrees(data: st.DataObject, sizes: np.ndarray) -> None:
     assert_close(tk.interpret(traced)(lhs, rhs, ends), oracle, low, length=6)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("lhs", "rhs", "sizes", "got"),
     [
@@ -120,6 +123,7 @@ def test_arrays_that_do_not_fit(lhs: tuple[int, ...], rhs: tuple[int, ...], size
     assert "# here" in caught.value.loc.snippet()
 
 
+@pytest.mark.one_backend
 def test_arrays_of_different_dtypes() -> None:
     with pytest.raises(ArgumentError, match=re.escape("lhs = float32[2, 2], rhs = bfloat16[1, 2, 2]")):
         ragged_dot(jnp.zeros((2, 2)), jnp.zeros((1, 2, 2), jnp.bfloat16), jnp.array([2]))

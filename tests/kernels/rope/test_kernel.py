@@ -97,12 +97,14 @@ def test_small_cases(case: Case, dtype: str) -> None:
     check(x, positions, **case.keywords, block_t=16, block_n=3)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cases_trace(case: Case) -> None:
     x, positions = jax.eval_shape(partial(case.arrays, dtype=jnp.bfloat16), jax.random.key(0))
     assert jax.eval_shape(partial(rope, **case.keywords), x, positions) == x
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("positions", [None, np.array([[3, 1, 4, 1, 5]], np.int32)])
 def test_the_interpreter_agrees(interleaved: bool, positions: Any) -> None:
@@ -114,6 +116,7 @@ def test_the_interpreter_agrees(interleaved: bool, positions: Any) -> None:
     assert_close(tk.interpret(traced)(x, positions, frequencies), oracle, reference(*given, interleaved=interleaved))
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("x", "keywords", "got"),
     [

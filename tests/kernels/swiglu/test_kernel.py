@@ -63,12 +63,14 @@ def test_small_cases(case: Case, dtype: str) -> None:
     check(gate, up, block_rows=16, block_columns=32)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cases_trace(case: Case) -> None:
     gate, up = jax.eval_shape(partial(case.arrays, dtype=jnp.bfloat16), jax.random.key(0))
     assert jax.eval_shape(swiglu, gate, up) == gate
 
 
+@pytest.mark.one_backend
 @settings(max_examples=5)
 @given(data=st.data(), shape=st.sampled_from([(5, 19), (4, 16), (1, 3)]))
 def test_the_interpreter_agrees(data: st.DataObject, shape: tuple[int, int]) -> None:
@@ -77,6 +79,7 @@ def test_the_interpreter_agrees(data: st.DataObject, shape: tuple[int, int]) -> 
     assert_close(tk.interpret(traced)(gate, up), in_float64(reference, gate, up), reference(gate, up))
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("gate", "up", "got"),
     [

@@ -5,6 +5,7 @@ One line for each case and dtype, and for each target two numbers: registers of 
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 KERNELS = Path(__file__).parents[3] / "kernels"
@@ -35,7 +36,8 @@ def read(kernel: str) -> dict[Key, tuple[int, int]]:
 
 def write(kernel: str, ceilings: dict[Key, tuple[int, int]]) -> None:
     """The file anew; what is not known yet is 0."""
-    rows = dict.fromkeys((case, dtype) for case, dtype, _ in ceilings)
+    cases = [case.name for case in importlib.import_module(f"tilekern.kernels.{kernel}.cases").CASES]
+    rows = sorted({(case, dtype) for case, dtype, _ in ceilings}, key=lambda row: (cases.index(row[0]), row[1]))
     name = max(len(case) for case, _ in rows)
     text = _HEAD + f"# {'case':{name - 2}}  dtype     " + "".join(f"{target:>14}" for target in TARGETS) + "\n"
     for case, dtype in rows:
@@ -46,4 +48,4 @@ def write(kernel: str, ceilings: dict[Key, tuple[int, int]]) -> None:
 
 def record(kernel: str, key: Key, registers: int, shared_bytes: int) -> None:
     """Raise or lower one ceiling to what was measured."""
-    write(kernel, {**read(kernel), key: (-(-registers // UNIT) * UNIT, shared_bytes)})
+    write(kernel, {**read(kernel), key: (min(-(-registers // UNIT) * UNIT, 255), shared_bytes)})
