@@ -120,6 +120,9 @@ def _elementwise(op: Elementwise, operands: Sequence[Expr]) -> Expr:
         return Expr(_binary(symbol, operands, dtype), shape, tight=False)
     texts = [typed(x, dtype) for x in operands]
     if function in ("max", "min"):
+        # A literal by itself is an int32 or a float32; two of them would be computed by Python.
+        if dtype in (F32, I32) and any(x.number is None for x in operands):
+            texts = [x.text for x in operands]
         return Expr(_extreme(function, texts, dtype), shape)
     if function in ("neg", "not", "logistic"):
         return Expr(_unary(function, operands[0], dtype), shape, tight=False)

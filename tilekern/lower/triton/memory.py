@@ -15,7 +15,7 @@ from tilekern.lower.triton.copies import Copy
 from tilekern.lower.triton.expressions import number, typed, whole
 from tilekern.lower.triton.names import Names
 from tilekern.lower.triton.program import Argument, Result
-from tilekern.lower.triton.source_text import Expr, Writer, dtype_text, is_tight, shape_text
+from tilekern.lower.triton.source_text import Expr, Writer, dtype_text, shape_text
 
 
 class Host(Protocol):
@@ -215,7 +215,7 @@ class Memory:
         pointer = self._pointers[op.ref]
         scalar, lanes = addresses.offset()
         if scalar and lanes:
-            place = scalar if is_tight(scalar) else f"({scalar})"
+            place = scalar if " + " not in scalar and " - " not in scalar else f"({scalar})"
             pointer = host.bind(f"{op.ref.name}_at", f"{pointer} + {place}")
         text = " + ".join(part for part in (pointer, lanes or scalar) if part)
         conditions = [addresses.mask()]
