@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Protocol
 
-from tilekern.ir.core import Axis, Func, Op, Value
+from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.memory import Atomic, Dim, Load, MemoryOp, Store
 from tilekern.ir.ranges import Interval
 from tilekern.ir.types import F64, DType, accumulator, kind_of
@@ -50,8 +50,7 @@ class Memory:
         self.results: list[Result] = []
         self._pointers: dict[Value, str] = {}
         self._descriptors: dict[tuple[Value, Copy], str] = {}
-        self._slots: dict[Value, tuple[Axis, ...]] = {}
-        self._slot_numbers: dict[Value, str] = {}
+        self._slots: dict[Value, tuple[int, ...]] = {}
         self._add_operands(names)
         self._add_results(names)
         self._both = {p for p in func.outputs if _is_loaded(func, p) and _is_written(func, p)}
@@ -89,7 +88,7 @@ class Memory:
             if ref.role == "sum":
                 self._slots[param] = slot_axes(self._func, param)
                 dtype = accumulator(dtype) if kind_of(dtype) == "float" else dtype
-                shape = (prod(axis.tiles for axis in self._slots[param]), *shape)
+                shape = (prod(self._func.grid[n] for n in self._slots[param]), *shape)
             zeroed = ref.role in ("zeros", "sum")
             self.results.append(Result(shape, dtype, ref.dtype, zeroed, alias, slots=ref.role == "sum"))
             copy = next((c for op, c in self._copies.items() if isinstance(op, Store) and op.ref is param), None)
@@ -102,17 +101,17 @@ class Memory:
 
     def begin(self, host: Host) -> None:
         """What is computed once, before the body: where the slots of sums are."""
-        index = dict(zip(self._func.axes, self._func.body.args, strict=True))
+        grid, indices = self._func.grid, self._func.body.args
         for param, axes in self._slots.items():
-            number = "0"
-            for axis in axes:
-                if axis.tiles > 1:
-                    text = host.expr(index[axis]).text
-                    number = text if number == "0" else f"({number}) * {axis.tiles} + {text}"
-            if number != "0":
+            slot = ""
+            for n in axes:
+                if grid[n] > 1:
+                    index = host.expr(indices[n]).text
+                    slot = f"({slot}) * {grid[n]} + {index}" if slot else index
+            if slot:
                 size = prod(param.ref.shape)
-                wide = ".to(tl.int64)" if size * prod(a.tiles for a in axes) >= 2**31 else ""
-                place = f"({number}){wide} * {size}"
+                wide = ".to(tl.int64)" if size * prod(grid[n] for n in axes) >= 2**31 else ""
+                place = f"{slot if slot.isidentifier() else f'({slot})'}{wide} * {size}"
                 self._pointers[param] = host.bind(f"{param.name}_slot", f"{self._pointers[param]} + {place}")
 
     # --- accesses ---
@@ -233,8 +232,8 @@ class Memory:
         return ", ".join(addresses.coordinate(d) for d in copy.order)
 
 
-def slot_axes(func: Func, param: Value) -> tuple[Axis, ...]:
-    """The grid axes whose programs may add to the same elements of a sum, so that each needs a slot of its own."""
+def slot_axes(func: Func, param: Value) -> tuple[int, ...]:
+    """The numbers of the grid axes whose programs may add to the same elements of a sum, so that each needs a slot."""
     updates = [op for op in func.walk() if isinstance(op, Atomic) and op.ref is param]
     if not updates:
         return ()
@@ -243,9 +242,7 @@ def slot_axes(func: Func, param: Value) -> tuple[Axis, ...]:
     first = updates[0]
     dims = [d for n, d in enumerate(first.access.dims) if len({_places(op, n) for op in updates}) == 1]
     return tuple(
-        axis
-        for axis, index in zip(func.axes, func.body.args, strict=True)
-        if not any(_separated_by(dim, first, index, tiles) for dim in dims)
+        n for n, index in enumerate(func.body.args) if not any(_separated_by(dim, first, index, tiles) for dim in dims)
     )
 
 
