@@ -16,7 +16,7 @@ from string import Formatter
 from tilekern.ir import ranges
 from tilekern.ir.compute import Constant, Dot, Reduce
 from tilekern.ir.control import Fold, Switch, While
-from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
+from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv, definitions
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
@@ -25,6 +25,7 @@ from tilekern.ir.ranges import Interval
 from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import INDEX
 from tilekern.lower.triton import expressions
+from tilekern.lower.triton.bounds import Bounds
 from tilekern.lower.triton.expressions import whole
 from tilekern.lower.triton.memory import Memory
 from tilekern.lower.triton.names import Names, assigned
@@ -72,6 +73,7 @@ class Emitter:
         self._homes = _homes(func)
         self._fused = _fused_dots(func, self._uses, self._homes)
         self._scopes: list[_Scope] = []
+        self._bounds_of = Bounds(definitions(func), self.ranges)
         self._targets: dict[Value, tuple[str, tuple[Value, ...]]] = {}
 
     # --- what memory.py needs ---
@@ -231,23 +233,27 @@ class Emitter:
 
     def _bounds(self, op: Fold) -> tuple[str, str]:
         """The first tile, and the one behind the last; `start` and `stop` are elements, and clamped to the extent."""
-        block, extent = op.axis.block, op.axis.extent
-        start, stop = self._clamped(op.start, extent), self._clamped(op.stop, extent)
-        first = str(int(start) // block) if start.isdigit() else f"{start} // {block}" if block > 1 else start
-        last = str(cdiv(int(stop), block)) if stop.isdigit() else f"tl.cdiv({stop}, {block})" if block > 1 else stop
+        first, last = self._tiles(op, op.start, up=False), self._tiles(op, op.stop, up=True)
         return self._named("first", first), self._named("last", last)
+
+    def _tiles(self, op: Fold, value: Value, up: bool) -> str:
+        """A bound in tiles: those before it, or those that begin before it."""
+        x, block, extent = self._env[value], op.axis.block, op.axis.extent
+        if x.number is not None:
+            clamped = min(max(int(x.number), 0), extent)
+            return str(cdiv(clamped, block) if up else clamped // block)
+        interval = self.ranges.get(value, Interval(-(2**31), 2**31 - 1))
+        text = self._bounds_of.tiles(value, block, up, lambda v: self._env[v].operand)
+        if text is not None:
+            most = cdiv(extent, block) if up else extent // block
+            text = text if interval.low >= 0 else f"tl.maximum({text}, 0)"
+            return text if interval.high <= extent else f"tl.minimum({text}, {most})"
+        text = x.operand if interval.low >= 0 else f"tl.maximum({x.operand}, 0)"
+        text = text if interval.high <= extent else f"tl.minimum({text}, {extent})"
+        return f"tl.cdiv({text}, {block})" if up else f"{text} // {block}"
 
     def _named(self, wish: str, text: str) -> str:
         return text if text.isdigit() or text.isidentifier() else self.bind(wish, text)
-
-    def _clamped(self, value: Value, extent: int) -> str:
-        x, interval = self._env[value], self.ranges.get(value, Interval(-(2**31), 2**31 - 1))
-        if x.number is not None:
-            return str(min(max(int(x.number), 0), extent))
-        text = x.operand
-        if interval.low < 0:
-            text = f"tl.maximum({text}, 0)"
-        return f"tl.minimum({text}, {extent})" if interval.high > extent else text
 
     def _while(self, op: While, wish: tuple[str, ...]) -> None:
         names = self._carry(op.body.args, op.operands, wish, op.loc)
