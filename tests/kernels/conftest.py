@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [i for i in items if not (i.get_closest_marker("one_backend") and "triton" in i.name)]
 
 
-@pytest.fixture(scope="session", params=["xla", "triton"], autouse=True)
+@pytest.fixture(scope="module", params=["xla", "triton"], autouse=True)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The backend under test; what was compiled for the other one is forgotten."""
     with pytest.MonkeyPatch.context() as patch:
