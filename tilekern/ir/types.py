@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import ml_dtypes
@@ -52,6 +53,16 @@ def kind_of(dtype: DType) -> Kind:
     if name == "bool":
         return "bool"
     return "float" if name[0] in "fb" else "signed" if name[0] == "i" else "unsigned"
+
+
+def is_float8(dtype: DType) -> bool:
+    """Whether a dtype is one of the 8-bit floats."""
+    return kind_of(dtype) == "float" and dtype.itemsize == 1
+
+
+def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """How many elements apart, in row-major order, neighbours along each dim are."""
+    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def accumulator(dtype: DType) -> DType:

@@ -8,6 +8,7 @@ from math import prod
 from tilekern.ir.core import Value
 from tilekern.ir.memory import Dim, MemoryOp, Position, Term
 from tilekern.ir.ranges import Interval, digit_interval, position_interval
+from tilekern.ir.types import strides_of
 from tilekern.lower.triton.source_text import Expr, is_tight
 
 _INT32 = Interval(-(2**31), 2**31 - 1)
@@ -33,7 +34,7 @@ class Addresses:
         self._op, self._operands, self._bind = op, operands, bind
         self._intervals = [ranges.get(v) for v in op.positions]
         shape = op.ref.ref.shape
-        self._strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+        self._strides = strides_of(shape)
         # Offsets in int64 where int32 cannot count the elements.
         self._wide = prod(shape) > _INT32.high or any(not self._is_int32(d) for d in op.access.dims)
 

@@ -15,7 +15,8 @@ from tilekern.ir.types import I32
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.copies import Copy, plan_copies
 from tilekern.lower.triton.emit import Emitter
-from tilekern.lower.triton.legalize import Legal, legalize
+from tilekern.lower.triton.legalize import legalize
+from tilekern.lower.triton.legalize.pad_tiles import Padded
 from tilekern.lower.triton.memory import Memory
 from tilekern.lower.triton.names import Names
 from tilekern.lower.triton.prelude import prelude
@@ -63,7 +64,7 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     )
 
 
-def _planned(func: Func, chip: Chip) -> tuple[Legal, dict[Op, Copy]]:
+def _planned(func: Func, chip: Chip) -> tuple[Padded, dict[Op, Copy]]:
     legal = legalize(func, chip)
     return legal, plan_copies(legal.func, chip, ranges.analyze(legal.func))
 

@@ -23,7 +23,7 @@ from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.memory import Dim, Load, MemoryOp, Store
 from tilekern.ir.ranges import Interval, position_interval
 from tilekern.ir.shape import Reshape, Transpose
-from tilekern.ir.types import BOOL, F32, F64
+from tilekern.ir.types import BOOL, F32, F64, strides_of
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.program import Descriptor
 
@@ -100,7 +100,7 @@ def _copy(op: MemoryOp, ranges: Mapping[Value, Interval]) -> Copy | None:
         return None
     if not all(_fits(d, op, ranges) for d in dims):
         return None
-    strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+    strides = strides_of(shape)
     inner = dims[-1].position
     steps = (*strides[:-1], inner.const, *(term.stride for term in inner.terms))
     aligned = all(step * itemsize % _ALIGNMENT == 0 for step in steps)

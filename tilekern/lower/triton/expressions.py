@@ -16,7 +16,7 @@ from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
-from tilekern.ir.types import BOOL, F32, F64, I32, DType, TileType, kind_of
+from tilekern.ir.types import BOOL, F32, F64, I32, DType, TileType, is_float8, kind_of
 from tilekern.lower.triton.source_text import Expr, dtype_text, is_tight, literal, shape_text
 
 _OPERATORS = {
@@ -67,7 +67,7 @@ def whole(x: Expr, tile: TileType) -> str:
 
 def _full(shape: tuple[int, ...], x: Expr, dtype: DType) -> str:
     """A tile of one number; Triton makes no literals of 8-bit floats, but of their bits."""
-    if x.number is not None and kind_of(dtype) == "float" and dtype.itemsize == 1:
+    if x.number is not None and is_float8(dtype):
         bits = int(x.number.view(np.uint8))
         return f"tl.full({shape_text(shape)}, {bits}, tl.uint8).to({dtype_text(dtype)}, bitcast=True)"
     return f"tl.full({shape_text(shape)}, {x.text}, {dtype_text(dtype)})"

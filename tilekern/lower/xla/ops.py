@@ -16,7 +16,7 @@ from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import BF16, DTYPES, F32, F64, DType, accumulator, kind_of
+from tilekern.ir.types import BF16, DTYPES, F32, F64, DType, accumulator, is_float8, kind_of
 
 Function = Callable[..., jax.Array]
 
@@ -114,7 +114,7 @@ def _place_function(op: Op) -> Function:
 def _is_widened(op: Elementwise) -> bool:
     """Whether XLA's own function lacks the dtype, or rounds in between: those of 8-bit floats, but for single steps."""
     dtype = op.operands[0].tile.dtype
-    return kind_of(dtype) == "float" and dtype.itemsize == 1 and op.row.result == "same" and op.function != "nextafter"
+    return is_float8(dtype) and op.row.result == "same" and op.function != "nextafter"
 
 
 def _in_float32(function: Function, *operands: jax.Array) -> jax.Array:

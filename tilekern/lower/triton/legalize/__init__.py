@@ -9,13 +9,13 @@ standard_forms       dots of [M, K] and [K, N], sorts of [rows, lanes]
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-from tilekern.ir.core import Array, Func
+from tilekern.ir.core import Func
 from tilekern.ir.verify import verify
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.legalize.expand import expand
-from tilekern.lower.triton.legalize.pad_tiles import pad_tiles
+from tilekern.lower.triton.legalize.pad_tiles import Padded, pad_tiles
 from tilekern.lower.triton.legalize.refuse import refuse, refuse_large_tiles
 from tilekern.lower.triton.legalize.split_contractions import split_contractions
 from tilekern.lower.triton.legalize.standard_forms import standard_forms
@@ -26,20 +26,7 @@ from tilekern.passes.elide_masks import elide_masks
 from tilekern.passes.hoist_invariants import hoist_invariants
 
 
-@dataclass(frozen=True)
-class Legal:
-    """A legal Func.
-
-    Attributes:
-      func: its inputs are those of the original, then the constants.
-      constants: the arrays that the last inputs are.
-    """
-
-    func: Func
-    constants: tuple[Array, ...]
-
-
-def legalize(func: Func, chip: Chip) -> Legal:
+def legalize(func: Func, chip: Chip) -> Padded:
     """The Func in the form that emitters take.
 
     Args:
@@ -56,4 +43,4 @@ def legalize(func: Func, chip: Chip) -> Legal:
         func = improve(func)
     verify(func)
     refuse_large_tiles(func)
-    return Legal(func, padded.constants)
+    return replace(padded, func=func)

@@ -27,12 +27,12 @@ from tilekern.ir.memory import Atomic
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
-from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, I32, DType, kind_of
+from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, I32, DType, is_float8, kind_of
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.legalize.expand_bits import expand_bits
 from tilekern.lower.triton.legalize.expand_dot import expand_dot
 from tilekern.lower.triton.legalize.expand_order import expand_sort, expand_top_k
-from tilekern.lower.triton.legalize.make import Make, is_float8
+from tilekern.lower.triton.legalize.make import Make
 from tilekern.lower.triton.legalize.rounding import to_float32
 
 # What narrow floats do by themselves; anything else is computed in float32 and rounded once, which gives the same bits
@@ -142,9 +142,7 @@ def _elementwise(make: Make, op: Elementwise) -> Value | None:
     if not (is_float8(dtype) or narrow):
         return None
     wide = make.of(op.function, *(make.convert(x, F32) for x in op.operands))
-    if result == BOOL:
-        return wide
-    return wide if result == wide.tile.dtype else _convert(make, wide, result) or make.convert(wide, result)
+    return wide if result == BOOL else _narrowed(make, wide, result)
 
 
 _LOGICAL = {"max": "or", "min": "and", "ne": "xor"}
@@ -179,7 +177,7 @@ def _widened(make: Make, op: Reduce | Scan | ArgReduce) -> Value | None:
         return _narrowed(make, total, dtype)
     if wide == dtype:
         return None
-    moved = make.add(type(op), make.convert(x, wide), **_attributes(op))
+    moved = make.again(op, make.convert(x, wide))
     return moved if isinstance(op, ArgReduce) else _narrowed(make, moved, dtype)
 
 
@@ -187,12 +185,6 @@ def _narrowed(make: Make, x: Value, dtype: DType) -> Value:
     if x.tile.dtype == dtype:
         return x
     return _convert(make, x, dtype) or make.convert(x, dtype)
-
-
-def _attributes(op: Scan | ArgReduce) -> dict[str, object]:
-    if isinstance(op, Scan):
-        return {"monoid": op.monoid, "dim": op.dim, "reverse": op.reverse}
-    return {"extreme": op.extreme, "dim": op.dim}
 
 
 def _wide(dtype: DType) -> DType:

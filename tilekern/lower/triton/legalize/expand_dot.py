@@ -8,7 +8,7 @@ import numpy as np
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Value
-from tilekern.ir.types import BF16, F16, F32, I32, DType, kind_of
+from tilekern.ir.types import BF16, F16, F32, I32, DType, is_float8, kind_of
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.legalize.make import Make
 
@@ -22,7 +22,7 @@ def expand_dot(make: Make, op: Dot, chip: Chip) -> Value | None:
     dtype = op.operands[0].tile.dtype
     if dtype == F32 and op.precision == "bf16":
         return _converted(make, op, BF16)
-    if kind_of(dtype) == "float" and dtype.itemsize == 1 and not chip.float8:
+    if is_float8(dtype) and not chip.float8:
         return _converted(make, op, F16)
     if kind_of(dtype) == "float" or dtype == np.dtype(np.int8):
         return None

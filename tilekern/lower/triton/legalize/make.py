@@ -12,15 +12,10 @@ from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
-from tilekern.ir.types import I32, DType, TileType, kind_of
+from tilekern.ir.types import I32, DType, TileType, is_float8, kind_of
 from tilekern.passes.constants import integer_of
 
 Number = Value | int | float | bool
-
-
-def is_float8(dtype: DType) -> bool:
-    """Whether a dtype is one of the 8-bit floats."""
-    return kind_of(dtype) == "float" and dtype.itemsize == 1
 
 
 class Make:
@@ -39,6 +34,10 @@ class Make:
     def add(self, op: type[Op], *operands: Value, **attributes: Any) -> Value:
         """An op of one result."""
         return self._builder.one(op(operands=operands, loc=self._origin.loc, **attributes))
+
+    def again(self, op: Op, *operands: Value) -> Value:
+        """The same op of one result on other operands."""
+        return self._builder.one(op.copy(operands))
 
     def of(self, function: str, *operands: Number) -> Value:
         """An elementwise op."""

@@ -13,9 +13,20 @@ from math import prod
 from tilekern.ir.core import Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.shape import Concatenate, Pad, Reverse, Slice
+from tilekern.ir.types import strides_of
 from tilekern.lower.triton.legalize.make import Make
 
 Shape = tuple[int, ...]
+
+
+def padded_size(size: int) -> int:
+    """The least power of two that is no smaller; 1 for 0."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def padded(shape: Sequence[int]) -> Shape:
+    """The shape with all its sizes padded."""
+    return tuple(map(padded_size, shape))
 
 
 class Movement:
@@ -23,11 +34,10 @@ class Movement:
 
     Args:
       make: adds ops.
-      padded: the padded shape of a shape.
     """
 
-    def __init__(self, make: Make, padded: Callable[[Sequence[int]], Shape]) -> None:
-        self._make, self._padded = make, padded
+    def __init__(self, make: Make) -> None:
+        self._make = make
 
     def of(self, op: Op, operands: tuple[Value, ...]) -> Value:
         """What stands for the result of an op on padded operands."""
@@ -55,20 +65,20 @@ class Movement:
 
     def reshape(self, x: Value, before: Shape, after: Shape) -> Value:
         """The elements of `before` in row-major order under the shape `after`."""
-        if _keeps_order(before, after, self._padded):
-            return self._make.reshape(x, self._padded(after))
+        if _keeps_order(before, after):
+            return self._make.reshape(x, padded(after))
         make = self._make
-        target = self._padded(after)
+        target = padded(after)
         lane = make.lanes((prod(target),), 0)
         # Row-major number of the element, of the coordinates that the padded lane has ...
         number = make.number(0, lane.tile)
-        for size, stride, true in zip(target, _strides(target), _strides(after), strict=True):
+        for size, stride, true in zip(target, strides_of(target), strides_of(after), strict=True):
             digit = make.of("rem", make.of("div", lane, stride), size)
             number = make.of("add", number, make.of("mul", digit, true))
         # ... and the padded lane where that element is.
-        source = self._padded(before)
+        source = padded(before)
         place = make.number(0, lane.tile)
-        for size, stride, lanes in zip(before, _strides(before), _strides(source), strict=True):
+        for size, stride, lanes in zip(before, strides_of(before), strides_of(source), strict=True):
             digit = make.of("rem", make.of("div", number, max(stride, 1)), max(size, 1))
             place = make.of("add", place, make.of("mul", digit, lanes))
         flat = make.reshape(x, (prod(source),))
@@ -78,7 +88,7 @@ class Movement:
 
     def _pick(self, x: Value, dim: int, size: int, place: Callable[[Value], Value]) -> Value:
         """`size` elements along a dim, each from the place that its lane, an int32 vector, comes from."""
-        (lanes,) = self._padded((size,))
+        (lanes,) = padded((size,))
         index = self._inside(place(self._make.lanes((lanes,), 0)), x.tile.shape[dim])
         shape = (*x.tile.shape[:dim], lanes, *x.tile.shape[dim + 1 :])
         return self._make.take(x, self._make.along(index, shape, dim), dim)
@@ -184,14 +194,10 @@ class Movement:
         count = prod(indices.tile.shape)
         lines = make.reshape(x, (before, size, behind))
         index = make.broadcast(make.reshape(inside, (count,)), (before, count, behind), (1,))
-        return make.reshape(make.take(lines, index, 1), self._padded(op.result.tile.shape))
+        return make.reshape(make.take(lines, index, 1), padded(op.result.tile.shape))
 
 
-def _strides(shape: Shape) -> Shape:
-    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
-
-
-def _keeps_order(before: Shape, after: Shape, padded: Callable[[Sequence[int]], Shape]) -> bool:
+def _keeps_order(before: Shape, after: Shape) -> bool:
     """Whether elements in row-major order are in row-major order of the padded lanes, too, at the same numbers.
 
     Dims are matched group by group, of equal sizes, those of size 1 left out. In a group only the first dim may be

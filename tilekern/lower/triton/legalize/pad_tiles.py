@@ -17,32 +17,22 @@ would take the tile through registers, where the tensor core of sm_90 wants it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from tilekern.ir.compute import Constant, Convert, Dot, Reduce, identity
+from tilekern.ir.compute import Constant, Convert, Dot, Monoid, Reduce, identity
 from tilekern.ir.core import Array, Block, Builder, Func, Op, Value, definitions
 from tilekern.ir.debug import Assert
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.memory import Access, Dim, Load, MemoryOp, Position, WriteOp
 from tilekern.ir.ordering import ArgReduce, Scan, Sort
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import BOOL, RefType, TileType
+from tilekern.ir.types import BOOL, DType, RefType, TileType
 from tilekern.lower.triton.legalize.make import Make
-from tilekern.lower.triton.legalize.movement import Movement
-
-
-def padded_size(size: int) -> int:
-    """The least power of two that is no smaller; 1 for 0."""
-    return 1 << max(size - 1, 0).bit_length()
-
-
-def padded(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape with all its sizes padded."""
-    return tuple(map(padded_size, shape))
+from tilekern.lower.triton.legalize.movement import Movement, padded, padded_size
 
 
 @dataclass(frozen=True)
@@ -144,7 +134,7 @@ class _Padder(Builder):
 
     def _pure(self, op: Op, operands: tuple[Value, ...]) -> Sequence[Value]:
         make = Make(self, op)
-        movement = Movement(make, padded)
+        movement = Movement(make)
         match op:
             case Constant():
                 return [self._constant(op)]
@@ -161,7 +151,8 @@ class _Padder(Builder):
             case Slice() | Reverse() | Pad() | Concatenate() | DynamicSlice() | DynamicUpdateSlice() | Take():
                 return [movement.of(op, operands)]
             case Assert():
-                return self.add(op.copy((self._filled(make, op.operands[0], operands[0], range(99), True),)))
+                (held,) = op.operands
+                return self.add(op.copy((self._filled(make, held, operands[0], range(len(held.tile.shape)), True),)))
             case _:
                 return self.add(op.copy(operands))
 
@@ -172,8 +163,7 @@ class _Padder(Builder):
         table = Value(RefType(op.shape, op.array.dtype, "in"), f"table{number}")
         self._constants.append(op.array)
         self._tables.append(table)
-        dims = tuple(Dim("block", Position(), n, in_bounds=n == padded_size(n)) for n in map(padded_size, op.shape))
-        dims = tuple(replace(d, in_bounds=d.size == n) for d, n in zip(dims, op.shape, strict=True))
+        dims = tuple(Dim("block", Position(), padded_size(n), in_bounds=n == padded_size(n)) for n in op.shape)
         return self.one(Load(operands=(table,), access=Access(dims), loc=op.loc, hint=op.hint))
 
     def _inside(self, make: Make, shape: Sequence[int], dim: int) -> Value:
@@ -186,31 +176,21 @@ class _Padder(Builder):
         """`x` with added lanes along `dims` set to `fill`."""
         shape = old.tile.shape
         for dim in dims:
-            if dim < len(shape) and padded_size(shape[dim]) != shape[dim]:
+            if padded_size(shape[dim]) != shape[dim]:
                 inside = self._inside(make, shape, dim)
                 x = make.select(inside, x, make.constant(np.asarray(fill, x.tile.dtype), x.tile))
         return x
 
     def _along(self, make: Make, op: Reduce | ArgReduce | Scan | Sort, operands: tuple[Value, ...]) -> Value:
         """Ops along dims: added lanes change nothing, as the identity, or because they come last."""
-        fill: Callable[[Value], Any]
-        match op:
-            case Reduce():
-                dims = op.dims
-                fill = lambda x: identity(op.monoid, x.tile.dtype)  # noqa: E731
-            case ArgReduce():
-                # Of equals the first one counts.
-                dims = (op.dim,)
-                fill = lambda x: identity(op.extreme, x.tile.dtype)  # noqa: E731
-            case Scan():
-                dims = (op.dim,) if op.reverse else ()
-                monoid = op.monoid
-                fill = lambda x: -np.inf if monoid == "logsumexp" else identity(monoid, x.tile.dtype)  # noqa: E731
-            case Sort():
-                dims = (op.dim,)
-                fill = lambda x: identity("min", x.tile.dtype)  # noqa: E731
+        if isinstance(op, Reduce):
+            dims = op.dims
+        elif isinstance(op, Scan) and not op.reverse:
+            dims = ()
+        else:
+            dims = (op.dim,)
         pairs = zip(op.operands, operands, strict=True)
-        return self.one(op.copy(tuple(self._filled(make, old, x, dims, fill(x)) for old, x in pairs)))
+        return make.again(op, *(self._filled(make, old, x, dims, _neutral(op, x.tile.dtype)) for old, x in pairs))
 
     def _dot(self, make: Make, op: Dot, operands: tuple[Value, ...]) -> Value:
         sides = list(operands)
@@ -218,6 +198,19 @@ class _Padder(Builder):
             dims = [d for d in op.contract[side] if not self._zeros.has(old, d)]
             sides[side] = self._filled(make, old, sides[side], dims, 0)
         return self.one(op.copy(tuple(sides)))
+
+
+def _neutral(op: Reduce | ArgReduce | Scan | Sort, dtype: DType) -> Any:
+    """An element that changes no result, standing behind all others (in front of them, for a reversed scan)."""
+    match op:
+        case ArgReduce():
+            return identity(op.extreme, dtype)
+        case Sort():
+            return identity("min", dtype)
+        case Scan(monoid="logsumexp"):
+            return -np.inf
+        case Reduce(monoid=monoid) | Scan(monoid=monoid):
+            return identity(cast(Monoid, monoid), dtype)
 
 
 def _ending_with_array(op: MemoryOp) -> set[int]:
