@@ -3,11 +3,12 @@
 PYTHON ?= $(shell for p in python3.12 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { command -v $$p; break; }; done)
 JOBS ?= 2# test processes
-OUT ?= bench/out/gpu# where `make gpu` puts its results
-ARGS ?=# more options of `make gpu`, see bench/README.md
+gpu: OUT ?= bench/out/gpu# where `make gpu` puts its results
+bench-tpu: OUT ?= bench/out/tpu# and `make bench-tpu`
+ARGS ?=# more options of these two, see bench/README.md
 OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0# the oldest supported versions
 
-.PHONY: help demo test test-full test-oldest check bench gpu docs clean
+.PHONY: help demo test test-full test-oldest check bench bench-tpu gpu docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
 help:
@@ -17,6 +18,7 @@ help:
 	@echo 'make test-oldest  run the smoke tests with the oldest supported jax and triton'
 	@echo 'make check        lint, check types and layers'
 	@echo 'make bench        measure speed and memory against XLA; check the limits'
+	@echo 'make bench-tpu    estimate the cycles of the TPU kernels and of their peers, without a TPU'
 	@echo 'make gpu          on a machine with an NVIDIA GPU: prove the kernels there, measure them against their peers'
 	@echo 'make docs         build the documentation into build/docs; a warning is an error'
 	@echo 'make clean        remove the environments and everything else that was made'
@@ -44,6 +46,9 @@ check: .venv/installed-dev
 
 bench: .venv/installed-cpu
 	@.venv/bin/python -m bench.run
+
+bench-tpu: .venv/installed-bench
+	@.venv/bin/python -m bench.tpu_static --out $(OUT) $(ARGS)
 
 # Needs no environment of its own: any Python that has jax with CUDA, triton and hypothesis, from the source tree.
 gpu:

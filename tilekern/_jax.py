@@ -16,9 +16,14 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import jaxlib
+from jax._src import hardware_utils
+from jax.experimental import topologies
 from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var, take_current_trace
 from jax.interpreters import ad, batching, mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.passmanager import PassManager  # pyright: ignore[reportMissingTypeStubs] -- jaxlib has none for it
+from jaxlib.mosaic.python import tpu  # pyright: ignore[reportMissingTypeStubs] -- jaxlib has none for it
 
 from tilekern import source
 
@@ -143,6 +148,57 @@ def compute_capability() -> int | None:
     except RuntimeError:  # no such platform here
         return None
     return min(round(10 * float(d.compute_capability)) for d in devices)
+
+
+def tpu_kind() -> str | None:
+    """The kind of this machine's TPU in JAX's words, such as "TPU v5 lite"; None if JAX sees none."""
+    try:
+        devices = cast(list[Any], jax.devices("tpu"))
+    except RuntimeError:  # no such platform here
+        return None
+    return str(devices[0].device_kind)
+
+
+def has_tpu_chips() -> bool:
+    """Whether TPU chips are attached to this machine, though JAX may not use them. It loads no driver."""
+    return bool(hardware_utils.num_available_tpu_chips_and_device_id()[0])
+
+
+@contextmanager
+def abstract_tpu(device_kind: str, cores: int) -> Generator[None]:
+    """Trace `pallas_call` for a TPU of a kind, which need not be here.
+
+    Pallas asks the abstract mesh for the TPU while it traces and lowers a kernel. Every equation keeps the mesh that it
+    was traced under, so the lowering may come later, outside of this. The mesh has no axes: it goes with whatever mesh
+    is set around it, such as that of a `shard_map`.
+
+    Args:
+      device_kind: JAX's name of the TPU.
+      cores: how many cores one device of JAX has.
+    """
+    device = jax.sharding.AbstractDevice(device_kind=device_kind, num_cores=cores, platform="tpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        yield
+
+
+def tpu_topology(name: str) -> Any:
+    """The first device of a topology that libtpu knows by name, "v5e:2x2", to compile for.
+
+    Raises:
+      RuntimeError: libtpu cannot be loaded, or is in use by another process.
+    """
+    return cast(Any, topologies).get_topology_desc(platform="tpu", topology_name=name).devices[0]
+
+
+def mosaic_text(body: bytes) -> str:
+    """The MLIR of a kernel, as people read it, from the bytes that a `tpu_custom_call` carries."""
+    context = mlir.make_ir_context()
+    tpu.register_dialect(context)
+    context.allow_unregistered_dialects = True  # the bytes are in a stable form, with names of its own for operations
+    with context:
+        module = ir.Module.parse(body)
+        PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
+        return str(module)
 
 
 def register_rules(

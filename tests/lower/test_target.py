@@ -13,6 +13,7 @@ from tests.lang.checks import like_first, numbers, refused
 from tests.lower.triton.test_call import opaque
 from tilekern import _jax
 from tilekern.errors import ArgumentError, TargetError
+from tilekern.lower.mosaic.chip import CHIPS
 from tilekern.lower.target import BACKENDS, DEFAULT, TARGETS, Target, on_platform, resolve
 
 X = numbers(5)
@@ -44,7 +45,7 @@ def test_a_target_that_does_not_exist(name: str) -> None:
         "there is no such target",
         expected="'cpu' or one of 'cpu:xla', 'cpu:llvm', 'cuda:sm_80'",
         got=f"target = {name!r}",
-        fix="this version lowers to 'cpu:xla', 'cuda:sm_80', 'cuda:sm_90', 'cuda:sm_100'",
+        fix="this version lowers to 'cpu:xla', 'cuda:sm_80', 'cuda:sm_90', 'cuda:sm_100', 'tpu:v5e'",
     ):
         copy(X, target=name)  # <-
 
@@ -93,7 +94,36 @@ def test_the_gpu_that_is_here_decides(gpu: Any, capability: int | None, name: st
     gpu(capability)
     found = on_platform("cuda", None)
     assert (found.name, found.portable) == (name, portable)
-    assert on_platform("cpu", None) is on_platform("tpu", None) is DEFAULT
+    assert on_platform("cpu", None) is on_platform("any other", None) is DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "portable"),
+    [
+        (None, "tpu:v5e", True),  # none here: code for whichever of the four runs it
+        ("TPU v5 lite", "tpu:v5e", False),
+        ("TPU v5e", "tpu:v5e", False),
+        ("TPU v5", "tpu:v5p", False),
+        ("TPU v5p", "tpu:v5p", False),
+        ("TPU v6 lite", "tpu:v6e", False),
+        ("TPU v6e", "tpu:v6e", False),
+        ("TPU7x", "tpu:7x", False),
+        ("TPU v4", "cpu:xla", False),
+        ("TPU8t", "cpu:xla", False),
+    ],
+)
+def test_the_tpu_that_is_here_decides(
+    monkeypatch: pytest.MonkeyPatch, kind: str | None, name: str, portable: bool
+) -> None:
+    monkeypatch.setattr(_jax, "tpu_kind", lambda: kind)
+    found = on_platform("tpu", None)
+    assert (found.name, found.portable) == (name, portable)
+
+
+def test_chips_have_the_names_that_targets_go_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    for chip in CHIPS.values():
+        monkeypatch.setattr(_jax, "tpu_kind", lambda kind=chip.device_kind: kind)
+        assert on_platform("tpu", None) is TARGETS[chip.name]
 
 
 def test_a_gpu_that_is_too_old(gpu: Any) -> None:

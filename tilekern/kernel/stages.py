@@ -43,7 +43,8 @@ class Lowered:
     Attributes:
       target: its name.
       ir: the block IR that was lowered, with the target's blocks.
-      text: the target's program: StableHLO for "cpu:xla", Triton source (Python) for "cuda:…".
+      text: the target's program: StableHLO for "cpu:xla", Triton source (Python) for "cuda:…", Mosaic's
+        MLIR for "tpu:…".
     """
 
     def __init__(self, family: KernelFamily, target: Target) -> None:
@@ -55,6 +56,11 @@ class Lowered:
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def plan(self) -> str:
+        """For "tpu:…": what became of each loop and each access, what that takes of vector memory, and why."""
+        return self._lowered.plan
 
     def interpret(self, *arrays: Any) -> Any:
         """Run the program on this machine's CPU, without the target's hardware; the outputs are NumPy arrays.

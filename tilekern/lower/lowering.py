@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax
 
 from tilekern.ir.core import Array, Func
+from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import Target
 from tilekern.lower.triton.lowering import TritonLowering
 from tilekern.lower.xla.lowering import XlaLowering
@@ -19,6 +20,11 @@ class Lowering(Protocol):
     @property
     def text(self) -> str:
         """The target's program, for people to read."""
+        ...
+
+    @property
+    def plan(self) -> str:
+        """What became of loops and accesses, in words."""
         ...
 
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
@@ -64,4 +70,10 @@ def lower(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering:
       target: what it shall run on.
       launch: launch options that somebody chose.
     """
-    return TritonLowering(func, target, launch) if target.backend == "triton" else XlaLowering(func)
+    match target.backend:
+        case "triton":
+            return TritonLowering(func, target, launch)
+        case "mosaic":
+            return MosaicLowering(func, target)
+        case _:
+            return XlaLowering(func)

@@ -36,7 +36,18 @@ TARGETS: dict[str, Target] = {
 }
 
 # The backends that exist; a target whose backend is missing is known, and refused.
-BACKENDS = ("xla", "triton")
+BACKENDS = ("xla", "triton", "mosaic")
+
+# JAX's names of TPUs, as its `tpu_info` reads them.
+_TPUS = {
+    "TPU v5 lite": "tpu:v5e",
+    "TPU v5e": "tpu:v5e",
+    "TPU v5": "tpu:v5p",
+    "TPU v5p": "tpu:v5p",
+    "TPU v6 lite": "tpu:v6e",
+    "TPU v6e": "tpu:v6e",
+    "TPU7x": "tpu:7x",
+}
 
 # The portable backend, which runs on every platform.
 DEFAULT = TARGETS["cpu:xla"]
@@ -50,7 +61,7 @@ def on_platform(platform: str, asked: Target | None) -> Target:
       asked: what the call asks for, if it does. The portable backend serves every platform.
     """
     if asked is None:
-        return _gpu_here() if platform == "cuda" else DEFAULT
+        return _gpu_here() if platform == "cuda" else _tpu_here() if platform == "tpu" else DEFAULT
     if asked.backend == DEFAULT.backend or asked.platform == platform:
         return asked
     raise TargetError(
@@ -76,6 +87,14 @@ def _gpu_here() -> Target:
     # Machine code runs on later minor versions of its major version; what is special to 9.0 and 10.0, only there.
     exact = TARGETS.get(f"cuda:sm_{capability}")
     return exact or replace(TARGETS["cuda:sm_80"], portable=capability >= 90)
+
+
+def _tpu_here() -> Target:
+    """The target for this machine's TPU; code for all four models where there is none, the portable one for others."""
+    kind = _jax.tpu_kind()
+    if kind is None:
+        return replace(TARGETS["tpu:v5e"], portable=True)
+    return TARGETS[_TPUS[kind]] if kind in _TPUS else DEFAULT
 
 
 def resolve(name: str) -> Target:

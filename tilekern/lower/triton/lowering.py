@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import jax
 
@@ -43,6 +43,16 @@ class TritonLowering:
     def text(self) -> str:
         """Triton source: Python."""
         return self.program.text
+
+    @property
+    def plan(self) -> NoReturn:
+        """Triton source says it all."""
+        raise TargetError(
+            "there is no plan apart from the Triton source",
+            expected='a kernel lowered to a TPU, such as "tpu:v5e"',
+            got=f"target = {self.target.name!r}",
+            fix="look at .text",
+        )
 
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
         """The outputs, by a custom call; traceable by JAX when it lowers for CUDA."""

@@ -201,7 +201,7 @@ class Emitter:
 
             return emit
 
-        memory, results = lax.switch(index.array, [branch(region) for region in op.regions])
+        memory, results = cast(Any, lax.switch(index.array, [branch(region) for region in op.regions]))
         self.set(refs, memory)
         self.bind(op.results, results, axes)
 

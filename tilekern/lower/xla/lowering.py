@@ -33,6 +33,16 @@ class XlaLowering:
         """StableHLO."""
         return self._lowered.as_text()
 
+    @property
+    def plan(self) -> NoReturn:
+        """XLA plans by itself."""
+        raise TargetError(
+            "there is no plan of what XLA does with a kernel",
+            expected='a kernel lowered to a TPU, such as "tpu:v5e"',
+            got='target = "cpu:xla"',
+            fix="look at .text, or at compile().asm",
+        )
+
     def interpret(self, *inputs: Array) -> Sequence[Array]:
         """The outputs: XLA runs here, so nothing has to be interpreted."""
         return [np.asarray(x) for x in self.compile()(*inputs)]

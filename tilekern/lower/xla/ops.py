@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,19 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Monoid, Reduce, Select, identity
+from tilekern.ir.compute import Constant, Convert, Dot, Monoid, Reduce, identity
 from tilekern.ir.core import Op
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
-from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.shape import Pad, Reverse
 from tilekern.ir.types import BF16, DTYPES, F32, F64, DType, accumulator, is_float8, kind_of
-
-Function = Callable[..., jax.Array]
+from tilekern.lower.jax_ops import Function, shared_function
 
 _DOT_OPERANDS = (BF16, F32, F64, *(DTYPES[name] for name in ("i8", "i16", "i32")))
-
-_ROUNDING = {"round_even": lax.RoundingMethod.TO_NEAREST_EVEN, "round_away": lax.RoundingMethod.AWAY_FROM_ZERO}
 
 _MONOIDS: dict[Monoid, Any] = {
     "sum": lax.add,
@@ -46,47 +42,22 @@ _SCANS: dict[Cumulative, Any] = {
 def function_of(op: Op) -> Function:
     """The function of the op's operands that computes its result."""
     match op:
-        case Elementwise(function="round_even" | "round_away"):
-            return partial(lax.round, rounding_method=_ROUNDING[op.function])
-        case Elementwise():
-            function = getattr(lax, op.row.lax)
-            return partial(_in_float32, function) if _is_widened(op) else function
+        case Elementwise() if _is_widened(op):
+            return partial(_in_float32, getattr(lax, op.row.lax))
         case Constant():
             return lambda: jnp.broadcast_to(jnp.asarray(op.array), op.shape)
-        case Select():
-            return _select
         case Convert():
             return partial(convert, dtype=op.dtype)
-        case Bitcast():
-            return partial(lax.bitcast_convert_type, new_dtype=op.dtype)
         case Dot():
             return partial(_dot, op)
         case Reduce():
             return partial(_reduce, op)
-        case _:
-            return _shape_function(op)
-
-
-def _shape_function(op: Op) -> Function:
-    match op:
-        case Broadcast():
-            return partial(lax.broadcast_in_dim, shape=op.shape, broadcast_dimensions=op.dims)
-        case Reshape():
-            return partial(lax.reshape, new_sizes=op.shape)
-        case Transpose():
-            return partial(lax.transpose, permutation=op.permutation)
-        case Iota():
-            return lambda: lax.broadcasted_iota(op.dtype, op.shape, op.dim)
-        case Slice():
-            return partial(lax.slice, start_indices=op.start, limit_indices=op.stop, strides=op.stride)
-        case Concatenate():
-            return partial(_concatenate, op.dim)
         case Pad():
             return partial(lax.pad, padding_config=tuple(zip(op.low, op.high, op.interior, strict=True)))
         case Reverse():
             return partial(lax.rev, dimensions=op.dims)
         case _:
-            return _place_function(op)
+            return shared_function(op) or _place_function(op)
 
 
 def _place_function(op: Op) -> Function:
@@ -119,14 +90,6 @@ def _is_widened(op: Elementwise) -> bool:
 
 def _in_float32(function: Function, *operands: jax.Array) -> jax.Array:
     return function(*(x.astype(jnp.float32) for x in operands)).astype(operands[0].dtype)
-
-
-def _select(which: jax.Array, on_true: jax.Array, on_false: jax.Array) -> jax.Array:
-    return lax.select_n(which, on_false, on_true)
-
-
-def _concatenate(dim: int, *tiles: jax.Array) -> jax.Array:
-    return lax.concatenate(tiles, dim)
 
 
 def convert(x: jax.Array, dtype: DType) -> jax.Array:

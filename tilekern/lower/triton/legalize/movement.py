@@ -14,7 +14,7 @@ from tilekern.ir.core import Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.shape import Concatenate, Pad, Reverse, Slice
 from tilekern.ir.types import strides_of
-from tilekern.lower.triton.legalize.make import Make
+from tilekern.lower.rewrite.make import Make
 
 Shape = tuple[int, ...]
 

@@ -31,7 +31,7 @@ from tilekern.ir.memory import Access, Dim, Load, MemoryOp, Position, WriteOp
 from tilekern.ir.ordering import ArgReduce, Scan, Sort
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DType, RefType, TileType
-from tilekern.lower.triton.legalize.make import Make
+from tilekern.lower.rewrite.make import Make
 from tilekern.lower.triton.legalize.movement import Movement, padded, padded_size
 
 

@@ -23,7 +23,7 @@ from tilekern.ir.memory import Access, Dim, Load
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import kind_of
-from tilekern.lower.triton.legalize.make import Make
+from tilekern.lower.rewrite.make import Make
 from tilekern.lower.triton.legalize.standard_forms import least_depth
 
 

@@ -21,7 +21,7 @@ from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.dynamic import Take
 from tilekern.ir.ordering import Sort
 from tilekern.ir.rewrite import Rewriter
-from tilekern.lower.triton.legalize.make import Make
+from tilekern.lower.rewrite.make import Make
 
 
 def standard_forms(func: Func) -> Func:

@@ -11,7 +11,7 @@ from tilekern.ir.core import Builder, Op, Value
 from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.rewrite import Rewriter
-from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Reshape, Slice, Transpose
 from tilekern.ir.types import I32, DType, TileType, is_float8, kind_of
 from tilekern.passes.constants import integer_of
 
@@ -44,7 +44,7 @@ class Make:
         return self.add(Elementwise, *self._alike(operands), function=function)
 
     def select(self, which: Value, on_true: Number, on_false: Number) -> Value:
-        """Where `which` holds, `on_true`; 8-bit floats by their bits, for Triton does not choose between them."""
+        """Where `which` holds, `on_true`; 8-bit floats by their bits, for few machines choose between them."""
         operands = self._alike((on_true, on_false))
         dtype = operands[0].tile.dtype
         if is_float8(dtype):
@@ -100,6 +100,20 @@ class Make:
     def along(self, vector: Value, shape: tuple[int, ...], dim: int) -> Value:
         """A vector as a tile that is the same everywhere but along `dim`."""
         return self.broadcast(vector, shape, (dim,))
+
+    def part(self, x: Value, dim: int, start: int, stop: int) -> Value:
+        """The elements from `start` to `stop` along `dim`."""
+        shape = x.tile.shape
+        if (start, stop) == (0, shape[dim]):
+            return x
+        first, behind = [0] * len(shape), list(shape)
+        first[dim], behind[dim] = start, stop
+        return self.add(Slice, x, start=tuple(first), stop=tuple(behind), stride=(1,) * len(shape))
+
+    def joined(self, dim: int, *tiles: Value) -> Value:
+        """Tiles one behind the other along `dim`; those without elements are left out."""
+        some = [x for x in tiles if x.tile.shape[dim]] or list(tiles[:1])
+        return some[0] if len(some) == 1 else self.add(Concatenate, *some, dim=dim)
 
     def take(self, x: Value, indices: Value, dim: int) -> Value:
         """Elements at indices along `dim`, each from its own line; the indices must be in bounds."""

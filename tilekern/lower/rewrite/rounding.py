@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tilekern.ir.core import Value
 from tilekern.ir.types import F32, F64, kind_of
-from tilekern.lower.triton.legalize.make import Make
+from tilekern.lower.rewrite.make import Make
 
 
 def to_float32(make: Make, x: Value) -> Value:
@@ -21,19 +21,22 @@ def to_float32(make: Make, x: Value) -> Value:
     if kind_of(dtype) != "float" and dtype.itemsize < 4:
         return make.convert(x, F32)
     if dtype.itemsize == 4:
-        return _integer_to_float32(make, x)
+        return make.convert(to_odd(make, x), F32)
     return _float64_to_float32(make, make.convert(x, F64))
 
 
-def _integer_to_float32(make: Make, x: Value) -> Value:
-    """Of a number beyond 2^24, the last 9 bits count only as to whether they are all 0."""
+def to_odd(make: Make, x: Value) -> Value:
+    """Integers of 32 bits that float32 has, and that round on to narrower floats as `x` does.
+
+    Of a number beyond 2^24, the last 9 bits count only as to whether they are all 0.
+    """
     last = make.of("and", x, 0x1FF)
     cut = make.of("sub", x, last)
     odd = make.of("add", cut, make.select(make.of("ne", last, 0), make.number(0x100, x.tile), 0))
     small = make.of("lt", x, 1 << 24)
     if kind_of(x.tile.dtype) == "signed":
         small = make.of("and", small, make.of("gt", x, -(1 << 24)))
-    return make.convert(make.select(small, x, odd), F32)
+    return make.select(small, x, odd)
 
 
 def _float64_to_float32(make: Make, x: Value) -> Value:

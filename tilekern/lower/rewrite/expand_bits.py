@@ -8,7 +8,7 @@ import numpy as np
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.types import F32, kind_of
-from tilekern.lower.triton.legalize.make import Make
+from tilekern.lower.rewrite.make import Make
 
 
 def expand_bits(make: Make, op: Elementwise) -> Value | None:

@@ -3,7 +3,7 @@ from tilekern.ir.compute import Constant, Convert
 from tilekern.ir.core import Builder, Op, Value
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import BF16, F32, I32, TileType
-from tilekern.lower.triton.legalize.make import Make
+from tilekern.lower.rewrite.make import Make
 
 
 def maker() -> tuple[Make, Rewriter, Op]:

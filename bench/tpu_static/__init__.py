@@ -1,0 +1,15 @@
+"""Static speed of TPU kernels, without a TPU: `python -m bench.tpu_static`.
+
+libtpu compiles ahead of time and dumps its final VLIW bundles; executing their scalar instructions gives the exact
+number of bundles, the use of each slot and the bytes of each DMA. Only the wait for DMAs is a model.
+
+estimate    a program to a record per kernel
+child       the process that compiles
+hlo         which kernels the program runs, and the constants that they prefetch
+bundles     the text of the bundles; `slots`: the table of slots
+simulate    the scalar unit; `scalar`: what its instructions compute
+chips       clocks, bandwidths, units
+cases       what is compared, and our programs; `peers`: theirs; `compare`: runs them
+table       the text of a comparison; `picture`: its PNG
+golden      the cycles that no library kernel may exceed
+"""

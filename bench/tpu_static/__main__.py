@@ -1,0 +1,55 @@
+"""python -m bench.tpu_static: cycles, stalls, slot use and DMA bytes of our kernels and their peers, without a TPU.
+
+Writes tpu-static.json and tpu-static.png into the folder --out, prints a table; the status is 0 if all aims are met.
+What the peers took is kept in bench/results/tpu-static-peers.json for one version of JAX and libtpu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.tpu_static.cases import CASES
+from bench.tpu_static.chips import CHIPS
+from bench.tpu_static.compare import CACHE, OURS, PeerCache, compare, versions
+from bench.tpu_static.picture import draw
+from bench.tpu_static.table import aims, table
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m bench.tpu_static", description=(__doc__ or "").splitlines()[0])
+    made.add_argument("--out", type=Path, default=Path("bench/out/tpu"), help="folder for the results")
+    made.add_argument("--only", default="", metavar="REGEX", help="cases whose name it occurs in")
+    made.add_argument("--chips", nargs="+", default=["v5e", "v6e", "7x"], choices=CHIPS, metavar="CHIP")
+    made.add_argument("--show", action="store_true", help="print and draw the results of an earlier run")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the command line says; return the exit status."""
+    given = parser().parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
+    results = given.out / "tpu-static.json"
+    if not given.show:
+        cases = [case for case in CASES if re.search(given.only, case.name)]
+        if not cases:
+            print(f"no case has {given.only!r} in its name")
+            return 2
+        rows = compare(cases, given.chips, PeerCache(CACHE), lambda line: print(line, file=sys.stderr, flush=True))
+        results.write_text(json.dumps({"versions": versions(), "rows": rows}, indent=1, ensure_ascii=False) + "\n")
+    rows = json.loads(results.read_text())["rows"]
+    print(table(rows))
+    try:
+        draw(rows, results.with_suffix(".png"))
+    except ImportError as error:
+        print(f"no picture: {error}", file=sys.stderr)
+    return 0 if all(aim.met for aim in aims(rows)) and all("us" in row[OURS] for row in rows.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""What is compared: the shapes, what they cost at least, and the programs that run our kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.tpu_static.chips import Chip
+
+HEADS = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel on one shape.
+
+    Attributes:
+      kernel: "attention", "matmul", "softmax" or "rms_norm".
+      size: the sequence of attention; the side of a matmul or of the rows' matrix.
+      head_dim: of attention.
+      causal: of attention.
+    """
+
+    kernel: str
+    size: int
+    head_dim: int = 0
+    causal: bool = False
+
+    @property
+    def name(self) -> str:
+        """For tables and `--only`."""
+        if self.kernel != "attention":
+            return f"{self.kernel} {self.size}"
+        return f"attention s{self.size} d{self.head_dim} {'causal' if self.causal else 'full'}"
+
+    @property
+    def flops(self) -> int:
+        """Operations of the dots that the result needs, a multiply-add being two."""
+        if self.kernel == "matmul":
+            return 2 * self.size**3
+        pairs = self.size * (self.size + 1) // 2 if self.causal else self.size**2
+        return 4 * HEADS * self.head_dim * pairs if self.kernel == "attention" else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arguments and the result."""
+        if self.kernel == "attention":
+            return 4 * self.size * HEADS * self.head_dim * 2
+        if self.kernel == "matmul":
+            return 3 * self.size**2 * 2
+        return 2 * self.size**2 * 4 + (self.size * 4 if self.kernel == "rms_norm" else 0)
+
+    def bound(self, machine: Chip) -> float:
+        """The microseconds that the matrix units or the HBM of a device need at least."""
+        return max(self.flops / (machine.peak * machine.cores), self.nbytes / (machine.bandwidth * machine.cores)) * 1e6
+
+
+CASES = (
+    *(Case("attention", s, d, causal) for s in (1024, 4096, 16384) for d in (64, 128, 256) for causal in (True, False)),
+    Case("matmul", 4096),
+    Case("softmax", 4096),
+    Case("rms_norm", 4096),
+)
+
+
+def ours(case: Case, chip: str) -> str:
+    """The program that calls our kernel, for `estimate`: layout [batch, sequence, head, head_dim]."""
+    target, n = f"tpu:{chip}", case.size
+    calls = {
+        "attention": f"flash_attention(q, k, v, causal={case.causal}, target={target!r})",
+        "matmul": f"matmul(x, w, target={target!r})",
+        "softmax": f"softmax(x, target={target!r})",
+        "rms_norm": f"rms_norm(x, w, target={target!r})",
+    }
+    arguments = {
+        "attention": ("q, k, v", [((1, n, HEADS, case.head_dim), "bfloat16")] * 3),
+        "matmul": ("x, w", [((n, n), "bfloat16")] * 2),
+        "softmax": ("x", [((n, n), "float32")]),
+        "rms_norm": ("x, w", [((n, n), "float32"), ((n,), "float32")]),
+    }
+    names, shapes = arguments[case.kernel]
+    module = "flash_attention" if case.kernel == "attention" else case.kernel
+    return (
+        "import jax\n"
+        f"from tilekern.kernels.{module} import {module}\n"
+        f"fn = lambda {names}: {calls[case.kernel]}\n"
+        f"args = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in {shapes!r}]\n"
+    )

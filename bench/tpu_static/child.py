@@ -1,0 +1,50 @@
+"""python -m bench.tpu_static.child CHIP FOLDER < PROGRAM: compile ahead of time; libtpu dumps as LIBTPU_INIT_ARGS says.
+
+FOLDER/compiled.txt gets the HLO with what is known only afterwards: the VMEM that each kernel took.
+
+A process of its own, for libtpu reads its flags once. It imports nothing of tilekern; programs may.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from bench.tpu_static.chips import chip
+
+
+def main(name: str, folder: Path, source: str) -> None:
+    """Compile `fn(*args)` of the source for a chip.
+
+    Arguments that are NumPy arrays become constants of the program, so that their values are in the dump.
+    """
+    namespace: dict[str, Any] = {"__name__": "program"}
+    exec(compile(source, "<program>", "exec"), namespace)
+    function: Callable[..., Any] = jax.jit(namespace["fn"])
+    arguments: Sequence[Any] = namespace["args"]
+    slice_: Any = topologies.get_topology_desc(platform="tpu", topology_name=chip(name).topology)
+    mesh = Mesh(np.array(slice_.devices[:1]), ("device",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec())
+    given: list[np.ndarray[Any, Any] | jax.ShapeDtypeStruct] = [
+        x if isinstance(x, np.ndarray) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in arguments
+    ]
+
+    def program(*traced: jax.Array) -> Any:
+        rest = iter(traced)
+        return function(*(x if isinstance(x, np.ndarray) else next(rest) for x in given))
+
+    shapes = [x for x in given if not isinstance(x, np.ndarray)]
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        lowered = jax.jit(program).lower(*shapes)
+    (folder / "compiled.txt").write_text(lowered.compile().as_text() or "")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.stdin.read())

@@ -1,0 +1,227 @@
+"""The estimate of a program: compile it ahead of time in another process, read the dumps, execute the scalar unit."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.tpu_static import bundles, hlo, slots
+from bench.tpu_static.bundles import DumpError
+from bench.tpu_static.chips import CHIPS, Chip, chip
+from bench.tpu_static.simulate import Run, simulate
+
+ROOT = Path(__file__).parents[2]
+_TIMEOUT = 300
+_BUNDLES = "packed-bundles-post-ra"
+
+
+class CompileError(Exception):
+    """The compiler, or the program itself, refused; the message ends with what it said."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one kernel of a program takes on one device.
+
+    Attributes:
+      name: of the HLO instruction; "asynchronous copies" for XLA's copies between HBM and VMEM, all together.
+      chip: a key of `CHIPS`.
+      bundles: executed; exact.
+      stall: cycles of waiting for DMAs; a model.
+      read: bytes from HBM.
+      written: bytes to HBM.
+      dmas: started.
+      vmem: bytes of VMEM for windows and scratch, as the compiler reports them.
+      static_bundles: the length of the program.
+      use: share of all cycles' slots that are filled: "mxu" "valu" "eup" "xlu" "vld" "vst" "salu".
+      fills: vector registers read back from spill slots.
+      spills: vector registers written to spill slots.
+      pallas: whether it is a `pallas_call`, not XLA's own.
+    """
+
+    name: str
+    chip: str
+    bundles: int
+    stall: int
+    read: int
+    written: int
+    dmas: int
+    vmem: int = 0
+    static_bundles: int = 0
+    use: Mapping[str, float] | None = None
+    fills: int = 0
+    spills: int = 0
+    pallas: bool = False
+
+    @property
+    def cycles(self) -> int:
+        """Bundles and stalls."""
+        return self.bundles + self.stall
+
+    @property
+    def us(self) -> float:
+        """Microseconds."""
+        return self.cycles / CHIPS[self.chip].ghz / 1e3
+
+
+def call(function: str, shapes: Sequence[tuple[tuple[int, ...], str]], **static: Any) -> str:
+    """The source of a program that calls a function.
+
+    Args:
+      function: "module:function".
+      shapes: the arguments, as (shape, dtype).
+      static: keyword arguments.
+    """
+    module, _, name = function.partition(":")
+    return (
+        "import functools, jax, jax.numpy as jnp\n"
+        f"from {module} import {name} as function\n"
+        f"fn = functools.partial(function, **{static!r})\n"
+        f"args = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in {list(shapes)!r}]\n"
+    )
+
+
+def estimate(program: str, chip_name: str, keep: Path | None = None) -> list[Estimate]:
+    """What the kernels of a program take, in the order in which they run.
+
+    Args:
+      program: Python source that defines `fn`, a function, and `args`, its arguments: `jax.ShapeDtypeStruct`s, and
+        NumPy arrays where scalar prefetch needs values (they become constants of the program). See `call`.
+      chip_name: a key of `CHIPS`.
+      keep: a folder for the compiler's dumps, which are deleted otherwise.
+
+    Raises:
+      CompileError: the program does not compile.
+      SimulationError: control depends on values that are not known.
+      DumpError: the dumps are not what this module knows.
+    """
+    machine = chip(chip_name)
+    if keep is not None:
+        compile_into(keep, program, chip_name)
+        return read(keep, chip_name, machine)
+    with tempfile.TemporaryDirectory(prefix="tpu-static-") as folder:
+        compile_into(Path(folder), program, chip_name)
+        return read(Path(folder), chip_name, machine)
+
+
+def compile_into(folder: Path, program: str, chip_name: str) -> None:
+    """Compile in a child process; libtpu writes its dumps into the folder."""
+    flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_emit_annotations=true"
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        # Without these libtpu asks the cloud's metadata server which machine it is on.
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "LIBTPU_INIT_ARGS": f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip(),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+    }
+    command = [sys.executable, "-m", "bench.tpu_static.child", chip_name, str(folder)]
+    done = subprocess.run(command, input=program, env=environment, capture_output=True, text=True, timeout=_TIMEOUT)
+    if done.returncode:
+        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        said = next((line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)), "")
+        raise CompileError(f"{said or 'the child process failed'}\n" + "\n".join(lines[-12:]))
+
+
+def read(folder: Path, chip_name: str, machine: Chip) -> list[Estimate]:
+    """The estimates, from a folder of dumps."""
+    files = [*folder.glob("*-TLP-hlo.txt")]
+    if len(files) != 1:
+        raise DumpError(f"expected one *-TLP-hlo.txt in {folder}, found {len(files)}")
+    instructions = hlo.entry(files[0].read_text())
+    vmem = hlo.vmem((folder / "compiled.txt").read_text())
+    kernels: list[Estimate] = []
+    if control := [i.name for i in instructions.values() if i.opcode in hlo.CONTROL]:
+        raise DumpError(f"XLA's own control flow ({', '.join(control)}): how often its kernels run is not known")
+    for instruction in instructions.values():
+        if instruction.opcode in (*hlo.FREE, *hlo.COPIES, *hlo.DONE):
+            continue
+        operands = {k: hlo.words(name, instructions) for k, name in enumerate(instruction.operands)}
+        known = {k: words for k, words in operands.items() if words is not None}
+        compiled = [instruction.name, *hlo.twins(instruction.name, instructions)]
+        name = next((n for n in compiled if _dumps(folder, n, _BUNDLES)), instruction.name)
+        made = _kernel(folder, name, known, chip_name, machine)
+        kernels.append(
+            replace(
+                made, name=instruction.name, vmem=vmem.get(instruction.name, 0), pallas=instruction.opcode == hlo.PALLAS
+            )
+        )
+    copies = _copies(instructions, chip_name, machine)
+    return [copies, *kernels] if copies.dmas else kernels
+
+
+def _kernel(folder: Path, name: str, operands: Mapping[int, list[int]], chip_name: str, machine: Chip) -> Estimate:
+    """One kernel; the cores of a chip that share the grid run at once."""
+    program = bundles.parse(_dump(folder, name, _BUNDLES).read_text())
+    table = slots.parse(_dump(folder, name, r"pre-delay_hlo-static-per-bundle-utilization").read_text())
+    index = re.search(r"(#allocation\d+) \[.*- core index'\]", _dump(folder, name, r"original").read_text())
+    runs = [
+        simulate(program, machine, operands, {index[1]: core} if index else {})
+        for core in range(machine.cores if index else 1)
+    ]
+    slowest = max(runs, key=lambda run: run.bundles + run.stall)
+    made = _summary(name, chip_name, slowest, table, machine)
+    read_, written, dmas = (sum(getattr(run, key) for run in runs) for key in ("read", "written", "dmas"))
+    return replace(made, read=read_, written=written, dmas=dmas, static_bundles=len(program))
+
+
+def _summary(name: str, chip_name: str, run: Run, table: slots.Slots, machine: Chip) -> Estimate:
+    used = table.used(run.executed)
+    cycles = max(run.bundles + run.stall, 1)
+
+    def share(unit: str, capacity: int | None = None) -> float:
+        return used[unit] / cycles / (capacity or table.capacity[unit])
+
+    use = {
+        "mxu": share("MATMUL", machine.mxus),
+        "valu": share("VALU"),
+        "eup": share("EUP"),
+        "xlu": share("XLU"),
+        "vld": share("VLOAD"),
+        "vst": share("VSTORE"),
+        "salu": share("SALU"),
+    }
+    return Estimate(
+        name,
+        chip_name,
+        run.bundles,
+        run.stall,
+        run.read,
+        run.written,
+        run.dmas,
+        use=use,
+        fills=used["VLOAD:FILL"],
+        spills=used["VSTORE:SPILL"],
+    )
+
+
+def _copies(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, machine: Chip) -> Estimate:
+    """XLA's asynchronous copies as one, as if nothing else ran at their time."""
+    copies = [i for i in instructions.values() if i.opcode in hlo.COPIES]
+    sizes = {True: 0, False: 0}  # by whether VMEM is the target
+    for size, into in map(hlo.copied, copies):
+        sizes[into] += size
+    stall = int(machine.latency + sum(sizes.values()) / machine.bytes_per_cycle) if copies else 0
+    return Estimate("asynchronous copies", chip_name, 0, stall, sizes[True], sizes[False], len(copies))
+
+
+def _dump(folder: Path, name: str, stage: str) -> Path:
+    """The dump of a stage of one kernel."""
+    found = _dumps(folder, name, stage)
+    if len(found) != 1:
+        raise DumpError(f"expected one dump {stage!r} of {name!r}, found {len(found)}: XLA runs it in another way")
+    return found[0]
+
+
+def _dumps(folder: Path, name: str, stage: str) -> list[Path]:
+    pattern = re.compile(rf"\d+-{re.escape(name)}-\d+-{stage}\.txt")
+    return [path for path in folder.iterdir() if pattern.fullmatch(path.name)]

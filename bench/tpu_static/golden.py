@@ -1,0 +1,65 @@
+"""The cycles of our kernels that a change may not exceed: small cases, one number each."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.tpu_static.cases import Case, ours
+from bench.tpu_static.compare import versions
+from bench.tpu_static.estimate import estimate
+
+SLACK = 1.05
+
+KERNEL_CASES = {
+    case.name: case
+    for case in (
+        Case("attention", 2048, 128, causal=True),
+        Case("attention", 2048, 128),
+        Case("attention", 2048, 64, causal=True),
+        Case("matmul", 2048),
+        Case("softmax", 2048),
+        Case("rms_norm", 2048),
+    )
+}
+
+
+def cycles(kernel_case: str, chip: str) -> int:
+    """The cycles of all kernels of one of `KERNEL_CASES` on a chip, XLA's around ours included."""
+    return sum(kernel.cycles for kernel in estimate(ours(KERNEL_CASES[kernel_case], chip), chip))
+
+
+class Golden:
+    """A file of cycles by "case chip", and the versions that they hold for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.versions: Mapping[str, str] = kept.get("versions", {})
+        self.cycles: dict[str, int] = kept.get("cycles", {})
+
+    def unfit(self) -> str:
+        """Why the numbers do not hold here; "" if they do."""
+        here = versions()["libtpu"]
+        golden = self.versions.get("libtpu")
+        return "" if golden in (None, here) else f"the cycles are those of libtpu {golden}, installed is {here}"
+
+    def check(self, key: str, found: int) -> str:
+        """What is wrong with a number of cycles; "" if nothing."""
+        if key not in self.cycles:
+            return f"{key} has no number yet; UPDATE_GOLDEN=1 writes it"
+        limit = math.floor(self.cycles[key] * SLACK)
+        if found <= limit:
+            return ""
+        return (
+            f"{key} takes {found} cycles, {found / self.cycles[key]:.3f} × the {self.cycles[key]} of {self.path.name}"
+        )
+
+    def update(self, key: str, found: int) -> None:
+        """Write a number; those of another libtpu go."""
+        kept = self.cycles if not self.unfit() else {}
+        self.cycles, self.versions = dict(sorted({**kept, key: found}.items())), versions()
+        self.path.write_text(json.dumps({"versions": self.versions, "cycles": self.cycles}, indent=1) + "\n")

@@ -1,0 +1,166 @@
+"""The optimized HLO that libtpu dumps: which kernels a program runs, and the constants that they copy into SMEM."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.tpu_static.bundles import DumpError
+
+PALLAS = "tpu_custom_call"
+
+FREE = (
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all"),
+    *("ConcatBitcast", "AllocateBuffer"),
+)
+"""Instructions that do nothing at run time; of custom calls, their targets."""
+
+CONTROL = ("while", "conditional", "call")
+
+COPIES = ("copy-start", "slice-start")
+"""Asynchronous copies, from HBM to VMEM or back, which XLA schedules beside the kernels."""
+
+DONE = ("copy-done", "slice-done")
+
+_LAYOUT = re.compile(r"(\w+)\[([\d,]*)\](?:\{([\d,]*)(?::T\(([\d,]+)\))?((?:\([\d,]+\))*)[^}]*\})?")
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s64": 8, "u64": 8, "f64": 8}
+
+
+@dataclass(frozen=True)
+class HloInstruction:
+    """A line of the entry computation.
+
+    Attributes:
+      name: unique, also in the names of the dumps.
+      opcode: as HLO has it; of a custom call, its target.
+      shape: with the layout, as text.
+      operands: names.
+      body: the text between the parentheses.
+      attributes: the text behind them, without names, metadata and sharding.
+    """
+
+    name: str
+    opcode: str
+    shape: str
+    operands: tuple[str, ...]
+    body: str
+    attributes: str
+
+
+def entry(text: str) -> dict[str, HloInstruction]:
+    """The instructions of the ENTRY computation, in order, by name.
+
+    Raises:
+      DumpError: there is none.
+    """
+    found = re.search(r"^ENTRY .*?\{\n(.*?)^\}$", text, re.DOTALL | re.MULTILINE)
+    if found is None:
+        raise DumpError("HLO without an ENTRY computation")
+    lines = re.split(r"\n(?=  (?:ROOT )?%)", found[1])
+    return {made.name: made for made in map(_instruction, lines)}
+
+
+def _instruction(line: str) -> HloInstruction:
+    match = re.match(r"\s*(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([a-z][a-z0-9\-]*)\(", line)
+    if match is None:
+        raise DumpError(f"an HLO instruction of unknown form: {line.strip()[:200]}")
+    body = line[match.end() :].partition("), ")[0] if match[3] != "constant" else line[match.end() :]
+    operands = tuple(re.findall(r"%([^\s,)]+)", body)) if match[3] != "constant" else ()
+    call = re.search(r'custom_call_target="(\w+)"', line)
+    return HloInstruction(
+        match[1], call[1] if call else match[3], match[2], operands, body, _attributes(line[match.end() :])
+    )
+
+
+def _attributes(rest: str) -> str:
+    """What of an instruction's text is its meaning, behind the operands."""
+    text = rest.partition("), ")[2]
+    return re.sub(r"(metadata|sharding)=\{(?:[^{}]|\{[^{}]*\})*\},? ?", "", text)
+
+
+def twins(name: str, instructions: Mapping[str, HloInstruction]) -> list[str]:
+    """The other instructions that do the same with operands of the same shapes: XLA compiles one of them only."""
+
+    def kind(i: HloInstruction) -> tuple[object, ...]:
+        shapes = tuple(instructions[operand].shape for operand in i.operands)
+        return i.opcode, i.shape, shapes, i.attributes
+
+    return [i.name for i in instructions.values() if i.name != name and kind(i) == kind(instructions[name])]
+
+
+def vmem(text: str) -> dict[str, int]:
+    """The bytes of VMEM that each kernel of a compiled module takes for windows and scratch."""
+    used = r'%(\S+) = .*"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"'
+    lines = re.split(r"\n(?=  (?:ROOT )?%)", text)
+    found = (re.search(used, line, re.DOTALL) for line in lines)
+    return {match[1]: int(match[2]) for match in found if match}
+
+
+def words(name: str, instructions: Mapping[str, HloInstruction]) -> list[int] | None:
+    """The 32-bit words of an operand as they lie in memory; None where it is no constant of 32-bit integers."""
+    operand = instructions[name]
+    source = operand
+    while source.opcode in ("copy-start", "copy-done", "bitcast", "copy"):
+        source = instructions[source.operands[0]]
+    dtype, dims, _, _ = layout(operand.shape)
+    if dtype not in ("s32", "u32"):
+        return None
+    values = _values(source, instructions)
+    return None if values is None else _tiled(values.reshape(dims), operand.shape)
+
+
+def _values(source: HloInstruction, instructions: Mapping[str, HloInstruction]) -> np.ndarray | None:
+    """The elements of a constant, or of a scalar constant broadcast."""
+    _, dims, _, _ = layout(source.shape)
+    if source.opcode == "broadcast":
+        scalar = _values(instructions[source.operands[0]], instructions)
+        return None if scalar is None or scalar.size != 1 else np.broadcast_to(scalar.reshape(()), dims)
+    if source.opcode != "constant":
+        return None
+    values = re.findall(r"-?\d+", source.body.partition(")")[0])
+    if len(values) != math.prod(dims):
+        raise DumpError(f"constant {source.name} of {math.prod(dims)} elements is dumped as {len(values)}")
+    return np.array([int(v) for v in values], np.int64).reshape(dims)
+
+
+def layout(shape: str) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The dtype, dims, order of dims (minor first) and tile of `s32[3,300]{1,0:T(4,128)}`."""
+    match = _LAYOUT.match(shape)
+    if match is None:
+        raise DumpError(f"a shape of unknown form: {shape[:100]}")
+    dims, order, tile = (tuple(int(x) for x in (part or "").split(",") if x) for part in (match[2], match[3], match[4]))
+    return match[1], dims, order, tile
+
+
+def copied(copy: HloInstruction) -> tuple[int, bool]:
+    """The bytes of an asynchronous copy, and whether VMEM is its target."""
+    # copy-start: (target, source, context); slice-start: ((source), target, context).
+    target = re.sub(r"^\(\(.*?\}\), |^\(", "", copy.shape)
+    return nbytes(target), "S(1)" in target.partition("}")[0]
+
+
+def nbytes(shape: str) -> int:
+    """The bytes of an array, without padding."""
+    dtype, dims, _, _ = layout(shape)
+    return math.prod(dims) * _BYTES.get(dtype, 1 if dtype.startswith("f8") else 4)
+
+
+def _tiled(array: np.ndarray, shape: str) -> list[int]:
+    """The elements in the order of memory: tiles of the last dims, padded with zeros."""
+    _, dims, order, tile = layout(shape)
+    if order != tuple(reversed(range(len(dims)))):
+        raise DumpError(f"an operand in SMEM whose dims are not in order: {shape}")
+    if not tile or not dims:
+        return [int(x) for x in array.reshape(-1)]
+    padding = [(0, 0)] * (len(dims) - len(tile)) + [(0, -d % t) for d, t in zip(dims[-len(tile) :], tile, strict=True)]
+    padded = np.pad(array, padding)
+    split: list[int] = [*padded.shape[: -len(tile)]]
+    for d, t in zip(padded.shape[-len(tile) :], tile, strict=True):
+        split += [d // t, t]
+    lead, k = len(dims) - len(tile), len(tile)
+    axes = [*range(lead), *(lead + 2 * i for i in range(k)), *(lead + 2 * i + 1 for i in range(k))]
+    return [int(x) for x in padded.reshape(split).transpose(axes).reshape(-1)]

@@ -1,0 +1,46 @@
+"""The picture of a comparison: how much of the bound each contestant reaches, a panel a chip."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.tpu_static.cases import Case
+from bench.tpu_static.chips import CHIPS, chip
+from bench.tpu_static.compare import OURS, Record
+
+COLOURS = {OURS: "#0b6e4f", "splash": "#c8553d", "flash": "#e0a458", "xla": "#6c757d"}
+
+
+def draw(rows: Mapping[str, Record], path: Path) -> None:
+    """Write a PNG: bars of bound / time, in percent, for each case.
+
+    Raises:
+      ImportError: matplotlib is not installed (the extra `bench` has it).
+    """
+    figures: Any = importlib.import_module("matplotlib.figure")
+
+    chips = [name for name in CHIPS if any(row["chip"] == name for row in rows.values())]
+    cases = list(dict.fromkeys(Case(**row["case"]) for row in rows.values()))
+    figure = figures.Figure(figsize=(3 + 0.55 * len(cases), 3.2 * len(chips)), layout="constrained")
+    panels = figure.subplots(len(chips), 1, squeeze=False, sharex=True)[:, 0]
+    for panel, name in zip(panels, chips, strict=True):
+        for k, (who, colour) in enumerate(COLOURS.items()):
+            heights = [_percent(rows.get(f"{case.name} {name}"), case, name, who) for case in cases]
+            panel.bar([i + 0.2 * (k - 1.5) for i in range(len(cases))], heights, 0.19, label=who, color=colour)
+        panel.set_ylim(0, 100)
+        panel.set_ylabel("% of the bound")
+        panel.set_title(f"TPU {name}", loc="left")
+        panel.grid(axis="y", alpha=0.3)
+    panels[0].legend(ncols=len(COLOURS), loc="upper right", frameon=False)
+    panels[-1].set_xticks(range(len(cases)), [case.name for case in cases], rotation=60, ha="right", fontsize=8)
+    figure.suptitle("Static estimate: the least time that MXUs or HBM need, over the time of each", fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+def _percent(row: Record | None, case: Case, name: str, who: str) -> float:
+    """100 × bound / time; 0 where there is no time."""
+    record = (row or {}).get(OURS) if who == OURS else (row or {}).get("peers", {}).get(who)
+    return 100 * case.bound(chip(name)) / record["us"] if record and "us" in record else 0.0

@@ -1,0 +1,96 @@
+"""The text of a comparison: a line for each case and chip, then the aims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.tpu_static.cases import Case
+from bench.tpu_static.chips import chip
+from bench.tpu_static.compare import OURS, Record
+
+UNITS = ("mxu", "valu", "eup", "xlu", "vld", "vst")
+HEADER = (
+    "case",
+    "chip",
+    "who",
+    "µs",
+    "in Pallas",
+    "of bound",
+    "cycles",
+    "stall",
+    *(f"{unit} %" for unit in UNITS),
+    "spills",
+    "read MB",
+    "written MB",
+    "VMEM MiB",
+)
+
+
+def table(rows: Mapping[str, Record]) -> str:
+    """The whole comparison as aligned text."""
+    lines: list[Sequence[str]] = [HEADER]
+    failures: list[str] = []
+    for key, row in rows.items():
+        bound = Case(**row["case"]).bound(chip(row["chip"]))
+        first = (Case(**row["case"]).name, row["chip"])
+        for name, record in {OURS: row[OURS], **row["peers"]}.items():
+            if "error" in record:
+                failures.append(f"{key} {record.get('setting', name)}: {record['error']}")
+            lines.append((*first, *_cells(record.get("setting", name), record, bound)))
+            first = ("", "")
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([*text, "", *(aim.text for aim in aims(rows)), *failures])
+
+
+def _cells(name: str, record: Record, bound: float) -> tuple[str, ...]:
+    if "error" in record:
+        return (name, "failed", *[""] * (len(HEADER) - 4))
+    use = (f"{100 * record['use'].get(unit, 0.0):.0f}" for unit in UNITS)
+    return (
+        name,
+        f"{record['us']:.1f}",
+        f"{record['pallas_us']:.1f}",
+        f"{bound / record['us']:.2f}",
+        str(record["cycles"]),
+        str(record["stall"]),
+        *use,
+        str(record["spills"]),
+        f"{record['read'] / 1e6:.1f}",
+        f"{record['written'] / 1e6:.1f}",
+        f"{record['vmem'] / 2**20:.1f}",
+    )
+
+
+class Aim:
+    """A limit for one of our times, as a multiple of something."""
+
+    def __init__(self, key: str, what: str, ours: float, other: float, limit: float) -> None:
+        self.ratio, self.limit = ours / other if other else math.nan, limit
+        verdict = "met" if self.met else "NOT MET" if math.isfinite(self.ratio) else "unknown"
+        self.text = f"aim: {key}: {self.ratio:.3f} × {what}, at most {limit:g}: {verdict}"
+
+    @property
+    def met(self) -> bool:
+        """Whether the limit is kept; not where a number is missing."""
+        return self.ratio <= self.limit
+
+
+def aims(rows: Mapping[str, Record]) -> list[Aim]:
+    """What the estimate should show: attention not behind the best splash attention, matmul near the bound."""
+    made: list[Aim] = []
+    for machine in ("v5e", "v6e", "7x"):
+        key = f"attention s4096 d128 causal {machine}"
+        if key in rows:
+            limit = 0.95 if machine == "v5e" else 1.0
+            made.append(Aim(key, "best splash", _us(rows[key][OURS]), _us(rows[key]["peers"]["splash"]), limit))
+    if (key := "matmul 4096 v5e") in rows:
+        bound = Case(**rows[key]["case"]).bound(chip("v5e"))
+        made.append(Aim(key, "the MXU's time", _us(rows[key][OURS]), bound, 1.08))
+    return made
+
+
+def _us(record: Mapping[str, Any]) -> float:
+    return record.get("us", math.nan)

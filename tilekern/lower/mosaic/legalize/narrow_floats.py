@@ -1,0 +1,114 @@
+"""Floats narrower than float32 that Mosaic lacks, in float32 and by their bits.
+
+A number of a narrow format is a float32 number as well; what makes it one is the rounding. Rounding to nearest even on
+the bits: add half of what is cut off, less one where the last bit kept is 0, then cut. Below the smallest normal number
+all numbers are multiples of one quantum q: (|x| + 2^23 q) - 2^23 q rounds to these, for float32 numbers from 2^23 q to
+2^24 q have a distance of q.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilekern.ir.core import Value
+from tilekern.ir.types import DTYPES, F16, F32, I32, DType
+from tilekern.lower.rewrite.make import Make
+
+_SIGN, _EXPONENT = -(1 << 31), 0x7F800000
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a narrow float lies in its bits.
+
+    Attributes:
+      width: all of its bits.
+      fraction: bits of the fraction.
+      bias: of the exponent.
+      largest: the largest magnitude that does not round beyond the largest number.
+      infinity: the bits of infinity; those of NaN where there is none.
+      nan: the bits of NaN.
+    """
+
+    width: int
+    fraction: int
+    bias: int
+    largest: float
+    infinity: int
+    nan: int
+
+    @property
+    def dropped(self) -> int:
+        """How many bits of float32's fraction it lacks."""
+        return 23 - self.fraction
+
+    @property
+    def normal(self) -> float:
+        """The smallest normal number."""
+        return 2.0 ** (1 - self.bias)
+
+    @property
+    def quantum(self) -> float:
+        """The smallest number above 0."""
+        return self.normal * 2.0**-self.fraction
+
+
+def _below(x: float) -> float:
+    return float(np.nextafter(np.float32(x), np.float32(0)))
+
+
+# Half a step above the largest number is a tie, to the even one: 448 of E4M3 is even, 57344 and 65504 are odd.
+FORMATS: dict[DType, Format] = {
+    F16: Format(16, 10, 15, _below(65520.0), 0x7C00, 0x7E00),
+    DTYPES["f8e5m2"]: Format(8, 2, 15, _below(61440.0), 0x7C, 0x7E),
+    DTYPES["f8e4m3fn"]: Format(8, 3, 7, 464.0, 0x7F, 0x7F),
+}
+
+
+def rounded(make: Make, x: Value, dtype: DType) -> Value:
+    """Float32 numbers rounded to those of a narrow dtype, as float32."""
+    form = FORMATS[dtype]
+    bits = make.bits(x, signed=True)
+    size = make.of("abs", x)
+    even = make.of("and", make.of("shift_right_logical", bits, form.dropped), 1)
+    half = make.of("add", even, (1 << (form.dropped - 1)) - 1)
+    normal = make.of("and", make.of("add", bits, half), -(1 << form.dropped))
+    magic = form.quantum * 2.0**23
+    tiny = make.of("sub", make.of("add", size, magic), magic)
+    sign = make.of("and", bits, _SIGN)
+    small = make.of("or", make.bits(tiny, signed=True), sign)
+    beyond = make.of("or", sign, _EXPONENT if form.infinity != form.nan else 0x7FC00000)
+    found = make.select(make.of("lt", size, form.normal), small, normal)
+    found = make.select(make.of("gt", size, form.largest), beyond, found)
+    return make.select(make.of("ne", x, x), x, make.bitcast(found, F32))
+
+
+def encoded(make: Make, x: Value, dtype: DType) -> Value:
+    """The bits of a narrow dtype's numbers, which are given as float32; int32."""
+    form = FORMATS[dtype]
+    bits = make.bits(x, signed=True)
+    size = make.of("abs", x)
+    cut = make.of("shift_right_logical", make.bits(size, signed=True), form.dropped)
+    normal = make.of("sub", cut, (127 - form.bias) << form.fraction)
+    is_tiny = make.of("lt", size, form.normal)
+    steps = make.of("mul", make.select(is_tiny, size, 0.0), 1 / form.quantum)
+    found = make.select(is_tiny, make.convert(steps, I32), normal)
+    found = make.select(make.of("eq", size, float("inf")), form.infinity, found)
+    found = make.select(make.of("ne", x, x), form.nan, found)
+    sign = make.of("shift_left", make.of("shift_right_logical", bits, 31), form.width - 1)
+    return make.of("or", found, sign)
+
+
+def decoded(make: Make, bits: Value, dtype: DType) -> Value:
+    """The numbers of a narrow dtype with infinities, given by their bits in int32; float32."""
+    form = FORMATS[dtype]
+    size = make.of("and", bits, (1 << (form.width - 1)) - 1)
+    sign = make.of("shift_left", make.of("shift_right_logical", bits, form.width - 1), 31)
+    normal = make.of("add", make.of("shift_left", size, form.dropped), (127 - form.bias) << 23)
+    special = make.of("or", make.of("shift_left", size, form.dropped), _EXPONENT)
+    tiny = make.of("mul", make.convert(size, F32), form.quantum)
+    found = make.select(make.of("ge", size, form.infinity), special, normal)
+    found = make.select(make.of("lt", size, 1 << form.fraction), make.bits(tiny, signed=True), found)
+    return make.bitcast(make.of("or", found, make.of("and", sign, _SIGN)), F32)

@@ -1,0 +1,239 @@
+"""Ops that move elements, in terms of those that Mosaic has: it cuts, joins, repeats, transposes and reshapes tiles.
+
+Needs: a widened Func. Gives: a Func without `Pad`, `Reverse`, `DynamicSlice`, `DynamicUpdateSlice` and strided slices,
+whose `Take`s are of [rows, 128] along the lanes: a vector register's lanes, of which the hardware gathers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tilekern.ir.core import Value
+from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.shape import Iota, Pad, Reverse, Slice
+from tilekern.ir.types import I32, TileType
+from tilekern.lower.rewrite.make import Make
+
+LANES = 128
+"""Of a vector register."""
+
+
+def lanes(make: Make, shape: tuple[int, ...], dim: int) -> Value:
+    """The number of every element along `dim`, int32."""
+    return make.add(Iota, shape=shape, dtype=I32, dim=dim)
+
+
+def filled(make: Make, value: Value, like: tuple[int, ...], dim: int, size: int) -> Value:
+    """A scalar, as a tile of the shape `like` but for the size along `dim`."""
+    return make.broadcast(value, (*like[:dim], size, *like[dim + 1 :]), ())
+
+
+def rolled(make: Make, x: Value, dim: int, by: int) -> Value:
+    """Element i comes to place i + by; what leaves at the end comes in at the start."""
+    size = x.tile.shape[dim]
+    cut = (size - by) % size
+    return make.joined(dim, make.part(x, dim, cut, size), make.part(x, dim, 0, cut))
+
+
+def has_bit(make: Make, number: Value, bit: int) -> Value:
+    """Whether a bit of a number is set."""
+    return make.of("ne", make.of("and", number, bit), 0)
+
+
+def exchanged(make: Make, x: Value, dim: int, distance: int) -> Value:
+    """Element i from place i xor distance; the distance is a power of two, and the size one of its multiples by two."""
+    ahead, behind = rolled(make, x, dim, -distance), rolled(make, x, dim, distance)
+    return make.select(has_bit(make, lanes(make, x.tile.shape, dim), distance), behind, ahead)
+
+
+def power_of_two(size: int) -> int:
+    """The least one that is no smaller."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+# --- along one dim --------------------------------------------------------------------------------------------------
+
+
+def reverse(make: Make, op: Reverse) -> Value:
+    """All along each dim at once: with a size of 2^k, element i comes from i xor (2^k - 1)."""
+    (x,) = op.operands
+    for dim in op.dims:
+        size = x.tile.shape[dim]
+        if size <= 8:
+            x = make.joined(dim, *(make.part(x, dim, n, n + 1) for n in reversed(range(size))))
+            continue
+        whole = power_of_two(size)
+        x = make.joined(dim, x, filled(make, make.number(0, _scalar(x)), x.tile.shape, dim, whole - size))
+        distance = 1
+        while distance < whole:
+            x = exchanged(make, x, dim, distance)
+            distance *= 2
+        x = make.part(x, dim, whole - size, whole)
+    return x
+
+
+def _scalar(x: Value) -> TileType:
+    return TileType((), x.tile.dtype)
+
+
+def pad(make: Make, op: Pad) -> Value:
+    """Cut, spread, and join with the fill."""
+    x, fill = op.operands
+    for dim, (low, high, interior) in enumerate(zip(op.low, op.high, op.interior, strict=True)):
+        if interior and x.tile.shape[dim] > 1:
+            x = _spread(make, x, fill, dim, interior)
+        shape = x.tile.shape
+        x = make.joined(
+            dim,
+            filled(make, fill, shape, dim, max(low, 0)),
+            x,
+            filled(make, fill, shape, dim, max(high, 0)),
+        )
+        x = make.part(x, dim, max(-low, 0), x.tile.shape[dim] - max(-high, 0))
+    return x
+
+
+def _not_last(make: Make, x: Value, dim: int) -> tuple[Value, int, tuple[int, ...]]:
+    """A tile where another dim is the last one; the dim's number there; the permutation, its own inverse."""
+    rank = len(x.tile.shape)
+    if rank == 1:
+        return make.reshape(x, (x.tile.shape[0], 1)), 0, ()
+    order = list(range(rank))
+    if dim == rank - 1:
+        order[-2:] = order[:-3:-1]
+        dim -= 1
+    return make.transpose(x, tuple(order)), dim, tuple(order)
+
+
+def _back(make: Make, x: Value, order: tuple[int, ...]) -> Value:
+    return make.transpose(x, order) if order else make.reshape(x, (x.tile.shape[0],))
+
+
+def _spread(make: Make, x: Value, fill: Value, dim: int, between: int) -> Value:
+    """Elements along `dim` with `between` fills between them: a new dim behind it, joined with them and merged."""
+    x, at, order = _not_last(make, x, dim)
+    shape = x.tile.shape
+    front, size, behind = shape[:at], shape[at], shape[at + 1 :]
+    alone = make.reshape(x, (*front, size, 1, *behind))
+    pairs = make.joined(at + 1, alone, filled(make, fill, alone.tile.shape, at + 1, between))
+    merged = make.reshape(pairs, (*front, size * (between + 1), *behind))
+    return _back(make, make.part(merged, at, 0, size * (between + 1) - between), order)
+
+
+def slice_(make: Make, op: Slice) -> Value:
+    """Cut, then keep the first of each group of elements."""
+    (x,) = op.operands
+    for dim, (start, stop, stride) in enumerate(zip(op.start, op.stop, op.stride, strict=True)):
+        count = len(range(start, stop, stride))
+        x = make.part(x, dim, start, stop if stride == 1 or not count else start + (count - 1) * stride + 1)
+        if stride > 1 and count > 1:
+            x = _thinned(make, x, dim, count, stride)
+    return x
+
+
+def _thinned(make: Make, x: Value, dim: int, count: int, stride: int) -> Value:
+    x, at, order = _not_last(make, x, dim)
+    missing = count * stride - x.tile.shape[at]
+    x = make.joined(at, x, filled(make, make.number(0, _scalar(x)), x.tile.shape, at, missing))
+    shape = x.tile.shape
+    groups = make.reshape(x, (*shape[:at], count, stride, *shape[at + 1 :]))
+    first = make.part(groups, at + 1, 0, 1)
+    return _back(make, make.reshape(first, (*shape[:at], count, *shape[at + 1 :])), order)
+
+
+# --- at computed places ---------------------------------------------------------------------------------------------
+
+
+def _shifted(make: Make, x: Value, dim: int, start: Value, most: int, sign: int) -> Value:
+    """Rolled by a computed number of places from 0 to `most`, forward or back: by its bits, one after the other."""
+    bit = 1
+    while bit <= most:
+        moved = rolled(make, x, dim, sign * bit)
+        set_ = has_bit(make, make.broadcast(start, x.tile.shape, ()), bit)
+        x = make.select(set_, moved, x)
+        bit *= 2
+    return x
+
+
+def _clamped(make: Make, start: Value, room: int) -> Value:
+    return make.of("min", make.of("max", start, 0), room)
+
+
+def dynamic_slice(make: Make, op: DynamicSlice) -> Value:
+    """What begins at a computed place is rolled to the front."""
+    x, *starts = op.operands
+    for dim, (size, start) in enumerate(zip(op.sizes, starts, strict=True)):
+        before = x.tile.shape[dim]
+        if size == before:
+            continue
+        x = _shifted(make, x, dim, _clamped(make, start, before - size), before - size, -1)
+        x = make.part(x, dim, 0, size)
+    return x
+
+
+def dynamic_update_slice(make: Make, op: DynamicUpdateSlice) -> Value:
+    """The update at the front of a tile of the whole size, rolled to its place."""
+    x, update, *starts = op.operands
+    shape, sizes = x.tile.shape, update.tile.shape
+    inside: Value | None = None
+    zero = make.number(0, _scalar(x))
+    for dim, (before, size, start) in enumerate(zip(shape, sizes, starts, strict=True)):
+        if before == size:
+            continue
+        first = _clamped(make, start, before - size)
+        update = make.joined(dim, update, filled(make, zero, update.tile.shape, dim, before - size))
+        update = _shifted(make, update, dim, first, before - size, 1)
+        offset = make.of("sub", lanes(make, shape, dim), make.broadcast(first, shape, ()))
+        here = make.of("and", make.of("ge", offset, 0), make.of("lt", offset, size))
+        inside = here if inside is None else make.of("and", inside, here)
+    return update if inside is None else make.select(inside, update, x)
+
+
+def take(make: Make, op: Take) -> Value:
+    """Along the lanes, by 128: from each register of a row, and of these results the one that the index names."""
+    x, indices = op.operands
+    dim, shape = op.dim, x.tile.shape
+    if not op.along and indices.tile.size == 1:
+        start = make.reshape(indices, ())
+        starts = [start if d == dim else make.number(0, start.tile) for d in range(len(shape))]
+        sizes = (*shape[:dim], 1, *shape[dim + 1 :])
+        found = dynamic_slice(make, DynamicSlice(operands=(x, *starts), sizes=sizes))
+        return make.reshape(found, op.result.tile.shape)
+    order = (*(d for d in range(len(shape)) if d != dim), dim)
+    others = tuple(shape[d] for d in order[:-1])
+    rows = prod(others)
+    lines = make.reshape(make.transpose(x, order), (rows, shape[dim]))
+    if op.along:
+        count = indices.tile.shape[dim]
+        index = make.reshape(make.transpose(indices, order), (rows, count))
+    else:
+        count = indices.tile.size
+        index = make.broadcast(make.reshape(indices, (1, count)), (rows, count), (0, 1))
+    index = make.of("min", make.of("max", index, 0), shape[dim] - 1)
+    found = make.reshape(_gathered(make, lines, index), (*others, count))
+    back = (*range(dim), len(shape) - 1, *range(dim, len(shape) - 1))
+    return make.reshape(make.transpose(found, back), op.result.tile.shape)
+
+
+def _gathered(make: Make, x: Value, index: Value) -> Value:
+    """Of [rows, n] by [rows, m], all in bounds."""
+    count = index.tile.shape[1]
+    parts: list[Value] = []
+    for wanted in _registers(make, index):
+        place, number = make.of("and", wanted, LANES - 1), make.of("shift_right_logical", wanted, 7)
+        found: Value | None = None
+        for n, lines in enumerate(_registers(make, x)):
+            here = make.take(lines, place, 1)
+            found = here if found is None else make.select(make.of("eq", number, n), here, found)
+        assert found is not None
+        parts.append(found)
+    return make.part(make.joined(1, *parts), 1, 0, count)
+
+
+def _registers(make: Make, x: Value) -> Sequence[Value]:
+    """The columns of a tile in parts of 128, the last one with zeros."""
+    size = x.tile.shape[1]
+    whole = -(-size // LANES) * LANES
+    x = make.joined(1, x, filled(make, make.number(0, _scalar(x)), x.tile.shape, 1, whole - size))
+    return [make.part(x, 1, n, n + LANES) for n in range(0, whole, LANES)]

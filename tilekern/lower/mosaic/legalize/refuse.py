@@ -1,0 +1,29 @@
+"""What no TPU does: refused with the user's line, the reason, and a way out."""
+
+from __future__ import annotations
+
+from tilekern import source
+from tilekern.errors import TargetError
+from tilekern.ir.core import Func, Value
+from tilekern.ir.types import dtype_name
+
+_PORTABLE = 'use target="cpu:xla", the portable backend'
+
+
+def refuse(func: Func, chip_name: str) -> None:
+    """Raise a `TargetError` for the first thing in a Func that TPUs do not have."""
+    for op in func.walk():
+        with source.at(op.loc):
+            for value in (*op.operands, *op.results):
+                _check(value, chip_name)
+
+
+def _check(value: Value, chip_name: str) -> None:
+    dtype = value.type.dtype
+    if dtype.itemsize > 4:
+        raise TargetError(
+            f"TPUs have no {dtype_name(dtype)}",
+            expected="dtypes of at most 32 bits",
+            got=f"{value.type} for tpu:{chip_name}",
+            fix=f"convert it to 32 bits (.astype), or {_PORTABLE}",
+        )

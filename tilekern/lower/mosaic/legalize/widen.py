@@ -1,0 +1,180 @@
+"""Compute in 32 bits: narrow numbers and bools are loaded, stored, cast, multiplied (`Dot`) and moved as they are.
+
+Needs: a Func without float16, 64-bit numbers, and functions that `expand_bits` takes. Gives: a Func in which
+
+    converts      are `casts.is_native`, or from float32 to int32 of numbers that int32 has
+    elementwise   ops are of 32 bits; bools have and, or, xor and not, bfloat16 what is in `_NATIVE`
+    selects, and ops along a dim, are of 32 bits
+    moves         are of any dtype but bool, if they only cut and join; all others are of 32 bits
+    bitcasts      are between numbers of one width, and neither from bfloat16 nor to it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilekern.ir.compute import Bitcast, Constant, Convert, Reduce, Select
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.types import BF16, BOOL, F32, I32, DType, is_float8, kind_of
+from tilekern.lower.mosaic.legalize.casts import cast, is_native, wide
+from tilekern.lower.mosaic.legalize.narrow_floats import encoded
+from tilekern.lower.rewrite.make import Make
+
+# What bfloat16 does by itself: functions of which float32 gives the same bits, rounded once.
+_NATIVE = ("add", "sub", "mul", "neg", "max", "min")
+
+_LOGICAL = {"max": "or", "min": "and", "ne": "xor"}
+
+
+def widen(func: Func) -> Func:
+    """Apply the rewrites above."""
+    return Rewriter(_rule).run(func)
+
+
+def is_wide(dtype: DType) -> bool:
+    """Whether a dtype has 32 bits."""
+    return dtype.itemsize == 4
+
+
+def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    make = Make(rewriter, op)
+    match op:
+        case Convert():
+            found = None if is_native(op.operands[0].tile.dtype, op.dtype) else cast(make, op.operands[0], op.dtype)
+        case Bitcast():
+            found = _bitcast(make, op.operands[0], op.dtype)
+        case Elementwise():
+            found = _elementwise(make, op, rewriter)
+        case Select() if not is_wide(op.result.tile.dtype):
+            found = _select(make, op)
+        case Iota() if op.dtype != I32:
+            found = cast(make, make.add(Iota, shape=op.shape, dtype=I32, dim=op.dim), op.dtype)
+        case Reduce() | Scan() | ArgReduce() if not is_wide(op.operands[0].tile.dtype):
+            found = _along(make, op)
+        case Slice() | Concatenate() | Transpose() | Broadcast() | Reshape() if _moves_narrow(op):
+            found = None
+        case Slice() | Concatenate() | Transpose() | Broadcast() | Reshape() | Pad() | Reverse():
+            found = _moved(make, op, len(op.operands))
+        case DynamicSlice() | Take():
+            found = _moved(make, op, 1)
+        case DynamicUpdateSlice():
+            found = _moved(make, op, 2)
+        case Sort():
+            found = _sort(make, op)
+        case TopK() if not is_wide(op.operands[0].tile.dtype):
+            found = make.again(op, wide(make, op.operands[0]))
+        case _:
+            found = None
+    return None if found is None else [found]
+
+
+def _bitcast(make: Make, x: Value, dtype: DType) -> Value | None:
+    source = x.tile.dtype
+    if source == dtype or (is_wide(source) and is_wide(dtype)):
+        return None
+    if BF16 in (source, dtype):
+        # The upper half of a float32's bits.
+        if source == BF16:
+            high = make.of("shift_right_logical", make.bits(make.convert(x, F32), signed=True), 16)
+            return make.convert(high, dtype)
+        return make.convert(make.bitcast(make.of("shift_left", make.convert(x, I32), 16), F32), BF16)
+    if is_float8(source) and is_float8(dtype):
+        return make.bitcast(make.convert(encoded(make, make.convert(x, F32), source), np.dtype(np.uint8)), dtype)
+    if is_float8(source):
+        return make.convert(encoded(make, make.convert(x, F32), source), dtype)
+    if is_float8(dtype):
+        return None if source == np.uint8 else make.bitcast(make.convert(make.convert(x, I32), np.dtype("u1")), dtype)
+    return make.convert(make.convert(x, I32), dtype)
+
+
+def _elementwise(make: Make, op: Elementwise, rewriter: Rewriter) -> Value | None:
+    dtype, result = op.operands[0].tile.dtype, op.result.tile.dtype
+    if dtype == BOOL:
+        return _logical(make, op)
+    narrow_extreme = op.function in ("max", "min") and all(_was_narrow(rewriter, x) for x in op.operands)
+    if narrow_extreme or not (is_wide(dtype) or (dtype == BF16 and op.function in _NATIVE)):
+        numbers = [wide(make, x) for x in op.operands]
+        found = _extreme(make, op.function, *numbers) if narrow_extreme else make.of(op.function, *numbers)
+        return found if result == BOOL else cast(make, found, result)
+    return None
+
+
+def _was_narrow(rewriter: Rewriter, x: Value) -> bool:
+    """Whether an integer has at most 16 bits, or came from such a one."""
+    if kind_of(x.tile.dtype) not in ("signed", "unsigned"):
+        return False
+    if x.tile.dtype.itemsize < 4:
+        return True
+    match rewriter.definition(x):
+        case Convert(operands=(before,)) | Broadcast(operands=(before,)) | Reshape(operands=(before,)):
+            return _was_narrow(rewriter, before)
+        case Constant() as op if op.array.size == 1:
+            return abs(int(op.array.reshape(-1)[0])) < 1 << 16
+        case _:
+            return False
+
+
+def _extreme(make: Make, function: str, x: Value, y: Value) -> Value:
+    """max(x, y) = x + max(y - x, 0): MLIR narrows the maximum of widened integers again, to one that Mosaic lacks."""
+    if x.tile.dtype != I32:
+        return make.of(function, x, y)
+    return make.of("add", x, make.of(function, make.of("sub", y, x), 0))
+
+
+def _logical(make: Make, op: Elementwise) -> Value | None:
+    if op.function in ("and", "or", "xor", "not"):
+        return None
+    if op.function in _LOGICAL:
+        return make.of(_LOGICAL[op.function], *op.operands)
+    if op.function == "eq":
+        return make.of("not", make.of("xor", *op.operands))
+    return make.of(op.function, *(wide(make, x) for x in op.operands))
+
+
+def _select(make: Make, op: Select) -> Value:
+    predicate, on_true, on_false = op.operands
+    dtype = op.result.tile.dtype
+    if dtype == BOOL:
+        on = make.of("and", predicate, on_true)
+        return make.of("or", on, make.of("and", make.of("not", predicate), on_false))
+    return cast(make, make.select(predicate, wide(make, on_true), wide(make, on_false)), dtype)
+
+
+def _along(make: Make, op: Reduce | Scan | ArgReduce) -> Value:
+    """Accumulate in 32 bits, round once; of bools, `max` and `min` of 0 and 1 are `or` and `and`."""
+    (x,) = op.operands
+    found = make.again(op, wide(make, x))
+    return found if isinstance(op, ArgReduce) else cast(make, found, x.tile.dtype)
+
+
+def _moves_narrow(op: Op) -> bool:
+    """Whether Mosaic moves elements of the dtype as they are."""
+    dtype = op.result.tile.dtype
+    if is_wide(dtype):
+        return True
+    strided = isinstance(op, Slice) and set(op.stride) - {1}
+    scalar = op.result.tile.shape == () or any(v.tile.shape == () for v in op.operands)
+    return dtype != BOOL and not strided and not scalar
+
+
+def _moved(make: Make, op: Op, count: int) -> Value | None:
+    """The first `count` operands moved in 32 bits."""
+    dtype = op.result.tile.dtype
+    if is_wide(dtype):
+        return None
+    moved = make.again(op, *(wide(make, x) for x in op.operands[:count]), *op.operands[count:])
+    return cast(make, moved, dtype)
+
+
+def _sort(make: Make, op: Sort) -> Value | None:
+    dtype = op.result.tile.dtype
+    if all(is_wide(x.tile.dtype) for x in op.operands):
+        return None
+    return cast(make, make.again(op, *(wide(make, x) for x in op.operands)), dtype)

@@ -1,0 +1,124 @@
+"""A Func lowered to Mosaic: one Pallas kernel for a TPU core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property, partial
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from tilekern import _jax, source
+from tilekern.errors import TargetError
+from tilekern.ir.core import Array, Func
+from tilekern.lower.mosaic import compile as compiler
+from tilekern.lower.mosaic.call import call
+from tilekern.lower.mosaic.chip import CHIPS, PORTABLE
+from tilekern.lower.mosaic.describe import describe
+from tilekern.lower.mosaic.legalize import legalize
+from tilekern.lower.mosaic.plan import Plan
+from tilekern.lower.mosaic.plan import plan as plan_of
+from tilekern.lower.target import Target
+
+
+class MosaicLowering:
+    """A Func as a Pallas kernel.
+
+    Attributes:
+      func: the Func.
+      target: what it is for.
+      planned: how it runs.
+    """
+
+    def __init__(self, func: Func, target: Target) -> None:
+        self.func, self.target = func, target
+        self._chip = PORTABLE if target.portable else CHIPS[target.name]
+        self.planned: Plan = plan_of(legalize(func, self._chip.name.removeprefix("tpu:")), self._chip)
+        self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
+
+    def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
+        """The outputs; traceable by JAX when it lowers for TPUs."""
+        here = _jax.tpu_kind() == self._chip.device_kind
+        with nullcontext() if here else _jax.abstract_tpu(self._chip.device_kind, self._chip.cores):
+            return self._called(*inputs)
+
+    def interpret(self, *inputs: Array, params: Any = True) -> Sequence[Array]:
+        """The outputs, by Pallas' interpreter.
+
+        Args:
+          inputs: the arrays.
+          params: `pltpu.InterpretParams`, to look for races and reads of what was never written.
+        """
+        results = cast(Sequence[jax.Array], jax.jit(partial(self._called, interpret=params))(*inputs))
+        return [np.asarray(x) for x in results]
+
+    @property
+    def text(self) -> str:
+        """The kernel in MLIR, as Mosaic is given it."""
+        return compiler.kernel_text(self._program, self._types, self._chip)
+
+    @property
+    def plan(self) -> str:
+        """What became of each loop and each access, and what it costs."""
+        return describe(self.planned)
+
+    def compile(self) -> MosaicCompiled:
+        """Compile with libtpu, for a TPU that need not be here."""
+        return MosaicCompiled(self)
+
+    def _called(self, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
+        results = call(self.planned, *inputs, interpret=interpret)
+        pairs = zip(results, self.func.outputs, strict=True)
+        return tuple(x.astype(p.ref.dtype) for x, p in pairs)
+
+    @property
+    def _program(self) -> Any:
+        program = partial(self._called)
+        program.__name__ = self.func.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
+        return program
+
+    @cached_property
+    def ahead(self) -> Any:
+        """The program compiled by libtpu."""
+        with source.at(self.func.loc):
+            return compiler.compile_ahead(self._program, self._types, self._chip)
+
+    @cached_property
+    def here(self) -> Any:
+        """The program compiled for this machine's TPU."""
+        kind = _jax.tpu_kind()
+        if kind != self._chip.device_kind:
+            raise TargetError(
+                f"there is no {self._chip.device_kind} here to run {self.func.name} on",
+                expected="a machine with that TPU, and JAX with libtpu: pip install 'tilekern[tpu]'",
+                got=f"JAX runs on {kind or jax.default_backend()}",
+                fix="look at .asm and .resources, or interpret it: traced.lower(...).interpret(*arrays)",
+            )
+        device = jax.sharding.SingleDeviceSharding(cast(Any, jax).devices("tpu")[0])
+        return jax.jit(self.run, in_shardings=device, out_shardings=device).lower(*self._types).compile()
+
+
+class MosaicCompiled:
+    """Compiled by libtpu."""
+
+    def __init__(self, lowering: MosaicLowering) -> None:
+        self._lowering, self._compiled = lowering, lowering.ahead
+
+    @property
+    def asm(self) -> Mapping[str, Any]:
+        """What the compiler made, by the names "hlo" and "mosaic"."""
+        return compiler.asm(self._compiled)
+
+    @property
+    def resources(self) -> compiler.Resources:
+        """What the kernel takes of a core."""
+        return compiler.Resources(compiler.vmem_used(self._compiled), self._lowering.planned.vmem)
+
+    def __call__(self, *inputs: Any) -> Sequence[jax.Array]:
+        return self._lowering.here(*inputs)
+
+    def memory_analysis(self) -> Any:
+        """XLA's account of the program's memory."""
+        return self._compiled.memory_analysis()

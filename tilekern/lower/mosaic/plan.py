@@ -1,0 +1,251 @@
+"""How a Func runs on a TPU core: its grid, what of its arrays is in VMEM when, and where its loops' carries are.
+
+A loop is run inside of the kernel, over arrays that are in VMEM as a whole (*resident*), if they fit; otherwise it
+becomes the last axis of the grid (`serial`), so that Pallas' pipeline brings the arrays tile by tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+from tilekern import source
+from tilekern.errors import ResourceError
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Array, Func, Value
+from tilekern.ir.memory import MemoryOp
+from tilekern.ir.types import BOOL, I32, DType
+from tilekern.lower.mosaic.chip import Chip, padded_bytes
+from tilekern.lower.mosaic.constants import constants_as_inputs
+from tilekern.lower.mosaic.layout import Layout, layout
+from tilekern.lower.mosaic.scalars import Scalars, scalar_dtype
+from tilekern.lower.mosaic.serial import Serial, as_pairs, serial_of
+from tilekern.lower.mosaic.vectors import Forms, is_vector, shape_in
+from tilekern.lower.mosaic.visits import Visits
+from tilekern.lower.mosaic.windows import Window, merge, opened, window_of
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A buffer that lives as long as the kernel runs: in VMEM, of a scalar in scalar memory."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a Func runs.
+
+    Attributes:
+      func: the Func; constant arrays are its last inputs.
+      constants: their values.
+      scalars: which scalars are known before a program runs.
+      order: the numbers of the Func's axes in the order of the grid, outermost first; without those of `serial.pairs`.
+      serial: the chain of loops that is the last axis of the grid, if one is.
+      layouts: for each access, how it sees its array; None where there is nothing to see.
+      inputs: what Pallas fetches, one operand each.
+      outputs: what it writes back.
+      visits: which blocks of an output are written when.
+      forms: the forms of vectors.
+      slots: the number of the scratch buffer that holds a value.
+      scratch: the buffers.
+    """
+
+    func: Func
+    chip: Chip
+    constants: tuple[Array, ...]
+    scalars: Scalars
+    order: tuple[int, ...]
+    serial: Serial | None
+    layouts: Mapping[MemoryOp, Layout | None]
+    inputs: tuple[Layout, ...]
+    outputs: Mapping[Value, Layout]
+    visits: Visits
+    forms: Forms
+    slots: Mapping[Value, int]
+    scratch: tuple[Scratch, ...]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The steps along each axis of the grid."""
+        steps = (self.serial.steps,) if self.serial else ()
+        return (*(self.func.grid[n] for n in self.order), *steps)
+
+    @cached_property
+    def buffers(self) -> tuple[tuple[str, int], ...]:
+        """What takes VMEM: a name and bytes each. A block that another one follows has two buffers."""
+        found = [
+            (b.window.param.name, self._copies(b) * _block_bytes(b)) for b in (*self.inputs, *self.outputs.values())
+        ]
+        return (*found, *(("scratch", padded_bytes(s.shape, s.dtype)) for s in self.scratch if s.shape))
+
+    @property
+    def semantics(self) -> tuple[Literal["parallel", "arbitrary"], ...]:
+        """Of each axis of the grid, whether two cores may share its steps out."""
+        return tuple("parallel" if free else "arbitrary" for free in self.visits.separate())
+
+    @property
+    def vmem_limit(self) -> int:
+        """What the compiler is told to stay below: what is not granted to a kernel, XLA may use around it.
+
+        Beside the buffers there are values that do not fit the registers.
+        """
+        largest = max(
+            (padded_bytes(v.tile.shape, v.tile.dtype) for op in self.func.walk() for v in op.results), default=0
+        )
+        needed = self.vmem + max(4 << 20, 4 * largest)
+        return min(max(needed, self.chip.vmem_default), self.chip.vmem_limit)
+
+    def _copies(self, found: Layout) -> int:
+        """How many buffers a block has: two, if another one ever follows it."""
+        changes = zip(self.visits.changes(found.window), self.grid, strict=True)
+        return 1 + any(moves and steps > 1 for moves, steps in changes)
+
+    @property
+    def vmem(self) -> int:
+        """The bytes of all buffers."""
+        return sum(size for _, size in self.buffers)
+
+
+def _block_bytes(found: Layout) -> int:
+    """The compiler counts in units of 1 KiB."""
+    size = padded_bytes(found.buffer, found.window.param.ref.dtype)
+    return -(-size // 1024) * 1024
+
+
+def plan(func: Func, chip: Chip) -> Plan:
+    """The best plan for a legal Func that fits the chip.
+
+    Raises:
+      ResourceError: none fits.
+    """
+    closed = constants_as_inputs(func)
+    resident = _planned(closed.func, closed.constants, chip, None)
+    if resident.vmem <= chip.vmem_budget:
+        return resident
+    serial = serial_of(closed.func)
+    candidates = [resident]
+    if serial is not None:
+        paired = as_pairs(closed.func, serial, resident.scalars)
+        for choice in (paired, serial):
+            if choice is not None and _is_known(choice, resident.scalars):
+                candidates.append(_planned(closed.func, closed.constants, chip, choice))
+    for candidate in candidates:
+        if candidate.vmem <= chip.vmem_budget:
+            return candidate
+    _refuse(min(candidates, key=lambda p: p.vmem))
+    raise AssertionError
+
+
+def _is_known(serial: Serial, scalars: Scalars) -> bool:
+    """Whether the index maps can compute where the loop starts and stops."""
+    return all(scalars.key(b) is not None for fold in serial.chain for b in (fold.start, fold.stop))
+
+
+def _refuse(best: Plan) -> None:
+    bill = ", ".join(f"{name} {size / 2**20:.2f} MiB" for name, size in sorted(best.buffers, key=lambda b: -b[1])[:6])
+    with source.at(best.func.loc):
+        raise ResourceError(
+            f"{best.func.name} needs more VMEM than a core of {best.chip.name} has",
+            expected=f"at most {best.chip.vmem_budget / 2**20:.1f} MiB in all, blocks counted twice",
+            got=f"{best.vmem / 2**20:.1f} MiB: {bill}",
+            fix="take smaller blocks, or loop over what is loaded as a whole",
+        )
+
+
+def _planned(func: Func, constants: tuple[Array, ...], chip: Chip, serial: Serial | None) -> Plan:
+    scalars = Scalars(func, chip.table_bytes)
+    if serial is not None:
+        for fold in serial.chain:
+            scalars.count(fold.body.args[0], serial.index)
+    windows = _windows(func, scalars)
+    outputs = {p: merge(_of(p, windows)) for p in func.outputs if _of(p, windows)}
+    order = _order(func, serial, list(outputs.values()), scalars)
+    for param, window in list(outputs.items()):
+        if not Visits(func, serial, order, scalars, {param: window}).in_a_row(param):
+            outputs[param] = opened(window, [False] * len(window.roles))
+    visits = Visits(func, serial, order, scalars, outputs)
+    placed = {param: layout(window, param.ref.dtype) for param, window in outputs.items()}
+    layouts: dict[MemoryOp, Layout | None] = {}
+    inputs: dict[Window, Layout] = {}
+    for op, window in windows.items():
+        if op.ref in placed:
+            layouts[op] = placed[op.ref]
+            if op.ref.ref.role == "inout" and placed[op.ref].window not in inputs:
+                inputs[placed[op.ref].window] = placed[op.ref]
+        elif 0 in op.ref.ref.shape or op.ref in scalars.tables:
+            layouts[op] = None
+        else:
+            inputs.setdefault(window, layout(window, op.ref.ref.dtype))
+            layouts[op] = inputs[window]
+    forms = Forms(func)
+    slots, scratch = _scratch(func, serial, forms)
+    return Plan(
+        func=func,
+        chip=chip,
+        constants=constants,
+        scalars=scalars,
+        order=order,
+        serial=serial,
+        layouts=layouts,
+        inputs=tuple(inputs.values()),
+        outputs=placed,
+        visits=visits,
+        forms=forms,
+        slots=slots,
+        scratch=scratch,
+    )
+
+
+def _windows(func: Func, scalars: Scalars) -> dict[MemoryOp, Window]:
+    ops = [op for op in func.walk() if isinstance(op, MemoryOp)]
+    return {op: window_of(op, scalars) for op in ops}
+
+
+def _of(param: Value, windows: Mapping[MemoryOp, Window]) -> list[Window]:
+    return [w for op, w in windows.items() if op.ref is param and prod(param.ref.shape)]
+
+
+def _order(func: Func, serial: Serial | None, outputs: Sequence[Window], scalars: Scalars) -> tuple[int, ...]:
+    """Axes on which more outputs depend are further out, so that a block is written in consecutive steps."""
+    args = func.body.args
+    counts = [0] * len(args)
+    for window in outputs:
+        depends = frozenset[Value]().union(
+            *(scalars.axes(r.operands[t.operand]) for r in window.roles for t in r.position.terms)
+        )
+        for n, arg in enumerate(args):
+            counts[n] += arg in depends
+    paired = serial.pairs if serial else ()
+    free = [n for n in range(len(args)) if n not in paired]
+    return tuple(sorted(free, key=lambda n: (func.grid[n] == 1, -counts[n], n)))
+
+
+def _scratch(func: Func, serial: Serial | None, forms: Forms) -> tuple[dict[Value, int], tuple[Scratch, ...]]:
+    """A buffer for each carry that is no scalar, one for all folds that hand it on, and for values that are kept."""
+    slots: dict[Value, int] = {}
+    buffers: list[Scratch] = []
+
+    def add(value: Value) -> int:
+        tile = value.tile
+        if not tile.shape:
+            buffers.append(Scratch((), scalar_dtype(tile.dtype)))
+            return len(buffers) - 1
+        shape = shape_in(forms.carried(value), *tile.shape) if is_vector(value) else tile.shape
+        buffers.append(Scratch(shape, I32 if tile.dtype == BOOL else tile.dtype))
+        return len(buffers) - 1
+
+    for op in func.walk():
+        if isinstance(op, Fold):
+            for init, result in zip(op.inits, op.results, strict=True):
+                in_grid = serial is not None and op in serial.chain
+                if result.tile.size and (result.tile.shape or in_grid):
+                    slots[result] = slots[init] if init in slots else add(result)
+    if serial is not None:
+        for value in serial.kept:
+            slots[value] = add(value)
+    return slots, tuple(buffers)

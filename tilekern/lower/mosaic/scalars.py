@@ -1,0 +1,202 @@
+"""Scalars that are known outside of a kernel's body: where index maps, loop bounds and tables come from.
+
+A scalar is *known* if it is computed from grid indices, constants and scalars loaded from small arrays, which Pallas
+prefetches into scalar memory before the first program runs. Two known scalars that are computed in the same way are
+one; that is how accesses in several loops over one axis are seen to read the same blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from tilekern.ir.compute import Constant, Convert, Select
+from tilekern.ir.core import Func, Op, Value, definitions
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Load, MemoryOp, Position
+from tilekern.ir.ranges import Interval, position_interval
+from tilekern.ir.types import BOOL, I32, DType, TileType, kind_of
+from tilekern.lower.mosaic.ops import function_of
+
+_FAR = 1 << 30
+"""Stands for every position that int32 arithmetic may not find: no array has so many elements along a dim."""
+
+
+def scalar_dtype(dtype: DType) -> DType:
+    """The dtype in which scalar memory holds numbers of a dtype: one of 32 bits."""
+    kind = kind_of(dtype)
+    return np.dtype(np.float32) if kind == "float" else np.dtype(np.uint32) if kind == "unsigned" else I32
+
+
+class Scalars:
+    """The scalars of a Func.
+
+    Args:
+      func: a legal Func.
+      table_bytes: how much scalar memory arrays may take.
+
+    Attributes:
+      tables: the inputs that are read as scalars only, and are small enough for scalar memory.
+    """
+
+    def __init__(self, func: Func, table_bytes: int) -> None:
+        self._definitions = definitions(func)
+        self._grid = {arg: n for n, arg in enumerate(func.body.args)}
+        self._counters: dict[Value, Value] = {}
+        self._keys: dict[Value, Hashable | None] = {}
+        self.tables = _tables(func, table_bytes)
+
+    def count(self, index: Value, as_index: Value | None = None) -> None:
+        """From here on the index of a loop is known: it became an axis of the grid, that of `as_index` if given."""
+        self._counters[index] = as_index or index
+        self._keys.clear()
+
+    def canonical(self, value: Value) -> Value:
+        """The index that stands for one of a loop in the grid; any other value itself."""
+        return self._counters.get(value, value)
+
+    def key(self, value: Value) -> Hashable | None:
+        """What a known scalar is computed from, equal for equal ones; None for all others."""
+        if value not in self._keys:
+            self._keys[value] = self._key(value)
+        return self._keys[value]
+
+    def position_key(self, position: Position, operands: Sequence[Value]) -> Hashable | None:
+        """The same for a position."""
+        keys = [self.key(operands[t.operand]) for t in position.terms]
+        if None in keys:
+            return None
+        terms = zip(keys, position.terms, strict=True)
+        return position.const, tuple((key, t.stride, t.div, t.mod) for key, t in terms)
+
+    def axes(self, value: Value) -> frozenset[Value]:
+        """The grid indices, and indices of loops in the grid, that a known scalar depends on."""
+        if value in self._grid or value in self._counters:
+            return frozenset([self._counters.get(value, value)])
+        op = self._definitions[value]
+        return frozenset[Value]().union(*(self.axes(v) for v in _scalar_operands(op)))
+
+    def reads(self, value: Value) -> bool:
+        """Whether a known scalar depends on an array."""
+        op = self._definitions.get(value)
+        return op is not None and (isinstance(op, Load) or any(self.reads(v) for v in _scalar_operands(op)))
+
+    def evaluate(self, value: Value, given: Mapping[Value, Any], tables: Mapping[Value, Any]) -> Any:
+        """A known scalar.
+
+        Args:
+          value: the scalar.
+          given: the indices.
+          tables: what holds the elements of each table, see `flat_table`.
+        """
+        value = self._counters.get(value, value)
+        if value in given:
+            return given[value]
+        op = self._definitions[value]
+        if isinstance(op, Constant):
+            return op.array.reshape(-1)[0]
+        operands = {v: self.evaluate(v, given, tables) for v in _scalar_operands(op)}
+        if isinstance(op, Load):
+            return read_table(op, operands, tables[op.ref])
+        return function_of(op)(*(jnp.asarray(operands[v]) for v in op.operands))
+
+    def _key(self, value: Value) -> Hashable | None:
+        if value in self._grid or value in self._counters:
+            return ("index", self._counters.get(value, value))
+        op = self._definitions.get(value)
+        if op is None or value.type != TileType((), value.tile.dtype):
+            return None
+        if isinstance(op, Constant):
+            return ("constant", str(op.array.dtype), op.array.reshape(-1)[:1].tobytes())
+        if isinstance(op, Load):
+            return self._load_key(op)
+        if not isinstance(op, Elementwise | Select | Convert):
+            return None
+        keys = tuple(self.key(v) for v in op.operands)
+        attribute = getattr(op, "function", "") or str(getattr(op, "dtype", ""))
+        return None if None in keys else (op.name, attribute, keys)
+
+    def _load_key(self, op: Load) -> Hashable | None:
+        if op.ref not in self.tables or op.masked:
+            return None
+        positions = tuple(self.position_key(d.position, op.positions) for d in op.access.dims)
+        fill = None if op.fill is None else self.key(op.fill)
+        if None in positions or (op.fill is not None and fill is None):
+            return None
+        return ("load", op.ref, positions, fill)
+
+
+def _scalar_operands(op: Op) -> tuple[Value, ...]:
+    if not isinstance(op, Load):
+        return op.operands
+    return (*op.positions, *(() if op.fill is None else (op.fill,)))
+
+
+def _tables(func: Func, limit: int) -> tuple[Value, ...]:
+    """The arrays for scalar memory, as many as fit, in order."""
+    touched: dict[Value, bool] = {}
+    for op in func.walk():
+        if isinstance(op, MemoryOp):
+            scalar = isinstance(op, Load) and op.access.shape == ()
+            touched[op.ref] = touched.get(op.ref, True) and scalar
+    found: list[Value] = []
+    for param in func.inputs:
+        size = 4 * _table_size(param)
+        if param.ref.role == "in" and touched.get(param) and size <= limit:
+            found.append(param)
+            limit -= size
+    return tuple(found)
+
+
+def _table_size(param: Value) -> int:
+    return max(1, int(np.prod(param.ref.shape, dtype=np.int64)))
+
+
+def flat_table(param: Value, array: Any) -> Any:
+    """An array as scalar memory holds it: one-dimensional, of 32 bits, not empty."""
+    flat = jnp.reshape(array, -1).astype(scalar_dtype(param.ref.dtype))
+    return flat if flat.size else jnp.zeros(1, flat.dtype)
+
+
+def read_table(op: Load, operands: Mapping[Value, Any], table: Any) -> Any:
+    """A scalar from a table: its fill where it is out of bounds."""
+    shape, dtype = op.ref.ref.shape, op.result.tile.dtype
+    fill: Any = np.zeros((), dtype) if op.fill is None else operands[op.fill]
+    flat, inside = np.int32(0), None
+    for dim, length in zip(op.access.dims, shape, strict=True):
+        place = locate(dim.position, [operands[v] for v in op.positions], None)
+        if not dim.in_bounds:
+            ok = (place >= 0) & (place < length)
+            inside = ok if inside is None else inside & ok
+            place = jnp.clip(place, 0, max(length - 1, 0))
+        flat = flat * np.int32(length) + place
+    number = table[flat]
+    number = (number != 0) if dtype == BOOL else jnp.asarray(number).astype(dtype)
+    return number if inside is None else jnp.where(inside, number, fill)
+
+
+def locate(position: Position, operands: Sequence[Any], intervals: Sequence[Interval | None] | None) -> Any:
+    """A position as int32: exact, or far outside of every array.
+
+    Args:
+      position: what to compute.
+      operands: numbers for its terms, int32.
+      intervals: what is known of them, if anything.
+    """
+    found = position_interval(position, intervals) if intervals is not None else None
+    total: Any = _wrapped(position.const)
+    roughly: Any = np.float32(position.const)
+    for term in position.terms:
+        digit = term.digit(operands[term.operand])
+        total = total + digit * _wrapped(term.stride)
+        roughly = roughly + digit.astype(jnp.float32) * np.float32(term.stride)
+    if found is not None and found.within(-_FAR, _FAR):
+        return total
+    return jnp.where(abs(roughly) < _FAR, total, np.int32(_FAR))
+
+
+def _wrapped(number: int) -> np.int32:
+    return np.int64(number).astype(np.int32)

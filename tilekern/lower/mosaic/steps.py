@@ -1,0 +1,99 @@
+"""A step of the grid: which program it is of, and which tile of the loop that became an axis of the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+import numpy as np
+
+from tilekern.ir.core import Value
+from tilekern.lower.mosaic.plan import Plan
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step.
+
+    Attributes:
+      plan: of the kernel.
+      indices: the index along each axis of the Func, and of the loop in the grid.
+      tables: the arrays in scalar memory.
+      tile: of the loop.
+      first, last: whether it is the first or last step of its program.
+      live: whether a tile may run in it at all.
+    """
+
+    plan: Plan
+    indices: Mapping[Value, Any]
+    tables: Mapping[Value, Any]
+    tile: Any = None
+    first: Any = True
+    last: Any = True
+    live: Any = True
+
+    def evaluate(self, value: Value) -> Any:
+        """A scalar that is known beforehand."""
+        return self.plan.scalars.evaluate(value, self.indices, self.tables)
+
+
+def step_of(plan: Plan, ids: Sequence[Any], tables: Mapping[Value, Any], steps: Any) -> Step:
+    """The step at a place of the grid.
+
+    Args:
+      plan: of the kernel.
+      ids: the place.
+      tables: the arrays in scalar memory.
+      steps: the table of steps, for "pairs".
+    """
+    args, serial = plan.func.body.args, plan.serial
+    indices = {args[n]: ids[k] for k, n in enumerate(plan.order)}
+    if serial is None:
+        return Step(plan, indices, tables)
+    place = ids[-1]
+    if serial.table is None:
+        count = serial.steps
+        tile = count - 1 - place if serial.reverse else place
+        indices[serial.index] = tile
+        return Step(plan, indices, tables, tile, place == 0, place == count - 1, True)
+    columns = [steps[n, place] for n in range(2 + len(serial.pairs))]
+    tile, flags = columns[:2]
+    indices[serial.index] = tile
+    indices.update({args[n]: x for n, x in zip(serial.pairs, columns[2:], strict=True)})
+    first, last, live = (flags & np.int32(bit) != 0 for bit in (1, 2, 4))
+    return Step(plan, indices, tables, tile, first, last, live)
+
+
+def next_tile(step: Step) -> Step:
+    """The step that the index maps use: in place of a tile that does not run, the first one that does.
+
+    A dead step behind the last tile fetches what the next program starts with.
+    """
+    serial = step.plan.serial
+    if serial is None or serial.table is not None:
+        return step
+    bounds = [step.evaluate(v) for fold in serial.chain for v in (fold.start, fold.stop)]
+    axis = serial.chain[0].axis
+    extent, block = np.int32(axis.extent), np.int32(axis.block)
+    starts = [jnp.clip(b, 0, extent) // block for b in bounds[::2]]
+    stops = [(jnp.clip(b, 0, extent) + (block - 1)) // block for b in bounds[1::2]]
+    low, high = starts[0], stops[0]
+    for start, stop in zip(starts[1:], stops[1:], strict=True):
+        low, high = jnp.minimum(low, start), jnp.maximum(high, stop)
+    tile = step.tile
+    if serial.reverse:
+        found = jnp.where(tile >= low, jnp.minimum(tile, high - 1), serial.steps - 1)
+    else:
+        found = jnp.where(tile < high, jnp.maximum(tile, low), 0)
+    found = jnp.clip(found, 0, max(axis.tiles - 1, 0))
+    return Step(step.plan, {**step.indices, serial.index: found}, step.tables, found)
+
+
+def when(condition: Any) -> Callable[[Callable[[], None]], Any]:
+    """`pl.when`, or the body itself where the condition is known."""
+    if condition is True:
+        return lambda body: body()
+    return pl.when(condition)

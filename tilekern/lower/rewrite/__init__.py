@@ -1,0 +1,1 @@
+"""What the `legalize` of several backends is made of: rewrites of block IR that know no target."""
