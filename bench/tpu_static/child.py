@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -36,9 +36,9 @@ def main(name: str, folder: Path, source: str) -> None:
         x if isinstance(x, np.ndarray) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in arguments
     ]
 
-    def program(*traced: jax.Array) -> Any:
+    def program(*traced: jax.Array) -> object:
         rest = iter(traced)
-        return function(*(x if isinstance(x, np.ndarray) else next(rest) for x in given))
+        return cast(object, function(*(x if isinstance(x, np.ndarray) else next(rest) for x in given)))
 
     shapes = [x for x in given if not isinstance(x, np.ndarray)]
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

@@ -147,6 +147,8 @@ def read(folder: Path, chip_name: str, machine: Chip) -> list[Estimate]:
             continue
         operands = {k: hlo.words(name, instructions) for k, name in enumerate(instruction.operands)}
         known = {k: words for k, words in operands.items() if words is not None}
+        if instruction.opcode.endswith("-start") or instruction.opcode.startswith("async"):
+            raise DumpError(f"{instruction.name}: an asynchronous call, of which no dump tells the time")
         compiled = [instruction.name, *hlo.twins(instruction.name, instructions)]
         name = next((n for n in compiled if _dumps(folder, n, _BUNDLES)), instruction.name)
         made = _kernel(folder, name, known, chip_name, machine)

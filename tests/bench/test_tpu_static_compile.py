@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import cast
 
 import jax
 import pytest
@@ -170,5 +171,4 @@ def repeated(x: jax.Array, times: jax.Array, factor: float) -> jax.Array:
     def step(_: jax.Array, y: jax.Array) -> jax.Array:
         return y * factor
 
-    result: jax.Array = jax.lax.fori_loop(0, times, step, x)
-    return result
+    return cast(jax.Array, jax.lax.fori_loop(0, times, step, x))

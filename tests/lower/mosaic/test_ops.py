@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from tests.ir.funcs import assert_near, assert_same
+from tests.ir.funcs import Source, assert_near, assert_same, func, ref, whole
 from tests.lower.mosaic.aot import CHIPS, compiled
 from tests.lower.mosaic.cells import DTYPE_NAMES, ODD, OPS, SHAPES, SMALL, arrays_of, as_legal, cell
 from tests.lower.mosaic.one_program import run
 from tilekern.errors import TargetError, VerifyError
-from tilekern.ir.core import Func
+from tilekern.ir.compute import Dot, Reduce
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.dynamic import DynamicSlice, Take
+from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.interpret import interpret
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.shape import Concatenate, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import DTYPES, F64, kind_of
 from tilekern.lower.mosaic.legalize import legalize
 
@@ -35,11 +42,11 @@ def cells(op: str, chip: str, shape: tuple[int, int] = SMALL) -> Iterator[Func]:
 
 @pytest.mark.parametrize("op", [op if op in QUICK else pytest.param(op, marks=pytest.mark.slow) for op in OPS])
 def test_what_ops_mean(op: str) -> None:
-    for func in cells(op, "v5e"):
-        arrays = as_legal(arrays_of(func, 1, ordinary=True))
+    for legal in cells(op, "v5e"):
+        arrays = as_legal(arrays_of(legal, 1, ordinary=True))
         with np.errstate(all="ignore"):
-            expected = interpret(func, *arrays)
-        for got, wanted in zip(jax.jit(lambda *a, f=func: run(f, *a))(*arrays), expected, strict=True):
+            expected = interpret(legal, *arrays)
+        for got, wanted in zip(jax.jit(lambda *a, f=legal: run(f, *a))(*arrays), expected, strict=True):
             check(op, np.asarray(got), wanted)
 
 
@@ -55,8 +62,71 @@ def check(op: str, got: np.ndarray, wanted: np.ndarray) -> None:
 @pytest.mark.parametrize("op", QUICK)
 def test_ops_compile(op: str, chip: str) -> None:
     pytest.importorskip("libtpu", reason="needs libtpu")
-    for func in list(cells(op, chip, ODD))[:2]:
-        compile_cell(func, chip)
+    for legal in list(cells(op, chip, ODD))[:2]:
+        compile_cell(legal, chip)
+
+
+def of(kind: type[Op], *inputs: tuple[tuple[int, ...], str], **attributes: Any) -> Func:
+    """One op on whole arrays."""
+    params = [ref(f"x{n}", shape, dtype=DTYPES[name]) for n, (shape, name) in enumerate(inputs)]
+    outputs: list[Value] = []
+
+    def body(b: Source) -> None:
+        tiles = [b.load(p, *map(whole, p.ref.shape)) for p in params]
+        result = b.op(kind, *tiles, **attributes)
+        outputs.append(ref("out", result.tile.shape, "out", result.tile.dtype))
+        b.store(outputs[0], result, *map(whole, result.tile.shape))
+
+    made = func("one", (), (), body)
+    return replace(made, params=(*params, *outputs))
+
+
+SHAPED: dict[str, Func] = {
+    "the elements of a vector at indices": of(Take, ((300,), "f32"), ((64,), "i32"), dim=0),
+    "lanes at indices": of(Take, ((24, 512), "bf16"), ((64,), "i32"), dim=1),
+    "one row at an index": of(Take, ((24, 512), "bf16"), ((), "i32"), dim=0),
+    "a matrix times a vector": of(Dot, ((128, 256), "bf16"), ((256,), "bf16"), contract=((1,), (0,))),
+    "int8 rows times one row": of(Dot, ((128, 256), "i8"), ((1, 256), "i8"), contract=((1,), (1,))),
+    "a vector times a vector": of(Dot, ((256,), "f32"), ((256,), "f32"), contract=((0,), (0,))),
+    "heads in the middle": of(
+        Dot, ((32, 4, 128), "bf16"), ((32, 4, 128), "bf16"), contract=((2,), (2,)), batch=((1,), (1,))
+    ),
+    "sorted vector": of(Sort, ((130,), "f32"), dim=0),
+    "greatest of a vector": of(TopK, ((130,), "bf16"), dim=0, k=8),
+    "place in a vector": of(ArgReduce, ((130,), "f32"), extreme="max", dim=0),
+    "product of two dims": of(Reduce, ((3, 5, 130), "f32"), monoid="prod", dims=(0, 2)),
+    "sum of all": of(Reduce, ((3, 5, 130), "bf16"), monoid="sum", dims=(0, 1, 2)),
+    "any of a vector": of(Reduce, ((130,), "bool"), monoid="or", dims=(0,)),
+    "vector to three dims": of(Reshape, ((24,), "f32"), shape=(2, 3, 4)),
+    "heads merged": of(Reshape, ((64, 8, 64), "bf16"), shape=(64, 512)),
+    "odd reshape": of(Reshape, ((7, 33), "f32"), shape=(33, 7)),
+    "flat": of(Reshape, ((16, 48), "i8"), shape=(768,)),
+    "reversed vector": of(Reverse, ((100,), "f32"), dims=(0,)),
+    "every other element": of(Slice, ((512,), "f32"), start=(1,), stop=(512,), stride=(2,)),
+    "joined vectors": of(Concatenate, ((100,), "f16"), ((30,), "f16"), dim=0),
+    "scan of a large tile": of(Scan, ((512, 512), "f32"), monoid="sum", dim=1),
+    "part of a vector": of(DynamicSlice, ((256,), "f32"), ((), "i32"), sizes=(100,)),
+    "transposed bools": of(Transpose, ((8, 128), "bool"), permutation=(1, 0)),
+    "scalars": of(Elementwise, ((), "f32"), ((), "f32"), function="pow"),
+    "narrow scalars": of(Elementwise, ((), "u8"), ((), "u8"), function="shift_left"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_tiles_of_any_rank(name: str) -> None:
+    """They compile, and mean the same in interpret mode."""
+    original = SHAPED[name]
+    legal = legalize(original, "v5e")
+    arrays = as_legal(arrays_of(original, 2, ordinary=True))
+    for got, wanted in zip(jax.jit(lambda *a: run(legal, *a))(*arrays), interpret(legal, *arrays), strict=True):
+        if kind_of(wanted.dtype) == "float":
+            # Sums of up to 512 terms, in another order.
+            least = 8 * float(np.abs(wanted.astype(F64)).max(initial=0))
+            assert_near(np.asarray(got), wanted.astype(F64), least)
+        else:
+            assert_same(np.asarray(got), wanted)
+    pytest.importorskip("libtpu", reason="needs libtpu")
+    compile_cell(legal, "v5e")
 
 
 @pytest.mark.slow
@@ -65,10 +135,10 @@ def test_ops_compile(op: str, chip: str) -> None:
 def test_every_cell_compiles(op: str, chip: str) -> None:
     pytest.importorskip("libtpu", reason="needs libtpu")
     for shape in SHAPES:
-        for func in cells(op, chip, shape):
-            compile_cell(func, chip)
+        for legal in cells(op, chip, shape):
+            compile_cell(legal, chip)
 
 
-def compile_cell(func: Func, chip: str) -> None:
-    shapes = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
-    compiled(lambda *a: run(func, *a, interpret=False), shapes, chip)
+def compile_cell(legal: Func, chip: str) -> None:
+    shapes = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in legal.inputs]
+    compiled(lambda *a: run(legal, *a, interpret=False), shapes, chip)

@@ -21,6 +21,8 @@ from tilekern.lower.mosaic.legalize import legalize
 from tilekern.lower.mosaic.plan import Plan
 from tilekern.lower.mosaic.plan import plan as plan_of
 from tilekern.lower.target import Target
+from tilekern.passes import pipeline
+from tilekern.passes.split_loops import split_loops
 
 
 class MosaicLowering:
@@ -35,7 +37,9 @@ class MosaicLowering:
     def __init__(self, func: Func, target: Target) -> None:
         self.func, self.target = func, target
         self._chip = PORTABLE if target.portable else CHIPS[target.name]
-        self.planned: Plan = plan_of(legalize(func, self._chip.name.removeprefix("tpu:")), self._chip)
+        # Full tiles apart from ragged and diagonal ones, so that most iterations need no mask.
+        split = pipeline.run(split_loops(func))
+        self.planned: Plan = plan_of(legalize(split, self._chip.name.removeprefix("tpu:")), self._chip)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
 
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:

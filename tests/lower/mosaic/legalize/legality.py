@@ -75,13 +75,15 @@ def _check(op: Op) -> None:
             assert op.precision != "bf16" and len(op.contract[0]) == 1
             batch = tuple(range(len(op.batch[0])))
             assert op.batch == (batch, batch) and len(batch) <= 1
+            one_row = op.contract == ((1,), (1,)) and not batch and op.operands[1].tile.shape[0] == 1
+            assert not one_row or op.operands[1].tile.dtype == F32
             assert [len(v.tile.shape) for v in op.operands] == [2 + len(batch)] * 2
         case Iota():
             assert op.dtype == I32
         case Slice():
             assert set(op.stride) == {1}
         case Take():
-            assert op.along and op.dim == 1
+            assert op.along and op.dim == 1 and op.operands[0].tile.shape[0] > 1
             assert all(len(v.tile.shape) == 2 and v.tile.shape[1] == LANES for v in op.operands)
         case Reduce():
             _check_reduce(op)

@@ -62,7 +62,7 @@ def _is_standard(op: Dot) -> bool:
 
 def _standard(make: Make, op: Dot) -> Value:
     if _is_standard(op):
-        return make.again(op, *op.operands)
+        return _again(make, op)
     x, y = op.operands
     size = tuple(prod(x.tile.shape[d] for d in dims) for dims in (op.batch[0], op.free(0), op.contract[0]))
     columns = prod(y.tile.shape[d] for d in op.free(1))
@@ -77,8 +77,17 @@ def _standard(make: Make, op: Dot) -> Value:
     right = make.reshape(right, (*front, columns, size[2]) if last else (*front, size[2], columns))
     batch = tuple(range(at))
     contract = ((at + 1,), (at + 1 if last else at,))
-    product = make.add(Dot, left, right, contract=contract, batch=(batch, batch), precision=op.precision)
-    return make.reshape(product, op.result.tile.shape)
+    product = replace(op, operands=(left, right), contract=contract, batch=(batch, batch))
+    return make.reshape(_again(make, product), op.result.tile.shape)
+
+
+def _again(make: Make, op: Dot) -> Value:
+    """The dot; Pallas multiplies rows by one row elementwise, of which it has float32 only: that becomes a column."""
+    x, y = op.operands
+    if op.contract == ((1,), (1,)) and not op.batch[0] and y.tile.shape[0] == 1 and y.tile.dtype != F32:
+        y = make.transpose(y, (1, 0))
+        op = replace(op, operands=(x, y), contract=((1,), (0,)))
+    return make.again(op, *op.operands)
 
 
 # --- integers -------------------------------------------------------------------------------------------------------

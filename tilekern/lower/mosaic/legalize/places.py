@@ -218,6 +218,9 @@ def take(make: Make, op: Take) -> Value:
 
 def _gathered(make: Make, x: Value, index: Value) -> Value:
     """Of [rows, n] by [rows, m], all in bounds."""
+    if x.tile.shape[0] == 1:
+        # Pallas takes a gather from one row for another kind of gather.
+        return make.part(_gathered(make, make.joined(0, x, x), make.joined(0, index, index)), 0, 0, 1)
     count = index.tile.shape[1]
     parts: list[Value] = []
     for wanted in _registers(make, index):
