@@ -91,6 +91,10 @@ class NotBatchableError(TilekernError, NotImplementedError):
     """A kernel, or an access inside it, has no batching rule."""
 
 
+class FallbackWarning(UserWarning):
+    """A call runs on the portable backend, for the platform's own one refuses it."""
+
+
 # --- what a backend stands on ----------------------------------------------------------------------------------------
 
 

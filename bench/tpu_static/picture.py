@@ -34,7 +34,7 @@ def draw(rows: Mapping[str, Record], path: Path) -> None:
         panel.set_ylabel("% of the bound")
         panel.set_title(f"TPU {name}", loc="left")
         panel.grid(axis="y", alpha=0.3)
-    panels[0].legend(ncols=len(COLOURS), loc="upper right", frameon=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), ncols=len(COLOURS), loc="outside lower center", frameon=False)
     panels[-1].set_xticks(range(len(cases)), [case.name for case in cases], rotation=60, ha="right", fontsize=8)
     figure.suptitle("Static estimate: the least time that MXUs or HBM need, over the time of each", fontsize=10)
     figure.savefig(path, dpi=110)

@@ -5,6 +5,7 @@ A family has a member for each target: the kernel traced with that target's bloc
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax, source
-from tilekern.errors import ArgumentError, TilekernError
+from tilekern.errors import ArgumentError, FallbackWarning, ResourceError, TargetError, TilekernError
 from tilekern.ir.core import Func
 from tilekern.ir.types import Role, dtype_name, is_dtype
 from tilekern.kernel.results import Results, results
@@ -23,7 +24,7 @@ from tilekern.kernel.signature import LAUNCH, Signature, select
 from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
 from tilekern.lower.lowering import Lowering, lower
-from tilekern.lower.target import DEFAULT, Target, on_platform
+from tilekern.lower.target import DEFAULT, FALL_BACK, Target, on_platform
 from tilekern.passes import pipeline
 from tilekern.passes.batch import batch
 from tilekern.primitive import kernel_call_p
@@ -111,9 +112,20 @@ class TileFamily(Family):
         return lower(self.func(target), target, self.launch(target))
 
     def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
-        program = partial(self.lowered(target).run)
+        program = partial(self._lowered_or_portable(target).run)
         program.__name__ = self.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
         return jax.jit(program)
+
+    def _lowered_or_portable(self, target: Target) -> Lowering:
+        """The member lowered to a target, or by the portable backend if nobody asked for the target by name."""
+        if self.asked is not None or target.backend not in FALL_BACK:
+            return self.lowered(target)
+        try:
+            return self.lowered(target)
+        except (TargetError, ResourceError) as error:
+            message = f"{self.name} runs on {target.platform} by the portable backend, which is slower.\n{error}"
+            warnings.warn(message, FallbackWarning, stacklevel=2)
+            return self.lowered(DEFAULT)
 
     def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
         # Every call writes to an in-out operand of its own.

@@ -49,6 +49,9 @@ _TPUS = {
     "TPU7x": "tpu:7x",
 }
 
+# Backends in whose place the portable one serves, with a warning, what they refuse and nobody asked of them by name.
+FALL_BACK = ("mosaic",)
+
 # The portable backend, which runs on every platform.
 DEFAULT = TARGETS["cpu:xla"]
 
