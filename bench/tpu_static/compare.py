@@ -57,11 +57,12 @@ class PeerCache:
         self.records: dict[str, Record] = kept.get("records", {}) if kept.get("versions") == versions() else {}
 
     def save(self) -> None:
-        """Write the file; without the single kernels, which nobody reads."""
+        """Write the file: without the single kernels, which nobody reads, and without what only we could not follow."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         records = {
             key: {name: value for name, value in record.items() if name != "kernels"}
             for key, record in sorted(self.records.items())
+            if record.get("error", "CompileError").startswith("CompileError")
         }
         lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(_rounded(record))}" for key, record in records.items())
         self.path.write_text(f'{{"versions": {json.dumps(versions())},\n"records": {{\n{lines}\n}}}}\n')

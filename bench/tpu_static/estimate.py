@@ -125,7 +125,10 @@ def compile_into(folder: Path, program: str, chip_name: str) -> None:
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
     }
     command = [sys.executable, "-m", "bench.tpu_static.child", chip_name, str(folder)]
-    done = subprocess.run(command, input=program, env=environment, capture_output=True, text=True, timeout=_TIMEOUT)
+    try:
+        done = subprocess.run(command, input=program, env=environment, capture_output=True, text=True, timeout=_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise CompileError(f"the compiler took more than {_TIMEOUT} s") from None
     if done.returncode:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
         said = next((line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)), "")

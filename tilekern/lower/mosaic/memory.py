@@ -83,7 +83,7 @@ class Memory:
         if op.access.shape == ():
             x = x.reshape(-1)[0] if x.shape else x
             return x if keep is None else jnp.where(keep, x, fill)
-        return x if keep is None else jnp.where(keep, x, jnp.full(shape, fill, dtype))
+        return x if keep is None else choose(keep, x, fill)
 
     def store(self, op: Store, value: Any, mask: Any) -> None:
         """Write lanes."""
@@ -250,7 +250,7 @@ class Memory:
                 old = ref[index] if chosen is not None or isinstance(op, Atomic) else None
                 shape = _shape_at(index, found.buffer)
                 new = update(old, shaped(part, shape)).astype(ref.dtype)
-                ref[index] = new if chosen is None else jnp.where(shaped(chosen, shape), new, cast(Any, old))
+                ref[index] = new if chosen is None else choose(shaped(chosen, shape), new, old)
 
             conditions = [c for c in (guard, lane.inside) if c is not None]
             if conditions:
@@ -308,6 +308,16 @@ def _row_dims(found: Layout) -> list[int]:
 
 def _lane_dims(found: Layout) -> list[ViewDim]:
     return [v for v in found.dims if v.use in ("lane", "fold") and v.dim >= 0]
+
+
+def choose(keep: Any, x: Any, other: Any) -> Any:
+    """`x` where `keep` holds, else `other`, in 32 bits: a mask of int32 comparisons has no layout for narrow tiles."""
+    dtype: DType = np.dtype(x.dtype)
+    if dtype == BOOL:
+        return choose(keep, jnp.where(x, 1, 0), jnp.where(other, 1, 0)) != 0
+    wide = _wide(dtype)
+    found = jnp.where(keep, x.astype(wide), jnp.broadcast_to(other.astype(wide), x.shape))
+    return found.astype(dtype)
 
 
 def shaped(x: Any, shape: tuple[int, ...]) -> Any:

@@ -1,0 +1,145 @@
+"""Our kernels beside their peers, and the golden cycles, on made-up estimates."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.tpu_static import __main__ as command
+from bench.tpu_static import compare as comparison
+from bench.tpu_static import golden as golden_cycles
+from bench.tpu_static import picture
+from bench.tpu_static.cases import CASES, Case, ours
+from bench.tpu_static.chips import CHIPS
+from bench.tpu_static.compare import OURS, PeerCache, total
+from bench.tpu_static.estimate import CompileError, Estimate
+from bench.tpu_static.golden import Golden
+from bench.tpu_static.peers import peers
+from bench.tpu_static.table import aims, table
+
+V5E = CHIPS["v5e"]
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def test_the_cases_are_those_of_the_aims() -> None:
+    names = {case.name for case in CASES}
+    assert len(names) == len(CASES)
+    assert {
+        f"attention s{s} d{d} {c}" for s in (1024, 4096, 16384) for d in (64, 128, 256) for c in ("causal", "full")
+    } < names
+    for case in CASES:
+        compile(ours(case, "v5e"), case.name, "exec")
+        assert peers(case)
+        for name, source in peers(case).items():
+            compile(source, name, "exec")
+
+
+def test_the_bound_is_the_larger_of_two() -> None:
+    assert Case("matmul", 4096).bound(V5E) == pytest.approx(4096**3 / (4 * 128 * 128) / 1.5e3)  # cycles of the MXUs
+    assert Case("softmax", 4096).bound(V5E) == pytest.approx(2 * 4096**2 * 4 / 0.82e6)
+    full, causal = Case("attention", 4096, 128), Case("attention", 4096, 128, causal=True)
+    assert causal.bound(V5E) == pytest.approx(full.bound(V5E) / 2, rel=1e-3)
+
+
+def kernel(cycles: int, **changes: Any) -> Estimate:
+    return replace(Estimate("k", "v5e", cycles, 0, 64, 32, 2, vmem=100, use={"mxu": 0.5}, pallas=True), **changes)
+
+
+def test_the_kernels_of_a_program_add_up() -> None:
+    record = total([kernel(900), kernel(80, stall=20, use=None, vmem=7)])
+    assert (record["cycles"], record["bundles"], record["stall"], record["read"]) == (1000, 980, 20, 128)
+    assert record["use"] == {"mxu": pytest.approx(0.45)}
+    assert record["vmem"] == 100 and record["us"] == pytest.approx(1000 / 1.5e3)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """`estimate` answers by the program: ours 940 cycles, of the peers' settings the last is the best."""
+    seen: list[str] = []
+
+    def estimate(source: str, chip_name: str) -> list[Estimate]:
+        seen.append(source)
+        if "2048" in source:
+            raise CompileError("no space\nin VMEM")
+        return [kernel(940 if "tilekern" in source else 2000 if "512" in source else 1000, chip=chip_name)]
+
+    monkeypatch.setattr(comparison, "estimate", estimate)
+    monkeypatch.setattr(comparison, "versions", lambda: {"jax": "1", "libtpu": "2"})
+    return seen
+
+
+def test_peers_are_kept_and_ours_is_measured_anew(measured: list[str], tmp_path: Path) -> None:
+    case, path = Case("attention", 4096, 128, causal=True), tmp_path / "peers.json"
+    for times in (1, 2):
+        rows = comparison.compare([case], ["v5e"], PeerCache(path), lambda _: None)
+        (row,) = rows.values()
+        assert row[OURS]["cycles"] == 940
+        assert {who: (r["setting"], r["cycles"]) for who, r in row["peers"].items()} == {
+            "splash": ("splash 1024/1024/1024", 1000),
+            "flash": ("flash 1024/1024/1024", 1000),
+        }
+        assert len(measured) == len(peers(case)) + times
+    kept = json.loads(path.read_text())
+    assert kept["records"][f"{case.name} v5e splash 2048/1024/1024"] == {"error": "CompileError: no space"}
+    path.write_text(json.dumps(kept | {"versions": {"jax": "1", "libtpu": "3"}}))
+    assert not PeerCache(path).records
+
+
+def test_the_table_shows_all_and_judges(measured: list[str], tmp_path: Path) -> None:
+    cases = [Case("attention", 4096, 128, causal=True), Case("matmul", 4096)]
+    rows = comparison.compare(cases, ["v5e", "v6e"], PeerCache(tmp_path / "peers.json"), lambda _: None)
+    text = table(rows)
+    assert "aim: attention s4096 d128 causal v5e: 0.940 × best splash, at most 0.95: met" in text
+    assert "aim: matmul 4096 v5e: 0.001 × the MXU's time, at most 1.08: met" in text
+    assert [aim.met for aim in aims(rows)] == [True, True, True]
+    rows["attention s4096 d128 causal v6e"][OURS] = {"error": "TargetError: no backend"}
+    assert [aim.met for aim in aims(rows)] == [True, False, True]
+    assert "attention s4096 d128 causal v6e tilekern: TargetError: no backend" in table(rows)
+
+
+def test_the_command_writes_what_it_shows(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "CACHE", tmp_path / "peers.json")
+    arguments = ["--out", str(tmp_path), "--only", "s4096 d128 causal", "--chips", "v5e"]
+    assert command.main(arguments) == 0
+    first = capsys.readouterr().out
+    assert command.main([*arguments, "--show"]) == 0
+    assert capsys.readouterr().out == first and "best splash" in first
+    assert command.main(["--out", str(tmp_path), "--only", "nothing"]) == 2
+
+
+def test_the_picture_has_a_panel_for_each_chip(measured: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    rows = comparison.compare([CASES[0]], ["v5e", "7x"], PeerCache(tmp_path / "peers.json"), lambda _: None)
+    picture.draw(rows, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- golden cycles ----------------------------------------------------------------------------------------------------
+
+
+def test_cycles_may_grow_by_five_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(golden_cycles, "versions", lambda: {"libtpu": "1"})
+    path = tmp_path / "golden.json"
+    golden = Golden(path)
+    assert not golden.unfit() and "has no number yet" in golden.check("a v5e", 1)
+    golden.update("a v5e", 1000)
+    golden = Golden(path)
+    assert not golden.unfit()
+    assert not golden.check("a v5e", 1050)
+    assert golden.check("a v5e", 1051) == "a v5e takes 1051 cycles, 1.051 × the 1000 of golden.json"
+
+
+def test_an_update_for_another_libtpu_forgets_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden = Golden(tmp_path / "golden.json")
+    monkeypatch.setattr(golden_cycles, "versions", lambda: {"libtpu": "1"})
+    golden.update("a v5e", 1000)
+    golden.update("b v5e", 2000)
+    monkeypatch.setattr(golden_cycles, "versions", lambda: {"libtpu": "2"})
+    assert golden.unfit() == "the cycles are those of libtpu 1, installed is 2"
+    golden.update("b v5e", 3000)
+    assert Golden(golden.path).cycles == {"b v5e": 3000}

@@ -1,0 +1,143 @@
+"""Scalars computed ahead: where loops start and stop, as far as that depends on arrays in ways that an index map has not.
+
+A scalar that is computed from grid indices and inputs, say how many of a vector's elements lie below a tile, becomes a
+table with an element for each program. XLA fills it before the kernel starts, and scalar memory holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilekern.ir.compute import Dot
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Block, Func, Op, Value, definitions
+from tilekern.ir.memory import Access, Dim, Load, MemoryOp, Position, Store, Term
+from tilekern.ir.rewrite import Cloner, Rewriter
+from tilekern.ir.types import INDEX, RefType
+from tilekern.lower.mosaic.scalars import Scalars
+from tilekern.lower.mosaic.serial import needed
+from tilekern.passes.dce import dce
+
+_LARGEST = 1 << 16  # elements of a tile on the way
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A Func whose loops have known bounds.
+
+    Attributes:
+      func: its last inputs are the tables.
+      programs: what fills them, in order; each takes the inputs of the original, and has one output.
+    """
+
+    func: Func
+    programs: tuple[Func, ...]
+
+
+def compute_ahead(func: Func, table_bytes: int) -> Ahead:
+    """Bounds and places that depend on inputs → loads from tables, as far as they fit `table_bytes`."""
+    scalars = Scalars(func, table_bytes)
+    known = definitions(func)
+    depends = _Dependence(func, known)
+    tables: dict[Value, tuple[Value, tuple[int, ...]]] = {}
+    programs: list[Func] = []
+    for value in _wanted(func):
+        axes = depends.of(value) if scalars.key(value) is None else None
+        if axes is None or value in tables or 4 * prod(func.grid[n] for n in axes) > table_bytes // 4:
+            continue
+        numbers = tuple(sorted(axes))
+        shape = tuple(func.grid[n] for n in numbers)
+        param = Value(RefType(shape, INDEX.dtype, "in"), f"{value.name or 'scalar'}_table{len(tables)}")
+        tables[value] = param, numbers
+        programs.append(_program(func, value, numbers, shape))
+    if not tables:
+        return Ahead(func, ())
+    count = len(func.inputs)
+    params = (*func.params[:count], *(param for param, _ in tables.values()), *func.params[count:])
+    loads = {value: _load(func, param, numbers) for value, (param, numbers) in tables.items()}
+
+    return Ahead(dce(replace(_replaced(func, loads), params=params)), tuple(programs))
+
+
+def _replaced(func: Func, loads: Mapping[Value, Load]) -> Func:
+    """Each value replaced by its load, at the top of the body."""
+    rewriter = Rewriter(lambda op, rewriter: None)
+
+    def body(*_: Value) -> tuple[Value, ...]:
+        for value, load in loads.items():
+            rewriter.replace(value, rewriter.one(load))
+        return _inlined(rewriter, func.body, set(loads))
+
+    return replace(func, body=rewriter.block(func.body.args, body))
+
+
+def _inlined(rewriter: Rewriter, block: Block, gone: set[Value]) -> tuple[Value, ...]:
+    for op in block.ops:
+        if not (len(op.results) == 1 and op.results[0] in gone):
+            rewriter.visit(op)
+    return tuple(rewriter.value(v) for v in block.results)
+
+
+def _wanted(func: Func) -> list[Value]:
+    """Scalars by which loops are bounded and places found, defined at the top level."""
+    top = {r for op in func.body.ops for r in op.results}
+    found: dict[Value, None] = {}
+    for op in func.walk():
+        if isinstance(op, Fold):
+            found.update(dict.fromkeys((op.start, op.stop)))
+        elif isinstance(op, MemoryOp):
+            found.update(dict.fromkeys(v for v in op.positions if v.tile.shape == ()))
+    return [v for v in found if v in top and v.type == INDEX]
+
+
+class _Dependence:
+    """On which axes of the grid a value depends, if on nothing else but inputs."""
+
+    def __init__(self, func: Func, known: Mapping[Value, Op]) -> None:
+        self._known = known
+        self._found: dict[Value, frozenset[int] | None] = {a: frozenset([n]) for n, a in enumerate(func.body.args)}
+
+    def of(self, value: Value) -> frozenset[int] | None:
+        """The numbers of the axes."""
+        if value not in self._found:
+            self._found[value] = self._computed(value)
+        return self._found[value]
+
+    def _computed(self, value: Value) -> frozenset[int] | None:
+        op = self._known.get(value)
+        if op is None or op.regions or isinstance(op, Dot) or value.tile.size > _LARGEST:
+            return None
+        if isinstance(op, Load):
+            if op.ref.ref.role != "in":
+                return None
+        elif not op.pure:
+            return None
+        parts = [self.of(v) for v in op.operands if not isinstance(v.type, RefType)]
+        return None if any(p is None for p in parts) else frozenset[int]().union(*(p for p in parts if p is not None))
+
+
+def _program(func: Func, value: Value, numbers: tuple[int, ...], shape: tuple[int, ...]) -> Func:
+    """What stores a value for each place along the axes that it depends on."""
+    out = Value(RefType(shape, INDEX.dtype, "out"), "table")
+    args = tuple(Value(INDEX, func.body.args[n].name) for n in numbers)
+    cloner = Cloner()
+    for n, arg in zip(numbers, args, strict=True):
+        cloner.replace(func.body.args[n], arg)
+
+    def body(*_: Value) -> tuple[Value, ...]:
+        for op in needed(func.body.ops, [value], set()):
+            cloner.visit(op)
+        access = Access(tuple(Dim("index", Position((Term(n, 1),)), in_bounds=True) for n in range(len(numbers))))
+        cloner.add(Store(operands=(out, cloner.value(value), *args), access=access))
+        return ()
+
+    block = cloner.block(args, body)
+    axes = tuple(replace(func.axes[n], descending=False, group=0) for n in numbers)
+    return Func(f"{func.name}_ahead", (*func.inputs, out), axes, block, func.loc)
+
+
+def _load(func: Func, param: Value, numbers: tuple[int, ...]) -> Load:
+    access = Access(tuple(Dim("index", Position((Term(k, 1),)), in_bounds=True) for k in range(len(numbers))))
+    return Load(operands=(param, *(func.body.args[n] for n in numbers)), access=access, hint=param.name)
