@@ -76,9 +76,14 @@ def programs(
     return build(lambda n: draw(st.integers(0, n)), features, dtypes)
 
 
-def build(choose: Choose, features: Sequence[str] = FEATURES, dtypes: Sequence[DType] = DTYPES_OF_VALUES) -> Program:
+def build(
+    choose: Choose,
+    features: Sequence[str] = FEATURES,
+    dtypes: Sequence[DType] = DTYPES_OF_VALUES,
+    make: type[Generator] = Generator,
+) -> Program:
     """The program that some choices make."""
-    generator = Generator(choose, features, dtypes)
+    generator = make(choose, features, dtypes)
     func = generator.func()
     return Program(func, generator.seed, tuple(generator.facts[p].error for p in func.outputs))
 

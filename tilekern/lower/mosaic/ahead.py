@@ -1,4 +1,4 @@
-"""Scalars computed ahead: where loops start and stop, as far as that depends on arrays in ways that an index map has not.
+"""Scalars computed ahead: where loops start and stop, if that depends on arrays in ways that no index map follows.
 
 A scalar that is computed from grid indices and inputs, say how many of a vector's elements lie below a tile, becomes a
 table with an element for each program. XLA fills it before the kernel starts, and scalar memory holds it.

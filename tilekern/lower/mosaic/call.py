@@ -12,16 +12,17 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from tilekern import _jax
-from tilekern.ir.core import Value
+from tilekern.ir.core import Array, Value
 from tilekern.ir.types import DType, accumulator, kind_of
 from tilekern.lower.mosaic.emit import Emitter
 from tilekern.lower.mosaic.layout import Layout
 from tilekern.lower.mosaic.plan import Plan, Scratch
-from tilekern.lower.mosaic.scalars import flat_table, locate
-from tilekern.lower.mosaic.steps import Step, next_tile, step_of
+from tilekern.lower.mosaic.scalars import flat_table
+from tilekern.lower.mosaic.steps import block_index, next_tile, step_of
+from tilekern.lower.xla.emit import run
 
 
-def call(plan: Plan, *inputs: Any, interpret: Any = False) -> tuple[jax.Array, ...]:
+def call(plan: Plan, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
     """The outputs of a Func, by its plan; traceable by JAX.
 
     Args:
@@ -30,12 +31,15 @@ def call(plan: Plan, *inputs: Any, interpret: Any = False) -> tuple[jax.Array, .
       interpret: whether Pallas shall interpret the kernel; or how, `pltpu.InterpretParams`.
     """
     func = plan.func
-    arrays = dict(zip(func.inputs, (*inputs, *plan.constants), strict=True))
+    given = (*inputs, *map(_as_array, plan.constants))
+    with _jax.neutral_tracing(x64=False):
+        tables = [run(program, *given)[0] for program in plan.ahead]
+    arrays = dict(zip(func.inputs, (*given, *tables), strict=True))
     results = {p: arrays[p] if p in arrays else jnp.zeros(p.ref.shape, p.ref.dtype) for p in func.outputs}
     if 0 not in func.grid and plan.outputs:
         with _jax.neutral_tracing(x64=False):  # TPUs have nothing of 64 bits
             results.update(_Kernel(plan, interpret).run(arrays))
-    return tuple(results[p] for p in func.outputs)
+    return tuple(jnp.asarray(results[p]) for p in func.outputs)
 
 
 class _Kernel:
@@ -55,16 +59,17 @@ class _Kernel:
             assert plan.serial is not None
             tables.append(jnp.asarray(plan.serial.table))
         blocks = [found.forward(_typed(arrays, found.window.param)) for found in plan.inputs]
+        far = [found.forward(_typed(arrays, found.window.param)) for found in plan.far]
         zeros = [jnp.zeros(plan.outputs[p].shape, stored_dtype(p)) for p in self._fresh]
         specs = [self._spec(found) for found in plan.inputs]
-        anywhere = [pl.BlockSpec(memory_space=pl.ANY) for _ in self._fresh]
+        anywhere = [pl.BlockSpec(memory_space=pl.ANY) for _ in (*plan.far, *self._fresh)]
         found = pl.pallas_call(
             self._body,
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=len(tables),
                 grid=plan.grid or (1,),
                 in_specs=[*specs, *anywhere],
-                out_specs=[self._spec(out) for out in plan.outputs.values()],
+                out_specs=[self._out_spec(p) for p in plan.outputs],
                 scratch_shapes=[_memory_of(s) for s in plan.scratch],
             ),
             out_shape=[jax.ShapeDtypeStruct(out.shape, stored_dtype(p)) for p, out in plan.outputs.items()],
@@ -72,7 +77,7 @@ class _Kernel:
             compiler_params=pltpu.CompilerParams(dimension_semantics=plan.semantics, vmem_limit_bytes=plan.vmem_limit),
             interpret=self._interpret,
             name=plan.func.name,
-        )(*tables, *blocks, *zeros)
+        )(*tables, *blocks, *far, *zeros)
         pairs = zip(plan.outputs.items(), found, strict=True)
         return {p: out.backward(x).astype(p.ref.dtype) for (p, out), x in pairs}
 
@@ -85,11 +90,16 @@ class _Kernel:
             if layout.window.param in plan.outputs:
                 found[offset + n] = outputs.index(layout.window.param)
         for n, param in enumerate(self._fresh):
-            found[offset + len(plan.inputs) + n] = outputs.index(param)
+            found[offset + len(plan.inputs) + len(plan.far) + n] = outputs.index(param)
         return found
 
     def _spec(self, found: Layout) -> pl.BlockSpec:
         return pl.BlockSpec(found.block, partial(self._index_map, found))
+
+    def _out_spec(self, param: Value) -> pl.BlockSpec:
+        if param in self._plan.piped:
+            return pl.BlockSpec(memory_space=pl.ANY)
+        return self._spec(self._plan.outputs[param])
 
     def _split(self, refs: Sequence[Any]) -> tuple[dict[Value, Any], Any, Sequence[Any]]:
         """Tables, the table of steps, and what follows."""
@@ -100,26 +110,7 @@ class _Kernel:
     def _index_map(self, found: Layout, *arguments: Any) -> tuple[Any, ...]:
         rank = len(self._plan.grid)
         tables, steps, _ = self._split(arguments[rank:])
-        step = next_tile(step_of(self._plan, arguments[:rank], tables, steps))
-        roles = found.window.roles
-        index: list[Any] = []
-        for view in found.dims:
-            role = roles[view.dim - (view.use == "fold")] if view.dim >= 0 else None
-            knows = role is not None and (view.use == "fold" or role.kind == ("at" if view.use == "place" else "tiled"))
-            if role is None or not knows or (view.use == "lane" and view.length == view.block):
-                index.append(0)
-                continue
-            place = locate(role.position, [self._operand(step, v) for v in role.operands], None)
-            count = view.length if view.use in ("place", "tile") else -(-view.length // view.block)
-            size = role.size if role.kind == "tiled" else 1
-            index.append(jnp.clip(jax.lax.div(place, jnp.int32(size)), 0, count - 1))
-        return tuple(index)
-
-    @staticmethod
-    def _operand(step: Step, value: Value) -> Any:
-        """An operand of the access; those of other dims may be unknown."""
-        known = step.plan.scalars.key(value) is not None
-        return jnp.asarray(step.evaluate(value) if known else 0, jnp.int32)
+        return block_index(found, next_tile(step_of(self._plan, arguments[:rank], tables, steps)))
 
     # --- the body ---
 
@@ -127,14 +118,15 @@ class _Kernel:
         plan = self._plan
         tables, steps, refs = self._split(arguments)
         inputs = dict(zip(plan.inputs, refs, strict=False))
-        refs = refs[len(plan.inputs) + len(self._fresh) :]
+        far = dict(zip(plan.far, refs[len(plan.inputs) :], strict=False))
+        refs = refs[len(plan.inputs) + len(plan.far) + len(self._fresh) :]
         outputs = dict(zip(plan.outputs, refs, strict=False))
         scratch = refs[len(plan.outputs) :]
         ids = [pl.program_id(n) for n in range(len(plan.grid))]
         for param, out in outputs.items():
             self._start(param, out, inputs, ids)
         step = step_of(plan, ids, tables, steps)
-        named: dict[str, Mapping[Any, Any]] = {"inputs": inputs, "outputs": outputs, "tables": tables}
+        named: dict[str, Mapping[Any, Any]] = {"inputs": {**inputs, **far}, "outputs": outputs, "tables": tables}
         Emitter(plan, step, named, scratch, bool(self._interpret)).run()
 
     def _start(self, param: Value, out: Any, inputs: Mapping[Layout, Any], ids: Sequence[Any]) -> None:
@@ -165,6 +157,10 @@ def _when_all(conditions: Sequence[Any], body: Callable[[], None]) -> None:
 
 def _memory_of(scratch: Scratch) -> Any:
     return pltpu.VMEM(scratch.shape, scratch.dtype) if scratch.shape else pltpu.SMEM((1,), scratch.dtype)
+
+
+def _as_array(constant: Array) -> jax.Array:
+    return jnp.asarray(constant)
 
 
 def _typed(arrays: Mapping[Value, Any], param: Value) -> jax.Array:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
+import jax.experimental.pallas as pl
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.pallas import tpu as pltpu
 
-from tilekern.ir import ranges
 from tilekern.ir.compute import Bitcast, Constant, Convert, Reduce, Select
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Op, Value
@@ -19,11 +21,12 @@ from tilekern.ir.memory import Atomic, Load, Store, WriteOp
 from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import BOOL, I32
 from tilekern.lower.mosaic import debug
+from tilekern.lower.mosaic.layout import Layout
 from tilekern.lower.mosaic.memory import Memory, shaped
 from tilekern.lower.mosaic.ops import function_of
 from tilekern.lower.mosaic.plan import Plan
 from tilekern.lower.mosaic.serial import needed
-from tilekern.lower.mosaic.steps import Step, when
+from tilekern.lower.mosaic.steps import Step, block_index, when
 from tilekern.lower.mosaic.vectors import Form, is_vector, shape_in, to_tile, turned
 
 
@@ -47,7 +50,7 @@ class Emitter:
         interpreted: bool,
     ) -> None:
         self._plan, self._step, self._scratch, self._interpreted = plan, step, scratch, interpreted
-        self._ranges = ranges.analyze(plan.func)
+        self._ranges = plan.ranges
         self._forms = plan.forms
         self._env: dict[Value, Any] = dict(step.indices)
         self._vectors: dict[Value, dict[Form, Any]] = {}
@@ -252,6 +255,9 @@ class Emitter:
             if result in slots and slots.get(init) != slots[result]:
                 self._keep(slots[result], init, result)
         first, last = self._bounds(op)
+        if op in self._plan.pipes:
+            self._pipeline(op, first, last)
+            return
         scalars = [n for n, r in enumerate(op.results) if r not in slots]
 
         def body(i: Any, carried: Sequence[Any]) -> Sequence[Any]:
@@ -271,6 +277,46 @@ class Emitter:
         for n, x in zip(scalars, finals, strict=True):
             self.set(op.results[n], _unpacked(x, op.results[n]), self._carried(op.results[n]))
         self._recall([r for r in op.results if r in slots and self._uses.get(r)])
+
+    def _pipeline(self, op: Fold, first: Any, last: Any) -> None:
+        """A loop whose tiles come and go by a pipeline of its own."""
+        plan, pipe = self._plan, self._plan.pipes[op]
+        index = plan.scalars.canonical(op.body.args[0])
+        inputs = [found for found in plan.far if found.window in pipe.inputs]
+        known = isinstance(first, np.integer) and isinstance(last, np.integer)
+        steps = int(last - first) if known else last - first
+
+        def tile(n: Any) -> Any:
+            return last - 1 - n if op.reverse else first + n
+
+        def spec(found: Layout) -> pl.BlockSpec:
+            def index_map(n: Any) -> tuple[Any, ...]:
+                indices = {**self._step.indices, index: tile(n)}
+                return block_index(found, replace(self._step, indices=indices))
+
+            return pl.BlockSpec(found.block, index_map)
+
+        def body(*refs: Any) -> None:
+            self._env[op.body.args[0]] = tile(pl.program_id(0))
+            blocks = dict(zip(inputs, refs, strict=False))
+            stored = dict(zip(pipe.outputs, refs[len(inputs) :], strict=True))
+            with self._memory.through(blocks, stored):
+                self._iteration(op, op.body.args[1:])
+
+        def run() -> None:
+            pltpu.emit_pipeline(
+                body,
+                grid=(steps,),
+                in_specs=[spec(found) for found in inputs],
+                out_specs=[spec(plan.outputs[p]) for p in pipe.outputs],
+            )(*(self._memory.ref(found) for found in inputs), *(self._memory.ref(p) for p in pipe.outputs))
+
+        if known:
+            if first < last:
+                run()
+        else:
+            pl.when(first < last)(run)
+        self._recall([r for r in op.results if self._uses.get(r)])
 
     def _iteration(self, op: Fold, args: Sequence[Value]) -> tuple[Any, ...]:
         """One iteration: carries in scratch are read, and all written at the end; the others are returned."""

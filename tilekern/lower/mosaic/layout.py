@@ -115,9 +115,18 @@ def is_squeezed(dim: ViewDim, roles: Sequence[Role]) -> bool:
     return dim.use == "place" or (dim.use == "tile" and roles[dim.dim].kind == "tiled")
 
 
-def layout(window: Window, dtype: DType) -> Layout:
-    """How the array of a window lies in HBM."""
-    return _folded(window) or _general(window, dtype)
+def layout(window: Window, dtype: DType, whole: bool = False) -> Layout:
+    """How the array of a window lies in HBM.
+
+    Args:
+      window: the window.
+      dtype: of the array as the kernel has it.
+      whole: whether all blocks have to be, so that XLA pads the array up to them; else Pallas cuts the last ones.
+    """
+    ragged = any(r.kind == "tiled" and n % r.size for r, n in zip(window.roles, window.param.ref.shape, strict=True))
+    if whole and ragged:
+        return _general(window, dtype, whole)
+    return _folded(window) or _general(window, dtype, whole)
 
 
 def packing(dtype: DType) -> int:
@@ -166,7 +175,7 @@ def _plain(d: int, role: Role, length: int) -> ViewDim:
             return ViewDim(d, "lane", length, length)
 
 
-def _general(window: Window, dtype: DType) -> Layout:
+def _general(window: Window, dtype: DType, whole: bool) -> Layout:
     shape, roles = window.param.ref.shape, window.roles
     last = [d for d, role in enumerate(roles) if role.kind in ("tiled", "aligned", "static")][-2:]
     units = dict(zip(reversed(last), (LANES, packing(dtype)), strict=False))
@@ -178,6 +187,8 @@ def _general(window: Window, dtype: DType) -> Layout:
             front.append((len(parts), _plain(d, role, length)))
             parts.append((d, length))
         elif role.kind == "static" or (unit is None and role.kind == "tiled") or _fits(role, length, unit or 1):
+            if whole and role.kind == "tiled":
+                length = padded[d] = tiles(length, role.size) * role.size
             back.append((len(parts), _plain(d, role, length)))
             parts.append((d, length))
         else:

@@ -44,9 +44,7 @@ class MosaicLowering:
 
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
         """The outputs; traceable by JAX when it lowers for TPUs."""
-        here = _jax.tpu_kind() == self._chip.device_kind
-        with nullcontext() if here else _jax.abstract_tpu(self._chip.device_kind, self._chip.cores):
-            return self._called(*inputs)
+        return self._called(*inputs)
 
     def interpret(self, *inputs: Array, params: Any = True) -> Sequence[Array]:
         """The outputs, by Pallas' interpreter.
@@ -72,8 +70,14 @@ class MosaicLowering:
         """Compile with libtpu, for a TPU that need not be here."""
         return MosaicCompiled(self)
 
+    @property
+    def _is_here(self) -> bool:
+        return _jax.tpu_kind() == self._chip.device_kind
+
     def _called(self, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
-        results = call(self.planned, *inputs, interpret=interpret)
+        elsewhere = _jax.abstract_tpu(self._chip.device_kind, self._chip.cores)
+        with nullcontext() if self._is_here else elsewhere:
+            results = call(self.planned, *inputs, interpret=interpret)
         pairs = zip(results, self.func.outputs, strict=True)
         return tuple(x.astype(p.ref.dtype) for x, p in pairs)
 

@@ -6,7 +6,8 @@ places that the index map had to clamp. Rows (see `windows`) are read and writte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
@@ -64,6 +65,18 @@ class Memory:
         self._layouts, self._inputs, self._outputs, self._tables = layouts, inputs, outputs, tables
         self._ranges, self._scalar, self._vector = ranges, scalar, vector
 
+    @contextmanager
+    def through(self, inputs: Mapping[Layout, Any], outputs: Mapping[Value, Any]) -> Generator[None]:
+        """Inside, these are the blocks of arrays that otherwise are in HBM."""
+        before = self._inputs, self._outputs
+        self._inputs, self._outputs = {**self._inputs, **inputs}, {**self._outputs, **outputs}
+        yield
+        self._inputs, self._outputs = before
+
+    def ref(self, array: Layout | Value) -> Any:
+        """The block of an input, or of an output."""
+        return self._inputs[array] if isinstance(array, Layout) else self._outputs[array]
+
     # --- the three kinds of access ---
 
     def load(self, op: Load, mask: Any) -> Any:
@@ -81,7 +94,7 @@ class Memory:
         inside = self._inside(op, shape)
         keep = inside if mask is None else mask if inside is None else inside & mask
         if op.access.shape == ():
-            x = x.reshape(-1)[0] if x.shape else x
+            x = _element(x)
             return x if keep is None else jnp.where(keep, x, fill)
         return x if keep is None else choose(keep, x, fill)
 
@@ -308,6 +321,15 @@ def _row_dims(found: Layout) -> list[int]:
 
 def _lane_dims(found: Layout) -> list[ViewDim]:
     return [v for v in found.dims if v.use in ("lane", "fold") and v.dim >= 0]
+
+
+def _element(x: Any) -> Any:
+    """The element of a tile of one; vectors of 32 bits only give one."""
+    if not x.shape:
+        return x
+    if x.dtype == BOOL:
+        return jnp.where(x, 1, 0)[(0,) * x.ndim] != 0
+    return x.astype(_wide(np.dtype(x.dtype)))[(0,) * x.ndim].astype(x.dtype)
 
 
 def choose(keep: Any, x: Any, other: Any) -> Any:

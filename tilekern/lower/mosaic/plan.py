@@ -6,9 +6,9 @@ becomes the last axis of the grid (`serial`), so that Pallas' pipeline brings th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Literal
 
@@ -17,10 +17,13 @@ from tilekern.errors import ResourceError
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Func, Value
 from tilekern.ir.memory import MemoryOp
+from tilekern.ir.ranges import Interval, analyze
 from tilekern.ir.types import BOOL, I32, DType
+from tilekern.lower.mosaic.ahead import Ahead, compute_ahead
 from tilekern.lower.mosaic.chip import Chip, padded_bytes
 from tilekern.lower.mosaic.constants import constants_as_inputs
 from tilekern.lower.mosaic.layout import Layout, layout
+from tilekern.lower.mosaic.pipes import Pipe, count_loops, pipes_of
 from tilekern.lower.mosaic.scalars import Scalars, scalar_dtype
 from tilekern.lower.mosaic.serial import Serial, as_pairs, serial_of
 from tilekern.lower.mosaic.vectors import Forms, is_vector, shape_in
@@ -41,14 +44,17 @@ class Plan:
     """How a Func runs.
 
     Attributes:
-      func: the Func; constant arrays are its last inputs.
+      func: the Func; its last inputs are constant arrays, then tables of scalars.
       constants: their values.
+      ahead: what fills the tables.
       scalars: which scalars are known before a program runs.
       order: the numbers of the Func's axes in the order of the grid, outermost first; without those of `serial.pairs`.
       serial: the chain of loops that is the last axis of the grid, if one is.
+      pipes: the loops that have pipelines of their own.
       layouts: for each access, how it sees its array; None where there is nothing to see.
       inputs: what Pallas fetches, one operand each.
-      outputs: what it writes back.
+      far: what stays in HBM, for pipelines to fetch.
+      outputs: what it writes back, or a pipeline does.
       visits: which blocks of an output are written when.
       forms: the forms of vectors.
       slots: the number of the scratch buffer that holds a value.
@@ -58,16 +64,29 @@ class Plan:
     func: Func
     chip: Chip
     constants: tuple[Array, ...]
+    ahead: tuple[Func, ...]
     scalars: Scalars
     order: tuple[int, ...]
     serial: Serial | None
+    pipes: Mapping[Fold, Pipe]
     layouts: Mapping[MemoryOp, Layout | None]
     inputs: tuple[Layout, ...]
+    far: tuple[Layout, ...]
     outputs: Mapping[Value, Layout]
     visits: Visits
     forms: Forms
     slots: Mapping[Value, int]
     scratch: tuple[Scratch, ...]
+
+    @cached_property
+    def ranges(self) -> Mapping[Value, Interval]:
+        """What is known of integers."""
+        return analyze(self.func)
+
+    @property
+    def piped(self) -> frozenset[Value]:
+        """The outputs that pipelines write."""
+        return frozenset(p for pipe in self.pipes.values() for p in pipe.outputs)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -78,14 +97,21 @@ class Plan:
     @cached_property
     def buffers(self) -> tuple[tuple[str, int], ...]:
         """What takes VMEM: a name and bytes each. A block that another one follows has two buffers."""
-        found = [
-            (b.window.param.name, self._copies(b) * _block_bytes(b)) for b in (*self.inputs, *self.outputs.values())
+        blocks = (*self.inputs, *(b for p, b in self.outputs.items() if p not in self.piped))
+        found = [(b.window.param.name, self._copies(b) * _block_bytes(b)) for b in blocks]
+        in_turn = [
+            [b for b in self.far if b.window in pipe.inputs] + [self.outputs[p] for p in pipe.outputs]
+            for pipe in self.pipes.values()
         ]
+        most = max(in_turn, key=lambda bs: sum(map(_block_bytes, bs)), default=list[Layout]())
+        found += [(b.window.param.name, 2 * _block_bytes(b)) for b in most]
         return (*found, *(("scratch", padded_bytes(s.shape, s.dtype)) for s in self.scratch if s.shape))
 
     @property
     def semantics(self) -> tuple[Literal["parallel", "arbitrary"], ...]:
         """Of each axis of the grid, whether two cores may share its steps out."""
+        if self.piped:
+            return ("arbitrary",) * len(self.grid)
         return tuple("parallel" if free else "arbitrary" for free in self.visits.separate())
 
     @property
@@ -123,22 +149,35 @@ def plan(func: Func, chip: Chip) -> Plan:
     Raises:
       ResourceError: none fits.
     """
-    closed = constants_as_inputs(func)
-    resident = _planned(closed.func, closed.constants, chip, None)
-    if resident.vmem <= chip.vmem_budget:
-        return resident
-    serial = serial_of(closed.func)
-    candidates = [resident]
-    if serial is not None:
-        paired = as_pairs(closed.func, serial, resident.scalars)
-        for choice in (paired, serial):
-            if choice is not None and _is_known(choice, resident.scalars):
-                candidates.append(_planned(closed.func, closed.constants, chip, choice))
-    for candidate in candidates:
+    found = list[Plan]()
+    for candidate in _candidates(func, chip):
         if candidate.vmem <= chip.vmem_budget:
             return candidate
-    _refuse(min(candidates, key=lambda p: p.vmem))
-    raise AssertionError
+        found.append(candidate)
+    raise _too_large(min(found, key=lambda p: p.vmem))
+
+
+def _candidates(func: Func, chip: Chip) -> Iterator[Plan]:
+    """The plans in the order in which they are fast."""
+    closed = constants_as_inputs(func)
+    ahead = compute_ahead(closed.func, chip.table_bytes)
+    planned = partial(_planned, ahead, closed.constants, chip)
+    resident = planned()
+    yield resident
+    serial, scalars = serial_of(ahead.func), resident.scalars
+    dynamic = False
+    if serial is not None and _is_known(serial, scalars):
+        paired = as_pairs(ahead.func, serial, scalars)
+        if paired is not None:
+            yield planned(paired)
+        dynamic = any(scalars.reads(b) for fold in serial.chain for b in (fold.start, fold.stop))
+        if not dynamic:
+            yield planned(serial)
+    piped = _planned_pipes(ahead, closed.constants, chip)
+    if piped is not None:
+        yield piped
+    if serial is not None and dynamic:
+        yield planned(serial)
 
 
 def _is_known(serial: Serial, scalars: Scalars) -> bool:
@@ -146,10 +185,10 @@ def _is_known(serial: Serial, scalars: Scalars) -> bool:
     return all(scalars.key(b) is not None for fold in serial.chain for b in (fold.start, fold.stop))
 
 
-def _refuse(best: Plan) -> None:
+def _too_large(best: Plan) -> ResourceError:
     bill = ", ".join(f"{name} {size / 2**20:.2f} MiB" for name, size in sorted(best.buffers, key=lambda b: -b[1])[:6])
     with source.at(best.func.loc):
-        raise ResourceError(
+        return ResourceError(
             f"{best.func.name} needs more VMEM than a core of {best.chip.name} has",
             expected=f"at most {best.chip.vmem_budget / 2**20:.1f} MiB in all, blocks counted twice",
             got=f"{best.vmem / 2**20:.1f} MiB: {bill}",
@@ -157,44 +196,69 @@ def _refuse(best: Plan) -> None:
         )
 
 
-def _planned(func: Func, constants: tuple[Array, ...], chip: Chip, serial: Serial | None) -> Plan:
-    scalars = Scalars(func, chip.table_bytes)
+def _planned(ahead: Ahead, constants: tuple[Array, ...], chip: Chip, serial: Serial | None = None) -> Plan:
+    scalars = Scalars(ahead.func, chip.table_bytes)
     if serial is not None:
         for fold in serial.chain:
             scalars.count(fold.body.args[0], serial.index)
+    return _completed(ahead, constants, chip, scalars, serial, {})
+
+
+def _planned_pipes(ahead: Ahead, constants: tuple[Array, ...], chip: Chip) -> Plan | None:
+    """The plan in which all loops of the top level have pipelines of their own."""
+    scalars = Scalars(ahead.func, chip.table_bytes)
+    count_loops(ahead.func, scalars)
+    pipes = pipes_of(ahead.func, _windows(ahead.func, scalars), scalars)
+    return None if pipes is None else _completed(ahead, constants, chip, scalars, None, pipes)
+
+
+def _completed(
+    ahead: Ahead,
+    constants: tuple[Array, ...],
+    chip: Chip,
+    scalars: Scalars,
+    serial: Serial | None,
+    pipes: Mapping[Fold, Pipe],
+) -> Plan:
+    func = ahead.func
     windows = _windows(func, scalars)
+    piped = frozenset(p for pipe in pipes.values() for p in pipe.outputs)
+    followed = {w for pipe in pipes.values() for w in pipe.inputs}
     outputs = {p: merge(_of(p, windows)) for p in func.outputs if _of(p, windows)}
-    order = _order(func, serial, list(outputs.values()), scalars)
-    for param, window in list(outputs.items()):
+    blocks = {p: w for p, w in outputs.items() if p not in piped}
+    order = _order(func, serial, list(blocks.values()), scalars)
+    for param, window in list(blocks.items()):
         if not Visits(func, serial, order, scalars, {param: window}).in_a_row(param):
-            outputs[param] = opened(window, [False] * len(window.roles))
-    visits = Visits(func, serial, order, scalars, outputs)
-    placed = {param: layout(window, param.ref.dtype) for param, window in outputs.items()}
+            outputs[param] = blocks[param] = opened(window, [False] * len(window.roles))
+    placed = {param: layout(window, param.ref.dtype, param in piped) for param, window in outputs.items()}
     layouts: dict[MemoryOp, Layout | None] = {}
     inputs: dict[Window, Layout] = {}
     for op, window in windows.items():
         if op.ref in placed:
             layouts[op] = placed[op.ref]
-            if op.ref.ref.role == "inout" and placed[op.ref].window not in inputs:
+            if op.ref.ref.role == "inout":
                 inputs[placed[op.ref].window] = placed[op.ref]
         elif 0 in op.ref.ref.shape or op.ref in scalars.tables:
             layouts[op] = None
         else:
-            inputs.setdefault(window, layout(window, op.ref.ref.dtype))
+            inputs.setdefault(window, layout(window, op.ref.ref.dtype, window in followed))
             layouts[op] = inputs[window]
     forms = Forms(func)
-    slots, scratch = _scratch(func, serial, forms)
+    slots, scratch = _scratch(func, serial.chain if serial else tuple(pipes), serial.kept if serial else (), forms)
     return Plan(
         func=func,
         chip=chip,
         constants=constants,
+        ahead=ahead.programs,
         scalars=scalars,
         order=order,
         serial=serial,
+        pipes=pipes,
         layouts=layouts,
-        inputs=tuple(inputs.values()),
+        inputs=tuple(found for window, found in inputs.items() if window not in followed),
+        far=tuple(found for window, found in inputs.items() if window in followed),
         outputs=placed,
-        visits=visits,
+        visits=Visits(func, serial, order, scalars, blocks),
         forms=forms,
         slots=slots,
         scratch=scratch,
@@ -225,8 +289,13 @@ def _order(func: Func, serial: Serial | None, outputs: Sequence[Window], scalars
     return tuple(sorted(free, key=lambda n: (func.grid[n] == 1, -counts[n], n)))
 
 
-def _scratch(func: Func, serial: Serial | None, forms: Forms) -> tuple[dict[Value, int], tuple[Scratch, ...]]:
-    """A buffer for each carry that is no scalar, one for all folds that hand it on, and for values that are kept."""
+def _scratch(
+    func: Func, stepped: Sequence[Fold], kept: Sequence[Value], forms: Forms
+) -> tuple[dict[Value, int], tuple[Scratch, ...]]:
+    """A buffer for each carry, one for all folds that hand it on, and for values that are kept.
+
+    Scalars are carried as they are, but by the loops of which Pallas takes the steps (`stepped`).
+    """
     slots: dict[Value, int] = {}
     buffers: list[Scratch] = []
 
@@ -242,10 +311,8 @@ def _scratch(func: Func, serial: Serial | None, forms: Forms) -> tuple[dict[Valu
     for op in func.walk():
         if isinstance(op, Fold):
             for init, result in zip(op.inits, op.results, strict=True):
-                in_grid = serial is not None and op in serial.chain
-                if result.tile.size and (result.tile.shape or in_grid):
+                if result.tile.size and (result.tile.shape or op in stepped):
                     slots[result] = slots[init] if init in slots else add(result)
-    if serial is not None:
-        for value in serial.kept:
-            slots[value] = add(value)
+    for value in kept:
+        slots[value] = add(value)
     return slots, tuple(buffers)

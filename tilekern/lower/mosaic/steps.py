@@ -9,9 +9,13 @@ from typing import Any
 import jax.experimental.pallas as pl
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from tilekern.ir.core import Value
+from tilekern.ir.ranges import position_interval
+from tilekern.lower.mosaic.layout import Layout
 from tilekern.lower.mosaic.plan import Plan
+from tilekern.lower.mosaic.scalars import locate
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,33 @@ def next_tile(step: Step) -> Step:
         found = jnp.where(tile < high, jnp.maximum(tile, low), 0)
     found = jnp.clip(found, 0, max(axis.tiles - 1, 0))
     return Step(step.plan, {**step.indices, serial.index: found}, step.tables, found)
+
+
+def block_index(found: Layout, step: Step) -> tuple[Any, ...]:
+    """Which block of an array a step sees."""
+    roles = found.window.roles
+    index: list[Any] = []
+    for view in found.dims:
+        role = roles[view.dim - (view.use == "fold")] if view.dim >= 0 else None
+        knows = role is not None and (view.use == "fold" or role.kind == ("at" if view.use == "place" else "tiled"))
+        if role is None or not knows or (view.use == "lane" and view.length == view.block):
+            index.append(0)
+            continue
+        intervals = [step.plan.ranges.get(v) for v in role.operands]
+        place = locate(role.position, [_operand(step, v) for v in role.operands], intervals)
+        count = view.length if view.use in ("place", "tile") else -(-view.length // view.block)
+        size = role.size if role.kind == "tiled" else 1
+        number = lax.div(place, np.int32(size)) if size > 1 else place
+        known = position_interval(role.position, intervals)
+        inside = known is not None and known.within(0, count * size - 1)
+        index.append(number if inside else jnp.clip(number, 0, count - 1))
+    return tuple(index)
+
+
+def _operand(step: Step, value: Value) -> Any:
+    """An operand of the access; those of other dims may be unknown."""
+    known = step.plan.scalars.key(value) is not None
+    return jnp.asarray(step.evaluate(value) if known else 0, jnp.int32)
 
 
 def when(condition: Any) -> Callable[[Callable[[], None]], Any]:

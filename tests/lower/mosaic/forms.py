@@ -1,0 +1,36 @@
+"""Every way in which the planner would run a Func, not only the fastest one that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+
+from tilekern.ir.core import Func
+from tilekern.lower.mosaic import plan as planner
+from tilekern.lower.mosaic.chip import CHIPS
+from tilekern.lower.mosaic.legalize import legalize
+from tilekern.lower.mosaic.lowering import MosaicLowering
+from tilekern.lower.mosaic.plan import Plan
+from tilekern.lower.target import TARGETS
+from tilekern.passes import pipeline
+from tilekern.passes.split_loops import split_loops
+
+
+def form_of(plan: Plan) -> str:
+    """Where the loops of a plan are: inside of the kernel, in its grid, or in pipelines of their own."""
+    if plan.pipes:
+        return "pipes"
+    if plan.serial is None:
+        return "resident"
+    return "steps" if plan.serial.table is None else "pairs"
+
+
+def every_form(func: Func, name: str = "tpu:v5e") -> Iterator[MosaicLowering]:
+    """A Func that went through the passes, lowered in each way."""
+    chip = CHIPS[name]
+    lowering = MosaicLowering(func, TARGETS[name])
+    legal = legalize(pipeline.run(split_loops(func)), name.removeprefix("tpu:"))
+    for plan in planner._candidates(legal, chip):
+        other = copy(lowering)
+        other.planned = plan
+        yield other
