@@ -123,7 +123,7 @@ def layout(window: Window, dtype: DType, whole: bool = False) -> Layout:
       dtype: of the array as the kernel has it.
       whole: whether all blocks have to be, so that XLA pads the array up to them; else Pallas cuts the last ones.
     """
-    ragged = any(r.kind == "tiled" and n % r.size for r, n in zip(window.roles, window.param.ref.shape, strict=True))
+    ragged = any(r.size > 1 and n % r.size for r, n in zip(window.roles, window.param.ref.shape, strict=True))
     if whole and ragged:
         return _general(window, dtype, whole)
     return _folded(window) or _general(window, dtype, whole)
@@ -187,7 +187,7 @@ def _general(window: Window, dtype: DType, whole: bool) -> Layout:
             front.append((len(parts), _plain(d, role, length)))
             parts.append((d, length))
         elif role.kind == "static" or (unit is None and role.kind == "tiled") or _fits(role, length, unit or 1):
-            if whole and role.kind == "tiled":
+            if whole and role.kind != "static":
                 length = padded[d] = tiles(length, role.size) * role.size
             back.append((len(parts), _plain(d, role, length)))
             parts.append((d, length))
