@@ -16,6 +16,7 @@ from tilekern.ir.core import Array, Value
 from tilekern.ir.types import DType, accumulator, kind_of
 from tilekern.lower.mosaic.emit import Emitter
 from tilekern.lower.mosaic.layout import Layout
+from tilekern.lower.mosaic.memory import stored_dtype
 from tilekern.lower.mosaic.plan import Plan, Scratch
 from tilekern.lower.mosaic.scalars import flat_table
 from tilekern.lower.mosaic.steps import block_index, next_tile, step_of
@@ -33,7 +34,8 @@ def call(plan: Plan, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Ar
     func = plan.func
     given = (*inputs, *map(_as_array, plan.constants))
     with _jax.neutral_tracing(x64=False):
-        tables = [run(program, *given)[0] for program in plan.ahead]
+        typed = [jnp.asarray(x, p.ref.dtype) for p, x in zip(func.inputs, given, strict=False)]
+        tables = [run(program, *typed)[-1] for program in plan.ahead]
     arrays = dict(zip(func.inputs, (*given, *tables), strict=True))
     results = {p: arrays[p] if p in arrays else jnp.zeros(p.ref.shape, p.ref.dtype) for p in func.outputs}
     if 0 not in func.grid and plan.outputs:
@@ -60,7 +62,7 @@ class _Kernel:
             tables.append(jnp.asarray(plan.serial.table))
         blocks = [found.forward(_typed(arrays, found.window.param)) for found in plan.inputs]
         far = [found.forward(_typed(arrays, found.window.param)) for found in plan.far]
-        zeros = [jnp.zeros(plan.outputs[p].shape, stored_dtype(p)) for p in self._fresh]
+        zeros = [jnp.zeros(plan.outputs[p].shape, kept_dtype(p)) for p in self._fresh]
         specs = [self._spec(found) for found in plan.inputs]
         anywhere = [pl.BlockSpec(memory_space=pl.ANY) for _ in (*plan.far, *self._fresh)]
         found = pl.pallas_call(
@@ -72,7 +74,7 @@ class _Kernel:
                 out_specs=[self._out_spec(p) for p in plan.outputs],
                 scratch_shapes=[_memory_of(s) for s in plan.scratch],
             ),
-            out_shape=[jax.ShapeDtypeStruct(out.shape, stored_dtype(p)) for p, out in plan.outputs.items()],
+            out_shape=[jax.ShapeDtypeStruct(out.shape, kept_dtype(p)) for p, out in plan.outputs.items()],
             input_output_aliases=self._aliases(len(tables)),
             compiler_params=pltpu.CompilerParams(dimension_semantics=plan.semantics, vmem_limit_bytes=plan.vmem_limit),
             interpret=self._interpret,
@@ -108,7 +110,7 @@ class _Kernel:
         return dict(zip(self._tables, refs, strict=False)), steps, refs[count + self._pairs :]
 
     def _index_map(self, found: Layout, *arguments: Any) -> tuple[Any, ...]:
-        rank = len(self._plan.grid)
+        rank = max(1, len(self._plan.grid))
         tables, steps, _ = self._split(arguments[rank:])
         return block_index(found, next_tile(step_of(self._plan, arguments[:rank], tables, steps)))
 
@@ -165,14 +167,14 @@ def _as_array(constant: Array) -> jax.Array:
 
 def _typed(arrays: Mapping[Value, Any], param: Value) -> jax.Array:
     """The array of an input, which may be wider in the kernel than it is: float16 is float32 there."""
-    return jnp.asarray(arrays[param], param.ref.dtype)
+    return jnp.asarray(arrays[param], stored_dtype(param.ref.dtype))
 
 
 def _starts_at_zero(param: Value) -> bool:
     return param.ref.role in ("zeros", "sum")
 
 
-def stored_dtype(param: Value) -> DType:
+def kept_dtype(param: Value) -> DType:
     """The dtype of an output while the kernel runs: a sum of narrow floats is kept wide, and rounded once."""
     wide = param.ref.role == "sum" and kind_of(param.ref.dtype) == "float"
-    return accumulator(param.ref.dtype) if wide else param.ref.dtype
+    return accumulator(param.ref.dtype) if wide else stored_dtype(param.ref.dtype)

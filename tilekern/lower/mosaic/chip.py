@@ -57,8 +57,8 @@ class Chip:
 
     @property
     def vmem_budget(self) -> int:
-        """Bytes that the buffers of a kernel may take; the rest is for values that do not fit the vector registers."""
-        return self.vmem_limit * 3 // 4
+        """Bytes that a kernel may take by our own count; the rest is for what that misses."""
+        return self.vmem_limit * 7 // 8
 
     @property
     def table_bytes(self) -> int:

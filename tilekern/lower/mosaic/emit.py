@@ -22,10 +22,10 @@ from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import BOOL, I32
 from tilekern.lower.mosaic import debug
 from tilekern.lower.mosaic.layout import Layout
-from tilekern.lower.mosaic.memory import Memory, shaped
+from tilekern.lower.mosaic.memory import Memory, as_stored, choose, shaped
 from tilekern.lower.mosaic.ops import function_of
 from tilekern.lower.mosaic.plan import Plan
-from tilekern.lower.mosaic.serial import needed
+from tilekern.lower.mosaic.serial import needed, used_by
 from tilekern.lower.mosaic.steps import Step, block_index, when
 from tilekern.lower.mosaic.vectors import Form, is_vector, shape_in, to_tile, turned
 
@@ -81,7 +81,7 @@ class Emitter:
 
             def body(fold: Fold = fold) -> None:
                 self._env[fold.body.args[0]] = self._step.tile
-                used = [v for op in fold.body.walk() for v in op.operands]
+                used = [v for op in fold.body.ops for v in used_by(op)]
                 self._again([*used, *fold.body.results], kept, ())
                 self._iteration(fold, fold.body.args[1:])
 
@@ -90,8 +90,7 @@ class Emitter:
         def finish() -> None:
             last = serial.chain[-1].results
             self._recall(last)
-            used = [v for op in serial.after for v in (*op.operands, *_inner(op))]
-            self._again(used, kept, ())
+            self._again([v for op in serial.after for v in used_by(op)], kept, ())
             self.block(serial.after)
 
         when(self._step.last)(finish)
@@ -174,6 +173,9 @@ class Emitter:
         elif isinstance(op, Constant):
             number = op.array.reshape(-1)[0] if op.array.size else np.zeros((), op.array.dtype)
             self._env[result] = jnp.full(op.shape, number, op.array.dtype)
+        elif isinstance(op, Select) and not result.tile.shape:
+            which, x, y = (self._env[v] for v in op.operands)
+            self._env[result] = choose(which, as_stored(x), as_stored(y)).astype(result.tile.dtype)
         else:
             self._env[result] = function_of(op)(*map(self._plain, op.operands))
 
@@ -246,7 +248,8 @@ class Emitter:
         if known is not None and known.known:
             return np.int32(min(max(known.low, 0), int(extent)))
         serial = self._plan.serial
-        number = self._step.evaluate(value) if serial and value not in self._env else self._env[value]
+        ahead = serial is not None and self._plan.scalars.key(value) is not None
+        number = self._step.evaluate(value) if ahead else self._env[value]
         return jnp.clip(number, 0, extent)
 
     def _fold(self, op: Fold) -> None:
@@ -419,12 +422,6 @@ def _spread(x: Any, shape: tuple[int, ...]) -> Any:
 
 def _unpacked(array: Any, value: Value) -> Any:
     return array != 0 if value.tile.dtype == BOOL and array.dtype == I32 else array
-
-
-def _inner(op: Op) -> list[Value]:
-    return [v for region in op.regions for inner in region.walk() for v in inner.operands] + [
-        v for region in op.regions for v in region.results
-    ]
 
 
 def _uses(block: Block) -> dict[Value, int]:

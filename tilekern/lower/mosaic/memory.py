@@ -93,10 +93,9 @@ class Memory:
         x = self._read(op, found, ref)
         inside = self._inside(op, shape)
         keep = inside if mask is None else mask if inside is None else inside & mask
-        if op.access.shape == ():
-            x = _element(x)
-            return x if keep is None else jnp.where(keep, x, fill)
-        return x if keep is None else choose(keep, x, fill)
+        if keep is not None:
+            x = choose(keep, x, as_stored(fill))
+        return x != 0 if dtype == BOOL else x
 
     def store(self, op: Store, value: Any, mask: Any) -> None:
         """Write lanes."""
@@ -109,7 +108,7 @@ class Memory:
     # --- reading ---
 
     def _from_table(self, op: Load, mask: Any) -> Any:
-        operands = {v: self._scalar(v) for v in op.operands[1:] if v is not op.mask}
+        operands = {v: self._scalar(v) for v in op.operands[1:]}
         number = read_table(op, operands, self._tables[op.ref])
         fill = np.zeros((), op.result.tile.dtype) if op.fill is None else operands[op.fill]
         return number if mask is None else jnp.where(mask, number, fill)
@@ -255,15 +254,15 @@ class Memory:
         ref = self._outputs[op.ref]
         guard = self._guard(op, found)
         for lane in self._lanes(op, found):
-            part = self._part(op, found, value, lane)
-            chosen = None if mask is None else self._part(op, found, mask, lane)
+            part = self._part(op, found, as_stored(value), lane)
+            chosen = None if mask is None else self._part(op, found, as_stored(mask), lane)
 
             def write(lane: Lane = lane, part: Any = part, chosen: Any = chosen) -> None:
                 index = self._index(op, found, lane)
                 old = ref[index] if chosen is not None or isinstance(op, Atomic) else None
                 shape = _shape_at(index, found.buffer)
                 new = update(old, shaped(part, shape)).astype(ref.dtype)
-                ref[index] = new if chosen is None else choose(shaped(chosen, shape), new, old)
+                ref[index] = new if chosen is None else choose(shaped(chosen, shape) != 0, new, old)
 
             conditions = [c for c in (guard, lane.inside) if c is not None]
             if conditions:
@@ -323,20 +322,24 @@ def _lane_dims(found: Layout) -> list[ViewDim]:
     return [v for v in found.dims if v.use in ("lane", "fold") and v.dim >= 0]
 
 
+def stored_dtype(dtype: DType) -> DType:
+    """How memory holds a dtype: a bool takes 32 bits in VMEM, and as a number it has all that those have."""
+    return I32 if dtype == BOOL else dtype
+
+
+def as_stored(x: Any) -> Any:
+    """Values as memory holds them."""
+    return jnp.where(x, 1, 0) if x.dtype == BOOL else x
+
+
 def _element(x: Any) -> Any:
     """The element of a tile of one; vectors of 32 bits only give one."""
-    if not x.shape:
-        return x
-    if x.dtype == BOOL:
-        return jnp.where(x, 1, 0)[(0,) * x.ndim] != 0
     return x.astype(_wide(np.dtype(x.dtype)))[(0,) * x.ndim].astype(x.dtype)
 
 
 def choose(keep: Any, x: Any, other: Any) -> Any:
     """`x` where `keep` holds, else `other`, in 32 bits: a mask of int32 comparisons has no layout for narrow tiles."""
     dtype: DType = np.dtype(x.dtype)
-    if dtype == BOOL:
-        return choose(keep, jnp.where(x, 1, 0), jnp.where(other, 1, 0)) != 0
     wide = _wide(dtype)
     found = jnp.where(keep, x.astype(wide), jnp.broadcast_to(other.astype(wide), x.shape))
     return found.astype(dtype)
@@ -348,6 +351,8 @@ def shaped(x: Any, shape: tuple[int, ...]) -> Any:
         return x
     if not x.shape:
         return jnp.full(shape, x)
+    if not shape:
+        return _element(x)
     if len(x.shape) == len(shape) == 2 and x.shape == shape[::-1] and 1 in shape:
         if shape[0] == 1:
             return turned(jnp.broadcast_to(x, (x.shape[0], LANES)), "row")
@@ -392,8 +397,6 @@ def combine(op: Atomic, old: Any, new: Any) -> Any:
     """Two numbers in one, in a dtype of 32 bits, rounded once."""
     dtype: DType = np.dtype(old.dtype)
     wide = _wide(dtype)
-    if dtype == BOOL:
-        return _COMBINE[op.kind](jnp.where(old, 1, 0), jnp.where(new, 1, 0)) != 0
     if wide == dtype:
         return _COMBINE[op.kind](old, new.astype(dtype))
     return _COMBINE[op.kind](old.astype(wide), new.astype(wide)).astype(dtype)

@@ -26,6 +26,7 @@ from tilekern.lower.mosaic.layout import Layout, layout
 from tilekern.lower.mosaic.pipes import Pipe, count_loops, pipes_of
 from tilekern.lower.mosaic.scalars import Scalars, scalar_dtype
 from tilekern.lower.mosaic.serial import Serial, as_pairs, serial_of
+from tilekern.lower.mosaic.spills import spilled_bytes
 from tilekern.lower.mosaic.vectors import Forms, is_vector, shape_in
 from tilekern.lower.mosaic.visits import Visits
 from tilekern.lower.mosaic.windows import Window, merge, opened, window_of
@@ -96,7 +97,10 @@ class Plan:
 
     @cached_property
     def buffers(self) -> tuple[tuple[str, int], ...]:
-        """What takes VMEM: a name and bytes each. A block that another one follows has two buffers."""
+        """What takes VMEM: a name and bytes each. A block that another one follows has two buffers.
+
+        "values" are those that do not fit the registers, an estimate.
+        """
         blocks = (*self.inputs, *(b for p, b in self.outputs.items() if p not in self.piped))
         found = [(b.window.param.name, self._copies(b) * _block_bytes(b)) for b in blocks]
         in_turn = [
@@ -105,26 +109,20 @@ class Plan:
         ]
         most = max(in_turn, key=lambda bs: sum(map(_block_bytes, bs)), default=list[Layout]())
         found += [(b.window.param.name, 2 * _block_bytes(b)) for b in most]
-        return (*found, *(("scratch", padded_bytes(s.shape, s.dtype)) for s in self.scratch if s.shape))
+        found += [("carries", padded_bytes(s.shape, s.dtype)) for s in self.scratch if s.shape]
+        return (*found, ("values", spilled_bytes(self.func.body)))
 
     @property
     def semantics(self) -> tuple[Literal["parallel", "arbitrary"], ...]:
         """Of each axis of the grid, whether two cores may share its steps out."""
-        if self.piped:
-            return ("arbitrary",) * len(self.grid)
+        if self.piped or not self.grid:
+            return ("arbitrary",) * max(1, len(self.grid))
         return tuple("parallel" if free else "arbitrary" for free in self.visits.separate())
 
     @property
     def vmem_limit(self) -> int:
-        """What the compiler is told to stay below: what is not granted to a kernel, XLA may use around it.
-
-        Beside the buffers there are values that do not fit the registers.
-        """
-        largest = max(
-            (padded_bytes(v.tile.shape, v.tile.dtype) for op in self.func.walk() for v in op.results), default=0
-        )
-        needed = self.vmem + max(4 << 20, 4 * largest)
-        return min(max(needed, self.chip.vmem_default), self.chip.vmem_limit)
+        """What the compiler is told to stay below: what is not granted to a kernel, XLA may use around it."""
+        return min(max(self.vmem * 3 // 2 + (4 << 20), self.chip.vmem_default), self.chip.vmem_limit)
 
     def _copies(self, found: Layout) -> int:
         """How many buffers a block has: two, if another one ever follows it."""

@@ -173,9 +173,15 @@ def read_table(op: Load, operands: Mapping[Value, Any], table: Any) -> Any:
             inside = ok if inside is None else inside & ok
             place = jnp.clip(place, 0, max(length - 1, 0))
         flat = flat * np.int32(length) + place
-    number = table[flat]
-    number = (number != 0) if dtype == BOOL else jnp.asarray(number).astype(dtype)
-    return number if inside is None else jnp.where(inside, number, fill)
+    number = jnp.asarray(table[flat])
+    if inside is not None:
+        number = jnp.where(inside, number, _widened(fill, number.dtype))
+    return (number != 0) if dtype == BOOL else number.astype(dtype)
+
+
+def _widened(number: Any, dtype: DType) -> Any:
+    """A scalar in 32 bits: Mosaic chooses between no others."""
+    return jnp.where(number, 1, 0).astype(dtype) if number.dtype == BOOL else jnp.asarray(number).astype(dtype)
 
 
 def locate(position: Position, operands: Sequence[Any], intervals: Sequence[Interval | None] | None) -> Any:

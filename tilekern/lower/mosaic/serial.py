@@ -129,11 +129,18 @@ def needed(ops: Sequence[Op], values: Sequence[Value], given: set[Value]) -> lis
     for op in reversed(ops):
         if any(r in wanted and r not in given for r in op.results):
             found.append(op)
-            wanted.update(op.operands)
-            for region in op.regions:
-                wanted.update(v for inner in region.walk() for v in inner.operands)
-                wanted.update(region.results)
+            wanted.update(used_by(op))
     return found[::-1]
+
+
+def used_by(op: Op) -> set[Value]:
+    """The values that an op uses, in its regions, too."""
+    found = set(op.operands)
+    for region in op.regions:
+        found.update(region.results)
+        for inner in region.ops:
+            found |= used_by(inner)
+    return found
 
 
 def as_pairs(func: Func, serial: Serial, scalars: Scalars) -> Serial | None:
@@ -147,7 +154,7 @@ def as_pairs(func: Func, serial: Serial, scalars: Scalars) -> Serial | None:
     args = func.body.args
     depends = frozenset[Value]().union(*(scalars.axes(b) for b in bounds))
     axes = tuple(n for n, arg in enumerate(args) if arg in depends)
-    if not axes or np.prod([func.grid[n] for n in axes]) > _MOST_STEPS:
+    if not axes or not 0 < np.prod([func.grid[n] for n in axes]) <= _MOST_STEPS:
         return None
     known = definitions(func)
     columns: list[tuple[int, ...]] = []

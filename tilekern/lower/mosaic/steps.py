@@ -12,10 +12,11 @@ import numpy as np
 from jax import lax
 
 from tilekern.ir.core import Value
-from tilekern.ir.ranges import position_interval
+from tilekern.ir.ranges import Interval, position_interval
 from tilekern.lower.mosaic.layout import Layout
 from tilekern.lower.mosaic.plan import Plan
 from tilekern.lower.mosaic.scalars import locate
+from tilekern.lower.mosaic.windows import Role
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ def block_index(found: Layout, step: Step) -> tuple[Any, ...]:
         if role is None or not knows or (view.use == "lane" and view.length == view.block):
             index.append(0)
             continue
-        intervals = [step.plan.ranges.get(v) for v in role.operands]
-        place = locate(role.position, [_operand(step, v) for v in role.operands], intervals)
+        intervals = _intervals(step.plan, role)
+        place = locate(role.position, _operands(step, role), intervals)
         count = view.length if view.use in ("place", "tile") else -(-view.length // view.block)
         size = role.size if role.kind == "tiled" else 1
         number = lax.div(place, np.int32(size)) if size > 1 else place
@@ -117,10 +118,23 @@ def block_index(found: Layout, step: Step) -> tuple[Any, ...]:
     return tuple(index)
 
 
-def _operand(step: Step, value: Value) -> Any:
-    """An operand of the access; those of other dims may be unknown."""
-    known = step.plan.scalars.key(value) is not None
-    return jnp.asarray(step.evaluate(value) if known else 0, jnp.int32)
+def _operands(step: Step, role: Role) -> list[Any]:
+    """The operands of the access; those of other dims may be unknown, and stay 0."""
+    used = {t.operand for t in role.position.terms}
+    return [jnp.asarray(step.evaluate(v) if n in used else 0, jnp.int32) for n, v in enumerate(role.operands)]
+
+
+def _intervals(plan: Plan, role: Role) -> list[Interval | None]:
+    """What is known of the operands of the place, in tiles that do not run, too: the Func's ranges are of those that do."""
+    folds = (*plan.pipes, *(plan.serial.chain if plan.serial else ()))
+    loops = {fold.body.args[0]: Interval(0, max(0, fold.axis.tiles - 1)) for fold in folds}
+    grid = frozenset(plan.func.body.args)
+    used = {t.operand for t in role.position.terms}
+    found: list[Interval | None] = []
+    for n, value in enumerate(role.operands):
+        known = n in used and plan.scalars.axes(value) <= grid
+        found.append(loops.get(value, plan.ranges.get(value) if known else None))
+    return found
 
 
 def when(condition: Any) -> Callable[[Callable[[], None]], Any]:
