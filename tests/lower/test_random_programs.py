@@ -1,6 +1,7 @@
 """Thousands of random programs: the backends and the passes against the interpreter."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests.lower.mosaic.forms import every_form, form_of
+from tests.lower.mosaic.loops import OneLoop, in_two
 from tests.programs import Program, assert_agrees, programs
 from tests.programs.batches import check, sample
 from tilekern.errors import TargetError
@@ -17,7 +20,10 @@ from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret
 from tilekern.ir.parse import parse
 from tilekern.ir.text import to_text
+from tilekern.ir.types import DTYPES
 from tilekern.ir.verify import verify
+from tilekern.lower.mosaic.lowering import MosaicLowering
+from tilekern.lower.target import TARGETS
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.compile import compile_program
@@ -101,6 +107,65 @@ def test_triton_compiles_random_programs(chunk: int) -> None:
     for seed in list(seeds_of(chunk))[::10]:
         with contextlib.suppress(TargetError):
             compile_program(build(pipeline.run(sample(seed)[0].func), chip, {}), chip)
+
+
+# --- the Mosaic backend -----------------------------------------------------------------------------------------------
+
+NARROW = tuple(d for d in DTYPES.values() if d.itemsize <= 4)
+_LOOPS_IN_A_CHUNK = 50
+
+
+def interpreted(lowerings: Sequence[MosaicLowering], programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
+    """The outputs by Pallas' interpreter, compiled as one function."""
+
+    def together(*arrays: Sequence[jax.Array]) -> Any:
+        pairs = zip(lowerings, arrays, strict=True)
+        return tuple(lowering._called(*inputs, interpret=True) for lowering, inputs in pairs)
+
+    arrays = [p.arrays for p in programs]
+    return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
+
+
+def by_mosaic(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
+    """The outputs of programs whose loops are inside of the kernels."""
+    return interpreted([MosaicLowering(pipeline.run(p.func), TARGETS["tpu:v5e"]) for p in programs], programs)
+
+
+@chunks(1)
+def test_mosaic_kernels_agree_with_the_interpreter(chunk: int) -> None:
+    check(seeds_of(chunk), by_mosaic, dtypes=NARROW)
+
+
+def by_mosaic_in_every_form(programs: Sequence[Program], seen: Counter[str]) -> Sequence[Sequence[np.ndarray]]:
+    """Some output that is wrong, if one of the forms of a program with a loop gives it, or those that are right."""
+    many: list[tuple[MosaicLowering, Program]] = []
+    for program in programs:
+        for func in (program.func, in_two(program.func)):
+            forms = [f for f in every_form(pipeline.run(func)) if form_of(f.planned) != "resident"]
+            seen.update(form_of(f.planned) for f in forms)
+            many += [(f, program) for f in forms]
+    outputs: dict[Program, Sequence[np.ndarray]] = {p: p.expected for p in programs}
+    results = interpreted([f for f, _ in many], [p for _, p in many])
+    for (_, program), found in zip(many, results, strict=True):
+        if not agrees(program, found):
+            outputs[program] = found
+    return [outputs[p] for p in programs]
+
+
+def agrees(program: Program, outputs: Sequence[np.ndarray]) -> bool:
+    try:
+        assert_agrees(program, outputs)
+    except AssertionError:
+        return False
+    return True
+
+
+@chunks(1)
+def test_mosaic_kernels_with_loops_in_the_grid_agree_with_the_interpreter(chunk: int) -> None:
+    seen = Counter[str]()
+    seeds = range(chunk * _LOOPS_IN_A_CHUNK, (chunk + 1) * _LOOPS_IN_A_CHUNK)
+    check(seeds, partial(by_mosaic_in_every_form, seen=seen), dtypes=NARROW, make=OneLoop)
+    assert min(seen[form] for form in ("steps", "pairs", "pipes")) >= 4, seen
 
 
 # --- the passes ------------------------------------------------------------------------------------------------------

@@ -83,7 +83,8 @@ def serial_of(func: Func) -> Serial | None:
         return None
     before, after = (*ops[:first], *between), ops[last + 1 :]
     outputs = {p for p in func.params if p.ref.role != "in"}
-    if any(isinstance(op, MemoryOp) and op.ref in outputs for op in before):
+    every = (*before, *(inner for op in before for region in op.regions for inner in region.walk()))
+    if any(isinstance(op, MemoryOp) and op.ref in outputs for op in every):
         return None  # a step would see what a later one stored
     return Serial(chain, before, after, _kept(before, (*(f.body for f in chain),), after))
 

@@ -125,7 +125,7 @@ def _operands(step: Step, role: Role) -> list[Any]:
 
 
 def _intervals(plan: Plan, role: Role) -> list[Interval | None]:
-    """What is known of the operands of the place, in tiles that do not run, too: the Func's ranges are of those that do."""
+    """What is known of the operands of a place in all tiles; the ranges of the Func hold in those that run."""
     folds = (*plan.pipes, *(plan.serial.chain if plan.serial else ()))
     loops = {fold.body.args[0]: Interval(0, max(0, fold.axis.tiles - 1)) for fold in folds}
     grid = frozenset(plan.func.body.args)
