@@ -152,6 +152,8 @@ def compute_capability() -> int | None:
 
 def tpu_kind() -> str | None:
     """The kind of this machine's TPU in JAX's words, such as "TPU v5 lite"; None if JAX sees none."""
+    if not has_tpu_chips():
+        return None  # libtpu would complain at length
     try:
         devices = cast(list[Any], jax.devices("tpu"))
     except RuntimeError:  # no such platform here

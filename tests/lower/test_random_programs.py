@@ -127,8 +127,10 @@ def interpreted(lowerings: Sequence[MosaicLowering], programs: Sequence[Program]
 
 
 def by_mosaic(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
-    """The outputs of programs whose loops are inside of the kernels."""
-    return interpreted([MosaicLowering(pipeline.run(p.func), TARGETS["tpu:v5e"]) for p in programs], programs)
+    """The outputs of programs whose loops are inside of the kernels, each for some TPU."""
+    targets = [t for t in TARGETS.values() if t.backend == "mosaic"]
+    lowerings = [MosaicLowering(pipeline.run(p.func), targets[p.seed % len(targets)]) for p in programs]
+    return interpreted(lowerings, programs)
 
 
 @chunks(1)

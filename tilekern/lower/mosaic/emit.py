@@ -19,12 +19,13 @@ from tilekern.ir.debug import Assert, Print
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic, Load, Store, WriteOp
 from tilekern.ir.shape import Broadcast, Iota, Reshape
-from tilekern.ir.types import BOOL, I32
+from tilekern.ir.types import BOOL
 from tilekern.lower.mosaic import debug
 from tilekern.lower.mosaic.layout import Layout
-from tilekern.lower.mosaic.memory import Memory, as_stored, choose, shaped
+from tilekern.lower.mosaic.memory import Memory, as_stored, shaped
 from tilekern.lower.mosaic.ops import function_of
 from tilekern.lower.mosaic.plan import Plan
+from tilekern.lower.mosaic.scalars import choose, scalar_dtype
 from tilekern.lower.mosaic.serial import needed, used_by
 from tilekern.lower.mosaic.steps import Step, block_index, when
 from tilekern.lower.mosaic.vectors import Form, is_vector, shape_in, to_tile, turned
@@ -339,9 +340,9 @@ class Emitter:
         return self._forms.carried(value) if is_vector(value) else "row"
 
     def _pack(self, value: Value, as_carry: Value) -> Any:
-        """A value as loops carry it: a vector in one form, a bool as int32."""
-        array = self.get(value, self._carried(as_carry))
-        return jnp.where(array, 1, 0) if array.dtype == BOOL else jnp.asarray(array)
+        """A value as loops carry it: a vector in one form, a bool as int32, a scalar in 32 bits."""
+        array = jnp.asarray(as_stored(self.get(value, self._carried(as_carry))))
+        return array if array.shape else array.astype(scalar_dtype(value.tile.dtype))
 
     def _keep(self, slot: int, value: Value, as_carry: Value | None = None) -> None:
         self._write(slot, self._pack(value, as_carry or value))
@@ -356,8 +357,7 @@ class Emitter:
     def _kept(self, slot: int, value: Value) -> Any:
         if value.tile.shape:
             return _unpacked(self._scratch[slot][...], value)
-        number = self._scratch[slot][0]
-        return number != 0 if value.tile.dtype == BOOL else number.astype(value.tile.dtype)
+        return _unpacked(self._scratch[slot][0], value)
 
     def _recall(self, values: Sequence[Value]) -> None:
         """Read values from scratch."""
@@ -421,7 +421,10 @@ def _spread(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _unpacked(array: Any, value: Value) -> Any:
-    return array != 0 if value.tile.dtype == BOOL and array.dtype == I32 else array
+    dtype = value.tile.dtype
+    if dtype == BOOL:
+        return array != 0
+    return array if array.dtype == dtype else array.astype(dtype)
 
 
 def _uses(block: Block) -> dict[Value, int]:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
+from tilekern.errors import TargetError
 from tilekern.ir.types import DType
 from tilekern.lower.mosaic.chip import LANES, SUBLANES
 from tilekern.lower.mosaic.windows import Role, Window, tiles
@@ -108,6 +109,26 @@ class Layout:
         array = jnp.reshape(array, self.padded)
         shape = self.window.param.ref.shape
         return array if self.padded == shape else array[tuple(slice(n) for n in shape)]
+
+
+def check_blocks(found: Layout) -> None:
+    """Refuse blocks that Mosaic cannot address.
+
+    Source: "Grids and BlockSpecs" of the Pallas documentation: on TPUs the last two dims of a block have to be
+    divisible by 8 and 128, or those of the whole array.
+
+    Raises:
+      TargetError: the layout breaks the rule.
+    """
+    views = [v for v in found.dims if not is_squeezed(v, found.window.roles)]
+    for view, unit in zip(views[-2:], (SUBLANES, LANES), strict=True):
+        if view.block % unit and view.block < view.length:
+            raise TargetError(
+                f"a block of {found.window.param.name} is not aligned to the tiles of vector memory",
+                expected=f"a multiple of {unit} elements, or all {view.length} of the dim",
+                got=f"{view.block} elements, in blocks of {list(found.buffer)} of {list(found.shape)}",
+                fix="take blocks that are multiples of (8, 128), or report this: XLA should have split the dim",
+            )
 
 
 def is_squeezed(dim: ViewDim, roles: Sequence[Role]) -> bool:

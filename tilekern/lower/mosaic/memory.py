@@ -22,10 +22,10 @@ from jax import lax
 from tilekern.ir.core import Value
 from tilekern.ir.memory import Atomic, Dim, Load, MemoryOp, Store, WriteOp
 from tilekern.ir.ranges import Interval, position_interval
-from tilekern.ir.types import BOOL, F32, I32, DType, kind_of
+from tilekern.ir.types import BOOL, I32, DType, kind_of
 from tilekern.lower.mosaic.chip import LANES
 from tilekern.lower.mosaic.layout import Layout, ViewDim, is_squeezed
-from tilekern.lower.mosaic.scalars import locate, read_table
+from tilekern.lower.mosaic.scalars import choose, locate, read_table, widened
 from tilekern.lower.mosaic.vectors import to_tile, turned
 
 Get = Callable[[Value], Any]
@@ -111,7 +111,10 @@ class Memory:
         operands = {v: self._scalar(v) for v in op.operands[1:]}
         number = read_table(op, operands, self._tables[op.ref])
         fill = np.zeros((), op.result.tile.dtype) if op.fill is None else operands[op.fill]
-        return number if mask is None else jnp.where(mask, number, fill)
+        if mask is None:
+            return number
+        chosen = choose(mask, as_stored(number), as_stored(jnp.asarray(fill)))
+        return chosen != 0 if op.result.tile.dtype == BOOL else chosen
 
     def _read(self, op: Load, found: Layout, ref: Any) -> Any:
         """All lanes, in the order of the access; those outside of the array are anything."""
@@ -334,15 +337,7 @@ def as_stored(x: Any) -> Any:
 
 def _element(x: Any) -> Any:
     """The element of a tile of one; vectors of 32 bits only give one."""
-    return x.astype(_wide(np.dtype(x.dtype)))[(0,) * x.ndim].astype(x.dtype)
-
-
-def choose(keep: Any, x: Any, other: Any) -> Any:
-    """`x` where `keep` holds, else `other`, in 32 bits: a mask of int32 comparisons has no layout for narrow tiles."""
-    dtype: DType = np.dtype(x.dtype)
-    wide = _wide(dtype)
-    found = jnp.where(keep, x.astype(wide), jnp.broadcast_to(other.astype(wide), x.shape))
-    return found.astype(dtype)
+    return x.astype(widened(np.dtype(x.dtype)))[(0,) * x.ndim].astype(x.dtype)
 
 
 def shaped(x: Any, shape: tuple[int, ...]) -> Any:
@@ -396,13 +391,12 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 def combine(op: Atomic, old: Any, new: Any) -> Any:
     """Two numbers in one, in a dtype of 32 bits, rounded once."""
     dtype: DType = np.dtype(old.dtype)
-    wide = _wide(dtype)
+    wide = widened(dtype)
     if wide == dtype:
         return _COMBINE[op.kind](old, new.astype(dtype))
-    return _COMBINE[op.kind](old.astype(wide), new.astype(wide)).astype(dtype)
-
-
-def _wide(dtype: DType) -> DType:
-    if dtype.itemsize >= 4:
-        return dtype
-    return {"float": F32, "signed": I32, "unsigned": np.dtype(np.uint32), "bool": I32}[kind_of(dtype)]
+    if kind_of(dtype) == "float":
+        return _COMBINE[op.kind](old.astype(wide), new.astype(wide)).astype(dtype)
+    old, new = old.astype(I32), new.astype(I32)
+    if op.kind in ("max", "min"):  # MLIR would make a narrow one of a maximum of widened numbers
+        return (old + _COMBINE[op.kind](new - old, 0)).astype(dtype)
+    return _COMBINE[op.kind](old, new).astype(dtype)

@@ -22,7 +22,7 @@ from tilekern.ir.types import BOOL, I32, DType
 from tilekern.lower.mosaic.ahead import Ahead, compute_ahead
 from tilekern.lower.mosaic.chip import Chip, padded_bytes
 from tilekern.lower.mosaic.constants import constants_as_inputs
-from tilekern.lower.mosaic.layout import Layout, layout
+from tilekern.lower.mosaic.layout import Layout, check_blocks, layout
 from tilekern.lower.mosaic.pipes import Pipe, count_loops, pipes_of
 from tilekern.lower.mosaic.scalars import Scalars, scalar_dtype
 from tilekern.lower.mosaic.serial import Serial, as_pairs, serial_of
@@ -150,9 +150,17 @@ def plan(func: Func, chip: Chip) -> Plan:
     found = list[Plan]()
     for candidate in _candidates(func, chip):
         if candidate.vmem <= chip.vmem_budget:
+            _check_blocks(candidate)
             return candidate
         found.append(candidate)
     raise _too_large(min(found, key=lambda p: p.vmem))
+
+
+def _check_blocks(found: Plan) -> None:
+    for op, seen in found.layouts.items():
+        if seen is not None:
+            with source.at(op.loc):
+                check_blocks(seen)
 
 
 def _candidates(func: Func, chip: Chip) -> Iterator[Plan]:

@@ -12,13 +12,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from tilekern.ir.compute import Constant, Convert, Select
 from tilekern.ir.core import Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp, Position
 from tilekern.ir.ranges import Interval, position_interval
-from tilekern.ir.types import BOOL, I32, DType, TileType, kind_of
+from tilekern.ir.types import BOOL, F32, I32, DType, TileType, kind_of
 from tilekern.lower.mosaic.ops import function_of
 
 _FAR = 1 << 30
@@ -174,14 +175,34 @@ def read_table(op: Load, operands: Mapping[Value, Any], table: Any) -> Any:
             place = jnp.clip(place, 0, max(length - 1, 0))
         flat = flat * np.int32(length) + place
     number = jnp.asarray(table[flat])
-    if inside is not None:
-        number = jnp.where(inside, number, _widened(fill, number.dtype))
-    return (number != 0) if dtype == BOOL else number.astype(dtype)
+    if dtype == BOOL:
+        return number != 0 if inside is None else jnp.where(inside, number, jnp.where(fill, 1, 0)) != 0
+    number = number.astype(dtype)
+    return number if inside is None else choose(inside, number, jnp.asarray(fill))
 
 
-def _widened(number: Any, dtype: DType) -> Any:
-    """A scalar in 32 bits: Mosaic chooses between no others."""
-    return jnp.where(number, 1, 0).astype(dtype) if number.dtype == BOOL else jnp.asarray(number).astype(dtype)
+def choose(keep: Any, x: Any, other: Any) -> Any:
+    """`x` where `keep` holds, else `other`, in 32 bits: a mask of int32 comparisons has no layout for narrow tiles.
+
+    Nor does Mosaic choose between narrow scalars; MLIR would make such a choice of one between widened scalars, so
+    that these are chosen by what makes up their difference.
+    """
+    dtype: DType = np.dtype(x.dtype)
+    wide = widened(dtype)
+    first, second = x.astype(wide), jnp.broadcast_to(other.astype(wide), x.shape)
+    if x.shape or wide == dtype:
+        return jnp.where(keep, first, second).astype(dtype)
+    if kind_of(dtype) == "float":
+        first, second = (lax.bitcast_convert_type(n, jnp.int32) for n in (first, second))
+        return lax.bitcast_convert_type(jnp.where(keep, first, second), jnp.float32).astype(dtype)
+    return (second + jnp.where(keep, first - second, jnp.zeros_like(first))).astype(dtype)
+
+
+def widened(dtype: DType) -> DType:
+    """The dtype of 32 bits that has all numbers of a dtype."""
+    if dtype.itemsize >= 4:
+        return dtype
+    return {"float": F32, "signed": I32, "unsigned": np.dtype(np.uint32), "bool": I32}[kind_of(dtype)]
 
 
 def locate(position: Position, operands: Sequence[Any], intervals: Sequence[Interval | None] | None) -> Any:
