@@ -1,4 +1,7 @@
-"""Every test that calls a kernel runs twice: on the portable backend, and as Triton source in Triton's interpreter."""
+"""Every test that calls a kernel runs on the portable backend, and in the interpreters of Triton and of Pallas.
+
+What TPUs have not, 64 bits foremost, the portable backend does in the place of Mosaic, as it does for users.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import Any
 import jax
 import pytest
 
+from tilekern.errors import FallbackWarning
 from tilekern.kernel import family
+from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS, Target
 from tilekern.lower.triton.interpret import interpret
 from tilekern.lower.triton.lowering import TritonLowering
@@ -18,6 +23,10 @@ def _on_gpu(platform: str, asked: Target | None) -> Target:
     return asked or TARGETS["cuda:sm_90"]
 
 
+def _on_tpu(platform: str, asked: Target | None) -> Target:
+    return asked or TARGETS["tpu:v5e"]
+
+
 def _run(lowering: TritonLowering, *inputs: Any) -> Sequence[jax.Array]:
     """In place of the custom call, for which there may be no GPU."""
     program = lowering.program
@@ -25,19 +34,27 @@ def _run(lowering: TritonLowering, *inputs: Any) -> Sequence[jax.Array]:
     return jax.pure_callback(lambda *arrays: tuple(interpret(program, arrays)), types, *inputs)
 
 
+def _run_interpreted(lowering: MosaicLowering, *inputs: Any) -> Sequence[jax.Array]:
+    """In place of the kernel, for which there may be no TPU."""
+    return lowering._called(*inputs, interpret=True)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test marked `one_backend` calls no kernel, or XLA's program in ways that a callback in it forbids."""
-    items[:] = [i for i in items if not (i.get_closest_marker("one_backend") and "triton" in i.name)]
+    items[:] = [i for i in items if not (i.get_closest_marker("one_backend") and ("triton" in i.name or "mosaic" in i.name))]
 
 
-@pytest.fixture(scope="module", params=["xla", "triton"], autouse=True)
+@pytest.fixture(scope="module", params=["xla", "triton", "mosaic"], autouse=True)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The backend under test; what was compiled for the other one is forgotten."""
+    """The backend under test; what was compiled for another one is forgotten."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "triton":
             pytest.importorskip("triton", reason="needs triton")
             patch.setattr(family, "on_platform", _on_gpu)
             patch.setattr(TritonLowering, "run", _run)
+        elif request.param == "mosaic":
+            patch.setattr(family, "on_platform", _on_tpu)
+            patch.setattr(MosaicLowering, "run", _run_interpreted)
         jax.clear_caches()
         yield request.param
     jax.clear_caches()

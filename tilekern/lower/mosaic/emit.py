@@ -25,7 +25,7 @@ from tilekern.lower.mosaic.layout import Layout
 from tilekern.lower.mosaic.memory import Memory, as_stored, shaped
 from tilekern.lower.mosaic.ops import function_of
 from tilekern.lower.mosaic.plan import Plan
-from tilekern.lower.mosaic.scalars import choose, scalar_dtype
+from tilekern.lower.mosaic.scalars import choose, scalar_dtype, widened
 from tilekern.lower.mosaic.serial import needed, used_by
 from tilekern.lower.mosaic.steps import Step, block_index, when
 from tilekern.lower.mosaic.vectors import Form, is_vector, shape_in, to_tile, turned
@@ -174,6 +174,12 @@ class Emitter:
         elif isinstance(op, Constant):
             number = op.array.reshape(-1)[0] if op.array.size else np.zeros((), op.array.dtype)
             self._env[result] = jnp.full(op.shape, number, op.array.dtype)
+        elif isinstance(op, Elementwise) and not result.tile.shape and op.operands[0].tile.dtype.itemsize < 4:
+            # There is no narrow arithmetic on scalars; float32 and int32 round, and wrap around, to the same numbers.
+            dtype = op.operands[0].tile.dtype
+            wide = dtype if dtype == BOOL else widened(dtype)
+            number = function_of(op)(*(self._env[v].astype(wide) for v in op.operands))
+            self._env[result] = number.astype(result.tile.dtype)
         elif isinstance(op, Select) and not result.tile.shape:
             which, x, y = (self._env[v] for v in op.operands)
             self._env[result] = choose(which, as_stored(x), as_stored(y)).astype(result.tile.dtype)
