@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilekern.ir.compute import Dot
+from tilekern.ir.compute import Convert, Dot, Select
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Func, Op, Value, definitions
+from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, Dim, Load, MemoryOp, Position, Store, Term
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.types import INDEX, RefType
@@ -41,11 +42,17 @@ def compute_ahead(func: Func, table_bytes: int) -> Ahead:
     scalars = Scalars(func, table_bytes)
     known = definitions(func)
     depends = _Dependence(func, known)
+    top = {r for op in func.body.ops for r in op.results}
     tables: dict[Value, tuple[Value, tuple[int, ...]]] = {}
     programs: list[Func] = []
-    for value in _wanted(func):
-        axes = depends.of(value) if scalars.key(value) is None else None
-        if axes is None or value in tables or 4 * prod(func.grid[n] for n in axes) > table_bytes // 4:
+    for value in dict.fromkeys(v for wanted in _wanted(func) for v in _roots(wanted, known, scalars)):
+        axes = depends.of(value) if value in top else None
+        if (
+            axes is None
+            or value.type != INDEX
+            or value in tables
+            or 4 * prod(func.grid[n] for n in axes) > table_bytes // 4
+        ):
             continue
         numbers = tuple(sorted(axes))
         shape = tuple(func.grid[n] for n in numbers)
@@ -81,15 +88,24 @@ def _inlined(rewriter: Rewriter, block: Block, gone: set[Value]) -> tuple[Value,
 
 
 def _wanted(func: Func) -> list[Value]:
-    """Scalars by which loops are bounded and places found, defined at the top level."""
-    top = {r for op in func.body.ops for r in op.results}
+    """The scalars by which loops are bounded and places found."""
     found: dict[Value, None] = {}
     for op in func.walk():
         if isinstance(op, Fold):
             found.update(dict.fromkeys((op.start, op.stop)))
         elif isinstance(op, MemoryOp):
             found.update(dict.fromkeys(v for v in op.positions if v.tile.shape == ()))
-    return [v for v in found if v in top and v.type == INDEX]
+    return list(found)
+
+
+def _roots(value: Value, known: Mapping[Value, Op], scalars: Scalars) -> list[Value]:
+    """The scalars that index maps cannot compute, of which they can compute a value."""
+    if scalars.key(value) is not None:
+        return []
+    op = known.get(value)
+    if not isinstance(op, Elementwise | Select | Convert):
+        return [value]
+    return [root for v in op.operands for root in _roots(v, known, scalars)]
 
 
 class _Dependence:

@@ -79,8 +79,10 @@ class Layout:
 
     @property
     def moves(self) -> bool:
-        """Whether XLA has to copy the array."""
-        return self.padded != self.window.param.ref.shape or not self._in_order
+        """Whether XLA has to copy the array: another order, or other rows and columns for the tiles of HBM."""
+        shape = self.window.param.ref.shape
+        tiled = len(shape) < 2 or self.folds or self.shape[-2:] == shape[-2:]
+        return self.padded != shape or not self._in_order or not tiled
 
     @property
     def _in_order(self) -> bool:

@@ -1,9 +1,10 @@
 """Which values of a kernel go through VMEM, beside the blocks and carries that are there anyway.
 
-Mosaic computes elementwise chains register by register, so most tiles never exist as a whole. Two kinds do:
+Mosaic computes elementwise chains register by register, so most tiles never exist as a whole. Three kinds do:
 
     the operand of a dot that is computed, for the matrix unit wants it as a whole
     a tile that is used again by what depends on a reduction of it: logits, first for their maximum, then for exp(s - m)
+    a tile of few lanes that a reshape or a transposition makes, for these go through memory
 
 This is an estimate; tests/lower/mosaic/test_vmem.py holds it against what libtpu reports for the library's kernels.
 """
@@ -37,7 +38,8 @@ def spilled_bytes(block: Block) -> int:
             if value in last:
                 live[value] = size = padded_bytes(value.tile.shape, value.tile.dtype)
                 # It takes the place of one of its size that ends here.
-                over = [v for v, bytes_ in live.items() if v is not value and last[v] == n and bytes_ == size]
+                same = (v for v, held in live.items() if v is not value and last[v] == n and held == size)
+                over = [] if isinstance(op, Reshape | Transpose) else list(same)
                 for gone in over[:1]:
                     del live[gone]
         most = max(most, sum(live.values()) + inside[n])
@@ -77,6 +79,10 @@ def _kept(block: Block) -> set[Value]:
         of = frozenset[Value]().union(*(reduced.get(v, frozenset()) for v in op.operands))
         large = frozenset(v for v in op.operands if _is_kept(v, made))
         found.update(v for v in large if isinstance(op, Dot) or v in of)
+        if isinstance(op, Reshape | Transpose):
+            size = padded_bytes(op.result.tile.shape, op.result.tile.dtype)
+            if size > max(_SMALL, 4 * op.result.tile.nbytes):
+                found.add(op.result)
         sources = large.union(*(above.get(v, frozenset()) for v in op.operands))
         for result in op.results:
             above[result] = sources

@@ -1,0 +1,92 @@
+"""The kernels of the library at their default configuration, compiled for every TPU, without any.
+
+What a kernel takes of vector memory is what its plan said, to 10 % or 256 KiB. The compiler's figure is that of
+`compile.vmem_used`: the scoped allocation that libtpu writes into the HLO of the kernel's custom call.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any
+
+import jax
+import pytest
+
+from tilekern.kernel.family import TileFamily
+from tilekern.lower.mosaic.lowering import MosaicLowering
+from tilekern.lower.target import resolve
+
+NAMES = (
+    "cross_entropy",
+    "flash_attention",
+    "layer_norm",
+    "matmul",
+    "ragged_dot",
+    "rms_norm",
+    "rope",
+    "softmax",
+    "swiglu",
+)
+CHIPS = ("tpu:v5e", "tpu:v5p", "tpu:v6e", "tpu:7x")
+CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES for name in NAMES}
+# One of each kernel, and one of each kind of trouble, in `make test`; all others in `make test-full`.
+FEW = [
+    ("cross_entropy", "llama3_8b", "bfloat16", "tpu:v5e"),
+    ("flash_attention", "llama3_8b", "bfloat16", "tpu:v5e"),
+    ("flash_attention", "llama3_8b", "bfloat16", "tpu:v5p"),
+    ("flash_attention", "llama3_8b", "bfloat16", "tpu:v6e"),
+    ("flash_attention", "llama3_8b", "bfloat16", "tpu:7x"),
+    ("flash_attention", "deepseek_v3", "bfloat16", "tpu:7x"),
+    ("flash_attention", "whisper_large_cross", "float32", "tpu:v6e"),
+    ("flash_attention", "llama3_8b_decode", "bfloat16", "tpu:v5e"),
+    ("layer_norm", "gpt2", "bfloat16", "tpu:v5p"),
+    ("matmul", "llama3_8b_up", "bfloat16", "tpu:v5e"),
+    ("matmul", "gpt2_logits", "float32", "tpu:7x"),
+    ("ragged_dot", "deepseek_v3_up", "bfloat16", "tpu:v6e"),
+    ("rms_norm", "llama3_8b", "bfloat16", "tpu:7x"),
+    ("rope", "llama3_8b_queries", "bfloat16", "tpu:v5e"),
+    ("softmax", "gpt2_logits", "bfloat16", "tpu:v5e"),
+    ("swiglu", "llama3_8b", "bfloat16", "tpu:v6e"),
+]
+ALL = [
+    (name, case.name, dtype, chip)
+    for name, cases in CASES.items()
+    for case in cases
+    for dtype in ("bfloat16", "float32")
+    for chip in CHIPS
+]
+
+
+def family(name: str, case: str, dtype: str) -> TileFamily:
+    """What the library's function calls for a case, and nothing else: all blocks are the schedule's."""
+    (found,) = (c for c in CASES[name] if c.name == case)
+    function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
+    arrays = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
+    jaxpr = jax.make_jaxpr(partial(function, **getattr(found, "keywords", {})))(*arrays)
+    (call,) = _calls(jaxpr)
+    return call
+
+
+def _calls(jaxpr: Any) -> list[TileFamily]:
+    found: list[TileFamily] = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "tilekern_call":
+            found.append(equation.params["family"])
+        elif "jaxpr" in equation.params:
+            found += _calls(equation.params["jaxpr"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "dtype", "chip"),
+    [*FEW, *(pytest.param(*one, marks=pytest.mark.slow) for one in ALL if one not in FEW)],
+)
+def test_it_compiles_and_takes_the_memory_that_was_planned(name: str, case: str, dtype: str, chip: str) -> None:
+    pytest.importorskip("libtpu", reason="needs libtpu")
+    target = resolve(chip)
+    lowering = family(name, case, dtype).lowered(target)
+    assert isinstance(lowering, MosaicLowering)
+    taken = lowering.compile().resources
+    assert taken.vmem_bytes <= lowering.planned.vmem_limit
+    assert abs(taken.vmem_bytes - taken.planned_bytes) <= max(0.1 * taken.vmem_bytes, 256 << 10)
