@@ -9,6 +9,9 @@ from tilekern.ir.core import cdiv
 PROCESSORS = {"cuda:sm_80": 108, "cuda:sm_90": 132, "cuda:sm_100": 148}
 """Multiprocessors of the largest GPU of each target: A100, H100 and H200, B200 (NVIDIA's architecture whitepapers)."""
 
+TPU_MEMORY = {"tpu:v5e": 128 << 20, "tpu:v5p": 64 << 20, "tpu:v6e": 128 << 20, "tpu:7x": 64 << 20}
+"""Bytes of vector memory of a TPU core; see `tilekern.lower.mosaic.chip`."""
+
 LOADING = 16
 """What the loads of one row or column of a tile take, when one of its products takes 1: so that they are a fifth of
 the time for tiles of 128 × 256, and half of it for 64 × 64."""
@@ -25,6 +28,16 @@ def even(extent: int, limit: int) -> int:
 def power_of_two(extent: int, limit: int, least: int = 1) -> int:
     """The smallest power of two that holds `extent`, of those from `least` to `limit`; GPUs' tiles are such."""
     return max(least, min(limit, 1 << max(extent - 1, 0).bit_length()))
+
+
+def tiled(extent: int, limit: int, unit: int) -> int:
+    """A block for a dim of a TPU's array: all of it up to `limit`, else a multiple of `unit` that cuts it evenly.
+
+    A TPU's vector memory has tiles of 8 rows (`unit` 8) by 128 lanes (128); other blocks make XLA rearrange the array.
+    """
+    if extent <= limit:
+        return max(1, extent)
+    return cdiv(cdiv(extent, cdiv(extent, limit)), unit) * unit
 
 
 def copies_well(row: int, itemsize: int) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from tilekern.kernels.blocks import even, power_of_two
+from tilekern.kernels.blocks import even, power_of_two, tiled
 
 # The elements of a tile on a CPU: enough work for all threads, and few enough to stay in the cache.
 TILE_ELEMENTS = 1 << 20
@@ -31,6 +31,16 @@ def coarse_blocks(x: Any, *others: Any) -> dict[str, int]:
     """The schedule for CPUs of a kernel whose first input is x[R, C]."""
     block_rows, block_columns = coarse(*x.shape)
     return {"block_rows": block_rows, "block_columns": block_columns}
+
+
+def tpu_blocks(x: Any, *others: Any) -> dict[str, int]:
+    """The schedule for TPUs of a kernel that reduces the rows of its first input x[R, C].
+
+    Whole rows, a mebibyte of them as float32: their copies are long enough to keep HBM busy all the time.
+    """
+    rows, columns = x.shape
+    block_columns = tiled(columns, 1 << 18, 128)
+    return {"block_rows": tiled(rows, max(8, (1 << 18) // block_columns // 8 * 8), 8), "block_columns": block_columns}
 
 
 def warps_for(elements: int) -> int:

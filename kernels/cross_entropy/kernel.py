@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.ir.core import cdiv
-from tilekern.kernels.blocks import PROCESSORS, depth, even, power_of_two
+from tilekern.kernels.blocks import PROCESSORS, depth, even, power_of_two, tiled
 
 
 def _out_type(hidden: Any, weight: Any, labels: Any) -> tuple[Any, Any]:
@@ -108,3 +108,12 @@ def _cuda(hidden: Any, weight: Any, labels: Any, target: str) -> dict[str, int]:
         "num_warps": num_warps,
         "num_stages": num_stages,
     }
+
+
+@cross_entropy_forward.schedule("tpu")
+def _tpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
+    """A tile of logits of 2 MiB; of the weights, all of the width at once where that is at most 8 MiB."""
+    (tokens, width), itemsize = hidden.shape, hidden.dtype.itemsize
+    block_v = tiled(weight.shape[1], 1024, 128)
+    block_d = max(1, width) if width * block_v * itemsize <= 8 << 20 else tiled(width, 2048, 128)
+    return {"block_t": tiled(tokens, 512, 128), "block_v": block_v, "block_d": block_d}

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.rows import coarse_blocks, gpu_blocks, like_first
+from tilekern.kernels.rows import coarse_blocks, gpu_blocks, like_first, tpu_blocks
 
 
 @tk.kernel(out_type=like_first)
@@ -71,3 +71,4 @@ def layer_norm_forward(
 
 layer_norm_forward.schedule("cpu")(coarse_blocks)
 layer_norm_forward.schedule("cuda")(gpu_blocks)
+layer_norm_forward.schedule("tpu")(tpu_blocks)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import depth, even, power_of_two
+from tilekern.kernels.blocks import depth, even, power_of_two, tiled
 
 
 def _out_type(lhs: Any, rhs: Any, ends: Any) -> jax.ShapeDtypeStruct:
@@ -91,4 +91,17 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
         "block_k": depth(inner, itemsize),
         "num_warps": num_warps,
         "num_stages": 3 if itemsize > 2 or target == "cuda:sm_80" else 4,
+    }
+
+
+@ragged_dot_forward.schedule("tpu")
+def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+    """As a matmul, of fewer rows: a border inside of a tile costs its product once more."""
+    inner, itemsize = lhs.shape[1], lhs.dtype.itemsize
+    block_n = tiled(rhs.shape[2], 1024, 128)
+    whole = inner * block_n * itemsize <= 8 << 20
+    return {
+        "block_m": tiled(lhs.shape[0], 256, 8),
+        "block_n": block_n,
+        "block_k": max(1, inner) if whole else tiled(inner, 2048, 128),
     }

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 import tilekern as tk
-from tilekern.kernels.rows import coarse_blocks, gpu_blocks, like_first
+from tilekern.kernels.rows import coarse_blocks, gpu_blocks, like_first, tpu_blocks
 
 
 @tk.kernel(out_type=like_first)
@@ -52,3 +52,4 @@ def rms_norm_forward(
 
 rms_norm_forward.schedule("cpu")(coarse_blocks)
 rms_norm_forward.schedule("cuda")(gpu_blocks)
+rms_norm_forward.schedule("tpu")(tpu_blocks)

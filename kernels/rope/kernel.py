@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import power_of_two
+from tilekern.kernels.blocks import power_of_two, tiled
 from tilekern.kernels.rows import coarse, like_first
 
 
@@ -63,3 +63,16 @@ def _cuda(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
     block_t = power_of_two(length, 32 // block_n)
     num_warps = power_of_two(block_t * block_n * width // 2 // (32 * 32), 8)
     return {"block_t": block_t, "block_n": block_n, "num_warps": num_warps}
+
+
+@rope_forward.schedule("tpu")
+def _tpu(x: Any, positions: Any, frequencies: Any, interleaved: bool) -> dict[str, int]:
+    """All heads, for they share sines and cosines, and as many positions as make a mebibyte of float32.
+
+    Interleaved pairs are told apart through tiles of two lanes, which take 64 times their size.
+    """
+    _, length, heads, width = x.shape
+    if interleaved:
+        return {"block_t": tiled(length, 8, 8), "block_n": tiled(heads, 8, 8)}
+    block_n = tiled(heads, 64, 8)
+    return {"block_t": tiled(length, max(8, (1 << 18) // (block_n * width) // 8 * 8), 8), "block_n": block_n}

@@ -11,6 +11,8 @@ from tilekern.kernels.matmul.kernel import _cuda as matmul_schedule
 from tilekern.kernels.rows import PER_THREAD, gpu_blocks
 from tilekern.lower.triton.chip import CHIPS
 
+pytestmark = pytest.mark.one_backend
+
 TILES = ((128, 256), (128, 128), (64, 128), (64, 64))
 sizes = st.integers(0, 200_000)
 powers = st.integers(0, 12).map(lambda n: 1 << n)

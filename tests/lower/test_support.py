@@ -19,7 +19,8 @@ from tilekern.ir.parse import OPS
 from tilekern.ir.types import BOOL, DTYPES, F64, DType, kind_of
 from tilekern.ir.verify import verify
 from tilekern.lower import support
-from tilekern.lower.target import BACKENDS
+from tilekern.lower.mosaic.lowering import MosaicLowering
+from tilekern.lower.target import BACKENDS, TARGETS
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.compile import compile_program
@@ -67,6 +68,20 @@ def test_what_the_portable_backends_reject_is_known() -> None:
 def test_what_triton_rejects_is_atomics_that_gpus_lack() -> None:
     reasons = [c.reason for c in support.table() if c.backend == "triton" and c.reason]
     assert reasons and all(re.fullmatch(r"cuda:sm_90 has no atomic \w+ of \w+", reason) for reason in reasons)
+
+
+def test_what_mosaic_rejects_is_64_bits() -> None:
+    rejected = [c for c in support.table() if c.backend == "mosaic" and c.reason]
+    assert rejected and all(re.fullmatch(r"TPUs have no (f64|i64|u64)", c.reason) for c in rejected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("chip", ["tpu:v5e", "tpu:7x"])
+def test_supported_cells_compile_for_tpus(chip: str, name: str) -> None:
+    pytest.importorskip("libtpu", reason="needs libtpu")
+    for row in [c.op for c in support.table() if (c.dtype, c.backend, c.reason) == (name, "mosaic", "")]:
+        MosaicLowering(support.sample(row, DTYPES[name]), TARGETS[chip]).compile()
 
 
 @pytest.mark.slow
@@ -158,8 +173,18 @@ def by_triton(funcs: list[Func], many: list[list[np.ndarray]]) -> list[Any]:
     return [triton_interpret(program, arrays) for program, arrays in zip(programs, many, strict=True)]
 
 
+def by_mosaic(funcs: list[Func], many: list[list[np.ndarray]]) -> list[Any]:
+    lowerings = [MosaicLowering(func, TARGETS["tpu:v5e"]) for func in funcs]
+
+    def run(many: list[list[np.ndarray]]) -> list[Any]:
+        pairs = zip(lowerings, many, strict=True)
+        return [lowering._called(*arrays, interpret=True) for lowering, arrays in pairs]
+
+    return jax.tree.map(np.asarray, jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})(many))
+
+
 @pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize(("backend", "run"), [("xla", by_xla), ("triton", by_triton)])
+@pytest.mark.parametrize(("backend", "run"), [("xla", by_xla), ("triton", by_triton), ("mosaic", by_mosaic)])
 def test_supported_cells_run(backend: str, run: Any, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     dtype = DTYPES[name]
     rows = [c.op for c in support.table() if (c.dtype, c.backend, c.reason) == (name, backend, "")]

@@ -58,7 +58,7 @@ class Emitter:
         self._memory = Memory(
             plan.layouts, refs["inputs"], refs["outputs"], refs["tables"], self._ranges, self._scalar, self._row
         )
-        self._uses = _uses(plan.func.body)
+        self._uses = _uses(plan.func.body, plan.slots)
 
     def run(self) -> None:
         """Emit the program, or one step of it."""
@@ -433,8 +433,8 @@ def _unpacked(array: Any, value: Value) -> Any:
     return array if array.dtype == dtype else array.astype(dtype)
 
 
-def _uses(block: Block) -> dict[Value, int]:
-    """How often values are used otherwise than as the first carries of a loop that goes on with them."""
+def _uses(block: Block, slots: Mapping[Value, int]) -> dict[Value, int]:
+    """How often values are used otherwise than as the first carries of a loop that goes on with them in scratch."""
     found: dict[Value, int] = {}
 
     def count(values: Sequence[Value]) -> None:
@@ -442,7 +442,11 @@ def _uses(block: Block) -> dict[Value, int]:
             found[value] = found.get(value, 0) + 1
 
     for op in block.walk():
-        count(op.operands[:2] if isinstance(op, Fold) else op.operands)
+        if isinstance(op, Fold):
+            count(op.operands[:2])
+            count([v for v, r in zip(op.inits, op.results, strict=True) if v not in slots or slots[v] != slots.get(r)])
+        else:
+            count(op.operands)
         for region in op.regions:
             count(region.results)
     return found

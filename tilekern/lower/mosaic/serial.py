@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import numpy as np
 
-from tilekern.ir.compute import Constant, Dot
+from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Block, Func, Op, Value, definitions
-from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp
 from tilekern.ir.ordering import Scan, Sort, TopK
+from tilekern.lower.mosaic.order import Order
 from tilekern.lower.mosaic.scalars import Scalars
 
 _SLOW = (Dot, Fold, While, Switch, Scan, Sort, TopK)
@@ -79,7 +79,7 @@ def serial_of(func: Func) -> Serial | None:
     between = [op for op in ops[first:last] if not isinstance(op, Fold)]
     carried = {result for fold in chain for result in fold.results}
     mixed = any(op.regions or not op.pure or carried & set(op.operands) for op in between)
-    if not _is_chain(chain, definitions(func)) or mixed or chain[0].axis.tiles == 0:
+    if not _is_chain(chain, Order(func)) or mixed or chain[0].axis.tiles == 0:
         return None
     before, after = (*ops[:first], *between), ops[last + 1 :]
     outputs = {p for p in func.params if p.ref.role != "in"}
@@ -89,26 +89,17 @@ def serial_of(func: Func) -> Serial | None:
     return Serial(chain, before, after, _kept(before, (*(f.body for f in chain),), after))
 
 
-def _is_chain(chain: Sequence[Fold], known: Mapping[Value, Op]) -> bool:
-    def order(fold: Fold) -> tuple[int, int, bool]:
+def _is_chain(chain: Sequence[Fold], order: Order) -> bool:
+    """Whether each fold goes on behind all before it; so no two of them have more than one tile in common."""
+
+    def axis(fold: Fold) -> tuple[int, int, bool]:
         return fold.axis.extent, fold.axis.block, fold.reverse
 
     for one, other in pairwise(chain):
-        low, high = (other, one) if one.reverse else (one, other)
-        if order(one) != order(other) or other.inits != one.results or not _at_most(low.stop, high.start, known):
+        if axis(one) != axis(other) or other.inits != one.results:
             return False
-    return True
-
-
-def _at_most(x: Value, y: Value, known: Mapping[Value, Op]) -> bool:
-    """Whether it shows that x <= y: they are one, or x is a minimum of y and others, or y a maximum."""
-    if x is y:
-        return True
-    one, other = known.get(x), known.get(y)
-    if isinstance(one, Constant) and isinstance(other, Constant):
-        return bool(one.array <= other.array)
-    least = isinstance(one, Elementwise) and one.function == "min" and y in one.operands
-    return least or (isinstance(other, Elementwise) and other.function == "max" and x in other.operands)
+    ascending = chain[::-1] if chain[0].reverse else chain
+    return all(order.at_most(low.stop, high.start) for low, high in combinations(ascending, 2))
 
 
 def _kept(before: Sequence[Op], bodies: Sequence[Block], after: Sequence[Op]) -> tuple[Value, ...]:

@@ -83,9 +83,9 @@ def _place_function(op: Op) -> Function:
 
 
 def _is_widened(op: Elementwise) -> bool:
-    """Whether XLA's own function lacks the dtype, or rounds in between: those of 8-bit floats, but for single steps."""
-    dtype = op.operands[0].tile.dtype
-    return is_float8(dtype) and op.row.result == "same" and op.function != "nextafter"
+    """Whether XLA's own function lacks the dtype, or rounds in between: those of 8-bit floats that round."""
+    exact = op.function in ("nextafter", "round_even", "round_away")
+    return is_float8(op.operands[0].tile.dtype) and op.row.result == "same" and not exact
 
 
 def _in_float32(function: Function, *operands: jax.Array) -> jax.Array:
