@@ -18,14 +18,14 @@ KERNELS = sorted(path.parent.name for path in (DOCS.parent / "kernels").glob("*/
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 PAGES = {str(page.relative_to(DOCS)): page.read_text() for page in sorted(DOCS.rglob("*.md"))}
 PAGES_WITH_CODE = [name for name, text in PAGES.items() if EXAMPLE.search(text)]
-NEEDS_TRITON = ("gpu.md",)
+NEEDS = {"gpu.md": "triton", "tpu.md": "libtpu"}
 
 
 @pytest.mark.parametrize("name", PAGES_WITH_CODE)
 def test_the_code_of_a_page_runs_and_prints_what_it_shows(name: str) -> None:
     """The blocks of a page are one program, `<page>.py`, whose lines the errors shown on the page name."""
-    if name in NEEDS_TRITON:
-        pytest.importorskip("triton", reason="needs triton")
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"needs {NEEDS[name]}")
     file = Path(name).with_suffix(".py").name
     program = "".join(code for code, _ in EXAMPLE.findall(PAGES[name]))
     linecache.cache[file] = (len(program), None, program.splitlines(keepends=True), file)
@@ -48,7 +48,7 @@ def test_what_a_page_shows_is_compared() -> None:
 
 
 def test_the_pages_with_code_are_found() -> None:
-    assert {"contracts.md", "gpu.md", "index.md", "ir.md", "reference.md", "tutorial.md"} <= set(PAGES_WITH_CODE)
+    assert {"contracts.md", "gpu.md", "index.md", "ir.md", "reference.md", "tpu.md", "tutorial.md"} <= set(PAGES_WITH_CODE)
     assert not [name for name, text in PAGES.items() if text.count("```python") != len(EXAMPLE.findall(text))]
 
 

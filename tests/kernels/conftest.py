@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import pytest
 
-from tilekern.errors import FallbackWarning
 from tilekern.kernel import family
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS, Target
@@ -53,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _backend(item: pytest.Item) -> str:
     """The backend under test, of a test of kernels."""
-    return getattr(item, "callspec").params.get("backend", "") if hasattr(item, "callspec") else ""
+    return item.callspec.params.get("backend", "") if hasattr(item, "callspec") else ""
 
 
 @pytest.fixture(scope="module", params=["xla", "triton", "mosaic"], autouse=True)
