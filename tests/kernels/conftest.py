@@ -41,12 +41,12 @@ def _run_interpreted(lowering: MosaicLowering, *inputs: Any) -> Sequence[jax.Arr
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test marked `one_backend` calls no kernel, or XLA's program in ways that a callback in it forbids.
 
-    Of what Mosaic does with floats of 16 bits, `make test` sees the small cases; of 64 bits it does nothing.
+    Of Mosaic `make test` sees small cases in bfloat16 and all else in float32. XLA has 64 bits to itself.
     """
     items[:] = [i for i in items if not (i.get_closest_marker("one_backend") and _backend(i) not in ("", "xla"))]
     for item in items:
-        narrow = "float16" in item.name and "test_small_cases" not in item.name
-        if _backend(item) == "mosaic" and (narrow or "float64" in item.name):
+        left_out = ("float64", "float32") if "test_small_cases" in item.name else ("float64", "float16")
+        if _backend(item) == "mosaic" and any(dtype in item.name for dtype in left_out):
             item.add_marker(pytest.mark.slow)
 
 
@@ -67,5 +67,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
             patch.setattr(family, "on_platform", _on_tpu)
             patch.setattr(MosaicLowering, "run", _run_interpreted)
         jax.clear_caches()
+        # The interpreted kernels are large programs, and compile in three quarters of the time without optimizations.
+        jax.config.update("jax_disable_most_optimizations", request.param == "mosaic")
         yield request.param
+    jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()

@@ -72,7 +72,7 @@ def test_what_triton_rejects_is_atomics_that_gpus_lack() -> None:
 
 def test_what_mosaic_rejects_is_64_bits() -> None:
     rejected = [c for c in support.table() if c.backend == "mosaic" and c.reason]
-    assert rejected and all(re.fullmatch(r"TPUs have no (f64|i64|u64)", c.reason) for c in rejected)
+    assert rejected and all(c.reason == "TPUs have no numbers of 64 bits" for c in rejected)
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def _array(plan: Plan, param: Value) -> Iterator[str]:
         return
     seen = dict.fromkeys(found for op in ops if (found := plan.layouts[op]) is not None)
     if not seen:
-        yield f"{head}not in VMEM, for nothing of it is read or written"
+        yield f"{head}not in VMEM, for no program of the kernel reads or writes it"
     for found in seen:
         yield head + _layout(plan, found, ops)
 

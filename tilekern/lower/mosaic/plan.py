@@ -193,10 +193,11 @@ def _is_known(serial: Serial, scalars: Scalars) -> bool:
 
 def _too_large(best: Plan) -> ResourceError:
     bill = ", ".join(f"{name} {size / 2**20:.2f} MiB" for name, size in sorted(best.buffers, key=lambda b: -b[1])[:6])
+    there = best.chip.vmem_budget / 2**20
     with source.at(best.func.loc):
         return ResourceError(
             f"{best.func.name} needs more VMEM than a core of {best.chip.name} has",
-            expected=f"at most {best.chip.vmem_budget / 2**20:.1f} MiB in all, blocks counted twice",
+            expected=f"at most {there:.1f} MiB in all; a block that another one follows counts twice",
             got=f"{best.vmem / 2**20:.1f} MiB: {bill}",
             fix="take smaller blocks, or loop over what is loaded as a whole",
         )

@@ -6,7 +6,7 @@ Mosaic computes elementwise chains register by register, so most tiles never exi
     a tile that is used again by what depends on a reduction of it: logits, first for their maximum, then for exp(s - m)
     a tile of few lanes that a reshape or a transposition makes, for these go through memory
 
-This is an estimate; tests/lower/mosaic/test_vmem.py holds it against what libtpu reports for the library's kernels.
+This is an estimate; tests/lower/mosaic/test_library.py holds it against what libtpu reports for kernels of the library.
 """
 
 from __future__ import annotations

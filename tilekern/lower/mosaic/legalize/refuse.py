@@ -5,7 +5,6 @@ from __future__ import annotations
 from tilekern import source
 from tilekern.errors import TargetError
 from tilekern.ir.core import Func, Value
-from tilekern.ir.types import dtype_name
 
 _PORTABLE = 'use target="cpu:xla", the portable backend'
 
@@ -22,7 +21,7 @@ def _check(value: Value, chip_name: str) -> None:
     dtype = value.type.dtype
     if dtype.itemsize > 4:
         raise TargetError(
-            f"TPUs have no {dtype_name(dtype)}",
+            "TPUs have no numbers of 64 bits",
             expected="dtypes of at most 32 bits",
             got=f"{value.type} for tpu:{chip_name}",
             fix=f"convert it to 32 bits (.astype), or {_PORTABLE}",
