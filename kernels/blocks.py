@@ -9,9 +9,6 @@ from tilekern.ir.core import cdiv
 PROCESSORS = {"cuda:sm_80": 108, "cuda:sm_90": 132, "cuda:sm_100": 148}
 """Multiprocessors of the largest GPU of each target: A100, H100 and H200, B200 (NVIDIA's architecture whitepapers)."""
 
-TPU_MEMORY = {"tpu:v5e": 128 << 20, "tpu:v5p": 64 << 20, "tpu:v6e": 128 << 20, "tpu:7x": 64 << 20}
-"""Bytes of vector memory of a TPU core; see `tilekern.lower.mosaic.chip`."""
-
 LOADING = 16
 """What the loads of one row or column of a tile take, when one of its products takes 1: so that they are a fifth of
 the time for tiles of 128 × 256, and half of it for 64 × 64."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.kernels.blocks import PROCESSORS, TPU_MEMORY, copies_well, depth, even, power_of_two, soonest, tiled
+from tilekern.kernels.blocks import PROCESSORS, copies_well, depth, even, power_of_two, soonest, tiled
 
 
 def _out_type(x: Any, w: Any) -> jax.ShapeDtypeStruct:
@@ -93,5 +93,5 @@ def _tpu(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str) -> dict[
     block_m = tiled(rows, 512 if target in ("tpu:v5e", "tpu:v5p") else 1024, 8)
     block_n = tiled(columns, 1024 // max(1, x.dtype.itemsize // 2), 128)
     inner, fetched = x.shape[1], 2 * (block_m + block_n) * x.dtype.itemsize
-    fits = inner * fetched <= TPU_MEMORY[target] // 2
+    fits = inner * fetched <= 40 << 20  # of the 64 MiB of vector memory that every TPU has
     return {"block_m": block_m, "block_n": block_n, "block_k": max(1, inner) if fits else tiled(inner, 2048, 128)}

@@ -5,10 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilekern.ir.core import cdiv
-from tilekern.kernels.blocks import PROCESSORS, copies_well, depth, power_of_two, soonest
+from tilekern.kernels.blocks import PROCESSORS, copies_well, depth, power_of_two, soonest, tiled
 from tilekern.kernels.flash_attention.kernel import _cuda as attention_schedule
 from tilekern.kernels.matmul.kernel import _cuda as matmul_schedule
+from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.rows import PER_THREAD, gpu_blocks
+from tilekern.lower.target import TARGETS, on_platform
 from tilekern.lower.triton.chip import CHIPS
 
 pytestmark = pytest.mark.one_backend
@@ -96,3 +98,23 @@ def test_the_stages_of_attention_fit_the_shared_memory(
     held = chosen["block_q"] + 2 * chosen["num_stages"] * chosen["block_k"]
     if width * query.dtype.itemsize <= 2048:
         assert held * width * query.dtype.itemsize < CHIPS[target].shared_bytes
+
+
+@given(st.integers(0, 200_000), st.sampled_from([8, 128]), st.integers(1, 64))
+def test_blocks_of_tpus_are_whole_or_aligned(extent: int, unit: int, units: int) -> None:
+    limit = unit * units
+    block = tiled(extent, limit, unit)
+    assert block == max(1, extent) or (block % unit == 0 and block <= limit)
+    tiles = -(-extent // block)
+    assert tiles <= 1 or tiles == -(-extent // limit)
+
+
+@pytest.mark.parametrize("inner", [128, 8192, 9000, 10240, 10880, 14336, 53248])
+def test_products_fit_what_every_tpu_has(inner: int) -> None:
+    """Code for TPUs that are not here is for the least vector memory of all."""
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((4096, inner), (inner, 4096)))
+    portable = on_platform("tpu", None)
+    assert portable.portable
+    for target in (portable, *(t for name, t in TARGETS.items() if name.startswith("tpu:"))):
+        lowering = matmul.trace(x, w)._family.lowered(target)
+        assert lowering.planned.vmem <= lowering.planned.chip.vmem_budget
