@@ -53,8 +53,9 @@ def test_bounds_are_computed_for_every_step(size: int) -> None:
           grid %i in i[{8 * size} by 8]
           %0 = constant 0 : i32[]
           %1 = constant 8 : i32[]
-          %2 = mul(%i, %1) : i32[]
-          %3 = add(%2, %1) : i32[]
+          %16 = constant 16 : i32[]
+          %2 = mul(%i, %16) : i32[]
+          %3 = max(%2, %1) : i32[]
           %4 = load %x[%3 +: 8, 0 +: 128!] : f32[8, 128]
           %5 = fold %k in k[24 by 8] from %0 to %3 with %c = %4 do {{
             %6 = load %x[8*%k +: 8!, 0 +: 128!] : f32[8, 128]
@@ -70,22 +71,42 @@ def test_bounds_are_computed_for_every_step(size: int) -> None:
     assert not size or forms == {"resident", "pairs", "steps", "pipes"}
 
 
-def test_scalars_computed_ahead() -> None:
-    """They depend on float16, and the program has an output that is an input, too, and no grid."""
+def test_bounds_computed_ahead() -> None:
+    """From float16, by a program that sees an input that is an output, too."""
     agree(
         """
         func @f(%x: ref<f16[8], in>, %y: ref<i32[32, 4], in>, %io: ref<i32[4], inout>, %o: ref<i32[4], out>) {
           %0 = load %x[0 +: 8!] : f16[8]
-          %1 = reduce(%0) {monoid="max", dims=[0]} : f16[]
-          %2 = convert(%1) : i32[]
-          %3 = load %y[%2!, 0 +: 4!] : i32[4]
-          store %3 to %o[0 +: 4!]
-          store %3 to %io[0 +: 4!]
+          %1 = convert(%0) : i32[8]
+          %2 = reduce(%1) {monoid="max", dims=[0]} : i32[]
+          %3 = constant 0 : i32[]
+          %4 = constant 1 : i32[4]
+          %5 = fold %k in k[32 by 1] from %3 to %2 with %c = %4 do {
+            %6 = load %y[%k!, 0 +: 4!] : i32[4]
+            %7 = sub(%6, %c) : i32[4]
+            yield %7
+          } : i32[4]
+          store %5 to %o[0 +: 4!]
+          store %5 to %io[0 +: 4!]
         }
         """,
         np.arange(8, dtype=np.float16),
         np.arange(128, dtype=np.int32).reshape(32, 4),
         np.zeros(4, np.int32),
+    )
+
+
+def test_a_place_from_a_table_where_there_is_no_grid() -> None:
+    agree(
+        """
+        func @f(%t: ref<i32[2], in>, %y: ref<i32[32, 4], in>, %o: ref<i32[4], out>) {
+          %0 = load %t[1!] : i32[]
+          %1 = load %y[%0, 0 +: 4!] : i32[4]
+          store %1 to %o[0 +: 4!]
+        }
+        """,
+        np.array([3, 7], np.int32),
+        np.arange(128, dtype=np.int32).reshape(32, 4),
     )
 
 
