@@ -75,4 +75,4 @@ def _tpu(x: Any, positions: Any, frequencies: Any, interleaved: bool) -> dict[st
     if interleaved:
         return {"block_t": tiled(length, 8, 8), "block_n": tiled(heads, 8, 8)}
     block_n = tiled(heads, 64, 8)
-    return {"block_t": tiled(length, max(8, (1 << 18) // (block_n * width) // 8 * 8), 8), "block_n": block_n}
+    return {"block_t": tiled(length, max(8, (1 << 18) // (block_n * max(width, 1)) // 8 * 8), 8), "block_n": block_n}

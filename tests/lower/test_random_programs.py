@@ -112,7 +112,8 @@ def test_triton_compiles_random_programs(chunk: int) -> None:
 # --- the Mosaic backend -----------------------------------------------------------------------------------------------
 
 NARROW = tuple(d for d in DTYPES.values() if d.itemsize <= 4)
-_LOOPS_IN_A_CHUNK = 50
+# Pallas' interpreter makes large programs, which take time to compile.
+_INTERPRETED, _WITH_LOOPS = 100, 40
 
 
 def interpreted(lowerings: Sequence[MosaicLowering], programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
@@ -135,7 +136,7 @@ def by_mosaic(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
 
 @chunks(1)
 def test_mosaic_kernels_agree_with_the_interpreter(chunk: int) -> None:
-    check(seeds_of(chunk), by_mosaic, dtypes=NARROW)
+    check(range(chunk * _INTERPRETED, (chunk + 1) * _INTERPRETED), by_mosaic, dtypes=NARROW)
 
 
 def by_mosaic_in_every_form(programs: Sequence[Program], seen: Counter[str]) -> Sequence[Sequence[np.ndarray]]:
@@ -165,9 +166,9 @@ def agrees(program: Program, outputs: Sequence[np.ndarray]) -> bool:
 @chunks(1)
 def test_mosaic_kernels_with_loops_in_the_grid_agree_with_the_interpreter(chunk: int) -> None:
     seen = Counter[str]()
-    seeds = range(chunk * _LOOPS_IN_A_CHUNK, (chunk + 1) * _LOOPS_IN_A_CHUNK)
+    seeds = range(chunk * _WITH_LOOPS, (chunk + 1) * _WITH_LOOPS)
     check(seeds, partial(by_mosaic_in_every_form, seen=seen), dtypes=NARROW, make=OneLoop)
-    assert min(seen[form] for form in ("steps", "pairs", "pipes")) >= 4, seen
+    assert min(seen[form] for form in ("steps", "pairs", "pipes")) >= 3, seen
 
 
 # --- the passes ------------------------------------------------------------------------------------------------------

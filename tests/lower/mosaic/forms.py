@@ -30,7 +30,7 @@ def every_form(func: Func, name: str = "tpu:v5e") -> Iterator[MosaicLowering]:
     chip = CHIPS[name]
     lowering = MosaicLowering(func, TARGETS[name])
     legal = legalize(pipeline.run(split_loops(func)), name.removeprefix("tpu:"))
-    for plan in planner._candidates(legal, chip):
+    for plan in planner.candidates(legal, chip):
         other = copy(lowering)
         other.planned = plan
         yield other

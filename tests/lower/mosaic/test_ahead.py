@@ -55,3 +55,16 @@ def test_loops_with_such_bounds_run_in_every_form() -> None:
         forms.add(form_of(lowering.planned))
         np.testing.assert_allclose(lowering.interpret(X, ENDS)[0], expected, rtol=1e-6, atol=1e-6)
     assert forms == {"resident", "steps", "pipes"}
+
+
+def test_a_bound_that_is_cast_from_a_float_is_computed_as_it_is() -> None:
+    @tk.kernel(out_type=lambda x, ends: jax.ShapeDtypeStruct((4, x.shape[1]), x.dtype))
+    def cut(x: tk.Ref, ends: tk.Ref, out: tk.Ref) -> None:
+        i = tk.parallel(4)
+        rows = tk.serial(x.shape[0], 8, stop=ends[:, i].max().astype(jnp.int32))
+        out[i] = tk.fold(rows, lambda k, acc: acc + x[k].sum(axis=0), jnp.zeros(x.shape[1]))
+
+    ends = ENDS.astype(np.float32)
+    traced = cut.trace(X, ends)
+    (program,) = compute_ahead(traced.ir, 1 << 18).programs
+    np.testing.assert_array_equal(interpret(program, X, ends)[0], ENDS.max(axis=0))

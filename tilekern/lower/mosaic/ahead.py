@@ -105,7 +105,8 @@ def _roots(value: Value, known: Mapping[Value, Op], scalars: Scalars) -> list[Va
     op = known.get(value)
     if not isinstance(op, Elementwise | Select | Convert):
         return [value]
-    return [root for v in op.operands for root in _roots(v, known, scalars)]
+    roots = [root for v in op.operands for root in _roots(v, known, scalars)]
+    return roots if all(root.type == INDEX for root in roots) else [value]
 
 
 class _Dependence:

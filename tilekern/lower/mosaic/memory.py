@@ -394,9 +394,14 @@ def combine(op: Atomic, old: Any, new: Any) -> Any:
     wide = widened(dtype)
     if wide == dtype:
         return _COMBINE[op.kind](old, new.astype(dtype))
+    # MLIR would make a narrow one of a maximum of widened numbers.
     if kind_of(dtype) == "float":
-        return _COMBINE[op.kind](old.astype(wide), new.astype(wide)).astype(dtype)
+        old, new = old.astype(wide), new.astype(wide)
+        if op.kind in ("max", "min"):
+            chosen = old > new if op.kind == "max" else old < new
+            return jnp.where(chosen | (old != old), old, new).astype(dtype)
+        return _COMBINE[op.kind](old, new).astype(dtype)
     old, new = old.astype(I32), new.astype(I32)
-    if op.kind in ("max", "min"):  # MLIR would make a narrow one of a maximum of widened numbers
+    if op.kind in ("max", "min"):
         return (old + _COMBINE[op.kind](new - old, 0)).astype(dtype)
     return _COMBINE[op.kind](old, new).astype(dtype)

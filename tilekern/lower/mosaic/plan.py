@@ -148,7 +148,7 @@ def plan(func: Func, chip: Chip) -> Plan:
       ResourceError: none fits.
     """
     found = list[Plan]()
-    for candidate in _candidates(func, chip):
+    for candidate in candidates(func, chip):
         if candidate.vmem <= chip.vmem_budget:
             _check_blocks(candidate)
             return candidate
@@ -163,7 +163,7 @@ def _check_blocks(found: Plan) -> None:
                 check_blocks(seen)
 
 
-def _candidates(func: Func, chip: Chip) -> Iterator[Plan]:
+def candidates(func: Func, chip: Chip) -> Iterator[Plan]:
     """The plans in the order in which they are fast."""
     closed = constants_as_inputs(func)
     ahead = compute_ahead(closed.func, chip.table_bytes)

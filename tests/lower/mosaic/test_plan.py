@@ -1,0 +1,147 @@
+"""Which plans there are for a Func, and which of them fits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.lower.mosaic.forms import form_of
+from tilekern.errors import ResourceError
+from tilekern.ir.core import Func, cdiv
+from tilekern.ir.parse import parse
+from tilekern.lower.mosaic import plan as planner
+from tilekern.lower.mosaic.chip import CHIPS, padded_bytes
+from tilekern.lower.mosaic.plan import Plan, plan
+from tilekern.lower.mosaic.steps import next_tile, step_of
+
+V5E = CHIPS["tpu:v5e"]
+
+
+def product(rows: int, inner: int, columns: int, stop: str = "%1", before: str = "") -> Func:
+    """A product of bfloat16 matrices in tiles of 512."""
+    return parse(f"""
+        func @product(%x: ref<bf16[{rows}, {inner}], in>, %w: ref<bf16[{inner}, {columns}], in>,
+                      %t: ref<i32[64], in>, %o: ref<f32[{rows}, {columns}], out>) {{
+          grid %i in i[{rows} by 512], %j in j[{columns} by 512]
+          %0 = constant 0 : i32[]
+          %1 = constant {inner} : i32[]
+          {before}
+          %2 = constant 0.0 : f32[512, 512]
+          %3 = fold %k in k[{inner} by 512] from %0 to {stop} with %c = %2 do {{
+            %4 = load %x[512*%i +: 512!, 512*%k +: 512!] : bf16[512, 512]
+            %5 = load %w[512*%k +: 512!, 512*%j +: 512!] : bf16[512, 512]
+            %6 = dot(%4, %5) {{contract=[[1], [0]], batch=[[], []], precision="ieee"}} : f32[512, 512]
+            %7 = add(%6, %c) : f32[512, 512]
+            yield %7
+          }} : f32[512, 512]
+          store %3 to %o[512*%i +: 512!, 512*%j +: 512!]
+        }}
+    """)
+
+
+CAUSAL = """
+  %block = constant 512 : i32[]
+  %row = mul(%i, %block) : i32[]
+  %end = add(%row, %block) : i32[]
+"""
+TABLE = "%end = load %t[%i] : i32[]"
+
+
+@pytest.mark.parametrize(
+    ("before", "forms"),
+    [
+        ("", ["resident", "steps", "pipes"]),
+        (CAUSAL, ["resident", "pairs", "steps", "pipes"]),
+        (TABLE, ["resident", "pipes", "steps"]),  # steps that nobody needs are many, perhaps
+    ],
+)
+def test_the_order_of_plans(before: str, forms: list[str]) -> None:
+    func = product(2048, 2048, 1024, "%end" if before else "%1", before)
+    assert [form_of(found) for found in planner.candidates(func, V5E)] == forms
+
+
+def test_loops_stay_inside_of_the_kernel_as_long_as_that_fits() -> None:
+    small, large = product(2048, 2048, 1024), product(2048, 1 << 16, 1024)
+    assert form_of(plan(small, V5E)) == "resident" and plan(small, V5E).grid == (4, 2)
+    assert form_of(plan(large, V5E)) == "steps" and plan(large, V5E).grid == (4, 2, 128)
+    assert plan(large, V5E).semantics == ("parallel", "parallel", "arbitrary")
+    pairs = plan(product(1 << 16, 1 << 16, 1024, "%end", CAUSAL), V5E)
+    assert form_of(pairs) == "pairs" and pairs.grid == (2, 128 * 129 // 2)
+    assert form_of(plan(product(2048, 1 << 16, 1024, "%end", TABLE), V5E)) == "pipes"
+
+
+def test_a_chip_with_less_memory_takes_another_plan() -> None:
+    func = product(2048, 1 << 14, 1024)
+    forms = {name: form_of(plan(func, chip)) for name, chip in CHIPS.items()}
+    assert forms == {"tpu:v5e": "resident", "tpu:v5p": "steps", "tpu:v6e": "resident", "tpu:7x": "steps"}
+
+
+def test_the_bill() -> None:
+    found = plan(product(2048, 1 << 16, 1024), V5E)
+    block, whole = padded_bytes((512, 512), np.dtype("bfloat16")), padded_bytes((512, 512), np.dtype("float32"))
+    bill = dict(found.buffers)
+    assert (bill["x"], bill["w"], bill["o"], bill["carries"]) == (2 * block, 2 * block, 2 * whole, whole)
+    # An input whose block never changes is fetched once, to one buffer.
+    one = plan(product(512, 2048, 512), V5E)
+    assert dict(one.buffers)["x"] == padded_bytes((512, 2048), np.dtype("bfloat16"))
+    assert found.vmem == sum(size for _, size in found.buffers) <= found.vmem_limit <= V5E.vmem_limit
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_what_does_not_fit_is_refused_with_the_smallest_bill(name: str) -> None:
+    """A planted overflow: tiles of 512 rows and all columns."""
+    func = parse("""
+        func @wide(%x: ref<f32[1024, 65536], in>, %o: ref<f32[1024, 65536], out>) {
+          grid %i in i[1024 by 512]
+          %0 = load %x[512*%i +: 512!, 0 +: 65536!] : f32[512, 65536]
+          store %0 to %o[512*%i +: 512!, 0 +: 65536!]
+        }
+    """)
+    with pytest.raises(ResourceError) as caught:
+        plan(func, CHIPS[name])
+    text = str(caught.value)
+    assert f"wide needs more VMEM than a core of {name} has" in text
+    assert "x 256.00 MiB, o 256.00 MiB" in text
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_every_step_fetches_a_tile_that_is_there(data: st.DataObject) -> None:
+    """A step of a tile that runs fetches it; the one before the first does too, and one behind the last the next."""
+    extent, block = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 5))
+    start, stop = (data.draw(st.integers(-3, 24)) for _ in range(2))
+    reverse = data.draw(st.booleans())
+    found = _stepping(extent, block, start, stop, "reverse" if reverse else "")
+    first, last = (min(max(n, 0), extent) for n in (start, stop))
+    run = list(range(first // block, cdiv(last, block)))[:: -1 if reverse else 1]
+    assert found.serial is not None
+    steps = [step_of(found, [place], {}, None) for place in range(found.serial.steps)]
+    order = [int(step.tile) for step in steps]
+    assert sorted(order) == list(range(cdiv(extent, block))) and order == sorted(order, reverse=reverse)
+    fetched = [int(next_tile(step).tile) for step in steps]
+    assert all(0 <= tile < found.serial.steps for tile in fetched)
+    assert all(fetched[order.index(tile)] == tile for tile in run)
+    if run:
+        assert set(fetched[: order.index(run[0])]) <= {run[0]}
+        assert set(fetched[order.index(run[-1]) + 1 :]) <= {order[0]}
+
+
+def _stepping(extent: int, block: int, start: int, stop: int, reverse: str) -> Plan:
+    func = parse(f"""
+        func @f(%x: ref<f32[{extent}, 128], in>, %o: ref<f32[{block}, 128], out>) {{
+          %0 = constant {start} : i32[]
+          %1 = constant {stop} : i32[]
+          %2 = constant 0.0 : f32[{block}, 128]
+          %3 = fold %k in k[{extent} by {block}] from %0 to %1 {reverse} with %c = %2 do {{
+            %4 = load %x[{block}*%k +: {block}, 0 +: 128!] : f32[{block}, 128]
+            yield %4
+          }} : f32[{block}, 128]
+          store %3 to %o[0 +: {block}!, 0 +: 128!]
+        }}
+    """)
+    (found,) = (p for p in planner.candidates(func, V5E) if form_of(p) == "steps")
+    return found
