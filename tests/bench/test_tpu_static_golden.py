@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 from bench.tpu_static.golden import KERNEL_CASES, Golden, cycles
-from tilekern.lower.target import BACKENDS
 
 pytest.importorskip("libtpu", reason="needs libtpu")
 
 GOLDEN = Path(__file__).with_name("golden_cycles.json")
 
 
-@pytest.mark.skipif("mosaic" not in BACKENDS, reason="needs the Mosaic backend")
 @pytest.mark.parametrize("chip", ["v5e", "v6e"])
 @pytest.mark.parametrize("case", KERNEL_CASES)
 def test_no_kernel_gets_slower(case: str, chip: str) -> None:

@@ -6,6 +6,7 @@ What TPUs have not, 64 bits foremost, the portable backend does in the place of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partialmethod
 from typing import Any
 
 import jax
@@ -33,9 +34,8 @@ def _run(lowering: TritonLowering, *inputs: Any) -> Sequence[jax.Array]:
     return jax.pure_callback(lambda *arrays: tuple(interpret(program, arrays)), types, *inputs)
 
 
-def _run_interpreted(lowering: MosaicLowering, *inputs: Any) -> Sequence[jax.Array]:
-    """In place of the kernel, for which there may be no TPU."""
-    return lowering._called(*inputs, interpret=True)
+# In place of the kernel, for which there may be no TPU.
+_run_interpreted = partialmethod(MosaicLowering.run, interpret=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

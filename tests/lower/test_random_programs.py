@@ -121,7 +121,7 @@ def interpreted(lowerings: Sequence[MosaicLowering], programs: Sequence[Program]
 
     def together(*arrays: Sequence[jax.Array]) -> Any:
         pairs = zip(lowerings, arrays, strict=True)
-        return tuple(lowering._called(*inputs, interpret=True) for lowering, inputs in pairs)
+        return tuple(lowering.run(*inputs, interpret=True) for lowering, inputs in pairs)
 
     arrays = [p.arrays for p in programs]
     return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))

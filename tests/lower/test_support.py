@@ -178,7 +178,7 @@ def by_mosaic(funcs: list[Func], many: list[list[np.ndarray]]) -> list[Any]:
 
     def run(many: list[list[np.ndarray]]) -> list[Any]:
         pairs = zip(lowerings, many, strict=True)
-        return [lowering._called(*arrays, interpret=True) for lowering, arrays in pairs]
+        return [lowering.run(*arrays, interpret=True) for lowering, arrays in pairs]
 
     return jax.tree.map(np.asarray, jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})(many))
 

@@ -70,7 +70,7 @@ def test_the_portable_backend_serves_what_tpus_refuse() -> None:
 
 def test_a_block_that_is_not_aligned_is_refused() -> None:
     window = Window(Value(RefType((64, 512), F32, "in"), "x"), (Role("tiled", 8, 0), Role("tiled", 128, 1)))
-    found = layout(window, F32)
+    found = layout(window)
     check_blocks(found)
     planted = replace(found, dims=(found.dims[0], ViewDim(1, "lane", 512, 120)))
     with pytest.raises(TargetError) as caught:

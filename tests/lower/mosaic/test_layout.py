@@ -30,7 +30,7 @@ def layouts(draw: Any) -> Layout:
         roles.append(Role(kind, 1 if kind == "at" else size, n))
     dtype = draw(st.sampled_from([F32, BF16]))
     param = Value(RefType(tuple(shape), dtype, "in"), "x")
-    return layout(Window(param, tuple(roles)), dtype, whole=draw(st.booleans()))
+    return layout(Window(param, tuple(roles)), whole=draw(st.booleans()))
 
 
 def numbered(found: Layout) -> Array:
@@ -113,4 +113,4 @@ def _cut(array: Array, dim: int, size: int, low: int, squeeze: bool) -> Array:
     ],
 )
 def test_what_becomes_of_an_array(shape: tuple[int, ...], roles: tuple[Role, ...], dtype: DType, view: Any) -> None:
-    assert layout(Window(Value(RefType(shape, dtype, "in"), "x"), roles), dtype).shape == view
+    assert layout(Window(Value(RefType(shape, dtype, "in"), "x"), roles)).shape == view

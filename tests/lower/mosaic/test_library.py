@@ -6,30 +6,13 @@ allocation that libtpu writes into the HLO of the kernel's custom call.
 
 from __future__ import annotations
 
-import importlib
-from functools import partial
-from typing import Any
-
-import jax
 import pytest
 
-from tilekern.kernel.family import TileFamily
+from tests.lower.library import CASES, family
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import resolve
 
-NAMES = (
-    "cross_entropy",
-    "flash_attention",
-    "layer_norm",
-    "matmul",
-    "ragged_dot",
-    "rms_norm",
-    "rope",
-    "softmax",
-    "swiglu",
-)
 CHIPS = ("tpu:v5e", "tpu:v5p", "tpu:v6e", "tpu:7x")
-CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES for name in NAMES}
 # One of each kernel, and one of each kind of trouble, in `make test`; all others in `make test-full`.
 FEW = [
     ("cross_entropy", "llama3_8b", "bfloat16", "tpu:v5e"),
@@ -69,26 +52,6 @@ ALL = [
     for dtype in ("bfloat16", "float32")
     for chip in CHIPS
 ]
-
-
-def family(name: str, case: str, dtype: str) -> TileFamily:
-    """What the library's function calls for a case, and nothing else: all blocks are the schedule's."""
-    (found,) = (c for c in CASES[name] if c.name == case)
-    function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
-    arrays = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
-    jaxpr = jax.make_jaxpr(partial(function, **getattr(found, "keywords", {})))(*arrays)
-    (call,) = _calls(jaxpr)
-    return call
-
-
-def _calls(jaxpr: Any) -> list[TileFamily]:
-    found: list[TileFamily] = []
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "tilekern_call":
-            found.append(equation.params["family"])
-        elif "jaxpr" in equation.params:
-            found += _calls(equation.params["jaxpr"])
-    return found
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,21 @@ Nothing spills, tensor cores and the Tensor Memory Accelerator do the work, what
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
 import pytest
 
+from tests.lower.library import CASES, NAMES, family
 from tests.lower.triton import ceilings
-from tilekern.kernel.family import TileFamily
 from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.lower.target import resolve
 from tilekern.lower.triton.lowering import TritonCompiled, TritonLowering
 
-NAMES = tuple(sorted(path.parent.name for path in ceilings.KERNELS.glob("*/cases.py")))
 DTYPES = ("bfloat16", "float32")
-CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES for name in NAMES}
 ALL = [
     (name, case.name, dtype, target)
     for name, cases in CASES.items()
@@ -61,24 +58,6 @@ PRODUCTS = ("matmul", "flash_attention", "cross_entropy", "ragged_dot")
 def needs_triton() -> Iterator[None]:
     pytest.importorskip("triton", reason="needs triton")
     yield
-
-
-def family(name: str, case: str, dtype: str) -> TileFamily:
-    """What the library's function calls for a case, and nothing else: all blocks are the schedule's."""
-    (found,) = (c for c in CASES[name] if c.name == case)
-    function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
-    arrays = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
-    jaxpr = jax.make_jaxpr(partial(function, **getattr(found, "keywords", {})))(*arrays)
-    (call,) = _calls(jaxpr)
-    return call
-
-
-def _calls(jaxpr: Any) -> Iterator[TileFamily]:
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "tilekern_call":
-            yield equation.params["family"]
-        elif "jaxpr" in equation.params:
-            yield from _calls(equation.params["jaxpr"])
 
 
 @cache

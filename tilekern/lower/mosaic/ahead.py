@@ -12,7 +12,7 @@ from math import prod
 
 from tilekern.ir.compute import Convert, Dot, Select
 from tilekern.ir.control import Fold
-from tilekern.ir.core import Block, Func, Op, Value, definitions
+from tilekern.ir.core import Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, Dim, Load, MemoryOp, Position, Store, Term
 from tilekern.ir.rewrite import Cloner, Rewriter
@@ -47,12 +47,7 @@ def compute_ahead(func: Func, table_bytes: int) -> Ahead:
     programs: list[Func] = []
     for value in dict.fromkeys(v for wanted in _wanted(func) for v in _roots(wanted, known, scalars)):
         axes = depends.of(value) if value in top else None
-        if (
-            axes is None
-            or value.type != INDEX
-            or value in tables
-            or 4 * prod(func.grid[n] for n in axes) > table_bytes // 4
-        ):
+        if axes is None or value.type != INDEX or 4 * prod(func.grid[n] for n in axes) > table_bytes // 4:
             continue
         numbers = tuple(sorted(axes))
         shape = tuple(func.grid[n] for n in numbers)
@@ -75,16 +70,12 @@ def _replaced(func: Func, loads: Mapping[Value, Load]) -> Func:
     def body(*_: Value) -> tuple[Value, ...]:
         for value, load in loads.items():
             rewriter.replace(value, rewriter.one(load))
-        return _inlined(rewriter, func.body, set(loads))
+        for op in func.body.ops:
+            if loads.keys().isdisjoint(op.results):
+                rewriter.visit(op)
+        return ()
 
     return replace(func, body=rewriter.block(func.body.args, body))
-
-
-def _inlined(rewriter: Rewriter, block: Block, gone: set[Value]) -> tuple[Value, ...]:
-    for op in block.ops:
-        if not (len(op.results) == 1 and op.results[0] in gone):
-            rewriter.visit(op)
-    return tuple(rewriter.value(v) for v in block.results)
 
 
 def _wanted(func: Func) -> list[Value]:
@@ -146,8 +137,7 @@ def _program(func: Func, value: Value, numbers: tuple[int, ...], shape: tuple[in
     def body(*_: Value) -> tuple[Value, ...]:
         for op in needed(func.body.ops, [value], set()):
             cloner.visit(op)
-        access = Access(tuple(Dim("index", Position((Term(n, 1),)), in_bounds=True) for n in range(len(numbers))))
-        cloner.add(Store(operands=(out, cloner.value(value), *args), access=access))
+        cloner.add(Store(operands=(out, cloner.value(value), *args), access=_one_place(len(numbers))))
         return ()
 
     block = cloner.block(args, body)
@@ -156,5 +146,10 @@ def _program(func: Func, value: Value, numbers: tuple[int, ...], shape: tuple[in
 
 
 def _load(func: Func, param: Value, numbers: tuple[int, ...]) -> Load:
-    access = Access(tuple(Dim("index", Position((Term(k, 1),)), in_bounds=True) for k in range(len(numbers))))
-    return Load(operands=(param, *(func.body.args[n] for n in numbers)), access=access, hint=param.name)
+    places = (func.body.args[n] for n in numbers)
+    return Load(operands=(param, *places), access=_one_place(len(numbers)), hint=param.name)
+
+
+def _one_place(rank: int) -> Access:
+    """The element at the operands."""
+    return Access(tuple(Dim("index", Position((Term(n, 1),)), in_bounds=True) for n in range(rank)))

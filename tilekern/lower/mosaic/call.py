@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,10 @@ from tilekern.ir.core import Array, Value
 from tilekern.ir.types import DType, accumulator, kind_of
 from tilekern.lower.mosaic.emit import Emitter
 from tilekern.lower.mosaic.layout import Layout
-from tilekern.lower.mosaic.memory import stored_dtype
+from tilekern.lower.mosaic.numbers import stored_dtype
 from tilekern.lower.mosaic.plan import Plan, Scratch
 from tilekern.lower.mosaic.scalars import flat_table
-from tilekern.lower.mosaic.steps import block_index, next_tile, step_of
+from tilekern.lower.mosaic.steps import block_index, next_tile, step_of, when
 from tilekern.lower.xla.emit import run
 
 
@@ -32,14 +32,14 @@ def call(plan: Plan, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Ar
       interpret: whether Pallas shall interpret the kernel; or how, `pltpu.InterpretParams`.
     """
     func = plan.func
-    given = (*inputs, *map(_as_array, plan.constants))
-    with _jax.neutral_tracing(x64=False):
-        typed = [jnp.asarray(x, p.ref.dtype) for p, x in zip(func.inputs, given, strict=False)]
-        tables = [run(program, *typed)[-1] for program in plan.ahead]
-    arrays = dict(zip(func.inputs, (*given, *tables), strict=True))
+    arrays = dict(zip(func.inputs, (*inputs, *map(_as_array, plan.constants)), strict=False))
     results = {p: arrays[p] if p in arrays else jnp.zeros(p.ref.shape, p.ref.dtype) for p in func.outputs}
-    if 0 not in func.grid and plan.outputs:
-        with _jax.neutral_tracing(x64=False):  # TPUs have nothing of 64 bits
+    with _jax.neutral_tracing(x64=False):  # TPUs have nothing of 64 bits
+        if plan.ahead:
+            typed = [jnp.asarray(x, p.ref.dtype) for p, x in arrays.items()]
+            tables = [run(program, *typed)[-1] for program in plan.ahead]
+            arrays.update(zip(func.inputs[len(arrays) :], tables, strict=True))
+        if 0 not in func.grid and plan.outputs:
             results.update(_Kernel(plan, interpret).run(arrays))
     return tuple(jnp.asarray(results[p]) for p in func.outputs)
 
@@ -51,7 +51,8 @@ class _Kernel:
         self._plan, self._interpret = plan, interpret
         self._tables = plan.scalars.tables
         self._pairs = plan.serial is not None and plan.serial.table is not None
-        self._fresh = tuple(p for p in plan.outputs if _starts_at_zero(p) and not plan.visits.covers(p))
+        zeroed = (p for p in plan.outputs if p.ref.role in ("zeros", "sum"))
+        self._fresh = tuple(p for p in zeroed if not plan.visits.covers(p))
 
     def run(self, arrays: Mapping[Value, Any]) -> dict[Value, Any]:
         """The results for arrays."""
@@ -143,18 +144,7 @@ class _Kernel:
                 out[...] = jnp.zeros(out.shape, out.dtype)
 
         axes = zip(ids, self._plan.grid, self._plan.visits.changes(self._plan.outputs[param].window), strict=True)
-        still = [i for i, steps, changes in axes if not changes and steps > 1]
-        _when_all([i == 0 for i in still], first)
-
-
-def _when_all(conditions: Sequence[Any], body: Callable[[], None]) -> None:
-    if not conditions:
-        body()
-        return
-    condition = conditions[0]
-    for other in conditions[1:]:
-        condition = condition & other
-    pl.when(condition)(body)
+        when(*(i == 0 for i, steps, changes in axes if not changes and steps > 1))(first)
 
 
 def _memory_of(scratch: Scratch) -> Any:
@@ -168,10 +158,6 @@ def _as_array(constant: Array) -> jax.Array:
 def _typed(arrays: Mapping[Value, Any], param: Value) -> jax.Array:
     """The array of an input, which may be wider in the kernel than it is: float16 is float32 there."""
     return jnp.asarray(arrays[param], stored_dtype(param.ref.dtype))
-
-
-def _starts_at_zero(param: Value) -> bool:
-    return param.ref.role in ("zeros", "sum")
 
 
 def kept_dtype(param: Value) -> DType:

@@ -8,7 +8,6 @@ from math import prod
 
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Op, Value
-from tilekern.ir.memory import MemoryOp
 from tilekern.lower.mosaic.layout import Layout
 from tilekern.lower.mosaic.plan import Plan
 
@@ -78,10 +77,10 @@ def _array(plan: Plan, param: Value) -> Iterator[str]:
     if not seen:
         yield f"{head}not in VMEM, for no program of the kernel reads or writes it"
     for found in seen:
-        yield head + _layout(plan, found, ops)
+        yield head + _layout(plan, found)
 
 
-def _layout(plan: Plan, found: Layout, ops: list[MemoryOp]) -> str:
+def _layout(plan: Plan, found: Layout) -> str:
     roles = [_KINDS[r.kind].format(size=r.size) for r in found.window.roles]
     param = found.window.param
     piped = found in plan.far or param in plan.piped

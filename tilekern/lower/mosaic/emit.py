@@ -22,12 +22,12 @@ from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import BOOL
 from tilekern.lower.mosaic import debug
 from tilekern.lower.mosaic.layout import Layout
-from tilekern.lower.mosaic.memory import Memory, as_stored, shaped
+from tilekern.lower.mosaic.memory import Memory, shaped
+from tilekern.lower.mosaic.numbers import as_stored, choose, widened
 from tilekern.lower.mosaic.ops import function_of
 from tilekern.lower.mosaic.plan import Plan
-from tilekern.lower.mosaic.scalars import choose, scalar_dtype, widened
 from tilekern.lower.mosaic.serial import needed, used_by
-from tilekern.lower.mosaic.steps import Step, block_index, when
+from tilekern.lower.mosaic.steps import Step, block_index, tile_range, when
 from tilekern.lower.mosaic.vectors import Form, is_vector, shape_in, to_tile, turned
 
 
@@ -246,18 +246,15 @@ class Emitter:
 
     def _bounds(self, op: Fold) -> tuple[Any, Any]:
         """The first tile and the one behind the last."""
-        extent, block = np.int32(op.axis.extent), np.int32(op.axis.block)
-        start, stop = (self._bound(v, extent) for v in (op.start, op.stop))
-        return _quotient(start, block), _quotient(stop + (block - 1), block)
+        return tile_range(self._bound(op.start), self._bound(op.stop), op.axis)
 
-    def _bound(self, value: Value, extent: np.int32) -> Any:
+    def _bound(self, value: Value) -> Any:
         known = self._ranges.get(value)
         if known is not None and known.known:
-            return np.int32(min(max(known.low, 0), int(extent)))
+            return known.low
         serial = self._plan.serial
         ahead = serial is not None and self._plan.scalars.key(value) is not None
-        number = self._step.evaluate(value) if ahead else self._env[value]
-        return jnp.clip(number, 0, extent)
+        return self._step.evaluate(value) if ahead else self._env[value]
 
     def _fold(self, op: Fold) -> None:
         slots = self._plan.slots
@@ -348,7 +345,7 @@ class Emitter:
     def _pack(self, value: Value, as_carry: Value) -> Any:
         """A value as loops carry it: a vector in one form, a bool as int32, a scalar in 32 bits."""
         array = jnp.asarray(as_stored(self.get(value, self._carried(as_carry))))
-        return array if array.shape else array.astype(scalar_dtype(value.tile.dtype))
+        return array if array.shape else array.astype(widened(value.tile.dtype))
 
     def _keep(self, slot: int, value: Value, as_carry: Value | None = None) -> None:
         self._write(slot, self._pack(value, as_carry or value))
@@ -361,9 +358,7 @@ class Emitter:
             self._scratch[slot][0] = array.astype(found.dtype)
 
     def _kept(self, slot: int, value: Value) -> Any:
-        if value.tile.shape:
-            return _unpacked(self._scratch[slot][...], value)
-        return _unpacked(self._scratch[slot][0], value)
+        return _unpacked(self._scratch[slot][... if value.tile.shape else 0], value)
 
     def _recall(self, values: Sequence[Value]) -> None:
         """Read values from scratch."""
@@ -415,15 +410,9 @@ class Emitter:
             self.set(result, _unpacked(x, result), self._carried(result))
 
 
-def _quotient(x: Any, block: np.int32) -> Any:
-    """Of numbers that are not negative."""
-    return x // block if isinstance(x, np.integer) else lax.div(x, block)
-
-
 def _spread(x: Any, shape: tuple[int, ...]) -> Any:
-    if x.dtype == BOOL:
-        return jnp.broadcast_to(jnp.where(x, 1, 0), shape) != 0
-    return jnp.broadcast_to(x, shape)
+    spread = jnp.broadcast_to(as_stored(x), shape)
+    return spread != 0 if x.dtype == BOOL else spread
 
 
 def _unpacked(array: Any, value: Value) -> Any:

@@ -138,18 +138,16 @@ def is_squeezed(dim: ViewDim, roles: Sequence[Role]) -> bool:
     return dim.use == "place" or (dim.use == "tile" and roles[dim.dim].kind == "tiled")
 
 
-def layout(window: Window, dtype: DType, whole: bool = False) -> Layout:
+def layout(window: Window, whole: bool = False) -> Layout:
     """How the array of a window lies in HBM.
 
     Args:
       window: the window.
-      dtype: of the array as the kernel has it.
       whole: whether all blocks have to be, so that XLA pads the array up to them; else Pallas cuts the last ones.
     """
     ragged = any(r.size > 1 and n % r.size for r, n in zip(window.roles, window.param.ref.shape, strict=True))
-    if whole and ragged:
-        return _general(window, dtype, whole)
-    return _folded(window) or _general(window, dtype, whole)
+    folded = None if whole and ragged else _folded(window)
+    return folded or _general(window, whole)
 
 
 def packing(dtype: DType) -> int:
@@ -198,10 +196,10 @@ def _plain(d: int, role: Role, length: int) -> ViewDim:
             return ViewDim(d, "lane", length, length)
 
 
-def _general(window: Window, dtype: DType, whole: bool) -> Layout:
+def _general(window: Window, whole: bool) -> Layout:
     shape, roles = window.param.ref.shape, window.roles
     last = [d for d, role in enumerate(roles) if role.kind in ("tiled", "aligned", "static")][-2:]
-    units = dict(zip(reversed(last), (LANES, packing(dtype)), strict=False))
+    units = dict(zip(reversed(last), (LANES, packing(window.param.ref.dtype)), strict=False))
     padded, parts = list(shape), list[tuple[int, int]]()
     front, back = list[tuple[int, ViewDim]](), list[tuple[int, ViewDim]]()
     for d, (role, length) in enumerate(zip(roles, shape, strict=True)):

@@ -42,9 +42,13 @@ class MosaicLowering:
         self.planned: Plan = plan_of(legalize(split, self._chip.name.removeprefix("tpu:")), self._chip)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
 
-    def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
-        """The outputs; traceable by JAX when it lowers for TPUs."""
-        return self._called(*inputs)
+    def run(self, *inputs: jax.Array, interpret: Any = False) -> Sequence[jax.Array]:
+        """The outputs; traceable by JAX when it lowers for TPUs, and if it is to `interpret` the kernel, for any."""
+        elsewhere = _jax.abstract_tpu(self._chip.device_kind, self._chip.cores)
+        with nullcontext() if _jax.tpu_kind() == self._chip.device_kind else elsewhere:
+            results = call(self.planned, *inputs, interpret=interpret)
+        pairs = zip(results, self.func.outputs, strict=True)
+        return tuple(x.astype(p.ref.dtype) for x, p in pairs)
 
     def interpret(self, *inputs: Array, params: Any = True) -> Sequence[Array]:
         """The outputs, by Pallas' interpreter.
@@ -53,7 +57,7 @@ class MosaicLowering:
           inputs: the arrays.
           params: `pltpu.InterpretParams`, to look for races and reads of what was never written.
         """
-        results = cast(Sequence[jax.Array], jax.jit(partial(self._called, interpret=params))(*inputs))
+        results = cast(Sequence[jax.Array], jax.jit(partial(self.run, interpret=params))(*inputs))
         return [np.asarray(x) for x in results]
 
     @property
@@ -71,19 +75,8 @@ class MosaicLowering:
         return MosaicCompiled(self)
 
     @property
-    def _is_here(self) -> bool:
-        return _jax.tpu_kind() == self._chip.device_kind
-
-    def _called(self, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
-        elsewhere = _jax.abstract_tpu(self._chip.device_kind, self._chip.cores)
-        with nullcontext() if self._is_here else elsewhere:
-            results = call(self.planned, *inputs, interpret=interpret)
-        pairs = zip(results, self.func.outputs, strict=True)
-        return tuple(x.astype(p.ref.dtype) for x, p in pairs)
-
-    @property
     def _program(self) -> Any:
-        program = partial(self._called)
+        program = partial(self.run)
         program.__name__ = self.func.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
         return program
 

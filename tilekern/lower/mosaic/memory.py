@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from itertools import product
 from math import prod
 from typing import Any, cast
@@ -25,7 +24,9 @@ from tilekern.ir.ranges import Interval, position_interval
 from tilekern.ir.types import BOOL, I32, DType, kind_of
 from tilekern.lower.mosaic.chip import LANES
 from tilekern.lower.mosaic.layout import Layout, ViewDim, is_squeezed
-from tilekern.lower.mosaic.scalars import choose, locate, read_table, widened
+from tilekern.lower.mosaic.numbers import as_stored, choose, widened
+from tilekern.lower.mosaic.scalars import locate, read_table
+from tilekern.lower.mosaic.steps import when
 from tilekern.lower.mosaic.vectors import to_tile, turned
 
 Get = Callable[[Value], Any]
@@ -267,11 +268,7 @@ class Memory:
                 new = update(old, shaped(part, shape)).astype(ref.dtype)
                 ref[index] = new if chosen is None else choose(shaped(chosen, shape) != 0, new, old)
 
-            conditions = [c for c in (guard, lane.inside) if c is not None]
-            if conditions:
-                pl.when(reduce(lambda x, y: x & y, conditions))(write)
-            else:
-                write()
+            when(*(c for c in (guard, lane.inside) if c is not None))(write)
 
     def _part(self, op: WriteOp, found: Layout, x: Any, lane: Lane) -> Any:
         """The elements of a tile that belong to one row, and are inside of the array as far as that is known."""
@@ -323,16 +320,6 @@ def _row_dims(found: Layout) -> list[int]:
 
 def _lane_dims(found: Layout) -> list[ViewDim]:
     return [v for v in found.dims if v.use in ("lane", "fold") and v.dim >= 0]
-
-
-def stored_dtype(dtype: DType) -> DType:
-    """How memory holds a dtype: a bool takes 32 bits in VMEM, and as a number it has all that those have."""
-    return I32 if dtype == BOOL else dtype
-
-
-def as_stored(x: Any) -> Any:
-    """Values as memory holds them."""
-    return jnp.where(x, 1, 0) if x.dtype == BOOL else x
 
 
 def _element(x: Any) -> Any:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Value
-from tilekern.ir.memory import Atomic, MemoryOp, Store
+from tilekern.ir.memory import MemoryOp, Store
 from tilekern.lower.mosaic.scalars import Scalars
-from tilekern.lower.mosaic.windows import Window
+from tilekern.lower.mosaic.windows import Window, axes_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +51,11 @@ def pipes_of(func: Func, windows: Mapping[MemoryOp, Window], scalars: Scalars) -
     for fold in func.body.ops:
         if not isinstance(fold, Fold):
             continue
+        index = scalars.canonical(fold.body.args[0])
         inputs: dict[Window, None] = {}
         outputs: dict[Value, None] = {}
         for op in fold.body.walk():
-            if not isinstance(op, MemoryOp) or not follows(windows[op], fold.body.args[0], scalars):
+            if not isinstance(op, MemoryOp) or index not in axes_of(windows[op], scalars):
                 continue
             if op.ref.ref.role == "in":
                 inputs[windows[op]] = None
@@ -66,13 +67,6 @@ def pipes_of(func: Func, windows: Mapping[MemoryOp, Window], scalars: Scalars) -
     return found if found and all(_writes_whole_blocks(func, p, windows, found) for p in moving) else None
 
 
-def follows(window: Window, index: Value, scalars: Scalars) -> bool:
-    """Whether what a window shows depends on a loop's index."""
-    index = scalars.canonical(index)
-    operands = (r.operands[t.operand] for r in window.roles for t in r.position.terms)
-    return any(index in scalars.axes(v) for v in operands if scalars.key(v) is not None)
-
-
 def _writes_whole_blocks(
     func: Func, param: Value, windows: Mapping[MemoryOp, Window], pipes: Mapping[Fold, Pipe]
 ) -> bool:
@@ -81,7 +75,7 @@ def _writes_whole_blocks(
         return False
     stores = [op for fold in pipes for op in fold.body.ops if isinstance(op, Store) and op.ref is param]
     accesses = [op for op in func.walk() if isinstance(op, MemoryOp) and op.ref is param]
-    if len(stores) != len(accesses) or any(isinstance(op, Atomic) or op.masked for op in accesses):
+    if len(stores) != len(accesses) or any(op.masked for op in accesses):
         return False
     if len({windows[op].roles for op in stores}) != 1:
         return False

@@ -18,18 +18,19 @@ from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Func, Value
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ranges import Interval, analyze
-from tilekern.ir.types import BOOL, I32, DType
+from tilekern.ir.types import DType
 from tilekern.lower.mosaic.ahead import Ahead, compute_ahead
 from tilekern.lower.mosaic.chip import Chip, padded_bytes
 from tilekern.lower.mosaic.constants import constants_as_inputs
 from tilekern.lower.mosaic.layout import Layout, check_blocks, layout
+from tilekern.lower.mosaic.numbers import stored_dtype, widened
 from tilekern.lower.mosaic.pipes import Pipe, count_loops, pipes_of
-from tilekern.lower.mosaic.scalars import Scalars, scalar_dtype
+from tilekern.lower.mosaic.scalars import Scalars
 from tilekern.lower.mosaic.serial import Serial, as_pairs, serial_of
 from tilekern.lower.mosaic.spills import spilled_bytes
 from tilekern.lower.mosaic.vectors import Forms, is_vector, shape_in
 from tilekern.lower.mosaic.visits import Visits
-from tilekern.lower.mosaic.windows import Window, merge, opened, window_of
+from tilekern.lower.mosaic.windows import Window, axes_of, merge, opened, window_of
 
 
 @dataclass(frozen=True)
@@ -236,8 +237,8 @@ def _completed(
     order = _order(func, serial, list(blocks.values()), scalars)
     for param, window in list(blocks.items()):
         if not Visits(func, serial, order, scalars, {param: window}).in_a_row(param):
-            outputs[param] = blocks[param] = opened(window, [False] * len(window.roles))
-    placed = {param: layout(window, param.ref.dtype, param in piped) for param, window in outputs.items()}
+            outputs[param] = blocks[param] = opened(window)
+    placed = {param: layout(window, param in piped) for param, window in outputs.items()}
     layouts: dict[MemoryOp, Layout | None] = {}
     inputs: dict[Window, Layout] = {}
     for op, window in windows.items():
@@ -248,7 +249,7 @@ def _completed(
         elif 0 in op.ref.ref.shape or op.ref in scalars.tables:
             layouts[op] = None
         else:
-            inputs.setdefault(window, layout(window, op.ref.ref.dtype, window in followed))
+            inputs.setdefault(window, layout(window, window in followed))
             layouts[op] = inputs[window]
     forms = Forms(func)
     slots, scratch = _scratch(func, serial.chain if serial else tuple(pipes), serial.kept if serial else (), forms)
@@ -286,9 +287,7 @@ def _order(func: Func, serial: Serial | None, outputs: Sequence[Window], scalars
     args = func.body.args
     counts = [0] * len(args)
     for window in outputs:
-        depends = frozenset[Value]().union(
-            *(scalars.axes(r.operands[t.operand]) for r in window.roles for t in r.position.terms)
-        )
+        depends = axes_of(window, scalars)
         for n, arg in enumerate(args):
             counts[n] += arg in depends
     paired = serial.pairs if serial else ()
@@ -309,10 +308,10 @@ def _scratch(
     def add(value: Value) -> int:
         tile = value.tile
         if not tile.shape:
-            buffers.append(Scratch((), scalar_dtype(tile.dtype)))
+            buffers.append(Scratch((), widened(tile.dtype)))
             return len(buffers) - 1
         shape = shape_in(forms.carried(value), *tile.shape) if is_vector(value) else tile.shape
-        buffers.append(Scratch(shape, I32 if tile.dtype == BOOL else tile.dtype))
+        buffers.append(Scratch(shape, stored_dtype(tile.dtype)))
         return len(buffers) - 1
 
     for op in func.walk():

@@ -8,28 +8,24 @@ one; that is how accesses in several loops over one axis are seen to read the sa
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from tilekern.ir.compute import Constant, Convert, Select
-from tilekern.ir.core import Func, Op, Value, definitions
+from tilekern.ir.core import Array, Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp, Position
 from tilekern.ir.ranges import Interval, position_interval
-from tilekern.ir.types import BOOL, F32, I32, DType, TileType, kind_of
+from tilekern.ir.types import BOOL, I32, TileType
+from tilekern.lower.mosaic.chip import padded_bytes
+from tilekern.lower.mosaic.numbers import as_stored, choose, widened
 from tilekern.lower.mosaic.ops import function_of
 
 _FAR = 1 << 30
 """Stands for every position that int32 arithmetic may not find: no array has so many elements along a dim."""
-
-
-def scalar_dtype(dtype: DType) -> DType:
-    """The dtype in which scalar memory holds numbers of a dtype: one of 32 bits."""
-    kind = kind_of(dtype)
-    return np.dtype(np.float32) if kind == "float" else np.dtype(np.uint32) if kind == "unsigned" else I32
 
 
 class Scalars:
@@ -76,7 +72,7 @@ class Scalars:
     def axes(self, value: Value) -> frozenset[Value]:
         """The grid indices, and indices of loops in the grid, that a known scalar depends on."""
         if value in self._grid or value in self._counters:
-            return frozenset([self._counters.get(value, value)])
+            return frozenset([self.canonical(value)])
         op = self._definitions[value]
         return frozenset[Value]().union(*(self.axes(v) for v in _scalar_operands(op)))
 
@@ -93,7 +89,7 @@ class Scalars:
           given: the indices.
           tables: what holds the elements of each table, see `flat_table`.
         """
-        value = self._counters.get(value, value)
+        value = self.canonical(value)
         if value in given:
             return given[value]
         op = self._definitions[value]
@@ -104,9 +100,17 @@ class Scalars:
             return read_table(op, operands, tables[op.ref])
         return function_of(op)(*(jnp.asarray(operands[v]) for v in op.operands))
 
+    def beforehand(self, value: Value, given: Mapping[Value, Any]) -> Array:
+        """A known scalar that reads no array, on NumPy; `given` indices may be arrays of many of them."""
+        value = self.canonical(value)
+        if value in given:
+            return np.asarray(given[value])
+        op = self._definitions[value]
+        return np.asarray(op.evaluate(*np.broadcast_arrays(*(self.beforehand(v, given) for v in op.operands))))
+
     def _key(self, value: Value) -> Hashable | None:
         if value in self._grid or value in self._counters:
-            return ("index", self._counters.get(value, value))
+            return ("index", self.canonical(value))
         op = self._definitions.get(value)
         if op is None or value.type != TileType((), value.tile.dtype):
             return None
@@ -145,20 +149,16 @@ def _tables(func: Func, limit: int) -> tuple[Value, ...]:
             touched[op.ref] = touched.get(op.ref, True) and scalar
     found: list[Value] = []
     for param in func.inputs:
-        size = 4 * _table_size(param)
+        size = padded_bytes((max(1, prod(param.ref.shape)),), I32)
         if param.ref.role == "in" and touched.get(param) and size <= limit:
             found.append(param)
             limit -= size
     return tuple(found)
 
 
-def _table_size(param: Value) -> int:
-    return max(1, int(np.prod(param.ref.shape, dtype=np.int64)))
-
-
 def flat_table(param: Value, array: Any) -> Any:
     """An array as scalar memory holds it: one-dimensional, of 32 bits, not empty."""
-    flat = jnp.reshape(array, -1).astype(scalar_dtype(param.ref.dtype))
+    flat = jnp.reshape(array, -1).astype(widened(param.ref.dtype))
     return flat if flat.size else jnp.zeros(1, flat.dtype)
 
 
@@ -175,34 +175,11 @@ def read_table(op: Load, operands: Mapping[Value, Any], table: Any) -> Any:
             place = jnp.clip(place, 0, max(length - 1, 0))
         flat = flat * np.int32(length) + place
     number = jnp.asarray(table[flat])
-    if dtype == BOOL:
-        return number != 0 if inside is None else jnp.where(inside, number, jnp.where(fill, 1, 0)) != 0
-    number = number.astype(dtype)
-    return number if inside is None else choose(inside, number, jnp.asarray(fill))
-
-
-def choose(keep: Any, x: Any, other: Any) -> Any:
-    """`x` where `keep` holds, else `other`, in 32 bits: a mask of int32 comparisons has no layout for narrow tiles.
-
-    Nor does Mosaic choose between narrow scalars; MLIR would make such a choice of one between widened scalars, so
-    that these are chosen by what makes up their difference.
-    """
-    dtype: DType = np.dtype(x.dtype)
-    wide = widened(dtype)
-    first, second = x.astype(wide), jnp.broadcast_to(other.astype(wide), x.shape)
-    if x.shape or wide == dtype:
-        return jnp.where(keep, first, second).astype(dtype)
-    if kind_of(dtype) == "float":
-        first, second = (lax.bitcast_convert_type(n, jnp.int32) for n in (first, second))
-        return lax.bitcast_convert_type(jnp.where(keep, first, second), jnp.float32).astype(dtype)
-    return (second + jnp.where(keep, first - second, jnp.zeros_like(first))).astype(dtype)
-
-
-def widened(dtype: DType) -> DType:
-    """The dtype of 32 bits that has all numbers of a dtype."""
-    if dtype.itemsize >= 4:
-        return dtype
-    return {"float": F32, "signed": I32, "unsigned": np.dtype(np.uint32), "bool": I32}[kind_of(dtype)]
+    if dtype != BOOL:
+        number = number.astype(dtype)
+    if inside is not None:
+        number = choose(inside, number, as_stored(jnp.asarray(fill)))
+    return number != 0 if dtype == BOOL else number
 
 
 def locate(position: Position, operands: Sequence[Any], intervals: Sequence[Interval | None] | None) -> Any:

@@ -12,17 +12,16 @@ last step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise, product
-from typing import Any
 
 import numpy as np
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold, Switch, While
-from tilekern.ir.core import Array, Block, Func, Op, Value, definitions
-from tilekern.ir.memory import Load, MemoryOp
+from tilekern.ir.core import Array, Block, Func, Op, Value, cdiv
+from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ordering import Scan, Sort, TopK
 from tilekern.lower.mosaic.order import Order
 from tilekern.lower.mosaic.scalars import Scalars
@@ -148,14 +147,13 @@ def as_pairs(func: Func, serial: Serial, scalars: Scalars) -> Serial | None:
     axes = tuple(n for n, arg in enumerate(args) if arg in depends)
     if not axes or not 0 < np.prod([func.grid[n] for n in axes]) <= _MOST_STEPS:
         return None
-    known = definitions(func)
     columns: list[tuple[int, ...]] = []
     for place in product(*(range(func.grid[n]) for n in axes)):
         given = {args[n]: np.int32(i) for n, i in zip(axes, place, strict=True)}
-        places = [min(max(int(_number(b, given, known)), 0), fold.axis.extent) for b in bounds]
+        places = [min(max(int(scalars.beforehand(b, given)), 0), fold.axis.extent) for b in bounds]
         block = fold.axis.block
         runs = zip(places[::2], places[1::2], strict=True)
-        live = {t for start, stop in runs for t in range(start // block, -(-stop // block))}
+        live = {t for start, stop in runs for t in range(start // block, cdiv(stop, block))}
         tiles = sorted(live, reverse=serial.reverse)
         steps = [(t, 4) for t in tiles] or [(0, 0)]
         for n, (tile, flags) in enumerate(steps):
@@ -165,12 +163,3 @@ def as_pairs(func: Func, serial: Serial, scalars: Scalars) -> Serial | None:
         return None
     table = np.asarray(columns, np.int32).T
     return Serial(serial.chain, serial.before, serial.after, serial.kept, axes, table)
-
-
-def _number(value: Value, given: Mapping[Value, Any], known: Mapping[Value, Op]) -> Any:
-    """A scalar that depends on the grid's indices only, on NumPy."""
-    if value in given:
-        return given[value]
-    op = known[value]
-    assert not isinstance(op, Load)
-    return op.evaluate(*(np.asarray(_number(v, given, known)) for v in op.operands))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax.experimental.pallas as pl
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tilekern.ir.core import Value
+from tilekern.ir.core import Axis, Value
 from tilekern.ir.ranges import Interval, position_interval
 from tilekern.lower.mosaic.layout import Layout
 from tilekern.lower.mosaic.plan import Plan
@@ -80,14 +81,10 @@ def next_tile(step: Step) -> Step:
     serial = step.plan.serial
     if serial is None or serial.table is not None:
         return step
-    bounds = [step.evaluate(v) for fold in serial.chain for v in (fold.start, fold.stop)]
     axis = serial.chain[0].axis
-    extent, block = np.int32(axis.extent), np.int32(axis.block)
-    starts = [jnp.clip(b, 0, extent) // block for b in bounds[::2]]
-    stops = [(jnp.clip(b, 0, extent) + (block - 1)) // block for b in bounds[1::2]]
-    low, high = starts[0], stops[0]
-    for start, stop in zip(starts[1:], stops[1:], strict=True):
-        low, high = jnp.minimum(low, start), jnp.maximum(high, stop)
+    ranges = [tile_range(step.evaluate(f.start), step.evaluate(f.stop), axis) for f in serial.chain]
+    low = reduce(jnp.minimum, (first for first, _ in ranges))
+    high = reduce(jnp.maximum, (last for _, last in ranges))
     tile = step.tile
     if serial.reverse:
         found = jnp.where(tile >= low, jnp.minimum(tile, high - 1), serial.steps - 1)
@@ -137,8 +134,24 @@ def _intervals(plan: Plan, role: Role) -> list[Interval | None]:
     return found
 
 
-def when(condition: Any) -> Callable[[Callable[[], None]], Any]:
-    """`pl.when`, or the body itself where the condition is known."""
-    if condition is True:
+def tile_range(start: Any, stop: Any, axis: Axis) -> tuple[Any, Any]:
+    """The first tile of a loop and the one behind its last, of bounds in elements; NumPy's where these are ints."""
+    extent, block = np.int32(axis.extent), np.int32(axis.block)
+
+    def inside(bound: Any) -> Any:
+        if isinstance(bound, int):
+            return np.int32(min(max(bound, 0), axis.extent))
+        return jnp.clip(bound, 0, extent)
+
+    def quotient(x: Any) -> Any:
+        return x // block if isinstance(x, np.integer) else lax.div(x, block)
+
+    return quotient(inside(start)), quotient(inside(stop) + (block - 1))
+
+
+def when(*conditions: Any) -> Callable[[Callable[[], None]], Any]:
+    """`pl.when` of all conditions, or the body itself where they are known to hold."""
+    open_ones = [c for c in conditions if c is not True]
+    if not open_ones:
         return lambda body: body()
-    return pl.when(condition)
+    return pl.when(reduce(lambda x, y: x & y, open_ones))

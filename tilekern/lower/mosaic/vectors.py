@@ -4,13 +4,12 @@
     column   [n, 128]  along the sublanes, every lane the same: what a reduction over lanes gives, and what meets the
                        other dim of a tile; with one lane only, every use would repeat it over the lanes first
 
-`forms_of` finds in which forms each vector is wanted, so that it is computed in these from the start; turning one into
+`Forms` finds in which forms each vector is wanted, so that it is computed in these from the start; turning one into
 the other is a transposition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -18,8 +17,9 @@ import jax.numpy as jnp
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.shape import Broadcast, Reshape
-from tilekern.ir.types import BOOL, TileType, kind_of
+from tilekern.ir.types import BOOL, TileType
 from tilekern.lower.mosaic.chip import LANES
+from tilekern.lower.mosaic.numbers import as_stored, widened
 
 Form = Literal["row", "column"]
 
@@ -114,33 +114,17 @@ class Forms:
                 return [(v, "row") for v in vectors]
 
 
-Vector = Mapping[Form, Any]
-"""A vector in the forms that are wanted of it."""
-
-
 def turned(array: Any, form: Form) -> Any:
     """A vector given in one form, in the other one: `form`."""
-    narrow = array.dtype.itemsize < 4
-    wide = _as_32_bits(array) if narrow else array
+    wide = as_stored(array).astype(widened(array.dtype))
     found = jnp.broadcast_to(wide, (LANES, wide.shape[1])).T if form == "column" else wide.T[:1]
-    return _narrowed(found, array.dtype) if narrow else found
+    return found != 0 if array.dtype == BOOL else found.astype(array.dtype)
 
 
 def to_tile(column: Any, width: int) -> Any:
     """A column as a tile of `width` equal lanes."""
     if column.dtype == BOOL:
-        return to_tile(jnp.where(column, 1, 0), width) != 0
+        return to_tile(as_stored(column), width) != 0
     whole = -(-width // LANES)
     tile = column if whole == 1 else jnp.concatenate([column] * whole, axis=1)
     return tile if tile.shape[1] == width else tile[:, :width]
-
-
-def _as_32_bits(array: Any) -> Any:
-    if array.dtype == BOOL:
-        return jnp.where(array, 1, 0)
-    kind = kind_of(array.dtype)
-    return array.astype(jnp.float32 if kind == "float" else jnp.uint32 if kind == "unsigned" else jnp.int32)
-
-
-def _narrowed(array: Any, dtype: Any) -> Any:
-    return array != 0 if dtype == BOOL else array.astype(dtype)

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tilekern.ir.core import Array, Func, Op, Value, definitions
-from tilekern.ir.memory import Position
+from tilekern.ir.core import Array, Func, Value
 from tilekern.lower.mosaic.scalars import Scalars
 from tilekern.lower.mosaic.serial import Serial
-from tilekern.lower.mosaic.windows import Role, Window, tiles
+from tilekern.lower.mosaic.windows import Role, Window, axes_of, tiles
 
 _MOST_STEPS = 1 << 20  # looked at one by one
 
@@ -41,7 +40,6 @@ class Visits:
     ) -> None:
         self._func, self._serial, self._order, self._scalars = func, serial, order, scalars
         self._outputs = outputs
-        self._definitions = definitions(func)
         self._args = func.body.args
         self._steps = self._all_steps()
 
@@ -67,9 +65,7 @@ class Visits:
 
     def changes(self, window: Window) -> tuple[bool, ...]:
         """For each axis of the grid, whether the block of a window depends on it."""
-        used = frozenset[Value]().union(
-            *(self._scalars.axes(r.operands[t.operand]) for r in window.roles for t in r.position.terms)
-        )
+        used = axes_of(window, self._scalars)
         own = [self._args[n] in used for n in self._order]
         if self._serial is None:
             return tuple(own)
@@ -125,33 +121,19 @@ class Visits:
         for role, length in zip(self._outputs[param].roles, param.ref.shape, strict=True):
             if role.kind not in ("at", "tiled"):
                 continue
-            place = self._place(role.position, role)
+            place = self._place(role)
             if place is None:
                 return None
             count = length if role.kind == "at" else tiles(length, role.size)
             total = total * count + np.clip(place // role.size, 0, count - 1)
         return total
 
-    def _place(self, position: Position, role: Role) -> Array | None:
-        total = np.asarray(position.const, np.int64)
-        for term in position.terms:
-            number = self._number(role.operands[term.operand])
-            if number is None:
+    def _place(self, role: Role) -> Array | None:
+        total = np.asarray(role.position.const, np.int64)
+        for term in role.position.terms:
+            value = role.operands[term.operand]
+            if self._steps is None or self._scalars.reads(value):
                 return None
+            number = self._scalars.beforehand(value, self._steps)
             total = total + term.digit(number.astype(np.int64)) * term.stride
         return total
-
-    def _number(self, value: Value) -> Array | None:
-        assert self._steps is not None
-        value = self._scalars.canonical(value)
-        if value in self._steps:
-            return self._steps[value]
-        op: Op = self._definitions[value]
-        operands = [self._number(v) for v in op.operands] if op.pure else [None]
-        if any(x is None for x in operands):
-            return None
-        known = [x for x in operands if x is not None]
-        if not known:
-            return np.asarray(op.evaluate())
-        shape = np.broadcast_shapes(*(x.shape for x in known))
-        return op.evaluate(*(np.broadcast_to(x, shape) for x in known))

@@ -93,14 +93,19 @@ def _merged(roles: Sequence[Role]) -> Role:
     return Role("rows")
 
 
-def opened(window: Window, closed: Sequence[bool]) -> Window:
-    """The window with all of the dims in VMEM for which `closed` is false."""
-    pairs = zip(window.roles, closed, strict=True)
-    return Window(window.param, tuple(role if keep else _opened(role) for role, keep in pairs))
+def opened(window: Window) -> Window:
+    """The window with all of the array in VMEM."""
+    return Window(window.param, tuple(map(_opened, window.roles)))
 
 
 def _opened(role: Role) -> Role:
     return {"tiled": Role("aligned", role.size), "at": Role("rows")}.get(role.kind, role)
+
+
+def axes_of(window: Window, scalars: Scalars) -> frozenset[Value]:
+    """The indices, of the grid and of loops that are known, on which it depends what a window shows."""
+    places = (r.operands[t.operand] for r in window.roles for t in r.position.terms)
+    return frozenset[Value]().union(*map(scalars.axes, places))
 
 
 def tiles(length: int, size: int) -> int:

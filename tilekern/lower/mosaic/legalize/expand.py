@@ -6,7 +6,8 @@ Needs: a widened Func. Gives: a Func without `ArgReduce`, `Scan`, `Sort`, `TopK`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tilekern.ir.compute import Reduce
 from tilekern.ir.core import Func, Op, Value
@@ -23,40 +24,23 @@ def expand(func: Func) -> Func:
     return Rewriter(_rule).run(func)
 
 
+_RULES: dict[type[Op], Callable[[Make, Any], Value]] = {
+    Reduce: along.reduce,
+    ArgReduce: along.arg_reduce,
+    Scan: along.scan,
+    Sort: order.sort,
+    TopK: order.top_k,
+    Pad: places.pad,
+    Reverse: places.reverse,
+    Slice: places.slice_,
+    DynamicSlice: places.dynamic_slice,
+    DynamicUpdateSlice: places.dynamic_update_slice,
+    Take: places.take,
+}
+
+
 def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-    if any(not v.tile.size for v in op.results):
-        return None  # of no element: removed in the end
-    make = Make(rewriter, op)
-    match op:
-        case Reduce():
-            found = along.reduce(make, op)
-        case ArgReduce():
-            found = along.arg_reduce(make, op)
-        case Scan():
-            found = along.scan(make, op)
-        case Sort():
-            found = order.sort(make, op)
-        case TopK():
-            found = order.top_k(make, op)
-        case _:
-            return _moved(make, op)
-    return [found]
-
-
-def _moved(make: Make, op: Op) -> Sequence[Value] | None:
-    match op:
-        case Pad():
-            found = places.pad(make, op)
-        case Reverse():
-            found = places.reverse(make, op)
-        case Slice() if set(op.stride) - {1}:
-            found = places.slice_(make, op)
-        case DynamicSlice():
-            found = places.dynamic_slice(make, op)
-        case DynamicUpdateSlice():
-            found = places.dynamic_update_slice(make, op)
-        case Take():
-            found = places.take(make, op)
-        case _:
-            return None
-    return [found]
+    rule = _RULES.get(type(op))
+    plain = isinstance(op, Slice) and set(op.stride) <= {1}
+    empty = any(not v.tile.size for v in op.results)  # removed in the end
+    return None if rule is None or plain or empty else [rule(Make(rewriter, op), op)]

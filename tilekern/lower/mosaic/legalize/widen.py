@@ -12,6 +12,7 @@ Needs: a Func without float16, 64-bit numbers, and functions that `expand_bits` 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -25,12 +26,11 @@ from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Revers
 from tilekern.ir.types import BF16, BOOL, F32, I32, DType, is_float8, kind_of
 from tilekern.lower.mosaic.legalize.casts import cast, is_native, wide
 from tilekern.lower.mosaic.legalize.narrow_floats import encoded
+from tilekern.lower.rewrite.logical import expand_logical
 from tilekern.lower.rewrite.make import Make
 
 # What bfloat16 does by itself: functions of which float32 gives the same bits, rounded once.
 _NATIVE = ("add", "sub", "mul", "neg", "max", "min")
-
-_LOGICAL = {"max": "or", "min": "and", "ne": "xor"}
 
 
 def widen(func: Func) -> Func:
@@ -97,7 +97,7 @@ def _bitcast(make: Make, x: Value, dtype: DType) -> Value | None:
 def _elementwise(make: Make, op: Elementwise, rewriter: Rewriter) -> Value | None:
     dtype, result = op.operands[0].tile.dtype, op.result.tile.dtype
     if dtype == BOOL:
-        return _logical(make, op)
+        return expand_logical(make, op, partial(wide, make))
     narrow_extreme = op.function in ("max", "min") and all(_was_narrow(rewriter, x) for x in op.operands)
     if narrow_extreme or not (is_wide(dtype) or (dtype == BF16 and op.function in _NATIVE)):
         numbers = [wide(make, x) for x in op.operands]
@@ -126,16 +126,6 @@ def _extreme(make: Make, function: str, x: Value, y: Value) -> Value:
     if x.tile.dtype != I32:
         return make.of(function, x, y)
     return make.of("add", x, make.of(function, make.of("sub", y, x), 0))
-
-
-def _logical(make: Make, op: Elementwise) -> Value | None:
-    if op.function in ("and", "or", "xor", "not"):
-        return None
-    if op.function in _LOGICAL:
-        return make.of(_LOGICAL[op.function], *op.operands)
-    if op.function == "eq":
-        return make.of("not", make.of("xor", *op.operands))
-    return make.of(op.function, *(wide(make, x) for x in op.operands))
 
 
 def _select(make: Make, op: Select) -> Value:

@@ -29,6 +29,7 @@ from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, I32, DType, is_float8, kind_of
 from tilekern.lower.rewrite.expand_bits import expand_bits
+from tilekern.lower.rewrite.logical import expand_logical
 from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.rounding import to_float32
 from tilekern.lower.triton.chip import Chip
@@ -131,7 +132,7 @@ def _to_float8(make: Make, x: Value, dtype: DType) -> Value | None:
 def _elementwise(make: Make, op: Elementwise) -> Value | None:
     dtype, result = op.operands[0].tile.dtype, op.result.tile.dtype
     if dtype == BOOL:
-        return _logical(make, op)
+        return expand_logical(make, op, lambda x: make.convert(x, I32))
     found = expand_bits(make, op)
     if found is not None or kind_of(dtype) != "float":
         return found
@@ -143,20 +144,6 @@ def _elementwise(make: Make, op: Elementwise) -> Value | None:
         return None
     wide = make.of(op.function, *(make.convert(x, F32) for x in op.operands))
     return wide if result == BOOL else _narrowed(make, wide, result)
-
-
-_LOGICAL = {"max": "or", "min": "and", "ne": "xor"}
-
-
-def _logical(make: Make, op: Elementwise) -> Value | None:
-    """Of bools there are `and`, `or`, `xor` and `not`."""
-    if op.function in ("and", "or", "xor", "not"):
-        return None
-    if op.function in _LOGICAL:
-        return make.of(_LOGICAL[op.function], *op.operands)
-    if op.function == "eq":
-        return make.of("not", make.of("xor", *op.operands))
-    return make.of(op.function, *(make.convert(x, I32) for x in op.operands))
 
 
 # --- along a dim ---------------------------------------------------------------------------------------------------

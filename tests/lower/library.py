@@ -1,0 +1,35 @@
+"""The kernels of the library for the cases that stand next to them, as the library's functions call them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tilekern.kernel.family import TileFamily
+
+KERNELS = Path(__file__).parents[2] / "kernels"
+NAMES = tuple(sorted(path.parent.name for path in KERNELS.glob("*/cases.py")))
+CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES for name in NAMES}
+
+
+def family(name: str, case: str, dtype: str) -> TileFamily:
+    """What the library's function calls for a case, and nothing else: all blocks are the schedule's."""
+    (found,) = (c for c in CASES[name] if c.name == case)
+    function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
+    arrays = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
+    jaxpr = jax.make_jaxpr(partial(function, **getattr(found, "keywords", {})))(*arrays)
+    (call,) = _calls(jaxpr)
+    return call
+
+
+def _calls(jaxpr: Any) -> Iterator[TileFamily]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "tilekern_call":
+            yield equation.params["family"]
+        elif "jaxpr" in equation.params:
+            yield from _calls(equation.params["jaxpr"])
