@@ -1,5 +1,6 @@
 """The static estimate without a compiler: parsers and simulation on small texts."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from bench.tpu_static import hlo, scalar, slots
 from bench.tpu_static.bundles import Bundle, DumpError, Instruction, parse
 from bench.tpu_static.chips import CHIPS, chip
+from bench.tpu_static.estimate import read
 from bench.tpu_static.scalar import Unknown, rule
 from bench.tpu_static.simulate import GRANULE, SimulationError, simulate
 
@@ -372,6 +374,36 @@ def test_the_entry_computation_is_read() -> None:
     assert hlo.nbytes(made["x.1"].shape) == 4 * 2048 * 512
     assert hlo.copied(made["copy-start"]) == (2 * 3 * 4, True)
     assert hlo.copied(made["slice-start"]) == (2 * 4, False)
+
+
+FORMAT = """ENTRY %main (x: bf16[16,8,128]) -> bf16[16,8,128] {
+  %x.1 = bf16[16,8,128]{2,0,1:T(8,128)(2,1)} parameter(0)
+  %sparse-core-data-format-call.1.call-start = ((), (), (s32[16384]{0:T(1024)}, /*index=1*/s32[0]{0})) \
+custom-call-start(), async_execution_thread="sparsecore", custom_call_target="TODO(b/1)", called_computations={%c}
+  %sparse-core-data-format-call.1.call-update = ((bf16[16,8,128]{2,0,1:T(8,128)(2,1)}), bf16[16,8,128]{2,1,0:\
+T(8,128)(2,1)}, (s32[16384]{0:T(1024)})) custom-call-update(%sparse-core-data-format-call.1.call-start, %x.1)
+  ROOT %sparse-core-data-format-call.1.call-done = bf16[16,8,128]{2,1,0:T(8,128)(2,1)} \
+custom-call-done(%sparse-core-data-format-call.1.call-update)
+}
+"""
+
+
+def test_what_sparse_cores_rearrange_is_read_and_written_once(tmp_path: Path) -> None:
+    (tmp_path / "1-TLP-hlo.txt").write_text(FORMAT)
+    (tmp_path / "compiled.txt").write_text(FORMAT)
+    machine, size = CHIPS["7x"], 16 * 8 * 128 * 2
+    (made,) = read(tmp_path, "7x", machine)
+    assert (made.name, made.dmas, made.bundles, made.pallas) == ("data formats by SparseCores", 1, 0, False)
+    assert made.read == made.written == size
+    assert made.stall == int(machine.latency + 2 * size / machine.bytes_per_cycle)
+
+
+def test_other_asynchronous_calls_are_an_error(tmp_path: Path) -> None:
+    text = FORMAT.replace("sparse-core-data-format-call", "gather-offload")
+    (tmp_path / "1-TLP-hlo.txt").write_text(text)
+    (tmp_path / "compiled.txt").write_text(text)
+    with pytest.raises(DumpError, match=r"gather-offload\.1\.call-start: an asynchronous call, of which no dump tells"):
+        read(tmp_path, "7x", CHIPS["7x"])
 
 
 def test_the_words_of_constants_are_found_through_copies() -> None:

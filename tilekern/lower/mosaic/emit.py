@@ -28,6 +28,7 @@ from tilekern.lower.mosaic.ops import function_of
 from tilekern.lower.mosaic.plan import Plan
 from tilekern.lower.mosaic.serial import needed, used_by
 from tilekern.lower.mosaic.steps import Step, block_index, tile_range, when
+from tilekern.lower.mosaic.unroll import loop
 from tilekern.lower.mosaic.vectors import Form, is_vector, shape_in, to_tile, turned
 
 
@@ -274,13 +275,7 @@ class Emitter:
             return self._iteration(op, op.body.args[1:])
 
         inits = [self._pack(op.inits[n], op.results[n]) for n in scalars]
-        known = isinstance(first, np.integer) and isinstance(last, np.integer)
-        if known and last <= first:
-            finals = cast(Any, inits)
-        elif known and last - first == 1:
-            finals = body(first, inits)
-        else:
-            finals = cast(Any, lax.fori_loop(first, last, body, tuple(inits)))
+        finals = loop(first, last, body, inits, self._plan.at_once.get(op, 1))
         for n, x in zip(scalars, finals, strict=True):
             self.set(op.results[n], _unpacked(x, op.results[n]), self._carried(op.results[n]))
         self._recall([r for r in op.results if r in slots and self._uses.get(r)])

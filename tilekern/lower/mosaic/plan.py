@@ -28,6 +28,7 @@ from tilekern.lower.mosaic.pipes import Pipe, count_loops, pipes_of
 from tilekern.lower.mosaic.scalars import Scalars
 from tilekern.lower.mosaic.serial import Serial, as_pairs, serial_of
 from tilekern.lower.mosaic.spills import spilled_bytes
+from tilekern.lower.mosaic.unroll import at_once, trips
 from tilekern.lower.mosaic.vectors import Forms, is_vector, shape_in
 from tilekern.lower.mosaic.visits import Visits
 from tilekern.lower.mosaic.windows import Window, axes_of, merge, opened, window_of
@@ -47,6 +48,7 @@ class Plan:
 
     Attributes:
       func: the Func; its last inputs are constant arrays, then tables of scalars.
+      ranges: what is known of integers.
       constants: their values.
       ahead: what fills the tables.
       scalars: which scalars are known before a program runs.
@@ -65,6 +67,7 @@ class Plan:
 
     func: Func
     chip: Chip
+    ranges: Mapping[Value, Interval]
     constants: tuple[Array, ...]
     ahead: tuple[Func, ...]
     scalars: Scalars
@@ -81,9 +84,11 @@ class Plan:
     scratch: tuple[Scratch, ...]
 
     @cached_property
-    def ranges(self) -> Mapping[Value, Interval]:
-        """What is known of integers."""
-        return analyze(self.func)
+    def at_once(self) -> Mapping[Fold, int]:
+        """How many iterations of each loop inside of the kernel are written out at once."""
+        outside = {*(self.serial.chain if self.serial else ()), *self.pipes}
+        inside = (op for op in self.func.walk() if isinstance(op, Fold) and op not in outside)
+        return {op: at_once(op, self.ranges) for op in inside}
 
     @property
     def piped(self) -> frozenset[Value]:
@@ -111,7 +116,7 @@ class Plan:
         most = max(in_turn, key=lambda bs: sum(map(_block_bytes, bs)), default=list[Layout]())
         found += [(b.window.param.name, 2 * _block_bytes(b)) for b in most]
         found += [("carries", padded_bytes(s.shape, s.dtype)) for s in self.scratch if s.shape]
-        return (*found, ("values", spilled_bytes(self.func.body)))
+        return (*found, ("values", spilled_bytes(self.func.body, self.chip, self.at_once)))
 
     @property
     def semantics(self) -> tuple[Literal["parallel", "arbitrary"], ...]:
@@ -252,10 +257,13 @@ def _completed(
             inputs.setdefault(window, layout(window, window in followed))
             layouts[op] = inputs[window]
     forms = Forms(func)
-    slots, scratch = _scratch(func, serial.chain if serial else tuple(pipes), serial.kept if serial else (), forms)
+    ranges = analyze(func)
+    stepped = serial.chain if serial else tuple(pipes)
+    slots, scratch = _scratch(func, stepped, serial.kept if serial else (), forms, ranges)
     return Plan(
         func=func,
         chip=chip,
+        ranges=ranges,
         constants=constants,
         ahead=ahead.programs,
         scalars=scalars,
@@ -296,11 +304,12 @@ def _order(func: Func, serial: Serial | None, outputs: Sequence[Window], scalars
 
 
 def _scratch(
-    func: Func, stepped: Sequence[Fold], kept: Sequence[Value], forms: Forms
+    func: Func, stepped: Sequence[Fold], kept: Sequence[Value], forms: Forms, ranges: Mapping[Value, Interval]
 ) -> tuple[dict[Value, int], tuple[Scratch, ...]]:
     """A buffer for each carry, one for all folds that hand it on, and for values that are kept.
 
-    Scalars are carried as they are, but by the loops of which Pallas takes the steps (`stepped`).
+    Scalars are carried as they are, but by the loops of which Pallas takes the steps (`stepped`). All others that run
+    once are no loops.
     """
     slots: dict[Value, int] = {}
     buffers: list[Scratch] = []
@@ -315,7 +324,7 @@ def _scratch(
         return len(buffers) - 1
 
     for op in func.walk():
-        if isinstance(op, Fold):
+        if isinstance(op, Fold) and (op in stepped or trips(op, ranges) not in (0, 1)):
             for init, result in zip(op.inits, op.results, strict=True):
                 if result.tile.size and (result.tile.shape or op in stepped):
                     slots[result] = slots[init] if init in slots else add(result)

@@ -1,10 +1,12 @@
 """Which values of a kernel go through VMEM, beside the blocks and carries that are there anyway.
 
-Mosaic computes elementwise chains register by register, so most tiles never exist as a whole. Three kinds do:
+Mosaic computes elementwise chains register by register, so most tiles never exist as a whole. These do:
 
     the operand of a dot that is computed, for the matrix unit wants it as a whole
+    the left operand of a dot, though loaded, if it is multiplied with several stretches of columns
     a tile that is used again by what depends on a reduction of it: logits, first for their maximum, then for exp(s - m)
     a tile of few lanes that a reshape or a transposition makes, for these go through memory
+    a sine or cosine and what it is of, for both are long to compute; and what is loaded from between the lanes
 
 This is an estimate; tests/lower/mosaic/test_library.py holds it against what libtpu reports for kernels of the library.
 """
@@ -12,14 +14,19 @@ This is an estimate; tests/lower/mosaic/test_library.py holds it against what li
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from tilekern.ir.compute import Constant, Dot, Reduce
+from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Op, Value
+from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load
 from tilekern.ir.ordering import ArgReduce
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
-from tilekern.lower.mosaic.chip import padded_bytes
+from tilekern.ir.types import F32
+from tilekern.lower.mosaic.chip import LANES, SUBLANES, Chip, padded_bytes
 
+_PARTS = {"ieee": 3, "bf16x6": 3, "bf16x3": 2}
 _SMALL = 64 << 10  # fits the registers
 _MOST_OPS = 2000
 _FREE = (Constant, Iota, Load)  # read or made again where they are used
@@ -27,16 +34,23 @@ _BARRIERS = (Reduce, ArgReduce, Dot)
 _VIEWS = (Transpose, Reshape, Broadcast)
 
 
-def spilled_bytes(block: Block) -> int:
-    """The most bytes of VMEM that values of a block take at once, those of blocks inside included."""
+def spilled_bytes(block: Block, chip: Chip, at_once: Mapping[Fold, int]) -> int:
+    """The most bytes of VMEM that values of a block take at once, those of blocks inside included.
+
+    Args:
+      block: ops.
+      chip: the TPU.
+      at_once: how many iterations of loops are written out at once.
+    """
     ops = block.ops
-    inside = [max((spilled_bytes(region) for region in op.regions), default=0) for op in ops]
+    made = {r: op for op in ops for r in op.results}
+    inside = [_inside(op, chip, at_once) + _copied(op, made, chip) for op in ops]
     last = _last_uses(block) if len(ops) <= _MOST_OPS else dict[Value, int]()
     most, live = 0, dict[Value, int]()
     for n, op in enumerate(ops):
         for value in op.results:
             if value in last:
-                live[value] = size = padded_bytes(value.tile.shape, value.tile.dtype)
+                live[value] = size = _size(value, op)
                 # It takes the place of one of its size that ends here.
                 same = (v for v, held in live.items() if v is not value and last[v] == n and held == size)
                 over = [] if isinstance(op, Reshape | Transpose) else list(same)
@@ -45,6 +59,35 @@ def spilled_bytes(block: Block) -> int:
         most = max(most, sum(live.values()) + inside[n])
         live = {v: size for v, size in live.items() if last[v] > n}
     return most
+
+
+def _inside(op: Op, chip: Chip, at_once: Mapping[Fold, int]) -> int:
+    """What values inside of an op take. Of iterations that are written out at once, the weights are there at once."""
+    most = max((spilled_bytes(region, chip, at_once) for region in op.regions), default=0)
+    if not isinstance(op, Fold) or at_once.get(op, 1) == 1:
+        return most
+    made = {r: inner for inner in op.body.ops for r in inner.results}
+    weights = {v for inner in op.body.ops if isinstance(inner, Dot) for v in inner.operands if _is_kept(v, made)}
+    return most + (at_once[op] - 1) * sum(padded_bytes(v.tile.shape, v.tile.dtype) for v in weights)
+
+
+def _copied(op: Op, made: Mapping[Value, Op], chip: Chip) -> int:
+    """What a dot copies of its left operand: float32 becomes three narrow parts, spread out; others stay in registers.
+
+    These are too few where many rows or columns of matrix units follow each other.
+    """
+    if not isinstance(op, Dot):
+        return 0
+    lhs, rhs = (v.tile for v in op.operands)
+    size = padded_bytes(lhs.shape, lhs.dtype)
+    if size <= _SMALL:
+        return 0
+    there = _is_kept(op.operands[0], made)
+    if lhs.dtype == F32 and op.precision in _PARTS:
+        return (_PARTS[op.precision] + (not there)) * size
+    depth = prod(lhs.shape[d] for d in op.contract[0])
+    width = prod(rhs.shape[d] for d in op.free(1))
+    return 0 if there or depth < 4 * chip.matrix_size or width <= LANES else size
 
 
 def _last_uses(block: Block) -> dict[Value, int]:
@@ -77,12 +120,16 @@ def _kept(block: Block) -> set[Value]:
     found = set[Value]()
     for op in block.ops:
         of = frozenset[Value]().union(*(reduced.get(v, frozenset()) for v in op.operands))
-        large = frozenset(v for v in op.operands if _is_kept(v, made))
-        found.update(v for v in large if isinstance(op, Dot) or v in of)
+        large = frozenset(v for v in op.operands if _is_kept(v, made) or _is_wide(v, made))
+        found.update(v for v in large if v in of or (isinstance(op, Dot) and _is_kept(v, made)))
         if isinstance(op, Reshape | Transpose):
             size = padded_bytes(op.result.tile.shape, op.result.tile.dtype)
             if size > max(_SMALL, 4 * op.result.tile.nbytes):
                 found.add(op.result)
+        elif isinstance(op, Elementwise) and op.function in ("sin", "cos"):
+            found.update(v for v in (*op.operands, op.result) if _size(v, op) > _SMALL)
+        elif isinstance(op, Load) and op.access.dims and op.access.dims[-1].position.const % LANES:
+            found.update(v for v in op.results if _size(v, op) > _SMALL)
         sources = large.union(*(above.get(v, frozenset()) for v in op.operands))
         for result in op.results:
             above[result] = sources
@@ -98,3 +145,19 @@ def _is_kept(value: Value, made: Mapping[Value, Op]) -> bool:
     while isinstance(op, _VIEWS):
         op = made.get(op.operands[0])
     return op is not None and not isinstance(op, _FREE)
+
+
+def _is_wide(value: Value, made: Mapping[Value, Op]) -> bool:
+    """Whether a value is a large tile that is loaded here, each row more than a register: it is not loaded again."""
+    if not isinstance(made.get(value), Load):
+        return False
+    shape = value.tile.shape
+    return len(shape) > 1 and shape[-1] > LANES and padded_bytes(shape, value.tile.dtype) > _SMALL
+
+
+def _size(value: Value, made: Op) -> int:
+    """What a value takes: of a tile of more than two dims whole registers, of what is moved between lanes 32 bits."""
+    shape, dtype = value.tile.shape, F32 if isinstance(made, Load) else value.tile.dtype
+    if len(shape) > 2:
+        shape = (*shape[:-2], -(-shape[-2] // SUBLANES) * SUBLANES, shape[-1])
+    return padded_bytes(shape, dtype)

@@ -22,8 +22,8 @@ from tilekern.lower.mosaic.legalize.forms import forms
 from tilekern.lower.mosaic.legalize.functions import functions
 from tilekern.lower.mosaic.legalize.refuse import refuse
 from tilekern.lower.mosaic.legalize.widen import widen
-from tilekern.lower.mosaic.legalize.without_empty import without_empty
 from tilekern.lower.mosaic.legalize.without_float16 import without_float16
+from tilekern.lower.rewrite.without_empty import without_empty
 from tilekern.passes.canonicalize import canonicalize
 from tilekern.passes.cse import cse
 from tilekern.passes.dce import dce

@@ -11,8 +11,8 @@ import numpy as np
 
 from tilekern.ir.core import Value
 from tilekern.ir.types import BF16, BOOL, F32, I32, DType, TileType, is_float8, kind_of
-from tilekern.lower.mosaic.legalize.narrow_floats import encoded, rounded
 from tilekern.lower.rewrite.make import Make
+from tilekern.lower.rewrite.narrow_floats import encoded, rounded
 from tilekern.lower.rewrite.rounding import to_odd
 
 U32 = np.dtype(np.uint32)

@@ -25,9 +25,9 @@ from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BF16, BOOL, F32, I32, DType, is_float8, kind_of
 from tilekern.lower.mosaic.legalize.casts import cast, is_native, wide
-from tilekern.lower.mosaic.legalize.narrow_floats import encoded
 from tilekern.lower.rewrite.logical import expand_logical
 from tilekern.lower.rewrite.make import Make
+from tilekern.lower.rewrite.narrow_floats import encoded
 
 # What bfloat16 does by itself: functions of which float32 gives the same bits, rounded once.
 _NATIVE = ("add", "sub", "mul", "neg", "max", "min")

@@ -18,8 +18,8 @@ from tilekern.ir.ordering import Scan
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import F16, F32, I32, Type
-from tilekern.lower.mosaic.legalize.narrow_floats import decoded, encoded, rounded
 from tilekern.lower.rewrite.make import Make
+from tilekern.lower.rewrite.narrow_floats import decoded, encoded, rounded
 from tilekern.lower.rewrite.rounding import to_float32
 
 # Functions whose result is one of the operands but for the sign, or a whole number no larger.

@@ -29,12 +29,12 @@ from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, I32, DType, is_float8, kind_of
 from tilekern.lower.rewrite.expand_bits import expand_bits
+from tilekern.lower.rewrite.expand_order import expand_sort, expand_top_k
 from tilekern.lower.rewrite.logical import expand_logical
 from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.rounding import to_float32
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.legalize.expand_dot import expand_dot
-from tilekern.lower.triton.legalize.expand_order import expand_sort, expand_top_k
 
 # What narrow floats do by themselves; anything else is computed in float32 and rounded once, which gives the same bits
 # as computing exactly for these, too: float32 has more than twice their digits.

@@ -1,4 +1,4 @@
-"""Floats narrower than float32 that Mosaic lacks, in float32 and by their bits.
+"""Floats narrower than float32 that a target lacks, in float32 and by their bits.
 
 A number of a narrow format is a float32 number as well; what makes it one is the rounding. Rounding to nearest even on
 the bits: add half of what is cut off, less one where the last bit kept is 0, then cut. Below the smallest normal number

@@ -13,8 +13,8 @@ from tilekern.ir.compute import Constant
 from tilekern.ir.core import Value
 from tilekern.ir.interpret import interpret
 from tilekern.ir.types import DTYPES, F32, F64, I32
-from tilekern.lower.mosaic.legalize.narrow_floats import FORMATS, decoded, encoded, rounded
 from tilekern.lower.rewrite.make import Make
+from tilekern.lower.rewrite.narrow_floats import FORMATS, decoded, encoded, rounded
 
 ORIGIN = Constant(array=np.zeros(()), shape=())
 NAMES = ["f16", "f8e5m2", "f8e4m3fn"]

@@ -1,4 +1,4 @@
-"""Nothing is computed from tiles without elements: Mosaic has no vector of 0 elements.
+"""Nothing is computed from tiles without elements: there are no vectors of 0 elements.
 
 Needs: a verified Func. Gives: a Func of the same outputs, whose ops on such tiles have such results; unless they are
 carried through loops, `dce` then removes them.

@@ -1,0 +1,157 @@
+"""The loop nest of a group: vectors along the last dim, the rest of it in smaller and smaller ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tilekern.ir.compute import Monoid, Reduce, identity
+from tilekern.ir.types import DType, kind_of
+from tilekern.lower.llvm.code import Code, Reg
+from tilekern.lower.llvm.elements import Elements, index_of
+from tilekern.lower.llvm.elementwise import compute
+from tilekern.lower.llvm.index import Index, Place
+from tilekern.lower.llvm.plan import Group
+from tilekern.lower.llvm.types import known
+
+_FUNCTIONS: dict[Monoid, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+
+
+def emit(e: Elements, group: Group) -> None:
+    """Emit the loop nest."""
+    e.making = frozenset(m.value for m in group.maps if e.plan.slots.get(m.value) is m.slot)
+    over(e, group.space[:-1], lambda place: _row(e, group, place))
+    e.making = frozenset()
+
+
+def over(e: Elements, shape: tuple[int, ...], body: Callable[[Place], None], place: Place = ()) -> None:
+    """One loop for each dim, around `body(place)`."""
+    if not shape:
+        body(place)
+        return
+
+    def inner(i: Reg) -> None:
+        with e.scope():
+            over(e, shape[1:], body, (*place, index_of(i)))
+
+    e.code.loop(0, shape[0], 1, inner)
+
+
+def pieces(size: int, lanes: int) -> Iterator[tuple[int, int]]:
+    """How to cover what is left of a dim behind the last whole vector: (from where on, so many lanes; 0 for one)."""
+    at = size // lanes * lanes
+    while at < size:
+        lanes //= 2
+        if at + lanes <= size:
+            yield at, lanes if lanes > 1 else 0
+            at += lanes
+
+
+def vectors(e: Elements, size: int, body: Callable[..., list[Reg]], *inits: Reg, name: str = "") -> list[Reg]:
+    """`body(index, lanes, *values)` for all whole vectors along a dim, and the last values."""
+    lanes = e.code.module.machine.lanes
+
+    def inner(i: Reg, *values: Reg) -> list[Reg]:
+        with e.scope():
+            return body(index_of(i, 1), lanes, *values)
+
+    return e.code.loop(0, size // lanes * lanes, lanes, inner, *inits, index=name)
+
+
+def cover(e: Elements, shape: tuple[int, ...], body: Callable[[Place, int], None], scalars: bool = False) -> None:
+    """`body(place, lanes)` for every vector of a space along its last dim, and for what is left of it.
+
+    If `scalars`, for every element instead.
+    """
+    if scalars or not shape:
+        over(e, shape, lambda place: body(place, 0))
+        return
+
+    def row(outer: Place) -> None:
+        def inner(index: Index, lanes: int) -> list[Reg]:
+            body((*outer, index), lanes)
+            return []
+
+        vectors(e, shape[-1], inner)
+        for at, width in pieces(shape[-1], e.code.module.machine.lanes):
+            with e.scope():
+                body((*outer, Index((), at, 1 if width else 0)), width)
+
+    over(e, shape[:-1], row)
+
+
+def _row(e: Elements, group: Group, outer: Place) -> None:
+    """All that one row of the last dim needs."""
+    code, size, lanes = e.code, group.space[-1], e.code.module.machine.lanes
+    name = code.fresh("i")
+    e.ahead(group.sources, outer, f"%{name}")
+    whole = size >= lanes
+    starts = [known(_identity(op), op.result.tile.dtype, lanes) for op in group.reduces] if whole else []
+
+    def body(index: Index, width: int, *totals: Reg) -> list[Reg]:
+        found = _vector(e, group, (*outer, index), width)
+        return [combine(code, op, *pair) for op, pair in zip(group.reduces, zip(totals, found, strict=True), strict=True)]
+
+    totals = [horizontal(code, op, v) for op, v in zip(group.reduces, vectors(e, size, body, *starts, name=name), strict=whole)]
+    for at, width in pieces(size, lanes):
+        with e.scope():
+            found = _vector(e, group, (*outer, Index((), at, 1 if width else 0)), width)
+            parts = [horizontal(code, op, v) for op, v in zip(group.reduces, found, strict=True)]
+        if totals:
+            parts = [combine(code, op, *pair) for op, pair in zip(group.reduces, zip(totals, parts, strict=True), strict=True)]
+        totals = parts
+    if not size:
+        totals = [known(_identity(op), op.result.tile.dtype) for op in group.reduces]
+    for op, total in zip(group.reduces, totals, strict=True):
+        finish(e, op, total, outer)
+
+
+def _vector(e: Elements, group: Group, place: Place, lanes: int) -> list[Reg]:
+    """Compute one vector of everything, then store; the elements to reduce."""
+    mapped = [e.at(m.value, place, lanes) for m in group.maps]
+    stored = [e.at(op.value, place, lanes) for op in group.stores]
+    reduced = [e.at(op.operands[0], place, lanes) for op in group.reduces]
+    for m, x in zip(group.maps, mapped, strict=True):
+        e.store(x, e.slot(m.slot), group.space, m.value.tile.dtype, place)
+    for op, x in zip(group.stores, stored, strict=True):
+        e.store_access(op, x, place, op.mask)
+    return reduced
+
+
+# --- reductions ------------------------------------------------------------------------------------------------------
+
+
+def _identity(op: Reduce) -> np.ndarray:
+    return np.asarray(identity(op.monoid, op.result.tile.dtype))
+
+
+def combine(code: Code, op: Reduce, x: Reg, y: Reg) -> Reg:
+    """Two partial results in one."""
+    return combined(code, op.monoid, op.result.tile.dtype, x, y)
+
+
+def combined(code: Code, monoid: Monoid, dtype: DType, x: Reg, y: Reg) -> Reg:
+    """Two numbers under a monoid."""
+    if kind_of(dtype) == "bool":
+        return code.binary({"max": "or", "min": "and"}.get(monoid, monoid), x, y)
+    return compute(code, _FUNCTIONS.get(monoid, monoid), dtype, x, y)
+
+
+def horizontal(code: Code, op: Reduce, x: Reg) -> Reg:
+    """All lanes in one: the upper half with the lower half, and so on."""
+    while x.type.lanes > 1:
+        half = x.type.lanes // 2
+        low, high = (code.shuffle(x, x, range(at, at + half)) for at in (0, half))
+        if half == 1:
+            low, high = code.extract(low, 0), code.extract(high, 0)
+        x = combine(code, op, low, high)
+    return x
+
+
+def finish(e: Elements, op: Reduce, total: Reg, place: Place) -> None:
+    """Put a result where it belongs."""
+    if not op.result.tile.shape:
+        e.registers[op.result] = total
+    else:
+        e.store(total, e.slot(e.plan.slots[op.result]), op.result.tile.shape, op.result.tile.dtype, place)

@@ -1,0 +1,105 @@
+"""A Func lowered to this machine's CPU, as vector code made by LLVM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tilekern.errors import TargetError
+from tilekern.ir.core import Array, Func
+from tilekern.lower.llvm import toolchain
+from tilekern.lower.llvm.atomics import shares_of
+from tilekern.lower.llvm.call import call
+from tilekern.lower.llvm.emit import emit
+from tilekern.lower.llvm.legalize import legalize
+from tilekern.lower.llvm.program import Program
+
+
+class LlvmLowering:
+    """A Func as LLVM IR.
+
+    Attributes:
+      func: the Func, as it came.
+      machine: what it is lowered for.
+    """
+
+    def __init__(self, func: Func, machine: toolchain.Machine | None = None) -> None:
+        self.func, self.machine = func, machine or toolchain.host()
+        self._legal = legalize(func, self.machine)
+
+    @cached_property
+    def program(self) -> Program:
+        """The program."""
+        return emit(self._legal, self.machine)
+
+    @property
+    def text(self) -> str:
+        """LLVM IR."""
+        return self.program.module.text
+
+    @property
+    def plan(self) -> NoReturn:
+        """Not told yet."""
+        raise TargetError(
+            "there is no plan of a kernel for CPUs",
+            expected='a kernel lowered to a TPU, such as "tpu:v5e"',
+            got='target = "cpu:llvm"',
+            fix="look at .text",
+        )
+
+    def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
+        """The outputs; traceable by JAX, when it lowers for the platform cpu."""
+        func, shares = self._legal, shares_of(self._legal)
+        types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.outputs]
+        types += [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shares]
+        numbers = {p: n for n, p in enumerate(func.inputs)}
+        aliases = {numbers[p]: n for n, p in enumerate(func.outputs) if p in numbers}
+        found = call(self.program, types, aliases, *inputs)
+        outputs = dict(zip(func.outputs, found, strict=False))
+        for share, parts in zip(shares, found[len(outputs) :], strict=True):
+            total = outputs[share.ref].astype(share.dtype) + jnp.sum(parts, axis=0)
+            outputs[share.ref] = total.astype(share.ref.ref.dtype)
+        return list(outputs.values())
+
+    def interpret(self, *inputs: Array) -> Sequence[Array]:
+        """The outputs: the code runs here, so nothing has to be interpreted."""
+        return [np.asarray(x) for x in self.compile()(*inputs)]
+
+    def compile(self) -> LlvmCompiled:
+        """Compile for the machine."""
+        return LlvmCompiled(self)
+
+
+class LlvmCompiled:
+    """Compiled by LLVM."""
+
+    def __init__(self, lowering: LlvmLowering) -> None:
+        self._lowering = lowering
+        self._compiled = toolchain.compile(lowering.program)
+
+    @property
+    def asm(self) -> Mapping[str, Any]:
+        """The assembly, as `asm["s"]`."""
+        return {"llvm": self._lowering.text, "s": self._compiled.assembly}
+
+    @property
+    def resources(self) -> Any:
+        """The bytes of scratch memory that each thread takes."""
+        return self._lowering.program.scratch
+
+    def __call__(self, *inputs: Any) -> Sequence[jax.Array]:
+        return self._program(*inputs)
+
+    def memory_analysis(self) -> Any:
+        """XLA's account of the program's memory."""
+        return self._program.memory_analysis()
+
+    @cached_property
+    def _program(self) -> Any:
+        types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in self._lowering.func.inputs]
+        return jax.jit(self._lowering.run).lower(*types).compile()
