@@ -26,14 +26,6 @@ def _with(place: Place, dim: int, index: Index) -> Place:
     return (*place[:dim], index, *place[dim:])
 
 
-def _put(e: Elements, value: Value, x: Reg, place: Place) -> None:
-    """An element of a result."""
-    if value.tile.shape:
-        e.store(x, e.slot(e.plan.slots[value]), value.tile.shape, value.tile.dtype, place)
-    else:
-        e.registers[value] = x
-
-
 def reduce(e: Elements, op: Reduce) -> None:
     """Reduce a dim that is not the last one."""
     (dim,), (x,) = op.dims, op.operands
@@ -45,7 +37,7 @@ def reduce(e: Elements, op: Reduce) -> None:
                 return [combine(e.code, op, total, e.at(x, _with(place, dim, index_of(k)), lanes))]
 
         (total,) = e.code.loop(0, x.tile.shape[dim], 1, step, known(start, op.result.tile.dtype, lanes))
-        _put(e, op.result, total, place)
+        e.put(op.result, total, place)
 
     cover(e, op.result.tile.shape, body)
 
@@ -63,12 +55,12 @@ def scan(e: Elements, op: Scan) -> None:
             with e.scope():
                 where = _with(place, op.dim, index(k))
                 found = _accumulated(e.code, op, total, e.at(x, where, lanes))
-                _put(e, op.result, found, where)
+                e.put(op.result, found, where)
                 return [found]
 
         first = _with(place, op.dim, index(constant(0, I64)))
         begin = e.at(x, first, lanes)
-        _put(e, op.result, begin, first)
+        e.put(op.result, begin, first)
         e.code.loop(1, length, 1, step, begin)
 
     if length:
@@ -103,7 +95,7 @@ def arg_reduce(e: Elements, op: ArgReduce) -> None:
 
         first = e.at(x, _with(place, op.dim, Index()), lanes)
         _, where = code.loop(1, shape[op.dim], 1, step, first, known(0, INT32, lanes))
-        _put(e, op.result, where, place)
+        e.put(op.result, where, place)
 
     cover(e, op.result.tile.shape, body, scalars=op.dim == len(shape) - 1)
 
@@ -140,7 +132,7 @@ def sort(e: Elements, step: Step) -> None:
         def finish(i: Reg) -> None:
             with e.scope():
                 found = code.load(I32, code.at(now, i, "i32"))
-                _put(e, op.result, found, _with(place, dim, index_of(i)))
+                e.put(op.result, found, _with(place, dim, index_of(i)))
 
         code.loop(0, length, 1, finish)
 

@@ -90,13 +90,22 @@ def shape_of(op: Dot) -> Shape:
     return Shape(op, batch, left.shape[free[0]], right.shape[free[1]], depth, left.dtype, (over_left, over_right))
 
 
-def temporary(op: Dot, closures: Closures, machine: Machine) -> int:
-    """The bytes of the packed operands."""
+@dataclass(frozen=True)
+class Form:
+    """Which operands are copied before they are multiplied."""
+
+    packs_left: bool
+    packs_right: bool
+
+
+def needs(op: Dot, closures: Closures, machine: Machine) -> tuple[int, Form]:
+    """The bytes of the packed operands, and which they are."""
     shape = shape_of(op)
-    total = 0 if _is_direct(shape, closures, machine) else shape.words * shape.padded_columns(machine) * _word(shape)
-    if _packs_left(shape, closures):
+    form = Form(_packs_left(shape, closures), not _is_direct(shape, closures, machine))
+    total = shape.words * shape.padded_columns(machine) * _word(shape) if form.packs_right else 0
+    if form.packs_left:
         total = cdiv(total, _ALIGNMENT) * _ALIGNMENT + shape.words * shape.rows * _word(shape)
-    return total
+    return total, form
 
 
 def _word(shape: Shape) -> int:
@@ -137,8 +146,8 @@ def _distances(value: Value, closures: Closures) -> list[int]:
 
 def _base(e: Elements, value: Value) -> Reg:
     """The address of the first element of an addressable tile."""
-    if value in e.plan.slots:
-        return e.slot(e.plan.slots[value])
+    if value in e.closures.slots:
+        return e.slot(e.closures.slots[value])
     op = e.closures.definition[value]
     if isinstance(op, Reshape):
         return _base(e, op.operands[0])
@@ -162,7 +171,7 @@ def emit(e: Elements, step: Step) -> None:
     """Emit a dot; its result is added to what its slot holds if the step has an `init`."""
     assert isinstance(step.op, Dot)
     shape = shape_of(step.op)
-    target = e.slot(e.plan.slots[step.op.result])
+    target = e.slot(e.targets[step.op.result])
     bytes_of_product = shape.rows * shape.columns * _word(shape)
 
     def product(b: Reg) -> None:
@@ -170,18 +179,18 @@ def emit(e: Elements, step: Step) -> None:
             index = index_of(b)
             place = (index,) if shape.stacked else ()
             spare = e.slot(step.temporary) if step.temporary is not None else e.scratch
-            right, spare = _right(e, shape, place, spare)
-            left = _left(e, shape, place, spare)
+            right, spare = _right(e, shape, step.form, place, spare)
+            left = _left(e, shape, step.form, place, spare)
             out = e.code.at(target, e.number(index.times(bytes_of_product)))
             _multiply(e.code, shape, left, right, out, step.init)
 
     e.code.loop(0, shape.batch, 1, product)
 
 
-def _left(e: Elements, shape: Shape, batch: Place, spare: Reg) -> _Matrix:
+def _left(e: Elements, shape: Shape, form: Form, batch: Place, spare: Reg) -> _Matrix:
     value, code = shape.op.operands[0], e.code
     word = _word(shape)
-    if _packs_left(shape, e.closures):
+    if form.packs_left:
         # Word k of all rows, then the next one.
         for_k = _words_over(e, shape, 0, batch)
         over(e, (shape.words,), lambda k: _pack_row(e, for_k, k[0], shape.rows, spare, shape.rows, Index()))
@@ -208,12 +217,12 @@ class _Panels:
     last: int
 
 
-def _right(e: Elements, shape: Shape, batch: Place, spare: Reg) -> tuple[_Panels, Reg]:
+def _right(e: Elements, shape: Shape, form: Form, batch: Place, spare: Reg) -> tuple[_Panels, Reg]:
     """The right operand in panels, packed if need be; and the memory behind."""
     machine, word = e.code.module.machine, _word(shape)
     lanes = shape.lanes(machine)
     width = _vectors(machine) * lanes
-    if _is_direct(shape, e.closures, machine):
+    if not form.packs_right:
         value = shape.op.operands[1]
         distances = _distances(value, e.closures)
         base = _base(e, value)

@@ -19,7 +19,7 @@ from tilekern.ir.types import DType, strides_of
 from tilekern.lower.llvm import elementwise
 from tilekern.lower.llvm.code import I32, I64, Code, Reg, Type, constant, lanes_of
 from tilekern.lower.llvm.index import Index, Place, is_virtual, reads, register
-from tilekern.lower.llvm.plan import Closures, Plan, Slot
+from tilekern.lower.llvm.plan import Closures, Slot
 from tilekern.lower.llvm.types import known, packed, stored, unpacked
 
 
@@ -28,17 +28,16 @@ class Elements:
 
     Attributes:
       code: where to.
-      plan: says which tiles are kept.
-      closures: knows the ops.
+      closures: knows the ops, and the tiles that are in memory.
       registers: the scalars that have been computed.
-      making: the kept tiles that the present group computes: it does not load them.
+      targets: the slots of the results of the present step.
     """
 
-    def __init__(self, code: Code, func: Func, plan: Plan, arrays: Mapping[Value, Reg], scratch: Reg) -> None:
-        self.code, self.plan, self.scratch = code, plan, scratch
-        self.closures = Closures(func, plan.slots)
+    def __init__(self, code: Code, func: Func, arrays: Mapping[Value, Reg], scratch: Reg) -> None:
+        self.code, self.scratch = code, scratch
+        self.closures = Closures(func)
         self.registers: dict[Value, Reg] = {}
-        self.making: frozenset[Value] = frozenset()
+        self.targets: dict[Value, Slot] = {}
         self._arrays = arrays
         self._ranges = analyze(func)
         self._scopes: list[dict[Any, Reg]] = [{}]
@@ -83,14 +82,14 @@ class Elements:
             seen.add((value, place))
             if not any(index.step or index.mentions(inner) for index in place):
                 self.at(value, place)
-            elif value in self.making or not self.closures.kept(value):
+            elif not self.closures.kept(value):
                 pending += reads(self.closures.definition[value], place, self.clamped)
 
     def _element(self, value: Value, place: Place, lanes: int) -> Reg:
         if value in self.registers:
             return self.registers[value]
-        if value in self.plan.slots and value not in self.making:
-            return self.load(self.slot(self.plan.slots[value]), value.tile.shape, value.tile.dtype, place, lanes)
+        if value in self.closures.slots:
+            return self.load(self.slot(self.closures.slots[value]), value.tile.shape, value.tile.dtype, place, lanes)
         op = self.closures.definition[value]
         assert is_virtual(op), op.name
         match op:
@@ -187,6 +186,13 @@ class Elements:
         """Elements of a tile that lies densely in memory."""
         return self._fetch(base, _linear(place, strides_of(tuple(shape))), dtype, lanes)
 
+    def put(self, value: Value, x: Reg, place: Place) -> None:
+        """Elements of a result of the present step."""
+        if value.tile.shape:
+            self.store(x, self.slot(self.targets[value]), value.tile.shape, value.tile.dtype, place)
+        else:
+            self.registers[value] = x
+
     def store(self, x: Reg, base: Reg, shape: Sequence[int], dtype: DType, place: Place) -> None:
         """Store elements of such a tile."""
         self._put(packed(self.code, x, dtype), base, _linear(place, strides_of(tuple(shape))), dtype, None)
@@ -234,7 +240,7 @@ class Elements:
         strides = strides_of(shape)
         rest = self.numbers(_linear(place, strides), numbers.type.lanes)
         total = code.binary("add nsw", code.binary("mul nsw", numbers, strides[dim]), rest)
-        addresses = self._addresses(self.slot(self.plan.slots[value]), total, value.tile.dtype)
+        addresses = self._addresses(self.slot(self.closures.slots[value]), total, value.tile.dtype)
         found = code.gather(stored(value.tile.dtype, numbers.type.lanes), addresses)
         return unpacked(code, found, value.tile.dtype)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
+from typing import Any
 
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold, Switch, While
@@ -34,7 +35,7 @@ def emit(func: Func, machine: Machine) -> Program:
 
     Its arguments are the Func's inputs, its results the Func's outputs, then the shares of `shares_of`.
     """
-    planned = plan(func, partial(_temporary, machine))
+    planned = plan(func, partial(_needs, machine))
     place(func, planned)
     module = Module(machine)
     shares = shares_of(func)
@@ -66,14 +67,14 @@ def emit(func: Func, machine: Machine) -> Program:
     return Program(func.name, module, tasks, planned.scratch, tuple(zeroed))
 
 
-def _temporary(machine: Machine, op: Op, closures: Closures) -> int:
+def _needs(machine: Machine, op: Op, closures: Closures) -> tuple[int, Any]:
     match op:
         case Dot():
-            return dots.temporary(op, closures, machine)
+            return dots.needs(op, closures, machine)
         case Sort():
-            return along.bytes_of_sort(op)
+            return along.bytes_of_sort(op), None
         case _:
-            return 0
+            return 0, None
 
 
 class _Body:
@@ -94,7 +95,7 @@ class _Body:
             size = prod(share.ref.ref.shape) * share.dtype.itemsize
             self._own[share.ref] = code.at(base, code.binary("mul nsw", task, size))
         self._code = code
-        self._e = Elements(code, func, self._plan, arrays, scratch)
+        self._e = Elements(code, func, arrays, scratch)
         for arg, index in zip(func.body.args, _decode(code, func.axes, number), strict=True):
             self._e.registers[arg] = code.cast("trunc", index, "i32")
         self._block(func.body)
@@ -103,14 +104,19 @@ class _Body:
     # --- blocks ---
 
     def _block(self, block: Block) -> None:
-        for step in self._plan.steps[block]:
-            match step:
-                case Group():
-                    groups.emit(self._e, step)
-                case Copies():
-                    self._copy(step)
-                case Step():
-                    self._step(step)
+        """Emit a block in the present scope."""
+        e = self._e
+        with e.closures.inside(self._plan.enters[block]):
+            for step in self._plan.steps[block]:
+                e.targets = dict(step.keeps)
+                match step:
+                    case Group():
+                        groups.emit(e, step)
+                    case Copies():
+                        self._copy(step)
+                    case Step():
+                        self._step(step)
+                e.closures.slots.update(step.keeps)
 
     def _inner(self, block: Block) -> list[Reg]:
         """A block inside; the scalars that it yields."""
@@ -164,12 +170,8 @@ class _Body:
 
     def _load(self, op: Load) -> None:
         """A tile of an array that the program stores to."""
-        e, tile = self._e, op.result.tile
-
-        def body(where: tuple[Index, ...], lanes: int) -> None:
-            e.store(e.load_access(op, where, lanes), e.slot(self._plan.slots[op.result]), tile.shape, tile.dtype, where)
-
-        groups.cover(e, tile.shape, body)
+        e = self._e
+        groups.cover(e, op.result.tile.shape, lambda at, lanes: e.put(op.result, e.load_access(op, at, lanes), at))
 
     def _scalar(self, op: Op) -> None:
         e = self._e

@@ -20,9 +20,7 @@ _FUNCTIONS: dict[Monoid, str] = {"sum": "add", "prod": "mul", "max": "max", "min
 
 def emit(e: Elements, group: Group) -> None:
     """Emit the loop nest."""
-    e.making = frozenset(m.value for m in group.maps if e.plan.slots.get(m.value) is m.slot)
     over(e, group.space[:-1], lambda place: _row(e, group, place))
-    e.making = frozenset()
 
 
 def over(e: Elements, shape: tuple[int, ...], body: Callable[[Place], None], place: Place = ()) -> None:
@@ -104,7 +102,7 @@ def _row(e: Elements, group: Group, outer: Place) -> None:
     if not size:
         totals = [known(_identity(op), op.result.tile.dtype) for op in group.reduces]
     for op, total in zip(group.reduces, totals, strict=True):
-        finish(e, op, total, outer)
+        e.put(op.result, total, outer)
 
 
 def _vector(e: Elements, group: Group, place: Place, lanes: int) -> list[Reg]:
@@ -147,11 +145,3 @@ def horizontal(code: Code, op: Reduce, x: Reg) -> Reg:
             low, high = code.extract(low, 0), code.extract(high, 0)
         x = combine(code, op, low, high)
     return x
-
-
-def finish(e: Elements, op: Reduce, total: Reg, place: Place) -> None:
-    """Put a result where it belongs."""
-    if not op.result.tile.shape:
-        e.registers[op.result] = total
-    else:
-        e.store(total, e.slot(e.plan.slots[op.result]), op.result.tile.shape, op.result.tile.dtype, place)

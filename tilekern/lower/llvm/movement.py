@@ -17,16 +17,9 @@ def _copy(e: Elements, source: Value, target: Value, shape: tuple[int, ...], to:
     """The elements of a tile in a range of `shape`, each to its place in another one."""
 
     def body(place: Place, lanes: int) -> None:
-        _put(e, target, e.at(source, place, lanes), to(place))
+        e.put(target, e.at(source, place, lanes), to(place))
 
     cover(e, shape, body)
-
-
-def _put(e: Elements, target: Value, x: Reg, place: Place) -> None:
-    if target.tile.shape:
-        e.store(x, e.slot(e.plan.slots[target]), target.tile.shape, target.tile.dtype, place)
-    else:
-        e.registers[target] = x
 
 
 def concatenate(e: Elements, op: Concatenate) -> None:
@@ -44,7 +37,7 @@ def concatenate(e: Elements, op: Concatenate) -> None:
 def pad(e: Elements, op: Pad) -> None:
     """The padding everywhere, then the elements that are not cut off."""
     x, fill = op.operands
-    cover(e, op.result.tile.shape, lambda place, lanes: _put(e, op.result, e.at(fill, (), lanes), place))
+    cover(e, op.result.tile.shape, lambda place, lanes: e.put(op.result, e.at(fill, (), lanes), place))
     begins, ends = list[int](), list[int]()
     amounts = zip(x.tile.shape, op.low, op.interior, op.result.tile.shape, strict=True)
     for n, low, interior, length in amounts:
@@ -57,12 +50,12 @@ def pad(e: Elements, op: Pad) -> None:
         target = tuple(
             i.times(interior + 1).shifted(low) for i, low, interior in zip(source, op.low, op.interior, strict=True)
         )
-        _put(e, op.result, e.at(x, source, lanes), target)
+        e.put(op.result, e.at(x, source, lanes), target)
 
     if x.tile.shape:
         cover(e, shape, body)
     else:
-        _put(e, op.result, e.at(x, ()), ())
+        e.put(op.result, e.at(x, ()), ())
 
 
 def update(e: Elements, op: DynamicUpdateSlice) -> None:
@@ -94,6 +87,6 @@ def take(e: Elements, op: Take) -> None:
             element = e.gather(x, (*before, Index(), *behind), op.dim, found)
         else:
             element = e.at(x, (*before, index_of(found), *behind), lanes)
-        _put(e, op.result, element, place)
+        e.put(op.result, element, place)
 
     cover(e, op.result.tile.shape, body)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilekern.ir.compute import Bitcast, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, Switch, While
@@ -66,13 +68,17 @@ class Step:
     Attributes:
       op: the op.
       temporary: memory that the code needs beside its results.
-      init: what a dot adds its products to.
+      form: how a dot reads its operands.
+      init: whether a dot adds its products to what its slot holds.
+      keeps: the tiles that are in memory from here on, and where.
       number: its place in the program; `end` behind its regions.
     """
 
     op: Op
     temporary: Slot | None = None
+    form: Any = None
     init: bool = False
+    keeps: list[tuple[Value, Slot]] = field(default_factory=list[tuple[Value, Slot]])
     number: int = -1
     end: int = -1
 
@@ -92,6 +98,7 @@ class Group:
     Attributes:
       space: the sizes of its loops.
       maps, reduces, stores: what it computes; reductions are of the last dim.
+      keeps: the tiles that are in memory from here on, and where.
       number: its place in the program.
     """
 
@@ -99,6 +106,7 @@ class Group:
     maps: list[Map] = field(default_factory=list[Map])
     reduces: list[Reduce] = field(default_factory=list[Reduce])
     stores: list[Store] = field(default_factory=list[Store])
+    keeps: list[tuple[Value, Slot]] = field(default_factory=list[tuple[Value, Slot]])
     number: int = -1
 
     @property
@@ -113,6 +121,7 @@ class Copies:
     """Slots that are copied to others: each (from, to)."""
 
     moves: list[tuple[Slot, Slot]]
+    keeps: tuple[()] = ()
     number: int = -1
 
 
@@ -125,13 +134,13 @@ class Plan:
 
     Attributes:
       steps: of each block.
-      slots: of the tiles that are kept.
+      enters: the tiles that are in memory where a block begins, and not before.
       carried: the slots of the carries of each loop and of the results of each switch; None for scalars.
       scratch: the bytes of all slots.
     """
 
     steps: dict[Block, list[AnyStep]] = field(default_factory=dict[Block, "list[AnyStep]"])
-    slots: dict[Value, Slot] = field(default_factory=dict[Value, Slot])
+    enters: dict[Block, list[tuple[Value, Slot]]] = field(default_factory=dict[Block, "list[tuple[Value, Slot]]"])
     carried: dict[Op, list[Slot | None]] = field(default_factory=dict[Op, "list[Slot | None]"])
     scratch: int = 0
 
@@ -155,15 +164,29 @@ def no_clamp(value: Value, most: int) -> Index:
 
 
 class Closures:
-    """Finds closures."""
+    """Finds closures.
 
-    def __init__(self, func: Func, slots: dict[Value, Slot]) -> None:
+    Attributes:
+      definition: the op of each value.
+      slots: of the tiles that are in memory at present.
+    """
+
+    def __init__(self, func: Func) -> None:
         self.definition = definitions(func)
-        self._slots = slots
+        self.slots: dict[Value, Slot] = {}
+
+    @contextmanager
+    def inside(self, enters: Iterable[tuple[Value, Slot]]) -> Iterator[None]:
+        """A block, in which more tiles are in memory; those that come to be so inside are forgotten at its end."""
+        outer = dict(self.slots)
+        self.slots.update(enters)
+        yield
+        self.slots.clear()
+        self.slots.update(outer)
 
     def kept(self, value: Value) -> bool:
         """Whether a value is in a register or in memory already."""
-        return not value.tile.shape or value in self._slots
+        return not value.tile.shape or value in self.slots
 
     def of(self, space: tuple[int, ...], values: Iterable[Value]) -> Closure:
         """The closure of values that are computed for each lane of a space."""
@@ -208,24 +231,28 @@ def _cost(op: Op) -> int:
             return 0
 
 
-def plan(func: Func, temporary: Callable[[Op, Closures], int]) -> Plan:
+Needs = Callable[[Op, Closures], tuple[int, Any]]
+"""The bytes that the code of an op needs beside its results, and how it reads its operands."""
+
+
+def plan(func: Func, needs: Needs) -> Plan:
     """The plan for a legal Func.
 
     Args:
       func: the Func.
-      temporary: the bytes that the code of an op needs beside its results.
+      needs: what the code of an op needs.
     """
-    return _Planner(func, temporary).run()
+    return _Planner(func, needs).run()
 
 
 class _Planner:
     """Collects the steps of block after block."""
 
-    def __init__(self, func: Func, temporary: Callable[[Op, Closures], int]) -> None:
-        self._func, self._temporary = func, temporary
+    def __init__(self, func: Func, needs: Needs) -> None:
+        self._func, self._needs = func, needs
         self._plan = Plan()
-        self._slots = self._plan.slots
-        self._closures = Closures(func, self._slots)
+        self._closures = Closures(func)
+        self._slots = self._closures.slots
         self._maker: dict[Value, AnyStep] = {}
         self._steps: list[AnyStep] = []
         self._computed: dict[AnyStep, dict[Value, bool]] = {}
@@ -234,16 +261,20 @@ class _Planner:
         self._fused = dict(_sums_of_dots(func, self._uses))
 
     def run(self) -> Plan:
-        self._block(self._func.body)
+        self._block(self._func.body, [], None)
         return self._plan
 
     # --- blocks ---
 
-    def _block(self, block: Block) -> None:
+    def _block(self, block: Block, enters: list[tuple[Value, Slot]], slots: Sequence[Slot | None] | None) -> None:
+        """The steps of a block, which puts what it yields into slots."""
         outer, self._steps = self._steps, []
-        self._plan.steps[block] = self._steps
-        for op in block.ops:
-            self._op(op)
+        self._plan.steps[block], self._plan.enters[block] = self._steps, enters
+        with self._closures.inside(enters):
+            for op in block.ops:
+                self._op(op)
+            if slots is not None:
+                self._yield(block, slots)
         self._steps = outer
 
     def _op(self, op: Op) -> None:
@@ -275,9 +306,13 @@ class _Planner:
     def _alias(self, op: Reshape) -> None:
         (x,) = op.operands
         self._keep(x)
-        self._slots[op.result] = self._slots[x]
-        if x in self._maker:
-            self._maker[op.result] = self._maker[x]
+        slot = self._slots[op.result] = self._slots[x]
+        maker = self._maker.get(x)
+        if maker is None:
+            next(e for e in self._plan.enters.values() if (x, slot) in e).append((op.result, slot))
+        elif not isinstance(maker, Copies):
+            maker.keeps.append((op.result, slot))
+            self._maker[op.result] = maker
 
     def _step(self, op: Op) -> Step:
         """An op with code of its own, which computes its virtual operands by itself."""
@@ -287,9 +322,8 @@ class _Planner:
         tiles = [v for v in op.operands if isinstance(v.type, TileType)]
         for x in tiles:
             self._keep_large(x)
-        step = Step(op)
-        size = self._temporary(op, self._closures)
-        step.temporary = Slot(size) if size else None
+        size, form = self._needs(op, self._closures)
+        step = Step(op, Slot(size) if size else None, form)
         self._add(step, tiles)
         for result in op.results:
             self._new(result, step)
@@ -302,11 +336,12 @@ class _Planner:
         self._computed[step] = {inner: False for v in values for inner in self._closures.of(v.tile.shape, [v]).inner}
         self._steps.append(step)
 
-    def _new(self, value: Value, step: AnyStep, slot: Slot | None = None) -> None:
+    def _new(self, value: Value, step: Step | Group, slot: Slot | None = None) -> None:
         """A value that a step makes."""
         self._maker[value] = step
         if value.tile.shape:
-            self._slots[value] = slot or Slot(value.tile.nbytes)
+            found = self._slots[value] = slot or Slot(value.tile.nbytes)
+            step.keeps.append((value, found))
 
     # --- groups ---
 
@@ -397,11 +432,12 @@ class _Planner:
         slot = Slot(result.tile.nbytes)
         if init is not None:
             self._fill(init, slot)
-        size = self._temporary(op, self._closures)
-        step = Step(op, Slot(size) if size else None, init is not None)
+        size, form = self._needs(op, self._closures)
+        step = Step(op, Slot(size) if size else None, form, init is not None)
         self._add(step, op.operands)
-        self._new(result, step, slot)
-        self._slots[op.result] = slot
+        self._new(op.result, step, slot)
+        if result is not op.result:
+            self._new(result, step, slot)
 
     def _fill(self, value: Value, slot: Slot) -> None:
         """Compute a tile into a slot, or copy it there."""
@@ -427,14 +463,11 @@ class _Planner:
             for init, slot in zip(inits, slots, strict=True):
                 if slot is not None:
                     self._fill(init, slot)
-            for region in op.regions:
-                carries = region.args[len(region.args) - len(slots) :]
-                self._slots.update((a, s) for a, s in zip(carries, slots, strict=True) if s is not None)
         step = Step(op)
         for region in op.regions:
-            self._block(region)
-            if not (isinstance(op, While) and region is op.condition):
-                self._yield(region, slots)
+            carries = region.args[len(region.args) - len(slots) :] if region.args else ()
+            enters = [(a, s) for a, s in zip(carries, slots, strict=False) if s is not None]
+            self._block(region, enters, None if isinstance(op, While) and region is op.condition else slots)
         self._computed[step] = {}
         self._steps.append(step)
         for result, slot in zip(op.results, slots, strict=True):
@@ -442,7 +475,6 @@ class _Planner:
 
     def _yield(self, block: Block, slots: Sequence[Slot | None]) -> None:
         """Copy what a block yields into the slots of the carries, all at once."""
-        outer, self._steps = self._steps, self._plan.steps[block]
         moves: list[tuple[Slot, Slot]] = []
         for value, slot in zip(block.results, slots, strict=True):
             if slot is None:
@@ -457,7 +489,6 @@ class _Planner:
             moves.append((source, slot))
         if moves:
             self._steps.append(Copies(moves))
-        self._steps = outer
 
 
 def _touches(step: AnyStep, store: Store | None) -> bool:

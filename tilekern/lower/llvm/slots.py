@@ -45,7 +45,7 @@ def place(func: Func, plan: Plan) -> None:
 class _Placing:
     def __init__(self, func: Func, plan: Plan) -> None:
         self._func, self._plan = func, plan
-        self._closures = Closures(func, plan.slots)
+        self._closures = Closures(func)
         self._uses: dict[Slot, _Uses] = {}
         self._count = 0
 
@@ -66,13 +66,15 @@ class _Placing:
 
     def _walk(self, block: Block, loops: tuple[Step, ...]) -> Iterator[tuple[AnyStep, tuple[Step, ...]]]:
         """Number the steps of a block, and of those inside; a step with regions comes before these."""
-        for step in self._plan.steps[block]:
-            step.number = self._next()
-            yield step, loops
-            if isinstance(step, Step) and step.op.regions:
-                for region in step.op.regions:
-                    yield from self._walk(region, (*loops, step))
-                step.end = self._next()
+        with self._closures.inside(self._plan.enters[block]):
+            for step in self._plan.steps[block]:
+                step.number = self._next()
+                yield step, loops
+                if isinstance(step, Step) and step.op.regions:
+                    for region in step.op.regions:
+                        yield from self._walk(region, (*loops, step))
+                    step.end = self._next()
+                self._closures.slots.update(step.keeps)
 
     def _next(self) -> int:
         self._count += 1
@@ -95,24 +97,23 @@ class _Placing:
         if isinstance(step, Group):
             for m in step.maps:
                 self._of(m.slot).writes.append(use)
-            results: list[Value] = [op.result for op in step.reduces]
             self._read(step.space, step.sources, use)
+        elif step.op.regions:
+            return  # the inner steps read and write
         else:
-            control = bool(step.op.regions)  # the inner steps read and write
-            results = [] if control else list(step.op.results)
-            for x in () if control else step.op.operands:
+            for x in step.op.operands:
                 if isinstance(x.type, TileType):
                     self._read(x.tile.shape, [x], use, lanewise=False)
             if step.temporary is not None:
                 self._of(step.temporary).writes.append(use)
-        for slot in (self._plan.slots[r] for r in results if r in self._plan.slots):
+        for _, slot in step.keeps:
             self._of(slot).writes.append(use)
 
     def _read(self, space: tuple[int, ...], values: list[Value], use: _Use, lanewise: bool = True) -> None:
         for leaf, here in self._closures.of(space, values).leaves.items():
-            if leaf in self._plan.slots:
+            if leaf in self._closures.slots:
                 found = _Use(use.number, use.loops, lanewise and here)
-                self._of(self._plan.slots[leaf]).reads.append(found)
+                self._of(self._closures.slots[leaf]).reads.append(found)
 
     def _of(self, slot: Slot) -> _Uses:
         return self._uses.setdefault(slot, _Uses())

@@ -275,7 +275,7 @@ class Emitter:
             return self._iteration(op, op.body.args[1:])
 
         inits = [self._pack(op.inits[n], op.results[n]) for n in scalars]
-        finals = loop(first, last, body, inits, self._plan.at_once.get(op, 1))
+        finals = loop(first, last, body, inits, self._plan.rounds[op].at_once)
         for n, x in zip(scalars, finals, strict=True):
             self.set(op.results[n], _unpacked(x, op.results[n]), self._carried(op.results[n]))
         self._recall([r for r in op.results if r in slots and self._uses.get(r)])

@@ -28,7 +28,7 @@ from tilekern.lower.mosaic.pipes import Pipe, count_loops, pipes_of
 from tilekern.lower.mosaic.scalars import Scalars
 from tilekern.lower.mosaic.serial import Serial, as_pairs, serial_of
 from tilekern.lower.mosaic.spills import spilled_bytes
-from tilekern.lower.mosaic.unroll import at_once, trips
+from tilekern.lower.mosaic.unroll import Rounds, rounds_of, trips
 from tilekern.lower.mosaic.vectors import Forms, is_vector, shape_in
 from tilekern.lower.mosaic.visits import Visits
 from tilekern.lower.mosaic.windows import Window, axes_of, merge, opened, window_of
@@ -84,11 +84,11 @@ class Plan:
     scratch: tuple[Scratch, ...]
 
     @cached_property
-    def at_once(self) -> Mapping[Fold, int]:
-        """How many iterations of each loop inside of the kernel are written out at once."""
+    def rounds(self) -> Mapping[Fold, Rounds]:
+        """How the loops inside of the kernel are written out."""
         outside = {*(self.serial.chain if self.serial else ()), *self.pipes}
         inside = (op for op in self.func.walk() if isinstance(op, Fold) and op not in outside)
-        return {op: at_once(op, self.ranges) for op in inside}
+        return {op: rounds_of(op, self.ranges) for op in inside}
 
     @property
     def piped(self) -> frozenset[Value]:
@@ -116,7 +116,7 @@ class Plan:
         most = max(in_turn, key=lambda bs: sum(map(_block_bytes, bs)), default=list[Layout]())
         found += [(b.window.param.name, 2 * _block_bytes(b)) for b in most]
         found += [("carries", padded_bytes(s.shape, s.dtype)) for s in self.scratch if s.shape]
-        return (*found, ("values", spilled_bytes(self.func.body, self.chip, self.at_once)))
+        return (*found, ("values", spilled_bytes(self.func.body, self.chip, self.rounds)))
 
     @property
     def semantics(self) -> tuple[Literal["parallel", "arbitrary"], ...]:

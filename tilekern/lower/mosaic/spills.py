@@ -25,50 +25,62 @@ from tilekern.ir.ordering import ArgReduce
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
 from tilekern.ir.types import F32
 from tilekern.lower.mosaic.chip import LANES, SUBLANES, Chip, padded_bytes
+from tilekern.lower.mosaic.unroll import Rounds
 
 _PARTS = {"ieee": 3, "bf16x6": 3, "bf16x3": 2}
-_SMALL = 64 << 10  # fits the registers
+_SMALL = 224 << 10  # fits the registers
+_IN_REGISTERS = 16 * LANES  # columns of eight rows that fit them
 _MOST_OPS = 2000
 _FREE = (Constant, Iota, Load)  # read or made again where they are used
 _BARRIERS = (Reduce, ArgReduce, Dot)
 _VIEWS = (Transpose, Reshape, Broadcast)
 
 
-def spilled_bytes(block: Block, chip: Chip, at_once: Mapping[Fold, int]) -> int:
+def spilled_bytes(block: Block, chip: Chip, rounds: Mapping[Fold, Rounds], repeated: bool = False) -> int:
     """The most bytes of VMEM that values of a block take at once, those of blocks inside included.
 
     Args:
       block: ops.
       chip: the TPU.
-      at_once: how many iterations of loops are written out at once.
+      rounds: how loops are written out.
+      repeated: whether the block is that of a loop, whose values are less often in each other's place.
     """
     ops = block.ops
     made = {r: op for op in ops for r in op.results}
-    inside = [_inside(op, chip, at_once) + _copied(op, made, chip) for op in ops]
+    inside = [_inside(op, chip, rounds, repeated) + _copied(op, made, chip) for op in ops]
     last = _last_uses(block) if len(ops) <= _MOST_OPS else dict[Value, int]()
     most, live = 0, dict[Value, int]()
     for n, op in enumerate(ops):
         for value in op.results:
             if value in last:
-                live[value] = size = _size(value, op)
-                # It takes the place of one of its size that ends here.
-                same = (v for v, held in live.items() if v is not value and last[v] == n and held == size)
-                over = [] if isinstance(op, Reshape | Transpose) else list(same)
-                for gone in over[:1]:
+                size = _size(value, op)
+                # It takes the place of one that ends here.
+                ends = [held for held in live if last[held] == n and _replaces(size, live[held], repeated)]
+                for gone in [] if isinstance(op, Reshape | Transpose) else ends[:1]:
                     del live[gone]
+                live[value] = size
         most = max(most, sum(live.values()) + inside[n])
         live = {v: size for v, size in live.items() if last[v] > n}
     return most
 
 
-def _inside(op: Op, chip: Chip, at_once: Mapping[Fold, int]) -> int:
-    """What values inside of an op take. Of iterations that are written out at once, the weights are there at once."""
-    most = max((spilled_bytes(region, chip, at_once) for region in op.regions), default=0)
-    if not isinstance(op, Fold) or at_once.get(op, 1) == 1:
+def _replaces(size: int, held: int, repeated: bool) -> bool:
+    return size == held or (size < held and not repeated)
+
+
+def _inside(op: Op, chip: Chip, rounds: Mapping[Fold, Rounds], repeated: bool) -> int:
+    """What values inside of an op take. Of iterations of one round, operands of dots are there at once."""
+    found = rounds.get(op, Rounds()) if isinstance(op, Fold) else Rounds(1, repeated)
+    most = max((spilled_bytes(region, chip, rounds, found.repeated) for region in op.regions), default=0)
+    if not isinstance(op, Fold) or not found.repeated or found.at_once == 1:
         return most
     made = {r: inner for inner in op.body.ops for r in inner.results}
-    weights = {v for inner in op.body.ops if isinstance(inner, Dot) for v in inner.operands if _is_kept(v, made)}
-    return most + (at_once[op] - 1) * sum(padded_bytes(v.tile.shape, v.tile.dtype) for v in weights)
+    for inner in op.body.ops:
+        if isinstance(inner, Dot):
+            computed = sum(_size(v, made[v]) for v in inner.operands if _is_kept(v, made))
+            copies = _copied(inner, made, chip)
+            most += (found.at_once - 1) * (computed + copies) if computed else copies
+    return most
 
 
 def _copied(op: Op, made: Mapping[Value, Op], chip: Chip) -> int:
@@ -82,12 +94,13 @@ def _copied(op: Op, made: Mapping[Value, Op], chip: Chip) -> int:
     size = padded_bytes(lhs.shape, lhs.dtype)
     if size <= _SMALL:
         return 0
+    if prod(rhs.shape[d] for d in op.free(1)) <= LANES:
+        return 0  # it is multiplied once
     there = _is_kept(op.operands[0], made)
     if lhs.dtype == F32 and op.precision in _PARTS:
         return (_PARTS[op.precision] + (not there)) * size
     depth = prod(lhs.shape[d] for d in op.contract[0])
-    width = prod(rhs.shape[d] for d in op.free(1))
-    return 0 if there or depth < 4 * chip.matrix_size or width <= LANES else size
+    return 0 if there or depth < 4 * chip.matrix_size else size
 
 
 def _last_uses(block: Block) -> dict[Value, int]:
@@ -105,7 +118,7 @@ def _last_uses(block: Block) -> dict[Value, int]:
             for n in uses.get(value, ()):
                 op = block.ops[n]
                 streams = not isinstance(op, _BARRIERS) and not op.regions
-                onward = [end(r) for r in op.results if streams and r not in kept]
+                onward = [end(r) for r in op.results if streams and (r not in kept or _is_long(op))]
                 found = max(found, n, *onward)
             ends[value] = found
         return ends[value]
@@ -121,12 +134,13 @@ def _kept(block: Block) -> set[Value]:
     for op in block.ops:
         of = frozenset[Value]().union(*(reduced.get(v, frozenset()) for v in op.operands))
         large = frozenset(v for v in op.operands if _is_kept(v, made) or _is_wide(v, made))
-        found.update(v for v in large if v in of or (isinstance(op, Dot) and _is_kept(v, made)))
+        found.update(v for v in large if v in of and v.tile.shape[-1] > LANES)
+        found.update(v for v in large if isinstance(op, Dot) and _is_kept(v, made))
         if isinstance(op, Reshape | Transpose):
             size = padded_bytes(op.result.tile.shape, op.result.tile.dtype)
             if size > max(_SMALL, 4 * op.result.tile.nbytes):
                 found.add(op.result)
-        elif isinstance(op, Elementwise) and op.function in ("sin", "cos"):
+        elif _is_long(op):
             found.update(v for v in (*op.operands, op.result) if _size(v, op) > _SMALL)
         elif isinstance(op, Load) and op.access.dims and op.access.dims[-1].position.const % LANES:
             found.update(v for v in op.results if _size(v, op) > _SMALL)
@@ -135,6 +149,10 @@ def _kept(block: Block) -> set[Value]:
             above[result] = sources
             reduced[result] = of | sources if isinstance(op, _BARRIERS) else of
     return found
+
+
+def _is_long(op: Op) -> bool:
+    return isinstance(op, Elementwise) and op.function in ("sin", "cos")
 
 
 def _is_kept(value: Value, made: Mapping[Value, Op]) -> bool:
@@ -148,16 +166,16 @@ def _is_kept(value: Value, made: Mapping[Value, Op]) -> bool:
 
 
 def _is_wide(value: Value, made: Mapping[Value, Op]) -> bool:
-    """Whether a value is a large tile that is loaded here, each row more than a register: it is not loaded again."""
+    """Whether a value is a large tile that is loaded here, its rows too long for registers: it is not loaded again."""
     if not isinstance(made.get(value), Load):
         return False
     shape = value.tile.shape
-    return len(shape) > 1 and shape[-1] > LANES and padded_bytes(shape, value.tile.dtype) > _SMALL
+    return len(shape) > 1 and shape[-1] > _IN_REGISTERS and padded_bytes(shape, value.tile.dtype) > _SMALL
 
 
 def _size(value: Value, made: Op) -> int:
     """What a value takes: of a tile of more than two dims whole registers, of what is moved between lanes 32 bits."""
     shape, dtype = value.tile.shape, F32 if isinstance(made, Load) else value.tile.dtype
-    if len(shape) > 2:
+    if len(shape) > 2 and not isinstance(made, Reshape | Transpose):
         shape = (*shape[:-2], -(-shape[-2] // SUBLANES) * SUBLANES, shape[-1])
     return padded_bytes(shape, dtype)
