@@ -6,7 +6,7 @@ JOBS ?= 2# test processes
 gpu: OUT ?= bench/out/gpu# where `make gpu` puts its results
 bench-tpu: OUT ?= bench/out/tpu# and `make bench-tpu`
 ARGS ?=# more options of these two, see bench/README.md
-OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0# the oldest supported versions
+OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0 llvmlite==0.45.0# the oldest supported versions
 
 .PHONY: help demo test test-full test-oldest check bench bench-tpu gpu docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType, TracebackType
 from typing import Any, cast
 
@@ -137,8 +137,17 @@ def written_in_jax(jaxpr: Jaxpr) -> bool:
 
 
 def register_lowering(made: Primitive, function: Callable[..., Any], platform: str | None = None) -> None:
-    """Lower a primitive, on `platform` or everywhere, by tracing `function(*operands, **parameters)`."""
-    mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=True), platform=platform)
+    """Lower a primitive, on `platform` or everywhere, by tracing `function(exporting, *operands, **parameters)`.
+
+    `exporting` says whether the program is lowered for `jax.export`, to run in another process.
+    """
+
+    def rule(context: Any, *operands: Any, **parameters: Any) -> Any:
+        exporting = bool(context.module_context.lowering_parameters.for_export)
+        lowered = cast(Any, mlir.lower_fun(partial(function, exporting), multiple_results=True))
+        return lowered(context, *operands, **parameters)
+
+    mlir.register_lowering(made, rule, platform=platform)
 
 
 def compute_capability() -> int | None:

@@ -30,8 +30,11 @@ class Family(Protocol):
         """The types of the results."""
         ...
 
-    def call(self, platform: str) -> Callable[..., Sequence[jax.Array]]:
-        """The jitted program for a platform, one and the same object each time: many calls share one computation."""
+    def call(self, platform: str, exporting: bool) -> Callable[..., Sequence[jax.Array]]:
+        """The jitted program for a platform, one and the same object each time: many calls share one computation.
+
+        `exporting` says whether it is to run in another process.
+        """
         ...
 
     @property
@@ -48,8 +51,8 @@ def _types(*operands: Any, family: Family) -> list[_jax.ShapedArray]:
     return [_jax.ShapedArray(o.shape, o.dtype) for o in family.outputs]
 
 
-def _run(platform: str, *operands: Any, family: Family) -> Sequence[jax.Array]:
-    return family.call(platform)(*operands)
+def _run(platform: str, exporting: bool, *operands: Any, family: Family) -> Sequence[jax.Array]:
+    return family.call(platform, exporting)(*operands)
 
 
 def _eager(*operands: Any, family: Family) -> Sequence[jax.Array]:

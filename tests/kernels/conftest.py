@@ -1,11 +1,11 @@
-"""Every test that calls a kernel runs on the portable backend, and in the interpreters of Triton and of Pallas.
+"""Every test that calls a kernel runs on both backends for CPUs, and in the interpreters of Triton and of Pallas.
 
 What TPUs have not, 64 bits foremost, the portable backend does in the place of Mosaic, as it does for users.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partialmethod
 from typing import Any
 
@@ -19,12 +19,9 @@ from tilekern.lower.triton.interpret import interpret
 from tilekern.lower.triton.lowering import TritonLowering
 
 
-def _on_gpu(platform: str, asked: Target | None) -> Target:
-    return asked or TARGETS["cuda:sm_90"]
-
-
-def _on_tpu(platform: str, asked: Target | None) -> Target:
-    return asked or TARGETS["tpu:v5e"]
+def on(target: str) -> Callable[..., Target]:
+    """In place of `on_platform`: every call is lowered for one target."""
+    return lambda platform, asked, exporting=False: asked or TARGETS[target]
 
 
 def _run(lowering: TritonLowering, *inputs: Any) -> Sequence[jax.Array]:
@@ -55,16 +52,20 @@ def _backend(item: pytest.Item) -> str:
     return item.callspec.params.get("backend", "") if hasattr(item, "callspec") else ""
 
 
-@pytest.fixture(scope="module", params=["xla", "triton", "mosaic"], autouse=True)
+_TARGETS = {"xla": "cpu:xla", "llvm": "cpu:llvm", "triton": "cuda:sm_90", "mosaic": "tpu:v5e"}
+
+
+@pytest.fixture(scope="module", params=_TARGETS, autouse=True)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The backend under test; what was compiled for another one is forgotten."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "triton":
+        patch.setattr(family, "on_platform", on(_TARGETS[request.param]))
+        if request.param == "llvm":
+            pytest.importorskip("llvmlite", reason="needs llvmlite")
+        elif request.param == "triton":
             pytest.importorskip("triton", reason="needs triton")
-            patch.setattr(family, "on_platform", _on_gpu)
             patch.setattr(TritonLowering, "run", _run)
         elif request.param == "mosaic":
-            patch.setattr(family, "on_platform", _on_tpu)
             patch.setattr(MosaicLowering, "run", _run_interpreted)
         jax.clear_caches()
         # The interpreted kernels are large programs, and compile in three quarters of the time without optimizations.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax, source
-from tilekern.errors import ArgumentError, FallbackWarning, ResourceError, TargetError, TilekernError
+from tilekern.errors import ArgumentError, DependencyError, FallbackWarning, ResourceError, TargetError, TilekernError
 from tilekern.ir.core import Func
 from tilekern.ir.types import Role, dtype_name, is_dtype
 from tilekern.kernel.results import Results, results
@@ -75,9 +75,9 @@ class Family:
         """
         raise NotImplementedError
 
-    def call(self, platform: str) -> Callable[..., Sequence[jax.Array]]:
+    def call(self, platform: str, exporting: bool = False) -> Callable[..., Sequence[jax.Array]]:
         """The jitted program for a platform; one object, so that many calls share one computation."""
-        target = on_platform(platform, self.asked)
+        target = on_platform(platform, self.asked, exporting)
         if target not in self._calls:
             self._calls[target] = self.program(target)
         return self._calls[target]
@@ -118,11 +118,12 @@ class TileFamily(Family):
 
     def _lowered_or_portable(self, target: Target) -> Lowering:
         """The member lowered to a target, or by the portable backend if nobody asked for the target by name."""
-        if self.asked is not None or target.backend not in FALL_BACK:
+        by_name = self.asked is not None and not self.asked.falls_back
+        if by_name or target.backend not in FALL_BACK:
             return self.lowered(target)
         try:
             return self.lowered(target)
-        except (TargetError, ResourceError) as error:
+        except (TargetError, ResourceError, DependencyError) as error:
             message = f"{self.name} runs on {target.platform} by the portable backend, which is slower.\n{error}"
             warnings.warn(message, FallbackWarning, stacklevel=2)
             return self.lowered(DEFAULT)

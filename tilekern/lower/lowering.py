@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax
 
 from tilekern.ir.core import Array, Func
+from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import Target
 from tilekern.lower.triton.lowering import TritonLowering
@@ -75,5 +76,7 @@ def lower(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering:
             return TritonLowering(func, target, launch)
         case "mosaic":
             return MosaicLowering(func, target)
+        case "llvm":
+            return LlvmLowering(func)
         case _:
             return XlaLowering(func)

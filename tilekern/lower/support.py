@@ -29,6 +29,7 @@ from tilekern.ir.memory import Access, Atomic, AtomicKind, Dim, Load, Position, 
 from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DTYPES, I32, INDEX, DType, RefType, Role, TileType, kind_of
+from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS
 from tilekern.lower.triton.build import build
@@ -233,11 +234,16 @@ def _lower_mosaic(func: Func) -> None:
     assert MosaicLowering(func, TARGETS["tpu:v5e"]).text
 
 
+def _lower_llvm(func: Func) -> None:
+    assert LlvmLowering(func).text
+
+
 ATTEMPTS: dict[str, Callable[[Func], None]] = {
     "interpreter": _interpret,
     "xla": _lower_xla,
     "triton": _lower_triton,
     "mosaic": _lower_mosaic,
+    "llvm": _lower_llvm,
 }
 """What finds out for each backend whether it has a Func: it raises a `TilekernError` if not."""
 

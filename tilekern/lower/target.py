@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 
 from tilekern import _jax
 from tilekern.errors import TargetError
@@ -17,12 +19,14 @@ class Target:
       platform: JAX's name of the platform: "cpu", "cuda" or "tpu".
       backend: the package below `tilekern.lower` that lowers for it.
       portable: whether the code has to run on later models, too.
+      falls_back: whether the portable backend serves what this one refuses, though somebody asked for it.
     """
 
     name: str
     platform: str
     backend: str
     portable: bool = False
+    falls_back: bool = False
 
 
 TARGETS: dict[str, Target] = {
@@ -36,7 +40,7 @@ TARGETS: dict[str, Target] = {
 }
 
 # The backends that exist; a target whose backend is missing is known, and refused.
-BACKENDS = ("xla", "triton", "mosaic")
+BACKENDS = ("xla", "triton", "mosaic", "llvm")
 
 # JAX's names of TPUs, as its `tpu_info` reads them.
 _TPUS = {
@@ -50,21 +54,32 @@ _TPUS = {
 }
 
 # Backends in whose place the portable one serves, with a warning, what they refuse and nobody asked of them by name.
-FALL_BACK = ("mosaic",)
+FALL_BACK = ("mosaic", "llvm")
 
 # The portable backend, which runs on every platform.
 DEFAULT = TARGETS["cpu:xla"]
 
 
-def on_platform(platform: str, asked: Target | None) -> Target:
+def on_platform(platform: str, asked: Target | None, exporting: bool = False) -> Target:
     """The target of a call that is lowered for a platform of JAX.
 
     Args:
       platform: "cpu", "cuda", "tpu" or any other.
       asked: what the call asks for, if it does. The portable backend serves every platform.
+      exporting: whether the program is to run in another process, which has no machine code of this one.
     """
     if asked is None:
-        return _gpu_here() if platform == "cuda" else _tpu_here() if platform == "tpu" else DEFAULT
+        here = {"cuda": _gpu_here, "tpu": _tpu_here, "cpu": partial(_cpu_here, exporting)}
+        return here[platform]() if platform in here else DEFAULT
+    if exporting and asked.backend == "llvm":
+        if asked.falls_back:
+            return DEFAULT
+        raise TargetError(
+            f"a call with target={asked.name!r} cannot be exported",
+            expected="a program that another process can run",
+            got="machine code of this process",
+            fix="leave target out: then exported programs have portable code for CPUs",
+        )
     if asked.backend == DEFAULT.backend or asked.platform == platform:
         return asked
     raise TargetError(
@@ -100,9 +115,14 @@ def _tpu_here() -> Target:
     return TARGETS[_TPUS[kind]] if kind in _TPUS else DEFAULT
 
 
+def _cpu_here(exporting: bool = False) -> Target:
+    """LLVM's code for this CPU where llvmlite is installed."""
+    return DEFAULT if exporting or find_spec("llvmlite") is None else TARGETS["cpu:llvm"]
+
+
 def resolve(name: str) -> Target:
     """The target that a user names; "cpu" is the best one for a CPU."""
-    target = DEFAULT if name == "cpu" else TARGETS.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+    target = replace(_cpu_here(), falls_back=True) if name == "cpu" else TARGETS.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
     available = ", ".join(repr(t.name) for t in TARGETS.values() if t.backend in BACKENDS)
     if target is None:
         raise TargetError(

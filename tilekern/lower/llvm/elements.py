@@ -225,9 +225,16 @@ class Elements:
                 code.store(x, address)
         elif index.step == 1:
             address = self.address(base, index, dtype)
-            code.store(x, address) if mask is None else code.masked_store(x, address, mask)
+            code.store(x, address) if mask is None else code.masked_store(x, address, self._unknown(mask, x))
         else:
             code.scatter(x, self._addresses(base, self.numbers(index, lanes), dtype), mask)
+
+    def _unknown(self, mask: Reg, x: Reg) -> Reg:
+        """A mask that the compiler cannot know to have one lane: LLVM 22 stores 32 bits for such a lane of 16 or 8."""
+        if x.type.bits >= 32:
+            return mask
+        exists = self.code.emit(Type("i1"), f"icmp ne ptr {self.scratch.text}, null")
+        return self.code.binary("and", mask, self.code.splat(exists, mask.type.lanes))
 
     def _addresses(self, base: Reg, numbers: Reg, dtype: DType) -> Reg:
         return self.code.emit(

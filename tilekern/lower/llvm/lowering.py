@@ -26,16 +26,13 @@ class LlvmLowering:
     Attributes:
       func: the Func, as it came.
       machine: what it is lowered for.
+      program: the code.
     """
 
     def __init__(self, func: Func, machine: toolchain.Machine | None = None) -> None:
         self.func, self.machine = func, machine or toolchain.host()
         self._legal = legalize(func, self.machine)
-
-    @cached_property
-    def program(self) -> Program:
-        """The program."""
-        return emit(self._legal, self.machine)
+        self.program: Program = emit(self._legal, self.machine)
 
     @property
     def text(self) -> str:

@@ -58,7 +58,9 @@ def _loop(plan: Plan, op: Fold) -> str:
     if op in plan.pipes:
         return f"{axis}, a pipeline inside of the kernel fetches its tiles: its arrays do not fit VMEM as a whole"
     if plan.serial is None or op not in plan.serial.chain:
-        return f"{axis}, inside of the kernel: all that it reads is in VMEM"
+        at_once = plan.rounds[op].at_once
+        several = f", {at_once} tiles at once" if at_once > 1 else ""
+        return f"{axis}, inside of the kernel{several}: all that it reads is in VMEM"
     if plan.serial.table is not None:
         return f"{axis}, steps of the grid, {plan.serial.steps} that run, by a table in scalar memory"
     return f"{axis}, the last axis of the grid: its arrays do not fit VMEM as a whole"

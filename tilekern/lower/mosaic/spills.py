@@ -43,7 +43,7 @@ def spilled_bytes(block: Block, chip: Chip, rounds: Mapping[Fold, Rounds], repea
       block: ops.
       chip: the TPU.
       rounds: how loops are written out.
-      repeated: whether the block is that of a loop, whose values are less often in each other's place.
+      repeated: whether the block is that of a loop, whose values do not take each other's place.
     """
     ops = block.ops
     made = {r: op for op in ops for r in op.results}
@@ -55,17 +55,13 @@ def spilled_bytes(block: Block, chip: Chip, rounds: Mapping[Fold, Rounds], repea
             if value in last:
                 size = _size(value, op)
                 # It takes the place of one that ends here.
-                ends = [held for held in live if last[held] == n and _replaces(size, live[held], repeated)]
-                for gone in [] if isinstance(op, Reshape | Transpose) else ends[:1]:
+                ends = [held for held in live if last[held] == n and live[held] >= size]
+                for gone in [] if repeated or isinstance(op, Reshape | Transpose) else ends[:1]:
                     del live[gone]
                 live[value] = size
         most = max(most, sum(live.values()) + inside[n])
         live = {v: size for v, size in live.items() if last[v] > n}
     return most
-
-
-def _replaces(size: int, held: int, repeated: bool) -> bool:
-    return size == held or (size < held and not repeated)
 
 
 def _inside(op: Op, chip: Chip, rounds: Mapping[Fold, Rounds], repeated: bool) -> int:
@@ -77,7 +73,7 @@ def _inside(op: Op, chip: Chip, rounds: Mapping[Fold, Rounds], repeated: bool) -
     made = {r: inner for inner in op.body.ops for r in inner.results}
     for inner in op.body.ops:
         if isinstance(inner, Dot):
-            computed = sum(_size(v, made[v]) for v in inner.operands if _is_kept(v, made))
+            computed = sum(_size(v, made[v]) for v in {*inner.operands} if _is_kept(v, made))
             copies = _copied(inner, made, chip)
             most += (found.at_once - 1) * (computed + copies) if computed else copies
     return most
