@@ -233,8 +233,9 @@ class Elements:
         """A mask that the compiler cannot know to have one lane: LLVM 22 stores 32 bits for such a lane of 16 or 8."""
         if x.type.bits >= 32:
             return mask
-        exists = self.code.emit(Type("i1"), f"icmp ne ptr {self.scratch.text}, null")
-        return self.code.binary("and", mask, self.code.splat(exists, mask.type.lanes))
+        address = self.code.emit(I64, f"ptrtoint ptr {self.scratch.text} to i64")
+        aligned = self.code.compare("icmp eq", self.code.binary("and", address, 1), 0)  # it is, but LLVM does not know
+        return self.code.binary("and", mask, self.code.splat(aligned, mask.type.lanes))
 
     def _addresses(self, base: Reg, numbers: Reg, dtype: DType) -> Reg:
         return self.code.emit(
