@@ -234,8 +234,8 @@ class Elements:
         if x.type.bits >= 32:
             return mask
         address = self.code.emit(I64, f"ptrtoint ptr {self.scratch.text} to i64")
-        aligned = self.code.compare("icmp eq", self.code.binary("and", address, 1), 0)  # it is, but LLVM does not know
-        return self.code.binary("and", mask, self.code.splat(aligned, mask.type.lanes))
+        odd = self.code.compare("icmp ne", self.code.binary("and", address, 1), 0)  # it is not, but LLVM does not know
+        return self.code.binary("xor", mask, self.code.splat(odd, mask.type.lanes))
 
     def _addresses(self, base: Reg, numbers: Reg, dtype: DType) -> Reg:
         return self.code.emit(
