@@ -131,6 +131,13 @@ class Module:
         self._globals.append(f'@{name} = private constant [{len(escaped) // 3} x i8] c"{escaped}", align 64')
         return Reg(f"@{name}", PTR)
 
+    def hidden_zero(self) -> Reg:
+        """The address of a byte that is 0, though LLVM has to take it for a variable."""
+        if "hidden" not in self._names:
+            self._names["hidden"] = 1
+            self._globals.append("@hidden = private global i8 0")
+        return Reg("@hidden", PTR)
+
     def fresh(self, name: str) -> str:
         """A name that no function or global has."""
         number = self._names.get(name, 0)
@@ -379,6 +386,14 @@ class Code:
         mask = mask or constant(1, x.type.of("i1"))
         self.module.declare(name, VOID, [x.type, addresses.type, I32, mask.type])
         self.call(name, VOID, x, addresses, align, mask)
+
+    def hidden_false(self) -> Reg:
+        """False, but LLVM does not know that: it is loaded where the function begins."""
+        found = Reg("%hidden", I1)
+        if not any(line.lstrip().startswith("%hidden =") for line in self.entry):
+            zero = self.module.hidden_zero()
+            self.entry += [f"  %hidden.byte = load volatile i8, ptr {zero.text}", "  %hidden = trunc i8 %hidden.byte to i1"]
+        return found
 
     def copy(self, target: Reg, source: Reg, nbytes: int) -> None:
         """Copy bytes that do not overlap."""

@@ -233,9 +233,7 @@ class Elements:
         """A mask that the compiler cannot know to have one lane: LLVM 22 stores 32 bits for such a lane of 16 or 8."""
         if x.type.bits >= 32:
             return mask
-        address = self.code.emit(I64, f"ptrtoint ptr {self.scratch.text} to i64")
-        odd = self.code.compare("icmp ne", self.code.binary("and", address, 1), 0)  # it is not, but LLVM does not know
-        return self.code.binary("xor", mask, self.code.splat(odd, mask.type.lanes))
+        return self.code.binary("xor", mask, self.code.splat(self.code.hidden_false(), mask.type.lanes))
 
     def _addresses(self, base: Reg, numbers: Reg, dtype: DType) -> Reg:
         return self.code.emit(
