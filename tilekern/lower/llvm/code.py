@@ -266,20 +266,20 @@ class Code:
         x, y = self._pair(a, b)
         return self.emit(x.type, f"select {condition}, {x}, {y}")
 
-    def call(self, name: str, result: Type, *operands: Reg) -> Reg:
+    def call(self, name: str, result: Type, *operands: Reg, flags: str = "") -> Reg:
         """Call a function; of one without result the value means nothing."""
         listed = ", ".join(map(str, operands))
         if result == VOID:
             self.do(f"call void @{name}({listed})")
             return Reg("", VOID)
-        return self.emit(result, f"call {result} @{name}({listed})")
+        return self.emit(result, f"call {flags} {result} @{name}({listed})")
 
-    def intrinsic(self, name: str, first: Reg, *rest: Operand) -> Reg:
+    def intrinsic(self, name: str, first: Reg, *rest: Operand, flags: str = "") -> Reg:
         """An intrinsic that is overloaded by its first operand's type, which is also the result's: "llvm.fma"."""
         operands = [first, *(x if isinstance(x, Reg) else constant(x, first.type) for x in rest)]
         name = f"{name}.{first.type.suffix}"
         self.module.declare(name, first.type, [x.type for x in operands])
-        return self.call(name, first.type, *operands)
+        return self.call(name, first.type, *operands, flags=flags)
 
     def flagged(self, name: str, x: Reg) -> Reg:
         """An intrinsic of one operand whose second one says whether an edge is undefined: it is not."""
@@ -360,6 +360,11 @@ class Code:
     def store(self, x: Reg, address: Reg, align: int = 0) -> None:
         """Store it there."""
         self.do(f"store {x}, ptr {address.text}, align {align or max(x.type.bits // 8, 1)}")
+
+    def prefetch(self, address: Reg) -> None:
+        """Fetch what lies there into the second-level cache, to be read; no address is wrong."""
+        self.module.declare("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
+        self.call("llvm.prefetch.p0", VOID, address, constant(0, I32), constant(2, I32), constant(1, I32))
 
     def masked_load(self, type: Type, address: Reg, mask: Reg, fill: Reg) -> Reg:
         """The lanes of the mask; elsewhere the fill, and nothing is touched."""

@@ -230,7 +230,9 @@ def _right(e: Elements, shape: Shape, form: Form, batch: Place, spare: Reg) -> t
             base = e.code.at(base, e.number(batch[0].times(distances[0] * word)))
         row = distances[shape.contract[1]] * word
         return _Panels(base, width * word, row, row), spare
+    e.prefetching = True
     _pack(e, shape, batch, spare, lanes, width)
+    e.prefetching = False
     last = (shape.padded_columns(machine) % width or width) * word
     used = shape.words * shape.padded_columns(machine) * word
     panels = _Panels(spare, shape.words * width * word, width * word, last)

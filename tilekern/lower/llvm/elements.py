@@ -31,6 +31,8 @@ class Elements:
       closures: knows the ops, and the tiles that are in memory.
       registers: the scalars that have been computed.
       targets: the slots of the results of the present step.
+      loops: the indices of the folds around, and by how much they change.
+      prefetching: whether loads fetch into the cache what the next iteration of a fold will load.
     """
 
     def __init__(self, code: Code, func: Func, arrays: Mapping[Value, Reg], scratch: Reg) -> None:
@@ -38,6 +40,8 @@ class Elements:
         self.closures = Closures(func)
         self.registers: dict[Value, Reg] = {}
         self.targets: dict[Value, Slot] = {}
+        self.loops: dict[Value, int] = {}
+        self.prefetching = False
         self._arrays = arrays
         self._ranges = analyze(func)
         self._scopes: list[dict[Any, Reg]] = [{}]
@@ -258,6 +262,8 @@ class Elements:
         index, gathered, mask = self._reached(op, place, lanes, op.mask)
         base = self._arrays[op.ref]
         if gathered is None and mask is None:
+            if self.prefetching and index.step == 1 and (distance := self._distance(op)):
+                code.prefetch(self.address(base, index.shifted(distance), dtype))
             return self._fetch(base, index, dtype, lanes)
         type = stored(dtype, lanes)
         fill = known(0, dtype) if op.fill is None else self.registers[op.fill]
@@ -276,6 +282,15 @@ class Elements:
         numbers = self.numbers(index, lanes) if gathered is None else gathered
         found = code.gather(type, self._addresses(base, numbers, dtype), mask, fill)
         return unpacked(code, found, dtype)
+
+    def _distance(self, op: Load) -> int:
+        """How many elements further the next iteration of the innermost fold loads, if that is known."""
+        distance = 0
+        for dim, stride in zip(op.access.dims, strides_of(op.ref.ref.shape), strict=True):
+            for term in dim.position.terms:
+                if term.plain:
+                    distance += self.loops.get(op.positions[term.operand], 0) * term.stride * stride
+        return distance
 
     def store_access(self, op: MemoryOp, x: Reg, place: Place, mask: Value | None) -> None:
         """Store elements to an array, but those out of bounds or masked."""

@@ -85,9 +85,8 @@ def _float(code: Code, name: str, *operands: Reg) -> Reg:
 
 
 def extreme(code: Code, name: str, x: Reg, y: Reg) -> Reg:
-    """The larger or smaller float; NaN if one is. Where only `y` is NaN the comparison fails, and gives `y`."""
-    better = code.select(code.compare("fcmp ogt" if name == "max" else "fcmp olt", x, y), x, y)
-    return code.select(code.compare("fcmp uno", x, 0.0), x, better)
+    """The larger or smaller float; NaN if one is, and of two zeros any. It takes longer to wait for `x` than for `y`."""
+    return code.intrinsic(f"llvm.{name}imum", x, y, flags="nsz")
 
 
 # --- integers ------------------------------------------------------------------------------------------------------

@@ -195,10 +195,13 @@ class _Body:
             turned = i
             if op.reverse:
                 turned = code.binary("sub", code.binary("add", code.binary("sub", last, 1), first), i)
+            outer, e.loops = e.loops, {index: -1 if op.reverse else 1}
             with e.scope():
                 e.registers[index] = code.cast("trunc", turned, "i32")
                 e.registers.update(zip(scalars, values, strict=True))
-                return self._inner(op.body)
+                found = self._inner(op.body)
+            e.loops = outer
+            return found
 
         found = code.loop(_number(first), _number(last), 1, body, *inits)
         e.registers.update(zip((r for r in op.results if not r.tile.shape), found, strict=True))

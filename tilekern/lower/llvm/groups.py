@@ -15,6 +15,9 @@ from tilekern.lower.llvm.index import Index, Place
 from tilekern.lower.llvm.plan import Group
 from tilekern.lower.llvm.types import known
 
+# How many vectors of a long row are reduced side by side.
+_SIDE = 4
+
 _FUNCTIONS: dict[Monoid, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
@@ -80,29 +83,44 @@ def cover(e: Elements, shape: tuple[int, ...], body: Callable[[Place, int], None
 
 
 def _row(e: Elements, group: Group, outer: Place) -> None:
-    """All that one row of the last dim needs."""
+    """All that one row of the last dim needs.
+
+    Long rows are reduced to several totals side by side, for each addition waits for the one before it.
+    """
     code, size, lanes = e.code, group.space[-1], e.code.module.machine.lanes
     name = code.fresh("i")
     e.ahead(group.sources, outer, f"%{name}")
-    whole = size >= lanes
-    starts = [known(_identity(op), op.result.tile.dtype, lanes) for op in group.reduces] if whole else []
+    side = _SIDE if group.reduces and size >= _SIDE * lanes else 1
+    starts = [known(_identity(op), op.result.tile.dtype, lanes) for op in group.reduces] * side
 
-    def body(index: Index, width: int, *totals: Reg) -> list[Reg]:
-        found = _vector(e, group, (*outer, index), width)
-        return [combine(code, op, *pair) for op, pair in zip(group.reduces, zip(totals, found, strict=True), strict=True)]
-
-    totals = [horizontal(code, op, v) for op, v in zip(group.reduces, vectors(e, size, body, *starts, name=name), strict=whole)]
-    for at, width in pieces(size, lanes):
+    def body(i: Reg, *totals: Reg) -> list[Reg]:
         with e.scope():
-            found = _vector(e, group, (*outer, Index((), at, 1 if width else 0)), width)
-            parts = [horizontal(code, op, v) for op, v in zip(group.reduces, found, strict=True)]
-        if totals:
-            parts = [combine(code, op, *pair) for op, pair in zip(group.reduces, zip(totals, parts, strict=True), strict=True)]
-        totals = parts
-    if not size:
-        totals = [known(_identity(op), op.result.tile.dtype) for op in group.reduces]
+            index = index_of(i, 1)
+            found = [x for n in range(side) for x in _vector(e, group, (*outer, index.shifted(n * lanes)), lanes)]
+            return [combine(code, op, t, x) for op, t, x in zip(group.reduces * side, totals, found, strict=True)]
+
+    whole = size // (side * lanes) * side * lanes
+    many = code.loop(0, whole, side * lanes, body, *starts, index=name)
+    parts = [many[n : n + len(group.reduces)] for n in range(0, len(many), len(group.reduces) or 1)]
+    found: list[list[Reg]] = []
+    if whole and group.reduces:
+        while len(parts) > 1:
+            parts = [_both(code, group, a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        found.append([horizontal(code, op, x) for op, x in zip(group.reduces, parts[0], strict=True)])
+    rest = [(at, lanes) for at in range(whole, size - lanes + 1, lanes)]
+    for at, width in [*rest, *pieces(size, lanes)]:
+        with e.scope():
+            row = _vector(e, group, (*outer, Index((), at, 1 if width else 0)), width)
+            found.append([horizontal(code, op, x) for op, x in zip(group.reduces, row, strict=True)])
+    totals = found[0] if found else [known(_identity(op), op.result.tile.dtype) for op in group.reduces]
+    for more in found[1:]:
+        totals = _both(code, group, totals, more)
     for op, total in zip(group.reduces, totals, strict=True):
         e.put(op.result, total, outer)
+
+
+def _both(code: Code, group: Group, totals: list[Reg], more: list[Reg]) -> list[Reg]:
+    return [combine(code, op, x, y) for op, x, y in zip(group.reduces, totals, more, strict=True)]
 
 
 def _vector(e: Elements, group: Group, place: Place, lanes: int) -> list[Reg]:
@@ -124,9 +142,9 @@ def _identity(op: Reduce) -> np.ndarray:
     return np.asarray(identity(op.monoid, op.result.tile.dtype))
 
 
-def combine(code: Code, op: Reduce, x: Reg, y: Reg) -> Reg:
-    """Two partial results in one."""
-    return combined(code, op.monoid, op.result.tile.dtype, x, y)
+def combine(code: Code, op: Reduce, total: Reg, x: Reg) -> Reg:
+    """A partial result, and more."""
+    return combined(code, op.monoid, op.result.tile.dtype, x, total)
 
 
 def combined(code: Code, monoid: Monoid, dtype: DType, x: Reg, y: Reg) -> Reg:

@@ -193,7 +193,8 @@ def unit(dtype: DType, precision: str, machine: Machine) -> DType:
 
 def _dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value | None:
     dtype = unit(op.operands[0].tile.dtype, op.precision, machine)
-    if is_canonical(op) and op.operands[0].tile.dtype == dtype:
+    moved = any(isinstance(rewriter.definition(x), Transpose) for x in op.operands)
+    if is_canonical(op) and op.operands[0].tile.dtype == dtype and not moved:
         return None
     (left, over_left), (right, over_right) = (_side(make, op, side, dtype, rewriter) for side in (0, 1))
     batch = ((0,), (0,)) if op.batch[0] else ((), ())

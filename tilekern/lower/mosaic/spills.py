@@ -28,6 +28,7 @@ from tilekern.lower.mosaic.chip import LANES, SUBLANES, Chip, padded_bytes
 from tilekern.lower.mosaic.unroll import Rounds
 
 _PARTS = {"ieee": 3, "bf16x6": 3, "bf16x3": 2}
+_IN_STRETCHES = {"tpu:7x": (512, 4 << 20)}  # chips that cut more rows than that into stretches; bytes of copies
 _SMALL = 208 << 10  # fits the registers
 _IN_REGISTERS = 16 * LANES  # columns of eight rows that fit them
 _MOST_OPS = 2000
@@ -95,7 +96,9 @@ def _copied(op: Op, made: Mapping[Value, Op], chip: Chip) -> int:
     there = _is_kept(op.operands[0], made)
     once = prod(rhs.shape[d] for d in op.free(1)) <= LANES  # the operand is multiplied with one stretch of columns
     if lhs.dtype == F32 and op.precision in _PARTS:
-        return 0 if there and once else (_PARTS[op.precision] + (not there)) * size
+        copies = 0 if there and once else (_PARTS[op.precision] + (not there)) * size
+        rows, most = _IN_STRETCHES.get(chip.name, (0, 0))
+        return min(copies, most) if prod(lhs.shape[d] for d in op.free(0)) > rows > 0 else copies
     depth = prod(lhs.shape[d] for d in op.contract[0])
     return 0 if there or once or depth < 4 * chip.matrix_size else size
 
