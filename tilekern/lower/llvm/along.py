@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from tilekern.ir.compute import Reduce, identity
-from tilekern.ir.core import Value
 from tilekern.ir.ordering import ArgReduce, Scan, Sort
 from tilekern.ir.types import I32 as INT32
 from tilekern.ir.types import kind_of
@@ -17,7 +14,7 @@ from tilekern.lower.llvm.elementwise import compute, extreme
 from tilekern.lower.llvm.functions import function
 from tilekern.lower.llvm.groups import combine, combined, cover, over
 from tilekern.lower.llvm.index import Index, Place
-from tilekern.lower.llvm.plan import Step
+from tilekern.lower.llvm.steps import Step
 from tilekern.lower.llvm.types import known
 
 
@@ -183,5 +180,3 @@ def _less(e: Elements, op: Sort, place: Place, a: Reg, b: Reg) -> Reg:
     assert found is not None
     assert all(kind_of(key.tile.dtype) in ("signed", "unsigned") for key in op.operands)
     return found
-
-

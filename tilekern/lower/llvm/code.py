@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from tilekern.lower.llvm.machine import Machine
 
@@ -387,7 +387,10 @@ class Code:
 
     def scatter(self, x: Reg, addresses: Reg, mask: Reg | None = None) -> None:
         """Store each lane at its address, the first lane first; those of the mask."""
-        name, align = f"llvm.masked.scatter.{x.type.suffix}.{addresses.type.suffix}", constant(max(x.type.bits // 8, 1), I32)
+        name, align = (
+            f"llvm.masked.scatter.{x.type.suffix}.{addresses.type.suffix}",
+            constant(max(x.type.bits // 8, 1), I32),
+        )
         mask = mask or constant(1, x.type.of("i1"))
         self.module.declare(name, VOID, [x.type, addresses.type, I32, mask.type])
         self.call(name, VOID, x, addresses, align, mask)
@@ -397,7 +400,10 @@ class Code:
         found = Reg("%hidden", I1)
         if not any(line.lstrip().startswith("%hidden =") for line in self.entry):
             zero = self.module.hidden_zero()
-            self.entry += [f"  %hidden.byte = load volatile i8, ptr {zero.text}", "  %hidden = trunc i8 %hidden.byte to i1"]
+            self.entry += [
+                f"  %hidden.byte = load volatile i8, ptr {zero.text}",
+                "  %hidden = trunc i8 %hidden.byte to i1",
+            ]
         return found
 
     def copy(self, target: Reg, source: Reg, nbytes: int) -> None:
@@ -427,8 +433,8 @@ class Code:
 
     def loop(
         self,
-        start: Operand,
-        stop: Operand,
+        start: Reg | int,
+        stop: Reg | int,
         step: int,
         body: Callable[..., Sequence[Reg] | None],
         *inits: Reg,
@@ -436,14 +442,13 @@ class Code:
     ) -> list[Reg]:
         """While i < stop, from start on by steps: body(i, *values) returns the next values; the last ones.
 
-        Bounds are i64. A loop that is known to run once is no loop, and its i a constant. `index` is a fresh name for i.
+        Bounds are i64. A loop that is known to run once is no loop, and its i a constant.
+        `index` is a fresh name for i.
         """
         first, end = (x if isinstance(x, Reg) else constant(x, I64) for x in (start, stop))
         known = isinstance(start, int) and isinstance(stop, int)
-        if known and stop <= start:
-            return list(inits)
-        if known and stop <= start + step:
-            return list(body(first, *inits) or ())
+        if isinstance(start, int) and isinstance(stop, int) and stop <= start + step:
+            return list(inits) if stop <= start else list(body(first, *inits) or ())
         before, head, latch, done = self._label, self.fresh("loop"), self.fresh("next"), self.fresh("done")
         counter = Reg(f"%{index or self.fresh('i')}", I64)
         values = [Reg(f"%{self.fresh('c')}", v.type) for v in inits]
@@ -474,7 +479,7 @@ class Code:
         return lasts
 
     @contextmanager
-    def when(self, condition: Reg) -> Iterator[None]:
+    def when(self, condition: Reg) -> Generator[None]:
         """What is emitted inside runs only if the condition holds."""
         then, done = self.fresh("then"), self.fresh("done")
         self.branch_if(condition, then, done)

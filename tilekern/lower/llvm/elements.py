@@ -6,7 +6,7 @@ What was computed once is known by the place it was computed for, as long as the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from tilekern.ir.types import DType, strides_of
 from tilekern.lower.llvm import elementwise
 from tilekern.lower.llvm.code import I32, I64, Code, Reg, Type, constant, lanes_of
 from tilekern.lower.llvm.index import Index, Place, is_virtual, reads, register
-from tilekern.lower.llvm.plan import Closures, Slot
+from tilekern.lower.llvm.steps import Closures, Slot
 from tilekern.lower.llvm.types import known, packed, stored, unpacked
 
 
@@ -51,7 +51,7 @@ class Elements:
     # --- what is known ---
 
     @contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> Generator[None]:
         """What is computed inside is known inside only."""
         self._scopes.append({})
         yield
@@ -118,7 +118,9 @@ class Elements:
 
     def _iota(self, index: Index, lanes: int) -> Reg:
         first = self.code.cast("trunc", self.number(Index(index.terms, index.const)), "i32")
-        return self.code.binary("add", self.code.splat(first, lanes), _steps(index.step, I32, lanes)) if lanes else first
+        return (
+            self.code.binary("add", self.code.splat(first, lanes), _steps(index.step, I32, lanes)) if lanes else first
+        )
 
     # --- numbers ---
 
@@ -241,7 +243,8 @@ class Elements:
 
     def _addresses(self, base: Reg, numbers: Reg, dtype: DType) -> Reg:
         return self.code.emit(
-            Type("ptr", numbers.type.lanes), f"getelementptr inbounds {stored(dtype).scalar}, ptr {base.text}, {numbers}"
+            Type("ptr", numbers.type.lanes),
+            f"getelementptr inbounds {stored(dtype).scalar}, ptr {base.text}, {numbers}",
         )
 
     def gather(self, value: Value, place: Place, dim: int, numbers: Reg) -> Reg:
@@ -384,7 +387,9 @@ class Elements:
         inside = code.compare("icmp slt", _steps(1, I32, lanes), code.splat(until, lanes))
         if self._is_negative(op, position):
             begin = self._limited(code.binary("sub nsw", 0, first), lanes)
-            inside = code.binary("and", inside, code.compare("icmp sge", _steps(1, I32, lanes), code.splat(begin, lanes)))
+            inside = code.binary(
+                "and", inside, code.compare("icmp sge", _steps(1, I32, lanes), code.splat(begin, lanes))
+            )
         return inside
 
     def _limited(self, number: Reg, lanes: int) -> Reg:

@@ -85,7 +85,7 @@ def _float(code: Code, name: str, *operands: Reg) -> Reg:
 
 
 def extreme(code: Code, name: str, x: Reg, y: Reg) -> Reg:
-    """The larger or smaller float; NaN if one is, and of two zeros any. It takes longer to wait for `x` than for `y`."""
+    """The larger or smaller float; NaN if one is, and of two zeros any. The sooner of the two had better be `x`."""
     return code.intrinsic(f"llvm.{name}imum", x, y, flags="nsz")
 
 

@@ -20,9 +20,10 @@ from tilekern.lower.llvm.code import I64, PTR, VOID, Code, Module, Reg
 from tilekern.lower.llvm.elements import Elements
 from tilekern.lower.llvm.index import Index, is_virtual
 from tilekern.lower.llvm.machine import Machine
-from tilekern.lower.llvm.plan import Closures, Copies, Group, Plan, Step, plan
+from tilekern.lower.llvm.plan import plan
 from tilekern.lower.llvm.program import TASK, Program
 from tilekern.lower.llvm.slots import place
+from tilekern.lower.llvm.steps import Closures, Copies, Group, Plan, Step
 from tilekern.lower.llvm.types import computed
 
 # The most tasks: of more programs, several are one task, so that claiming one costs little beside running it.

@@ -12,7 +12,7 @@ from tilekern.lower.llvm.code import Code, Reg
 from tilekern.lower.llvm.elements import Elements, index_of
 from tilekern.lower.llvm.elementwise import compute
 from tilekern.lower.llvm.index import Index, Place
-from tilekern.lower.llvm.plan import Group
+from tilekern.lower.llvm.steps import Group
 from tilekern.lower.llvm.types import known
 
 # How many vectors of a long row are reduced side by side.

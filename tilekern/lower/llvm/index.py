@@ -1,7 +1,7 @@
-"""Where an element of a tile lies, as a straight line in loop counters; and what ops that only move elements do to it.
+"""Where an element of a tile lies, as a straight line in loop counters; and what ops that move elements do to it.
 
-A *virtual* op is computed where its result is used, element by element, and has no memory of its own: it is elementwise,
-or only moves elements. `reads` says which elements of its operands an element of its result comes from.
+A *virtual* op is computed where its result is used, element by element, and has no memory of its own: it is
+elementwise, or only moves elements. `reads` says which elements of its operands an element of its result comes from.
 """
 
 from __future__ import annotations

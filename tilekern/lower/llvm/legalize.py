@@ -1,10 +1,10 @@
 """Block IR → block IR of the ops that the emitter has; the interpreter runs the result as well.
 
-    functions     of bools by `and`, `or`, ...; of floats narrower than float32 in float32, rounded once
-    casts         from or to 8-bit floats by their bits; to narrow floats only from float32
-    reductions    along one dim, of at least 32 bits or bool
-    arg-reduces, sorts, top-k: of integer keys
-    dots          of [B, M, K] and [B, K, N] or [B, N, K] (no B where there is no batch), of the dtypes of `dots.KINDS`
+functions     of bools by `and`, `or`, ...; of floats narrower than float32 in float32, rounded once
+casts         from or to 8-bit floats by their bits; to narrow floats only from float32
+reductions    along one dim, of at least 32 bits or bool
+arg-reduces, sorts, top-k: of integer keys
+dots          of [B, M, K] and [B, K, N] or [B, N, K] (no B where there is no batch), of the dtypes of `dots.KINDS`
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from tilekern.ir.core import Value, cdiv
 from tilekern.ir.dynamic import DynamicUpdateSlice, Take
 from tilekern.ir.shape import Concatenate, Pad
-from tilekern.lower.llvm.code import Reg
 from tilekern.lower.llvm.elements import Elements, index_of
 from tilekern.lower.llvm.groups import cover
 from tilekern.lower.llvm.index import Index, Place
@@ -64,7 +63,9 @@ def update(e: Elements, op: DynamicUpdateSlice) -> None:
     _copy(e, x, op.result, x.tile.shape, lambda place: place)
     room = [n - size for n, size in zip(x.tile.shape, part.tile.shape, strict=True)]
     origin = [e.clamped(start, most) for start, most in zip(starts, room, strict=True)]
-    _copy(e, part, op.result, part.tile.shape, lambda place: tuple(i.plus(o) for i, o in zip(place, origin, strict=True)))
+    _copy(
+        e, part, op.result, part.tile.shape, lambda place: tuple(i.plus(o) for i, o in zip(place, origin, strict=True))
+    )
 
 
 def take(e: Elements, op: Take) -> None:

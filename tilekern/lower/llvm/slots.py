@@ -3,9 +3,9 @@
 A slot is needed from the step that writes it first to the one that reads it last; to the end of a loop that it was
 written before and is used in. Slots that are never needed at the same time may have the same memory.
 
-Before that, slots become one where that saves a copy: the next value of a carry is computed in the place of the old one
-if nobody reads the old one any more; a loop begins with its initial values where they are; and a tile takes the place of
-one that its group reads for the last time, lane by lane.
+Before that, slots become one where that saves a copy: the next value of a carry is computed in the place of the old
+one if nobody reads the old one any more; a loop begins with its initial values where they are; and a tile takes the
+place of one that its group reads for the last time, lane by lane.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tilekern.ir.core import Block, Func, Value
 from tilekern.ir.types import TileType
-from tilekern.lower.llvm.plan import AnyStep, Closures, Copies, Group, Plan, Slot, Step
+from tilekern.lower.llvm.steps import AnyStep, Closures, Copies, Group, Plan, Slot, Step
 
 _ALIGNMENT = 64
 
@@ -144,10 +144,13 @@ class _Placing:
         """Whether a slot is written in the region only after the last time that its target is read there."""
         if source.root is not source or target.root is not target or source.nbytes != target.nbytes:
             return False
-        numbers = {step.number for step in self._plan.steps[region]}
+        steps = self._plan.steps[region]
+        numbers = {step.number for step in steps}
         if any(use.number not in numbers for use in self._uses[source].writes):
             return False
-        ends = [step.end if isinstance(step, Step) and step.op.regions else step.number for step in self._plan.steps[region]]
+        ends = [
+            step.end if isinstance(step, Step) and step.op.regions else step.number for step in self._plan.steps[region]
+        ]
         reads = [use for use in self._uses[target].reads if min(numbers) <= use.number <= max(ends)]
         return all(use.number < source.first or (use.number == source.first and use.lanewise) for use in reads)
 

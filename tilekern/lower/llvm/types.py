@@ -10,7 +10,15 @@ import numpy as np
 from tilekern.ir.types import BOOL, DType, dtype_name, kind_of
 from tilekern.lower.llvm.code import Code, Reg, Type, constant
 
-_SCALARS = {"f64": "double", "f32": "float", "f16": "half", "bf16": "i16", "f8e4m3fn": "i8", "f8e5m2": "i8", "bool": "i1"}
+_SCALARS = {
+    "f64": "double",
+    "f32": "float",
+    "f16": "half",
+    "bf16": "i16",
+    "f8e4m3fn": "i8",
+    "f8e5m2": "i8",
+    "bool": "i1",
+}
 
 
 def computed(dtype: DType, lanes: int = 0) -> Type:

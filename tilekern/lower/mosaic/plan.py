@@ -131,7 +131,9 @@ class Plan:
         return min(max(self.vmem * 3 // 2 + (4 << 20), self.chip.vmem_default), self.chip.vmem_limit)
 
     def _copies(self, found: Layout) -> int:
-        """How many buffers a block has: two, if another one ever follows it."""
+        """How many buffers a block has: two, if another one ever follows it on a core."""
+        if prod(self.grid) <= self.chip.cores and "parallel" in self.semantics:
+            return 1
         changes = zip(self.visits.changes(found.window), self.grid, strict=True)
         return 1 + any(moves and steps > 1 for moves, steps in changes)
 
