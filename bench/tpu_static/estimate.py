@@ -31,7 +31,8 @@ class Estimate:
     """What one kernel of a program takes on one device.
 
     Attributes:
-      name: of the HLO instruction; "asynchronous copies" for XLA's copies between HBM and VMEM, all together.
+      name: of the HLO instruction; "asynchronous copies" for XLA's copies between HBM and VMEM, all together, and
+        "data formats by SparseCores" for the arrays to which these give another layout.
       chip: a key of `CHIPS`.
       bundles: executed; exact.
       stall: cycles of waiting for DMAs; a model.
@@ -146,7 +147,8 @@ def read(folder: Path, chip_name: str, machine: Chip) -> list[Estimate]:
     if control := [i.name for i in instructions.values() if i.opcode in hlo.CONTROL]:
         raise DumpError(f"XLA's own control flow ({', '.join(control)}): how often its kernels run is not known")
     for instruction in instructions.values():
-        if instruction.opcode in (*hlo.FREE, *hlo.COPIES, *hlo.DONE):
+        beside = instruction.opcode in (*hlo.COPIES, *hlo.DONE) or instruction.name.startswith(hlo.FORMATS)
+        if beside or instruction.opcode in hlo.FREE:
             continue
         operands = {k: hlo.words(name, instructions) for k, name in enumerate(instruction.operands)}
         known = {k: words for k, words in operands.items() if words is not None}
@@ -160,8 +162,8 @@ def read(folder: Path, chip_name: str, machine: Chip) -> list[Estimate]:
                 made, name=instruction.name, vmem=vmem.get(instruction.name, 0), pallas=instruction.opcode == hlo.PALLAS
             )
         )
-    copies = _copies(instructions, chip_name, machine)
-    return [copies, *kernels] if copies.dmas else kernels
+    besides = (_copies(instructions, chip_name, machine), _formats(instructions, chip_name, machine))
+    return [*(made for made in besides if made.dmas), *kernels]
 
 
 def _kernel(folder: Path, name: str, operands: Mapping[int, list[int]], chip_name: str, machine: Chip) -> Estimate:
@@ -217,6 +219,13 @@ def _copies(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, mach
         sizes[into] += size
     stall = int(machine.latency + sum(sizes.values()) / machine.bytes_per_cycle) if copies else 0
     return Estimate("asynchronous copies", chip_name, 0, stall, sizes[True], sizes[False], len(copies))
+
+
+def _formats(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, machine: Chip) -> Estimate:
+    """What SparseCores rearrange, as one: no dump tells their time, so the least that HBM needs, one after another."""
+    sizes = hlo.reformatted(instructions)
+    stall = int(len(sizes) * machine.latency + 2 * sum(sizes) / machine.bytes_per_cycle)
+    return Estimate("data formats by SparseCores", chip_name, 0, stall, sum(sizes), sum(sizes), len(sizes))
 
 
 def _dump(folder: Path, name: str, stage: str) -> Path:

@@ -26,6 +26,9 @@ COPIES = ("copy-start", "slice-start")
 
 DONE = ("copy-done", "slice-done")
 
+FORMATS = "sparse-core-data-format-call"
+"""How the name of an asynchronous call begins by which SparseCores give an array in HBM another layout, on 7x."""
+
 _LAYOUT = re.compile(r"(\w+)\[([\d,]*)\](?:\{([\d,]*)(?::T\(([\d,]+)\))?((?:\([\d,]+\))*)[^}]*\})?")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s64": 8, "u64": 8, "f64": 8}
 
@@ -141,6 +144,12 @@ def copied(copy: HloInstruction) -> tuple[int, bool]:
     # copy-start: (target, source, context); slice-start: ((source), target, context).
     target = re.sub(r"^\(\(.*?\}\), |^\(", "", copy.shape)
     return nbytes(target), "S(1)" in target.partition("}")[0]
+
+
+def reformatted(instructions: Mapping[str, HloInstruction]) -> list[int]:
+    """The bytes of each array that SparseCores give another layout: of a call's start, update and done, the last."""
+    calls = (i for i in instructions.values() if i.name.startswith(FORMATS))
+    return [nbytes(i.shape) for i in calls if i.opcode.endswith("-done")]
 
 
 def nbytes(shape: str) -> int:

@@ -136,11 +136,13 @@ def _blocks(block_q: int, block_k: int, num_warps: int, num_stages: int) -> dict
 
 @flash_attention_forward.schedule("tpu")
 def _tpu(query: Any, key: Any, value: Any, q_offset: Any, causal: bool, target: str) -> dict[str, int]:
-    """Best by the static estimate, for 4096 queries and heads of 64 to 256: of 256 to 2048 queries and keys.
+    """Best by the static estimate, for 1024 and 4096 queries and heads of 64 to 256: of 256 to 2048 queries and keys.
 
     The larger a tile, the less is loaded, reduced and rescaled for a logit; but on the diagonal, half of it is in vain.
+    With two tiles of keys or more, matrix units work on one while vector units work on another.
     """
+    queries, keys = query.shape[1], key.shape[1]
     slow = target in ("tpu:v5e", "tpu:v5p") or query.dtype.itemsize > 2
     limit = 512 if slow else 1024
-    block_q = tiled(query.shape[1], limit if causal else 2 * limit, 8)
-    return {"block_q": block_q, "block_k": tiled(key.shape[1], limit, 128)}
+    block_q = tiled(queries, 2 * limit if slow and not causal else limit, 8)
+    return {"block_q": block_q, "block_k": tiled(keys, limit if causal or keys > limit else 512, 128)}

@@ -1,7 +1,7 @@
 """The kernels of the library at their default configuration, compiled for every TPU, without any.
 
-None takes more vector memory than its plan asked for. The compiler's figure is that of `compile.vmem_used`: the scoped
-allocation that libtpu writes into the HLO of the kernel's custom call.
+None that fits takes more vector memory than its plan asked for. The compiler's figure is that of `compile.vmem_used`:
+the scoped allocation that libtpu writes into the HLO of the kernel's custom call.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lower.library import CASES, family
+from tilekern.errors import ResourceError
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import resolve
 
@@ -32,18 +33,42 @@ FEW = [
     ("softmax", "gpt2_logits", "bfloat16", "tpu:v5e"),
     ("swiglu", "llama3_8b", "bfloat16", "tpu:v6e"),
 ]
-# Where the plan counts right to 10 % or 256 KiB. It counts too much where all of a matrix is one tile, too little where
-# the compiler copies operands of dots (of no multiple of 128 columns, or of thousands of rows) or keeps parts of sines.
-FORESEEN = {
-    ("cross_entropy", "llama3_8b"),
-    ("flash_attention", "llama3_8b"),
-    ("flash_attention", "deepseek_v3"),
-    ("flash_attention", "llama3_8b_decode"),
-    ("layer_norm", "gpt2"),
-    ("matmul", "llama3_8b_up"),
-    ("rms_norm", "llama3_8b"),
-    ("softmax", "gpt2_logits"),
-    ("swiglu", "llama3_8b"),
+# Where the plan does not count right to 10 % or 256 KiB on each chip. It counts too little where all tiles of attention
+# are written out in float32, where few lanes are moved (rope by pairs), and of a single row; too much where the
+# compiler finds an order of hundreds of rows that needs no copies.
+UNFORESEEN = {
+    ("flash_attention", "llama3_8b_chunk", "bfloat16"),
+    ("flash_attention", "gemma_2b", "float32"),
+    ("flash_attention", "gpt2", "bfloat16"),
+    ("flash_attention", "bert_base", "float32"),
+    ("flash_attention", "vit_b16", "float32"),
+    ("flash_attention", "whisper_large_cross", "bfloat16"),
+    ("flash_attention", "whisper_large_cross", "float32"),
+    ("flash_attention", "stable_diffusion_cross", "bfloat16"),
+    ("matmul", "qwen2_7b_up", "bfloat16"),
+    ("matmul", "qwen2_7b_up", "float32"),
+    ("matmul", "vit_b16_qkv", "float32"),
+    ("matmul", "whisper_large_up", "bfloat16"),
+    ("rms_norm", "square", "float32"),
+    ("rms_norm", "llama3_8b", "float32"),
+    ("rms_norm", "deepseek_v3_compressed", "bfloat16"),
+    ("rope", "llama3_8b_keys", "bfloat16"),
+    ("rope", "gemma_2b", "float32"),
+    ("rope", "deepseek_v3", "bfloat16"),
+    ("rope", "deepseek_v3", "float32"),
+    ("softmax", "gemma_2b_logits", "bfloat16"),
+}
+# What does not fit a chip in the blocks of its schedule, and is refused before the compiler.
+SMALL = ("tpu:v5p", "tpu:7x")
+TOO_LARGE = {
+    ("ragged_dot", "mixtral_8x7b_down", "float32"): CHIPS,
+    ("ragged_dot", "mixtral_8x7b_down", "bfloat16"): SMALL,
+    ("ragged_dot", "deepseek_v3_up", "float32"): SMALL,
+    ("cross_entropy", "llama2_7b", "float32"): SMALL,
+    ("cross_entropy", "llama3_8b", "float32"): SMALL,
+    ("cross_entropy", "olmo2_7b", "float32"): SMALL,
+    ("matmul", "llama3_8b_up", "float32"): ("tpu:v5p",),
+    ("matmul", "qwen2_7b_up", "float32"): ("tpu:v5p",),
 }
 ALL = [
     (name, case.name, dtype, chip)
@@ -61,9 +86,13 @@ ALL = [
 def test_it_compiles_and_takes_the_memory_that_it_asked_for(name: str, case: str, dtype: str, chip: str) -> None:
     pytest.importorskip("libtpu", reason="needs libtpu")
     target = resolve(chip)
+    if chip in TOO_LARGE.get((name, case, dtype), ()):
+        with pytest.raises(ResourceError, match="needs more VMEM"):
+            family(name, case, dtype).lowered(target)
+        return
     lowering = family(name, case, dtype).lowered(target)
     assert isinstance(lowering, MosaicLowering)
     taken = lowering.compile().resources
     assert 0 < taken.vmem_bytes <= lowering.planned.vmem_limit
-    if (name, case) in FORESEEN:
+    if (name, case, dtype) not in UNFORESEEN:
         assert abs(taken.vmem_bytes - taken.planned_bytes) <= max(0.1 * taken.vmem_bytes, 256 << 10)

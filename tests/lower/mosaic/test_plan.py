@@ -89,6 +89,23 @@ def test_the_bill() -> None:
     assert found.vmem == sum(size for _, size in found.buffers) <= found.vmem_limit <= V5E.vmem_limit
 
 
+def test_a_core_with_one_step_fetches_once() -> None:
+    """Of two steps each of the two cores of a v5p runs one, so no block follows another."""
+    func = product(1024, 512, 512)
+    one, two = (dict(plan(func, CHIPS[name]).buffers) for name in ("tpu:v5p", "tpu:v5e"))
+    assert two["x"] == 2 * one["x"] and two["o"] == 2 * one["o"]
+    assert dict(plan(product(2048, 512, 512), CHIPS["tpu:v5p"]).buffers)["x"] == two["x"]
+
+
+def test_a_loop_that_runs_once_has_no_buffers() -> None:
+    once, twice = (plan(product(1024, inner, 512), V5E) for inner in (512, 1024))
+    assert not once.scratch and not once.slots
+    assert [s.shape for s in twice.scratch] == [(512, 512)]
+    # As an axis of the grid it has, for its steps are Pallas'.
+    steps = next(p for p in planner.candidates(product(1024, 512, 512), V5E) if form_of(p) == "steps")
+    assert [s.shape for s in steps.scratch] == [(512, 512)]
+
+
 @pytest.mark.parametrize("name", CHIPS)
 def test_what_does_not_fit_is_refused_with_the_smallest_bill(name: str) -> None:
     """A planted overflow: tiles of 512 rows and all columns."""

@@ -85,7 +85,7 @@ PRODUCT = """func @f(%x: ref<{dtype}[512, {depth}], in>, %w: ref<{dtype}[{depth}
         ("bf16", 1024, 512, 1, 1),
         ("bf16", 1024, 128, 0, 0),  # multiplied once
         ("f32", 512, 512, 4, 4),
-        ("f32", 512, 128, 0, 0),
+        ("f32", 512, 128, 4, 4),
     ],
 )
 def test_loaded_left_operands_are_copied(dtype: str, depth: int, width: int, v5e: int, v6e: int) -> None:
@@ -95,11 +95,27 @@ def test_loaded_left_operands_are_copied(dtype: str, depth: int, width: int, v5e
     assert spilled_bytes(func.body, V6E, {}) == v6e * size
 
 
-def test_computed_operands_are_kept_and_of_float32_three_parts_too() -> None:
-    made = {"depth": 512, "also": "%9 = mul(%0, %0) : {dtype}[512, 512]", "left": "%9"}
-    for dtype, width, expected in (("f32", 512, 4 * TILE), ("f32", 128, TILE), ("bf16", 512, TILE // 2)):
-        text = PRODUCT.format(dtype=dtype, width=width, **{**made, "also": made["also"].format(dtype=dtype)})
-        assert spilled_bytes(parse(text).body, V5E, {}) == expected
+@pytest.mark.parametrize(
+    ("dtype", "width", "expected"), [("f32", 512, 4 * TILE), ("f32", 128, TILE), ("bf16", 512, TILE // 2)]
+)
+def test_computed_operands_are_kept_and_of_float32_three_parts_too(dtype: str, width: int, expected: int) -> None:
+    also = f"%9 = mul(%0, %0) : {dtype}[512, 512]"
+    func = parse(PRODUCT.format(dtype=dtype, depth=512, width=width, also=also, left="%9"))
+    assert spilled_bytes(func.body, V5E, {}) == expected
+
+
+@pytest.mark.parametrize(("rows", "v5e", "on_7x"), [(512, 4, 4), (2048, 16, 4)])
+def test_7x_cuts_many_rows_into_stretches(rows: int, v5e: int, on_7x: int) -> None:
+    func = parse(f"""func @f(%x: ref<f32[{rows}, 512], in>, %w: ref<f32[512, 512], in>,
+           %o: ref<f32[{rows}, 512], out>) {{
+  %0 = load %x[0 +: {rows}!, 0 +: 512!] : f32[{rows}, 512]
+  %1 = load %w[0 +: 512!, 0 +: 512!] : f32[512, 512]
+  %2 = dot(%0, %1) {{contract=[[1], [0]]}} : f32[{rows}, 512]
+  store %2 to %o[0 +: {rows}!, 0 +: 512!]
+}}
+""")
+    assert spilled_bytes(func.body, V5E, {}) == v5e << 20
+    assert spilled_bytes(func.body, CHIPS["tpu:7x"], {}) == on_7x << 20
 
 
 LOGITS = """  %2 = reduce(%1) {monoid="max", dims=[1]} : f32[512]

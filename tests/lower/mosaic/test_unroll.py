@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -91,14 +92,18 @@ def test_each_iteration_runs_once_in_order(first: int, last: int, count: int, kn
     expected = 0
     for i in range(first, last):
         expected = (expected * 31 + i) % 2**32
-    run = ran if known else jax.jit(ran, static_argnums=2)
+    run: Any = ran if known else jax.jit(ran, static_argnums=2)
     order, many = run(np.int32(first), np.int32(last), count)
     assert (int(order), int(many)) == (expected, max(0, last - first))
 
 
 def test_few_iterations_are_no_loop() -> None:
-    def operations(count: int) -> str:
-        return str(jax.make_jaxpr(lambda x: loop(np.int32(0), np.int32(4), lambda i, c: (c[0] + x,), (x,), count))(1.0))
+    def program(count: int, x: jax.Array) -> Any:
+        def body(i: Any, carried: Sequence[Any]) -> Sequence[Any]:
+            return (carried[0] + x,)
 
-    assert "scan" not in operations(4) and "while" not in operations(4)
-    assert "scan" in operations(2)
+        return loop(np.int32(0), np.int32(4), body, (x,), count)
+
+    whole, half = (str(jax.make_jaxpr(partial(program, count))(jnp.zeros(()))) for count in (4, 2))
+    assert "scan" not in whole and "while" not in whole
+    assert "scan" in half

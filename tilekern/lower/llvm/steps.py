@@ -18,10 +18,12 @@ from tilekern.ir.shape import Reshape, Transpose
 from tilekern.ir.types import TileType
 from tilekern.lower.llvm.index import Index, Place, is_virtual, reads, register
 
-# What takes one instruction.
-_FAST = frozenset(("add", "sub", "mul", "max", "min", "neg", "abs", "sign", "floor", "ceil", "round_even"))
-_FAST |= {"and", "or", "xor", "not", "shift_left", "shift_right_logical", "shift_right_arithmetic"}
-_FAST |= {"eq", "ne", "lt", "le", "gt", "ge", "is_finite"}
+_ARITHMETIC = ("add", "sub", "mul", "max", "min", "neg", "abs", "sign", "floor", "ceil", "round_even", "is_finite")
+_BITS = ("and", "or", "xor", "not", "shift_left", "shift_right_logical", "shift_right_arithmetic")
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+# What takes one instruction or two.
+_FAST = frozenset((*_ARITHMETIC, *_BITS, *_COMPARISONS))
 
 
 @dataclass(eq=False)
