@@ -152,6 +152,7 @@ class Module:
         result: Type = VOID,
         attributes: str = "internal",
         noalias: bool = True,
+        inline: bool = True,
     ) -> str:
         """Define a function, if there is none of that name yet: `build(code, *parameters)` emits its body.
 
@@ -162,6 +163,7 @@ class Module:
           result: its type.
           attributes: the linkage.
           noalias: whether nothing else, other threads included, changes what its pointers point to.
+          inline: whether its code may become part of its callers'.
         """
         if name not in self._functions:
             self._functions[name] = ""  # in the order of first use
@@ -169,7 +171,8 @@ class Module:
             args = [Reg(f"%{n}", t) for n, t in parameters]
             build(code, *args)
             listed = ", ".join(f"ptr noalias {a.text}" if noalias and a.type == PTR else str(a) for a in args)
-            head = f"define {attributes} {result} @{name}({listed}) nounwind {{"
+            notes = "nounwind" if inline else "noinline nounwind"
+            head = f"define {attributes} {result} @{name}({listed}) {notes} {{"
             self._functions[name] = "\n".join([head, "entry:", *code.entry, *code.lines, "}"])
         return name
 

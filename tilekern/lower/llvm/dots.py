@@ -231,7 +231,8 @@ def _rows(
     whole = shape.rows // block * block
 
     def call(i: Reg | int, rows: int) -> None:
-        kernel = Kernel(shape.dtype, rows, columns, a.k, k_bytes, row_bytes, adds)
+        unroll = next(n for n in (4, 2, 1) if depth % n == 0)
+        kernel = Kernel(shape.dtype, rows, columns, a.k, k_bytes, row_bytes, adds, unroll)
         name = kernel.define(code.module)
         first = code.at(a.base, _scaled(code, i, a.row))
         target = code.at(c, _scaled(code, i, row_bytes))

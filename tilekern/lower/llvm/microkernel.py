@@ -31,6 +31,7 @@ class Kernel:
       columns: of the panel.
       left_k, right_k, out_row: bytes from one k, or row, to the next.
       adds: to what is there.
+      unroll: how many k one iteration takes; it divides the depth.
     """
 
     dtype: DType
@@ -40,13 +41,15 @@ class Kernel:
     right_k: int
     out_row: int
     adds: bool
+    unroll: int
 
     def define(self, module: Module) -> str:
         """The name of the function `(left, bytes from row to row, right, out, depth in words)`."""
         sums = "adds" if self.adds else "sets"
-        name = f"dot_{self.dtype}_{self.rows}x{self.columns}_{sums}_{self.left_k}_{self.right_k}_{self.out_row}"
+        name = f"dot_{self.dtype}_{self.rows}x{self.columns}by{self.unroll}_{sums}"
+        name += f"_{self.left_k}_{self.right_k}_{self.out_row}"
         parameters = [("left", PTR), ("row", I64), ("right", PTR), ("out", PTR), ("depth", I64)]
-        return module.function(name, parameters, self._body, attributes="internal")
+        return module.function(name, parameters, self._body, inline=False)
 
     def _body(self, code: Code, left: Reg, row: Reg, right: Reg, out: Reg, depth: Reg) -> None:
         vector = _sum_type(self.dtype, code.module.machine)
@@ -62,6 +65,12 @@ class Kernel:
         if self.adds:
             sums = [_masked_load(code, vector, p, m) for p, m in zip(places, masks, strict=True)]
 
+        def steps(k: Reg, *now: Reg) -> list[Reg]:
+            found = list(now)
+            for n in range(self.unroll):
+                found = step(code.binary("add nsw", k, n) if n else k, *found)
+            return found
+
         def step(k: Reg, *now: Reg) -> list[Reg]:
             at = code.at(right, code.binary("mul nsw", k, self.right_k))
             panel = [_masked_load(code, vector, code.at(at, v * bytes_of_vector), masks[v]) for v in range(count)]
@@ -73,7 +82,8 @@ class Kernel:
                 found += [_accumulate(code, self.dtype, s, x, p) for s, p in zip(now[r * count :], panel, strict=False)]
             return found
 
-        for x, place, mask in zip(code.loop(constant(0, I64), depth, 1, step, *sums), places, masks, strict=True):
+        found = code.loop(constant(0, I64), depth, self.unroll, steps, *sums)
+        for x, place, mask in zip(found, places, masks, strict=True):
             code.store(x, place) if mask is None else code.masked_store(x, place, mask)
         code.ret()
 
