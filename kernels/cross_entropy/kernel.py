@@ -88,6 +88,13 @@ def _cpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
     return {name: even(size, 1024) for name, size in sizes.items()}
 
 
+@cross_entropy_forward.schedule("cpu:llvm")
+def _llvm(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
+    """A tile of logits, and one of the weights, in the cache of a core."""
+    sizes = {"block_t": hidden.shape[0], "block_v": weight.shape[1], "block_d": weight.shape[0]}
+    return {name: even(size, 256) for name, size in sizes.items()}
+
+
 @cross_entropy_forward.schedule("cuda")
 def _cuda(hidden: Any, weight: Any, labels: Any, target: str) -> dict[str, int]:
     """Each program reads all weights: as many tokens as keep the multiprocessors busy, and wide tiles of words."""

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.rows import coarse_blocks, gpu_blocks, like_first, tpu_blocks
+from tilekern.kernels.rows import cached_blocks, coarse_blocks, gpu_blocks, like_first, tpu_blocks
 
 
 @tk.kernel(out_type=like_first)
@@ -70,5 +70,6 @@ def layer_norm_forward(
 
 
 layer_norm_forward.schedule("cpu")(coarse_blocks)
+layer_norm_forward.schedule("cpu:llvm")(cached_blocks)
 layer_norm_forward.schedule("cuda")(gpu_blocks)
 layer_norm_forward.schedule("tpu")(tpu_blocks)

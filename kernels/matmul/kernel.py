@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
+from tilekern.ir.core import cdiv
 from tilekern.kernels.blocks import PROCESSORS, copies_well, depth, even, power_of_two, soonest, tiled
 
 
@@ -50,6 +51,14 @@ def _cpu(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct) -> dict[str, int]:
         "block_n": even(w.shape[1], 2048),
         "block_k": even(x.shape[1], 2048),
     }
+
+
+@matmul.schedule("cpu:llvm")
+def _llvm(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct) -> dict[str, int]:
+    """Large blocks copy less of the operands for a product; small ones keep more cores busy."""
+    (rows, inner), columns = x.shape, w.shape[1]
+    side = next((n for n in (512, 256, 128) if cdiv(rows, n) * cdiv(columns, n) >= 16), 64)
+    return {"block_m": even(rows, side), "block_n": even(columns, side), "block_k": even(inner, 256)}
 
 
 @matmul.schedule("cuda")

@@ -70,6 +70,16 @@ def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
     }
 
 
+@ragged_dot_forward.schedule("cpu:llvm")
+def _llvm(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+    """As above; what is copied of `rhs` stays in the cache of a core."""
+    return {
+        "block_m": even(lhs.shape[0], 128),
+        "block_n": even(rhs.shape[2], 512),
+        "block_k": even(lhs.shape[1], 256),
+    }
+
+
 @ragged_dot_forward.schedule("cuda")
 def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
     """As a matmul, with a second accumulator: the products of a border's tile are chosen from two."""

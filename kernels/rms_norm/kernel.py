@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 import tilekern as tk
-from tilekern.kernels.rows import coarse_blocks, gpu_blocks, like_first, tpu_blocks
+from tilekern.kernels.rows import cached_blocks, coarse_blocks, gpu_blocks, like_first, tpu_blocks
 
 
 @tk.kernel(out_type=like_first)
@@ -51,5 +51,6 @@ def rms_norm_forward(
 
 
 rms_norm_forward.schedule("cpu")(coarse_blocks)
+rms_norm_forward.schedule("cpu:llvm")(cached_blocks)
 rms_norm_forward.schedule("cuda")(gpu_blocks)
 rms_norm_forward.schedule("tpu")(tpu_blocks)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import power_of_two, tiled
-from tilekern.kernels.rows import coarse, like_first
+from tilekern.kernels.rows import cached, coarse, like_first
 
 
 @tk.kernel(out_type=like_first)
@@ -52,6 +52,13 @@ def rope_forward(
 def _cpu(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
     _, length, heads, width = x.shape
     block_t, _ = coarse(length, heads * width)
+    return {"block_t": block_t, "block_n": max(1, heads)}
+
+
+@rope_forward.schedule("cpu:llvm")
+def _llvm(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
+    _, length, heads, width = x.shape
+    block_t, _ = cached(length, heads * width)
     return {"block_t": block_t, "block_n": max(1, heads)}
 
 

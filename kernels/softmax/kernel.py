@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.rows import coarse_blocks, gpu_blocks, like_first, tpu_blocks
+from tilekern.kernels.rows import cached_blocks, coarse_blocks, gpu_blocks, like_first, tpu_blocks
 
 
 @tk.kernel(out_type=like_first)
@@ -43,5 +43,6 @@ def softmax_forward(x: tk.Ref, out: tk.Ref, *, block_rows: tk.Block = 4, block_c
 
 
 softmax_forward.schedule("cpu")(coarse_blocks)
+softmax_forward.schedule("cpu:llvm")(cached_blocks)
 softmax_forward.schedule("cuda")(gpu_blocks)
 softmax_forward.schedule("tpu")(tpu_blocks)

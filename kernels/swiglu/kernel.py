@@ -8,7 +8,7 @@ import jax
 
 import tilekern as tk
 from tilekern.kernels.blocks import power_of_two, tiled
-from tilekern.kernels.rows import coarse_blocks, like_first, warps_for
+from tilekern.kernels.rows import cached_blocks, coarse_blocks, like_first, warps_for
 
 
 @tk.kernel(out_type=like_first)
@@ -23,6 +23,7 @@ def swiglu_forward(
 
 
 swiglu_forward.schedule("cpu")(coarse_blocks)
+swiglu_forward.schedule("cpu:llvm")(cached_blocks)
 
 
 @swiglu_forward.schedule("cuda")
