@@ -12,19 +12,22 @@ class Result:
 
     Attributes:
       name: what was measured.
-      unit: of `value` and `baseline`: "ms", "µs", "s" or "MB".
+      unit: of `value` and `baseline`: "ms", "µs", "s", "MB" or "GFLOP/s".
       value: tilekern's number.
-      limit: of what `relation` says.
-      relation: "ratio" value / baseline, "difference" value - baseline, or "value" (a baseline is then only shown).
+      limit: of what `relation` says; None if it is only shown.
+      relation: "ratio" value / baseline, "difference" value - baseline, or "value" (a baseline is then only shown): at
+        most the limit. "share" value / baseline: at least the limit.
       baseline: the other's number.
+      by_round: the median of the ratios of all rounds, which counts instead of value / baseline where it is known.
     """
 
     name: str
     unit: str
     value: float
-    limit: float
-    relation: Literal["ratio", "difference", "value"]
+    limit: float | None
+    relation: Literal["ratio", "difference", "value", "share"]
     baseline: float | None = None
+    by_round: float | None = None
 
     @property
     def judged(self) -> float:
@@ -32,25 +35,39 @@ class Result:
         if self.relation == "value":
             return self.value
         assert self.baseline is not None
-        return self.value / self.baseline if self.relation == "ratio" else self.value - self.baseline
+        if self.relation == "difference":
+            return self.value - self.baseline
+        return self.value / self.baseline if self.by_round is None else self.by_round
 
     @property
     def passed(self) -> bool:
         """Whether the limit is kept."""
-        return self.judged <= self.limit
+        if self.limit is None:
+            return True
+        return self.judged >= self.limit if self.relation == "share" else self.judged <= self.limit
+
+    @property
+    def bound(self) -> str:
+        """The limit in words; "" if there is none."""
+        if self.limit is None:
+            return ""
+        return f"{'≥ ' if self.relation == 'share' else ''}{self.limit:g}{self._unit}"
+
+    @property
+    def _unit(self) -> str:
+        return "×" if self.relation in ("ratio", "share") else f" {self.unit}"
 
     def cells(self) -> tuple[str, ...]:
         """The cells of the table, see `HEADER`."""
-        unit = "×" if self.relation == "ratio" else f" {self.unit}"
         baseline = "" if self.baseline is None else f"{self.baseline:.2f} {self.unit}"
-        verdict = "pass" if self.passed else "FAIL"
+        verdict = "" if self.limit is None else "pass" if self.passed else "FAIL"
         return (
             self.name,
             f"{self.value:.2f} {self.unit}",
             baseline,
             self.relation,
-            f"{self.judged:.2f}{unit}",
-            f"{self.limit:g}{unit}",
+            f"{self.judged:.2f}{self._unit}",
+            self.bound,
             verdict,
         )
 
@@ -63,3 +80,8 @@ def table(results: list[Result]) -> str:
     rows = [HEADER, *(result.cells() for result in results)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def missed(results: list[Result]) -> str:
+    """A line for each limit that is not kept."""
+    return "".join(f"NOT MET: {r.name}: {r.judged:.3g}, limit {r.bound}\n" for r in results if not r.passed)

@@ -1,6 +1,6 @@
 """Run the benchmarks, print a table, write JSON to bench/out/; the exit status says whether all limits are kept.
 
-python -m bench.run [attention] [cross_entropy] [matmul] [overhead] [ragged_dot] [rows] [vmap]
+python -m bench.run [NAME...], a name of `FILES`, or "llvm" for all that begin with "llvm."
 """
 
 from __future__ import annotations
@@ -16,9 +16,19 @@ from pathlib import Path
 import jax
 
 from bench import attention, cross_entropy, matmul, overhead, ragged_dot, rows, vmap
-from bench.result import Result, table
+from bench.llvm import attention as llvm_attention
+from bench.llvm import matmul as llvm_matmul
+from bench.llvm import overhead as llvm_overhead
+from bench.llvm import peak as llvm_peak
+from bench.llvm import rows as llvm_rows
+from bench.result import Result, missed, table
 
 FILES = {
+    "llvm.peak": llvm_peak,
+    "llvm.attention": llvm_attention,
+    "llvm.matmul": llvm_matmul,
+    "llvm.rows": llvm_rows,
+    "llvm.overhead": llvm_overhead,
     "attention": attention,
     "cross_entropy": cross_entropy,
     "matmul": matmul,
@@ -32,12 +42,21 @@ FILES = {
 def main(names: list[str]) -> int:
     """Run the benchmarks named, all of them by default."""
     results: list[Result] = []
-    for name in names or FILES:
+    for name in chosen(names):
         print(f"bench: {name}", file=sys.stderr)
         results += FILES[name].measure()
     print(table(results))
+    print(missed(results), end="")
     print(f"written to {write(results)}", file=sys.stderr)
     return 0 if all(result.passed for result in results) else 1
+
+
+def chosen(names: list[str]) -> list[str]:
+    """The files that are named, alone or by what stands before the dot; all of them by default."""
+    unknown = [name for name in names if not any(name in (file, file.partition(".")[0]) for file in FILES)]
+    if unknown:
+        sys.exit(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(FILES)}")
+    return [file for file in FILES if not names or {file, file.partition(".")[0]} & set(names)]
 
 
 def write(results: list[Result]) -> Path:

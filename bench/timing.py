@@ -1,30 +1,50 @@
-"""Timing that is fair to every contestant: all of them in one process, round by round, and medians at the end."""
+"""Timing that is fair to every contestant: all of them in one run, round by round, and medians at the end."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 Contestant = Callable[[], Any]
+"""Makes one call; returns arrays."""
+
+Clock = Callable[[], float]
+"""Makes one call; returns the seconds that it took."""
 
 
 def medians(contestants: Mapping[str, Contestant], rounds: int = 7, pause: float = 0.1) -> dict[str, float]:
-    """Median seconds of one call of each contestant, which must return arrays.
+    """Median seconds of one call of each contestant, see `take_turns`."""
+    times = take_turns({name: clock(call) for name, call in contestants.items()}, rounds, pause)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def take_turns(clocks: Mapping[str, Clock], rounds: int = 7, pause: float = 0.1) -> dict[str, list[float]]:
+    """Seconds of one call of each contestant, in every round.
 
     Each round times every contestant once. Before that it sleeps `pause` seconds and makes an untimed call: XLA frees a
     gigabyte behind `jax.nn.dot_product_attention` while the next program runs, and that is not the next one's time.
     """
-    times: dict[str, list[float]] = {name: [] for name in contestants}
+    times: dict[str, list[float]] = {name: [] for name in clocks}
     for _ in range(rounds):
-        for name, call in contestants.items():
+        for name, seconds in clocks.items():
             time.sleep(pause)
-            jax.block_until_ready(call())
-            times[name].append(_seconds(call))
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+            seconds()
+            times[name].append(seconds())
+    return times
+
+
+def clock(call: Contestant) -> Clock:
+    """The clock of a contestant of this process."""
+    return lambda: _seconds(call)
+
+
+def by_round(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the ratios of each round: a machine that changes its speed between rounds does not change it."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def dispatch_medians(contestants: Mapping[str, Contestant], rounds: int = 100, calls: int = 100) -> dict[str, float]:

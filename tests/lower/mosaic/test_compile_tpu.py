@@ -263,15 +263,15 @@ def test_settings_of_libtpu_are_made_where_no_chips_are(monkeypatch: pytest.Monk
 # --- lowering for a platform that is not here -----------------------------------------------------------------------
 
 
-def _tpu(x: jax.Array) -> list[jax.Array]:
+def _tpu(exporting: bool, x: jax.Array) -> list[jax.Array]:
     with _jax.abstract_tpu("TPU v6 lite", 1):
         return [double(x)]
 
 
 double_p = _jax.primitive("test_double", lambda x: [_jax.ShapedArray(x.shape, x.dtype)], multiple_results=True)
 for _platform in (None, "cpu", "cuda"):
-    _jax.register_lowering(double_p, lambda x: [x * 2], _platform)
-_jax.register_lowering(double_p, jax.jit(_tpu), "tpu")
+    _jax.register_lowering(double_p, lambda exporting, x: [x * 2], _platform)
+_jax.register_lowering(double_p, jax.jit(_tpu, static_argnums=0), "tpu")
 
 
 def call(x: jax.Array) -> jax.Array:

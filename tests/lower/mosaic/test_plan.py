@@ -110,8 +110,8 @@ def test_a_loop_that_runs_once_has_no_buffers() -> None:
 def test_what_does_not_fit_is_refused_with_the_smallest_bill(name: str) -> None:
     """A planted overflow: tiles of 512 rows and all columns."""
     func = parse("""
-        func @wide(%x: ref<f32[1024, 65536], in>, %o: ref<f32[1024, 65536], out>) {
-          grid %i in i[1024 by 512]
+        func @wide(%x: ref<f32[2048, 65536], in>, %o: ref<f32[2048, 65536], out>) {
+          grid %i in i[2048 by 512]
           %0 = load %x[512*%i +: 512!, 0 +: 65536!] : f32[512, 65536]
           store %0 to %o[512*%i +: 512!, 0 +: 65536!]
         }

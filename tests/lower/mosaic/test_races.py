@@ -71,7 +71,7 @@ def calls_of(function: Callable[[], Any]) -> list[Call]:
         return jax.pure_callback(partial(record, lowering.func), types, *inputs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "on_platform", lambda platform, asked: TARGETS["tpu:v5e"])
+        patch.setattr(family, "on_platform", lambda *_: TARGETS["tpu:v5e"])
         patch.setattr(MosaicLowering, "run", run)
         jax.clear_caches()
         jax.block_until_ready(function())

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from tilekern.ir.core import Func, Value
 from tilekern.ir.memory import Atomic
-from tilekern.ir.types import F32, DType, accumulator, kind_of
-from tilekern.lower.llvm.code import Code, Reg
+from tilekern.ir.types import F32, DType, accumulator, is_float8, kind_of
+from tilekern.lower.llvm.code import Code, Reg, Type
 from tilekern.lower.llvm.elements import Elements
 from tilekern.lower.llvm.elementwise import convert
 from tilekern.lower.llvm.groups import over
@@ -70,12 +72,20 @@ def emit(e: Elements, op: Atomic, share: Reg | None) -> None:
             if share is not None:
                 wide = accumulator(dtype)
                 address, where = e.access_address(op, place, op.mask, share, wide)
-                _if(code, where, lambda: _add(code, convert(code, x, dtype, wide), address))
+                _if(code, where, lambda: _add(code, _widened(code, x, dtype), address))
             else:
                 address, where = e.access_address(op, place, op.mask)
                 _if(code, where, lambda: _update(code, op, x, address))
 
     over(e, op.value.tile.shape, element)
+
+
+def _widened(code: Code, x: Reg, dtype: DType) -> Reg:
+    """A float in the dtype in which it is added up; one of 8 bits by a table."""
+    if not is_float8(dtype):
+        return convert(code, x, dtype, accumulator(dtype))
+    table = code.module.data("floats", np.arange(256, dtype=np.uint8).view(dtype).astype(F32))
+    return code.load(Type("float"), code.at(table, code.cast("zext", x, "i64"), "float"))
 
 
 def _if(code: Code, condition: Reg | None, action: Callable[[], None]) -> None:
@@ -120,7 +130,7 @@ def _exchange(code: Code, op: Atomic, x: Reg, address: Reg) -> None:
     narrow = computed(dtype).scalar.startswith("i")
     wide, other = now, x
     if narrow or computed(dtype).scalar == "half":
-        wide, other = convert(code, now, dtype, F32), convert(code, x, dtype, F32)
+        wide, other = _widened(code, now, dtype), _widened(code, x, dtype)
     better = code.compare("fcmp ogt" if op.kind == "max" else "fcmp olt", other, wide)
     takes = code.binary("or", better, code.compare("fcmp uno", other, other))
     kept = code.binary("and", takes, code.compare("fcmp ord", wide, wide))

@@ -226,7 +226,7 @@ def _rows(
     code: Code, shape: Shape, a: _Matrix, b: Reg, k_bytes: int, c: Reg, columns: int, depth: int, adds: bool
 ) -> None:
     """All rows by one panel."""
-    block = rows_of(code.module.machine, columns, shape.lanes(code.module.machine))
+    block = rows_of(code.module.machine, shape.rows, columns, shape.lanes(code.module.machine))
     row_bytes = shape.columns * shape.word
     whole = shape.rows // block * block
 

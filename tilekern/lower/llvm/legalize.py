@@ -59,6 +59,7 @@ def legalize(func: Func, machine: Machine) -> Func:
     """
     func = pipeline.run(split_loops(func))
     func = Rewriter(partial(_rule, machine)).run(without_empty(func))
+    func = Rewriter(_only_casts).run(func)  # those that the rewrites above have made
     for improve in (canonicalize, cse, hoist_invariants, cse, dce):
         func = improve(func)
     verify(func)
@@ -85,9 +86,11 @@ def _rule(machine: Machine, op: Op, rewriter: Rewriter) -> Sequence[Value] | Non
         case Reduce():
             found = _reduce(make, op)
         case Scan() if _is_narrow(op.result.tile.dtype):
-            found = _cast(make, make.again(op, make.convert(op.operands[0], F32)), op.result.tile.dtype)
+            found = _cast(make, make.again(op, _cast(make, op.operands[0], F32)), op.result.tile.dtype)
         case ArgReduce():
             found = make.add(ArgReduce, _key(make, op), extreme=op.extreme, dim=op.dim)
+        case Sort() | TopK() if not op.result.tile.size:
+            found = make.number(0, op.result.tile)
         case Sort():
             found = None if _is_expanded(op) else expand_sort(make, op)
         case TopK():
@@ -96,6 +99,11 @@ def _rule(machine: Machine, op: Op, rewriter: Rewriter) -> Sequence[Value] | Non
             found = _dot(make, op, machine, rewriter)
         case _:
             return None
+    return None if found is None else [found]
+
+
+def _only_casts(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    found = _convert(Make(rewriter, op), op.operands[0], op.dtype) if isinstance(op, Convert) else None
     return None if found is None else [found]
 
 

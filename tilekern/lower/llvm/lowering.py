@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tilekern import source
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.lower.llvm import toolchain
@@ -27,12 +28,19 @@ class LlvmLowering:
       func: the Func, as it came.
       machine: what it is lowered for.
       program: the code.
+
+    Raises:
+      DependencyError: llvmlite is missing, broken or too old.
+      ResourceError: the code needs too much scratch.
+      TargetError: the machine lacks AVX2 or NEON, or the backend an op.
     """
 
     def __init__(self, func: Func, machine: toolchain.Machine | None = None) -> None:
         self.func, self.machine = func, machine or toolchain.host()
         self._legal = legalize(func, self.machine)
         self.program: Program = emit(self._legal, self.machine)
+        with source.at(func.loc):
+            toolchain.check_scratch(self.program)
 
     @property
     def text(self) -> str:

@@ -15,10 +15,11 @@ def vectors_of(machine: Machine) -> int:
     return 4 if machine.registers >= 32 else 3 if machine.vector_bytes == 32 else 2
 
 
-def rows_of(machine: Machine, columns: int, lanes: int) -> int:
-    """The rows whose sums fit the registers, beside a row of the panel and one element."""
+def rows_of(machine: Machine, rows: int, columns: int, lanes: int) -> int:
+    """The rows whose sums fit the registers, beside a row of the panel and one element; a divisor of all, if near."""
     vectors = cdiv(columns, lanes)
-    return max(1, min(8, (machine.registers - vectors - 2) // vectors, 6 if vectors >= 4 else 8))
+    most = max(1, min(8, (machine.registers - vectors - 2) // vectors, 6 if vectors >= 4 else 8))
+    return next((n for n in range(most, max(most // 2, 3), -1) if rows % n == 0), most)
 
 
 @dataclass(frozen=True)

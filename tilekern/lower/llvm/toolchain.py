@@ -65,6 +65,17 @@ def compile(program: Program) -> Compiled:
       DependencyError: llvmlite is missing, broken or too old.
       ResourceError: the program's scratch is larger than `MAX_SCRATCH`.
     """
+    check_scratch(program)
+    text, target = with_handler(program).text, program.module.machine
+    name = _name(text, target)
+    with _lock:
+        if name not in _memory:
+            _memory[name] = _compile(name, text, target)
+        return _memory[name]
+
+
+def check_scratch(program: Program) -> None:
+    """Refuse a program whose scratch is larger than `MAX_SCRATCH`."""
     if program.scratch > MAX_SCRATCH:
         raise ResourceError(
             f"{program.name} needs too much memory for its intermediate values",
@@ -72,12 +83,6 @@ def compile(program: Program) -> Compiled:
             got=f"scratch = {program.scratch} bytes",
             fix="use smaller blocks",
         )
-    text, target = with_handler(program).text, program.module.machine
-    name = _name(text, target)
-    with _lock:
-        if name not in _memory:
-            _memory[name] = _compile(name, text, target)
-        return _memory[name]
 
 
 @functools.cache

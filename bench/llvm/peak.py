@@ -1,0 +1,156 @@
+"""The machine's peak: a loop of independent multiply-adds on full vectors, with all operands in registers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+
+from bench.result import Result
+from bench.timing import by_round, take_turns
+from tilekern.errors import DependencyError, TargetError
+from tilekern.lower.llvm import toolchain
+from tilekern.lower.llvm.machine import Machine
+
+DType = Literal["float32", "bfloat16"]
+
+THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+"""As many as XLA's thread pool has."""
+
+_SECONDS = 0.1
+
+
+def measure() -> Iterator[Result]:
+    """All results of this file."""
+    machine = host()
+    if machine is None:
+        return
+    names = {"1 thread": 1, f"{THREADS} threads": THREADS}
+    dtypes: tuple[DType, ...] = ("float32", "bfloat16")
+    peaks = {f"peak {dtype}, {n}": found for dtype in dtypes for n, t in names.items() if (found := peak(dtype, t))}
+    times = take_turns({name: found.seconds for name, found in peaks.items()})
+    for name, found in peaks.items():
+        yield Result(name, "GFLOP/s", found.flops / statistics.median(times[name]) / 1e9, None, "value")
+
+
+@cache
+def host() -> Machine | None:
+    """This machine; None, and a message once, if the backend has no code for it."""
+    try:
+        return toolchain.host()
+    except (DependencyError, TargetError) as error:
+        print(f"bench: nothing of cpu:llvm is measured: {error}", file=sys.stderr)
+        return None
+
+
+@cache
+def peak(dtype: str, threads: int = THREADS, seconds: float = _SECONDS) -> Peak | None:
+    """The loop for a dtype; None if the machine has no instruction that multiplies and adds it."""
+    machine = host()
+    if machine is None or (dtype == "bfloat16" and not machine.has_bfloat16):
+        return None
+    return Peak(machine, "bfloat16" if dtype == "bfloat16" else "float32", threads, seconds)
+
+
+def share(
+    name: str, flops: float, ours: Sequence[float], loop: Peak, loops: Sequence[float], limit: float | None
+) -> Result:
+    """The share of the peak that a program reaches, by the seconds of both in every round.
+
+    Args:
+      name: of the result.
+      flops: what the program computes.
+      ours: its seconds.
+      loop: the peak's.
+      loops: its seconds.
+      limit: at least this share.
+    """
+    reached = flops / statistics.median(ours) / 1e9
+    best = loop.flops / statistics.median(loops) / 1e9
+    return Result(name, "GFLOP/s", reached, limit, "share", best, by_round(loops, ours) * flops / loop.flops)
+
+
+class Peak:
+    """The loop, compiled.
+
+    Attributes:
+      flops: what a call computes, on all threads together; a multiply-add counts as two.
+    """
+
+    def __init__(self, machine: Machine, dtype: DType, threads: int, seconds: float = _SECONDS) -> None:
+        llvm = toolchain.llvmlite()
+        target = llvm.Target.from_triple(machine.triple)
+        options = target.create_target_machine(cpu=machine.cpu, features=machine.features, opt=2, jit=True)
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(loop(machine, dtype)), options)
+        self._engine.finalize_object()
+        address = self._engine.get_function_address("peak")
+        self._function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(address)
+        numbers = np.random.default_rng(0).standard_normal((threads, 64), np.float32)
+        self._operands = numbers.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else numbers
+        self._pool = ThreadPoolExecutor(threads)
+        self._iterations = 10_000
+        self.seconds()
+        self._iterations = max(1, int(self._iterations * seconds / self.seconds()))
+        pairs = 1 + (dtype == "bfloat16")
+        self.flops = float(2 * pairs * machine.lanes * _chains(machine) * self._iterations * threads)
+
+    def seconds(self) -> float:
+        """Make one call: the seconds that it took."""
+        start = time.perf_counter()
+        # ctypes lets go of Python's lock, so the threads run side by side.
+        list(self._pool.map(lambda row: self._function(self._iterations, row.ctypes.data), self._operands))
+        return time.perf_counter() - start
+
+
+def loop(machine: Machine, dtype: DType) -> str:
+    """LLVM IR of `void peak(i64 iterations, ptr operands)`; of bfloat16 the machine must have products of pairs."""
+    sums = f"<{machine.lanes} x float>"
+    if dtype == "bfloat16":
+        factors, function = (
+            f"<{2 * machine.lanes} x bfloat>",
+            f"@llvm.x86.avx512bf16.dpbf16ps.{machine.vector_bytes * 8}",
+        )
+        operands, parameters = "{s} {total}, {f} %x, {f} %y", f"{sums}, {factors}, {factors}"
+    else:
+        factors, function = sums, f"@llvm.fma.v{machine.lanes}f32"
+        operands, parameters = "{f} %x, {f} %y, {s} {total}", f"{sums}, {sums}, {sums}"
+    count = range(_chains(machine))
+    phis = [f"  %a{n} = phi {sums} [zeroinitializer, %entry], [%b{n}, %loop]" for n in count]
+    calls = [f"  %b{n} = call {sums} {function}({operands.format(s=sums, f=factors, total=f'%a{n}')})" for n in count]
+    totals = [f"  %s{n} = fadd {sums} %{f's{n - 1}' if n > 1 else 'b0'}, %b{n}" for n in count[1:]]
+    lines = [
+        "define void @peak(i64 %iterations, ptr %operands) {",
+        "entry:",
+        f"  %x = load {factors}, ptr %operands, align 2",
+        f"  %next = getelementptr i8, ptr %operands, i64 {machine.vector_bytes}",
+        f"  %y = load {factors}, ptr %next, align 2",
+        "  br label %loop",
+        "loop:",
+        "  %i = phi i64 [0, %entry], [%more, %loop]",
+        *phis,
+        *calls,
+        "  %more = add i64 %i, 1",
+        "  %again = icmp slt i64 %more, %iterations",
+        "  br i1 %again, label %loop, label %done",
+        "done:",
+        *totals,
+        f"  store {sums} %s{count[-1]}, ptr %operands, align 2",
+        "  ret void",
+        "}",
+        f"declare {sums} {function}({parameters})",
+    ]
+    return "\n".join(lines)
+
+
+def _chains(machine: Machine) -> int:
+    """Sums side by side: an instruction takes 4 to 6 cycles, and 2 to 4 begin in each."""
+    return machine.registers * 3 // 4
