@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import CodeType, TracebackType
 from typing import Any, cast
@@ -16,7 +17,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import jaxlib
-from jax._src import hardware_utils
+from jax._src import hardware_utils, sharding_impls
 from jax.experimental import topologies
 from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var, take_current_trace
@@ -105,7 +106,10 @@ def _of_code(code: CodeType, lasti: int) -> source.Loc:
 
 def user_loc(eqn: JaxprEqn) -> source.Loc:
     """The user's line that an equation comes from."""
-    traceback = cast(Any, eqn.source_info.traceback)
+    return _loc_of(cast(Any, eqn.source_info.traceback))
+
+
+def _loc_of(traceback: Any) -> source.Loc:
     if traceback is None:
         return source.UNKNOWN
     codes, lastis = cast(tuple[list[CodeType], list[int]], traceback.raw_frames())
@@ -136,18 +140,44 @@ def written_in_jax(jaxpr: Jaxpr) -> bool:
 # --- lowering -------------------------------------------------------------------------------------------------------
 
 
-def register_lowering(made: Primitive, function: Callable[..., Any], platform: str | None = None) -> None:
-    """Lower a primitive, on `platform` or everywhere, by tracing `function(exporting, *operands, **parameters)`.
+@dataclass(frozen=True)
+class Site:
+    """What a call is lowered for.
 
-    `exporting` says whether the program is lowered for `jax.export`, to run in another process.
+    Attributes:
+      exporting: whether for `jax.export`, to run in another process.
+      divided: among what XLA divides the program, in words; "" where it need not divide a kernel for TPUs.
+      loc: the user's line of the call.
     """
 
+    exporting: bool
+    divided: str
+    loc: source.Loc
+
+
+def register_lowering(made: Primitive, function: Callable[..., Any], platform: str | None = None) -> None:
+    """Lower a primitive, on `platform` or everywhere, by tracing `function(site, *operands, **parameters)`."""
+
     def rule(context: Any, *operands: Any, **parameters: Any) -> Any:
-        exporting = bool(context.module_context.lowering_parameters.for_export)
-        lowered = cast(Any, mlir.lower_fun(partial(function, exporting), multiple_results=True))
+        module = context.module_context
+        exporting = bool(module.lowering_parameters.for_export)
+        divided = _divided_among(module.axis_context) if platform == "tpu" else ""
+        site = Site(exporting, divided, _loc_of(context.traceback))
+        lowered = cast(Any, mlir.lower_fun(partial(function, site), multiple_results=True))
         return lowered(context, *operands, **parameters)
 
     mlir.register_lowering(made, rule, platform=platform)
+
+
+def _divided_among(axes: Any) -> str:
+    """Several devices, or axes of a mesh that are not those of the `shard_map` around the call; else ""."""
+    if isinstance(axes, sharding_impls.ShardingContext):
+        return f"{axes.num_devices} devices" if axes.num_devices != 1 else ""
+    if not isinstance(axes, sharding_impls.SPMDAxisContext) or not axes.manual_axes:
+        return ""
+    manual = {*axes.manual_axes, *axes.mesh.manual_axes}
+    rest = {a: n for a, n in axes.mesh.shape.items() if a not in manual}
+    return f"the mesh's {', '.join(f'{a!r} of {n}' for a, n in rest.items())}" if rest else ""
 
 
 def compute_capability() -> int | None:

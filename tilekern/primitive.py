@@ -30,11 +30,8 @@ class Family(Protocol):
         """The types of the results."""
         ...
 
-    def call(self, platform: str, exporting: bool) -> Callable[..., Sequence[jax.Array]]:
-        """The jitted program for a platform, one and the same object each time: many calls share one computation.
-
-        `exporting` says whether it is to run in another process.
-        """
+    def call(self, platform: str, site: _jax.Site) -> Callable[..., Sequence[jax.Array]]:
+        """The jitted program for a platform, one and the same object each time: many calls share one computation."""
         ...
 
     @property
@@ -51,8 +48,8 @@ def _types(*operands: Any, family: Family) -> list[_jax.ShapedArray]:
     return [_jax.ShapedArray(o.shape, o.dtype) for o in family.outputs]
 
 
-def _run(platform: str, exporting: bool, *operands: Any, family: Family) -> Sequence[jax.Array]:
-    return family.call(platform, exporting)(*operands)
+def _run(platform: str, site: _jax.Site, *operands: Any, family: Family) -> Sequence[jax.Array]:
+    return family.call(platform, site)(*operands)
 
 
 def _eager(*operands: Any, family: Family) -> Sequence[jax.Array]:

@@ -24,6 +24,7 @@ from tilekern.kernel.signature import LAUNCH, Signature, select
 from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
 from tilekern.lower.lowering import Lowering, lower
+from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import DEFAULT, FALL_BACK, Target, on_platform
 from tilekern.passes import pipeline
 from tilekern.passes.batch import batch
@@ -52,12 +53,14 @@ class Family:
       asked: the target that the call asks for, None for the best one of the platform it is lowered for.
       target: the target whose member stands for the family where no platform is known yet.
       outputs: the types of the results.
+      indivisible: the targets whose programs XLA cannot divide among devices, of those that were asked for.
     """
 
     outputs: Sequence[jax.ShapeDtypeStruct]
 
     def __init__(self, name: str, asked: Target | None) -> None:
         self.name, self.asked, self.target = name, asked, asked or DEFAULT
+        self.indivisible = set[Target]()
         self._calls: dict[Target, Callable[..., Sequence[jax.Array]]] = {}
 
     def __repr__(self) -> str:
@@ -75,11 +78,23 @@ class Family:
         """
         raise NotImplementedError
 
-    def call(self, platform: str, exporting: bool = False) -> Callable[..., Sequence[jax.Array]]:
-        """The jitted program for a platform; one object, so that many calls share one computation."""
-        target = on_platform(platform, self.asked, exporting)
+    def call(self, platform: str, site: _jax.Site) -> Callable[..., Sequence[jax.Array]]:
+        """The jitted program for a platform; one object, so that many calls share one computation.
+
+        Raises:
+          TargetError: the program is a kernel for TPUs, and XLA would have to divide it among several.
+        """
+        target = on_platform(platform, self.asked, site.exporting)
         if target not in self._calls:
             self._calls[target] = self.program(target)
+        if site.divided and target in self.indivisible:
+            with source.at(site.loc):
+                raise TargetError(
+                    f"XLA cannot divide the kernel {self.name} among TPUs",
+                    expected="a program for one device, or a call in jax.shard_map over all axes of the mesh",
+                    got=f"a program that XLA divides among {site.divided}",
+                    fix="wrap the call in jax.shard_map: then each device calls the kernel for its own part",
+                )
         return self._calls[target]
 
     @cached_property
@@ -112,7 +127,10 @@ class TileFamily(Family):
         return lower(self.func(target), target, self.launch(target))
 
     def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
-        program = partial(self._lowered_or_portable(target).run)
+        lowering = self._lowered_or_portable(target)
+        if isinstance(lowering, MosaicLowering):
+            self.indivisible.add(target)
+        program = partial(lowering.run)
         program.__name__ = self.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
         return jax.jit(program)
 

@@ -59,7 +59,10 @@ class Lowered:
 
     @property
     def plan(self) -> str:
-        """For "tpu:…": what became of each loop and each access, what that takes of vector memory, and why."""
+        """What became of loops and accesses, in words.
+
+        For "tpu:…" of each, what that takes of vector memory, and why; for "cpu:llvm" the loop nests, and what they keep.
+        """
         return self._lowered.plan
 
     def interpret(self, *arrays: Any) -> Any:
@@ -87,7 +90,7 @@ class Compiled:
 
     @property
     def asm(self) -> Mapping[str, Any]:
-        """What the compiler made, by language: "ttir", "ttgir", "ptx", "cubin", "sass" on a GPU, "hlo" by XLA."""
+        """What the compiler made, by language: "ttir", "ttgir", "ptx", "cubin", "sass" on a GPU, "llvm" and "s" by LLVM, "hlo" by XLA."""
         return self._compiled.asm
 
     @property

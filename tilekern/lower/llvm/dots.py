@@ -20,6 +20,7 @@ from tilekern.ir.core import Value, cdiv
 from tilekern.ir.memory import Load
 from tilekern.ir.shape import Reshape
 from tilekern.ir.types import strides_of
+from tilekern.lower.llvm import thin
 from tilekern.lower.llvm.code import I64, VOID, Code, Operand, Reg, constant
 from tilekern.lower.llvm.elements import Elements, index_of
 from tilekern.lower.llvm.groups import over
@@ -43,9 +44,11 @@ class Form:
     packs_right: bool
 
 
-def needs(op: Dot, closures: Closures, machine: Machine) -> tuple[int, Form]:
-    """The bytes of the packed operands, and which they are."""
+def needs(op: Dot, closures: Closures, machine: Machine) -> tuple[int, Form | None]:
+    """The bytes of the packed operands, and which they are; None if there are too few rows for that."""
     shape = shape_of(op)
+    if shape.rows <= thin.ROWS:
+        return 0, None
     form = Form(_packs_left(shape, closures), not _is_direct(shape, closures, machine))
     total = shape.words * shape.padded_columns(machine) * shape.word if form.packs_right else 0
     if form.packs_left:
@@ -121,10 +124,13 @@ def emit(e: Elements, step: Step) -> None:
         with e.scope():
             index = index_of(b)
             place = (index,) if shape.stacked else ()
+            out = e.code.at(target, e.number(index.times(bytes_of_product)))
+            if step.form is None:
+                thin.emit(e, shape, place, out, step.init)
+                return
             spare = e.slot(step.temporary) if step.temporary is not None else e.scratch
             right, spare = _right(e, shape, step.form, place, spare)
             left = _left(e, shape, step.form, place, spare)
-            out = e.code.at(target, e.number(index.times(bytes_of_product)))
             _multiply(e.code, shape, left, right, out, step.init)
 
     e.code.loop(0, shape.batch, 1, product)

@@ -31,13 +31,18 @@ _TASKS = 4096
 _PROGRAM = "program"
 
 
-def emit(func: Func, machine: Machine) -> Program:
+def make_plan(func: Func, machine: Machine) -> Plan:
+    """The steps of a legal Func, and where their tiles lie."""
+    planned = plan(func, partial(_needs, machine))
+    place(func, planned)
+    return planned
+
+
+def emit(func: Func, planned: Plan, machine: Machine) -> Program:
     """The program of a legal Func.
 
     Its arguments are the Func's inputs, its results the Func's outputs, then the shares of `shares_of`.
     """
-    planned = plan(func, partial(_needs, machine))
-    place(func, planned)
     module = Module(machine)
     shares = shares_of(func)
     programs = prod(func.grid)

@@ -155,11 +155,16 @@ def combined(code: Code, monoid: Monoid, dtype: DType, x: Reg, y: Reg) -> Reg:
 
 
 def horizontal(code: Code, op: Reduce, x: Reg) -> Reg:
-    """All lanes in one: the upper half with the lower half, and so on."""
+    """All lanes of a partial result in one."""
+    return lanes_in_one(code, op.monoid, op.result.tile.dtype, x)
+
+
+def lanes_in_one(code: Code, monoid: Monoid, dtype: DType, x: Reg) -> Reg:
+    """All lanes under a monoid: the upper half with the lower half, and so on."""
     while x.type.lanes > 1:
         half = x.type.lanes // 2
         low, high = (code.shuffle(x, x, range(at, at + half)) for at in (0, half))
         if half == 1:
             low, high = code.extract(low, 0), code.extract(high, 0)
-        x = combine(code, op, low, high)
+        x = combined(code, monoid, dtype, high, low)
     return x

@@ -28,6 +28,7 @@ from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota, Transpose
 from tilekern.ir.types import BF16, BOOL, F16, F32, F64, I32, DType, is_float8, kind_of
 from tilekern.ir.verify import verify
+from tilekern.lower.llvm import thin
 from tilekern.lower.llvm.machine import Machine
 from tilekern.lower.rewrite.expand_bits import expand_bits
 from tilekern.lower.rewrite.expand_order import expand_sort, expand_top_k
@@ -189,24 +190,42 @@ def _is_expanded(op: Sort) -> bool:
 # --- dots ----------------------------------------------------------------------------------------------------------
 
 
-def unit(dtype: DType, precision: str, machine: Machine) -> DType:
-    """The dtype in which operands are multiplied."""
+def unit(dtype: DType, precision: str, machine: Machine, rows: int) -> DType:
+    """The dtype in which operands are multiplied; pairs of neighbours have to be copied, which few rows do not pay."""
     if kind_of(dtype) != "float":
-        return I16 if machine.has_pairs and dtype.itemsize <= 2 and dtype != np.dtype(np.uint16) else I32
+        fits = dtype.itemsize <= 2 and dtype != np.dtype(np.uint16)
+        return I16 if rows > thin.ROWS and machine.has_pairs and fits else I32
     if dtype == F64:
         return F64
     halved = dtype == BF16 or (dtype == F32 and precision == "bf16")
-    return BF16 if halved and machine.has_bfloat16 else F32
+    return BF16 if rows > thin.ROWS and halved and machine.has_bfloat16 else F32
 
 
 def _dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value | None:
-    dtype = unit(op.operands[0].tile.dtype, op.precision, machine)
+    rows, columns = (prod(op.operands[side].tile.shape[d] for d in op.free(side)) for side in (0, 1))
+    if columns == 1 and rows > 1:
+        return _turned(make, op, machine, rewriter)
+    dtype = unit(op.operands[0].tile.dtype, op.precision, machine, rows)
     moved = any(isinstance(rewriter.definition(x), Transpose) for x in op.operands)
     if is_canonical(op) and op.operands[0].tile.dtype == dtype and not moved:
         return None
     (left, over_left), (right, over_right) = (_side(make, op, side, dtype, rewriter) for side in (0, 1))
     batch = ((0,), (0,)) if op.batch[0] else ((), ())
     found = make.add(Dot, left, right, contract=((over_left,), (over_right,)), batch=batch)
+    return make.reshape(found, op.result.tile.shape)
+
+
+def _turned(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value:
+    """A product with one column as one with one row; their elements lie alike."""
+    (left, right), (over_left, over_right), (batch_left, batch_right) = op.operands, op.contract, op.batch
+    other = Dot(
+        operands=(right, left),
+        contract=(over_right, over_left),
+        batch=(batch_right, batch_left),
+        precision=op.precision,
+        loc=op.loc,
+    )
+    (found,) = rewriter.visit(other)
     return make.reshape(found, op.result.tile.shape)
 
 

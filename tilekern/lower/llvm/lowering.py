@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tilekern import source
-from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.lower.llvm import toolchain
 from tilekern.lower.llvm.atomics import shares_of
 from tilekern.lower.llvm.call import call
-from tilekern.lower.llvm.emit import emit
+from tilekern.lower.llvm.describe import describe
+from tilekern.lower.llvm.emit import emit, make_plan
 from tilekern.lower.llvm.legalize import legalize
 from tilekern.lower.llvm.program import Program
 
@@ -38,7 +38,8 @@ class LlvmLowering:
     def __init__(self, func: Func, machine: toolchain.Machine | None = None) -> None:
         self.func, self.machine = func, machine or toolchain.host()
         self._legal = legalize(func, self.machine)
-        self.program: Program = emit(self._legal, self.machine)
+        self._plan = make_plan(self._legal, self.machine)
+        self.program: Program = emit(self._legal, self._plan, self.machine)
         with source.at(func.loc):
             toolchain.check_scratch(self.program)
 
@@ -48,14 +49,9 @@ class LlvmLowering:
         return self.program.module.text
 
     @property
-    def plan(self) -> NoReturn:
-        """Not told yet."""
-        raise TargetError(
-            "there is no plan of a kernel for CPUs",
-            expected='a kernel lowered to a TPU, such as "tpu:v5e"',
-            got='target = "cpu:llvm"',
-            fix="look at .text",
-        )
+    def plan(self) -> str:
+        """The steps of a program of the grid, and where their tiles lie."""
+        return describe(self.program, self._plan, self._legal.body)
 
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
         """The outputs; traceable by JAX, when it lowers for the platform cpu."""
