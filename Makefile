@@ -5,10 +5,11 @@ PYTHON ?= $(shell for p in python3.12 python3 python; do \
 JOBS ?= 2# test processes
 gpu: OUT ?= bench/out/gpu# where `make gpu` puts its results
 bench-tpu: OUT ?= bench/out/tpu# and `make bench-tpu`
-ARGS ?=# more options of these two, see bench/README.md
+ARGS ?=# more options of the benchmarks, see bench/README.md
+PYTORCH := torch==2.13.0# the peer of `make bench`
 OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0 llvmlite==0.45.0# the oldest supported versions
 
-.PHONY: help demo test test-full test-oldest check bench bench-tpu gpu docs clean
+.PHONY: help demo test test-full test-oldest check bench pytorch bench-tpu gpu docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
 help:
@@ -17,7 +18,8 @@ help:
 	@echo 'make test-full    run also the slow tests, and more random examples'
 	@echo 'make test-oldest  run the smoke tests with the oldest supported jax and triton'
 	@echo 'make check        lint, check types and layers'
-	@echo 'make bench        measure speed and memory against XLA; check the limits'
+	@echo 'make bench        measure speed and memory against XLA and the peak of the CPU; check the limits'
+	@echo 'make pytorch      make an environment with PyTorch, against which `make bench` then measures, too'
 	@echo 'make bench-tpu    estimate the cycles of the TPU kernels and of their peers, without a TPU'
 	@echo 'make gpu          on a machine with an NVIDIA GPU: prove the kernels there, measure them against their peers'
 	@echo 'make docs         build the documentation into build/docs; a warning is an error'
@@ -45,7 +47,9 @@ check: .venv/installed-dev
 	@.venv/bin/lint-imports --no-logo
 
 bench: .venv/installed-cpu
-	@.venv/bin/python -m bench.run
+	@.venv/bin/python -m bench.run $(ARGS)
+
+pytorch: .venv-pytorch/installed
 
 bench-tpu: .venv/installed-bench
 	@.venv/bin/python -m bench.tpu_static --out $(OUT) $(ARGS)
@@ -62,7 +66,7 @@ docs: .venv/installed-docs
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 clean:
-	rm -rf .venv .venv-oldest build dist *.egg-info bench/out
+	rm -rf .venv .venv-oldest .venv-pytorch build dist *.egg-info bench/out
 	rm -rf .hypothesis .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -72,6 +76,14 @@ clean:
 
 .venv-oldest/installed-%: pyproject.toml
 	@$(call install,.venv-oldest,$*,$(OLDEST))
+
+# Any Python that PyTorch has a wheel for: nothing of ours is installed beside it.
+.venv-pytorch/installed:
+	@python=$$(for p in python3.11 python3.12 python3.13 python3; do command -v $$p && break; done); \
+	echo ".venv-pytorch: installing $(PYTORCH) for $$($$python --version)"; \
+	$$python -m venv .venv-pytorch >/dev/null 2>&1 || $$python -m venv --clear --without-pip .venv-pytorch || exit 1; \
+	pip=".venv-pytorch/bin/python -m pip"; $$pip --version >/dev/null 2>&1 || pip="$$python -m pip --python .venv-pytorch/bin/python"; \
+	$$pip install -qq --disable-pip-version-check '$(PYTORCH)' numpy && touch $@
 
 # $(call install,environment,extra,pins). Where Python ships without ensurepip, its own pip installs from outside.
 define install

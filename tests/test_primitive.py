@@ -127,15 +127,18 @@ def test_threads_call_at_once() -> None:
 # --- what a call costs ----------------------------------------------------------------------------------------------
 
 
-def test_many_calls_share_one_computation() -> None:
-    """24 layers of one model: the kernel's loop is in the program once."""
+@pytest.mark.parametrize(("target", "code"), [("cpu:xla", "stablehlo.while"), ("cpu:llvm", "@tilekern_llvm_")])
+def test_many_calls_share_one_computation(target: str, code: str) -> None:
+    """24 layers of one model: the kernel's loop, or the call of its code, is in the program once."""
+    if target == "cpu:llvm":
+        pytest.importorskip("llvmlite", reason="needs llvmlite")
 
     def model(x: Any, layers: int) -> Any:
         for _ in range(layers):
-            x = step(x)
+            x = step(x, target=target)
         return x
 
-    loops = [jax.jit(model, static_argnums=1).lower(X, layers).as_text().count("stablehlo.while") for layers in (1, 24)]
+    loops = [jax.jit(model, static_argnums=1).lower(X, layers).as_text().count(code) for layers in (1, 24)]
     assert loops[0] > 0
     assert loops[1] == loops[0]
 

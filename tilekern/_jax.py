@@ -106,10 +106,7 @@ def _of_code(code: CodeType, lasti: int) -> source.Loc:
 
 def user_loc(eqn: JaxprEqn) -> source.Loc:
     """The user's line that an equation comes from."""
-    return _loc_of(cast(Any, eqn.source_info.traceback))
-
-
-def _loc_of(traceback: Any) -> source.Loc:
+    traceback = cast(Any, eqn.source_info.traceback)
     if traceback is None:
         return source.UNKNOWN
     codes, lastis = cast(tuple[list[CodeType], list[int]], traceback.raw_frames())
@@ -147,12 +144,10 @@ class Site:
     Attributes:
       exporting: whether for `jax.export`, to run in another process.
       divided: among what XLA divides the program, in words; "" where it need not divide a kernel for TPUs.
-      loc: the user's line of the call.
     """
 
     exporting: bool
     divided: str
-    loc: source.Loc
 
 
 def register_lowering(made: Primitive, function: Callable[..., Any], platform: str | None = None) -> None:
@@ -162,8 +157,8 @@ def register_lowering(made: Primitive, function: Callable[..., Any], platform: s
         module = context.module_context
         exporting = bool(module.lowering_parameters.for_export)
         divided = _divided_among(module.axis_context) if platform == "tpu" else ""
-        site = Site(exporting, divided, _loc_of(context.traceback))
-        lowered = cast(Any, mlir.lower_fun(partial(function, site), multiple_results=True))
+        traced = partial(function, Site(exporting, divided))
+        lowered = cast(Any, mlir.lower_fun(traced, multiple_results=True))
         return lowered(context, *operands, **parameters)
 
     mlir.register_lowering(made, rule, platform=platform)

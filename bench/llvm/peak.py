@@ -94,7 +94,7 @@ class Peak:
         self._engine.finalize_object()
         address = self._engine.get_function_address("peak")
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(address)
-        numbers = np.random.default_rng(0).standard_normal((threads, 64), np.float32)
+        numbers = np.random.default_rng(0).standard_normal((threads, 128), np.float32)
         self._operands = numbers.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else numbers
         self._pool = ThreadPoolExecutor(threads)
         self._iterations = 10_000
@@ -112,7 +112,10 @@ class Peak:
 
 
 def loop(machine: Machine, dtype: DType) -> str:
-    """LLVM IR of `void peak(i64 iterations, ptr operands)`; of bfloat16 the machine must have products of pairs."""
+    """LLVM IR of `void peak(i64 iterations, ptr operands)`; the sums are stored behind both operands.
+
+    For bfloat16 the machine must have products of pairs.
+    """
     sums = f"<{machine.lanes} x float>"
     if dtype == "bfloat16":
         factors, function = (
@@ -143,7 +146,8 @@ def loop(machine: Machine, dtype: DType) -> str:
         "  br i1 %again, label %loop, label %done",
         "done:",
         *totals,
-        f"  store {sums} %s{count[-1]}, ptr %operands, align 2",
+        f"  %result = getelementptr i8, ptr %operands, i64 {2 * machine.vector_bytes}",
+        f"  store {sums} %s{count[-1]}, ptr %result, align 2",
         "  ret void",
         "}",
         f"declare {sums} {function}({parameters})",

@@ -72,7 +72,7 @@ def test_stages_print() -> None:
     traced = add.trace(*ARGUMENTS)
     assert str(traced) == str(traced.ir)
     assert str(parse(str(traced))) == str(traced)
-    lowered = traced.lower()
+    lowered = traced.lower("cpu:xla")
     assert str(lowered) == lowered.text
     assert lowered.text.startswith("module @jit_add")
     assert str(lowered.ir) == str(traced)

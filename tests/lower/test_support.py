@@ -19,6 +19,7 @@ from tilekern.ir.parse import OPS
 from tilekern.ir.types import BOOL, DTYPES, F64, DType, kind_of
 from tilekern.ir.verify import verify
 from tilekern.lower import support
+from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import BACKENDS, TARGETS
 from tilekern.lower.triton.build import build
@@ -73,6 +74,12 @@ def test_what_triton_rejects_is_atomics_that_gpus_lack() -> None:
 def test_what_mosaic_rejects_is_64_bits() -> None:
     rejected = [c for c in support.table() if c.backend == "mosaic" and c.reason]
     assert rejected and all(c.reason == "TPUs have no numbers of 64 bits" for c in rejected)
+
+
+def test_what_llvm_rejects_is_talking_while_it_runs() -> None:
+    pytest.importorskip("llvmlite", reason="needs llvmlite")
+    rejected = {(c.op, c.reason) for c in support.table() if c.backend == "llvm" and c.reason}
+    assert rejected == {(name, f"cpu:llvm has no {name}") for name in ("print", "assert")}
 
 
 @pytest.mark.slow
@@ -183,8 +190,22 @@ def by_mosaic(funcs: list[Func], many: list[list[np.ndarray]]) -> list[Any]:
     return jax.tree.map(np.asarray, jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})(many))
 
 
+def by_llvm(funcs: list[Func], many: list[list[np.ndarray]]) -> list[Any]:
+    pytest.importorskip("llvmlite", reason="needs llvmlite")
+    lowerings = [LlvmLowering(func) for func in funcs]
+
+    def run(many: list[list[np.ndarray]]) -> list[Any]:
+        return [lowering.run(*arrays) for lowering, arrays in zip(lowerings, many, strict=True)]
+
+    with jax.enable_x64(True):
+        return jax.tree.map(np.asarray, jax.jit(run)(many))
+
+
+RUN = [("xla", by_xla), ("triton", by_triton), ("mosaic", by_mosaic), ("llvm", by_llvm)]
+
+
 @pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize(("backend", "run"), [("xla", by_xla), ("triton", by_triton), ("mosaic", by_mosaic)])
+@pytest.mark.parametrize(("backend", "run"), RUN)
 def test_supported_cells_run(backend: str, run: Any, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     dtype = DTYPES[name]
     rows = [c.op for c in support.table() if (c.dtype, c.backend, c.reason) == (name, backend, "")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,7 +15,8 @@ from tests.lower.triton.test_call import opaque
 from tilekern import _jax
 from tilekern.errors import ArgumentError, TargetError
 from tilekern.lower.mosaic.chip import CHIPS
-from tilekern.lower.target import BACKENDS, DEFAULT, TARGETS, Target, on_platform, resolve
+from tilekern.lower import target
+from tilekern.lower.target import DEFAULT, TARGETS, Target, on_platform, resolve
 
 X = numbers(5)
 
@@ -26,16 +28,46 @@ def copy(x, out):
 
 
 def test_a_name_says_platform_and_model() -> None:
-    for name, target in TARGETS.items():
-        assert target.name == name
-        assert name.startswith(f"{target.platform}:")
-        assert not target.portable
+    for name, known in TARGETS.items():
+        assert known.name == name
+        assert name.startswith(f"{known.platform}:")
+        assert not known.portable and not known.falls_back
 
 
-def test_cpu_is_the_portable_backend() -> None:
-    assert resolve("cpu") is resolve("cpu:xla") is DEFAULT
-    np.testing.assert_array_equal(copy(X, target="cpu"), X)
-    np.testing.assert_array_equal(copy(X, target="cpu:xla"), X)
+@pytest.mark.parametrize(("installed", "backend"), [(True, "llvm"), (False, "xla")])
+def test_cpu_is_the_best_backend_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch, installed: bool, backend: str
+) -> None:
+    monkeypatch.setattr(target, "find_spec", lambda name: name == "llvmlite" and installed or None)
+    best = TARGETS[f"cpu:{backend}"]
+    assert resolve("cpu") == replace(best, falls_back=True)
+    assert on_platform("cpu", None) is best
+    assert on_platform("cpu", resolve("cpu")) is not DEFAULT
+    assert resolve(best.name) is best
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu:xla", "cpu:llvm"])
+def test_a_call_on_a_cpu(name: str) -> None:
+    if name == "cpu:llvm":
+        pytest.importorskip("llvmlite", reason="needs llvmlite")
+    np.testing.assert_array_equal(copy(X, target=name), X)
+
+
+def test_what_is_exported_is_portable() -> None:
+    """Machine code of this process is of no use to another one."""
+    assert on_platform("cpu", None, exporting=True) is DEFAULT
+    assert on_platform("cpu", resolve("cpu"), exporting=True).backend == "xla"
+    exported = jax.export.export(jax.jit(lambda x: copy(copy(x), target="cpu")))(X)
+    assert "custom_call" not in exported.mlir_module()
+    np.testing.assert_array_equal(exported.call(X), X)
+    with refused(
+        TargetError,
+        "a call with target='cpu:llvm' cannot be exported",
+        expected="another process",
+        got="machine code",
+        fix="leave target out",
+    ):
+        jax.export.export(jax.jit(lambda x: copy(x, target="cpu:llvm")))(X)  # <-
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda", "cuda:sm_70", "cpu:", "CPU", "", "tpu:v9"])
@@ -45,19 +77,7 @@ def test_a_target_that_does_not_exist(name: str) -> None:
         "there is no such target",
         expected="'cpu' or one of 'cpu:xla', 'cpu:llvm', 'cuda:sm_80'",
         got=f"target = {name!r}",
-        fix="this version lowers to 'cpu:xla', 'cuda:sm_80', 'cuda:sm_90', 'cuda:sm_100', 'tpu:v5e'",
-    ):
-        copy(X, target=name)  # <-
-
-
-@pytest.mark.parametrize("name", [n for n, t in TARGETS.items() if t.backend not in BACKENDS])
-def test_a_target_without_a_backend(name: str) -> None:
-    with refused(
-        TargetError,
-        f"tilekern has no backend for {name} yet",
-        expected="'cpu:xla'",
-        got=f"target = {name!r}",
-        fix="leave target out",
+        fix="this version lowers to 'cpu:xla', 'cpu:llvm', 'cuda:sm_80', 'cuda:sm_90', 'cuda:sm_100', 'tpu:v5e'",
     ):
         copy(X, target=name)  # <-
 
@@ -94,7 +114,7 @@ def test_the_gpu_that_is_here_decides(gpu: Any, capability: int | None, name: st
     gpu(capability)
     found = on_platform("cuda", None)
     assert (found.name, found.portable) == (name, portable)
-    assert on_platform("cpu", None) is on_platform("any other", None) is DEFAULT
+    assert on_platform("any other", None) is DEFAULT
 
 
 @pytest.mark.parametrize(
@@ -141,7 +161,7 @@ def test_a_gpu_that_is_too_old(gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu", "any other"])
-@pytest.mark.parametrize("asked", [t for t in TARGETS.values() if t.backend in BACKENDS], ids=lambda t: t.name)
+@pytest.mark.parametrize("asked", TARGETS.values(), ids=lambda t: t.name)
 def test_what_a_call_asks_for_it_gets_or_an_error(gpu: Any, asked: Target, platform: str) -> None:
     """The portable backend serves every platform; the others are for one."""
     gpu(90)

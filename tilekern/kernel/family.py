@@ -88,13 +88,12 @@ class Family:
         if target not in self._calls:
             self._calls[target] = self.program(target)
         if site.divided and target in self.indivisible:
-            with source.at(site.loc):
-                raise TargetError(
-                    f"XLA cannot divide the kernel {self.name} among TPUs",
-                    expected="a program for one device, or a call in jax.shard_map over all axes of the mesh",
-                    got=f"a program that XLA divides among {site.divided}",
-                    fix="wrap the call in jax.shard_map: then each device calls the kernel for its own part",
-                )
+            raise TargetError(
+                f"XLA cannot divide the kernel {self.name} among TPUs",
+                expected="a program for one device, or a call in jax.shard_map over all axes of the mesh",
+                got=f"a program that XLA divides among {site.divided}",
+                fix="wrap the call in jax.shard_map: then each device calls the kernel for its own part",
+            )
         return self._calls[target]
 
     @cached_property

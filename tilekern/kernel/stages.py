@@ -61,7 +61,8 @@ class Lowered:
     def plan(self) -> str:
         """What became of loops and accesses, in words.
 
-        For "tpu:…" of each, what that takes of vector memory, and why; for "cpu:llvm" the loop nests, and what they keep.
+        For "tpu:…" of each, what that takes of vector memory, and why; for "cpu:llvm" the loop nests, and the tiles
+        that they keep.
         """
         return self._lowered.plan
 
@@ -90,7 +91,10 @@ class Compiled:
 
     @property
     def asm(self) -> Mapping[str, Any]:
-        """What the compiler made, by language: "ttir", "ttgir", "ptx", "cubin", "sass" on a GPU, "llvm" and "s" by LLVM, "hlo" by XLA."""
+        """What the compiler made, by language.
+
+        "ttir", "ttgir", "ptx", "cubin" and "sass" on a GPU, "llvm" and "s" (assembly) by LLVM, "hlo" by XLA.
+        """
         return self._compiled.asm
 
     @property

@@ -122,7 +122,9 @@ def _cpu_here(exporting: bool = False) -> Target:
 
 def resolve(name: str) -> Target:
     """The target that a user names; "cpu" is the best one for a CPU."""
-    target = replace(_cpu_here(), falls_back=True) if name == "cpu" else TARGETS.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+    target = TARGETS.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+    if name == "cpu":
+        target = replace(_cpu_here(), falls_back=True)
     available = ", ".join(repr(t.name) for t in TARGETS.values() if t.backend in BACKENDS)
     if target is None:
         raise TargetError(

@@ -263,14 +263,14 @@ def test_settings_of_libtpu_are_made_where_no_chips_are(monkeypatch: pytest.Monk
 # --- lowering for a platform that is not here -----------------------------------------------------------------------
 
 
-def _tpu(exporting: bool, x: jax.Array) -> list[jax.Array]:
+def _tpu(site: _jax.Site, x: jax.Array) -> list[jax.Array]:
     with _jax.abstract_tpu("TPU v6 lite", 1):
         return [double(x)]
 
 
 double_p = _jax.primitive("test_double", lambda x: [_jax.ShapedArray(x.shape, x.dtype)], multiple_results=True)
 for _platform in (None, "cpu", "cuda"):
-    _jax.register_lowering(double_p, lambda exporting, x: [x * 2], _platform)
+    _jax.register_lowering(double_p, lambda site, x: [x * 2], _platform)
 _jax.register_lowering(double_p, jax.jit(_tpu, static_argnums=0), "tpu")
 
 
@@ -313,6 +313,67 @@ def test_lowering_inside_shard_map(kind: AxisType) -> None:
     with jax.set_mesh(mesh):
         mapped = jax.shard_map(call, in_specs=spec, out_specs=spec, check_vma=False)
         assert CUSTOM_CALL in jax.jit(mapped).trace(x).lower(lowering_platforms=("tpu",)).as_text()
+
+
+# --- several devices ------------------------------------------------------------------------------------------------
+
+
+@tk.kernel(out_type=lambda x: x)
+def scaled(x: tk.Ref, out: tk.Ref, *, block: tk.Block = 8) -> None:
+    i = tk.parallel(x.shape[0], block)
+    out[i] = x[i] * 2
+
+
+def divided(kind: AxisType, rows: int = 64) -> jax.ShapeDtypeStruct:
+    """An array whose rows are divided among half of four devices, which need not be here."""
+    mesh = AbstractMesh((2, 2), ("d", "e"), axis_types=(kind, kind))
+    return jax.ShapeDtypeStruct((rows, 4096), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("d", None)))
+
+
+def mapped(axes: set[str]) -> Any:
+    spec = PartitionSpec("d", None)
+    return jax.shard_map(scaled, axis_names=axes, in_specs=spec, out_specs=spec, check_vma=False)
+
+
+def for_tpu(function: Any, x: Any) -> str:
+    with jax.set_mesh(x.sharding.mesh):
+        return jax.jit(function).trace(x).lower(lowering_platforms=("tpu",)).as_text()
+
+
+each_kind = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+DIVIDED = {
+    "summary": "XLA cannot divide the kernel scaled among TPUs",
+    "expected": "a call in jax.shard_map over all axes of the mesh",
+    "fix": "wrap the call in jax.shard_map",
+}
+
+
+@pytest.mark.smoke
+@each_kind
+def test_a_kernel_is_not_divided_among_devices(kind: AxisType) -> None:
+    for_tpu(scaled, divided(kind).update(sharding=None)) if kind == AxisType.Auto else None
+    for function in (scaled, jax.vmap(scaled, in_axes=1, out_axes=1)):
+        with refused(TargetError, got="a program that XLA divides among 4 devices", **DIVIDED):
+            for_tpu(function, divided(kind))
+
+
+@each_kind
+def test_a_kernel_is_not_divided_in_a_shard_map_over_some_axes(kind: AxisType) -> None:
+    with refused(TargetError, got="a program that XLA divides among the mesh's 'e' of 2", **DIVIDED):
+        for_tpu(mapped({"d"}), divided(kind))
+
+
+@pytest.mark.smoke
+@each_kind
+def test_each_device_calls_the_kernel_in_a_shard_map(kind: AxisType) -> None:
+    assert CUSTOM_CALL in for_tpu(mapped({"d", "e"}), divided(kind))
+
+
+@each_kind
+def test_the_portable_backend_is_divided(kind: AxisType) -> None:
+    assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, target="cpu:xla"), divided(kind))
+    with pytest.warns(FallbackWarning, match="needs more VMEM"):
+        assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, block=1 << 14), divided(kind, rows=1 << 14))
 
 
 def test_pallas_needs_to_know_the_chip() -> None:

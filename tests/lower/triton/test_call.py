@@ -247,8 +247,8 @@ def test_the_programs_name_is_in_the_profile() -> None:
 CONSENT = [jax.export.DisabledSafetyCheck.custom_call(CUSTOM_CALL)]
 
 twice_p = _jax.primitive("twice", lambda x: _jax.ShapedArray(x.shape, x.dtype), multiple_results=False)
-_jax.register_lowering(twice_p, lambda exporting, x: [x * 2], platform="cpu")
-_jax.register_lowering(twice_p, lambda exporting, x: call(TWICE, BINARY, x), platform="cuda")
+_jax.register_lowering(twice_p, lambda site, x: [x * 2], platform="cpu")
+_jax.register_lowering(twice_p, lambda site, x: call(TWICE, BINARY, x), platform="cuda")
 
 
 def exported(*platforms: str, **options: Any) -> Any:

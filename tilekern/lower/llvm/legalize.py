@@ -25,7 +25,7 @@ from tilekern.ir.debug import Assert, Print
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.rewrite import Rewriter
-from tilekern.ir.shape import Iota, Transpose
+from tilekern.ir.shape import Broadcast, Iota, Transpose
 from tilekern.ir.types import BF16, BOOL, F16, F32, F64, I32, DType, is_float8, kind_of
 from tilekern.ir.verify import verify
 from tilekern.lower.llvm import thin
@@ -93,7 +93,7 @@ def _rule(machine: Machine, op: Op, rewriter: Rewriter) -> Sequence[Value] | Non
         case Sort() | TopK() if not op.result.tile.size:
             found = make.number(0, op.result.tile)
         case Sort():
-            found = None if _is_expanded(op) else expand_sort(make, op)
+            found = None if _is_expanded(op, rewriter) else expand_sort(make, op)
         case TopK():
             found = expand_top_k(make, op)
         case Dot():
@@ -181,10 +181,18 @@ def _key(make: Make, op: ArgReduce) -> Value:
     return make.select(make.of("ne", wide, wide), least, key)
 
 
-def _is_expanded(op: Sort) -> bool:
+def _is_expanded(op: Sort, rewriter: Rewriter) -> bool:
     """Whether a sort of integer keys finds positions."""
     keys = all(kind_of(x.tile.dtype) in ("signed", "unsigned") for x in op.operands)
-    return keys and op.pick == op.num_keys == len(op.operands) - 1 and op.operands[op.pick].tile.dtype == I32
+    return keys and op.pick == op.num_keys == len(op.operands) - 1 and _is_place(op, rewriter)
+
+
+def _is_place(op: Sort, rewriter: Rewriter) -> bool:
+    """Whether a sort picks out of the numbers 0, 1, ... of each line."""
+    found, dim = rewriter.definition(op.operands[op.pick]), op.dim
+    if isinstance(found, Broadcast) and dim in found.dims:
+        found, dim = rewriter.definition(found.operands[0]), found.dims.index(dim)
+    return isinstance(found, Iota) and found.dtype == I32 and found.dim == dim
 
 
 # --- dots ----------------------------------------------------------------------------------------------------------
