@@ -23,7 +23,66 @@ _FUNCTIONS: dict[Monoid, str] = {"sum": "add", "prod": "mul", "max": "max", "min
 
 def emit(e: Elements, group: Group) -> None:
     """Emit the loop nest."""
-    over(e, group.space[:-1], lambda place: _row(e, group, place))
+    if not _in_fours(e, group):
+        over(e, group.space[:-1], lambda place: _row(e, group, place))
+        return
+
+    def fours(outer: Place) -> None:
+        def body(i: Reg) -> None:
+            with e.scope():
+                _four_rows(e, group, outer, index_of(i))
+
+        e.code.loop(0, group.space[-2], 4, body)
+
+    over(e, group.space[:-2], fours)
+
+
+def _in_fours(e: Elements, group: Group) -> bool:
+    """Whether rows are reduced four at once: then their totals are found together, in a few shuffles."""
+    if not group.reduces or len(group.space) < 2:
+        return False
+    return group.space[-2] % 4 == 0 and group.space[-1] > 0 and group.space[-1] % e.code.module.machine.lanes == 0
+
+
+def _four_rows(e: Elements, group: Group, outer: Place, first: Index) -> None:
+    """All that four rows of the last dim need."""
+    code, lanes, reduces = e.code, e.code.module.machine.lanes, group.reduces
+    name = code.fresh("i")
+    rows = [(*outer, first.shifted(n)) for n in range(4)]
+    for row in rows:
+        e.ahead(group.sources, row, f"%{name}")
+    starts = [known(_identity(op), op.result.tile.dtype, lanes) for op in reduces] * 4
+
+    def body(i: Reg, *totals: Reg) -> list[Reg]:
+        with e.scope():
+            found = [x for row in rows for x in _vector(e, group, (*row, index_of(i, 1)), lanes)]
+            return [combine(code, op, t, x) for op, t, x in zip(reduces * 4, totals, found, strict=True)]
+
+    many = code.loop(0, group.space[-1], lanes, body, *starts, index=name)
+    for n, op in enumerate(reduces):
+        e.put(op.result, _four_in_one(code, op, many[n :: len(reduces)]), (*outer, Index(first.terms, first.const, 1)))
+
+
+def _four_in_one(code: Code, op: Reduce, rows: list[Reg]) -> Reg:
+    """The totals of four vectors, as one vector of four lanes."""
+    lanes, parts = rows[0].type.lanes, 1  # each vector has so many parts, one for a row
+    while len(rows) > 1:
+        size = lanes // parts
+        low = [p * size + n for p in range(2 * parts) for n in range(size // 2)]
+        pairs = zip(rows[::2], rows[1::2], strict=True)
+        rows = [_halves(code, op, a, b, low, size // 2) for a, b in pairs]
+        parts *= 2
+    (x,) = rows
+    while x.type.lanes > parts:
+        size = x.type.lanes // parts
+        low = [p * size + n for p in range(parts) for n in range(size // 2)]
+        x = _halves(code, op, x, x, low, size // 2)
+    return x
+
+
+def _halves(code: Code, op: Reduce, a: Reg, b: Reg, low: list[int], size: int) -> Reg:
+    """The lanes `low` of two vectors, each with the lane `size` further on."""
+    return combine(code, op, code.shuffle(a, b, low), code.shuffle(a, b, [n + size for n in low]))
 
 
 def over(e: Elements, shape: tuple[int, ...], body: Callable[[Place], None], place: Place = ()) -> None:

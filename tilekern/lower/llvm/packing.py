@@ -78,9 +78,29 @@ def _interleaved(e: Elements, shape: Shape, batch: Place, first: Index, columns:
         return words(k, free.plus(first), lanes)
 
     whole = shape.depth // 2 if shape.pairs else shape.depth
-    over(e, (whole,), lambda k: pack_row(e, shifted, k[0], columns, base, row, ZERO))
+    wide = 2 * e.code.module.machine.lanes
+
+    def line(k: Place) -> None:
+        if shape.pairs and columns % wide == 0:
+            for n in range(0, columns, wide):
+                _zip(e, shape, batch, k[0], first.shifted(n), e.number(k[0].times(row).shifted(n)), base)
+        else:
+            pack_row(e, shifted, k[0], columns, base, row, ZERO)
+
+    over(e, (whole,), line)
     if shape.words > whole:
         pack_row(e, shifted, Index(const=whole), columns, base, row, ZERO)
+
+
+def _zip(e: Elements, shape: Shape, batch: Place, k: Index, first: Index, at: Reg, base: Reg) -> None:
+    """Word number k of two vectors of columns: the elements of two rows by turns."""
+    code, lanes = e.code, e.code.module.machine.lanes
+    free = Index(first.terms, first.const, 1)
+    one, two = (e.at(shape.op.operands[1], (*batch, k.times(2).shifted(n), free), 2 * lanes) for n in (0, 1))
+    for half in (0, 1):
+        order = [n + side * 2 * lanes for n in range(half * lanes, (half + 1) * lanes) for side in (0, 1)]
+        words = code.emit(Type("i32", lanes), f"bitcast {code.shuffle(one, two, order)} to <{lanes} x i32>")
+        code.store(words, code.at(code.at(base, at, "i32"), half * lanes, "i32"))
 
 
 def _transposed(e: Elements, shape: Shape, batch: Place, first: Index, columns: int, base: Reg, row: int) -> None:
