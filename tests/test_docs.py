@@ -18,7 +18,7 @@ KERNELS = sorted(path.parent.name for path in (DOCS.parent / "kernels").glob("*/
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 PAGES = {str(page.relative_to(DOCS)): page.read_text() for page in sorted(DOCS.rglob("*.md"))}
 PAGES_WITH_CODE = [name for name, text in PAGES.items() if EXAMPLE.search(text)]
-NEEDS = {"gpu.md": "triton", "tpu.md": "libtpu"}
+NEEDS = {"cpu.md": "llvmlite", "gpu.md": "triton", "tpu.md": "libtpu"}
 
 
 @pytest.mark.parametrize("name", PAGES_WITH_CODE)
@@ -48,7 +48,7 @@ def test_what_a_page_shows_is_compared() -> None:
 
 
 def test_the_pages_with_code_are_found() -> None:
-    known = {"contracts.md", "gpu.md", "index.md", "ir.md", "reference.md", "tpu.md", "tutorial.md"}
+    known = {"contracts.md", "cpu.md", "gpu.md", "index.md", "ir.md", "reference.md", "tpu.md", "tutorial.md"}
     assert known <= set(PAGES_WITH_CODE)
     assert not [name for name, text in PAGES.items() if text.count("```python") != len(EXAMPLE.findall(text))]
 

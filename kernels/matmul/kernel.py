@@ -102,5 +102,6 @@ def _tpu(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str) -> dict[
     block_m = tiled(rows, 512 if target in ("tpu:v5e", "tpu:v5p") else 1024, 8)
     block_n = tiled(columns, 1024 // max(1, x.dtype.itemsize // 2), 128)
     inner, fetched = x.shape[1], 2 * (block_m + block_n) * x.dtype.itemsize
-    fits = inner * fetched <= 40 << 20  # of the 64 MiB of vector memory that every TPU has
+    copied = 4 * block_m * 4 if x.dtype == jnp.float32 else 0  # into the parts that the matrix units multiply
+    fits = inner * (fetched + copied) <= 40 << 20  # of the 64 MiB of vector memory that every TPU has
     return {"block_m": block_m, "block_n": block_n, "block_k": max(1, inner) if fits else tiled(inner, 2048, 128)}

@@ -20,9 +20,14 @@ CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES f
 def family(name: str, case: str, dtype: str) -> TileFamily:
     """What the library's function calls for a case, and nothing else: all blocks are the schedule's."""
     (found,) = (c for c in CASES[name] if c.name == case)
+    return family_of(name, found, dtype)
+
+
+def family_of(name: str, case: Any, dtype: str) -> TileFamily:
+    """The same for any case, the small one of a real one for example."""
     function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
-    arrays = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
-    jaxpr = jax.make_jaxpr(partial(function, **getattr(found, "keywords", {})))(*arrays)
+    arrays = jax.eval_shape(partial(case.arrays, dtype=dtype), jax.random.key(0))
+    jaxpr = jax.make_jaxpr(partial(function, **getattr(case, "keywords", {})))(*arrays)
     (call,) = _calls(jaxpr)
     return call
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests.lower.llvm.machines import AVX2, AVX512, runs_here
 from tests.lower.mosaic.forms import every_form, form_of
 from tests.lower.mosaic.loops import OneLoop, in_two
 from tests.programs import Program, assert_agrees, programs
@@ -22,6 +23,8 @@ from tilekern.ir.parse import parse
 from tilekern.ir.text import to_text
 from tilekern.ir.types import DTYPES
 from tilekern.ir.verify import verify
+from tilekern.lower.llvm.lowering import LlvmLowering
+from tilekern.lower.llvm.machine import Machine
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS
 from tilekern.lower.triton.build import build
@@ -75,6 +78,39 @@ def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: py
     if not optimize:
         monkeypatch.setattr(plan, "BATCH_BYTES", 64)
     check(seeds_of(chunk), partial(by_xla, optimize=optimize))
+
+
+# --- the LLVM backend ------------------------------------------------------------------------------------------------
+
+
+def by_llvm(programs: Sequence[Program], machine: Machine | None) -> Sequence[Sequence[np.ndarray]]:
+    """The outputs of programs that are called from one function, with 64-bit types."""
+    lowerings = [LlvmLowering(pipeline.run(p.func), machine) for p in programs]
+
+    def together(*arrays: Sequence[jax.Array]) -> Any:
+        return tuple(tuple(lowering.run(*x)) for lowering, x in zip(lowerings, arrays, strict=True))
+
+    arrays = [p.arrays for p in programs]
+    with jax.enable_x64(True):
+        return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
+
+
+@chunks(4)
+def test_llvm_code_agrees_with_the_interpreter(chunk: int) -> None:
+    pytest.importorskip("llvmlite", reason="needs llvmlite")
+    check(seeds_of(chunk), partial(by_llvm, machine=None))
+
+
+# Fewer programs: what other CPUs do in a way of their own is little.
+_OTHERS = 150
+
+
+@pytest.mark.parametrize("machine", [AVX2, AVX512], ids=lambda m: m.cpu)
+@chunks(1)
+def test_llvm_code_for_lesser_machines_agrees_with_the_interpreter(chunk: int, machine: Machine) -> None:
+    if not runs_here(machine):
+        pytest.skip(f"needs a CPU that runs code for {machine.cpu}")
+    check(range(chunk * _OTHERS, (chunk + 1) * _OTHERS), partial(by_llvm, machine=machine))
 
 
 # --- the Triton backend ----------------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ import jax.experimental.pallas as pl
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+import tilekern as tk
 from tests.lang.checks import refused
 from tests.lower.mosaic.kernels import TILE, double, large, looked_up, needs_libtpu
 from tilekern import _jax, source
-from tilekern.errors import CompileError, DependencyError, ResourceError
+from tilekern.errors import CompileError, DependencyError, FallbackWarning, ResourceError, TargetError
 from tilekern.lower.mosaic import toolchain
 from tilekern.lower.mosaic.chip import CHIPS, Chip
 from tilekern.lower.mosaic.compile import asm, compile_ahead, vmem_used
@@ -282,6 +283,7 @@ def call(x: jax.Array) -> jax.Array:
 
 ALL = ("cpu", "cuda", "tpu")
 CUSTOM_CALL = "stablehlo.custom_call @tpu_custom_call"
+each_kind = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 
 
 @pytest.mark.parametrize("platforms", [("tpu",), ALL])
@@ -305,7 +307,7 @@ def test_lowering_for_a_tpu_does_not_change_what_runs_here() -> None:
     np.testing.assert_array_equal(step(jnp.ones(X.shape)), np.full(X.shape, 8, np.float32))
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@each_kind
 def test_lowering_inside_shard_map(kind: AxisType) -> None:
     mesh = jax.make_mesh((1,), ("d",), axis_types=(kind,))
     spec = PartitionSpec("d", None)
@@ -324,6 +326,9 @@ def scaled(x: tk.Ref, out: tk.Ref, *, block: tk.Block = 8) -> None:
     out[i] = x[i] * 2
 
 
+ROWS = jax.ShapeDtypeStruct((64, 4096), jnp.float32)
+
+
 def divided(kind: AxisType, rows: int = 64) -> jax.ShapeDtypeStruct:
     """An array whose rows are divided among half of four devices, which need not be here."""
     mesh = AbstractMesh((2, 2), ("d", "e"), axis_types=(kind, kind))
@@ -335,12 +340,15 @@ def mapped(axes: set[str]) -> Any:
     return jax.shard_map(scaled, axis_names=axes, in_specs=spec, out_specs=spec, check_vma=False)
 
 
+def traced(function: Any, x: Any) -> Any:
+    with jax.sharding.use_abstract_mesh(x.sharding.mesh):
+        return jax.jit(function).trace(x)
+
+
 def for_tpu(function: Any, x: Any) -> str:
-    with jax.set_mesh(x.sharding.mesh):
-        return jax.jit(function).trace(x).lower(lowering_platforms=("tpu",)).as_text()
+    return traced(function, x).lower(lowering_platforms=("tpu",)).as_text()
 
 
-each_kind = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 DIVIDED = {
     "summary": "XLA cannot divide the kernel scaled among TPUs",
     "expected": "a call in jax.shard_map over all axes of the mesh",
@@ -351,16 +359,21 @@ DIVIDED = {
 @pytest.mark.smoke
 @each_kind
 def test_a_kernel_is_not_divided_among_devices(kind: AxisType) -> None:
-    for_tpu(scaled, divided(kind).update(sharding=None)) if kind == AxisType.Auto else None
-    for function in (scaled, jax.vmap(scaled, in_axes=1, out_axes=1)):
-        with refused(TargetError, got="a program that XLA divides among 4 devices", **DIVIDED):
-            for_tpu(function, divided(kind))
+    assert CUSTOM_CALL in jax.jit(scaled).trace(ROWS).lower(lowering_platforms=("tpu",)).as_text()  # for one device
+    with refused(TargetError, got="a program that XLA divides among 4 devices", **DIVIDED):
+        traced(scaled, divided(kind)).lower(lowering_platforms=("tpu",))  # <-
+
+
+@each_kind
+def test_calls_under_vmap_are_not_divided_among_devices(kind: AxisType) -> None:
+    with refused(TargetError, got="a program that XLA divides among 4 devices", **DIVIDED):
+        traced(lambda x: jax.vmap(scaled)(x[None])[0], divided(kind)).lower(lowering_platforms=("tpu",))  # <-
 
 
 @each_kind
 def test_a_kernel_is_not_divided_in_a_shard_map_over_some_axes(kind: AxisType) -> None:
     with refused(TargetError, got="a program that XLA divides among the mesh's 'e' of 2", **DIVIDED):
-        for_tpu(mapped({"d"}), divided(kind))
+        traced(mapped({"d"}), divided(kind)).lower(lowering_platforms=("tpu",))  # <-
 
 
 @pytest.mark.smoke
@@ -372,8 +385,11 @@ def test_each_device_calls_the_kernel_in_a_shard_map(kind: AxisType) -> None:
 @each_kind
 def test_the_portable_backend_is_divided(kind: AxisType) -> None:
     assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, target="cpu:xla"), divided(kind))
+
+
+def test_what_falls_back_to_the_portable_backend_is_divided() -> None:
     with pytest.warns(FallbackWarning, match="needs more VMEM"):
-        assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, block=1 << 14), divided(kind, rows=1 << 14))
+        assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, block=1 << 14), divided(AxisType.Auto, rows=1 << 14))
 
 
 def test_pallas_needs_to_know_the_chip() -> None:

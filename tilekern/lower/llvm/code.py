@@ -216,10 +216,6 @@ class Code:
         """The label of the block that is being written."""
         return self._label
 
-    def comment(self, text: str) -> None:
-        """A line for readers."""
-        self.lines.append(f"  ; {text}")
-
     def emit(self, type: Type, text: str) -> Reg:
         """An instruction with a result."""
         name = f"%{self.fresh()}"

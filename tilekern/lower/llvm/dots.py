@@ -142,7 +142,9 @@ def _left(e: Elements, shape: Shape, form: Form, batch: Place, spare: Reg) -> _M
     if form.packs_left:
         # Word k of all rows, then the next one.
         for_k = words_over(e, shape, 0, batch)
-        over(e, (shape.words,), lambda k: pack_row(e, for_k, k[0], shape.rows, spare, shape.rows, Index()))
+        over(e, (shape.whole_words,), lambda k: pack_row(e, for_k, k[0], shape.rows, spare, shape.rows, Index()))
+        if shape.words > shape.whole_words:
+            pack_row(e, for_k, Index(const=shape.whole_words), shape.rows, spare, shape.rows, Index())
         return _Matrix(spare, word, shape.rows * word)
     distances, item = _distances(value, e.closures), shape.dtype.itemsize
     contracted = shape.contract[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilekern.ir.compute import Bitcast, Convert, Select
 from tilekern.ir.core import Op
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.types import BF16, BOOL, DType, kind_of
+from tilekern.ir.types import BF16, BOOL, F16, DType, kind_of
 from tilekern.lower.llvm.code import Code, Reg
 from tilekern.lower.llvm.functions import function
 from tilekern.lower.llvm.types import computed
@@ -156,6 +156,9 @@ def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = Fal
         return code.cast("bitcast", wide, "float")
     if dtype == BF16:
         return _to_bfloat16(code, x, flushes)
+    if dtype == F16:
+        # LLVM must not see what is rounded here: it would move a sign by rounding from float64, which has no code.
+        x = code.intrinsic("llvm.arithmetic.fence", x)
     if kinds == ("float", "float"):
         return code.cast("fpext" if dtype.itemsize > source.itemsize else "fptrunc", x, scalar)
     if kinds[0] == "float":

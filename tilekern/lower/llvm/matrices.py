@@ -52,6 +52,11 @@ class Shape:
         """The dtype of the result."""
         return self.op.result.tile.dtype
 
+    @property
+    def whole_words(self) -> int:
+        """Those with all of their elements; the last pair may have one only."""
+        return self.depth // 2 if self.pairs else self.depth
+
     def lanes(self, machine: Machine) -> int:
         """The columns in one register."""
         return machine.vector_bytes // self.sums.itemsize

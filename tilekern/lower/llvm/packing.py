@@ -77,7 +77,7 @@ def _interleaved(e: Elements, shape: Shape, batch: Place, first: Index, columns:
     def shifted(k: Index, free: Index, lanes: int) -> Reg:
         return words(k, free.plus(first), lanes)
 
-    whole = shape.depth // 2 if shape.pairs else shape.depth
+    whole = shape.whole_words
     wide = 2 * e.code.module.machine.lanes
 
     def line(k: Place) -> None:

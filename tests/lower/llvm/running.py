@@ -1,0 +1,113 @@
+"""Tasks of a program, called one by one without XLA: on memory between pages that must not be touched, in any order."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from typing import Any, Literal
+
+import numpy as np
+
+from tilekern.ir.core import Array
+from tilekern.lower.llvm import toolchain
+from tilekern.lower.llvm.atomics import shares_of
+from tilekern.lower.llvm.lowering import LlvmLowering
+from tilekern.lower.llvm.program import TASK
+
+End = Literal["begin", "end"]
+Place = Callable[[int], "Memory"]
+"""Allocates so many bytes."""
+
+_PAGE = mmap.PAGESIZE
+_names = itertools.count()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Some bytes."""
+
+    address: int
+    nbytes: int
+    owner: Any
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """The memory as an array."""
+        raw = (ctypes.c_char * self.nbytes).from_address(self.address)
+        return np.frombuffer(raw, np.uint8).view(dtype).reshape(shape) if self.nbytes else np.zeros(shape, dtype)
+
+
+def anywhere(nbytes: int) -> Memory:
+    """Memory with nothing special around it, aligned to 64 bytes."""
+    owner = np.empty(nbytes + 64, np.uint8)
+    return Memory(-(-owner.ctypes.data // 64) * 64, nbytes, owner)
+
+
+def guarded(end: End) -> Place:
+    """Memory that begins, or ends, at a page which the process may neither read nor write."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+    def allocate(nbytes: int) -> Memory:
+        inner = max(1, -(-nbytes // _PAGE)) * _PAGE
+        owner = mmap.mmap(-1, inner + 2 * _PAGE)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(owner))
+        for guard in (first, first + _PAGE + inner):
+            assert libc.mprotect(guard, _PAGE, 0) == 0, ctypes.get_errno()
+        # Memory of no byte must not be touched at all: its address is that of a guard.
+        last = first + _PAGE + inner - nbytes
+        return Memory(first + _PAGE if end == "begin" and nbytes else last, nbytes, owner)
+
+    return allocate
+
+
+def run(lowering: LlvmLowering, inputs: Sequence[Array], place: Place = anywhere, seed: int | None = None) -> list[Array]:
+    """The outputs, whose memory held garbage; if there is a `seed`, tasks run in a random order."""
+    program, func = lowering.program, lowering.func
+    shares = shares_of(lowering._legal)
+    types = [(p.ref.shape, p.ref.dtype) for p in func.outputs] + [(s.shape, s.dtype) for s in shares]
+    arrays = [np.asarray(x, p.ref.dtype) for x, p in zip(inputs, func.inputs, strict=True)]
+    before = [_placed(x, place) for x in arrays]
+    behind: list[tuple[Memory, Array]] = []
+    for number, (shape, dtype) in enumerate(types):
+        zeroed = number in program.zeroed
+        filled = np.full(int(np.prod(shape)) * dtype.itemsize, 0 if zeroed else 0xA5, np.uint8)
+        if dtype == np.bool_:
+            filled &= 1
+        behind.append(_placed(filled.view(dtype).reshape(shape), place))
+    for number, param in enumerate(func.outputs):
+        if param in func.inputs:
+            at = func.inputs.index(param)
+            behind[number] = before[at]
+    scratch = place(-(-program.scratch // 64) * 64)
+    addresses = (ctypes.c_void_p * (len(before) + len(behind)))(*(m.address for m, _ in (*before, *behind)))
+    tasks = list(range(program.tasks))
+    if seed is not None:
+        Random(seed).shuffle(tasks)
+    task = _task(lowering)
+    for number in tasks:
+        task(ctypes.addressof(addresses), number, scratch.address)
+    outputs = [x.copy() for _, x in behind]
+    for share, parts in zip(shares, outputs[len(func.outputs) :], strict=True):
+        at = func.outputs.index(share.ref)
+        outputs[at] = (outputs[at].astype(share.dtype) + parts.sum(0, dtype=share.dtype)).astype(outputs[at].dtype)
+    return outputs[: len(func.outputs)]
+
+
+def _placed(array: Array, place: Place) -> tuple[Memory, Array]:
+    memory = place(array.nbytes)
+    found = memory.array(array.shape, array.dtype)
+    found[...] = array
+    return memory, found
+
+
+@cache
+def _task(lowering: LlvmLowering) -> Callable[[int, int, int], None]:
+    """The program's function `TASK`."""
+    code = toolchain._Codegen(lowering.text, lowering.machine).object()
+    address = toolchain._link(f"task{next(_names)}", code, TASK, {})
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(address)

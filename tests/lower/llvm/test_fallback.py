@@ -1,0 +1,172 @@
+"""What LLVM code does not cover runs by the portable backend, with one warning; or is an error, if asked for by name."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tilekern as tk
+from tests.lang.checks import like_first, numbers, refused
+from tilekern.errors import DependencyError, FallbackWarning, ResourceError, TargetError
+from tilekern.lower import target
+from tilekern.lower.llvm import toolchain
+
+pytest.importorskip("llvmlite", reason="needs llvmlite")
+
+X = numbers(6)
+
+
+def fresh() -> tk.Kernel:
+    """A kernel that nobody has lowered yet: families remember what they lowered."""
+
+    @like_first
+    def doubled(x, out):
+        i = tk.parallel(6, 4)
+        out[i] = x[i] * 2
+
+    return doubled
+
+
+def large(rows: int) -> Any:
+    """A kernel that keeps all of a gigabyte and more: a sorted line of int64."""
+
+    @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct((1,), x.dtype))
+    def sorted_all(x, out):
+        tile = jnp.broadcast_to(x[0], (rows,)) + jnp.arange(rows, dtype=x.dtype)
+        out[0] = jnp.sort(tile)[-1]
+
+    return sorted_all
+
+
+def falls_back(call: Any, *reasons: str) -> np.ndarray:
+    """The result of a call that warns once, and not again."""
+    with pytest.warns(FallbackWarning) as caught:
+        found = np.asarray(call())
+    assert len(caught) == 1
+    message = str(caught[0].message)
+    for part in ("runs on cpu by the portable backend", *reasons):
+        assert part in message
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        np.testing.assert_array_equal(np.asarray(call()), found)
+    return found
+
+
+def look_again() -> None:
+    """The toolchain forgets what it knows of llvmlite and of the machine."""
+    toolchain.llvmlite.cache_clear()
+    toolchain.host.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """After a test the toolchain finds what there is."""
+    yield
+    look_again()
+
+
+def test_no_warning_where_nothing_is_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        np.testing.assert_array_equal(fresh()(X), 2 * X)
+
+
+def test_llvmlite_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then `cpu` is the portable backend, and no warning is due."""
+    monkeypatch.setattr(target, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    look_again()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        np.testing.assert_array_equal(fresh()(X), 2 * X)
+        np.testing.assert_array_equal(fresh()(X, target="cpu"), 2 * X)
+    with refused(
+        DependencyError,
+        "the target cpu needs llvmlite",
+        expected="llvmlite >=",
+        got="ModuleNotFoundError",
+        fix="pip install 'tilekern[cpu]'",
+    ):
+        fresh()(X, target="cpu:llvm")  # <-
+
+
+@pytest.mark.parametrize("asked", [None, "cpu"])
+def test_llvmlite_does_not_load(monkeypatch: pytest.MonkeyPatch, asked: str | None) -> None:
+    def load(name: str) -> Any:
+        raise OSError("libllvmlite.so: cannot open shared object file")
+
+    monkeypatch.setattr(toolchain.importlib, "import_module", load)
+    look_again()
+    made = fresh()
+    found = falls_back(lambda: made(X, target=asked), "the target cpu needs llvmlite", "libllvmlite.so")
+    np.testing.assert_array_equal(found, 2 * X)
+    with pytest.raises(DependencyError, match="libllvmlite"):
+        made(X, target="cpu:llvm")
+
+
+def test_llvmlite_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    import llvmlite
+
+    monkeypatch.setattr(llvmlite, "__version__", "0.44.0")
+    look_again()
+    made = fresh()
+    np.testing.assert_array_equal(falls_back(lambda: made(X), "not supported", "llvmlite 0.44.0"), 2 * X)
+
+
+def test_a_cpu_without_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = toolchain.llvmlite().get_host_cpu_features()
+    older = {name: there and name not in ("avx2", "neon") for name, there in features.items()} | {"neon": False}
+    monkeypatch.setattr(toolchain.llvmlite(), "get_host_cpu_features", lambda: older)
+    toolchain.host.cache_clear()
+    made = fresh()
+    np.testing.assert_array_equal(falls_back(lambda: made(X), "CPU without the needed features", "AVX2"), 2 * X)
+    with pytest.raises(TargetError, match="CPU without the needed features"):
+        made(X, target="cpu:llvm")
+
+
+@like_first
+def talking(x, out):
+    i = tk.parallel(6, 4)
+    jax.debug.print("{}", x[i])
+    out[i] = x[i]
+
+
+def test_an_op_that_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    np.testing.assert_array_equal(falls_back(lambda: talking(X), "cpu:llvm has no print", "jax.debug.print"), X)
+    jax.effects_barrier()
+    assert "1. 2. 3. 4." in capfd.readouterr().out
+    with pytest.raises(TargetError, match="cpu:llvm has no print") as caught:
+        talking(X, target="cpu:llvm")
+    assert (caught.value.loc.file, caught.value.got) == (__file__, "print")
+
+
+def test_a_refused_op_in_a_batch_and_a_loop() -> None:
+    rows = jnp.stack([X, -X])
+    with pytest.warns(FallbackWarning, match="cpu:llvm has no print"):
+        found = jax.jit(jax.vmap(lambda x: talking(x)))(rows)
+    np.testing.assert_array_equal(found, rows)
+
+
+def test_too_much_scratch() -> None:
+    made, x = large(1 << 28), np.zeros(1, np.int64)
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda x: made(x)).trace(x)
+        with pytest.warns(FallbackWarning, match="needs too much memory(.|\n)*1073741824 bytes(.|\n)*smaller blocks"):
+            text = traced.lower().as_text()
+        assert "tilekern_llvm" not in text
+        with pytest.raises(ResourceError, match="sorted_all needs too much memory") as caught:
+            made.trace(x).lower("cpu:llvm")
+    assert (caught.value.loc.file, caught.value.fix) == (__file__, "use smaller blocks")
+    assert "at most 1073741824 bytes for each thread" in str(caught.value)
+
+
+def test_scratch_that_just_fits() -> None:
+    made, x = large(1 << 12), np.full(1, 3, np.int32)
+    np.testing.assert_array_equal(made(x), [4098])
