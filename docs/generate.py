@@ -8,5 +8,4 @@ BUILD = Path(__file__).parent.parent / "build"
 
 if __name__ == "__main__":
     BUILD.mkdir(exist_ok=True)
-    # Two notes of one cell: side by side they would be read as one link.
     (BUILD / "support.md").write_text(markdown())

@@ -134,12 +134,12 @@ def test_a_cpu_without_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
 @like_first
 def talking(x, out):
     i = tk.parallel(6, 4)
-    jax.debug.print("{}", x[i])
+    tk.debug_print("{}", x[i])
     out[i] = x[i]
 
 
 def test_an_op_that_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    np.testing.assert_array_equal(falls_back(lambda: talking(X), "cpu:llvm has no print", "jax.debug.print"), X)
+    np.testing.assert_array_equal(falls_back(lambda: talking(X), "cpu:llvm has no print", "tk.debug_print"), X)
     jax.effects_barrier()
     assert "1. 2. 3. 4." in capfd.readouterr().out
     with pytest.raises(TargetError, match="cpu:llvm has no print") as caught:
