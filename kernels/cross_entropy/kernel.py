@@ -118,9 +118,17 @@ def _cuda(hidden: Any, weight: Any, labels: Any, target: str) -> dict[str, int]:
 
 
 @cross_entropy_forward.schedule("tpu")
-def _tpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
-    """A tile of logits of 2 MiB; of the weights, all of the width at once where that is at most 8 MiB."""
+def _tpu(hidden: Any, weight: Any, labels: Any, target: str) -> dict[str, int]:
+    """A tile of logits of 2 MiB; of the weights, all of the width at once where that is at most 8 MiB.
+
+    Half as many logits where the whole rows and columns that make them would not fit. On v6e these have twice the room:
+    by the static estimate narrow tiles of float32 are 3 % slower there, and 1 % faster on v5e.
+    """
     (tokens, width), itemsize = hidden.shape, hidden.dtype.itemsize
-    block_v = tiled(weight.shape[1], 1024, 128)
+    block_t, block_v = tiled(tokens, 512, 128), tiled(weight.shape[1], 1024, 128)
     block_d = max(1, width) if width * block_v * itemsize <= 8 << 20 else tiled(width, 2048, 128)
-    return {"block_t": tiled(tokens, 512, 128), "block_v": block_v, "block_d": block_d}
+    copied = 4 * block_t * block_d * 4 if hidden.dtype == jnp.float32 else 0  # into what the matrix units multiply
+    most = 100 << 20 if target == "tpu:v6e" else 50 << 20
+    if 2 * width * (block_t + block_v) * itemsize + copied > most:
+        block_v = tiled(weight.shape[1], 512, 128)
+    return {"block_t": block_t, "block_v": block_v, "block_d": block_d}

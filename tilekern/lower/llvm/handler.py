@@ -22,6 +22,7 @@ import numpy as np
 
 from tilekern.lower.llvm.code import I1, I8, I32, I64, PTR, VOID, Code, Module, Reg, Type, constant
 from tilekern.lower.llvm.machine import Machine
+from tilekern.lower.llvm.processor import ieee, pause
 from tilekern.lower.llvm.program import TASK, Program
 
 HANDLER = "tilekern_handler"
@@ -107,7 +108,11 @@ _NEXT = _Field(0, I64)  # the first task that nobody has claimed
 _DONE = _Field(64, I64)  # how many tasks have ended
 _USERS = _Field(128, I64)  # how many threads will still touch the job
 _TASK, _TASKS, _SCRATCH = _Field(192, PTR), _Field(200, I64), _Field(208, I64)  # what to run
+_SHARES = _Field(216, I64)  # a thread claims so many times less than what is left
 _ADDRESSES = _Field(256, PTR)  # of the buffers
+
+# How often a thread comes back for more, about: neighbouring tasks touch neighbouring memory, the rest is for balance.
+_SHARES_OF_THREAD = 8
 
 
 @dataclass(frozen=True)
@@ -289,6 +294,7 @@ def _run_tasks(code: Code, check: _Checks, frame: Reg, work: _Work) -> None:
         for place, value in ((_TASK, work.task), (_TASKS, work.tasks), (_SCRATCH, work.scratch)):
             place.store(code, job, value)
         helpers = _helpers(code, check.api, frame, work.tasks)
+        _SHARES.store(code, job, code.binary("mul", code.binary("add", helpers, 1), _SHARES_OF_THREAD))
         _NEXT.store(code, job, constant(0, I64))
         _DONE.store(code, job, constant(0, I64))
         _USERS.store(code, job, code.binary("add", helpers, 1))
@@ -300,8 +306,7 @@ def _run_tasks(code: Code, check: _Checks, frame: Reg, work: _Work) -> None:
 
 def _helpers(code: Code, api: Reg, frame: Reg, tasks: Reg) -> Reg:
     """How many threads may take part besides this one; none if XLA does not tell."""
-    number = code.slot(I64)
-    code.store(constant(1, I64), number)
+    number = _variable(code, constant(1, I64))
     with code.when(code.compare("icmp sgt", tasks, 1)):
         arguments = _arguments(code, 32, _FRAME_CONTEXT.load(code, frame), number)
         error = _invoke(code, _NUM_THREADS.load(code, api), arguments)
@@ -329,14 +334,13 @@ def _schedule(code: Code, api: Reg, frame: Reg, job: Reg, helpers: Reg) -> None:
 def _wait(code: Code, job: Reg, tasks: Reg) -> None:
     """Until every task has ended. What is waited for runs already: nobody claims a task and then sleeps."""
     look, again, other, ended = (code.fresh(name) for name in ("look", "again", "yield", "ended"))
-    looks = code.slot(I64)
-    code.store(constant(0, I64), looks)
+    looks = _variable(code, constant(0, I64))
     code.branch(look)
     code.label(look)
     done = code.emit(I64, f"load atomic i64, {_DONE.address(code, job)} acquire, align 8")
     code.branch_if(code.compare("icmp sge", done, tasks), ended, again)
     code.label(again)
-    _pause(code)
+    pause(code)
     count = code.binary("add", code.load(I64, looks), 1)
     code.store(count, looks)
     code.branch_if(code.compare("icmp ugt", count, _SPINS), other, look)
@@ -350,19 +354,26 @@ def _wait(code: Code, job: Reg, tasks: Reg) -> None:
 
 
 def _loop(code: Code, job: Reg, scratch: Reg) -> None:
-    """`void loop(job*, scratch*)`: run tasks as long as there are any."""
+    """`void loop(job*, scratch*)`: run tasks as long as there are any, a few neighbours at a time, in the end one."""
     claim, run, none = (code.fresh(name) for name in ("claim", "run", "none"))
     task, tasks, addresses = _TASK.load(code, job), _TASKS.load(code, job), _ADDRESSES.address(code, job)
-    count = code.slot(I64)
-    code.store(constant(0, I64), count)
-    with _ieee(code):
+    count = _variable(code, constant(0, I64))
+    with ieee(code):
         code.branch(claim)
         code.label(claim)
-        number = code.emit(I64, f"atomicrmw add {_NEXT.address(code, job)}, i64 1 monotonic")
-        code.branch_if(code.compare("icmp slt", number, tasks), run, none)
+        seen = code.emit(I64, f"load atomic i64, {_NEXT.address(code, job)} monotonic, align 8")
+        left = code.intrinsic("llvm.smax", code.binary("sub", tasks, seen), 0)
+        portion = code.intrinsic("llvm.umax", code.binary("udiv", left, _SHARES.load(code, job)), 1)
+        first = code.emit(I64, f"atomicrmw add {_NEXT.address(code, job)}, {portion} monotonic")
+        code.branch_if(code.compare("icmp slt", first, tasks), run, none)
         code.label(run)
-        code.do(f"call void {task.text}({addresses}, {number}, {scratch})")
-        code.store(code.binary("add", code.load(I64, count), 1), count)
+        end = code.intrinsic("llvm.smin", code.binary("add", first, portion), tasks)
+
+        def one(number: Reg) -> None:
+            code.do(f"call void {task.text}({addresses}, {number}, {scratch})")
+
+        code.loop(first, end, 1, one)
+        code.store(code.binary("add", code.load(I64, count), code.binary("sub", end, first)), count)
         code.branch(claim)
         code.label(none)
     code.emit(I64, f"atomicrmw add {_DONE.address(code, job)}, {code.load(I64, count)} release")
@@ -395,47 +406,13 @@ def _scratch(code: Code, size: Reg) -> Generator[tuple[Reg, Reg]]:
     """Memory of a thread's own, aligned to 64 bytes, and whether there was enough."""
     large = code.compare("icmp ugt", size, _MAX_STACK)
     stack = code.emit(PTR, f"alloca i8, {code.select(large, 0, size)}, align 64")
-    place = code.slot(PTR)
-    code.store(_NULL, place)
+    place = _variable(code, _NULL)
     with code.when(large):
         code.store(code.call("aligned_alloc", PTR, constant(64, I64), size), place)
     heap = code.load(PTR, place)
     scratch = code.select(large, heap, stack)
     yield scratch, code.compare("icmp ne", scratch, _NULL)
     code.call("free", VOID, heap)
-
-
-@contextmanager
-def _ieee(code: Code) -> Generator[None]:
-    """What is called inside runs with subnormals, rounds to nearest and traps nothing."""
-    module = code.module
-    if module.machine.is_x86:
-        save, load = "llvm.x86.sse.stmxcsr", "llvm.x86.sse.ldmxcsr"
-        for name in (save, load):
-            module.declare(name, VOID, [PTR])
-        saved, mode = code.slot(I32), code.slot(I32)
-        code.call(save, VOID, saved)
-        code.store(constant(0x1F80, I32), mode)  # Intel's manual, volume 1, 10.2.3: the value after a reset
-        code.call(load, VOID, mode)
-        yield
-        code.call(load, VOID, saved)
-    else:
-        module.declare("llvm.aarch64.get.fpcr", I64, [])
-        module.declare("llvm.aarch64.set.fpcr", VOID, [I64])
-        before = code.call("llvm.aarch64.get.fpcr", I64)
-        code.call("llvm.aarch64.set.fpcr", VOID, constant(0, I64))
-        yield
-        code.call("llvm.aarch64.set.fpcr", VOID, before)
-
-
-def _pause(code: Code) -> None:
-    """Tell the CPU that this loop waits."""
-    if code.module.machine.is_x86:
-        code.module.declare("llvm.x86.sse2.pause", VOID, [])
-        code.call("llvm.x86.sse2.pause", VOID)
-    else:
-        code.module.declare("llvm.aarch64.hint", VOID, [I32])
-        code.call("llvm.aarch64.hint", VOID, constant(1, I32))  # yield
 
 
 # --- structs ---------------------------------------------------------------------------------------------------------
@@ -449,6 +426,13 @@ def _arguments(code: Code, size: int, *pointers: Reg) -> Reg:
     for number, pointer in enumerate(pointers):
         _Field(16 + 8 * number, PTR).store(code, struct, pointer)
     return struct
+
+
+def _variable(code: Code, value: Reg) -> Reg:
+    """A place on the stack that holds a value at first."""
+    place = code.slot(value.type)
+    code.store(value, place)
+    return place
 
 
 def _invoke(code: Code, function: Reg, arguments: Reg) -> Reg:

@@ -1,0 +1,56 @@
+"""The plan of a Func in words, one line a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from tilekern.ir.core import Block, Func
+from tilekern.lower.llvm import emit
+from tilekern.lower.llvm.legalize import legalize
+from tilekern.lower.llvm.machine import Machine
+from tilekern.lower.llvm.plan import plan
+from tilekern.lower.llvm.slots import place
+from tilekern.lower.llvm.steps import AnyStep, Copies, Group, Plan, Step
+
+
+def planned(func: Func, machine: Machine) -> tuple[Func, Plan]:
+    """The legal Func, and its plan with places."""
+    legal = legalize(func, machine)
+    found = plan(legal, partial(emit._needs, machine))
+    place(legal, found)
+    return legal, found
+
+
+def words(legal: Func, found: Plan) -> list[str]:
+    """Its steps, those of regions indented; of copies those that are made."""
+    return list(_block(found, legal.body, ""))
+
+
+def every_step(found: Plan) -> list[AnyStep]:
+    """All steps."""
+    return [step for steps in found.steps.values() for step in steps]
+
+
+def _block(found: Plan, block: Block, indent: str) -> Iterator[str]:
+    for step in found.steps[block]:
+        match step:
+            case Group():
+                yield indent + _group(step)
+            case Copies():
+                moves = [(a, b) for a, b in step.moves if a.root is not b.root and a.nbytes]
+                if moves:
+                    yield f"{indent}copy {' '.join(str(a.nbytes) for a, _ in moves)}"
+            case Step():
+                results = " ".join(str(r.type) for r in step.op.results)
+                yield f"{indent}{step.op.name} {results}{' added' if step.init else ''}".rstrip()
+                for region in step.op.regions:
+                    yield from _block(found, region, indent + "  ")
+
+
+def _group(group: Group) -> str:
+    parts = [f"for {list(group.space)}:"]
+    parts += [f"keep {m.value.type}" for m in group.maps]
+    parts += [f"{op.monoid}" for op in group.reduces]
+    parts += [f"store {op.ref.name}" for op in group.stores]
+    return " ".join(parts)
