@@ -56,6 +56,8 @@ class _Planner:
         self._computed: dict[AnyStep, dict[Value, bool]] = {}
         uses = [v for op in func.walk() for v in (*op.operands, *(r for b in op.regions for r in b.results))]
         self._uses = Counter(uses)
+        # What dots in loops read again and again is copied: in the array its rows may be far apart.
+        self._lefts = {op.operands[0] for op in func.walk() if isinstance(op, Dot)}
         self._fused = dict(_sums_of_dots(func, self._uses))
 
     def run(self) -> Plan:
@@ -254,7 +256,7 @@ class _Planner:
 
     def _control(self, op: Fold | While | Switch) -> None:
         for value in _free(op):
-            if not self._closures.kept(value) and self._closures.cost(value) > 0:
+            if not self._closures.kept(value) and (value in self._lefts or self._closures.cost(value) > 0):
                 self._keep(value)
         inits = op.inits if isinstance(op, Fold) else op.operands if isinstance(op, While) else op.results
         slots = [Slot(v.tile.nbytes) if v.tile.shape else None for v in op.results]

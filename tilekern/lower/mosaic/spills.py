@@ -28,7 +28,7 @@ from tilekern.lower.mosaic.chip import LANES, SUBLANES, Chip, padded_bytes
 from tilekern.lower.mosaic.unroll import Rounds
 
 _PARTS = {"ieee": 3, "bf16x6": 3, "bf16x3": 2}
-_IN_STRETCHES = {"tpu:7x": (512, 4 << 20)}  # chips that cut more rows than that into stretches; bytes of copies
+_IN_STRETCHES = {"tpu:7x": (512, 4 << 20)}  # chips that cut rows into stretches, for at most so many columns; bytes
 _SMALL = 208 << 10  # fits the registers
 _IN_REGISTERS = 16 * LANES  # columns of eight rows that fit them
 _MOST_OPS = 2000
@@ -84,8 +84,9 @@ def _copied(op: Op, made: Mapping[Value, Op], chip: Chip) -> int:
     """What a dot copies of its left operand.
 
     Float32 is cut into three narrow parts, which take as much as four copies with the operand itself (measured: 4.0 to
-    4.9), but for what is computed and multiplied once. Others stay in registers, unless they pass through the matrix
-    units many times in depth, and for several stretches of columns.
+    4.9), but for what is computed and multiplied once; on 7x, of rows for up to 512 columns only 1 to 3 MiB are cut at a
+    time (measured). Others stay in registers, unless they pass through the matrix units many times in depth, and for
+    several stretches of columns.
     """
     if not isinstance(op, Dot):
         return 0
@@ -97,8 +98,8 @@ def _copied(op: Op, made: Mapping[Value, Op], chip: Chip) -> int:
     once = prod(rhs.shape[d] for d in op.free(1)) <= LANES  # the operand is multiplied with one stretch of columns
     if lhs.dtype == F32 and op.precision in _PARTS:
         copies = 0 if there and once else (_PARTS[op.precision] + (not there)) * size
-        rows, most = _IN_STRETCHES.get(chip.name, (0, 0))
-        return min(copies, most) if prod(lhs.shape[d] for d in op.free(0)) > rows > 0 else copies
+        columns, most = _IN_STRETCHES.get(chip.name, (0, 0))
+        return min(copies, most) if prod(rhs.shape[d] for d in op.free(1)) <= columns else copies
     depth = prod(lhs.shape[d] for d in op.contract[0])
     return 0 if there or once or depth < 4 * chip.matrix_size else size
 
