@@ -12,7 +12,7 @@ from tilekern.kernels.blocks import even, power_of_two, tiled
 TILE_ELEMENTS = 1 << 20
 
 # The elements of a tile that stay in a second-level cache, and the least number of tiles, for cores to share.
-CACHED_ELEMENTS, SHARED_TILES = 1 << 18, 16
+CACHED_ELEMENTS, SHARED_TILES = 1 << 16, 16
 
 # Elements of a tile for each thread of a GPU: two loads of 16 bytes for 16-bit numbers, four for float32. With all
 # threads of a multiprocessor that is 64 KiB and more on the way, and the memory is busy from about 32 KiB on.

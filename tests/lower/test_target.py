@@ -14,8 +14,8 @@ from tests.lang.checks import like_first, numbers, refused
 from tests.lower.triton.test_call import opaque
 from tilekern import _jax
 from tilekern.errors import ArgumentError, TargetError
-from tilekern.lower.mosaic.chip import CHIPS
 from tilekern.lower import target
+from tilekern.lower.mosaic.chip import CHIPS
 from tilekern.lower.target import DEFAULT, TARGETS, Target, on_platform, resolve
 
 X = numbers(5)
@@ -38,7 +38,7 @@ def test_a_name_says_platform_and_model() -> None:
 def test_cpu_is_the_best_backend_that_is_installed(
     monkeypatch: pytest.MonkeyPatch, installed: bool, backend: str
 ) -> None:
-    monkeypatch.setattr(target, "find_spec", lambda name: name == "llvmlite" and installed or None)
+    monkeypatch.setattr(target, "find_spec", lambda name: (name == "llvmlite" and installed) or None)
     best = TARGETS[f"cpu:{backend}"]
     assert resolve("cpu") == replace(best, falls_back=True)
     assert on_platform("cpu", None) is best

@@ -65,7 +65,9 @@ def guarded(end: End) -> Place:
     return allocate
 
 
-def run(lowering: LlvmLowering, inputs: Sequence[Array], place: Place = anywhere, seed: int | None = None) -> list[Array]:
+def run(
+    lowering: LlvmLowering, inputs: Sequence[Array], place: Place = anywhere, seed: int | None = None
+) -> list[Array]:
     """The outputs, whose memory held garbage; if there is a `seed`, tasks run in a random order."""
     program, func = lowering.program, lowering.func
     shares = shares_of(lowering._legal)

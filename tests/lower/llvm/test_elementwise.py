@@ -67,7 +67,7 @@ def check(func: Func, names: list[str], arrays: list[Array], machine: Machine | 
 
 
 def _assert_close(got: Array, wanted: Array) -> None:
-    """Neighbours of each other, or as far apart as the bound of a function and the interpreter's own error add up to."""
+    """Neighbours; in float32 as far apart as the bound of a function and the interpreter's own error add up to."""
     if got.dtype.itemsize == 8:
         return  # the interpreter is no better than the code
     apart = 2 if got.dtype.itemsize == 4 else 1

@@ -1,4 +1,4 @@
-"""What LLVM code does not cover runs by the portable backend, with one warning; or is an error, if asked for by name."""
+"""What LLVM code does not cover runs by the portable backend, with a warning; if asked for by name it is an error."""
 
 from __future__ import annotations
 

@@ -49,4 +49,6 @@ def missing(assembly: str) -> set[str]:
 
 
 def test_a_function_that_is_missing_is_found() -> None:
-    assert missing("\nours:\n\tcallq\tours\n\tbl\tmemcpy\n\tcallq\t__truncdfhf2_of_nobody\n") == {"__truncdfhf2_of_nobody"}
+    assert missing("\nours:\n\tcallq\tours\n\tbl\tmemcpy\n\tcallq\t__truncdfhf2_of_nobody\n") == {
+        "__truncdfhf2_of_nobody"
+    }

@@ -84,9 +84,9 @@ def _copied(op: Op, made: Mapping[Value, Op], chip: Chip) -> int:
     """What a dot copies of its left operand.
 
     Float32 is cut into three narrow parts, which take as much as four copies with the operand itself (measured: 4.0 to
-    4.9), but for what is computed and multiplied once; on 7x, of rows for up to 512 columns only 1 to 3 MiB are cut at a
-    time (measured). Others stay in registers, unless they pass through the matrix units many times in depth, and for
-    several stretches of columns.
+    4.9), but for what is computed and multiplied once; on 7x, for up to 512 columns, only 1 to 3 MiB of them are there
+    at a time (measured). Others stay in registers, unless they pass through the matrix units many times in depth, and
+    for several stretches of columns.
     """
     if not isinstance(op, Dot):
         return 0
