@@ -47,6 +47,27 @@ def anywhere(nbytes: int) -> Memory:
     return Memory(-(-owner.ctypes.data // 64) * 64, nbytes, owner)
 
 
+class Canaries:
+    """Memory between bytes that must stay as they are: finds stray stores, and lets the process live."""
+
+    _MARGIN, _BYTE = 128, 0xC3
+
+    def __init__(self) -> None:
+        self._given: list[Memory] = []
+
+    def __call__(self, nbytes: int) -> Memory:
+        memory = anywhere(nbytes + 2 * self._MARGIN)
+        memory.array((memory.nbytes,), np.uint8)[...] = self._BYTE
+        self._given.append(memory)
+        return Memory(memory.address + self._MARGIN, nbytes, memory.owner)
+
+    def untouched(self) -> bool:
+        """Whether they did."""
+        all_bytes = [m.array((m.nbytes,), np.uint8) for m in self._given]
+        around = (part for x in all_bytes for part in (x[: self._MARGIN], x[-self._MARGIN :]))
+        return all((part == self._BYTE).all() for part in around)
+
+
 def guarded(end: End) -> Place:
     """Memory that begins, or ends, at a page which the process may neither read nor write."""
     libc = ctypes.CDLL(None, use_errno=True)

@@ -104,14 +104,16 @@ def test_computed_operands_are_kept_and_of_float32_three_parts_too(dtype: str, w
     assert spilled_bytes(func.body, V5E, {}) == expected
 
 
-@pytest.mark.parametrize(("rows", "v5e", "on_7x"), [(512, 4, 4), (2048, 16, 4)])
-def test_7x_cuts_many_rows_into_stretches(rows: int, v5e: int, on_7x: int) -> None:
-    func = parse(f"""func @f(%x: ref<f32[{rows}, 512], in>, %w: ref<f32[512, 512], in>,
-           %o: ref<f32[{rows}, 512], out>) {{
+@pytest.mark.parametrize(
+    ("rows", "columns", "v5e", "on_7x"), [(512, 512, 4, 4), (2048, 512, 16, 4), (2048, 640, 16, 16)]
+)
+def test_7x_cuts_rows_into_stretches_for_few_columns(rows: int, columns: int, v5e: int, on_7x: int) -> None:
+    func = parse(f"""func @f(%x: ref<f32[{rows}, 512], in>, %w: ref<f32[512, {columns}], in>,
+           %o: ref<f32[{rows}, {columns}], out>) {{
   %0 = load %x[0 +: {rows}!, 0 +: 512!] : f32[{rows}, 512]
-  %1 = load %w[0 +: 512!, 0 +: 512!] : f32[512, 512]
-  %2 = dot(%0, %1) {{contract=[[1], [0]]}} : f32[{rows}, 512]
-  store %2 to %o[0 +: {rows}!, 0 +: 512!]
+  %1 = load %w[0 +: 512!, 0 +: {columns}!] : f32[512, {columns}]
+  %2 = dot(%0, %1) {{contract=[[1], [0]]}} : f32[{rows}, {columns}]
+  store %2 to %o[0 +: {rows}!, 0 +: {columns}!]
 }}
 """)
     assert spilled_bytes(func.body, V5E, {}) == v5e << 20

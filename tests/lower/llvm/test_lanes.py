@@ -1,0 +1,60 @@
+"""Masked vectors of which few lanes are left, where LLVM once stored more than the mask allowed."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.lower.llvm.machines import here
+from tests.lower.llvm.running import Canaries, Memory, run
+from tilekern.ir.parse import parse
+from tilekern.kernels.softmax.kernel import softmax_forward
+from tilekern.lower.llvm.lowering import LlvmLowering
+
+pytest.importorskip("llvmlite", reason="needs llvmlite")
+
+# Rows of `width` elements in tiles of 16: of the last one few lanes are stored, and behind them begins another row.
+ROWS = """
+func @rows(%x: ref<{dtype}[5, {width}], in>, %out: ref<{dtype}[5, {width}], out>) {{
+  grid %i in i[5 by 1], %j in j[{width} by 16]
+  %0 = load %x[%i, 16*%j +: 16] : {dtype}[16]
+  store %0 to %out[%i, 16*%j +: 16]
+}}"""
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 15, 17, 18, 19, 31, 33])
+@pytest.mark.parametrize("dtype", ["i8", "f8e5m2", "bf16", "f16", "i16", "f32", "f64"])
+def test_lanes_beyond_an_edge_stay_as_they_are(dtype: str, width: int) -> None:
+    """In several orders of tasks, so that what one stores too much is not stored over again by the next."""
+    func = parse(ROWS.format(dtype=dtype, width=width))
+    (param,) = func.inputs
+    x = (np.arange(5 * width) % 60 + 1).astype(param.ref.dtype).reshape(5, width)
+    for machine in (None, *here()):
+        lowering = LlvmLowering(func, machine)
+        for order in (None, 1, 2):
+            place = Canaries()
+            (found,) = run(lowering, [x], place, seed=order)
+            assert found.tobytes() == x.tobytes() and place.untouched(), (machine, order)
+
+
+@pytest.mark.parametrize("columns", [17, 18, 19, 33])
+def test_softmax_of_rows_of_one_block_and_a_little(columns: int) -> None:
+    """LLVM 22 stores 32 bits for a vector of 16-bit elements whose mask is known to have one lane."""
+    x = np.random.default_rng(0).standard_normal((64, columns)).astype(ml_dtypes.bfloat16)
+    func = softmax_forward.trace(x, block_rows=64, block_columns=16).lower("cpu:xla").ir
+    wide = np.exp(x.astype(np.float64))
+    for machine in (None, *here()):
+        place = Canaries()
+        (found,) = run(LlvmLowering(func, machine), [x], place)
+        np.testing.assert_allclose(found.astype(np.float64), wide / wide.sum(1, keepdims=True), rtol=2**-7)
+        assert place.untouched(), machine
+
+
+def test_a_stray_store_is_found() -> None:
+    place = Canaries()
+    memory = place(10)
+    memory.array((10,), np.uint8)[...] = 0
+    assert place.untouched()
+    Memory(memory.address + 10, 1, memory.owner).array((1,), np.uint8)[...] = 0
+    assert not place.untouched()
