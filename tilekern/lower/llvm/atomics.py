@@ -14,8 +14,8 @@ import numpy as np
 
 from tilekern.ir.core import Func, Value
 from tilekern.ir.memory import Atomic
-from tilekern.ir.types import F32, DType, accumulator, is_float8, kind_of
-from tilekern.lower.llvm.code import Code, Reg, Type
+from tilekern.ir.types import F32, F64, DType, accumulator, is_float8, kind_of
+from tilekern.lower.llvm.code import I1, Code, Reg, Type
 from tilekern.lower.llvm.elements import Elements
 from tilekern.lower.llvm.elementwise import convert
 from tilekern.lower.llvm.groups import over
@@ -117,29 +117,22 @@ def _update(code: Code, op: Atomic, x: Reg, address: Reg) -> None:
 def _exchange(code: Code, op: Atomic, x: Reg, address: Reg) -> None:
     """Exchange the element for the extreme of both until nobody else has changed it meanwhile."""
     dtype = op.ref.ref.dtype
-    type = stored(dtype).integer
-    before = code.load(type, address)
-    again, done, start = code.fresh("again"), code.fresh("done"), code.here
+    type, scalar = stored(dtype).integer, computed(dtype).scalar
+    before, start = code.load(type, address), code.here
+    again, done = code.fresh("again"), code.fresh("done")
+    seen, found = Reg(code.fresh_value(), type), code.fresh_value()
     code.branch(again)
     code.label(again)
-    seen = Reg(code.fresh_value(), type)
-    back = f"{seen.text}.back"
-    code.do(f"{seen.text} = phi {type} [{before.text}, %{start}], [{back}, %{{latch}}]")
-    position = len(code.lines) - 1
-    now = code.cast("bitcast", seen, computed(dtype).scalar)
-    narrow = computed(dtype).scalar.startswith("i")
-    wide, other = now, x
-    if narrow or computed(dtype).scalar == "half":
-        wide, other = _widened(code, now, dtype), _widened(code, x, dtype)
-    better = code.compare("fcmp ogt" if op.kind == "max" else "fcmp olt", other, wide)
-    takes = code.binary("or", better, code.compare("fcmp uno", other, other))
-    kept = code.binary("and", takes, code.compare("fcmp ord", wide, wide))
-    new = code.cast("bitcast", code.select(kept, x, now), type.scalar)
-    pair = code.fresh_value()
-    code.do(f"{pair} = cmpxchg ptr {address.text}, {seen}, {new} monotonic monotonic")
-    code.do(f"{back} = extractvalue {{ {type}, i1 }} {pair}, 0")
-    won = code.fresh_value()
-    code.do(f"{won} = extractvalue {{ {type}, i1 }} {pair}, 1")
-    code.lines[position] = code.lines[position].replace("{latch}", code.here)
-    code.branch_if(Reg(won, now.type.of("i1")), done, again)
+    code.do(f"{seen.text} = phi {type} [{before.text}, %{start}], [{found}, %{again}]")
+    now = code.cast("bitcast", seen, scalar)
+    old, new = (now, x) if dtype in (F32, F64) else (_widened(code, now, dtype), _widened(code, x, dtype))
+    better = code.compare("fcmp ogt" if op.kind == "max" else "fcmp olt", new, old)
+    better = code.binary("or", better, code.compare("fcmp uno", new, new))  # NaN wins, the first one stays
+    takes = code.binary("and", better, code.compare("fcmp ord", old, old))
+    wanted = code.cast("bitcast", code.select(takes, x, now), type.scalar)
+    pair, won = code.fresh_value(), Reg(code.fresh_value(), I1)
+    code.do(f"{pair} = cmpxchg ptr {address.text}, {seen}, {wanted} monotonic monotonic")
+    code.do(f"{found} = extractvalue {{ {type}, i1 }} {pair}, 0")
+    code.do(f"{won.text} = extractvalue {{ {type}, i1 }} {pair}, 1")
+    code.branch_if(won, done, again)
     code.label(done)

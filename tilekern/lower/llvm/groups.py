@@ -222,8 +222,9 @@ def lanes_in_one(code: Code, monoid: Monoid, dtype: DType, x: Reg) -> Reg:
     """All lanes under a monoid: the upper half with the lower half, and so on."""
     while x.type.lanes > 1:
         half = x.type.lanes // 2
-        low, high = (code.shuffle(x, x, range(at, at + half)) for at in (0, half))
         if half == 1:
-            low, high = code.extract(low, 0), code.extract(high, 0)
+            low, high = code.extract(x, 0), code.extract(x, 1)
+        else:
+            low, high = (code.shuffle(x, x, range(at, at + half)) for at in (0, half))
         x = combined(code, monoid, dtype, high, low)
     return x
