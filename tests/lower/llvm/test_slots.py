@@ -101,6 +101,9 @@ class Run:
     def group(self, group: Group) -> None:
         leaves = self.closures.of(group.space, group.sources).leaves
         written = [m.slot for m in group.maps] + [slot for _, slot in group.keeps]
+        for position in (v for op in group.stores for v in op.positions):
+            apart = self.closures.of(position.tile.shape, [position]).leaves
+            leaves |= dict.fromkeys(apart, False)
         self.check(leaves)
         for leaf, lanewise in leaves.items():
             slot = self.closures.slots.get(leaf)

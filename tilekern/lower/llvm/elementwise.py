@@ -167,7 +167,11 @@ def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = Fal
         return code.cast("sitofp" if kinds[0] == "signed" else "uitofp", x, scalar)
     if dtype.itemsize < source.itemsize and source != BOOL:
         return code.cast("trunc", x, scalar)
-    return code.cast("sext" if kinds[0] == "signed" else "zext", x, scalar)
+    found = code.cast("sext" if kinds[0] == "signed" else "zext", x, scalar)
+    if source == BOOL and x.type.lanes in (2, 4) and code.module.machine.vector_bytes == 64:
+        # LLVM 22 counts so few bools, where a sum of them ends, as the bits of an i2 or i4, which it cannot select.
+        return code.binary("xor", found, code.splat(code.cast("sext", code.hidden_false(), scalar), x.type.lanes))
+    return found
 
 
 def _to_bfloat16(code: Code, x: Reg, flushes: bool) -> Reg:

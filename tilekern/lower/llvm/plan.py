@@ -90,9 +90,8 @@ class _Planner:
             case Dot():
                 self._dot(op, op.result, None)
             case Store() if op.value.tile.shape:
-                self._group(op.value.tile.shape, [v for v in (op.value, op.mask) if v is not None], op).stores.append(
-                    op
-                )
+                values = [v for v in (op.value, op.mask, *op.positions) if v is not None]
+                self._group(op.value.tile.shape, values, op).stores.append(op)
             case Reduce() if op.dims[0] == len(op.operands[0].tile.shape) - 1:
                 self._keep_large(op.operands[0])
                 group = self._group(op.operands[0].tile.shape, op.operands)

@@ -98,6 +98,8 @@ class _Placing:
             for m in step.maps:
                 self._of(m.slot).writes.append(use)
             self._read(step.space, step.sources, use)
+            for position in (v for op in step.stores for v in op.positions):
+                self._read(position.tile.shape, [position], use, lanewise=False)
         elif step.op.regions:
             return  # the inner steps read and write
         else:
