@@ -90,6 +90,18 @@ func @f(%x: ref<i32[12, 3, 5], in>, %y: ref<f32[1, 1, 2], in>, %o: ref<f32[5, 1,
   %35 = not(%25) : bool[1, 5]
   store %26 to %p[%j +: 1!, gather(5*%i - %19 + 4, 5)!] mask %35
 }""",
+    "the mask of a store was read after the next one had taken its place": """
+func @f(%x: ref<i32[8], in>, %m: ref<bool[8], in>, %o: ref<i32[8], zeros>) {
+  %0 = load %x[0 +: 8] : i32[8]
+  %1 = load %m[0 +: 8] : bool[8]
+  %2 = constant 0 : i32[]
+  %3 = constant 2 : i32[]
+  %4 = fold %k0 in k0[2 by 1] from %2 to %3 with %c = %1 do {
+    store %0 to %o[0 +: 8!] mask %c
+    %5 = constant false : bool[8]
+    yield %5
+  } : bool[8]
+}""",
     "a sort that picks other integers than positions picked positions": """
 func @f(%x: ref<i32[4], in>, %y: ref<i32[4], in>, %o: ref<i32[4], out>) {
   %0 = load %x[0 +: 4] : i32[4]

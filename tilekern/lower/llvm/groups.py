@@ -187,6 +187,9 @@ def _vector(e: Elements, group: Group, place: Place, lanes: int) -> list[Reg]:
     mapped = [e.at(m.value, place, lanes) for m in group.maps]
     stored = [e.at(op.value, place, lanes) for op in group.stores]
     reduced = [e.at(op.operands[0], place, lanes) for op in group.reduces]
+    for op in group.stores:
+        if op.mask is not None:
+            e.at(op.mask, place, lanes)  # known from here on: a tile may take its place
     for m, x in zip(group.maps, mapped, strict=True):
         e.store(x, e.slot(m.slot), group.space, m.value.tile.dtype, place)
     for op, x in zip(group.stores, stored, strict=True):
