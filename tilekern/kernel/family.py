@@ -126,17 +126,21 @@ class TileFamily(Family):
         return lower(self.func(target), target, self.launch(target))
 
     def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
-        lowering = self._lowered_or_portable(target)
+        lowering = self._lowered_as_asked(target)
         if isinstance(lowering, MosaicLowering):
             self.indivisible.add(target)
         program = partial(lowering.run)
         program.__name__ = self.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
         return jax.jit(program)
 
-    def _lowered_or_portable(self, target: Target) -> Lowering:
+    def _lowered_as_asked(self, target: Target) -> Lowering:
         """The member lowered to a target, or by the portable backend if nobody asked for the target by name."""
         by_name = self.asked is not None and not self.asked.falls_back
-        if by_name or target.backend not in FALL_BACK:
+        return self.lowered(target) if by_name else self.lowered_or_portable(target)
+
+    def lowered_or_portable(self, target: Target) -> Lowering:
+        """The member lowered to a target, or with a warning by the portable backend what the target's refuses."""
+        if target.backend not in FALL_BACK:
             return self.lowered(target)
         try:
             return self.lowered(target)

@@ -51,7 +51,7 @@ class Lowered:
         self._family, self.target = family, target.name
         self.ir: Func = family.func(target)
         _check_closed(family)
-        self._lowered = family.lowered(target)
+        self._lowered = family.lowered_or_portable(target) if target.falls_back else family.lowered(target)
         self.text: str = self._lowered.text
 
     def __str__(self) -> str:

@@ -71,9 +71,9 @@ def on_platform(platform: str, asked: Target | None, exporting: bool = False) ->
     if asked is None:
         here = {"cuda": _gpu_here, "tpu": _tpu_here, "cpu": partial(_cpu_here, exporting)}
         return here[platform]() if platform in here else DEFAULT
+    if asked.falls_back and (exporting or asked.platform != platform):
+        return DEFAULT
     if exporting and asked.backend == "llvm":
-        if asked.falls_back:
-            return DEFAULT
         raise TargetError(
             f"a call with target={asked.name!r} cannot be exported",
             expected="a program that another process can run",

@@ -170,3 +170,16 @@ def test_too_much_scratch() -> None:
 def test_scratch_that_just_fits() -> None:
     made, x = large(1 << 12), np.full(1, 3, np.int32)
     np.testing.assert_array_equal(made(x), [4098])
+
+
+def test_the_stages_of_a_kernel_fall_back_unless_they_are_asked_by_name() -> None:
+    with pytest.warns(FallbackWarning, match="runs on cpu by the portable backend"):
+        lowered = talking.trace(X).lower()
+    assert "stablehlo" in lowered.text
+    with pytest.raises(TargetError, match="cpu:llvm has no print"):
+        talking.trace(X).lower("cpu:llvm")
+
+
+def test_asked_for_a_cpu_a_call_is_portable_elsewhere() -> None:
+    traced = jax.jit(lambda x: fresh()(x, target="cpu")).trace(X)
+    assert "custom_call" not in traced.lower(lowering_platforms=("cuda",)).as_text()

@@ -118,7 +118,8 @@ def _exchange(code: Code, op: Atomic, x: Reg, address: Reg) -> None:
     """Exchange the element for the extreme of both until nobody else has changed it meanwhile."""
     dtype = op.ref.ref.dtype
     type, scalar = stored(dtype).integer, computed(dtype).scalar
-    before, start = code.load(type, address), code.here
+    before = code.emit(type, f"load atomic {type}, {address} monotonic, align {type.bits // 8}")
+    start = code.here
     again, done = code.fresh("again"), code.fresh("done")
     seen, found = Reg(code.fresh_value(), type), code.fresh_value()
     code.branch(again)
