@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import cdiv
 from tilekern.ir.types import DType
+from tilekern.lower.llvm.index import Index, Place
 from tilekern.lower.llvm.machine import Machine
 
 
@@ -56,6 +57,10 @@ class Shape:
     def whole_words(self) -> int:
         """Those with all of their elements; the last pair may have one only."""
         return self.depth // 2 if self.pairs else self.depth
+
+    def place(self, side: int, batch: Place, k: Index, free: Index) -> Place:
+        """Where an element of an operand lies."""
+        return (*batch, k, free) if self.contract[side] == len(batch) else (*batch, free, k)
 
     def lanes(self, machine: Machine) -> int:
         """The columns in one register."""

@@ -80,7 +80,7 @@ class Kernel:
             for r in range(self.rows):
                 word = code.load(vector.element, code.at(rows[r], offset), align=self.dtype.itemsize)
                 x = code.splat(word, vector.lanes)
-                found += [_accumulate(code, self.dtype, s, x, p) for s, p in zip(now[r * count :], panel, strict=False)]
+                found += [accumulate(code, self.dtype, s, x, p) for s, p in zip(now[r * count :], panel, strict=False)]
             return found
 
         found = code.loop(constant(0, I64), depth, self.unroll, steps, *sums)
@@ -99,7 +99,7 @@ def _masked_load(code: Code, type: Type, address: Reg, mask: Reg | None) -> Reg:
     return code.load(type, address) if mask is None else code.masked_load(type, address, mask, constant(0, type))
 
 
-def _accumulate(code: Code, dtype: DType, total: Reg, x: Reg, y: Reg) -> Reg:
+def accumulate(code: Code, dtype: DType, total: Reg, x: Reg, y: Reg) -> Reg:
     """total + x * y, of words."""
     if dtype in (F32, F64):
         return code.fma(x, y, total)

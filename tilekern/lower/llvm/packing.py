@@ -17,11 +17,9 @@ Words = Callable[[Index, Index, int], Reg]
 
 def words_over(e: Elements, shape: Shape, side: int, batch: Place) -> Words:
     """A function that gives word number k of the free places from an index on, as a vector, or as one element."""
-    value, contracted = shape.op.operands[side], shape.contract[side]
-    inner_first = contracted == len(batch)
 
     def element(k: Index, free: Index, lanes: int) -> Reg:
-        return e.at(value, (*batch, k, free) if inner_first else (*batch, free, k), lanes)
+        return e.at(shape.op.operands[side], shape.place(side, batch, k, free), lanes)
 
     def words(k: Index, free: Index, lanes: int) -> Reg:
         if not shape.pairs:
@@ -113,20 +111,20 @@ def _transposed(e: Elements, shape: Shape, batch: Place, first: Index, columns: 
     def square(column: Index, count: int, k: Index) -> None:
         vectors: list[Reg] = []
         for n in range(count):
-            x = e.at(value, (*batch, first.plus(column).shifted(n), Index(k.terms, k.const, 1)), lanes * per_word)
+            along = Index(k.terms, k.const).times(per_word).plus(Index(step=1))
+            x = e.at(value, shape.place(1, batch, along, first.plus(column).shifted(n)), lanes * per_word)
             if shape.pairs:
                 x = code.emit(Type("i32", lanes), f"bitcast {x} to <{lanes} x i32>")
             vectors.append(x)
         turned = transpose(code, [*vectors, *[Reg("poison", vectors[0].type)] * (lanes - count)])
         for n, x in enumerate(turned):
-            index = k.times(1) if not shape.pairs else _halved(k)
-            place = index.shifted(n).times(row).plus(column)
+            place = k.shifted(n).times(row).plus(column)
             code.store(x, code.at(base, e.number(place), x.type.scalar))
 
     def strip(column: Index, count: int) -> None:
         def body(k: Reg) -> None:
             with e.scope():
-                square(column, count, index_of(k).times(per_word))
+                square(column, count, index_of(k))
 
         code.loop(0, whole, lanes, body)
 
@@ -141,10 +139,6 @@ def _transposed(e: Elements, shape: Shape, batch: Place, first: Index, columns: 
     for k in range(whole, shape.words):
         with e.scope():
             pack_row(e, shifted, Index(const=k), columns, base, row, ZERO)
-
-
-def _halved(k: Index) -> Index:
-    return Index(tuple((n, s // 2) for n, s in k.terms), k.const // 2)
 
 
 def transpose(code: Code, rows: list[Reg]) -> list[Reg]:

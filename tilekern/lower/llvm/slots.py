@@ -55,7 +55,7 @@ class _Placing:
         for slot, uses in self._uses.items():
             self._span(slot, uses)
         self._merge_carries()
-        for step, _ in self._again(self._func.body):
+        for step in self._again(self._func.body):
             if isinstance(step, Copies):
                 self._merge_copies(step)
             elif isinstance(step, Group):
@@ -80,9 +80,9 @@ class _Placing:
         self._count += 1
         return self._count
 
-    def _again(self, block: Block) -> Iterator[tuple[AnyStep, Block]]:
+    def _again(self, block: Block) -> Iterator[AnyStep]:
         for step in self._plan.steps[block]:
-            yield step, block
+            yield step
             if isinstance(step, Step):
                 for region in step.op.regions:
                     yield from self._again(region)
@@ -150,9 +150,7 @@ class _Placing:
         numbers = {step.number for step in steps}
         if any(use.number not in numbers for use in self._uses[source].writes):
             return False
-        ends = [
-            step.end if isinstance(step, Step) and step.op.regions else step.number for step in self._plan.steps[region]
-        ]
+        ends = [step.end if isinstance(step, Step) and step.op.regions else step.number for step in steps]
         reads = [use for use in self._uses[target].reads if min(numbers) <= use.number <= max(ends)]
         return all(use.number < source.first or (use.number == source.first and use.lanewise) for use in reads)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tilekern.ir.types import DType, kind_of
-from tilekern.lower.llvm.code import Code, Reg
+from tilekern.ir.types import kind_of
+from tilekern.lower.llvm.code import Reg
 from tilekern.lower.llvm.elements import Elements, index_of
 from tilekern.lower.llvm.groups import lanes_in_one, pieces
 from tilekern.lower.llvm.index import Index, Place
 from tilekern.lower.llvm.matrices import Shape
+from tilekern.lower.llvm.microkernel import accumulate
 from tilekern.lower.llvm.types import known
 
 ROWS = 4
@@ -26,15 +27,7 @@ def emit(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -> None:
 
 
 def _element(e: Elements, shape: Shape, side: int, batch: Place, k: Index, free: Index, lanes: int) -> Reg:
-    inner_first = shape.contract[side] == len(batch)
-    place = (*batch, k, free) if inner_first else (*batch, free, k)
-    return e.at(shape.op.operands[side], place, lanes)
-
-
-def _add(code: Code, dtype: DType, total: Reg, x: Reg, y: Reg) -> Reg:
-    if kind_of(dtype) == "float":
-        return code.fma(x, y, total)
-    return code.binary("add", total, code.binary("mul", x, y))
+    return e.at(shape.op.operands[side], shape.place(side, batch, k, free), lanes)
 
 
 def _put(e: Elements, shape: Shape, total: Reg, row: int, column: Index, out: Reg, adds: bool) -> None:
@@ -57,7 +50,7 @@ def _by_columns(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -
         def products(k: Index, width: int, totals: list[Reg]) -> list[Reg]:
             left = [_element(e, shape, 0, batch, k, Index(const=r), width) for r in range(shape.rows)]
             right = [_element(e, shape, 1, batch, k, first.shifted(n), width) for n in range(count)]
-            return [_add(code, dtype, t, left[r], right[n]) for t, (r, n) in zip(totals, sums, strict=True)]
+            return [accumulate(code, dtype, t, left[r], right[n]) for t, (r, n) in zip(totals, sums, strict=True)]
 
         def body(k: Reg, *totals: Reg) -> list[Reg]:
             with e.scope():
@@ -100,7 +93,7 @@ def _by_depth(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -> 
                     at: _element(e, shape, 1, batch, index, _lanes(first, at, width), width) for at, width in widths
                 }
                 return [
-                    _add(code, shape.sums, t, code.splat(left[r], width), right[at])
+                    accumulate(code, shape.sums, t, code.splat(left[r], width), right[at])
                     for t, (r, at, width) in zip(totals, sums, strict=True)
                 ]
 
