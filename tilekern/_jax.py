@@ -6,7 +6,7 @@ Supported: jax 0.11.2 up to, not including, 0.13.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -238,19 +238,46 @@ def mosaic_text(body: bytes) -> str:
 
 
 def register_rules(
-    made: Primitive,
-    *,
-    jvp: Callable[..., Any] | None = None,
-    batch: Callable[..., Any] | None = None,
-    transpose: Callable[..., Any] | None = None,
+    made: Primitive, *, jvp: Callable[..., Any] | None = None, batch: Callable[..., Any] | None = None
 ) -> None:
     """Attach differentiation and batching rules to a primitive."""
     if jvp is not None:
         ad.primitive_jvps[made] = jvp
     if batch is not None:
         batching.primitive_batchers[made] = batch
-    if transpose is not None:
-        ad.primitive_transposes[made] = transpose
+
+
+def register_derivatives(made: Primitive, jvp: Callable[..., Any], transpose: Callable[..., Any]) -> None:
+    """Attach rules for the derivatives of a primitive with several results; None stands for a tangent that is zero.
+
+    Args:
+      made: the primitive.
+      jvp: (primals, tangents, **parameters) -> (results, their tangents).
+      transpose: (cotangents, operands, **parameters) -> cotangents of the operands; of operands in which the results
+        are linear it gets a `jax.ShapeDtypeStruct`, and only their cotangents are used.
+    """
+
+    def jvp_rule(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> Any:
+        results, found = jvp(primals, [None if _is_zero(t) else t for t in tangents], **parameters)
+        zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
+        return results, [zero if t is None else t for t, zero in zip(found, zeros, strict=True)]
+
+    def transpose_rule(cotangents: Sequence[Any], *operands: Any, **parameters: Any) -> Any:
+        linear = [ad.is_undefined_primal(x) for x in operands]
+        known = [_type_of(x.aval) if unknown else x for x, unknown in zip(operands, linear, strict=True)]
+        found = transpose([None if _is_zero(c) else c for c in cotangents], known, **parameters)
+        return [c if unknown else None for c, unknown in zip(found, linear, strict=True)]
+
+    ad.primitive_jvps[made] = jvp_rule
+    ad.primitive_transposes[made] = transpose_rule
+
+
+def _is_zero(tangent: Any) -> bool:
+    return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
+
+
+def _type_of(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def as_strong(value: Any) -> jax.Array:

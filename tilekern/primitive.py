@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from tilekern import _jax
-from tilekern.errors import NotDifferentiableError
 
 
 class Family(Protocol):
@@ -43,6 +42,14 @@ class Family(Protocol):
         """The family of `size` calls at once, results stacked in dim 0; and how operands must be stacked for it."""
         ...
 
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[Sequence[Any], Sequence[Any | None]]:
+        """The results and their tangents; None is a tangent that is zero."""
+        ...
+
+    def transpose(self, cotangents: Sequence[Any | None], operands: Sequence[Any]) -> Sequence[Any | None]:
+        """The cotangents of those operands that are a `jax.ShapeDtypeStruct`, in which the results are linear."""
+        ...
+
 
 def _types(*operands: Any, family: Family) -> list[_jax.ShapedArray]:
     return [_jax.ShapedArray(o.shape, o.dtype) for o in family.outputs]
@@ -57,13 +64,12 @@ def _eager(*operands: Any, family: Family) -> Sequence[jax.Array]:
         return family.eager(*operands)
 
 
-def _no_derivative(primals: Any, tangents: Any, *, family: Family) -> NoReturn:
-    raise NotDifferentiableError(
-        f"the kernel {family.name} has no derivative",
-        expected="a call outside of jax.grad, jax.vjp and jax.jvp",
-        got=f"{family.name} under differentiation",
-        fix="wrap the call in jax.custom_vjp with a backward pass, or stop gradients of its inputs (lax.stop_gradient)",
-    )
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any | None], *, family: Family) -> tuple[Any, Any]:
+    return family.jvp(primals, tangents)
+
+
+def _transpose(cotangents: Sequence[Any | None], operands: Sequence[Any], *, family: Family) -> Sequence[Any | None]:
+    return family.transpose(cotangents, operands)
 
 
 def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, family: Family) -> tuple[Any, list[int]]:
@@ -85,4 +91,5 @@ kernel_call_p = _jax.primitive("tilekern_call", _types, multiple_results=True)
 kernel_call_p.def_impl(_eager)
 for _platform in (None, "cpu", "cuda", "tpu"):
     _jax.register_lowering(kernel_call_p, partial(_run, _platform or "any other"), _platform)
-_jax.register_rules(kernel_call_p, jvp=_no_derivative, batch=_batch)
+_jax.register_rules(kernel_call_p, batch=_batch)
+_jax.register_derivatives(kernel_call_p, _jvp, _transpose)

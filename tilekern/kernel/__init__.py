@@ -34,7 +34,9 @@ __all__ = [
 ]
 
 
-def kernel(*, out_type: Callable[..., Any], donate: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Kernel]:
+def kernel(
+    *, out_type: Callable[..., Any], donate: tuple[str, ...] = (), linear: tuple[str, ...] = ()
+) -> Callable[[Callable[..., None]], Kernel]:
     """Make a JAX function of a function over refs.
 
     The decorated function's positional parameters are pytrees of `Ref`s, inputs first, then outputs; its keyword-only
@@ -47,6 +49,9 @@ def kernel(*, out_type: Callable[..., Any], donate: tuple[str, ...] = ()) -> Cal
         types, or None) for each output parameter. A type is a `jax.ShapeDtypeStruct`, or one in `tk.Zeros` or `tk.Sum`.
       donate: names of inputs that the kernel also writes to; they are returned, before the outputs. The caller's array
         does not change: XLA copies it if it is used again.
+      linear: names of inputs in which, taken together, the results are linear, None standing for an input of zeros: the
+        tangents that a tangent kernel takes. The kernel is then its own derivative in these, see `Kernel.defjvp` and
+        `Kernel.deftranspose`.
 
     Example:
       >>> import jax, jax.numpy as jnp, tilekern as tk
@@ -57,7 +62,7 @@ def kernel(*, out_type: Callable[..., Any], donate: tuple[str, ...] = ()) -> Cal
       >>> double(jnp.arange(3.0))
       Array([0., 2., 4.], dtype=float32)
     """
-    return partial(Kernel, out_type, donate)
+    return partial(Kernel, out_type, donate, linear)
 
 
 class Kernel(Declared):
@@ -66,8 +71,14 @@ class Kernel(Declared):
     Calls take the inputs and any keyword-only arguments, and `target=` to lower for that target's blocks.
     """
 
-    def __init__(self, out_type: Callable[..., Any], donate: tuple[str, ...], function: Callable[..., None]) -> None:
-        super().__init__(out_type, function, donate)
+    def __init__(
+        self,
+        out_type: Callable[..., Any],
+        donate: tuple[str, ...],
+        linear: tuple[str, ...],
+        function: Callable[..., None],
+    ) -> None:
+        super().__init__(out_type, function, donate, linear)
 
     def trace(self, *args: Any, **keywords: Any) -> Traced:
         """Trace the kernel for arrays or `jax.ShapeDtypeStruct`s and static arguments."""

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError
+from tilekern.kernel.asking import inherited_target
+from tilekern.kernel.derivatives import Rules
 from tilekern.kernel.family import Definition, Schedule, check_argument
 from tilekern.kernel.signature import LAUNCH, Signature, of_function, static_key
 from tilekern.lower.target import Target, resolve
 
 # How many argument types a kernel remembers its families for, before it starts anew.
 _FAMILIES = 512
-
-
-# The target that the calls inside of an op inherit from the op's call.
-_asked: ContextVar[str | None] = ContextVar("tilekern_asked", default=None)
-
-
-@contextmanager
-def asking(target: str | None) -> Generator[None]:
-    """Calls inside that ask for no target ask for this one."""
-    token = _asked.set(target)
-    try:
-        yield
-    finally:
-        _asked.reset(token)
 
 
 class Declared:
@@ -44,21 +30,22 @@ class Declared:
       signature: its parameters.
     """
 
-    def __init__(self, out_type: Callable[..., Any], function: Callable[..., Any], donate: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        out_type: Callable[..., Any],
+        function: Callable[..., Any],
+        donate: tuple[str, ...] = (),
+        linear: tuple[str, ...] = (),
+    ) -> None:
         functools.update_wrapper(self, function)
         loc = source.of_function(function.__code__)
         with source.at(loc):
             self.signature: Signature = of_function(function)
-            for name in donate:
-                if name not in self.signature.arrays:
-                    raise ArgumentError(
-                        f"{self.signature.name} donates something that is no parameter",
-                        expected=f"names among {', '.join(self.signature.arrays)}",
-                        got=f"donate = {donate!r}",
-                        fix="name positional parameters that are inputs",
-                    )
+            self._check_names("donate", donate)
+            self._check_names("linear", linear)
         self._schedules: dict[str, Schedule] = {}
-        self._definition = Definition(function, out_type, self.signature, donate, self._schedules, loc)
+        self._rules = Rules(self, linear)
+        self._definition = Definition(function, out_type, self.signature, donate, self._schedules, self._rules, loc)
         self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._families: dict[tuple[Any, ...], Any] = {}
         self._reused = True
@@ -68,7 +55,7 @@ class Declared:
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Run it; see the class."""
-        inherited = _asked.get()
+        inherited = inherited_target()
         if inherited is not None:
             keywords.setdefault("target", inherited)
         try:
@@ -90,6 +77,37 @@ class Declared:
             return schedule
 
         return register
+
+    def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Declare the derivative: `rule(primals, tangents)` returns (results, their tangents).
+
+        `primals` is the tuple of the inputs. `tangents` is like it, with None for each array whose tangent is zero, and
+        the rule may return None for a tangent that is zero. By keyword it gets those static arguments and blocks that
+        it has parameters for. The rule is JAX code: to be differentiated in reverse, too, what it computes of tangents
+        is plain JAX, or a kernel that is `linear` in them and has a transpose. Inputs that the kernel is linear in need
+        no rule: it gets None for their tangents.
+        """
+        self._rules.jvp = rule
+        return rule
+
+    def deftranspose(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Declare the transpose of a kernel that is `linear` in some inputs: `rule(cotangents, *inputs)`.
+
+        `cotangents` is like the results, with None for what is zero. Of the inputs, arrays that the kernel is to be
+        transposed in are `jax.ShapeDtypeStruct`s. The rule returns a dict from names of linear inputs to cotangents
+        like these; what is left out, or None, is zero. Static arguments and blocks come as in `defjvp`.
+        """
+        self._rules.transpose = rule
+        return rule
+
+    def _check_names(self, what: str, names: Sequence[str]) -> None:
+        if not set(names) <= set(self.signature.arrays):
+            raise ArgumentError(
+                f"{self.signature.name} says {what} of something that is no parameter",
+                expected=f"names among {', '.join(self.signature.arrays)}",
+                got=f"{what} = {names!r}",
+                fix="name positional parameters that are inputs",
+            )
 
     # --- calls ---
 

@@ -19,6 +19,9 @@ from tilekern import _jax, source
 from tilekern.errors import ArgumentError, DependencyError, FallbackWarning, ResourceError, TargetError, TilekernError
 from tilekern.ir.core import Func
 from tilekern.ir.types import Role, dtype_name, is_dtype
+from tilekern.kernel import derivatives
+from tilekern.kernel.asking import asking
+from tilekern.kernel.derivatives import Rules, batched_jvp, batched_transpose
 from tilekern.kernel.results import Results, results
 from tilekern.kernel.signature import LAUNCH, Signature, select
 from tilekern.lang.tiles import describe
@@ -35,13 +38,14 @@ Schedule = Callable[..., Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Definition:
-    """What the user declared: the body, the rule for the outputs, donated inputs, and schedules by target prefix."""
+    """What the user declared: body, rule for the outputs, donated inputs, schedules by target prefix, derivatives."""
 
     function: Callable[..., Any]
     out_type: Callable[..., Any]
     signature: Signature
     donate: tuple[str, ...]
     schedules: Mapping[str, Schedule]
+    rules: Rules
     loc: source.Loc
 
 
@@ -95,6 +99,14 @@ class Family:
                 fix="wrap the call in jax.shard_map: then each device calls the kernel for its own part",
             )
         return self._calls[target]
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The results and their tangents; None is a tangent that is zero."""
+        raise NotImplementedError
+
+    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        """The cotangents of those operands that are a `jax.ShapeDtypeStruct`, in which the results are linear."""
+        raise NotImplementedError
 
     @cached_property
     def eager(self) -> Callable[..., Sequence[jax.Array]]:
@@ -177,16 +189,50 @@ class BatchedFamily(TileFamily):
     def launch(self, target: Target) -> Mapping[str, int]:
         return self._inner.launch(target)
 
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        return batched_jvp(self._inner, self._size, self._dims, primals, tangents)
 
-class KernelFamily(TileFamily):
+    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        return batched_transpose(self._inner, self._size, self._dims, cotangents, operands)
+
+
+class DeclaredFamily(Family):
+    """Base of the families of declared kernels and ops: their derivatives.
+
+    Attributes:
+      signature: of the kernel or op.
+      arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
+      keywords: static arguments and blocks, as the call gave them.
+      rules: for the derivatives.
+      results: what a call returns.
+    """
+
+    signature: Signature
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    rules: Rules
+    results: Results
+
+    def again(self, *args: Any) -> Any:
+        """The same call, on other inputs."""
+        target = {} if self.asked is None else {"target": self.asked.name}
+        return self.rules.call(*args, **self.keywords, **target)
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        with asking(self.asked):
+            return derivatives.jvp(self, primals, tangents)
+
+    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        with asking(self.asked):
+            return derivatives.transpose(self, cotangents, operands)
+
+
+class KernelFamily(DeclaredFamily, TileFamily):
     """A kernel for arguments of given types.
 
     Attributes:
-      signature: of the kernel.
-      arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
       statics: the static arguments.
       blocks: the blocks that the call fixed.
-      results: what a call returns.
     """
 
     def __init__(
@@ -198,8 +244,9 @@ class KernelFamily(TileFamily):
         target: Target | None,
     ) -> None:
         super().__init__(definition.signature.name, target)
-        self._definition, self.signature = definition, definition.signature
+        self._definition, self.signature, self.rules = definition, definition.signature, definition.rules
         self.arguments, self.statics, self.blocks = tuple(arguments), statics, blocks
+        self.keywords = {**statics, **blocks}
         self._x64 = _jax.x64_enabled()
         self._members: dict[tuple[Any, ...], Tracing] = {}
         self.results = self._results()

@@ -10,9 +10,11 @@ import jax
 
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, TraceError
-from tilekern.kernel.declared import Declared, asking
-from tilekern.kernel.family import Definition, Family, blocks_for, declared_type, stacked
-from tilekern.kernel.results import Results, results
+from tilekern.kernel.asking import asking
+from tilekern.kernel.declared import Declared
+from tilekern.kernel.derivatives import batched_jvp, batched_transpose
+from tilekern.kernel.family import DeclaredFamily, Definition, Family, blocks_for, declared_type, stacked
+from tilekern.kernel.results import results
 from tilekern.kernel.signature import LAUNCH
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
@@ -43,7 +45,7 @@ class Op(Declared):
     """An op, made by `op`: call it like a function of arrays, inside or outside of `jax.jit`."""
 
     def __init__(self, out_type: Callable[..., Any], function: Callable[..., Any]) -> None:
-        super().__init__(out_type, function, ())
+        super().__init__(out_type, function)
 
     def _make_family(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
@@ -54,12 +56,8 @@ class Op(Declared):
         return family.results.pack(_jax.bind(kernel_call_p, *jax.tree.leaves(args), family=family))
 
 
-class OpFamily(Family):
-    """An op for arguments of given types.
-
-    Attributes:
-      results: what a call returns.
-    """
+class OpFamily(DeclaredFamily):
+    """An op for arguments of given types."""
 
     def __init__(
         self,
@@ -70,13 +68,14 @@ class OpFamily(Family):
         target: Target | None,
     ) -> None:
         super().__init__(definition.signature.name, target)
-        self._definition, self._arguments = definition, tuple(arguments)
-        self._statics, self._blocks = statics, blocks
-        if len(self._arguments) != len(definition.signature.arrays):
+        self._definition, self.signature, self.rules = definition, definition.signature, definition.rules
+        self.arguments, self._statics, self._blocks = tuple(arguments), statics, blocks
+        self.keywords = {**statics, **blocks}
+        if len(self.arguments) != len(definition.signature.arrays):
             raise ArgumentError(
                 f"{self.name} is called with the wrong number of arrays",
                 expected=", ".join(definition.signature.arrays),
-                got=f"{len(self._arguments)} arguments",
+                got=f"{len(self.arguments)} arguments",
                 fix="give one argument for each positional parameter",
             )
         for name in LAUNCH:
@@ -89,13 +88,13 @@ class OpFamily(Family):
                 )
         declared = declared_type(definition, arguments, statics)
         with source.at(definition.loc):
-            self.results: Results = results(self.name, (), declared)
+            self.results = results(self.name, (), declared)
         self.outputs = jax.tree.leaves(self.results.trees)
         self._check_captured()
 
     def _check_captured(self) -> None:
         """An op is traced again when it is lowered: by then, traced values that it closes over have ended."""
-        traced = _jax.make_jaxpr(self.function(self.target), *jax.tree.leaves(self._arguments))
+        traced = _jax.make_jaxpr(self.function(self.target), *jax.tree.leaves(self.arguments))
         for value in traced.consts:
             if isinstance(value, _jax.Tracer):
                 with source.at(self._definition.loc):
@@ -109,12 +108,12 @@ class OpFamily(Family):
     def function(self, target: Target) -> Callable[..., list[jax.Array]]:
         """The op on flat operands, with the blocks of a target."""
         definition = self._definition
-        blocks = blocks_for(definition, target, self._arguments, self._statics, self._blocks)
+        blocks = blocks_for(definition, target, self.arguments, self._statics, self._blocks)
         keywords = {**self._statics, **{name: blocks[name] for name in definition.signature.blocks}}
-        tree = _jax.structure(self._arguments)
+        tree = _jax.structure(self.arguments)
 
         def run(*leaves: jax.Array) -> list[jax.Array]:
-            with asking(None if self.asked is None else target.name):
+            with asking(None if self.asked is None else target):
                 returned = definition.function(*jax.tree.unflatten(tree, leaves), **keywords)
             return self._checked((returned,) if self.results.single else returned)
 
@@ -158,3 +157,9 @@ class BatchedOpFamily(Family):
 
     def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
         return BatchedOpFamily(self, size, dims), dims
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        return batched_jvp(self._inner, self._size, self._dims, primals, tangents)
+
+    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        return batched_transpose(self._inner, self._size, self._dims, cotangents, operands)

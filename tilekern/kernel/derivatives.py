@@ -1,0 +1,227 @@
+"""Derivatives of kernels and ops: the rules that their authors state, and what follows from linearity and `jax.vmap`.
+
+A forward kernel f has a tangent kernel L(x, dx), linear in dx, whose transpose is the backward kernel B(x, ct). Of
+these JAX makes every derivative: forward mode runs L, and reverse mode transposes L into B. B is linear in ct, and L is its
+transpose; where L and B have rules for x, too, there is a derivative of each order.
+
+All functions here take flat operands; None is a tangent, or a cotangent, that is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+
+from tilekern import _jax
+from tilekern.errors import ArgumentError, NotDifferentiableError
+from tilekern.kernel.results import Results
+from tilekern.kernel.signature import Signature, select
+from tilekern.lang.tiles import describe
+
+
+@dataclass
+class Rules:
+    """What the author of a kernel or an op says about its derivatives.
+
+    Attributes:
+      call: the kernel or op.
+      linear: names of inputs in which, together, the results are linear.
+      jvp: the rule of `defjvp`, if there is one.
+      transpose: the rule of `deftranspose`, if there is one.
+    """
+
+    call: Callable[..., Any]
+    linear: tuple[str, ...] = ()
+    jvp: Callable[..., Any] | None = None
+    transpose: Callable[..., Any] | None = None
+
+
+class Call(Protocol):
+    """What the rules need to know of a call.
+
+    Attributes:
+      name: of the kernel or op.
+      arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
+      results: what a call returns.
+      keywords: static arguments and blocks, as the call gave them.
+      signature: its parameters.
+      rules: for its derivatives.
+    """
+
+    name: str
+    arguments: tuple[Any, ...]
+    results: Results
+    keywords: Mapping[str, Any]
+    signature: Signature
+    rules: Rules
+
+    def again(self, *args: Any) -> Any:
+        """The same call, on other inputs."""
+        ...
+
+
+def jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The results of a call and their tangents.
+
+    Raises:
+      NotDifferentiableError: there is no rule for an input that has a tangent.
+    """
+    tree = _jax.structure(call.arguments)
+    args, moved = (jax.tree.unflatten(tree, list(x[: tree.num_leaves])) for x in (primals, tangents))
+    names = call.signature.arrays[: len(args)]
+    along, linear = ([_only(x, (n in call.rules.linear) is is_linear) for n, x in zip(names, moved, strict=True)]
+                     for is_linear in (False, True))  # fmt: skip
+    captured = any(t is not None for t in tangents[tree.num_leaves :])
+    if not captured and not jax.tree.leaves(along):
+        results, found = call.again(*args), None
+    elif call.rules.jvp is None or captured:
+        raise _no_derivative(call, "jvp", "closes over what is differentiated" if captured else "")
+    else:
+        results, found = call.rules.jvp(args, tuple(along), **select(call.rules.jvp, call.keywords))
+    total = _aligned(call, found, "the tangents that the rule of defjvp returned")
+    if jax.tree.leaves(linear):
+        # The tangent of a linear function is the function of the tangent; None stands for an operand of zeros.
+        replaced = [t if n in call.rules.linear else x for n, x, t in zip(names, args, linear, strict=True)]
+        more = _aligned(call, call.again(*replaced), "the results")
+        total = [m if t is None else t if m is None else t + m for t, m in zip(total, more, strict=True)]
+    return _aligned(call, results, "the results that the rule of defjvp returned"), total
+
+
+def transpose(call: Call, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """The cotangents of those operands that are a `jax.ShapeDtypeStruct`; None for the others.
+
+    Raises:
+      NotDifferentiableError: there is no rule, or the results are not linear in such an operand.
+    """
+    tree = _jax.structure(call.arguments)
+    args = jax.tree.unflatten(tree, list(operands[: tree.num_leaves]))
+    names = call.signature.arrays[: len(args)]
+    unknown = [any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(arg)) for arg in args]
+    if call.rules.transpose is None or any(
+        u and n not in call.rules.linear for u, n in zip(unknown, names, strict=True)
+    ):
+        raise _no_derivative(call, "transpose")
+    packed = call.results.pack(cotangents)
+    found = call.rules.transpose(packed, *args, **select(call.rules.transpose, call.keywords))
+    _check_names(call, found)
+    leaves: list[Any] = []
+    for name, types in zip(names, call.arguments, strict=True):
+        leaves += _leaves(call, types, found.get(name), f"the cotangent of {name}")
+    return [*leaves, *[None] * (len(operands) - len(leaves))]
+
+
+def _only(tree: Any, keep: bool) -> Any:
+    leaves, structure = _jax.flatten(tree)
+    return tree if keep else jax.tree.unflatten(structure, [None] * len(leaves))
+
+
+def _aligned(call: Call, returned: Any, what: str) -> list[Any]:
+    """The leaves of results, or of their tangents; None for what is left out."""
+    wrapped = (returned,) if call.results.single and returned is not None else returned
+    return _leaves(call, call.results.trees, wrapped, what)
+
+
+def _leaves(call: Call, types: Any, values: Any, what: str) -> list[Any]:
+    """One value for each leaf of `types`, of its type; None for a leaf, or for a whole tree, is kept."""
+    wanted, tree = _jax.flatten(types)
+    if values is None:
+        return [None] * len(wanted)
+    try:
+        found = tree.flatten_up_to(values)
+    except ValueError:
+        raise _misfit(call, what, str(types), str(jax.tree.map(describe, values))) from None
+    for value, aval in zip(found, wanted, strict=True):
+        if value is not None and (value.shape, value.dtype) != (aval.shape, aval.dtype):
+            raise _misfit(call, what, describe(aval), describe(value))
+    return found
+
+
+def _misfit(call: Call, what: str, expected: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        f"a derivative of {call.name} has the wrong type",
+        expected=f"{what} as {expected}, or None for zeros",
+        got=got,
+        fix="tangents and cotangents have the shapes and dtypes of what they belong to",
+    )
+
+
+def _check_names(call: Call, found: Any) -> None:
+    names = list(map(str, found)) if isinstance(found, dict) else None  # pyright: ignore[reportUnknownArgumentType] -- the user's
+    if names is None or not set(names) <= set(call.rules.linear):
+        raise ArgumentError(
+            f"the rule of {call.name}.deftranspose returned something else than cotangents",
+            expected=f"a dict from names among {', '.join(call.rules.linear)} to cotangents",
+            got=describe(found) if names is None else f"the names {', '.join(names)}",
+            fix="leave out what is zero",
+        )
+
+
+def _no_derivative(call: Call, kind: str, why: str = "") -> NotDifferentiableError:
+    what = "transpose" if kind == "transpose" else "derivative"
+    return NotDifferentiableError(
+        f"the kernel {call.name} has no {what}",
+        expected=f"a rule ({call.name}.def{kind}), or a call outside of jax.grad, jax.vjp and jax.jvp",
+        got=f"{call.name} under differentiation" + (f", which {why}" if why else ""),
+        fix="state the rule, wrap the call in jax.custom_vjp with a backward pass, or stop gradients of its inputs "
+        "(lax.stop_gradient)",
+    )
+
+
+# --- under vmap ------------------------------------------------------------------------------------------------------
+
+
+class Differentiable(Protocol):
+    """A family, as far as its derivatives go."""
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """See `jvp`."""
+        ...
+
+    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        """See `transpose`."""
+        ...
+
+
+Dims = tuple[int | None, ...]
+
+
+def batched_jvp(
+    inner: Differentiable, size: int, dims: Dims, primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """`jvp` of `size` calls at once, operand number n stacked along `dims[n]`."""
+    # A list, for jax.vmap takes no axis for what is None.
+    axes = [None if t is None else d for t, d in zip(tangents, dims, strict=True)]
+    mapped = jax.vmap(inner.jvp, in_axes=(list(dims), axes), axis_size=size)
+    return mapped(list(primals), list(tangents))
+
+
+def batched_transpose(
+    inner: Differentiable, size: int, dims: Dims, cotangents: Sequence[Any], operands: Sequence[Any]
+) -> list[Any]:
+    """`transpose` of `size` calls at once: an operand that they share gets the sum of their cotangents."""
+    unknown = [isinstance(x, jax.ShapeDtypeStruct) for x in operands]
+    one = [_slice_type(x, d) if u else None for x, d, u in zip(operands, dims, unknown, strict=True)]
+
+    def run(cotangents: list[Any], known: list[Any]) -> Sequence[Any]:
+        return inner.transpose(cotangents, [k if t is None else t for t, k in zip(one, known, strict=True)])
+
+    axes = [None if u else d for d, u in zip(dims, unknown, strict=True)]
+    over = [None if c is None else 0 for c in cotangents]
+    known = [None if u else x for x, u in zip(operands, unknown, strict=True)]
+    found = jax.vmap(run, in_axes=(over, axes), axis_size=size)(list(cotangents), known)
+    return [_placed(x, d) for x, d in zip(found, dims, strict=True)]
+
+
+def _slice_type(stacked: jax.ShapeDtypeStruct, dim: int | None) -> jax.ShapeDtypeStruct:
+    shape = stacked.shape if dim is None else (*stacked.shape[:dim], *stacked.shape[dim + 1 :])
+    return jax.ShapeDtypeStruct(shape, stacked.dtype)
+
+
+def _placed(cotangent: Any, dim: int | None) -> Any:
+    """A cotangent that is stacked along dim 0, where its operand is stacked along `dim`."""
+    if cotangent is None:
+        return None
+    return cotangent.sum(axis=0) if dim is None else jax.numpy.moveaxis(cotangent, 0, dim)
