@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tilekern.kernels.flash_attention import flash_attention, flash_attention_forward
+from tilekern.kernels.flash_attention import Config as AttentionConfig
+from tilekern.kernels.flash_attention import Extras, flash_attention, flash_attention_forward
 
 BYTES = 256
 Array = jax.Array
@@ -175,8 +176,8 @@ def run_model(config: Config, weights: Weights, tokens: Array, attention: Attent
 def block_ir(config: Config) -> str:
     """The block IR of the attention that the model calls."""
     aval = jax.ShapeDtypeStruct((1, config.length, config.heads, config.head_dim), jnp.float32)
-    statics = {"scale": config.head_dim**-0.5, "causal": True, "static_offset": 0, "return_logsumexp": False}
-    return str(flash_attention_forward.trace(aval, aval, aval, None, **statics).ir)
+    statics = {"config": AttentionConfig(config.head_dim**-0.5, causal=True), "return_logsumexp": False}
+    return str(flash_attention_forward.trace(aval, aval, aval, Extras(), **statics).ir)
 
 
 # --- what is printed ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 from bench.gpu import peers
 from bench.gpu.peers import Peer
 from bench.gpu.speed import Comparison, attention, product
-from tilekern.kernels.flash_attention import flash_attention_forward
+from tilekern.kernels.flash_attention import Config, Extras, flash_attention_forward
 from tilekern.kernels.matmul import matmul
 
 ATTENTION = {"block_q": (64, 128), "block_k": (32, 64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 4)}
@@ -60,10 +60,8 @@ def _first_product(sets: Any) -> Iterator[Peer]:
 def _forward(query: Any, key: Any, value: Any, *, causal: bool, options: dict[str, int]) -> Any:
     """The forward kernel itself: the public function takes blocks, but no warps and stages."""
     out, _ = flash_attention_forward(
-        *(query, key, value, None),
-        scale=1 / math.sqrt(query.shape[-1]),
-        causal=causal,
-        static_offset=0,
+        *(query, key, value, Extras()),
+        config=Config(scale=1 / math.sqrt(query.shape[-1]), causal=causal),
         return_logsumexp=False,
         **options,
     )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, overload
+from collections.abc import Callable
+from typing import Literal, overload
 
 import jax
-import jax.numpy as jnp
 
-from tilekern.errors import ArgumentError
+import tilekern as tk
+from tilekern.kernels.flash_attention import checks
+from tilekern.kernels.flash_attention.block_map import BlockMap
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
-from tilekern.lang.tiles import describe
+from tilekern.kernels.flash_attention.scores import Config, Extras
+from tilekern.kernels.flash_attention.segments import ranges
 
-_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64)
+Mod = Callable[..., jax.Array]
+Precision = str | tuple[str | None, str | None] | None
 
 
 @overload
@@ -20,131 +24,180 @@ def flash_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
-    causal: bool = False,
     scale: float | None = None,
+    causal: bool = False,
     q_offset: int | jax.Array = 0,
+    window: tuple[int | None, int | None] | None = None,
+    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
+    q_lengths: jax.Array | None = None,
+    kv_lengths: jax.Array | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+    mask_mod: Mod | None = None,
+    score_mod: Mod | None = None,
+    block_map: BlockMap | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
     return_logsumexp: Literal[False] = False,
+    precision: Precision = None,
     target: str | None = None,
-    block_q: int | None = None,
-    block_k: int | None = None,
+    **blocks: int | None,
 ) -> jax.Array: ...
 @overload
 def flash_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
-    causal: bool = False,
     scale: float | None = None,
+    causal: bool = False,
     q_offset: int | jax.Array = 0,
+    window: tuple[int | None, int | None] | None = None,
+    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
+    q_lengths: jax.Array | None = None,
+    kv_lengths: jax.Array | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+    mask_mod: Mod | None = None,
+    score_mod: Mod | None = None,
+    block_map: BlockMap | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
     return_logsumexp: Literal[True],
+    precision: Precision = None,
     target: str | None = None,
-    block_q: int | None = None,
-    block_k: int | None = None,
+    **blocks: int | None,
 ) -> tuple[jax.Array, jax.Array]: ...
 def flash_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
     *,
-    causal: bool = False,
     scale: float | None = None,
+    causal: bool = False,
     q_offset: int | jax.Array = 0,
+    window: tuple[int | None, int | None] | None = None,
+    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
+    q_lengths: jax.Array | None = None,
+    kv_lengths: jax.Array | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+    mask_mod: Mod | None = None,
+    score_mod: Mod | None = None,
+    block_map: BlockMap | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
     return_logsumexp: bool = False,
+    precision: Precision = None,
     target: str | None = None,
-    block_q: int | None = None,
-    block_k: int | None = None,
+    **blocks: int | None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """Softmax attention, softmax(scale * query keyᵀ) value, without the score matrix in memory.
+    """Softmax attention, softmax(scores) value, without the matrix of scores in memory, nor for any derivative.
 
-    Head n of the query reads head n // (N / K) of key and value (grouped-query attention). Logits and softmax are in
-    float32 (float64 for float64 inputs). Source: FlashAttention-2, Dao 2023, https://arxiv.org/abs/2307.08691.
+    The score of query i and key j, of element b of the batch and head n, which reads head n // (N / K) of key and value
+    (grouped-query attention), is, in float32 (float64 for float64 inputs),
+
+        score_mod(softcap * tanh((scale * query·key + bias) / softcap), b, n, i, j).
+
+    Source: FlashAttention-2, Dao 2023, https://arxiv.org/abs/2307.08691.
 
     Args:
       query: [*B, T, N, H], float32, bfloat16, float16 or float64.
       key: [*B, S, K, H] of the same dtype; K divides N.
       value: [*B, S, K, Hv] of the same dtype.
-      causal: query t attends to the keys s <= t + q_offset (top-left aligned at offset 0, as in jax.nn).
-      scale: of the logits; H ** -0.5 if None.
+      bias: float [*B, N, T, S], each dim (all of *B together) of its size or of size 1; -inf is a mask, too.
+      mask: bool of such a shape: which queries attend to which keys.
+      scale: of the dot products; H ** -0.5 if None.
+      causal: query i attends to the keys j <= i + q_offset (top-left aligned at offset 0, as in jax.nn).
       q_offset: the position of the first query among the keys, in elements: an int (static), or an integer array of
-        shape () or [*B]. Only `causal` looks at it.
-      return_logsumexp: return (out, logsumexp).
+        shape () or [*B]. Only `causal` and `window` look at it.
+      window: (left, right): query i attends to i + q_offset - left <= j <= i + q_offset + right; None is unbounded.
+      segment_ids: integers [*B, T] and [*B, S] (one array stands for both if T = S): only equal ids attend to each
+        other. Fastest where the ids of a sequence are sorted: sequences one after the other.
+      q_lengths: integers [*B]: queries from there on attend to nothing, and may hold anything, NaN included.
+      kv_lengths: integers [*B]: nothing attends to keys from there on, and these and their values may hold anything.
+      softcap: if given, a bound of the scores.
+      sinks: float [N]: logits that take part in each row's softmax, but have no value (StreamingLLM, gpt-oss).
+      mask_mod: `mask_mod(b, n, i, j)` says who attends to whom; elementwise jnp code on int32 arrays that broadcast.
+      score_mod: `score_mod(score, b, n, i, j)` is the score instead: elementwise jnp code.
+        Both may be a `jax.tree_util.Partial(function, *arrays)`: the arrays come first, and are read at integers made
+        of b and n, and at i and j themselves, as slopes[n], table[b, j] or bias[n, i, j].
+      block_map: of `mask`, or of `mask_mod`, if it is made once for many calls; otherwise each call makes its own.
+      dropout_rate: the share of weights that is dropped, the others being divided by 1 - dropout_rate.
+      dropout_key: of `jax.random`, or its data. A weight is dropped, or not, by key, b, n, i and j alone, everywhere.
+      return_logsumexp: return (out, logsumexp); it is differentiable, too.
+      precision: of products of float32: None or "highest" multiplies as float32, "tf32", "bf16x3", "bf16x6" and "bf16"
+        allow a backend these; a pair says it of query key and of weights value.
       target: lower for this target's blocks, e.g. "cpu:xla".
-      block_q: queries of a tile, instead of the schedule's; no block changes the result beyond rounding.
-      block_k: keys of a tile.
+      **blocks: `block_q` and `block_k`, queries and keys of a tile, instead of the schedule's; and `backward_block_q`
+        and `backward_block_k` for the derivatives. No block changes the result beyond rounding.
 
     Returns:
       out[*B, T, N, Hv] in the query's dtype; a row that attends to nothing is 0. With `return_logsumexp` also
-      the logsumexp of its logits (natural logarithm), [*B, T, N] in float32, -inf for such a row.
+      the logsumexp of its scores (natural logarithm), [*B, T, N] in float32, -inf for such a row.
+
+    Under differentiation, `out` and `logsumexp` have the names "flash_attention_out" and "flash_attention_logsumexp"
+    for the policies of `jax.checkpoint`: who saves these two computes nothing of the attention again.
 
     Raises:
       tilekern.errors.ArgumentError: shapes, dtypes or static arguments do not fit.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> from tilekern.kernels.flash_attention import flash_attention
       >>> q = k = v = jnp.ones((2, 100, 4, 32))
       >>> flash_attention(q, k, v, causal=True).shape
       (2, 100, 4, 32)
+      >>> jax.grad(lambda q: flash_attention(q, k, v, window=(16, 0), softcap=30.0).sum())(q).shape
+      (2, 100, 4, 32)
     """
-    batch = _check(query, key, value)
-    offsets, static_offset = _offset(q_offset, batch, query.shape[-3], key.shape[-3])
-    arrays = query, key, value
-    if len(batch) != 1:
-        arrays = tuple(x.reshape(math.prod(batch), *x.shape[-3:]) for x in arrays)
+    batch = checks.arrays(query, key, value)
+    sizes = checks.Sizes(batch, query.shape[-3], key.shape[-3], query.shape[-2])
+    offsets, offset = checks.offset(q_offset, sizes)
+    segments = checks.segments(segment_ids, sizes)
+    mask, mask_mod, live = checks.masks(mask, mask_mod, block_map, sizes)
+    wide = tk.accumulator(query.dtype)
+    config = Config(
+        scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale),
+        causal=bool(causal),
+        offset=offset,
+        window=checks.window(window, sizes),
+        softcap=checks.softcap(softcap),
+        dropout_rate=checks.dropout(dropout_rate, dropout_key),
+        precision=checks.precision(precision),
+        blocks=checks.backward_blocks(blocks),
+    )
+    extras = Extras(
+        bias=checks.bias(bias, sizes),
+        mask=mask,
+        q_offset=offsets,
+        segments=segments,
+        ranges=None if segments is None or live is not None else ranges(*segments),
+        q_lengths=checks.lengths("q_lengths", q_lengths, sizes),
+        kv_lengths=checks.lengths("kv_lengths", kv_lengths, sizes),
+        sinks=checks.sinks(sinks, sizes),
+        dropout_key=checks.key_data(dropout_key) if dropout_rate else None,
+        mask_mod=mask_mod,
+        score_mod=checks.score_mod(score_mod, wide),
+        block_map=live,
+    )
+    flat = (x if len(batch) == 1 else x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
     out, logsumexp = flash_attention_forward(
-        *arrays,
-        offsets,
-        scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale,
-        causal=causal,
-        static_offset=static_offset,
+        *flat,
+        extras,
+        config=config,
         return_logsumexp=return_logsumexp,
         target=target,
-        block_q=block_q,
-        block_k=block_k,
+        **{name: size for name, size in blocks.items() if not name.startswith("backward_")},
     )
     if len(batch) != 1:
         out = out.reshape(*batch, *out.shape[1:])
         logsumexp = logsumexp.reshape(*batch, *logsumexp.shape[1:]) if return_logsumexp else logsumexp
     return (out, logsumexp) if return_logsumexp else out
-
-
-def _check(query: Any, key: Any, value: Any) -> tuple[int, ...]:
-    """The leading dims, if the three arrays fit."""
-    arrays = {"query": query, "key": key, "value": value}
-    shapes: list[tuple[int, ...]] = [getattr(x, "shape", ()) for x in arrays.values()]
-    fits = len(shapes[0]) >= 3 and len(shapes[0]) == len(shapes[1]) == len(shapes[2])
-    if fits:
-        (*batch, _, heads, width), (*batch_k, keys, groups, width_k), (*batch_v, keys_v, groups_v, _) = shapes
-        fits = batch == batch_k == batch_v and width == width_k and (keys, groups) == (keys_v, groups_v)
-        fits = fits and (heads % groups == 0 if groups else heads == 0)
-    if fits and query.dtype == key.dtype == value.dtype and query.dtype in _DTYPES:
-        return shapes[0][:-3]
-    raise ArgumentError(
-        "the arrays of flash_attention do not fit",
-        expected="query[*B, T, N, H], key[*B, S, K, H], value[*B, S, K, Hv] of one float dtype of at least 16 bits, "
-        "K dividing N",
-        got=", ".join(f"{name} = {describe(x)}" for name, x in arrays.items()),
-        fix="the layout is batch, time, heads, width; cast with .astype",
-    )
-
-
-def _offset(q_offset: Any, batch: tuple[int, ...], queries: int, keys: int) -> tuple[jax.Array | None, int]:
-    """The offsets as (one for each element of the batch, one for all), of which one is None or 0.
-
-    From -queries down a query sees no key, from keys up each sees all: clamped to these, positions fit an int32.
-    """
-    if type(q_offset) is int:
-        return None, max(-queries, min(q_offset, keys))
-    dtype: Any = getattr(q_offset, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.integer) or q_offset.shape not in ((), batch):
-        raise ArgumentError(
-            "q_offset of flash_attention must be an integer, or integers",
-            expected=f"an int, or an integer array of shape () or {list(batch)}",
-            got=f"q_offset = {describe(q_offset)}",
-            fix="one offset for all of the batch, or one for each element of it",
-        )
-    wide = jnp.asarray(q_offset, jax.dtypes.canonicalize_dtype(jnp.int64))
-    clamped = jnp.clip(wide, -queries, keys).astype(jnp.int32)
-    return jnp.broadcast_to(clamped, batch).reshape(-1), 0

@@ -9,7 +9,6 @@ Everything is in base 2, with log2(e) folded into the scale: 2^x is one instruct
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -18,12 +17,11 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.ir.core import cdiv
 from tilekern.kernels.blocks import PROCESSORS, even, power_of_two, tiled
+from tilekern.kernels.flash_attention.schedules import of_map
+from tilekern.kernels.flash_attention.scores import LN_2, LOG2_E, Config, Extras, Scores
 
-LOG2_E = math.log2(math.e)
-LN_2 = math.log(2)
 
-
-def _out_type(query: Any, key: Any, value: Any, q_offset: Any, *, return_logsumexp: bool) -> tuple[Any, Any]:
+def _out_type(query: Any, key: Any, value: Any, extras: Extras, *, return_logsumexp: bool) -> tuple[Any, Any]:
     batch, queries, heads, _ = query.shape
     wide = tk.accumulator(query.dtype)
     out = jax.ShapeDtypeStruct((batch, queries, heads, value.shape[3]), query.dtype)
@@ -35,62 +33,57 @@ def flash_attention_forward(
     query: tk.Ref,
     key: tk.Ref,
     value: tk.Ref,
-    q_offset: tk.Ref | None,
+    extras: Extras,
     out: tk.Ref,
     logsumexp: tk.Ref | None,
     *,
-    scale: float,
-    causal: bool,
-    static_offset: int,
+    config: Config,
     return_logsumexp: bool,
     block_q: tk.Block = 128,
     block_k: tk.Block = 128,
 ) -> None:
-    """query[B, T, N, H], key[B, S, K, H], value[B, S, K, Hv], q_offset None or int32[B] -> out[B, T, N, Hv].
-
-    Query t sees the keys s <= t + offset if `causal`, the offset being `static_offset`, plus `q_offset[b]` if given.
-    """
+    """query[B, T, N, H], key[B, S, K, H], value[B, S, K, Hv] -> out[B, T, N, Hv], logsumexp[B, T, N] if wanted."""
     groups = key.shape[2]
     group = query.shape[2] // max(groups, 1)
     b = tk.parallel(query.shape[0])
     g = tk.parallel(groups)
     r = tk.parallel(group)
     # The last queries see the most keys: their programs start first, so that none is left alone in the end.
-    i = tk.parallel(query.shape[1], block_q, order="descending" if causal else None)
+    i = tk.parallel(query.shape[1], block_q, order="descending" if config.causal else None)
     n = g * group + r
     wide = tk.accumulator(query.dtype)
+    scores = Scores(config, extras, b, n, (query.shape[1], key.shape[1]), wide)
+    of_scores, of_values = config.precision
 
-    q = query[b, i, n]
-    offset: Any = static_offset if q_offset is None else q_offset[b] + static_offset
-    rows = i.indices + offset
-    keys = key.shape[1]
+    q = scores.load_queries(query, i)
 
-    def step(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def step(j: tk.Tile, attends: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         m, d, acc = carry
-        s = tk.dot(q, key[b, j, g].T) * wide.type(scale * LOG2_E)
-        attends = j.valid[None, :]
-        if causal:
-            attends = attends & (rows[:, None] >= j.indices[None, :])
-        s = jnp.where(attends, s, -jnp.inf)
+        s = scores.base2(i, j, scores.products(q, scores.load_keys(key, j, g), of_scores), attends)
         grown = jnp.maximum(m, s.max(axis=1))
         # A row that has seen no key yet: exp2(-inf - 0) = 0, where -inf - -inf would be NaN.
         base = jnp.where(grown == -jnp.inf, 0, grown)
         p = jnp.exp2(s - base[:, None])
         shrink = jnp.exp2(m - base)
         d = d * shrink + p.sum(axis=1)
-        acc = tk.dot(p.astype(value.dtype), value[b, j, g], acc * shrink[:, None])
+        weights = scores.kept(i, j, p).astype(value.dtype)
+        acc = tk.dot(weights, scores.load_keys(value, j, g), acc * shrink[:, None], precision=of_values)
         return grown, d, acc
 
-    start = tk.full(i, -jnp.inf, wide), tk.zeros(i, wide), tk.zeros((i, value.shape[3]), wide)
-    seen = tk.serial(keys, block_k, stop=i.stop + offset if causal else keys)
-    m, d, acc = tk.fold(seen, step, start)
+    if extras.sinks is None:
+        m, d = tk.full(i, -jnp.inf, wide), tk.zeros(i, wide)
+    else:
+        sink = extras.sinks[n].astype(wide) * wide.type(LOG2_E)
+        m, d = tk.full(i, sink, wide), tk.full(i, jnp.where(sink == -jnp.inf, 0, 1).astype(wide), wide)
+    m, d, acc = scores.over_keys(i, block_k, step, (m, d, tk.zeros((i, value.shape[3]), wide)))
     out[b, i, n] = (acc / jnp.where(d == 0, 1, d)[:, None]).astype(out.dtype)
     if logsumexp is not None:
         logsumexp[b, i, n] = (m + jnp.log2(d)) * wide.type(LN_2)
 
 
 @flash_attention_forward.schedule("cpu")
-def _cpu(query: Any, key: Any, value: Any, q_offset: Any) -> dict[str, int]:
+@of_map
+def _cpu(query: Any, key: Any, value: Any, extras: Extras) -> dict[str, int]:
     """Coarse tiles: XLA's matrix products want them, and there is no register file to fit."""
     return {"block_q": even(query.shape[1], 256), "block_k": even(key.shape[1], 256)}
 
@@ -111,7 +104,8 @@ _TILES = {
 
 
 @flash_attention_forward.schedule("cuda")
-def _cuda(query: Any, key: Any, value: Any, q_offset: Any, target: str) -> dict[str, int]:
+@of_map
+def _cuda(query: Any, key: Any, value: Any, extras: Extras, target: str) -> dict[str, int]:
     """Tiles by the width of a head, with fewer queries where there are few."""
     batch, queries, heads, _ = query.shape
     width = max(query.shape[3], value.shape[3])
@@ -135,7 +129,8 @@ def _blocks(block_q: int, block_k: int, num_warps: int, num_stages: int) -> dict
 
 
 @flash_attention_forward.schedule("tpu")
-def _tpu(query: Any, key: Any, value: Any, q_offset: Any, causal: bool, target: str) -> dict[str, int]:
+@of_map
+def _tpu(query: Any, key: Any, value: Any, extras: Extras, config: Config, target: str) -> dict[str, int]:
     """Best by the static estimate, for 1024 and 4096 queries and heads of 64 to 256: of 256 to 2048 queries and keys.
 
     The larger a tile, the less is loaded, reduced and rescaled for a logit; but on the diagonal, half of it is in vain.
@@ -144,5 +139,5 @@ def _tpu(query: Any, key: Any, value: Any, q_offset: Any, causal: bool, target: 
     queries, keys = query.shape[1], key.shape[1]
     slow = target in ("tpu:v5e", "tpu:v5p") or query.dtype.itemsize > 2
     limit = 512 if slow else 1024
-    block_q = tiled(queries, 2 * limit if slow and not causal else limit, 8)
-    return {"block_q": block_q, "block_k": tiled(keys, limit if causal or keys > limit else 512, 128)}
+    block_q = tiled(queries, 2 * limit if slow and not config.causal else limit, 8)
+    return {"block_q": block_q, "block_k": tiled(keys, limit if config.causal or keys > limit else 512, 128)}

@@ -1,8 +1,8 @@
 """Derivatives of kernels and ops: the rules that their authors state, and what follows from linearity and `jax.vmap`.
 
 A forward kernel f has a tangent kernel L(x, dx), linear in dx, whose transpose is the backward kernel B(x, ct). Of
-these JAX makes every derivative: forward mode runs L, and reverse mode transposes L into B. B is linear in ct, and L is its
-transpose; where L and B have rules for x, too, there is a derivative of each order.
+these JAX makes every derivative: forward mode runs L, and reverse mode transposes L into B. B is linear in ct, and L is
+its transpose; where L and B have rules for x, too, there is a derivative of each order.
 
 All functions here take flat operands; None is a tangent, or a cotangent, that is zero.
 """

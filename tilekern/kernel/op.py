@@ -21,7 +21,7 @@ from tilekern.lower.target import Target
 from tilekern.primitive import kernel_call_p
 
 
-def op(*, out_type: Callable[..., Any]) -> Callable[[Callable[..., Any]], Op]:
+def op(*, out_type: Callable[..., Any], linear: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Op]:
     """Make an op of a JAX function: traced for each target, with that target's blocks, when it is lowered.
 
     The function takes pytrees of arrays and static keyword-only arguments like a kernel, and returns arrays of the
@@ -29,6 +29,7 @@ def op(*, out_type: Callable[..., Any]) -> Callable[[Callable[..., Any]], Op]:
 
     Args:
       out_type: the types of the results, as for `kernel`.
+      linear: names of inputs in which the results are linear, as for `kernel`; derivatives are stated as a kernel's.
 
     Example:
       >>> import jax, jax.numpy as jnp, tilekern as tk
@@ -38,14 +39,14 @@ def op(*, out_type: Callable[..., Any]) -> Callable[[Callable[..., Any]], Op]:
       >>> total(jnp.ones(8))
       Array(8., dtype=float32)
     """
-    return partial(Op, out_type)
+    return partial(Op, out_type, linear)
 
 
 class Op(Declared):
     """An op, made by `op`: call it like a function of arrays, inside or outside of `jax.jit`."""
 
-    def __init__(self, out_type: Callable[..., Any], function: Callable[..., Any]) -> None:
-        super().__init__(out_type, function)
+    def __init__(self, out_type: Callable[..., Any], linear: tuple[str, ...], function: Callable[..., Any]) -> None:
+        super().__init__(out_type, function, linear=linear)
 
     def _make_family(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None

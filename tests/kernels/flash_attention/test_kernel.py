@@ -20,6 +20,7 @@ from tilekern.ir.text import to_text
 from tilekern.ir.types import BOOL
 from tilekern.kernels.flash_attention import flash_attention, flash_attention_forward, reference
 from tilekern.kernels.flash_attention.cases import CASES, Case
+from tilekern.kernels.flash_attention.scores import Config, Extras
 from tilekern.testing import assert_close, in_float64
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -120,10 +121,13 @@ def test_the_interpreter_agrees(causal: bool, data: st.DataObject) -> None:
     offsets = np.array([-3, 4], np.int32)
     blocks = {"block_q": 4, "block_k": 8}
     kernel = flash_attention_forward.trace(
-        q, k, v, offsets, scale=0.5, causal=causal, static_offset=1, return_logsumexp=True, **blocks
+        *(q, k, v, Extras(q_offset=offsets)),
+        config=Config(0.5, causal=causal, offset=1),
+        return_logsumexp=True,
+        **blocks,
     )
     for run in (tk.interpret(kernel), kernel.lower("cpu:xla").compile()):
-        judge(run(q, k, v, offsets), q, k, v, causal=causal, scale=0.5, q_offset=offsets + 1)
+        judge(run(q, k, v, Extras(q_offset=offsets)), q, k, v, causal=causal, scale=0.5, q_offset=offsets + 1)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -179,10 +183,10 @@ def test_real_sizes_are_traced(case: Case) -> None:
 # --- the block IR ---------------------------------------------------------------------------------------------------
 
 
-def traced(problem: Problem, **keywords) -> Func:
+def traced(problem: Problem, causal: bool, return_logsumexp: bool) -> Func:
     avals = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in problem.shapes)
-    keywords = {"scale": 0.25, "static_offset": 0, "block_q": 32, "block_k": 16, **keywords}
-    return flash_attention_forward.trace(*avals, None, **keywords).ir
+    keywords = {"config": Config(0.25, causal=causal), "block_q": 32, "block_k": 16}
+    return flash_attention_forward.trace(*avals, Extras(), return_logsumexp=return_logsumexp, **keywords).ir
 
 
 FUNCS = {

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
+from tilekern.kernels.flash_attention.scores import Config, Extras
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
 
 
@@ -26,10 +27,8 @@ def test_attention_keeps_its_keys_in_vmem() -> None:
             query,
             query,
             query,
-            None,
-            scale=0.1,
-            causal=True,
-            static_offset=0,
+            Extras(),
+            config=Config(scale=0.1, causal=True),
             return_logsumexp=True,
             block_q=512,
             block_k=512,
@@ -37,7 +36,7 @@ def test_attention_keeps_its_keys_in_vmem() -> None:
         .lower("tpu:v6e")
         .plan
     )
-    assert "inside of the kernel, 2 tiles at once: all that it reads is in VMEM" in line(plan, "kernel.py")
+    assert "inside of the kernel, 2 tiles at once: all that it reads is in VMEM" in line(plan, "scores.py")
     assert "blocked [512, 128]" in line(plan, "query")
     assert "all, read in tiles of 512" in line(plan, "key")
     # Per-head blocks of [B, T, N, H] are blocks of [B, T, N * H]; its own reshape is not charged for.

@@ -1,0 +1,124 @@
+"""The backward kernels of flash attention: the transpose of the tangent kernel, with no matrix of scores in memory.
+
+With weights p = exp(s - logsumexp), from the cotangents of out and logsumexp (FlashAttention-2, Dao 2023, algorithm 2)
+
+    δ = Σ_h dout out - dlogsumexp,    dp = dout vᵀ,    ds = p (dp - δ),    dq = scale Σ_j ds k,
+    dk = scale Σ_i dsᵀ q,    dv = Σ_i pᵀ dout,
+
+where ds goes back through the function from dot products to scores first. A kernel whose programs own queries computes
+dq, one whose programs own keys dk and dv: each element is summed by one program, in one order, so that all is
+deterministic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+import tilekern as tk
+from tilekern.kernels.flash_attention import schedules
+from tilekern.kernels.flash_attention.scores import LOG2_E, Config, Extras, Scores, finite
+
+
+def _query_type(query: Any, *others: Any) -> Any:
+    return jax.ShapeDtypeStruct(query.shape, query.dtype)
+
+
+@tk.kernel(out_type=_query_type)
+def flash_attention_backward_query(
+    query: tk.Ref,
+    key: tk.Ref,
+    value: tk.Ref,
+    extras: Extras,
+    logsumexp: tk.Ref,
+    cotangent: tk.Ref,
+    delta: tk.Ref,
+    query_cotangent: tk.Ref,
+    *,
+    config: Config,
+    block_q: tk.Block = 128,
+    block_k: tk.Block = 128,
+) -> None:
+    """The forward kernel's arrays, logsumexp[B, T, N], dout[B, T, N, Hv], δ[B, T, N] -> dq[B, T, N, H]."""
+    groups = key.shape[2]
+    group = query.shape[2] // max(groups, 1)
+    b = tk.parallel(query.shape[0])
+    g = tk.parallel(groups)
+    r = tk.parallel(group)
+    i = tk.parallel(query.shape[1], block_q, order="descending" if config.causal else None)
+    n = g * group + r
+    wide = tk.accumulator(query.dtype)
+    scores = Scores(config, extras, b, n, (query.shape[1], key.shape[1]), wide)
+
+    q, dout = scores.load_queries(query, i), scores.load_queries(cotangent, i)
+    base = finite(logsumexp[b, i, n]) * wide.type(LOG2_E)
+    d = delta[b, i, n]
+
+    def step(j: tk.Tile, attends: jax.Array, acc: jax.Array) -> jax.Array:
+        k, v = scores.load_keys(key, j, g), scores.load_keys(value, j, g)
+        draw, _ = scores.cotangents(i, j, (q, k), (dout, v), attends, base, d)
+        return tk.dot(draw.astype(k.dtype), k, acc, precision=config.precision[0])
+
+    acc = scores.over_keys(i, block_k, step, tk.zeros((i, query.shape[3]), wide))
+    query_cotangent[b, i, n] = (acc * wide.type(config.scale)).astype(query.dtype)
+
+
+def _key_type(query: Any, key: Any, value: Any, *others: Any) -> tuple[Any, Any]:
+    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value))
+
+
+@tk.kernel(out_type=_key_type)
+def flash_attention_backward_key(
+    query: tk.Ref,
+    key: tk.Ref,
+    value: tk.Ref,
+    extras: Extras,
+    logsumexp: tk.Ref,
+    cotangent: tk.Ref,
+    delta: tk.Ref,
+    key_cotangent: tk.Ref,
+    value_cotangent: tk.Ref,
+    *,
+    config: Config,
+    block_q: tk.Block = 128,
+    block_k: tk.Block = 128,
+) -> None:
+    """The arrays of `flash_attention_backward_query` -> dk[B, S, K, H], dv[B, S, K, Hv].
+
+    `extras.ranges` are those of the queries of each key.
+    """
+    groups = key.shape[2]
+    group = query.shape[2] // max(groups, 1)
+    b = tk.parallel(query.shape[0])
+    g = tk.parallel(groups)
+    # The first keys are seen by the most queries: their programs start first.
+    j = tk.parallel(key.shape[1], block_k)
+    wide = tk.accumulator(query.dtype)
+    lengths = query.shape[1], key.shape[1]
+    of_scores, of_values = config.precision
+    loads = Scores(config, extras, b, 0, lengths, wide, transposed=True)
+    k, v = loads.load_keys(key, j, g), loads.load_keys(value, j, g)
+
+    def head(r: Any, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        n = g * group + r
+        scores = Scores(config, extras, b, n, lengths, wide, transposed=True)
+
+        def step(i: tk.Tile, attends: jax.Array, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            dk, dv = sums
+            q, dout = scores.load_queries(query, i), scores.load_queries(cotangent, i)
+            base = finite(logsumexp[b, i, n]) * wide.type(LOG2_E)
+            draw, p = scores.cotangents(i, j, (q, k), (dout, v), attends, base, delta[b, i, n])
+            dv = tk.dot(scores.kept(i, j, p).astype(dout.dtype), dout, dv, precision=of_values)
+            return tk.dot(draw.astype(q.dtype), q, dk, precision=of_scores), dv
+
+        return scores.over_queries(j, block_q, step, sums)
+
+    sums = tk.zeros((j, key.shape[3]), wide), tk.zeros((j, value.shape[3]), wide)
+    dk, dv = head(0, sums) if group == 1 else tk.fold(tk.serial(group), head, sums)
+    key_cotangent[b, j, g] = (dk * wide.type(config.scale)).astype(key.dtype)
+    value_cotangent[b, j, g] = dv.astype(value.dtype)
+
+
+for _kernel in (flash_attention_backward_query, flash_attention_backward_key):
+    schedules.declare(_kernel)

@@ -1,0 +1,301 @@
+"""The arguments of `flash_attention`, checked and brought to one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tilekern import _jax
+from tilekern.errors import ArgumentError
+from tilekern.ir.compute import PRECISIONS
+from tilekern.ir.core import cdiv
+from tilekern.kernel.signature import LAUNCH
+from tilekern.kernels.api import is_float, is_integer
+from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
+from tilekern.kernels.flash_attention.scores import abstract_call, abstract_places
+from tilekern.lang.tiles import describe, static_int
+
+# The granularity of block maps that are made for one call; schedules choose tiles that divide it.
+_MAP_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of an attention: leading dims, queries T, keys S, heads N."""
+
+    batch: tuple[int, ...]
+    queries: int
+    keys: int
+    heads: int
+
+    @property
+    def flat(self) -> int:
+        """Elements of the batch."""
+        size = 1
+        for n in self.batch:
+            size *= n
+        return size
+
+
+def arrays(query: Any, key: Any, value: Any) -> tuple[int, ...]:
+    """The leading dims, if the three arrays fit."""
+    named = {"query": query, "key": key, "value": value}
+    shapes: list[tuple[int, ...]] = [getattr(x, "shape", ()) for x in named.values()]
+    fits = len(shapes[0]) >= 3 and len(shapes[0]) == len(shapes[1]) == len(shapes[2])
+    if fits:
+        (*batch, _, heads, width), (*batch_k, keys, groups, width_k), (*batch_v, keys_v, groups_v, _) = shapes
+        fits = batch == batch_k == batch_v and width == width_k and (keys, groups) == (keys_v, groups_v)
+        fits = fits and (heads % groups == 0 if groups else heads == 0)
+    if fits and query.dtype == key.dtype == value.dtype and is_float(query):
+        return shapes[0][:-3]
+    raise ArgumentError(
+        "the arrays of flash_attention do not fit",
+        expected="query[*B, T, N, H], key[*B, S, K, H], value[*B, S, K, Hv] of one float dtype of at least 16 bits, "
+        "K dividing N",
+        got=", ".join(f"{name} = {describe(x)}" for name, x in named.items()),
+        fix="the layout is batch, time, heads, width; cast with .astype",
+    )
+
+
+def offset(q_offset: Any, sizes: Sizes) -> tuple[jax.Array | None, int]:
+    """The offsets as (one for each element of the batch, one for all), of which one is None or 0.
+
+    From -queries down a query sees no key, from keys up each sees all: clamped to these, positions fit an int32.
+    """
+    if type(q_offset) is int:
+        return None, max(-sizes.queries, min(q_offset, sizes.keys))
+    if not is_integer(q_offset) or q_offset.shape not in ((), sizes.batch):
+        raise ArgumentError(
+            "q_offset of flash_attention must be an integer, or integers",
+            expected=f"an int, or an integer array of shape () or {list(sizes.batch)}",
+            got=f"q_offset = {describe(q_offset)}",
+            fix="one offset for all of the batch, or one for each element of it",
+        )
+    wide = jnp.asarray(q_offset, jax.dtypes.canonicalize_dtype(jnp.int64))
+    clamped = jnp.clip(wide, -sizes.queries, sizes.keys).astype(jnp.int32)
+    return jnp.broadcast_to(clamped, sizes.batch).reshape(-1), 0
+
+
+def window(given: Any, sizes: Sizes) -> tuple[int | None, int | None]:
+    """(left, right)."""
+    if given is None:
+        return None, None
+    pair = cast(tuple[Any, ...], given) if isinstance(given, tuple) else ()
+    fits = len(pair) == 2 and all(n is None or (type(n) is int and n >= 0) for n in pair)
+    if not fits:
+        raise ArgumentError(
+            "the window of flash_attention is not one",
+            expected="(left, right): ints that are not negative, or None for unbounded",
+            got=f"window = {given!r}",
+            fix="(1023, 0) lets each query see itself and the 1023 keys before it",
+        )
+    # Past all positions a window is unbounded; positions then fit an int32.
+    left, right = (None if n is None or n >= sizes.queries + 2 * sizes.keys else n for n in pair)
+    return left, right
+
+
+def masks(mask: Any, mask_mod: Any, given: Any, sizes: Sizes) -> tuple[Any, Any, BlockMap | None]:
+    """The mask as an array [B or 1, N or 1, T or 1, S or 1], the function, and the map of the one or the other."""
+    mask = None if mask is None else _as_scores("mask", mask, sizes)
+    mask_mod = None if mask_mod is None else _mod("mask_mod", mask_mod)
+    if given is not None:
+        _check_map(given, mask, mask_mod, sizes)
+        return mask, mask_mod, given
+    if min(sizes.queries, sizes.keys) <= _MAP_BLOCK or (mask is None) is (mask_mod is None):
+        return mask, mask_mod, None
+    lengths = {"queries": sizes.queries, "keys": sizes.keys}
+    if mask_mod is None:
+        return mask, None, block_map(mask, **lengths, block_q=_MAP_BLOCK, block_k=_MAP_BLOCK)
+    b, n = _depends(mask_mod)
+    batch, heads = sizes.flat if b else 1, sizes.heads if n else 1
+    made = block_map(mask_mod, **lengths, batch=batch, heads=heads, block_q=_MAP_BLOCK, block_k=_MAP_BLOCK)
+    return None, mask_mod, made
+
+
+def _check_map(given: Any, mask: Any, mask_mod: Any, sizes: Sizes) -> None:
+    one = (mask is None) is not (mask_mod is None)
+    if isinstance(given, BlockMap) and one:
+        fits = given.live_keys.shape[2:] == (cdiv(sizes.queries, given.block_q),)
+        fits = fits and given.live_queries.shape[2:] == (cdiv(sizes.keys, given.block_k),)
+        fits = fits and all(n in (1, m) for n, m in zip(given.live_keys.shape, (sizes.flat, sizes.heads), strict=False))
+        if fits:
+            return
+    raise ArgumentError(
+        "the block_map of flash_attention is not one of its mask",
+        expected=f"block_map(mask, queries={sizes.queries}, keys={sizes.keys}, ...) of the only mask, an array or a "
+        "mask_mod",
+        got=f"block_map = {describe(given)}"
+        if not isinstance(given, BlockMap)
+        else f"live_keys = {describe(given.live_keys)} for tiles of {given.block_q} queries and {given.block_k} keys, "
+        f"mask {'given' if mask is not None else 'None'}, mask_mod {'given' if mask_mod is not None else 'None'}",
+        fix="put both conditions into one mask_mod, and make the map of that",
+    )
+
+
+def _depends(mask_mod: Any) -> tuple[bool, bool]:
+    """Whether a function looks at b, and whether at n."""
+    one, i, j = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (8, 1), (1, 8)))
+    jaxpr = _jax.make_jaxpr(mask_mod, one, one, i, j).jaxpr
+    used = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
+    return id(jaxpr.invars[0]) in used, id(jaxpr.invars[1]) in used
+
+
+def bias(given: Any, sizes: Sizes) -> Any:
+    """The bias as [B or 1, N or 1, T or 1, S or 1]."""
+    return None if given is None else _as_scores("bias", given, sizes)
+
+
+def _as_scores(name: str, given: Any, sizes: Sizes) -> jax.Array:
+    """An array [*B, N, T, S], dims of size 1 broadcast, with leading dims as one."""
+    shape: tuple[int, ...] = getattr(given, "shape", ())
+    lead, tail = shape[:-3], shape[-3:]
+    kind = is_float(given) if name == "bias" else getattr(given, "dtype", None) == jnp.bool_
+    fits = kind and len(tail) == 3 and (lead == sizes.batch or all(n == 1 for n in lead))
+    if fits and all(n in (1, m) for n, m in zip(tail, (sizes.heads, sizes.queries, sizes.keys), strict=True)):
+        return jnp.asarray(given).reshape(-1 if lead != sizes.batch else sizes.flat, *tail)
+    whole = [*sizes.batch, sizes.heads, sizes.queries, sizes.keys]
+    raise ArgumentError(
+        f"the {name} of flash_attention cannot be broadcast to the scores",
+        expected=f"{'float' if name == 'bias' else 'bool'}{whole}, or 1 in place of N, T, S, or of all leading dims",
+        got=f"{name} = {describe(given)}",
+        fix="the order is batch, heads, queries, keys; give every dim, of size 1 where all are alike"
+        + ("" if name == "bias" else "; True means attend, and what is added goes into bias"),
+    )
+
+
+def segments(given: Any, sizes: Sizes) -> Any:
+    """The ids of queries and keys, int32[B, T] and int32[B, S]."""
+    if given is None:
+        return None
+    pair = cast(tuple[Any, ...], given) if isinstance(given, tuple) else (given, given)
+    shapes = (*sizes.batch, sizes.queries), (*sizes.batch, sizes.keys)
+    if len(pair) != 2 or any(not is_integer(x) or x.shape != s for x, s in zip(pair, shapes, strict=True)):
+        raise ArgumentError(
+            "the segment_ids of flash_attention do not fit",
+            expected=f"integers {list(shapes[0])} for queries and {list(shapes[1])} for keys, a pair",
+            got=f"segment_ids = {', '.join(describe(x) for x in pair)}",
+            fix="one array may stand for both where there are as many queries as keys",
+        )
+    return tuple(jnp.asarray(x).astype(jnp.int32).reshape(sizes.flat, s[-1]) for x, s in zip(pair, shapes, strict=True))
+
+
+def lengths(name: str, given: Any, sizes: Sizes) -> Any:
+    """The lengths, int32[B]."""
+    if given is None:
+        return None
+    if not is_integer(given) or given.shape != sizes.batch:
+        raise _wrong(name, f"integers {list(sizes.batch)}, one for each element of the batch", given, "count elements")
+    least = 0 if isinstance(given, _jax.Tracer) or not given.size else int(np.asarray(given).min())
+    if least < 0:
+        raise _wrong(name, "lengths that are not negative", f"a length of {least}", "0 masks everything")
+    most = sizes.queries if name == "q_lengths" else sizes.keys
+    wide = jnp.asarray(given, jax.dtypes.canonicalize_dtype(given.dtype))
+    return jnp.clip(wide, 0, min(most, jnp.iinfo(wide.dtype).max)).astype(jnp.int32).reshape(-1)
+
+
+def sinks(given: Any, sizes: Sizes) -> Any:
+    """The sinks, float [N]."""
+    if given is None or (is_float(given) and given.shape == (sizes.heads,)):
+        return given
+    raise _wrong("sinks", f"float[{sizes.heads}], a logit for each head", given, "cast with .astype")
+
+
+def softcap(given: Any) -> float | None:
+    """The softcap, checked."""
+    if given is None or (isinstance(given, (int, float)) and given > 0):
+        return None if given is None else float(given)
+    raise _wrong("softcap", "a number above 0, or None", given, "it bounds the scores from both sides")
+
+
+def dropout(rate: Any, key: Any) -> float:
+    """The rate of dropout, checked."""
+    if not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
+        raise _wrong("dropout_rate", "a number from 0 to 1", rate, "0 drops nothing")
+    if rate and key is None:
+        raise _wrong("dropout_key", "a key of jax.random, as dropout_rate is not 0", key, "jax.random.key(step)")
+    return float(rate)
+
+
+def key_data(key: Any) -> jax.Array:
+    """The two words of a key."""
+    typed = _jax.is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    data: Any = jax.random.key_data(key) if typed else key
+    if getattr(data, "shape", None) == (2,) and data.dtype == jnp.uint32:
+        return data
+    fix = 'make it with jax.random.key(seed, impl="threefry2x32")'
+    raise _wrong("dropout_key", "a threefry key of jax.random, or its data, uint32[2]", key, fix)
+
+
+def precision(given: Any) -> tuple[str | None, str | None]:
+    """The precisions of the two products."""
+    pair = cast(tuple[Any, ...], given) if isinstance(given, tuple) else (given, given)
+    named = tuple("ieee" if p == "highest" else p for p in pair)
+    if len(named) == 2 and all(p is None or p in PRECISIONS for p in named):
+        return named
+    known = ", ".join(map(repr, ("highest", *PRECISIONS)))
+    raise _wrong("precision", f"None, one of {known}, or a pair of these", given, "leave it out for exact products")
+
+
+def backward_blocks(blocks: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """The blocks of the kernels of derivatives."""
+    names = ("block_q", "block_k")
+    known = (*names, *(f"backward_{name}" for name in names), *LAUNCH)
+    for name in blocks:
+        if name not in known:
+            raise ArgumentError(
+                f"flash_attention has no keyword argument {name!r}",
+                expected=f"one of its parameters, or of {', '.join(known)}",
+                got=f"{name} = {blocks[name]!r}",
+                fix="see help(flash_attention)",
+            )
+    given = ((name, blocks.get(f"backward_{name}")) for name in names)
+    return tuple((name, static_int(size, f"backward_{name}", 1)) for name, size in given if size is not None)
+
+
+def score_mod(given: Any, wide: Any) -> Any:
+    """The function as a `Partial`; it must return scores, and index what it carries."""
+    if given is None:
+        return None
+    mod = _mod("score_mod", given, wide)
+    for place in abstract_places(mod):
+        shown = ", ".join(e if isinstance(e, str) else "…" for e in place.entries)
+        if place.has("i") and place.has("j") and any(not isinstance(e, (str, int)) for e in place.entries):
+            raise ArgumentError(
+                "score_mod reads an array at i, j and something that is made of b or n",
+                expected="of an array that is read at i and j, b and n themselves or static integers",
+                got=f"array {place.array}, indexed [{shown}]",
+                fix="index the array outside, so that it has a dim for b or n itself",
+            )
+    return mod
+
+
+def _mod(name: str, given: Any, wide: Any = None) -> Any:
+    """A function of positions as a `Partial`, checked."""
+    if not callable(given):
+        raise _wrong(name, "a function of (b, n, i, j)" if wide is None else "a function of (score, b, n, i, j)", given,
+                     "jax.tree_util.Partial(function, *arrays) carries arrays")  # fmt: skip
+    mod = given if isinstance(given, jax.tree_util.Partial) else jax.tree_util.Partial(given)
+    mod = jax.tree.map(jnp.asarray, mod)
+    found = abstract_call(mod, *(() if wide is None else (wide,)))
+    wanted = "bool" if wide is None else "a float score"
+    fits = getattr(found, "dtype", None) is not None and jnp.issubdtype(
+        found.dtype, jnp.bool_ if wide is None else jnp.floating
+    )
+    if fits and len(found.shape) <= 2 and all(n in (1, m) for n, m in zip(found.shape[::-1], (3, 2), strict=False)):
+        return mod
+    raise _wrong(
+        name,
+        f"{wanted} of a shape that broadcasts to that of i and j together, [T, S]",
+        f"{name}(...) = {describe(found)} for i = int32[2, 1], j = int32[1, 3]",
+        "compare, or .astype; use elementwise functions only",
+    )
+
+
+def _wrong(name: str, expected: str, given: Any, fix: str) -> ArgumentError:
+    got = given if isinstance(given, str) and " " in given else f"{name} = {describe(given)}"
+    return ArgumentError(f"flash_attention cannot take this {name}", expected=expected, got=got, fix=fix)

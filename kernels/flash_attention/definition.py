@@ -1,0 +1,203 @@
+"""The tangent of attention in plain JAX, by portions of queries: what derivatives of second and higher order come from.
+
+JAX differentiates it any number of times. No portion keeps anything but its inputs for later (`jax.checkpoint`), so
+that memory stays linear in the number of keys at any order. The backward pass is the transpose.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.ir.core import cdiv
+from tilekern.kernels.flash_attention.scores import (
+    Config,
+    Extras,
+    Tangents,
+    carried_by,
+    dropped,
+    finite,
+    with_carried,
+)
+
+# Scores of a portion of queries, for all heads and keys.
+_PORTION, _MOST_QUERIES = 1 << 23, 128
+
+
+def tangent(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    extras: Extras,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    tangents: Tangents,
+    *,
+    config: Config,
+) -> tuple[jax.Array, jax.Array]:
+    """What the tangent kernel computes, `flash_attention_tangent`."""
+    batch, queries, heads, _ = query.shape
+    size = max(1, min(queries, _MOST_QUERIES, _PORTION // max(1, batch * heads * key.shape[1])))
+    count = cdiv(queries, size)
+
+    def portions(x: Any, axis: int = 1) -> Any:
+        """An array with a dim of T, cut along it, portions first; others as they are, once for each portion."""
+        if x is None:
+            return None
+        padded = jnp.pad(x, [(0, count * size - queries if d == axis else 0) for d in range(x.ndim)])
+        cut = padded.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+        return jnp.moveaxis(cut, axis, 0)
+
+    def rows_of(x: Any) -> Any:
+        return None if x is None or x.shape[2] == 1 else portions(x, 2)
+
+    @jax.checkpoint
+    def portion(shared: Any, cut: Any) -> Any:
+        key, value, extras, tangents = shared
+        start, query, out, logsumexp, dquery, bias, dbias, mask, ids = cut
+        own = extras._replace(
+            bias=extras.bias if bias is None else bias,
+            mask=extras.mask if mask is None else mask,
+            segments=None if ids is None else (ids, extras.segments[1]),
+        )
+        along = tangents._replace(query=dquery, bias=tangents.bias if dbias is None else dbias)
+        return _portion(query, key, value, own, out, logsumexp, along, start, config)
+
+    segments = None if extras.segments is None else portions(extras.segments[0])
+    starts = jnp.arange(count, dtype=jnp.int32) * size
+    cut = (
+        starts,
+        *map(portions, (query, out, logsumexp, tangents.query)),
+        rows_of(extras.bias),
+        rows_of(tangents.bias),
+    )
+    shared = key, value, extras, tangents._replace(query=None)
+    _, found = jax.lax.scan(lambda _, x: ((), portion(shared, x)), (), (*cut, rows_of(extras.mask), segments))
+    whole = (jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :queries] for x in found)
+    return tuple(whole)  # pyright: ignore[reportReturnType] -- of two
+
+
+def backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    extras: Extras,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    cotangents: tuple[Any, Any],
+    *,
+    config: Config,
+    wanted: Tangents,
+) -> Tangents:
+    """The transpose of `tangent`: cotangents of those of its tangents that are `wanted`, as types."""
+    along = partial(tangent, query, key, value, extras, out, logsumexp, config=config)
+    zeros = (jnp.zeros(x.shape, x.dtype) for x in (out, logsumexp))
+    whole = tuple(z if c is None else c for z, c in zip(zeros, cotangents, strict=True))
+    (found,) = jax.linear_transpose(along, wanted)(whole)
+    return found
+
+
+def _portion(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    extras: Extras,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    tangents: Tangents,
+    start: jax.Array,
+    config: Config,
+) -> tuple[jax.Array, jax.Array]:
+    """`tangent` of the queries from `start` on, with the whole matrix of their scores."""
+    wide = tk.accumulator(query.dtype)
+    heads = query.shape[2]
+    b, n, i, j = jnp.indices((query.shape[0], heads, query.shape[1], key.shape[1]), dtype=jnp.int32, sparse=True)
+    i = i + start
+
+    def of_queries(x: jax.Array) -> jax.Array:
+        return _until(x, extras.q_lengths, start).astype(wide)
+
+    def of_keys(x: jax.Array) -> jax.Array:
+        return jnp.repeat(_until(x, extras.kv_lengths, 0).astype(wide), heads // max(x.shape[2], 1), axis=2)
+
+    attends = _attends(config, extras, b, n, i, j)
+    primals = [query, key, extras.bias, *carried_by(extras.score_mod)]
+    moved = [tangents.query, tangents.key, tangents.bias, *(tangents.carried or [None] * (len(primals) - 3))]
+    which = [number for number, t in enumerate(moved) if t is not None]
+
+    def scores(*some: jax.Array) -> jax.Array:
+        terms = [some[which.index(m)] if m in which else x for m, x in enumerate(primals)]
+        s = _dot("btnh,bsnh->bnts", of_queries(terms[0]), of_keys(terms[1])) * config.scale
+        if terms[2] is not None:
+            s = s + terms[2].astype(wide)
+        # Masked scores may be infinite, or have derivatives that are.
+        s = jnp.where(attends, s, 0)
+        if config.softcap is not None:
+            s = config.softcap * jnp.tanh(s / config.softcap)
+        if extras.score_mod is not None:
+            s = with_carried(extras.score_mod, terms[3:])(s, b, n, i, j).astype(wide)
+        return jnp.where(attends, s, -jnp.inf)
+
+    s, ds = jax.jvp(scores, [primals[m] for m in which], [moved[m] for m in which]) if which else (scores(), 0)
+    base = jnp.moveaxis(finite(logsumexp), 1, 2)[..., None]  # [B, N, T, 1]
+    p = jnp.exp(s - base)
+    weighted = jnp.where(attends, p * ds, 0)
+    total = weighted.sum(axis=3, keepdims=True)
+    if tangents.sinks is not None:
+        sinks, dsinks = (x.astype(wide)[:, None, None] for x in (extras.sinks, tangents.sinks))
+        reached = jnp.moveaxis(logsumexp, 1, 2)[..., None] != -jnp.inf
+        total = total + jnp.where(reached, jnp.exp(sinks - base) * dsinks, 0)
+    moved_out = _dot("bnts,bsnh->btnh", _kept(config, extras, weighted, b, n, i, j), of_keys(value))
+    if tangents.value is not None:
+        moved_out = moved_out + _dot("bnts,bsnh->btnh", _kept(config, extras, p, b, n, i, j), of_keys(tangents.value))
+    total = jnp.moveaxis(total, 1, 2)  # [B, T, N, 1]
+    return (moved_out - total * out.astype(wide)).astype(out.dtype), total[..., 0].astype(logsumexp.dtype)
+
+
+def _dot(dims: str, left: jax.Array, right: jax.Array) -> jax.Array:
+    return jnp.einsum(dims, left, right, precision=jax.lax.Precision.HIGHEST)
+
+
+def _until(x: jax.Array, lengths: Any, start: Any) -> jax.Array:
+    """x[B, T, N, H], of positions from `start` on, with zeros at and beyond lengths[B]."""
+    if lengths is None:
+        return x
+    inside = start + jnp.arange(x.shape[1]) < lengths[:, None]
+    return jnp.where(inside[:, :, None, None], x, 0)
+
+
+def _attends(config: Config, extras: Extras, b: jax.Array, n: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
+    """Which queries attend to which keys."""
+    offset = config.offset if extras.q_offset is None else extras.q_offset[:, None, None, None] + config.offset
+    left, right = config.window
+    found = jnp.ones((), bool)
+    if config.causal:
+        found = found & (j <= i + offset)
+    if left is not None:
+        found = found & (j >= i + offset - left)
+    if right is not None:
+        found = found & (j <= i + offset + right)
+    if extras.q_lengths is not None:
+        found = found & (i < extras.q_lengths[:, None, None, None])
+    if extras.kv_lengths is not None:
+        found = found & (j < extras.kv_lengths[:, None, None, None])
+    if extras.segments is not None:
+        of_queries, of_keys = extras.segments
+        found = found & (of_queries[:, None, :, None] == of_keys[:, None, None, :])
+    if extras.mask is not None:
+        found = found & extras.mask
+    if extras.mask_mod is not None:
+        found = found & extras.mask_mod(b, n, i, j)
+    return found
+
+
+def _kept(config: Config, extras: Extras, weights: jax.Array, *positions: jax.Array) -> jax.Array:
+    """Weights with dropout."""
+    if not config.dropout_rate:
+        return weights
+    bits = tk.random_bits(extras.dropout_key, *positions)
+    return dropped(config.dropout_rate, bits, weights)

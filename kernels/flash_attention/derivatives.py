@@ -1,0 +1,198 @@
+"""The derivatives of flash attention: which kernel is the tangent, which the transpose of which.
+
+The tangent kernel is linear in tangents, the backward op, of several kernels, linear in cotangents, and each is the
+other's transpose. In all else they depend on, both have the derivatives of their definition in plain JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+import tilekern as tk
+from tilekern.kernels.flash_attention import definition
+from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
+from tilekern.kernels.flash_attention.kernel import flash_attention_forward
+from tilekern.kernels.flash_attention.scores import (
+    Config,
+    Extras,
+    Place,
+    Tangents,
+    abstract_places,
+    carried_by,
+    finite,
+    place_of,
+    places,
+)
+from tilekern.kernels.flash_attention.segments import ranges
+from tilekern.kernels.flash_attention.tangent import flash_attention_tangent
+from tilekern.kernels.flash_attention.terms import flash_attention_backward_term, kept_dims, put
+
+
+@flash_attention_forward.defjvp
+def _forward_jvp(
+    primals: tuple[Any, ...], tangents: tuple[Any, ...], *, config: Config, return_logsumexp: bool, **blocks: int
+) -> Any:
+    out, logsumexp = flash_attention_forward(*primals, config=config, return_logsumexp=True, **blocks)
+    out = checkpoint_name(out, "flash_attention_out")
+    logsumexp = checkpoint_name(logsumexp, "flash_attention_logsumexp")
+    moved = _tangents(primals[3], *tangents)
+    dout, dlogsumexp = flash_attention_tangent(*primals, out, logsumexp, moved, config=config)
+    return (out, logsumexp if return_logsumexp else None), (dout, dlogsumexp if return_logsumexp else None)
+
+
+def _tangents(extras: Extras, query: Any, key: Any, value: Any, moved: Extras) -> Tangents:
+    carried = ()
+    if extras.score_mod is not None:
+        carried = tuple(jax.tree.leaves((moved.score_mod.args, moved.score_mod.keywords), is_leaf=_is_none))
+    return Tangents(query, key, value, moved.bias, moved.sinks, carried)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+# --- the backward op --------------------------------------------------------------------------------------------------
+
+
+def _wanted_types(query: Any, key: Any, value: Any, extras: Extras, *others: Any, wanted: Tangents) -> tuple[Tangents]:
+    every = Tangents(query, key, value, extras.bias, extras.sinks, tuple(carried_by(extras.score_mod)))
+
+    def types(arrays: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+        return [jax.ShapeDtypeStruct(x.shape, x.dtype) if w else None for x, w in zip(arrays, wanted, strict=True)]
+
+    return (Tangents(*types(every[:5], wanted[:5]), carried=tuple(types(every.carried, wanted.carried))),)
+
+
+@tk.op(out_type=_wanted_types, linear=("cotangents",))
+def flash_attention_backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    extras: Extras,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    cotangents: tuple[Any, Any],
+    *,
+    config: Config,
+    wanted: Tangents,
+) -> tuple[Tangents]:
+    """The transpose of the tangent kernel: cotangents of out and logsumexp -> those of what is `wanted` (bools)."""
+    wide = logsumexp.dtype
+    dout, dlogsumexp = cotangents
+    dout = jnp.zeros_like(out) if dout is None else dout
+    delta = jnp.sum(dout.astype(wide) * out.astype(wide), axis=3)
+    if dlogsumexp is not None:
+        delta = delta - dlogsumexp
+    of_keys = extras
+    if extras.segments is not None:
+        of_keys = extras._replace(ranges=ranges(*reversed(extras.segments)))
+    arrays = logsumexp, dout, delta
+    dquery = dkey = dvalue = dsinks = None
+    if wanted.query:
+        dquery = flash_attention_backward_query(query, key, value, extras, *arrays, config=config)
+    if wanted.key or wanted.value:
+        dkey, dvalue = flash_attention_backward_key(query, key, value, of_keys, *arrays, config=config)
+    if wanted.sinks:
+        weights = jnp.exp(extras.sinks.astype(wide) - finite(logsumexp))
+        dsinks = -jnp.sum(jnp.where(logsumexp == -jnp.inf, 0, weights * delta), axis=(0, 1)).astype(extras.sinks.dtype)
+
+    dbias, first = None, 0 if extras.bias is None else 1
+    of_term = partial(_term, query, key, value, extras, of_keys, arrays, config)
+    if wanted.bias:
+        dbias = of_term(0, place_of(extras.bias.shape), extras.bias, []).reshape(extras.bias.shape)
+    leaves = carried_by(extras.score_mod)
+    carried: list[Any] = [jnp.zeros_like(x) if w else None for x, w in zip(leaves, wanted.carried, strict=True)]
+    if any(wanted.carried):
+        for number, (place, made) in enumerate(_reads(extras.score_mod, query.shape[0], query.shape[2])):
+            if carried[place.array] is not None:
+                carried[place.array] += of_term(first + number, place, leaves[place.array], made)
+    return (
+        Tangents(dquery, dkey if wanted.key else None, dvalue if wanted.value else None, dbias, dsinks, (*carried,)),
+    )
+
+
+def _term(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    extras: Extras,
+    of_keys: Extras,
+    arrays: tuple[jax.Array, ...],
+    config: Config,
+    term: int,
+    place: Place,
+    like: jax.Array,
+    made: Sequence[jax.Array],
+) -> jax.Array:
+    """The cotangent of the array of a term."""
+    dims = kept_dims(place)
+    own = of_keys if dims[3] and not dims[2] else extras
+    found = flash_attention_backward_term(query, key, value, own, *arrays, config=config, term=term, dims=dims)
+    return put(place, found, like, made)
+
+
+def _reads(mod: Any, batch: int, heads: int) -> list[tuple[Place, list[jax.Array]]]:
+    """Where a `score_mod` reads its arrays, and the entries that are made of b and n, int32[B, N] each."""
+
+    def traced(b: jax.Array, n: jax.Array) -> list[list[jax.Array]]:
+        return [[jnp.asarray(e) for e in place.entries if not isinstance(e, (str, int))] for place in places(mod, b, n)]
+
+    each_head = jax.vmap(traced, (None, 0), axis_size=heads)
+    made = jax.vmap(each_head, (0, None), axis_size=batch)(jnp.arange(batch), jnp.arange(heads))
+    return list(zip(abstract_places(mod), made, strict=True))
+
+
+# --- transposes, and derivatives of derivatives -----------------------------------------------------------------------
+
+
+@flash_attention_tangent.deftranspose
+def _tangent_transpose(cotangents: tuple[Any, Any], *inputs: Any, config: Config) -> dict[str, Tangents]:
+    *primals, tangents = inputs
+    wanted = Tangents(*(t is not None for t in tangents[:5]), carried=tuple(t is not None for t in tangents.carried))
+    (found,) = flash_attention_backward(*primals, cotangents, config=config, wanted=wanted)
+    return {"tangents": found}
+
+
+@flash_attention_backward.deftranspose
+def _backward_transpose(cotangents: tuple[Tangents], *inputs: Any, config: Config) -> dict[str, tuple[Any, ...]]:
+    *primals, wanted = inputs
+    found = flash_attention_tangent(*primals, *cotangents, config=config)
+    return {"cotangents": tuple(None if w is None else x for x, w in zip(found, wanted, strict=True))}
+
+
+@flash_attention_tangent.defjvp
+def _tangent_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...], *, config: Config) -> tuple[Any, Any]:
+    *arrays, moved = primals
+    function = partial(definition.tangent, tangents=moved, config=config)
+    return flash_attention_tangent(*primals, config=config), _along(function, arrays, tangents[:-1])
+
+
+@flash_attention_backward.defjvp
+def _backward_jvp(
+    primals: tuple[Any, ...], tangents: tuple[Any, ...], *, config: Config, wanted: Tangents
+) -> tuple[Any, Any]:
+    *arrays, cotangents = primals
+    (types,) = _wanted_types(*primals, wanted=wanted)
+    function = partial(definition.backward, cotangents=cotangents, config=config, wanted=types)
+    found = flash_attention_backward(*primals, config=config, wanted=wanted)
+    return found, (_along(function, arrays, tangents[:-1]),)
+
+
+def _along(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """The tangent of a function along tangents of some of its arrays; None is a tangent of zeros."""
+    leaves, tree = jax.tree.flatten(list(primals))
+    moved = tree.flatten_up_to(list(tangents))
+    which = [number for number, t in enumerate(moved) if t is not None]
+
+    def of_some(*some: jax.Array) -> Any:
+        return function(
+            *jax.tree.unflatten(tree, [some[which.index(m)] if m in which else x for m, x in enumerate(leaves)])
+        )
+
+    return jax.jvp(of_some, [leaves[m] for m in which], [moved[m] for m in which])[1]

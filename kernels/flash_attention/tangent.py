@@ -1,0 +1,91 @@
+"""The tangent kernel of flash attention: the derivative of out and logsumexp along tangents of all that they depend on.
+
+With weights p = exp(s - logsumexp), and ds the tangents of the scores,
+
+    dlogsumexp = Σ p ds (+ p_sink dsink),
+    dout = Σ p (ds - dlogsumexp) v + Σ p dv = Σ (p ds v + p dv) - dlogsumexp out.
+
+One pass over the keys computes both sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.kernels.flash_attention import schedules
+from tilekern.kernels.flash_attention.scores import LOG2_E, Config, Extras, Scores, Tangents, finite
+
+
+def _out_type(
+    query: Any, key: Any, value: Any, extras: Extras, out: Any, logsumexp: Any, tangents: Tangents
+) -> tuple[Any, Any]:
+    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (out, logsumexp))
+
+
+@tk.kernel(out_type=_out_type, linear=("tangents",))
+def flash_attention_tangent(
+    query: tk.Ref,
+    key: tk.Ref,
+    value: tk.Ref,
+    extras: Extras,
+    out: tk.Ref,
+    logsumexp: tk.Ref,
+    tangents: Tangents,
+    out_tangent: tk.Ref,
+    logsumexp_tangent: tk.Ref,
+    *,
+    config: Config,
+    block_q: tk.Block = 128,
+    block_k: tk.Block = 128,
+) -> None:
+    """The arrays of the forward kernel, its results, and tangents -> the tangents of its results."""
+    groups = key.shape[2]
+    group = query.shape[2] // max(groups, 1)
+    b = tk.parallel(query.shape[0])
+    g = tk.parallel(groups)
+    r = tk.parallel(group)
+    i = tk.parallel(query.shape[1], block_q, order="descending" if config.causal else None)
+    n = g * group + r
+    wide = tk.accumulator(query.dtype)
+    scores = Scores(config, extras, b, n, (query.shape[1], key.shape[1]), wide)
+    of_scores, of_values = config.precision
+
+    q = scores.load_queries(query, i)
+    dq = None if tangents.query is None else scores.load_queries(tangents.query, i)
+    base = finite(logsumexp[b, i, n]) * wide.type(LOG2_E)
+
+    def step(j: tk.Tile, attends: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        total, acc = carry
+        k, v = scores.load_keys(key, j, g), scores.load_keys(value, j, g)
+        products = scores.products(q, k, of_scores)
+        p = jnp.exp2(scores.base2(i, j, products, attends) - base[:, None])
+        moved = None
+        if dq is not None:
+            moved = scores.products(dq, k, of_scores)
+        if tangents.key is not None:
+            more = scores.products(q, scores.load_keys(tangents.key, j, g), of_scores)
+            moved = more if moved is None else moved + more
+        ds = scores.tangents(i, j, products, moved, tangents.bias, tangents.carried)
+        if ds is not None:
+            weighted = jnp.where(attends, p * ds, 0)
+            total = total + weighted.sum(axis=1)
+            acc = tk.dot(scores.kept(i, j, weighted).astype(v.dtype), v, acc, precision=of_values)
+        if tangents.value is not None:
+            dv = scores.load_keys(tangents.value, j, g)
+            acc = tk.dot(scores.kept(i, j, p).astype(v.dtype), dv, acc, precision=of_values)
+        return total, acc
+
+    total, acc = scores.over_keys(i, block_k, step, (tk.zeros(i, wide), tk.zeros((i, value.shape[3]), wide)))
+    if tangents.sinks is not None:
+        weight = jnp.exp2(extras.sinks[n].astype(wide) * wide.type(LOG2_E) - base)
+        reached = logsumexp[b, i, n] != -jnp.inf
+        total = total + jnp.where(reached, weight * tangents.sinks[n].astype(wide), 0)
+    logsumexp_tangent[b, i, n] = total
+    out_tangent[b, i, n] = (acc - total[:, None] * out[b, i, n].astype(wide)).astype(out.dtype)
+
+
+schedules.declare(flash_attention_tangent)

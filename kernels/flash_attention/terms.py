@@ -1,0 +1,147 @@
+"""The cotangents of terms: of the bias, and of the arrays that a `score_mod` carries.
+
+In two stages, both deterministic: a kernel sums the cotangents of the scores over those dims, of b, n, i and j, that
+the array has not; then XLA puts the sums to the places where the array was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.kernels.flash_attention import schedules
+from tilekern.kernels.flash_attention.scores import LOG2_E, Config, Extras, Place, Scores, finite
+
+Dims = tuple[bool, bool, bool, bool]
+
+
+def _out_type(query: Any, key: Any, *others: Any, dims: Dims) -> Any:
+    sizes = query.shape[0], query.shape[2], query.shape[1], key.shape[1]
+    shape = tuple(n if kept else 1 for n, kept in zip(sizes, dims, strict=True))
+    return jax.ShapeDtypeStruct(shape, tk.accumulator(query.dtype))
+
+
+@tk.kernel(out_type=_out_type)
+def flash_attention_backward_term(
+    query: tk.Ref,
+    key: tk.Ref,
+    value: tk.Ref,
+    extras: Extras,
+    logsumexp: tk.Ref,
+    cotangent: tk.Ref,
+    delta: tk.Ref,
+    out: tk.Ref,
+    *,
+    config: Config,
+    term: int,
+    dims: Dims,
+    block_q: tk.Block = 128,
+    block_k: tk.Block = 128,
+) -> None:
+    """The arrays of `flash_attention_backward_query` -> cotangents of a term, [B or 1, N or 1, T or 1, S or 1].
+
+    `term` is its number, as in `Scores.terms`. `dims` says which dims are kept; over the others the cotangents are
+    summed. `extras.ranges` are those of the queries of each key if i is not kept and j is, of the keys of each query
+    otherwise.
+    """
+    (batch, queries, heads, _), keys, groups = query.shape, key.shape[1], key.shape[2]
+    group = heads // max(groups, 1)
+    keeps_b, keeps_n, keeps_i, keeps_j = dims
+    b = tk.parallel(batch) if keeps_b else None
+    g, r = (tk.parallel(groups), tk.parallel(group)) if keeps_n else (None, None)
+    i = tk.parallel(queries, block_q) if keeps_i else None
+    j = tk.parallel(keys, block_k) if keeps_j else None
+    wide = tk.accumulator(query.dtype)
+    over = tuple(axis for axis, kept in enumerate((keeps_i, keeps_j)) if not kept)
+
+    def of_head(b: Any, g: Any, r: Any, total: jax.Array) -> jax.Array:
+        n = g * group + r
+        scores = Scores(config, extras, b, n, (queries, keys), wide, sums_queries=not keeps_i)
+
+        def add(i: tk.Tile, j: tk.Tile, attends: jax.Array, total: jax.Array) -> jax.Array:
+            pairs = (
+                (scores.load_queries(query, i), scores.load_keys(key, j, g)),
+                (scores.load_queries(cotangent, i), scores.load_keys(value, j, g)),
+            )
+            base = finite(logsumexp[b, i, n]) * wide.type(LOG2_E)
+            moved, _ = scores.cotangents(i, j, *pairs, attends, base, delta[b, i, n], term)
+            return total + moved.sum(axis=over)
+
+        def of_queries(i: tk.Tile, total: jax.Array) -> jax.Array:
+            return scores.over_keys(i, block_k, lambda j, attends, total: add(i, j, attends, total), total)
+
+        if i is not None and j is not None:
+            start, stop = scores.key_range(i)
+            live = (start < j.stop) & (stop > j.start)
+            once = tk.serial(1, stop=jnp.where(live, 1, 0))
+            return tk.fold(once, lambda _, total: add(i, j, scores.attends(i, j), total), total)
+        if i is not None:
+            return of_queries(i, total)
+        if j is not None:
+            return scores.over_queries(j, block_q, lambda i, attends, total: add(i, j, attends, total), total)
+        return tk.fold(tk.serial(queries, block_q), of_queries, total)
+
+    total = tk.zeros([tile for tile in (i, j) if tile is not None], wide)
+    axes = [tk.serial(n) for n, kept in ((batch, keeps_b), (groups, keeps_n), (group, keeps_n)) if not kept]
+
+    def step(serial: Any, total: jax.Array) -> jax.Array:
+        rest = iter(serial)
+        return of_head(next(rest) if b is None else b, *((next(rest), next(rest)) if g is None else (g, r)), total)
+
+    total = tk.fold(tuple(axes), step, total) if axes else step((), total)
+    n = 0 if g is None else g * group + r
+    out[0 if b is None else b, n, 0 if i is None else i, 0 if j is None else j] = total
+
+
+schedules.declare(flash_attention_backward_term)
+
+
+def kept_dims(place: Place) -> Dims:
+    """The dims of the scores that the cotangent of a term keeps before it is put to its places."""
+    traced = _is_traced(place)
+    return traced or place.has("b"), traced or place.has("n"), place.has("i"), place.has("j")
+
+
+def put(place: Place, found: jax.Array, like: Any, made: Sequence[jax.Array]) -> jax.Array:
+    """The cotangent of a term's array, from what the kernel found of it.
+
+    Args:
+      place: where scores read the array.
+      found: [B or 1, N or 1, T or 1, S or 1].
+      like: the array, or its type.
+      made: the entries of the place that are integers made of b and n, int32[B, N] each.
+    """
+    if not _is_traced(place):
+        names = [e for e in place.entries if isinstance(e, str)]
+        order = ["bnij".index(e) for e in names]
+        rest = [d for d in range(4) if d not in order]
+        values = jnp.transpose(found, (*order, *rest)).reshape([found.shape[d] for d in order])
+        if len(names) == len(place.entries):
+            return values.astype(like.dtype)
+        at = tuple(slice(None) if isinstance(e, str) else e for e in place.entries)
+        return jnp.zeros(like.shape, values.dtype).at[at].set(values).astype(like.dtype)
+    # One-hot products, for XLA may scatter in any order. What lies outside of the array was read as 0.
+    batch, heads = found.shape[:2]
+    b, n = (x.reshape(-1) for x in jnp.indices((batch, heads)))
+    rest = iter(made)
+    known: dict[Any, jax.Array] = {"b": b, "n": n}
+    across = [d for d, e in enumerate(place.entries) if not (isinstance(e, str) and e in "ij")]
+    hot = jnp.ones((batch * heads, 1), found.dtype)
+    for d in across:
+        e = place.entries[d]
+        at = known[e] if isinstance(e, str) else jnp.full(b.shape, e) if isinstance(e, int) else next(rest).reshape(-1)
+        one = jax.nn.one_hot(at, like.shape[d], dtype=found.dtype)
+        hot = (hot[:, :, None] * one[:, None, :]).reshape(batch * heads, -1)
+    summed = jnp.einsum("xp,xr->pr", hot, found.reshape(batch * heads, -1), precision=jax.lax.Precision.HIGHEST)
+    along = [d for d in range(len(place.entries)) if d not in across]
+    values = summed.reshape([like.shape[d] for d in (*across, *along)])
+    return jnp.moveaxis(values, range(values.ndim), (*across, *along)).astype(like.dtype)
+
+
+def _is_traced(place: Place) -> bool:
+    """Whether an entry is an integer made of b and n."""
+    return any(not isinstance(e, (str, int)) for e in place.entries)
