@@ -10,9 +10,9 @@ import jax
 
 import tilekern as tk
 from tilekern.kernels.flash_attention import checks
+from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.block_map import BlockMap
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
-from tilekern.kernels.flash_attention.scores import Config, Extras
 from tilekern.kernels.flash_attention.segments import ranges
 
 Mod = Callable[..., jax.Array]

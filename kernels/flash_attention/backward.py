@@ -18,7 +18,8 @@ import jax
 
 import tilekern as tk
 from tilekern.kernels.flash_attention import schedules
-from tilekern.kernels.flash_attention.scores import LOG2_E, Config, Extras, Scores, finite
+from tilekern.kernels.flash_attention.arguments import Config, Extras
+from tilekern.kernels.flash_attention.scores import LOG2_E, Scores, finite
 
 
 def _query_type(query: Any, *others: Any) -> Any:
@@ -64,7 +65,7 @@ def flash_attention_backward_query(
     query_cotangent[b, i, n] = (acc * wide.type(config.scale)).astype(query.dtype)
 
 
-def _key_type(query: Any, key: Any, value: Any, *others: Any) -> tuple[Any, Any]:
+def _key_type(query: Any, key: Any, value: Any, *others: Any) -> tuple[Any, ...]:
     return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value))
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +89,7 @@ def block_map(
         size is not a static integer, of at least 1 for blocks.
 
     Example:
-      >>> from tilekern.kernels.flash_attention.block_map import block_map
+      >>> from tilekern.kernels.flash_attention import block_map
       >>> causal = block_map(lambda b, n, i, j: j <= i, queries=384, keys=384)
       >>> causal.live_keys
       Array([[[1, 2, 3]]], dtype=int32)
@@ -103,14 +102,17 @@ def block_map(
     lengths = _length(queries, "queries"), _length(keys, "keys")
     copies = static_int(batch, "batch", 0), static_int(heads, "heads", 0)
     states = _of_function(mask, *copies, *lengths, *blocks) if callable(mask) else _of_array(mask, *lengths, *blocks)
-    return BlockMap(*_numbers(states), *_numbers(states.swapaxes(2, 3)), *blocks)
+    return cast(BlockMap, jax.jit(_sorted, static_argnums=(1, 2))(states, *blocks))
 
 
 def _length(value: int | None, name: str) -> int | None:
     return None if value is None else static_int(value, name, 0)
 
 
-@jax.jit
+def _sorted(states: jax.Array, block_q: int, block_k: int) -> BlockMap:
+    return BlockMap(*_numbers(states), *_numbers(states.swapaxes(2, 3)), block_q, block_k)
+
+
 def _numbers(states: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The live tiles along the last dim, how many are full, and how many there are."""
     full, live = (jnp.sum(states >= least, axis=-1, dtype=jnp.int32) for least in (2, 1))
@@ -119,7 +121,6 @@ def _numbers(states: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return jnp.where(ranks < live[..., None], order, 0), full, live
 
 
-@partial(jax.jit, static_argnums=(1, 2))
 def _states(mask: jax.Array, block_q: int, block_k: int) -> jax.Array:
     """0 for the dead tiles of bool[..., T, S], 1 for the partial ones and 2 for the full ones."""
     rows, columns = mask.shape[-2:]
@@ -134,17 +135,15 @@ def _states(mask: jax.Array, block_q: int, block_k: int) -> jax.Array:
 def _of_array(mask: Any, queries: int | None, keys: int | None, block_q: int, block_k: int) -> jax.Array:
     shape: tuple[int, ...] = getattr(mask, "shape", ())
     fits = getattr(mask, "dtype", None) == jnp.bool_ and len(shape) == 4
-    lengths = sizes["queries"], sizes["keys"]
-    if not fits or any(
-        found != 1 and size not in (None, found) for found, size in zip(shape[2:], lengths, strict=True)
-    ):
+    lengths = queries, keys
+    if not fits or not all(found in (1, size) or size is None for found, size in zip(shape[2:], lengths, strict=True)):
         raise ArgumentError(
             "the mask of block_map does not fit",
             expected="bool[B|1, N|1, T|1, S|1] of the given sizes, or a function of (b, n, i, j)",
             got=f"mask = {describe(mask)}, queries = {queries}, keys = {keys}",
             fix="make it with a comparison, and reshape its leading dims into one",
         )
-    states = _states(jnp.asarray(mask), block_q, block_k)
+    states = cast(jax.Array, jax.jit(_states, static_argnums=(1, 2))(mask, block_q, block_k))
     # Along a dim of size 1 all tiles are alike.
     rows, columns = (
         cdiv(found if length is None else length, block)

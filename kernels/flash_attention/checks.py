@@ -17,7 +17,7 @@ from tilekern.ir.core import cdiv
 from tilekern.kernel.signature import LAUNCH
 from tilekern.kernels.api import is_float, is_integer
 from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
-from tilekern.kernels.flash_attention.scores import abstract_call, abstract_places
+from tilekern.kernels.flash_attention.mods import abstract_call, abstract_places, carried_by, with_carried
 from tilekern.lang.tiles import describe, static_int
 
 # The granularity of block maps that are made for one call; schedules choose tiles that divide it.
@@ -275,18 +275,17 @@ def score_mod(given: Any, wide: Any) -> Any:
 
 
 def _mod(name: str, given: Any, wide: Any = None) -> Any:
-    """A function of positions as a `Partial`, checked."""
+    """A function of positions (with `wide`, of scores of that dtype, too) as a `Partial`, checked."""
+    takes, kind, wanted = ("(b, n, i, j)", jnp.bool_, "bool") if wide is None else (
+        "(score, b, n, i, j)", jnp.floating, "a float score")  # fmt: skip
     if not callable(given):
-        raise _wrong(name, "a function of (b, n, i, j)" if wide is None else "a function of (score, b, n, i, j)", given,
-                     "jax.tree_util.Partial(function, *arrays) carries arrays")  # fmt: skip
-    mod = given if isinstance(given, jax.tree_util.Partial) else jax.tree_util.Partial(given)
-    mod = jax.tree.map(jnp.asarray, mod)
+        raise _wrong(name, f"a function of {takes}", given, "jax.tree_util.Partial(function, *arrays) carries arrays")
+    mod: Any = given if isinstance(given, jax.tree_util.Partial) else jax.tree_util.Partial(given)
+    mod = with_carried(mod, [jnp.asarray(x) for x in carried_by(mod)])
     found = abstract_call(mod, *(() if wide is None else (wide,)))
-    wanted = "bool" if wide is None else "a float score"
-    fits = getattr(found, "dtype", None) is not None and jnp.issubdtype(
-        found.dtype, jnp.bool_ if wide is None else jnp.floating
-    )
-    if fits and len(found.shape) <= 2 and all(n in (1, m) for n, m in zip(found.shape[::-1], (3, 2), strict=False)):
+    shape: tuple[int, ...] = getattr(found, "shape", (0,))
+    fits = len(shape) <= 2 and all(n in (1, m) for n, m in zip(shape[::-1], (3, 2), strict=False))
+    if fits and jnp.issubdtype(found.dtype, kind):
         return mod
     raise _wrong(
         name,

@@ -7,22 +7,16 @@ that memory stays linear in the number of keys at any order. The backward pass i
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.ir.core import cdiv
-from tilekern.kernels.flash_attention.scores import (
-    Config,
-    Extras,
-    Tangents,
-    carried_by,
-    dropped,
-    finite,
-    with_carried,
-)
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
+from tilekern.kernels.flash_attention.mods import carried_by, with_carried
+from tilekern.kernels.flash_attention.scores import dropped, finite
 
 # Scores of a portion of queries, for all heads and keys.
 _PORTION, _MOST_QUERIES = 1 << 23, 128
@@ -76,7 +70,7 @@ def tangent(
         rows_of(tangents.bias),
     )
     shared = key, value, extras, tangents._replace(query=None)
-    _, found = jax.lax.scan(lambda _, x: ((), portion(shared, x)), (), (*cut, rows_of(extras.mask), segments))
+    found = cast(Any, jax.lax.map(partial(portion, shared), (*cut, rows_of(extras.mask), segments)))
     whole = (jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :queries] for x in found)
     return tuple(whole)  # pyright: ignore[reportReturnType] -- of two
 
@@ -97,8 +91,7 @@ def backward(
     along = partial(tangent, query, key, value, extras, out, logsumexp, config=config)
     zeros = (jnp.zeros(x.shape, x.dtype) for x in (out, logsumexp))
     whole = tuple(z if c is None else c for z, c in zip(zeros, cotangents, strict=True))
-    (found,) = jax.linear_transpose(along, wanted)(whole)
-    return found
+    return cast(Any, jax.linear_transpose(along, wanted))(whole)[0]
 
 
 def _portion(

@@ -12,23 +12,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
+from jax.ad_checkpoint import checkpoint_name  # pyright: ignore[reportUnknownVariableType] -- JAX's annotation
 
 import tilekern as tk
+from tilekern import _jax
 from tilekern.kernels.flash_attention import definition
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
-from tilekern.kernels.flash_attention.scores import (
-    Config,
-    Extras,
-    Place,
-    Tangents,
-    abstract_places,
-    carried_by,
-    finite,
-    place_of,
-    places,
-)
+from tilekern.kernels.flash_attention.mods import Place, abstract_places, carried_by, place_of, places
+from tilekern.kernels.flash_attention.scores import finite
 from tilekern.kernels.flash_attention.segments import ranges
 from tilekern.kernels.flash_attention.tangent import flash_attention_tangent
 from tilekern.kernels.flash_attention.terms import flash_attention_backward_term, kept_dims, put
@@ -93,7 +86,7 @@ def flash_attention_backward(
     if extras.segments is not None:
         of_keys = extras._replace(ranges=ranges(*reversed(extras.segments)))
     arrays = logsumexp, dout, delta
-    dquery = dkey = dvalue = dsinks = None
+    dquery = dkey = dvalue = dbias = dsinks = None
     if wanted.query:
         dquery = flash_attention_backward_query(query, key, value, extras, *arrays, config=config)
     if wanted.key or wanted.value:
@@ -102,9 +95,9 @@ def flash_attention_backward(
         weights = jnp.exp(extras.sinks.astype(wide) - finite(logsumexp))
         dsinks = -jnp.sum(jnp.where(logsumexp == -jnp.inf, 0, weights * delta), axis=(0, 1)).astype(extras.sinks.dtype)
 
-    dbias, first = None, 0 if extras.bias is None else 1
+    first = 0 if extras.bias is None else 1
     of_term = partial(_term, query, key, value, extras, of_keys, arrays, config)
-    if wanted.bias:
+    if wanted.bias and extras.bias is not None:
         dbias = of_term(0, place_of(extras.bias.shape), extras.bias, []).reshape(extras.bias.shape)
     leaves = carried_by(extras.score_mod)
     carried: list[Any] = [jnp.zeros_like(x) if w else None for x, w in zip(leaves, wanted.carried, strict=True)]
@@ -186,8 +179,8 @@ def _backward_jvp(
 
 def _along(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     """The tangent of a function along tangents of some of its arrays; None is a tangent of zeros."""
-    leaves, tree = jax.tree.flatten(list(primals))
-    moved = tree.flatten_up_to(list(tangents))
+    leaves, tree = _jax.flatten(list(primals))
+    moved: list[Any] = tree.flatten_up_to(list(tangents))
     which = [number for number, t in enumerate(moved) if t is not None]
 
     def of_some(*some: jax.Array) -> Any:

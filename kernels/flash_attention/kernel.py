@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.ir.core import cdiv
 from tilekern.kernels.blocks import PROCESSORS, even, power_of_two, tiled
+from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.schedules import of_map
-from tilekern.kernels.flash_attention.scores import LN_2, LOG2_E, Config, Extras, Scores
+from tilekern.kernels.flash_attention.scores import LN_2, LOG2_E, Scores
 
 
 def _out_type(query: Any, key: Any, value: Any, extras: Extras, *, return_logsumexp: bool) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 from tilekern.kernels.blocks import even, power_of_two, tiled
-from tilekern.kernels.flash_attention.scores import Config, Extras
+from tilekern.kernels.flash_attention.arguments import Config, Extras
 
 Schedule = Callable[..., Mapping[str, int]]
 

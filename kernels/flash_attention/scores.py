@@ -13,233 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import tilekern as tk
-from tilekern import _jax
-from tilekern.errors import ArgumentError
-from tilekern.lang.tiles import describe
+from tilekern.kernels.flash_attention.arguments import Config, Extras
+from tilekern.kernels.flash_attention.mods import Place, call, carried_by, place_of, places
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
-
-
-@dataclass(frozen=True)
-class Config:
-    """What is static about an attention.
-
-    Attributes:
-      scale: of the dot products.
-      causal: whether query i attends to keys j <= i + offset only.
-      offset: the position of the first query among the keys, plus that of `Extras.q_offset`.
-      window: query i attends to keys from i + offset - left to i + offset + right; None: unbounded.
-      softcap: logits are softcap * tanh(logits / softcap).
-      dropout_rate: the share of weights that are dropped.
-      precision: of the products of query and key, and of weights and value, as for `tk.dot`.
-      blocks: for the kernels of derivatives, as pairs of name and size.
-    """
-
-    scale: float
-    causal: bool = False
-    offset: int = 0
-    window: tuple[int | None, int | None] = (None, None)
-    softcap: float | None = None
-    dropout_rate: float = 0.0
-    precision: tuple[str | None, str | None] = (None, None)
-    blocks: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def positional(self) -> bool:
-        """Whether the offset matters."""
-        return self.causal or self.window != (None, None)
-
-
-class Extras(NamedTuple):
-    """The arrays that scores depend on besides query and key; None: there is no such thing.
-
-    Attributes:
-      bias: float [B or 1, N or 1, T or 1, S or 1].
-      mask: bool, of such a shape; True: attend.
-      q_offset: int32[B].
-      segments: (int32[B, T], int32[B, S]), equal ids attend.
-      ranges: for each query the first key of its segment, and the last but one: int32[B, T] twice. For the kernel that
-        loops over queries the same for each key.
-      q_lengths: int32[B].
-      kv_lengths: int32[B].
-      sinks: float [N].
-      dropout_key: uint32[2].
-      mask_mod: a `jax.tree_util.Partial` of arrays.
-      score_mod: a `jax.tree_util.Partial` of arrays.
-      block_map: a `BlockMap` of `mask`, or of `mask_mod`.
-    """
-
-    bias: Any = None
-    mask: Any = None
-    q_offset: Any = None
-    segments: Any = None
-    ranges: Any = None
-    q_lengths: Any = None
-    kv_lengths: Any = None
-    sinks: Any = None
-    dropout_key: Any = None
-    mask_mod: Any = None
-    score_mod: Any = None
-    block_map: Any = None
-
-
-class Tangents(NamedTuple):
-    """Tangents of what the scores and values are made of, each like its primal; None is zero.
-
-    Attributes:
-      query: [B, T, N, H].
-      key: [B, S, K, H].
-      value: [B, S, K, Hv].
-      bias: like `Extras.bias`.
-      sinks: [N].
-      carried: of the arrays that `Extras.score_mod` carries, in their order.
-    """
-
-    query: Any = None
-    key: Any = None
-    value: Any = None
-    bias: Any = None
-    sinks: Any = None
-    carried: tuple[Any, ...] = ()
-
-
-# --- functions of the user that carry arrays --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a score reads a term.
-
-    Attributes:
-      array: the number of the term's array among the leaves of the function that carries it.
-      entries: one for each dim of the array: "b", "n", "i", "j", or an integer, known or traced, made of b and n.
-    """
-
-    array: int
-    entries: tuple[Any, ...]
-
-    def has(self, dim: str) -> bool:
-        """Whether a dim of the term is one of the scores'."""
-        return any(isinstance(entry, str) and entry == dim for entry in self.entries)
-
-    def index(self, positions: dict[str, Any]) -> tuple[Any, ...]:
-        """The entries, with positions in place of names."""
-        return tuple(positions[e] if isinstance(e, str) else e for e in self.entries)
-
-
-class Carried:
-    """Stands for an array that a function of the user carries: to be indexed, by b, n, i and j."""
-
-    def __init__(self, array: Any, number: int, positions: dict[str, Any], read: Callable[[Place], Any]) -> None:
-        self.shape, self.dtype = tuple(array.shape), array.dtype
-        self._number, self._positions, self._read = number, positions, read
-
-    @property
-    def ndim(self) -> int:
-        """The number of dims."""
-        return len(self.shape)
-
-    def __getitem__(self, index: Any) -> Any:
-        entries: tuple[Any, ...] = cast(Any, index) if isinstance(index, tuple) else (index,)
-        if len(entries) != self.ndim:
-            raise self._wrong(f"{len(entries)} indices", f"an index for each of its {self.ndim} dims")
-        return self._read(Place(self._number, tuple(self._entry(entry) for entry in entries)))
-
-    def _entry(self, entry: Any) -> Any:
-        for name, position in self._positions.items():
-            if entry is position:
-                return name
-        integer = hasattr(entry, "__index__") or (_jax.is_array(entry) and jnp.issubdtype(entry.dtype, jnp.integer))
-        if integer and not isinstance(entry, bool) and getattr(entry, "shape", ()) == ():
-            return entry
-        raise self._wrong(f"the index {describe(entry)}", "i or j themselves, and integers made of b and n")
-
-    def __jax_array__(self) -> Any:
-        raise self._wrong("the array itself", "an element of it for each score, such as slopes[n]")
-
-    def __iter__(self) -> Any:
-        raise self._wrong("a loop over it", "an element of it for each score, such as slopes[n]")
-
-    def _wrong(self, got: str, expected: str) -> ArgumentError:
-        return ArgumentError(
-            f"a score_mod or mask_mod uses array {self._number} that it carries in a way that tiles do not allow",
-            expected=expected,
-            got=f"{got}, for {describe(self)}",
-            fix="carry a table of what is needed for each b and n, each i, each j, or each i and j",
-        )
-
-
-def call(mod: Any, positions: dict[str, Any], read: Callable[[Place], Any], *scores: Any) -> Any:
-    """A `Partial` of the user at some positions; its arrays are read by `read`."""
-    leaves, tree = _flatten(mod)
-    carried = [Carried(x, k, positions, read) if x.shape else read(Place(k, ())) for k, x in enumerate(leaves)]
-    args, keywords = jax.tree.unflatten(tree, carried)
-    return mod.func(*args, *scores, *positions.values(), **keywords)
-
-
-def carried_by(mod: Any) -> list[Any]:
-    """The arrays, or in a kernel the refs, that a `Partial` carries; none, if it is None."""
-    return [] if mod is None else _flatten(mod)[0]
-
-
-def with_carried(mod: Any, arrays: Sequence[Any]) -> Any:
-    """A `Partial` that carries other arrays."""
-    args, keywords = jax.tree.unflatten(_flatten(mod)[1], arrays)
-    return jax.tree_util.Partial(mod.func, *args, **keywords)
-
-
-def _flatten(mod: Any) -> tuple[list[Any], Any]:
-    return cast(Any, jax.tree.flatten((mod.args, mod.keywords), is_leaf=lambda x: isinstance(x, tk.Ref)))
-
-
-def places(mod: Any, b: Any, n: Any) -> list[Place]:
-    """Where a `score_mod` reads the arrays that it carries, in the order in which it does."""
-    found: list[Place] = []
-    leaves = carried_by(mod)
-
-    def read(place: Place) -> Any:
-        found.append(place)
-        return jnp.zeros((1, 1) if place.has("i") or place.has("j") else (), leaves[place.array].dtype)
-
-    # Arrays of their own, by which entries are known.
-    positions = {"b": b, "n": n, "i": jnp.zeros((1, 1), jnp.int32), "j": jnp.zeros((1, 1), jnp.int32)}
-    call(mod, positions, read, jnp.zeros((1, 1)))
-    return found
-
-
-def abstract_places(mod: Any) -> list[Place]:
-    """`places`, outside of a kernel: integers made of b and n are of no use there."""
-    found: list[Place] = []
-    jax.eval_shape(lambda b, n: found.extend(places(mod, b, n)), *[jax.ShapeDtypeStruct((), jnp.int32)] * 2)
-    return found
-
-
-def abstract_call(mod: Any, *dtypes: Any) -> Any:
-    """The type of what a `mask_mod` returns (of a `score_mod`, given the dtype of scores) for 2 queries and 3 keys."""
-    leaves = carried_by(mod)
-
-    def read(place: Place) -> Any:
-        shape = (2 if place.has("i") else 1, 3 if place.has("j") else 1)
-        return jnp.zeros(shape if shape != (1, 1) else (), leaves[place.array].dtype)
-
-    def run(b: Any, n: Any, i: Any, j: Any, *scores: Any) -> Any:
-        return call(mod, {"b": b, "n": n, "i": i, "j": j}, read, *scores)
-
-    of_scores = [((2, 3), dtype) for dtype in dtypes]
-    shapes = [((), jnp.int32), ((), jnp.int32), ((2, 1), jnp.int32), ((1, 3), jnp.int32), *of_scores]
-    return cast(Any, jax.eval_shape(run, *(jax.ShapeDtypeStruct(*s) for s in shapes)))
-
-
-# --- inside of a kernel ---------------------------------------------------------------------------------------------
 
 
 class Scores:
@@ -377,19 +162,20 @@ class Scores:
         of_scores, of_values = self.config.precision
         products = self.products(*query_key, of_scores)
         scale = self.wide.type(self.config.scale)
+        pull: Any = None
         if self.plain:
             p = jnp.exp2(self.base2(i, j, products, attends) - self.rows(base))
-            pull = None
         else:
             own = self.own_terms(i, j)
-            if term is None:
-                s, pull = jax.vjp(lambda raw: self.transform(i, j)(raw, own), products * scale)
-            else:
-                # At full size: what masks leave out must not take part in a sum, for it may be NaN.
-                at = jnp.broadcast_to(own[term], products.shape)
-                s, pull = jax.vjp(
-                    lambda t: self.transform(i, j)(products * scale, [*own[:term], t, *own[term + 1 :]]), at
-                )
+            # A term at full size: what masks leave out must not take part in a sum, for it may be NaN.
+            at = products * scale if term is None else jnp.broadcast_to(own[term], products.shape)
+
+            def score(x: jax.Array) -> jax.Array:
+                if term is None:
+                    return self.transform(i, j)(x, own)
+                return self.transform(i, j)(products * scale, [*own[:term], x, *own[term + 1 :]])
+
+            s, pull = cast(Any, jax.vjp(score, at))
             p = jnp.exp2(jnp.where(attends, s * self.wide.type(LOG2_E), -jnp.inf) - self.rows(base))
         dp = self.kept(i, j, self.products(*cotangent_value, of_values))
         ds = jnp.where(attends, p * (dp - self.rows(delta)), 0)
@@ -401,10 +187,10 @@ class Scores:
     def attends(self, i: tk.Tile, j: tk.Tile, *, full: bool = False) -> jax.Array:
         """Which queries of a tile attend to which keys; `full`: the mask of the block map is known to be True."""
         config, extras = self.config, self.extras
-        found = self.columns(j.valid)
+        found: Any = self.columns(j.valid)
         if self.sums_queries:
             found = found & self.rows(i.valid)
-        rows = self.rows(i.indices + self.offset) if config.positional else None
+        rows: Any = self.rows(i.indices + self.offset) if config.positional else None
         columns = self.columns(j.indices)
         left, right = config.window
         if config.causal:
@@ -528,11 +314,6 @@ class Scores:
 
 def _least(stop: Any, length: Any, extent: int) -> Any:
     return length if isinstance(stop, int) and stop == extent else jnp.minimum(stop, length)
-
-
-def place_of(shape: Sequence[int]) -> Place:
-    """Where a score reads an array [B or 1, N or 1, T or 1, S or 1]: a dim of size 1 is broadcast."""
-    return Place(0, tuple(0 if size == 1 else name for size, name in zip(shape, "bnij", strict=True)))
 
 
 # --- what is the same inside and outside of kernels -----------------------------------------------------------------

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.flash_attention import schedules
-from tilekern.kernels.flash_attention.scores import LOG2_E, Config, Extras, Scores, Tangents, finite
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
+from tilekern.kernels.flash_attention.scores import LOG2_E, Scores, finite
 
 
 def _out_type(
     query: Any, key: Any, value: Any, extras: Extras, out: Any, logsumexp: Any, tangents: Tangents
-) -> tuple[Any, Any]:
+) -> tuple[Any, ...]:
     return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (out, logsumexp))
 
 

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.flash_attention import schedules
-from tilekern.kernels.flash_attention.scores import LOG2_E, Config, Extras, Place, Scores, finite
+from tilekern.kernels.flash_attention.arguments import Config, Extras
+from tilekern.kernels.flash_attention.mods import Place
+from tilekern.kernels.flash_attention.scores import LOG2_E, Scores, finite
 
 Dims = tuple[bool, bool, bool, bool]
 
@@ -53,8 +55,8 @@ def flash_attention_backward_term(
     keeps_b, keeps_n, keeps_i, keeps_j = dims
     b = tk.parallel(batch) if keeps_b else None
     g, r = (tk.parallel(groups), tk.parallel(group)) if keeps_n else (None, None)
-    i = tk.parallel(queries, block_q) if keeps_i else None
-    j = tk.parallel(keys, block_k) if keeps_j else None
+    i: Any = tk.parallel(queries, block_q) if keeps_i else None
+    j: Any = tk.parallel(keys, block_k) if keeps_j else None
     wide = tk.accumulator(query.dtype)
     over = tuple(axis for axis, kept in enumerate((keeps_i, keeps_j)) if not kept)
 
@@ -72,17 +74,31 @@ def flash_attention_backward_term(
             return total + moved.sum(axis=over)
 
         def of_queries(i: tk.Tile, total: jax.Array) -> jax.Array:
-            return scores.over_keys(i, block_k, lambda j, attends, total: add(i, j, attends, total), total)
+            def step(j: tk.Tile, attends: jax.Array, total: jax.Array) -> jax.Array:
+                return add(i, j, attends, total)
+
+            return scores.over_keys(i, block_k, step, total)
+
+        def of_keys(j: tk.Tile, total: jax.Array) -> jax.Array:
+            def step(i: tk.Tile, attends: jax.Array, total: jax.Array) -> jax.Array:
+                return add(i, j, attends, total)
+
+            return scores.over_queries(j, block_q, step, total)
 
         if i is not None and j is not None:
             start, stop = scores.key_range(i)
             live = (start < j.stop) & (stop > j.start)
             once = tk.serial(1, stop=jnp.where(live, 1, 0))
-            return tk.fold(once, lambda _, total: add(i, j, scores.attends(i, j), total), total)
+            attends = scores.attends(i, j)
+
+            def step(_: Any, total: jax.Array) -> jax.Array:
+                return add(i, j, attends, total)
+
+            return tk.fold(once, step, total)
         if i is not None:
             return of_queries(i, total)
         if j is not None:
-            return scores.over_queries(j, block_q, lambda i, attends, total: add(i, j, attends, total), total)
+            return of_keys(j, total)
         return tk.fold(tk.serial(queries, block_q), of_queries, total)
 
     total = tk.zeros([tile for tile in (i, j) if tile is not None], wide)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
-from tilekern.kernels.flash_attention.scores import Config, Extras
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
 
 

@@ -1,0 +1,152 @@
+"""Functions of the user over positions and scores, `mask_mod` and `score_mod`, and the arrays that they carry.
+
+An array is read at one place for each score, made of b and n, the query i and the key j: so a tile of scores needs a
+tile of the array, and the derivative is that of an elementwise function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern import _jax
+from tilekern.errors import ArgumentError
+from tilekern.lang.tiles import describe
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a score reads a term.
+
+    Attributes:
+      array: the number of the term's array among the leaves of the function that carries it.
+      entries: one for each dim of the array: "b", "n", "i", "j", or an integer, known or traced, made of b and n.
+    """
+
+    array: int
+    entries: tuple[Any, ...]
+
+    def has(self, dim: str) -> bool:
+        """Whether a dim of the term is one of the scores'."""
+        return any(isinstance(entry, str) and entry == dim for entry in self.entries)
+
+    def index(self, positions: dict[str, Any]) -> tuple[Any, ...]:
+        """The entries, with positions in place of names."""
+        return tuple(positions[e] if isinstance(e, str) else e for e in self.entries)
+
+
+class Carried:
+    """Stands for an array that a function of the user carries: to be indexed, by b, n, i and j."""
+
+    def __init__(self, array: Any, number: int, positions: dict[str, Any], read: Callable[[Place], Any]) -> None:
+        self.shape, self.dtype = tuple(array.shape), array.dtype
+        self._number, self._positions, self._read = number, positions, read
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    def __getitem__(self, index: Any) -> Any:
+        entries: tuple[Any, ...] = cast(Any, index) if isinstance(index, tuple) else (index,)
+        if len(entries) != self.ndim:
+            raise self._wrong(f"{len(entries)} indices", f"an index for each of its {self.ndim} dims")
+        return self._read(Place(self._number, tuple(self._entry(entry) for entry in entries)))
+
+    def _entry(self, entry: Any) -> Any:
+        for name, position in self._positions.items():
+            if entry is position:
+                return name
+        integer = hasattr(entry, "__index__") or (_jax.is_array(entry) and jnp.issubdtype(entry.dtype, jnp.integer))
+        if integer and not isinstance(entry, bool) and getattr(entry, "shape", ()) == ():
+            return entry
+        raise self._wrong(f"the index {describe(entry)}", "i or j themselves, and integers made of b and n")
+
+    def __jax_array__(self) -> Any:
+        raise self._wrong("the array itself", "an element of it for each score, such as slopes[n]")
+
+    def __iter__(self) -> Any:
+        raise self._wrong("a loop over it", "an element of it for each score, such as slopes[n]")
+
+    def _wrong(self, got: str, expected: str) -> ArgumentError:
+        return ArgumentError(
+            f"a score_mod or mask_mod uses array {self._number} that it carries in a way that tiles do not allow",
+            expected=expected,
+            got=f"{got}, for {describe(self)}",
+            fix="carry a table of what is needed for each b and n, each i, each j, or each i and j",
+        )
+
+
+def call(mod: Any, positions: dict[str, Any], read: Callable[[Place], Any], *scores: Any) -> Any:
+    """A `Partial` of the user at some positions; its arrays are read by `read`."""
+    leaves, tree = _flatten(mod)
+    carried = [Carried(x, k, positions, read) if x.shape else read(Place(k, ())) for k, x in enumerate(leaves)]
+    args, keywords = jax.tree.unflatten(tree, carried)
+    return mod.func(*args, *scores, *positions.values(), **keywords)
+
+
+def carried_by(mod: Any) -> list[Any]:
+    """The arrays, or in a kernel the refs, that a `Partial` carries; none, if it is None."""
+    return [] if mod is None else _flatten(mod)[0]
+
+
+def with_carried(mod: Any, arrays: Sequence[Any]) -> Any:
+    """A `Partial` that carries other arrays."""
+    args, keywords = jax.tree.unflatten(_flatten(mod)[1], arrays)
+    return jax.tree_util.Partial(mod.func, *args, **keywords)
+
+
+def _flatten(mod: Any) -> tuple[list[Any], Any]:
+    return cast(Any, jax.tree.flatten((mod.args, mod.keywords), is_leaf=lambda x: isinstance(x, tk.Ref)))
+
+
+def places(mod: Any, b: Any, n: Any) -> list[Place]:
+    """Where a `score_mod` reads the arrays that it carries, in the order in which it does."""
+    found: list[Place] = []
+    leaves = carried_by(mod)
+
+    def read(place: Place) -> Any:
+        found.append(place)
+        return jnp.zeros((1, 1) if place.has("i") or place.has("j") else (), leaves[place.array].dtype)
+
+    # Arrays of their own, by which entries are known.
+    positions = {"b": b, "n": n, "i": jnp.zeros((1, 1), jnp.int32), "j": jnp.zeros((1, 1), jnp.int32)}
+    call(mod, positions, read, jnp.zeros((1, 1)))
+    return found
+
+
+def abstract_places(mod: Any) -> list[Place]:
+    """`places`, outside of a kernel: integers made of b and n are of no use there."""
+    found: list[Place] = []
+
+    def run(b: jax.Array, n: jax.Array) -> None:
+        found.extend(places(mod, b, n))
+
+    jax.eval_shape(run, *[jax.ShapeDtypeStruct((), jnp.int32)] * 2)
+    return found
+
+
+def abstract_call(mod: Any, *dtypes: Any) -> Any:
+    """The type of what a `mask_mod` returns (of a `score_mod`, given the dtype of scores) for 2 queries and 3 keys."""
+    leaves = carried_by(mod)
+
+    def read(place: Place) -> Any:
+        shape = (2 if place.has("i") else 1, 3 if place.has("j") else 1)
+        return jnp.zeros(shape if shape != (1, 1) else (), leaves[place.array].dtype)
+
+    def run(b: Any, n: Any, i: Any, j: Any, *scores: Any) -> Any:
+        return call(mod, {"b": b, "n": n, "i": i, "j": j}, read, *scores)
+
+    of_scores = [((2, 3), dtype) for dtype in dtypes]
+    shapes = [((), jnp.int32), ((), jnp.int32), ((2, 1), jnp.int32), ((1, 3), jnp.int32), *of_scores]
+    return jax.eval_shape(run, *(jax.ShapeDtypeStruct(*s) for s in shapes))
+
+
+def place_of(shape: Sequence[int]) -> Place:
+    """Where a score reads an array [B or 1, N or 1, T or 1, S or 1]: a dim of size 1 is broadcast."""
+    return Place(0, tuple(0 if size == 1 else name for size, name in zip(shape, "bnij", strict=True)))
