@@ -3,7 +3,7 @@
 A `Loc` is a file, a line and a span of columns. `current()` answers "which line of the user's is being worked on":
 the innermost `at(loc)` block if there is one, otherwise the innermost stack frame that belongs to the user. Frames of
 this package and of the packages registered with `register_internal` do not count; the prebuilt kernels do, because
-they are written in the language like anybody's, but not the functions around them that users call (`api.py`).
+they are written in the language like anybody's, but not the functions around them (`_AROUND_KERNELS`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from types import CodeType, FrameType
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _KERNELS = os.path.join(_PACKAGE, "kernels") + os.sep
+# Files of prebuilt kernels that users call, or that call functions of users.
+_AROUND_KERNELS = ("api.py", "block_map.py", "checks.py", "mods.py")
 # Decorators and context managers of the standard library call the compiler on behalf of whoever entered them.
 _internal: list[str] = [_PACKAGE, contextlib.__file__, functools.__file__]
 
@@ -65,7 +67,7 @@ def register_internal(directory: str) -> None:
 def is_internal(file: str) -> bool:
     """Whether `file` belongs to the compiler (or to a package it is built on) and not to the user."""
     if file.startswith(_KERNELS):
-        return os.path.basename(file) == "api.py"
+        return os.path.basename(file) in _AROUND_KERNELS
     return file.startswith("<frozen") or any(file.startswith(d) for d in _internal)
 
 

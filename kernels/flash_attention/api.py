@@ -165,8 +165,8 @@ def flash_attention(
     mask, mask_mod, live = checks.masks(mask, mask_mod, block_map, sizes)
     wide = tk.accumulator(query.dtype)
     config = Config(
-        scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale),
-        causal=bool(causal),
+        scale=checks.scale(scale, query.shape[-1]),
+        causal=checks.causal(causal),
         offset=offset,
         window=checks.window(window, sizes),
         softcap=checks.softcap(softcap),

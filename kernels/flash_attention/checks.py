@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -157,7 +158,7 @@ def _as_scores(name: str, given: Any, sizes: Sizes) -> jax.Array:
     kind = is_float(given) if name == "bias" else getattr(given, "dtype", None) == jnp.bool_
     fits = kind and len(tail) == 3 and (lead == sizes.batch or all(n == 1 for n in lead))
     if fits and all(n in (1, m) for n, m in zip(tail, (sizes.heads, sizes.queries, sizes.keys), strict=True)):
-        return jnp.asarray(given).reshape(-1 if lead != sizes.batch else sizes.flat, *tail)
+        return jnp.asarray(given).reshape(sizes.flat if lead == sizes.batch else 1, *tail)
     whole = [*sizes.batch, sizes.heads, sizes.queries, sizes.keys]
     raise ArgumentError(
         f"the {name} of flash_attention cannot be broadcast to the scores",
@@ -203,6 +204,22 @@ def sinks(given: Any, sizes: Sizes) -> Any:
     if given is None or (is_float(given) and given.shape == (sizes.heads,)):
         return given
     raise _wrong("sinks", f"float[{sizes.heads}], a logit for each head", given, "cast with .astype")
+
+
+def scale(given: Any, width: int) -> float:
+    """The scale of dot products of a width; one over its root, if None."""
+    if given is None:
+        return 1 / math.sqrt(max(width, 1))
+    if isinstance(given, (int, float, np.floating)) and not isinstance(given, bool):
+        return float(given)
+    raise _wrong("scale", "a number, or None", given, "it is static; multiply the query by one that is traced")
+
+
+def causal(given: Any) -> bool:
+    """Whether attention is causal."""
+    if isinstance(given, bool):
+        return given
+    raise _wrong("causal", "True or False", given, "it is static; mask_mod takes what is traced")
 
 
 def softcap(given: Any) -> float | None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.flash_attention.problems import Problem, judge
-from tilekern.errors import ArgumentError, NotDifferentiableError, TargetError
+from tilekern.errors import ArgumentError, TargetError
 from tilekern.kernels.flash_attention import flash_attention
 
 PROBLEM = Problem((2,), 21, 37, 4, 2, 12, 20)
@@ -199,12 +199,6 @@ def test_the_line_is_found_inside_jit() -> None:
     with pytest.raises(ArgumentError) as caught:
         jax.jit(attend)(q)
     assert_says(caught.value, "the arrays of flash_attention do not fit", "", "value = float32[2, 6, 2, 6]")
-
-
-def test_there_is_no_gradient_yet() -> None:
-    q, k, v = map(jnp.zeros, SHAPES.values())
-    with pytest.raises(NotDifferentiableError, match="flash_attention_forward has no derivative"):
-        jax.grad(lambda q: flash_attention(q, k, v).sum())(q)
 
 
 def assert_says(error: Any, summary: str, expected: str, got: str) -> None:
