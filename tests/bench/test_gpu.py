@@ -19,11 +19,13 @@ import pytest
 
 from bench.gpu import __main__ as command
 from bench.gpu import dry, numerics, plan, prepare, programs, report, speed, supervise, work
-from bench.gpu.item import Options
+from bench.gpu.gradients import FEATURES
+from bench.gpu.item import Options, lowerings_of
 from bench.gpu.journal import Journal
 from bench.gpu.numerics import KERNELS, Check
 from tests.bench.test_gpu_speed import KEPT
 from tilekern.ir.interpret import interpret
+from tilekern.ir.types import kind_of
 from tilekern.lower.target import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +45,7 @@ def check(kernel: str, number: int = 0, dtype: str = "float32", **changes: Any) 
 
 
 def test_items_have_names_of_their_own(options: Options) -> None:
-    for tuned in ("", "attention", "matmul"):
+    for tuned in ("", "attention", "backward", "matmul"):
         names = [item.name for item in plan.items(replace(options, tune=tuned))]
         assert len(names) == len(set(names)) > 100
 
@@ -60,9 +62,21 @@ def test_numerics_come_first_and_what_has_aims_before_the_rest(options: Options)
 
 def test_every_library_kernel_is_checked_in_every_dtype() -> None:
     folders = {path.parent.name for path in (ROOT / "kernels").glob("*/kernel.py")}
+    folders.add("flash_attention_gradient")
     assert {(c.kernel, c.dtype) for c in numerics.checks()} == {
         (folder, dtype) for folder in folders for dtype in ("bfloat16", "float16", "float32")
     }
+
+
+def test_the_gradients_of_every_feature_are_checked() -> None:
+    cases = [c.case for c in numerics.checks() if c.kernel == "flash_attention_gradient"]
+    assert {case.feature for case in cases} == {*FEATURES}
+    for feature in FEATURES:  # of all arrays that have one
+        item = next(c for c in numerics.checks() if getattr(c.case, "feature", None) == feature)
+        inputs = item.inputs(5)
+        floats = [x for n, x in enumerate(inputs) if n != 3 and kind_of(x.dtype) == "float"]
+        shapes = [x.shape for x in jax.eval_shape(item.call, *inputs)]
+        assert shapes[2:] == [x.shape for x in floats]
 
 
 def test_only_chooses_items_by_name(options: Options) -> None:
@@ -75,10 +89,27 @@ def test_a_budget_affords_what_ends_in_time() -> None:
     assert plan.Budget(5.5).affords(item) and not plan.Budget(4.5).affords(item)
 
 
+def test_the_kernels_of_a_gradient_are_known_in_advance() -> None:
+    item = speed.attention_gradient(1024, 64, causal=True)
+    assert item.ours is not None
+    found = lowerings_of(item.ours, jax.eval_shape(item.arrays, jax.random.key(0)), TARGETS[TARGET])
+    names = [lowering.func.name for lowering in found]
+    assert names == ["flash_attention_forward", "flash_attention_backward_query", "flash_attention_backward_key"]
+
+
 # --- numerics ---------------------------------------------------------------------------------------------------------
 
 
 FAST = ("softmax", "rms_norm", "matmul")  # those that XLA compiles quickly for a CPU
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", FEATURES)
+def test_right_gradients_pass(feature: str) -> None:
+    cases = (case for case in KERNELS["flash_attention_gradient"].cases if case.feature == feature)
+    item = Check("flash_attention_gradient", next(cases).small(), "bfloat16")
+    record = item.run(5, item.prepare(5))
+    assert record["ok"], record
 
 
 @pytest.mark.parametrize("kernel", [k if k in FAST else pytest.param(k, marks=pytest.mark.slow) for k in KERNELS])

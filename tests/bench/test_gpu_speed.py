@@ -151,6 +151,21 @@ def test_peers_have_names_before_they_are_made() -> None:
     assert names == ["jax cudnn", "torch cudnn", "torch flash", "mosaic 64/128/2", "mosaic 64/64/4"]
 
 
+def test_gradients_are_compared_with_those_of_cudnn_and_where_they_fit_of_xla() -> None:
+    for length, names in ((1024, ["jax cudnn", "jax xla"]), (16384, ["jax cudnn"])):
+        item = speed.attention_gradient(length, 128, causal=False)
+        types = jax.eval_shape(item.arrays, jax.random.key(0))
+        assert [peer.name for peer in item.peers([types])] == names
+        assert item.flops == 3.5 * speed.attention_flops(length, causal=False)
+        found = jax.eval_shape(item.ours, *types) if item.ours else ()
+        assert [x.shape for x in found] == [x.shape for x in types[:3]]
+
+
+def test_all_results_of_a_call_are_compared() -> None:
+    pair = jnp.zeros(speed.peers.STRIDE), jnp.ones(2 * speed.peers.STRIDE)
+    assert peers.by_jax("both", lambda *arrays: arrays, [pair]).fetch(pair).tolist() == [0, 1, 1]
+
+
 def test_attention_has_the_same_size_at_every_length_and_width() -> None:
     for length, width in ((1024, 64), (16384, 256)):
         shapes = jax.eval_shape(partial(speed.attention_arrays, length=length, width=width), jax.random.key(0))
@@ -216,6 +231,7 @@ def test_variants_are_calls_of_the_kernel_itself() -> None:
     for kernel, name in (
         ("attention", "tune attention d64 s1024 full q64 k32 warps4 stages2"),
         ("matmul", "tune matmul 4096 m64 n128 k32 warps4 stages3"),
+        ("backward", "tune attention d64 s1024 full gradient query q32 k32 warps4 stages1"),
     ):
         variant = next(tune.variants(kernel))
         assert variant.name == name

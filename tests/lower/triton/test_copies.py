@@ -117,6 +117,32 @@ def test_stores_are_copies_only_if_all_accesses_are_by_one_descriptor(more: str,
     assert ("o" in plan(product(more=more))) == copied
 
 
+@pytest.mark.parametrize(("rows", "copied"), [(32, {"y"}), (64, {"x", "y"})])
+def test_what_a_loop_multiplies_again_and_again_is_a_copy_if_shared_memory_is_multiplied(
+    rows: int, copied: set[str]
+) -> None:
+    """Fewer rows are multiplied in registers, and would stay there for all of the loop."""
+    func = parse(f"""
+func @f(%x: ref<bf16[128, 64], in>, %y: ref<bf16[512, 64], in>, %o: ref<f32[128, 64], out>) {{
+  grid %i in i[128 by {rows}]
+  %z = constant 0 : i32[]
+  %n = constant 512 : i32[]
+  %s = constant 0.0 : f32[{rows}, 64]
+  %a = load %x[{rows}*%i +: {rows}!, 0 +: 64!] : bf16[{rows}, 64]
+  %acc = fold %k in k[512 by 64] from %z to %n with %c = %s do {{
+    %b = load %y[64*%k +: 64!, 0 +: 64!] : bf16[64, 64]
+    %t = transpose(%b) {{permutation=[1, 0]}} : bf16[64, 64]
+    %d = dot(%a, %t) {{contract=[[1], [0]]}} : f32[{rows}, 64]
+    %e = add(%c, %d) : f32[{rows}, 64]
+    yield %e
+  }} : f32[{rows}, 64]
+  store %acc to %o[{rows}*%i +: {rows}!, 0 +: 64!]
+}}""")
+    assert plan(func).keys() - {"o"} == copied
+    rng = np.random.default_rng(0)
+    assert_runs(func, *(rng.integers(-3, 4, (n, 64)).astype(DTYPES["bf16"]) for n in (128, 512)))
+
+
 def test_one_array_may_have_several_descriptors() -> None:
     func = parse("""
 func @f(%x: ref<f16[64, 64], in>, %o: ref<f32[64, 64], out>) {
