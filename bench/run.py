@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from bench import attention, cross_entropy, matmul, overhead, ragged_dot, rows, vmap
+from bench import attention, attention_gradient, cross_entropy, matmul, overhead, ragged_dot, rows, vmap
 from bench.llvm import attention as llvm_attention
 from bench.llvm import matmul as llvm_matmul
 from bench.llvm import overhead as llvm_overhead
@@ -30,6 +30,7 @@ FILES = {
     "llvm.rows": llvm_rows,
     "llvm.overhead": llvm_overhead,
     "attention": attention,
+    "attention_gradient": attention_gradient,
     "cross_entropy": cross_entropy,
     "matmul": matmul,
     "overhead": overhead,
