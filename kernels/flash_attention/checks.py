@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -210,7 +211,7 @@ def scale(given: Any, width: int) -> float:
     """The scale of dot products of a width; one over its root, if None."""
     if given is None:
         return 1 / math.sqrt(max(width, 1))
-    if isinstance(given, (int, float, np.floating)) and not isinstance(given, bool):
+    if isinstance(given, numbers.Real):
         return float(given)
     raise _wrong("scale", "a number, or None", given, "it is static; multiply the query by one that is traced")
 

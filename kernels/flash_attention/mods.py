@@ -73,6 +73,11 @@ class Carried:
     def __iter__(self) -> Any:
         raise self._wrong("a loop over it", "an element of it for each score, such as slopes[n]")
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what JAX and NumPy look for
+            raise AttributeError(name)
+        raise self._wrong(f"its {name}", "an element of it for each score, such as slopes[n]")
+
     def _wrong(self, got: str, expected: str) -> ArgumentError:
         return ArgumentError(
             f"a score_mod or mask_mod uses array {self._number} that it carries in a way that tiles do not allow",
