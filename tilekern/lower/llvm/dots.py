@@ -13,6 +13,7 @@ Elements of 16 bits are multiplied in pairs, two neighbours along k at once: a *
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilekern.ir.compute import Dot
@@ -21,14 +22,15 @@ from tilekern.ir.memory import Load
 from tilekern.ir.shape import Reshape
 from tilekern.ir.types import strides_of
 from tilekern.lower.llvm import thin
-from tilekern.lower.llvm.code import I64, VOID, Code, Operand, Reg, constant
+from tilekern.lower.llvm.code import I64, VOID, Reg, constant
 from tilekern.lower.llvm.elements import Elements, index_of
 from tilekern.lower.llvm.groups import over
-from tilekern.lower.llvm.index import Index, Place
+from tilekern.lower.llvm.index import ZERO, Index, Place
 from tilekern.lower.llvm.machine import Machine
 from tilekern.lower.llvm.matrices import Shape, shape_of
 from tilekern.lower.llvm.microkernel import Kernel, rows_of, vectors_of
 from tilekern.lower.llvm.packing import pack, pack_row, words_over
+from tilekern.lower.llvm.prefetch import Ahead
 from tilekern.lower.llvm.steps import Closures, Step, addressable
 
 # The bytes of a panel that stay in the first-level cache while all rows pass by.
@@ -131,7 +133,7 @@ def emit(e: Elements, step: Step) -> None:
             spare = e.slot(step.temporary) if step.temporary is not None else e.scratch
             right, spare = _right(e, shape, step.form, place, spare)
             left = _left(e, shape, step.form, place, spare)
-            _multiply(e.code, shape, left, right, out, step.init)
+            _multiply(e, shape, left, right, out, step.init)
 
     e.code.loop(0, shape.batch, 1, product)
 
@@ -159,13 +161,15 @@ def _left(e: Elements, shape: Shape, form: Form, batch: Place, spare: Reg) -> _M
 class _Panels:
     """The right operand: the address, and the bytes from one panel, and from one k, to the next.
 
-    The last panel may be narrower: then its k lie `last` bytes apart.
+    The last panel may be narrower: then its k lie `last` bytes apart. If it was packed, `ahead` is what the next
+    iteration will pack.
     """
 
     base: Reg
     panel: int
     k: int
     last: int
+    ahead: Ahead | None = None
 
 
 def _right(e: Elements, shape: Shape, form: Form, batch: Place, spare: Reg) -> tuple[_Panels, Reg]:
@@ -181,75 +185,79 @@ def _right(e: Elements, shape: Shape, form: Form, batch: Place, spare: Reg) -> t
             base = e.code.at(base, e.number(batch[0].times(distances[0] * word)))
         row = distances[shape.contract[1]] * word
         return _Panels(base, width * word, row, row), spare
-    e.prefetching = True
     pack(e, shape, batch, spare, lanes, width)
-    e.prefetching = False
     last = (shape.padded_columns(machine) % width or width) * word
     used = shape.words * shape.padded_columns(machine) * word
-    panels = _Panels(spare, shape.words * width * word, width * word, last)
+    ahead = Ahead(e, shape.op.operands[1], batch[0] if batch else ZERO, shape.batch)
+    panels = _Panels(spare, shape.words * width * word, width * word, last, ahead)
     return panels, e.code.at(spare, cdiv(used, _ALIGNMENT) * _ALIGNMENT)
 
 
-def _multiply(code: Code, shape: Shape, left: _Matrix, right: _Panels, out: Reg, adds: bool) -> None:
+def _multiply(e: Elements, shape: Shape, left: _Matrix, right: _Panels, out: Reg, adds: bool) -> None:
     """All panels by all rows, in portions of the depth whose panels stay in the cache."""
-    machine, word = code.module.machine, shape.word
+    machine, word = e.code.module.machine, shape.word
     lanes = shape.lanes(machine)
     width = vectors_of(machine) * lanes
     portion = max(8, _PANEL // (width * word))
     portions = [(at, min(portion, shape.words - at)) for at in range(0, shape.words, portion)] or [(0, 0)]
     for at, depth in portions:
-        _portion(code, shape, left, right, out, at, depth, adds or at > 0)
+        _portion(e, shape, left, right, out, at, depth, adds or at > 0)
 
 
 def _portion(
-    code: Code, shape: Shape, left: _Matrix, right: _Panels, out: Reg, at: int, depth: int, adds: bool
+    e: Elements, shape: Shape, left: _Matrix, right: _Panels, out: Reg, at: int, depth: int, adds: bool
 ) -> None:
-    """All panels by all rows, from word number `at` on."""
-    width = vectors_of(code.module.machine) * shape.lanes(code.module.machine)
+    """All panels by all rows, from word number `at` on; the first portion fetches what is packed next."""
+    code, width = e.code, vectors_of(e.code.module.machine) * shape.lanes(e.code.module.machine)
     whole, rest = divmod(shape.columns, width)
     a = _Matrix(code.at(left.base, at * left.k), left.row, left.k)
 
-    def panel(j: Reg | int, columns: int, k_bytes: int) -> None:
-        b = code.at(code.at(right.base, _scaled(code, j, right.panel)), at * k_bytes)
-        c = code.at(out, _scaled(code, j, width * shape.word))
-        _rows(code, shape, a, b, k_bytes, c, columns, depth, adds)
+    def panel(j: Index, columns: int, k_bytes: int) -> None:
+        b = code.at(right.base, e.number(j.times(right.panel).shifted(at * k_bytes)))
+        c = code.at(out, e.number(j.times(width * shape.word)))
 
-    def whole_panel(j: Reg) -> None:
-        panel(j, width, right.k)
+        def fetch(block: Index, blocks: int) -> None:
+            if right.ahead is not None and at == 0:
+                right.ahead.fetch(j.times(blocks).plus(block), cdiv(shape.columns, width) * blocks)
 
-    code.loop(0, whole, 1, whole_panel)
+        _rows(e, shape, a, b, k_bytes, c, columns, depth, adds, fetch)
+
+    over(e, (whole,), lambda j: panel(j[0], width, right.k))
     if rest:
-        panel(whole, rest, right.last)
-
-
-def _scaled(code: Code, number: Reg | int, factor: int) -> Operand:
-    if isinstance(number, int):
-        return number * factor
-    if not number.text.startswith("%"):
-        return int(number.text) * factor
-    return code.binary("mul nsw", number, factor)
+        panel(Index(const=whole), rest, right.last)
 
 
 def _rows(
-    code: Code, shape: Shape, a: _Matrix, b: Reg, k_bytes: int, c: Reg, columns: int, depth: int, adds: bool
+    e: Elements,
+    shape: Shape,
+    a: _Matrix,
+    b: Reg,
+    k_bytes: int,
+    c: Reg,
+    columns: int,
+    depth: int,
+    adds: bool,
+    fetch: Callable[[Index, int], None],
 ) -> None:
-    """All rows by one panel."""
+    """All rows by one panel; `fetch(n, of so many)` comes before each whole block of rows."""
+    code = e.code
     block = rows_of(code.module.machine, shape.rows, columns, shape.lanes(code.module.machine))
     row_bytes = shape.columns * shape.word
-    whole = shape.rows // block * block
+    blocks, rest = divmod(shape.rows, block)
 
-    def call(i: Reg | int, rows: int) -> None:
+    def call(i: Index, rows: int) -> None:
         unroll = next(n for n in (4, 2, 1) if depth % n == 0)
         kernel = Kernel(shape.dtype, rows, columns, a.k, k_bytes, row_bytes, adds, unroll)
         name = kernel.define(code.module)
-        first = code.at(a.base, _scaled(code, i, a.row))
-        target = code.at(c, _scaled(code, i, row_bytes))
+        first = code.at(a.base, e.number(i.times(a.row)))
+        target = code.at(c, e.number(i.times(row_bytes)))
         stride = constant(a.row, I64)
         code.call(name, VOID, first, stride, b, target, constant(depth, I64))
 
-    def whole_block(i: Reg) -> None:
-        call(i, block)
+    def whole_block(n: Index) -> None:
+        fetch(n, blocks)
+        call(n.times(block), block)
 
-    code.loop(0, whole, block, whole_block)
-    if shape.rows > whole:
-        call(whole, shape.rows - whole)
+    over(e, (blocks,), lambda n: whole_block(n[0]))
+    if rest:
+        call(Index(const=blocks * block), rest)

@@ -32,7 +32,6 @@ class Elements:
       registers: the scalars that have been computed.
       targets: the slots of the results of the present step.
       loops: the indices of the folds around, and by how much they change.
-      prefetching: whether loads fetch into the cache what the next iteration of a fold will load.
     """
 
     def __init__(self, code: Code, func: Func, arrays: Mapping[Value, Reg], scratch: Reg) -> None:
@@ -41,7 +40,6 @@ class Elements:
         self.registers: dict[Value, Reg] = {}
         self.targets: dict[Value, Slot] = {}
         self.loops: dict[Value, int] = {}
-        self.prefetching = False
         self._arrays = arrays
         self._ranges = analyze(func)
         self._scopes: list[dict[Any, Reg]] = [{}]
@@ -265,8 +263,6 @@ class Elements:
         index, gathered, mask = self._reached(op, place, lanes, op.mask)
         base = self._arrays[op.ref]
         if gathered is None and mask is None:
-            if self.prefetching and index.step == 1 and (distance := self._distance(op)):
-                code.prefetch(self.address(base, index.shifted(distance), dtype))
             return self._fetch(base, index, dtype, lanes)
         type = stored(dtype, lanes)
         fill = known(0, dtype) if op.fill is None else self.registers[op.fill]
@@ -286,8 +282,13 @@ class Elements:
         found = code.gather(type, self._addresses(base, numbers, dtype), mask, fill)
         return unpacked(code, found, dtype)
 
-    def _distance(self, op: Load) -> int:
-        """How many elements further the next iteration of the innermost fold loads, if that is known."""
+    def fetch_next(self, op: Load, place: Place) -> None:
+        """Fetch into the cache the element that the next iteration of the innermost fold will load."""
+        index, _, _ = self._reached(op, place, 0, None)
+        self.code.prefetch(self.address(self._arrays[op.ref], index.shifted(self.distance(op)), op.ref.ref.dtype))
+
+    def distance(self, op: Load) -> int:
+        """How many elements further the next iteration of the innermost fold loads; 0 if that is not known."""
         distance = 0
         for dim, stride in zip(op.access.dims, strides_of(op.ref.ref.shape), strict=True):
             for term in dim.position.terms:

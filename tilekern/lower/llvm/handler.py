@@ -22,6 +22,7 @@ import numpy as np
 
 from tilekern.lower.llvm.code import I1, I8, I32, I64, PTR, VOID, Code, Module, Reg, Type, constant
 from tilekern.lower.llvm.machine import Machine
+from tilekern.lower.llvm.pages import prefer_huge
 from tilekern.lower.llvm.processor import ieee, pause
 from tilekern.lower.llvm.program import TASK, Program
 
@@ -191,6 +192,8 @@ def _run(code: Code, frame: Reg, *passed: Reg) -> None:
     for struct in (_ARGS, _RETS):
         check.buffers(struct.address(code, frame))
 
+    _each(code, _RETS.address(code, frame), lambda _, result: _prefer_huge(code, result))
+
     def zero(number: Reg) -> None:
         result = code.load(I64, code.at(work.zeroed, number, "i64"))
         _zero(code, check, _item(code, _RETS.address(code, frame), result))
@@ -263,21 +266,36 @@ def _answer_metadata(code: Code, check: _Checks, frame: Reg) -> None:
 
 def _zero(code: Code, check: _Checks, buffer: Reg) -> None:
     """Fill a buffer with zeros."""
+    element = _element_bytes(code, buffer)
+    check(code.compare("icmp ne", element, 0), _UNIMPLEMENTED, "a result that starts as zeros has an unknown dtype")
+    code.module.declare("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
+    size = _nbytes(code, buffer, element)
+    code.call("llvm.memset.p0.i64", VOID, _DATA.load(code, buffer), constant(0, I8), size, constant(0, I1))
+
+
+def _prefer_huge(code: Code, buffer: Reg) -> None:
+    prefer_huge(code, _DATA.load(code, buffer), _nbytes(code, buffer, _element_bytes(code, buffer)))
+
+
+def _element_bytes(code: Code, buffer: Reg) -> Reg:
+    """The bytes of an element; 0 of an unknown dtype."""
     table = np.zeros(_DTYPES, np.uint8)
     for size, dtypes in _ELEMENT_BYTES.items():
         table[list(dtypes)] = size
     dtype = _DTYPE.load(code, buffer)
     index = code.cast("zext", code.select(code.compare("icmp ult", dtype, _DTYPES), dtype, 0), "i64")
-    element = code.cast("zext", code.load(I8, code.at(code.module.data("tilekern_sizes", table), index)), "i64")
-    check(code.compare("icmp ne", element, 0), _UNIMPLEMENTED, "a result that starts as zeros has an unknown dtype")
+    return code.cast("zext", code.load(I8, code.at(code.module.data("tilekern_sizes", table), index)), "i64")
+
+
+def _nbytes(code: Code, buffer: Reg, element: Reg) -> Reg:
+    """The bytes of a buffer, whose elements have so many."""
     dims = _DIMS.load(code, buffer)
 
     def multiply(axis: Reg, size: Reg) -> list[Reg]:
         return [code.binary("mul", size, code.load(I64, code.at(dims, axis, "i64")))]
 
     (size,) = code.loop(0, _RANK.load(code, buffer), 1, multiply, element)
-    code.module.declare("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
-    code.call("llvm.memset.p0.i64", VOID, _DATA.load(code, buffer), constant(0, I8), size, constant(0, I1))
+    return size
 
 
 def _run_tasks(code: Code, check: _Checks, frame: Reg, work: _Work) -> None:
