@@ -89,6 +89,18 @@ def _cpu(query: Any, key: Any, value: Any, extras: Extras) -> dict[str, int]:
     return {"block_q": even(query.shape[1], 256), "block_k": even(key.shape[1], 256)}
 
 
+@flash_attention_forward.schedule("cpu:llvm")
+@of_map
+def _llvm(query: Any, key: Any, value: Any, extras: Extras, config: Config) -> dict[str, int]:
+    """Tiles of logits that stay in the second-level cache.
+
+    The more queries, the less often keys and values are packed; but on the diagonal, half of a tile is in vain.
+    """
+    narrow = query.dtype.itemsize == 2 and max(query.shape[3], value.shape[3]) <= 64
+    block_q, block_k = (256, 256) if narrow else (256, 128) if config.causal else (512, 128)
+    return {"block_q": even(query.shape[1], block_q), "block_k": even(key.shape[1], block_k)}
+
+
 # For float32 and float64: queries, keys, warps and stages, for rows of a head up to a number of bytes.
 _WIDE_TILES = ((256, (64, 16, 8, 2)), (768, (32, 16, 4, 2)), (1024, (32, 16, 8, 2)))
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from tilekern.kernels.blocks import even, power_of_two, tiled
+from tilekern.ir.core import cdiv
+from tilekern.kernels.blocks import PROCESSORS, even, power_of_two, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 
 Schedule = Callable[..., Mapping[str, int]]
@@ -33,7 +34,13 @@ def _divisor(whole: int, most: int) -> int:
 
 def declare(kernel: Any) -> None:
     """Give a kernel of derivatives its schedules."""
-    for target, schedule in (("cpu", _cpu), ("cuda", _cuda), ("tpu", _tpu)):
+
+    def cuda(
+        query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, target: str
+    ) -> dict[str, int]:
+        return _cuda(kernel.__name__, query, key, value, config=config, target=target)
+
+    for target, schedule in (("cpu", _cpu), ("cuda", cuda), ("tpu", _tpu)):
         kernel.schedule(target)(of_map(schedule))
 
 
@@ -41,15 +48,102 @@ def _cpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config:
     return {"block_q": even(query.shape[1], 256), "block_k": even(key.shape[1], 256), **dict(config.blocks)}
 
 
-def _cuda(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config) -> dict[str, int]:
-    """Two accumulators and two matrices of scores have to fit the registers."""
-    wide = max(query.shape[3], value.shape[3]) * query.dtype.itemsize
-    block_q, block_k, num_warps = (64, 64, 4) if wide <= 128 else (64, 64, 8) if wide <= 256 else (32, 32, 4)
+# For 16-bit numbers, by kernel and target, for heads up to a width: queries, keys, warps and stages; then the same with
+# smaller tiles, for where there are few. Offline, no program of these spills registers, with grouped heads and causal.
+#
+# A kernel streams one kind of rows past the rows that it owns: the more it owns, the less it loads for each product,
+# and 128 is as many as the accumulators leave room for; FlashAttention-3 (https://arxiv.org/abs/2407.08608) has 128
+# keys and 64 to 128 queries, with the backward kernels in one. Where heads are narrow, two programs fit on a
+# multiprocessor, and one multiplies while the other computes exponentials.
+_Tiles = tuple[tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]], ...]
+_CUDA_TILES: dict[str, dict[str, _Tiles]] = {
+    "flash_attention_backward_key": {
+        "cuda:sm_80": (
+            (64, (32, 128, 8, 2), (32, 64, 4, 3)),
+            (128, (64, 64, 8, 2), (64, 64, 8, 2)),
+            (192, (64, 64, 8, 1), (64, 64, 8, 1)),
+            (256, (32, 64, 8, 2), (32, 64, 8, 2)),
+        ),
+        "cuda:sm_90": (
+            (64, (64, 128, 8, 3), (64, 64, 4, 3)),
+            (128, (32, 128, 8, 2), (32, 64, 4, 2)),
+            (192, (32, 64, 8, 2), (32, 64, 8, 2)),
+            # 64 keys would spill: products of 32 are not those of warpgroups.
+            (256, (64, 32, 8, 2), (64, 32, 8, 2)),
+        ),
+        "cuda:sm_100": (
+            (64, (64, 128, 8, 2), (64, 64, 4, 2)),
+            (192, (64, 64, 8, 2), (64, 64, 8, 2)),
+            (256, (32, 64, 8, 1), (32, 64, 8, 1)),
+        ),
+    },
+    "flash_attention_backward_query": {
+        "cuda:sm_80": (
+            (128, (64, 64, 4, 2), (64, 64, 4, 2)),
+            (256, (64, 32, 8, 2), (64, 32, 8, 2)),
+        ),
+        "cuda:sm_90": (
+            (64, (128, 64, 8, 3), (64, 64, 4, 3)),
+            (128, (128, 64, 8, 2), (64, 64, 4, 2)),
+            (256, (128, 32, 8, 2), (64, 32, 4, 2)),
+        ),
+        "cuda:sm_100": (
+            (128, (128, 64, 8, 2), (64, 64, 4, 2)),
+            (192, (128, 64, 8, 2), (64, 64, 4, 1)),
+            (256, (128, 32, 8, 2), (64, 64, 4, 1)),
+        ),
+    },
+    "flash_attention_tangent": {
+        "cuda:sm_80": (
+            (64, (64, 32, 4, 2), (64, 32, 4, 2)),
+            (128, (32, 32, 4, 2), (32, 32, 4, 2)),
+            (192, (32, 32, 4, 1), (32, 32, 4, 1)),
+            (256, (16, 32, 4, 1), (16, 32, 4, 1)),
+        ),
+        "cuda:sm_90": (
+            (128, (128, 64, 8, 2), (64, 64, 4, 2)),
+            (192, (128, 32, 8, 2), (64, 64, 4, 1)),
+            (256, (128, 16, 8, 1), (64, 16, 4, 1)),
+        ),
+        "cuda:sm_100": (
+            (128, (128, 64, 8, 2), (64, 64, 4, 2)),
+            (192, (128, 64, 8, 1), (64, 64, 4, 1)),
+            (256, (64, 32, 8, 1), (64, 32, 8, 1)),
+        ),
+    },
+}
+
+# For float32 and float64, whose operands are in registers: the same for rows of a head up to a number of bytes. A
+# tangent in float32 of heads wider than 64 has too many operands for any tile, and spills.
+_CUDA_WIDE_TILES: dict[str, tuple[tuple[int, tuple[int, int, int, int]], ...]] = {
+    "flash_attention_backward_key": ((1024, (16, 32, 8, 2)),),
+    "flash_attention_backward_query": ((512, (32, 16, 4, 2)), (1024, (16, 16, 4, 1))),
+    "flash_attention_tangent": ((256, (16, 16, 4, 1)),),
+}
+
+
+def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, target: str) -> dict[str, int]:
+    """Tiles by kernel and the width of a head, with smaller ones where there are few."""
+    # The cotangents of terms are computed as those of queries, without their last product.
+    kernel = kernel if kernel in _CUDA_TILES else "flash_attention_backward_query"
+    (batch, queries, heads, width), (keys, groups) = query.shape, key.shape[1:3]
+    width = max(width, value.shape[3])
+    if query.dtype.itemsize > 2:
+        row = width * query.dtype.itemsize
+        tile = next((tile for limit, tile in _CUDA_WIDE_TILES[kernel] if row <= limit), (16, 16, 8, 1))
+    else:
+        table = _CUDA_TILES[kernel][target]
+        tile, small = next((pair for limit, *pair in table if width <= limit), ((16, 16, 8, 1), (16, 16, 8, 1)))
+        owns_keys = kernel == "flash_attention_backward_key"
+        programs = groups * cdiv(keys, tile[1]) if owns_keys else heads * cdiv(queries, tile[0])
+        if batch * programs < PROCESSORS[target]:
+            tile = small  # so that more multiprocessors have work
+    block_q, block_k, num_warps, num_stages = tile
     return {
-        "block_q": power_of_two(query.shape[1], block_q, 16),
-        "block_k": power_of_two(key.shape[1], block_k, 16),
+        "block_q": power_of_two(queries, block_q, 16),
+        "block_k": power_of_two(keys, block_k, 16),
         "num_warps": num_warps,
-        "num_stages": 2 if wide <= 256 else 1,
+        "num_stages": num_stages,
         **dict(config.blocks),
     }
 
