@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from tilekern.kernel.op import OpFamily
 from tilekern.lower.lowering import Lowering
 from tilekern.lower.target import Target
 
@@ -61,15 +62,19 @@ class Item:
 
 def lowerings_of(function: Callable[..., Any], avals: Sequence[Any], target: Target) -> Iterator[Lowering]:
     """The kernels that a function calls on arguments of the given types, lowered for a target."""
-    for family in _families(jax.make_jaxpr(function)(*avals).jaxpr):
-        yield family.lowered(target)
+    for equation in _calls(jax.make_jaxpr(function)(*avals).jaxpr):
+        family = equation.params["family"]
+        if isinstance(family, OpFamily):  # calls kernels in turn
+            yield from lowerings_of(family.function(target), [v.aval for v in equation.invars], target)
+        else:
+            yield family.lowered(target)
 
 
-def _families(jaxpr: Any) -> Iterator[Any]:
+def _calls(jaxpr: Any) -> Iterator[Any]:
     for equation in jaxpr.eqns:
         if "family" in equation.params:
-            yield equation.params["family"]
+            yield equation
         for parameter in equation.params.values():
             inner = getattr(parameter, "jaxpr", parameter)
             if hasattr(inner, "eqns"):
-                yield from _families(inner)
+                yield from _calls(inner)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.gpu.clock import Contestant
+from bench.gpu.gradients import loss_gradients
 
 Arrays = Sequence[jax.Array]
 
@@ -25,6 +26,10 @@ MOSAIC_CONFIGS = {
 }
 
 
+MOST_SCORES = 1 << 31
+"""XLA has several matrices of scores in memory at a time, of 4 bytes a score."""
+
+
 class Peer(NamedTuple):
     """A contestant to be: it may turn out only later that this machine cannot make it."""
 
@@ -35,7 +40,7 @@ class Peer(NamedTuple):
 def by_jax(name: str, function: Callable[..., Any], sets: Sequence[Arrays]) -> Contestant:
     """A function of JAX's arrays, jitted."""
     jitted = jax.jit(function)
-    return Contestant(name, lambda n: jitted(*sets[n % len(sets)]), fetch=_first)
+    return Contestant(name, lambda n: jitted(*sets[n % len(sets)]), fetch=_sample)
 
 
 def by_torch(name: str, function: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> Contestant:
@@ -60,6 +65,18 @@ def attention(sets: Sequence[Arrays], causal: bool) -> Iterator[Peer]:
     for config in MOSAIC_CONFIGS[sets[0][0].shape[-1]]:
         name = "mosaic {}/{}/{}".format(*config)
         yield Peer(name, partial(_mosaic, name, sets, causal, config))
+
+
+def attention_gradient(sets: Sequence[Arrays], causal: bool) -> Iterator[Peer]:
+    """The same for a step of training: gradients by query, key and value for a cotangent of the result."""
+    query, key, *_ = sets[0]
+    scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[1]
+    for implementation in ("cudnn", "xla"):
+        if implementation == "xla" and scores > MOST_SCORES:
+            continue
+        attention = partial(jax.nn.dot_product_attention, is_causal=causal, implementation=implementation)
+        name = f"jax {implementation}"
+        yield Peer(name, partial(by_jax, name, partial(loss_gradients, attention), sets))
 
 
 def matmul(sets: Sequence[Arrays]) -> Iterator[Peer]:
@@ -119,5 +136,7 @@ def _tensor(array: jax.Array) -> Any:
     return torch.from_dlpack(jax.block_until_ready(array))
 
 
-def _first(result: Any) -> np.ndarray:
-    return np.asarray(jax.tree.leaves(result)[0]).reshape(-1)[::STRIDE].astype(np.float32)
+def _sample(result: Any) -> np.ndarray:
+    """Some elements of all results."""
+    flat = [np.asarray(x).reshape(-1)[::STRIDE].astype(np.float32) for x in jax.tree.leaves(result)]
+    return np.concatenate(flat)

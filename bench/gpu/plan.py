@@ -22,6 +22,13 @@ def items(options: Options) -> list[Item]:
 
 def _benchmark() -> list[Item]:
     aimed = [speed.attention(length, 128, causal) for length in (4096, 16384) for causal in (True, False)]
+    steps = [
+        speed.attention_gradient(length, width, causal)
+        for width in (128, 64, 256)
+        for length in (4096, 16384)
+        for causal in (True, False)
+        if length == 4096 or width == 128
+    ]
     products, rows = [speed.product(size) for size in (8192, 4096)], speed.rows()
     rest = [
         speed.attention(length, width, causal)
@@ -35,12 +42,14 @@ def _benchmark() -> list[Item]:
         *numerics.checks(),
         *speed.ceilings(),
         *aimed,
+        *steps[:2],
         *products,
         *rows[:3],
         speed.Dispatch(),
         *batches[:FIRST_BATCHES],
         *speed.others(),
         *rows[3:],
+        *steps[2:],
         *rest,
         *batches[FIRST_BATCHES:],
     ]

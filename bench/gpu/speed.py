@@ -17,6 +17,7 @@ from bench import overhead
 from bench.cross_entropy import naive as naive_cross_entropy
 from bench.gpu import numerics, peers
 from bench.gpu.clock import Contestant, by_host, measure
+from bench.gpu.gradients import loss_gradients
 from bench.gpu.item import Item, Record, lowerings_of
 from bench.gpu.peers import Peer
 from bench.timing import dispatch_medians
@@ -196,6 +197,25 @@ def attention(length: int, width: int, causal: bool) -> Comparison:
         attention_flops(length, causal),
         0.65 if aimed else None,
         "cudnn",
+    )
+
+
+def gradient_arrays(key: jax.Array, *, length: int, width: int) -> list[jax.Array]:
+    """Those of `attention_arrays`, and a cotangent of the result."""
+    for_arrays, for_cotangent = jax.random.split(key)
+    query, *others = attention_arrays(for_arrays, length=length, width=width)
+    return [query, *others, jax.random.normal(for_cotangent, query.shape, query.dtype)]
+
+
+def attention_gradient(length: int, width: int, causal: bool) -> Comparison:
+    """Flash attention, forward and backward: the backward pass has five products for two of the forward one's."""
+    forward = attention(length, width, causal)
+    return Comparison(
+        f"{forward.name} gradient",
+        partial(loss_gradients, partial(flash_attention.flash_attention, causal=causal)),
+        partial(gradient_arrays, length=length, width=width),
+        partial(peers.attention_gradient, causal=causal),
+        3.5 * forward.flops,
     )
 
 

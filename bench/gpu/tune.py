@@ -5,16 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
+
 from bench.gpu import peers
 from bench.gpu.peers import Peer
-from bench.gpu.speed import Comparison, attention, product
+from bench.gpu.speed import Comparison, attention, attention_gradient, product
 from tilekern.kernels.flash_attention import Config, Extras, flash_attention_forward
+from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.matmul import matmul
 
 ATTENTION = {"block_q": (64, 128), "block_k": (32, 64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 4)}
+BACKWARD = {"block_q": (32, 64, 128), "block_k": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3)}
+BACKWARDS = {"query": (flash_attention_backward_query, 1.5), "key": (flash_attention_backward_key, 2.0)}
+"""The kernels of the backward pass, and their flops in those of the forward one."""
+
 MATMUL = {
     "block_m": (64, 128, 256),
     "block_n": (128, 256),
@@ -31,11 +39,23 @@ def variants(kernel: str) -> Iterator[Comparison]:
         for size, options in itertools.product(SIZES, _options(MATMUL)):
             yield _variant(product(size), partial(_product, options=options), options, _first_product)
         return
+    if kernel == "backward":
+        yield from _backwards()
+        return
     for length, width, causal in itertools.product(LENGTHS, WIDTHS, (False, True)):
         for options in _options(ATTENTION):
             ours = partial(_forward, causal=causal, options=options)
             peer = partial(_first_cudnn, causal=causal)
             yield _variant(attention(length, width, causal), ours, options, peer)
+
+
+def _backwards() -> Iterator[Comparison]:
+    """Each backward kernel alone; nobody else's can be timed alone."""
+    for length, width, causal in itertools.product(LENGTHS, WIDTHS, (False, True)):
+        forward, base = attention(length, width, causal), attention_gradient(length, width, causal)
+        for (name, (_, share)), options in itertools.product(BACKWARDS.items(), _options(BACKWARD)):
+            one = replace(base, name=f"{base.name} {name}", flops=share * forward.flops)
+            yield _variant(one, partial(_backward, name=name, causal=causal, options=options), options, _nobody)
 
 
 def _variant(base: Comparison, ours: Callable[..., Any], options: dict[str, int], peer: Any) -> Comparison:
@@ -66,6 +86,24 @@ def _forward(query: Any, key: Any, value: Any, *, causal: bool, options: dict[st
         **options,
     )
     return out
+
+
+def _backward(
+    query: Any, key: Any, value: Any, cotangent: Any, *, name: str, causal: bool, options: dict[str, int]
+) -> Any:
+    """A backward kernel itself, on rows as they are where all scores are alike."""
+    kernel, _ = BACKWARDS[name]
+    logsumexp = jnp.full(query.shape[:3], math.log(key.shape[1]))
+    return kernel(
+        *(query, key, value, Extras(), logsumexp, cotangent, jnp.zeros_like(logsumexp)),
+        config=Config(scale=1 / math.sqrt(query.shape[-1]), causal=causal),
+        **options,
+    )
+
+
+def _nobody(sets: Any) -> Iterator[Peer]:
+    del sets
+    yield from ()
 
 
 def _first_cudnn(sets: Any, causal: bool) -> Iterator[Peer]:

@@ -58,7 +58,7 @@ def flash_attention_backward_query(
 
     def step(j: tk.Tile, attends: jax.Array, acc: jax.Array) -> jax.Array:
         k, v = scores.load_keys(key, j, g), scores.load_keys(value, j, g)
-        draw, _ = scores.cotangents(i, j, (q, k), (dout, v), attends, base, d)
+        draw, _ = scores.cotangents(i, j, (q, k), (dout, v), attends, base, lambda: d)
         return tk.dot(draw.astype(k.dtype), k, acc, precision=config.precision[0])
 
     acc = scores.over_keys(i, block_k, step, tk.zeros((i, query.shape[3]), wide))
@@ -109,7 +109,7 @@ def flash_attention_backward_key(
             dk, dv = sums
             q, dout = scores.load_queries(query, i), scores.load_queries(cotangent, i)
             base = finite(logsumexp[b, i, n]) * wide.type(LOG2_E)
-            draw, p = scores.cotangents(i, j, (q, k), (dout, v), attends, base, delta[b, i, n])
+            draw, p = scores.cotangents(i, j, (q, k), (dout, v), attends, base, lambda: delta[b, i, n])
             dv = tk.dot(scores.kept(i, j, p).astype(dout.dtype), dout, dv, precision=of_values)
             return tk.dot(draw.astype(q.dtype), q, dk, precision=of_scores), dv
 

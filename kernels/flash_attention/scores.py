@@ -152,12 +152,13 @@ class Scores:
         cotangent_value: tuple[jax.Array, jax.Array],
         attends: jax.Array,
         base: jax.Array,
-        delta: jax.Array,
+        delta: Callable[[], jax.Array],
         term: int | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """The cotangents of the scaled dot products (of a term, given its number), and the weights.
 
-        `base` is the logsumexp in base 2, finite everywhere.
+        `base` is the logsumexp in base 2, finite everywhere. `delta` is loaded after the products: before, GPUs have no
+        register to spare for it.
         """
         of_scores, of_values = self.config.precision
         products = self.products(*query_key, of_scores)
@@ -178,7 +179,7 @@ class Scores:
             s, pull = cast(Any, jax.vjp(score, at))
             p = jnp.exp2(jnp.where(attends, s * self.wide.type(LOG2_E), -jnp.inf) - self.rows(base))
         dp = self.kept(i, j, self.products(*cotangent_value, of_values))
-        ds = jnp.where(attends, p * (dp - self.rows(delta)), 0)
+        ds = jnp.where(attends, p * (dp - self.rows(delta())), 0)
         if pull is not None:
             (ds,) = pull(ds)
             ds = jnp.where(attends, ds, 0)

@@ -70,7 +70,7 @@ def flash_attention_backward_term(
                 (scores.load_queries(cotangent, i), scores.load_keys(value, j, g)),
             )
             base = finite(logsumexp[b, i, n]) * wide.type(LOG2_E)
-            moved, _ = scores.cotangents(i, j, *pairs, attends, base, delta[b, i, n], term)
+            moved, _ = scores.cotangents(i, j, *pairs, attends, base, lambda: delta[b, i, n], term)
             return total + moved.sum(axis=over)
 
         def of_queries(i: tk.Tile, total: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """What the kernels of the library may take of a GPU: tables next to them, `kernels/<name>/resources.txt`.
 
 One line for each case and dtype, and for each target two numbers: registers of a thread, and bytes of shared memory.
+"case:kernel" is not the kernel that the library's function calls, but one of its gradient.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def read(kernel: str) -> dict[Key, tuple[int, int]]:
 def write(kernel: str, ceilings: dict[Key, tuple[int, int]]) -> None:
     """The file anew; what is not known yet is 0."""
     cases = [case.name for case in importlib.import_module(f"tilekern.kernels.{kernel}.cases").CASES]
-    rows = sorted({(case, dtype) for case, dtype, _ in ceilings}, key=lambda row: (cases.index(row[0]), row[1]))
+    rows = sorted(
+        {(case, dtype) for case, dtype, _ in ceilings},
+        key=lambda row: (":" in row[0], cases.index(row[0].split(":")[0]), row),
+    )
     name = max(len(case) for case, _ in rows)
     text = _HEAD + f"# {'case':{name - 2}}  dtype     " + "".join(f"{target:>14}" for target in TARGETS) + "\n"
     for case, dtype in rows:

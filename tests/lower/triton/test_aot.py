@@ -55,6 +55,7 @@ X = jax.ShapeDtypeStruct((N,), F32)
 M = jax.ShapeDtypeStruct((N, N), BF16)
 QUERY = jax.ShapeDtypeStruct((2, 300, 4, 64), BF16)
 KEYS = jax.ShapeDtypeStruct((2, 257, 2, 64), BF16)
+SLOPES = jax.ShapeDtypeStruct((4,), F32)
 WEIGHT = jax.ShapeDtypeStruct((256, 200), BF16)
 EMPTY = jax.ShapeDtypeStruct((0, 3), F32)
 SAME = Result((N,), F32, F32)
@@ -112,6 +113,16 @@ def library_kernels_in_a_layer(q: Any = QUERY, k: Any = KEYS, w: Any = WEIGHT) -
     attended = flash_attention(q * 2, k, k, causal=True, target="cuda:sm_90")
     hidden = jax.vmap(lambda x: matmul(x.reshape(-1, 256), w, target="cuda:sm_90"))(attended)
     return softmax(hidden + 1)
+
+
+def the_gradient_of_attention(q: Any = QUERY, k: Any = KEYS, slopes: Any = SLOPES) -> Any:
+    """Of all float arrays: the forward kernel, those of query and key, and that of a term."""
+
+    def loss(q: Any, k: Any, slopes: Any) -> Any:
+        mod = jax.tree_util.Partial(lambda slopes, s, b, n, i, j: s - slopes[n] * abs(i - j), slopes)
+        return flash_attention(q, k, k, causal=True, score_mod=mod, target="cuda:sm_90").astype(F32).sum()
+
+    return jax.grad(loss, argnums=(0, 1, 2))(q, k, slopes)
 
 
 def many_calls_in_a_loop(x: Any = X) -> Any:
@@ -180,6 +191,7 @@ def _without_cubin(made: Binary) -> Binary:
 PROGRAMS: tuple[Callable[..., Any], ...] = (
     two_calls_among_plain_operations,
     library_kernels_in_a_layer,
+    the_gradient_of_attention,
     many_calls_in_a_loop,
     in_place,
     in_place_with_the_old_value_still_needed,
@@ -255,6 +267,7 @@ def test_xla_compiles_what_is_right_and_refuses_what_is_not(outcomes: Any, funct
     [
         (two_calls_among_plain_operations, 2),
         (library_kernels_in_a_layer, 3),
+        (the_gradient_of_attention, 4),
         (many_calls_in_a_loop, 1),
         (in_place, 1),
         (zeroed_and_summed, 1),

@@ -9,7 +9,9 @@ descriptor may be in any order: those that a tile does not have come first, so t
 Tiles in shared memory are what tensor cores of sm_90 multiply. So loads that feed their dots are copies, and in
 programs that have such loads, stores of large tiles; what is loaded for arithmetic gets to registers faster by
 pointers. So does what is multiplied as float32: Triton loads all of a copied operand into registers at once, and they
-spill (1,828 bytes for a matmul with blocks of 128 × 128 × 32 on sm_90, and none with pointers).
+spill (1,828 bytes for a matmul with blocks of 128 × 128 × 32 on sm_90, and none with pointers). And so does what a loop
+multiplies again and again with fewer rows than the instructions on shared memory take: it, too, would be in registers,
+for all of the loop (1,392 bytes for the backward kernel of attention with 32 keys and heads of 256).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilekern.ir.compute import Dot
-from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.memory import Dim, Load, MemoryOp, Store
 from tilekern.ir.ranges import Interval, position_interval
 from tilekern.ir.shape import Reshape, Transpose
@@ -30,6 +32,7 @@ from tilekern.lower.triton.program import Descriptor
 _ALIGNMENT = 16  # bytes
 _LARGEST_BOX = 256  # elements of one dim
 _DIMS = 5
+_ROWS = 64  # of a `wgmma`, and of the smallest `tcgen05.mma` (PTX ISA, "Matrix shape")
 _INT32 = 2**31 - 1
 
 
@@ -73,14 +76,20 @@ def _stores(func: Func, ranges: Mapping[Value, Interval]) -> Iterator[tuple[Op, 
 
 
 def _dot_operands(func: Func) -> set[Value]:
-    """What tensor cores multiply, before it is transposed."""
+    """What tensor cores multiply, before it is transposed; of few rows only what is loaded next to the product."""
     wanted: set[Value] = set()
-    ops = list(func.walk())
-    for op in reversed(ops):
-        if (isinstance(op, Dot) and _on_tensor_cores(op)) or (
-            isinstance(op, (Transpose, Reshape)) and op.result in wanted
-        ):
-            wanted.update(op.operands)
+
+    def visit(block: Block) -> None:
+        made = {v for op in block.ops for v in op.results}
+        for op in reversed(block.ops):
+            for region in op.regions:
+                visit(region)
+            if isinstance(op, Dot) and _on_tensor_cores(op):
+                wanted.update(v for v in op.operands if op.result.tile.shape[-2] >= _ROWS or v in made)
+            elif isinstance(op, (Transpose, Reshape)) and op.result in wanted:
+                wanted.update(op.operands)
+
+    visit(func.body)
     return wanted
 
 
