@@ -75,7 +75,7 @@ def flash_attention_forward(
         m, d = tk.full(i, -jnp.inf, wide), tk.zeros(i, wide)
     else:
         sink = extras.sinks[n].astype(wide) * wide.type(LOG2_E)
-        m, d = tk.full(i, sink, wide), tk.full(i, jnp.where(sink == -jnp.inf, 0, 1).astype(wide), wide)
+        m, d = tk.full(i, sink, wide), tk.full(i, jnp.where(sink == -jnp.inf, wide.type(0), wide.type(1)), wide)
     m, d, acc = scores.over_keys(i, block_k, step, (m, d, tk.zeros((i, value.shape[3]), wide)))
     out[b, i, n] = (acc / jnp.where(d == 0, 1, d)[:, None]).astype(out.dtype)
     if logsumexp is not None:
@@ -118,7 +118,7 @@ _TILES = {
 
 @flash_attention_forward.schedule("cuda")
 @of_map
-def _cuda(query: Any, key: Any, value: Any, extras: Extras, target: str) -> dict[str, int]:
+def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, target: str) -> dict[str, int]:
     """Tiles by the width of a head, with fewer queries where there are few."""
     batch, queries, heads, _ = query.shape
     width = max(query.shape[3], value.shape[3])
@@ -131,6 +131,8 @@ def _cuda(query: Any, key: Any, value: Any, extras: Extras, target: str) -> dict
         return _blocks(power_of_two(queries, 32, 16), power_of_two(8192 // max(width, 1), 64, 16), 4, 3)
     tiles = _TILES[target]
     block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
+    if config.dropout_rate:
+        block_k = min(block_k, 64)  # the bits of a larger tile would not fit the registers, too
     programs = batch * heads * cdiv(queries, block_q)
     if block_q == 128 and (queries <= 64 or programs < PROCESSORS[target]):
         block_q, num_warps = 64, 4  # so that more multiprocessors have work

@@ -1,0 +1,108 @@
+"""Attention and its gradient at real sizes, compiled ahead of time for GPUs and TPUs, without any."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.tree_util import Partial
+
+from bench.gpu.item import lowerings_of
+from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.flash_attention.cases import CASES
+from tilekern.lower.target import resolve
+
+pytestmark = pytest.mark.one_backend
+
+TARGETS = ("cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "tpu:v5e", "tpu:v5p", "tpu:v6e", "tpu:7x")
+NAMED = {case.name: case for case in CASES}
+
+
+def alibi(slopes: Any, s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
+    return s + slopes[n] * (j - i)
+
+
+# What layers of real models add to the sizes of a case: keywords, and arrays by name, given batch, heads, T and S.
+FEATURES: dict[str, Any] = {
+    "": lambda b, n, t, s: {},
+    # https://huggingface.co/google/gemma-2-9b: every other layer
+    "gemma_2": lambda b, n, t, s: {"causal": True, "window": (4095, 0), "softcap": 50.0},
+    # https://huggingface.co/openai/gpt-oss-20b
+    "gpt_oss": lambda b, n, t, s: {"causal": True, "window": (127, 0), "sinks": floats(n)},
+    "packed": lambda b, n, t, s: {"causal": True, "segment_ids": (ints(b, t), ints(b, s))},
+    "padded": lambda b, n, t, s: {"kv_lengths": ints(b), "dropout_rate": 0.1, "dropout_key": key()},
+    "bias": lambda b, n, t, s: {"bias": floats(1, n, t, s)},
+    # https://huggingface.co/bigscience/bloom: position by slopes
+    "bloom": lambda b, n, t, s: {"causal": True, "score_mod": Partial(alibi, floats(n))},
+    "mask": lambda b, n, t, s: {"mask": jax.ShapeDtypeStruct((b, 1, t, s), jnp.bool_)},
+}
+
+
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def ints(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def key() -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+
+# Of a program in `make test`, three kernels are compiled; all others in `make test-full`.
+FEW = [
+    ("gpt2", "", "cuda:sm_80"),
+    ("llama3_8b", "", "cuda:sm_90"),
+    ("gpt2", "gpt_oss", "cuda:sm_90"),
+    ("gpt2", "bloom", "cuda:sm_90"),
+    ("deepseek_v3", "", "cuda:sm_100"),
+    ("gpt2", "padded", "cuda:sm_100"),
+    ("llama3_8b", "", "tpu:v5e"),
+    ("gpt2", "packed", "tpu:v5e"),
+    ("phi_2", "", "tpu:v5p"),
+    ("llama3_8b", "gemma_2", "tpu:v6e"),
+    ("gpt2", "bias", "tpu:7x"),
+    ("gpt2", "mask", "tpu:7x"),
+]
+ALL = [(case, "", target) for case in NAMED for target in TARGETS]
+ALL += [("gpt2", feature, target) for feature in FEATURES if feature for target in TARGETS]
+
+
+@pytest.mark.parametrize(
+    ("case", "feature", "target"),
+    [*FEW, *(pytest.param(*one, marks=pytest.mark.slow) for one in ALL if one not in FEW)],
+)
+def test_values_and_gradients_compile(case: str, feature: str, target: str) -> None:
+    """And no kernel for a GPU spills more than a few registers."""
+    found = NAMED[case]
+    compiler = "triton" if target.startswith("cuda") else "libtpu"
+    pytest.importorskip(compiler, reason=f"needs {compiler}")
+    q, k, v = jax.eval_shape(partial(found.arrays, dtype=jnp.bfloat16), jax.random.key(0))
+    keywords = {**found.keywords, **FEATURES[feature](found.batch, found.heads, found.queries, found.keys)}
+    arrays = {n: x for n, x in keywords.items() if any(hasattr(y, "shape") for y in jax.tree.leaves(x))}
+    statics = {n: x for n, x in keywords.items() if n not in arrays}
+
+    def gradients(q: Any, k: Any, v: Any, arrays: Any) -> Any:
+        floating = {n: x for n, x in arrays.items() if jnp.issubdtype(jax.tree.leaves(x)[0].dtype, jnp.floating)}
+
+        def loss(q: Any, k: Any, v: Any, floating: Any) -> jax.Array:
+            out = flash_attention(q, k, v, **{**arrays, **floating}, **statics)
+            return jnp.sum(out.astype(jnp.float32))
+
+        return jax.grad(loss, (0, 1, 2, 3))(q, k, v, floating)
+
+    leaves, tree = jax.tree.flatten((q, k, v, arrays))
+    lowerings = list(
+        lowerings_of(lambda *leaves: gradients(*jax.tree.unflatten(tree, leaves)), leaves, resolve(target))
+    )
+    names = {lowering.func.name for lowering in lowerings}
+    assert {f"flash_attention_{x}" for x in ("forward", "backward_query", "backward_key")} <= names
+    assert ("flash_attention_backward_term" in names) == (feature in ("bias", "bloom"))
+    for lowering in lowerings:
+        resources = lowering.compile().resources
+        if target.startswith("cuda"):
+            assert resources.spills <= 256, lowering.func.name
