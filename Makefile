@@ -13,7 +13,7 @@ OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0 llvmlite==0.45.0# the oldest 
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
 help:
-	@echo 'make demo         run the main job: a transformer that reads Python source, on our flash attention'
+	@echo 'make demo         run the main job: a transformer that reads and learns Python source, on our flash attention'
 	@echo 'make test         run the tests'
 	@echo 'make test-full    run also the slow tests, and more random examples'
 	@echo 'make test-oldest  run the smoke tests with the oldest supported jax and triton'
@@ -28,7 +28,7 @@ help:
 # The tests' CUDA plugin, where it is installed, prints a traceback on machines without a GPU.
 demo bench docs: export JAX_PLATFORMS ?= cpu
 
-demo: .venv/installed-cpu
+demo: .venv/installed-demo
 	@.venv/bin/python examples/demo.py
 
 test: .venv/installed-test

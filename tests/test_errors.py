@@ -49,7 +49,7 @@ def test_every_error_is_one_of_ours_and_documented(kind: type[TilekernError]) ->
 
 def test_who_catches_what() -> None:
     """Users may catch Python's own classes."""
-    assert issubclass(errors.ArgumentError, TypeError)
+    assert issubclass(errors.ArgumentError, TypeError) and issubclass(errors.ArgumentError, ValueError)
     assert issubclass(errors.TraceError, TypeError)
     assert issubclass(errors.TargetError, ValueError)
     assert issubclass(errors.NotDifferentiableError, NotImplementedError)

@@ -43,7 +43,7 @@ class TilekernError(Exception):
 # --- what the user wrote -------------------------------------------------------------------------------------------
 
 
-class ArgumentError(TilekernError, TypeError):
+class ArgumentError(TilekernError, TypeError, ValueError):
     """A kernel was called, traced or declared with arguments that do not fit it."""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 
@@ -80,7 +80,7 @@ def jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[li
     elif call.rules.jvp is None or captured:
         raise _no_derivative(call, "jvp", "closes over what is differentiated" if captured else "")
     else:
-        results, found = call.rules.jvp(args, tuple(along), **select(call.rules.jvp, call.keywords))
+        results, found = _pair(call, call.rules.jvp(args, tuple(along), **select(call.rules.jvp, call.keywords)))
     total = _aligned(call, found, "the tangents that the rule of defjvp returned")
     if jax.tree.leaves(linear):
         # The tangent of a linear function is the function of the tangent; None stands for an operand of zeros.
@@ -118,6 +118,18 @@ def _only(tree: Any, keep: bool) -> Any:
     return tree if keep else jax.tree.unflatten(structure, [None] * len(leaves))
 
 
+def _pair(call: Call, returned: Any) -> Any:
+    pair: Any = returned
+    if isinstance(pair, (tuple, list)) and len(cast(Any, pair)) == 2:
+        return cast(Any, pair)
+    raise ArgumentError(
+        f"the rule of {call.name}.defjvp returned no pair",
+        expected="(results, tangents)",
+        got=str(jax.tree.map(describe, pair)),
+        fix="return what the call returns, and a tangent, or None for zeros, of each of its arrays",
+    )
+
+
 def _aligned(call: Call, returned: Any, what: str) -> list[Any]:
     """The leaves of results, or of their tangents; None for what is left out."""
     wrapped = (returned,) if call.results.single and returned is not None else returned
@@ -134,8 +146,9 @@ def _leaves(call: Call, types: Any, values: Any, what: str) -> list[Any]:
     except ValueError:
         raise _misfit(call, what, str(types), str(jax.tree.map(describe, values))) from None
     for value, aval in zip(found, wanted, strict=True):
-        if value is not None and (value.shape, value.dtype) != (aval.shape, aval.dtype):
-            raise _misfit(call, what, describe(aval), describe(value))
+        if value is None or (_jax.is_array(value) and (value.shape, value.dtype) == (aval.shape, aval.dtype)):
+            continue
+        raise _misfit(call, what, describe(aval), str(jax.tree.map(describe, value)))
     return found
 
 

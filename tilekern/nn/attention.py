@@ -1,0 +1,239 @@
+"""`jax.nn.dot_product_attention` on flash attention."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Literal, cast, overload
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+import tilekern as tk
+from tilekern import _jax
+from tilekern.errors import ArgumentError
+from tilekern.kernels.api import is_float
+from tilekern.kernels.flash_attention import flash_attention
+from tilekern.lang.tiles import describe
+
+_IMPLEMENTATIONS = (None, "xla", "cudnn")
+
+
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: Literal["xla", "cudnn"] | None = None,
+    return_residual: Literal[False] = ...,
+) -> jax.Array: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: Literal["xla", "cudnn"] | None = None,
+    return_residual: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: Literal["xla", "cudnn"] | None = None,
+    return_residual: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """`jax.nn.dot_product_attention` by `flash_attention`: same signature, same results, no matrix of scores in memory.
+
+    softmax(scale * query·key + bias) value for each head, with scores and softmax in float32, in float64 for float64
+    inputs. Every derivative that JAX has works, in either mode.
+
+    Different from jax.nn, where its results are those of a large negative number in the place of a mask, of what stands
+    behind the mask, or of the machine:
+
+    - A query that attends to no key is 0, and so are its gradients; its residual is -inf. In jax.nn `query_seq_lengths`
+      does the same to out, but other masks give the mean of all values, bias of -inf gives NaN, and the residual is
+      about -2.4e38.
+    - Keys and values from `key_value_seq_lengths` on, and queries from `query_seq_lengths` on, may be NaN or infinite.
+    - float32 inputs multiply as float32 on every platform, whatever `jax.default_matmul_precision` says, and the
+      softmax of float64 inputs is in float64.
+    - Inputs are float32, bfloat16, float16 or float64. Bias and mask broadcast to the scores, never the scores to them.
+
+    Args:
+      query: [B, T, N, H] or [T, N, H].
+      key: [B, S, K, H] or [S, K, H] of the same dtype; K divides N, and head n reads key head n // (N / K).
+      value: of the shape and dtype of key.
+      bias: numbers that are added to the scores [B, N, T, S]; leading dims may be left out, others be of size 1.
+      mask: bool of such a shape, True: attend.
+      scale: of the dot products; H ** -0.5 if None. It may be traced, and differentiated.
+      is_causal: query i attends to the keys j <= i.
+      query_seq_lengths: int32[B] (B = 1 for inputs without batch): later queries attend to nothing.
+      key_value_seq_lengths: int32[B]: nothing attends to later keys.
+      local_window_size: (left, right): query i attends to i - left <= j <= i + right; an int is both. Negative numbers
+        leave out the nearest keys: (8, -1) are the 8 before.
+      implementation: None, "xla" or "cudnn", and of no effect: all are this kernel, on every platform, without the
+        restrictions of cuDNN.
+      return_residual: return (out, residual).
+
+    Returns:
+      out, of the shape and dtype of query. With `return_residual` also the logsumexp of the scores (natural logarithm),
+      [B, T, N] or [T, N] in the dtype of the inputs, through which no gradient flows, as in jax.nn; the logsumexp of
+      `flash_attention` is differentiable, and in float32.
+
+    Raises:
+      tilekern.errors.ArgumentError: what jax.nn raises a ValueError for, which this error is, too.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.nn import dot_product_attention
+      >>> q, k = jnp.ones((2, 100, 4, 32)), jnp.ones((2, 100, 2, 32))
+      >>> dot_product_attention(q, k, k, is_causal=True, local_window_size=(16, 0)).shape
+      (2, 100, 4, 32)
+    """
+    q, k, v = (_ranked(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
+    _check_arrays(q, k, v)
+    if implementation not in _IMPLEMENTATIONS:
+        raise _wrong("implementation", "None, 'xla' or 'cudnn'", implementation, "leave it out: all do the same")
+    scores = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    q_lengths = _lengths("query_seq_lengths", query_seq_lengths, q.shape[0])
+    kv_lengths = _lengths("key_value_seq_lengths", key_value_seq_lengths, q.shape[0])
+    causal, offset, window = _positions(bool(is_causal), local_window_size)
+    if window is not None and window[0] + window[1] < 0:
+        window, kv_lengths = None, jnp.zeros(q.shape[0], jnp.int32)  # no key is in such a window
+    factor, bias, score_mod = _scaled(scale, None if bias is None else _like_scores("bias", bias, scores), q)
+    out, logsumexp = flash_attention(
+        q,
+        k,
+        v,
+        bias,
+        None if mask is None else _like_scores("mask", mask, scores),
+        scale=factor,
+        causal=causal,
+        q_offset=offset,
+        window=window,
+        q_lengths=q_lengths,
+        kv_lengths=kv_lengths,
+        score_mod=score_mod,
+        return_logsumexp=True,
+    )
+    shape = jnp.shape(query)
+    if not return_residual:
+        return out.reshape(shape)
+    return out.reshape(shape), jax.lax.stop_gradient(logsumexp.astype(q.dtype).reshape(shape[:-1]))
+
+
+# --- positions and scores in the words of flash_attention ------------------------------------------------------------
+
+
+def _positions(causal: bool, local_window_size: Any) -> tuple[bool, int, tuple[int, int] | None]:
+    """(causal, q_offset, window); a window that has no position is (left, right) with left + right < 0."""
+    if local_window_size is None:
+        return causal, 0, None
+    given = cast(Any, local_window_size if isinstance(local_window_size, (tuple, list)) else (local_window_size,) * 2)
+    try:
+        left, right = map(operator.index, given)
+    except (TypeError, ValueError):
+        fix = "one int stands for both; None for no window"
+        raise _wrong("local_window_size", "an int, or (left, right)", local_window_size, fix) from None
+    if min(left, right) >= 0:
+        return causal, 0, (left, right)
+    # A window beside the query is one around another position: i + offset, the nearest key of those that it has.
+    right = min(right, 0) if causal else right
+    offset = -left if left < 0 else right
+    return False, offset, (left + offset, right - offset)
+
+
+def _scaled(scale: Any, bias: jax.Array | None, query: jax.Array) -> tuple[float | None, jax.Array | None, Any]:
+    """(scale, bias, score_mod): a traced scale is part of a score_mod, and so is the bias then, which comes later."""
+    if scale is None:
+        return None, bias, None
+    if jnp.shape(scale) != ():
+        raise _wrong("scale", "a number, or None", scale, "multiply the query by what differs among heads or queries")
+    if not isinstance(scale, _jax.Tracer):
+        return float(scale), bias, None
+    factor = scale.astype(tk.accumulator(query.dtype))
+    carried = (factor,) if bias is None else (factor, bias)
+    return 1.0, None, jax.tree_util.Partial(_scale_and_bias, *carried)
+
+
+def _scale_and_bias(scale: Any, *rest: Any) -> Any:
+    """A score_mod that carries a scale and perhaps a bias."""
+    *bias, score, b, n, i, j = rest
+    scaled = score * scale
+    for array in bias:
+        at = (0 if size == 1 else position for size, position in zip(array.shape, (b, n, i, j), strict=True))
+        scaled = scaled + array[tuple(at)].astype(scaled.dtype)
+    return scaled
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _ranked(name: str, given: Any) -> jax.Array:
+    """An array of four dims; those that are left out are of size 1."""
+    array = jnp.asarray(given)
+    if array.ndim > 4:
+        raise _wrong(name, "an array of at most 4 dims", array, "jax.vmap maps over more")
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+def _check_arrays(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    fits = is_float(query) and query.dtype == key.dtype == value.dtype and key.shape == value.shape
+    fits = fits and (query.shape[0], query.shape[3]) == (key.shape[0], key.shape[3])
+    if fits and key.shape[2] and query.shape[2] % key.shape[2] == 0:
+        return
+    raise ArgumentError(
+        "the arrays of dot_product_attention do not fit",
+        expected="query[B, T, N, H], key[B, S, K, H], value[B, S, K, H] of one float dtype of at least 16 bits, "
+        "K dividing N",
+        got=f"query = {describe(query)}, key = {describe(key)}, value = {describe(value)}",
+        fix="cast with .astype; tilekern.kernels.flash_attention takes values of another width",
+    )
+
+
+def _like_scores(name: str, given: Any, scores: tuple[int, ...]) -> jax.Array:
+    """A bias or mask of four dims; a bias is float."""
+    array = _ranked(name, given)
+    fits = all(n in (1, m) for n, m in zip(array.shape, scores, strict=True))
+    if fits and name == "mask" and array.dtype == jnp.bool_:
+        return array
+    if fits and name == "bias" and not jnp.issubdtype(array.dtype, jnp.complexfloating):
+        return array if is_float(array) else array.astype(jnp.float32)
+    kind = "numbers" if name == "bias" else "bool"
+    fix = "the order is batch, heads, queries, keys" + ("" if name == "bias" else "; what is added goes into bias")
+    raise _wrong(name, f"{kind}{list(scores)}, or 1 in place of any dim", array, fix)
+
+
+def _lengths(name: str, given: Any, batch: int) -> jax.Array | None:
+    array = None if given is None else jnp.asarray(given)
+    if array is None or (array.shape == (batch,) and array.dtype == jnp.int32):
+        return array
+    raise _wrong(name, f"int32[{batch}], a length for each element of the batch", array, "cast with .astype(jnp.int32)")
+
+
+def _wrong(name: str, expected: str, given: Any, fix: str) -> ArgumentError:
+    what = f"dot_product_attention cannot take this {name}"
+    return ArgumentError(what, expected=expected, got=f"{name} = {describe(given)}", fix=fix)
