@@ -128,7 +128,7 @@ def flash_attention(
       mask_mod: `mask_mod(b, n, i, j)` says who attends to whom; elementwise jnp code on int32 arrays that broadcast.
       score_mod: `score_mod(score, b, n, i, j)` is the score instead: elementwise jnp code.
         Both may be a `jax.tree_util.Partial(function, *arrays)`: the arrays come first, and are read at integers made
-        of b and n, and at i and j themselves, as slopes[n], table[b, j] or bias[n, i, j].
+        of b and n, and at i and j themselves, as slopes[n], table[b, j] or bias[n, i, j]. They may be longer than that.
       block_map: of `mask`, or of `mask_mod`, if it is made once for many calls; otherwise each call makes its own.
       dropout_rate: the share of weights that is dropped, the others being divided by 1 - dropout_rate.
       dropout_key: of `jax.random`, or its data. A weight is dropped, or not, by key, b, n, i and j alone, everywhere.
@@ -185,7 +185,7 @@ def flash_attention(
         sinks=checks.sinks(sinks, sizes),
         dropout_key=checks.key_data(dropout_key) if dropout_rate else None,
         mask_mod=mask_mod,
-        score_mod=checks.score_mod(score_mod, wide),
+        score_mod=checks.score_mod(score_mod, sizes, wide),
         block_map=live,
     )
     flat = (x if len(batch) == 1 else x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))

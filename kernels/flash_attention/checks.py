@@ -104,7 +104,7 @@ def window(given: Any, sizes: Sizes) -> tuple[int | None, int | None]:
 def masks(mask: Any, mask_mod: Any, given: Any, sizes: Sizes) -> tuple[Any, Any, BlockMap | None]:
     """The mask as an array [B or 1, N or 1, T or 1, S or 1], the function, and the map of the one or the other."""
     mask = None if mask is None else _as_scores("mask", mask, sizes)
-    mask_mod = None if mask_mod is None else _mod("mask_mod", mask_mod)
+    mask_mod = None if mask_mod is None else _mod("mask_mod", mask_mod, sizes)
     if given is not None:
         _check_map(given, mask, mask_mod, sizes)
         return mask, mask_mod, given
@@ -275,14 +275,14 @@ def backward_blocks(blocks: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     return tuple((name, static_int(size, f"backward_{name}", 1)) for name, size in given if size is not None)
 
 
-def score_mod(given: Any, wide: Any) -> Any:
+def score_mod(given: Any, sizes: Sizes, wide: Any) -> Any:
     """The function as a `Partial`; it must return scores, and index what it carries."""
     if given is None:
         return None
-    mod = _mod("score_mod", given, wide)
+    mod = _mod("score_mod", given, sizes, wide)
     for place in abstract_places(mod):
         shown = ", ".join(e if isinstance(e, str) else "…" for e in place.entries)
-        if place.has("i") and place.has("j") and any(not isinstance(e, (str, int)) for e in place.entries):
+        if place.has("i") and place.has("j") and place.is_scattered:
             raise ArgumentError(
                 "score_mod reads an array at i, j and something that is made of b or n",
                 expected="of an array that is read at i and j, b and n themselves or static integers",
@@ -292,7 +292,7 @@ def score_mod(given: Any, wide: Any) -> Any:
     return mod
 
 
-def _mod(name: str, given: Any, wide: Any = None) -> Any:
+def _mod(name: str, given: Any, sizes: Sizes, wide: Any = None) -> Any:
     """A function of positions (with `wide`, of scores of that dtype, too) as a `Partial`, checked."""
     takes, kind, wanted = ("(b, n, i, j)", jnp.bool_, "bool") if wide is None else (
         "(score, b, n, i, j)", jnp.floating, "a float score")  # fmt: skip
@@ -300,7 +300,8 @@ def _mod(name: str, given: Any, wide: Any = None) -> Any:
         raise _wrong(name, f"a function of {takes}", given, "jax.tree_util.Partial(function, *arrays) carries arrays")
     mod: Any = given if isinstance(given, jax.tree_util.Partial) else jax.tree_util.Partial(given)
     mod = with_carried(mod, [jnp.asarray(x) for x in carried_by(mod)])
-    found = abstract_call(mod, *(() if wide is None else (wide,)))
+    extents = {"b": sizes.flat, "n": sizes.heads, "i": sizes.queries, "j": sizes.keys}
+    found = abstract_call(mod, extents, *(() if wide is None else (wide,)))
     shape: tuple[int, ...] = getattr(found, "shape", (0,))
     fits = len(shape) <= 2 and all(n in (1, m) for n, m in zip(shape[::-1], (3, 2), strict=False))
     if fits and jnp.issubdtype(found.dtype, kind):

@@ -35,6 +35,12 @@ class Place:
         """Whether a dim of the term is one of the scores'."""
         return any(isinstance(entry, str) and entry == dim for entry in self.entries)
 
+    @property
+    def is_scattered(self) -> bool:
+        """Whether an entry is an integer made of b and n, or b or n stands there twice."""
+        names = [e for e in self.entries if isinstance(e, str)]
+        return any(not isinstance(e, (str, int)) for e in self.entries) or len(names) > len(set(names))
+
     def index(self, positions: dict[str, Any]) -> tuple[Any, ...]:
         """The entries, with positions in place of names."""
         return tuple(positions[e] if isinstance(e, str) else e for e in self.entries)
@@ -136,11 +142,26 @@ def abstract_places(mod: Any) -> list[Place]:
     return found
 
 
-def abstract_call(mod: Any, *dtypes: Any) -> Any:
-    """The type of what a `mask_mod` returns (of a `score_mod`, given the dtype of scores) for 2 queries and 3 keys."""
+def abstract_call(mod: Any, extents: dict[str, int], *dtypes: Any) -> Any:
+    """The type of what a `mask_mod` returns (of a `score_mod`, given the dtype of scores) for 2 queries and 3 keys.
+
+    Raises:
+      ArgumentError: it reads an array at i or j twice, or one with too few elements for the `extents` of b, n, i, j.
+    """
     leaves = carried_by(mod)
 
     def read(place: Place) -> Any:
+        array = leaves[place.array]
+        names = [e for e in place.entries if isinstance(e, str)]
+        sizes = [f"{extents[e]} ({e})" if isinstance(e, str) else "any" for e in place.entries]
+        short = any(isinstance(e, str) and n < extents[e] for e, n in zip(place.entries, array.shape, strict=True))
+        if short or any(names.count(e) > 1 for e in "ij"):
+            raise ArgumentError(
+                f"array {place.array} that a score_mod or mask_mod carries does not fit where it is read",
+                expected=f"at least [{', '.join(sizes)}] elements, and i and j once each",
+                got=describe(array),
+                fix="an array may have more elements than there are positions, never fewer",
+            )
         shape = (2 if place.has("i") else 1, 3 if place.has("j") else 1)
         return jnp.zeros(shape if shape != (1, 1) else (), leaves[place.array].dtype)
 

@@ -64,10 +64,6 @@ class Scores:
         """A vector over keys, as it broadcasts against a tile of scores."""
         return x[:, None] if self.transposed else x[None, :]
 
-    def sum_keys(self, x: jax.Array) -> jax.Array:
-        """The sums of a tile of scores over its keys."""
-        return x.sum(axis=0 if self.transposed else 1)
-
     def products(self, queries: jax.Array, keys: jax.Array, precision: str | None) -> jax.Array:
         """The dot products of rows of two tiles, as a tile of scores."""
         left, right = (keys, queries) if self.transposed else (queries, keys)

@@ -118,8 +118,8 @@ schedules.declare(flash_attention_backward_term)
 
 def kept_dims(place: Place) -> Dims:
     """The dims of the scores that the cotangent of a term keeps before it is put to its places."""
-    traced = _is_traced(place)
-    return traced or place.has("b"), traced or place.has("n"), place.has("i"), place.has("j")
+    whole = place.is_scattered
+    return whole or place.has("b"), whole or place.has("n"), place.has("i"), place.has("j")
 
 
 def put(place: Place, found: jax.Array, like: Any, made: Sequence[jax.Array]) -> jax.Array:
@@ -131,14 +131,13 @@ def put(place: Place, found: jax.Array, like: Any, made: Sequence[jax.Array]) ->
       like: the array, or its type.
       made: the entries of the place that are integers made of b and n, int32[B, N] each.
     """
-    if not _is_traced(place):
+    if not place.is_scattered:
         names = [e for e in place.entries if isinstance(e, str)]
         order = ["bnij".index(e) for e in names]
         rest = [d for d in range(4) if d not in order]
         values = jnp.transpose(found, (*order, *rest)).reshape([found.shape[d] for d in order])
-        if len(names) == len(place.entries):
-            return values.astype(like.dtype)
-        at = tuple(slice(None) if isinstance(e, str) else e for e in place.entries)
+        # The array may have more elements than there are positions.
+        at = tuple(slice(found.shape["bnij".index(e)]) if isinstance(e, str) else e for e in place.entries)
         return jnp.zeros(like.shape, values.dtype).at[at].set(values).astype(like.dtype)
     # One-hot products, for XLA may scatter in any order. What lies outside of the array was read as 0.
     batch, heads = found.shape[:2]
@@ -154,10 +153,9 @@ def put(place: Place, found: jax.Array, like: Any, made: Sequence[jax.Array]) ->
         hot = (hot[:, :, None] * one[:, None, :]).reshape(batch * heads, -1)
     summed = jnp.einsum("xp,xr->pr", hot, found.reshape(batch * heads, -1), precision=jax.lax.Precision.HIGHEST)
     along = [d for d in range(len(place.entries)) if d not in across]
-    values = summed.reshape([like.shape[d] for d in (*across, *along)])
+    lengths = [found.shape["bnij".index(place.entries[d])] for d in along]
+    values = summed.reshape([*(like.shape[d] for d in across), *lengths])
+    values = jnp.pad(
+        values, [*[(0, 0)] * len(across), *((0, like.shape[d] - n) for d, n in zip(along, lengths, strict=True))]
+    )
     return jnp.moveaxis(values, range(values.ndim), (*across, *along)).astype(like.dtype)
-
-
-def _is_traced(place: Place) -> bool:
-    """Whether an entry is an integer made of b and n."""
-    return any(not isinstance(e, (str, int)) for e in place.entries)

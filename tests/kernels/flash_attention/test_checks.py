@@ -33,6 +33,18 @@ def short(table: Any, s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
     return s + table[n]
 
 
+def by_key(table: Any, s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
+    return s + table[n, j]
+
+
+def twice(table: Any, s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
+    return s + table[j, j]
+
+
+def seen(table: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
+    return table[i]
+
+
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "bias of three keys": ({"bias": np.zeros((2, 4, 5, 3), np.float32)}, "bias", "float32[2, 4, 5, 3]"),
     "bias without a dim": ({"bias": np.zeros((5, 7), np.float32)}, "bias", "float32[5, 7]"),
@@ -64,6 +76,9 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "read as a whole": ({"score_mod": Partial(of_all, TABLE)}, "carries", "sum"),
     "read at n // 2, i, j": ({"score_mod": Partial(of_two, np.zeros((2, 5, 7)))}, "made of b or n", "i, j"),
     "read with too few indices": ({"score_mod": Partial(short, TABLE)}, "carries", "1 indices"),
+    "read past its end": ({"score_mod": Partial(by_key, TABLE[:, :6])}, "does not fit where", "float32[4, 6]"),
+    "read twice at j": ({"score_mod": Partial(twice, np.zeros((7, 7)))}, "does not fit where", "[7, 7]"),
+    "mask read past its end": ({"mask_mod": Partial(seen, np.zeros(4, bool))}, "does not fit where", "bool[4]"),
     "precision unknown": ({"precision": "fast"}, "precision", "fast"),
     "three precisions": ({"precision": (None, None, None)}, "precision", "None"),
     "blocks unknown": ({"block_x": 3}, "block_x", "3"),
@@ -90,7 +105,7 @@ def test_wrong_arguments(name: str) -> None:
     assert summary in error.summary and got in error.got and error.expected and error.fix
     assert error.loc.file == __file__
     # What a function of the user does is shown where it does it.
-    line = "table" if "Partial" in type(keywords.get("score_mod")).__name__ and "carries" in summary else "# this line"
+    line = "table" if "carries" in error.summary else "# this line"
     assert line in error.loc.snippet()
 
 

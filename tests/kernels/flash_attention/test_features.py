@@ -101,6 +101,18 @@ def test_what_is_empty_is_not_computed() -> None:
     assert attend(mask=far[None, None], block_map=made)
 
 
+def of_long_tables(diagonal: Any, rows: Any, columns: Any, s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
+    """Read at n twice, at i and a number, at j and what is made of n; once more at i."""
+    return s * diagonal[n, n] + rows[i, 1] * columns[n % 2, j] - rows[i, 0]
+
+
+def test_carried_arrays_may_be_longer_than_there_are_positions() -> None:
+    random = np.random.default_rng(1)
+    carried = (random.standard_normal(shape, np.float32) for shape in ((6, 5), (40, 2), (3, 50)))
+    featured = Featured(*problem(19, 23), {"score_mod": Partial(of_long_tables, *carried)}, {"causal": True})
+    judge_all(grads(ATTEND, featured), featured)
+
+
 @pytest.mark.parametrize("empty", ["queries", "keys", "both"])
 def test_no_queries_or_no_keys(empty: str) -> None:
     q, k, v = problem(0 if empty != "keys" else 5, 0 if empty != "queries" else 7)
