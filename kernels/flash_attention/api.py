@@ -160,15 +160,15 @@ def flash_attention(
     """
     batch = checks.arrays(query, key, value)
     sizes = checks.Sizes(batch, query.shape[-3], key.shape[-3], query.shape[-2])
-    offsets, offset = checks.offset(q_offset, sizes)
+    offsets, offset, window = checks.positions(q_offset, window, checks.causal(causal), sizes)
     segments = checks.segments(segment_ids, sizes)
     mask, mask_mod, live = checks.masks(mask, mask_mod, block_map, sizes)
     wide = tk.accumulator(query.dtype)
     config = Config(
         scale=checks.scale(scale, query.shape[-1]),
-        causal=checks.causal(causal),
+        causal=causal,
         offset=offset,
-        window=checks.window(window, sizes),
+        window=window,
         softcap=checks.softcap(softcap),
         dropout_rate=checks.dropout(dropout_rate, dropout_key),
         precision=checks.precision(precision),

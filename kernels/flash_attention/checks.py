@@ -64,13 +64,20 @@ def arrays(query: Any, key: Any, value: Any) -> tuple[int, ...]:
     )
 
 
-def offset(q_offset: Any, sizes: Sizes) -> tuple[jax.Array | None, int]:
-    """The offsets as (one for each element of the batch, one for all), of which one is None or 0.
+def positions(
+    q_offset: Any, window: Any, causal: bool, sizes: Sizes
+) -> tuple[jax.Array | None, int, tuple[int | None, int | None]]:
+    """(offsets for each element of the batch or None, an offset for all, the window).
 
-    From -queries down a query sees no key, from keys up each sees all: clamped to these, positions fit an int32.
+    Offsets are clamped to where all queries see all keys, or none, so that positions fit an int32.
     """
+    left, right = _window(window)
+    least, most = -sizes.queries - (0 if causal else right or 0), sizes.keys + (left or 0)
     if type(q_offset) is int:
-        return None, max(-sizes.queries, min(q_offset, sizes.keys))
+        # A side that bounds no query is none.
+        left = None if left is not None and sizes.queries - 1 + q_offset <= left else left
+        right = None if right is not None and q_offset + right >= sizes.keys - 1 else right
+        return None, max(least, min(q_offset, most)), (left, right)
     if not is_integer(q_offset) or q_offset.shape not in ((), sizes.batch):
         raise ArgumentError(
             "q_offset of flash_attention must be an integer, or integers",
@@ -79,25 +86,23 @@ def offset(q_offset: Any, sizes: Sizes) -> tuple[jax.Array | None, int]:
             fix="one offset for all of the batch, or one for each element of it",
         )
     wide = jnp.asarray(q_offset, jax.dtypes.canonicalize_dtype(jnp.int64))
-    clamped = jnp.clip(wide, -sizes.queries, sizes.keys).astype(jnp.int32)
-    return jnp.broadcast_to(clamped, sizes.batch).reshape(-1), 0
+    clamped = jnp.clip(wide, least, most).astype(jnp.int32)
+    return jnp.broadcast_to(clamped, sizes.batch).reshape(-1), 0, (left, right)
 
 
-def window(given: Any, sizes: Sizes) -> tuple[int | None, int | None]:
-    """(left, right)."""
+def _window(given: Any) -> tuple[int | None, int | None]:
+    """(left, right); from 2³⁰ on, which no array reaches, a side is unbounded."""
     if given is None:
         return None, None
     pair = cast(tuple[Any, ...], given) if isinstance(given, tuple) else ()
-    fits = len(pair) == 2 and all(n is None or (type(n) is int and n >= 0) for n in pair)
-    if not fits:
+    if len(pair) != 2 or not all(n is None or (type(n) is int and n >= 0) for n in pair):
         raise ArgumentError(
             "the window of flash_attention is not one",
             expected="(left, right): ints that are not negative, or None for unbounded",
             got=f"window = {given!r}",
             fix="(1023, 0) lets each query see itself and the 1023 keys before it",
         )
-    # Past all positions a window is unbounded; positions then fit an int32.
-    left, right = (None if n is None or n >= sizes.queries + 2 * sizes.keys else n for n in pair)
+    left, right = (None if n is None or n >= 1 << 30 else n for n in pair)
     return left, right
 
 

@@ -155,6 +155,28 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     assert (np.asarray(flash_attention(q, k, v, dropout_rate=1.0, dropout_key=jax.random.key(0))) == 0).all()
 
 
+@pytest.mark.parametrize("window", [(5, 3), (None, 3), (5, None), (60, 60), (0, 0), (2**40, 2**40)], ids=str)
+def test_far_offsets_of_a_window(window: Any, backend: str) -> None:
+    """Where no query sees a key, some do and all do, and past that."""
+    if backend in ("triton", "mosaic"):
+        pytest.skip("the same program for all offsets, and slow")
+    q, k, v = problem(19, 23, batch=9)
+    offsets = np.array([-(2**31), -90, -25, -19, 0, 22, 31, 90, 2**31 - 1], np.int32)
+    for causal in (False, True):
+        keywords: dict[str, Any] = {"window": window, "causal": causal}
+        expected, _ = reference(q, k, v, q_offset=offsets, **{**keywords, "window": clipped(window)})
+        out = np.asarray(flash_attention(q, k, v, q_offset=offsets, **keywords))
+        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+        for b in (1, 3, 5, 7):
+            one = flash_attention(q[b], k[b], v[b], q_offset=int(offsets[b]), **keywords)
+            np.testing.assert_allclose(one, expected[b], rtol=1e-4, atol=1e-5)
+
+
+def clipped(window: Any) -> Any:
+    """No distance of a position of the test is larger, as the offsets of the reference are clipped, too."""
+    return tuple(None if n is None or n > 2**30 else n for n in window)
+
+
 def test_an_offset_of_each_element_and_a_static_one_mean_the_same() -> None:
     q, k, v = problem(33, 40)
     attend: Callable[..., Any] = partial(flash_attention, window=(9, 3), causal=False, return_logsumexp=True)
