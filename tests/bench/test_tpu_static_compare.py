@@ -42,6 +42,16 @@ def test_the_bound_is_the_larger_of_two() -> None:
     assert Case("softmax", 4096).bound(V5E) == pytest.approx(2 * 4096**2 * 4 / 0.82e6)
     full, causal = Case("attention", 4096, 128), Case("attention", 4096, 128, causal=True)
     assert causal.bound(V5E) == pytest.approx(full.bound(V5E) / 2, rel=1e-3)
+    backward = Case("backward", 4096, 128, causal=True)
+    assert backward.bound(V5E) == pytest.approx(causal.bound(V5E) * 5 / 2)  # dots
+    assert Case("backward", 16, 128).bound(V5E) == pytest.approx(16 * 8 * (8 * 256 + 4) / 0.82e6)
+
+
+def test_backward_has_splash_in_two_kernels_and_in_one() -> None:
+    settings = peers(Case("backward", 1024, 128, causal=True))
+    assert {name.split()[0] for name in settings} == {"splash", "splash-fused"}
+    assert not any("2048" in name for name in settings)
+    assert all(("use_fused_bwd_kernel=True" in source) == ("fused" in name) for name, source in settings.items())
 
 
 def kernel(cycles: int, **changes: Any) -> Estimate:

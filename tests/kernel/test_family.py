@@ -153,6 +153,25 @@ def test_dtypes_are_those_of_jax(dtype: Any, x64: bool) -> None:
         assert f(np.zeros(3, dtype)).dtype == expected
 
 
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_a_body_under_a_mesh(kind: Any) -> None:
+    """JAX reshards what is loaded where it meets constants and values that are closed over, which are of the mesh."""
+
+    @jax.jit
+    def call(x: Any, bound: Any) -> Any:
+        least = bound * 2
+
+        @like_first
+        def clipped(x, out):
+            out[...] = jnp.where(x[...] < 0, 0, jnp.where(x[...] < least, least, x[...]))
+
+        return clipped(x)
+
+    with jax.set_mesh(jax.make_mesh((1,), ("devices",), axis_types=(kind,))):
+        found = call(X, np.float32(0.25))
+    np.testing.assert_array_equal(found, np.where(X < 0, 0, np.maximum(X, 0.5)))
+
+
 # --- what disagrees with out_type -----------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ BLOCKS = {"block_q": 16, "block_k": 32, "backward_block_q": 32, "backward_block_
 ATTEND = partial(flash_attention, return_logsumexp=True)
 
 # Each example compiles a dozen programs; in interpreters these are slow, too.
-EXAMPLES = {"xla": 16, "llvm": 16, "triton": 2, "mosaic": 2}
+EXAMPLES = {"xla": 12, "llvm": 12, "triton": 2, "mosaic": 2}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
@@ -47,7 +47,7 @@ def problem(queries: int, keys: int, batch: int = 2, heads: int = 4, groups: int
 
 
 def prefix(b: Any, n: Any, i: Any, j: Any) -> Any:
-    return (j <= i) | (j < 100)
+    return (j <= i) | (j < 40)
 
 
 def documents(ids: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
@@ -58,7 +58,7 @@ def by_head(b: Any, n: Any, i: Any, j: Any) -> Any:
     return j % (n + 1) == 0
 
 
-IDS = np.sort(np.random.default_rng(1).integers(0, 4, (2, 350), np.int32))
+IDS = np.sort(np.random.default_rng(1).integers(0, 4, (2, 180), np.int32))
 MODS: dict[str, Any] = {"prefix": prefix, "documents": Partial(documents, IDS), "by_head": by_head}
 
 
@@ -68,12 +68,12 @@ def test_block_maps_change_nothing(name: str, backend: str) -> None:
     if backend in ("triton", "mosaic"):
         pytest.skip("needs a backend that is not interpreted")
     carries = {"mask_mod": MODS[name]}
-    featured = Featured(*problem(300, 350), *((carries, {}) if isinstance(MODS[name], Partial) else ({}, carries)))
+    featured = Featured(*problem(150, 180), *((carries, {}) if isinstance(MODS[name], Partial) else ({}, carries)))
     blocks = {"block_q": 32, "block_k": 16}
-    i, j = jnp.arange(300)[:, None], jnp.arange(350)[None, :]
+    i, j = jnp.arange(150)[:, None], jnp.arange(180)[None, :]
     bn = ((b, n) for b in range(2) for n in range(4))
-    dense = np.stack([np.broadcast_to(MODS[name](b, n, i, j), (300, 350)) for b, n in bn]).reshape(2, 4, 300, 350)
-    made = block_map(MODS[name], queries=300, keys=350, batch=2, heads=4, block_q=64, block_k=32)
+    dense = np.stack([np.broadcast_to(MODS[name](b, n, i, j), (150, 180)) for b, n in bn]).reshape(2, 4, 150, 180)
+    made = block_map(MODS[name], queries=150, keys=180, batch=2, heads=4, block_q=64, block_k=32)
     judge_all(grads(ATTEND, featured), featured)
     plain = grads(ATTEND, featured, block_map=made, **blocks)
     judge_all(plain, featured)
@@ -82,8 +82,10 @@ def test_block_maps_change_nothing(name: str, backend: str) -> None:
         np.testing.assert_allclose(value, masked[key], rtol=1e-4, atol=1e-5, err_msg=key)
 
 
-def test_what_is_empty_is_not_computed() -> None:
+def test_what_is_empty_is_not_computed(backend: str) -> None:
     """Where a tile is left out, NaN in it does no harm; where it is not, it does."""
+    if backend == "mosaic":
+        pytest.skip("needs a backend that is not interpreted")
     q, k, v = problem(64, 256, batch=1)
     spoiled = [np.where(np.arange(256)[:, None, None] >= 128, np.nan, x) for x in (k, v)]
     blocks = {"block_q": 32, "block_k": 32, "backward_block_q": 32, "backward_block_k": 32}
