@@ -41,8 +41,8 @@ class Declared:
         loc = source.of_function(function.__code__)
         with source.at(loc):
             self.signature: Signature = of_function(function)
-            self._check_names("donate", donate)
-            self._check_names("linear", linear)
+            self._check_names("donates", "donate", donate)
+            self._check_names("is linear in", "linear", linear)
         self._schedules: dict[str, Schedule] = {}
         self._rules = Rules(self, linear)
         self._definition = Definition(function, out_type, self.signature, donate, self._schedules, self._rules, loc)
@@ -100,10 +100,10 @@ class Declared:
         self._rules.transpose = rule
         return rule
 
-    def _check_names(self, what: str, names: Sequence[str]) -> None:
+    def _check_names(self, verb: str, what: str, names: Sequence[str]) -> None:
         if not set(names) <= set(self.signature.arrays):
             raise ArgumentError(
-                f"{self.signature.name} says {what} of something that is no parameter",
+                f"{self.signature.name} {verb} something that is no parameter",
                 expected=f"names among {', '.join(self.signature.arrays)}",
                 got=f"{what} = {names!r}",
                 fix="name positional parameters that are inputs",
