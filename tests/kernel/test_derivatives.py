@@ -495,6 +495,6 @@ def test_linear_names_inputs(declare: Any) -> None:
     def function(x, out):
         return x
 
-    with pytest.raises(ArgumentError, match="says linear of something that is no parameter") as caught:
+    with pytest.raises(ArgumentError, match="is linear in something that is no parameter") as caught:
         declare(out_type=like, linear=("y",))(function)
     assert (caught.value.expected, caught.value.got) == ("names among x, out", "linear = ('y',)")
