@@ -14,7 +14,7 @@ class Case:
     """A kernel on one shape.
 
     Attributes:
-      kernel: "attention", "matmul", "softmax" or "rms_norm".
+      kernel: "attention", "backward" (all that attention's backward pass does), "matmul", "softmax" or "rms_norm".
       size: the sequence of attention; the side of a matmul or of the rows' matrix.
       head_dim: of attention.
       causal: of attention.
@@ -28,9 +28,9 @@ class Case:
     @property
     def name(self) -> str:
         """For tables and `--only`."""
-        if self.kernel != "attention":
+        if not self.head_dim:
             return f"{self.kernel} {self.size}"
-        return f"attention s{self.size} d{self.head_dim} {'causal' if self.causal else 'full'}"
+        return f"{self.kernel} s{self.size} d{self.head_dim} {'causal' if self.causal else 'full'}"
 
     @property
     def flops(self) -> int:
@@ -38,13 +38,16 @@ class Case:
         if self.kernel == "matmul":
             return 2 * self.size**3
         pairs = self.size * (self.size + 1) // 2 if self.causal else self.size**2
-        return 4 * HEADS * self.head_dim * pairs if self.kernel == "attention" else 0
+        dots = {"attention": 2, "backward": 5}.get(self.kernel, 0)
+        return 2 * dots * HEADS * self.head_dim * pairs
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arguments and the result."""
         if self.kernel == "attention":
             return 4 * self.size * HEADS * self.head_dim * 2
+        if self.kernel == "backward":
+            return self.size * HEADS * (8 * self.head_dim * 2 + 4)
         if self.kernel == "matmul":
             return 3 * self.size**2 * 2
         return 2 * self.size**2 * 4 + (self.size * 4 if self.kernel == "rms_norm" else 0)
@@ -56,6 +59,7 @@ class Case:
 
 CASES = (
     *(Case("attention", s, d, causal) for s in (1024, 4096, 16384) for d in (64, 128, 256) for causal in (True, False)),
+    *(Case("backward", 4096, d, causal=True) for d in (64, 128)),
     Case("matmul", 4096),
     Case("softmax", 4096),
     Case("rms_norm", 4096),
@@ -64,6 +68,8 @@ CASES = (
 
 def ours(case: Case, chip: str) -> str:
     """The program that calls our kernel, for `estimate`: layout [batch, sequence, head, head_dim]."""
+    if case.kernel == "backward":
+        return _backward(case, chip)
     target, n = f"tpu:{chip}", case.size
     calls = {
         "attention": f"flash_attention(q, k, v, causal={case.causal}, target={target!r})",
@@ -85,3 +91,22 @@ def ours(case: Case, chip: str) -> str:
         f"fn = lambda {names}: {calls[case.kernel]}\n"
         f"args = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in {shapes!r}]\n"
     )
+
+
+def _backward(case: Case, chip: str) -> str:
+    """From the arrays and results of the forward pass, and the cotangent of out, to those of query, key and value."""
+    wide, rows = (1, case.size, HEADS, case.head_dim), (1, case.size, HEADS)
+    return f"""
+import jax
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
+from tilekern.kernels.flash_attention.derivatives import flash_attention_backward
+config = Config(scale={case.head_dim**-0.5}, causal={case.causal})
+def fn(q, k, v, out, logsumexp, cotangent):
+    (found,) = flash_attention_backward(
+        q, k, v, Extras(), out, logsumexp, (cotangent, None),
+        config=config, wanted=Tangents(True, True, True), target="tpu:{chip}",
+    )
+    return found[:3]
+wide = jax.ShapeDtypeStruct({wide}, "bfloat16")
+args = [wide] * 4 + [jax.ShapeDtypeStruct({rows}, "float32"), wide]
+"""

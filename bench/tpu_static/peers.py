@@ -9,10 +9,15 @@ from bench.tpu_static.cases import HEADS, Case
 # (query, key, key of one step). The peers' default of 128 is left out: it takes 8 to 15 times as long.
 FLASH_BLOCKS = ((512, 512, 512), (512, 1024, 512), (1024, 1024, 512), (1024, 1024, 1024))
 SPLASH_BLOCKS = (*FLASH_BLOCKS, (2048, 1024, 1024))
+BACKWARD_BLOCKS = ((512, 512, 512), (1024, 1024, 512), (1024, 1024, 1024), (2048, 1024, 1024), (1024, 2048, 1024))
 
 
 def peers(case: Case) -> Mapping[str, str]:
     """The programs to compare with, by "peer blocks"; of each peer the fastest counts."""
+    if case.kernel == "backward":
+        fitting = [b for b in BACKWARD_BLOCKS if max(b) <= case.size]
+        kinds = (("splash", False), ("splash-fused", True))
+        return {f"{name} {_name(b)}": _splash_backward(case, b, fused) for name, fused in kinds for b in fitting}
     if case.kernel != "attention":
         return {"xla": _xla(case)}
     splash = {f"splash {_name(b)}": _splash(case, b) for b in SPLASH_BLOCKS if max(b) <= case.size}
@@ -37,6 +42,37 @@ fn = kernel.make_splash_mha(
     head_shards=1, q_seq_shards=1, downcast_smem_data=False,
 )
 args = [jax.ShapeDtypeStruct(({HEADS}, {s}, {case.head_dim}), "bfloat16")] * 3
+"""
+
+
+def _splash_backward(case: Case, blocks: tuple[int, int, int], fused: bool) -> str:
+    """The backward pass alone, with one kernel for query and one for key and value, or one kernel for all (`fused`).
+
+    JAX has no public name for it: `jax.vjp` of the whole would run the forward kernel, too.
+    """
+    s, mask = case.size, "CausalMask" if case.causal else "FullMask"
+    q, kv, compute = blocks
+    of_query = "use_fused_bwd_kernel=True" if fused else f"block_q_dq={q}, block_kv_dq={kv}"
+    return f"""
+import jax
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+made = kernel.make_splash_mha(
+    masks.MultiHeadMask([masks.{mask}(({s}, {s}))] * {HEADS}),
+    block_sizes=kernel.BlockSizes(
+        block_q={q}, block_kv={kv}, block_q_dkv={q}, block_kv_dkv={kv}, block_kv_dkv_compute={compute}, {of_query}
+    ),
+    head_shards=1, q_seq_shards=1, downcast_smem_data=False,
+)
+static = (
+    "save_residuals", "mask_value", "is_mqa", "block_sizes", "residual_checkpoint_name", "mask_function",
+    "attn_logits_soft_cap", "interpret",
+)
+def fn(q, k, v, out, logsumexp, cotangent):
+    residuals = q, k, v, None, None, out, logsumexp, made.dq_mask_info, made.dkv_mask_info
+    return kernel._splash_attention_bwd(*map(made.kwargs.get, static), residuals, cotangent)[3:6]
+wide = jax.ShapeDtypeStruct(({HEADS}, {s}, {case.head_dim}), "bfloat16")
+args = [wide] * 4 + [jax.ShapeDtypeStruct(({HEADS}, {s}), "float32"), wide]
 """
 
 

@@ -11,7 +11,7 @@ from bench.tpu_static.cases import Case
 from bench.tpu_static.chips import CHIPS, chip
 from bench.tpu_static.compare import OURS, Record
 
-COLOURS = {OURS: "#0b6e4f", "splash": "#c8553d", "flash": "#e0a458", "xla": "#6c757d"}
+COLOURS = {OURS: "#0b6e4f", "splash": "#c8553d", "splash-fused": "#7d2e68", "flash": "#e0a458", "xla": "#6c757d"}
 
 
 def draw(rows: Mapping[str, Record], path: Path) -> None:
@@ -26,10 +26,12 @@ def draw(rows: Mapping[str, Record], path: Path) -> None:
     cases = list(dict.fromkeys(Case(**row["case"]) for row in rows.values()))
     figure = figures.Figure(figsize=(3 + 0.55 * len(cases), 3.2 * len(chips)), layout="constrained")
     panels = figure.subplots(len(chips), 1, squeeze=False, sharex=True)[:, 0]
+    count = len(COLOURS)
     for panel, name in zip(panels, chips, strict=True):
         for k, (who, colour) in enumerate(COLOURS.items()):
             heights = [_percent(rows.get(f"{case.name} {name}"), case, name, who) for case in cases]
-            panel.bar([i + 0.2 * (k - 1.5) for i in range(len(cases))], heights, 0.19, label=who, color=colour)
+            places = [i + (k + 0.5) / count * 0.8 - 0.4 for i in range(len(cases))]
+            panel.bar(places, heights, 0.76 / count, label=who, color=colour)
         panel.set_ylim(0, 100)
         panel.set_ylabel("% of the bound")
         panel.set_title(f"TPU {name}", loc="left")

@@ -266,6 +266,7 @@ RULES: dict[str, Rule] = {
     "reduce_precision": _reduce_precision,
     "copy": _same,
     "copy_p": _same,
+    "reshard": _same,  # under a mesh, which only constants are of; a program is on one device
     "stop_gradient": _same,
     "name": _same,
     **ORDERING,
