@@ -149,12 +149,14 @@ def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, targ
 
 
 def _tpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, target: str) -> dict[str, int]:
-    """Best by the static estimate, for 1024 and 4096 queries and heads of 64 to 256: 1024 queries and keys, as forward.
+    """Best by the static estimate, for 1024 and 4096 queries and heads of 64 to 256: 1024 queries and keys, or 512.
 
-    On the diagonal half of a tile is in vain, which costs more than large tiles save where matrix units are slow. All
-    derivatives are bound by these; float32 is multiplied in several passes, and takes twice the memory.
+    On the diagonal half of a tile is in vain, which costs more than large tiles save where matrix units are slow, for
+    all derivatives are bound by these. What is computed of a score beside its exponential spills: large tiles then take
+    up to 35 MiB, and the compiler takes ten times as long. So does float32, of which products take several passes.
     """
     slow = target in ("tpu:v5e", "tpu:v5p")
-    limit = 512 if query.dtype.itemsize > 2 or (slow and config.causal) else 1024
+    long = extras.bias is not None or extras.score_mod is not None or config.softcap or config.dropout_rate
+    limit = 512 if query.dtype.itemsize > 2 or long or (slow and config.causal) else 1024
     blocks = {"block_q": tiled(query.shape[1], limit, 128), "block_k": tiled(key.shape[1], limit, 128)}
     return {**blocks, **dict(config.blocks)}
