@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tilekern.ir.core import cdiv
 from tilekern.kernels.blocks import PROCESSORS, copies_well, depth, power_of_two, soonest, tiled
+from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.kernel import _cuda as attention_schedule
 from tilekern.kernels.matmul.kernel import _cuda as matmul_schedule
 from tilekern.kernels.matmul.kernel import matmul
@@ -93,7 +94,7 @@ def test_the_stages_of_attention_fit_the_shared_memory(
     queries: int, keys: int, heads: int, width: int, dtype: str, target: str
 ) -> None:
     query, key = (jax.ShapeDtypeStruct((1, length, heads, width), dtype) for length in (queries, keys))
-    chosen = attention_schedule(query, key, key, None, target)
+    chosen = attention_schedule(query, key, key, Extras(), config=Config(1.0), target=target)
     assert is_power(chosen["block_q"]) and 16 <= chosen["block_q"] <= 128
     held = chosen["block_q"] + 2 * chosen["num_stages"] * chosen["block_k"]
     if width * query.dtype.itemsize <= 2048:

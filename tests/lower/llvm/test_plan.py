@@ -128,7 +128,8 @@ def test_attention_keeps_no_copy_of_its_accumulator(dtype: str, machine: Machine
             for m in s.maps
             if m.value.tile.shape == scores.op.result.tile.shape
         ]
-        assert all(m.slot.root is place for m in kept if m.value.tile.dtype == scores.op.result.tile.dtype)
+        own = [m.slot.root for m in kept if m.value.tile.dtype == scores.op.result.tile.dtype]
+        assert all(root is place or root in carried for root in own)  # the accumulator may have the same shape
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
