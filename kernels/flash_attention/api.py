@@ -162,7 +162,7 @@ def flash_attention(
     sizes = checks.Sizes(batch, query.shape[-3], key.shape[-3], query.shape[-2])
     offsets, offset, window = checks.positions(q_offset, window, checks.causal(causal), sizes)
     segments = checks.segments(segment_ids, sizes)
-    mask, mask_mod, live = checks.masks(mask, mask_mod, block_map, sizes)
+    mask, mask_mod, live = checks.masks(mask, mask_mod, block_map, sizes, blocks)
     wide = tk.accumulator(query.dtype)
     config = Config(
         scale=checks.scale(scale, query.shape[-1]),

@@ -56,6 +56,21 @@ class BlockMap:
         """How many "keys" (or "queries") a tile has."""
         return self.block_k if what == "keys" else self.block_q
 
+    def parts(self, what: str, block: int) -> int:
+        """How many tiles of a kernel, of `block` keys (or queries), are one of the map.
+
+        Raises:
+          ArgumentError: tiles of the kernel would lie in two of the map.
+        """
+        if self.block(what) % block == 0:
+            return self.block(what) // block
+        raise ArgumentError(
+            "a block of flash_attention does not divide that of its block map",
+            expected=f"a divisor of {self.block(what)} {what}",
+            got=f"a block of {block} {what}",
+            fix="leave the block out, or make a block_map of tiles that it divides",
+        )
+
 
 def block_map(
     mask: jax.Array | Callable[..., Any],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -106,22 +106,39 @@ def _window(given: Any) -> tuple[int | None, int | None]:
     return left, right
 
 
-def masks(mask: Any, mask_mod: Any, given: Any, sizes: Sizes) -> tuple[Any, Any, BlockMap | None]:
+def masks(
+    mask: Any, mask_mod: Any, given: Any, sizes: Sizes, blocks: Mapping[str, Any]
+) -> tuple[Any, Any, BlockMap | None]:
     """The mask as an array [B or 1, N or 1, T or 1, S or 1], the function, and the map of the one or the other."""
     mask = None if mask is None else _as_scores("mask", mask, sizes)
     mask_mod = None if mask_mod is None else _mod("mask_mod", mask_mod, sizes)
     if given is not None:
         _check_map(given, mask, mask_mod, sizes)
+        for what, name in (("queries", "block_q"), ("keys", "block_k")):
+            for block in _given_blocks(name, blocks):
+                given.parts(what, block)
         return mask, mask_mod, given
     if min(sizes.queries, sizes.keys) <= _MAP_BLOCK or (mask is None) is (mask_mod is None):
         return mask, mask_mod, None
-    lengths = {"queries": sizes.queries, "keys": sizes.keys}
+    tiles = {name: _map_block(_given_blocks(name, blocks)) for name in ("block_q", "block_k")}
+    tiles |= {"queries": sizes.queries, "keys": sizes.keys}
     if mask_mod is None:
-        return mask, None, block_map(mask, **lengths, block_q=_MAP_BLOCK, block_k=_MAP_BLOCK)
+        return mask, None, block_map(mask, **tiles)
     b, n = _depends(mask_mod)
     batch, heads = sizes.flat if b else 1, sizes.heads if n else 1
-    made = block_map(mask_mod, **lengths, batch=batch, heads=heads, block_q=_MAP_BLOCK, block_k=_MAP_BLOCK)
-    return None, mask_mod, made
+    return None, mask_mod, block_map(mask_mod, **tiles, batch=batch, heads=heads)
+
+
+def _given_blocks(name: str, blocks: Mapping[str, Any]) -> list[int]:
+    """What the call says of a block, for the forward kernel and for the others."""
+    found = {key: blocks.get(key) for key in (name, f"backward_{name}")}
+    return [static_int(size, key, 1) for key, size in found.items() if size is not None]
+
+
+def _map_block(blocks: Sequence[int]) -> int:
+    """A block for a map of one call, which those of the call divide."""
+    unit = math.lcm(*blocks)
+    return unit * max(1, _MAP_BLOCK // unit)
 
 
 def _check_map(given: Any, mask: Any, mask_mod: Any, sizes: Sizes) -> None:

@@ -260,9 +260,8 @@ class Scores:
             return tk.fold(axis, lambda i, carry: at(i, carry, False), init)
         tiles, fulls, lives = self.extras.block_map.along(what)
         per_b, per_n = (0 if size == 1 else x for size, x in zip(lives.shape[:2], (self.b, self.n), strict=True))
-        coarse = self.extras.block_map.block(what)
-        other = fixed.start // self.extras.block_map.block("queries" if what == "keys" else "keys")
-        parts = coarse // block
+        parts = self.extras.block_map.parts(what, block)
+        other = fixed.index // self.extras.block_map.parts("queries" if what == "keys" else "keys", fixed.size)
 
         def visit(full: bool) -> Callable[..., Any]:
             def body(t: Any, carry: Any) -> Any:

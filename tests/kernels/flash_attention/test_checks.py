@@ -88,6 +88,15 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "block_map",
         "live_keys",
     ),
+    "block across a map": (
+        {
+            "mask_mod": lambda b, n, i, j: i >= j,
+            "block_map": block_map(lambda b, n, i, j: i >= j, queries=5, keys=7, block_q=4, block_k=4),
+            "backward_block_k": 3,
+        },
+        "does not divide",
+        "a block of 3 keys",
+    ),
     "map without a mask": (
         {"block_map": block_map(lambda b, n, i, j: i >= j, queries=5, keys=7)},
         "block_map",
