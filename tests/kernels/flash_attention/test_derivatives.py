@@ -15,6 +15,7 @@ from tilekern.kernels.flash_attention import flash_attention, reference
 BLOCKS = {"block_q": 8, "block_k": 16, "backward_block_q": 16, "backward_block_k": 8}
 QUERIES, KEYS, HEADS = 19, 23, 4
 ATTEND = partial(flash_attention, return_logsumexp=True, **BLOCKS)
+NATIVE = partial(ATTEND, target="cpu:llvm")  # which has float64, and compiles in half of XLA's time
 
 
 def scored(slopes: Any, rows: Any, columns: Any, s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
@@ -85,12 +86,12 @@ def _double() -> Any:
 MODES = {"forward": along, "reverse": against}
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("names", [("forward",), ("reverse",), ("forward", "reverse"), ("reverse", "reverse")], ids=str)
-def test_derivatives_are_differences(names: tuple[str, ...], backend: str) -> None:
+def test_derivatives_are_differences(names: tuple[str, ...]) -> None:
     """Of the last derivative but one, along the same direction; fourth order in the step, so errors are about 1e-9."""
-    if backend != "llvm":
-        pytest.skip("needs float64, and a backend that compiles fast")
-    function = partial(loss, ATTEND)
+    pytest.importorskip("llvmlite", reason="needs llvmlite")
+    function = partial(loss, NATIVE)
     for name in names[:-1]:
         function = MODES[name](function)
     x = inputs()
@@ -104,19 +105,19 @@ def test_derivatives_are_differences(names: tuple[str, ...], backend: str) -> No
     np.testing.assert_allclose(found, difference, rtol=1e-6)
 
 
-def test_the_hessian_is_that_of_the_reference(backend: str) -> None:
-    if backend != "llvm":
-        pytest.skip("needs float64, and a backend that compiles fast")
+@pytest.mark.one_backend
+def test_the_hessian_is_that_of_the_reference() -> None:
+    pytest.importorskip("llvmlite", reason="needs llvmlite")
     q, k, v = normal((3, 2, 4), (5, 1, 4), (5, 1, 3))
 
     def total(attend: Callable[..., Any], q: jax.Array, k: jax.Array) -> jax.Array:
         out, logsumexp = attend(q, k, v, causal=True, q_offset=1)
         return jnp.sum(out**2) + jnp.sum(logsumexp**2)
 
-    hessians = [jax.jit(jax.hessian(partial(total, f), (0, 1)))(q, k) for f in (ATTEND, reference)]
+    hessians = [jax.jit(jax.hessian(partial(total, f), (0, 1)))(q, k) for f in (NATIVE, reference)]
     for found, expected in zip(*map(jax.tree.leaves, hessians), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
-    jacobians = [jax.jit(jax.jacfwd(jax.jacrev(partial(total, f))))(q, k) for f in (ATTEND, reference)]
+    jacobians = [jax.jit(jax.jacfwd(jax.jacrev(partial(total, f))))(q, k) for f in (NATIVE, reference)]
     np.testing.assert_allclose(*jacobians, rtol=1e-9, atol=1e-12)
 
 
