@@ -126,9 +126,9 @@ def clamp(code: Code, x: Reg, low: float | None = None, high: float | None = Non
 
 def exp(code: Code, x: Reg) -> Reg:
     """e^x = 2^n e^r with n = round(x / ln 2)."""
-    n, r = _split_exp(code, x)
+    n, r = split_exp(code, x)
     p = code.fma(r, code.fma(r, polynomial(code, r, format_of(x).exp), 1.0), 1.0)
-    return _scale(code, p, n)
+    return scale(code, p, n)
 
 
 def exp2(code: Code, x: Reg) -> Reg:
@@ -141,10 +141,10 @@ def exp2(code: Code, x: Reg) -> Reg:
         x = clamp(code, x, *form.exp2_range)
         n = code.intrinsic("llvm.rint", x)
         r = code.binary("fsub", x, n)
-    return _scale(code, code.fma(r, polynomial(code, r, form.exp2), 1.0), n)
+    return scale(code, code.fma(r, polynomial(code, r, form.exp2), 1.0), n)
 
 
-def _split_exp(code: Code, x: Reg) -> tuple[Reg, Reg]:
+def split_exp(code: Code, x: Reg) -> tuple[Reg, Reg]:
     """n and r = x - n ln 2 of `exp`."""
     form = format_of(x)
     wide = has_avx512(code, x.type)
@@ -157,7 +157,7 @@ def _split_exp(code: Code, x: Reg) -> tuple[Reg, Reg]:
     return n, avx512(code, "range", r, constant(1.0, r.type), constant(_SMALLER_SIZE, I32)) if wide else r
 
 
-def _scale(code: Code, x: Reg, n: Reg) -> Reg:
+def scale(code: Code, x: Reg, n: Reg) -> Reg:
     """x 2^n, rounded once, for 1/2 < x <= 2 and a whole n: outside of AVX-512 one of about `exp2_range`."""
     if has_avx512(code, x.type):
         return avx512(code, "scalef", x, n)
@@ -173,22 +173,22 @@ def _scale(code: Code, x: Reg, n: Reg) -> Reg:
 
 def expm1(code: Code, x: Reg) -> Reg:
     """e^x - 1 for numbers that are neither very large nor very small: within +-100."""
-    n, r = _split_exp(code, x)
-    power = _scale(code, constant(1.0, x.type), n)
+    n, r = split_exp(code, x)
+    power = scale(code, constant(1.0, x.type), n)
     near = code.fma(code.binary("fmul", r, r), polynomial(code, r, format_of(x).exp), r)
     return with_sign(code, code.fma(power, near, code.binary("fsub", power, 1.0)), x)
 
 
 def log(code: Code, x: Reg) -> Reg:
     """log x = e ln 2 + log m with x = 2^e m and 3/4 <= m < 3/2."""
-    m, e = _split_log(code, x)
+    m, e = split_log(code, x)
     return _at_edges_of_log(code, x, _sum_of_log(code, code.binary("fsub", m, 1.0), e))
 
 
 def log1p(code: Code, x: Reg) -> Reg:
     """log(1 + x) of float64, to the digits of float32."""
     above = code.binary("fadd", x, 1.0)
-    m, e = _split_log(code, above)
+    m, e = split_log(code, above)
     f = code.select(code.compare("fcmp olt", absolute(code, x), 0.25), x, code.binary("fsub", m, 1.0))
     return with_sign(code, _at_edges_of_log(code, above, _sum_of_log(code, f, e)), x)
 
@@ -208,7 +208,7 @@ def _sum_of_log(code: Code, f: Reg, e: Reg) -> Reg:
     return code.fma(e, high, code.binary("fsub", f, tail))
 
 
-def _split_log(code: Code, x: Reg) -> tuple[Reg, Reg]:
+def split_log(code: Code, x: Reg) -> tuple[Reg, Reg]:
     """m and e of `log`; e is as infinite as the result on AVX-512."""
     form = format_of(x)
     if has_avx512(code, x.type):

@@ -1,8 +1,8 @@
 """Mathematical functions: those that LLVM has no instruction for.
 
 Straight-line code on any number of lanes, which gives every lane the bits that a scalar would get. Results are off by 2
-units of the last place at most, subnormal ones too (see `library` for float64's erfc and lgamma); infinities, zeros'
-signs, poles and NaN are as in C99. float32 needs no library but for lgamma.
+units of the last place at most, subnormal ones too; infinities, zeros' signs, poles and NaN are as in C99. float32
+needs no library but for lgamma.
 
 Coefficients: see `exponentials`.
 """
@@ -13,7 +13,9 @@ import math
 from collections.abc import Callable
 
 from tilekern.lower.llvm.code import Code, Reg, constant
+from tilekern.lower.llvm.erf import erf_inv, erfc
 from tilekern.lower.llvm.exponentials import absolute, clamp, exp, exp2, log, polynomial, with_sign
+from tilekern.lower.llvm.gamma import lgamma
 from tilekern.lower.llvm.library import library
 from tilekern.lower.llvm.trigonometry import cos, sin
 from tilekern.lower.llvm.widened import widened
@@ -31,10 +33,9 @@ def function(code: Code, name: str, *operands: Reg) -> Reg | None:
       None if the function is not one of those here.
     """
     is_float = operands[0].type.scalar == "float"
-    if name in _EITHER:
-        return _EITHER[name](code, *operands)
-    if is_float and name in _FLOAT:
-        return _FLOAT[name](code, *operands)
+    own = _EITHER | (_FLOAT if is_float else _DOUBLE)
+    if name in own:
+        return own[name](code, *operands)
     return (widened if is_float else library)(code, name, *operands)
 
 
@@ -111,4 +112,9 @@ _FLOAT: dict[str, Callable[..., Reg]] = {
     "erf": _erf,
     "sin": sin,
     "cos": cos,
+}
+_DOUBLE: dict[str, Callable[..., Reg]] = {
+    "erfc": erfc,
+    "erf_inv": erf_inv,
+    "lgamma": lgamma,
 }
