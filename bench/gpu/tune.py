@@ -93,9 +93,9 @@ def _backward(
 ) -> Any:
     """A backward kernel itself, on rows as they are where all scores are alike."""
     kernel, _ = BACKWARDS[name]
-    logsumexp = jnp.full(query.shape[:3], math.log(key.shape[1]))
+    base = jnp.full(query.shape[:3], math.log2(key.shape[1]))
     return kernel(
-        *(query, key, value, Extras(), logsumexp, cotangent, jnp.zeros_like(logsumexp)),
+        *(query, key, value, Extras(), base, cotangent, jnp.zeros_like(base)),
         config=Config(scale=1 / math.sqrt(query.shape[-1]), causal=causal),
         **options,
     )

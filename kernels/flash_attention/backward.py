@@ -7,7 +7,8 @@ With weights p = exp(s - logsumexp), from the cotangents of out and logsumexp (F
 
 where ds goes back through the function from dot products to scores first. A kernel whose programs own queries computes
 dq, one whose programs own keys dk and dv: each element is summed by one program, in one order, so that all is
-deterministic.
+deterministic. Where programs run one after the other, as on a TPU, the latter kernel adds up dq as well, and scores are
+computed once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import jax
 import tilekern as tk
 from tilekern.kernels.flash_attention import schedules
 from tilekern.kernels.flash_attention.arguments import Config, Extras
-from tilekern.kernels.flash_attention.scores import LOG2_E, Scores, finite
+from tilekern.kernels.flash_attention.scores import Scores, of_queries
 
 
 def _query_type(query: Any, *others: Any) -> Any:
@@ -32,7 +33,7 @@ def flash_attention_backward_query(
     key: tk.Ref,
     value: tk.Ref,
     extras: Extras,
-    logsumexp: tk.Ref,
+    base: tk.Ref,
     cotangent: tk.Ref,
     delta: tk.Ref,
     query_cotangent: tk.Ref,
@@ -41,32 +42,28 @@ def flash_attention_backward_query(
     block_q: tk.Block = 128,
     block_k: tk.Block = 128,
 ) -> None:
-    """The forward kernel's arrays, logsumexp[B, T, N], dout[B, T, N, Hv], δ[B, T, N] -> dq[B, T, N, H]."""
-    groups = key.shape[2]
-    group = query.shape[2] // max(groups, 1)
-    b = tk.parallel(query.shape[0])
-    g = tk.parallel(groups)
-    r = tk.parallel(group)
-    i = tk.parallel(query.shape[1], block_q, order="descending" if config.causal else None)
-    n = g * group + r
-    wide = tk.accumulator(query.dtype)
-    scores = Scores(config, extras, b, n, (query.shape[1], key.shape[1]), wide)
+    """The forward kernel's arrays, logsumexp `in_base2`[B, T, N], dout[B, T, N, Hv], δ[B, T, N] -> dq[B, T, N, H]."""
+    scores, g, i = of_queries(config, extras, query, key, block_q)
+    b, n, wide = scores.b, scores.n, scores.wide
 
     q, dout = scores.load_queries(query, i), scores.load_queries(cotangent, i)
-    base = finite(logsumexp[b, i, n]) * wide.type(LOG2_E)
-    d = delta[b, i, n]
+    of_rows, d = base[b, i, n], delta[b, i, n]
 
     def step(j: tk.Tile, attends: jax.Array, acc: jax.Array) -> jax.Array:
         k, v = scores.load_keys(key, j, g), scores.load_keys(value, j, g)
-        draw, _ = scores.cotangents(i, j, (q, k), (dout, v), attends, base, lambda: d)
+        draw, _ = scores.cotangents(i, j, (q, k), (dout, v), attends, of_rows, lambda: d)
         return tk.dot(draw.astype(k.dtype), k, acc, precision=config.precision[0])
 
     acc = scores.over_keys(i, block_k, step, tk.zeros((i, query.shape[3]), wide))
     query_cotangent[b, i, n] = (acc * wide.type(config.scale)).astype(query.dtype)
 
 
-def _key_type(query: Any, key: Any, value: Any, *others: Any) -> tuple[Any, ...]:
-    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value))
+def _key_type(query: Any, key: Any, value: Any, *others: Any, with_query: bool) -> tuple[Any, ...]:
+    shared = with_query and query.shape[2] > key.shape[2]
+    wide = tk.accumulator(query.dtype)
+    dkey, dvalue = (jax.ShapeDtypeStruct(x.shape, wide if shared else x.dtype) for x in (key, value))
+    dquery = tk.Sum(jax.ShapeDtypeStruct(query.shape, wide)) if with_query else None
+    return tk.Sum(dkey) if shared else dkey, tk.Sum(dvalue) if shared else dvalue, dquery
 
 
 @tk.kernel(out_type=_key_type)
@@ -75,24 +72,29 @@ def flash_attention_backward_key(
     key: tk.Ref,
     value: tk.Ref,
     extras: Extras,
-    logsumexp: tk.Ref,
+    base: tk.Ref,
     cotangent: tk.Ref,
     delta: tk.Ref,
     key_cotangent: tk.Ref,
     value_cotangent: tk.Ref,
+    query_cotangent: tk.Ref | None,
     *,
     config: Config,
+    with_query: bool = False,
     block_q: tk.Block = 128,
     block_k: tk.Block = 128,
 ) -> None:
     """The arrays of `flash_attention_backward_query` -> dk[B, S, K, H], dv[B, S, K, Hv].
 
-    `extras.ranges` are those of the queries of each key.
+    `extras.ranges` are those of the queries of each key. With `with_query` there is dq / scale[B, T, N, H], too, a sum
+    over the programs that own keys; then each head has programs of its own, and dk and dv are sums over the heads that
+    share them.
     """
     groups = key.shape[2]
     group = query.shape[2] // max(groups, 1)
     b = tk.parallel(query.shape[0])
     g = tk.parallel(groups)
+    r = tk.parallel(group) if with_query and group > 1 else 0
     # The first keys are seen by the most queries: their programs start first.
     j = tk.parallel(key.shape[1], block_k)
     wide = tk.accumulator(query.dtype)
@@ -108,17 +110,24 @@ def flash_attention_backward_key(
         def step(i: tk.Tile, attends: jax.Array, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             dk, dv = sums
             q, dout = scores.load_queries(query, i), scores.load_queries(cotangent, i)
-            base = finite(logsumexp[b, i, n]) * wide.type(LOG2_E)
-            draw, p = scores.cotangents(i, j, (q, k), (dout, v), attends, base, lambda: delta[b, i, n])
+            draw, p = scores.cotangents(i, j, (q, k), (dout, v), attends, base[b, i, n], lambda: delta[b, i, n])
             dv = tk.dot(scores.kept(i, j, p).astype(dout.dtype), dout, dv, precision=of_values)
-            return tk.dot(draw.astype(q.dtype), q, dk, precision=of_scores), dv
+            draw = draw.astype(q.dtype)
+            if query_cotangent is not None:
+                query_cotangent.at[b, i, n].add(tk.dot(draw.T, k, precision=of_scores))
+            return tk.dot(draw, q, dk, precision=of_scores), dv
 
         return scores.over_queries(j, block_q, step, sums)
 
     sums = tk.zeros((j, key.shape[3]), wide), tk.zeros((j, value.shape[3]), wide)
-    dk, dv = head(0, sums) if group == 1 else tk.fold(tk.serial(group), head, sums)
-    key_cotangent[b, j, g] = (dk * wide.type(config.scale)).astype(key.dtype)
-    value_cotangent[b, j, g] = dv.astype(value.dtype)
+    dk, dv = head(r, sums) if with_query or group == 1 else tk.fold(tk.serial(group), head, sums)
+    dk = dk * wide.type(config.scale)
+    if with_query and group > 1:
+        key_cotangent.at[b, j, g].add(dk)
+        value_cotangent.at[b, j, g].add(dv)
+    else:
+        key_cotangent[b, j, g] = dk.astype(key_cotangent.dtype)
+        value_cotangent[b, j, g] = dv.astype(value_cotangent.dtype)
 
 
 for _kernel in (flash_attention_backward_query, flash_attention_backward_key):

@@ -16,12 +16,12 @@ from jax.ad_checkpoint import checkpoint_name  # pyright: ignore[reportUnknownVa
 
 import tilekern as tk
 from tilekern import _jax
-from tilekern.kernels.flash_attention import definition
+from tilekern.kernels.flash_attention import definition, schedules
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.flash_attention.mods import Place, abstract_places, carried_by, place_of, places
-from tilekern.kernels.flash_attention.scores import finite
+from tilekern.kernels.flash_attention.scores import finite, in_base2
 from tilekern.kernels.flash_attention.segments import ranges
 from tilekern.kernels.flash_attention.tangent import flash_attention_tangent
 from tilekern.kernels.flash_attention.terms import flash_attention_backward_term, kept_dims, put
@@ -74,8 +74,12 @@ def flash_attention_backward(
     *,
     config: Config,
     wanted: Tangents,
+    kernels: tk.Block = 2,
 ) -> tuple[Tangents]:
-    """The transpose of the tangent kernel: cotangents of out and logsumexp -> those of what is `wanted` (bools)."""
+    """The transpose of the tangent kernel: cotangents of out and logsumexp -> those of what is `wanted` (bools).
+
+    With `kernels=1`, those of query, key and value are of one kernel.
+    """
     wide = logsumexp.dtype
     dout, dlogsumexp = cotangents
     dout = jnp.zeros_like(out) if dout is None else dout
@@ -85,12 +89,18 @@ def flash_attention_backward(
     of_keys = extras
     if extras.segments is not None:
         of_keys = extras._replace(ranges=ranges(*reversed(extras.segments)))
-    arrays = logsumexp, dout, delta
+    arrays = in_base2(logsumexp), dout, delta
     dquery = dkey = dvalue = dbias = dsinks = None
-    if wanted.query:
-        dquery = flash_attention_backward_query(query, key, value, extras, *arrays, config=config)
+    together = kernels == 1 and wanted.query and (wanted.key or wanted.value)
     if wanted.key or wanted.value:
-        dkey, dvalue = flash_attention_backward_key(query, key, value, of_keys, *arrays, config=config)
+        dkey, dvalue, dquery = flash_attention_backward_key(
+            query, key, value, of_keys, *arrays, config=config, with_query=together
+        )
+        dkey, dvalue = dkey.astype(key.dtype), dvalue.astype(value.dtype)
+    if together:
+        dquery = (dquery * wide.type(config.scale)).astype(query.dtype)
+    elif wanted.query:
+        dquery = flash_attention_backward_query(query, key, value, extras, *arrays, config=config)
     if wanted.sinks:
         weights = jnp.exp(extras.sinks.astype(wide) - finite(logsumexp))
         dsinks = -jnp.sum(jnp.where(logsumexp == -jnp.inf, 0, weights * delta), axis=(0, 1)).astype(extras.sinks.dtype)
@@ -108,6 +118,9 @@ def flash_attention_backward(
     return (
         Tangents(dquery, dkey if wanted.key else None, dvalue if wanted.value else None, dbias, dsinks, (*carried,)),
     )
+
+
+flash_attention_backward.schedule("tpu")(schedules.tpu_backward)
 
 
 def _term(

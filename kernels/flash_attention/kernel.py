@@ -19,7 +19,7 @@ from tilekern.ir.core import cdiv
 from tilekern.kernels.blocks import PROCESSORS, even, power_of_two, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.schedules import of_map
-from tilekern.kernels.flash_attention.scores import LN_2, LOG2_E, Scores
+from tilekern.kernels.flash_attention.scores import LN_2, LOG2_E, of_queries
 
 
 def _out_type(query: Any, key: Any, value: Any, extras: Extras, *, return_logsumexp: bool) -> tuple[Any, Any]:
@@ -44,16 +44,8 @@ def flash_attention_forward(
     block_k: tk.Block = 128,
 ) -> None:
     """query[B, T, N, H], key[B, S, K, H], value[B, S, K, Hv] -> out[B, T, N, Hv], logsumexp[B, T, N] if wanted."""
-    groups = key.shape[2]
-    group = query.shape[2] // max(groups, 1)
-    b = tk.parallel(query.shape[0])
-    g = tk.parallel(groups)
-    r = tk.parallel(group)
-    # The last queries see the most keys: their programs start first, so that none is left alone in the end.
-    i = tk.parallel(query.shape[1], block_q, order="descending" if config.causal else None)
-    n = g * group + r
-    wide = tk.accumulator(query.dtype)
-    scores = Scores(config, extras, b, n, (query.shape[1], key.shape[1]), wide)
+    scores, g, i = of_queries(config, extras, query, key, block_q)
+    b, n, wide = scores.b, scores.n, scores.wide
     of_scores, of_values = config.precision
 
     q = scores.load_queries(query, i)

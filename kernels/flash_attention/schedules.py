@@ -9,6 +9,8 @@ from typing import Any
 from tilekern.ir.core import cdiv
 from tilekern.kernels.blocks import PROCESSORS, even, power_of_two, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras
+from tilekern.kernels.flash_attention.mods import carried_by
+from tilekern.lower.mosaic.chip import CHIPS, LANES
 
 Schedule = Callable[..., Mapping[str, int]]
 
@@ -160,3 +162,21 @@ def _tpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config:
     limit = 512 if query.dtype.itemsize > 2 or long or (slow and config.causal) else 1024
     blocks = {"block_q": tiled(query.shape[1], limit, 128), "block_k": tiled(key.shape[1], limit, 128)}
     return {**blocks, **dict(config.blocks)}
+
+
+def tpu_backward(
+    query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, target: str
+) -> dict[str, int]:
+    """One kernel for all cotangents, which computes scores once, if what it adds up of a head is in VMEM as a whole.
+
+    That is dq, and where heads share keys dk and dv, in float32; with query and its cotangent these may take 0.6 of
+    VMEM. Each has two buffers. Arrays with an element for each score leave no room.
+    """
+    (queries, heads, width), (keys, groups) = query.shape[1:], key.shape[1:3]
+    width, of_values = (cdiv(n, LANES) * LANES for n in (width, value.shape[3]))
+    nbytes = queries * (4 * width + query.dtype.itemsize * (width + of_values))
+    if heads > groups:
+        nbytes += 4 * keys * (width + of_values)
+    terms = [x for x in (extras.bias, extras.mask, *carried_by(extras.score_mod)) if x is not None]
+    tables = any(len(x.shape) >= 2 and min(x.shape[-2:]) > 1 for x in terms)
+    return {"kernels": 1 if 2 * nbytes <= 0.6 * CHIPS[target].vmem_budget and not tables else 2}

@@ -27,6 +27,19 @@ LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
 
 
+def of_queries(config: Config, extras: Extras, query: Any, key: Any, block_q: int) -> tuple[Scores, Any, tk.Tile]:
+    """The scores of a program that owns a tile of queries of one head: with the head of the keys, and the tile."""
+    groups = key.shape[2]
+    group = query.shape[2] // max(groups, 1)
+    b = tk.parallel(query.shape[0])
+    g = tk.parallel(groups)
+    r = tk.parallel(group)
+    # The last queries see the most keys: their programs start first, so that none is left alone in the end.
+    i = tk.parallel(query.shape[1], block_q, order="descending" if config.causal else None)
+    wide = tk.accumulator(query.dtype)
+    return Scores(config, extras, b, g * group + r, (query.shape[1], key.shape[1]), wide), g, i
+
+
 class Scores:
     """The scores of one head of one element of the batch, inside of a kernel.
 
@@ -153,7 +166,7 @@ class Scores:
     ) -> tuple[jax.Array, jax.Array]:
         """The cotangents of the scaled dot products (of a term, given its number), and the weights.
 
-        `base` is the logsumexp in base 2, finite everywhere. `delta` is loaded after the products: before, GPUs have no
+        `base` is the logsumexp `in_base2`. `delta` is loaded after the products: before, GPUs have no
         register to spare for it.
         """
         of_scores, of_values = self.config.precision
@@ -313,6 +326,11 @@ def _least(stop: Any, length: Any, extent: int) -> Any:
 
 
 # --- what is the same inside and outside of kernels -----------------------------------------------------------------
+
+
+def in_base2(logsumexp: jax.Array) -> jax.Array:
+    """What scores in base 2 are reduced by for weights that sum to 1: `finite` times log2(e)."""
+    return finite(logsumexp) * logsumexp.dtype.type(LOG2_E)
 
 
 def finite(logsumexp: jax.Array) -> jax.Array:

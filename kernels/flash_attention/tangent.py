@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.kernels.flash_attention import schedules
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
-from tilekern.kernels.flash_attention.scores import LOG2_E, Scores, finite
+from tilekern.kernels.flash_attention.scores import LOG2_E, in_base2, of_queries
 
 
 def _out_type(
@@ -44,20 +44,13 @@ def flash_attention_tangent(
     block_k: tk.Block = 128,
 ) -> None:
     """The arrays of the forward kernel, its results, and tangents -> the tangents of its results."""
-    groups = key.shape[2]
-    group = query.shape[2] // max(groups, 1)
-    b = tk.parallel(query.shape[0])
-    g = tk.parallel(groups)
-    r = tk.parallel(group)
-    i = tk.parallel(query.shape[1], block_q, order="descending" if config.causal else None)
-    n = g * group + r
-    wide = tk.accumulator(query.dtype)
-    scores = Scores(config, extras, b, n, (query.shape[1], key.shape[1]), wide)
+    scores, g, i = of_queries(config, extras, query, key, block_q)
+    b, n, wide = scores.b, scores.n, scores.wide
     of_scores, of_values = config.precision
 
     q = scores.load_queries(query, i)
     dq = None if tangents.query is None else scores.load_queries(tangents.query, i)
-    base = finite(logsumexp[b, i, n]) * wide.type(LOG2_E)
+    base = in_base2(logsumexp[b, i, n])
 
     def step(j: tk.Tile, attends: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         total, acc = carry

@@ -16,7 +16,7 @@ import tilekern as tk
 from tilekern.kernels.flash_attention import schedules
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.mods import Place
-from tilekern.kernels.flash_attention.scores import LOG2_E, Scores, finite
+from tilekern.kernels.flash_attention.scores import Scores
 
 Dims = tuple[bool, bool, bool, bool]
 
@@ -33,7 +33,7 @@ def flash_attention_backward_term(
     key: tk.Ref,
     value: tk.Ref,
     extras: Extras,
-    logsumexp: tk.Ref,
+    base: tk.Ref,
     cotangent: tk.Ref,
     delta: tk.Ref,
     out: tk.Ref,
@@ -69,8 +69,7 @@ def flash_attention_backward_term(
                 (scores.load_queries(query, i), scores.load_keys(key, j, g)),
                 (scores.load_queries(cotangent, i), scores.load_keys(value, j, g)),
             )
-            base = finite(logsumexp[b, i, n]) * wide.type(LOG2_E)
-            moved, _ = scores.cotangents(i, j, *pairs, attends, base, lambda: delta[b, i, n], term)
+            moved, _ = scores.cotangents(i, j, *pairs, attends, base[b, i, n], lambda: delta[b, i, n], term)
             return total + moved.sum(axis=over)
 
         def of_queries(i: tk.Tile, total: jax.Array) -> jax.Array:

@@ -11,6 +11,7 @@ from tests.lower.mosaic.forms import form_of
 from tilekern.errors import ResourceError
 from tilekern.ir.core import Func, cdiv
 from tilekern.ir.parse import parse
+from tilekern.ir.types import F32
 from tilekern.lower.mosaic import plan as planner
 from tilekern.lower.mosaic.chip import CHIPS, padded_bytes
 from tilekern.lower.mosaic.plan import Plan, plan
@@ -72,6 +73,33 @@ def test_loops_stay_inside_of_the_kernel_as_long_as_that_fits() -> None:
     assert form_of(plan(product(2048, 1 << 16, 1024, "%end", TABLE), V5E)) == "pipes"
 
 
+def test_of_two_sums_the_smaller_one_is_opened() -> None:
+    """Whatever the order of the grid, one of them is not written in consecutive steps; only its dims may be opened."""
+
+    def sums(rows: int, columns: int) -> Plan:
+        return plan(
+            parse(f"""
+                func @sums(%x: ref<f32[4, {rows}, {columns}], in>,
+                           %s: ref<f32[4, {rows}], sum>, %t: ref<f32[4, {columns}], sum>) {{
+                  grid %g in g[4 by 1], %i in i[{rows} by 128], %j in j[{columns} by 128]
+                  %0 = load %x[%g, 128*%i +: 128!, 128*%j +: 128!] : f32[128, 128]
+                  %1 = reduce(%0) {{monoid="sum", dims=[1]}} : f32[128]
+                  atomic %1 to %s[%g!, 128*%i +: 128!] {{kind="add"}}
+                  %2 = reduce(%0) {{monoid="sum", dims=[0]}} : f32[128]
+                  atomic %2 to %t[%g!, 128*%j +: 128!] {{kind="add"}}
+                }}
+            """),
+            V5E,
+        )
+
+    for found, order, kinds in (
+        (sums(1024, 512), (4, 8, 4), {"s": ["at", "tiled"], "t": ["at", "aligned"]}),
+        (sums(512, 1024), (4, 8, 4), {"s": ["at", "aligned"], "t": ["at", "tiled"]}),
+    ):
+        assert found.grid == order and found.semantics == ("parallel", "arbitrary", "arbitrary")
+        assert {p.name: [r.kind for r in seen.window.roles] for p, seen in found.outputs.items()} == kinds
+
+
 def test_a_chip_with_less_memory_takes_another_plan() -> None:
     func = product(2048, 1 << 14, 1024)
     forms = {name: form_of(plan(func, chip)) for name, chip in CHIPS.items()}
@@ -104,6 +132,34 @@ def test_a_loop_that_runs_once_has_no_buffers() -> None:
     # As an axis of the grid it has, for its steps are Pallas'.
     steps = next(p for p in planner.candidates(product(1024, 512, 512), V5E) if form_of(p) == "steps")
     assert [s.shape for s in steps.scratch] == [(512, 512)]
+
+
+@pytest.mark.parametrize(("depth", "width", "carries"), [(1024, 512, []), (1024, 64, ["sums"]), (4096, 512, ["sums"])])
+def test_carries_of_loops_that_are_written_out_take_nothing(depth: int, width: int, carries: list[str]) -> None:
+    """The compiler sees what is read where it was written, if all lanes are: of two iterations, but not of eight."""
+    func = parse(f"""
+        func @f(%x: ref<bf16[512, {depth}], in>, %w: ref<bf16[512, {width}], in>, %o: ref<f32[512, {width}], out>) {{
+          %0 = constant 0 : i32[]
+          %1 = constant {depth} : i32[]
+          %2 = constant 0.0 : f32[512, {width}]
+          %w0 = load %w[0 +: 512!, 0 +: {width}!] : bf16[512, {width}]
+          %3 = fold %k in k[{depth} by 512] from %0 to %1 with %c = %2 do {{
+            %4 = load %x[0 +: 512!, 512*%k +: 512!] : bf16[512, 512]
+            %5 = dot(%4, %w0) {{contract=[[1], [0]]}} : f32[512, {width}]
+            %6 = convert(%5) : bf16[512, {width}]
+            %7 = dot(%6, %w0) {{contract=[[1], [1]]}} : f32[512, 512]
+            %8 = convert(%7) : bf16[512, 512]
+            %9 = dot(%8, %w0) {{contract=[[1], [0]]}} : f32[512, {width}]
+            %10 = add(%9, %c) : f32[512, {width}]
+            yield %10
+          }} : f32[512, {width}]
+          store %3 to %o[0 +: 512!, 0 +: {width}!]
+        }}
+    """)
+    found = plan(func, V5E)
+    assert len(found.scratch) == 1
+    sizes = [size for name, size in found.buffers if name == "carries"]
+    assert sizes == [padded_bytes((512, width), F32) for _ in carries]
 
 
 @pytest.mark.parametrize("name", CHIPS)

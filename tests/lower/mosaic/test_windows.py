@@ -111,4 +111,4 @@ def test_a_window_for_several_accesses() -> None:
 
     assert kinds(first, second) == "aligned static rows"
     assert kinds(first, third) == "rows rows at"
-    assert " ".join(r.kind for r in opened(first).roles) == "aligned static rows"
+    assert " ".join(r.kind for r in opened(first, found.scalars).roles) == "aligned static rows"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import permutations, takewhile
 from math import prod
 from typing import Literal
 
@@ -32,6 +33,8 @@ from tilekern.lower.mosaic.unroll import Rounds, rounds_of, trips
 from tilekern.lower.mosaic.vectors import Forms, is_vector, shape_in
 from tilekern.lower.mosaic.visits import Visits
 from tilekern.lower.mosaic.windows import Window, axes_of, merge, opened, window_of
+
+_MOST_AXES = 6  # of a grid whose orders are tried
 
 
 @dataclass(frozen=True)
@@ -242,9 +245,13 @@ def _completed(
     outputs = {p: merge(_of(p, windows)) for p in func.outputs if _of(p, windows)}
     blocks = {p: w for p, w in outputs.items() if p not in piped}
     order = _order(func, serial, list(blocks.values()), scalars)
+    if not all(Visits(func, serial, order, scalars, blocks).in_a_row(param) for param in blocks):
+        order = _order_of_least(func, serial, order, list(blocks.values()), scalars)
     for param, window in list(blocks.items()):
-        if not Visits(func, serial, order, scalars, {param: window}).in_a_row(param):
-            outputs[param] = blocks[param] = opened(window)
+        for wider in (window, _in_a_row(func, serial, order, window, scalars), opened(window, scalars)):
+            outputs[param] = blocks[param] = wider
+            if Visits(func, serial, order, scalars, {param: wider}).in_a_row(param):
+                break
     placed = {param: layout(window, param in piped) for param, window in outputs.items()}
     layouts: dict[MemoryOp, Layout | None] = {}
     inputs: dict[Window, Layout] = {}
@@ -303,6 +310,32 @@ def _order(func: Func, serial: Serial | None, outputs: Sequence[Window], scalars
     paired = serial.pairs if serial else ()
     free = [n for n in range(len(args)) if n not in paired]
     return tuple(sorted(free, key=lambda n: (func.grid[n] == 1, -counts[n], n)))
+
+
+def _order_of_least(
+    func: Func, serial: Serial | None, order: tuple[int, ...], outputs: Sequence[Window], scalars: Scalars
+) -> tuple[int, ...]:
+    """The order in which outputs that are not written in consecutive steps take the least when they are opened."""
+
+    def cost(order: tuple[int, ...]) -> int:
+        return sum(_block_bytes(layout(_in_a_row(func, serial, order, w, scalars))) for w in outputs)
+
+    moving = [n for n in order if func.grid[n] > 1]
+    if len(moving) > _MOST_AXES:
+        return order
+    still = tuple(n for n in order if func.grid[n] <= 1)
+    return min(((*moved, *still) for moved in permutations(moving)), key=cost)
+
+
+def _in_a_row(func: Func, serial: Serial | None, order: Sequence[int], window: Window, scalars: Scalars) -> Window:
+    """The window opened along the axes further in than one on which it does not depend: there, blocks would return."""
+    args = func.body.args
+    axes = [frozenset([args[n]]) for n in order if func.grid[n] > 1]
+    if serial is not None:
+        axes.append(frozenset([serial.index, *(args[n] for n in serial.pairs)]))
+    depends = axes_of(window, scalars)
+    outer = list(takewhile(lambda axis: axis & depends, axes))
+    return opened(window, scalars, frozenset[Value]().union(*axes[len(outer) :]))
 
 
 def _scratch(

@@ -93,9 +93,12 @@ def _merged(roles: Sequence[Role]) -> Role:
     return Role("rows")
 
 
-def opened(window: Window) -> Window:
-    """The window with all of the array in VMEM."""
-    return Window(window.param, tuple(map(_opened, window.roles)))
+def opened(window: Window, scalars: Scalars, axes: frozenset[Value] | None = None) -> Window:
+    """The window with all of the array in VMEM; given axes, all of the dims whose places depend on any of them."""
+    return Window(
+        window.param,
+        tuple(_opened(role) if axes is None or axes & _axes(role, scalars) else role for role in window.roles),
+    )
 
 
 def _opened(role: Role) -> Role:
@@ -104,8 +107,11 @@ def _opened(role: Role) -> Role:
 
 def axes_of(window: Window, scalars: Scalars) -> frozenset[Value]:
     """The indices, of the grid and of loops that are known, on which it depends what a window shows."""
-    places = (r.operands[t.operand] for r in window.roles for t in r.position.terms)
-    return frozenset[Value]().union(*map(scalars.axes, places))
+    return frozenset[Value]().union(*(_axes(role, scalars) for role in window.roles))
+
+
+def _axes(role: Role, scalars: Scalars) -> frozenset[Value]:
+    return frozenset[Value]().union(*(scalars.axes(role.operands[t.operand]) for t in role.position.terms))
 
 
 def tiles(length: int, size: int) -> int:
