@@ -18,19 +18,23 @@ class Case:
       size: the sequence of attention; the side of a matmul or of the rows' matrix.
       head_dim: of attention.
       causal: of attention.
+      projected: whether all contestants of attention take and give [sequence, heads · head_dim], what projections give
+        and take; else each takes its favourite layout.
     """
 
     kernel: str
     size: int
     head_dim: int = 0
     causal: bool = False
+    projected: bool = False
 
     @property
     def name(self) -> str:
         """For tables and `--only`."""
         if not self.head_dim:
             return f"{self.kernel} {self.size}"
-        return f"{self.kernel} s{self.size} d{self.head_dim} {'causal' if self.causal else 'full'}"
+        kind = ("causal" if self.causal else "full") + (" projected" if self.projected else "")
+        return f"{self.kernel} s{self.size} d{self.head_dim} {kind}"
 
     @property
     def flops(self) -> int:
@@ -59,6 +63,7 @@ class Case:
 
 CASES = (
     *(Case("attention", s, d, causal) for s in (1024, 4096, 16384) for d in (64, 128, 256) for causal in (True, False)),
+    Case("attention", 4096, 128, causal=True, projected=True),
     *(Case("backward", 4096, d, causal=True) for d in (64, 128)),
     Case("matmul", 4096),
     Case("softmax", 4096),
@@ -70,6 +75,10 @@ def ours(case: Case, chip: str) -> str:
     """The program that calls our kernel, for `estimate`: layout [batch, sequence, head, head_dim]."""
     if case.kernel == "backward":
         return _backward(case, chip)
+    if case.projected:
+        call = f"flash_attention(q, k, v, causal={case.causal}, target='tpu:{chip}')"
+        shape = f"(1, {case.size}, {HEADS}, {case.head_dim})"
+        return of_projections(case, "from tilekern.kernels.flash_attention import flash_attention", call, shape)
     target, n = f"tpu:{chip}", case.size
     calls = {
         "attention": f"flash_attention(q, k, v, causal={case.causal}, target={target!r})",
@@ -91,6 +100,28 @@ def ours(case: Case, chip: str) -> str:
         f"fn = lambda {names}: {calls[case.kernel]}\n"
         f"args = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in {shapes!r}]\n"
     )
+
+
+def of_projections(case: Case, setup: str, call: str, shape: str, transposed: bool = False) -> str:
+    """The program of attention on arrays [sequence, heads · head_dim].
+
+    Args:
+      case: the case.
+      setup: source of what `call` needs.
+      call: source of attention on q, k and v.
+      shape: what it takes, as [sequence, heads, head_dim] before a transposition.
+      transposed: whether it takes [heads, sequence, head_dim].
+    """
+    turn = ".transpose(1, 0, 2)" if transposed else ""
+    flat = f"({case.size}, {HEADS * case.head_dim})"
+    return f"""
+import jax
+{setup}
+def fn(q, k, v):
+    q, k, v = (x.reshape({shape}){turn} for x in (q, k, v))
+    return ({call}){turn}.reshape({flat})
+args = [jax.ShapeDtypeStruct({flat}, "bfloat16")] * 3
+"""
 
 
 def _backward(case: Case, chip: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bench.tpu_static.cases import HEADS, Case
+from bench.tpu_static.cases import HEADS, Case, of_projections
 
 # (query, key, key of one step). The peers' default of 128 is left out: it takes 8 to 15 times as long.
 FLASH_BLOCKS = ((512, 512, 512), (512, 1024, 512), (1024, 1024, 512), (1024, 1024, 1024))
@@ -21,6 +21,8 @@ def peers(case: Case) -> Mapping[str, str]:
     if case.kernel != "attention":
         return {"xla": _xla(case)}
     splash = {f"splash {_name(b)}": _splash(case, b) for b in SPLASH_BLOCKS if max(b) <= case.size}
+    if case.projected:
+        return splash
     return splash | {f"flash {_name(b)}": _flash(case, b) for b in FLASH_BLOCKS if max(b) <= case.size}
 
 
@@ -29,18 +31,25 @@ def _name(blocks: tuple[int, int, int]) -> str:
 
 
 def _splash(case: Case, blocks: tuple[int, int, int]) -> str:
-    """Layout [head, sequence, head_dim]. `downcast_smem_data`: its tables stay words, which the simulation reads."""
+    """Layout [head, sequence, head_dim], unless projected.
+
+    `downcast_smem_data`: its tables stay words, which the simulation reads.
+    """
     s, mask = case.size, "CausalMask" if case.causal else "FullMask"
     q, kv, compute = blocks
-    return f"""
+    setup = f"""
 import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-fn = kernel.make_splash_mha(
+fn = splash = kernel.make_splash_mha(
     masks.MultiHeadMask([masks.{mask}(({s}, {s}))] * {HEADS}),
     block_sizes=kernel.BlockSizes(block_q={q}, block_kv={kv}, block_kv_compute={compute}),
     head_shards=1, q_seq_shards=1, downcast_smem_data=False,
 )
+"""
+    if case.projected:
+        return of_projections(case, setup, "splash(q, k, v)", f"({s}, {HEADS}, {case.head_dim})", transposed=True)
+    return f"""{setup}
 args = [jax.ShapeDtypeStruct(({HEADS}, {s}, {case.head_dim}), "bfloat16")] * 3
 """
 

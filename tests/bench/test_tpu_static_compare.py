@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from bench.tpu_static import __main__ as command
@@ -45,6 +47,17 @@ def test_the_bound_is_the_larger_of_two() -> None:
     backward = Case("backward", 4096, 128, causal=True)
     assert backward.bound(V5E) == pytest.approx(causal.bound(V5E) * 5 / 2)  # dots
     assert Case("backward", 16, 128).bound(V5E) == pytest.approx(16 * 8 * (8 * 256 + 4) / 0.82e6)
+
+
+def test_projected_programs_take_the_same_arrays() -> None:
+    case = Case("attention", 1024, 64, causal=True, projected=True)
+    for source in (ours(case, "v5e"), *peers(case).values()):
+        names: dict[str, Any] = {}
+        exec(source, names)
+        assert [(x.shape, x.dtype) for x in names["args"]] == [((1024, 512), jnp.bfloat16)] * 3
+        out = jax.eval_shape(names["fn"], *names["args"])
+        assert (out.shape, out.dtype) == ((1024, 512), jnp.bfloat16)
+    assert all(name.startswith("splash") for name in peers(case))
 
 
 def test_backward_has_splash_in_two_kernels_and_in_one() -> None:
@@ -99,14 +112,15 @@ def test_peers_are_kept_and_ours_is_measured_anew(measured: list[str], tmp_path:
 
 
 def test_the_table_shows_all_and_judges(measured: list[str], tmp_path: Path) -> None:
-    cases = [Case("attention", 4096, 128, causal=True), Case("matmul", 4096)]
+    cases = [Case("attention", 4096, 128, causal=True, projected=p) for p in (False, True)] + [Case("matmul", 4096)]
     rows = comparison.compare(cases, ["v5e", "v6e"], PeerCache(tmp_path / "peers.json"), lambda _: None)
     text = table(rows)
-    assert "aim: attention s4096 d128 causal v5e: 0.940 × best splash, at most 0.95: met" in text
+    assert "aim: attention s4096 d128 causal v5e: 0.940 × best splash, kernels alone, at most 0.95: met" in text
+    assert "aim: attention s4096 d128 causal projected v5e: 0.940 × best splash, at most 0.95: met" in text
     assert "aim: matmul 4096 v5e: 0.001 × the MXU's time, at most 1.08: met" in text
-    assert [aim.met for aim in aims(rows)] == [True, True, True]
+    assert [aim.met for aim in aims(rows)] == [True] * 5
     rows["attention s4096 d128 causal v6e"][OURS] = {"error": "TargetError: no backend"}
-    assert [aim.met for aim in aims(rows)] == [True, False, True]
+    assert [aim.met for aim in aims(rows)] == [True, True, False, True, True]
     assert "attention s4096 d128 causal v6e tilekern: TargetError: no backend" in table(rows)
 
 
