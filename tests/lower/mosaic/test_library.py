@@ -32,30 +32,13 @@ FEW = [
     ("softmax", "gpt2_logits", "bfloat16", "tpu:v5e"),
     ("swiglu", "llama3_8b", "bfloat16", "tpu:v6e"),
 ]
-# Where the plan does not count right to 10 % or 256 KiB on each chip. It counts too little where all tiles of attention
-# are written out in float32, where few lanes are moved (rope by pairs), and of a single row; too much where the
-# compiler finds an order of hundreds of rows that needs no copies.
+# Where the plan does not count right to 10 % or 256 KiB on each chip.
 UNFORESEEN = {
-    ("flash_attention", "llama3_8b_chunk", "bfloat16"),
-    ("flash_attention", "gemma_2b", "float32"),
-    ("flash_attention", "gpt2", "bfloat16"),
-    ("flash_attention", "bert_base", "float32"),
-    ("flash_attention", "vit_b16", "float32"),
-    ("flash_attention", "whisper_large_cross", "bfloat16"),
-    ("flash_attention", "whisper_large_cross", "float32"),
-    ("flash_attention", "stable_diffusion_cross", "bfloat16"),
-    ("matmul", "qwen2_7b_up", "bfloat16"),
-    ("matmul", "qwen2_7b_up", "float32"),
-    ("matmul", "vit_b16_qkv", "float32"),
-    ("matmul", "whisper_large_up", "bfloat16"),
-    ("rms_norm", "square", "float32"),
-    ("rms_norm", "llama3_8b", "float32"),
-    ("rms_norm", "deepseek_v3_compressed", "bfloat16"),
+    # Too little on v6e and 7x: of 256 rows, whose sines take the longest code of all, half have products of their sines
+    # waiting for the others.
     ("rope", "llama3_8b_keys", "bfloat16"),
-    ("rope", "gemma_2b", "float32"),
+    # Twice too much on v5e and v5p: there numbers are packed to 16 bits between one transposition and the next.
     ("rope", "deepseek_v3", "bfloat16"),
-    ("rope", "deepseek_v3", "float32"),
-    ("softmax", "gemma_2b_logits", "bfloat16"),
 }
 ALL = [
     (name, case.name, dtype, chip)

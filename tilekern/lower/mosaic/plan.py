@@ -21,7 +21,7 @@ from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ranges import Interval, analyze
 from tilekern.ir.types import DType
 from tilekern.lower.mosaic.ahead import Ahead, compute_ahead
-from tilekern.lower.mosaic.chip import Chip, padded_bytes
+from tilekern.lower.mosaic.chip import LANES, Chip, padded_bytes
 from tilekern.lower.mosaic.constants import constants_as_inputs
 from tilekern.lower.mosaic.layout import Layout, check_blocks, layout
 from tilekern.lower.mosaic.numbers import stored_dtype, widened
@@ -118,8 +118,9 @@ class Plan:
         ]
         most = max(in_turn, key=lambda bs: sum(map(_block_bytes, bs)), default=list[Layout]())
         found += [(b.window.param.name, 2 * _block_bytes(b)) for b in most]
-        found += [("carries", padded_bytes(s.shape, s.dtype)) for s in self.scratch if s.shape]
-        return (*found, ("values", spilled_bytes(self.func.body, self.chip, self.rounds)))
+        kept = [s for n, s in enumerate(self.scratch) if s.shape and n not in self._forwarded]
+        found += [("carries", padded_bytes(s.shape, s.dtype)) for s in kept]
+        return (*found, ("values", spilled_bytes(self.func.body, self.chip, self.rounds, self.layouts)))
 
     @property
     def semantics(self) -> tuple[Literal["parallel", "arbitrary"], ...]:
@@ -132,6 +133,16 @@ class Plan:
     def vmem_limit(self) -> int:
         """What the compiler is told to stay below: what is not granted to a kernel, XLA may use around it."""
         return min(max(self.vmem * 3 // 2 + (4 << 20), self.chip.vmem_default), self.chip.vmem_limit)
+
+    @property
+    def _forwarded(self) -> frozenset[int]:
+        """Buffers of carries that the compiler does without: all iterations are written out, all lanes are stored."""
+        written_out = {op for op, rounds in self.rounds.items() if not rounds.repeated}
+        folds = [op for op in self.func.walk() if isinstance(op, Fold)]
+        carried = {op: {self.slots[r] for r in op.results if r in self.slots} for op in folds}
+        there = {n for op in folds if op not in written_out for n in carried[op]}
+        gone = {n for op in written_out for n in carried[op]} - there
+        return frozenset(n for n in gone if self.scratch[n].shape and self.scratch[n].shape[-1] % LANES == 0)
 
     def _copies(self, found: Layout) -> int:
         """How many buffers a block has: two, if another one ever follows it on a core."""
