@@ -35,7 +35,7 @@ def measure() -> Iterator[Result]:
     if machine is None:
         return
     names = {"1 thread": 1, f"{THREADS} threads": THREADS}
-    dtypes: tuple[DType, ...] = ("float32", "bfloat16")
+    dtypes: tuple[DType, ...] = ("float32", "bfloat16") if machine.has_bfloat16 else ("float32",)
     peaks = {f"peak {dtype}, {n}": found for dtype in dtypes for n, t in names.items() if (found := peak(dtype, t))}
     times = take_turns({name: found.seconds for name, found in peaks.items()})
     for name, found in peaks.items():
@@ -54,11 +54,11 @@ def host() -> Machine | None:
 
 @cache
 def peak(dtype: str, threads: int = THREADS, seconds: float = _SECONDS) -> Peak | None:
-    """The loop for a dtype; None if the machine has no instruction that multiplies and adds it."""
+    """The loop for a dtype, that of float32 for bfloat16 where it is multiplied as such; None without a machine."""
     machine = host()
-    if machine is None or (dtype == "bfloat16" and not machine.has_bfloat16):
+    if machine is None:
         return None
-    return Peak(machine, "bfloat16" if dtype == "bfloat16" else "float32", threads, seconds)
+    return Peak(machine, "bfloat16" if dtype == "bfloat16" and machine.has_bfloat16 else "float32", threads, seconds)
 
 
 def share(
