@@ -17,7 +17,12 @@ from tilekern.passes.split_loops import split_loops
 
 
 def form_of(plan: Plan) -> str:
-    """Where the loops of a plan are: inside of the kernel, in its grid, or in pipelines of their own."""
+    """Where the loops of a plan are: inside of the kernel, in its grid, or in pipelines of their own.
+
+    "fetched": inside of the kernel, and rows are fetched from HBM.
+    """
+    if plan.fetched:
+        return "fetched"
     if plan.pipes:
         return "pipes"
     if plan.serial is None:

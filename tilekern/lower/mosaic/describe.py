@@ -86,6 +86,8 @@ def _layout(plan: Plan, found: Layout) -> str:
     roles = [_KINDS[r.kind].format(size=r.size) for r in found.window.roles]
     param = found.window.param
     piped = found in plan.far or param in plan.piped
+    if found in plan.fetched:
+        return "in HBM, each row that is read is copied by itself: it does not fit VMEM as a whole"
     kind = "in HBM, blocks" if piped else "resident" if _is_whole(found) else "blocked"
     text = f"{kind} {list(found.buffer)}; along its dims {', '.join(roles) or 'nothing'}"
     size = prod(found.shape) * param.ref.dtype.itemsize

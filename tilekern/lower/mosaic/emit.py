@@ -56,9 +56,8 @@ class Emitter:
         self._forms = plan.forms
         self._env: dict[Value, Any] = dict(step.indices)
         self._vectors: dict[Value, dict[Form, Any]] = {}
-        self._memory = Memory(
-            plan.layouts, refs["inputs"], refs["outputs"], refs["tables"], self._ranges, self._scalar, self._row
-        )
+        arrays = refs["inputs"], refs["outputs"], refs["tables"]
+        self._memory = Memory(plan.layouts, *arrays, plan.fetched, self._ranges, self._scalar, self._row)
         self._uses = _uses(plan.func.body, plan.slots)
 
     def run(self) -> None:

@@ -23,6 +23,7 @@ from tilekern.ir.memory import Atomic, Dim, Load, MemoryOp, Store, WriteOp
 from tilekern.ir.ranges import Interval, position_interval
 from tilekern.ir.types import BOOL, I32, DType, kind_of
 from tilekern.lower.mosaic.chip import LANES
+from tilekern.lower.mosaic.fetch import fetch
 from tilekern.lower.mosaic.layout import Layout, ViewDim, is_squeezed
 from tilekern.lower.mosaic.numbers import as_stored, choose, widened
 from tilekern.lower.mosaic.scalars import locate, read_table
@@ -49,6 +50,7 @@ class Memory:
       inputs: the blocks of inputs, by layout.
       outputs: the blocks of outputs.
       tables: the arrays in scalar memory.
+      fetched: the layouts of inputs in HBM of which rows are fetched.
       ranges: what is known of integers.
       scalar, vector: give the value of a scalar, and of a vector as a row.
     """
@@ -59,11 +61,13 @@ class Memory:
         inputs: Mapping[Layout, Any],
         outputs: Mapping[Value, Any],
         tables: Mapping[Value, Any],
+        fetched: frozenset[Layout],
         ranges: Mapping[Value, Interval],
         scalar: Get,
         vector: Get,
     ) -> None:
         self._layouts, self._inputs, self._outputs, self._tables = layouts, inputs, outputs, tables
+        self._fetched = fetched
         self._ranges, self._scalar, self._vector = ranges, scalar, vector
 
     @contextmanager
@@ -122,6 +126,10 @@ class Memory:
         dims = op.access.dims
         if prod(op.access.shape) == 0:
             return jnp.zeros(_physical(op.access.shape), ref.dtype)
+        if found in self._fetched:
+            places, columns = [lane.index[0] for lane in self._lanes(op, found)], dims[1].size
+            start = 0 if columns == ref.shape[1] else pl.multiple_of(self._position(op, 1), columns)
+            return shaped(fetch(ref, places, start, columns), _physical(op.access.shape))
         rows = [d for d in _row_dims(found) if dims[d].kind != "index"]
         vectors = [d for d in range(len(dims)) if d not in _row_dims(found) and dims[d].kind != "index"]
         shape = tuple(dims[d].size for d in vectors)

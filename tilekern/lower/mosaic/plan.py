@@ -23,6 +23,7 @@ from tilekern.ir.types import DType
 from tilekern.lower.mosaic.ahead import Ahead, compute_ahead
 from tilekern.lower.mosaic.chip import LANES, Chip, padded_bytes
 from tilekern.lower.mosaic.constants import constants_as_inputs
+from tilekern.lower.mosaic.fetch import fetchable, fetched_bytes, layout_in_place
 from tilekern.lower.mosaic.layout import Layout, check_blocks, layout
 from tilekern.lower.mosaic.numbers import stored_dtype, widened
 from tilekern.lower.mosaic.pipes import Pipe, count_loops, pipes_of
@@ -61,6 +62,7 @@ class Plan:
       layouts: for each access, how it sees its array; None where there is nothing to see.
       inputs: what Pallas fetches, one operand each.
       far: what stays in HBM, for pipelines to fetch.
+      fetched: of that, what is read row by row, each by a copy of its own.
       outputs: what it writes back, or a pipeline does.
       visits: which blocks of an output are written when.
       forms: the forms of vectors.
@@ -80,6 +82,7 @@ class Plan:
     layouts: Mapping[MemoryOp, Layout | None]
     inputs: tuple[Layout, ...]
     far: tuple[Layout, ...]
+    fetched: frozenset[Layout]
     outputs: Mapping[Value, Layout]
     visits: Visits
     forms: Forms
@@ -118,6 +121,8 @@ class Plan:
         ]
         most = max(in_turn, key=lambda bs: sum(map(_block_bytes, bs)), default=list[Layout]())
         found += [(b.window.param.name, 2 * _block_bytes(b)) for b in most]
+        rows = [op for op, found in self.layouts.items() if found in self.fetched]
+        found += [(op.ref.name, fetched_bytes(op)) for op in rows]
         kept = [s for n, s in enumerate(self.scratch) if s.shape and n not in self._forwarded]
         found += [("carries", padded_bytes(s.shape, s.dtype)) for s in kept]
         return (*found, ("values", spilled_bytes(self.func.body, self.chip, self.rounds, self.layouts)))
@@ -180,7 +185,7 @@ def plan(func: Func, chip: Chip) -> Plan:
 
 def _check_blocks(found: Plan) -> None:
     for op, seen in found.layouts.items():
-        if seen is not None:
+        if seen is not None and seen not in found.fetched:
             with source.at(op.loc):
                 check_blocks(seen)
 
@@ -206,6 +211,9 @@ def candidates(func: Func, chip: Chip) -> Iterator[Plan]:
         yield piped
     if serial is not None and dynamic:
         yield planned(serial)
+    far = fetchable(_windows(ahead.func, scalars))
+    if far:
+        yield _completed(ahead, closed.constants, chip, scalars, None, {}, far)
 
 
 def _is_known(serial: Serial, scalars: Scalars) -> bool:
@@ -248,11 +256,12 @@ def _completed(
     scalars: Scalars,
     serial: Serial | None,
     pipes: Mapping[Fold, Pipe],
+    fetched: frozenset[Window] = frozenset(),
 ) -> Plan:
     func = ahead.func
     windows = _windows(func, scalars)
     piped = frozenset(p for pipe in pipes.values() for p in pipe.outputs)
-    followed = {w for pipe in pipes.values() for w in pipe.inputs}
+    followed = {w for pipe in pipes.values() for w in pipe.inputs} | fetched
     outputs = {p: merge(_of(p, windows)) for p in func.outputs if _of(p, windows)}
     blocks = {p: w for p, w in outputs.items() if p not in piped}
     order = _order(func, serial, list(blocks.values()), scalars)
@@ -274,7 +283,8 @@ def _completed(
         elif 0 in op.ref.ref.shape or op.ref in scalars.tables:
             layouts[op] = None
         else:
-            inputs.setdefault(window, layout(window, window in followed))
+            if window not in inputs:
+                inputs[window] = layout_in_place(window) if window in fetched else layout(window, window in followed)
             layouts[op] = inputs[window]
     forms = Forms(func)
     ranges = analyze(func)
@@ -293,6 +303,7 @@ def _completed(
         layouts=layouts,
         inputs=tuple(found for window, found in inputs.items() if window not in followed),
         far=tuple(found for window, found in inputs.items() if window in followed),
+        fetched=frozenset(found for window, found in inputs.items() if window in fetched),
         outputs=placed,
         visits=Visits(func, serial, order, scalars, blocks),
         forms=forms,
