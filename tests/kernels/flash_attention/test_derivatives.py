@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
-from tilekern.kernels.flash_attention import flash_attention, reference
+from tilekern.kernels.flash_attention import flash_attention, reference, schedules
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
 from tilekern.kernels.flash_attention.derivatives import flash_attention_backward
 
@@ -156,6 +156,29 @@ def test_one_backward_kernel_computes_what_two_do(groups: int, backend: str) -> 
 
     for one, two in zip(*(jax.tree.leaves(backward(kernels)) for kernels in (1, 2)), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("target", "length", "groups", "features", "kernels"),
+    [
+        ("tpu:v5e", 32768, 8, {}, 1),
+        ("tpu:v5e", 65536, 8, {}, 2),  # too long for vector memory
+        ("tpu:v5e", 32768, 2, {}, 2),  # dk and dv are kept, too
+        ("tpu:7x", 16384, 8, {}, 1),
+        ("tpu:7x", 32768, 8, {}, 2),
+        ("tpu:v6e", 1024, 8, {"bias": (1, 8, 1, 1024)}, 1),
+        ("tpu:v6e", 1024, 8, {"bias": (1, 1, 1024, 1024)}, 2),
+        ("tpu:v6e", 1024, 8, {"mask": (1, 1, 1024, 1024)}, 2),
+    ],
+)
+def test_one_backward_kernel_where_a_head_fits(
+    target: str, length: int, groups: int, features: dict[str, Any], kernels: int
+) -> None:
+    query, key = (jax.ShapeDtypeStruct((1, length, heads, 128), jnp.bfloat16) for heads in (8, groups))
+    extras = Extras(**{name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in features.items()})
+    blocks = schedules.tpu_backward(query, key, key, extras, config=Config(scale=1.0), target=target)
+    assert blocks == {"kernels": kernels}
 
 
 def test_vmap_and_loops_agree(backend: str) -> None:

@@ -24,12 +24,9 @@ from tilekern.lower.mosaic.windows import Window
 
 def fetchable(windows: Mapping[MemoryOp, Window]) -> frozenset[Window]:
     """The windows of inputs [rows, columns] that are read by rows, all columns or tiles of whole registers."""
-    found = set[Window]()
-    for window in windows.values():
-        ops = [op for op, seen in windows.items() if seen == window]
-        if len(window.roles) == 2 and window.roles[0].kind == "rows" and all(_is_fetchable(op, window) for op in ops):
-            found.add(window)
-    return frozenset(found)
+    by_rows = {op: w for op, w in windows.items() if len(w.roles) == 2 and w.roles[0].kind == "rows"}
+    others = {window for op, window in by_rows.items() if not _is_fetchable(op, window)}
+    return frozenset(by_rows.values()) - others
 
 
 def _is_fetchable(op: MemoryOp, window: Window) -> bool:
