@@ -51,6 +51,7 @@ _BINARY: dict[str, Callable[[int, int], int]] = {
     "sadd": lambda a, b: signed(a + b),
     "ssub": lambda a, b: signed(a - b),
     "smul": lambda a, b: signed((a * b) & _MASK),
+    "smulhi.u32": lambda a, b: signed((_unsigned(a) * _unsigned(b)) >> 32),
     "sand": lambda a, b: signed(a & b),
     "sor": lambda a, b: signed(a | b),
     "sxor": lambda a, b: signed(a ^ b),

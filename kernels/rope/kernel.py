@@ -34,8 +34,8 @@ def rope_forward(
     wide = tk.accumulator(x.dtype)
 
     place = i.indices if positions is None else positions[b, i]
-    angles = place.astype(wide)[:, None, None] * frequencies[:].astype(wide)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    angles = place.astype(wide)[:, None] * frequencies[:].astype(wide)
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
 
     if interleaved:
         pairs = x[b, i, n].astype(wide).reshape(i.size, n.size, half, 2)
@@ -73,13 +73,8 @@ def _cuda(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
 
 
 @rope_forward.schedule("tpu")
-def _tpu(x: Any, positions: Any, frequencies: Any, interleaved: bool) -> dict[str, int]:
-    """All heads, for they share sines and cosines, and as many positions as make a mebibyte of float32.
-
-    Interleaved pairs are told apart through tiles of two lanes, which take 64 times their size.
-    """
+def _tpu(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
+    """All heads, for they share sines and cosines, and as many positions as make a mebibyte of float32."""
     _, length, heads, width = x.shape
-    if interleaved:
-        return {"block_t": tiled(length, 8, 8), "block_n": tiled(heads, 8, 8)}
     block_n = tiled(heads, 64, 8)
     return {"block_t": tiled(length, max(8, (1 << 18) // (block_n * max(width, 1)) // 8 * 8), 8), "block_n": block_n}

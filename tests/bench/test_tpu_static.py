@@ -134,6 +134,8 @@ def test_integers_wrap_at_32_bits(a: int, b: int) -> None:
     for op, exact in {"sadd.s32": x + y, "ssub.s32": x - y, "sand.u32": x & y, "sor.u32": x | y}.items():
         assert rule(op)(a, b) == np.int64(exact).astype(np.int32)  # pyright: ignore[reportOptionalCall]
     assert rule("smul.u32")(a, b) == (a * b + 2**31) % 2**32 - 2**31  # pyright: ignore[reportOptionalCall]
+    high = (a % 2**32) * (b % 2**32) >> 32
+    assert rule("smulhi.u32")(a, b) == (high + 2**31) % 2**32 - 2**31  # pyright: ignore[reportOptionalCall]
     assert rule("sadd.s32")(a, b % 2**32) == rule("sadd.s32")(a, b)  # pyright: ignore[reportOptionalCall]
 
 

@@ -7,6 +7,7 @@ import pytest
 from tilekern.ir.control import Fold
 from tilekern.ir.parse import parse
 from tilekern.lower.mosaic.chip import CHIPS
+from tilekern.lower.mosaic.legalize.sines import sines
 from tilekern.lower.mosaic.plan import plan
 from tilekern.lower.mosaic.spills import spilled_bytes
 from tilekern.lower.mosaic.unroll import Rounds
@@ -258,16 +259,49 @@ def test_only_a_known_triangle_is_kept(start: str, kept: float) -> None:
     assert attention("bf16", 512, 512, before, "%2 = select(%mask, %s, %none) : f32[512, 512]") == int(kept * TILE)
 
 
-def test_sines_are_kept_and_take_whole_registers() -> None:
+def test_what_a_switch_takes_and_gives_is_kept() -> None:
+    """An angle, its sine and its cosine, however small."""
+    func = parse("""func @f(%x: ref<f32[256, 128], in>, %o: ref<f32[256, 128], out>) {
+  %0 = load %x[0 +: 256!, 0 +: 128!] : f32[256, 128]
+  %1 = mul(%0, %0) : f32[256, 128]
+  %2 = sin(%1) : f32[256, 128]
+  %3 = cos(%1) : f32[256, 128]
+  %4 = mul(%2, %3) : f32[256, 128]
+  store %4 to %o[0 +: 256!, 0 +: 128!]
+}
+""")
+    assert spilled_bytes(sines(func).body, V5E, {}, {}) == 3 * 256 * 128 * 4 - HELD
+
+
+def test_rows_that_are_repeated_take_a_register_each() -> None:
     body = """  %9 = load %x[0 +: 256!, 0 +: 128!] : f32[256, 128]
-  %2 = reshape(%9) : f32[256, 1, 128]
-  %3 = mul(%2, %2) : f32[256, 1, 128]
-  %4 = sin(%3) : f32[256, 1, 128]
-  %5 = cos(%3) : f32[256, 1, 128]
-  %6 = mul(%4, %5) : f32[256, 1, 128]
-  %7 = reshape(%6) : f32[256, 128]
-  store %7 to %o[0 +: 256!, 0 +: 128!]"""
-    assert spilled(body) == 3 * 256 * 8 * 128 * 4 - HELD
+  %2 = mul(%9, %9) : f32[256, 128]
+  %3 = broadcast(%2) {dims=[0, 2]} : f32[256, 32, 128]
+  %4 = reshape(%3) : f32[8192, 128]
+  store %4 to %o[0 +: 8192!, 0 +: 128!]"""
+    assert spilled(body) == 256 * 8 * 128 * 4 - HELD
+
+
+def test_what_gathers_along_the_lanes_take_and_give_is_kept() -> None:
+    body = """  %9 = load %x[0 +: 512!, 0 +: 128!] : f32[512, 128]
+  %2 = mul(%9, %9) : f32[512, 128]
+  %3 = iota() {dim=1} : i32[512, 128]
+  %4 = take(%2, %3) {dim=1, along=true} : f32[512, 128]
+  %5 = mul(%4, %4) : f32[512, 128]
+  store %5 to %o[0 +: 512!, 0 +: 128!]"""
+    assert spilled(body) == 2 * 512 * 128 * 4 - HELD
+
+
+@pytest.mark.parametrize(
+    ("dtype", "start", "kept"), [("bf16", 0, 0), ("bf16", 128, 1), ("f32", 64, 0), ("f32", 128, 0)]
+)
+def test_narrow_halves_of_heads_are_kept(dtype: str, start: int, kept: int) -> None:
+    func = parse(f"""func @f(%x: ref<{dtype}[128, 8, 256], in>, %o: ref<{dtype}[128, 8, 256], out>) {{
+  %0 = load %x[0 +: 128!, 0 +: 8!, {start} +: 128!] : {dtype}[128, 8, 128]
+  store %0 to %o[0 +: 128!, 0 +: 8!, 0 +: 128!]
+}}
+""")
+    assert spilled_bytes(func.body, V5E, {}, {}) == kept * (128 * 8 * 128 * 4 - HELD)
 
 
 def test_transposed_lanes_take_whole_registers() -> None:

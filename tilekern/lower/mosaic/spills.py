@@ -6,7 +6,9 @@ Mosaic computes elementwise chains register by register, so most tiles never exi
     the left operand of a dot, though loaded, if it is multiplied with several stretches of columns
     a tile that is used again by what depends on a reduction of it: logits, first for their maximum, then for exp(s - m)
     a tile of few lanes that a reshape or a transposition makes, for these go through memory
-    a sine or cosine and what it is of, for both are long to compute; and what is loaded from between the lanes
+    what a switch gives, and what it takes; of what gathers along the lanes, both, if they are large
+    rows that are repeated along a dim between theirs and the lanes: each one fills a register
+    what is loaded from between the lanes, if it has to be widened; of more than two dims, from anywhere but the front
     a single row of two-byte numbers that follows from a reduction of it, for it is packed before it is stored
 
 This is an estimate; tests/lower/mosaic/test_library.py holds it against what libtpu reports for kernels of the library.
@@ -19,8 +21,9 @@ from dataclasses import dataclass
 from math import prod
 
 from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select
-from tilekern.ir.control import Fold
+from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Block, Op, Value
+from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp
 from tilekern.ir.ordering import ArgReduce
@@ -91,7 +94,8 @@ def _spilled(block: Block, kernel: _Kernel, repeated: bool) -> int:
             if value in last:
                 # It takes the place of one that ends here.
                 ends = [held for held in live if last[held] == n]
-                for gone in [] if repeated and value not in split else ends[:1]:
+                stays = isinstance(op, Take) or (repeated and value not in split)
+                for gone in [] if stays else ends[:1]:
                     del live[gone]
                 live[value] = _size(value, op, kernel) * (2 if value in split else 1)
         inside = _inside(op, kernel, repeated, in_line)
@@ -99,7 +103,14 @@ def _spilled(block: Block, kernel: _Kernel, repeated: bool) -> int:
             loops, inside = max(loops, inside), 0
         most = max(most, sum(live.values()) + inside + _copied(op, made, kernel))
         live = {v: size for v, size in live.items() if last[v] > n}
-    return most + loops
+    return most + loops + sum(_passed(op, made, kernel) for op in ops if isinstance(op, Switch))
+
+
+def _passed(op: Switch, made: Mapping[Value, Op], kernel: _Kernel) -> int:
+    """What a switch gives, and the tiles from around it that it takes: nothing else takes their place."""
+    inside = {v for region in op.regions for inner in region.walk() for v in inner.operands}
+    tiles = [(v, made[v]) for v in inside if v in made] + [(v, op) for v in op.results]
+    return sum(_size(v, by, kernel) for v, by in tiles if len(v.tile.shape) > 1)
 
 
 def _inside(op: Op, kernel: _Kernel, repeated: bool, in_line: int) -> int:
@@ -185,7 +196,7 @@ def _last_uses(block: Block, kernel: _Kernel) -> dict[Value, int]:
             for n in uses.get(value, ()):
                 op = block.ops[n]
                 streams = not isinstance(op, _BARRIERS) and not op.regions
-                onward = [end(r) for r in op.results if streams and (r not in kept or _is_long(op))]
+                onward = [end(r) for r in op.results if streams and r not in kept]
                 found = max(found, n, *onward)
             ends[value] = found
         return ends[value]
@@ -222,14 +233,20 @@ def _kept_by_itself(op: Op, follows: bool) -> Sequence[Value]:
             return op.results if padded_bytes(tile.shape, tile.dtype) > 4 * tile.nbytes else ()
         case Convert():
             return op.results if follows and _is_packed_row(op) else ()
-        case Load():
-            return op.results if op.access.dims and op.access.dims[-1].position.const % LANES else ()
+        case Load(access=access) if access.dims and op.result.tile.dtype.itemsize < 4:
+            start = access.dims[-1].position.const
+            return op.results if start % LANES or (start and len(op.result.tile.shape) > 2) else ()
+        case Broadcast():
+            return op.results if _repeats_rows(op) else ()
+        case Take():
+            return (op.operands[0], op.result)
         case _:
-            return (*op.operands, *op.results) if _is_long(op) else ()
+            return ()
 
 
-def _is_long(op: Op) -> bool:
-    return isinstance(op, Elementwise) and op.function in ("sin", "cos")
+def _repeats_rows(op: Op) -> bool:
+    """Whether an op puts a dim between those of a tile's rows and lanes."""
+    return isinstance(op, Broadcast) and len(op.dims) > 1 and op.dims[-2:] == (len(op.shape) - 3, len(op.shape) - 1)
 
 
 def _is_packed_row(op: Op) -> bool:
@@ -261,6 +278,8 @@ def _size(value: Value, made: Op, kernel: _Kernel) -> int:
     are loaded again in part (measured: 5 % to all of it). Of a triangle, 58 to 84 % is there (measured).
     """
     shape, dtype = value.tile.shape, F32 if isinstance(made, Load) else value.tile.dtype
+    if _repeats_rows(made):
+        shape = (*shape[:-2], SUBLANES, shape[-1])
     if len(shape) > 2 and not isinstance(made, Reshape):
         shape = (*shape[:-2], -(-shape[-2] // SUBLANES) * SUBLANES, shape[-1])
     size = padded_bytes(shape, dtype)

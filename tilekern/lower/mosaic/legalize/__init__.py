@@ -5,6 +5,7 @@ without_empty     no tile without elements
 bits              shifts, counts of bits, neighbours of floats, by plain bit operations
 without_float16   float16 as float32 that is rounded after every op
 widen             computing in 32 bits
+sines             and cosines of tiles, of one angle both at once
 functions         of float32, by those that there are
 dots              of matrices of the dtypes that are multiplied
 expand            sorts, scans, gathers, ..., by cutting, joining and selecting
@@ -21,6 +22,7 @@ from tilekern.lower.mosaic.legalize.expand_bits import bits
 from tilekern.lower.mosaic.legalize.forms import forms
 from tilekern.lower.mosaic.legalize.functions import functions
 from tilekern.lower.mosaic.legalize.refuse import refuse
+from tilekern.lower.mosaic.legalize.sines import sines
 from tilekern.lower.mosaic.legalize.widen import widen
 from tilekern.lower.mosaic.legalize.without_float16 import without_float16
 from tilekern.lower.rewrite.without_empty import without_empty
@@ -43,7 +45,7 @@ def legalize(func: Func, chip_name: str) -> Func:
       TargetError: the Func does something that TPUs do not have.
     """
     refuse(func, chip_name)
-    for rewrite in (without_empty, dce, bits, without_float16, widen, functions):
+    for rewrite in (without_empty, dce, bits, without_float16, widen, sines, functions):
         func = rewrite(func)
     func = dots(func, chip_name)
     for rewrite in (expand, canonicalize, cse, dce, forms, cse, dce):

@@ -1,7 +1,7 @@
 """Write the ops that find, order and move elements in terms of those that Mosaic has.
 
 Needs: a widened Func. Gives: a Func without `ArgReduce`, `Scan`, `Sort`, `TopK`, `Pad`, `Reverse`, `DynamicSlice`,
-`DynamicUpdateSlice` and strided slices; see `along`, `order`, `places`.
+`DynamicUpdateSlice` and strided slices; see `along`, `interleave`, `order`, `places`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Pad, Reverse, Slice
 from tilekern.lower.mosaic.legalize import along, order, places
+from tilekern.lower.mosaic.legalize.interleave import interleave
 from tilekern.lower.rewrite.make import Make
 
 
@@ -40,7 +41,10 @@ _RULES: dict[type[Op], Callable[[Make, Any], Value]] = {
 
 
 def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    if any(not v.tile.size for v in op.results):
+        return None  # removed in the end
+    if (found := interleave(op, rewriter)) is not None:
+        return [found]
     rule = _RULES.get(type(op))
     plain = isinstance(op, Slice) and set(op.stride) <= {1}
-    empty = any(not v.tile.size for v in op.results)  # removed in the end
-    return None if rule is None or plain or empty else [rule(Make(rewriter, op), op)]
+    return None if rule is None or plain else [rule(Make(rewriter, op), op)]

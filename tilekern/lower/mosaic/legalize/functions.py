@@ -44,7 +44,7 @@ def _of_scalar(make: Make, op: Elementwise) -> Sequence[Value] | None:
     return [make.reshape(make.of(op.function, *tiles), ())]
 
 
-def _polynomial(make: Make, x: Value, coefficients: Sequence[float]) -> Value:
+def polynomial(make: Make, x: Value, coefficients: Sequence[float]) -> Value:
     """By Horner's rule, the highest coefficient first."""
     total = make.number(coefficients[0], x.tile)
     for c in coefficients[1:]:
@@ -80,7 +80,7 @@ def _cbrt(make: Make, x: Value) -> Value:
 
 def _expm1(make: Make, x: Value) -> Value:
     """Taylor's series below 1: there exp(x) - 1 would lose digits."""
-    series = _polynomial(make, x, [1 / math.factorial(n) for n in range(12, 1, -1)])
+    series = polynomial(make, x, [1 / math.factorial(n) for n in range(12, 1, -1)])
     near = make.of("add", x, make.of("mul", make.of("mul", x, x), series))
     far = make.of("sub", make.of("exp", x), 1.0)
     return make.select(make.of("lt", make.of("abs", x), 1.0), near, far)
@@ -94,7 +94,7 @@ def _exponentials(make: Make, x: Value) -> tuple[Value, Value]:
 
 def _sinh(make: Make, x: Value) -> Value:
     square = make.of("mul", x, x)
-    series = _polynomial(make, square, [1 / math.factorial(n) for n in (11, 9, 7, 5, 3)])
+    series = polynomial(make, square, [1 / math.factorial(n) for n in (11, 9, 7, 5, 3)])
     near = make.of("add", x, make.of("mul", make.of("mul", x, square), series))
     up, down = _exponentials(make, x)
     far = _with_sign(make, make.of("sub", up, down), x)
@@ -109,7 +109,7 @@ def _asin_small(make: Make, x: Value) -> Value:
     """For |x| <= 1/2."""
     square = make.of("mul", x, x)
     cephes = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
-    return make.of("add", make.of("mul", make.of("mul", _polynomial(make, square, cephes), square), x), x)
+    return make.of("add", make.of("mul", make.of("mul", polynomial(make, square, cephes), square), x), x)
 
 
 def _folded(make: Make, size: Value) -> Value:
@@ -175,8 +175,8 @@ def _erfc(make: Make, x: Value) -> Value:
     size = make.of("abs", x)
     inverse = make.of("div", 1.0, size)
     square = make.of("mul", inverse, inverse)
-    below = _polynomial(make, square, _ERFC_BELOW_2)
-    above = _polynomial(make, square, _ERFC_ABOVE_2)
+    below = polynomial(make, square, _ERFC_BELOW_2)
+    above = polynomial(make, square, _ERFC_ABOVE_2)
     tail = make.of("mul", make.select(make.of("lt", size, 2.0), below, above), inverse)
     # x² = h² + (x - h) (x + h): the square of the upper half h of the digits is exact.
     high = make.bitcast(make.of("and", make.bits(size, signed=True), -(1 << 12)), F32)

@@ -1,7 +1,8 @@
 """Ops that move elements, in terms of those that Mosaic has: it cuts, joins, repeats, transposes and reshapes tiles.
 
-Needs: a widened Func. Gives: a Func without `Pad`, `Reverse`, `DynamicSlice`, `DynamicUpdateSlice` and strided slices,
-whose `Take`s are of [rows, 128] along the lanes: a vector register's lanes, of which the hardware gathers.
+Needs: a widened Func; `interleave` does what strides and interior pads do to the last dim. Gives: a Func without `Pad`,
+`Reverse`, `DynamicSlice`, `DynamicUpdateSlice` and strided slices, whose `Take`s are of [rows, 128] along the lanes: a
+vector register's lanes, of which the hardware gathers.
 """
 
 from __future__ import annotations
@@ -94,31 +95,13 @@ def pad(make: Make, op: Pad) -> Value:
     return x
 
 
-def _not_last(make: Make, x: Value, dim: int) -> tuple[Value, int, tuple[int, ...]]:
-    """A tile where another dim is the last one; the dim's number there; the permutation, its own inverse."""
-    rank = len(x.tile.shape)
-    if rank == 1:
-        return make.reshape(x, (x.tile.shape[0], 1)), 0, ()
-    order = list(range(rank))
-    if dim == rank - 1:
-        order[-2:] = order[:-3:-1]
-        dim -= 1
-    return make.transpose(x, tuple(order)), dim, tuple(order)
-
-
-def _back(make: Make, x: Value, order: tuple[int, ...]) -> Value:
-    return make.transpose(x, order) if order else make.reshape(x, (x.tile.shape[0],))
-
-
 def _spread(make: Make, x: Value, fill: Value, dim: int, between: int) -> Value:
     """Elements along `dim` with `between` fills between them: a new dim behind it, joined with them and merged."""
-    x, at, order = _not_last(make, x, dim)
-    shape = x.tile.shape
-    front, size, behind = shape[:at], shape[at], shape[at + 1 :]
+    front, size, behind = x.tile.shape[:dim], x.tile.shape[dim], x.tile.shape[dim + 1 :]
     alone = make.reshape(x, (*front, size, 1, *behind))
-    pairs = make.joined(at + 1, alone, filled(make, fill, alone.tile.shape, at + 1, between))
+    pairs = make.joined(dim + 1, alone, filled(make, fill, alone.tile.shape, dim + 1, between))
     merged = make.reshape(pairs, (*front, size * (between + 1), *behind))
-    return _back(make, make.part(merged, at, 0, size * (between + 1) - between), order)
+    return make.part(merged, dim, 0, size * (between + 1) - between)
 
 
 def slice_(make: Make, op: Slice) -> Value:
@@ -133,13 +116,11 @@ def slice_(make: Make, op: Slice) -> Value:
 
 
 def _thinned(make: Make, x: Value, dim: int, count: int, stride: int) -> Value:
-    x, at, order = _not_last(make, x, dim)
-    missing = count * stride - x.tile.shape[at]
-    x = make.joined(at, x, filled(make, make.number(0, _scalar(x)), x.tile.shape, at, missing))
-    shape = x.tile.shape
-    groups = make.reshape(x, (*shape[:at], count, stride, *shape[at + 1 :]))
-    first = make.part(groups, at + 1, 0, 1)
-    return _back(make, make.reshape(first, (*shape[:at], count, *shape[at + 1 :])), order)
+    missing = count * stride - x.tile.shape[dim]
+    x = make.joined(dim, x, filled(make, make.number(0, _scalar(x)), x.tile.shape, dim, missing))
+    front, behind = x.tile.shape[:dim], x.tile.shape[dim + 1 :]
+    groups = make.reshape(x, (*front, count, stride, *behind))
+    return make.reshape(make.part(groups, dim + 1, 0, 1), (*front, count, *behind))
 
 
 # --- at computed places ---------------------------------------------------------------------------------------------
@@ -211,16 +192,16 @@ def take(make: Make, op: Take) -> Value:
         count = indices.tile.size
         index = make.broadcast(make.reshape(indices, (1, count)), (rows, count), (0, 1))
     index = make.of("min", make.of("max", index, 0), shape[dim] - 1)
-    found = make.reshape(_gathered(make, lines, index), (*others, count))
+    found = make.reshape(gathered(make, lines, index), (*others, count))
     back = (*range(dim), len(shape) - 1, *range(dim, len(shape) - 1))
     return make.reshape(make.transpose(found, back), op.result.tile.shape)
 
 
-def _gathered(make: Make, x: Value, index: Value) -> Value:
-    """Of [rows, n] by [rows, m], all in bounds."""
+def gathered(make: Make, x: Value, index: Value) -> Value:
+    """Elements of x[rows, n] at index[rows, m] along the lanes, all in bounds."""
     if x.tile.shape[0] == 1:
         # Pallas takes a gather from one row for another kind of gather.
-        return make.part(_gathered(make, make.joined(0, x, x), make.joined(0, index, index)), 0, 0, 1)
+        return make.part(gathered(make, make.joined(0, x, x), make.joined(0, index, index)), 0, 0, 1)
     count = index.tile.shape[1]
     parts: list[Value] = []
     for wanted in _registers(make, index):

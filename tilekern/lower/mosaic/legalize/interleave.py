@@ -1,0 +1,108 @@
+"""Interleaved lines, a b a b ...: taken apart and put together by gathers along the lanes.
+
+x[..., p::k] takes apart, and so does part p of a reshape to [..., n, k]; k parts [..., n, 1], joined and reshaped
+to [..., n k], are put together, and a pad with something between the elements is. A tile of k lanes would take 128 / k
+times its size, and each of its rows a transposition.
+
+Needs and gives what `places` does; what is left of strides and pads is not along the lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from tilekern.ir.core import Op, Value
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.shape import Concatenate, Pad, Reshape, Slice
+from tilekern.lower.mosaic.legalize.casts import cast, wide
+from tilekern.lower.mosaic.legalize.places import LANES, filled, gathered, lanes
+from tilekern.lower.rewrite.make import Make
+
+
+def interleave(op: Op, rewriter: Rewriter) -> Value | None:
+    """What stands for an op that takes lines apart, or puts them together; None for any other."""
+    make = Make(rewriter, op)
+    match op:
+        case Slice(operands=(x,)) if op.stride[-1:] > (1,) and op.result.tile.shape[-1] > 1:
+            count = op.result.tile.shape[-1]
+            part = _apart(make, x, op.start[-1], op.stride[-1], count)
+            return _rest(rewriter, op, part, start=0, stop=count, stride=1)
+        case Slice(operands=(x,)) if _takes_one(op) and (line := _line(rewriter, x)):
+            count = prod(x.tile.shape[:-1]) // prod(line.tile.shape[:-1])
+            part = make.reshape(_apart(make, line, op.start[-1], x.tile.shape[-1], count), (*x.tile.shape[:-1], 1))
+            return _rest(rewriter, op, part, start=0, stop=1)
+        case Pad(operands=(x, fill)) if op.interior[-1:] > (0,) and x.tile.shape[-1] > 1:
+            shape, between = x.tile.shape, op.interior[-1]
+            others = [filled(make, fill, shape, len(shape) - 1, shape[-1])] * between
+            line = _together(make, [x, *others])
+            line = make.part(line, len(shape) - 1, 0, line.tile.shape[-1] - between)
+            return _rest(rewriter, op, line, interior=0)
+        case Reshape(operands=(x,)) if parts := _parts(rewriter, x, op.shape):
+            shape = (*op.shape[:-1], op.shape[-1] // len(parts))
+            return _together(make, [make.reshape(part, shape) for part in parts])
+        case _:
+            return None
+
+
+def _rest(rewriter: Rewriter, op: Slice | Pad, x: Value, **last: int) -> Value:
+    """The same op on `x`, but for what it does along the last dim."""
+    attributes = {name: (*getattr(op, name)[:-1], n) for name, n in last.items()}
+    (found,) = rewriter.visit(replace(op, operands=(x, *op.operands[1:]), **attributes))
+    return found
+
+
+def _takes_one(op: Slice) -> bool:
+    return op.result.tile.shape[-1:] == (1,) and op.operands[0].tile.shape[-1] > 1
+
+
+def _line(rewriter: Rewriter, x: Value) -> Value | None:
+    """What was reshaped to `x`, if that cut its last dim."""
+    made = rewriter.definition(x)
+    if not isinstance(made, Reshape):
+        return None
+    last, groups = made.operands[0].tile.shape[-1:], x.tile.shape[-1]
+    return made.operands[0] if last > (groups,) and last[0] % groups == 0 else None
+
+
+def _parts(rewriter: Rewriter, x: Value, shape: tuple[int, ...]) -> Sequence[Value]:
+    """What was joined to the last dim of `x`, one lane of each, and is now reshaped to lines of `shape`."""
+    made = rewriter.definition(x)
+    if not isinstance(made, Concatenate) or made.dim != len(x.tile.shape) - 1:
+        return ()
+    parts = made.operands
+    whole = shape[-1:] > (len(parts),) and shape[-1] % len(parts) == 0
+    return parts if whole and all(part.tile.shape[-1] == 1 for part in parts) else ()
+
+
+def _apart(make: Make, x: Value, first: int, step: int, count: int) -> Value:
+    """The elements first, first + step, ... of each line: from no more registers than they are in."""
+    *front, size = x.tile.shape
+    rows = prod(front)
+    lines = make.reshape(wide(make, x), (rows, size))
+    found: list[Value] = []
+    for n in range(0, count, LANES):
+        some = min(LANES, count - n)
+        start, stop = first + n * step, first + (n + some - 1) * step + 1
+        base = start // LANES * LANES
+        within = make.part(lines, 1, base, min(size, -(-stop // LANES) * LANES))
+        index = make.of("add", make.of("mul", lanes(make, (rows, some), 1), step), start - base)
+        found.append(gathered(make, within, index))
+    return cast(make, make.reshape(make.joined(1, *found), (*front, count)), x.tile.dtype)
+
+
+def _together(make: Make, parts: Sequence[Value]) -> Value:
+    """The elements of equal parts in turns, so many at once that they fill one register, if that can be."""
+    *front, size = parts[0].tile.shape
+    rows, turns, dtype = prod(front), len(parts), parts[0].tile.dtype
+    lines = [make.reshape(wide(make, part), (rows, size)) for part in parts]
+    at_once = LANES // turns if LANES % turns == 0 else size
+    found: list[Value] = []
+    for n in range(0, size, at_once):
+        some = min(at_once, size - n)
+        side_by_side = make.joined(1, *(make.part(line, 1, n, n + some) for line in lines))
+        lane = lanes(make, (rows, some * turns), 1)
+        index = make.of("add", make.of("mul", make.of("rem", lane, turns), some), make.of("div", lane, turns))
+        found.append(gathered(make, side_by_side, index))
+    return cast(make, make.reshape(make.joined(1, *found), (*front, size * turns)), dtype)
