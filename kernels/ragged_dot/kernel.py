@@ -105,13 +105,15 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
 
 
 @ragged_dot_forward.schedule("tpu")
-def _tpu(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
-    """As a matmul, of fewer rows: a border inside of a tile costs its product once more. All of a row is in VMEM."""
+def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+    """As a matmul, of fewer rows: a border inside of a tile costs its product once more. All of a row is in VMEM.
+
+    The tiles fit the 64 MiB that each TPU has, for an exported program may run on any.
+    """
     (rows, inner), columns, itemsize = lhs.shape, rhs.shape[2], lhs.dtype.itemsize
     block_k = max(1, inner) if inner * tiled(columns, 1024, 128) * itemsize <= 8 << 20 else tiled(inner, 2048, 128)
     copied = 4 * block_k * 4 if lhs.dtype == jnp.float32 else 0  # of a row, into what the matrix units multiply
-    most = 100 << 20 if target in ("tpu:v5e", "tpu:v6e") else 50 << 20  # of 128 and of 64 MiB of vector memory
     tiles = [(tiled(rows, m, 8), tiled(columns, n, 128)) for m, n in ((256, 1024), (256, 512), (128, 256), (128, 128))]
-    fitting = (t for t in tiles if 2 * inner * sum(t) * itemsize + t[0] * copied <= most)
+    fitting = (t for t in tiles if 2 * inner * sum(t) * itemsize + t[0] * copied <= 50 << 20)
     block_m, block_n = next(fitting, tiles[-1])
     return {"block_m": block_m, "block_n": block_n, "block_k": block_k}

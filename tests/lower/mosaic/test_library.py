@@ -6,9 +6,16 @@ the scoped allocation that libtpu writes into the HLO of the kernel's custom cal
 
 from __future__ import annotations
 
+import importlib
+import warnings
+from functools import partial
+from typing import Any
+
+import jax
 import pytest
 
 from tests.lower.library import CASES, family
+from tilekern.errors import FallbackWarning
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import resolve
 
@@ -54,3 +61,23 @@ def test_it_compiles_and_takes_the_memory_that_it_asked_for(name: str, case: str
     taken = lowering.compile().resources
     assert 0 < taken.vmem_bytes <= lowering.planned.vmem_limit
     assert abs(taken.vmem_bytes - taken.planned_bytes) <= max(0.1 * taken.vmem_bytes, 256 << 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        pytest.param(n, c, id=f"{n}-{c.name}", marks=() if c is CASES[n][0] else pytest.mark.slow)
+        for n in CASES
+        for c in CASES[n]
+    ],
+)
+def test_it_is_exported_for_every_tpu(name: str, case: Any) -> None:
+    """For one that is not known, with the least vector memory that there is; and not by the portable backend."""
+    function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
+    called = jax.jit(partial(function, **getattr(case, "keywords", {})))
+    for dtype in ("bfloat16", "float32"):
+        arrays = jax.eval_shape(partial(case.arrays, dtype=dtype), jax.random.key(0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FallbackWarning)
+            exported = jax.export.export(called, platforms=["tpu"])(*arrays)
+        assert "tpu_custom_call" in exported.mlir_module()
