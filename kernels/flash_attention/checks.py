@@ -284,7 +284,7 @@ def precision(given: Any) -> tuple[str | None, str | None]:
 def backward_blocks(blocks: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     """The blocks of the kernels of derivatives."""
     names = ("block_q", "block_k")
-    known = (*names, *(f"backward_{name}" for name in names), *LAUNCH)
+    known = (*names, "block_n", *(f"backward_{name}" for name in names), *LAUNCH)
     for name in blocks:
         if name not in known:
             raise ArgumentError(

@@ -42,10 +42,11 @@ def flash_attention_forward(
     return_logsumexp: bool,
     block_q: tk.Block = 128,
     block_k: tk.Block = 128,
+    block_n: tk.Block = 1,
 ) -> None:
     """query[B, T, N, H], key[B, S, K, H], value[B, S, K, Hv] -> out[B, T, N, Hv], logsumexp[B, T, N] if wanted."""
-    scores, g, i = of_queries(config, extras, query, key, block_q)
-    b, n, wide = scores.b, scores.n, scores.wide
+    scores, g, i = of_queries(config, extras, query, key, block_q, block_n)
+    wide = scores.wide
     of_scores, of_values = config.precision
 
     q = scores.load_queries(query, i)
@@ -63,22 +64,29 @@ def flash_attention_forward(
         acc = tk.dot(weights, scores.load_keys(value, j, g), acc * shrink[:, None], precision=of_values)
         return grown, d, acc
 
+    rows = q.shape[0]
     if extras.sinks is None:
-        m, d = tk.full(i, -jnp.inf, wide), tk.zeros(i, wide)
+        m, d = tk.full(rows, -jnp.inf, wide), tk.zeros(rows, wide)
     else:
-        sink = extras.sinks[n].astype(wide) * wide.type(LOG2_E)
-        m, d = tk.full(i, sink, wide), tk.full(i, jnp.where(sink == -jnp.inf, wide.type(0), wide.type(1)), wide)
-    m, d, acc = scores.over_keys(i, block_k, step, (m, d, tk.zeros((i, value.shape[3]), wide)))
-    out[b, i, n] = (acc / jnp.where(d == 0, 1, d)[:, None]).astype(out.dtype)
+        m = jnp.broadcast_to(scores.of_heads(extras.sinks, i).astype(wide) * wide.type(LOG2_E), (rows,))
+        d = jnp.where(m == -jnp.inf, wide.type(0), wide.type(1))
+    m, d, acc = scores.over_keys(i, block_k, step, (m, d, tk.zeros((rows, value.shape[3]), wide)))
+    scores.store_queries(out, i, (acc / jnp.where(d == 0, 1, d)[:, None]).astype(out.dtype))
     if logsumexp is not None:
-        logsumexp[b, i, n] = (m + jnp.log2(d)) * wide.type(LN_2)
+        scores.store_queries(logsumexp, i, (m + jnp.log2(d)) * wide.type(LN_2))
 
 
 @flash_attention_forward.schedule("cpu")
 @of_map
 def _cpu(query: Any, key: Any, value: Any, extras: Extras) -> dict[str, int]:
     """Coarse tiles: XLA's matrix products want them, and there is no register file to fit."""
-    return {"block_q": even(query.shape[1], 256), "block_k": even(key.shape[1], 256)}
+    return {"block_q": even(query.shape[1], 256), "block_k": even(key.shape[1], 256), **_together(query, key, 128)}
+
+
+def _together(query: Any, key: Any, rows: int) -> dict[str, int]:
+    """Heads that share a head of the keys, so many that their queries make `rows`: each key is loaded once for all."""
+    queries, group = query.shape[1], query.shape[2] // max(key.shape[2], 1)
+    return {"block_n": even(group, max(1, rows // max(queries, 1)))}
 
 
 @flash_attention_forward.schedule("cpu:llvm")
@@ -90,7 +98,11 @@ def _llvm(query: Any, key: Any, value: Any, extras: Extras, config: Config) -> d
     """
     narrow = query.dtype.itemsize == 2 and max(query.shape[3], value.shape[3]) <= 64
     block_q, block_k = (256, 256) if narrow else (256, 128) if config.causal else (512, 128)
-    return {"block_q": even(query.shape[1], block_q), "block_k": even(key.shape[1], block_k)}
+    return {
+        "block_q": even(query.shape[1], block_q),
+        "block_k": even(key.shape[1], block_k),
+        **_together(query, key, 128),
+    }
 
 
 # For float32 and float64: queries, keys, warps and stages, for rows of a head up to a number of bytes.
@@ -141,10 +153,12 @@ def _tpu(query: Any, key: Any, value: Any, extras: Extras, config: Config, targe
     """Best by the static estimate, for 1024 and 4096 queries and heads of 64 to 256: of 256 to 2048 queries and keys.
 
     The larger a tile, the less is loaded, reduced and rescaled for a logit; but on the diagonal, half of it is in vain.
-    With two tiles of keys or more, matrix units work on one while vector units work on another.
+    With two tiles of keys or more, matrix units work on one while vector units work on another. Up to 128 queries the
+    time is that of loading keys into the matrix units; beyond, heads side by side gain less than a larger tile does.
     """
     queries, keys = query.shape[1], key.shape[1]
     slow = target in ("tpu:v5e", "tpu:v5p") or query.dtype.itemsize > 2
     limit = 512 if slow else 1024
     block_q = tiled(queries, 2 * limit if slow and not config.causal else limit, 8)
-    return {"block_q": block_q, "block_k": tiled(keys, limit if config.causal or keys > limit else 512, 128)}
+    block_k = tiled(keys, limit if config.causal or keys > limit else 512, 128)
+    return {"block_q": block_q, "block_k": block_k, **_together(query, key, 512 if queries <= 128 else 1)}

@@ -27,17 +27,30 @@ LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
 
 
-def of_queries(config: Config, extras: Extras, query: Any, key: Any, block_q: int) -> tuple[Scores, Any, tk.Tile]:
-    """The scores of a program that owns a tile of queries of one head: with the head of the keys, and the tile."""
+def of_queries(
+    config: Config, extras: Extras, query: Any, key: Any, block_q: int, block_n: int = 1
+) -> tuple[Scores, Any, tk.Tile]:
+    """The scores of a program that owns a tile of queries: with the head of the keys, and the tile.
+
+    It owns them of one head, or of `block_n` of those that share a head of the keys, if these differ in nothing else.
+    """
     groups = key.shape[2]
     group = query.shape[2] // max(groups, 1)
     b = tk.parallel(query.shape[0])
     g = tk.parallel(groups)
-    r = tk.parallel(group)
+    several = block_n > 1 and group > 1 and alike(config, extras)
+    r = tk.parallel(group, block_n) if several else tk.parallel(group)
     # The last queries see the most keys: their programs start first, so that none is left alone in the end.
     i = tk.parallel(query.shape[1], block_q, order="descending" if config.causal else None)
     wide = tk.accumulator(query.dtype)
-    return Scores(config, extras, b, g * group + r, (query.shape[1], key.shape[1]), wide), g, i
+    n, heads = (None, (g * group, group, r)) if several else (g * group + r, None)
+    return Scores(config, extras, b, n, (query.shape[1], key.shape[1]), wide, heads=heads), g, i
+
+
+def alike(config: Config, extras: Extras) -> bool:
+    """Whether no score depends on its head but by the dot product."""
+    terms = (extras.bias, extras.mask, extras.mask_mod, extras.score_mod, extras.block_map)
+    return not config.dropout_rate and all(x is None for x in terms)
 
 
 class Scores:
@@ -45,6 +58,9 @@ class Scores:
 
     A tile of scores is [queries, keys], or with `transposed` [keys, queries]. With `sums_queries` queries past the last
     one attend to nothing, so that sums over queries may be taken.
+
+    With `heads`, the first one of a group, how many there are, and a tile of these, it is [queries x heads, keys], the
+    heads of a query one after the other; there is no `n` then.
     """
 
     def __init__(
@@ -58,8 +74,9 @@ class Scores:
         *,
         transposed: bool = False,
         sums_queries: bool = False,
+        heads: tuple[Any, int, tk.Tile] | None = None,
     ) -> None:
-        self.config, self.extras, self.b, self.n = config, extras, b, n
+        self.config, self.extras, self.b, self.n, self.heads = config, extras, b, n, heads
         self.queries, self.keys = lengths
         self.wide, self.transposed, self.sums_queries = wide, transposed, transposed or sums_queries
         self.offset: Any = config.offset if extras.q_offset is None else extras.q_offset[b] + config.offset
@@ -71,6 +88,8 @@ class Scores:
 
     def rows(self, x: jax.Array) -> jax.Array:
         """A vector over queries, as it broadcasts against a tile of scores."""
+        if self.heads is not None:
+            x = jnp.broadcast_to(x[:, None], (x.size, self.heads[2].size)).reshape(-1)
         return x[None, :] if self.transposed else x[:, None]
 
     def columns(self, x: jax.Array) -> jax.Array:
@@ -84,9 +103,33 @@ class Scores:
 
     def load_queries(self, array: Any, i: tk.Tile) -> jax.Array:
         """A tile of query, or of an array like it; zeros for queries past the length."""
+        ref, index = self._of_heads(array, i)
         if self.extras.q_lengths is None:
-            return array[self.b, i, self.n]
-        return array.load((self.b, i, self.n), mask=(i.indices < self.extras.q_lengths[self.b])[:, None])
+            tile = ref[index]
+        else:
+            there = i.indices < self.extras.q_lengths[self.b]
+            tile = ref.load(index, mask=there[:, None] if self.heads is None else there[:, None, None])
+        return tile if self.heads is None else tile.reshape(i.size * self.heads[2].size, tile.shape[-1])
+
+    def store_queries(self, array: Any, i: tk.Tile, value: jax.Array) -> None:
+        """Store a tile of an array like query, or a number for each of its rows."""
+        ref, index = self._of_heads(array, i)
+        ref[index] = value if self.heads is None else value.reshape(i.size, self.heads[2].size, *value.shape[1:])
+
+    def of_heads(self, vector: Any, i: tk.Tile) -> Any:
+        """A number for each head, as one for each row of a tile of scores; a scalar if there is one head."""
+        if self.heads is None:
+            return vector[self.n]
+        first, count, r = self.heads
+        numbers = vector.at[tk.ds(first, count)][r]
+        return jnp.broadcast_to(numbers[None, :], (i.size, r.size)).reshape(-1)
+
+    def _of_heads(self, array: Any, i: tk.Tile) -> tuple[Any, tuple[Any, ...]]:
+        """Where the rows of a tile are in an array like query."""
+        if self.heads is None:
+            return array, (self.b, i, self.n)
+        first, count, r = self.heads
+        return array.at[self.b, :, tk.ds(first, count)], (i, r)
 
     def load_keys(self, array: Any, j: tk.Tile, g: Any) -> jax.Array:
         """A tile of key or value; zeros for keys past the length."""

@@ -71,7 +71,7 @@ def by_xla(programs: Sequence[Program], optimize: bool) -> Sequence[Sequence[np.
         return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
 
 
-@chunks(8)
+@chunks(4)
 def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Every other chunk as users' programs come, the others with small batches of programs, and without passes.
     optimize = chunk % 2 == 0

@@ -14,7 +14,12 @@ from tilekern.kernels.flash_attention import flash_attention, reference
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-BLOCKS = ({}, {"block_q": 16, "block_k": 16}, {"block_q": 7, "block_k": 13}, {"block_q": 64, "block_k": 5})
+BLOCKS = (
+    {},
+    {"block_q": 16, "block_k": 16, "block_n": 1},
+    {"block_q": 7, "block_k": 13, "block_n": 3},
+    {"block_q": 64, "block_k": 5, "block_n": 2},
+)
 
 # The naive computation; compiled without optimizations, which take longer than they save.
 naive = jax.jit(reference, static_argnames=("causal", "dtype"), compiler_options={"xla_backend_optimization_level": 0})

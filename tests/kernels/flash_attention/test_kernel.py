@@ -183,14 +183,17 @@ def test_real_sizes_are_traced(case: Case) -> None:
 # --- the block IR ---------------------------------------------------------------------------------------------------
 
 
-def traced(problem: Problem, causal: bool, return_logsumexp: bool) -> Func:
+def traced(problem: Problem, causal: bool, return_logsumexp: bool, block_n: int = 1) -> Func:
     avals = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in problem.shapes)
-    keywords = {"config": Config(0.25, causal=causal), "block_q": 32, "block_k": 16}
+    keywords = {"config": Config(0.25, causal=causal), "block_q": 32, "block_k": 16, "block_n": block_n}
     return flash_attention_forward.trace(*avals, Extras(), return_logsumexp=return_logsumexp, **keywords).ir
 
 
 FUNCS = {
     "divisible_full": partial(traced, Problem((2,), 64, 64, 4, 2, 16, 16), causal=False, return_logsumexp=True),
+    "heads_together": partial(
+        traced, Problem((2,), 4, 64, 6, 2, 16, 16), causal=True, return_logsumexp=True, block_n=3
+    ),
     "ragged_causal": partial(traced, Problem((2,), 100, 70, 4, 4, 16, 24), causal=True, return_logsumexp=False),
 }
 
