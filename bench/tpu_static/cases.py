@@ -14,7 +14,8 @@ class Case:
     """A kernel on one shape.
 
     Attributes:
-      kernel: "attention", "backward" (all that attention's backward pass does), "matmul", "softmax" or "rms_norm".
+      kernel: "attention", "backward" (all that attention's backward pass does), "decode" (attention of one query, of
+        `HEADS` heads that share two of keys and values, for a batch of four), "matmul", "softmax" or "rms_norm".
       size: the sequence of attention; the side of a matmul or of the rows' matrix.
       head_dim: of attention.
       causal: of attention.
@@ -42,6 +43,8 @@ class Case:
         if self.kernel == "matmul":
             return 2 * self.size**3
         pairs = self.size * (self.size + 1) // 2 if self.causal else self.size**2
+        if self.kernel == "decode":
+            return 4 * 2 * 2 * HEADS * self.head_dim * self.size
         dots = {"attention": 2, "backward": 5}.get(self.kernel, 0)
         return 2 * dots * HEADS * self.head_dim * pairs
 
@@ -50,6 +53,8 @@ class Case:
         """Bytes of the arguments and the result."""
         if self.kernel == "attention":
             return 4 * self.size * HEADS * self.head_dim * 2
+        if self.kernel == "decode":
+            return 4 * (2 * HEADS + 4 * self.size) * self.head_dim * 2
         if self.kernel == "backward":
             return self.size * HEADS * (8 * self.head_dim * 2 + 4)
         if self.kernel == "matmul":
@@ -65,6 +70,7 @@ CASES = (
     *(Case("attention", s, d, causal) for s in (1024, 4096, 16384) for d in (64, 128, 256) for causal in (True, False)),
     Case("attention", 4096, 128, causal=True, projected=True),
     *(Case("backward", 4096, d, causal=True) for d in (64, 128)),
+    Case("decode", 8192, 128),
     Case("matmul", 4096),
     Case("softmax", 4096),
     Case("rms_norm", 4096),
@@ -75,6 +81,9 @@ def ours(case: Case, chip: str) -> str:
     """The program that calls our kernel, for `estimate`: layout [batch, sequence, head, head_dim]."""
     if case.kernel == "backward":
         return _backward(case, chip)
+    if case.kernel == "decode":
+        setup = "from functools import partial\nfrom tilekern.kernels.flash_attention import flash_attention"
+        return decode(case, setup, f"partial(flash_attention, target='tpu:{chip}')")
     if case.projected:
         call = f"flash_attention(q, k, v, causal={case.causal}, target='tpu:{chip}')"
         shape = f"(1, {case.size}, {HEADS}, {case.head_dim})"
@@ -121,6 +130,18 @@ def fn(q, k, v):
     q, k, v = (x.reshape({shape}){turn} for x in (q, k, v))
     return ({call}){turn}.reshape({flat})
 args = [jax.ShapeDtypeStruct({flat}, "bfloat16")] * 3
+"""
+
+
+def decode(case: Case, setup: str, attention: str) -> str:
+    """The program of `attention(q, k, v)` on keys and values that are kept as [batch, sequence, heads · head_dim]."""
+    kept = f"(4, {case.size}, 2, {case.head_dim})"
+    return f"""
+import jax
+{setup}
+fn = lambda q, k, v: {attention}(q, k.reshape{kept}, v.reshape{kept})
+cache = jax.ShapeDtypeStruct((4, {case.size}, {2 * case.head_dim}), "bfloat16")
+args = [jax.ShapeDtypeStruct((4, 1, {HEADS}, {case.head_dim}), "bfloat16"), cache, cache]
 """
 
 

@@ -21,6 +21,7 @@ KERNEL_CASES = {
         Case("attention", 2048, 128),
         Case("attention", 2048, 64, causal=True),
         Case("backward", 1024, 128, causal=True),
+        Case("decode", 4096, 128),
         Case("matmul", 2048),
         Case("softmax", 2048),
         Case("rms_norm", 2048),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bench.tpu_static.cases import HEADS, Case, of_projections
+from bench.tpu_static.cases import HEADS, Case, decode, of_projections
 
 # (query, key, key of one step). The peers' default of 128 is left out: it takes 8 to 15 times as long.
 FLASH_BLOCKS = ((512, 512, 512), (512, 1024, 512), (1024, 1024, 512), (1024, 1024, 1024))
@@ -100,6 +100,8 @@ args = [jax.ShapeDtypeStruct((1, {HEADS}, {case.size}, {case.head_dim}), "bfloat
 
 
 def _xla(case: Case) -> str:
+    if case.kernel == "decode":
+        return decode(case, "", "jax.nn.dot_product_attention")
     n = case.size
     formulas = {
         "matmul": ("x, w: jnp.matmul(x, w)", [((n, n), "bfloat16")] * 2),
