@@ -137,9 +137,8 @@ def flash_attention(
         allow a backend these; a pair says it of query key and of weights value.
       target: lower for this target's blocks, e.g. "cpu:xla".
       **blocks: `block_q` and `block_k`, queries and keys of a tile, instead of the schedule's; `block_n`, how many of
-        the heads that share a head of the keys are in one tile, where neither bias, masks, mods nor dropout tell them
-        apart; and `backward_block_q` and `backward_block_k` for the derivatives. No block changes the result beyond
-        rounding.
+        the heads that share a head of the keys are in one tile (one, where there is a bias, a mask, a mod or dropout);
+        and `backward_block_q` and `backward_block_k` for the derivatives. No block changes the result beyond rounding.
 
     Returns:
       out[*B, T, N, Hv] in the query's dtype; a row that attends to nothing is 0. With `return_logsumexp` also

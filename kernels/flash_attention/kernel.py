@@ -157,14 +157,15 @@ def _tpu(query: Any, key: Any, value: Any, extras: Extras, config: Config, targe
     time is that of loading keys into the matrix units: heads side by side share it, and tiles of many keys hide what
     follows each. Beyond, heads side by side gain less than a larger tile does.
     """
-    queries, keys = query.shape[1], key.shape[1]
-    slow = target in ("tpu:v5e", "tpu:v5p") or query.dtype.itemsize > 2
+    queries, keys, itemsize = query.shape[1], key.shape[1], query.dtype.itemsize
+    slow = target in ("tpu:v5e", "tpu:v5p") or itemsize > 2
     limit = 512 if slow else 1024
     if queries <= 128:
         heads = _together(query, key, 512)
-        scores = 1 << (17 if query.dtype.itemsize > 2 else 18)
-        block_k = min(4096, max(limit, scores // max(1, queries * heads["block_n"])))
+        least, scores = (512, 1 << 17) if itemsize > 2 else (1024, 1 << 18)
+        most = (4 << 20) // max(1, (query.shape[3] + value.shape[3]) * itemsize)  # 4 MiB of keys and values
+        block_k = min(max(least, scores // max(1, queries * heads["block_n"])), 4096, max(128, most))
         return {"block_q": max(1, queries), "block_k": tiled(keys, block_k, 128), **heads}
     block_q = tiled(queries, 2 * limit if slow and not config.causal else limit, 8)
     block_k = tiled(keys, limit if config.causal or keys > limit else 512, 128)
-    return {"block_q": block_q, "block_k": block_k, "block_n": 1}
+    return {"block_q": block_q, "block_k": block_k}

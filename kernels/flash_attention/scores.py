@@ -32,7 +32,7 @@ def of_queries(
 ) -> tuple[Scores, Any, tk.Tile]:
     """The scores of a program that owns a tile of queries: with the head of the keys, and the tile.
 
-    It owns them of one head, or of `block_n` of those that share a head of the keys, if these differ in nothing else.
+    It owns them of one head, or of `block_n` of those that share a head of the keys, if these are `alike`.
     """
     groups = key.shape[2]
     group = query.shape[2] // max(groups, 1)
@@ -48,7 +48,7 @@ def of_queries(
 
 
 def alike(config: Config, extras: Extras) -> bool:
-    """Whether no score depends on its head but by the dot product."""
+    """Whether scores are dot products that are masked by position, length and segment only: alike for all heads."""
     terms = (extras.bias, extras.mask, extras.mask_mod, extras.score_mod, extras.block_map)
     return not config.dropout_rate and all(x is None for x in terms)
 

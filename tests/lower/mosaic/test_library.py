@@ -16,6 +16,7 @@ import pytest
 
 from tests.lower.library import CASES, family
 from tilekern.errors import FallbackWarning
+from tilekern.kernels.flash_attention import flash_attention
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import resolve
 
@@ -81,3 +82,13 @@ def test_it_is_exported_for_every_tpu(name: str, case: Any) -> None:
             warnings.simplefilter("error", FallbackWarning)
             exported = jax.export.export(called, platforms=["tpu"])(*arrays)
         assert "tpu_custom_call" in exported.mlir_module()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("width", [512, 1024, 2048])
+def test_one_query_of_wide_heads_is_exported(width: int, dtype: str) -> None:
+    query, key = (jax.ShapeDtypeStruct((1, n, 8, width), dtype) for n in (1, 8192))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        exported = jax.export.export(jax.jit(flash_attention), platforms=["tpu"])(query, key, key)
+    assert "tpu_custom_call" in exported.mlir_module()

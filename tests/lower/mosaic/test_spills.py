@@ -11,6 +11,7 @@ from tilekern.lower.mosaic.legalize.sines import sines
 from tilekern.lower.mosaic.plan import plan
 from tilekern.lower.mosaic.spills import spilled_bytes
 from tilekern.lower.mosaic.unroll import Rounds
+from tilekern.passes.cse import cse
 
 V5E, V6E = CHIPS["tpu:v5e"], CHIPS["tpu:v6e"]
 TILE = 512 * 512 * 4
@@ -271,6 +272,16 @@ def test_what_a_switch_takes_and_gives_is_kept() -> None:
 }
 """)
     assert spilled_bytes(sines(func).body, V5E, {}, {}) == 3 * 256 * 128 * 4 - HELD
+
+
+def test_constants_that_a_switch_takes_are_not() -> None:
+    body = """  %0 = load %x[0 +: 512!, 0 +: 128!] : f32[512, 128]
+  %1 = constant 0.5 : f32[512, 128]
+  %2 = mul(%0, %1) : f32[512, 128]
+  %3 = sin(%2) : f32[512, 128]"""
+    head = "func @f(%x: ref<f32[512, 128], in>, %o: ref<f32[512, 128], out>) {"
+    func = cse(sines(parse(f"{head}\n{body}\n  store %3 to %o[0 +: 512!, 0 +: 128!]\n}}\n")))
+    assert spilled_bytes(func.body, V5E, {}, {}) == 3 * 512 * 128 * 4 - HELD
 
 
 def test_rows_that_are_repeated_take_a_register_each() -> None:

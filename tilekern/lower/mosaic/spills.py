@@ -109,7 +109,8 @@ def _spilled(block: Block, kernel: _Kernel, repeated: bool) -> int:
 def _passed(op: Switch, made: Mapping[Value, Op], kernel: _Kernel) -> int:
     """What a switch gives, and the tiles from around it that it takes: nothing else takes their place."""
     inside = {v for region in op.regions for inner in region.walk() for v in inner.operands}
-    tiles = [(v, made[v]) for v in inside if v in made] + [(v, op) for v in op.results]
+    taken = [(v, made[v]) for v in inside if v in made and not isinstance(made[v], (Constant, Iota))]
+    tiles = [*taken, *((v, op) for v in op.results)]
     return sum(_size(v, by, kernel) for v, by in tiles if len(v.tile.shape) > 1)
 
 

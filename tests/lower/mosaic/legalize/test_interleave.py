@@ -94,6 +94,15 @@ def test_no_tile_of_a_few_lanes_is_left(turns: int) -> None:
     assert_by_gathers(several(lambda b, *xs: [stacked(b, list(xs))], *parts)[0], turns)
 
 
+@pytest.mark.parametrize(("turns", "groups"), [(2, 1024), (3, 1024), (100, 64)])
+def test_gathers_grow_with_the_line(turns: int, groups: int) -> None:
+    """No register is made of more than the two that its elements are in, whatever the number of parts."""
+    parts = [counting((8, groups), F32)] * turns
+    (func, _) = several(lambda b, *xs: [stacked(b, list(xs))], *parts)
+    takes = sum(isinstance(op, Take) for op in legalize(func, "v5e").walk())
+    assert takes <= 2 * (groups * turns // (128 // turns * turns) + 1)
+
+
 def test_parts_that_are_no_lines() -> None:
     """A last dim of one element, parts of several lanes, groups that go over the end of a line: left as they are."""
     x = counting((4, 6), F32)

@@ -4,7 +4,7 @@ x[..., p::k] takes apart, and so does part p of a reshape to [..., n, k]; k part
 to [..., n k], are put together, and a pad with something between the elements is. A tile of k lanes would take 128 / k
 times its size, and each of its rows a transposition.
 
-Needs and gives what `places` does; what is left of strides and pads is not along the lanes.
+Needs and gives what `places` does; what is left of strides, and of pads between elements, is not along the lanes.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def _apart(make: Make, x: Value, first: int, step: int, count: int) -> Value:
 
 
 def _together(make: Make, parts: Sequence[Value]) -> Value:
-    """The elements of equal parts in turns, so many at once that they fill one register, if that can be."""
+    """The elements of equal parts in turns, so many at once as fit one register."""
     *front, size = parts[0].tile.shape
     rows, turns, dtype = prod(front), len(parts), parts[0].tile.dtype
     lines = [make.reshape(wide(make, part), (rows, size)) for part in parts]
-    at_once = LANES // turns if LANES % turns == 0 else size
+    at_once = max(1, LANES // turns)
     found: list[Value] = []
     for n in range(0, size, at_once):
         some = min(at_once, size - n)
