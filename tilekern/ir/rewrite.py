@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -77,6 +78,21 @@ class Rewriter(Builder):
             results = self.add(current)
         self._replaced.update(zip(op.results, results, strict=True))
         return results
+
+
+class ScopedRewriter[K](Rewriter):
+    """A rewriter that notes in `known` which values there are for a key; what it notes in a block is gone behind it."""
+
+    def __init__(self, rule: Callable[[Op, Rewriter], Sequence[Value] | None]) -> None:
+        super().__init__(rule)
+        self.known: ChainMap[K, Sequence[Value]] = ChainMap()
+
+    def copy_block(self, block: Block) -> Block:
+        self.known = self.known.new_child()
+        try:
+            return super().copy_block(block)
+        finally:
+            self.known = self.known.parents
 
 
 class Cloner(Rewriter):

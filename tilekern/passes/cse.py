@@ -11,7 +11,6 @@ written, so that a load from one is as good as pure; loads from outputs stay.
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from functools import cache
@@ -19,9 +18,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from tilekern.ir.core import Array, Block, Func, Op, Value
+from tilekern.ir.core import Array, Func, Op, Value
 from tilekern.ir.memory import Load
-from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.rewrite import Rewriter, ScopedRewriter
 
 
 def cse(func: Func) -> Func:
@@ -29,26 +28,17 @@ def cse(func: Func) -> Func:
     return _Merger().run(func)
 
 
-class _Merger(Rewriter):
+class _Merger(ScopedRewriter[Hashable]):
     def __init__(self) -> None:
         super().__init__(self._merge)
-        self._known: ChainMap[Hashable, Sequence[Value]] = ChainMap()
-
-    def copy_block(self, block: Block) -> Block:
-        # What is computed inside a block is not there behind it.
-        self._known = self._known.new_child()
-        try:
-            return super().copy_block(block)
-        finally:
-            self._known = self._known.parents
 
     def _merge(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if op.regions or not (op.pure or (isinstance(op, Load) and op.ref.ref.role == "in")):
             return None
         key = (type(op), op.operands, *(_hashable(getattr(op, name)) for name in _attributes(type(op))))
-        found = self._known.get(key)
+        found = self.known.get(key)
         if found is None:
-            self._known[key] = op.results
+            self.known[key] = op.results
         return found
 
 

@@ -34,22 +34,8 @@ _SEEDS = [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]
 NARROW = [DTYPES[n] for n in DTYPE_NAMES]
 # Formulas of several steps, each of which rounds: see `functions`. All others round once.
 APPROXIMATE = (
-    *(
-        "sin",
-        "cos",
-        "cbrt",
-        "expm1",
-        "sinh",
-        "cosh",
-        "asin",
-        "acos",
-        "atan",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erfc",
-        "lgamma",
-    ),
+    *("sin", "cos", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+    *("cbrt", "expm1", "erfc", "lgamma"),
     *("scan logsumexp", "reduce prod", "reduce sum", "scan sum", "scan prod"),
 )
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 5, 8, 12]), min_size=1, max_size=3).map(tuple)

@@ -9,15 +9,14 @@ Needs: a widened Func. Gives: one in which sines and cosines of tiles stand in t
 from __future__ import annotations
 
 import math
-from collections import ChainMap
 from collections.abc import Sequence
 from fractions import Fraction
 
 from tilekern.ir.compute import Reduce
 from tilekern.ir.control import Switch
-from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.rewrite import Rewriter, ScopedRewriter
 from tilekern.ir.types import F32, I32, TileType
 from tilekern.lower.mosaic.legalize.functions import polynomial
 from tilekern.lower.rewrite.make import Make
@@ -50,29 +49,21 @@ def sines(func: Func) -> Func:
     return _Sines().run(func)
 
 
-class _Sines(Rewriter):
+class _Sines(ScopedRewriter[Value]):
     """Knows the sines and cosines that are there at the current place."""
 
     def __init__(self) -> None:
-        super().__init__(self._rule)
-        self._known: ChainMap[Value, Sequence[Value]] = ChainMap()
+        super().__init__(self._sine_or_cosine)
 
-    def copy_block(self, block: Block) -> Block:
-        self._known = self._known.new_child()
-        try:
-            return super().copy_block(block)
-        finally:
-            self._known = self._known.parents
-
-    def _rule(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    def _sine_or_cosine(self, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if not isinstance(op, Elementwise) or op.function not in ("sin", "cos"):
             return None
         (x,) = op.operands
         if x.tile.dtype != F32 or not x.tile.shape or not x.tile.size:
             return None
-        if x not in self._known:
-            self._known[x] = self._both(x, Make(rewriter, op), op)
-        return [self._known[x][op.function == "cos"]]
+        if x not in self.known:
+            self.known[x] = self._both(x, Make(rewriter, op), op)
+        return [self.known[x][op.function == "cos"]]
 
     def _both(self, x: Value, make: Make, op: Op) -> Sequence[Value]:
         most = make.add(Reduce, make.of("abs", x), monoid="max", dims=tuple(range(len(x.tile.shape))))
