@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tilekern.errors import ArgumentError
 from tilekern.lang.tiles import describe
@@ -28,6 +29,26 @@ def require(fits: bool, function: str, *, expected: str, fix: str, **arrays: Any
         return
     got = ", ".join(f"{name} = {describe(x)}" for name, x in arrays.items())
     raise ArgumentError(f"the arrays of {function} do not fit", expected=expected, got=got, fix=fix)
+
+
+def as_int32(integers: Any) -> jax.Array:
+    """Integers of any dtype as int32; those that it cannot hold become its least or its greatest number.
+
+    An array of NumPy is clamped by NumPy: without 64-bit types JAX would cut its upper bits off.
+    """
+    given, narrow = jnp.iinfo(integers.dtype), jnp.iinfo(jnp.int32)
+    library: Any = jnp if isinstance(integers, jax.Array) else np
+    if given.max > narrow.max:
+        integers = library.clip(integers, max(given.min, narrow.min), narrow.max)
+    return jnp.asarray(integers.astype(np.int32))
+
+
+def narrowed(integers: Any) -> Any:
+    """Integers as int32 where that holds them for certain, otherwise as they are."""
+    if np.can_cast(integers.dtype, np.int32):
+        return integers.astype(np.int32)
+    known = not isinstance(integers, jax.Array)
+    return integers.astype(np.int32) if known and ((integers >= -(2**31)) & (integers < 2**31)).all() else integers
 
 
 def as_rows(x: Any) -> jax.Array:

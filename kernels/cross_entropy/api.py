@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any, Literal, overload
 
 import jax
-import jax.numpy as jnp
 
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_rows, is_float, is_integer, require
+from tilekern.kernels.api import as_int32, as_rows, is_float, is_integer, require
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
+from tilekern.lang.tiles import describe
 
 
 @overload
@@ -68,9 +69,9 @@ def cross_entropy(
       hidden: [*B, D], float32, bfloat16, float16 or float64.
       weight: [D, V] of the same dtype, V the size of the vocabulary.
       labels: integers [*B] in [0, V), or `ignore_index`. Any other label makes its loss NaN.
-      ignore_index: the loss of tokens with this label is 0.
+      ignore_index: the loss of tokens with this label is 0; an int between the ends of int32.
       label_smoothing: ε in [0, 1]: the target is (1 - ε) the label and ε the uniform distribution.
-      softcap: if given, logits become softcap * tanh(logits / softcap) first.
+      softcap: if given, logits become softcap * tanh(logits / softcap) first; from 1e-30 to 1e30.
       z_loss: times logsumexp² is added to the loss (PaLM, https://arxiv.org/abs/2204.02311, section 5: 1e-4).
       return_logsumexp: return (loss, logsumexp).
       target: lower for this target's blocks, e.g. "cpu:xla".
@@ -91,15 +92,14 @@ def cross_entropy(
       >>> cross_entropy(hidden, weight, jnp.array([7, 999, -100]))  # ln 1000
       Array([6.9077554, 6.9077554, 0.       ], dtype=float32)
     """
-    _check(hidden, weight, labels, label_smoothing, softcap)
+    _check(hidden, weight, labels)
+    _check_options(ignore_index, label_smoothing, softcap, z_loss)
     batch = labels.shape
-    limits, narrow = jnp.iinfo(labels.dtype), jnp.iinfo(jnp.int32)
-    # No vocabulary reaches the ends of int32, so that a label of a wider dtype stays outside when it is clamped.
-    flat = jnp.clip(labels.reshape(math.prod(batch)), max(limits.min, narrow.min), min(limits.max, narrow.max))
     loss, logsumexp = cross_entropy_forward(
         as_rows(hidden),
         weight,
-        flat.astype(jnp.int32),
+        # A label that becomes an end of int32 is neither a word nor ignored.
+        as_int32(labels.reshape(math.prod(batch))),
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         softcap=softcap,
@@ -112,7 +112,7 @@ def cross_entropy(
     return (loss.reshape(batch), logsumexp.reshape(batch)) if return_logsumexp else loss.reshape(batch)
 
 
-def _check(hidden: Any, weight: Any, labels: Any, label_smoothing: float, softcap: float | None) -> None:
+def _check(hidden: Any, weight: Any, labels: Any) -> None:
     fits = is_float(hidden) and is_float(weight) and is_integer(labels) and hidden.dtype == weight.dtype
     fits = fits and hidden.ndim > 0 and weight.ndim == 2
     require(
@@ -124,10 +124,30 @@ def _check(hidden: Any, weight: Any, labels: Any, label_smoothing: float, softca
         weight=weight,
         labels=labels,
     )
-    if not 0 <= label_smoothing <= 1 or (softcap is not None and not softcap > 0):
-        raise ArgumentError(
-            "label_smoothing or softcap of cross_entropy is out of range",
-            expected="0 <= label_smoothing <= 1, softcap > 0 or None",
-            got=f"label_smoothing = {label_smoothing}, softcap = {softcap}",
-            fix="leave them out for the plain loss",
-        )
+
+
+def _check_options(ignore_index: Any, label_smoothing: Any, softcap: Any, z_loss: Any) -> None:
+    """Refuse what the kernel cannot compute with.
+
+    A label beyond int32 becomes an end of int32, so that these two cannot be ignored. In float32 a logit over a
+    softcap loses at most 2⁻¹²⁶ (subnormals may be 0), and so 1e-8 after the softcap of 1e30 has multiplied it.
+    """
+    index = type(ignore_index) is not bool and isinstance(ignore_index, numbers.Integral)
+    if not index or not -(2**31) < int(ignore_index) < 2**31 - 1:
+        raise _wrong("ignore_index", "an int with |ignore_index| < 2³¹ - 1", ignore_index, "-100 is usual")
+    if softcap is not None and not _between(softcap, 1e-30, 1e30):
+        fix = "leave it out: the logits would stay as they are" if softcap == math.inf else "None caps nothing"
+        raise _wrong("softcap", "a number from 1e-30 to 1e30, or None", softcap, fix)
+    if not _between(label_smoothing, 0, 1):
+        raise _wrong("label_smoothing", "a number from 0 to 1", label_smoothing, "leave it out for the plain loss")
+    if not _between(z_loss, -1e30, 1e30):
+        raise _wrong("z_loss", "a number from -1e30 to 1e30", z_loss, "leave it out for the plain loss")
+
+
+def _between(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, numbers.Real) and low <= float(value) <= high
+
+
+def _wrong(name: str, expected: str, given: Any, fix: str) -> ArgumentError:
+    what = f"the {name} of cross_entropy is out of range"
+    return ArgumentError(what, expected=expected, got=f"{name} = {describe(given)}", fix=fix)

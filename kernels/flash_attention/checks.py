@@ -17,7 +17,7 @@ from tilekern.errors import ArgumentError
 from tilekern.ir.compute import PRECISIONS
 from tilekern.ir.core import cdiv
 from tilekern.kernel.signature import LAUNCH
-from tilekern.kernels.api import is_float, is_integer
+from tilekern.kernels.api import as_int32, is_float, is_integer, narrowed
 from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
 from tilekern.kernels.flash_attention.mods import abstract_call, abstract_places, carried_by, with_carried
 from tilekern.lang.tiles import describe, static_int
@@ -85,8 +85,7 @@ def positions(
             got=f"q_offset = {describe(q_offset)}",
             fix="one offset for all of the batch, or one for each element of it",
         )
-    wide = jnp.asarray(q_offset, jax.dtypes.canonicalize_dtype(jnp.int64))
-    clamped = jnp.clip(wide, least, most).astype(jnp.int32)
+    clamped = jnp.clip(as_int32(q_offset), least, most)
     return jnp.broadcast_to(clamped, sizes.batch).reshape(-1), 0, (left, right)
 
 
@@ -205,7 +204,29 @@ def segments(given: Any, sizes: Sizes) -> Any:
             got=f"segment_ids = {', '.join(describe(x) for x in pair)}",
             fix="one array may stand for both where there are as many queries as keys",
         )
-    return tuple(jnp.asarray(x).astype(jnp.int32).reshape(sizes.flat, s[-1]) for x, s in zip(pair, shapes, strict=True))
+    of_queries, of_keys = (narrowed(x.reshape(sizes.flat, s[-1])) for x, s in zip(pair, shapes, strict=True))
+    if of_queries.dtype == of_keys.dtype == np.int32:
+        return jnp.asarray(of_queries), jnp.asarray(of_keys)
+    return _ranked(of_queries, of_keys)
+
+
+def _ranked(of_queries: Any, of_keys: Any) -> tuple[jax.Array, jax.Array]:
+    """Ids as int32 that are equal where the ids are: their places among all ids in order."""
+    traced = isinstance(of_queries, jax.Array) or isinstance(of_keys, jax.Array)
+    library: Any = jnp if traced else np
+    common = np.promote_types(of_queries.dtype, of_keys.dtype)
+    common = jax.dtypes.canonicalize_dtype(common) if traced else common
+    pair = of_queries, of_keys
+    if not all(np.can_cast(x.dtype, common) for x in pair) or not np.issubdtype(common, np.integer):
+        raise _wrong(
+            "segment_ids",
+            "ids of queries and keys that one integer dtype holds",
+            f"segment_ids = {', '.join(describe(x) for x in pair)}, jax_enable_x64 = {jax.config.jax_enable_x64}",
+            "give both the same dtype",
+        )
+    in_order = library.sort(library.concatenate([x.astype(common).reshape(-1) for x in pair]))
+    first, second = (library.searchsorted(in_order, x.astype(common)).astype(np.int32) for x in pair)
+    return jnp.asarray(first), jnp.asarray(second)
 
 
 def lengths(name: str, given: Any, sizes: Sizes) -> Any:
@@ -218,8 +239,7 @@ def lengths(name: str, given: Any, sizes: Sizes) -> Any:
     if least < 0:
         raise _wrong(name, "lengths that are not negative", f"a length of {least}", "0 masks everything")
     most = sizes.queries if name == "q_lengths" else sizes.keys
-    wide = jnp.asarray(given, jax.dtypes.canonicalize_dtype(given.dtype))
-    return jnp.clip(wide, 0, min(most, jnp.iinfo(wide.dtype).max)).astype(jnp.int32).reshape(-1)
+    return jnp.clip(as_int32(given), 0, most).reshape(-1)
 
 
 def sinks(given: Any, sizes: Sizes) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.kernels.api import is_float, is_integer, require
+from tilekern.kernels.api import as_int32, is_float, is_integer, require
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
 
 
@@ -29,9 +29,9 @@ def ragged_dot(
     Args:
       lhs: [M, K], float32, bfloat16, float16 or float64 (accumulated in float64).
       rhs: [G, K, N] of the same dtype.
-      group_sizes: integers [G], none negative: the first group_sizes[0] rows are group 0's, the next group_sizes[1]
-        group 1's, and so on. Rows that all groups together do not reach are 0 in the result; groups that reach beyond
-        M are cut.
+      group_sizes: integers [G]: the first group_sizes[0] rows are group 0's, the next group_sizes[1] group 1's, and
+        so on. Rows that all groups together do not reach are 0 in the result; groups that reach beyond M are cut, for
+        sizes of any magnitude, and those of a negative size are empty.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
       block_n: columns of a tile.
@@ -54,8 +54,19 @@ def ragged_dot(
     rows, groups = lhs.shape[0], rhs.shape[0]
     if groups == 0:
         return jnp.zeros((rows, rhs.shape[2]), lhs.dtype)
-    ends = jnp.minimum(jnp.cumsum(group_sizes, dtype=jnp.int32), rows)
+    ends = _ends(as_int32(group_sizes), rows)
     return ragged_dot_forward(lhs, rhs, ends, target=target, block_m=block_m, block_n=block_n, block_k=block_k)
+
+
+def _ends(sizes: jax.Array, rows: int) -> jax.Array:
+    """The ends of groups of these sizes, at most `rows`: int32[G]. Sums are cut at `rows` on the way."""
+    last = jnp.uint32(rows)
+
+    def add(end: jax.Array, size: jax.Array) -> jax.Array:
+        return jnp.minimum(end + size, last)
+
+    inside = jnp.clip(sizes, 0, rows).astype(jnp.uint32)
+    return jax.lax.associative_scan(add, inside).astype(jnp.int32)
 
 
 def _check(lhs: Any, rhs: Any, group_sizes: Any) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tilekern.kernels.api import is_float, is_integer, require
+from tilekern.errors import ArgumentError
+from tilekern.kernels.api import is_float, is_integer, narrowed, require
 from tilekern.kernels.rope.kernel import rope_forward
 from tilekern.lang.functions import accumulator
+from tilekern.lang.tiles import describe
 
 
 def rope(
@@ -32,8 +35,9 @@ def rope(
 
     Args:
       x: [*B, T, N, H], H even: float32, bfloat16, float16 or float64.
-      positions: integers [T] or [*B, T]; None for 0, 1, ..., T - 1.
-      theta: the base; frequencies[j] = theta ** (-2 j / H).
+      positions: integers [T] or [*B, T]; None for 0, 1, ..., T - 1. The angle is that of the position, rounded to
+        the float of the angles, in any dtype.
+      theta: the base, a static number above 0; frequencies[j] = theta ** (-2 j / H).
       frequencies: [H / 2], radians per position, instead of those of theta: for scaled variants, e.g. Llama 3.1's.
       interleaved: pair the elements 2j and 2j + 1 (RoFormer, GPT-J); if False, j and j + H / 2 (GPT-NeoX, Hugging
         Face's Llama).
@@ -45,7 +49,7 @@ def rope(
       An array like x.
 
     Raises:
-      tilekern.errors.ArgumentError: shapes or dtypes do not fit.
+      tilekern.errors.ArgumentError: shapes or dtypes do not fit, or theta is no base.
 
     Example:
       >>> import jax.numpy as jnp
@@ -57,11 +61,9 @@ def rope(
     _check(x, positions, frequencies)
     *batch, length, heads, width = x.shape
     if frequencies is None:
-        # Rounded once from float64: at position p an error of ε in a frequency is one of p ε in the angle.
-        exact = np.float64(theta) ** (-np.arange(width // 2) / max(width // 2, 1))
-        frequencies = jnp.asarray(exact, accumulator(x.dtype))
+        frequencies = jnp.asarray(_frequencies(theta, width // 2, accumulator(x.dtype)))
     if positions is not None:
-        positions = jnp.broadcast_to(jnp.asarray(positions, jnp.int32), (*batch, length))
+        positions = jnp.broadcast_to(_exact(positions, accumulator(x.dtype)), (*batch, length))
         positions = positions.reshape(math.prod(batch), length)
     out = rope_forward(
         x.reshape(math.prod(batch), length, heads, width),
@@ -73,6 +75,27 @@ def rope(
         block_n=block_n,
     )
     return out.reshape(x.shape)
+
+
+def _frequencies(theta: Any, half: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """The frequencies of a base, rounded once from float64: an error of ε in one is p ε in the angle at position p."""
+    base = float(theta) if type(theta) is not bool and isinstance(theta, numbers.Real) else math.nan
+    with np.errstate(all="ignore"):
+        found = (np.float64(base) ** (-np.arange(half) / max(half, 1))).astype(dtype)
+    if 0 < base < math.inf and np.isfinite(found).all():
+        return found
+    raise ArgumentError(
+        "the theta of rope is not a base of frequencies",
+        expected=f"a static number above 0 of which theta ** (-2 j / H) is finite in {np.dtype(dtype)}",
+        got=f"theta = {describe(theta)}",
+        fix="leave it out for 10000; give frequencies[H / 2] in its place where it is traced",
+    )
+
+
+def _exact(positions: Any, dtype: Any) -> jax.Array:
+    """Positions as int32; those of a dtype that is wider, as the floats that the angles are made of."""
+    found = narrowed(positions)
+    return jnp.asarray(found if found.dtype == np.int32 else found.astype(dtype))
 
 
 def _check(x: Any, positions: Any, frequencies: Any) -> None:

@@ -23,7 +23,7 @@ def rope_forward(
     block_t: tk.Block = 8,
     block_n: tk.Block = 8,
 ) -> None:
-    """x[B, T, N, H], positions int32[B, T] or None for 0, 1, ..., frequencies[H / 2] -> out[B, T, N, H].
+    """x[B, T, N, H], positions[B, T] or None for 0, 1, ..., frequencies[H / 2] -> out[B, T, N, H].
 
     The angles are in float32 (float64 for float64), and so is the rotation.
     """

@@ -170,6 +170,12 @@ def test_float16() -> None:
         assert_close(x, exact, naive, length=S + H)
 
 
+def test_lengths_of_64_bits_are_not_cut_off() -> None:
+    q, k, v = inputs()
+    far, whole = (dot_product_attention(q, k, v, key_value_seq_lengths=np.full(B, n)) for n in (2**32, S))
+    np.testing.assert_array_equal(far, whole)
+
+
 def test_float64_is_better_than_in_jax() -> None:
     """There the softmax is in float32."""
     arrays = inputs(dtype=np.float64)

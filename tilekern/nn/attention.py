@@ -7,12 +7,13 @@ from typing import Any, Literal, cast, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 import tilekern as tk
 from tilekern import _jax
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import is_float
+from tilekern.kernels.api import as_int32, is_float
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.lang.tiles import describe
 
@@ -228,9 +229,12 @@ def _like_scores(name: str, given: Any, scores: tuple[int, ...]) -> jax.Array:
 
 
 def _lengths(name: str, given: Any, batch: int) -> jax.Array | None:
-    array = None if given is None else jnp.asarray(given)
-    if array is None or (array.shape == (batch,) and array.dtype == jnp.int32):
-        return array
+    if given is None:
+        return None
+    array = jnp.asarray(given)
+    if array.shape == (batch,) and array.dtype == jnp.int32:
+        # Without 64-bit types JAX cuts off the upper bits of NumPy's integers.
+        return as_int32(given) if isinstance(given, np.ndarray) else array
     raise _wrong(name, f"int32[{batch}], a length for each element of the batch", array, "cast with .astype(jnp.int32)")
 
 

@@ -179,3 +179,58 @@ def test_options_out_of_range(options: dict[str, float]) -> None:
     with pytest.raises(ArgumentError, match=re.escape(f"{name} = {value}")) as caught:
         cross_entropy(jnp.zeros((2, 3)), jnp.zeros((3, 5)), jnp.zeros(2, jnp.int32), **options)  # here
     assert "# here" in caught.value.loc.snippet()
+
+
+WIDE = [0, 3, 2**31 - 1, 2**31, 2**32 - 100, 2**32 + 3, 2**40]
+
+
+@pytest.mark.one_backend
+@given(
+    labels=st.lists(st.sampled_from(WIDE), min_size=3, max_size=3),
+    x64=st.booleans(),
+    ignored=st.sampled_from([3, -100]),
+)
+def test_wide_labels_do_not_wrap(labels: list[int], x64: bool, ignored: int) -> None:
+    """A label outside of the vocabulary is NaN, whatever its low 32 bits are, with 64-bit types on or off."""
+    with jax.enable_x64(x64):
+        loss = cross_entropy(
+            np.zeros((3, 2), np.float32), np.zeros((2, 9), np.float32), np.array(labels), ignore_index=ignored
+        )
+    expected = [0 if label == ignored else np.log(9) if label < 9 else np.nan for label in labels]
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ignore_index", 2**40),
+        ("ignore_index", 2**31 - 1),
+        ("ignore_index", -(2**31)),
+        ("ignore_index", None),
+        ("ignore_index", 1.0),
+        ("ignore_index", True),
+        ("softcap", float("inf")),
+        ("softcap", 1e308),
+        ("softcap", 1e-320),
+        ("softcap", float("nan")),
+        ("softcap", "30"),
+        ("label_smoothing", None),
+        ("label_smoothing", float("nan")),
+        ("z_loss", float("inf")),
+        ("z_loss", None),
+    ],
+)
+def test_options_that_no_loss_has(name: str, value: Any) -> None:
+    hidden, weight, labels = jnp.zeros((2, 3)), jnp.zeros((3, 5)), jnp.zeros(2, jnp.int32)
+    options: dict[str, Any] = {name: value}
+    with pytest.raises(ArgumentError, match=re.escape(f"{name} = {value!r}")) as caught:
+        cross_entropy(hidden, weight, labels, **options)  # here
+    assert "# here" in caught.value.loc.snippet()
+
+
+@pytest.mark.parametrize("softcap", [1e-30, 1e30])
+def test_the_smallest_and_the_largest_softcap(softcap: float) -> None:
+    hidden = np.array([[1.0], [-3.0], [1e-3]], np.float32)
+    weight = np.linspace(-4, 4, 9, dtype=np.float32).reshape(1, 9)
+    check(hidden, weight, np.array([0, 8, 4]), {**PLAIN, "softcap": softcap})

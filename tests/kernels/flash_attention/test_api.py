@@ -1,5 +1,6 @@
 """The public function inside JAX programs, and its errors."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.kernels.flash_attention.problems import Problem, judge
 from tilekern.errors import ArgumentError, TargetError
@@ -52,6 +55,45 @@ def test_offsets_of_64_bits_are_not_cut_off(kind: type) -> None:
         for huge, same in ((2**40, 37), (-(2**40), -21)):
             found, expected = (CAUSAL(q, k, v, q_offset=kind(offset)) for offset in (huge, same))
             np.testing.assert_array_equal(found, expected)
+
+
+WIDE = {
+    "uint32": [0, 1, 2**31, 2**32 - 1, 2**32 - 4],
+    "int64": [0, 2**32, 2**40, -(2**31), 2**63 - 1, -1],
+    "uint64": [0, 2**32, 2**63, 2**64 - 1],
+}
+
+
+@pytest.mark.one_backend
+@settings(max_examples=15)
+@given(data=st.data(), dtype=st.sampled_from([*WIDE]), x64=st.booleans())
+def test_integers_of_any_width_keep_their_values(data: st.DataObject, dtype: str, x64: bool) -> None:
+    """Ids are equal only where all of their bits are, lengths and offsets beyond the ends are at the ends."""
+    q, k, v = (x[:2] for x in Problem((2,), 6, 6, 2, 2, 4, 4).normal())
+
+    def drawn(*shape: int) -> np.ndarray:
+        numbers = st.lists(st.sampled_from(WIDE[dtype]), min_size=math.prod(shape), max_size=math.prod(shape))
+        return np.array(data.draw(numbers), dtype).reshape(shape)
+
+    of_queries, of_keys, lengths, offsets = drawn(2, 6), drawn(2, 6), np.maximum(drawn(2), 0), drawn(2)
+    _, ranks = np.unique(np.stack([of_queries, of_keys]), return_inverse=True)
+    small = {
+        "segment_ids": tuple(ranks.reshape(2, 2, 6).astype(np.int32)),
+        "kv_lengths": np.array([min(int(n), 6) for n in lengths], np.int32),
+        "q_offset": np.array([max(-9, min(int(n), 9)) for n in offsets], np.int32),
+    }
+    with jax.enable_x64(x64):
+        found = CAUSAL(q, k, v, segment_ids=(of_queries, of_keys), kv_lengths=lengths, q_offset=offsets)
+    np.testing.assert_array_equal(found, CAUSAL(q, k, v, **small))
+
+
+@pytest.mark.one_backend
+def test_traced_segments_of_64_bits() -> None:
+    q, k, v = Problem((1,), 3, 3, 1, 1, 4, 4).normal()
+    with jax.enable_x64(True):
+        ids = jnp.array([[0, 2**32, -(2**40)]])
+        found = jax.jit(lambda ids: flash_attention(q, k, v, segment_ids=ids))(ids)
+    np.testing.assert_allclose(found, v, rtol=1e-6)  # each attends to itself only
 
 
 def test_jit_scan_and_checkpoint() -> None:

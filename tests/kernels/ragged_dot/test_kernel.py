@@ -127,3 +127,33 @@ def test_arrays_that_do_not_fit(lhs: tuple[int, ...], rhs: tuple[int, ...], size
 def test_arrays_of_different_dtypes() -> None:
     with pytest.raises(ArgumentError, match=re.escape("lhs = float32[2, 2], rhs = bfloat16[1, 2, 2]")):
         ragged_dot(jnp.zeros((2, 2)), jnp.zeros((1, 2, 2), jnp.bfloat16), jnp.array([2]))
+
+
+def exact_ends(sizes: np.ndarray, rows: int) -> list[int]:
+    """Where the groups end, in Python's integers."""
+    ends = [min(sum(map(int, sizes[: g + 1])), rows) for g in range(len(sizes))]
+    return [0, *ends]
+
+
+SIZES = st.integers(0, 9) | st.sampled_from([2**7 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1])
+
+
+@settings(max_examples=20)
+@given(sizes=st.lists(SIZES, min_size=4, max_size=4), x64=st.booleans(), traced=st.booleans(), data=st.data())
+def test_large_sizes_end_at_the_last_row(sizes: list[int], x64: bool, traced: bool, data: st.DataObject) -> None:
+    """Sums of sizes do not wrap around, in any dtype that holds them, with 64-bit types on or off."""
+    most = max(sizes)
+    dtypes = [d for d in ("int8", "int32", "uint32", "int64", "uint64") if np.iinfo(d).max >= most]
+    given = np.array(sizes, data.draw(st.sampled_from(dtypes)))
+    ends = exact_ends(given, 11)
+    with jax.enable_x64(x64):
+        # What JAX itself makes of an array before a traced function sees it is not ours.
+        group_sizes = jnp.asarray(given) if traced else given
+        ends = exact_ends(np.asarray(group_sizes), 11)
+        if min(np.asarray(group_sizes), default=0) < 0:
+            return
+        out = ragged_dot(jnp.ones((11, 1)), jnp.arange(1.0, 5.0).reshape(4, 1, 1), group_sizes, block_m=4)
+    expected = np.zeros(11)
+    for g in range(4):
+        expected[ends[g] : ends[g + 1]] = g + 1
+    np.testing.assert_array_equal(out[:, 0], expected)

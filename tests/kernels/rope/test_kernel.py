@@ -133,3 +133,38 @@ def test_arrays_that_do_not_fit(x: Any, keywords: dict[str, Any], got: str) -> N
     with pytest.raises(ArgumentError, match=re.escape(got)) as caught:
         rope(x, **keywords)  # here
     assert "# here" in caught.value.loc.snippet()
+
+
+@settings(max_examples=10)
+@given(
+    positions=st.lists(st.sampled_from([0, 5, 2**31 - 1, 2**31, 2**32 - 4, 2**32, 2**32 + 5]), min_size=3, max_size=3),
+    dtype=st.sampled_from(["uint32", "int64", "uint64"]),
+    x64=st.booleans(),
+)
+def test_wide_positions_do_not_wrap(positions: list[int], dtype: str, x64: bool) -> None:
+    """A rotation by 2π positions / 2³² tells 2³² - 4 from -4, and 2³² + 5 from 5, in float32 already."""
+    given = np.array([min(p, np.iinfo(dtype).max) for p in positions], dtype)
+    x, frequencies = np.array([[[1.0, 0.0]]] * 3, np.float32), np.array([2 * np.pi / 2**32], np.float32)
+    with jax.enable_x64(x64):
+        out = rope(x, given, frequencies=frequencies)
+    with jax.enable_x64(True):
+        low = reference(x, given, frequencies=frequencies)
+    oracle = in_float64(lambda x, frequencies: reference(x, given, frequencies=frequencies), x, frequencies)
+    assert_close(out, oracle, low)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "theta", [None, 0, -1, float("nan"), float("inf"), 1e-300, True, "10000", jnp.ones(2)], ids=str
+)
+def test_theta_that_is_no_base(theta: Any) -> None:
+    with pytest.raises(ArgumentError, match="theta of rope") as caught:
+        rope(jnp.zeros((5, 2, 64)), theta=theta)  # here
+    assert "# here" in caught.value.loc.snippet()
+    assert f"theta = {'float32[2]' if hasattr(theta, 'shape') else repr(theta)}" in caught.value.got
+
+
+@pytest.mark.one_backend
+def test_a_traced_theta_is_told_to_be_static() -> None:
+    with pytest.raises(ArgumentError, match="frequencies"):
+        jax.jit(lambda theta: rope(jnp.zeros((5, 2, 4)), theta=theta))(2.0)
