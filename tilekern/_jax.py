@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from types import CodeType, TracebackType
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import jaxlib
+from jax._src import config as _config
 from jax._src import hardware_utils, sharding_impls
 from jax.experimental import topologies
 from jax.extend import source_info_util
@@ -51,16 +52,52 @@ def primitive(name: str, abstract_eval: Callable[..., Any], *, multiple_results:
     return made
 
 
+@dataclass(frozen=True)
+class Settings:
+    """The settings of JAX that a kernel's body obeys, with JAX's names and values; by default JAX's defaults.
+
+    Attributes:
+      x64: whether 64-bit types are on.
+      dtype_promotion: "standard", or "strict", which refuses to promote implicitly.
+      rank_promotion: "allow", "warn" or "raise".
+    """
+
+    x64: bool
+    dtype_promotion: Any = "standard"
+    rank_promotion: Any = "allow"
+
+
+def settings() -> Settings:
+    """The settings where this is called."""
+    config = cast(Any, jax.config)
+    x64 = bool(config.jax_enable_x64)
+    return Settings(x64, config.jax_numpy_dtype_promotion, config.jax_numpy_rank_promotion)
+
+
 @contextmanager
-def neutral_tracing(x64: bool) -> Generator[None]:
-    """Trace under settings that do not depend on the caller's, but for `x64`."""
-    with jax.enable_x64(x64), jax.default_matmul_precision(None):
+def tracing_under(settings: Settings) -> Generator[None]:
+    """Trace a kernel's body under these settings; all others have no influence on it."""
+    with (
+        jax.enable_x64(settings.x64),
+        jax.numpy_dtype_promotion(settings.dtype_promotion),
+        jax.numpy_rank_promotion(settings.rank_promotion),
+        jax.default_matmul_precision(None),
+        jax.disable_jit(False),
+        _config.eager_constant_folding(False),  # jax.ensure_compile_time_eval, which would run primitives of ours
+    ):
         yield
 
 
-def x64_enabled() -> bool:
-    """Whether 64-bit types are on where this is called."""
-    return bool(jax.config.jax_enable_x64)
+def emits[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """A function that emits code, traced under JAX's defaults: its own code is not what the user wants checked."""
+
+    @wraps(function)
+    def run(*args: P.args, **keywords: P.kwargs) -> R:
+        # A loop's values, kept after its end, are leaks in the eyes of jax.checking_leaks, but nobody uses them.
+        with tracing_under(Settings(settings().x64)), jax.check_tracer_leaks(False):
+            return function(*args, **keywords)
+
+    return run
 
 
 def make_jaxpr(function: Callable[..., Any], *avals: jax.ShapeDtypeStruct) -> Jaxpr:
@@ -294,6 +331,20 @@ def structure(tree: Any) -> Any:
 def flatten_with_path(tree: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
     """`jax.tree_util.tree_flatten_with_path`, typed."""
     return cast(Any, jax.tree_util.tree_flatten_with_path(tree))
+
+
+def jit_checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`jax.jit` of a function that is one operation for JAX's checks for NaN and infinity.
+
+    They name it in their error. Other functions they run again without jit, to find the operation at fault.
+    """
+
+    def run(*operands: Any) -> Any:
+        return function(*operands)
+
+    run.__name__ = run.__qualname__ = name
+    cast(Any, run)._apply_primitive = True
+    return jax.jit(run)
 
 
 def bind(made: Primitive, *operands: Any, **parameters: Any) -> Any:

@@ -161,7 +161,7 @@ class Declared:
                 got=f"{len(args)} positional arguments",
                 fix="outputs are not passed; static arguments go by keyword",
             )
-        key = (tree, types, static_key(statics), static_key(blocks), target, _jax.x64_enabled())
+        key = (tree, types, static_key(statics), static_key(blocks), target, _jax.settings())
         known = self._families.get(key)
         if known is not None:
             return known, True

@@ -111,7 +111,7 @@ class Family:
     @cached_property
     def eager(self) -> Callable[..., Sequence[jax.Array]]:
         """The primitive under jit, for calls outside of it."""
-        return jax.jit(partial(kernel_call_p.bind, family=self))
+        return _jax.jit_checked(partial(_jax.bind, kernel_call_p, family=self), self.name)
 
 
 class TileFamily(Family):
@@ -247,7 +247,7 @@ class KernelFamily(DeclaredFamily, TileFamily):
         self._definition, self.signature, self.rules = definition, definition.signature, definition.rules
         self.arguments, self.statics, self.blocks = tuple(arguments), statics, blocks
         self.keywords = {**statics, **blocks}
-        self._x64 = _jax.x64_enabled()
+        self._settings = _jax.settings()
         self._members: dict[tuple[Any, ...], Tracing] = {}
         self.results = self._results()
         self.outputs = jax.tree.leaves(self.results.trees)
@@ -291,7 +291,7 @@ class KernelFamily(DeclaredFamily, TileFamily):
             jax.tree_util.tree_map_with_path(partial(_output, name), tree, roles)
             for name, tree, roles in zip(names[len(inputs) :], self.results.outputs, self.results.roles, strict=True)
         ]
-        with _jax.neutral_tracing(self._x64):
+        with _jax.tracing_under(self._settings):
             keywords = {**self.statics, **blocks}
             traced = trace(definition.function, self.name, [*inputs, *outputs], keywords, definition.loc)
         return Tracing(pipeline.run(traced.func), traced.captured)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tilekern import source
+from tilekern import _jax, source
 from tilekern.ir.core import Array, Func
 from tilekern.lower.llvm import toolchain
 from tilekern.lower.llvm.atomics import shares_of
@@ -53,6 +53,7 @@ class LlvmLowering:
         """The steps of a program of the grid, and where their tiles lie."""
         return describe(self.program, self._plan, self._legal.body)
 
+    @_jax.emits
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
         """The outputs; traceable by JAX, when it lowers for the platform cpu."""
         func, shares = self._legal, shares_of(self._legal)

@@ -34,7 +34,7 @@ def call(plan: Plan, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Ar
     func = plan.func
     arrays = dict(zip(func.inputs, (*inputs, *map(_as_array, plan.constants)), strict=False))
     results = {p: arrays[p] if p in arrays else jnp.zeros(p.ref.shape, p.ref.dtype) for p in func.outputs}
-    with _jax.neutral_tracing(x64=False):  # TPUs have nothing of 64 bits
+    with _jax.tracing_under(_jax.Settings(x64=False)):  # TPUs have nothing of 64 bits
         if plan.ahead:
             typed = [jnp.asarray(x, p.ref.dtype) for p, x in arrays.items()]
             tables = [run(program, *typed)[-1] for program in plan.ahead]

@@ -42,6 +42,7 @@ class MosaicLowering:
         self.planned: Plan = plan_of(legalize(split, self._chip.name.removeprefix("tpu:")), self._chip)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
 
+    @_jax.emits
     def run(self, *inputs: jax.Array, interpret: Any = False) -> Sequence[jax.Array]:
         """The outputs; traceable by JAX when it lowers for TPUs, and if it is to `interpret` the kernel, for any."""
         elsewhere = _jax.abstract_tpu(self._chip.device_kind, self._chip.cores)

@@ -54,6 +54,7 @@ class TritonLowering:
             fix="look at .text",
         )
 
+    @_jax.emits
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
         """The outputs, by a custom call; traceable by JAX when it lowers for CUDA."""
         return call(self.program, self._binary, *inputs)

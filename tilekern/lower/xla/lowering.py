@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
+from tilekern import _jax
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.lower.xla import emit
@@ -24,6 +25,7 @@ class XlaLowering:
     def __init__(self, func: Func) -> None:
         self.func = func
 
+    @_jax.emits
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
         """The outputs; traceable by JAX."""
         return emit.run(self.func, *inputs)
