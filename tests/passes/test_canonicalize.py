@@ -54,6 +54,7 @@ def test_a_neutral_operand_goes(function: str, dtype: str, constant: str, leaves
     assert str(clean(func_of(before))) == str(dce(func_of(after)))
 
 
+_TRUE = "%4 = constant true : bool[8] store %4 to %bs[0 +: 8]"
 VALUES = {
     "and false": (
         "%4 = constant false : bool[8] %5 = and(%3, %4) : bool[8] store %5 to %bs[0 +: 8]",
@@ -64,6 +65,22 @@ VALUES = {
         "%4 = constant true : bool[8] store %4 to %bs[0 +: 8]",
     ),
     "not not": ("%4 = not(%2) : i32[8] %5 = not(%4) : i32[8] store %5 to %is[0 +: 8]", "store %2 to %is[0 +: 8]"),
+    "or not": ("%4 = not(%3) : bool[8] %5 = or(%3, %4) : bool[8] store %5 to %bs[0 +: 8]", _TRUE),
+    "not or": ("%4 = not(%3) : bool[8] %5 = or(%4, %3) : bool[8] store %5 to %bs[0 +: 8]", _TRUE),
+    "or not of a conjunction with it": (
+        """
+        %4 = eq(%2, %2) : bool[8]
+        %5 = and(%4, %3) : bool[8]
+        %6 = and(%5, %4) : bool[8]
+        %7 = not(%6) : bool[8]
+        %8 = or(%3, %7) : bool[8]
+        store %8 to %bs[0 +: 8]""",
+        _TRUE,
+    ),
+    "or not of integers": (
+        "%4 = not(%2) : i32[8] %5 = or(%2, %4) : i32[8] store %5 to %is[0 +: 8]",
+        "%4 = not(%2) : i32[8] %5 = or(%2, %4) : i32[8] store %5 to %is[0 +: 8]",
+    ),
     "select true": (
         "%4 = constant true : bool[8] %5 = neg(%1) : f32[8] %6 = select(%4, %1, %5) : f32[8] store %6 to %fs[0 +: 8]",
         "store %1 to %fs[0 +: 8]",

@@ -7,6 +7,7 @@ Needs: a verified Func. Gives: no op of the left-hand sides below is left, where
     x + 0, x - 0, x * 1, x / 1            → x            (of floats: x + -0.0 and x - 0.0, exact for x = ±0 too)
     x and ones, x or 0, x xor 0           → x
     x and 0, x or ones                    → 0, ones      (`ones`: all bits set, true)
+    x or not x, x or not (x and y)        → true         (of bools)
     not (not x)                           → x
     select(true, x, y), select(p, x, x)   → x
     select(false, x, y)                   → y
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from tilekern.ir.compute import Constant, Convert, Select
+from tilekern.ir.compute import Constant, Convert, Select, splat
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
@@ -34,6 +35,7 @@ from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ranges import Interval, analyze, fold_index, update
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Pad, Reshape, Slice, Transpose
+from tilekern.ir.types import BOOL
 from tilekern.passes.canonicalize_access import Absorber
 from tilekern.passes.carries import carries, with_carries
 from tilekern.passes.constants import constant, fold_constants, integer_of, splat_of
@@ -81,7 +83,7 @@ _ABSORBING: dict[str, float] = {"and": 0, "or": -1}
 
 
 def _elementwise(op: Elementwise, rewriter: Rewriter) -> _Result:
-    """`x + 0` → x and its kin; `x and 0` → 0; `not (not x)` → x."""
+    """`x + 0` → x and its kin; `x and 0` → 0; `x or not x` → true; `not (not x)` → x."""
     if op.function == "not":
         inner = rewriter.definition(op.operands[0])
         return inner.operands if isinstance(inner, Elementwise) and inner.function == "not" else None
@@ -94,7 +96,25 @@ def _elementwise(op: Elementwise, rewriter: Rewriter) -> _Result:
             return [this]
         if op.function in _ABSORBING and _is_splat(other, _ABSORBING[op.function], rewriter):
             return [other]
+        if op.function == "or" and x.tile.dtype == BOOL and _excludes(this, other, rewriter):
+            return [rewriter.one(splat(True, x.tile, hint=op.hint, loc=op.loc))]
     return None
+
+
+def _excludes(x: Value, other: Value, rewriter: Rewriter) -> bool:
+    """Whether `other` is `not y`, and y never holds without x."""
+    negated = rewriter.definition(other)
+    if not (isinstance(negated, Elementwise) and negated.function == "not"):
+        return False
+    pending = list(negated.operands)
+    while pending:
+        y = pending.pop()
+        if y is x:
+            return True
+        op = rewriter.definition(y)
+        if isinstance(op, Elementwise) and op.function == "and":
+            pending += op.operands
+    return False
 
 
 def _is_splat(value: Value, number: float, rewriter: Rewriter) -> bool:
