@@ -22,6 +22,7 @@ from tilekern.errors import (
 from tilekern.ir.control import Hoist
 from tilekern.ir.core import Block, Func, Op, Value, definitions, index_value
 from tilekern.ir.debug import Assert, Print
+from tilekern.ir.index_vectors import guard_index_vectors
 from tilekern.ir.memory import Load, WriteOp
 from tilekern.ir.types import DType, RefType, Role
 from tilekern.ir.verify import verify
@@ -120,7 +121,8 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
     captured = [param for _, param in importer.captured]
     inputs = [r for r in refs if r.ref.role in ("in", "inout")]
     outputs = [r for r in refs if r.ref.role not in ("in", "inout")]
-    func = Func(name, (*inputs, *captured, *outputs), tuple(state.axes), Block(grid, block.ops, ()), loc)
+    traced = Func(name, (*inputs, *captured, *outputs), tuple(state.axes), Block(grid, block.ops, ()), loc)
+    func = guard_index_vectors(traced)
     _check_stores(func, state)
     _check_hoists(func)
     verify(func)

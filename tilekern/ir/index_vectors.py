@@ -1,0 +1,280 @@
+"""Index vectors whose lanes come from outside of an array: such a lane addresses nothing.
+
+    v = load x[i : i + 4];  store y to o[gather v]      →  store y to o[gather select(i + iota < 10, v, -1)]   x: [10]
+    w = 2 * v + 1;  store y to o[gather w]              →  store y to o[gather w] mask i + iota < 10
+
+Which lanes these are follows through ops, loops and branches (see `validity`): a loop gets a further carry for each
+carry that is asked for. A lane of an index vector that is not valid is out of bounds, of an index that is -1, or is
+masked where `canonicalize` takes the vector's arithmetic into the access: positions are exact there, so that no number
+stands for nowhere. What says where as a scalar, which branch runs, and how often a loop does, counts for nothing.
+
+A Func without an index vector of which a lane may come from outside is returned as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tilekern.ir.compute import Select
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Dim, Load, MemoryOp, Position, Term
+from tilekern.ir.ranges import Interval, analyze, position_interval, update, whole
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.shape import Broadcast, Iota
+from tilekern.ir.types import BOOL, I32, INDEX, TileType
+from tilekern.ir.validity import Valid, Validity, sources
+
+_NOWHERE = -1
+_WRAP = 1 << 32  # int32 arithmetic is exact up to multiples of it
+_AFFINE = ("neg", "add", "sub", "mul", "div", "rem")
+
+
+def guard_index_vectors(func: Func) -> Func:
+    """Apply the rewrite above."""
+    vectors = [v for op in func.walk() if isinstance(op, MemoryOp) for v in _vectors(op)]
+    if not vectors:
+        return func
+    ranges = analyze(func)
+    doubtful = _doubtful(func, vectors, ranges)
+    return _Guard(doubtful, ranges).run(func) if not doubtful.isdisjoint(vectors) else func
+
+
+def _vectors(op: MemoryOp) -> list[Value]:
+    return [v for v in op.positions if v.tile.shape]
+
+
+# --- which values are in question ------------------------------------------------------------------------------------
+
+
+def _doubtful(func: Func, vectors: Sequence[Value], ranges: Mapping[Value, Interval]) -> set[Value]:
+    """The values, among those that `vectors` are computed from, of which some lane may come from outside."""
+    comes_from: dict[Value, Sequence[Value]] = {}
+    outside: set[Value] = set()
+    for op in func.walk():
+        comes_from.update(_flow(op))
+        if isinstance(op, Load) and not op.filled and (op.masked or not all(_proved(op, ranges))):
+            outside.add(op.result)
+    asked = _reached(vectors, comes_from)
+    goes_to: dict[Value, list[Value]] = {}
+    for value in asked:
+        for origin in comes_from.get(value, ()):
+            goes_to.setdefault(origin, []).append(value)
+    return _reached(outside & asked, goes_to)
+
+
+def _flow(op: Op) -> dict[Value, Sequence[Value]]:
+    """For what an op defines, the values that it may come from outside by."""
+    match op:
+        case Load():
+            return {op.result: () if op.filled else _vectors(op)}
+        case Fold():
+            groups = zip(op.results, op.body.args[1:], op.inits, op.body.results, strict=True)
+        case While():
+            args = zip(op.results, op.condition.args, op.body.args, strict=True)
+            pairs = zip(op.operands, op.body.results, strict=True)
+            return {v: pair for defined, pair in zip(args, pairs, strict=True) for v in defined}
+        case Switch():
+            return dict(zip(op.results, zip(*(region.results for region in op.regions), strict=True), strict=True))
+        case _:
+            return {result: sources(op) for result in op.results}
+    return {v: (init, yielded) for result, arg, init, yielded in groups for v in (result, arg)}
+
+
+def _reached(start: Iterable[Value], edges: Mapping[Value, Sequence[Value]]) -> set[Value]:
+    found, pending = set[Value](), list(start)
+    while pending:
+        value = pending.pop()
+        if value not in found:
+            found.add(value)
+            pending += edges.get(value, ())
+    return found
+
+
+def _proved(op: MemoryOp, ranges: Mapping[Value, Interval]) -> list[bool]:
+    """Whether every lane of each dim is known to lie in the array."""
+    operands = [ranges.get(v) for v in op.positions]
+    spans = (_span(dim, operands) for dim in op.access.dims)
+    return [s is not None and s.within(0, n - 1) for s, n in zip(spans, op.ref.ref.shape, strict=True)]
+
+
+def _span(dim: Dim, operands: Sequence[Interval | None]) -> Interval | None:
+    """Between which places, exactly, all lanes of a dim lie."""
+    first = position_interval(dim.position, operands)
+    return (
+        None if first is None else Interval(first.low, first.high + dim.size - 1 if dim.kind == "block" else first.high)
+    )
+
+
+# --- the rewrite -----------------------------------------------------------------------------------------------------
+
+
+class _Guard(Rewriter):
+    """Computes of the values in question which lanes are valid; both are known by the values of the original."""
+
+    def __init__(self, doubtful: set[Value], ranges: dict[Value, Interval]) -> None:
+        super().__init__(lambda op, rewriter: None)
+        self._doubtful, self._ranges = doubtful, ranges
+        self._valid: dict[Value, Value] = {}
+
+    def add(self, op: Op) -> tuple[Value, ...]:
+        results = super().add(op)
+        update(self._ranges, op)
+        return results
+
+    def visit(self, op: Op) -> Sequence[Value]:
+        if isinstance(op, (Fold, While, Switch)):
+            return self._control(op)
+        if isinstance(op, MemoryOp):
+            return self._memory(op)
+        results = super().visit(op)
+        if op.results and op.result in self._doubtful:
+            copy = self.definition(results[0])
+            assert copy is not None
+            self._note(op.result, Validity(self, copy).of_result([self._valid.get(v) for v in op.operands]))
+        return results
+
+    def _note(self, value: Value, valid: Valid) -> None:
+        if valid is not None:
+            self._valid[value] = valid
+
+    # --- memory ---
+
+    def _memory(self, op: MemoryOp) -> Sequence[Value]:
+        """Without the lanes of index vectors that are not valid."""
+        make, guarded = Validity(self, op), op.copy(tuple(self.value(v) for v in op.operands))
+        masks: list[Valid] = []
+        lanes = [n for n, dim in enumerate(op.access.dims) if dim.kind != "index"]
+        for lane, dim in enumerate(op.access.dims[n] for n in lanes):
+            number = next((t.operand for t in dim.position.terms if op.positions[t.operand].tile.shape), -1)
+            valid = self._valid.get(op.positions[number]) if number >= 0 else None
+            if valid is None:
+                continue
+            vector = guarded.positions[number]
+            if dim.position == Position((Term(number, 1),)) and not self._is_sum(vector):
+                chosen = make.add(Select, valid, vector, make.number(_NOWHERE, vector.tile))
+                guarded = guarded.copy(_with(guarded.operands, guarded.leading + number, chosen))
+            else:
+                masks.append(make.spread(valid, op.access.shape, (lane,)))
+        mask = make.all(guarded.mask, *masks)
+        if mask is not None and mask is not guarded.mask:
+            guarded = _masked(guarded, mask)
+        results = self.add(guarded)
+        if isinstance(guarded, Load) and op.results[0] in self._doubtful:
+            self._note(op.results[0], self._read(guarded, make))
+        for before, after in zip(op.results, results, strict=True):
+            self.replace(before, after)
+        return results
+
+    def _is_sum(self, vector: Value) -> bool:
+        """Whether `canonicalize` may take the arithmetic of a vector into an access."""
+        match self.definition(vector):
+            case Elementwise(function=function):
+                return function in _AFFINE
+            case op:
+                return isinstance(op, Broadcast)
+
+    def _read(self, op: Load, make: Validity) -> Valid:
+        """The lanes of a load without a fill that are in bounds and not masked."""
+        found, lane = [op.mask], 0
+        for dim, length, proved in zip(op.access.dims, op.ref.ref.shape, _proved(op, self._ranges), strict=True):
+            if not proved:
+                inside = self._inside(op, dim, length, make)
+                if inside is None:
+                    return self._told_apart(op, make)
+                found.append(make.spread(inside, op.access.shape, (lane,) if inside.tile.shape else ()))
+            lane += dim.kind != "index"
+        return make.all(*found)
+
+    def _inside(self, op: Load, dim: Dim, length: int, make: Validity) -> Valid:
+        """Which lanes of a dim are in bounds, a scalar for an index; None if int32 arithmetic does not tell."""
+        span = _span(dim, [self._ranges.get(v) or whole(I32) for v in op.positions])
+        assert span is not None
+        if not (span.within(length - _WRAP, _WRAP - 1) and length < _WRAP // 2):
+            return None
+        place = self._place(op, dim, make)
+        lowest, beyond = make.number(0, place.tile), make.number(length, place.tile)
+        wraps = not span.within(-_WRAP // 2, _WRAP // 2 - 1)
+        not_before = make.ew("ge", place, lowest) if span.low < 0 or wraps else None
+        not_behind = make.ew("lt", place, beyond) if span.high >= length or wraps else None
+        return make.all(not_before, not_behind)
+
+    def _place(self, op: Load, dim: Dim, make: Validity) -> Value:
+        """Where the lanes of a dim are, in int32 arithmetic: as `Tile.indices` computes it, so that `cse` finds it."""
+        tile = INDEX if dim.kind == "index" else TileType((dim.size,), I32)
+        lanes = make.add(Iota, shape=tile.shape, dtype=I32, dim=0) if dim.kind == "block" else None
+        const = _wrapped(dim.position.const)
+        start = make.number(const, INDEX) if const else None
+        for term in dim.position.terms:
+            assert term.plain, "positions have no digits before the passes"
+            part = op.positions[term.operand]
+            if term.stride != 1:
+                part = make.ew("mul", part, make.number(_wrapped(term.stride), part.tile))
+            if part.tile.shape:
+                lanes = part
+            else:
+                start = part if start is None else make.ew("add", part, start)
+        if start is None:
+            return make.number(0, tile) if lanes is None else lanes
+        start = make.spread(start, tile.shape, ())
+        return start if lanes is None else make.ew("add", lanes, start)
+
+    def _told_apart(self, op: Load, make: Validity) -> Value:
+        """The lanes that are read, where no arithmetic tells: the others are what they are filled with, 0 or 1."""
+        tile = op.result.tile
+        one = make.number(1, TileType((), tile.dtype))
+        (filled,) = self.add(replace(op, operands=(*op.operands, one), filled=True))
+        not_zero = make.ew("ne", op.result, make.number(0, tile))
+        return make.ew("or", not_zero, make.ew("ne", filled, make.number(1, tile)))
+
+    # --- control ---
+
+    def _control(self, op: Fold | While | Switch) -> Sequence[Value]:
+        """With a further carry, or result, for each one in question."""
+        behind_index = 1 if isinstance(op, Fold) else 0
+        carried = [region.args[behind_index:] for region in op.regions]
+        groups = zip(op.results, *(args for args in carried if args), strict=True)
+        asked = [n for n, group in enumerate(groups) if not self._doubtful.isdisjoint(group)]
+        if not asked:
+            return super().visit(op)
+        inits = () if isinstance(op, Switch) else op.operands[-len(op.results) :]
+        operands = (*(self.value(v) for v in op.operands), *(self._whole(inits[n], op) for n in asked if inits))
+        regions = [self._region(op, region, args, asked) for region, args in zip(op.regions, carried, strict=True)]
+        results = self.add(op.copy(operands, tuple(regions)))
+        self._valid.update(zip((op.results[n] for n in asked), results[len(op.results) :], strict=True))
+        for before, after in zip(op.results, results, strict=False):
+            self.replace(before, after)
+        return results[: len(op.results)]
+
+    def _region(self, op: Op, region: Block, carried: tuple[Value, ...], asked: Sequence[int]) -> Block:
+        """A region that takes, and yields, which lanes of the values asked for are valid."""
+        more = tuple(Value(TileType(carried[n].tile.shape, BOOL)) for n in asked if carried)
+
+        def body(*_: Value) -> tuple[Value, ...]:
+            self._valid.update(zip((carried[n] for n in asked if carried), more, strict=True))
+            results = self.inline(region)
+            if isinstance(op, While) and region is op.condition:
+                return results
+            return (*results, *(self._whole(region.results[n], op) for n in asked))
+
+        return self.block((*region.args, *more), body)
+
+    def _whole(self, value: Value, op: Op) -> Value:
+        return Validity(self, op).whole(self._valid.get(value), value)
+
+
+def _with(operands: tuple[Value, ...], number: int, value: Value) -> tuple[Value, ...]:
+    return (*operands[:number], value, *operands[number + 1 :])
+
+
+def _masked[M: MemoryOp](op: M, mask: Value) -> M:
+    """An access with another mask."""
+    first = op.leading + op.access.arity
+    return replace(op, operands=(*op.operands[:first], mask, *op.operands[first + op.masked :]), masked=True)
+
+
+def _wrapped(number: int) -> int:
+    """The int32 that a number becomes."""
+    return (number + _WRAP // 2) % _WRAP - _WRAP // 2

@@ -1,0 +1,164 @@
+"""Which lanes of a value come from inside of arrays: one rule for each pure op.
+
+A load without a fill reads 0 in lanes that are out of bounds or masked. These lanes are *invalid*, and so is what is
+computed from them:
+
+    elementwise, convert, bitcast   valid where all operands are
+    a and b, a or b of bools        valid also where one operand is, and decides
+    select(p, a, b)                 valid where p is, and the one that it chooses
+    ops that move elements          as the element that is moved; what an op fills in is a scalar, as valid as that
+    reduce, arg-reduce, dot         valid where any of the elements that are combined is
+    scan                            as the lane itself, not as those before it
+    sort, top-k                     as the element that comes to the lane, and its keys
+
+Constants are valid. Scalars that say where, as the starts of a dynamic slice, do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from tilekern.ir.compute import Dot, Reduce, Select, splat
+from tilekern.ir.core import Builder, Op, Value
+from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.types import BOOL, TileType
+
+Valid = Value | None
+"""Which lanes of a value are valid, a bool tile of its shape; None if all are."""
+
+
+def sources(op: Op) -> tuple[Value, ...]:
+    """The operands of a pure op whose validity is that of its result."""
+    match op:
+        case DynamicSlice():
+            return op.operands[:1]
+        case DynamicUpdateSlice():
+            return op.operands[:2]
+        case Sort():
+            return (*op.operands[: op.num_keys], op.operands[op.pick])
+        case Reduce() | Dot() if any(v.tile.size == 0 for v in op.operands):
+            return ()  # the identity, which comes from nowhere
+        case _:
+            return op.operands
+
+
+class Validity:
+    """Makes the ops that compute which lanes are valid, on behalf of one op of the user's."""
+
+    def __init__(self, builder: Builder, origin: Op) -> None:
+        self._builder, self._op = builder, origin
+
+    def of_result(self, valid: Sequence[Valid]) -> Valid:
+        """Which lanes of the result of the op, a pure one, are valid, by those of its operands."""
+        match op := self._op:
+            case Elementwise(function="and" | "or") if op.result.tile.dtype == BOOL:
+                return self._decided(op, *valid)
+            case Select():
+                return self._chosen(op, *valid)
+            case Broadcast() | Reshape() | Transpose() | Slice() | Reverse() | DynamicSlice():
+                return self._moved(*valid[:1], *op.operands[1:])
+            case Concatenate() | Pad() | DynamicUpdateSlice():
+                moved = len(sources(op))
+                return self._moved(*map(self.whole, valid[:moved], op.operands), *op.operands[moved:])
+            case Take():
+                return self._taken(op, *valid)
+            case Reduce():
+                return self._any(valid[0], op.dims)
+            case ArgReduce():
+                return self._any(valid[0], (op.dim,))
+            case Scan():
+                return valid[0]
+            case Sort():
+                return self._sorted(op, valid)
+            case TopK() if valid[0] is not None:
+                return self.add(Take, valid[0], op.result, dim=op.dim, along=True)
+            case Dot():
+                return self.all(self._side(op, 0, valid[0]), self._side(op, 1, valid[1]))
+            case _:
+                return self.all(*valid)
+
+    def add(self, kind: type[Op], *operands: Value, **attributes: Any) -> Value:
+        """An op of one result."""
+        return self._builder.one(kind(operands=operands, loc=self._op.loc, **attributes))
+
+    def ew(self, function: str, *operands: Value) -> Value:
+        """An elementwise op."""
+        return self.add(Elementwise, *operands, function=function)
+
+    def number(self, number: Any, tile: TileType) -> Value:
+        """A tile of one number."""
+        return self._builder.one(splat(number, tile, loc=self._op.loc))
+
+    def spread(self, x: Value, shape: tuple[int, ...], dims: tuple[int, ...]) -> Value:
+        """Dim `d` becomes dim `dims[d]` of `shape`."""
+        return x if x.tile.shape == shape else self.add(Broadcast, x, shape=shape, dims=dims)
+
+    def whole(self, valid: Valid, value: Value) -> Value:
+        """The valid lanes of a value as a tile, even if all are."""
+        return self.number(True, TileType(value.tile.shape, BOOL)) if valid is None else valid
+
+    def all(self, *conditions: Valid) -> Valid:
+        """Where all conditions hold; None holds everywhere."""
+        found: Valid = None
+        for condition in conditions:
+            if condition is not None and condition is not found:
+                found = condition if found is None else self.ew("and", found, condition)
+        return found
+
+    def _moved(self, *operands: Valid) -> Valid:
+        """The op itself, on valid lanes in the place of values."""
+        known = tuple(v for v in operands if v is not None)
+        return self._builder.one(self._op.copy(known)) if len(known) == len(operands) else None
+
+    def _decided(self, op: Elementwise, left: Valid, right: Valid) -> Valid:
+        """Of `a and b` (`a or b`): where both are valid, or one is, and false (true)."""
+        a, b = (self.ew("not", v) if op.function == "and" else v for v in op.operands)
+        if left is None or right is None:
+            other, decides = (right, a) if left is None else (left, b)
+            return None if other is None else self.ew("or", other, decides)
+        found = self.ew("and", left, right)
+        for valid, decides in ((left, a), (right, b)):
+            found = self.ew("or", found, self.ew("and", valid, decides))
+        return found
+
+    def _chosen(self, op: Select, predicate: Valid, on_true: Valid, on_false: Valid) -> Valid:
+        which = op.operands[0]
+        if on_true is None or on_false is None:
+            here = None if on_true is None else self.ew("or", on_true, self.ew("not", which))
+            there = None if on_false is None else self.ew("or", on_false, which)
+            return self.all(predicate, here, there)
+        return self.all(predicate, self.add(Select, which, on_true, on_false))
+
+    def _taken(self, op: Take, valid: Valid, indices: Valid) -> Valid:
+        moved = None if valid is None else self.add(Take, valid, op.operands[1], dim=op.dim, along=op.along)
+        if indices is not None and not op.along:
+            rank = len(indices.tile.shape)
+            indices = self.spread(indices, op.result.tile.shape, tuple(range(op.dim, op.dim + rank)))
+        return self.all(moved, indices)
+
+    def _any(self, valid: Valid, dims: tuple[int, ...]) -> Valid:
+        return self.add(Reduce, valid, monoid="or", dims=dims) if valid is not None and dims else valid
+
+    def _sorted(self, op: Sort, valid: Sequence[Valid]) -> Valid:
+        """Sorted along: what decides of an element's place, and the element."""
+        known = self.all(*valid[: op.num_keys], valid[op.pick])
+        if known is None:
+            return None
+        return self.add(Sort, *op.operands, known, dim=op.dim, num_keys=op.num_keys, pick=len(op.operands))
+
+    def _side(self, op: Dot, side: Literal[0, 1], valid: Valid) -> Valid:
+        """What is known of one operand, in the place of its dims in the result."""
+        if valid is None:
+            return None
+        batch, free = op.batch[side], op.free(side)
+        kept = [d for d in range(len(valid.tile.shape)) if d not in op.contract[side]]
+        order = tuple(kept.index(d) for d in (*batch, *free))
+        combined = self._any(valid, op.contract[side])
+        assert combined is not None
+        moved = self.add(Transpose, combined, permutation=order)
+        begin = len(batch) + side * len(op.free(0))
+        return self.spread(moved, op.result.tile.shape, (*range(len(batch)), *range(begin, begin + len(free))))
