@@ -37,7 +37,7 @@ def mixed(x, w, n, out, extra, *, block: tk.Block = 4):
 
 @tk.kernel(out_type=lambda x, bounds, **_: jax.ShapeDtypeStruct((), x.dtype))
 def span(x, bounds, out, *, block: tk.Block = 2):
-    """Σ x over the tiles from bounds[0] to bounds[1]."""
+    """Σ x over the elements from bounds[0] to bounds[1]."""
     axis = tk.serial(x.shape[0], block, start=bounds[0], stop=bounds[1])
     out[...] = tk.fold(axis, lambda k, acc: acc + x[k].sum(), jnp.float32(0))
 

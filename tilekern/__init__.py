@@ -7,7 +7,8 @@ from tilekern.lang.directives import debug_print, device_assert, hoist, when
 from tilekern.lang.functions import accumulator, cdiv, dot, full, zeros
 from tilekern.lang.loops import fold, foreach
 from tilekern.lang.refs import Ref
-from tilekern.lang.tiles import Tile, ds, grid, grouped, parallel, serial, tile
+from tilekern.lang.serial import serial
+from tilekern.lang.tiles import Tile, ds, grid, grouped, parallel, tile
 
 __version__ = "0.1.0"
 

@@ -310,7 +310,7 @@ class Scores:
 
         if self.extras.block_map is None:
             start, stop = self.key_range(fixed) if what == "keys" else self.query_range(fixed)
-            axis = tk.serial(extent, block, start=start, stop=stop)
+            axis = tk.serial(extent, block, start=start, stop=stop, whole_tiles=True)
             if what == "keys":  # a loop is named after the first parameter of its body
                 return tk.fold(axis, lambda j, carry: at(j, carry, False), init)
             return tk.fold(axis, lambda i, carry: at(i, carry, False), init)

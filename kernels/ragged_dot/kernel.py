@@ -48,7 +48,7 @@ def ragged_dot_forward(
         def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
             return tk.dot(lhs[i, k], rhs[g, k, j], acc)
 
-        needed = tk.serial(inner, block_k, stop=jnp.where(begin < end, inner, 0))
+        needed = tk.serial(inner, block_k, stop=jnp.where(begin < end, inner, 0), whole_tiles=True)
         product = tk.fold(needed, step, tk.zeros((i, j), wide))
         mine = (i.indices >= begin) & (i.indices < end)
         return jnp.where(mine[:, None], product, out_tile)

@@ -147,8 +147,9 @@ def test_the_last_axis_runs_fastest(m: int, n: int, bm: int, bn: int, reverse: b
     low, high = (min(max(bound, 0), n) for bound in (start, stop))
     rows = range(0, m, bm)
     total = np.float32(0)
-    for i, j in product(reversed(rows) if reverse else rows, range(low // bn * bn, high, bn)):
-        total = np.float32(total * 2 % 1021 + x[i : i + bm, j : j + bn].sum())
+    columns = range(low // bn * bn, high, bn) if low < high else ()
+    for i, j in product(reversed(rows) if reverse else rows, columns):
+        total = np.float32(total * 2 % 1021 + x[i : i + bm, max(j, low) : min(j + bn, high)].sum())
     bounds = np.array([start, stop], np.int32)
     check(ordered_sum, x, bounds, oracle=total, run=interpreted, bm=bm, bn=bn, reverse=reverse)
 

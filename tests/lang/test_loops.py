@@ -59,11 +59,11 @@ def _walked(x: np.ndarray, bounds: np.ndarray, *, block: Any, start: Any, stop: 
     size = block or 1
     low = min(max(int(bounds[0]) if start is None else start, 0), len(x))
     high = min(max(int(bounds[1]) if stop is None else stop, 0), len(x))
-    tiles = [t for t in range(-(-len(x) // size)) if low // size <= t < -(-high // size)]
+    tiles = range(low // size, -(-high // size)) if low < high else range(0)
     order = 7
     for t in reversed(tiles) if reverse else tiles:
         order = (order * 31 + t + 1) % 2**32
-    total = sum(x[t * size : (t + 1) * size].sum() for t in tiles)
+    total = x[low : max(low, high)].sum()
     order -= 2**32 if order >= 2**31 else 0
     return np.array([order, len(tiles), 1 in tiles], np.int32), np.float32(total)
 
@@ -107,9 +107,10 @@ def test_folds_nest(extent: int, block_i: int, block_j: int, reverse: bool) -> N
     def oracle(x: np.ndarray, **_: Any) -> Any:
         acc, blocks = np.int32(1), range(-(-extent // block_i))
         for i in reversed(blocks) if reverse else blocks:
-            stop = min((i + 1) * block_i, extent)
-            for j in range(i * block_i // block_j, -(-stop // block_j)):
-                acc = np.int32((int(acc) * 7 + int(x[j * block_j : (j + 1) * block_j].sum()) + i) % 10007)
+            start, stop = i * block_i, min((i + 1) * block_i, extent)
+            for j in range(start // block_j, -(-stop // block_j)):
+                inside = x[max(j * block_j, start) : min((j + 1) * block_j, stop)]
+                acc = np.int32((int(acc) * 7 + int(inside.sum()) + i) % 10007)
         return acc
 
     check(nest, numbers(extent), oracle=oracle, block_i=block_i, block_j=block_j, reverse=reverse)

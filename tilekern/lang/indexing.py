@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,15 +13,22 @@ from tilekern import _jax
 from tilekern.errors import IndexingError
 from tilekern.ir.memory import Access, Dim, Position, Term
 from tilekern.ir.types import RefType
-from tilekern.lang.tiles import DynamicSlice, Tile, as_index, as_positions, describe
+from tilekern.lang.tiles import ALL, DynamicSlice, Live, Tile, as_index, as_positions, describe, live_lanes
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which part of an array a view is: an access, and the operands that its positions refer to."""
+    """Which part of an array a view is: an access, and the operands that its positions refer to.
+
+    Attributes:
+      dims: of the access.
+      operands: what the positions of `dims` refer to.
+      live: for each dim, its live lanes; of an index, whether lane 0 is one.
+    """
 
     dims: tuple[Dim, ...]
-    operands: tuple[jax.Array, ...] = ()
+    operands: tuple[jax.Array, ...]
+    live: tuple[Live, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -30,7 +38,7 @@ class Selection:
 
 def whole(shape: tuple[int, ...]) -> Selection:
     """The view of an array that is all of it."""
-    return Selection(tuple(Dim("block", Position(), n) for n in shape))
+    return Selection(tuple(Dim("block", Position(), n) for n in shape), (), (ALL,) * len(shape))
 
 
 @dataclass
@@ -43,6 +51,7 @@ class Indexer:
       base: what the ref is a view of.
       operands: what the positions of `dims` refer to.
       dims: the access so far.
+      live: its live lanes.
       inside: where an index may leave a view that is smaller than its array: the lane dim, and a bool for each lane.
     """
 
@@ -51,6 +60,7 @@ class Indexer:
     base: Selection
     operands: list[jax.Array] = field(default_factory=list[jax.Array])
     dims: list[Dim] = field(default_factory=list[Dim])
+    live: list[Live] = field(default_factory=list[Live])
     inside: list[tuple[int, jax.Array]] = field(default_factory=list[tuple[int, jax.Array]])
 
     @property
@@ -61,19 +71,26 @@ class Indexer:
     @property
     def selection(self) -> Selection:
         """The view that the index selects."""
-        return Selection(tuple(self.dims), tuple(self.operands))
+        return Selection(tuple(self.dims), tuple(self.operands), tuple(self.live))
 
     def mask(self) -> jax.Array | None:
-        """Which lanes lie inside the view, of the access's shape; None if all do by the array's bounds."""
+        """Which lanes are live and inside the view, of the access's shape; None if the array's bounds say it all."""
         shape = self.access.shape
         found: jax.Array | None = None
-        for lane, inside in self.inside:
+        for lane, inside in (*self.inside, *self._live_lanes()):
             spread = [1] * len(shape)
             if inside.ndim:
                 spread[lane] = inside.shape[0]
             wide = jnp.broadcast_to(inside.reshape(spread), shape)
             found = wide if found is None else found & wide
         return found
+
+    def _live_lanes(self) -> Iterator[tuple[int, jax.Array]]:
+        for number, (dim, live) in enumerate(zip(self.dims, self.live, strict=True)):
+            lanes = live_lanes(live, dim.size)
+            if lanes is not None:
+                lane = len(Access(tuple(self.dims[:number])).shape)
+                yield lane, lanes[0] if dim.kind == "index" else lanes
 
     def add(self, index: Any) -> Indexer:
         """Take the entries of an index."""
@@ -93,15 +110,29 @@ class Indexer:
         entries[place : place + len(dots)] = missing
         self.operands += self.base.operands
         inner = iter(enumerate(entries))
-        for outer, extent in zip(self.base.dims, self.type.shape, strict=True):
+        for outer, live, extent in zip(self.base.dims, self.base.live, self.type.shape, strict=True):
             if outer.kind == "index":
                 self.dims.append(outer)
+                self.live.append(live)
                 continue
             number, entry = next(inner)
             dim = self._dim(number, entry, outer.size)
             untouched = outer == Dim("block", Position(), extent)
+            self.live.append(self._still_live(live, dim, entry.live if isinstance(entry, Tile) else ALL))
             self.dims.append(dim if untouched else self._compose(number, outer, dim))
         return self
+
+    def _still_live(self, outer: Live, inner: Dim, own: Live) -> Live:
+        """The live lanes of `inner`, an index of a view's dim: its own ones, as far as they are live in the view."""
+        if outer[0] is None and outer[1] is None:
+            return own
+        place = self._start(inner)
+        low, high = (None if bound is None else jnp.asarray(bound - place) for bound in outer)
+        if inner.kind == "gather":
+            lanes = [b <= 0 if n == 0 else b > 0 for n, b in enumerate((low, high)) if b is not None]
+            self.inside += [(len(self.access.shape), inside) for inside in lanes]
+            return ALL
+        return _narrower(jnp.maximum, low, own[0]), _narrower(jnp.minimum, high, own[1])
 
     def _compose(self, number: int, outer: Dim, inner: Dim) -> Dim:
         """What `inner`, an index of a view's dim, touches in the array, of which the dim is `outer`."""
@@ -122,11 +153,17 @@ class Indexer:
         return Dim(inner.kind, Position(terms, outer.position.const + position.const), inner.size)
 
     def _inside(self, inner: Dim, size: int) -> jax.Array:
-        place: Any = jnp.arange(inner.size, dtype=jnp.int32) if inner.kind == "block" else 0
+        place = jnp.asarray(self._start(inner))
+        if inner.kind == "block":
+            place = jnp.arange(inner.size, dtype=jnp.int32) + place
+        return (place >= 0) & (place < size)
+
+    def _start(self, inner: Dim) -> Any:
+        """The place of lane 0 in the view; of a gather, of each lane."""
+        place: Any = 0
         for term in inner.position.terms:
             place = place + self.operands[term.operand] * term.stride
-        place = jnp.asarray(place + inner.position.const)
-        return (place >= 0) & (place < size)
+        return place + inner.position.const
 
     def _dim(self, number: int, entry: Any, size: int) -> Dim:
         if isinstance(entry, Tile):
@@ -199,6 +236,10 @@ class Indexer:
             got=f"index {number} = {describe(entry)}",
             fix="give bool masks to ref.load(index, mask=...); make floats integers; flatten indices of rank 2",
         )
+
+
+def _narrower(function: Any, x: jax.Array | None, y: jax.Array | None) -> jax.Array | None:
+    return y if x is None else x if y is None else function(x, y)
 
 
 def static_bound(bound: Any, number: int, name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,9 +12,11 @@ import jax.numpy as jnp
 
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, CarryError
+from tilekern.ir.core import Axis
 from tilekern.lang import state
 from tilekern.lang.primitives import fold_index_p
-from tilekern.lang.tiles import SerialAxis, describe, make_axis, tile_at
+from tilekern.lang.serial import SerialAxis
+from tilekern.lang.tiles import Scalar, Tile, describe, make_axis, tile_at
 
 
 def fold(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any, Any], Any], init: Any) -> Any:
@@ -38,7 +41,7 @@ def fold(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any, Any], A
     name = _first_parameter(body)
     loop = make_axis(name, axis.extent, axis.block)
     loc, hint = source.of_stack(), _hint(body, leaves)
-    bounds = tuple(jnp.asarray(b, jnp.int32) for b in (axis.start, axis.stop))
+    bounds, edges = tuple(jnp.asarray(b, jnp.int32) for b in axis.bounds()), axis.edges()
 
     # A fresh function for each fold: JAX caches traced loop bodies by identity. The loop is a `while` whose real bounds
     # are those of fold_index_p, by which the importer knows it for a fold; its condition only has to be traceable.
@@ -47,7 +50,7 @@ def fold(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any, Any], A
         index = _jax.bind(fold_index_p, counter, *bounds, axis=loop, reverse=axis.reverse, loc=loc, hint=hint)
         scope = state.Scope(f"the fold over {name}")
         try:
-            tile = index if axis.block is None else tile_at(loop, index, scope)
+            tile = index if axis.block is None else _tile(loop, index, scope, edges)
             result = body(tile, jax.tree.unflatten(tree, carry))
         finally:
             scope.open = False
@@ -56,6 +59,12 @@ def fold(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any, Any], A
 
     values = jax.lax.while_loop(lambda values: values[0] < bounds[1], step, (jnp.int32(0), *carries))
     return jax.tree.unflatten(tree, values[1:])
+
+
+def _tile(axis: Axis, index: jax.Array, scope: state.Scope, edges: tuple[Scalar | None, Scalar | None]) -> Tile:
+    """A tile of a loop; its live lanes lie between the edges of the loop's range."""
+    low, high = (None if edge is None else edge - index * axis.block for edge in edges)
+    return replace(tile_at(axis, index, scope), live=(low, high))
 
 
 def _nested(axes: tuple[SerialAxis, ...], tiles: tuple[Any, ...], body: Callable[[Any, Any], Any], init: Any) -> Any:

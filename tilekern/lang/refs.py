@@ -65,14 +65,15 @@ class Ref:
         return At(self)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[RefType, str, tuple[Dim, ...]]]:
-        """For JAX: a ref travels as its token, and the positions of its view."""
-        return (self._token, *self._base.operands), (self._type, self.name, self._base.dims)
+        """For JAX: a ref travels as its token, and the positions and live lanes of its view."""
+        return (self._token, self._base.operands, self._base.live), (self._type, self.name, self._base.dims)
 
     @classmethod
     def tree_unflatten(cls, auxiliary: tuple[RefType, str, tuple[Dim, ...]], children: tuple[Any, ...]) -> Ref:
         """For JAX: the inverse of `tree_flatten`."""
         type, name, dims = auxiliary
-        return cls(children[0], type, name, Selection(dims, children[1:]))
+        token, operands, live = children
+        return cls(token, type, name, Selection(dims, operands, live))
 
     def __repr__(self) -> str:
         return f"Ref({self.name}: {self._type})"

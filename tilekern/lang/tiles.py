@@ -1,4 +1,4 @@
-"""Axes and tiles: `parallel`, `serial`, `Tile`, `ds`."""
+"""Axes of the grid and tiles: `parallel`, `Tile`, `ds`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from tilekern.lang.primitives import program_index_p
 
 Scalar = int | jax.Array
 """A Python int, or a traced int32 scalar."""
+
+Live = tuple[jax.Array | None, jax.Array | None]
+"""The lanes of a tile that count, from the first one to the one behind the last; None where all do on that side."""
+
+ALL: Live = (None, None)
 
 
 def as_index(value: Any, what: str) -> Scalar:
@@ -84,9 +89,10 @@ class Tile:
       extent: the elements of the axis, for `valid`.
       index: the number of the tile along its axis.
       scope: where the tile may be used.
+      live: the lanes inside the range of the loop; the others read fill values and store nothing.
 
     `tile + n` moves it by n elements (an int or a traced scalar), `tile * c` and `tile // c` scale it: one element of
-    the axis stands for c elements, or c elements for one.
+    the axis stands for c elements, or c elements for one. What is live moves and scales along.
     """
 
     terms: tuple[tuple[jax.Array, int], ...]
@@ -95,6 +101,7 @@ class Tile:
     extent: int
     index: Scalar
     scope: state.Scope
+    live: Live = ALL
 
     @property
     def start(self) -> Scalar:
@@ -117,9 +124,11 @@ class Tile:
 
     @property
     def valid(self) -> jax.Array:
-        """Which positions are in the axis: 0 <= indices < extent, bool[size]."""
+        """Which positions are in the axis, 0 <= indices < extent, and in the range of the loop; bool[size]."""
         indices = self.indices
-        return (indices >= 0) & (indices < self.extent)
+        found = (indices >= 0) & (indices < self.extent)
+        lanes = live_lanes(self.live, self.size)
+        return found if lanes is None else found & lanes
 
     def __add__(self, offset: Any) -> Tile:
         self.scope.check()
@@ -137,7 +146,9 @@ class Tile:
         self.scope.check()
         c = static_int(factor, "the factor of a tile", 1)
         scaled = tuple((scalar, stride * c) for scalar, stride in self.terms)
-        return replace(self, terms=scaled, const=self.const * c, size=self.size * c, extent=self.extent * c)
+        low, high = self.live
+        live = None if low is None else low * c, None if high is None else high * c
+        return replace(self, terms=scaled, const=self.const * c, size=self.size * c, extent=self.extent * c, live=live)
 
     __rmul__ = __mul__
 
@@ -147,7 +158,10 @@ class Tile:
         strides = [stride for _, stride in self.terms]
         if all(n % c == 0 for n in (*strides, self.const, self.size)):
             divided = tuple((scalar, stride // c) for scalar, stride in self.terms)
-            return replace(self, terms=divided, const=self.const // c, size=self.size // c, extent=cdiv(self.extent, c))
+            low, high = self.live  # of c lanes, those count in which one does
+            live = None if low is None else low // c, None if high is None else -(-high // c)
+            size, extent = self.size // c, cdiv(self.extent, c)
+            return replace(self, terms=divided, const=self.const // c, size=size, extent=extent, live=live)
         # In one element of the coarser axis lies a tile that starts at a multiple of its size, which divides c.
         if c % self.size or any(n % self.size for n in (*strides, self.const)):
             raise TraceError(
@@ -159,7 +173,8 @@ class Tile:
         position = self.start // c
         terms = () if isinstance(position, int) else ((position, 1),)
         const = position if isinstance(position, int) else 0
-        return replace(self, terms=terms, const=const, size=1, extent=cdiv(self.extent, c))
+        # A tile of a loop has a live lane, so the only one of this tile is live.
+        return replace(self, terms=terms, const=const, size=1, extent=cdiv(self.extent, c), live=ALL)
 
     def __index__(self) -> int:
         raise TraceError(
@@ -181,6 +196,17 @@ class DynamicSlice:
 def ds(start: Any, size: int) -> DynamicSlice:
     """`size` elements (static) from `start` on (an int or a traced scalar), as an index of a ref."""
     return DynamicSlice(as_index(start, "the start of tk.ds"), static_int(size, "the size of tk.ds", 0))
+
+
+def live_lanes(live: Live, size: int) -> jax.Array | None:
+    """Which of `size` lanes are live, bool[size]; None if all are."""
+    low, high = live
+    if low is None and high is None:
+        return None
+    lanes = jnp.arange(size, dtype=jnp.int32)
+    behind = None if low is None else lanes >= low
+    before = None if high is None else lanes < high
+    return before if behind is None else behind if before is None else behind & before
 
 
 def tile_at(axis: Axis, index: Scalar, scope: state.Scope) -> Tile:
@@ -273,33 +299,3 @@ def make_axis(name: str, extent: int, block: int | None) -> Axis:
     """An axis, its numbers checked."""
     size = 1 if block is None else static_int(block, "block", 1)
     return Axis(name, static_int(extent, "extent", 0), size)
-
-
-@dataclass(frozen=True)
-class SerialAxis:
-    """A loop axis for `fold` and `foreach`, made by `serial`."""
-
-    extent: int
-    block: int | None
-    start: Scalar
-    stop: Scalar
-    reverse: bool
-
-
-def serial(extent: int, block: int | None = None, *, start: Any = 0, stop: Any = None, reverse: bool = False) -> Any:
-    """A loop axis of `extent` elements, walked in tiles of `block` elements (one by one without).
-
-    `start` and `stop` (elements; ints or traced scalars; clamped to [0, extent]) choose the tiles t with
-    start // block <= t < cdiv(stop, block): the first and the last may contain elements outside [start, stop).
-    `reverse` walks the same tiles from the last to the first.
-    """
-    axis = make_axis("", extent, block)
-    last = axis.extent if stop is None else as_index(stop, "stop")
-    if not isinstance(reverse, bool):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
-        raise ArgumentError(
-            "reverse must be a bool",
-            expected="True or False",
-            got=f"reverse = {describe(reverse)}",
-            fix="use bool(...)",
-        )
-    return SerialAxis(axis.extent, block, as_index(start, "start"), last, reverse)

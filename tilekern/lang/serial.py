@@ -1,0 +1,87 @@
+"""Axes of loops: `serial`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from tilekern.errors import ArgumentError
+from tilekern.ir.core import cdiv
+from tilekern.lang.tiles import Scalar, as_index, describe, make_axis
+
+
+@dataclass(frozen=True)
+class SerialAxis:
+    """A loop axis for `fold` and `foreach`, made by `serial`."""
+
+    extent: int
+    block: int | None
+    start: Scalar
+    stop: Scalar
+    reverse: bool
+    whole_tiles: bool
+
+    def edges(self) -> tuple[Scalar | None, Scalar | None]:
+        """Where the range may start and stop inside of a tile; None on a side where it surely does not."""
+        start, stop, extent, block = self.start, self.stop, self.extent, self.block or 1
+        if self.whole_tiles or block == 1:
+            return None, None
+        low = jnp.maximum(start, 0) if not isinstance(start, int) else None if self._starts_a_tile(block) else start
+        if isinstance(stop, int):
+            return low, None if stop >= extent or stop % block == 0 else stop
+        # Behind the extent it is for the bounds of arrays to say what there is, as in a loop without a stop.
+        return low, stop if extent % block == 0 else jnp.where(stop < extent, stop, cdiv(extent, block) * block)
+
+    def _starts_a_tile(self, block: int) -> bool:
+        return isinstance(self.start, int) and (self.start <= 0 or self.start % block == 0)
+
+    def bounds(self) -> tuple[Scalar, Scalar]:
+        """Start and stop of the range for `ir.control.Fold`; an empty range stops at 0, in front of every tile.
+
+        A `Fold` runs the tiles from start // block to cdiv(stop, block): one, if both lie inside of it.
+        """
+        start, stop, extent, block = self.start, self.stop, self.extent, self.block or 1
+        if isinstance(stop, int):
+            stop = min(stop, extent)
+        if isinstance(start, int) and (start >= extent or (isinstance(stop, int) and start >= stop)):
+            return 0, 0
+        ends_a_tile = isinstance(stop, int) and stop % block == 0
+        if block == 1 or self._starts_a_tile(block) or ends_a_tile:
+            return start, stop
+        if isinstance(start, int) and isinstance(stop, int):
+            return start, stop
+        runs: Any = start < stop
+        if not isinstance(start, int) and not isinstance(stop, int):
+            runs = runs & (start < extent)
+        return start, jnp.where(runs, stop, 0)
+
+
+def serial(
+    extent: int,
+    block: int | None = None,
+    *,
+    start: Any = 0,
+    stop: Any = None,
+    reverse: bool = False,
+    whole_tiles: bool = False,
+) -> Any:
+    """A loop axis of `extent` elements, walked in tiles of `block` elements (one by one without).
+
+    `start` and `stop` (elements; ints or traced scalars; clamped to [0, extent]) choose the elements: the tiles that
+    have some of them run, none if start >= stop. Lanes outside [start, stop) read fill values, store nothing, and are
+    not `valid`. With `whole_tiles=True` they are as all others: for kernels that mask by themselves. `reverse` walks
+    the same tiles from the last to the first.
+    """
+    axis = make_axis("", extent, block)
+    last = axis.extent if stop is None else as_index(stop, "stop")
+    for name, flag in (("reverse", reverse), ("whole_tiles", whole_tiles)):
+        if not isinstance(flag, bool):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+            raise ArgumentError(
+                f"{name} must be a bool",
+                expected="True or False",
+                got=f"{name} = {describe(flag)}",
+                fix="use bool(...)",
+            )
+    return SerialAxis(axis.extent, block, as_index(start, "start"), last, reverse, whole_tiles)
