@@ -53,6 +53,10 @@ class Declared:
     def __repr__(self) -> str:
         return f"<tilekern {type(self).__name__.lower()} {self.signature.name}>"
 
+    def __reduce__(self) -> str:
+        """Pickled as functions are, by the name under which a module has it; so a copy is the thing itself."""
+        return str(vars(self)["__qualname__"])
+
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Run it; see the class."""
         inherited = inherited_target()

@@ -1,0 +1,96 @@
+"""Kernels and ops as Python objects: pickled and copied like functions."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tilekern as tk
+from tests.lang.checks import like_first, numbers
+from tilekern.kernels.flash_attention.kernel import flash_attention_forward
+from tilekern.kernels.matmul import matmul
+from tilekern.kernels.softmax.kernel import softmax_forward
+
+X = numbers(5)
+
+
+@like_first
+def double(x, out, *, block: tk.Block = 4):
+    i = tk.parallel(x.shape[0], block)
+    out[i] = x[i] * 2
+
+
+@tk.op(out_type=lambda x: x)
+def quadruple(x):
+    return double(double(x))
+
+
+def _function(x, out):
+    out[...] = x[...] + 1
+
+
+renamed = like_first(_function)
+
+
+class Holder:
+    @staticmethod
+    @like_first
+    def inside(x, out):
+        out[...] = x[...]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize(
+    "call", [double, quadruple, Holder.inside, softmax_forward, matmul, flash_attention_forward], ids=repr
+)
+def test_what_can_be_imported_is_pickled_by_reference(call: Any, protocol: int) -> None:
+    text = pickle.dumps(call, protocol)
+    assert pickle.loads(text) is call
+    assert len(text) < 150
+
+
+def test_calls_do_not_change_that() -> None:
+    np.testing.assert_array_equal(jax.jit(double)(X), double(X, block=2))
+    assert pickle.loads(pickle.dumps(double)) is double
+
+
+def test_a_partial_of_a_kernel_is_pickled() -> None:
+    partial = pickle.loads(pickle.dumps(jax.tree_util.Partial(double, jnp.asarray(X), block=2)))
+    assert partial.func is double
+    np.testing.assert_array_equal(partial(), X * 2)
+
+
+def test_a_kernel_under_another_name_than_its_functions_is_refused() -> None:
+    with pytest.raises(pickle.PicklingError, match=r"kernel _function>: it's not the same object as .*\._function"):
+        pickle.dumps(renamed)
+
+
+def test_a_local_kernel_is_refused_as_a_local_function_is() -> None:
+    def function(x: Any, out: Any) -> None:
+        out[...] = x[...]
+
+    with pytest.raises((pickle.PicklingError, AttributeError)) as expected:
+        pickle.dumps(function)
+    message = r"local object '.*<locals>\.function'"
+    assert expected.match(message)
+    with pytest.raises(type(expected.value), match=message):
+        pickle.dumps(like_first(function))
+
+
+def test_a_copy_is_the_kernel_itself() -> None:
+    local = like_first(lambda x, out: None)
+    for call in (double, quadruple, local):
+        assert copy.copy(call) is call
+        assert copy.deepcopy({"a": [call]})["a"][0] is call
+
+
+def test_a_process_that_is_spawned_gets_kernels() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        np.testing.assert_array_equal(pool.apply(quadruple, (X,)), X * 4)
