@@ -17,6 +17,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import jaxlib
+import numpy as np
 from jax._src import config as _config
 from jax._src import hardware_utils, sharding_impls
 from jax.experimental import topologies
@@ -103,6 +104,22 @@ def emits[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 def make_jaxpr(function: Callable[..., Any], *avals: jax.ShapeDtypeStruct) -> Jaxpr:
     """The jaxpr of `function`, with the arrays and tracers that it closes over in `consts`."""
     return jax.make_jaxpr(function)(*avals)
+
+
+def of_jaxpr(jaxpr: Jaxpr, name: str) -> Callable[..., list[Any]]:
+    """The function of flat operands that a jaxpr of `make_jaxpr` is. NumPy arrays that it closes over are copied."""
+    constants = [kept(array) for array in jaxpr.consts]
+
+    def run(*operands: Any) -> list[Any]:
+        return cast(Any, jax.core).eval_jaxpr(cast(Any, jaxpr).jaxpr, constants, *operands)
+
+    run.__name__ = name
+    return run
+
+
+def kept(array: Any) -> Any:
+    """An array that stays as it is: a copy of one of NumPy, to which its owner may write."""
+    return np.array(cast(Any, array)) if isinstance(array, np.ndarray) else array
 
 
 def split_scan(eqn: JaxprEqn) -> tuple[int, int]:

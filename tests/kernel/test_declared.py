@@ -1,4 +1,4 @@
-"""Kernels and ops as Python objects: pickled and copied like functions."""
+"""Kernels and ops as Python objects: pickled and copied like functions, and their values of the outside."""
 
 from __future__ import annotations
 
@@ -94,3 +94,35 @@ def test_a_copy_is_the_kernel_itself() -> None:
 def test_a_process_that_is_spawned_gets_kernels() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         np.testing.assert_array_equal(pool.apply(quadruple, (X,)), X * 4)
+
+
+def _reading(settings: dict[str, Any]) -> list[Any]:
+    """Calls that read `settings`, which a user might change."""
+
+    @like_first
+    def kernel(x, out):
+        i = tk.parallel(x.shape[0], 4)
+        table = jnp.asarray(settings["table"])[: x.shape[0]]
+        out[i] = x[i] * settings["factor"] + table[0] + settings["table"][1]
+
+    @tk.op(out_type=lambda x: x)
+    def op(x):
+        return kernel(x) * settings["factor"]
+
+    return [kernel, op, jax.jit(lambda x: x * settings["factor"] + settings["table"][0] + settings["table"][1])]
+
+
+@pytest.mark.parametrize("size", [5, 5000])  # a constant of the kernel, and an operand
+def test_what_a_body_reads_keeps_its_first_value_as_under_jit(size: int) -> None:
+    settings = {"factor": 2.0, "table": np.arange(size, dtype=np.float32)}
+    calls = _reading(settings)
+    before = [call(X) for call in calls]
+    settings["factor"] = 3.0
+    settings["table"] += 100
+    for call, expected in zip(calls, before, strict=True):
+        np.testing.assert_array_equal(call(X), expected)
+        np.testing.assert_array_equal(jax.jit(lambda x, call=call: call(x))(X), expected)
+        np.testing.assert_array_equal(jax.vmap(call)(X[None])[0], expected)
+    np.testing.assert_array_equal(tk.interpret(calls[0].trace(X))(X), before[0])
+    # Other types are another trace, which sees what is there now.
+    np.testing.assert_array_equal(calls[0](X[:3]), X[:3] * 3 + settings["table"][0] + settings["table"][1])

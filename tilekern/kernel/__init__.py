@@ -43,6 +43,9 @@ def kernel(
     parameters are static, those annotated with `tk.Block` are block sizes. It stores every element of every output that
     is neither `tk.Zeros` nor `tk.Sum`.
 
+    The body is traced once for the types and static arguments of a call, as by `jax.jit`: what it reads besides its
+    parameters, such as a global, keeps the value of that time. Pass what changes as an array or a static argument.
+
     Args:
       out_type: called with the inputs as `jax.ShapeDtypeStruct`s, and with those static arguments (blocks excepted)
         that it has parameters for; returns the type of the output, or a tuple with one entry (a type, a pytree of

@@ -26,6 +26,7 @@ def op(*, out_type: Callable[..., Any], linear: tuple[str, ...] = ()) -> Callabl
 
     The function takes pytrees of arrays and static keyword-only arguments like a kernel, and returns arrays of the
     types that `out_type` names. Inside, shapes may depend on blocks: split a reduction over programs, then combine.
+    What it reads besides its parameters keeps its first value, as in a `kernel`.
 
     Args:
       out_type: the types of the results, as for `kernel`.
@@ -91,12 +92,19 @@ class OpFamily(DeclaredFamily):
         with source.at(definition.loc):
             self.results = results(self.name, (), declared)
         self.outputs = jax.tree.leaves(self.results.trees)
-        self._check_captured()
+        self._traced: dict[Target, Callable[..., list[jax.Array]]] = {}
+        self.function(self.target)
 
-    def _check_captured(self) -> None:
-        """An op is traced again when it is lowered: by then, traced values that it closes over have ended."""
-        traced = _jax.make_jaxpr(self.function(self.target), *jax.tree.leaves(self.arguments))
+    def function(self, target: Target) -> Callable[..., list[jax.Array]]:
+        """The op on flat operands, traced once with the blocks of a target."""
+        if target not in self._traced:
+            self._traced[target] = self._trace(target)
+        return self._traced[target]
+
+    def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
+        traced = _jax.make_jaxpr(self._function(target), *jax.tree.leaves(self.arguments))
         for value in traced.consts:
+            # By the time an op is lowered, traced values that it closes over have ended.
             if isinstance(value, _jax.Tracer):
                 with source.at(self._definition.loc):
                     raise TraceError(
@@ -105,8 +113,9 @@ class OpFamily(DeclaredFamily):
                         got=describe(value),
                         fix="make the value an argument of the op",
                     )
+        return _jax.of_jaxpr(traced, self.name)
 
-    def function(self, target: Target) -> Callable[..., list[jax.Array]]:
+    def _function(self, target: Target) -> Callable[..., list[jax.Array]]:
         """The op on flat operands, with the blocks of a target."""
         definition = self._definition
         blocks = blocks_for(definition, target, self.arguments, self._statics, self._blocks)
@@ -118,7 +127,6 @@ class OpFamily(DeclaredFamily):
                 returned = definition.function(*jax.tree.unflatten(tree, leaves), **keywords)
             return self._checked((returned,) if self.results.single else returned)
 
-        run.__name__ = self.name
         return run
 
     def _checked(self, returned: Any) -> list[jax.Array]:

@@ -115,7 +115,7 @@ class Importer(Emitter):
             known = np.asarray(array)
             if known.size and known.tobytes() == known.flat[:1].tobytes() * known.size:
                 return self.one(splat(known.flat[0], tile, loc=self.loc))
-            return self.one(Constant(array=known, shape=tile.shape, loc=self.loc))
+            return self.one(Constant(array=_jax.kept(known), shape=tile.shape, loc=self.loc))
         for other, known_as in self.captured:
             if other is array:
                 return self._load_whole(known_as)

@@ -126,7 +126,7 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
     _check_stores(func, state)
     _check_hoists(func)
     verify(func)
-    return Tracing(func, tuple(array for array, _ in importer.captured))
+    return Tracing(func, tuple(_jax.kept(array) for array, _ in importer.captured))
 
 
 def _check_hoists(func: Func) -> None:
