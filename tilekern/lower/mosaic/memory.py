@@ -26,9 +26,10 @@ from tilekern.lower.mosaic.chip import LANES
 from tilekern.lower.mosaic.fetch import fetch
 from tilekern.lower.mosaic.layout import Layout, ViewDim, is_squeezed
 from tilekern.lower.mosaic.numbers import as_stored, choose, widened
-from tilekern.lower.mosaic.scalars import locate, read_table
+from tilekern.lower.mosaic.scalars import read_table
 from tilekern.lower.mosaic.steps import when
 from tilekern.lower.mosaic.vectors import to_tile, turned
+from tilekern.lower.positions import locate
 
 Get = Callable[[Value], Any]
 

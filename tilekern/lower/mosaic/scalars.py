@@ -18,14 +18,11 @@ from tilekern.ir.compute import Constant, Convert, Select
 from tilekern.ir.core import Array, Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp, Position
-from tilekern.ir.ranges import Interval, position_interval
 from tilekern.ir.types import BOOL, I32, TileType
 from tilekern.lower.mosaic.chip import padded_bytes
 from tilekern.lower.mosaic.numbers import as_stored, choose, widened
 from tilekern.lower.mosaic.ops import function_of
-
-_FAR = 1 << 30
-"""Stands for every position that int32 arithmetic may not find: no array has so many elements along a dim."""
+from tilekern.lower.positions import locate
 
 
 class Scalars:
@@ -180,27 +177,3 @@ def read_table(op: Load, operands: Mapping[Value, Any], table: Any) -> Any:
     if inside is not None:
         number = choose(inside, number, as_stored(jnp.asarray(fill)))
     return number != 0 if dtype == BOOL else number
-
-
-def locate(position: Position, operands: Sequence[Any], intervals: Sequence[Interval | None] | None) -> Any:
-    """A position as int32: exact, or far outside of every array.
-
-    Args:
-      position: what to compute.
-      operands: numbers for its terms, int32.
-      intervals: what is known of them, if anything.
-    """
-    found = position_interval(position, intervals) if intervals is not None else None
-    total: Any = _wrapped(position.const)
-    roughly: Any = np.float32(position.const)
-    for term in position.terms:
-        digit = term.digit(operands[term.operand])
-        total = total + digit * _wrapped(term.stride)
-        roughly = roughly + digit.astype(jnp.float32) * np.float32(term.stride)
-    if found is not None and found.within(-_FAR, _FAR):
-        return total
-    return jnp.where(abs(roughly) < _FAR, total, np.int32(_FAR))
-
-
-def _wrapped(number: int) -> np.int32:
-    return np.int64(number).astype(np.int32)

@@ -16,8 +16,8 @@ from tilekern.ir.core import Axis, Value
 from tilekern.ir.ranges import Interval, position_interval
 from tilekern.lower.mosaic.layout import Layout
 from tilekern.lower.mosaic.plan import Plan
-from tilekern.lower.mosaic.scalars import locate
 from tilekern.lower.mosaic.windows import Role
+from tilekern.lower.positions import locate
 
 
 @dataclass(frozen=True)

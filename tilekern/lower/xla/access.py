@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from tilekern.ir.core import Value
-from tilekern.ir.memory import Dim, Load, MemoryOp, Store, Term
+from tilekern.ir.memory import Dim, Load, MemoryOp, Store
 from tilekern.ir.ranges import Interval, digit_interval
+from tilekern.lower import positions
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,6 @@ class Window:
     low: int
     high: int
 
-
-# An index that is out of bounds of every array.
-_FAR = 2**31 - 1
 
 Environment = Mapping[Value, Stacked]
 
@@ -142,7 +140,7 @@ def _window(dim: Dim, extent: int, op: MemoryOp, env: Environment) -> Window | N
             return None
         else:
             base = term.digit(scalar.array)
-        start = base * term.stride + start
+        start = _sum(start, base, term.stride)
         if interval is None:
             known = False
         else:
@@ -159,6 +157,13 @@ def _window(dim: Dim, extent: int, op: MemoryOp, env: Environment) -> Window | N
         return Window(start, length, radix, dim.size, *cut)
     proved = dim.in_bounds or (known and low >= 0 and high + length <= extent)
     return Window(start, length, radix, dim.size, 0, length) if proved else None
+
+
+def _sum(start: Any, base: Any, stride: int) -> Any:
+    """start + base * stride: an int, or an int32 that wraps around on the way to a place in the array."""
+    if isinstance(start, int) and isinstance(base, int):
+        return start + base * stride
+    return base * positions.wrapped(stride) + (positions.wrapped(start) if isinstance(start, int) else start)
 
 
 def _as_indices(starts: Sequence[Any]) -> list[jax.Array]:
@@ -223,28 +228,17 @@ def _indices(op: MemoryOp, env: Environment) -> tuple[list[jax.Array], tuple[int
     used = {op.positions[t.operand] for d in access.dims for t in d.position.terms}
     axes = tuple(sorted({a for v in used for a in env[v].axes}))
     rank, lane, found = len(access.shape), 0, list[jax.Array]()
-    for dim in access.dims:
+    intervals = [env[v].interval for v in op.positions]
+    for dim, length in zip(access.dims, op.ref.ref.shape, strict=True):
         shape = [1] * (len(axes) + rank)
         if dim.kind == "block":
             shape[len(axes) + lane] = dim.size
-        index = jnp.full(shape, min(max(dim.position.const, -_FAR), _FAR), jnp.int32)
-        if dim.kind == "block":
-            index += jnp.arange(dim.size, dtype=jnp.int32).reshape(shape)
-        for term in dim.position.terms:
-            number = _spread(op.positions[term.operand], env, axes, lane, rank)
-            index = index + _scaled(term, number, env[op.positions[term.operand]].interval, len(dim.position.terms))
+        needed = {term.operand for term in dim.position.terms}
+        numbers = [_spread(v, env, axes, lane, rank) if n in needed else None for n, v in enumerate(op.positions)]
+        lanes = jnp.arange(dim.size if dim.kind == "block" else 1, dtype=jnp.int32).reshape(shape)
+        found.append(lanes + positions.index(dim.position, numbers, intervals, length, lanes.size))
         lane += dim.kind != "index"
-        found.append(index)
     return found, axes
-
-
-def _scaled(term: Term, number: jax.Array, interval: Interval | None, terms: int) -> jax.Array:
-    """What one of several terms contributes; so far away that it is out of bounds where it would not fit int32."""
-    digit, limit = term.digit(number), _FAR // max(1, abs(term.stride) * terms)
-    interval = digit_interval(term, interval)
-    if interval is None or not interval.within(-limit, limit):
-        digit = jnp.clip(digit, -limit, limit)
-    return digit * term.stride
 
 
 def _spread(value: Value, env: Environment, axes: tuple[int, ...], lane: int, rank: int) -> jax.Array:

@@ -1,0 +1,111 @@
+"""Positions of accesses as int32, for backends that emit JAX: exact where they matter, elsewhere out of bounds.
+
+A position is an exact sum of strides times digits. Arithmetic in int32 finds it modulo 2³², which could make an element
+of the array of one that is far away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from tilekern.ir.memory import Position
+from tilekern.ir.ranges import Interval, position_interval
+
+LONGEST = 2**31 - 1
+"""Elements along a dim: the most that int32 positions reach."""
+
+FAR = 1 << 30
+"""Stands for positions that `locate` may not find."""
+
+_INT32 = Interval(-(2**31), 2**31 - 1)
+# A sum of products of float32 is off by less than 2³⁰ if their magnitudes add up to at most this.
+_ROUGH = 1 << 50
+_BITS = 11
+_DIGITS = 6  # of _BITS bits, for strides below 2⁶⁵
+
+
+def locate(position: Position, operands: Sequence[Any], intervals: Sequence[Interval | None] | None) -> Any:
+    """A position as int32: exact in [-2³⁰, 2³⁰), `FAR` elsewhere. No dim of the array is longer than `FAR`.
+
+    Args:
+      position: what to compute.
+      operands: numbers for its terms, int32.
+      intervals: what is known of them, if anything.
+    """
+    found = position_interval(position, intervals) if intervals is not None else None
+    total = _modulo(position, operands)
+    if found is not None and found.within(-FAR, FAR):
+        return total
+    if _magnitude(position) > _ROUGH:
+        return jnp.where(_fits(position, operands, 30), total, np.int32(FAR))
+    roughly: Any = np.float32(position.const)
+    for term in position.terms:
+        roughly = roughly + term.digit(operands[term.operand]).astype(jnp.float32) * np.float32(term.stride)
+    return jnp.where(abs(roughly) < FAR, total, np.int32(FAR))
+
+
+def index(
+    position: Position, operands: Sequence[Any], intervals: Sequence[Interval | None], length: int, size: int
+) -> Any:
+    """A position as int32, of the first of `size` lanes: each lane is exact, or out of bounds of a dim of `length`.
+
+    Args:
+      position: what to compute.
+      operands: numbers for its terms, int32.
+      intervals: what is known of them.
+      length: the elements of the dim, at most `LONGEST`.
+      size: how many lanes follow each other.
+    """
+    found = position_interval(position, [interval or _INT32 for interval in intervals])
+    total = _modulo(position, operands)
+    # What int32 wraps around into [0, length) is at least 2³² away from it.
+    if found is None or found.within(length - 2**32, 2**32 - size):
+        return total
+    return jnp.where(_fits(position, operands, 31), total, np.int32(_INT32.low))
+
+
+def wrapped(number: int) -> np.int32:
+    """A number modulo 2³²."""
+    return np.int64((number + 2**31) % 2**32 - 2**31).astype(np.int32)
+
+
+def _modulo(position: Position, operands: Sequence[Any]) -> Any:
+    total: Any = wrapped(position.const)
+    for term in position.terms:
+        total = total + term.digit(operands[term.operand]) * wrapped(term.stride)
+    return total
+
+
+def _magnitude(position: Position) -> int:
+    return abs(position.const) + sum(abs(term.stride) << 31 for term in position.terms)
+
+
+def _fits(position: Position, operands: Sequence[Any], bits: int) -> Any:
+    """Whether a position lies in [-2^bits, 2^bits), by long multiplication in digits of 11 bits."""
+    columns: list[Any] = [*_digits(position.const + (1 << bits)), 0, 0]
+    for term in position.terms:
+        number = term.digit(operands[term.operand])
+        parts = number & (1 << _BITS) - 1, number >> _BITS & (1 << _BITS) - 1, number >> 2 * _BITS
+        for j, factor in enumerate(_digits(term.stride)):
+            for k, part in enumerate(parts):
+                columns[j + k] = columns[j + k] + part * np.int32(factor) if factor else columns[j + k]
+    carry: Any = np.int32(0)
+    above: Any = np.int32(0)
+    for place, column in enumerate(columns):
+        carry = carry + column
+        if place >= 2:
+            above = above | (carry & (1 << _BITS) - 1) >> (bits + 1 - 2 * _BITS if place == 2 else 0)
+        carry = carry >> _BITS
+    return (above | carry) == 0
+
+
+def _digits(number: int) -> Iterator[int]:
+    """The digits of a number, the lowest first; the last one has its sign."""
+    for _ in range(_DIGITS - 1):
+        yield number & (1 << _BITS) - 1
+        number >>= _BITS
+    yield number
