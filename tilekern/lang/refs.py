@@ -12,13 +12,14 @@ from tilekern.errors import IndexingError, OutputError
 from tilekern.ir.memory import ATOMICS, AtomicKind, Dim
 from tilekern.ir.types import RefType, dtype_name, kind_of
 from tilekern.lang import state
+from tilekern.lang.incomparable import Incomparable
 from tilekern.lang.indexing import Indexer, Selection, whole
 from tilekern.lang.primitives import atomic_p, load_p, store_p
 from tilekern.lang.tiles import describe
 
 
 @jax.tree_util.register_pytree_node_class
-class Ref:
+class Ref(Incomparable):
     """An array in memory inside a kernel: loads and stores by index, nothing else.
 
     An index has one entry for each dim; missing trailing entries, and `...`, stand for whole dims. Entries:
@@ -217,6 +218,16 @@ class Ref:
             expected="a loaded tile, e.g. ref[tile] or ref[...]",
             got=f"the ref {self.name} itself, {self._type}",
             fix=f"load what you need: {self.name}[...] for all of it",
+        )
+
+    def no_value(self, use: str, *others: Any) -> IndexingError:
+        """The error about a ref in a comparison, or as a truth value."""
+        compared = " ".join([self.name, use, *map(describe, others)]) if others else f"{use}({self.name})"
+        return IndexingError(
+            "a ref is used where a tile is needed",
+            expected="a loaded tile, e.g. ref[tile] or ref[...]; `is` for an argument that may be None",
+            got=f"{compared}, where {self.name}: {self._type}",
+            fix=f"compare what you load, {self.name}[...]; ask for an argument with `{self.name} is not None`",
         )
 
     def _value(self, value: Any, shape: tuple[int, ...]) -> jax.Array:

@@ -13,6 +13,7 @@ from tilekern import _jax, source
 from tilekern.errors import ArgumentError, TraceError
 from tilekern.ir.core import Axis, cdiv
 from tilekern.lang import state
+from tilekern.lang.incomparable import Incomparable
 from tilekern.lang.primitives import program_index_p
 
 Scalar = int | jax.Array
@@ -79,7 +80,7 @@ def static_int(value: Any, what: str, minimum: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Tile:
+class Tile(Incomparable):
     """`size` consecutive positions along an axis of `extent` elements; indexes refs.
 
     Attributes:
@@ -177,11 +178,16 @@ class Tile:
         return replace(self, terms=terms, const=const, size=1, extent=cdiv(self.extent, c), live=ALL)
 
     def __index__(self) -> int:
-        raise TraceError(
+        raise self.no_value("")
+
+    def no_value(self, use: str, *others: Any) -> TraceError:
+        """The error about a tile as a number: in a comparison, as a truth value, or any other."""
+        compared = " ".join(["tile", use, *map(describe, others)]) if others else f"{use}(tile)" if use else ""
+        return TraceError(
             "a Tile is used where a number is needed",
             expected="tile.start, tile.index or tile.indices",
-            got="the Tile itself",
-            fix="use tile.index for the number of the tile, tile.start for its first element",
+            got=compared or "the Tile itself",
+            fix="use tile.index for the number of the tile, tile.start for its first element, tile.indices for all",
         )
 
 
