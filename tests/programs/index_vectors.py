@@ -125,6 +125,7 @@ def widest(x: Any, y: Any, i: Tile, v: Lanes) -> Lanes:
 STEPS = (
     Step(lambda x, y, i, v: v, each(lambda a: a)),
     Step(lambda x, y, i, v: 2 * v + 1, each(lambda a: 2 * a + 1)),
+    Step(lambda x, y, i, v: 0 * v + 1, each(lambda a: 1)),
     Step(lambda x, y, i, v: (v - 1) // 2, each(lambda a: (a - 1) // 2)),
     Step(lambda x, y, i, v: jnp.clip(v, 0, PLACES - 1), each(lambda a: min(max(a, 0), PLACES - 1))),
     Step(lambda x, y, i, v: (v.astype(jnp.float32) * 1.5).astype(v.dtype), each(lambda a: int(1.5 * a))),

@@ -195,10 +195,10 @@ class _Guard(Rewriter):
         if not (span.within(length - _WRAP, _WRAP - 1) and length < _WRAP // 2):
             return None
         place = self._place(op, dim, make)
-        lowest, beyond = make.number(0, place.tile), make.number(length, place.tile)
         wraps = not span.within(-_WRAP // 2, _WRAP // 2 - 1)
-        not_before = make.ew("ge", place, lowest) if span.low < 0 or wraps else None
-        not_behind = make.ew("lt", place, beyond) if span.high >= length or wraps else None
+        before, behind = span.low < 0 or wraps, span.high >= length or wraps
+        not_before = make.ew("ge", place, make.number(0, place.tile)) if before else None
+        not_behind = make.ew("lt", place, make.number(length, place.tile)) if behind else None
         return make.all(not_before, not_behind)
 
     def _place(self, op: Load, dim: Dim, make: Validity) -> Value:
