@@ -1,4 +1,4 @@
-"""The one place where private and semi-public JAX API is used; everything else goes through `jax`'s documented names.
+"""Private and semi-public JAX API is used here and in `_meshes`; all else goes through `jax`'s documented names.
 
 Supported: jax 0.11.2 up to, not including, 0.13.
 """
@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 from jax._src import config as _config
-from jax._src import hardware_utils, sharding_impls
+from jax._src import hardware_utils
+from jax._src.interpreters import mlir as lowering
 from jax.experimental import topologies
 from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var, take_current_trace
@@ -28,7 +29,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager  # pyright: ignore[reportMissingTypeStubs] -- jaxlib has none for it
 from jaxlib.mosaic.python import tpu  # pyright: ignore[reportMissingTypeStubs] -- jaxlib has none for it
 
-from tilekern import source
+from tilekern import _meshes, source
 
 __all__ = ["Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var"]
 
@@ -85,6 +86,7 @@ def tracing_under(settings: Settings) -> Generator[None]:
         jax.default_matmul_precision(None),
         jax.disable_jit(False),
         _config.eager_constant_folding(False),  # jax.ensure_compile_time_eval, which would run primitives of ours
+        _meshes.outside_of_meshes(),
     ):
         yield
 
@@ -191,42 +193,26 @@ def written_in_jax(jaxpr: Jaxpr) -> bool:
 # --- lowering -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Site:
-    """What a call is lowered for.
+def register_lowering(made: Primitive, function: Callable[..., Any], platform: str | None = None) -> None:
+    """Lower a primitive, on `platform` or everywhere, by tracing `function(site, *operands, **parameters)`.
 
-    Attributes:
-      exporting: whether for `jax.export`, to run in another process.
-      divided: among what XLA divides the program, in words; "" where it need not divide a kernel for TPUs.
+    The function is traced as on one device: what it gets is what one device has, whole or in a `jax.shard_map`.
     """
 
-    exporting: bool
-    divided: str
-
-
-def register_lowering(made: Primitive, function: Callable[..., Any], platform: str | None = None) -> None:
-    """Lower a primitive, on `platform` or everywhere, by tracing `function(site, *operands, **parameters)`."""
-
     def rule(context: Any, *operands: Any, **parameters: Any) -> Any:
-        module = context.module_context
-        exporting = bool(module.lowering_parameters.for_export)
-        divided = _divided_among(module.axis_context) if platform == "tpu" else ""
-        traced = partial(function, Site(exporting, divided))
-        lowered = cast(Any, mlir.lower_fun(traced, multiple_results=True))
-        return lowered(context, *operands, **parameters)
+        site = _meshes.site_of(context)
+        lowered = cast(Any, mlir.lower_fun(partial(function, site), multiple_results=True))
+        local = [ShapedArray(x.shape, x.dtype) for x in context.avals_in]
+        inside = _meshes.inside_a_call.set(True)
+        try:
+            with _meshes.outside_of_meshes():
+                results = lowered(context.replace(avals_in=local), *operands, **parameters)
+        finally:
+            _meshes.inside_a_call.reset(inside)
+        typed = zip(results, context.avals_out, strict=True)
+        return [lowering.lower_with_sharding_in_types(context, x, aval) for x, aval in typed]
 
     mlir.register_lowering(made, rule, platform=platform)
-
-
-def _divided_among(axes: Any) -> str:
-    """Several devices, or axes of a mesh that are not those of the `shard_map` around the call; else ""."""
-    if isinstance(axes, sharding_impls.ShardingContext):
-        return f"{axes.num_devices} devices" if axes.num_devices != 1 else ""
-    if not isinstance(axes, sharding_impls.SPMDAxisContext) or not axes.manual_axes:
-        return ""
-    manual = {*axes.manual_axes, *axes.mesh.manual_axes}
-    rest = {a: n for a, n in axes.mesh.shape.items() if a not in manual}
-    return f"the mesh's {', '.join(f'{a!r} of {n}' for a, n in rest.items())}" if rest else ""
 
 
 def compute_capability() -> int | None:
@@ -313,14 +299,17 @@ def register_derivatives(made: Primitive, jvp: Callable[..., Any], transpose: Ca
 
     def jvp_rule(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> Any:
         results, found = jvp(primals, [None if _is_zero(t) else t for t in tangents], **parameters)
+        avals = [jax.typeof(x) for x in primals]
+        results, found = ([_meshes.varying_like(x, avals) for x in values] for values in (results, found))
         zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
         return results, [zero if t is None else t for t, zero in zip(found, zeros, strict=True)]
 
     def transpose_rule(cotangents: Sequence[Any], *operands: Any, **parameters: Any) -> Any:
         linear = [ad.is_undefined_primal(x) for x in operands]
-        known = [_type_of(x.aval) if unknown else x for x, unknown in zip(operands, linear, strict=True)]
+        known = [_meshes.typed(x.aval, x.aval) if unknown else x for x, unknown in zip(operands, linear, strict=True)]
         found = transpose([None if _is_zero(c) else c for c in cotangents], known, **parameters)
-        return [c if unknown else None for c, unknown in zip(found, linear, strict=True)]
+        pairs = zip(found, operands, linear, strict=True)
+        return [_meshes.varying_like(c, [x.aval]) if unknown else None for c, x, unknown in pairs]
 
     ad.primitive_jvps[made] = jvp_rule
     ad.primitive_transposes[made] = transpose_rule
@@ -328,10 +317,6 @@ def register_derivatives(made: Primitive, jvp: Callable[..., Any], transpose: Ca
 
 def _is_zero(tangent: Any) -> bool:
     return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
-
-
-def _type_of(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def as_strong(value: Any) -> jax.Array:

@@ -95,6 +95,10 @@ class FallbackWarning(UserWarning):
     """A call runs on the portable backend, for the platform's own one refuses it."""
 
 
+class GatherWarning(UserWarning):
+    """Each of several devices computes a whole call, for which XLA gathers arrays that a mesh divides."""
+
+
 # --- what a backend stands on ----------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from tilekern import _jax
+from tilekern import _jax, _meshes
+from tilekern.errors import ArgumentError
 
 
 class Family(Protocol):
@@ -29,7 +30,7 @@ class Family(Protocol):
         """The types of the results."""
         ...
 
-    def call(self, platform: str, site: _jax.Site) -> Callable[..., Sequence[jax.Array]]:
+    def call(self, platform: str, site: _meshes.Site) -> Callable[..., Sequence[jax.Array]]:
         """The jitted program for a platform, one and the same object each time: many calls share one computation."""
         ...
 
@@ -51,11 +52,24 @@ class Family(Protocol):
         ...
 
 
-def _types(*operands: Any, family: Family) -> list[_jax.ShapedArray]:
-    return [_jax.ShapedArray(o.shape, o.dtype) for o in family.outputs]
+def _types(*operands: _jax.ShapedArray, family: Family) -> list[_jax.ShapedArray]:
+    for number, operand in enumerate(operands):
+        if _meshes.is_divided(operand):
+            raise _divided(family.name, number, operand)
+    return _meshes.result_types(kernel_call_p.name, operands, family.outputs)
 
 
-def _run(platform: str, site: _jax.Site, *operands: Any, family: Family) -> Sequence[jax.Array]:
+def _divided(name: str, number: int, operand: _jax.ShapedArray) -> ArgumentError:
+    return ArgumentError(
+        f"{name} is called with an array that a mesh divides by its type",
+        expected="arrays that are whole on each device, or a call in jax.shard_map",
+        got=f"array {number} = {operand.str_short(short_dtypes=True)}",
+        fix="wrap the call in jax.shard_map: then each device calls it for its own part; or make the array whole on "
+        "each device, jax.reshard(x, jax.P())",
+    )
+
+
+def _run(platform: str, site: _meshes.Site, *operands: Any, family: Family) -> Sequence[jax.Array]:
     return family.call(platform, site)(*operands)
 
 
@@ -77,7 +91,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, family: Famil
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     batched, wanted = family.batched(size, tuple(dims))
     stacked = [_stacked(x, d, w, size) for x, d, w in zip(operands, dims, wanted, strict=True)]
-    results = _jax.bind(kernel_call_p, *stacked, family=batched)
+    results = call(batched, *stacked)
     return results, [0] * len(results)
 
 
@@ -85,6 +99,11 @@ def _stacked(x: Any, dim: int | None, wanted: int | None, size: int) -> Any:
     if dim is None and wanted is not None:
         x, dim = jnp.broadcast_to(x, (size, *x.shape)), 0
     return x if dim is None or wanted is None or dim == wanted else jnp.moveaxis(x, dim, wanted)
+
+
+def call(family: Any, *operands: Any) -> list[Any]:
+    """The results of a call of a `Family`."""
+    return _jax.bind(kernel_call_p, *_meshes.alike(operands), family=family)
 
 
 kernel_call_p = _jax.primitive("tilekern_call", _types, multiple_results=True)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern import _meshes
 from tilekern.ir.core import cdiv
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
 from tilekern.kernels.flash_attention.mods import carried_by, with_carried
@@ -89,9 +90,10 @@ def backward(
 ) -> Tangents:
     """The transpose of `tangent`: cotangents of those of its tangents that are `wanted`, as types."""
     along = partial(tangent, query, key, value, extras, out, logsumexp, config=config)
-    zeros = (jnp.zeros(x.shape, x.dtype) for x in (out, logsumexp))
+    zeros = (jnp.zeros_like(x) for x in (out, logsumexp))
     whole = tuple(z if c is None else c for z, c in zip(zeros, cotangents, strict=True))
-    return cast(Any, jax.linear_transpose(along, wanted))(whole)[0]
+    types = jax.tree.map(lambda x: _meshes.type_beside(x, out), wanted)
+    return cast(Any, jax.linear_transpose(along, types))(whole)[0]
 
 
 def _portion(

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-from tilekern import _jax
 from tilekern.kernel.declared import Declared
 from tilekern.kernel.family import KernelFamily
 from tilekern.kernel.op import Op, op
@@ -16,7 +15,7 @@ from tilekern.kernel.results import Sum, Zeros
 from tilekern.kernel.signature import Block, Signature
 from tilekern.kernel.stages import Compiled, Lowered, Traced, interpret
 from tilekern.lower.target import Target
-from tilekern.primitive import kernel_call_p
+from tilekern.primitive import call
 
 __all__ = [
     "Block",
@@ -96,5 +95,5 @@ class Kernel(Declared):
         return family, not family.captures_tracers
 
     def _bind(self, family: KernelFamily, args: tuple[Any, ...]) -> Any:
-        leaves = _jax.bind(kernel_call_p, *jax.tree.leaves(args), *family.captured, family=family)
+        leaves = call(family, *jax.tree.leaves(args), *family.captured)
         return family.results.pack(leaves)

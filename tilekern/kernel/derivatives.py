@@ -230,7 +230,7 @@ def batched_transpose(
 
 def _slice_type(stacked: jax.ShapeDtypeStruct, dim: int | None) -> jax.ShapeDtypeStruct:
     shape = stacked.shape if dim is None else (*stacked.shape[:dim], *stacked.shape[dim + 1 :])
-    return jax.ShapeDtypeStruct(shape, stacked.dtype)
+    return stacked.update(shape=shape)
 
 
 def _placed(cotangent: Any, dim: int | None) -> Any:

@@ -15,8 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tilekern import _jax, source
-from tilekern.errors import ArgumentError, DependencyError, FallbackWarning, ResourceError, TargetError, TilekernError
+from tilekern import _jax, _meshes, source
+from tilekern.errors import (
+    ArgumentError,
+    DependencyError,
+    FallbackWarning,
+    GatherWarning,
+    ResourceError,
+    TargetError,
+    TilekernError,
+)
 from tilekern.ir.core import Func
 from tilekern.ir.types import Role, dtype_name, is_dtype
 from tilekern.kernel import derivatives
@@ -31,9 +39,12 @@ from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import DEFAULT, FALL_BACK, Target, on_platform
 from tilekern.passes import pipeline
 from tilekern.passes.batch import batch
-from tilekern.primitive import kernel_call_p
+from tilekern.primitive import call
 
 Schedule = Callable[..., Mapping[str, int]]
+
+# Kernels and shapes for which a `GatherWarning` was given.
+_GATHERING = set[tuple[Any, ...]]()
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class Family:
         """
         raise NotImplementedError
 
-    def call(self, platform: str, site: _jax.Site) -> Callable[..., Sequence[jax.Array]]:
+    def call(self, platform: str, site: _meshes.Site) -> Callable[..., Sequence[jax.Array]]:
         """The jitted program for a platform; one object, so that many calls share one computation.
 
         Raises:
@@ -98,7 +109,21 @@ class Family:
                 got=f"a program that XLA divides among {site.divided}",
                 fix="wrap the call in jax.shard_map: then each device calls the kernel for its own part",
             )
+        self._warn_of_gathering(site)
         return self._calls[target]
+
+    def _warn_of_gathering(self, site: _meshes.Site) -> None:
+        shape = (self.name, site.gathered, *((o.shape, o.dtype) for o in self.outputs))
+        if not site.gathered or shape in _GATHERING:
+            return
+        _GATHERING.add(shape)
+        message = (
+            f"{self.name} is called in a program that XLA divides among {site.divided}. A kernel it does not divide: "
+            f"each device gathers the arguments, {site.gathered} bytes at most, and computes the whole result.\n"
+            f"  fix: wrap the call in jax.shard_map: then each device calls {self.name} for its own part"
+        )
+        loc = source.current()
+        warnings.warn_explicit(message, GatherWarning, loc.file, loc.line)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """The results and their tangents; None is a tangent that is zero."""
@@ -111,7 +136,7 @@ class Family:
     @cached_property
     def eager(self) -> Callable[..., Sequence[jax.Array]]:
         """The primitive under jit, for calls outside of it."""
-        return _jax.jit_checked(partial(_jax.bind, kernel_call_p, family=self), self.name)
+        return _jax.jit_checked(partial(call, self), self.name)
 
 
 class TileFamily(Family):

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from tilekern import _jax, source
+from tilekern import _jax, _meshes, source
 from tilekern.errors import ArgumentError, TraceError
 from tilekern.kernel.asking import asking
 from tilekern.kernel.declared import Declared
@@ -18,7 +18,7 @@ from tilekern.kernel.results import results
 from tilekern.kernel.signature import LAUNCH
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
-from tilekern.primitive import kernel_call_p
+from tilekern.primitive import call
 
 
 def op(*, out_type: Callable[..., Any], linear: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Op]:
@@ -55,7 +55,7 @@ class Op(Declared):
         return OpFamily(self._definition, args, statics, blocks, target), True
 
     def _bind(self, family: OpFamily, args: tuple[Any, ...]) -> Any:
-        return family.results.pack(_jax.bind(kernel_call_p, *jax.tree.leaves(args), family=family))
+        return family.results.pack(call(family, *jax.tree.leaves(args)))
 
 
 class OpFamily(DeclaredFamily):
@@ -102,7 +102,8 @@ class OpFamily(DeclaredFamily):
         return self._traced[target]
 
     def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
-        traced = _jax.make_jaxpr(self._function(target), *jax.tree.leaves(self.arguments))
+        with _meshes.outside_of_meshes():
+            traced = _jax.make_jaxpr(self._function(target), *jax.tree.leaves(self.arguments))
         for value in traced.consts:
             # By the time an op is lowered, traced values that it closes over have ended.
             if isinstance(value, _jax.Tracer):

@@ -21,7 +21,7 @@ import tilekern as tk
 from tests.lang.checks import refused
 from tests.lower.mosaic.kernels import TILE, double, large, looked_up, needs_libtpu
 from tilekern import _jax, source
-from tilekern.errors import CompileError, DependencyError, FallbackWarning, ResourceError, TargetError
+from tilekern.errors import CompileError, DependencyError, FallbackWarning, GatherWarning, ResourceError, TargetError
 from tilekern.lower.mosaic import toolchain
 from tilekern.lower.mosaic.chip import CHIPS, Chip
 from tilekern.lower.mosaic.compile import asm, compile_ahead, vmem_used
@@ -357,17 +357,15 @@ DIVIDED = {
 
 
 @pytest.mark.smoke
-@each_kind
-def test_a_kernel_is_not_divided_among_devices(kind: AxisType) -> None:
+def test_a_kernel_is_not_divided_among_devices() -> None:
     assert CUSTOM_CALL in jax.jit(scaled).trace(ROWS).lower(lowering_platforms=("tpu",)).as_text()  # for one device
     with refused(TargetError, got="a program that XLA divides among 4 devices", **DIVIDED):
-        traced(scaled, divided(kind)).lower(lowering_platforms=("tpu",))  # <-
+        traced(scaled, divided(AxisType.Auto)).lower(lowering_platforms=("tpu",))  # <-
 
 
-@each_kind
-def test_calls_under_vmap_are_not_divided_among_devices(kind: AxisType) -> None:
+def test_calls_under_vmap_are_not_divided_among_devices() -> None:
     with refused(TargetError, got="a program that XLA divides among 4 devices", **DIVIDED):
-        traced(lambda x: jax.vmap(scaled)(x[None])[0], divided(kind)).lower(lowering_platforms=("tpu",))  # <-
+        traced(lambda x: jax.vmap(scaled)(x[None])[0], divided(AxisType.Auto)).lower(lowering_platforms=("tpu",))  # <-
 
 
 @each_kind
@@ -382,13 +380,13 @@ def test_each_device_calls_the_kernel_in_a_shard_map(kind: AxisType) -> None:
     assert CUSTOM_CALL in for_tpu(mapped({"d", "e"}), divided(kind))
 
 
-@each_kind
-def test_the_portable_backend_is_divided(kind: AxisType) -> None:
-    assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, target="cpu:xla"), divided(kind))
+def test_the_portable_backend_computes_the_whole_on_each_device() -> None:
+    with pytest.warns(GatherWarning, match="scaled is called in a program that XLA divides among 4 devices"):
+        assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, target="cpu:xla"), divided(AxisType.Auto))
 
 
-def test_what_falls_back_to_the_portable_backend_is_divided() -> None:
-    with pytest.warns(FallbackWarning, match="needs more VMEM"):
+def test_what_falls_back_to_the_portable_backend_is_computed_on_each_device() -> None:
+    with pytest.warns(FallbackWarning, match="needs more VMEM"), pytest.warns(GatherWarning):
         assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, block=1 << 14), divided(AxisType.Auto, rows=1 << 14))
 
 

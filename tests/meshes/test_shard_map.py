@@ -1,0 +1,228 @@
+"""Kernels in `jax.shard_map`: results vary as operands do, and gradients are those of a single device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import tilekern as tk
+from tests.lang.checks import like_first, numbers
+from tilekern.nn import dot_product_attention
+from tilekern.testing import assert_close, in_float64
+
+checks = pytest.mark.parametrize("check", [True, False])
+
+
+@tk.kernel(out_type=lambda x, w: x, linear=("x",))
+def scale(x, w, out):
+    """out[i] = x[i] * w[0], with nothing of w[1]."""
+    i = tk.parallel(x.shape[0], 2)
+    out[i] = x[i] * w[0]
+
+
+@scale.defjvp
+def _scale_jvp(primals, tangents):
+    (x, w), (_, dw) = primals, tangents
+    return scale(x, w), x * dw[0]
+
+
+@scale.deftranspose
+def _scale_transpose(cotangent, x, w):
+    return {"x": scale(cotangent, w)}
+
+
+def outer_type(x: Any, y: Any, s: Any) -> Any:
+    return jax.ShapeDtypeStruct((x.shape[0], y.shape[0]), x.dtype)
+
+
+@tk.kernel(out_type=outer_type)
+def outer(x, y, s, out):
+    """out[i, j] = sin(x[i]) y[j] + s x[i]."""
+    i = tk.parallel(x.shape[0], 2)
+    j = tk.parallel(y.shape[0], 2)
+    out[i, j] = tk.fold(tk.serial(2), lambda n, acc: acc + n * s[()] * x[i][:, None], jnp.sin(x[i])[:, None] * y[j])
+
+
+def plain(x: Any, y: Any, s: Any) -> Any:
+    return jnp.sin(x)[:, None] * y + s * x[:, None]
+
+
+@outer.defjvp
+def _outer_jvp(primals, tangents):
+    x, y, s = primals
+    dx, dy, ds = (jnp.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True))
+    moved = jnp.sin(x)[:, None] * dy + (jnp.cos(x) * dx)[:, None] * y + ds * x[:, None] + s * dx[:, None]
+    return outer(x, y, s), moved
+
+
+@tk.op(out_type=outer_type)
+def outer_op(x, y, s):
+    """The kernel in an op, with a derivative of its own."""
+    return outer(x, y, s)
+
+
+@outer_op.defjvp
+def _outer_op_jvp(primals, tangents):
+    (x, y, s), (dx, dy, ds) = primals, tangents
+    return outer_op(x, y, s), _outer_jvp(primals, (dx, dy, ds))[1]
+
+
+def mesh_of(**sizes: int) -> Any:
+    devices = jax.devices()[: int(np.prod(list(sizes.values())))]
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes), devices=devices)
+
+
+def agree(found: Any, wanted: Callable[..., Any], *arrays: Any, length: int) -> None:
+    """Gradients are those that one device has."""
+    oracles, lows = in_float64(wanted, *arrays), jax.jit(wanted)(*arrays)
+    for f, oracle, low in zip(found, oracles, lows, strict=True):
+        assert_close(f, oracle, low, length=length, factor=3)
+
+
+X, W = jnp.arange(8.0), jnp.array([2.0, 3.0])
+FOUR = mesh_of(data=4)
+
+
+# --- types ----------------------------------------------------------------------------------------------------------
+
+
+@checks
+def test_results_vary_as_operands_do(check: bool) -> None:
+    types: list[Any] = []
+
+    def local(x: Any, w: Any) -> Any:
+        types.extend(jax.typeof(y).mat.varying for y in (scale(x, w), scale(w, w), jax.vmap(scale)(x[None], w[None])))
+        return scale(x, w)
+
+    mapped = jax.shard_map(local, mesh=FOUR, in_specs=(P("data"), P()), out_specs=P("data"), check_vma=check)
+    np.testing.assert_array_equal(mapped(X, W), 2 * X)
+    over = frozenset({"data"} if check else ())
+    assert types[:3] == [over, frozenset(), over]
+
+
+def test_a_varying_result_is_not_replicated() -> None:
+    with pytest.raises(ValueError, match="replication which can't be statically inferred"):
+        jax.shard_map(scale, mesh=FOUR, in_specs=(P("data"), P()), out_specs=P())(X, W)
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_a_replicated_operand_is_summed_over_devices() -> None:
+    def local(x: Any, w: Any) -> Any:
+        return jax.grad(lambda w: (scale(x, w) + x * w[1]).sum())(w)
+
+    mapped = jax.shard_map(local, mesh=FOUR, in_specs=(P("data"), P()), out_specs=P())
+    np.testing.assert_array_equal(mapped(X, W), [28, 28])
+    np.testing.assert_array_equal(jax.jit(mapped)(X, W), [28, 28])
+
+
+@checks
+def test_gradients_through_a_sharded_call(check: bool) -> None:
+    mapped = jax.shard_map(scale, mesh=FOUR, in_specs=(P("data"), P()), out_specs=P("data"), check_vma=check)
+    for function in (mapped, jax.jit(mapped)):
+        found = jax.grad(lambda x, w, f=function: f(x, w).sum(), (0, 1))(X, W)
+        np.testing.assert_array_equal(found[0], np.full(8, 2))
+        np.testing.assert_array_equal(found[1], [28, 0])
+
+
+def test_a_rule_may_return_what_does_not_vary() -> None:
+    @like_first
+    def constant(x, out):
+        out[...] = x[...] * 0 + 3
+
+    @constant.defjvp
+    def _(primals, tangents):
+        return jnp.full(primals[0].shape, 3.0), jnp.zeros(primals[0].shape)
+
+    def local(x: Any) -> Any:
+        return jax.value_and_grad(lambda x: (x * constant(x)).sum())(x)[1]
+
+    mapped = jax.shard_map(local, mesh=FOUR, in_specs=P("data"), out_specs=P("data"))
+    np.testing.assert_array_equal(mapped(X), np.full(8, 3))
+
+
+@checks
+@pytest.mark.parametrize("order", [1, 2])
+def test_attention_with_replicated_keys(order: int, check: bool) -> None:
+    q, k, v = (numbers(2, 8, 2, 4) / 100 + n for n in range(3))
+    specs = (P(None, "data"), P(), P())
+
+    def loss(call: Callable[..., Any]) -> Callable[..., Any]:
+        first = lambda *a: (call(*a) ** 2).sum()  # noqa: E731
+        if order == 1:
+            return first
+        return lambda *a: sum((g**2).sum() for g in jax.grad(first, (0, 1, 2))(*a))
+
+    mapped = jax.shard_map(dot_product_attention, mesh=FOUR, in_specs=specs, out_specs=P(None, "data"), check_vma=check)
+    wanted = jax.grad(loss(jax.nn.dot_product_attention), (0, 1, 2))
+    agree(jax.jit(jax.grad(loss(mapped), (0, 1, 2)))(q, k, v), wanted, q, k, v, length=q.size)
+
+
+# --- random programs ------------------------------------------------------------------------------------------------
+
+
+def _scanned(call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, y, s: lax.scan(lambda c, row: (c, call(row[None], y, s)[0]), 0, x)[1]
+
+
+def _with_rule(call: Callable[..., Any]) -> Callable[..., Any]:
+    ruled = jax.custom_vjp(call)
+    ruled.defvjp(lambda *a: (call(*a), a), lambda a, g: jax.vjp(call, *a)[1](g))
+    return ruled
+
+
+WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "call": lambda call: call,
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "vmap": lambda call: lambda x, y, s: jax.vmap(call, (0, None, None))(x[:, None], y, s)[:, 0],
+    "scan": _scanned,
+    "cond": lambda call: lambda x, y, s: lax.cond(s > 0, call, lambda *a: 0 * call(*a), x, y, s),
+    "custom_vjp": _with_rule,
+    "map": lambda call: lambda x, y, s: lax.map(lambda row: call(row[None], y, s)[0], x),
+}
+
+
+@settings(max_examples=12)
+@given(
+    axes=st.sampled_from([(("a", 4),), (("a", 2), ("b", 2)), (("a", 2), ("b", 4)), (("a", 2), ("b", 2), ("c", 2))]),
+    owners=st.lists(st.sampled_from(["x", "y", "none"]), min_size=3, max_size=3),
+    call=st.sampled_from([outer, outer_op]),
+    target=st.sampled_from(["cpu", "cpu:xla"]),
+    wrapper=st.sampled_from(sorted(WRAPPERS)),
+    check=st.booleans(),
+    inside=st.booleans(),
+)
+def test_gradients_are_those_of_a_single_device(
+    axes: Any, owners: Any, call: Any, target: str, wrapper: str, check: bool, inside: bool
+) -> None:
+    """Over random meshes, operands that are divided or replicated, and transformations."""
+    mesh = mesh_of(**dict(axes))
+    rows = tuple(name for (name, _), owner in zip(axes, owners, strict=False) if owner == "x")
+    columns = tuple(name for (name, _), owner in zip(axes, owners, strict=False) if owner == "y")
+    specs = (P(rows), P(columns), P())
+    x, y, s = numbers(16) / 7, numbers(8) / 5, np.float32(1.5)
+    c = numbers(16, 8) / 100
+    local = WRAPPERS[wrapper](lambda *a: call(*a, target=target))
+    if check and inside:
+        in_specs = (*specs, P(rows, columns))
+
+        def gradient(x: Any, y: Any, s: Any, c: Any) -> Any:
+            return jax.grad(lambda *a: (local(*a) * c).sum(), (0, 1, 2))(x, y, s)
+
+        found = jax.jit(jax.shard_map(gradient, mesh=mesh, in_specs=in_specs, out_specs=specs))(x, y, s, c)
+    else:
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P(rows, columns), check_vma=check)
+        found = jax.jit(jax.grad(lambda *a: (mapped(*a) * c).sum(), (0, 1, 2)))(x, y, s)
+    agree(found, jax.grad(lambda x, y, s, c: (plain(x, y, s) * c).sum(), (0, 1, 2)), x, y, s, c, length=c.size)

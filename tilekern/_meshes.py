@@ -1,0 +1,175 @@
+"""Meshes: the types of calls inside of them, and what XLA divides among devices. With `_jax`, the user of private API.
+
+Over a manual axis of a mesh, inside of `jax.shard_map`, an array varies or not, as its type says; `jax.grad` goes by
+that. A type also says which explicit axes divide the array. Automatic axes are XLA's, and no type tells of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.core
+from jax._src import config, core, sharding_impls
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy  # pyright: ignore[reportMissingTypeStubs] -- jaxlib has none for it
+
+ShapedArray = jax.core.ShapedArray
+
+
+# --- types ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def outside_of_meshes() -> Generator[None]:
+    """Trace as on one device: the types of arrays say nothing of the mesh around the call."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    local = AbstractMesh((), (), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(local), config._check_vma(False):  # pyright: ignore[reportPrivateUsage] -- the only way
+        yield
+
+
+def result_types(name: str, operands: Sequence[ShapedArray], results: Sequence[Any]) -> list[ShapedArray]:
+    """The types of results of given shapes and dtypes, in the mesh of the operands.
+
+    They vary over the manual axes over which the operands vary, and explicit axes do not divide them.
+    """
+    varying = core.ManualAxisType(varying=core.standard_vma_rule(name, *operands))
+    meshes = [x.sharding.mesh for x in operands if not x.sharding.mesh.empty]
+    mesh = meshes[0] if meshes else jax.sharding.get_abstract_mesh()
+    whole = NamedSharding(mesh, PartitionSpec())
+    return [ShapedArray(x.shape, x.dtype, sharding=whole, manual_axis_type=varying) for x in results]
+
+
+def is_divided(aval: ShapedArray) -> bool:
+    """Whether each device holds a part or an addend only, by what the type says: explicit axes, or "unreduced"."""
+    return any(aval.sharding.mesh.shape.get(axis, 2) > 1 for axis in _named(aval))
+
+
+def _named(aval: Any) -> list[str]:
+    """The mesh axes in a type, but for those over which it varies."""
+    spec = aval.sharding.spec
+    of_dims: list[str] = [axis for axes in spec for axis in ([axes] if isinstance(axes, str) else axes or ())]
+    return [*of_dims, *spec.unreduced, *spec.reduced, *aval.mat.unreduced]
+
+
+def alike(operands: Sequence[Any]) -> Sequence[Any]:
+    """Operands of one call, cast to vary over the same manual axes: those of all of them."""
+    return cast(Any, core).auto_insert_reshard(*map(_plain, operands))
+
+
+def _plain(operand: Any) -> Any:
+    """An operand whose type says nothing about reductions to come, and names no explicit axis of a single device."""
+    aval = jax.typeof(operand)
+    if aval.mat.reduced:
+        return _varying(operand, aval.mat.reduced)
+    if _named(aval) and not is_divided(aval):
+        return cast(Any, jax).reshard(operand, PartitionSpec())
+    return operand
+
+
+def _varying(value: Any, axes: frozenset[str]) -> Any:
+    return cast(Any, jax.lax).pcast(value, tuple(axes), to="varying")
+
+
+def type_beside(shaped: Any, value: Any) -> jax.ShapeDtypeStruct:
+    """The type of an array of a shape and dtype that varies over the manual axes over which `value` does."""
+    return typed(shaped, jax.typeof(value))
+
+
+def typed(shaped: Any, like: ShapedArray) -> jax.ShapeDtypeStruct:
+    """The type of an array of a shape and dtype that varies over the manual axes over which those of a type do."""
+    if like.mat.empty:
+        return jax.ShapeDtypeStruct(shaped.shape, shaped.dtype)
+    whole = NamedSharding(like.sharding.mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(shaped.shape, shaped.dtype, sharding=whole, manual_axis_type=like.mat)
+
+
+def varying_like(value: Any, avals: Sequence[Any]) -> Any:
+    """A value that varies over the manual axes over which arrays of some types do; None is kept."""
+    if value is None:
+        return None
+    missing = frozenset[str]().union(*(aval.mat.varying for aval in avals)) - jax.typeof(value).mat.varying
+    return _varying(value, missing) if missing else value
+
+
+# --- programs for several devices ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a call is lowered for.
+
+    Attributes:
+      exporting: whether for `jax.export`, to run in another process.
+      divided: among what XLA divides the program, in words; "" for a program of one device, and in a `jax.shard_map`
+        over all axes of the mesh.
+      gathered: bytes of operands that XLA gathers on each device for the call, at most; 0 inside of another call.
+    """
+
+    exporting: bool
+    divided: str
+    gathered: int
+
+
+# Whether a call is being lowered: those inside of an op gather nothing that the op has not gathered.
+inside_a_call: ContextVar[bool] = ContextVar("inside_a_call", default=False)
+
+
+def site_of(context: Any) -> Site:
+    """The site of a lowering context of JAX."""
+    module, avals = context.module_context, context.avals_in
+    divided = _divided_among(module.axis_context)
+    gathers = divided and not inside_a_call.get() and not _is_whole(module.module, avals)
+    gathered = sum(aval.size * aval.dtype.itemsize for aval in avals) if gathers else 0
+    return Site(bool(module.lowering_parameters.for_export), divided, gathered)
+
+
+def _divided_among(axes: Any) -> str:
+    """Several devices, or axes of a mesh that are not those of the `shard_map` around the call; else ""."""
+    if isinstance(axes, sharding_impls.ShardingContext):
+        return f"{axes.num_devices} devices" if axes.num_devices != 1 else ""
+    if not isinstance(axes, sharding_impls.SPMDAxisContext) or not axes.manual_axes:
+        return ""
+    manual = {*axes.manual_axes, *axes.mesh.manual_axes}
+    rest = {a: n for a, n in axes.mesh.shape.items() if a not in manual}
+    return f"the mesh's {', '.join(f'{a!r} of {n}' for a, n in rest.items())}" if rest else ""
+
+
+def _is_whole(module: Any, avals: Sequence[Any]) -> bool:
+    """Whether the operands of a call in a program for several devices are known to be whole on each of them.
+
+    Their types say so where no axis of the mesh is automatic. Otherwise they are if all arguments of the program are,
+    and nothing inside asks for another sharding.
+    """
+    meshes = [aval.sharding.mesh for aval in avals]
+    if all(not mesh.empty and AxisType.Auto not in mesh.axis_types for mesh in meshes):
+        return True
+    functions = list(module.body.operations)
+    main = next(f for f in functions if ir.StringAttr(f.attributes["sym_name"]).value == "main")
+    return all(map(_says_whole, ir.ArrayAttr(main.attributes["arg_attrs"]))) and not _asks_for_shardings(module)
+
+
+def _says_whole(argument: Any) -> bool:
+    """Whether the attributes of an argument say that no mesh axis divides it."""
+    attributes = ir.DictAttr(argument)
+    if "sdy.sharding" not in attributes:
+        return "mhlo.sharding" not in attributes
+    dims = sdy.TensorShardingAttr(attributes["sdy.sharding"]).dimension_shardings
+    return not any(sdy.DimensionShardingAttr(dim).axes for dim in dims)
+
+
+def _asks_for_shardings(module: Any) -> bool:
+    found: list[str] = []
+
+    def visit(operation: Any) -> Any:
+        found.extend(["here"] * (operation.name in ("sdy.sharding_constraint", "sdy.reshard")))
+        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return bool(found)
