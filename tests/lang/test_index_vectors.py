@@ -70,6 +70,48 @@ def test_what_comes_from_outside_addresses_nothing(data: st.DataObject) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+# --- loops and branches ----------------------------------------------------------------------------------------------
+
+
+def test_a_loop_that_loads_by_its_vector() -> None:
+    """Each lane follows the array to 0 or 1; a lane of the tail follows nothing."""
+
+    @tk.kernel(out_type=counts())
+    def followed(x, out):
+        i = tk.parallel(x.shape[0], 4)
+        out.at[jax.lax.while_loop(lambda v: (x[v] > 1).any(), lambda v: x[v], x[i])].add(1)
+
+    steps, expected = np.array([0, 0, 1, 2, 3, 4, 2, 0, 4, 5], np.int32), np.zeros(6, np.int32)
+    for start in range(0, 10, 4):
+        v = steps[start : start + 4]
+        while (steps[v] > 1).any():
+            v = steps[v]
+        expected += np.bincount(v, minlength=6).astype(np.int32)
+    check(followed, steps, oracle=expected)
+
+
+def test_a_vector_that_a_scan_stacks() -> None:
+    @tk.kernel(out_type=counts())
+    def scanned(x, out):
+        i = tk.parallel(x.shape[0], 4)
+        out.at[jax.lax.scan(lambda last, v: (v, jnp.maximum(last, v)), x[0], x[i])[1]].add(1)
+
+    before = np.append(X[:1], X[:-1])
+    before[::4] = X[0]
+    check(scanned, X, oracle=np.bincount(np.maximum(before, X), minlength=6).astype(np.int32))
+
+
+def test_a_branch_that_fills() -> None:
+    @tk.kernel(out_type=counts())
+    def filled(x, out, *, tile):
+        i = tk.parallel(x.shape[0], 4)
+        out.at[jax.lax.cond(i.index == tile, lambda: x.load(i, fill=5), lambda: x[i])].add(1)
+
+    for tile in (0, 2):
+        padded = np.append(X, [5, 5]) if tile == 2 else X
+        check(filled, X, tile=tile, oracle=lambda *_, **__: np.bincount(padded, minlength=6).astype(np.int32))  # noqa: B023
+
+
 # --- under vmap ------------------------------------------------------------------------------------------------------
 
 
@@ -105,3 +147,17 @@ def test_a_batch_inside_of_a_kernel_leaves_tails_out() -> None:
         places = np.cumsum(x[:, start : start + 4], axis=1) // 4
         expected[:, start : start + places.shape[1]] = table[places]
     check(looked_up, x, table, oracle=expected)
+
+
+# --- in a part of a loop's range -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 10), (3, 9), (5, 6), (5, 5)])
+def test_lanes_before_and_behind_a_range_address_nothing(start: int, stop: int) -> None:
+    @tk.kernel(out_type=counts())
+    def histogram(x, bounds, out):
+        for first, last in ((start, stop), (bounds[0], bounds[1])):
+            tk.foreach(tk.serial(x.shape[0], 4, start=first, stop=last), lambda k: out.at[x[k]].add(1))
+
+    expected = 2 * np.bincount(X[start:stop], minlength=6).astype(np.int32)
+    check(histogram, X, np.array([start, stop], np.int32), oracle=expected)
