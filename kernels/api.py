@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tilekern.errors import ArgumentError
+from tilekern.kernel.signature import check_sizes
 from tilekern.lang.tiles import describe
 
 
@@ -24,7 +25,8 @@ def is_integer(x: Any) -> bool:
 
 
 def require(fits: bool, function: str, *, expected: str, fix: str, **arrays: Any) -> None:
-    """Raise an `ArgumentError` that shows the arrays, unless they fit."""
+    """Raise an `ArgumentError` that shows the arrays, unless they fit and are of known sizes."""
+    check_sizes(function, arrays)
     if fits:
         return
     got = ", ".join(f"{name} = {describe(x)}" for name, x in arrays.items())

@@ -152,6 +152,11 @@ def is_array(value: object) -> bool:
     return has_type and not isinstance(value, type)  # NumPy's scalar types have these attributes, too
 
 
+def has_symbols(shape: Sequence[Any]) -> bool:
+    """Whether sizes in a shape are symbols of `jax.export`, known only when what is exported runs."""
+    return any(jax.export.is_symbolic_dim(size) for size in shape)
+
+
 # --- locations ------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from tilekern import _jax
 from tilekern.errors import ArgumentError
 from tilekern.ir.compute import PRECISIONS
 from tilekern.ir.core import cdiv
-from tilekern.kernel.signature import LAUNCH
+from tilekern.kernel.signature import LAUNCH, check_sizes
 from tilekern.kernels.api import as_int32, is_float, is_integer, narrowed
 from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
 from tilekern.kernels.flash_attention.mods import abstract_call, abstract_places, carried_by, with_carried
@@ -47,6 +47,7 @@ class Sizes:
 def arrays(query: Any, key: Any, value: Any) -> tuple[int, ...]:
     """The leading dims, if the three arrays fit."""
     named = {"query": query, "key": key, "value": value}
+    check_sizes("flash_attention", named)
     shapes: list[tuple[int, ...]] = [getattr(x, "shape", ()) for x in named.values()]
     fits = len(shapes[0]) >= 3 and len(shapes[0]) == len(shapes[1]) == len(shapes[2])
     if fits:
@@ -342,6 +343,7 @@ def _mod(name: str, given: Any, sizes: Sizes, wide: Any = None) -> Any:
         raise _wrong(name, f"a function of {takes}", given, "jax.tree_util.Partial(function, *arrays) carries arrays")
     mod: Any = given if isinstance(given, jax.tree_util.Partial) else jax.tree_util.Partial(given)
     mod = with_carried(mod, [jnp.asarray(x) for x in carried_by(mod)])
+    check_sizes("flash_attention", {f"array {k} of {name}": x for k, x in enumerate(carried_by(mod))})
     extents = {"b": sizes.flat, "n": sizes.heads, "i": sizes.queries, "j": sizes.keys}
     found = abstract_call(mod, extents, *(() if wide is None else (wide,)))
     shape: tuple[int, ...] = getattr(found, "shape", (0,))

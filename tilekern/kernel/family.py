@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from tilekern.kernel import derivatives
 from tilekern.kernel.asking import asking
 from tilekern.kernel.derivatives import Rules, batched_jvp, batched_transpose
 from tilekern.kernel.results import Results, results
-from tilekern.kernel.signature import LAUNCH, Signature, select
+from tilekern.kernel.signature import LAUNCH, Signature, check_sizes, select
 from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
 from tilekern.lower.lowering import Lowering, lower
@@ -187,6 +187,9 @@ class TileFamily(Family):
             return self.lowered(DEFAULT)
 
     def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
+        if _jax.has_symbols((size,)):
+            family = MappedFamily(self, size, dims)
+            return family, family.dims
         # Every call writes to an in-out operand of its own.
         inputs = self.func().inputs
         wanted = tuple(0 if p.ref.role == "inout" else dim for p, dim in zip(inputs, dims, strict=True))
@@ -219,6 +222,43 @@ class BatchedFamily(TileFamily):
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
         return batched_transpose(self._inner, self._size, self._dims, cotangents, operands)
+
+
+class MappedFamily(Family):
+    """A family under `jax.vmap` over a batch of unknown size: a loop over the batch, for a grid has a known size.
+
+    Attributes:
+      dims: 0 for operands that are stacked, None for those that all calls share.
+    """
+
+    def __init__(self, inner: Family, size: int, dims: tuple[int | None, ...]) -> None:
+        super().__init__(inner.name, inner.asked)
+        self._inner, self._size, self.indivisible = inner, size, inner.indivisible
+        self.dims = tuple(None if d is None else 0 for d in dims)
+        self.outputs = stacked(inner.outputs, size)
+
+    def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
+        one = self._inner.program(target)
+
+        def run(*operands: jax.Array) -> Sequence[jax.Array]:
+            def call(slices: Sequence[jax.Array]) -> Sequence[jax.Array]:
+                each = iter(slices)
+                return one(*(x if d is None else next(each) for x, d in zip(operands, self.dims, strict=True)))
+
+            return cast(Any, jax.lax).map(call, [x for x, d in zip(operands, self.dims, strict=True) if d is not None])
+
+        run.__name__ = self.name
+        return jax.jit(run)
+
+    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
+        family = MappedFamily(self, size, dims)
+        return family, family.dims
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        return batched_jvp(self._inner, self._size, self.dims, primals, tangents)
+
+    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        return batched_transpose(self._inner, self._size, self.dims, cotangents, operands)
 
 
 class DeclaredFamily(Family):
@@ -345,7 +385,9 @@ class KernelFamily(DeclaredFamily, TileFamily):
                     got=f"donate = {definition.donate!r}",
                     fix="an output is the kernel's to write anyway; leave it out of donate",
                 )
-            return results(self.name, donated, declared)
+            found = results(self.name, donated, declared)
+        check_sizes(self.name, {f"result {n}": x for n, x in enumerate(jax.tree.leaves(found.trees))})
+        return found
 
 
 def stacked(outputs: Sequence[jax.ShapeDtypeStruct], size: int) -> list[jax.ShapeDtypeStruct]:
@@ -418,6 +460,7 @@ def check_argument(name: str, path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     """The type of an array argument, whose dtype must be one of the language's."""
     shaped = leaf if _jax.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) else np.asarray(leaf)
     dtype: Any = shaped.dtype
+    check_sizes(name, {path: shaped})
     plain = not jnp.issubdtype(dtype, jax.dtypes.extended)
     if plain and is_dtype(np.dtype(dtype)):
         return jax.ShapeDtypeStruct(shaped.shape, jax.dtypes.canonicalize_dtype(dtype))

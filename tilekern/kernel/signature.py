@@ -181,6 +181,18 @@ def _accepts(hint: Any, value: Any) -> bool:
     return isinstance(value, hint) if hint in (bool, str) else True
 
 
+def check_sizes(name: str, arrays: Mapping[str, Any]) -> None:
+    """Refuse arrays with dims of unknown size, as `jax.export` has them, in a call of `name`."""
+    for path, array in arrays.items():
+        if _jax.has_symbols(getattr(array, "shape", ())):
+            raise ArgumentError(
+                f"{name} needs arrays of known sizes",
+                expected="sizes that are known when the call is traced; a batch under jax.vmap may be of any size",
+                got=f"{path} = {describe(array)}",
+                fix=f"take jax.vmap of {name} over that dim, if its elements do not mix; or export it for each size",
+            )
+
+
 def select(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `values` that `function` has keyword parameters for."""
     parameters = inspect.signature(function).parameters.values()

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilekern import _jax, source
 from tilekern._jax import Jaxpr, JaxprEqn
-from tilekern.errors import TileScopeError, TraceError, UnsupportedError
+from tilekern.errors import ConcreteValueError, TileScopeError, TraceError, UnsupportedError
 from tilekern.ir.compute import Constant, splat
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Block, Value, index_value
@@ -32,6 +32,7 @@ from tilekern.lang.primitives import (
     store_p,
 )
 from tilekern.lang.rules_dynamic import element, with_element
+from tilekern.lang.tiles import describe
 
 # A captured array of up to so many bytes becomes a constant of the IR; a larger one becomes an operand of the kernel.
 CONSTANT_BYTES = 4096
@@ -110,6 +111,8 @@ class Importer(Emitter):
             )
         if not _jax.is_live(array):
             raise escaped()
+        if _jax.has_symbols(array.shape):
+            raise unknown_size(describe(array))
         tile = TileType(tuple(array.shape), np.dtype(array.dtype))
         if not isinstance(array, _jax.Tracer) and tile.nbytes <= CONSTANT_BYTES:
             known = np.asarray(array)
@@ -276,6 +279,16 @@ def escaped() -> TileScopeError:
         expected="values and refs of the body that is being traced",
         got="one of a body that has ended, kept in a variable, or in a function that JAX had traced before",
         fix="return values from loop bodies as carries; pass refs as arguments; define functions in the body",
+    )
+
+
+def unknown_size(got: str) -> ConcreteValueError:
+    """The error for an array that a body closes over, whose size is a symbol of `jax.export`."""
+    return ConcreteValueError(
+        "a kernel closes over an array whose size is not known",
+        expected="arrays of sizes that are known when the kernel is traced",
+        got=got,
+        fix="take jax.vmap over a dim of any size, if its elements do not mix; or export for each size",
     )
 
 

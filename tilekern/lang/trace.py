@@ -26,7 +26,7 @@ from tilekern.ir.index_vectors import guard_index_vectors
 from tilekern.ir.memory import Load, WriteOp
 from tilekern.ir.types import DType, RefType, Role
 from tilekern.ir.verify import verify
-from tilekern.lang.importer import Importer, escaped
+from tilekern.lang.importer import Importer, escaped, unknown_size
 from tilekern.lang.refs import Ref
 from tilekern.lang.state import TraceState, tracing
 from tilekern.lang.tiles import describe
@@ -215,6 +215,8 @@ def _explain(name: str, error: Exception) -> TilekernError | None:
             got=f"{type(error).__name__}: {text.partition(chr(10))[0]}",
             fix="use jnp.where, lax.cond, tk.fold or lax.while_loop; or make the value a keyword-only argument",
         )
+    if isinstance(error, jax.errors.InconclusiveDimensionOperation):
+        return unknown_size(text.partition("\n")[0])
     if "Reverse-mode differentiation does not work" in text:
         return UnsupportedError(
             "a fold cannot be differentiated in reverse mode inside a kernel",
