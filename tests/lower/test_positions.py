@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import tilekern as tk
 from tilekern.ir.memory import Position, Term
 from tilekern.ir.ranges import Interval
-from tilekern.lower.positions import FAR, LONGEST, index, locate, wrapped
+from tilekern.lower.positions import FAR, index, locate, wrapped
+from tilekern.lower.sizes import LONGEST_INT32
 
 LEAST, MOST = -(2**31), 2**31 - 1
 NUMBERS = st.integers(LEAST, MOST) | st.sampled_from([LEAST, LEAST + 1, -1, 0, 1, MOST - 3, MOST])
@@ -54,11 +55,11 @@ def test_a_position_is_exact_or_far(known: bool, case: tuple[Position, list[int]
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=positions(), length=st.sampled_from([1, 20, 2**30, LONGEST]), size=st.sampled_from([1, 8, 2**20]))
+@given(case=positions(), length=st.sampled_from([1, 20, 2**30, LONGEST_INT32]), size=st.sampled_from([1, 8, 2**20]))
 @example(CANCELS, 20, 8)
 @example(BACK, 20, 8)
-@example(AROUND, LONGEST, 8)
-@example((Position((Term(0, 1),), MOST), [MOST]), LONGEST, 8)
+@example(AROUND, LONGEST_INT32, 8)
+@example((Position((Term(0, 1),), MOST), [MOST]), LONGEST_INT32, 8)
 def test_each_lane_is_exact_or_out_of_bounds(case: tuple[Position, list[int]], length: int, size: int) -> None:
     position, numbers = case
     first = index(position, [jnp.int32(n) for n in numbers], [None] * len(numbers), length, size)

@@ -8,8 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from tilekern import source
+from tilekern.errors import IndexingError
 from tilekern.ir.core import Op, Value, require
 from tilekern.ir.types import BOOL, I32, Kind, TileType, dtype_name, kind_of
+
+_FARTHEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,11 @@ class Term:
     def plain(self) -> bool:
         """Whether the digit is the whole number."""
         return (self.div, self.mod) == (1, 0)
+
+    @property
+    def reach(self) -> int:
+        """The most that the magnitude of the term can be."""
+        return abs(self.stride) * (self.mod or -(-(2**31) // self.div))
 
     def digit(self, number: Any) -> Any:
         """The digit of a number, or of every element of an array, NumPy's or JAX's."""
@@ -59,6 +68,11 @@ class Dim:
     position: Position
     size: int = 1
     in_bounds: bool = False
+
+    @property
+    def reach(self) -> int:
+        """The most that the magnitude of a lane's position can be, whatever int32 its operands are."""
+        return abs(self.position.const) + self.size + sum(term.reach for term in self.position.terms)
 
 
 @dataclass(frozen=True)
@@ -122,11 +136,23 @@ class MemoryOp(Op):
             digits = all(t.div > 0 and t.mod >= 0 for t in dim.position.terms)
             require(digits, f"digits need a positive divisor and modulus, got {dim.position.terms}")
             require(dim.size >= 0 and (dim.kind != "index" or dim.size == 1), f"{dim.kind} of size {dim.size}")
+            self._check_reach(dim)
         for value in self.positions:
             require(value.tile.dtype == I32, f"a position must be int32, got {value.type}")
         if self.masked:
             require(self.operands[-1 - self.trailing].tile == TileType(access.shape, BOOL), "mask of the wrong type")
         return TileType(access.shape, ref.dtype)
+
+    def _check_reach(self, dim: Dim) -> None:
+        """Refuse a position that 64 bits may not hold: in fewer than these, every backend computes it exactly."""
+        if dim.reach > _FARTHEST:
+            with source.at(self.loc):
+                raise IndexingError(
+                    f"a position along a dim of {self.ref.name} may not fit 64 bits",
+                    expected="numbers and constants that keep |constant| + Σ |factor| · 2³¹ below 2⁶³",
+                    got=f"factors {[term.stride for term in dim.position.terms]}, constant {dim.position.const}",
+                    fix="take smaller factors: an array has fewer elements",
+                )
 
     @property
     def trailing(self) -> int:

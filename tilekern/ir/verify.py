@@ -12,6 +12,7 @@ def verify(func: Func) -> None:
     require(len(func.body.args) == len(func.axes), "a Func's body takes one index for each axis")
     require(all(a.type == INDEX for a in func.body.args), "a Func's indices are int32 scalars")
     require(all(a.block > 0 and a.extent >= 0 for a in func.axes), f"axes {func.axes}")
+    require(all(a.tiles < 2**31 for a in func.axes), f"a Func's indices are int32: {func.axes}")
     require(not func.body.results, "a Func yields nothing")
     given = [p.ref.role in ("in", "inout") for p in func.params]
     require(given == sorted(given, reverse=True), "inputs stand before outputs")

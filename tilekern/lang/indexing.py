@@ -13,7 +13,7 @@ from tilekern import _jax
 from tilekern.errors import IndexingError
 from tilekern.ir.memory import Access, Dim, Position, Term
 from tilekern.ir.types import RefType
-from tilekern.lang.tiles import ALL, DynamicSlice, Live, Tile, as_index, as_positions, describe, live_lanes
+from tilekern.lang.tiles import ALL, DynamicSlice, Live, Tile, as_index, as_positions, check_reach, describe, live_lanes
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,8 @@ class Indexer:
             entry.scope.check()
             return Dim("block", self._position(entry.terms, entry.const), entry.size)
         if isinstance(entry, DynamicSlice):
-            return Dim("block", self._scalar(entry.start), entry.size)
+            check_reach(entry.start, size, "the start of tk.ds")
+            return Dim("block", self._scalar(as_index(entry.start, "the start of tk.ds")), entry.size)
         if isinstance(entry, slice):
             return self._slice(number, entry, size)  # pyright: ignore[reportUnknownArgumentType] -- a slice of anything
         if isinstance(entry, bool) or not (_jax.is_array(entry) or hasattr(entry, "__index__")):
@@ -178,7 +179,8 @@ class Indexer:
         if not _jax.is_array(entry) or entry.shape == ():
             return Dim("index", self._index(number, entry, size))
         if entry.ndim == 1 and jnp.issubdtype(entry.dtype, jnp.integer):
-            self.operands.append(as_positions(jnp.asarray(entry)))
+            check_reach(entry, size, f"index {number} of {self.name}")
+            self.operands.append(as_positions(entry))
             return Dim("gather", Position((Term(len(self.operands) - 1, 1),)), entry.shape[0])
         raise self._wrong_entry(number, entry)
 
@@ -195,6 +197,7 @@ class Indexer:
             raise self._wrong_entry(number, entry)
         position = as_index(entry, f"index {number} of {self.name}")
         if not isinstance(position, int):
+            check_reach(entry, size, f"index {number} of {self.name}")
             return self._scalar(position)
         if not -size <= position < size:
             raise self._out_of_range(number, str(position), size)

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from tilekern.errors import ArgumentError
-from tilekern.ir.core import cdiv
-from tilekern.lang.tiles import Scalar, as_index, describe, make_axis
+from tilekern.ir.core import Axis, cdiv
+from tilekern.lang.tiles import LONGEST, Scalar, as_index, describe, make_axis
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ def serial(
     the same tiles from the last to the first.
     """
     axis = make_axis("", extent, block)
+    _check_length(axis)
     last = axis.extent if stop is None else as_index(stop, "stop")
     for name, flag in (("reverse", reverse), ("whole_tiles", whole_tiles)):
         if not isinstance(flag, bool):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
@@ -84,4 +85,17 @@ def serial(
                 got=f"{name} = {describe(flag)}",
                 fix="use bool(...)",
             )
-    return SerialAxis(axis.extent, block, as_index(start, "start"), last, reverse, whole_tiles)
+    first = as_index(start, "start")
+    first, last = (min(max(b, 0), axis.extent) if isinstance(b, int) else b for b in (first, last))
+    return SerialAxis(axis.extent, block, first, last, reverse, whole_tiles)
+
+
+def _check_length(axis: Axis) -> None:
+    """Bounds of loops are int32, in elements, and so are they when they are rounded up to whole tiles."""
+    if axis.tiles * axis.block > LONGEST:
+        raise ArgumentError(
+            "the axis of a loop is longer than its bounds can count: they are int32",
+            expected=f"an axis whose last tile ends at {LONGEST} at most",
+            got=f"an axis of {axis.extent} elements in tiles of {axis.block}",
+            fix="loop over two axes, tk.fold((tk.serial(n), tk.serial(m, block)), ...), and reshape the array likewise",
+        )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tilekern import _jax, source
-from tilekern.errors import ArgumentError, TraceError
+from tilekern.errors import ArgumentError, IndexingError, TraceError
 from tilekern.ir.core import Axis, cdiv
 from tilekern.lang import state
 from tilekern.lang.incomparable import Incomparable
@@ -23,6 +25,12 @@ Live = tuple[jax.Array | None, jax.Array | None]
 """The lanes of a tile that count, from the first one to the one behind the last; None where all do on that side."""
 
 ALL: Live = (None, None)
+
+LONGEST = 2**31 - 1
+"""The most elements that int32 positions count."""
+
+MOST_PROGRAMS = 2**62
+"""The most programs of a grid, which no machine ever ran: a counter of 64 bits holds their number."""
 
 
 def as_index(value: Any, what: str) -> Scalar:
@@ -38,12 +46,31 @@ def as_index(value: Any, what: str) -> Scalar:
     return as_positions(cast(jax.Array, value))
 
 
-def as_positions(integers: jax.Array) -> jax.Array:
-    """Integers as int32. Those that it cannot hold lie outside of every array, and still do when they are clamped."""
-    if integers.dtype.itemsize > 4:
-        largest = jnp.iinfo(jnp.int32).max
-        integers = jnp.clip(integers, max(-largest, jnp.iinfo(integers.dtype).min), largest)
-    return integers if integers.dtype == jnp.int32 else jax.lax.convert_element_type(integers, jnp.int32)
+def as_positions(integers: Any) -> jax.Array:
+    """Integers as int32. Those that it cannot hold are clamped: outside of arrays that have no more elements.
+
+    NumPy's are clamped by NumPy: without 64-bit types JAX would cut their upper bits off.
+    """
+    if is_wide(integers.dtype):
+        library: Any = jnp if isinstance(integers, jax.Array) else np
+        integers = library.clip(integers, max(-LONGEST, jnp.iinfo(integers.dtype).min), LONGEST)
+    return jnp.asarray(integers if integers.dtype == jnp.int32 else integers.astype(jnp.int32))
+
+
+def is_wide(dtype: Any) -> bool:
+    """Whether an integer dtype holds numbers beyond those of int32."""
+    return jnp.iinfo(dtype).max > LONGEST
+
+
+def check_reach(value: Any, length: int, what: str) -> None:
+    """Refuse a traced position of a wide dtype along a dim that is longer than int32 counts: it would be clamped."""
+    if length > LONGEST and _jax.is_array(value) and is_wide(value.dtype):
+        raise IndexingError(
+            f"{what} is not an int32, and the dim is longer than those reach",
+            expected=f"an int32, or a dim of at most {LONGEST} elements",
+            got=f"{what} = {describe(value)}, along {length} elements",
+            fix="use a Tile, cast with .astype(jnp.int32), or reshape the array to two shorter dims",
+        )
 
 
 def describe(value: Any) -> str:
@@ -108,6 +135,7 @@ class Tile(Incomparable):
     def start(self) -> Scalar:
         """The first position."""
         self.scope.check()
+        self._check_length()
         total: Any = self.const
         for scalar, stride in self.terms:
             total = scalar * stride + total
@@ -131,17 +159,32 @@ class Tile(Incomparable):
         lanes = live_lanes(self.live, self.size)
         return found if lanes is None else found & lanes
 
-    def __add__(self, offset: Any) -> Tile:
+    def _check_length(self) -> None:
+        """Refuse positions as numbers where int32 does not count the elements of all tiles."""
+        end = cdiv(self.extent, max(self.size, 1)) * self.size
+        if end > LONGEST:
+            raise IndexingError(
+                "the positions of a tile are int32, and its axis is longer than that",
+                expected=f"an axis whose last tile ends at {LONGEST} at most; a longer one may index arrays as it is",
+                got=f"an axis of {self.extent} elements in tiles of {self.size}",
+                fix="use two axes: reshape the array to two shorter dims",
+            )
+
+    def _moved(self, offset: Any, sign: int) -> Tile:
         self.scope.check()
+        check_reach(offset, self.extent, "the offset of a tile")
         shift = as_index(offset, "the offset of a tile")
         if isinstance(shift, int):
-            return replace(self, const=self.const + shift)
-        return replace(self, terms=(*self.terms, (shift, 1)))
+            return replace(self, const=self.const + sign * shift)
+        return replace(self, terms=(*self.terms, (shift, sign)))
+
+    def __add__(self, offset: Any) -> Tile:
+        return self._moved(offset, 1)
 
     __radd__ = __add__
 
     def __sub__(self, offset: Any) -> Tile:
-        return self + -as_index(offset, "the offset of a tile")
+        return self._moved(offset, -1)
 
     def __mul__(self, factor: int) -> Tile:
         self.scope.check()
@@ -195,13 +238,14 @@ class Tile(Incomparable):
 class DynamicSlice:
     """`size` elements from `start` on, made by `ds`."""
 
-    start: Scalar
+    start: Any
     size: int
 
 
 def ds(start: Any, size: int) -> DynamicSlice:
     """`size` elements (static) from `start` on (an int or a traced scalar), as an index of a ref."""
-    return DynamicSlice(as_index(start, "the start of tk.ds"), static_int(size, "the size of tk.ds", 0))
+    as_index(start, "the start of tk.ds")
+    return DynamicSlice(start, static_int(size, "the size of tk.ds", 0))
 
 
 def live_lanes(live: Live, size: int) -> jax.Array | None:
@@ -250,6 +294,14 @@ def _declare(extent: int, block: int | None, descending: bool, group: int) -> An
         )
     name = source.assigned_name(source.current()) or f"axis{len(trace.axes)}"
     axis = replace(make_axis(name, extent, block), descending=descending, group=group)
+    grid = [a.tiles for a in (*trace.axes, axis)]
+    if prod(grid) > MOST_PROGRAMS:
+        raise ArgumentError(
+            "the grid has too many programs to count",
+            expected="at most 2⁶² programs; 2³¹ - 1 on GPUs and TPUs",
+            got=f"{' × '.join(map(str, grid))} programs",
+            fix="take larger blocks, or loop with tk.serial",
+        )
     index: Any = _jax.bind(program_index_p, axis=len(trace.axes))
     trace.axes.append(axis)
     return index if block is None else tile_at(axis, index, trace.scope)
@@ -304,4 +356,12 @@ def tile(extent: int, block: int, index: Any) -> Tile:
 def make_axis(name: str, extent: int, block: int | None) -> Axis:
     """An axis, its numbers checked."""
     size = 1 if block is None else static_int(block, "block", 1)
-    return Axis(name, static_int(extent, "extent", 0), size)
+    axis = Axis(name, static_int(extent, "extent", 0), size)
+    if axis.tiles > LONGEST:
+        raise ArgumentError(
+            "an axis has too many tiles: their numbers are int32",
+            expected=f"at most {LONGEST} tiles",
+            got=f"{axis.tiles} tiles, {extent} elements in tiles of {size}",
+            fix="take a larger block, or two axes",
+        )
+    return axis

@@ -15,9 +15,6 @@ import numpy as np
 from tilekern.ir.memory import Position
 from tilekern.ir.ranges import Interval, position_interval
 
-LONGEST = 2**31 - 1
-"""Elements along a dim: the most that int32 positions reach."""
-
 FAR = 1 << 30
 """Stands for positions that `locate` may not find."""
 
@@ -57,7 +54,7 @@ def index(
       position: what to compute.
       operands: numbers for its terms, int32.
       intervals: what is known of them.
-      length: the elements of the dim, at most `LONGEST`.
+      length: the elements of the dim, at most 2³¹ - 1.
       size: how many lanes follow each other.
     """
     found = position_interval(position, [interval or _INT32 for interval in intervals])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,11 @@ import jax
 import numpy as np
 import pytest
 
+import tilekern as tk
 from tests.lower.llvm.fake_xla import FakeError, FakeXla
 from tests.lower.llvm.tasks import add_up, process, scale, through_scratch
 from tilekern.lower.llvm import handler, toolchain
+from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.llvm.program import Program
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
@@ -104,6 +107,22 @@ def test_helpers_that_are_threads() -> None:
         xla = FakeXla(9, lambda task: bool(pool.submit(task)))
         for _ in range(200):
             _run_fake(xla, 20)
+
+
+@tk.kernel(out_type=lambda x, mask: x)
+def picked(x: Any, mask: Any, out: Any) -> None:
+    i = tk.parallel(x.shape[0])
+    out[i] = x.load(i, mask=mask[i], fill=7)
+
+
+def test_a_masked_load_of_one_element_has_memory_to_read() -> None:
+    """Where the mask is false it reads the scratch memory, of which the program itself needs none."""
+    func = picked.trace(np.zeros(5, np.int32), np.zeros(5, bool)).ir
+    lowered = LlvmLowering(func)
+    assert lowered.program.scratch == 0 and re.search(r"select i1 .*, ptr %scratch", lowered.text)
+    text = handler.with_handler(lowered.program).text
+    (given,) = re.findall(r"@tilekern_run\(ptr %frame, ptr @task, i64 5, i64 (\d+)", text)
+    assert int(given) >= 8
 
 
 def test_no_memory_for_scratch() -> None:

@@ -147,7 +147,8 @@ def with_handler(program: Program) -> Module:
 
     def build(code: Code, frame: Reg) -> None:
         numbers = module.data("tilekern_zeroed", np.array(program.zeroed, np.int64)) if program.zeroed else _NULL
-        scratch = -(-program.scratch // 64) * 64
+        # A load of one element that is masked reads the first bytes instead, also where no tile is kept there.
+        scratch = max(-(-program.scratch // 64), 1) * 64
         counts = [constant(number, I64) for number in (program.tasks, scratch, len(program.zeroed))]
         task, name = Reg(f"@{TASK}", PTR), _text(module, program.name)
         code.ret(code.call(RUN, PTR, frame, task, counts[0], counts[1], name, numbers, counts[2]))

@@ -38,6 +38,7 @@ from tilekern.lower.rewrite.narrow_floats import decoded, encoded, rounded
 from tilekern.lower.rewrite.rounding import to_float32
 from tilekern.lower.rewrite.sort_key import sort_key
 from tilekern.lower.rewrite.without_empty import without_empty
+from tilekern.lower.sizes import refuse_large
 from tilekern.passes import pipeline
 from tilekern.passes.canonicalize import canonicalize
 from tilekern.passes.cse import cse
@@ -58,6 +59,7 @@ def legalize(func: Func, machine: Machine) -> Func:
     Raises:
       TargetError: the Func does something that the backend does not have.
     """
+    refuse_large(func, "the backend for CPUs")
     func = pipeline.run(split_loops(func))
     func = Rewriter(partial(_rule, machine)).run(without_empty(func))
     func = Rewriter(_only_casts).run(func)  # those that the rewrites above have made

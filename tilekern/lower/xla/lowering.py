@@ -12,6 +12,7 @@ import numpy as np
 from tilekern import _jax
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
+from tilekern.lower.sizes import LONGEST_INT32, refuse_large
 from tilekern.lower.xla import emit
 
 
@@ -20,9 +21,13 @@ class XlaLowering:
 
     Attributes:
       func: the Func.
+
+    Raises:
+      TargetError: an array is longer, or the grid larger, than the backend counts.
     """
 
     def __init__(self, func: Func) -> None:
+        refuse_large(func, "the portable backend", longest=LONGEST_INT32)
         self.func = func
 
     @_jax.emits

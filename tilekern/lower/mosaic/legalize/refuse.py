@@ -5,12 +5,15 @@ from __future__ import annotations
 from tilekern import source
 from tilekern.errors import TargetError
 from tilekern.ir.core import Func, Value
+from tilekern.lower.positions import FAR
+from tilekern.lower.sizes import LONGEST_INT32, refuse_large
 
 _PORTABLE = 'use target="cpu:xla", the portable backend'
 
 
 def refuse(func: Func, chip_name: str) -> None:
     """Raise a `TargetError` for the first thing in a Func that TPUs do not have."""
+    refuse_large(func, "a TPU", longest=FAR, programs=LONGEST_INT32)
     for op in func.walk():
         with source.at(op.loc):
             for value in (*op.operands, *op.results):
