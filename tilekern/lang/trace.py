@@ -30,6 +30,7 @@ from tilekern.lang.importer import Importer, escaped, unknown_size
 from tilekern.lang.refs import Ref
 from tilekern.lang.state import TraceState, tracing
 from tilekern.lang.tiles import describe
+from tilekern.lang.unwritten import check_loads
 
 # What JAX raises where Python needs the value of a tracer.
 _CONCRETE = (
@@ -125,6 +126,7 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
     func = guard_index_vectors(traced)
     _check_stores(func, state)
     _check_hoists(func)
+    check_loads(func)
     verify(func)
     return Tracing(func, tuple(_jax.kept(array) for array, _ in importer.captured))
 

@@ -1,0 +1,135 @@
+"""Loads of plain outputs that no store of the program can have preceded, refused while the kernel is traced.
+
+A plain output has no value before a program stores one. `out[i] += x[i]` loads it first. What the check cannot decide
+is left to `tk.interpret`, which knows each element: a load behind any store to the output, in the same program, passes.
+
+In a loop that stores to the output, a load before the store may follow one of an iteration before. It is refused
+only if it surely reads in the first iteration: under no condition, without a mask, from an element inside the array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+
+from tilekern import source
+from tilekern.errors import OutputError
+from tilekern.ir.control import Fold, Hoist, Switch, While
+from tilekern.ir.core import Block, Func, Op, Value, cdiv
+from tilekern.ir.memory import Dim, Load, WriteOp
+from tilekern.ir.ranges import FALSE, Interval, analyze, position_interval
+
+_NONE: frozenset[Value] = frozenset()
+
+
+def check_loads(func: Func) -> None:
+    """Raise `OutputError` for a load of a plain output that reads what no store can have written."""
+    outputs = {p for p in func.outputs if p.ref.role == "out"}
+    if any(isinstance(op, Load) and op.ref in outputs for op in func.walk()):
+        loads = {op for op in _live(func) if isinstance(op, Load) and op.ref in outputs}
+        _Check(loads, analyze(func)).block(func.body, _Before(_NONE, _NONE, _NONE))
+
+
+def _live(func: Func) -> set[Op]:
+    """The ops that something uses; a load for its shape only is none."""
+    ops = [*func.walk()]
+    used = {v for op in ops for region in op.regions for v in region.results}
+    live: set[Op] = set()
+    for op in reversed(ops):
+        if not (op.pure or isinstance(op, Load)) or not used.isdisjoint(op.results):
+            live.add(op)
+            used.update(op.operands)
+    return live
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What may be stored where an op runs.
+
+    Attributes:
+      stored: outputs that a store before it, in program order, may have written.
+      looped: outputs that loops around it store to.
+      perhaps: those of them that an earlier iteration may have written whenever the op runs.
+    """
+
+    stored: frozenset[Value]
+    looped: frozenset[Value]
+    perhaps: frozenset[Value]
+
+    def conditional(self) -> _Before:
+        """The same inside of what need not run in the first iteration of the loops around it."""
+        return replace(self, perhaps=self.perhaps | self.looped)
+
+
+class _Check:
+    """Walks through a Func in program order; `loads` are those to check."""
+
+    def __init__(self, loads: Set[Op], ranges: Mapping[Value, Interval]) -> None:
+        self._loads, self._ranges = loads, ranges
+
+    def block(self, block: Block, before: _Before) -> frozenset[Value]:
+        """Check the loads of a block; what may be stored behind it."""
+        for op in block.ops:
+            before = replace(before, stored=before.stored | self._op(op, before))
+        return before.stored
+
+    def _op(self, op: Op, before: _Before) -> frozenset[Value]:
+        """What may be stored behind an op."""
+        match op:
+            case Load():
+                known = op not in self._loads or op.ref in before.stored | before.perhaps
+                if not known and self._reads(op, op.ref in before.looped):
+                    raise _unwritten(op)
+                return _NONE
+            case Fold() | While():
+                return self._loop(op, before)
+            case Switch():
+                inside = before if isinstance(op, Hoist) else before.conditional()
+                return frozenset[Value]().union(*(self.block(region, inside) for region in op.regions))
+            case WriteOp():
+                return frozenset([op.ref])
+            case _:
+                return _NONE
+
+    def _loop(self, op: Fold | While, before: _Before) -> frozenset[Value]:
+        stores = frozenset(inner.ref for r in op.regions for inner in r.walk() if isinstance(inner, WriteOp))
+        inside = before if self._runs(op) else before.conditional()
+        inside = replace(inside, looped=inside.looped | stores)
+        for region in op.regions:  # a while's condition, then its body
+            inside = replace(inside, stored=self.block(region, inside))
+        return stores
+
+    def _runs(self, op: Fold | While) -> bool:
+        """Whether a loop surely has an iteration."""
+        if isinstance(op, While):
+            return False
+        start, stop = self._ranges.get(op.start), self._ranges.get(op.stop)
+        if start is None or stop is None:
+            return False
+        high = min(stop.low, op.axis.extent)
+        return high > 0 and start.high // op.axis.block < cdiv(high, op.axis.block)
+
+    def _reads(self, op: Load, looped: bool) -> bool:
+        """Whether a load surely reads an element; outside of loops with stores, a mask is taken to let one through."""
+        if op.mask is not None and (looped or self._ranges.get(op.mask) == FALSE):
+            return False
+        return all(self._inside(op, dim, size) for dim, size in zip(op.access.dims, op.ref.ref.shape, strict=True))
+
+    def _inside(self, op: Load, dim: Dim, size: int) -> bool:
+        """Whether a lane of a dim surely lies in an array of `size` elements."""
+        where = position_interval(dim.position, [self._ranges.get(v) for v in op.positions])
+        if where is None or not dim.size or not size:
+            return False
+        lanes = dim.size if dim.kind == "block" else 1
+        return where.low > -lanes and where.high < size
+
+
+def _unwritten(op: Load) -> OutputError:
+    with source.at(op.loc):
+        return OutputError(
+            f"{op.ref.name} is loaded before anything is stored to it",
+            expected="a store by the same program before: a plain output has no value at first",
+            got=f"a load of {op.ref.name}: {op.ref.ref}",
+            fix="to add to an array, make it an input that donate= names; to start at 0, declare the output as "
+            "tk.Zeros(...); to sum over programs, as tk.Sum(...) with .at[...].add; to sum in a loop, carry the sum",
+        )
