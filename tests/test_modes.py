@@ -13,8 +13,15 @@ import pytest
 
 import tilekern as tk
 from tests.lang.checks import like_first, numbers
+from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.layer_norm import layer_norm
+from tilekern.kernels.matmul import matmul
+from tilekern.kernels.ragged_dot import ragged_dot
+from tilekern.kernels.rms_norm import rms_norm
+from tilekern.kernels.rope import rope
 from tilekern.kernels.softmax import softmax
+from tilekern.kernels.swiglu import swiglu
 
 TARGETS = ["cpu:xla", "cpu:llvm"]
 
@@ -120,6 +127,44 @@ def test_infinity_is_an_error_that_names_the_kernel(jit: bool, target: str) -> N
     bad = jnp.zeros((5, 2, 4))
     with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"\(inf\) .*in own"):
         (jax.jit(function) if jit else function)(bad)
+
+
+def _library() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Functions of the library and types of arguments, with a length that no other test has."""
+
+    def floats(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    def integers(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def attention(q: Any, bias: Any, mask: Any, sinks: Any, offset: Any, ids: Any, key: Any) -> jax.Array:
+        scores = {"softcap": 3.0, "sinks": sinks, "causal": True, "window": (3, None), "q_offset": offset}
+        dropout = {"dropout_rate": 0.5, "dropout_key": key}
+        return flash_attention(q, q, q, bias, mask, **scores, segment_ids=ids, kv_lengths=offset, **dropout).sum()
+
+    x, w, queries, scores = floats(23, 8), floats(8), floats(1, 23, 2, 8), floats(1, 2, 23, 23)
+    mask, key = jax.ShapeDtypeStruct(scores.shape, bool), jax.ShapeDtypeStruct((2,), jnp.uint32)
+    return {
+        "softmax": (softmax, (x,)),
+        "rms_norm": (rms_norm, (x, w)),
+        "layer_norm": (layer_norm, (x, w, w)),
+        "swiglu": (swiglu, (x, x)),
+        "matmul": (matmul, (x, floats(8, 4))),
+        "ragged_dot": (ragged_dot, (x, floats(3, 8, 4), integers(3))),
+        "rope": (rope, (queries, integers(1, 23))),
+        "interleaved rope": (lambda x: rope(x, interleaved=True), (queries,)),
+        "cross_entropy": (cross_entropy, (x, floats(8, 16), integers(23))),
+        "attention": (jax.grad(attention), (queries, scores, mask, floats(2), integers(1), integers(1, 23), key)),
+    }
+
+
+@pytest.mark.parametrize("name", _library())
+def test_bodies_of_the_library_keep_to_the_strict_modes(name: str) -> None:
+    function, types = _library()[name]
+    with MODES["strict"]():
+        found = jax.eval_shape(lambda *arrays: function(*arrays), *types)
+    assert [x.dtype for x in jax.tree.leaves(found)] == [jnp.float32]
 
 
 def test_more_modes_change_no_result() -> None:

@@ -34,7 +34,7 @@ def rope_forward(
     wide = tk.accumulator(x.dtype)
 
     place = i.indices if positions is None else positions[b, i]
-    angles = place.astype(wide)[:, None] * frequencies[:].astype(wide)
+    angles = place.astype(wide)[:, None] * frequencies[:].astype(wide)[None]
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
 
     if interleaved:
