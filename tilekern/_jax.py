@@ -205,15 +205,10 @@ def register_lowering(made: Primitive, function: Callable[..., Any], platform: s
     """
 
     def rule(context: Any, *operands: Any, **parameters: Any) -> Any:
-        site = _meshes.site_of(context)
-        lowered = cast(Any, mlir.lower_fun(partial(function, site), multiple_results=True))
         local = [ShapedArray(x.shape, x.dtype) for x in context.avals_in]
-        inside = _meshes.inside_a_call.set(True)
-        try:
-            with _meshes.outside_of_meshes():
-                results = lowered(context.replace(avals_in=local), *operands, **parameters)
-        finally:
-            _meshes.inside_a_call.reset(inside)
+        with _meshes.lowering_at(context) as site:
+            lowered = cast(Any, mlir.lower_fun(partial(function, site), multiple_results=True))
+            results = lowered(context.replace(avals_in=local), *operands, **parameters)
         typed = zip(results, context.avals_out, strict=True)
         return [lowering.lower_with_sharding_in_types(context, x, aval) for x, aval in typed]
 

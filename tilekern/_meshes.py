@@ -109,7 +109,7 @@ class Site:
       exporting: whether for `jax.export`, to run in another process.
       divided: among what XLA divides the program, in words; "" for a program of one device, and in a `jax.shard_map`
         over all axes of the mesh.
-      gathered: bytes of operands that XLA gathers on each device for the call, at most; 0 inside of another call.
+      gathered: bytes of operands that XLA gathers on each device for what it does not divide, at most.
     """
 
     exporting: bool
@@ -117,17 +117,23 @@ class Site:
     gathered: int
 
 
-# Whether a call is being lowered: those inside of an op gather nothing that the op has not gathered.
-inside_a_call: ContextVar[bool] = ContextVar("inside_a_call", default=False)
+# Whether the operands of the call that is being lowered are whole on each device, and so those of calls inside of it.
+_whole: ContextVar[bool] = ContextVar("_whole", default=False)
 
 
-def site_of(context: Any) -> Site:
-    """The site of a lowering context of JAX."""
+@contextmanager
+def lowering_at(context: Any) -> Generator[Site]:
+    """The site of a lowering context of JAX. Inside, what is traced is as on one device."""
     module, avals = context.module_context, context.avals_in
     divided = _divided_among(module.axis_context)
-    gathers = divided and not inside_a_call.get() and not _is_whole(module.module, avals)
-    gathered = sum(aval.size * aval.dtype.itemsize for aval in avals) if gathers else 0
-    return Site(bool(module.lowering_parameters.for_export), divided, gathered)
+    whole = not divided or _whole.get() or _is_whole(module.module, avals)
+    gathered = 0 if whole else sum(aval.size * aval.dtype.itemsize for aval in avals)
+    token = _whole.set(whole)
+    try:
+        with outside_of_meshes():
+            yield Site(bool(module.lowering_parameters.for_export), divided, gathered)
+    finally:
+        _whole.reset(token)
 
 
 def _divided_among(axes: Any) -> str:

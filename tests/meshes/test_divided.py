@@ -69,7 +69,7 @@ def test_divided_arguments_are_gathered_with_one_warning(jitted: bool) -> None:
     x = put(X, AUTO, "data")
     (warning,) = warned(jax.jit(lambda x, w: kernel(x, w)) if jitted else kernel, x, W)
     text = str(warning.message)
-    assert f"divided_{jitted} is called in a program that XLA divides among 4 devices" in text
+    assert f"XLA divides a program among 4 devices, but not its call of divided_{jitted}:" in text
     assert "40 bytes at most" in text
     assert "jax.shard_map" in text
     assert warning.filename == __file__
@@ -83,15 +83,20 @@ def test_other_shapes_warn_again() -> None:
         kernel(put(np.ones(16, np.float32), AUTO, "data"), W)
 
 
-def test_an_op_warns_instead_of_its_kernels() -> None:
+def test_the_kernels_of_an_op_warn() -> None:
     kernel = scaled("inside")
-
-    @tk.op(out_type=lambda x, w: x)
-    def outside(x, w):
-        return kernel(x, w) + 0
-
+    outside = tk.op(out_type=lambda x, w: x)(lambda x, w: kernel(x, w) + 0)
     (warning,) = warned(outside, put(X, AUTO, "data"), W)
-    assert "outside is called" in str(warning.message)
+    assert "its call of inside" in str(warning.message)
+
+
+def test_the_portable_backend_is_plain_jax() -> None:
+    kernel = scaled("portable")
+    x = put(np.ones((64, 2), np.float32), AUTO, "data")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GatherWarning)
+        result = jax.vmap(lambda x: kernel(x, W, target="cpu:xla"))(x)
+    assert result.sharding.is_equivalent_to(x.sharding, 2)
 
 
 def test_what_is_asked_to_be_divided_inside_is_gathered() -> None:
@@ -105,7 +110,15 @@ def mapped(function: Callable[..., Any], mesh: Any, check: bool = True) -> Calla
     return jax.shard_map(function, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"), check_vma=check)
 
 
-@pytest.mark.parametrize("how", ["one device", "replicated", "shard_map", "jitted shard_map", "unchecked", "explicit"])
+def _beside(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """An op on whole arrays of a program that has divided ones, too."""
+    op = tk.op(out_type=lambda x, w: x)(lambda x, w: kernel(x, w))
+    return jax.jit(lambda x, w, other: op(x, w) + 0 * other)
+
+
+@pytest.mark.parametrize(
+    "how", ["one device", "replicated", "shard_map", "jitted shard_map", "unchecked", "explicit", "explicit op"]
+)
 def test_nothing_is_gathered_and_nobody_warned(how: str) -> None:
     kernel = scaled(f"silent_{how}")
     x, w = put(X, AUTO, "data"), put(W, AUTO)
@@ -116,6 +129,7 @@ def test_nothing_is_gathered_and_nobody_warned(how: str) -> None:
         "jitted shard_map": lambda: warned(jax.jit(mapped(kernel, AUTO)), x, w),
         "unchecked": lambda: warned(jax.jit(mapped(kernel, AUTO, check=False)), x, w),
         "explicit": lambda: warned(jax.jit(kernel), put(X, EXPLICIT), put(W, EXPLICIT)),
+        "explicit op": lambda: warned(_beside(kernel), put(X, EXPLICIT), put(W, EXPLICIT), put(X, EXPLICIT, "data")),
     }
     assert calls[how]() == []
 

@@ -35,8 +35,8 @@ from tilekern.kernel.signature import LAUNCH, Signature, check_sizes, select
 from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
 from tilekern.lower.lowering import Lowering, lower
-from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import DEFAULT, FALL_BACK, Target, on_platform
+from tilekern.lower.xla.lowering import XlaLowering
 from tilekern.passes import pipeline
 from tilekern.passes.batch import batch
 from tilekern.primitive import call
@@ -103,24 +103,25 @@ class Family:
         if target not in self._calls:
             self._calls[target] = self.program(target)
         if site.divided and target in self.indivisible:
+            self._not_divided(target, site)
+        return self._calls[target]
+
+    def _not_divided(self, target: Target, site: _meshes.Site) -> None:
+        fix = "wrap the call in jax.shard_map: then each device calls the kernel for its own part"
+        if target.backend == "mosaic":
             raise TargetError(
                 f"XLA cannot divide the kernel {self.name} among TPUs",
                 expected="a program for one device, or a call in jax.shard_map over all axes of the mesh",
                 got=f"a program that XLA divides among {site.divided}",
-                fix="wrap the call in jax.shard_map: then each device calls the kernel for its own part",
+                fix=fix,
             )
-        self._warn_of_gathering(site)
-        return self._calls[target]
-
-    def _warn_of_gathering(self, site: _meshes.Site) -> None:
         shape = (self.name, site.gathered, *((o.shape, o.dtype) for o in self.outputs))
         if not site.gathered or shape in _GATHERING:
             return
         _GATHERING.add(shape)
         message = (
-            f"{self.name} is called in a program that XLA divides among {site.divided}. A kernel it does not divide: "
-            f"each device gathers the arguments, {site.gathered} bytes at most, and computes the whole result.\n"
-            f"  fix: wrap the call in jax.shard_map: then each device calls {self.name} for its own part"
+            f"XLA divides a program among {site.divided}, but not its call of {self.name}: each device gathers the "
+            f"arguments, {site.gathered} bytes at most, and computes the whole result.\n  fix: {fix}"
         )
         loc = source.current()
         warnings.warn_explicit(message, GatherWarning, loc.file, loc.line)
@@ -164,7 +165,7 @@ class TileFamily(Family):
 
     def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
         lowering = self._lowered_as_asked(target)
-        if isinstance(lowering, MosaicLowering):
+        if not isinstance(lowering, XlaLowering):
             self.indivisible.add(target)
         program = partial(lowering.run)
         program.__name__ = self.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it

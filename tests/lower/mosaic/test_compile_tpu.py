@@ -21,7 +21,7 @@ import tilekern as tk
 from tests.lang.checks import refused
 from tests.lower.mosaic.kernels import TILE, double, large, looked_up, needs_libtpu
 from tilekern import _jax, source
-from tilekern.errors import CompileError, DependencyError, FallbackWarning, GatherWarning, ResourceError, TargetError
+from tilekern.errors import CompileError, DependencyError, FallbackWarning, ResourceError, TargetError
 from tilekern.lower.mosaic import toolchain
 from tilekern.lower.mosaic.chip import CHIPS, Chip
 from tilekern.lower.mosaic.compile import asm, compile_ahead, vmem_used
@@ -380,13 +380,12 @@ def test_each_device_calls_the_kernel_in_a_shard_map(kind: AxisType) -> None:
     assert CUSTOM_CALL in for_tpu(mapped({"d", "e"}), divided(kind))
 
 
-def test_the_portable_backend_computes_the_whole_on_each_device() -> None:
-    with pytest.warns(GatherWarning, match="scaled is called in a program that XLA divides among 4 devices"):
-        assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, target="cpu:xla"), divided(AxisType.Auto))
+def test_the_portable_backend_is_divided() -> None:
+    assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, target="cpu:xla"), divided(AxisType.Auto))
 
 
-def test_what_falls_back_to_the_portable_backend_is_computed_on_each_device() -> None:
-    with pytest.warns(FallbackWarning, match="needs more VMEM"), pytest.warns(GatherWarning):
+def test_what_falls_back_to_the_portable_backend_is_divided() -> None:
+    with pytest.warns(FallbackWarning, match="needs more VMEM"):
         assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, block=1 << 14), divided(AxisType.Auto, rows=1 << 14))
 
 
