@@ -65,7 +65,7 @@ def _divided(name: str, number: int, operand: _jax.ShapedArray) -> ArgumentError
         expected="arrays that are whole on each device, or a call in jax.shard_map",
         got=f"array {number} = {operand.str_short(short_dtypes=True)}",
         fix="wrap the call in jax.shard_map: then each device calls it for its own part; or make the array whole on "
-        "each device, jax.reshard(x, jax.P())",
+        "each device first, by jax.reshard(x, jax.P()), or jax.lax.psum of addends",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 import tilekern as tk
 from tests.lang.checks import like_first, numbers
+from tilekern.errors import ArgumentError, CarryError
+from tilekern.kernels.flash_attention import flash_attention
 from tilekern.nn import dot_product_attention
 from tilekern.testing import assert_close, in_float64
 
@@ -115,6 +118,52 @@ def test_a_varying_result_is_not_replicated() -> None:
         jax.shard_map(scale, mesh=FOUR, in_specs=(P("data"), P()), out_specs=P())(X, W)
 
 
+def test_an_unreduced_operand_is_refused() -> None:
+    def local(x: Any) -> Any:
+        return scale(lax.pcast(x, "data", to="unreduced"), W)
+
+    with pytest.raises(ArgumentError, match="an array that a mesh divides by its type") as raised:
+        jax.jit(jax.shard_map(local, mesh=FOUR, in_specs=P("data"), out_specs=P()))(X)
+    assert raised.value.got == "array 0 = f32[2]{U:data}"
+    assert "jax.lax.psum" in raised.value.fix
+
+
+@checks
+@pytest.mark.parametrize("spec", [P(), P("data")])
+def test_arrays_that_a_body_closes_over(spec: Any, check: bool) -> None:
+    table = jnp.arange(5.0)
+
+    def local(x: Any, w: Any) -> Any:
+        @like_first
+        def captures(x, out):
+            i = tk.parallel(x.shape[0], 2)
+            out[i] = tk.fold(tk.serial(3), lambda n, acc: acc + n * w[1], x[i] * w[0] + table[3])
+
+        return captures(x)
+
+    def wanted(x: Any, w: Any) -> Any:
+        return x * w[0] + 3 * w[1] + 3
+
+    w = jnp.arange(2.0) if spec == P() else jnp.arange(8.0)
+    mapped = jax.shard_map(local, mesh=FOUR, in_specs=(P("data"), spec), out_specs=P("data"), check_vma=check)
+    parts = [wanted(X[2 * n : 2 * n + 2], w if spec == P() else w[2 * n : 2 * n + 2]) for n in range(4)]
+    np.testing.assert_array_equal(jax.jit(mapped)(X, w), np.concatenate(parts))
+
+
+def test_a_loop_that_carries_a_captured_value() -> None:
+    """JAX's loops ask that carries vary alike; the value as an argument does not vary inside of the kernel."""
+
+    def local(w: Any) -> Any:
+        @like_first
+        def captures(x, out):
+            out[...] = lax.fori_loop(0, 2, lambda n, acc: acc * 2 + jnp.ones(2), w)
+
+        return captures(w)
+
+    with pytest.raises(CarryError, match="pass what the body closes over as an argument"):
+        jax.shard_map(local, mesh=FOUR, in_specs=P("data"), out_specs=P("data"))(X)
+
+
 # --- gradients ------------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +218,53 @@ def test_attention_with_replicated_keys(order: int, check: bool) -> None:
     agree(jax.jit(jax.grad(loss(mapped), (0, 1, 2)))(q, k, v), wanted, q, k, v, length=q.size)
 
 
+def test_attention_that_knows_its_place_on_the_mesh() -> None:
+    """Ring-like: queries divided, an offset from the device's index, sinks and the slopes of a score_mod replicated."""
+    mesh = mesh_of(batch=2, time=2)
+    q, k, v = (np.sin(n + numbers(2, 8, 2, 4)) for n in range(3))
+    sinks, slopes = numbers(2) / 7, numbers(2) / 9
+
+    def attend(offset: Any, q: Any, k: Any, v: Any, sinks: Any, slopes: Any) -> Any:
+        tilt = jax.tree_util.Partial(lambda slopes, s, b, n, i, j: s + slopes[n] * j, slopes)
+        return flash_attention(q, k, v, causal=True, q_offset=offset(), sinks=sinks, score_mod=tilt)
+
+    queries, keys = P("batch", "time"), P("batch")
+    local = partial(attend, lambda: 4 * lax.axis_index("time"))
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(queries, keys, keys, P(), P()), out_specs=queries)
+
+    def naive(q: Any, k: Any, v: Any, sinks: Any, slopes: Any) -> Any:
+        scores = jnp.einsum("btnh,bsnh->bnts", q, k) / 2 + slopes[:, None, None] * jnp.arange(8)
+        scores = jnp.where(jnp.tri(8, dtype=bool), scores, -jnp.inf)
+        column = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1)).astype(scores.dtype)
+        weights = jax.nn.softmax(jnp.concatenate([scores, column], axis=3), axis=3)[..., :-1]
+        return jnp.einsum("bnts,bsnh->btnh", weights, v)
+
+    def gradient(call: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.grad(lambda *a: (call(*a) ** 2).sum(), (0, 1, 2, 3, 4))
+
+    agree(jax.jit(gradient(mapped))(q, k, v, sinks, slopes), gradient(naive), q, k, v, sinks, slopes, length=q.size)
+
+
+@checks
+@pytest.mark.parametrize("how", ["grad of vmap", "vmap of grad"])
+def test_vmap_over_an_axis_of_the_mesh(how: str, check: bool) -> None:
+    mapped = jax.shard_map(
+        outer, mesh=mesh_of(a=2, b=2), in_specs=(P("a"), P(), P()), out_specs=P("a"), check_vma=check
+    )
+
+    def gradient(call: Callable[..., Any], **over: Any) -> Callable[..., Any]:
+        def loss(call: Callable[..., Any]) -> Callable[..., Any]:
+            return jax.grad(lambda *a: (call(*a) ** 2).sum(), (0, 1, 2))
+
+        if how == "grad of vmap":
+            return loss(jax.vmap(call, (0, None, None), **over))
+        return jax.vmap(loss(call), (0, None, None), **over)
+
+    arrays = numbers(2, 4) / 7, numbers(2) / 3, np.float32(2)
+    found = jax.jit(gradient(mapped, spmd_axis_name="b"))(*arrays)
+    agree(found, gradient(plain), *arrays, length=16)
+
+
 # --- random programs ------------------------------------------------------------------------------------------------
 
 
@@ -203,12 +299,16 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     wrapper=st.sampled_from(sorted(WRAPPERS)),
     check=st.booleans(),
     inside=st.booleans(),
+    rest=st.booleans(),
 )
 def test_gradients_are_those_of_a_single_device(
-    axes: Any, owners: Any, call: Any, target: str, wrapper: str, check: bool, inside: bool
+    axes: Any, owners: Any, call: Any, target: str, wrapper: str, check: bool, inside: bool, rest: bool
 ) -> None:
-    """Over random meshes, operands that are divided or replicated, and transformations."""
-    mesh = mesh_of(**dict(axes))
+    """Over random meshes, manual or in part, operands that are divided or replicated, and transformations."""
+    # Another axis, XLA's, makes the mesh partly manual.
+    rest = rest and np.prod([size for _, size in axes]) < 8
+    mesh, manual = mesh_of(**dict(axes), **({"rest": 2} if rest else {})), {name for name, _ in axes}
+    shard_map = partial(jax.shard_map, mesh=mesh, axis_names=manual)
     rows = tuple(name for (name, _), owner in zip(axes, owners, strict=False) if owner == "x")
     columns = tuple(name for (name, _), owner in zip(axes, owners, strict=False) if owner == "y")
     specs = (P(rows), P(columns), P())
@@ -221,8 +321,8 @@ def test_gradients_are_those_of_a_single_device(
         def gradient(x: Any, y: Any, s: Any, c: Any) -> Any:
             return jax.grad(lambda *a: (local(*a) * c).sum(), (0, 1, 2))(x, y, s)
 
-        found = jax.jit(jax.shard_map(gradient, mesh=mesh, in_specs=in_specs, out_specs=specs))(x, y, s, c)
+        found = jax.jit(shard_map(gradient, in_specs=in_specs, out_specs=specs))(x, y, s, c)
     else:
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P(rows, columns), check_vma=check)
+        mapped = shard_map(local, in_specs=specs, out_specs=P(rows, columns), check_vma=check)
         found = jax.jit(jax.grad(lambda *a: (mapped(*a) * c).sum(), (0, 1, 2)))(x, y, s)
     agree(found, jax.grad(lambda x, y, s, c: (plain(x, y, s) * c).sum(), (0, 1, 2)), x, y, s, c, length=c.size)

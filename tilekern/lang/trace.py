@@ -227,10 +227,13 @@ def _explain(name: str, error: Exception) -> TilekernError | None:
             fix="differentiate the body of the fold, and fold over its derivative",
         )
     if isinstance(error, TypeError) and any(part in text for part in _MISMATCHES):
+        varies = "manual axis types do not match" in text
         return CarryError(
             "a loop or a branch of jax.lax returns values of other types than it must",
             expected="carries of the types of the initial ones, branches with results of one type, bool conditions",
             got=" ".join(text.split()),
-            fix="cast with .astype, in the body or before the loop",
+            fix="pass what the body closes over as an argument of the kernel"
+            if varies
+            else "cast with .astype, in the body or before the loop",
         )
     return None
