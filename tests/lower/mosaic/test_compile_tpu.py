@@ -308,12 +308,13 @@ def test_lowering_for_a_tpu_does_not_change_what_runs_here() -> None:
 
 
 @each_kind
-def test_lowering_inside_shard_map(kind: AxisType) -> None:
+@pytest.mark.parametrize("check", [True, False])
+def test_lowering_inside_shard_map(kind: AxisType, check: bool) -> None:
     mesh = jax.make_mesh((1,), ("d",), axis_types=(kind,))
     spec = PartitionSpec("d", None)
     x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, spec))
     with jax.set_mesh(mesh):
-        mapped = jax.shard_map(call, in_specs=spec, out_specs=spec, check_vma=False)
+        mapped = jax.shard_map(call, in_specs=spec, out_specs=spec, check_vma=check)
         assert CUSTOM_CALL in jax.jit(mapped).trace(x).lower(lowering_platforms=("tpu",)).as_text()
 
 
@@ -335,9 +336,9 @@ def divided(kind: AxisType, rows: int = 64) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((rows, 4096), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("d", None)))
 
 
-def mapped(axes: set[str]) -> Any:
+def mapped(axes: set[str], check: bool = True) -> Any:
     spec = PartitionSpec("d", None)
-    return jax.shard_map(scaled, axis_names=axes, in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.shard_map(scaled, axis_names=axes, in_specs=spec, out_specs=spec, check_vma=check)
 
 
 def traced(function: Any, x: Any) -> Any:
@@ -376,8 +377,9 @@ def test_a_kernel_is_not_divided_in_a_shard_map_over_some_axes(kind: AxisType) -
 
 @pytest.mark.smoke
 @each_kind
-def test_each_device_calls_the_kernel_in_a_shard_map(kind: AxisType) -> None:
-    assert CUSTOM_CALL in for_tpu(mapped({"d", "e"}), divided(kind))
+@pytest.mark.parametrize("check", [True, False])
+def test_each_device_calls_the_kernel_in_a_shard_map(kind: AxisType, check: bool) -> None:
+    assert CUSTOM_CALL in for_tpu(mapped({"d", "e"}, check), divided(kind))
 
 
 def test_the_portable_backend_is_divided() -> None:
