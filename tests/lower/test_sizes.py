@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -73,11 +74,15 @@ def test_a_grid_too_large_for_a_tpu() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["cpu:llvm"])
-def test_a_copy_beyond_int32(target: str) -> None:
-    """Allocates 5 GB."""
+def test_a_result_beyond_int32() -> None:
+    """Allocates 2.1 GiB."""
     pytest.importorskip("llvmlite", reason="needs llvmlite")
-    x = np.zeros(BEYOND, np.int8)
-    x[[5, 2**31 - 1, 2**31, -1]] = 1, 2, 3, 4
-    found = np.asarray(copy(x, target=target))
-    assert found[[5, 2**31 - 1, 2**31, -1]].tolist() == [1, 2, 3, 4]
+
+    @tk.kernel(out_type=lambda x: of(BEYOND))
+    def numbered(x: Any, out: Any) -> None:
+        i = tk.parallel(out.shape[0], 4096)
+        out[i] = (jnp.arange(4096) % 7 + i.index % 11 + x[0]).astype(jnp.int8)
+
+    found = np.asarray(numbered(np.array([3], np.int32), target="cpu:llvm"))
+    for place in (0, 5, 4096, 2**31 - 1, 2**31, 2**31 + 5, BEYOND - 1):
+        assert found[place] == place % 4096 % 7 + place // 4096 % 11 + 3

@@ -21,7 +21,8 @@ def random_bits(key_data: Any, *coordinates: Any) -> jax.Array:
 
     Args:
       key_data: uint32[2], `jax.random.key_data(key)` of a threefry key, loaded from a ref.
-      *coordinates: integers or integer tiles that broadcast against each other.
+      *coordinates: integers or integer tiles that broadcast against each other. They count modulo 2³²: those of
+        64 bits that are equal there give the same bits.
 
     Returns:
       uint32 of the broadcast shape.
