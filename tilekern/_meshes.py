@@ -35,13 +35,13 @@ def outside_of_meshes() -> Generator[None]:
 
 
 def result_types(name: str, operands: Sequence[ShapedArray], results: Sequence[Any]) -> list[ShapedArray]:
-    """The types of results of given shapes and dtypes, in the mesh of the operands.
+    """The types of results of given shapes and dtypes, in the mesh that is set, or else in that of the operands.
 
     They vary over the manual axes over which the operands vary, and explicit axes do not divide them.
     """
     varying = core.ManualAxisType(varying=core.standard_vma_rule(name, *operands))
-    meshes = [x.sharding.mesh for x in operands if not x.sharding.mesh.empty]
-    mesh = meshes[0] if meshes else jax.sharding.get_abstract_mesh()
+    meshes = [jax.sharding.get_abstract_mesh(), *(x.sharding.mesh for x in operands)]
+    mesh = next((mesh for mesh in meshes if not mesh.empty), meshes[0])
     whole = NamedSharding(mesh, PartitionSpec())
     return [ShapedArray(x.shape, x.dtype, sharding=whole, manual_axis_type=varying) for x in results]
 
