@@ -176,6 +176,23 @@ def test_the_gradient_of_a_replicated_operand_is_summed_over_devices() -> None:
     np.testing.assert_array_equal(jax.jit(mapped)(X, W), [28, 28])
 
 
+def test_each_device_adds_its_part_to_the_gradient() -> None:
+    @like_first
+    def times(x, w, out):
+        out[...] = x[...] * w[...]
+
+    @times.defjvp
+    def _(primals, tangents):
+        (x, w), (dx, dw) = primals, tangents
+        return times(x, w), (0 if dx is None else dx * w) + (0 if dw is None else x * dw)
+
+    def local(x: Any, w: Any) -> Any:
+        return jax.grad(lambda w: times(x, w).sum())(w)
+
+    mapped = jax.shard_map(local, mesh=FOUR, in_specs=(P("data"), P()), out_specs=P())
+    np.testing.assert_array_equal(mapped(X, W), [12, 16])  # of the first device: [0, 1]
+
+
 @checks
 def test_gradients_through_a_sharded_call(check: bool) -> None:
     mapped = jax.shard_map(scale, mesh=FOUR, in_specs=(P("data"), P()), out_specs=P("data"), check_vma=check)
