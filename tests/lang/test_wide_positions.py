@@ -154,6 +154,11 @@ def ragged_loop(x: Any, out: Any) -> None:
     tk.foreach(tk.serial(2**31 - 1, 4096), lambda t: out.store(t, x[t]))  # here
 
 
+def rounded_loop(x: Any, out: Any) -> None:
+    """The last tile ends at 2³¹ - 2, but the sum of the extent and a block does not fit."""
+    tk.foreach(tk.serial(2**31 - 2, 3), lambda t: out.store(t, x[t]))  # here
+
+
 def wide_offset(x: Any, out: Any) -> None:
     i = tk.parallel(2**32, 4096)
     out[i] = x[i + x[0].astype(jnp.uint32)]  # here
@@ -188,6 +193,7 @@ TOO_LONG: dict[Callable[..., None], str] = {
     too_many_programs: "2147483647 × 2147483647 × 2147483647 programs",
     long_loop: "an axis of 2147483648 elements in tiles of 8",
     ragged_loop: "an axis of 2147483647 elements in tiles of 4096",
+    rounded_loop: "an axis of 2147483646 elements in tiles of 3",
     wide_offset: "the offset of a tile = uint32[]",
     wide_slice: "the start of tk.ds = uint32[]",
     wide_scalar: "index 0 of x = uint32[]",

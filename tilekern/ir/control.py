@@ -52,7 +52,7 @@ class Fold(Op):
         require(len(self.regions) == 1, "a fold has one region")
         require(_types(self.operands[:2]) == (INDEX, INDEX), "fold bounds must be int32 scalars")
         require(self.axis.block > 0 and self.axis.extent >= 0, f"fold over {self.axis}")
-        require(self.axis.tiles * self.axis.block < 2**31, f"the bounds of a fold are int32: {self.axis}")
+        require(self.axis.extent + self.axis.block <= 2**31, f"the bounds of a fold are int32: {self.axis}")
         carries = tuple(v.tile for v in self.inits)
         require(_types(self.body.args) == (INDEX, *carries), "a fold's arguments must be the index and the carries")
         require(_types(self.body.results) == carries, "a fold must yield carries of the initial types")

@@ -91,11 +91,11 @@ def serial(
 
 
 def _check_length(axis: Axis) -> None:
-    """Bounds of loops are int32, in elements, and so are they when they are rounded up to whole tiles."""
-    if axis.tiles * axis.block > LONGEST:
+    """Bounds of loops are int32, in elements, and backends add a block - 1 to round them up to whole tiles."""
+    if axis.extent + axis.block - 1 > LONGEST:
         raise ArgumentError(
             "the axis of a loop is longer than its bounds can count: they are int32",
-            expected=f"an axis whose last tile ends at {LONGEST} at most",
+            expected=f"at most {LONGEST - axis.block + 1} elements in such tiles",
             got=f"an axis of {axis.extent} elements in tiles of {axis.block}",
             fix="loop over two axes, tk.fold((tk.serial(n), tk.serial(m, block)), ...), and reshape the array likewise",
         )
