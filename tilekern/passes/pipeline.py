@@ -15,10 +15,14 @@ from tilekern.passes.canonicalize import canonicalize
 from tilekern.passes.cse import cse
 from tilekern.passes.dce import dce
 from tilekern.passes.elide_masks import elide_masks
+from tilekern.passes.elide_ranges import elide_ranges
 from tilekern.passes.hoist_invariants import hoist_invariants
 from tilekern.passes.split_axes import split_axes
 
-PIPELINE: tuple[Callable[[Func], Func], ...] = (canonicalize, split_axes, cse, dce, hoist_invariants, elide_masks)
+PIPELINE: tuple[Callable[[Func], Func], ...] = (
+    *(canonicalize, split_axes, cse, dce),
+    *(hoist_invariants, elide_ranges, elide_masks),
+)
 
 # What one round proves, the next one simplifies: two or three change something. More than this would be a bug.
 _ROUNDS = 16
