@@ -59,9 +59,16 @@ def test_wide_numbers_are_never_wrapped() -> None:
                     np.testing.assert_array_equal(run(x, np.array(number, dtype)), wanted, str((body, dtype, number)))
 
 
-@pytest.mark.parametrize("target", ["cpu:xla", "cpu:llvm"])
-@pytest.mark.parametrize("dtype", ["uint32", "int64"])
+BACKENDS = [(t, d) for t in ("cpu:xla", "cpu:llvm", "cuda:sm_90") for d in ("uint32", "int64")] + [
+    ("tpu:v5e", "uint32")
+]
+
+
+@pytest.mark.parametrize(("target", "dtype"), BACKENDS)
 def test_wide_numbers_on_a_backend(target: str, dtype: str) -> None:
+    if not target.startswith(("cpu:xla", "tpu")):
+        pytest.importorskip("triton" if target.startswith("cuda") else "llvmlite", reason="needs the backend")
+
     @tk.kernel(out_type=lambda x, at: x)
     def moved(x: Any, at: Any, out: Any) -> None:
         i = tk.parallel(N, SIZE)
@@ -69,11 +76,12 @@ def test_wide_numbers_on_a_backend(target: str, dtype: str) -> None:
 
     x = np.arange(N, dtype=np.int32)
     with jax.enable_x64(True):
-        compiled = moved.trace(x, np.zeros((), dtype)).lower(target).compile()
+        lowered = moved.trace(x, np.zeros((), dtype)).lower(target)
+        run = lowered.compile() if target.startswith("cpu") else lowered.interpret
         for number in (3, 2**31, 2**32 - 2):
             ahead, back = ([p if 0 <= (p := i + n) < N else -1 for i in range(N)] for n in (number, -number))
             wanted = np.array(ahead) + 100 * np.array(back)
-            np.testing.assert_array_equal(compiled(x, np.array(number, dtype)), wanted)
+            np.testing.assert_array_equal(run(x, np.array(number, dtype)), wanted)
 
 
 def test_numpy_vectors_of_64_bits_are_not_cut_off() -> None:
