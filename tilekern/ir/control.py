@@ -18,8 +18,9 @@ class Fold(Op):
     """Run the region for tile after tile of `axis`, passing carries along; the results are the last carries.
 
     Operands: `start` and `stop` (int32 scalars, in elements, clamped to [0, extent]), then the initial carries. The
-    tiles t with start // block <= t < cdiv(stop, block) run, in descending order if `reverse`. The region's arguments
-    are t and the carries; it yields the next carries.
+    tiles t with start // block <= t < cdiv(stop, block) run, in descending order if `reverse`: whole tiles, one also if
+    start and stop are the same place inside of it (`lang.serial` gives an empty range the stop 0, and partial tiles
+    masks). The region's arguments are t and the carries; it yields the next carries.
     """
 
     name: ClassVar[str] = "fold"
