@@ -77,12 +77,18 @@ def settings() -> Settings:
 
 
 @contextmanager
+def promoting(settings: Settings) -> Generator[None]:
+    """Promote dtypes and ranks as these settings say."""
+    with jax.numpy_dtype_promotion(settings.dtype_promotion), jax.numpy_rank_promotion(settings.rank_promotion):
+        yield
+
+
+@contextmanager
 def tracing_under(settings: Settings) -> Generator[None]:
     """Trace a kernel's body under these settings; all others have no influence on it."""
     with (
         jax.enable_x64(settings.x64),
-        jax.numpy_dtype_promotion(settings.dtype_promotion),
-        jax.numpy_rank_promotion(settings.rank_promotion),
+        promoting(settings),
         jax.default_matmul_precision(None),
         jax.disable_jit(False),
         _config.eager_constant_folding(False),  # jax.ensure_compile_time_eval, which would run primitives of ours

@@ -71,6 +71,11 @@ def is_internal(file: str) -> bool:
     return file.startswith("<frozen") or any(file.startswith(d) for d in _internal)
 
 
+def is_prebuilt(loc: Loc) -> bool:
+    """Whether a place is in the prebuilt kernels."""
+    return loc.file.startswith(_KERNELS)
+
+
 @contextlib.contextmanager
 def at(loc: Loc) -> Generator[None]:
     """Everything inside happens on behalf of `loc`; an unknown location changes nothing."""

@@ -271,6 +271,7 @@ class DeclaredFamily(Family):
       keywords: static arguments and blocks, as the call gave them.
       rules: for the derivatives.
       results: what a call returns.
+      settings: of JAX, under which bodies and rules are traced.
     """
 
     signature: Signature
@@ -278,6 +279,7 @@ class DeclaredFamily(Family):
     keywords: Mapping[str, Any]
     rules: Rules
     results: Results
+    settings: _jax.Settings
 
     def again(self, *args: Any) -> Any:
         """The same call, on other inputs."""
@@ -285,11 +287,11 @@ class DeclaredFamily(Family):
         return self.rules.call(*args, **self.keywords, **target)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        with asking(self.asked):
+        with asking(self.asked), _jax.promoting(self.settings):
             return derivatives.jvp(self, primals, tangents)
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
-        with asking(self.asked):
+        with asking(self.asked), _jax.promoting(self.settings):
             return derivatives.transpose(self, cotangents, operands)
 
 
@@ -313,7 +315,7 @@ class KernelFamily(DeclaredFamily, TileFamily):
         self._definition, self.signature, self.rules = definition, definition.signature, definition.rules
         self.arguments, self.statics, self.blocks = tuple(arguments), statics, blocks
         self.keywords = {**statics, **blocks}
-        self._settings = _jax.settings()
+        self.settings = settings_of(definition)
         self._members: dict[tuple[Any, ...], Tracing] = {}
         self.results = self._results()
         self.outputs = jax.tree.leaves(self.results.trees)
@@ -357,7 +359,7 @@ class KernelFamily(DeclaredFamily, TileFamily):
             jax.tree_util.tree_map_with_path(partial(_output, name), tree, roles)
             for name, tree, roles in zip(names[len(inputs) :], self.results.outputs, self.results.roles, strict=True)
         ]
-        with _jax.tracing_under(self._settings):
+        with _jax.tracing_under(self.settings):
             keywords = {**self.statics, **blocks}
             traced = trace(definition.function, self.name, [*inputs, *outputs], keywords, definition.loc)
         return Tracing(pipeline.run(traced.func), traced.captured)
@@ -389,6 +391,12 @@ class KernelFamily(DeclaredFamily, TileFamily):
             found = results(self.name, donated, declared)
         check_sizes(self.name, {f"result {n}": x for n, x in enumerate(jax.tree.leaves(found.trees))})
         return found
+
+
+def settings_of(definition: Definition) -> _jax.Settings:
+    """The caller's settings; the prebuilt kernels promote as they like, for the strict modes check the user's code."""
+    found = _jax.settings()
+    return _jax.Settings(found.x64) if source.is_prebuilt(definition.loc) else found
 
 
 def stacked(outputs: Sequence[jax.ShapeDtypeStruct], size: int) -> list[jax.ShapeDtypeStruct]:

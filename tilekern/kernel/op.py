@@ -13,7 +13,7 @@ from tilekern.errors import ArgumentError, TraceError
 from tilekern.kernel.asking import asking
 from tilekern.kernel.declared import Declared
 from tilekern.kernel.derivatives import batched_jvp, batched_transpose
-from tilekern.kernel.family import DeclaredFamily, Definition, Family, blocks_for, declared_type, stacked
+from tilekern.kernel.family import DeclaredFamily, Definition, Family, blocks_for, declared_type, settings_of, stacked
 from tilekern.kernel.results import results
 from tilekern.kernel.signature import LAUNCH
 from tilekern.lang.tiles import describe
@@ -73,6 +73,7 @@ class OpFamily(DeclaredFamily):
         self._definition, self.signature, self.rules = definition, definition.signature, definition.rules
         self.arguments, self._statics, self._blocks = tuple(arguments), statics, blocks
         self.keywords = {**statics, **blocks}
+        self.settings = settings_of(definition)
         if len(self.arguments) != len(definition.signature.arrays):
             raise ArgumentError(
                 f"{self.name} is called with the wrong number of arrays",
@@ -102,7 +103,7 @@ class OpFamily(DeclaredFamily):
         return self._traced[target]
 
     def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
-        with _meshes.outside_of_meshes():
+        with _meshes.outside_of_meshes(), _jax.promoting(self.settings):
             traced = _jax.make_jaxpr(self._function(target), *jax.tree.leaves(self.arguments))
         for value in traced.consts:
             # By the time an op is lowered, traced values that it closes over have ended.
