@@ -130,6 +130,11 @@ def kept(array: Any) -> Any:
     return np.array(cast(Any, array)) if isinstance(array, np.ndarray) else array
 
 
+def evaluate(jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """The results of a jaxpr, with other constants."""
+    return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *operands)
+
+
 def split_scan(eqn: JaxprEqn) -> tuple[int, int]:
     """How many constants and how many carries a `scan` has; the rest of its operands are sliced per iteration."""
     constants, carries, _ = eqn.params["ft_in"].update(eqn.invars).unpack()

@@ -23,7 +23,7 @@ from types import CodeType, FrameType
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _KERNELS = os.path.join(_PACKAGE, "kernels") + os.sep
 # Files of prebuilt kernels that users call, or that call functions of users.
-_AROUND_KERNELS = ("api.py", "block_map.py", "checks.py", "mods.py")
+_AROUND_KERNELS = ("api.py", "block_map.py", "checks.py", "elementwise.py", "mods.py")
 # Decorators and context managers of the standard library call the compiler on behalf of whoever entered them.
 _internal: list[str] = [_PACKAGE, contextlib.__file__, functools.__file__]
 

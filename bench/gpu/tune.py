@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from bench.gpu import peers
 from bench.gpu.peers import Peer
 from bench.gpu.speed import Comparison, attention, attention_gradient, product
-from tilekern.kernels.flash_attention import Config, Extras, flash_attention_forward
+from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention_forward
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.matmul import matmul
 
@@ -79,7 +79,7 @@ def _first_product(sets: Any) -> Iterator[Peer]:
 
 def _forward(query: Any, key: Any, value: Any, *, causal: bool, options: dict[str, int]) -> Any:
     """The forward kernel itself: the public function takes blocks, but no warps and stages."""
-    out, _ = flash_attention_forward(
+    out, _, _ = flash_attention_forward(
         *(query, key, value, Extras()),
         config=Config(scale=1 / math.sqrt(query.shape[-1]), causal=causal),
         return_logsumexp=False,
@@ -95,7 +95,7 @@ def _backward(
     kernel, _ = BACKWARDS[name]
     base = jnp.full(query.shape[:3], math.log2(key.shape[1]))
     return kernel(
-        *(query, key, value, Extras(), base, cotangent, jnp.zeros_like(base)),
+        *(query, key, value, Extras(), Residuals(jnp.zeros_like(base), base), cotangent, jnp.zeros_like(base)),
         config=Config(scale=1 / math.sqrt(query.shape[-1]), causal=causal),
         **options,
     )

@@ -150,15 +150,15 @@ def _backward(case: Case, chip: str) -> str:
     wide, rows = (1, case.size, HEADS, case.head_dim), (1, case.size, HEADS)
     return f"""
 import jax
-from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals, Tangents
 from tilekern.kernels.flash_attention.derivatives import flash_attention_backward
 config = Config(scale={case.head_dim**-0.5}, causal={case.causal})
-def fn(q, k, v, out, logsumexp, cotangent):
+def fn(q, k, v, out, largest, log_sum, cotangent):
     (found,) = flash_attention_backward(
-        q, k, v, Extras(), out, logsumexp, (cotangent, None),
+        q, k, v, Extras(), out, Residuals(largest, log_sum), (cotangent, None),
         config=config, wanted=Tangents(True, True, True), target="tpu:{chip}",
     )
     return found[:3]
 wide = jax.ShapeDtypeStruct({wide}, "bfloat16")
-args = [wide] * 4 + [jax.ShapeDtypeStruct({rows}, "float32"), wide]
+args = [wide] * 4 + [jax.ShapeDtypeStruct({rows}, "float32")] * 2 + [wide]
 """

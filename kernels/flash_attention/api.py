@@ -123,12 +123,14 @@ def flash_attention(
         other. Fastest where the ids of a sequence are sorted: sequences one after the other.
       q_lengths: integers [*B]: queries from there on attend to nothing, and may hold anything, NaN included.
       kv_lengths: integers [*B]: nothing attends to keys from there on, and these and their values may hold anything.
-      softcap: if given, a bound of the scores.
+      softcap: if given, a bound of the scores, from 1e-30 to 1e30.
       sinks: float [N]: logits that take part in each row's softmax, but have no value (StreamingLLM, gpt-oss).
       mask_mod: `mask_mod(b, n, i, j)` says who attends to whom; elementwise jnp code on int32 arrays that broadcast.
       score_mod: `score_mod(score, b, n, i, j)` is the score instead: elementwise jnp code.
-        Both may be a `jax.tree_util.Partial(function, *arrays)`: the arrays come first, and are read at integers made
-        of b and n, and at i and j themselves, as slopes[n], table[b, j] or bias[n, i, j]. They may be longer than that.
+        What mixes elements is refused, for results would depend on tiles. Where a query does not attend, and at
+        positions that do not exist, a function may return anything, NaN included. Both may be a
+        `jax.tree_util.Partial(function, *arrays)`: the arrays come first, and are read at integers made of b and n, and
+        at i and j themselves, as slopes[n], table[b, j] or bias[n, i, j]. They may be longer than that.
       block_map: of `mask`, or of `mask_mod`, if it is made once for many calls; otherwise each call makes its own.
       dropout_rate: the share of weights that is dropped, the others being divided by 1 - dropout_rate.
       dropout_key: of `jax.random`, or its data. A weight is dropped, or not, by key, b, n, i and j alone, everywhere.
@@ -190,7 +192,7 @@ def flash_attention(
         block_map=live,
     )
     flat = (x if len(batch) == 1 else x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
-    out, logsumexp = flash_attention_forward(
+    out, logsumexp, _ = flash_attention_forward(
         *flat,
         extras,
         config=config,

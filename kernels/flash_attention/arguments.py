@@ -36,6 +36,25 @@ class Config:
         return self.causal or self.window != (None, None)
 
 
+class Residuals(NamedTuple):
+    """Of each row, [B, T, N] in the accumulator's dtype, what its weights are computed from: see `Scores.weights`.
+
+    Two numbers, for a logsumexp in one number is rounded to half a unit in its last place, by which logits of 10^7
+    would move weights by e. A row that attends to nothing has zeros.
+
+    Attributes:
+      largest: the largest logit, as `Scores.logits` has it.
+      log_sum: the base-2 logarithm of the sum of 2^(factor (logit - largest)).
+    """
+
+    largest: Any
+    log_sum: Any
+
+    def at(self, *index: Any) -> Residuals:
+        """The residuals of some rows."""
+        return Residuals(self.largest[index], self.log_sum[index])
+
+
 class Extras(NamedTuple):
     """The arrays that scores depend on besides query and key; None: there is no such thing.
 

@@ -1,6 +1,6 @@
 """The backward kernels of flash attention: the transpose of the tangent kernel, with no matrix of scores in memory.
 
-With weights p = exp(s - logsumexp), from the cotangents of out and logsumexp (FlashAttention-2, Dao 2023, algorithm 2)
+With weights p, `Scores.weights`, from the cotangents of out and logsumexp (FlashAttention-2, Dao 2023, algorithm 2)
 
     δ = Σ_h dout out - dlogsumexp,    dp = dout vᵀ,    ds = p (dp - δ),    dq = scale Σ_j ds k,
     dk = scale Σ_i dsᵀ q,    dv = Σ_i pᵀ dout,
@@ -19,7 +19,7 @@ import jax
 
 import tilekern as tk
 from tilekern.kernels.flash_attention import schedules
-from tilekern.kernels.flash_attention.arguments import Config, Extras
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
 from tilekern.kernels.flash_attention.scores import Scores, of_queries
 
 
@@ -33,7 +33,7 @@ def flash_attention_backward_query(
     key: tk.Ref,
     value: tk.Ref,
     extras: Extras,
-    base: tk.Ref,
+    residuals: Residuals,
     cotangent: tk.Ref,
     delta: tk.Ref,
     query_cotangent: tk.Ref,
@@ -42,16 +42,16 @@ def flash_attention_backward_query(
     block_q: tk.Block = 128,
     block_k: tk.Block = 128,
 ) -> None:
-    """The forward kernel's arrays, logsumexp `in_base2`[B, T, N], dout[B, T, N, Hv], δ[B, T, N] -> dq[B, T, N, H]."""
+    """The forward kernel's arrays, residuals, dout[B, T, N, Hv], δ[B, T, N] -> dq[B, T, N, H]."""
     scores, g, i = of_queries(config, extras, query, key, block_q)
     b, n, wide = scores.b, scores.n, scores.wide
 
     q, dout = scores.load_queries(query, i), scores.load_queries(cotangent, i)
-    of_rows, d = base[b, i, n], delta[b, i, n]
+    rows, d = residuals.at(b, i, n), delta[b, i, n]
 
     def step(j: tk.Tile, attends: jax.Array, acc: jax.Array) -> jax.Array:
         k, v = scores.load_keys(key, j, g), scores.load_keys(value, j, g)
-        draw, _ = scores.cotangents(i, j, (q, k), (dout, v), attends, of_rows, lambda: d)
+        draw, _ = scores.cotangents(i, j, (q, k), (dout, v), attends, rows, lambda: d)
         return tk.dot(draw.astype(k.dtype), k, acc, precision=config.precision[0])
 
     acc = scores.over_keys(i, block_k, step, tk.zeros((i, query.shape[3]), wide))
@@ -72,7 +72,7 @@ def flash_attention_backward_key(
     key: tk.Ref,
     value: tk.Ref,
     extras: Extras,
-    base: tk.Ref,
+    residuals: Residuals,
     cotangent: tk.Ref,
     delta: tk.Ref,
     key_cotangent: tk.Ref,
@@ -110,7 +110,7 @@ def flash_attention_backward_key(
         def step(i: tk.Tile, attends: jax.Array, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             dk, dv = sums
             q, dout = scores.load_queries(query, i), scores.load_queries(cotangent, i)
-            draw, p = scores.cotangents(i, j, (q, k), (dout, v), attends, base[b, i, n], lambda: delta[b, i, n])
+            draw, p = scores.cotangents(i, j, (q, k), (dout, v), attends, residuals.at(b, i, n), lambda: delta[b, i, n])
             dv = tk.dot(scores.kept(i, j, p).astype(dout.dtype), dout, dv, precision=of_values)
             draw = draw.astype(q.dtype)
             if query_cotangent is not None:

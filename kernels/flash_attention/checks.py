@@ -267,10 +267,12 @@ def causal(given: Any) -> bool:
 
 
 def softcap(given: Any) -> float | None:
-    """The softcap, checked."""
-    if given is None or (isinstance(given, (int, float)) and given > 0):
-        return None if given is None else float(given)
-    raise _wrong("softcap", "a number above 0, or None", given, "it bounds the scores from both sides")
+    """The softcap, checked; beyond 1e30, scores over it would be subnormal numbers, which may be 0."""
+    if given is None:
+        return None
+    if isinstance(given, numbers.Real) and given is not True and 1e-30 <= float(given) <= 1e30:
+        return float(given)
+    raise _wrong("softcap", "a number from 1e-30 to 1e30, or None", given, "leave it out: it bounds the scores")
 
 
 def dropout(rate: Any, key: Any) -> float:

@@ -6,6 +6,7 @@ that memory stays linear in the number of keys at any order. The backward pass i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -15,9 +16,10 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern import _meshes
 from tilekern.ir.core import cdiv
-from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
-from tilekern.kernels.flash_attention.mods import carried_by, with_carried
-from tilekern.kernels.flash_attention.scores import dropped, finite
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals, Tangents
+from tilekern.kernels.flash_attention.elementwise import where
+from tilekern.kernels.flash_attention.mods import call, carried_by, places
+from tilekern.kernels.flash_attention.scores import dropped, settled
 
 # Scores of a portion of queries, for all heads and keys.
 _PORTION, _MOST_QUERIES = 1 << 23, 128
@@ -29,12 +31,15 @@ def tangent(
     value: jax.Array,
     extras: Extras,
     out: jax.Array,
-    logsumexp: jax.Array,
+    residuals: Residuals,
     tangents: Tangents,
     *,
     config: Config,
 ) -> tuple[jax.Array, jax.Array]:
-    """What the tangent kernel computes, `flash_attention_tangent`."""
+    """What the tangent kernel computes, `flash_attention_tangent`.
+
+    Weights are computed anew from the scores, whose derivatives they so have: residuals matter for their dtype alone.
+    """
     batch, queries, heads, _ = query.shape
     size = max(1, min(queries, _MOST_QUERIES, _PORTION // max(1, batch * heads * key.shape[1])))
     count = cdiv(queries, size)
@@ -53,20 +58,20 @@ def tangent(
     @jax.checkpoint
     def portion(shared: Any, cut: Any) -> Any:
         key, value, extras, tangents = shared
-        start, query, out, logsumexp, dquery, bias, dbias, mask, ids = cut
+        start, query, out, dquery, bias, dbias, mask, ids = cut
         own = extras._replace(
             bias=extras.bias if bias is None else bias,
             mask=extras.mask if mask is None else mask,
             segments=None if ids is None else (ids, extras.segments[1]),
         )
         along = tangents._replace(query=dquery, bias=tangents.bias if dbias is None else dbias)
-        return _portion(query, key, value, own, out, logsumexp, along, start, config)
+        return _portion(query, key, value, own, out, along, (start, queries), config)
 
     segments = None if extras.segments is None else portions(extras.segments[0])
     starts = jnp.arange(count, dtype=jnp.int32) * size
     cut = (
         starts,
-        *map(portions, (query, out, logsumexp, tangents.query)),
+        *map(portions, (query, out, tangents.query)),
         rows_of(extras.bias),
         rows_of(tangents.bias),
     )
@@ -82,18 +87,21 @@ def backward(
     value: jax.Array,
     extras: Extras,
     out: jax.Array,
-    logsumexp: jax.Array,
+    residuals: Residuals,
     cotangents: tuple[Any, Any],
     *,
     config: Config,
     wanted: Tangents,
 ) -> Tangents:
     """The transpose of `tangent`: cotangents of those of its tangents that are `wanted`, as types."""
-    along = partial(tangent, query, key, value, extras, out, logsumexp, config=config)
-    zeros = (jnp.zeros_like(x) for x in (out, logsumexp))
+    along = partial(tangent, query, key, value, extras, out, residuals, config=config)
+    zeros = (jnp.zeros_like(x) for x in (out, residuals.largest))
     whole = tuple(z if c is None else c for z, c in zip(zeros, cotangents, strict=True))
-    types = jax.tree.map(lambda x: _meshes.type_beside(x, out), wanted)
-    return cast(Any, jax.linear_transpose(along, types))(whole)[0]
+
+    def beside(x: Any) -> Any:
+        return _meshes.type_beside(x, out)
+
+    return cast(Any, jax.linear_transpose(along, jax.tree.map(beside, wanted)))(whole)[0]
 
 
 def _portion(
@@ -102,16 +110,18 @@ def _portion(
     value: jax.Array,
     extras: Extras,
     out: jax.Array,
-    logsumexp: jax.Array,
     tangents: Tangents,
-    start: jax.Array,
+    span: tuple[jax.Array, int],
     config: Config,
 ) -> tuple[jax.Array, jax.Array]:
-    """`tangent` of the queries from `start` on, with the whole matrix of their scores."""
+    """`tangent` of the queries from `span[0]` on, with the whole matrix of their scores; from `span[1]` is padding."""
+    start, queries = span
     wide = tk.accumulator(query.dtype)
     heads = query.shape[2]
     b, n, i, j = jnp.indices((query.shape[0], heads, query.shape[1], key.shape[1]), dtype=jnp.int32, sparse=True)
-    i = i + start
+    inside = i + start < queries
+    # Functions of the user need not know positions that do not exist.
+    i = jnp.minimum(i + start, queries - 1)
 
     def of_queries(x: jax.Array) -> jax.Array:
         return _until(x, extras.q_lengths, start).astype(wide)
@@ -119,7 +129,7 @@ def _portion(
     def of_keys(x: jax.Array) -> jax.Array:
         return jnp.repeat(_until(x, extras.kv_lengths, 0).astype(wide), heads // max(x.shape[2], 1), axis=2)
 
-    attends = _attends(config, extras, b, n, i, j)
+    attends = _attends(config, extras, b, n, i, j) & inside
     primals = [query, key, extras.bias, *carried_by(extras.score_mod)]
     moved = [tangents.query, tangents.key, tangents.bias, *(tangents.carried or [None] * (len(primals) - 3))]
     which = [number for number, t in enumerate(moved) if t is not None]
@@ -134,23 +144,53 @@ def _portion(
         if config.softcap is not None:
             s = config.softcap * jnp.tanh(s / config.softcap)
         if extras.score_mod is not None:
-            s = with_carried(extras.score_mod, terms[3:])(s, b, n, i, j).astype(wide)
-        return jnp.where(attends, s, -jnp.inf)
+            s = _modified(extras.score_mod, terms[3:], s, attends, i, j)
+        return jnp.where(attends, settled(s), -jnp.inf)
 
     s, ds = jax.jvp(scores, [primals[m] for m in which], [moved[m] for m in which]) if which else (scores(), 0)
-    base = jnp.moveaxis(finite(logsumexp), 1, 2)[..., None]  # [B, N, T, 1]
-    p = jnp.exp(s - base)
+    p, of_sinks = _softmax(s, None if extras.sinks is None else extras.sinks.astype(wide)[:, None, None])
     weighted = jnp.where(attends, p * ds, 0)
     total = weighted.sum(axis=3, keepdims=True)
     if tangents.sinks is not None:
-        sinks, dsinks = (x.astype(wide)[:, None, None] for x in (extras.sinks, tangents.sinks))
-        reached = jnp.moveaxis(logsumexp, 1, 2)[..., None] != -jnp.inf
-        total = total + jnp.where(reached, jnp.exp(sinks - base) * dsinks, 0)
+        total = total + of_sinks * tangents.sinks.astype(wide)[:, None, None]
     moved_out = _dot("bnts,bsnh->btnh", _kept(config, extras, weighted, b, n, i, j), of_keys(value))
     if tangents.value is not None:
         moved_out = moved_out + _dot("bnts,bsnh->btnh", _kept(config, extras, p, b, n, i, j), of_keys(tangents.value))
     total = jnp.moveaxis(total, 1, 2)  # [B, T, N, 1]
-    return (moved_out - total * out.astype(wide)).astype(out.dtype), total[..., 0].astype(logsumexp.dtype)
+    return (moved_out - total * out.astype(wide)).astype(out.dtype), total[..., 0]
+
+
+def _modified(
+    mod: Any, arrays: Sequence[Any], s: jax.Array, attends: jax.Array, i: jax.Array, j: jax.Array
+) -> jax.Array:
+    """What a `score_mod` that carries `arrays` makes of scores[B, N, T, S], 0 where a query does not attend."""
+
+    def of_head(b: jax.Array, n: jax.Array, s: jax.Array, attends: jax.Array) -> jax.Array:
+        positions = {"b": b, "n": n, "i": i[0, 0], "j": j[0, 0]}
+        read = [arrays[place.array][place.index(positions)] for place in places(mod, b, n)]
+
+        def function(s: jax.Array, *values: jax.Array) -> jax.Array:
+            rest = iter(values)
+            return jnp.broadcast_to(call(mod, positions, lambda _: next(rest), s), s.shape).astype(s.dtype)
+
+        return where(attends, function, s, *read)
+
+    each_head = jax.vmap(of_head, (None, 0, 0, 0))
+    batch, heads = s.shape[:2]
+    attends = jnp.broadcast_to(attends, s.shape)
+    return jax.vmap(each_head, (0, None, 0, 0))(jnp.arange(batch), jnp.arange(heads), s, attends)
+
+
+def _softmax(s: jax.Array, sinks: jax.Array | None) -> tuple[jax.Array, Any]:
+    """The weights of scores[B, N, T, S], and those of sinks[N, 1, 1]."""
+    top = jnp.max(s, axis=3, keepdims=True, initial=-jnp.inf)
+    top = top if sinks is None else jnp.maximum(top, sinks)
+    # The same result for every `top`: it has no derivatives. Of a row that attends to nothing, all weights are 0.
+    top = jax.lax.stop_gradient(jnp.where(top == -jnp.inf, 0, top))
+    p, sink = jnp.exp(s - top), 0 if sinks is None else jnp.exp(sinks - top)
+    total = p.sum(axis=3, keepdims=True) + sink
+    total = jnp.where(total == 0, 1, total)
+    return p / total, sink / total
 
 
 def _dot(dims: str, left: jax.Array, right: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,11 @@ from jax.ad_checkpoint import checkpoint_name  # pyright: ignore[reportUnknownVa
 import tilekern as tk
 from tilekern import _jax
 from tilekern.kernels.flash_attention import definition, schedules
-from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals, Tangents
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.flash_attention.mods import Place, abstract_places, carried_by, place_of, places
-from tilekern.kernels.flash_attention.scores import finite, in_base2
+from tilekern.kernels.flash_attention.scores import factor, sink_logits
 from tilekern.kernels.flash_attention.segments import ranges
 from tilekern.kernels.flash_attention.tangent import flash_attention_tangent
 from tilekern.kernels.flash_attention.terms import flash_attention_backward_term, kept_dims, put
@@ -29,14 +29,27 @@ from tilekern.kernels.flash_attention.terms import flash_attention_backward_term
 
 @flash_attention_forward.defjvp
 def _forward_jvp(
-    primals: tuple[Any, ...], tangents: tuple[Any, ...], *, config: Config, return_logsumexp: bool, **blocks: int
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    *,
+    config: Config,
+    return_logsumexp: bool,
+    return_residuals: bool,
+    **blocks: int,
 ) -> Any:
-    out, logsumexp = flash_attention_forward(*primals, config=config, return_logsumexp=True, **blocks)
+    out, logsumexp, residuals = flash_attention_forward(
+        *primals, config=config, return_logsumexp=return_logsumexp, return_residuals=True, **blocks
+    )
     out = checkpoint_name(out, "flash_attention_out")
-    logsumexp = checkpoint_name(logsumexp, "flash_attention_logsumexp")
+    logsumexp, *rows = (
+        x if x is None else checkpoint_name(x, "flash_attention_logsumexp") for x in (logsumexp, *residuals)
+    )
+    residuals = Residuals(*rows)
     moved = _tangents(primals[3], *tangents)
-    dout, dlogsumexp = flash_attention_tangent(*primals, out, logsumexp, moved, config=config)
-    return (out, logsumexp if return_logsumexp else None), (dout, dlogsumexp if return_logsumexp else None)
+    dout, dlogsumexp = flash_attention_tangent(*primals, out, residuals, moved, config=config)
+    # Residuals have no tangents of their own: the definition computes weights from scores alone.
+    kept, moved_rows = (residuals, Residuals(None, None)) if return_residuals else (None, None)
+    return (out, logsumexp, kept), (dout, dlogsumexp if return_logsumexp else None, moved_rows)
 
 
 def _tangents(extras: Extras, query: Any, key: Any, value: Any, moved: Extras) -> Tangents:
@@ -69,18 +82,58 @@ def flash_attention_backward(
     value: jax.Array,
     extras: Extras,
     out: jax.Array,
-    logsumexp: jax.Array,
+    residuals: Residuals,
     cotangents: tuple[Any, Any],
     *,
     config: Config,
     wanted: Tangents,
     kernels: tk.Block = 2,
+    guarded: tk.Block = 1,
 ) -> tuple[Tangents]:
     """The transpose of the tangent kernel: cotangents of out and logsumexp -> those of what is `wanted` (bools).
 
-    With `kernels=1`, those of query, key and value are of one kernel.
+    With `kernels=1`, those of query, key and value are of one kernel. With `guarded=2`, those of logits so large that
+    another rounding of dot products than the forward kernel's would matter are those of the definition, which has the
+    scores of a query in one place. That is for backends whose dot products depend on the shape of tiles in their last
+    bits.
     """
-    wide = logsumexp.dtype
+    arrays = query, key, value, extras, out, residuals, cotangents
+    by_kernels = partial(_by_kernels, *arrays, config=config, wanted=wanted, kernels=kernels)
+    if guarded == 1:
+        return (by_kernels(),)
+    (types,) = _wanted_types(*arrays, wanted=wanted)
+    exponents = residuals.largest * factor(config, extras)
+    by_definition = partial(definition.backward, *arrays, config=config, wanted=types)
+    return (cast(Tangents, jax.lax.cond(_any_large(exponents), by_definition, by_kernels)),)
+
+
+@jax.custom_batching.custom_vmap
+def _any_large(x: jax.Array) -> jax.Array:
+    """Whether half a unit in the last place of an exponent of 2 is more than 2^-16, which changes powers by 1e-5."""
+    limit = jnp.asarray(2.0 ** (jnp.finfo(x.dtype).nmant - 15), x.dtype)
+    return jnp.any(jnp.abs(x) > limit)
+
+
+@_any_large.def_vmap
+def _any_large_of_batch(size: int, batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
+    """One answer for all of a batch, so that under `jax.vmap` one branch is run."""
+    return _any_large(x), False
+
+
+def _by_kernels(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    extras: Extras,
+    out: jax.Array,
+    residuals: Residuals,
+    cotangents: tuple[Any, Any],
+    *,
+    config: Config,
+    wanted: Tangents,
+    kernels: int,
+) -> Tangents:
+    wide = residuals.largest.dtype
     dout, dlogsumexp = cotangents
     dout = jnp.zeros_like(out) if dout is None else dout
     delta = jnp.sum(dout.astype(wide) * out.astype(wide), axis=3)
@@ -89,7 +142,7 @@ def flash_attention_backward(
     of_keys = extras
     if extras.segments is not None:
         of_keys = extras._replace(ranges=ranges(*reversed(extras.segments)))
-    arrays = in_base2(logsumexp), dout, delta
+    arrays = residuals, dout, delta
     dquery = dkey = dvalue = dbias = dsinks = None
     together = kernels == 1 and wanted.query and (wanted.key or wanted.value)
     if wanted.key or wanted.value:
@@ -102,8 +155,9 @@ def flash_attention_backward(
     elif wanted.query:
         dquery = flash_attention_backward_query(query, key, value, extras, *arrays, config=config)
     if wanted.sinks:
-        weights = jnp.exp(extras.sinks.astype(wide) - finite(logsumexp))
-        dsinks = -jnp.sum(jnp.where(logsumexp == -jnp.inf, 0, weights * delta), axis=(0, 1)).astype(extras.sinks.dtype)
+        above = sink_logits(config, extras, extras.sinks, wide) - residuals.largest
+        weights = jnp.exp2(above * wide.type(factor(config, extras)) - residuals.log_sum)
+        dsinks = -jnp.sum(weights * delta, axis=(0, 1)).astype(extras.sinks.dtype)
 
     first = 0 if extras.bias is None else 1
     of_term = partial(_term, query, key, value, extras, of_keys, arrays, config)
@@ -115,12 +169,11 @@ def flash_attention_backward(
         for number, (place, made) in enumerate(_reads(extras.score_mod, query.shape[0], query.shape[2])):
             if carried[place.array] is not None:
                 carried[place.array] += of_term(first + number, place, leaves[place.array], made)
-    return (
-        Tangents(dquery, dkey if wanted.key else None, dvalue if wanted.value else None, dbias, dsinks, (*carried,)),
-    )
+    return Tangents(dquery, dkey if wanted.key else None, dvalue if wanted.value else None, dbias, dsinks, (*carried,))
 
 
 flash_attention_backward.schedule("tpu")(schedules.tpu_backward)
+flash_attention_backward.schedule("cpu")(schedules.cpu_backward)
 
 
 def _term(
@@ -129,7 +182,7 @@ def _term(
     value: jax.Array,
     extras: Extras,
     of_keys: Extras,
-    arrays: tuple[jax.Array, ...],
+    arrays: tuple[Any, ...],
     config: Config,
     term: int,
     place: Place,

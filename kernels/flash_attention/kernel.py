@@ -2,9 +2,8 @@
 
 Online softmax (Milakov and Gimelshein 2018; FlashAttention-2, Dao 2023, algorithm 1): for each tile of keys, with
 logits s, keep the running maximum m, the sum d = Σ exp(s - m) and the weighted values acc = Σ exp(s - m) v. When m
-grows to m', both sums are scaled by exp(m - m'). In the end out = acc / d and logsumexp = m + ln d.
-
-Everything is in base 2, with log2(e) folded into the scale: 2^x is one instruction where e^x is several.
+grows to m', both sums are scaled by exp(m - m'). In the end out = acc / d and logsumexp = m + ln d. Exponentials are
+powers of 2, and logits may be without their scale: see `Scores`.
 """
 
 from __future__ import annotations
@@ -17,16 +16,19 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.ir.core import cdiv
 from tilekern.kernels.blocks import PROCESSORS, even, power_of_two, tiled
-from tilekern.kernels.flash_attention.arguments import Config, Extras
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
 from tilekern.kernels.flash_attention.schedules import of_map
-from tilekern.kernels.flash_attention.scores import LN_2, LOG2_E, of_queries
+from tilekern.kernels.flash_attention.scores import LN_2, of_queries, sink_logits
 
 
-def _out_type(query: Any, key: Any, value: Any, extras: Extras, *, return_logsumexp: bool) -> tuple[Any, Any]:
+def _out_type(
+    query: Any, key: Any, value: Any, extras: Extras, *, return_logsumexp: bool, return_residuals: bool
+) -> tuple[Any, ...]:
     batch, queries, heads, _ = query.shape
     wide = tk.accumulator(query.dtype)
     out = jax.ShapeDtypeStruct((batch, queries, heads, value.shape[3]), query.dtype)
-    return out, jax.ShapeDtypeStruct((batch, queries, heads), wide) if return_logsumexp else None
+    row = jax.ShapeDtypeStruct((batch, queries, heads), wide)
+    return out, row if return_logsumexp else None, Residuals(row, row) if return_residuals else None
 
 
 @tk.kernel(out_type=_out_type)
@@ -37,14 +39,19 @@ def flash_attention_forward(
     extras: Extras,
     out: tk.Ref,
     logsumexp: tk.Ref | None,
+    residuals: Residuals | None,
     *,
     config: Config,
     return_logsumexp: bool,
+    return_residuals: bool = False,
     block_q: tk.Block = 128,
     block_k: tk.Block = 128,
     block_n: tk.Block = 1,
 ) -> None:
-    """query[B, T, N, H], key[B, S, K, H], value[B, S, K, Hv] -> out[B, T, N, Hv], logsumexp[B, T, N] if wanted."""
+    """query[B, T, N, H], key[B, S, K, H], value[B, S, K, Hv] -> out[B, T, N, Hv]; if wanted, the logsumexp[B, T, N].
+
+    With `return_residuals` also what the kernels of derivatives take of each row.
+    """
     scores, g, i = of_queries(config, extras, query, key, block_q, block_n)
     wide = scores.wide
     of_scores, of_values = config.precision
@@ -53,12 +60,12 @@ def flash_attention_forward(
 
     def step(j: tk.Tile, attends: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         m, d, acc = carry
-        s = scores.base2(i, j, scores.products(q, scores.load_keys(key, j, g), of_scores), attends)
+        s = scores.logits(i, j, scores.products(q, scores.load_keys(key, j, g), of_scores), attends)
         grown = jnp.maximum(m, s.max(axis=1))
         # A row that has seen no key yet: exp2(-inf - 0) = 0, where -inf - -inf would be NaN.
         base = jnp.where(grown == -jnp.inf, 0, grown)
-        p = jnp.exp2(s - base[:, None])
-        shrink = jnp.exp2(m - base)
+        p = jnp.exp2((s - base[:, None]) * scores.factor)
+        shrink = jnp.exp2((m - base) * scores.factor)
         d = d * shrink + p.sum(axis=1)
         weights = scores.kept(i, j, p).astype(value.dtype)
         acc = tk.dot(weights, scores.load_keys(value, j, g), acc * shrink[:, None], precision=of_values)
@@ -68,12 +75,17 @@ def flash_attention_forward(
     if extras.sinks is None:
         m, d = tk.full(rows, -jnp.inf, wide), tk.zeros(rows, wide)
     else:
-        m = jnp.broadcast_to(scores.of_heads(extras.sinks, i).astype(wide) * wide.type(LOG2_E), (rows,))
+        m = jnp.broadcast_to(sink_logits(config, extras, scores.of_heads(extras.sinks, i), wide), (rows,))
         d = jnp.where(m == -jnp.inf, wide.type(0), wide.type(1))
     m, d, acc = scores.over_keys(i, block_k, step, (m, d, tk.zeros((rows, value.shape[3]), wide)))
-    scores.store_queries(out, i, (acc / jnp.where(d == 0, 1, d)[:, None]).astype(out.dtype))
+    total = jnp.where(d == 0, 1, d)
+    scores.store_queries(out, i, (acc / total[:, None]).astype(out.dtype))
     if logsumexp is not None:
-        scores.store_queries(logsumexp, i, (m + jnp.log2(d)) * wide.type(LN_2))
+        largest = m * wide.type(abs(config.scale)) if scores.folds else m
+        scores.store_queries(logsumexp, i, largest + jnp.log2(d) * wide.type(LN_2))
+    if residuals is not None:
+        scores.store_queries(residuals.largest, i, jnp.where(m == -jnp.inf, 0, m))
+        scores.store_queries(residuals.log_sum, i, jnp.log2(total))
 
 
 @flash_attention_forward.schedule("cpu")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern import _jax
 from tilekern.errors import ArgumentError
+from tilekern.kernels.flash_attention import elementwise
 from tilekern.lang.tiles import describe
 
 
@@ -146,31 +148,56 @@ def abstract_call(mod: Any, extents: dict[str, int], *dtypes: Any) -> Any:
     """The type of what a `mask_mod` returns (of a `score_mod`, given the dtype of scores) for 2 queries and 3 keys.
 
     Raises:
-      ArgumentError: it reads an array at i or j twice, or one with too few elements for the `extents` of b, n, i, j.
+      ArgumentError: it reads an array at i or j twice, or one with too few elements for the `extents` of b, n, i, j; or
+        it is not elementwise.
     """
+    found = _jaxpr(mod, extents, dtypes, 2, 3)
+    elementwise.check("score_mod" if dtypes else "mask_mod", [found, _jaxpr(mod, extents, dtypes, 5, 7)])
+    return found.out_avals[0]
+
+
+def ends_in_product(mod: Any) -> bool:
+    """Whether what a `score_mod` returns may be a product: see `elementwise.ends_in_product`."""
+    return elementwise.ends_in_product(_jaxpr(mod, {}, [jnp.float32], 2, 3))
+
+
+def _jaxpr(mod: Any, extents: dict[str, int], dtypes: Sequence[Any], queries: int, keys: int) -> _jax.Jaxpr:
+    """A function on a tile of so many queries and keys; its inputs are as in `elementwise.check`."""
     leaves = carried_by(mod)
+    reads: list[jax.ShapeDtypeStruct] = []
 
-    def read(place: Place) -> Any:
-        array = leaves[place.array]
-        names = [e for e in place.entries if isinstance(e, str)]
-        sizes = [f"{extents[e]} ({e})" if isinstance(e, str) else "any" for e in place.entries]
-        short = any(isinstance(e, str) and n < extents[e] for e, n in zip(place.entries, array.shape, strict=True))
-        if short or any(names.count(e) > 1 for e in "ij"):
-            raise ArgumentError(
-                f"array {place.array} that a score_mod or mask_mod carries does not fit where it is read",
-                expected=f"at least [{', '.join(sizes)}] elements, and i and j once each",
-                got=describe(array),
-                fix="an array may have more elements than there are positions, never fewer",
-            )
-        shape = (2 if place.has("i") else 1, 3 if place.has("j") else 1)
-        return jnp.zeros(shape if shape != (1, 1) else (), leaves[place.array].dtype)
+    def note(place: Place) -> jax.Array:
+        _check_read(place, leaves[place.array], extents)
+        shape = (queries if place.has("i") else 1, keys if place.has("j") else 1)
+        shape = shape if place.has("i") or place.has("j") else ()
+        reads.append(jax.ShapeDtypeStruct(shape, leaves[place.array].dtype))
+        return jnp.zeros(shape, reads[-1].dtype)
 
-    def run(b: Any, n: Any, i: Any, j: Any, *scores: Any) -> Any:
+    def run(read: Callable[[Place], Any], b: Any, n: Any, i: Any, j: Any, *scores: Any) -> Any:
         return call(mod, {"b": b, "n": n, "i": i, "j": j}, read, *scores)
 
-    of_scores = [((2, 3), dtype) for dtype in dtypes]
-    shapes = [((), jnp.int32), ((), jnp.int32), ((2, 1), jnp.int32), ((1, 3), jnp.int32), *of_scores]
-    return jax.eval_shape(run, *(jax.ShapeDtypeStruct(*s) for s in shapes))
+    def with_reads(*inputs: Any) -> Any:
+        values = iter(inputs[4 + len(dtypes) :])
+        return run(lambda _: next(values), *inputs[: 4 + len(dtypes)])
+
+    of_scores = [((queries, keys), dtype) for dtype in dtypes]
+    shapes = [((), jnp.int32), ((), jnp.int32), ((queries, 1), jnp.int32), ((1, keys), jnp.int32), *of_scores]
+    inputs = [jax.ShapeDtypeStruct(*s) for s in shapes]
+    jax.eval_shape(partial(run, note), *inputs)
+    return _jax.make_jaxpr(with_reads, *inputs, *reads)
+
+
+def _check_read(place: Place, array: Any, extents: dict[str, int]) -> None:
+    names = [e for e in place.entries if isinstance(e, str)]
+    short = any(isinstance(e, str) and n < extents.get(e, 0) for e, n in zip(place.entries, array.shape, strict=True))
+    if short or any(names.count(e) > 1 for e in "ij"):
+        sizes = [f"{extents.get(e, 0)} ({e})" if isinstance(e, str) else "any" for e in place.entries]
+        raise ArgumentError(
+            f"array {place.array} that a score_mod or mask_mod carries does not fit where it is read",
+            expected=f"at least [{', '.join(sizes)}] elements, and i and j once each",
+            got=describe(array),
+            fix="an array may have more elements than there are positions, never fewer",
+        )
 
 
 def place_of(shape: Sequence[int]) -> Place:

@@ -72,7 +72,8 @@ def reference(
         s = softcap * jnp.tanh(s / softcap)
     if score_mod is not None:
         s = score_mod(s, b, n, i, j).astype(wide)
-    s = jnp.where(attends, s, -jnp.inf)
+    # A row with +inf is NaN. The select keeps compilers from merging a product into the difference from the largest.
+    s = jnp.where(attends, jnp.where(s < jnp.inf, s, jnp.nan), -jnp.inf)
 
     weights, logsumexp = _softmax(s, None if sinks is None else jnp.asarray(sinks).astype(wide)[:, None, None])
     if dropout_rate:

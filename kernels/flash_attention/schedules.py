@@ -82,7 +82,8 @@ _CUDA_TILES: dict[str, dict[str, _Tiles]] = {
     "flash_attention_backward_query": {
         "cuda:sm_80": (
             (128, (64, 64, 4, 2), (64, 64, 4, 2)),
-            (256, (64, 32, 8, 2), (64, 32, 8, 2)),
+            (192, (64, 32, 8, 2), (64, 32, 8, 2)),
+            (256, (32, 32, 4, 2), (32, 32, 4, 2)),
         ),
         "cuda:sm_90": (
             (64, (128, 64, 8, 3), (64, 64, 4, 3)),
@@ -180,3 +181,8 @@ def tpu_backward(
     terms = [x for x in (extras.bias, extras.mask, *carried_by(extras.score_mod)) if x is not None]
     tables = any(len(x.shape) >= 2 and min(x.shape[-2:]) > 1 for x in terms)
     return {"kernels": 1 if 2 * nbytes <= 0.6 * CHIPS[target].vmem_budget and not tables else 2}
+
+
+def cpu_backward(query: Any, key: Any, value: Any, extras: Extras, *others: Any, target: str) -> dict[str, int]:
+    """XLA's dot products depend on shapes in their last bits; ours on whether there is one row."""
+    return {"guarded": 2 if target == "cpu:xla" or query.shape[1] == 1 else 1}

@@ -4,6 +4,11 @@ All kernels of flash attention, forward, tangent and backward, see the scores th
 
     s = score_mod(softcap tanh((scale q·k + bias) / softcap), b, n, i, j), and -inf where the query does not attend.
 
+Weights are 2^(factor (s - largest)), with log2(e) in the factor: 2^x is one instruction where e^x is several. The
+largest logit is subtracted first. Were s multiplied first, a compiler might round the product and the difference once
+(fma), but the largest one twice, and half a unit in the last place of a logit of 10^10 is 512. For the same reason the
+scale is part of the factor where s is scale q·k alone.
+
 A *term* is an array that a score depends on: the bias, and those that a `score_mod` carries. A term is read at one
 place for each score, given by b and n, the query i and the key j, so that its derivative is that of an elementwise
 function.
@@ -20,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import tilekern as tk
-from tilekern.kernels.flash_attention.arguments import Config, Extras
-from tilekern.kernels.flash_attention.mods import Place, call, carried_by, place_of, places
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
+from tilekern.kernels.flash_attention.mods import Place, call, carried_by, ends_in_product, place_of, places
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
@@ -80,7 +85,8 @@ class Scores:
         self.queries, self.keys = lengths
         self.wide, self.transposed, self.sums_queries = wide, transposed, transposed or sums_queries
         self.offset: Any = config.offset if extras.q_offset is None else extras.q_offset[b] + config.offset
-        self.plain = extras.bias is None and config.softcap is None and extras.score_mod is None
+        self.plain, self.folds = is_plain(config, extras), folds(config, extras)
+        self.factor = wide.type(factor(config, extras))
         self.carried = [] if extras.score_mod is None else places(extras.score_mod, b, n)
         self.carried_leaves = carried_by(extras.score_mod)
 
@@ -167,14 +173,27 @@ class Scores:
 
         return transformed
 
-    def base2(self, i: tk.Tile, j: tk.Tile, products: jax.Array, attends: jax.Array) -> jax.Array:
-        """Scores times log2(e), -inf where a query does not attend: 2^x is one instruction where e^x is several."""
-        if self.plain:
-            s = products * self.wide.type(self.config.scale * LOG2_E)
-        else:
-            raw = products * self.wide.type(self.config.scale)
-            s = self.transform(i, j)(raw, self.own_terms(i, j)) * self.wide.type(LOG2_E)
+    def logits(self, i: tk.Tile, j: tk.Tile, products: jax.Array, attends: jax.Array) -> jax.Array:
+        """Scores, -inf where a query does not attend.
+
+        Where the scale `folds` into the factor, they are dot products, and their negatives for a negative scale.
+        """
+        if self.folds:
+            return jnp.where(attends, products if self.config.scale > 0 else -products, -jnp.inf)
+        raw = products * self.wide.type(self.config.scale)
+        return self._masked(self.transform(i, j)(raw, self.own_terms(i, j)), attends)
+
+    def _masked(self, s: jax.Array, attends: jax.Array) -> jax.Array:
+        capped = self.config.softcap or 0
+        if self.plain or (
+            capped > 1 << 20 if self.extras.score_mod is None else ends_in_product(self.extras.score_mod)
+        ):
+            s = settled(s)
         return jnp.where(attends, s, -jnp.inf)
+
+    def weights(self, logits: jax.Array, rows: Residuals) -> jax.Array:
+        """The softmax of a tile of logits; `rows` are vectors over its queries."""
+        return jnp.exp2((logits - self.rows(rows.largest)) * self.factor - self.rows(rows.log_sum))
 
     def tangents(
         self, i: tk.Tile, j: tk.Tile, products: jax.Array, moved: jax.Array | None, bias: Any, carried: Sequence[Any]
@@ -203,21 +222,21 @@ class Scores:
         query_key: tuple[jax.Array, jax.Array],
         cotangent_value: tuple[jax.Array, jax.Array],
         attends: jax.Array,
-        base: jax.Array,
+        rows: Residuals,
         delta: Callable[[], jax.Array],
         term: int | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """The cotangents of the scaled dot products (of a term, given its number), and the weights.
 
-        `base` is the logsumexp `in_base2`. `delta` is loaded after the products: before, GPUs have no
-        register to spare for it.
+        `rows` and `delta` are vectors over queries. `delta` is loaded after the products: before, GPUs have no register
+        to spare for it.
         """
         of_scores, of_values = self.config.precision
         products = self.products(*query_key, of_scores)
         scale = self.wide.type(self.config.scale)
         pull: Any = None
         if self.plain:
-            p = jnp.exp2(self.base2(i, j, products, attends) - self.rows(base))
+            logits = self.logits(i, j, products, attends)
         else:
             own = self.own_terms(i, j)
             # A term at full size: what masks leave out must not take part in a sum, for it may be NaN.
@@ -229,7 +248,8 @@ class Scores:
                 return self.transform(i, j)(products * scale, [*own[:term], x, *own[term + 1 :]])
 
             s, pull = cast(Any, jax.vjp(score, at))
-            p = jnp.exp2(jnp.where(attends, s * self.wide.type(LOG2_E), -jnp.inf) - self.rows(base))
+            logits = self._masked(s, attends)
+        p = self.weights(logits, rows)
         dp = self.kept(i, j, self.products(*cotangent_value, of_values))
         ds = jnp.where(attends, p * (dp - self.rows(delta())), 0)
         if pull is not None:
@@ -371,14 +391,36 @@ def _least(stop: Any, length: Any, extent: int) -> Any:
 # --- what is the same inside and outside of kernels -----------------------------------------------------------------
 
 
-def in_base2(logsumexp: jax.Array) -> jax.Array:
-    """What scores in base 2 are reduced by for weights that sum to 1: `finite` times log2(e)."""
-    return finite(logsumexp) * logsumexp.dtype.type(LOG2_E)
+def is_plain(config: Config, extras: Extras) -> bool:
+    """Whether scores are scaled dot products."""
+    return extras.bias is None and config.softcap is None and extras.score_mod is None
 
 
-def finite(logsumexp: jax.Array) -> jax.Array:
-    """The logsumexp of rows that attend to something, 0 for the others: their weights are exp(-inf - 0) = 0."""
-    return jnp.where(logsumexp == -jnp.inf, 0, logsumexp)
+def folds(config: Config, extras: Extras) -> bool:
+    """Whether the scale is part of `factor`, so that logits are dot products.
+
+    A scale of 0, or one that leaves the range of float32 together with another number, is not.
+    """
+    return is_plain(config, extras) and 2.0**-60 <= abs(config.scale) <= 2.0**60
+
+
+def factor(config: Config, extras: Extras) -> float:
+    """What differences of logits are multiplied with, for weights that are powers of 2."""
+    return LOG2_E * (abs(config.scale) if folds(config, extras) else 1)
+
+
+def sink_logits(config: Config, extras: Extras, sinks: jax.Array, wide: Any) -> jax.Array:
+    """Sinks, to be compared with logits."""
+    sinks = sinks.astype(wide)
+    return settled(sinks * wide.type(1 / abs(config.scale))) if folds(config, extras) else sinks
+
+
+def settled(x: jax.Array) -> jax.Array:
+    """Rounded numbers: no compiler merges a product with a difference across a select. NaN for +inf.
+
+    A row with a logit of +inf is NaN anyway, for its largest logit is subtracted.
+    """
+    return jnp.where(x < jnp.inf, x, jnp.nan)
 
 
 def dropped(rate: float, bits: jax.Array, weights: jax.Array) -> jax.Array:

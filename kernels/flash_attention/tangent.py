@@ -1,6 +1,6 @@
 """The tangent kernel of flash attention: the derivative of out and logsumexp along tangents of all that they depend on.
 
-With weights p = exp(s - logsumexp), and ds the tangents of the scores,
+With weights p, `Scores.weights`, and ds the tangents of the scores,
 
     dlogsumexp = Σ p ds (+ p_sink dsink),
     dout = Σ p (ds - dlogsumexp) v + Σ p dv = Σ (p ds v + p dv) - dlogsumexp out.
@@ -17,14 +17,14 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.flash_attention import schedules
-from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
-from tilekern.kernels.flash_attention.scores import LOG2_E, in_base2, of_queries
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals, Tangents
+from tilekern.kernels.flash_attention.scores import of_queries, sink_logits
 
 
 def _out_type(
-    query: Any, key: Any, value: Any, extras: Extras, out: Any, logsumexp: Any, tangents: Tangents
+    query: Any, key: Any, value: Any, extras: Extras, out: Any, residuals: Residuals, tangents: Tangents
 ) -> tuple[Any, ...]:
-    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (out, logsumexp))
+    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (out, residuals.largest))
 
 
 @tk.kernel(out_type=_out_type, linear=("tangents",))
@@ -34,7 +34,7 @@ def flash_attention_tangent(
     value: tk.Ref,
     extras: Extras,
     out: tk.Ref,
-    logsumexp: tk.Ref,
+    residuals: Residuals,
     tangents: Tangents,
     out_tangent: tk.Ref,
     logsumexp_tangent: tk.Ref,
@@ -50,13 +50,13 @@ def flash_attention_tangent(
 
     q = scores.load_queries(query, i)
     dq = None if tangents.query is None else scores.load_queries(tangents.query, i)
-    base = in_base2(logsumexp[b, i, n])
+    rows = residuals.at(b, i, n)
 
     def step(j: tk.Tile, attends: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         total, acc = carry
         k, v = scores.load_keys(key, j, g), scores.load_keys(value, j, g)
         products = scores.products(q, k, of_scores)
-        p = jnp.exp2(scores.base2(i, j, products, attends) - base[:, None])
+        p = scores.weights(scores.logits(i, j, products, attends), rows)
         moved = None
         if dq is not None:
             moved = scores.products(dq, k, of_scores)
@@ -75,9 +75,8 @@ def flash_attention_tangent(
 
     total, acc = scores.over_keys(i, block_k, step, (tk.zeros(i, wide), tk.zeros((i, value.shape[3]), wide)))
     if tangents.sinks is not None:
-        weight = jnp.exp2(extras.sinks[n].astype(wide) * wide.type(LOG2_E) - base)
-        reached = logsumexp[b, i, n] != -jnp.inf
-        total = total + jnp.where(reached, weight * tangents.sinks[n].astype(wide), 0)
+        sink = jnp.broadcast_to(sink_logits(config, extras, extras.sinks[n], wide), i.size)
+        total = total + scores.weights(sink[:, None], rows)[:, 0] * tangents.sinks[n].astype(wide)
     logsumexp_tangent[b, i, n] = total
     out_tangent[b, i, n] = (acc - total[:, None] * out[b, i, n].astype(wide)).astype(out.dtype)
 

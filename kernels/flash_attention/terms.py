@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.flash_attention import schedules
-from tilekern.kernels.flash_attention.arguments import Config, Extras
+from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
 from tilekern.kernels.flash_attention.mods import Place
 from tilekern.kernels.flash_attention.scores import Scores
 
@@ -33,7 +33,7 @@ def flash_attention_backward_term(
     key: tk.Ref,
     value: tk.Ref,
     extras: Extras,
-    base: tk.Ref,
+    residuals: Residuals,
     cotangent: tk.Ref,
     delta: tk.Ref,
     out: tk.Ref,
@@ -69,7 +69,8 @@ def flash_attention_backward_term(
                 (scores.load_queries(query, i), scores.load_keys(key, j, g)),
                 (scores.load_queries(cotangent, i), scores.load_keys(value, j, g)),
             )
-            moved, _ = scores.cotangents(i, j, *pairs, attends, base[b, i, n], lambda: delta[b, i, n], term)
+            rows = residuals.at(b, i, n)
+            moved, _ = scores.cotangents(i, j, *pairs, attends, rows, lambda: delta[b, i, n], term)
             return total + moved.sum(axis=over)
 
         def of_queries(i: tk.Tile, total: jax.Array) -> jax.Array:

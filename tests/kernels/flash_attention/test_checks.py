@@ -71,7 +71,11 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "mask_mod of floats": ({"mask_mod": lambda b, n, i, j: (i - j) * 1.0}, "mask_mod", "float32[2, 3]"),
     "mask_mod that is none": ({"mask_mod": 3}, "mask_mod", "3"),
     "score_mod of bools": ({"score_mod": lambda s, b, n, i, j: s > 0}, "score_mod", "bool[2, 3]"),
-    "score_mod that sums": ({"score_mod": lambda s, b, n, i, j: s.sum(axis=1)}, "score_mod", "float32[2]"),
+    "score_mod of another shape": (
+        {"score_mod": lambda s, b, n, i, j: jnp.zeros((4, 3))},
+        "score_mod",
+        "float32[4, 3]",
+    ),
     "read at j - i": ({"score_mod": Partial(of_distance, TABLE)}, "carries", "index"),
     "read as a whole": ({"score_mod": Partial(of_all, TABLE)}, "carries", "sum"),
     "read at n // 2, i, j": ({"score_mod": Partial(of_two, np.zeros((2, 5, 7)))}, "made of b or n", "i, j"),

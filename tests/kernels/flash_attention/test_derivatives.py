@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
-from tilekern.kernels.flash_attention import flash_attention, reference, schedules
+from tilekern.kernels.flash_attention import flash_attention, flash_attention_forward, reference, schedules
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
 from tilekern.kernels.flash_attention.derivatives import flash_attention_backward
 
@@ -143,14 +143,13 @@ def test_one_backward_kernel_computes_what_two_do(groups: int, backend: str) -> 
     shapes = (2, QUERIES, 4, 8), (2, KEYS, groups, 8), (2, KEYS, groups, 6), (2, QUERIES, 4, 6)
     q, k, v, cotangent = (x.astype(jnp.float32) for x in normal(*shapes))
     extras = Extras(kv_lengths=jnp.array([20, 23], jnp.int32))
-    out, logsumexp = flash_attention(
-        q, k, v, causal=True, kv_lengths=extras.kv_lengths, return_logsumexp=True, **BLOCKS
+    config = Config(scale=8**-0.5, causal=True, blocks=(("block_q", 8), ("block_k", 16)))
+    out, logsumexp, residuals = flash_attention_forward(
+        q, k, v, extras, config=config, return_logsumexp=True, return_residuals=True, block_q=8, block_k=16
     )
 
     def backward(kernels: int) -> Any:
-        blocks = (("block_q", 8), ("block_k", 16))
-        config = Config(scale=8**-0.5, causal=True, blocks=blocks)
-        arrays = q, k, v, extras, out, logsumexp, (cotangent, jnp.cos(logsumexp))
+        arrays = q, k, v, extras, out, residuals, (cotangent, jnp.cos(logsumexp))
         wanted = Tangents(query=True, key=True, value=True)
         return flash_attention_backward(*arrays, config=config, wanted=wanted, kernels=kernels)
 

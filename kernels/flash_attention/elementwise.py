@@ -1,0 +1,212 @@
+"""Functions of the user over tiles: the check that they are elementwise, and derivatives without masked elements.
+
+A kernel calls a `mask_mod` or `score_mod` once for a tile. If the function mixed elements, or looked at the size of
+its arguments, results would depend on the blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from tilekern import _jax, source
+from tilekern._jax import Jaxpr, JaxprEqn
+from tilekern.errors import ArgumentError
+from tilekern.ir.elementwise import TABLE
+
+# --- the check ------------------------------------------------------------------------------------------------------
+
+# A value is one number, however often; has an element for each score (or each query, or each key); or is another array.
+_Kind = Literal["number", "tile", "array"]
+
+_ELEMENTWISE = {
+    *TABLE,
+    *("select_n", "convert_element_type", "bitcast_convert_type", "reduce_precision", "round", "clamp"),
+    *("integer_pow", "square", "one_minus_square", "add_any", "copy", "copy_p", "stop_gradient", "name", "reshard"),
+}
+
+_READS = ("gather", "dynamic_slice")
+_NO_PRODUCTS = ("add", "sub", "max", "min", "select_n", "abs", "tanh", "exp")
+
+
+def check(name: str, jaxprs: Sequence[Jaxpr]) -> None:
+    """Raise unless a function is elementwise; `jaxprs` are of its calls with tiles [T, S] of different sizes.
+
+    Its inputs are b, n, i[T, 1], j[1, S], what it reads of the arrays that it carries, and the scores, if it has them.
+
+    Raises:
+      ArgumentError: at the line of the user where elements are mixed.
+    """
+    traces = [_Trace(name) for _ in jaxprs]
+    for trace, closed in zip(traces, jaxprs, strict=True):
+        kinds = ["tile" if _shape(v) else "number" for v in closed.jaxpr.invars]
+        trace.run(closed.jaxpr, [_of_array(x) for x in closed.consts], kinds)
+    if any(trace.sizes != traces[0].sizes for trace in traces):
+        raise _wrong(name, "the shape of an argument is used as a number, or for an array", source.UNKNOWN)
+
+
+def ends_in_product(closed: Jaxpr) -> bool:
+    """Whether the result may be a product that a compiler could merge with a difference that it goes into."""
+    made: dict[Any, JaxprEqn] = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
+    eqn = made.get(closed.jaxpr.outvars[0])
+    return eqn is not None and eqn.primitive.name not in _NO_PRODUCTS
+
+
+class _Trace:
+    """One walk over the equations of a function.
+
+    Attributes:
+      sizes: the numbers and the shapes of arrays that the function makes by itself.
+      outer: the user's line of the call, inside of functions of JAX, whose equations have the line of any call.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sizes: list[Any] = []
+        self.outer: source.Loc | None = None
+
+    def run(self, jaxpr: Any, consts: Sequence[_Kind], kinds: Sequence[Any]) -> list[Any]:
+        """The kinds of the results."""
+        known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *kinds], strict=True))
+        for eqn in jaxpr.eqns:
+            operands = [self._of_literal(v) if hasattr(v, "val") else known[v] for v in eqn.invars]
+            known |= zip(eqn.outvars, self._equation(eqn, operands), strict=True)
+        return [self._of_literal(v) if hasattr(v, "val") else known[v] for v in jaxpr.outvars]
+
+    def _of_literal(self, literal: Any) -> _Kind:
+        self.sizes.append(str(literal.val))
+        return "number"
+
+    def _equation(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+        name = eqn.primitive.name
+        inner = _inner(eqn)
+        if inner:
+            return self._nested(eqn, inner, operands)
+        if name in _ELEMENTWISE and not ("array" in operands and "tile" in operands):
+            return [_widest(operands)] * len(eqn.outvars)
+        if name == "broadcast_in_dim" and (operands == ["number"] or _keeps_dims(eqn)):
+            return operands[:1]
+        if name == "concatenate" and "tile" in operands and eqn.params["dimension"] >= 2:
+            return ["tile"]  # the indices of a gather
+        if name in _READS and operands[0] != "tile":
+            return ["tile" if "tile" in operands else self._made(eqn.outvars[0])]
+        if "tile" in operands or any(k == "number" and _size(v) > 1 for k, v in zip(operands, eqn.invars, strict=True)):
+            raise _wrong(self.name, f"`{name}`, which mixes the elements of a tile", self.outer or _jax.user_loc(eqn))
+        return [self._made(v) for v in eqn.outvars]
+
+    def _made(self, var: Any) -> _Kind:
+        self.sizes.append(_shape(var))
+        return "array" if _size(var) > 1 else "number"
+
+    def _nested(self, eqn: JaxprEqn, inner: list[Any], operands: list[Any]) -> list[Any]:
+        """Calls, and control flow: what a branch or a step does has to be elementwise, too."""
+        found: list[list[Any]] = []
+        for closed in inner:
+            jaxpr = getattr(closed, "jaxpr", closed)
+            given = operands[len(operands) - len(jaxpr.invars) :]
+            if eqn.primitive.name in ("while", "scan", "cond") and "tile" in operands:
+                given = [_of_shape(v, k) for v, k in zip(jaxpr.invars, given, strict=True)]
+            before = self.outer
+            self.outer = before or (_jax.user_loc(eqn) if _jax.written_in_jax(jaxpr) else None)
+            found.append(self.run(jaxpr, [_of_array(x) for x in getattr(closed, "consts", ())], given))
+            self.outer = before
+        fitting = [kinds for kinds in found if len(kinds) == len(eqn.outvars)]
+        return [_widest(kinds) for kinds in zip(*fitting, strict=True)]
+
+
+def _inner(eqn: JaxprEqn) -> list[Any]:
+    """The jaxprs of an equation; of rules for derivatives there is none among them."""
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "branches", "cond_jaxpr", "body_jaxpr")
+    found: list[Any] = []
+    for name in names:
+        one: Any = eqn.params.get(name, ())
+        found += one if isinstance(one, (tuple, list)) else (one,)
+    return found
+
+
+def _shape(var: Any) -> tuple[int, ...]:
+    return var.aval.shape
+
+
+def _size(var: Any) -> int:
+    return math.prod(_shape(var))
+
+
+def _keeps_dims(eqn: JaxprEqn) -> bool:
+    """Whether the first dims of a tile stay where they are."""
+    rank = len(_shape(eqn.invars[0]))
+    return rank >= 2 and tuple(eqn.params["broadcast_dimensions"]) == tuple(range(rank))
+
+
+def _of_shape(var: Any, kind: _Kind) -> _Kind:
+    return "tile" if kind == "number" and _size(var) > 1 else kind
+
+
+def _of_array(x: Any) -> _Kind:
+    return "array" if getattr(x, "size", 1) > 1 else "number"
+
+
+def _widest(kinds: Sequence[_Kind]) -> _Kind:
+    return "tile" if "tile" in kinds else "array" if "array" in kinds else "number"
+
+
+def _wrong(name: str, got: str, loc: source.Loc) -> ArgumentError:
+    with source.at(loc):
+        return ArgumentError(
+            f"a {name} of flash_attention is not elementwise",
+            expected="an element of the result that depends on the score, b, n, i and j of this element alone: the "
+            "function is called with a tile of scores, and the size of tiles is no part of the meaning",
+            got=got,
+            fix="compute it outside, and carry the array: jax.tree_util.Partial(function, array), read as array[n, i]",
+        )
+
+
+# --- derivatives ----------------------------------------------------------------------------------------------------
+
+
+def where(mask: jax.Array, function: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array:
+    """`jnp.where(mask, function(*operands), 0)`, of an elementwise function that may be anything where masked.
+
+    So may its derivatives, of each order: none is multiplied with a cotangent of 0, for 0 times infinity is NaN.
+    """
+    closed = _jax.make_jaxpr(function, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
+
+    def evaluate(consts: Sequence[Any], operands: Sequence[Any]) -> jax.Array:
+        return _jax.evaluate(closed, consts, operands)[0]
+
+    return _where(mask, evaluate, list(closed.consts), operands)
+
+
+def _where(mask: jax.Array, evaluate: Callable[..., jax.Array], consts: list[Any], operands: Any) -> jax.Array:
+    @jax.custom_jvp
+    def value(mask: jax.Array, consts: list[Any], operands: tuple[Any, ...]) -> jax.Array:
+        return jnp.where(mask, evaluate(consts, operands), 0)
+
+    def jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
+        mask, consts, operands = primals
+        found = value(mask, consts, operands)
+        total = jnp.zeros_like(found)
+        for number, tangent in enumerate(tangents[2]):
+            if not isinstance(tangent, jax.custom_derivatives.SymbolicZero):
+                slope = _where(mask, _derivative(evaluate, number), consts, operands)
+                total = total + jnp.where(mask, slope * tangent, 0)
+        return found, total
+
+    value.defjvp(jvp, symbolic_zeros=True)
+    return value(mask, consts, operands)
+
+
+def _derivative(evaluate: Callable[..., jax.Array], number: int) -> Callable[..., jax.Array]:
+    """The derivative of an elementwise function by an operand."""
+
+    def derivative(consts: Sequence[Any], operands: Sequence[Any]) -> jax.Array:
+        def along(x: jax.Array) -> jax.Array:
+            return evaluate(consts, [*operands[:number], x, *operands[number + 1 :]])
+
+        return jax.jvp(along, (operands[number],), (jnp.ones_like(operands[number]),))[1]
+
+    return derivative
