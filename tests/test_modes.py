@@ -176,6 +176,22 @@ def test_more_modes_change_no_result() -> None:
     np.testing.assert_array_equal(found, function(x))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_that_attend_to_nothing_are_no_infinity(target: str) -> None:
+    """Neither their zeros nor what is kept for their gradients; their logsumexp is, where somebody asks for it."""
+
+    def attention(x: jax.Array, **more: Any) -> Any:
+        return flash_attention(x, x, x, causal=True, q_offset=-2, target=needs(target), **more)
+
+    x = jnp.asarray(numbers(1, 6, 2, 4) / 64)
+    with jax.debug_infs(True):
+        assert not attention(x)[0, :2].any()
+        found = jax.grad(lambda x: (attention(x) ** 2).sum())(x)
+        with pytest.raises(FloatingPointError, match=r"\(inf\) .*in flash_attention_forward"):
+            attention(x, return_logsumexp=True)
+    np.testing.assert_array_equal(found, jax.grad(lambda x: (attention(x) ** 2).sum())(x))
+
+
 def test_an_error_of_a_mode_leaves_no_trace_of_it() -> None:
     function = fresh("own", "cpu:xla")
     bad = jnp.full((5, 2, 4), jnp.nan)

@@ -62,24 +62,31 @@ class Settings:
       x64: whether 64-bit types are on.
       dtype_promotion: "standard", or "strict", which refuses to promote implicitly.
       rank_promotion: "allow", "warn" or "raise".
+      check_leaks: whether traced values that outlive their trace are errors.
     """
 
     x64: bool
     dtype_promotion: Any = "standard"
     rank_promotion: Any = "allow"
+    check_leaks: bool = False
 
 
 def settings() -> Settings:
     """The settings where this is called."""
     config = cast(Any, jax.config)
     x64 = bool(config.jax_enable_x64)
-    return Settings(x64, config.jax_numpy_dtype_promotion, config.jax_numpy_rank_promotion)
+    promotion = config.jax_numpy_dtype_promotion, config.jax_numpy_rank_promotion
+    return Settings(x64, *promotion, bool(config.jax_check_tracer_leaks))
 
 
 @contextmanager
-def promoting(settings: Settings) -> Generator[None]:
-    """Promote dtypes and ranks as these settings say."""
-    with jax.numpy_dtype_promotion(settings.dtype_promotion), jax.numpy_rank_promotion(settings.rank_promotion):
+def checking(settings: Settings) -> Generator[None]:
+    """Check code that is traced as these settings say: how it promotes, and that it leaks nothing."""
+    with (
+        jax.numpy_dtype_promotion(settings.dtype_promotion),
+        jax.numpy_rank_promotion(settings.rank_promotion),
+        jax.check_tracer_leaks(settings.check_leaks),
+    ):
         yield
 
 
@@ -88,7 +95,7 @@ def tracing_under(settings: Settings) -> Generator[None]:
     """Trace a kernel's body under these settings; all others have no influence on it."""
     with (
         jax.enable_x64(settings.x64),
-        promoting(settings),
+        checking(settings),
         jax.default_matmul_precision(None),
         jax.disable_jit(False),
         _config.eager_constant_folding(False),  # jax.ensure_compile_time_eval, which would run primitives of ours
@@ -103,7 +110,7 @@ def emits[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def run(*args: P.args, **keywords: P.kwargs) -> R:
         # A loop's values, kept after its end, are leaks in the eyes of jax.checking_leaks, but nobody uses them.
-        with tracing_under(Settings(settings().x64)), jax.check_tracer_leaks(False):
+        with tracing_under(Settings(settings().x64)):
             return function(*args, **keywords)
 
     return run

@@ -287,11 +287,11 @@ class DeclaredFamily(Family):
         return self.rules.call(*args, **self.keywords, **target)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        with asking(self.asked), _jax.promoting(self.settings):
+        with asking(self.asked), _jax.checking(self.settings):
             return derivatives.jvp(self, primals, tangents)
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
-        with asking(self.asked), _jax.promoting(self.settings):
+        with asking(self.asked), _jax.checking(self.settings):
             return derivatives.transpose(self, cotangents, operands)
 
 
@@ -394,7 +394,7 @@ class KernelFamily(DeclaredFamily, TileFamily):
 
 
 def settings_of(definition: Definition) -> _jax.Settings:
-    """The caller's settings; the prebuilt kernels promote as they like, for the strict modes check the user's code."""
+    """The caller's settings; the prebuilt kernels are not checked, for the modes check the user's code."""
     found = _jax.settings()
     return _jax.Settings(found.x64) if source.is_prebuilt(definition.loc) else found
 

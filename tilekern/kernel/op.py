@@ -103,7 +103,7 @@ class OpFamily(DeclaredFamily):
         return self._traced[target]
 
     def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
-        with _meshes.outside_of_meshes(), _jax.promoting(self.settings):
+        with _meshes.outside_of_meshes(), _jax.checking(self.settings):
             traced = _jax.make_jaxpr(self._function(target), *jax.tree.leaves(self.arguments))
         for value in traced.consts:
             # By the time an op is lowered, traced values that it closes over have ended.
