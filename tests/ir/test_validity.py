@@ -155,7 +155,8 @@ def test_valid_lanes_follow(name: str) -> None:
 
 def test_there_is_a_rule_for_every_op() -> None:
     known = {kind for kind, *_ in RULES.values()} | {Constant, Iota}
-    assert {op for op in Op.__subclasses__() if op.pure} == known
+    ours = {op for op in Op.__subclasses__() if op.__module__.startswith("tilekern.")}  # tests define ops, too
+    assert {op for op in ours if op.pure} == known
 
 
 @pytest.mark.parametrize(
