@@ -173,12 +173,23 @@ def where(mask: jax.Array, function: Callable[..., jax.Array], *operands: jax.Ar
 
     So may its derivatives, of each order: none is multiplied with a cotangent of 0, for 0 times infinity is NaN.
     """
-    closed = _jax.make_jaxpr(function, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
+    closed = _jax.make_jaxpr(function, *map(_type, operands))
+    consts = [jnp.asarray(x) for x in closed.consts]
+
+    def opened(*inputs: Any) -> list[Any]:
+        return _jax.evaluate(closed, inputs[: len(consts)], inputs[len(consts) :])
+
+    # Its rules outlive this trace: what it closes over has to be among its arguments.
+    pure = _jax.make_jaxpr(opened, *map(_type, consts), *map(_type, operands))
 
     def evaluate(consts: Sequence[Any], operands: Sequence[Any]) -> jax.Array:
-        return _jax.evaluate(closed, consts, operands)[0]
+        return _jax.evaluate(pure, pure.consts, [*consts, *operands])[0]
 
-    return _where(mask, evaluate, list(closed.consts), operands)
+    return _where(mask, evaluate, consts, operands)
+
+
+def _type(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _where(mask: jax.Array, evaluate: Callable[..., jax.Array], consts: list[Any], operands: Any) -> jax.Array:
