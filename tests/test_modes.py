@@ -201,7 +201,7 @@ def test_an_error_of_a_mode_leaves_no_trace_of_it() -> None:
 
 
 def test_strict_modes_reach_into_a_body() -> None:
-    """As those of plain jnp code, also when the kernel has been called without the mode."""
+    """Results as those of plain jnp code, also when the kernel has been called without the mode."""
 
     @like_first
     def mixed(x, y, out):

@@ -171,7 +171,7 @@ def is_array(value: object) -> bool:
 
 
 def has_symbols(shape: Sequence[Any]) -> bool:
-    """Whether sizes in a shape are symbols of `jax.export`, known only when what is exported runs."""
+    """True if sizes in a shape are symbols of `jax.export`, known only when the exported program runs."""
     return any(jax.export.is_symbolic_dim(size) for size in shape)
 
 

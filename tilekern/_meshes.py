@@ -47,7 +47,7 @@ def result_types(name: str, operands: Sequence[ShapedArray], results: Sequence[A
 
 
 def is_divided(aval: ShapedArray) -> bool:
-    """Whether each device holds a part or an addend only, by what the type says: explicit axes, or "unreduced"."""
+    """True if each device holds a part or an addend only, by its type: explicit axes, or "unreduced"."""
     return any(aval.sharding.mesh.shape.get(axis, 2) > 1 for axis in _named(aval))
 
 
@@ -103,7 +103,7 @@ def varying_like(value: Any, avals: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Site:
-    """What a call is lowered for.
+    """The program that a call is lowered in.
 
     Attributes:
       exporting: whether for `jax.export`, to run in another process.
@@ -148,7 +148,7 @@ def _divided_among(axes: Any) -> str:
 
 
 def _is_whole(module: Any, avals: Sequence[Any]) -> bool:
-    """Whether the operands of a call in a program for several devices are known to be whole on each of them.
+    """True if the operands of a call in a program for several devices are known to be whole on each of them.
 
     Their types say so where no axis of the mesh is automatic. Otherwise they are if all arguments of the program are,
     and nothing inside asks for another sharding.
@@ -162,7 +162,7 @@ def _is_whole(module: Any, avals: Sequence[Any]) -> bool:
 
 
 def _says_whole(argument: Any) -> bool:
-    """Whether the attributes of an argument say that no mesh axis divides it."""
+    """True if the attributes of an argument say that no mesh axis divides it."""
     attributes = ir.DictAttr(argument)
     if "sdy.sharding" not in attributes:
         return "mhlo.sharding" not in attributes

@@ -72,7 +72,7 @@ def is_internal(file: str) -> bool:
 
 
 def is_prebuilt(loc: Loc) -> bool:
-    """Whether a place is in the prebuilt kernels."""
+    """True if a place is in the prebuilt kernels."""
     return loc.file.startswith(_KERNELS)
 
 

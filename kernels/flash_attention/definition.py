@@ -36,7 +36,7 @@ def tangent(
     *,
     config: Config,
 ) -> tuple[jax.Array, jax.Array]:
-    """What the tangent kernel computes, `flash_attention_tangent`.
+    """The function that the tangent kernel, `flash_attention_tangent`, computes.
 
     Weights are computed anew from the scores, whose derivatives they so have: residuals matter for their dtype alone.
     """
@@ -163,7 +163,7 @@ def _portion(
 def _modified(
     mod: Any, arrays: Sequence[Any], s: jax.Array, attends: jax.Array, i: jax.Array, j: jax.Array
 ) -> jax.Array:
-    """What a `score_mod` that carries `arrays` makes of scores[B, N, T, S], 0 where a query does not attend."""
+    """The result of a `score_mod` that carries `arrays` on scores[B, N, T, S]; 0 where a query does not attend."""
 
     def of_head(b: jax.Array, n: jax.Array, s: jax.Array, attends: jax.Array) -> jax.Array:
         positions = {"b": b, "n": n, "i": i[0, 0], "j": j[0, 0]}

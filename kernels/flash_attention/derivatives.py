@@ -109,7 +109,7 @@ def flash_attention_backward(
 
 @jax.custom_batching.custom_vmap
 def _any_large(x: jax.Array) -> jax.Array:
-    """Whether half a unit in the last place of an exponent of 2 is more than 2^-16, which changes powers by 1e-5."""
+    """True if half a unit in the last place of an exponent of 2 is more than 2^-16, which changes powers by 1e-5."""
     limit = jnp.asarray(2.0 ** (jnp.finfo(x.dtype).nmant - 15), x.dtype)
     return jnp.any(jnp.abs(x) > limit)
 

@@ -50,7 +50,7 @@ def check(name: str, jaxprs: Sequence[Jaxpr]) -> None:
 
 
 def ends_in_product(closed: Jaxpr) -> bool:
-    """Whether the result may be a product that a compiler could merge with a difference that it goes into."""
+    """True if the result may be a product that a compiler could merge with a difference that it goes into."""
     made: dict[Any, JaxprEqn] = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
     eqn = made.get(closed.jaxpr.outvars[0])
     return eqn is not None and eqn.primitive.name not in _NO_PRODUCTS
@@ -137,7 +137,7 @@ def _size(var: Any) -> int:
 
 
 def _keeps_dims(eqn: JaxprEqn) -> bool:
-    """Whether the first dims of a tile stay where they are."""
+    """True if the first dims of a tile stay where they are."""
     rank = len(_shape(eqn.invars[0]))
     return rank >= 2 and tuple(eqn.params["broadcast_dimensions"]) == tuple(range(rank))
 

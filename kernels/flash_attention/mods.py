@@ -157,7 +157,7 @@ def abstract_call(mod: Any, extents: dict[str, int], *dtypes: Any) -> Any:
 
 
 def ends_in_product(mod: Any) -> bool:
-    """Whether what a `score_mod` returns may be a product: see `elementwise.ends_in_product`."""
+    """True if the result of a `score_mod` may be a product: see `elementwise.ends_in_product`."""
     return elementwise.ends_in_product(_jaxpr(mod, {}, [jnp.float32], 2, 3))
 
 

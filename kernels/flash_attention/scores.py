@@ -392,12 +392,12 @@ def _least(stop: Any, length: Any, extent: int) -> Any:
 
 
 def is_plain(config: Config, extras: Extras) -> bool:
-    """Whether scores are scaled dot products."""
+    """True if scores are scaled dot products."""
     return extras.bias is None and config.softcap is None and extras.score_mod is None
 
 
 def folds(config: Config, extras: Extras) -> bool:
-    """Whether the scale is part of `factor`, so that logits are dot products.
+    """True if the scale is part of `factor`, so that logits are dot products.
 
     A scale of 0, or one that leaves the range of float32 together with another number, is not.
     """
@@ -405,7 +405,7 @@ def folds(config: Config, extras: Extras) -> bool:
 
 
 def factor(config: Config, extras: Extras) -> float:
-    """What differences of logits are multiplied with, for weights that are powers of 2."""
+    """The factor of differences of logits in the exponents of weights, which are powers of 2."""
     return LOG2_E * (abs(config.scale) if folds(config, extras) else 1)
 
 

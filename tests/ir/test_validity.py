@@ -1,4 +1,4 @@
-"""Which lanes of a result come from inside of arrays, op by op."""
+"""Valid lanes of results, op by op: those that come from inside of arrays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bools(*shape: int) -> Array:
 
 
 def moved(op: Op, arrays: list[Array], valid: list[Array]) -> Array:
-    """As the op moves elements; operands that are not moved say where."""
+    """Elements of bools, moved as the op moves elements; operands that are not moved say where."""
     count = len(sources(op))
     return op.evaluate(*valid[:count], *arrays[count:])
 
@@ -59,7 +59,7 @@ def every(op: Op, arrays: list[Array], valid: list[Array]) -> Array:
 
 
 def decided(op: Any, arrays: list[Array], valid: list[Array]) -> Array:
-    """Where no number for the lanes that are not valid would change the result."""
+    """Lanes of the result that no number in the invalid lanes would change."""
     results = []
     for guesses in product([False, True], repeat=2):
         known = [np.where(ok, x, guess) for x, ok, guess in zip(arrays, valid, guesses, strict=True)]
@@ -133,7 +133,7 @@ RULES: dict[str, tuple[type[Op], dict[str, Any], tuple[Array, ...], Oracle]] = {
 
 
 def valid_lanes(op: Op, evaluator: Evaluator, valid: list[Array | None]) -> Array:
-    """What the rules say, where None stands for all lanes."""
+    """Valid lanes by the rules; None stands for all lanes."""
     known = [None if v is None else evaluator.value(v) for v in valid]
     found = Validity(evaluator, op).of_result(known)
     return np.ones(op.result.tile.shape, bool) if found is None else evaluator.arrays[found]

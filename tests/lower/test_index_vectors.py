@@ -70,7 +70,7 @@ def zeros(*shape: int, dtype: Any = np.int32) -> Callable[[Callable[..., None]],
 
 
 def bins(numbers: Any, size: int = 6) -> np.ndarray:
-    """How often each of the first numbers occurs."""
+    """Counts of the first numbers."""
     return np.bincount(np.asarray(numbers, np.int64), minlength=size).astype(np.int32)
 
 

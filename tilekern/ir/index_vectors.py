@@ -94,7 +94,7 @@ def _reached(start: Iterable[Value], edges: Mapping[Value, Sequence[Value]]) -> 
 
 
 def _proved(op: MemoryOp, ranges: Mapping[Value, Interval]) -> list[bool]:
-    """Whether every lane of each dim is known to lie in the array."""
+    """For each dim, True if every lane is known to lie in the array."""
     operands = [ranges.get(v) for v in op.positions]
     spans = (_span(dim, operands) for dim in op.access.dims)
     return [s is not None and s.within(0, n - 1) for s, n in zip(spans, op.ref.ref.shape, strict=True)]
@@ -169,7 +169,7 @@ class _Guard(Rewriter):
         return results
 
     def _is_sum(self, vector: Value) -> bool:
-        """Whether `canonicalize` may take the arithmetic of a vector into an access."""
+        """True if `canonicalize` may take the arithmetic of a vector into an access."""
         match self.definition(vector):
             case Elementwise(function=function):
                 return function in _AFFINE
@@ -189,7 +189,7 @@ class _Guard(Rewriter):
         return make.all(*found)
 
     def _inside(self, op: Load, dim: Dim, length: int, make: Validity) -> Valid:
-        """Which lanes of a dim are in bounds, a scalar for an index; None if int32 arithmetic does not tell."""
+        """The lanes of a dim that are in bounds, a scalar for an index; None if int32 arithmetic does not tell."""
         span = _span(dim, [self._ranges.get(v) or whole(I32) for v in op.positions])
         assert span is not None
         if not (span.within(length - _WRAP, _WRAP - 1) and length < _WRAP // 2):
@@ -202,7 +202,7 @@ class _Guard(Rewriter):
         return make.all(not_before, not_behind)
 
     def _place(self, op: Load, dim: Dim, make: Validity) -> Value:
-        """Where the lanes of a dim are, in int32 arithmetic: as `Tile.indices` computes it, so that `cse` finds it."""
+        """Positions of the lanes of a dim, in int32 arithmetic as `Tile.indices` does it, so that `cse` finds it."""
         tile = INDEX if dim.kind == "index" else TileType((dim.size,), I32)
         lanes = make.add(Iota, shape=tile.shape, dtype=I32, dim=0) if dim.kind == "block" else None
         const = _wrapped(dim.position.const)

@@ -1,4 +1,4 @@
-"""Which lanes of a value come from inside of arrays: one rule for each pure op.
+"""Valid lanes of values, those that come from inside of arrays: one rule for each pure op.
 
 A load without a fill reads 0 in lanes that are out of bounds or masked. These lanes are *invalid*, and so is what is
 computed from them:
@@ -28,7 +28,7 @@ from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Sli
 from tilekern.ir.types import BOOL, TileType
 
 Valid = Value | None
-"""Which lanes of a value are valid, a bool tile of its shape; None if all are."""
+"""The valid lanes of a value, a bool tile of its shape; None if all are."""
 
 
 def sources(op: Op) -> tuple[Value, ...]:
@@ -53,7 +53,7 @@ class Validity:
         self._builder, self._op = builder, origin
 
     def of_result(self, valid: Sequence[Valid]) -> Valid:
-        """Which lanes of the result of the op, a pure one, are valid, by those of its operands."""
+        """The valid lanes of the result of the op, a pure one, by those of its operands."""
         match op := self._op:
             case Elementwise(function="and" | "or") if op.result.tile.dtype == BOOL:
                 return self._decided(op, *valid)
@@ -102,7 +102,7 @@ class Validity:
         return self.number(True, TileType(value.tile.shape, BOOL)) if valid is None else valid
 
     def all(self, *conditions: Valid) -> Valid:
-        """Where all conditions hold; None holds everywhere."""
+        """The conjunction of conditions; None holds everywhere."""
         found: Valid = None
         for condition in conditions:
             if condition is not None and condition is not found:
@@ -151,7 +151,7 @@ class Validity:
         return self.add(Sort, *op.operands, known, dim=op.dim, num_keys=op.num_keys, pick=len(op.operands))
 
     def _side(self, op: Dot, side: Literal[0, 1], valid: Valid) -> Valid:
-        """What is known of one operand, in the place of its dims in the result."""
+        """The valid lanes of one operand, in the place of its dims in the result."""
         if valid is None:
             return None
         batch, free = op.batch[side], op.free(side)

@@ -18,7 +18,7 @@ from tilekern.lang.tiles import ALL, DynamicSlice, Live, Tile, as_index, as_posi
 
 @dataclass(frozen=True)
 class Selection:
-    """Which part of an array a view is: an access, and the operands that its positions refer to.
+    """The part of an array that a view is: an access, and the operands that its positions refer to.
 
     Attributes:
       dims: of the access.
@@ -74,7 +74,7 @@ class Indexer:
         return Selection(tuple(self.dims), tuple(self.operands), tuple(self.live))
 
     def mask(self) -> jax.Array | None:
-        """Which lanes are live and inside the view, of the access's shape; None if the array's bounds say it all."""
+        """The lanes that are live and inside the view, of the access's shape; None if the array's bounds say it all."""
         shape = self.access.shape
         found: jax.Array | None = None
         for lane, inside in (*self.inside, *self._live_lanes()):

@@ -24,7 +24,7 @@ class SerialAxis:
     whole_tiles: bool
 
     def edges(self) -> tuple[Scalar | None, Scalar | None]:
-        """Where the range may start and stop inside of a tile; None on a side where it surely does not."""
+        """Start and stop of the range if they may lie inside of a tile; None on a side that surely does not."""
         start, stop, extent, block = self.start, self.stop, self.extent, self.block or 1
         if self.whole_tiles or block == 1:
             return None, None

@@ -58,7 +58,7 @@ def as_positions(integers: Any) -> jax.Array:
 
 
 def is_wide(dtype: Any) -> bool:
-    """Whether an integer dtype holds numbers beyond those of int32."""
+    """True if an integer dtype holds numbers beyond those of int32."""
     return jnp.iinfo(dtype).max > LONGEST
 
 
@@ -153,7 +153,7 @@ class Tile(Incomparable):
 
     @property
     def valid(self) -> jax.Array:
-        """Which positions are in the axis, 0 <= indices < extent, and in the range of the loop; bool[size]."""
+        """bool[size]: the positions that are in the axis, 0 <= indices < extent, and in the range of the loop."""
         indices = self.indices
         found = (indices >= 0) & (indices < self.extent)
         lanes = live_lanes(self.live, self.size)
@@ -249,7 +249,7 @@ def ds(start: Any, size: int) -> DynamicSlice:
 
 
 def live_lanes(live: Live, size: int) -> jax.Array | None:
-    """Which of `size` lanes are live, bool[size]; None if all are."""
+    """The live ones of `size` lanes, bool[size]; None if all are."""
     low, high = live
     if low is None and high is None:
         return None

@@ -44,7 +44,7 @@ def _live(func: Func) -> set[Op]:
 
 @dataclass(frozen=True)
 class _Before:
-    """What may be stored where an op runs.
+    """Outputs that may be stored before an op runs.
 
     Attributes:
       stored: outputs that a store before it, in program order, may have written.
@@ -74,7 +74,7 @@ class _Check:
         return before.stored
 
     def _op(self, op: Op, before: _Before) -> frozenset[Value]:
-        """What may be stored behind an op."""
+        """Outputs that may be stored when an op has run."""
         match op:
             case Load():
                 known = op not in self._loads or op.ref in before.stored | before.perhaps
@@ -100,7 +100,7 @@ class _Check:
         return stores
 
     def _runs(self, op: Fold | While) -> bool:
-        """Whether a loop surely has an iteration."""
+        """True if a loop surely has an iteration."""
         if isinstance(op, While):
             return False
         start, stop = self._ranges.get(op.start), self._ranges.get(op.stop)
@@ -110,13 +110,13 @@ class _Check:
         return high > 0 and start.high // op.axis.block < cdiv(high, op.axis.block)
 
     def _reads(self, op: Load, looped: bool) -> bool:
-        """Whether a load surely reads an element; outside of loops with stores, a mask is taken to let one through."""
+        """True if a load surely reads an element; outside of loops with stores, a mask is taken to let one through."""
         if op.mask is not None and (looped or self._ranges.get(op.mask) == FALSE):
             return False
         return all(self._inside(op, dim, size) for dim, size in zip(op.access.dims, op.ref.ref.shape, strict=True))
 
     def _inside(self, op: Load, dim: Dim, size: int) -> bool:
-        """Whether a lane of a dim surely lies in an array of `size` elements."""
+        """True if a lane of a dim surely lies in an array of `size` elements."""
         where = position_interval(dim.position, [self._ranges.get(v) for v in op.positions])
         if where is None or not dim.size or not size:
             return False

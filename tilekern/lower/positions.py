@@ -82,7 +82,7 @@ def _magnitude(position: Position) -> int:
 
 
 def _fits(position: Position, operands: Sequence[Any], bits: int) -> Any:
-    """Whether a position lies in [-2^bits, 2^bits), by long multiplication in digits of 11 bits."""
+    """True if a position lies in [-2^bits, 2^bits), by long multiplication in digits of 11 bits."""
     columns: list[Any] = [*_digits(position.const + (1 << bits)), 0, 0]
     for term in position.terms:
         number = term.digit(operands[term.operand])

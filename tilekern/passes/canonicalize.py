@@ -102,7 +102,7 @@ def _elementwise(op: Elementwise, rewriter: Rewriter) -> _Result:
 
 
 def _excludes(x: Value, other: Value, rewriter: Rewriter) -> bool:
-    """Whether `other` is `not y`, and y never holds without x."""
+    """True if `other` is `not y`, and y never holds without x."""
     negated = rewriter.definition(other)
     if not (isinstance(negated, Elementwise) and negated.function == "not"):
         return False

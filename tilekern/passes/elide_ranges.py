@@ -60,7 +60,7 @@ class _Decided(Cloner):
 
 
 class _Range:
-    """What follows from the range of a fold."""
+    """Facts that follow from the range of a fold."""
 
     def __init__(self, op: Fold, definition: Definition, ranges: Mapping[Value, Interval]) -> None:
         self._op, self._definition, self._ranges = op, definition, ranges
@@ -68,7 +68,7 @@ class _Range:
         self._stop = self._chosen(op.stop, lambda other: other == 0)
 
     def holds(self, op: Elementwise) -> bool:
-        """Whether a comparison in the body is true in all lanes of all tiles."""
+        """True if a comparison in the body holds in all lanes of all tiles."""
         if op.function not in ("lt", "le", "gt", "ge") or op.operands[0].tile.dtype != I32:
             return False
         x, y = op.operands if op.function in ("gt", "ge") else op.operands[::-1]
@@ -90,7 +90,7 @@ class _Range:
         return reaches and self._is_start(bound) and self._multiple(bound)
 
     def _is_start(self, bound: Value) -> bool:
-        """Whether a bound is the start of the fold, or the larger one of it and 0."""
+        """True if a bound is the start of the fold, or the larger one of it and 0."""
         op = self._definition(bound)
         sides = op.operands if isinstance(op, Elementwise) and op.function == "max" else ()
         clamped = self._op.start in sides and any(self._constant(v) == 0 for v in sides)
@@ -119,7 +119,7 @@ class _Range:
         return int(op.array.reshape(-1)[0]) if isinstance(op, Constant) and op.array.size else None
 
     def _multiple(self, value: Value) -> bool:
-        """Whether a scalar is a multiple of the block; arithmetic that may wrap around has no interval."""
+        """True if a scalar is a multiple of the block; arithmetic that may wrap around has no interval."""
         block, number = self._op.axis.block, self._constant(value)
         if number is not None:
             return number % block == 0

@@ -93,7 +93,7 @@ def test_of_all_magnitudes(feature: str, backend: str) -> None:
 
 @pytest.mark.parametrize("shape", [(64, 80, 16), (40, 50, 128), (300, 300, 64)], ids=str)
 def test_weights_sum_to_one(shape: tuple[int, int, int], backend: str) -> None:
-    """Those that the backward pass recomputes, of any arrays: the gradients of values add up to the cotangents."""
+    """Weights that the backward pass recomputes, of any arrays: gradients of values add up to the cotangents."""
     if backend in ("triton", "mosaic"):
         pytest.skip("needs products that do not depend on the shape of tiles, as those of NumPy do")
     queries, keys, width = shape

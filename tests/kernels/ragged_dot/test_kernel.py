@@ -130,7 +130,7 @@ def test_arrays_of_different_dtypes() -> None:
 
 
 def exact_ends(sizes: np.ndarray, rows: int) -> list[int]:
-    """Where the groups end, in Python's integers."""
+    """Ends of the groups, in Python's integers."""
     ends = [min(sum(map(int, sizes[: g + 1])), rows) for g in range(len(sizes))]
     return [0, *ends]
 

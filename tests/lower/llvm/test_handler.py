@@ -116,7 +116,7 @@ def picked(x: Any, mask: Any, out: Any) -> None:
 
 
 def test_a_masked_load_of_one_element_has_memory_to_read() -> None:
-    """Where the mask is false it reads the scratch memory, of which the program itself needs none."""
+    """A load with a false mask reads the scratch memory, of which the program itself needs none."""
     func = picked.trace(np.zeros(5, np.int32), np.zeros(5, bool)).ir
     lowered = LlvmLowering(func)
     assert lowered.program.scratch == 0 and re.search(r"select i1 .*, ptr %scratch", lowered.text)
