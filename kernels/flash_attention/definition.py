@@ -41,6 +41,8 @@ def tangent(
     Weights are computed anew from the scores, whose derivatives they so have: residuals matter for their dtype alone.
     """
     batch, queries, heads, _ = query.shape
+    if not residuals.largest.size:
+        return jnp.zeros_like(out), jnp.zeros_like(residuals.largest)
     size = max(1, min(queries, _MOST_QUERIES, _PORTION // max(1, batch * heads * key.shape[1])))
     count = cdiv(queries, size)
 
@@ -164,6 +166,8 @@ def _modified(
     mod: Any, arrays: Sequence[Any], s: jax.Array, attends: jax.Array, i: jax.Array, j: jax.Array
 ) -> jax.Array:
     """The result of a `score_mod` that carries `arrays` on scores[B, N, T, S]; 0 where a query does not attend."""
+    if not s.size:  # nothing can be read of an array without elements
+        return s
 
     def of_head(b: jax.Array, n: jax.Array, s: jax.Array, attends: jax.Array) -> jax.Array:
         positions = {"b": b, "n": n, "i": i[0, 0], "j": j[0, 0]}

@@ -127,6 +127,22 @@ def test_no_queries_or_no_keys(empty: str) -> None:
         assert (np.asarray(gradient) == 0).all()
 
 
+def of_table(table: Any, s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
+    return s + table[n, i, j]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 7), (5, 0)])
+def test_an_array_without_elements_is_carried(queries: int, keys: int) -> None:
+    q, k, v = problem(queries, keys)
+    table = np.zeros((4, queries, keys), np.float32)
+
+    def total(q: Any, table: Any) -> jax.Array:
+        return flash_attention(q, k, v, score_mod=Partial(of_table, table)).sum()
+
+    for gradient in jax.grad(total, (0, 1))(q, table):
+        assert (np.asarray(gradient) == 0).all()
+
+
 @pytest.mark.parametrize(("width", "value_width"), [(16, 512), (512, 16), (192, 128), (80, 72)])
 def test_wide_heads(width: int, value_width: int) -> None:
     q, k, _ = problem(19, 23, 1, 2, 1, width)
