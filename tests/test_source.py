@@ -6,6 +6,8 @@ import contextlib
 import functools
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import tilekern
 from tests.lang.checks import marked_line
 from tilekern import source
+from tilekern.lower.triton.names import assigned
 from tilekern.source import UNKNOWN, Loc
 
 PACKAGE = os.path.dirname(os.path.abspath(tilekern.__file__))
@@ -136,3 +139,24 @@ def test_the_name_of_what_is_assigned() -> None:
     assert source.assigned_name(rows) == "rows"
     assert source.assigned_name(plain) == "plain"
     assert source.assigned_name([source.current()][0]) == ""
+
+
+def test_no_other_file_than_source_is_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("password = 1\n")
+    place = Loc(str(secret), 1, 0, 8)
+    assert place.snippet() == "" and source.assigned_name(place) == "" and assigned(place) == ()
+    with source.at(place):
+        assert "password" not in str(tilekern.errors.VerifyError("no"))
+    assert Loc("a\0b", 1).snippet() == ""
+    assert Loc(os.__file__, 1).snippet(), "the file of a module"
+
+
+def test_source_that_python_compiled_is_shown(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.py"
+    file.write_text("def f():\n    rows = 1\n")
+    namespace: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), namespace)
+    place = source.of_function(namespace["f"].__code__)
+    assert place.snippet().endswith("def f():")
+    assert source.assigned_name(Loc(str(file), 2)) == "rows" and assigned(Loc(str(file), 2)) == ("rows",)

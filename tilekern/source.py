@@ -43,7 +43,7 @@ class Loc:
 
     def snippet(self) -> str:
         """The line with a caret under the span, or "" where the source cannot be read."""
-        text = linecache.getline(self.file, self.line).rstrip("\n")
+        text = line_of(self.file, self.line).rstrip("\n")
         if not text:
             return ""
         label = f"{self.line:>5} | "
@@ -56,7 +56,24 @@ class Loc:
 
 
 UNKNOWN = Loc("<unknown>", 0)
+# Files of the code objects that a place was asked of.
+_seen: set[str] = set()
 _current: ContextVar[Loc | None] = ContextVar("tilekern_loc", default=None)
+
+
+def is_loaded(file: str) -> bool:
+    """Whether Python runs code of a file: of a module, or of a function that was traced.
+
+    A location in a text of the IR may name any file. Nothing but program source is read for it.
+    """
+    if file in _seen or file in linecache.cache:
+        return True
+    return any(getattr(module, "__dict__", {}).get("__file__") == file for module in list(sys.modules.values()))
+
+
+def line_of(file: str, line: int) -> str:
+    """One line of a file that is loaded, "" of any other."""
+    return linecache.getline(file, line) if is_loaded(file) else ""
 
 
 def register_internal(directory: str) -> None:
@@ -101,6 +118,7 @@ def of_stack() -> Loc:
 
 def of_code(code: CodeType, lasti: int) -> Loc:
     """The place of instruction `lasti` of `code`."""
+    _seen.add(code.co_filename)
     line, end_line, column, end_column = next(islice(code.co_positions(), lasti // 2, None), (None,) * 4)
     if line is None:
         return Loc(code.co_filename, code.co_firstlineno, function=code.co_name)
@@ -111,6 +129,7 @@ def of_code(code: CodeType, lasti: int) -> Loc:
 
 def of_function(code: CodeType) -> Loc:
     """The `def` line of a function, behind its decorators."""
+    _seen.add(code.co_filename)
     decorated = range(code.co_firstlineno, code.co_firstlineno + 50) if code.co_name != "<lambda>" else ()
     for line in decorated:
         if re.match(r"\s*(async\s+)?def\b", linecache.getline(code.co_filename, line)):
@@ -120,5 +139,5 @@ def of_function(code: CodeType) -> Loc:
 
 def assigned_name(loc: Loc) -> str:
     """The variable that the statement at `loc` assigns (`i` for `i = tk.parallel(...)`), "" if there is none."""
-    found = re.match(r"\s*([A-Za-z_]\w*)\s*(:[^=]*)?=[^=]", linecache.getline(loc.file, loc.line))
+    found = re.match(r"\s*([A-Za-z_]\w*)\s*(:[^=]*)?=[^=]", line_of(loc.file, loc.line))
     return found.group(1) if found else ""

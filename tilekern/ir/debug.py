@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from string import Formatter
 from typing import ClassVar
 
+from tilekern.errors import VerifyError
 from tilekern.ir.core import Op, require
 from tilekern.ir.types import BOOL, TileType
 
@@ -18,9 +22,41 @@ class Print(Op):
 
     format: str
 
+    @property
+    def pieces(self) -> list[tuple[str, int | None]]:
+        """The format as pairs of a text and the number of the operand behind it; at the end maybe a text alone."""
+        return list(pieces(self.format))
+
     def infer(self) -> tuple[TileType, ...]:
-        self.tiles()
+        count = len(self.tiles())
+        try:
+            numbers = [number for _, number in self.pieces if number is not None]
+        except ValueError as error:
+            raise VerifyError(f"{self.format!r} is no format of a print: {error}") from error
+        require(all(number < count for number in numbers), f"the format {self.format!r} has no {count} fields")
         return ()
+
+
+def pieces(format: str) -> Iterator[tuple[str, int | None]]:
+    """The texts of a format, each with the number of the value behind it; None behind the last one, if there is none.
+
+    Raises:
+      ValueError: a field is none of `{}` and `{0}`, with or without a `:` and a form, or there are both.
+    """
+    text, fields = "", list[str]()
+    for before, field, form, _ in Formatter().parse(format):
+        text += before
+        if field is None:
+            continue
+        if "{" in (form or "") or not re.fullmatch("[0-9]{0,9}", field):
+            raise ValueError(f"the field {field!r} is no number")
+        if any(bool(other) != bool(field) for other in fields):
+            raise ValueError("some fields have numbers and others have none")
+        yield text, int(field or len(fields))
+        text = ""
+        fields.append(field)
+    if text or not fields:
+        yield text, None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -23,7 +23,6 @@ and a `dtype` that the type of the result gives.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
@@ -36,6 +35,7 @@ from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Axis, Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Dim, MemoryOp, Position, Term
+from tilekern.ir.quote import quoted
 from tilekern.ir.types import DType, dtype_name, kind_of
 from tilekern.source import UNKNOWN, Loc
 
@@ -130,7 +130,7 @@ class _Printer:
         if not self._locations or loc == UNKNOWN:
             return ""
         function = f" in {_word(loc.function)}" if loc.function else ""
-        return f" @ {json.dumps(loc.file)}:{loc.line}:{loc.column}-{loc.end_column}{function}"
+        return f" @ {quoted(loc.file)}:{loc.line}:{loc.column}-{loc.end_column}{function}"
 
     # --- ops with a syntax of their own ---
 
@@ -210,7 +210,7 @@ def _literal(value: Any) -> str:
         case float():
             return repr(value)
         case str():
-            return json.dumps(value)
+            return quoted(value)
         case np.dtype():
             return dtype_name(cast(DType, value))
         case tuple():
@@ -235,4 +235,4 @@ def _axis(axis: Axis) -> str:
 
 def _word(name: str) -> str:
     """A name as it stands where it is an identifier, in quotes elsewhere."""
-    return name if re.fullmatch(r"[A-Za-z_]\w*", name, flags=re.ASCII) else json.dumps(name)
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name, flags=re.ASCII) else quoted(name)

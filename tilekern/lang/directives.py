@@ -11,6 +11,7 @@ import numpy as np
 
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, CarryError, TraceError
+from tilekern.ir.debug import pieces
 from tilekern.lang import state
 from tilekern.lang.primitives import HOIST, assert_p, print_p
 from tilekern.lang.refs import Ref
@@ -90,6 +91,7 @@ def debug_print(format: str, *values: Any) -> None:
     """
     trace, tiles = state.current("tk.debug_print"), [_tile(v) for v in values]
     try:
+        list(pieces(format))
         format.format(*(np.zeros(t.shape, t.dtype) for t in tiles))
     except (IndexError, KeyError, ValueError, TypeError) as error:
         raise ArgumentError(

@@ -432,7 +432,7 @@ func @f(%x: ref<f32[5], in>, %o: ref<f32[5], out>) {
 }""")
     program = program_of(func)
     run(program, [X[:5]])
-    with pytest.raises(DeviceAssertion, match="a 'small' number"):
+    with pytest.raises(DeviceAssertion, match='a "small" number'):
         run(program, [X[5:10]])
 
 

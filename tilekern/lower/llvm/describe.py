@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilekern.ir.core import Block, Op
+from tilekern.ir.quote import visible
 from tilekern.lower.llvm.program import Program
 from tilekern.lower.llvm.steps import AnyStep, Copies, Group, Plan, Slot, Step
 from tilekern.source import UNKNOWN, Loc
@@ -54,4 +55,4 @@ def _loc(group: Group) -> Loc:
 
 
 def _line(loc: Loc) -> str:
-    return "" if loc is UNKNOWN else f"  ({loc.file.rsplit('/', 1)[-1]}:{loc.line})"
+    return "" if loc is UNKNOWN else f"  ({visible(loc.file.rsplit('/', 1)[-1])}:{loc.line})"

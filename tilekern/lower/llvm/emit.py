@@ -13,6 +13,7 @@ from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
 from tilekern.ir.dynamic import DynamicUpdateSlice, Take
 from tilekern.ir.memory import Atomic, Load, Store
 from tilekern.ir.ordering import ArgReduce, Scan, Sort
+from tilekern.ir.quote import visible
 from tilekern.ir.shape import Concatenate, Pad
 from tilekern.lower.llvm import along, atomics, dots, groups, movement
 from tilekern.lower.llvm.atomics import Shares, shares_of
@@ -70,7 +71,7 @@ def emit(func: Func, planned: Plan, machine: Machine) -> Program:
     outputs = func.outputs
     zeroed = [n for n, p in enumerate(outputs) if p.ref.role in ("zeros", "sum")]
     zeroed += range(len(outputs), len(outputs) + len(shares))
-    return Program(func.name, module, tasks, planned.scratch, tuple(zeroed))
+    return Program(visible(func.name), module, tasks, planned.scratch, tuple(zeroed))
 
 
 def _needs(machine: Machine, op: Op, closures: Closures) -> tuple[int, Any]:

@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tilekern import _jax
 from tilekern.ir.core import Array, Value
+from tilekern.ir.quote import visible
 from tilekern.ir.types import DType, accumulator, kind_of
 from tilekern.lower.mosaic.emit import Emitter
 from tilekern.lower.mosaic.layout import Layout
@@ -79,7 +80,7 @@ class _Kernel:
             input_output_aliases=self._aliases(len(tables)),
             compiler_params=pltpu.CompilerParams(dimension_semantics=plan.semantics, vmem_limit_bytes=plan.vmem_limit),
             interpret=self._interpret,
-            name=plan.func.name,
+            name=visible(plan.func.name),
         )(*tables, *blocks, *far, *zeros)
         pairs = zip(plan.outputs.items(), found, strict=True)
         return {p: out.backward(x).astype(p.ref.dtype) for (p, out), x in pairs}

@@ -8,6 +8,7 @@ from math import prod
 
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Op, Value
+from tilekern.ir.quote import visible
 from tilekern.lower.mosaic.layout import Layout
 from tilekern.lower.mosaic.plan import Plan
 
@@ -22,7 +23,7 @@ _KINDS = {
 
 def describe(plan: Plan) -> str:
     """The plan, for people to read."""
-    return "\n".join(_lines(plan))
+    return "\n".join(map(visible, _lines(plan)))
 
 
 def _lines(plan: Plan) -> Iterator[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from tilekern import _jax, source
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
+from tilekern.ir.quote import visible
 from tilekern.lower.mosaic import compile as compiler
 from tilekern.lower.mosaic.call import call
 from tilekern.lower.mosaic.chip import CHIPS, PORTABLE
@@ -78,7 +79,7 @@ class MosaicLowering:
     @property
     def _program(self) -> Any:
         program = partial(self.run)
-        program.__name__ = self.func.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
+        program.__name__ = visible(self.func.name)  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
         return program
 
     @cached_property

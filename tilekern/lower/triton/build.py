@@ -11,6 +11,7 @@ from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load
+from tilekern.ir.quote import code_of
 from tilekern.ir.types import I32
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.copies import Copy, plan_copies
@@ -45,8 +46,8 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     emitter = Emitter(legal.func, memory, names)
     emitter.run()
     body = "\n".join(emitter.writer.lines) or "    pass"
-    functions = prelude(body)
-    head = _HEAD + (_LIBDEVICE if "libdevice." in body + functions else "") + functions
+    functions = prelude(code_of(body))
+    head = _HEAD + (_LIBDEVICE if "libdevice." in code_of(body + functions) else "") + functions
     head += f"\n\n@triton.jit\ndef {entry}({', '.join(a.name for a in memory.arguments)}):\n"
     first = head.count("\n")
     return Program(

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tilekern.ir.quote import code_of
 from tilekern.ir.types import dtype_name
 from tilekern.lower.triton import cache, failure, resources, toolchain
 from tilekern.lower.triton.binary import STAGES, Binary, DescriptorFormat
@@ -73,7 +74,7 @@ def options(program: Program, chip: Chip) -> dict[str, Any]:
         "launch_pdl": False,
         "default_dot_input_precision": "ieee",
         # Without it Triton drops assertions.
-        "debug": "tl.device_assert" in program.text,
+        "debug": "tl.device_assert" in code_of(program.text),
         # Integers wrap, as everywhere in the language.
         "sanitize_overflow": False,
         "instrumentation_mode": "",

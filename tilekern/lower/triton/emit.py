@@ -10,8 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from string import Formatter
 
 from tilekern.ir import ranges
 from tilekern.ir.compute import Constant, Dot, Reduce
@@ -21,6 +19,7 @@ from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic, Load, Store
+from tilekern.ir.quote import quoted, visible
 from tilekern.ir.ranges import Interval
 from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import INDEX
@@ -294,19 +293,17 @@ class Emitter:
     def _debug(self, op: Print | Assert) -> None:
         texts = [whole(self._env[v], v.tile) for v in op.operands]
         if isinstance(op, Assert):
-            self.writer.line(f"tl.device_assert({texts[0]}, {_quoted(op.message)})", op.loc)
+            self.writer.line(f"tl.device_assert({texts[0]}, {quoted(visible(op.message))})", op.loc)
             return
         # `device_print` names values by what stands before them, and has no other format.
-        labels = [text.strip(" ,;") for text, *_ in Formatter().parse(op.format)]
-        for label, text in zip_longest(labels[: max(len(texts), 1)], texts):
-            values = [] if text is None else [text]
-            self.writer.line(f"tl.device_print({', '.join([_quoted(label or ' '), *values])})", op.loc)
+        found = [(label, texts[number]) for label, number in op.pieces if number is not None]
+        for label, *values in found or [(op.pieces[0][0],)]:
+            self.writer.line(f"tl.device_print({', '.join([_label(label), *values])})", op.loc)
 
 
-def _quoted(text: str) -> str:
-    return (
-        '"' + text.encode("ascii", "replace").decode().replace("\\", "\\\\").replace('"', "'").replace("\n", " ") + '"'
-    )
+def _label(text: str) -> str:
+    """The literal of what stands before a printed value; Triton makes it a part of the format of C's `printf`."""
+    return quoted(visible(text.strip(" ,;") or " ").replace("%", "%%"))
 
 
 def _same_line(a: Loc, b: Loc) -> bool:

@@ -8,6 +8,7 @@ import linecache
 import re
 from functools import lru_cache
 
+from tilekern import source
 from tilekern.lower.triton.prelude import reserved
 from tilekern.source import Loc
 
@@ -34,7 +35,7 @@ class Names:
 
 def assigned(loc: Loc) -> tuple[str, ...]:
     """The variables that the statement at a place assigns, `("m", "d")` for `m, d = f(x)`; () if there are none."""
-    statements = _statements(loc.file)
+    statements = _statements(loc.file) if source.is_loaded(loc.file) else ()
     around = [s for s in statements if s[0] <= loc.line <= s[1]]
     return min(around, key=lambda s: s[1] - s[0])[2] if around else ()
 

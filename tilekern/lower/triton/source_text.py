@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from tilekern.ir.core import Array
+from tilekern.ir.quote import code_of, visible
 from tilekern.ir.types import DType, dtype_name, kind_of
 from tilekern.source import UNKNOWN, Loc
 
@@ -101,7 +102,7 @@ class Writer:
         """One line."""
         if loc is not UNKNOWN and (loc.file, loc.line) != (self._place.file, self._place.line):
             self._place = loc
-            self._append(f"# {os.path.basename(loc.file)}:{loc.line}")
+            self._append(f"# {visible(os.path.basename(loc.file))}:{loc.line}")
         self._append(text)
 
     @contextmanager
@@ -129,7 +130,7 @@ class Writer:
         """
         kept = list(zip(self.lines, self._places, strict=True))
         while True:
-            words = Counter(word for text, _ in kept for word in re.findall(r"[A-Za-z_]\w*", text))
+            words = Counter(word for text, _ in kept for word in re.findall(r"[A-Za-z_]\w*", code_of(text)))
             read = [line for line in kept if not (m := _ASSIGNMENT.match(line[0])) or words[m.group(1)] > 1]
             if len(read) == len(kept):
                 break

@@ -12,6 +12,7 @@ import numpy as np
 from tilekern import _jax
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
+from tilekern.ir.quote import visible
 from tilekern.lower.sizes import LONGEST_INT32, refuse_large
 from tilekern.lower.xla import emit
 
@@ -61,7 +62,7 @@ class XlaLowering:
     @cached_property
     def _lowered(self) -> Any:
         program = partial(self.run)
-        program.__name__ = self.func.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
+        program.__name__ = visible(self.func.name)  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
         types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in self.func.inputs]
         return jax.jit(program).lower(*types)
 

@@ -98,10 +98,22 @@ def correct() -> Stock:
         *arithmetic.CORRECTIONS,
         *folds.CORRECTIONS,
         *libdevice.CORRECTIONS,
+        _print_labels,
     )
     for correction in corrections:
         correction(stock)
     return stock
+
+
+def _print_labels(stock: Stock) -> None:
+    """A label is a part of a format of C's `printf` on the device: there `%%` is one percent sign."""
+    builder: Any = stock.module.InterpreterBuilder
+    own = builder.create_print
+
+    def create_print(self: Any, prefix: str, *rest: Any) -> None:
+        own(self, prefix.replace("%%", "%"), *rest)
+
+    builder.create_print = create_print
 
 
 def _nothing(function: Any) -> None:
