@@ -256,21 +256,24 @@ def test_an_out_type_that_returns_something_else(result: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "got"),
+    ("argument", "got", "fix"),
     [
-        (np.zeros(2, np.complex64), "x['a'] = complex64[2]"),
-        (np.array(["text"]), "x['a'] = <U4[1]"),
-        ("text", "x['a'] = <U4[]"),
-        (object(), "x['a'] = object[]"),
+        (np.zeros(2, np.complex64), "x['a'] = complex64[2]", "two real arrays"),
+        (np.zeros(2, ml_dtypes.int4), "x['a'] = int4[2]", "tk.unpack"),
+        (np.zeros(2, ml_dtypes.uint4), "x['a'] = uint4[2]", "tk.unpack"),
+        (np.zeros(2, ml_dtypes.float4_e2m1fn), "x['a'] = float4_e2m1fn[2]", "raw bits"),
+        (np.array(["text"]), "x['a'] = <U4[1]", "cast with .astype"),
+        ("text", "x['a'] = <U4[]", "cast with .astype"),
+        (object(), "x['a'] = object[]", "cast with .astype"),
     ],
 )
-def test_an_argument_that_is_no_array_of_the_language(argument: Any, got: str) -> None:
+def test_an_argument_that_is_no_array_of_the_language(argument: Any, got: str, fix: str) -> None:
     @tk.kernel(out_type=lambda x: S(2))
     def f(x, out):
         out[...] = x["a"][...]
 
     summary = "f cannot take an array of this dtype"
-    with refused(ArgumentError, summary, expected="a float, integer or bool array", got=got, fix="two real arrays"):
+    with refused(ArgumentError, summary, expected="a float, integer or bool array", got=got, fix=fix):
         f.trace({"a": argument})  # <-
 
 

@@ -318,7 +318,11 @@ def test_a_captured_array_of_a_dtype_that_does_not_exist() -> None:
         out[...] = x[...] + jnp.abs(table)[0]  # <-
 
     with refused(
-        UnsupportedError, "an array of this dtype", expected="float, integer or bool", got="complex64", fix="two arrays"
+        UnsupportedError,
+        "an array of this dtype",
+        expected="float, integer or bool",
+        got="complex64",
+        fix="two real arrays",
     ):
         f.trace(X)
 

@@ -98,3 +98,41 @@ def test_identity_and_hashes_work() -> None:
         out[i] = x[i]
 
     check(f, X, oracle=X)
+
+
+REF_USES = [
+    *(lambda x: x + 1, lambda x: 1 + x, lambda x: x + x, lambda x: x @ x, lambda x: -x, lambda x: abs(x)),
+    *(lambda x: x.T, lambda x: x.sum(), lambda x: x.astype(jnp.int32), lambda x: len(x), lambda x: float(x)),
+    *(lambda x: np.exp(x), lambda x: np.float32(2) * x, lambda x: X + x, lambda x: f"{x:.2f}"),
+]
+
+
+@pytest.mark.parametrize("use", REF_USES)
+def test_a_ref_is_no_array(use: Callable[[Any], Any]) -> None:
+    @like_first
+    def f(x, out):
+        use(x)
+
+    with pytest.raises(IndexingError, match="a ref is used where a tile is needed") as raised:
+        f.trace(X)
+    error = raised.value
+    assert error.loc.file == __file__
+    assert "ref<f32[8], in>" in error.got and ("x[...]" in error.fix or "x.shape[0]" in error.fix)
+
+
+def test_arithmetic_of_a_ref_names_the_remedy() -> None:
+    @like_first
+    def f(x, out):
+        out[...] = x + 1  # <-
+
+    with refused(IndexingError, "a ref is used", expected="a loaded tile", got="x + 1 (int), where x: ", fix="x[...]"):
+        f.trace(X)
+
+
+def test_a_ref_is_asked_for_what_it_may_have() -> None:
+    @like_first
+    def f(x, out):
+        assert not hasattr(x, "no_such_thing") and f"{x}" == "Ref(x: ref<f32[8], in>)"
+        out[...] = x[...]
+
+    check(f, X, oracle=X)

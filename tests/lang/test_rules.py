@@ -259,9 +259,9 @@ def test_a_sum_of_bfloat16_accumulates_in_float32() -> None:
     [
         (lambda x: jnp.fft.fft(x), "fft", "compute it outside the kernel"),
         (lambda x: jnp.linalg.cholesky(x[:4, :4]), "cholesky", "compute it outside the kernel"),
-        (lambda x: jax.random.normal(jax.random.key(0), (4,)), "random_seed", "draw the numbers outside"),
-        (lambda x: jax.debug.print("{}", x), "debug_print", "output of their own"),
-        (lambda x: jax.debug.callback(print, x), "debug_callback", "output of their own"),
+        (lambda x: jax.random.normal(jax.random.key(0), (4,)), "random_seed", "tk.random_bits"),
+        (lambda x: jax.debug.print("{}", x), "debug_print", "tk.debug_print"),
+        (lambda x: jax.debug.callback(print, x), "debug_callback", "tk.debug_print"),
         (lambda x: jax.pure_callback(np.sin, x, x), "pure_callback", "outside the kernel"),
         (lambda x: extremes(x, x), "tilekern_call", "one kernel after the other"),
     ],

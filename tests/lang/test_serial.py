@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tests.lang.checks import BLOCKS, COMPILED, EXTENTS, WIDE, both, check, interpreted, kernel, numbers, refused
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, TraceError
 
 BOUND = st.integers(-5, 20)
 
@@ -229,3 +229,15 @@ def test_flags_are_bools(name: str) -> None:
 
     with refused(ArgumentError, f"{name} must be a bool", got=f"{name} = 1 (int)"):
         f.trace(numbers(8))
+
+
+def test_python_does_not_loop_over_an_axis() -> None:
+    @kernel(None)
+    def f(x, out):
+        for j in tk.serial(6, 2):  # <-
+            out[j] = x[j]
+
+    with refused(
+        TraceError, "cannot be iterated over by Python", expected="tk.fold", got="a Python loop", fix="tk.fold"
+    ):
+        f.trace(numbers(6))

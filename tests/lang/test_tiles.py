@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax
@@ -240,7 +241,7 @@ def test_reverse_is_a_bool() -> None:
         f.trace(X)
 
 
-@pytest.mark.parametrize("offset", [1.5, X])
+@pytest.mark.parametrize("offset", [1.5, np.float32(1)])
 def test_a_tile_is_moved_by_integers(offset) -> None:
     @like_first
     def f(x, out):
@@ -282,6 +283,63 @@ def test_a_division_says_what_would_do() -> None:
 
     with refused(TraceError, "does not line up", expected="multiple of the block, 4", got="tile // 3", fix="multiple"):
         f.trace(X)
+
+
+ELEMENTWISE = [
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.floordiv,
+    operator.mod,
+    operator.pow,
+]
+UNARY = [operator.neg, operator.pos, operator.invert, abs, float, len, list, np.exp, lambda t: f"{t:3}"]
+
+
+@pytest.mark.parametrize("operation", ELEMENTWISE)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_tile_in_arithmetic_with_arrays(operation, swapped) -> None:
+    @like_first
+    def f(x, out):
+        i = tk.parallel(8, 4)
+        operation(i, x[i]) if swapped else operation(x[i], i)  # <-
+
+    with refused(TraceError, "a Tile is used where a number is needed", got="tile ", fix="tile.indices"):
+        f.trace(X)
+
+
+@pytest.mark.parametrize("operation", UNARY)
+def test_a_tile_has_no_value(operation) -> None:
+    @like_first
+    def f(x, out):
+        operation(tk.parallel(8, 4))
+
+    with pytest.raises(TraceError, match="a Tile is used where a number is needed") as raised:
+        f.trace(X)
+    assert raised.value.loc.file == __file__
+
+
+def test_numpy_scalars_move_and_scale_a_tile() -> None:
+    @like_first
+    def f(x, out):
+        i = tk.parallel(8, 4)
+        out[i] = x[np.int32(1) + i] + x[np.int32(1) * i]
+
+    check(f, X, oracle=X + np.append(X[1:], np.float32(0)))
+
+
+def test_a_tile_is_printed_in_words() -> None:
+    @like_first
+    def f(x, out):
+        i = tk.parallel(8, 4)
+        shown.append((f"{i}", repr(tk.tile(8, 4, 1))))
+        out[i] = x[i]
+
+    shown: list[tuple[str, str]] = []
+    f.trace(X)
+    found = "Tile(number traced: 4 positions, of an axis of 8)", "Tile(number 1: 4 positions, of an axis of 8)"
+    assert shown[0] == found
 
 
 def test_a_tile_is_no_number() -> None:

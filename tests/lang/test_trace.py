@@ -12,7 +12,7 @@ from jax import lax
 
 import tilekern as tk
 from tests.lang.checks import check, kernel, like_first, numbers, refused
-from tilekern.errors import CarryError, ConcreteValueError, OutputError, TraceError
+from tilekern.errors import CarryError, ConcreteValueError, IndexingError, OutputError, TilekernError, TraceError
 
 X = numbers(10)
 
@@ -232,3 +232,53 @@ def test_an_error_leaves_no_trace_behind() -> None:
         f.trace(X)
     with pytest.raises(TraceError, match="outside a kernel"):
         tk.parallel(10, 4)
+
+
+# --- values that stand where their kind cannot ----------------------------------------------------------------------
+
+TABLE = jnp.arange(6.0)
+MISPLACED: list[tuple[Any, type[TilekernError], str, str]] = [
+    (lambda x, i: np.exp(x[i]), ConcreteValueError, "gives a tile to NumPy", "write jnp"),
+    (lambda x, i: f"{x[0]:.2f}", ConcreteValueError, "formats a traced value", "tk.debug_print"),
+    (lambda x, i: x[i] * 2**100, TraceError, "a Python integer does not fit the dtype", "2.0**100"),
+    (lambda x, i: TABLE[i], IndexingError, "an array that is no ref is indexed", "as an argument of the kernel"),
+    (lambda x, i: np.arange(6.0)[i], IndexingError, "an array that is no ref is indexed", "as an argument"),
+    (lambda x, i: x[i][i], IndexingError, "an array that is no ref is indexed", "as an argument"),
+    (lambda x, i: jnp.exp(i), TraceError, "a Tile or a ref is used where an array is needed", "tile.indices"),
+    (lambda x, i: jnp.where(x[i] > 0, x[i], i), TraceError, "a Tile or a ref is used where an array", "tile.indices"),
+]
+
+
+@pytest.mark.parametrize(("use", "kind", "summary", "fix"), MISPLACED)
+def test_a_value_in_a_place_of_another_kind(use: Any, kind: type[TilekernError], summary: str, fix: str) -> None:
+    @like_first
+    def f(x, out):
+        i = tk.parallel(6, 3)
+        use(x, i)
+        out[i] = x[i]
+
+    with pytest.raises(kind, match=summary) as raised:
+        f.trace(numbers(6))
+    error = raised.value
+    assert type(error) is kind and error.expected and error.got and fix in error.fix
+    assert (error.loc.file, error.loc.function) == (__file__, "<lambda>")
+
+
+def test_a_static_argument_that_no_dtype_holds() -> None:
+    @kernel(None)
+    def f(x, out, *, factor):
+        out[...] = x[...] * factor  # <-
+
+    with refused(TraceError, "a Python integer does not fit", expected="floats", got="OverflowError", fix="2.0**100"):
+        f.trace(numbers(6), factor=2**100)
+
+
+@pytest.mark.parametrize("error", [OverflowError("math range error"), IndexError("list index out of range")])
+def test_errors_of_python_stay_what_they_are(error: Exception) -> None:
+    @like_first
+    def f(x, out):
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        f.trace(numbers(6))
+    assert raised.value is error

@@ -32,7 +32,7 @@ from tilekern.kernel.asking import asking
 from tilekern.kernel.derivatives import Rules, batched_jvp, batched_transpose
 from tilekern.kernel.results import Results, results
 from tilekern.kernel.signature import LAUNCH, Signature, check_sizes, select
-from tilekern.lang.tiles import describe
+from tilekern.lang.tiles import describe, way_out
 from tilekern.lang.trace import Param, Tracing, trace
 from tilekern.lower.lowering import Lowering, lower
 from tilekern.lower.target import DEFAULT, FALL_BACK, Target, on_platform
@@ -477,5 +477,5 @@ def check_argument(name: str, path: str, leaf: Any) -> jax.ShapeDtypeStruct:
         f"{name} cannot take an array of this dtype",
         expected="a float, integer or bool array",
         got=f"{path} = {dtype_name(dtype) if plain else dtype}{list(shaped.shape)}",
-        fix="pass complex numbers as two real arrays, PRNG keys as jax.random.key_data(key)",
+        fix=way_out(dtype),
     )

@@ -32,18 +32,22 @@ from tilekern.lang.primitives import (
     store_p,
 )
 from tilekern.lang.rules_dynamic import element, with_element
-from tilekern.lang.tiles import describe
+from tilekern.lang.tiles import describe, way_out
 
 # A captured array of up to so many bytes becomes a constant of the IR; a larger one becomes an operand of the kernel.
 CONSTANT_BYTES = 4096
 
 # What to do instead of the primitives that people reach for first.
 _WAYS_OUT = {
-    "debug_print": "store the values to an output of their own",
-    "debug_callback": "store the values to an output of their own",
-    "pure_callback": "compute it outside the kernel and pass the result in",
-    "random_seed": "draw the numbers outside the kernel and pass them in",
-    "random_bits": "draw the numbers outside the kernel and pass them in",
+    **dict.fromkeys(
+        ("debug_print", "debug_callback"),
+        'use tk.debug_print("{}", values), or store the values to an output of their own',
+    ),
+    **dict.fromkeys(("pure_callback", "io_callback"), "compute it outside the kernel and pass the result in"),
+    **dict.fromkeys(
+        (*(f"random_{name}" for name in ("seed", "bits", "wrap", "unwrap", "split", "fold_in")), "threefry2x32"),
+        "use tk.random_bits(key_data, coordinates), or draw the numbers outside the kernel and pass them in",
+    ),
     "tilekern_call": "call one kernel after the other in jitted code",
     "pallas_call": "call one kernel after the other in jitted code",
 }
@@ -107,7 +111,7 @@ class Importer(Emitter):
                 "an array of this dtype cannot be used in a kernel",
                 expected="float, integer or bool arrays",
                 got=f"dtype = {array.dtype}",
-                fix="pass raw data: complex numbers as two arrays, keys as jax.random.key_data(key)",
+                fix=way_out(array.dtype),
             )
         if not _jax.is_live(array):
             raise escaped()

@@ -200,7 +200,7 @@ class Indexer:
             check_reach(entry, size, f"index {number} of {self.name}")
             return self._scalar(position)
         if not -size <= position < size:
-            raise self._out_of_range(number, str(position), size)
+            raise self._out_of_range(number, str(position), f"indices in [-{size}, {size})", size)
         return Position(const=position % size)
 
     def _slice(self, number: int, entry: slice, size: int) -> Dim:
@@ -220,14 +220,15 @@ class Indexer:
             )
         for bound in (entry.start, entry.stop):
             if bound is not None and not -size <= static_bound(bound, number, self.name) <= size:
-                raise self._out_of_range(number, f"{_name(entry.start)}:{_name(entry.stop)}", size)
+                shown = f"{_name(entry.start)}:{_name(entry.stop)}"
+                raise self._out_of_range(number, shown, f"slice bounds in [-{size}, {size}]", size)
         start, stop, _ = entry.indices(size)
         return Dim("block", Position(const=start), max(0, stop - start))
 
-    def _out_of_range(self, number: int, got: str, size: int) -> IndexingError:
+    def _out_of_range(self, number: int, got: str, range: str, size: int) -> IndexingError:
         return IndexingError(
             f"static index {number} of {self.name} is out of range",
-            expected=f"positions in [-{size}, {size}] of a dim of {size} elements",
+            expected=f"{range} of a dim of {size} elements",
             got=f"index {number} = {got}",
             fix="static positions must lie in the array; a position that may not is written with tk.ds or a Tile",
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tilekern import _jax, source
 from tilekern.errors import IndexingError, OutputError
@@ -16,6 +17,9 @@ from tilekern.lang.incomparable import Incomparable
 from tilekern.lang.indexing import Indexer, Selection, whole
 from tilekern.lang.primitives import atomic_p, load_p, store_p
 from tilekern.lang.tiles import describe
+
+# The attributes of arrays that refs do not have: each computes something, or looks at elements.
+_METHODS = frozenset(name for name in dir(np.ndarray) if not name.startswith("_"))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -204,6 +208,11 @@ class Ref(Incomparable):
             )
         self._write(atomic_p, ..., value, mask, kind=kind)
 
+    def __getattr__(self, name: str) -> Any:
+        if name not in _METHODS:
+            raise AttributeError(f"a Ref has no attribute {name!r}", name=name, obj=self)
+        raise self.no_value(f".{name}")
+
     def __iter__(self) -> Any:
         raise IndexingError(
             "a ref cannot be iterated over",
@@ -221,13 +230,15 @@ class Ref(Incomparable):
         )
 
     def no_value(self, use: str, *others: Any) -> IndexingError:
-        """The error about a ref in a comparison, or as a truth value."""
-        compared = " ".join([self.name, use, *map(describe, others)]) if others else f"{use}({self.name})"
+        """The error about a ref in arithmetic, in a comparison, as a truth value, or as an array."""
+        used = f"{self.name}{use}" if use[0] == "." else f"{use}({self.name})"
+        used = " ".join([self.name, use, *map(describe, others)]) if others else used
+        fix = f"use what you load, {self.name}[...]; ask for an argument with `{self.name} is not None`"
         return IndexingError(
             "a ref is used where a tile is needed",
             expected="a loaded tile, e.g. ref[tile] or ref[...]; `is` for an argument that may be None",
-            got=f"{compared}, where {self.name}: {self._type}",
-            fix=f"compare what you load, {self.name}[...]; ask for an argument with `{self.name} is not None`",
+            got=f"{used}, where {self.name}: {self._type}",
+            fix=f"use {self.name}.shape[0]" if use == "len" else fix,
         )
 
     def _value(self, value: Any, shape: tuple[int, ...]) -> jax.Array:

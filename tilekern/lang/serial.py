@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, TraceError
 from tilekern.ir.core import Axis, cdiv
 from tilekern.lang.tiles import LONGEST, Scalar, as_index, describe, make_axis
 
@@ -22,6 +22,15 @@ class SerialAxis:
     stop: Scalar
     reverse: bool
     whole_tiles: bool
+
+    def __iter__(self) -> Any:
+        raise TraceError(
+            "the axis of a loop cannot be iterated over by Python",
+            expected="a loop of the language: tk.fold with carries, or tk.foreach without",
+            got="a Python loop over tk.serial(...)",
+            fix="write the loop's body as a function: tk.fold(tk.serial(n, block), init, body), "
+            "or tk.foreach(tk.serial(n, block), body)",
+        )
 
     def edges(self) -> tuple[Scalar | None, Scalar | None]:
         """Start and stop of the range if they may lie inside of a tile; None on a side that surely does not."""

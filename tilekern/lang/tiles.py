@@ -81,6 +81,19 @@ def describe(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
+def way_out(dtype: Any) -> str:
+    """What to do with an array of a dtype that kernels do not take."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return "pass jax.random.key_data(key), an array; tk.random_bits draws from it"
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return "pass complex numbers as two real arrays"
+    if jnp.issubdtype(dtype, jnp.integer):
+        return "cast with .astype(jnp.int8), or pack the integers into bytes and unpack them with tk.unpack"
+    if jnp.issubdtype(dtype, jnp.floating):
+        return "cast with .astype(jnp.bfloat16), or pass the raw bits as integers"
+    return "cast with .astype to a float, integer or bool dtype"
+
+
 def _not_an_integer(value: Any, what: str) -> ArgumentError:
     return ArgumentError(
         f"{what} must be an integer",
@@ -106,7 +119,7 @@ def static_int(value: Any, what: str, minimum: int) -> int:
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tile(Incomparable):
     """`size` consecutive positions along an axis of `extent` elements; indexes refs.
 
@@ -159,6 +172,10 @@ class Tile(Incomparable):
         lanes = live_lanes(self.live, self.size)
         return found if lanes is None else found & lanes
 
+    def __repr__(self) -> str:
+        place = f"number {self.index}" if isinstance(self.index, int) else "number traced"
+        return f"Tile({place}: {self.size} positions, of an axis of {self.extent})"
+
     def _check_length(self) -> None:
         """Refuse positions as numbers where int32 does not count the elements of all tiles."""
         end = cdiv(self.extent, max(self.size, 1)) * self.size
@@ -172,6 +189,8 @@ class Tile(Incomparable):
 
     def _moved(self, offset: Any, sign: int) -> Tile:
         self.scope.check()
+        if _is_wider(offset):
+            raise self.no_value("+" if sign > 0 else "-", offset)
         check_reach(offset, self.extent, "the offset of a tile")
         shift = as_index(offset, "the offset of a tile")
         if isinstance(shift, int):
@@ -188,6 +207,8 @@ class Tile(Incomparable):
 
     def __mul__(self, factor: int) -> Tile:
         self.scope.check()
+        if _is_wider(factor):
+            raise self.no_value("*", factor)
         c = static_int(factor, "the factor of a tile", 1)
         scaled = tuple((scalar, stride * c) for scalar, stride in self.terms)
         low, high = self.live
@@ -198,6 +219,8 @@ class Tile(Incomparable):
 
     def __floordiv__(self, divisor: int) -> Tile:
         self.scope.check()
+        if _is_wider(divisor):
+            raise self.no_value("//", divisor)
         c = static_int(divisor, "the divisor of a tile", 1)
         strides = [stride for _, stride in self.terms]
         if all(n % c == 0 for n in (*strides, self.const, self.size)):
@@ -223,8 +246,11 @@ class Tile(Incomparable):
     def __index__(self) -> int:
         raise self.no_value("")
 
+    def __iter__(self) -> Any:
+        raise self.no_value("iter")
+
     def no_value(self, use: str, *others: Any) -> TraceError:
-        """The error about a tile as a number: in a comparison, as a truth value, or any other."""
+        """The error about a tile as a number: in arithmetic, in a comparison, as a truth value, or any other."""
         compared = " ".join(["tile", use, *map(describe, others)]) if others else f"{use}(tile)" if use else ""
         return TraceError(
             "a Tile is used where a number is needed",
@@ -232,6 +258,11 @@ class Tile(Incomparable):
             got=compared or "the Tile itself",
             fix="use tile.index for the number of the tile, tile.start for its first element, tile.indices for all",
         )
+
+
+def _is_wider(value: Any) -> bool:
+    """True for an array that is no scalar."""
+    return _jax.is_array(value) and value.shape != ()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from tilekern import _jax, source
 from tilekern.errors import (
     CarryError,
     ConcreteValueError,
+    IndexingError,
     OutputError,
     TilekernError,
     TraceError,
@@ -44,6 +45,8 @@ _MISMATCHES = (
     *("carry input and carry output must", "branches must have equal output", "branch outputs must have the same"),
     *("must return a boolean scalar", "Pred must be a scalar"),
 )
+# Parts of JAX's and NumPy's messages about integers that are too large for the dtype of the other operand.
+_OVERFLOWS = ("An overflow was encountered", "Python int", "out of bounds for")
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,8 @@ def _explain(name: str, error: Exception) -> TilekernError | None:
     if isinstance(error, jax.errors.UnexpectedTracerError):
         return escaped()
     if isinstance(error, _CONCRETE) or "Shapes must be 1D sequences of concrete values" in text:
+        if isinstance(error, jax.errors.TracerArrayConversionError):
+            return _given_to_numpy(name, text)
         return ConcreteValueError(
             f"the body of {name} asks for the concrete value of a traced one",
             expected="Python control flow over static values only (shapes, keyword-only arguments)",
@@ -226,6 +231,55 @@ def _explain(name: str, error: Exception) -> TilekernError | None:
             got="a tk.fold (or a loop with traced bounds) inside of it",
             fix="differentiate the body of the fold, and fold over its derivative",
         )
+    return _of_values(name, error, text) or _of_types(error, text)
+
+
+def _given_to_numpy(name: str, text: str) -> ConcreteValueError:
+    return ConcreteValueError(
+        f"the body of {name} gives a tile to NumPy, which needs its value",
+        expected="functions of jax.numpy and jax.lax for tiles; of NumPy for static values only",
+        got=f"TracerArrayConversionError: {text.partition(chr(10))[0]}",
+        fix="write jnp in the place of np",
+    )
+
+
+def _of_values(name: str, error: Exception, text: str) -> TraceError | None:
+    """The error about a value that stands where its kind cannot."""
+    first = f"{type(error).__name__}: {text.partition(chr(10))[0]}"
+    first = first if len(first) <= 300 else first[:297] + "..."
+    if isinstance(error, OverflowError) and any(part in text for part in _OVERFLOWS):
+        return TraceError(
+            "a Python integer does not fit the dtype of the tile that it meets",
+            expected="integers that the dtype holds; for a float tile, floats",
+            got=first,
+            fix="use a float, such as 2.0**100, or cast the tile with .astype to a wider dtype",
+        )
+    if isinstance(error, IndexError) and "valid indices" in text:
+        return IndexingError(
+            "an array that is no ref is indexed by what JAX and NumPy do not know",
+            expected="a Tile as an index of a ref; static integers and slices, or integer arrays, of any other array",
+            got=first,
+            fix="pass the array as an argument of the kernel and index its ref there",
+        )
+    if isinstance(error, TypeError) and "Tracer.__format__" in text:
+        return ConcreteValueError(
+            f"the body of {name} formats a traced value, which has none yet",
+            expected="tk.debug_print with the format, which prints while the kernel runs",
+            got=first,
+            fix='write tk.debug_print("{:.2f}", x) in the place of an f-string',
+        )
+    if isinstance(error, TypeError) and any(f"{kind}'" in text for kind in ("lang.tiles.Tile", "lang.refs.Ref")):
+        return TraceError(
+            "a Tile or a ref is used where an array is needed",
+            expected="what was loaded, ref[tile]; or tile.start, tile.index or tile.indices",
+            got=first,
+            fix="load the ref; use tile.indices for the positions of a Tile",
+        )
+    return None
+
+
+def _of_types(error: Exception, text: str) -> CarryError | None:
+    """The error about types of loops and branches that do not fit."""
     if isinstance(error, TypeError) and any(part in text for part in _MISMATCHES):
         varies = "manual axis types do not match" in text
         return CarryError(
