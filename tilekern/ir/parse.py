@@ -19,6 +19,7 @@ from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Axis, Block, Func, Op, Value, index_value
 from tilekern.ir.elementwise import TABLE, Elementwise
+from tilekern.ir.marks import without_unproved
 from tilekern.ir.memory import Access, Dim, MemoryOp, Position, Term
 from tilekern.ir.types import DTYPES, INDEX, RefType, Role, TileType, Type, kind_of
 from tilekern.source import UNKNOWN, Loc
@@ -47,12 +48,12 @@ _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "inf": mat
 
 
 def parse(text: str) -> Func:
-    """The Func that `text` describes.
+    """The Func that `text` describes. A `!` that the text does not prove is dropped: the access is checked.
 
     Raises:
       ParseError: with the line of the text, where it is not the text form of a Func or an op's type rule fails.
     """
-    return _Parser(text).func()
+    return without_unproved(_Parser(text).func())
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,10 @@ class _Parser:
         extent = self._integer()
         self._expect("by")
         block, descending = self._integer(), self._accept("descending")
+        if extent < 0 or block < 1:
+            raise self._error(
+                f"expected an axis of at least 0 elements in blocks of at least 1, got {extent} by {block}", token
+            )
         axis = Axis(name, extent, block, descending, self._integer() if self._accept("group") else 0)
         self._expect("]")
         return token, axis

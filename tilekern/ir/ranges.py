@@ -20,7 +20,7 @@ from tilekern.ir.compute import Constant, Convert, Reduce, Select
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value, cdiv
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Position, Term
+from tilekern.ir.memory import Dim, Position, Term
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DType, TileType, kind_of
 
@@ -301,6 +301,13 @@ def position_interval(position: Position, operands: Sequence[Interval | None]) -
         ends = digit.low * term.stride, digit.high * term.stride
         low, high = low + min(ends), high + max(ends)
     return Interval(low, high)
+
+
+def proved(dim: Dim, size: int, operands: Sequence[Interval | None]) -> bool:
+    """Whether every lane of a dim lies in an array of `size` elements there."""
+    where = position_interval(dim.position, operands)
+    lanes = dim.size if dim.kind == "block" else 1
+    return where is not None and where.within(0, size - lanes)
 
 
 def digit_interval(term: Term, operand: Interval | None) -> Interval | None:

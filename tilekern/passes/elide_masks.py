@@ -22,8 +22,8 @@ import numpy as np
 from tilekern.ir.compute import Constant, splat
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Access, Dim, Load, MemoryOp
-from tilekern.ir.ranges import FALSE, TRUE, Interval, analyze, position_interval, update
+from tilekern.ir.memory import Access, Load, MemoryOp
+from tilekern.ir.ranges import FALSE, TRUE, Interval, analyze, proved, update
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast
 from tilekern.passes.constants import constant
@@ -74,7 +74,7 @@ def _memory(op: MemoryOp, ranges: dict[Value, Interval], rewriter: Rewriter) -> 
     positions = [ranges.get(v) for v in op.positions]
     sizes = op.ref.ref.shape
     dims = (
-        replace(d, in_bounds=d.in_bounds or _proved(d, size, positions))
+        replace(d, in_bounds=d.in_bounds or proved(d, size, positions))
         for d, size in zip(op.access.dims, sizes, strict=True)
     )
     access = Access(tuple(dims))
@@ -94,10 +94,3 @@ def _fill(op: Load, rewriter: Rewriter) -> Value:
     if op.fill is None:
         return rewriter.one(splat(0, tile, hint=op.hint, loc=op.loc))
     return rewriter.one(Broadcast(operands=(op.fill,), shape=tile.shape, dims=(), hint=op.hint, loc=op.loc))
-
-
-def _proved(dim: Dim, size: int, positions: Sequence[Interval | None]) -> bool:
-    """Whether every lane of a dim lies in an array of `size` elements there."""
-    where = position_interval(dim.position, positions)
-    lanes = dim.size if dim.kind == "block" else 1
-    return where is not None and where.within(0, size - lanes)
