@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -22,6 +23,14 @@ def is_float(x: Any) -> bool:
 def is_integer(x: Any) -> bool:
     """Whether x is an array of integers."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.integer)
+
+
+def as_real(value: Any) -> float | None:
+    """A real number as a float; None for anything else, and for one that is too large."""
+    try:
+        return float(value) if isinstance(value, numbers.Real) else None
+    except OverflowError:
+        return None
 
 
 def require(fits: bool, function: str, *, expected: str, fix: str, **arrays: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import jax
 
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import as_int32, as_rows, is_float, is_integer, require
+from tilekern.kernels.api import as_int32, as_real, as_rows, is_float, is_integer, require
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
 from tilekern.lang.tiles import describe
 
@@ -145,7 +145,8 @@ def _check_options(ignore_index: Any, label_smoothing: Any, softcap: Any, z_loss
 
 
 def _between(value: Any, low: float, high: float) -> bool:
-    return isinstance(value, numbers.Real) and low <= float(value) <= high
+    number = as_real(value)
+    return number is not None and low <= number <= high
 
 
 def _wrong(name: str, expected: str, given: Any, fix: str) -> ArgumentError:

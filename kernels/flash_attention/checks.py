@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tilekern import _jax
-from tilekern.errors import ArgumentError
+from tilekern import _jax, source
+from tilekern.errors import ArgumentError, TilekernError
 from tilekern.ir.compute import PRECISIONS
 from tilekern.ir.core import cdiv
 from tilekern.kernel.signature import LAUNCH, check_sizes
-from tilekern.kernels.api import as_int32, is_float, is_integer, narrowed
+from tilekern.kernels.api import as_int32, as_real, is_float, is_integer, narrowed
 from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
 from tilekern.kernels.flash_attention.mods import abstract_call, abstract_places, carried_by, with_carried
 from tilekern.lang.tiles import describe, static_int
@@ -254,8 +254,9 @@ def scale(given: Any, width: int) -> float:
     """The scale of dot products of a width; one over its root, if None."""
     if given is None:
         return 1 / math.sqrt(max(width, 1))
-    if isinstance(given, numbers.Real):
-        return float(given)
+    number = as_real(given)
+    if number is not None:
+        return number
     raise _wrong("scale", "a number, or None", given, "it is static; multiply the query by one that is traced")
 
 
@@ -270,8 +271,9 @@ def softcap(given: Any) -> float | None:
     """The softcap, checked; beyond 1e30, scores over it would be subnormal numbers, which may be 0."""
     if given is None:
         return None
-    if isinstance(given, numbers.Real) and given is not True and 1e-30 <= float(given) <= 1e30:
-        return float(given)
+    number = as_real(given)
+    if number is not None and given is not True and 1e-30 <= number <= 1e30:
+        return number
     raise _wrong("softcap", "a number from 1e-30 to 1e30, or None", given, "leave it out: it bounds the scores")
 
 
@@ -347,7 +349,19 @@ def _mod(name: str, given: Any, sizes: Sizes, wide: Any = None) -> Any:
     mod = with_carried(mod, [jnp.asarray(x) for x in carried_by(mod)])
     check_sizes("flash_attention", {f"array {k} of {name}": x for k, x in enumerate(carried_by(mod))})
     extents = {"b": sizes.flat, "n": sizes.heads, "i": sizes.queries, "j": sizes.keys}
-    found = abstract_call(mod, extents, *(() if wide is None else (wide,)))
+    _check_arity(name, mod, takes)
+    try:
+        found = abstract_call(mod, extents, *(() if wide is None else (wide,)))
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, ValueError) as error:
+        if isinstance(error, TilekernError) or (type(error) is ValueError and "truth value" not in str(error)):
+            raise
+        with source.at(_jax.loc_of_exception(error.__traceback__)):
+            raise _wrong(
+                name,
+                "a function of whole tiles of positions, without Python's `if`, `and`, `or`, `not`, int and float",
+                f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+                "use jnp.where, &, | and ~",
+            ) from error
     shape: tuple[int, ...] = getattr(found, "shape", (0,))
     fits = len(shape) <= 2 and all(n in (1, m) for n, m in zip(shape[::-1], (3, 2), strict=False))
     if fits and jnp.issubdtype(found.dtype, kind):
@@ -358,6 +372,20 @@ def _mod(name: str, given: Any, sizes: Sizes, wide: Any = None) -> Any:
         f"{name}(...) = {describe(found)} for i = int32[2, 1], j = int32[1, 3]",
         "compare, or .astype; use elementwise functions only",
     )
+
+
+def _check_arity(name: str, mod: Any, takes: str) -> None:
+    """Refuse a function that does not take the arguments that it is called with."""
+    try:
+        parameters = inspect.signature(mod.func)
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return
+    try:
+        parameters.bind(*mod.args, *takes.split(","), **mod.keywords)
+    except TypeError as error:
+        carried = f" after {len(mod.args)} that it carries" if mod.args else ""
+        got = f"a function of {parameters}: {error}"
+        raise _wrong(name, f"a function of {takes}{carried}", got, f"take all of {takes}, in this order") from error
 
 
 def _wrong(name: str, expected: str, given: Any, fix: str) -> ArgumentError:

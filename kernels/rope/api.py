@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tilekern.errors import ArgumentError
-from tilekern.kernels.api import is_float, is_integer, narrowed, require
+from tilekern.kernels.api import as_real, is_float, is_integer, narrowed, require
 from tilekern.kernels.rope.kernel import rope_forward
 from tilekern.lang.functions import accumulator
 from tilekern.lang.tiles import describe
@@ -79,7 +78,8 @@ def rope(
 
 def _frequencies(theta: Any, half: int, dtype: Any) -> np.ndarray[Any, Any]:
     """The frequencies of a base, rounded once from float64: an error of ε in one is p ε in the angle at position p."""
-    base = float(theta) if type(theta) is not bool and isinstance(theta, numbers.Real) else math.nan
+    number = None if type(theta) is bool else as_real(theta)
+    base = math.nan if number is None else number
     with np.errstate(all="ignore"):
         found = (np.float64(base) ** (-np.arange(half) / max(half, 1))).astype(dtype)
     if 0 < base < math.inf and np.isfinite(found).all():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import multiprocessing
 import pickle
 from typing import Any
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 
 import tilekern as tk
-from tests.lang.checks import like_first, numbers
+from tests.lang.checks import like_first, numbers, refused
+from tilekern.errors import ArgumentError, UnsupportedError
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.matmul import matmul
 from tilekern.kernels.softmax.kernel import softmax_forward
 
 X = numbers(5)
+S = jax.ShapeDtypeStruct((5,), np.float32)
 
 
 @like_first
@@ -126,3 +129,48 @@ def test_what_a_body_reads_keeps_its_first_value_as_under_jit(size: int) -> None
     np.testing.assert_array_equal(tk.interpret(calls[0].trace(X))(X), before[0])
     # Other types are another trace, which sees what is there now.
     np.testing.assert_array_equal(calls[0](X[:3]), X[:3] * 3 + settings["table"][0] + settings["table"][1])
+
+
+# --- what is no declaration -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decorator", [tk.kernel, tk.op])
+def test_a_decorator_without_arguments(decorator: Any) -> None:
+    with refused(ArgumentError, "needs the types of the results", got="without arguments", fix="(out_type=lambda x"):
+
+        @decorator  # <-
+        def f(x, out): ...
+
+
+@pytest.mark.parametrize(("decorator", "out_type"), [(tk.kernel, None), (tk.op, None), (tk.kernel, S)])
+def test_a_decorator_without_out_type(decorator: Any, out_type: Any) -> None:
+    with refused(ArgumentError, "needs the types of the results", expected="out_type", got="out_type = ", fix="@tk."):
+        decorator(out_type=out_type)  # <-
+
+
+@pytest.mark.parametrize("function", [functools.partial(_function, out=None), len, jax.jit(_function), double])
+def test_a_kernel_of_an_object(function: Any) -> None:
+    with refused(ArgumentError, "cannot be made a kernel", expected="a function of Python", got="of type", fix="a def"):
+        tk.kernel(out_type=lambda x: x)(function)  # <-
+
+
+def test_a_kernel_that_calls_itself() -> None:
+    @like_first
+    def f(x, out):
+        out[...] = f(x[...])  # <-
+
+    with refused(UnsupportedError, "f calls itself", expected="a loop", got="a call of f in a body", fix="tk.fold"):
+        f(X)
+
+
+def test_kernels_that_call_each_other() -> None:
+    @like_first
+    def f(x, out):
+        out[...] = g(x[...])
+
+    @like_first
+    def g(x, out):
+        out[...] = f(x[...])  # <-
+
+    with refused(UnsupportedError, "f calls itself", expected="a loop", got="a call of f in a body", fix="tk.fold"):
+        f(X)

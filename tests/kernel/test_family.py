@@ -380,3 +380,13 @@ def test_a_block_without_a_value() -> None:
     ):
         f(X)  # <-
     check(f, X, oracle=lambda x, block: x, block=4)
+
+
+@pytest.mark.parametrize("shape", [(-1,), (3, -2), (np.int64(-1),)])
+def test_an_output_of_negative_size(shape: Any) -> None:
+    @tk.kernel(out_type=lambda x: S(*shape))
+    def f(x, out):  # <-
+        out[...] = x[...]
+
+    with refused(ArgumentError, "a negative size", expected="at least 0", got="shape = (", fix="the inputs' shapes"):
+        f(X)

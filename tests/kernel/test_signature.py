@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 from itertools import product
 from typing import Any, Literal
 
@@ -209,3 +210,20 @@ def test_static_arguments_that_are_equal_in_python(values) -> None:
 def _code(value: Any) -> float:
     inner = value[-1] if isinstance(value, tuple) else value
     return {bool: 1, int: 2, float: 3}[type(inner)] * float(np.copysign(1, inner))
+
+
+@pytest.mark.parametrize("block", [jnp.int32(4), np.array(4)])
+def test_a_block_that_is_an_array(block: Any) -> None:
+    summary = "block must be a static integer of at least 1"
+    with refused(ArgumentError, summary, expected="a Python int", got="block = int", fix="block=int(...)"):
+        scale(X, factor=2.0, block=block)  # <-
+
+
+def test_a_static_argument_that_no_float_holds() -> None:
+    with refused(ArgumentError, "the wrong type", expected="float", got="an integer of 1329 bits (int)", fix="convert"):
+        scale(X, factor=10**400)  # <-
+
+
+def test_a_block_is_explained() -> None:
+    text = pydoc.render_doc(tk.Block)
+    assert "a block size" in text and "bit_count" not in text

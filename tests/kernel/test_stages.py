@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -161,3 +163,14 @@ def test_lowering_what_captures_traced_values() -> None:
     assert "enclosing jax.jit" in raised.value.got
     assert "pass the values as arguments" in raised.value.fix
     assert raised.value.loc.function == "outer"
+
+
+@pytest.mark.parametrize("kernel", ["kernel", "function"])
+def test_what_is_not_traced_is_not_interpreted(kernel: str) -> None:
+    @like_first
+    def f(x, out):
+        out[...] = x[...]
+
+    given: Any = f if kernel == "kernel" else lambda x: f(x)
+    with refused(ArgumentError, "takes a traced kernel", expected="kernel.trace(", got="(", fix="kernel.trace(x, y)"):
+        tk.interpret(given)  # <-

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from tilekern.kernel.declared import Declared
+from tilekern.kernel.declared import Declared, required
 from tilekern.kernel.family import KernelFamily
 from tilekern.kernel.op import Op, op
 from tilekern.kernel.results import Sum, Zeros
@@ -34,7 +34,12 @@ __all__ = [
 
 
 def kernel(
-    *, out_type: Callable[..., Any], donate: tuple[str, ...] = (), linear: tuple[str, ...] = ()
+    function: None = None,
+    /,
+    *,
+    out_type: Callable[..., Any] | None = None,
+    donate: tuple[str, ...] = (),
+    linear: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Make a JAX function of a function over refs.
 
@@ -46,9 +51,11 @@ def kernel(
     parameters, such as a global, keeps the value of that time. Pass what changes as an array or a static argument.
 
     Args:
-      out_type: called with the inputs as `jax.ShapeDtypeStruct`s, and with those static arguments (blocks excepted)
-        that it has parameters for; returns the type of the output, or a tuple with one entry (a type, a pytree of
-        types, or None) for each output parameter. A type is a `jax.ShapeDtypeStruct`, or one in `tk.Zeros` or `tk.Sum`.
+      function: left out: the decorator has arguments, `@tk.kernel(out_type=...)`.
+      out_type: required; called with the inputs as `jax.ShapeDtypeStruct`s, and with those static arguments (blocks
+        excepted) that it has parameters for; returns the type of the output, or a tuple with one entry (a type, a
+        pytree of types, or None) for each output parameter. A type is a `jax.ShapeDtypeStruct`, or one in `tk.Zeros` or
+        `tk.Sum`.
       donate: names of inputs that the kernel also writes to; they are returned, before the outputs. The caller's array
         does not change: XLA copies it if it is used again.
       linear: names of inputs in which, taken together, the results are linear, None standing for an input of zeros: the
@@ -64,7 +71,7 @@ def kernel(
       >>> double(jnp.arange(3.0))
       Array([0., 2., 4.], dtype=float32)
     """
-    return partial(Kernel, out_type, donate, linear)
+    return partial(Kernel, required("kernel", function, out_type), donate, linear)
 
 
 class Kernel(Declared):

@@ -9,15 +9,29 @@ from typing import Any
 import jax
 
 from tilekern import _jax, source
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, UnsupportedError
 from tilekern.kernel.asking import inherited_target
 from tilekern.kernel.derivatives import Rules
 from tilekern.kernel.family import Definition, Schedule, check_argument
 from tilekern.kernel.signature import LAUNCH, Signature, of_function, static_key
+from tilekern.lang.state import is_traced
+from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target, resolve
 
 # How many argument types a kernel remembers its families for, before it starts anew.
 _FAMILIES = 512
+
+
+def required(decorator: str, function: Any, out_type: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The `out_type` of a decorator, which must be there; the function comes after the arguments."""
+    if function is None and callable(out_type):
+        return out_type
+    raise ArgumentError(
+        f"tk.{decorator} needs the types of the results, out_type",
+        expected=f"@tk.{decorator}(out_type=...) above the function, out_type a function of the inputs' types",
+        got=f"@tk.{decorator} without arguments" if function is not None else f"out_type = {describe(out_type)}",
+        fix=f"write @tk.{decorator}(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))",
+    )
 
 
 class Declared:
@@ -37,6 +51,13 @@ class Declared:
         donate: tuple[str, ...] = (),
         linear: tuple[str, ...] = (),
     ) -> None:
+        if not hasattr(function, "__code__"):
+            raise ArgumentError(
+                f"{describe(function)} cannot be made a {type(self).__name__.lower()}",
+                expected="a function of Python, by def or lambda",
+                got=f"an object of type {type(function).__name__}",
+                fix="write a def that calls it; make what a functools.partial fixes keyword-only parameters",
+            )
         functools.update_wrapper(self, function)
         loc = source.of_function(function.__code__)
         with source.at(loc):
@@ -59,6 +80,13 @@ class Declared:
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Run it; see the class."""
+        if is_traced(self._definition.function):
+            raise UnsupportedError(
+                f"{self.signature.name} calls itself",
+                expected="a loop in the body, or calls one after the other in jitted code",
+                got=f"a call of {self.signature.name} in a body that is traced for it",
+                fix="use tk.fold or lax.while_loop; a kernel has no recursion",
+            )
         inherited = inherited_target()
         if inherited is not None:
             keywords.setdefault("target", inherited)

@@ -11,7 +11,7 @@ import jax
 from tilekern import _jax, _meshes, source
 from tilekern.errors import ArgumentError, TraceError
 from tilekern.kernel.asking import asking
-from tilekern.kernel.declared import Declared
+from tilekern.kernel.declared import Declared, required
 from tilekern.kernel.derivatives import batched_jvp, batched_transpose
 from tilekern.kernel.family import DeclaredFamily, Definition, Family, blocks_for, declared_type, settings_of, stacked
 from tilekern.kernel.results import results
@@ -21,7 +21,9 @@ from tilekern.lower.target import Target
 from tilekern.primitive import call
 
 
-def op(*, out_type: Callable[..., Any], linear: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Op]:
+def op(
+    function: None = None, /, *, out_type: Callable[..., Any] | None = None, linear: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], Op]:
     """Make an op of a JAX function: traced for each target, with that target's blocks, when it is lowered.
 
     The function takes pytrees of arrays and static keyword-only arguments like a kernel, and returns arrays of the
@@ -29,7 +31,8 @@ def op(*, out_type: Callable[..., Any], linear: tuple[str, ...] = ()) -> Callabl
     What it reads besides its parameters keeps its first value, as in a `kernel`.
 
     Args:
-      out_type: the types of the results, as for `kernel`.
+      function: left out: the decorator has arguments, `@tk.op(out_type=...)`.
+      out_type: required; the types of the results, as for `kernel`.
       linear: names of inputs in which the results are linear, as for `kernel`; derivatives are stated as a kernel's.
 
     Example:
@@ -40,7 +43,7 @@ def op(*, out_type: Callable[..., Any], linear: tuple[str, ...] = ()) -> Callabl
       >>> total(jnp.ones(8))
       Array(8., dtype=float32)
     """
-    return partial(Op, out_type, linear)
+    return partial(Op, required("op", function, out_type), linear)
 
 
 class Op(Declared):

@@ -94,6 +94,13 @@ def _plain(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def _check_output(name: str, leaf: Any) -> None:
     if isinstance(getattr(leaf, "shape", None), tuple) and is_dtype(np.dtype(leaf.dtype)):
+        if any(isinstance(size, (int, np.integer)) and size < 0 for size in leaf.shape):
+            raise ArgumentError(
+                f"out_type of {name} returned a shape with a negative size",
+                expected="sizes of at least 0",
+                got=f"shape = {leaf.shape}",
+                fix="compute the shape from the inputs' shapes, which may be smaller than out_type supposes",
+            )
         return
     raise ArgumentError(
         f"out_type of {name} returned something that is no array type",

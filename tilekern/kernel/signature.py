@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import jax
 import numpy as np
@@ -16,15 +17,23 @@ from tilekern import _jax
 from tilekern.errors import ArgumentError
 from tilekern.lang.tiles import describe, static_int
 
-_BLOCK = "tilekern.Block"
 LAUNCH = ("num_warps", "num_stages")
 """What a schedule or a call may say besides blocks; targets that have no such thing do not look at it.
 
 num_warps: into how many warps of 32 threads a GPU program is cut; num_stages: how many iterations of a loop may have
 their loads in flight."""
 
-Block = Annotated[int, _BLOCK]
-"""Annotates a keyword-only parameter of a kernel as a block size: tunable, and without influence on the result."""
+if TYPE_CHECKING:
+    Block = Annotated[int, "a block size"]
+    """Annotates a keyword-only parameter of a kernel as a block size."""
+else:
+
+    class Block:
+        """Annotates a keyword-only parameter of a kernel as a block size: tunable, and without influence on the result.
+
+        A block is an int, `def f(x, out, *, block: tk.Block = 128)`. One without a default is given by a schedule or
+        by the call.
+        """
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,13 @@ class Signature:
                     got=f"{name} = {describe(values[name])}",
                     fix="annotate the kernel's parameter with tk.Block, or drop the entry",
                 )
+            if not _is_hashable(values[name]):
+                raise ArgumentError(
+                    f"{name} must be a static integer of at least 1",
+                    expected="a Python int >= 1",
+                    got=f"{name} = {describe(values[name])}, an array",
+                    fix=f"give a Python int, such as {name}=int(...)",
+                )
         return {name: static_int(value, name, 1) for name, value in values.items()}
 
 
@@ -152,7 +168,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def _is_block(hint: Any) -> bool:
     if isinstance(hint, str):
         return hint.rpartition(".")[2] == "Block"
-    return _BLOCK in getattr(hint, "__metadata__", ())
+    return hint is Block
 
 
 def _is_hashable(value: Any) -> bool:
@@ -177,8 +193,16 @@ def _accepts(hint: Any, value: Any) -> bool:
     if hint is int:
         return hasattr(value, "__index__")
     if hint is float:
-        return isinstance(value, (float, int)) or hasattr(value, "__float__")
+        return _is_real(value)
     return isinstance(value, hint) if hint in (bool, str) else True
+
+
+def _is_real(value: Any) -> bool:
+    """True for what `float` takes, an int included that is not too large."""
+    try:
+        return hasattr(value, "__float__") and (not isinstance(value, int) or math.isfinite(float(value)))
+    except OverflowError:
+        return False
 
 
 def check_sizes(name: str, arrays: Mapping[str, Any]) -> None:

@@ -122,6 +122,13 @@ def interpret(traced: Traced) -> Callable[..., Any]:
       tilekern.errors.OrderDependence: the result depends on the order in which programs run.
       tilekern.errors.OutOfBounds: an access left an array: a bug of the compiler.
     """
+    if not isinstance(traced, Traced):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+        raise ArgumentError(
+            "tk.interpret takes a traced kernel",
+            expected="what kernel.trace(x, ...) returns",
+            got=describe(traced),
+            fix="write tk.interpret(kernel.trace(x, y))(x, y); a function around a kernel cannot be interpreted",
+        )
     family = traced._family  # pyright: ignore[reportPrivateUsage] -- stages are one module
 
     def run(*arrays: Any) -> Any:

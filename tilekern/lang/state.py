@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -37,17 +37,21 @@ class TraceState:
 
     Attributes:
       name: the kernel's.
+      function: its body.
       axes: the grid so far.
       scope: of the kernel's parallel tiles.
       top: JAX's trace of the body itself, not of a loop or a function in it.
       effects: the lines of all that must not get lost so far, and what stands there: a "store", "print" or "check".
+      outer: the trace inside of which this one began, if there is one.
     """
 
     name: str
+    function: Callable[..., Any] | None = None
     axes: list[Axis] = field(default_factory=list[Axis])
     scope: Scope = field(default_factory=lambda: Scope("the kernel"))
     top: Any = None
     effects: dict[Loc, str] = field(default_factory=dict[Loc, str])
+    outer: TraceState | None = None
 
 
 _state: ContextVar[TraceState | None] = ContextVar("tilekern_trace", default=None)
@@ -66,9 +70,18 @@ def current(what: str) -> TraceState:
     return state
 
 
+def is_traced(function: Callable[..., Any]) -> bool:
+    """True while the body `function` is being traced, or one that calls it."""
+    state = _state.get()
+    while state is not None and state.function is not function:
+        state = state.outer
+    return state is not None
+
+
 @contextmanager
 def tracing(state: TraceState) -> Generator[TraceState]:
     """Inside it, `state` is the trace that is going on."""
+    state.outer = _state.get()
     token = _state.set(state)
     try:
         yield state

@@ -77,7 +77,8 @@ def describe(value: Any) -> str:
     """A value in an error message: its type for arrays, itself otherwise."""
     if _jax.is_array(value):
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-    text = repr(value)
+    digits = isinstance(value, int) and value.bit_length() > 1000  # Python refuses to write much longer ones
+    text = f"an integer of {cast(int, value).bit_length()} bits" if digits else repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 

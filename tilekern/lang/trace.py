@@ -86,7 +86,7 @@ def trace(
 ) -> Tracing:
     """Trace `function(*arguments, **keywords)`, where the leaves of `arguments` are `Param`s."""
     params, tree = _jax.flatten(arguments)
-    state = TraceState(name)
+    state = TraceState(name, function)
 
     def body(*tokens: Any) -> tuple[()]:
         state.top = _jax.current_trace()

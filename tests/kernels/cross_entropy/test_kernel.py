@@ -13,6 +13,7 @@ import tilekern as tk
 from tilekern.errors import ArgumentError
 from tilekern.kernels.cross_entropy import cross_entropy, cross_entropy_forward, reference
 from tilekern.kernels.cross_entropy.cases import CASES, Case
+from tilekern.lang.tiles import describe
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -219,12 +220,16 @@ def test_wide_labels_do_not_wrap(labels: list[int], x64: bool, ignored: int) -> 
         ("label_smoothing", float("nan")),
         ("z_loss", float("inf")),
         ("z_loss", None),
+        ("softcap", 10**400),
+        ("label_smoothing", 10**400),
+        ("label_smoothing", "a"),
+        ("z_loss", -(10**4000)),
     ],
 )
 def test_options_that_no_loss_has(name: str, value: Any) -> None:
     hidden, weight, labels = jnp.zeros((2, 3)), jnp.zeros((3, 5)), jnp.zeros(2, jnp.int32)
     options: dict[str, Any] = {name: value}
-    with pytest.raises(ArgumentError, match=re.escape(f"{name} = {value!r}")) as caught:
+    with pytest.raises(ArgumentError, match=re.escape(f"{name} = {describe(value)}")) as caught:
         cross_entropy(hidden, weight, labels, **options)  # here
     assert "# here" in caught.value.loc.snippet()
 

@@ -125,3 +125,38 @@ def test_wrong_arguments(name: str) -> None:
 def test_a_traced_mask_mod_may_not_change_the_shape() -> None:
     with pytest.raises(ArgumentError, match="mask_mod"):
         jax.jit(lambda q: flash_attention(q, K, V, mask_mod=lambda b, n, i, j: jnp.ones((5, 7), bool)))(Q)
+
+
+def test_a_mod_that_branches_in_python() -> None:
+    def mod(b: Any, n: Any, i: Any, j: Any) -> Any:
+        return True if i >= j else b == n
+
+    with pytest.raises(ArgumentError, match="cannot take this mask_mod") as caught:
+        flash_attention(Q, K, V, mask_mod=mod)
+    error = caught.value
+    assert "`if`" in error.expected and "truth value" in error.got and "jnp.where" in error.fix
+    assert (error.loc.file, error.loc.line) == (__file__, mod.__code__.co_firstlineno + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "mod", "takes"),
+    [
+        ("mask_mod", lambda i, j: i >= j, "(b, n, i, j)"),
+        ("score_mod", lambda b, n, i, j: i - j, "(score, b, n, i, j)"),
+        ("mask_mod", Partial(lambda b, n, i, j: i >= j, TABLE), "(b, n, i, j) after 1 that it carries"),
+    ],
+)
+def test_a_mod_of_another_arity(name: str, mod: Any, takes: str) -> None:
+    with pytest.raises(ArgumentError, match=f"cannot take this {name}") as caught:
+        flash_attention(Q, K, V, **{name: mod})  # here
+    error = caught.value
+    assert takes in error.expected and "a function of (" in error.got and "in this order" in error.fix
+    assert error.loc.file == __file__ and "# here" in error.loc.snippet()
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+@pytest.mark.parametrize("number", [10**400, -(10**4000), "a"], ids=["large", "huge", "text"])
+def test_a_number_that_no_float_holds(name: str, number: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"cannot take this {name}") as caught:
+        flash_attention(Q, K, V, **{name: number})  # here
+    assert caught.value.got.startswith(f"{name} = ") and "# here" in caught.value.loc.snippet()
