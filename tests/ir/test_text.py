@@ -1,4 +1,5 @@
 import re
+import time
 from dataclasses import fields
 from typing import Any
 
@@ -176,6 +177,16 @@ ERRORS = {
     "expected an integer, got 1e5": (MATMUL.replace("by 32", "by 1e5"), 6),
     "expected one of": (MATMUL.replace("in>", "inn>"), 1),
     "expected a value, got the end of the text": ("func @f(", 1),
+    "at most 100 digits": (MATMUL.replace("constant 70", f"constant 7{'0' * 5000}"), 5),
+    "number of at most 100 digits, got one of 5000": (MATMUL.replace("by 32", f"by {'9' * 5000}"), 6),
+    "dims of at least 0": (MATMUL.replace("bf16[70, 35], in", "bf16[70, -35], in"), 1),
+    "fewer than 2**62 elements": (MATMUL.replace("bf16[70, 35], in", f"bf16[{2**62}, 2], in"), 1),
+    "blocks of at least 1, got 50 by 0": (MATMUL.replace("[50 by 16]", "[50 by 0]"), 2),
+    "expected contract of type": (MATMUL.replace("[1], [0]", "[1.0], [0]"), 9),
+    "a bool is the byte 0 or 1": (MATMUL.replace("70 : i32[]", "0x0002 : bool[2]"), 5),
+    "at most 64 blocks or lists": (MATMUL.replace("[[1]", "[" * 2000 + "[1]"), 9),
+    "at most 64 blocks or lists inside": (MATMUL.replace("constant 70", "constant " + "- " * 2000 + "70"), 5),
+    "at most 64 blocks or lists inside each other": ("func @f() {\n" + "hoist() do {\n" * 2000, 66),
 }
 
 
@@ -204,6 +215,33 @@ def test_a_broken_text_gives_a_parse_error_or_another_func(data: Any) -> None:
         assert 1 <= error.loc.line <= text.count("\n") + 1
     else:
         assert to_text(parse(to_text(func))) == to_text(func)
+
+
+LONG = {
+    "terms": lambda n: "%0 = load %x[{}] : f32[]".format(" + ".join(f"{k}*%i" for k in range(1, n))),
+    "values": lambda n: (
+        "\n".join(f"%{k} = constant {k} : i32[]" for k in range(n))
+        + "\n%a = load %x[{}] : f32[]".format(" + ".join(f"%{k}" for k in range(n)))
+    ),
+    "regions": lambda n: "\n".join(
+        f"%h{k} = switch(%i) do {{ %c{k} = constant 0 : i32[] yield %c{k} }} : i32[]" for k in range(n)
+    ),
+    "quotes": lambda n: "x \\" + '"\\' * n,
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_reading_and_writing_takes_linear_time(kind: str) -> None:
+    def seconds(n: int) -> float:
+        begin = time.process_time()
+        try:
+            to_text(parse(f"func @f(%x: ref<f32[9], in>) {{ grid %i in i[3 by 1]\n{LONG[kind](n)}\n}}"))
+        except ParseError as error:
+            assert kind == "quotes" and error.loc.line == 2
+        return time.process_time() - begin
+
+    few = seconds(3000)
+    assert seconds(12000) < 8 * few + 0.3, "four times the text"
 
 
 def test_comments_are_left_out() -> None:

@@ -129,8 +129,9 @@ class MemoryOp(Op):
         require(len(self.operands) == expected, f"{self.name} takes {expected} operands, got {len(self.operands)}")
         ref = self.ref.ref
         require(len(access.dims) == len(ref.shape), f"{self.name} of {ref} with {len(access.dims)} dims")
+        positions = self.positions
         for dim in access.dims:
-            vectors = [self.positions[t.operand].tile.shape for t in dim.position.terms]
+            vectors = [positions[t.operand].tile.shape for t in dim.position.terms]
             wanted = [(dim.size,)] if dim.kind == "gather" else []
             require([s for s in vectors if s] == wanted, f"{dim.kind} of size {dim.size} by operands {vectors}")
             digits = all(t.div > 0 and t.mod >= 0 for t in dim.position.terms)

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tilekern.ir.core import Array, Axis, Block, Func, Op, Value, index_value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.marks import without_unproved
 from tilekern.ir.memory import Access, Dim, MemoryOp, Position, Term
-from tilekern.ir.types import DTYPES, INDEX, RefType, Role, TileType, Type, kind_of
+from tilekern.ir.types import BOOL, DTYPES, INDEX, RefType, Role, TileType, Type, kind_of
 from tilekern.source import UNKNOWN, Loc
 
 OPS: dict[str, type[Op]] = {
@@ -33,6 +33,8 @@ OPS: dict[str, type[Op]] = {
 """Every class of op by its name."""
 
 _FILE = "<tile text>"
+# Blocks or lists inside each other, digits of a number, and elements of a tile: more are an error of the text.
+_DEEPEST, _DIGITS, _LARGEST = 64, 100, 2**62
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
     | (?P<string>"(?:[^"\\\n]|\\.)*")
@@ -69,6 +71,8 @@ def _tokens(text: str) -> Iterator[_Token]:
         kind, word = str(found.lastgroup), found.group()
         if kind != "space":
             yield _Token(kind, word, Loc(_FILE, line, found.start() - begin, found.end() - begin))
+        if kind == "bad":
+            break
         if "\n" in word:
             line, begin = line + word.count("\n"), found.start() + word.rindex("\n") + 1
     yield _Token("end", "the end of the text", Loc(_FILE, line, len(text) - begin))
@@ -79,7 +83,8 @@ class _Parser:
         self._text = text
         self._tokens = list(_tokens(text))
         self._next = 0
-        self._values: dict[str, Value] = {}
+        self._values: dict[str, Value] = {}  # in the order of their definition
+        self._depth = 0
 
     # --- tokens ---
 
@@ -88,7 +93,7 @@ class _Parser:
         return self._tokens[self._next]
 
     def _error(self, summary: str, token: _Token) -> ParseError:
-        linecache.cache[_FILE] = (len(self._text), None, self._text.splitlines(keepends=True), _FILE)
+        linecache.cache[_FILE] = (len(self._text), None, [f"{line}\n" for line in self._text.split("\n")], _FILE)
         with source.at(token.loc):
             return ParseError(f"line {token.loc.line}: {summary}")
 
@@ -127,7 +132,21 @@ class _Parser:
         text = self._take("number")
         if not text.isdigit():
             raise self._error(f"expected an integer, got {text}", token)
-        return sign * int(text)
+        return sign * self._whole(text, token)
+
+    def _whole(self, digits: str, token: _Token) -> int:
+        if len(digits) > _DIGITS:
+            raise self._error(f"expected a number of at most {_DIGITS} digits, got one of {len(digits)}", token)
+        return int(digits)
+
+    def _nested[T](self, read: Callable[[], T], token: _Token) -> T:
+        """What `read` reads one level deeper."""
+        if self._depth == _DEEPEST:
+            raise self._error(f"expected at most {_DEEPEST} blocks or lists inside each other", token)
+        self._depth += 1
+        found = read()
+        self._depth -= 1
+        return found
 
     def _string(self) -> str:
         token = self._token
@@ -166,7 +185,10 @@ class _Parser:
         if name not in DTYPES:
             raise self._error(f"no dtype is named {name}", token)
         self._expect("[")
-        return TileType(self._list(self._integer, "]"), DTYPES[name])
+        shape = self._list(self._integer, "]")
+        if min(shape, default=0) < 0 or math.prod(max(n, 1) for n in shape) > _LARGEST:
+            raise self._error(f"expected dims of at least 0, and fewer than 2**62 elements, got {shape}", token)
+        return TileType(shape, DTYPES[name])
 
     def _type(self) -> Type:
         if not self._accept("ref"):
@@ -208,16 +230,16 @@ class _Parser:
         if token.kind == "bytes":
             return bytes.fromhex(self._take("bytes")[2:])
         if self._accept("["):
-            return self._list(self._literal, "]")
+            return self._nested(lambda: self._list(self._literal, "]"), token)
         if self._accept("-"):
-            value = self._literal()
+            value = self._nested(self._literal, token)
             if type(value) not in (int, float):
                 raise self._error("expected a number behind -", token)
             return -value
         if token.kind == "word" and token.text in _WORDS:
             return _WORDS[self._take("word")]
         number = self._take("number")
-        return int(number) if number.isdigit() else float(number)
+        return self._whole(number, token) if number.isdigit() else float(number)
 
     def _loc(self) -> Loc:
         if not self._accept("@"):
@@ -260,11 +282,13 @@ class _Parser:
 
     def _region(self, args: Callable[[], tuple[Value, ...]]) -> Block:
         """A nested block; what it defines is not visible behind it."""
-        outer = dict(self._values)
+        outer = len(self._values)
         found = args()
+        token = self._token
         self._expect("{")
-        block = self._block(found)
-        self._values = outer
+        block = self._nested(lambda: self._block(found), token)
+        while len(self._values) > outer:
+            self._values.popitem()
         return block
 
     def _op(self) -> Op:
@@ -281,8 +305,10 @@ class _Parser:
         args = self._head(kind, word, given)
         if self._accept("{"):
             self._attributes(kind, given)
+        regions: list[Block] = []
         while self._accept("do"):
-            given["regions"] = (*given.get("regions", ()), self._region(args))
+            regions.append(self._region(args))
+        given["regions"] = tuple(regions)
         types = self._list(self._tile_type) if self._accept(":") else ()
         op = self._make(kind, given, types, token)
         if len(names) != len(types):
@@ -293,14 +319,18 @@ class _Parser:
 
     def _attributes(self, kind: type[Op], given: dict[str, Any]) -> None:
         """The attributes in braces; which there are is what the fields of the op say."""
-        known = {f.name for f in fields(kind)} - {f.name for f in fields(Op)}
+        base = {f.name for f in fields(Op)}
+        known = {f.name: str(f.type) for f in fields(kind) if f.name not in base}
         while not self._accept("}"):
             token = self._token
             name = self._take("word")
-            if name not in known - given.keys():
+            if name not in known or name in given:
                 raise self._error(f"{kind.name} has no attribute {name}, or has it already", token)
             self._expect("=")
+            token = self._token
             given[name] = self._literal()
+            if not _fits(given[name], known[name]):
+                raise self._error(f"expected {name} of type {known[name]}, got {given[name]!r}", token)
             if self._token.text != "}":
                 self._expect(",")
 
@@ -317,7 +347,7 @@ class _Parser:
         except ParseError:
             raise
         except Exception as error:  # an attribute of the wrong type may break the op's type rule in any way
-            raise self._error(str(error).splitlines()[0], token) from error
+            raise self._error((str(error) or type(error).__name__).splitlines()[0], token) from error
         if tuple(v.type for v in op.results) != types:
             raise self._error(f"{kind.name} gives {', '.join(str(v.type) for v in op.results) or 'no result'}", token)
         return op
@@ -325,6 +355,8 @@ class _Parser:
     def _array(self, literal: Any, tile: TileType, token: _Token) -> Array:
         try:
             if isinstance(literal, bytes):
+                if tile.dtype == BOOL and max(literal, default=0) > 1:
+                    raise ValueError("a bool is the byte 0 or 1")
                 return np.frombuffer(literal, tile.dtype).reshape(tile.shape)
             array = np.array(literal, tile.dtype)
             kind = {"float": float, "bool": bool}.get(kind_of(tile.dtype), int)
@@ -363,7 +395,7 @@ class _Parser:
             self._expect("to")
         ref = self._use()
         self._expect("[")
-        positions: list[Value] = []
+        positions: dict[Value, int] = {}
         given["access"] = Access(self._list(lambda: self._dim(positions), "]"))
         operands = [ref, *values, *positions]
         for flag, word in (("masked", "mask"), ("filled", "fill")):
@@ -372,7 +404,7 @@ class _Parser:
                 operands.append(self._use())
         given["operands"] = tuple(operands)
 
-    def _dim(self, positions: list[Value]) -> Dim:
+    def _dim(self, positions: dict[Value, int]) -> Dim:
         if self._accept("gather"):
             self._expect("(")
             position = self._position(positions)
@@ -385,7 +417,7 @@ class _Parser:
             return Dim("block", position, self._integer(), self._accept("!"))
         return Dim("index", position, in_bounds=self._accept("!"))
 
-    def _position(self, positions: list[Value]) -> Position:
+    def _position(self, positions: dict[Value, int]) -> Position:
         """A sum of products; its values are added to `positions` and referred to by number."""
         terms: list[Term] = []
         const = 0
@@ -400,17 +432,16 @@ class _Parser:
             sign = 1 if self._accept("+") else -1 if self._accept("-") else 0
         return Position(tuple(terms), const)
 
-    def _term(self, stride: int, positions: list[Value]) -> Term:
+    def _term(self, stride: int, positions: dict[Value, int]) -> Term:
         """A value, or a digit of one in parentheses."""
         digit = self._accept("(")
         value = self._use()
-        if value not in positions:
-            positions.append(value)
+        number = positions.setdefault(value, len(positions))
         div = self._integer() if digit and self._accept("//") else 1
         mod = self._integer() if digit and self._accept("%") else 0
         if digit:
             self._expect(")")
-        return Term(positions.index(value), stride, div, mod)
+        return Term(number, stride, div, mod)
 
     def _fold(self, given: dict[str, Any]) -> Callable[[], tuple[Value, ...]]:
         index, given["axis"] = self._axis()
@@ -438,3 +469,18 @@ def _hint(token: _Token) -> str:
     """The hint of which `%name` or `%name.n` is made; numbers stand for no hint."""
     base = token.text[1:].partition(".")[0]
     return "" if base.isdigit() else base
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a literal is of the type of a field; fields of other types than these hold strings."""
+    match kind:
+        case "int" | "bool":
+            return type(value).__name__ == kind
+        case "DType":
+            return isinstance(value, np.dtype)
+        case "tuple[int, ...]":
+            return isinstance(value, tuple) and all(type(n) is int for n in cast("tuple[Any, ...]", value))
+        case "tuple[tuple[int, ...], tuple[int, ...]]":
+            return isinstance(value, tuple) and all(_fits(n, "tuple[int, ...]") for n in cast("tuple[Any, ...]", value))
+        case _:
+            return isinstance(value, str)

@@ -164,7 +164,8 @@ class _Printer:
         return text + "!" * dim.in_bounds
 
     def _position(self, op: MemoryOp, position: Position) -> str:
-        parts = [(t.stride, self._digit(op, t)) for t in position.terms]
+        positions = op.positions
+        parts = [(t.stride, self._digit(positions[t.operand], t)) for t in position.terms]
         if position.const or not parts:
             parts.append((position.const, ""))
         text = ""
@@ -174,8 +175,8 @@ class _Printer:
             text += sign + product
         return text.removeprefix("+")
 
-    def _digit(self, op: MemoryOp, term: Term) -> str:
-        name = self._use(op.positions[term.operand])
+    def _digit(self, value: Value, term: Term) -> str:
+        name = self._use(value)
         digit = f" // {term.div}" * (term.div > 1) + f" % {term.mod}" * (term.mod > 0)
         return f"({name}{digit})" if digit else name
 
