@@ -62,7 +62,7 @@ _current: ContextVar[Loc | None] = ContextVar("tilekern_loc", default=None)
 
 
 def is_loaded(file: str) -> bool:
-    """Whether Python runs code of a file: of a module, or of a function that was traced.
+    """True if Python runs code of a file: of a module, or of a function that was traced.
 
     A location in a text of the IR may name any file. Nothing but program source is read for it.
     """

@@ -140,7 +140,7 @@ class _Parser:
         return int(digits)
 
     def _nested[T](self, read: Callable[[], T], token: _Token) -> T:
-        """What `read` reads one level deeper."""
+        """The result of `read`, one level deeper."""
         if self._depth == _DEEPEST:
             raise self._error(f"expected at most {_DEEPEST} blocks or lists inside each other", token)
         self._depth += 1
@@ -472,7 +472,7 @@ def _hint(token: _Token) -> str:
 
 
 def _fits(value: Any, kind: str) -> bool:
-    """Whether a literal is of the type of a field; fields of other types than these hold strings."""
+    """True if a literal is of the type of a field; fields of other types than these hold strings."""
     match kind:
         case "int" | "bool":
             return type(value).__name__ == kind

@@ -304,7 +304,7 @@ def position_interval(position: Position, operands: Sequence[Interval | None]) -
 
 
 def proved(dim: Dim, size: int, operands: Sequence[Interval | None]) -> bool:
-    """Whether every lane of a dim lies in an array of `size` elements there."""
+    """True if every lane of a dim lies in an array of `size` elements there."""
     where = position_interval(dim.position, operands)
     lanes = dim.size if dim.kind == "block" else 1
     return where is not None and where.within(0, size - lanes)

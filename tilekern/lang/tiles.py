@@ -83,7 +83,7 @@ def describe(value: Any) -> str:
 
 
 def way_out(dtype: Any) -> str:
-    """What to do with an array of a dtype that kernels do not take."""
+    """The remedy for an array of a dtype that kernels do not take."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return "pass jax.random.key_data(key), an array; tk.random_bits draws from it"
     if jnp.issubdtype(dtype, jnp.complexfloating):
