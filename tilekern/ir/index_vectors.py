@@ -21,7 +21,7 @@ from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Dim, Load, MemoryOp, Position, Term
-from tilekern.ir.ranges import Interval, analyze, position_interval, update, whole
+from tilekern.ir.ranges import Interval, analyze, position_interval, proved, update, whole
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Iota
 from tilekern.ir.types import BOOL, I32, INDEX, TileType
@@ -96,8 +96,7 @@ def _reached(start: Iterable[Value], edges: Mapping[Value, Sequence[Value]]) -> 
 def _proved(op: MemoryOp, ranges: Mapping[Value, Interval]) -> list[bool]:
     """For each dim, True if every lane is known to lie in the array."""
     operands = [ranges.get(v) for v in op.positions]
-    spans = (_span(dim, operands) for dim in op.access.dims)
-    return [s is not None and s.within(0, n - 1) for s, n in zip(spans, op.ref.ref.shape, strict=True)]
+    return [proved(dim, n, operands) for dim, n in zip(op.access.dims, op.ref.ref.shape, strict=True)]
 
 
 def _span(dim: Dim, operands: Sequence[Interval | None]) -> Interval | None:
@@ -179,8 +178,8 @@ class _Guard(Rewriter):
     def _read(self, op: Load, make: Validity) -> Valid:
         """The lanes of a load without a fill that are in bounds and not masked."""
         found, lane = [op.mask], 0
-        for dim, length, proved in zip(op.access.dims, op.ref.ref.shape, _proved(op, self._ranges), strict=True):
-            if not proved:
+        for dim, length, is_inside in zip(op.access.dims, op.ref.ref.shape, _proved(op, self._ranges), strict=True):
+            if not is_inside:
                 inside = self._inside(op, dim, length, make)
                 if inside is None:
                     return self._told_apart(op, make)
