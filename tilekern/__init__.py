@@ -1,7 +1,22 @@
 """tilekern: tile kernels for JAX, from one source on GPU, TPU and CPU."""
 
 from tilekern import errors
-from tilekern.kernel import Block, Compiled, Kernel, Lowered, Op, Sum, Traced, Zeros, interpret, kernel, op
+from tilekern.kernel import (
+    Block,
+    Compiled,
+    CompiledOp,
+    Kernel,
+    Lowered,
+    LoweredOp,
+    Op,
+    Sum,
+    Traced,
+    TracedOp,
+    Zeros,
+    interpret,
+    kernel,
+    op,
+)
 from tilekern.lang.bits import random_bits, unpack
 from tilekern.lang.directives import debug_print, device_assert, hoist, when
 from tilekern.lang.functions import accumulator, cdiv, dot, full, zeros
@@ -15,13 +30,16 @@ __version__ = "0.1.0"
 __all__ = [
     "Block",
     "Compiled",
+    "CompiledOp",
     "Kernel",
     "Lowered",
+    "LoweredOp",
     "Op",
     "Ref",
     "Sum",
     "Tile",
     "Traced",
+    "TracedOp",
     "Zeros",
     "accumulator",
     "cdiv",

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 from jax._src import config as _config
+from jax._src import core as _core
 from jax._src import hardware_utils
 from jax._src.interpreters import mlir as lowering
 from jax.experimental import topologies
@@ -140,6 +141,14 @@ def kept(array: Any) -> Any:
 def evaluate(jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     """The results of a jaxpr, with other constants."""
     return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *operands)
+
+
+def equations(jaxpr: Jaxpr) -> Generator[JaxprEqn]:
+    """The equations of a jaxpr in order, each followed by those of the jaxprs nested in it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for nested in cast(Any, _core).jaxprs_in_params(eqn.params):
+            yield from equations(nested)
 
 
 def split_scan(eqn: JaxprEqn) -> tuple[int, int]:

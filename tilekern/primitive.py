@@ -106,6 +106,12 @@ def call(family: Any, *operands: Any) -> list[Any]:
     return _jax.bind(kernel_call_p, *_meshes.alike(operands), family=family)
 
 
+def calls_in(jaxpr: _jax.Jaxpr) -> list[tuple[Any, list[jax.ShapeDtypeStruct]]]:
+    """The families that a jaxpr calls, in order, with the types of the operands; also those in nested jaxprs."""
+    calls: list[Any] = [eqn for eqn in _jax.equations(jaxpr) if eqn.primitive is kernel_call_p]
+    return [(e.params["family"], [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in e.invars]) for e in calls]
+
+
 kernel_call_p = _jax.primitive("tilekern_call", _types, multiple_results=True)
 kernel_call_p.def_impl(_eager)
 for _platform in (None, "cpu", "cuda", "tpu"):

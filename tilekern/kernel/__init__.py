@@ -11,6 +11,7 @@ import jax
 from tilekern.kernel.declared import Declared, required
 from tilekern.kernel.family import KernelFamily
 from tilekern.kernel.op import Op, op
+from tilekern.kernel.op_stages import CompiledOp, LoweredOp, TracedOp
 from tilekern.kernel.results import Sum, Zeros
 from tilekern.kernel.signature import Block, Signature
 from tilekern.kernel.stages import Compiled, Lowered, Traced, interpret
@@ -20,12 +21,15 @@ from tilekern.primitive import call
 __all__ = [
     "Block",
     "Compiled",
+    "CompiledOp",
     "Kernel",
     "Lowered",
+    "LoweredOp",
     "Op",
     "Signature",
     "Sum",
     "Traced",
+    "TracedOp",
     "Zeros",
     "interpret",
     "kernel",

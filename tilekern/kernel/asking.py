@@ -19,7 +19,7 @@ def inherited_target() -> str | None:
 @contextmanager
 def asking(target: Target | None) -> Generator[None]:
     """Calls inside that ask for no target ask for this one."""
-    token = _asked.set(None if target is None else target.name)
+    token = _asked.set(None if target is None else target.asked_as)
     try:
         yield
     finally:

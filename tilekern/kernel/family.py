@@ -43,6 +43,9 @@ from tilekern.primitive import call
 
 Schedule = Callable[..., Mapping[str, int]]
 
+# The kernels of a call, and the targets that they are for.
+type Calls = list[tuple[TileFamily, Target]]
+
 # Kernels and shapes for which a `GatherWarning` was given.
 _GATHERING = set[tuple[Any, ...]]()
 
@@ -91,6 +94,10 @@ class Family:
         All results are stacked along dim 0. Operands must be stacked along the dims returned with the family, which
         differ from `dims` only where a shared operand has to be stacked.
         """
+        raise NotImplementedError
+
+    def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
+        """The kernels that a call for a target runs, in the order in which their calls begin."""
         raise NotImplementedError
 
     def call(self, platform: str, site: _meshes.Site) -> Callable[..., Sequence[jax.Array]]:
@@ -170,6 +177,9 @@ class TileFamily(Family):
         program = partial(lowering.run)
         program.__name__ = self.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
         return jax.jit(program)
+
+    def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
+        return [(self, target)]
 
     def _lowered_as_asked(self, target: Target) -> Lowering:
         """The member lowered to a target, or by the portable backend if nobody asked for the target by name."""
@@ -251,6 +261,12 @@ class MappedFamily(Family):
         run.__name__ = self.name
         return jax.jit(run)
 
+    def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
+        pairs = zip(operands, self.dims, strict=True)
+        return self._inner.kernels(
+            target, [x if d is None else jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x, d in pairs]
+        )
+
     def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
         family = MappedFamily(self, size, dims)
         return family, family.dims
@@ -283,7 +299,7 @@ class DeclaredFamily(Family):
 
     def again(self, *args: Any) -> Any:
         """The same call, on other inputs."""
-        target = {} if self.asked is None else {"target": self.asked.name}
+        target = {} if self.asked is None else {"target": self.asked.asked_as}
         return self.rules.call(*args, **self.keywords, **target)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -13,12 +13,22 @@ from tilekern.errors import ArgumentError, TraceError
 from tilekern.kernel.asking import asking
 from tilekern.kernel.declared import Declared, required
 from tilekern.kernel.derivatives import batched_jvp, batched_transpose
-from tilekern.kernel.family import DeclaredFamily, Definition, Family, blocks_for, declared_type, settings_of, stacked
+from tilekern.kernel.family import (
+    Calls,
+    DeclaredFamily,
+    Definition,
+    Family,
+    blocks_for,
+    declared_type,
+    settings_of,
+    stacked,
+)
+from tilekern.kernel.op_stages import TracedOp
 from tilekern.kernel.results import results
 from tilekern.kernel.signature import LAUNCH
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
-from tilekern.primitive import call
+from tilekern.primitive import call, calls_in
 
 
 def op(
@@ -51,6 +61,17 @@ class Op(Declared):
 
     def __init__(self, out_type: Callable[..., Any], linear: tuple[str, ...], function: Callable[..., Any]) -> None:
         super().__init__(out_type, function, linear=linear)
+
+    def trace(self, *args: Any, **keywords: Any) -> TracedOp:
+        """Trace the op, and the kernels that it calls, for arrays or `jax.ShapeDtypeStruct`s and static arguments."""
+        args, keywords = self.signature.positional(args, keywords)
+        statics, blocks, target = self._check(keywords)
+        family, _ = self._family(args, statics, blocks, target)
+
+        def again(target: Target) -> OpFamily:
+            return OpFamily(self._definition, family.arguments, statics, blocks, target)
+
+        return TracedOp(family, again)
 
     def _make_family(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
@@ -147,6 +168,14 @@ class OpFamily(DeclaredFamily):
                 )
         return leaves
 
+    def traced(self, target: Target) -> tuple[_jax.Jaxpr, Calls]:
+        """The jaxpr of the op with the blocks of a target, and the kernels that it calls."""
+        jaxpr = _traced(self.function(target), jax.tree.leaves(self.arguments))
+        return jaxpr, _called(jaxpr, target)
+
+    def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
+        return self.traced(target)[1]
+
     def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
         return jax.jit(self.function(target))
 
@@ -166,6 +195,9 @@ class BatchedOpFamily(Family):
         """The batched op on flat operands."""
         return jax.vmap(self._inner.function(target), in_axes=self._dims, axis_size=self._size)
 
+    def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
+        return _called(_traced(self.function(target), operands), target)
+
     def program(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
         return jax.jit(self.function(target))
 
@@ -177,3 +209,16 @@ class BatchedOpFamily(Family):
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
         return batched_transpose(self._inner, self._size, self._dims, cotangents, operands)
+
+
+def _traced(function: Callable[..., list[jax.Array]], operands: Sequence[jax.ShapeDtypeStruct]) -> _jax.Jaxpr:
+    with _meshes.outside_of_meshes():
+        return _jax.make_jaxpr(function, *operands)
+
+
+def _called(jaxpr: _jax.Jaxpr, target: Target) -> Calls:
+    """The kernels that a jaxpr calls, each different one once."""
+    found: Calls = []
+    for family, operands in calls_in(jaxpr):
+        found += family.kernels(family.asked or target, operands)
+    return list(dict.fromkeys(found))

@@ -12,7 +12,8 @@ from tilekern import _jax
 from tilekern.errors import ArgumentError, TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret as _interpret
-from tilekern.kernel.family import KernelFamily, check_argument
+from tilekern.kernel.family import DeclaredFamily, KernelFamily, check_argument
+from tilekern.kernel.inner import Inner
 from tilekern.lang.tiles import describe
 from tilekern.lower.lowering import CompiledProgram
 from tilekern.lower.target import Target, resolve
@@ -25,7 +26,7 @@ class Traced:
       ir: the block IR, with the blocks of the default target.
     """
 
-    def __init__(self, family: KernelFamily) -> None:
+    def __init__(self, family: KernelFamily | Inner) -> None:
         self._family = family
         self.ir: Func = family.func()
 
@@ -47,7 +48,7 @@ class Lowered:
         MLIR for "tpu:…".
     """
 
-    def __init__(self, family: KernelFamily, target: Target) -> None:
+    def __init__(self, family: KernelFamily | Inner, target: Target) -> None:
         self._family, self.target = family, target.name
         self.ir: Func = family.func(target)
         _check_closed(family)
@@ -83,7 +84,7 @@ class Lowered:
 class Compiled:
     """A compiled kernel: call it with arrays of the types it was traced for."""
 
-    def __init__(self, family: KernelFamily, compiled: CompiledProgram) -> None:
+    def __init__(self, family: KernelFamily | Inner, compiled: CompiledProgram) -> None:
         self._family, self._compiled = family, compiled
 
     def __call__(self, *arrays: Any) -> Any:
@@ -127,7 +128,8 @@ def interpret(traced: Traced) -> Callable[..., Any]:
             "tk.interpret takes a traced kernel",
             expected="what kernel.trace(x, ...) returns",
             got=describe(traced),
-            fix="write tk.interpret(kernel.trace(x, y))(x, y); a function around a kernel cannot be interpreted",
+            fix="write tk.interpret(kernel.trace(x, y))(x, y); of a function around kernels none can be interpreted, "
+            "of an op each kernel: tk.interpret(op.trace(x).kernels[0])",
         )
     family = traced._family  # pyright: ignore[reportPrivateUsage] -- stages are one module
 
@@ -138,8 +140,15 @@ def interpret(traced: Traced) -> Callable[..., Any]:
     return run
 
 
-def _operands(family: KernelFamily, arguments: tuple[Any, ...]) -> list[Any]:
+def _operands(family: KernelFamily | Inner, arguments: tuple[Any, ...]) -> list[Any]:
     """The flat operands: the arguments' arrays, then what the body closes over."""
+    leaves = checked(family, arguments)
+    _check_closed(family)
+    return [*leaves, *family.captured]
+
+
+def checked(family: DeclaredFamily | Inner, arguments: tuple[Any, ...]) -> list[Any]:
+    """The arguments' arrays, which must have the types that a kernel or an op was traced for."""
     found, wanted = _jax.structure(arguments), _jax.structure(family.arguments)
     if found != wanted:
         raise ArgumentError(
@@ -151,11 +160,10 @@ def _operands(family: KernelFamily, arguments: tuple[Any, ...]) -> list[Any]:
     with_paths, _ = _jax.flatten_with_path(arguments)
     for (path, leaf), aval in zip(with_paths, jax.tree.leaves(family.arguments), strict=True):
         _check_type(family, family.signature.leaf_name(path), leaf, aval)
-    _check_closed(family)
-    return [*jax.tree.leaves(arguments), *family.captured]
+    return jax.tree.leaves(arguments)
 
 
-def _check_closed(family: KernelFamily) -> None:
+def _check_closed(family: KernelFamily | Inner) -> None:
     if family.captures_tracers:
         raise TargetError(
             f"{family.name} closes over values that are being traced, and cannot be lowered by itself",
@@ -165,7 +173,7 @@ def _check_closed(family: KernelFamily) -> None:
         )
 
 
-def _check_type(family: KernelFamily, name: str, leaf: Any, wanted: jax.ShapeDtypeStruct) -> None:
+def _check_type(family: DeclaredFamily | Inner, name: str, leaf: Any, wanted: jax.ShapeDtypeStruct) -> None:
     found = check_argument(family.name, name, leaf)
     if found == wanted:
         return

@@ -28,6 +28,11 @@ class Target:
     portable: bool = False
     falls_back: bool = False
 
+    @property
+    def asked_as(self) -> str:
+        """The name to ask for it: "cpu" for one that falls back."""
+        return self.platform if self.falls_back else self.name
+
 
 TARGETS: dict[str, Target] = {
     target.name: target

@@ -1,0 +1,124 @@
+"""The stages of an op: `TracedOp`, `LoweredOp`, `CompiledOp`; each holds those of the kernels that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+
+from tilekern import _jax
+from tilekern.errors import TargetError
+from tilekern.kernel.family import Calls
+from tilekern.kernel.inner import Inner
+from tilekern.kernel.stages import Compiled, Lowered, Traced, checked
+from tilekern.lower.target import Target, on_platform, resolve
+
+if TYPE_CHECKING:
+    from tilekern.kernel.op import OpFamily
+
+
+class TracedOp:
+    """An op traced for given argument types; prints as its jaxpr, and the block IR of its kernels.
+
+    Attributes:
+      jaxpr: the JAX code around the kernels, with the blocks of the default target.
+      kernels: a `Traced` for each different call of a kernel, in the order of the calls, also of those in ops that
+        the op calls. `jax.vmap` around a call has made it an axis. They take flat arrays: those of the arguments, then
+        those that the kernel closes over.
+    """
+
+    def __init__(self, family: OpFamily, again: Callable[[Target], OpFamily]) -> None:
+        self._family, self._again = family, again
+        self.jaxpr, calls = family.traced(family.target)
+        self.kernels: tuple[Traced, ...] = tuple(Traced(Inner(kernel, target)) for kernel, target in calls)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, (self.jaxpr, *self.kernels)))
+
+    def lower(self, target: str = "cpu") -> LoweredOp:
+        """Lower to a target, with the blocks that the schedules of the op and of its kernels have for it."""
+        found = resolve(target)
+        settings = self._family.settings
+        with jax.enable_x64(settings.x64), _jax.checking(settings):
+            return LoweredOp(self._again(found), found)
+
+
+class LoweredOp:
+    """An op whose kernels are lowered to a target.
+
+    Attributes:
+      target: its name.
+      jaxpr: the JAX code around the kernels, with the target's blocks.
+      kernels: a `Lowered` for each kernel, in the order of `TracedOp.kernels`. Kernels that the op calls with a
+        `target=` of their own have that one.
+    """
+
+    def __init__(self, family: OpFamily, target: Target) -> None:
+        self._family, self._target, self.target = family, target, target.name
+        self.jaxpr, calls = family.traced(target)
+        self.kernels: tuple[Lowered, ...] = tuple(_lowered(calls, target))
+
+    @property
+    def text(self) -> str:
+        """The target's programs, one for each kernel, as in `Lowered.text`."""
+        return "\n\n".join(kernel.text for kernel in self.kernels)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def plan(self) -> str:
+        """The plans of the kernels, as in `Lowered.plan`."""
+        return "\n\n".join(kernel.plan for kernel in self.kernels)
+
+    def compile(self) -> CompiledOp:
+        """Compile all kernels for the target. Its hardware need not be here, unless the result is called."""
+        return CompiledOp(self._family, self._target, tuple(kernel.compile() for kernel in self.kernels))
+
+
+class CompiledOp:
+    """A compiled op: call it with arrays of the types it was traced for.
+
+    Attributes:
+      kernels: a `Compiled` for each kernel, with the `asm` and the `resources` of it.
+    """
+
+    def __init__(self, family: OpFamily, target: Target, kernels: tuple[Compiled, ...]) -> None:
+        self._family, self._target, self.kernels = family, target, kernels
+
+    def __call__(self, *arrays: Any) -> Any:
+        return self._family.results.pack(self._program(*checked(self._family, arrays)))
+
+    @property
+    def asm(self) -> Mapping[str, Any]:
+        """XLA's program of the whole op, as `asm["hlo"]`."""
+        return {"hlo": self._program.as_text()}
+
+    def memory_analysis(self) -> Any:
+        """XLA's account of the program's memory; `.temp_size_in_bytes` is what the op keeps between its kernels."""
+        return self._program.memory_analysis()
+
+    @cached_property
+    def _program(self) -> Any:
+        """The op compiled by XLA for this machine."""
+        platform, name = self._target.platform, self._family.name
+        try:
+            device = cast(Any, jax).devices(platform)[0]
+        except RuntimeError as error:  # no such platform here
+            raise TargetError(
+                f"there is no {self._target.name} here to run {name} on",
+                expected=f"a machine on which JAX has the platform {platform}",
+                got=f"JAX runs on {jax.default_backend()}",
+                fix="look at .kernels, each with its .asm; or lower to 'cpu'",
+            ) from error
+        place = jax.sharding.SingleDeviceSharding(device)
+        with jax.enable_x64(self._family.settings.x64):
+            program = jax.jit(self._family.function(self._target), in_shardings=place, out_shardings=place)
+            return program.lower(*_jax.flatten(self._family.arguments)[0]).compile()
+
+
+def _lowered(calls: Calls, target: Target) -> list[Lowered]:
+    wanted = ((kernel, on_platform(target.platform, asked)) for kernel, asked in calls)
+    return [Lowered(Inner(kernel, found), found) for kernel, found in wanted]
