@@ -12,10 +12,10 @@ from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
 from tilekern.ir.dynamic import DynamicUpdateSlice, Take
 from tilekern.ir.memory import Atomic, Load, Store
-from tilekern.ir.ordering import ArgReduce, Scan, Sort
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.quote import visible
 from tilekern.ir.shape import Concatenate, Pad
-from tilekern.lower.llvm import along, atomics, dots, groups, movement
+from tilekern.lower.llvm import along, atomics, dots, groups, movement, ordering
 from tilekern.lower.llvm.atomics import Shares, shares_of
 from tilekern.lower.llvm.code import I64, PTR, VOID, Code, Module, Reg
 from tilekern.lower.llvm.elements import Elements
@@ -78,8 +78,8 @@ def _needs(machine: Machine, op: Op, closures: Closures) -> tuple[int, Any]:
     match op:
         case Dot():
             return dots.needs(op, closures, machine)
-        case Sort():
-            return along.bytes_of_sort(op), None
+        case Sort() | TopK():
+            return ordering.bytes_of(op, machine), None
         case _:
             return 0, None
 
@@ -154,8 +154,8 @@ class _Body:
                 along.scan(e, op)
             case ArgReduce():
                 along.arg_reduce(e, op)
-            case Sort():
-                along.sort(e, step)
+            case Sort() | TopK():
+                ordering.emit(e, step)
             case Concatenate():
                 movement.concatenate(e, op)
             case Pad():

@@ -3,7 +3,7 @@
 functions     of bools by `and`, `or`, ...; of floats narrower than float32 in float32, rounded once
 casts         from or to 8-bit floats by their bits; to narrow floats only from float32
 reductions    along one dim, of at least 32 bits or bool
-arg-reduces, sorts, top-k: of integer keys
+arg-reduces, sorts, top-k: of integer keys; a top-k has keys of 32 bits
 dots          of [B, M, K] and [B, K, N] or [B, N, K] (no B where there is no batch), of the dtypes of `dots.KINDS`
 """
 
@@ -96,8 +96,10 @@ def _rule(machine: Machine, op: Op, rewriter: Rewriter) -> Sequence[Value] | Non
             found = make.number(0, op.result.tile)
         case Sort():
             found = None if _is_expanded(op, rewriter) else expand_sort(make, op)
-        case TopK():
+        case TopK() if op.operands[0].tile.dtype.itemsize == 8:
             found = expand_top_k(make, op)
+        case TopK():
+            found = make.add(TopK, sort_key(make, op.operands[0]), dim=op.dim, k=op.k)
         case Dot():
             found = _dot(make, op, machine, rewriter)
         case _:

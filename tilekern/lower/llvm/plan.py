@@ -24,6 +24,7 @@ from tilekern.ir.ordering import Sort
 from tilekern.ir.shape import Broadcast, Reshape
 from tilekern.ir.types import TileType
 from tilekern.lower.llvm.index import is_virtual
+from tilekern.lower.llvm.ordering import sorts_words
 from tilekern.lower.llvm.steps import AnyStep, Closures, Copies, Group, Map, Plan, Slot, Step, addressable
 
 # Instructions that computing a tile a second time may take, where it need not be kept then.
@@ -117,8 +118,8 @@ class _Planner:
 
     def _step(self, op: Op) -> Step:
         """An op with code of its own, which computes its virtual operands by itself."""
-        if isinstance(op, (Sort, Take)):
-            for x in op.operands[: len(op.operands) if isinstance(op, Sort) else 1]:
+        if isinstance(op, Take) or (isinstance(op, Sort) and not sorts_words(op)):
+            for x in op.operands[: op.num_keys if isinstance(op, Sort) else 1]:
                 self._keep(x)
         tiles = [v for v in op.operands if isinstance(v.type, TileType)]
         for x in tiles:
