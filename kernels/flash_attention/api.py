@@ -130,7 +130,8 @@ def flash_attention(
         What mixes elements is refused, for results would depend on tiles. Where a query does not attend, and at
         positions that do not exist, a function may return anything, NaN included. Both may be a
         `jax.tree_util.Partial(function, *arrays)`: the arrays come first, and are read at integers made of b and n, and
-        at i and j themselves, as slopes[n], table[b, j] or bias[n, i, j]. They may be longer than that.
+        at i and j themselves, as slopes[n], table[b, j] or bias[n, i, j]. They may be longer than that. A traced array
+        that a function closes over is carried, too, and has a gradient, if it is read in that way.
       block_map: of `mask`, or of `mask_mod`, if it is made once for many calls; otherwise each call makes its own.
       dropout_rate: the share of weights that is dropped, the others being divided by 1 - dropout_rate.
       dropout_key: of `jax.random`, or its data. A weight is dropped, or not, by key, b, n, i and j alone, everywhere.

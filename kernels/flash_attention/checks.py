@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -19,6 +20,7 @@ from tilekern.ir.core import cdiv
 from tilekern.kernel.signature import LAUNCH, check_sizes
 from tilekern.kernels.api import as_int32, as_real, is_float, is_integer, narrowed
 from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
+from tilekern.kernels.flash_attention.closures import carrying
 from tilekern.kernels.flash_attention.mods import abstract_call, abstract_places, carried_by, with_carried
 from tilekern.lang.tiles import describe, static_int
 
@@ -111,7 +113,7 @@ def masks(
 ) -> tuple[Any, Any, BlockMap | None]:
     """The mask as an array [B or 1, N or 1, T or 1, S or 1], the function, and the map of the one or the other."""
     mask = None if mask is None else _as_scores("mask", mask, sizes)
-    mask_mod = None if mask_mod is None else _mod("mask_mod", mask_mod, sizes)
+    mask_mod = None if mask_mod is None else _closed(mask_mod, partial(_mod, "mask_mod", sizes=sizes))
     if given is not None:
         _check_map(given, mask, mask_mod, sizes)
         for what, name in (("queries", "block_q"), ("keys", "block_k")):
@@ -324,8 +326,24 @@ def backward_blocks(blocks: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 
 def score_mod(given: Any, sizes: Sizes, wide: Any) -> Any:
     """The function as a `Partial`; it must return scores, and index what it carries."""
-    if given is None:
-        return None
+    return None if given is None else _closed(given, partial(_score_mod, sizes=sizes, wide=wide))
+
+
+def _closed(given: Any, check: Callable[[Any], Any]) -> Any:
+    """What `check` makes of a function. Traced arrays that it closes over are carried, if it reads them so.
+
+    Otherwise the forward kernel can still read them, and derivatives are refused.
+    """
+    mod = carrying(given) if callable(given) else None
+    if isinstance(given, jax.tree_util.Partial) or not carried_by(mod):
+        return check(given)
+    try:
+        return check(mod)
+    except ArgumentError:
+        return check(given)
+
+
+def _score_mod(given: Any, sizes: Sizes, wide: Any) -> Any:
     mod = _mod("score_mod", given, sizes, wide)
     for place in abstract_places(mod):
         shown = ", ".join(e if isinstance(e, str) else "…" for e in place.entries)

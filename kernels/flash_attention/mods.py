@@ -18,6 +18,7 @@ import tilekern as tk
 from tilekern import _jax
 from tilekern.errors import ArgumentError
 from tilekern.kernels.flash_attention import elementwise
+from tilekern.lang.incomparable import Incomparable
 from tilekern.lang.tiles import describe
 
 
@@ -48,7 +49,7 @@ class Place:
         return tuple(positions[e] if isinstance(e, str) else e for e in self.entries)
 
 
-class Carried:
+class Carried(Incomparable):
     """Stands for an array that a function of the user carries: to be indexed, by b, n, i and j."""
 
     def __init__(self, array: Any, number: int, positions: dict[str, Any], read: Callable[[Place], Any]) -> None:
@@ -74,6 +75,9 @@ class Carried:
         if integer and not isinstance(entry, bool) and getattr(entry, "shape", ()) == ():
             return entry
         raise self._wrong(f"the index {describe(entry)}", "i or j themselves, and integers made of b and n")
+
+    def no_value(self, use: str, *others: Any) -> ArgumentError:
+        return self._wrong(f"the array itself in {use}", "an element of it for each score, such as slopes[n]")
 
     def __jax_array__(self) -> Any:
         raise self._wrong("the array itself", "an element of it for each score, such as slopes[n]")

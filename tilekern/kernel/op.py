@@ -137,7 +137,8 @@ class OpFamily(DeclaredFamily):
                         f"the op {self.name} closes over a traced value",
                         expected="an op that uses its arguments and known values only",
                         got=describe(value),
-                        fix="make the value an argument of the op",
+                        fix="make the value an argument of the op; a function that is an argument carries it in a "
+                        "jax.tree_util.Partial",
                     )
         return _jax.of_jaxpr(traced, self.name)
 
