@@ -21,7 +21,6 @@ from tilekern.errors import (
     DependencyError,
     FallbackWarning,
     GatherWarning,
-    ResourceError,
     TargetError,
     TilekernError,
 )
@@ -187,12 +186,15 @@ class TileFamily(Family):
         return self.lowered(target) if by_name else self.lowered_or_portable(target)
 
     def lowered_or_portable(self, target: Target) -> Lowering:
-        """The member lowered to a target, or with a warning by the portable backend what the target's refuses."""
+        """The member lowered to a target, or with a warning by the portable backend what the target's refuses.
+
+        Too large a block is an error: the portable backend would need the memory, too.
+        """
         if target.backend not in FALL_BACK:
             return self.lowered(target)
         try:
             return self.lowered(target)
-        except (TargetError, ResourceError, DependencyError) as error:
+        except (TargetError, DependencyError) as error:
             message = f"{self.name} runs on {target.platform} by the portable backend, which is slower.\n{error}"
             warnings.warn(message, FallbackWarning, stacklevel=2)
             return self.lowered(DEFAULT)

@@ -330,10 +330,10 @@ def scaled(x: tk.Ref, out: tk.Ref, *, block: tk.Block = 8) -> None:
 ROWS = jax.ShapeDtypeStruct((64, 4096), jnp.float32)
 
 
-def divided(kind: AxisType, rows: int = 64) -> jax.ShapeDtypeStruct:
+def divided(kind: AxisType) -> jax.ShapeDtypeStruct:
     """An array whose rows are divided among half of four devices, which need not be here."""
     mesh = AbstractMesh((2, 2), ("d", "e"), axis_types=(kind, kind))
-    return jax.ShapeDtypeStruct((rows, 4096), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("d", None)))
+    return jax.ShapeDtypeStruct((64, 4096), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("d", None)))
 
 
 def mapped(axes: set[str], check: bool = True) -> Any:
@@ -387,8 +387,8 @@ def test_the_portable_backend_is_divided() -> None:
 
 
 def test_what_falls_back_to_the_portable_backend_is_divided() -> None:
-    with pytest.warns(FallbackWarning, match="needs more VMEM"):
-        assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x, block=1 << 14), divided(AxisType.Auto, rows=1 << 14))
+    with jax.enable_x64(True), pytest.warns(FallbackWarning, match="f64"):
+        assert CUSTOM_CALL not in for_tpu(lambda x: scaled(x.astype(jnp.float64)), divided(AxisType.Auto))
 
 
 def test_pallas_needs_to_know_the_chip() -> None:

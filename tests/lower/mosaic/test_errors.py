@@ -57,15 +57,19 @@ def test_64_bits_are_refused_where_they_are_asked_for() -> None:
 
 
 def test_the_portable_backend_serves_what_tpus_refuse() -> None:
+    with jax.enable_x64(True), pytest.warns(FallbackWarning, match="scaled runs on tpu by the portable backend"):
+        lowered = jax.jit(scaled).trace(like(16, 128, dtype="float64")).lower(lowering_platforms=("tpu",))
+    assert "tpu_custom_call" not in lowered.as_text()
+
+
+@pytest.mark.parametrize("asked", [None, "tpu:v5e"])
+def test_a_block_that_does_not_fit_is_an_error_also_without_a_target(asked: str | None) -> None:
     x = like(4096, 1 << 16)  # a gigabyte: rows of 8 fit, all of it does not
     with warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
         jax.jit(scaled).trace(x).lower(lowering_platforms=("tpu",))
-    with pytest.warns(FallbackWarning, match="scaled runs on tpu by the portable backend(.|\n)*needs more VMEM"):
-        lowered = jax.jit(lambda x: scaled(x, block=4096)).trace(x).lower(lowering_platforms=("tpu",))
-    assert "tpu_custom_call" not in lowered.as_text()
-    with pytest.raises(ResourceError):
-        jax.jit(lambda x: scaled(x, block=4096, target="tpu:v5e")).trace(x).lower(lowering_platforms=("tpu",))
+        with pytest.raises(ResourceError, match="scaled needs more VMEM"):
+            jax.jit(lambda x: scaled(x, block=4096, target=asked)).trace(x).lower(lowering_platforms=("tpu",))
 
 
 def test_a_block_that_is_not_aligned_is_refused() -> None:

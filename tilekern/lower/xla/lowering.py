@@ -14,7 +14,7 @@ from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.ir.quote import visible
 from tilekern.lower.sizes import LONGEST_INT32, refuse_large
-from tilekern.lower.xla import emit
+from tilekern.lower.xla import budget, emit
 
 
 class XlaLowering:
@@ -24,11 +24,13 @@ class XlaLowering:
       func: the Func.
 
     Raises:
+      ResourceError: intermediate values take more than half of this machine's memory.
       TargetError: an array is longer, or the grid larger, than the backend counts.
     """
 
     def __init__(self, func: Func) -> None:
         refuse_large(func, "the portable backend", longest=LONGEST_INT32)
+        budget.check(func)
         self.func = func
 
     @_jax.emits

@@ -1,0 +1,118 @@
+"""The memory that the values of a Func take on the portable backend, and the refusal of what a machine does not have.
+
+XLA computes elementwise ops, broadcasts and reductions where they are read. It keeps arrays for the operands and
+results of products, sorts, scans and gathers, and for what loops carry. The sum of those that are alive at once is what
+a program takes at least.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from operator import itemgetter
+
+from tilekern import source
+from tilekern.errors import ResourceError
+from tilekern.ir.compute import Constant, Dot
+from tilekern.ir.control import Fold, While
+from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.dynamic import Take
+from tilekern.ir.memory import Load
+from tilekern.ir.ordering import Scan, Sort, TopK
+
+# Bytes of memory, where the system does not tell.
+_UNKNOWN = 16 << 30
+
+# Ops that XLA computes of arrays, into arrays.
+_COMPUTED = (Dot, Sort, Scan, TopK, Take)
+# Ops whose results never lie where an operand was.
+_APART = (Dot, TopK, Take)
+
+
+def available() -> int:
+    """The bytes that intermediate values may take: half of this machine's memory."""
+    return _memory() // 2
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows, or a system without these names
+        return _UNKNOWN
+
+
+def check(func: Func) -> None:
+    """Refuse a Func whose intermediate values take more than half of this machine's memory.
+
+    Raises:
+      ResourceError: with the line of the op at which most is alive.
+    """
+    needed, where = temporaries(func)
+    budget = available()
+    if needed <= budget:
+        return
+    with source.at(func.loc), source.at(func.loc if where is None else where.loc):
+        raise ResourceError(
+            f"{func.name} needs too much memory for its intermediate values",
+            expected=f"at most {budget} bytes, half of this machine's memory",
+            got=f"at least {needed} bytes on the portable backend" + (f", most at a {where.name}" if where else ""),
+            fix="use smaller blocks",
+        )
+
+
+def temporaries(func: Func) -> tuple[int, Op | None]:
+    """The bytes of the values of one program that are alive at once, at least; and the op at which most are."""
+    return _most(func.body, _kept(func))
+
+
+def _kept(func: Func) -> set[Value]:
+    """The values that XLA keeps as arrays."""
+    made = {result: op for op in func.walk() for result in op.results}
+    kept = set[Value]()
+    for op in func.walk():
+        if isinstance(op, _COMPUTED):
+            kept.update(op.results)
+            # A tile that is loaded may be a part of its array, and a constant of the program.
+            kept.update(v for v in op.operands if v in made and not isinstance(made[v], (Load, Constant)))
+        elif isinstance(op, (Fold, While)) or _is_gather(op):
+            kept.update(op.results)
+    return kept
+
+
+def _is_gather(op: Op) -> bool:
+    return isinstance(op, Load) and any(dim.kind == "gather" for dim in op.access.dims)
+
+
+def _most(block: Block, kept: set[Value]) -> tuple[int, Op | None]:
+    """The most bytes of kept values that a block makes and that are alive at once; and at which op."""
+    ends = _last_uses(block)
+    ending = dict[int, int]()
+    for value, number in ends.items():
+        ending[number] = ending.get(number, 0) + _bytes((value,), kept)
+    alive, most, where = 0, 0, None
+    for number, op in enumerate(block.ops):
+        ended = ending.get(number, 0)
+        if not isinstance(op, _APART):
+            alive, ended = alive - ended, 0
+        alive += _bytes(op.results, kept)
+        inner, at = max((_most(region, kept) for region in op.regions), key=itemgetter(0), default=(0, None))
+        if alive + inner > most:
+            most, where = alive + inner, at or op
+        alive -= ended + _bytes((v for v in op.results if v not in ends), kept)
+    return most, where
+
+
+def _last_uses(block: Block) -> dict[Value, int]:
+    """The number of the last op of a block that uses a value that the block makes; behind all ops for its results."""
+    made = {result for op in block.ops for result in op.results}
+    found = dict[Value, int]()
+    for number, op in enumerate(block.ops):
+        inside = [op, *(inner for region in op.regions for inner in region.walk())]
+        used = (values for o in inside for values in (o.operands, *(region.results for region in o.regions)))
+        found.update((v, number) for values in used for v in values if v in made)
+    found.update((v, len(block.ops)) for v in block.results)
+    return found
+
+
+def _bytes(values: Iterable[Value], kept: set[Value]) -> int:
+    return sum(v.tile.nbytes for v in values if v in kept)
