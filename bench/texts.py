@@ -1,0 +1,117 @@
+"""python -m bench.texts: a hash of what each backend makes of each kernel of the library, to compare two trees.
+
+    python -m bench.texts --out before.json
+    ... change what should leave the kernels alone ...
+    python -m bench.texts --out after.json --compare before.json
+
+Kernels are those that the library's functions and their gradients call for the named cases, with the schedules'
+blocks. Of each, the block IR and the target's program are hashed; lines of the source, which move, are left out. The
+status is 1 if two hashes differ, or if a kernel is in one file only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern.kernels
+from tilekern.errors import TilekernError
+from tilekern.lower.target import TARGETS, Target
+from tilekern.primitive import calls_in
+
+_DTYPES = ("float32", "bfloat16")
+_PROGRAMS = ("cpu:llvm", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "tpu:v5e", "tpu:v6e", "tpu:7x")
+
+# Comments of Triton source, locations of MLIR: they name lines.
+_LINES = re.compile(r"\s*# .*$|\bloc\([^\n]*\)$", re.MULTILINE)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the command line says; return the exit status."""
+    made = argparse.ArgumentParser(prog="python -m bench.texts", description=(__doc__ or "").splitlines()[0])
+    made.add_argument("--out", type=Path, default=Path("bench/out/texts.json"), help="the file of hashes")
+    made.add_argument("--compare", type=Path, metavar="FILE", help="hashes of an earlier run")
+    made.add_argument("--only", default="", metavar="REGEX", help="kernels whose name it occurs in")
+    given = made.parse_args(arguments)
+    found: dict[str, str] = {}
+    for name in sorted(p.parent.name for p in Path(tilekern.kernels.__path__[0]).glob("*/cases.py")):
+        if re.search(given.only, name):
+            found |= _of_library_function(name)
+            print(f"{name}: {len(found)} programs so far", file=sys.stderr)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if given.compare is None else _compare(json.loads(given.compare.read_text()), found, given.only)
+
+
+def _compare(before: dict[str, str], after: dict[str, str], only: str) -> int:
+    before = {key: value for key, value in before.items() if re.search(only, key.split()[0])}
+    differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    for key in differing:
+        print(key, "differs" if key in before and key in after else "is new" if key in after else "is gone")
+    print(f"{len(differing)} of {len(after)} programs differ")
+    return 1 if differing else 0
+
+
+def _of_library_function(name: str) -> dict[str, str]:
+    function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
+    cases = importlib.import_module(f"tilekern.kernels.{name}.cases").CASES
+    found: dict[str, str] = {}
+    for case in cases:
+        for dtype in _DTYPES:
+            arrays = jax.eval_shape(partial(case.arrays, dtype=dtype), jax.random.key(0))
+            call = partial(function, **getattr(case, "keywords", {}))
+            for mode, run in (("forward", call), ("gradient", partial(_gradient, call))):
+                for target in _PROGRAMS:
+                    key = f"{name} {case.name} {dtype} {mode} {target}"
+                    found |= {f"{key} {what}": text for what, text in _texts(run, arrays, TARGETS[target])}
+    return found
+
+
+def _gradient(call: Any, *arrays: Any) -> Any:
+    """The gradient of a sum, with respect to all arrays of floats."""
+    moved = [n for n, x in enumerate(arrays) if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)]
+
+    def total(*some: Any) -> Any:
+        values = list(arrays)
+        for n, x in zip(moved, some, strict=True):
+            values[n] = x
+        return sum(x.astype(jnp.float32).sum() for x in jax.tree.leaves(call(*values)))
+
+    return jax.grad(total, tuple(range(len(moved))))(*(arrays[n] for n in moved))
+
+
+def _texts(run: Any, arrays: Any, target: Target) -> Iterator[tuple[str, str]]:
+    """Names and hashes of what a function's kernels become, or of the error."""
+    try:
+        calls = calls_in(jax.make_jaxpr(run)(*arrays))
+    except TilekernError as error:
+        yield "refused", _hash(str(error).splitlines()[0])
+        return
+    kernels = [k for family, operands in calls for k, _ in family.kernels(target, operands)]
+    for number, kernel in enumerate(dict.fromkeys(kernels)):
+        yield f"{number} {kernel.name} ir", _hash(str(kernel.func(target)))
+        try:
+            yield f"{number} {kernel.name} program", _hash(kernel.lowered(target).text)
+        except TilekernError as error:
+            yield f"{number} {kernel.name} refused", _hash(str(error).splitlines()[0])
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(_LINES.sub("", text).encode()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    sys.exit(main(sys.argv[1:]))
