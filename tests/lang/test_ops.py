@@ -333,15 +333,6 @@ def test_other_gathers_are_refused() -> None:
         f(X, IDX)
 
 
-def test_other_bitcasts_are_refused() -> None:
-    @kernel(((4, 8, 2), np.int16))
-    def f(x, out):
-        out[...] = lax.bitcast_convert_type(x[...], jnp.int16)  # <-
-
-    with refused(UnsupportedError, "different widths", expected="equal width", got="f32[4, 8] to i16", fix="shifts"):
-        f(X)
-
-
 def test_other_precisions_are_refused() -> None:
     @kernel(((4, 8), np.float32))
     def f(x, out):

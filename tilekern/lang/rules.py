@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilekern._jax import JaxprEqn
-from tilekern.errors import UnsupportedError
-from tilekern.ir.compute import Bitcast, Dot, Monoid, Reduce, Select
+from tilekern.ir.compute import Dot, Monoid, Reduce, Select
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, kind_of
+from tilekern.ir.types import BOOL, kind_of
 from tilekern.lang.emitter import Emitter, Rule, aval
 from tilekern.lang.functions import precision_of
+from tilekern.lang.rules_bits import BITS
 from tilekern.lang.rules_dynamic import DYNAMIC
 from tilekern.lang.rules_ordering import ORDERING
 
@@ -152,34 +152,6 @@ def _integer_pow(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     return emit.elementwise("div", one, result) if eqn.params["y"] < 0 else result
 
 
-def _bitcast(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    x, dtype = operands[0], aval(eqn).dtype
-    if BOOL in (x.tile.dtype, dtype) or x.tile.dtype.itemsize != dtype.itemsize:
-        raise UnsupportedError(
-            "lax.bitcast_convert_type between dtypes of different widths is not part of the language",
-            expected="two dtypes of equal width, neither of them bool",
-            got=f"{x.type} to {aval(eqn)}",
-            fix="take the number apart with shifts and casts",
-        )
-    return x if x.tile.dtype == dtype else emit.op(Bitcast, x, dtype=dtype)
-
-
-# The formats of lax.reduce_precision, in exponent and mantissa bits, that are dtypes.
-_FORMATS = {(11, 52): F64, (8, 23): F32, (8, 7): BF16, (5, 10): F16, (5, 2): DTYPES["f8e5m2"]}
-
-
-def _reduce_precision(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    x, bits = operands[0], (eqn.params["exponent_bits"], eqn.params["mantissa_bits"])
-    if bits not in _FORMATS:
-        raise UnsupportedError(
-            "lax.reduce_precision to a format that is no dtype is not part of the language",
-            expected=f"(exponent_bits, mantissa_bits) in {', '.join(map(str, _FORMATS))}",
-            got=f"(exponent_bits, mantissa_bits) = {bits}",
-            fix="cast with .astype, there and back",
-        )
-    return emit.convert(emit.convert(x, _FORMATS[bits]), x.tile.dtype)
-
-
 def _round(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     # RoundingMethod: AWAY_FROM_ZERO = 0, TO_NEAREST_EVEN = 1
     return emit.elementwise("round_even" if int(eqn.params["rounding_method"]) else "round_away", operands[0])
@@ -262,13 +234,12 @@ RULES: dict[str, Rule] = {
     "reduce_and": _reduce("and"),
     "reduce_or": _reduce("or"),
     "reduce_xor": _reduce("xor"),
-    "bitcast_convert_type": _bitcast,
-    "reduce_precision": _reduce_precision,
     "copy": _same,
     "copy_p": _same,
     "reshard": _same,  # under a mesh, which only constants are of; a program is on one device
     "stop_gradient": _same,
     "name": _same,
+    **BITS,
     **ORDERING,
     **DYNAMIC,
 }
