@@ -31,6 +31,7 @@ from tilekern.lang.primitives import (
     program_index_p,
     store_p,
 )
+from tilekern.lang.reduction import reduction
 from tilekern.lang.rules_dynamic import element, with_element
 from tilekern.lang.tiles import describe, way_out
 
@@ -178,6 +179,14 @@ class Importer(Emitter):
         self._loc_is_fixed = fixed
         return results
 
+    def _reduce(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        """`lax.reduce` with a combiner, which may be any function."""
+        types = [jax.ShapeDtypeStruct(v.tile.shape, v.tile.dtype) for v in operands]
+        fixed, self._loc_is_fixed = self._loc_is_fixed, True
+        results = self.run(_jax.make_jaxpr(reduction(eqn), *types), operands)
+        self._loc_is_fixed = fixed
+        return results
+
     def _cond(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         index, *rest = operands
         branches: Sequence[Jaxpr] = eqn.params["branches"]
@@ -261,6 +270,7 @@ _SPECIAL: dict[str, Callable[[Importer, JaxprEqn, list[Value]], Sequence[Value]]
     assert_p.name: Importer._assert,  # pyright: ignore[reportPrivateUsage]
     program_index_p.name: Importer._program_index,  # pyright: ignore[reportPrivateUsage]
     fold_index_p.name: Importer._fold_index,  # pyright: ignore[reportPrivateUsage]
+    "reduce": Importer._reduce,  # pyright: ignore[reportPrivateUsage]
     "while": Importer._while,  # pyright: ignore[reportPrivateUsage]
     "scan": Importer._scan,  # pyright: ignore[reportPrivateUsage]
     "cond": Importer._cond,  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,92 @@
+"""`lax.reduce` with any combiner, as JAX code that the language has: a tree of combinations of neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from tilekern import _jax
+from tilekern._jax import Jaxpr, JaxprEqn
+
+lax: Any = jax.lax  # typed in parts only
+
+# Combiners of one op, and the reductions that backends have for them.
+_MONOIDS: dict[str, Callable[..., jax.Array]] = {
+    "add": lax.reduce_sum,
+    "mul": lax.reduce_prod,
+    "max": lax.reduce_max,
+    "min": lax.reduce_min,
+    "and": lax.reduce_and,
+    "or": lax.reduce_or,
+    "xor": lax.reduce_xor,
+}
+
+type Tiles = list[jax.Array]
+
+
+def reduction(eqn: JaxprEqn) -> Callable[..., Tiles]:
+    """The function of operands, then initial values, that an equation of `lax.reduce` stands for.
+
+    The combiner needs to be associative, and gets its operands in order, so that it need not be commutative. Each
+    initial value is combined once, from the left.
+    """
+    jaxpr, dims, rank = eqn.params["jaxpr"], tuple(eqn.params["dimensions"]), len(cast(Any, eqn.invars[0].aval).shape)
+    whole = _MONOIDS.get(_function_of(jaxpr))
+
+    def reduce(*operands: jax.Array) -> Tiles:
+        count = len(operands) // 2
+        tiles, inits = list(operands[:count]), operands[count:]
+        if whole is not None:
+            found: Tiles = [whole(tiles[0], dims)]
+        else:
+            empty = 0 in [tiles[0].shape[d] for d in dims]
+            found = [] if empty else _tree(jaxpr, tiles, sorted(dims, reverse=True))
+        shape = tuple(n for d, n in enumerate(tiles[0].shape) if d not in dims)
+        starts = [jnp.broadcast_to(init, shape) for init in inits]
+        return _combined(jaxpr, starts, found, rank - len(dims)) if found else starts
+
+    return reduce
+
+
+def _function_of(jaxpr: Jaxpr) -> str:
+    """The op that a combiner is, if it is one op of its two arguments; else an empty name."""
+    inner = cast(Any, jaxpr.jaxpr)
+    if len(inner.eqns) != 1:
+        return ""
+    (eqn,) = inner.eqns
+    is_all = list(eqn.outvars) == list(inner.outvars) and len(inner.invars) == 2
+    return eqn.primitive.name if is_all and {*map(id, eqn.invars)} == {*map(id, inner.invars)} else ""
+
+
+def _combined(jaxpr: Jaxpr, left: Tiles, right: Tiles, rank: int) -> Tiles:
+    """The combiner, which is of scalars, on tiles."""
+
+    def of_scalars(*operands: Any) -> list[Any]:
+        return _jax.evaluate(jaxpr, cast(Any, jaxpr).consts, operands)
+
+    combine: Callable[..., Any] = of_scalars
+    for _ in range(rank):
+        combine = jax.vmap(combine)
+    return combine(*left, *right)
+
+
+def _tree(jaxpr: Jaxpr, tiles: Tiles, dims: Sequence[int]) -> Tiles:
+    """All elements along `dims`, which go, in one."""
+    for dim in dims:
+        tiles = [lax.squeeze(x, (dim,)) for x in _one(jaxpr, tiles, dim)]
+    return tiles
+
+
+def _one(jaxpr: Jaxpr, tiles: Tiles, dim: int) -> Tiles:
+    """All elements along a dim in one. Of an odd number the last is left over until the others are one."""
+    size, rank = tiles[0].shape[dim], len(tiles[0].shape)
+    if size == 1:
+        return tiles
+    even = size - size % 2
+    left, right = ([lax.slice_in_dim(x, start, even, 2, dim) for x in tiles] for start in (0, 1))
+    found = _one(jaxpr, _combined(jaxpr, left, right, rank), dim)
+    last = [lax.slice_in_dim(x, even, size, axis=dim) for x in tiles]
+    return _combined(jaxpr, found, last, rank) if size % 2 else found
