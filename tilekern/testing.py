@@ -173,5 +173,5 @@ def _strategies() -> Any:
     try:
         from hypothesis import strategies
     except ImportError as error:
-        raise ImportError("random test input needs Hypothesis: pip install 'tilekern[test]'") from error
+        raise ImportError("random test input needs Hypothesis: pip install hypothesis") from error
     return strategies

@@ -92,7 +92,7 @@ def test_llvmlite_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         "the target cpu needs llvmlite",
         expected="llvmlite >=",
         got="ModuleNotFoundError",
-        fix="pip install 'tilekern[cpu]'",
+        fix="pip install 'llvmlite>=0.45,<0.51'",
     ):
         fresh()(X, target="cpu:llvm")  # <-
 

@@ -205,7 +205,7 @@ def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "to compile for tpu:v5e takes libtpu",
         expected="libtpu >= 0.0.50",
         got="no package of that name",
-        fix="pip install 'tilekern[tpu]'",
+        fix="pip install 'jax[tpu]'",
     ):
         compile_ahead(double, [X], V5E)  # <-
 
@@ -219,7 +219,7 @@ def test_a_libtpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch, version: str)
         "this version of libtpu is not supported",
         expected="libtpu >= 0.0.50",
         got=f"libtpu {version}",
-        fix="pip install 'tilekern[tpu]'",
+        fix="pip install 'jax[tpu]'",
     ):
         compile_ahead(double, [X], V5E)  # <-
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from tests.lower.triton import samples
 from tilekern.ir.types import DTYPES
+from tilekern.lower.triton import cache
 from tilekern.lower.triton import compile as compiler
 from tilekern.lower.triton.binary import Binary, DescriptorFormat
 from tilekern.lower.triton.chip import CHIPS, Chip
@@ -111,6 +113,24 @@ def test_memory_then_disk_then_triton(compiled: list[str], folder: Path) -> None
     assert compiled == ["add", "add"]
 
 
+@pytest.mark.parametrize("change", [
+    {"num_ctas": None}, {"more": 1}, {"num_warps": "4"}, {"descriptors": [{}]}, {"descriptors": 1}, [], "text"
+], ids=str)  # fmt: skip
+def test_an_entry_with_other_fields_is_as_good_as_absent(change: Any, compiled: list[str], folder: Path) -> None:
+    first = compile_program(samples.add(), HOPPER)
+    (entry,) = folder.iterdir()
+    files = first.to_files()
+    launch = json.loads(files["launch.json"])
+    if isinstance(change, dict):
+        launch = {name: value for name, value in (launch | change).items() if value is not None}
+    else:
+        launch = change
+    cache.store(entry.stem, {**files, "launch.json": json.dumps(launch).encode()})
+    compiler._memory.clear()
+    assert compile_program(samples.add(), HOPPER) == first
+    assert len(compiled) == 2
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "KEPT", 2)
     for count in (128, 256, 512):
@@ -149,6 +169,7 @@ def test_another_process_finds_the_code(folder: Path) -> None:
     compile_program(samples.add(), HOPPER)
     code = """
 from tests.lower.triton import samples
+from tilekern.lower.triton import cache
 from tilekern.lower.triton import compile as compiler
 from tilekern.lower.triton.chip import CHIPS
 compiler._run = None

@@ -54,7 +54,7 @@ def test_triton_is_missing(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "the targets cuda:* need Triton",
         expected="triton >= 3.6, < 3.10",
         got="ModuleNotFoundError: import of triton halted",
-        fix="pip install 'tilekern[cuda]'",
+        fix="pip install 'triton>=3.6,<3.10'",
     ):
         lowered.compile() if how == "compiled" else jitted.lower(lowering_platforms=("cuda",))  # <-
 
@@ -69,7 +69,7 @@ def test_triton_is_of_another_version(version: str, monkeypatch: pytest.MonkeyPa
         "this version of Triton is not supported",
         expected="triton >= 3.6, < 3.10",
         got=f"triton {version}",
-        fix="pip install 'tilekern[cuda]'",
+        fix="pip install 'triton>=3.6,<3.10'",
     ):
         lowered.compile()  # <-
 
@@ -90,7 +90,7 @@ def test_there_is_no_gpu(target: str) -> None:
     with refused(
         TargetError,
         "there is no GPU here to run double on",
-        expected="JAX with CUDA: pip install 'tilekern[cuda]'",
+        expected="JAX with CUDA: pip install 'jax[cuda13]'",
         got="JAX runs on cpu",
         fix="interpret it",
     ):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -383,7 +384,23 @@ def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "version", version)
     with pytest.raises(DependencyError, match="Triton is not installed") as caught:
         interpret(copy(), [X])
-    assert caught.value.fix == "pip install 'tilekern[cuda]'"
+    assert caught.value.fix == "pip install 'triton>=3.6,<3.10'"
+
+
+@pytest.mark.parametrize("fault", ["raise OSError('libtriton.so: file too short')", "", "__version__ = '9.9'"])
+def test_a_broken_triton_is_an_error_of_ours(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package cannot be loaded, or lacks what it should have, though its metadata is right."""
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text(fault)
+    monkeypatch.syspath_prepend(tmp_path)
+    child = module._Child()
+    monkeypatch.setattr(module, "_child", child)
+    for _ in range(2):
+        with pytest.raises(DependencyError, match="Triton's interpreter does not work") as caught:
+            interpret(copy(), [X])
+        assert caught.value.fix == "pip install 'triton>=3.6,<3.10'"
+        assert "Error: " in caught.value.got and "Traceback" not in str(caught.value)
+    child.stop()
 
 
 def test_this_process_never_interprets() -> None:

@@ -29,7 +29,7 @@ def test_versions_that_do_not(version: str) -> None:
     with pytest.raises(DependencyError, match=r"expected: triton >= 3\.6, < 3\.10") as caught:
         toolchain.check_version(version)
     assert f"got: triton {version}" in str(caught.value)
-    assert caught.value.fix == "pip install 'tilekern[cuda]'"
+    assert caught.value.fix == "pip install 'triton>=3.6,<3.10'"
 
 
 def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +37,19 @@ def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DependencyError, match="need Triton") as caught:
         compile_program(samples.add(), CHIPS["cuda:sm_90"])
     assert isinstance(caught.value, ImportError)
-    assert caught.value.fix == "pip install 'tilekern[cuda]'"
+    assert caught.value.fix == "pip install 'triton>=3.6,<3.10'"
     assert caught.value.loc.file == __file__
+
+
+@pytest.mark.parametrize("fault", ["raise OSError('libtriton.so: file too short')", ""])
+def test_a_broken_triton(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text(fault)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    with pytest.raises(DependencyError, match=r"need Triton(.|\n)*OSError|triton of no version") as caught:
+        compile_program(samples.add(), CHIPS["cuda:sm_90"])
+    assert caught.value.fix == "pip install 'triton>=3.6,<3.10'"
 
 
 def test_the_interpreter_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

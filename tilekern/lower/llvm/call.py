@@ -27,7 +27,7 @@ def call(
       inputs: its arguments.
 
     Raises:
-      DependencyError: llvmlite is missing, broken or too old.
+      DependencyError: llvmlite is missing, broken, too old or too new.
       ResourceError: the program needs too much scratch.
       TargetError: the program was made for a machine whose code does not run here.
     """

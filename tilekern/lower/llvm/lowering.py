@@ -30,13 +30,13 @@ class LlvmLowering:
       program: the code.
 
     Raises:
-      DependencyError: llvmlite is missing, broken or too old.
+      DependencyError: llvmlite is missing, broken, too old or too new.
       ResourceError: the code needs too much scratch.
       TargetError: the machine lacks AVX2 or NEON, or the backend an op.
     """
 
     def __init__(self, func: Func, machine: toolchain.Machine | None = None) -> None:
-        self.func, self.machine = func, machine or toolchain.host()
+        self.func, self.machine = func, machine or toolchain.working_host()
         self._legal = legalize(func, self.machine)
         self._plan = make_plan(self._legal, self.machine)
         self.program: Program = emit(self._legal, self._plan, self.machine)

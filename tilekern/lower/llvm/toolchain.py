@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -9,6 +10,7 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +19,11 @@ from tilekern.lower.llvm.handler import HANDLER, RUN, runtime, with_handler
 from tilekern.lower.llvm.machine import Machine, describe
 from tilekern.lower.llvm.program import Program
 
-OLDEST = (0, 45)
-"""llvmlite's versions from this one on are supported: the first with an LLVM, 20, that reads `splat (i32 1)`."""
+OLDEST, BEYOND = (0, 45), (0, 51)
+"""llvmlite's versions from the first on and before the second are supported.
+
+The first is the oldest with an LLVM, 20, that reads `splat (i32 1)`; the tests run with 0.45 and 0.50.
+"""
 
 MAX_SCRATCH = 1 << 30
 """The bytes of scratch that a worker may have."""
@@ -62,7 +67,7 @@ def compile(program: Program) -> Compiled:
     """Machine code of a program, with its handler; the same for the same program.
 
     Raises:
-      DependencyError: llvmlite is missing, broken or too old.
+      DependencyError: llvmlite is missing, broken, too old or too new.
       ResourceError: the program's scratch is larger than `MAX_SCRATCH`.
     """
     check_scratch(program)
@@ -90,12 +95,27 @@ def host() -> Machine:
     """The machine that this process runs on.
 
     Raises:
-      DependencyError: llvmlite is missing, broken or too old.
+      DependencyError: llvmlite is missing, broken, too old or too new.
       TargetError: it lacks AVX2 or NEON.
     """
     with _lock:
         llvm = llvmlite()
-        return describe(llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features())
+        with _working():
+            found = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+        return describe(*found)
+
+
+def working_host() -> Machine:
+    """The machine that this process runs on, after llvmlite has compiled and linked what all programs share.
+
+    Raises:
+      DependencyError: llvmlite is missing, broken, too old or too new.
+      TargetError: the machine lacks AVX2 or NEON.
+    """
+    machine = host()
+    with _lock, _working():
+        _runtime()
+    return machine
 
 
 @functools.cache
@@ -103,34 +123,46 @@ def llvmlite() -> Any:
     """llvmlite's interface to LLVM, ready to compile for all machines.
 
     Raises:
-      DependencyError: llvmlite is missing, broken or too old.
+      DependencyError: llvmlite is missing, broken, too old or too new.
     """
     with _lock:
-        check_version(_import("llvmlite").__version__)
+        check_version(getattr(_import("llvmlite"), "__version__", "of no version"))
         binding = _import("llvmlite.binding")
-        binding.initialize_all_targets()
-        binding.initialize_all_asmprinters()
+        with _working():
+            binding.initialize_all_targets()
+            binding.initialize_all_asmprinters()
         return binding
 
 
 def check_version(version: str) -> None:
-    """Refuse an llvmlite that is too old."""
+    """Refuse an llvmlite that tilekern was not tested with."""
     found = re.match(r"(\d+)\.(\d+)", version)
-    if found and (int(found[1]), int(found[2])) >= OLDEST:
+    if found and OLDEST <= (int(found[1]), int(found[2])) < BEYOND:
         return
     raise DependencyError(
         "this version of llvmlite is not supported", expected=_EXPECTED, got=f"llvmlite {version}", fix=_FIX
     )
 
 
-_EXPECTED = f"llvmlite >= {OLDEST[0]}.{OLDEST[1]}"
-_FIX = "pip install 'tilekern[cpu]'"
+_EXPECTED = f"llvmlite >= {OLDEST[0]}.{OLDEST[1]}, < {BEYOND[0]}.{BEYOND[1]}"
+_FIX = f"pip install 'llvmlite>={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}'"
+
+
+@contextlib.contextmanager
+def _working() -> Generator[None]:
+    """Calls of llvmlite inside, with data that is known to be good, fail if llvmlite is not what it should be."""
+    try:
+        yield
+    except (AssertionError, AttributeError, RuntimeError, TypeError) as error:
+        raise DependencyError(
+            "llvmlite does not work", expected=_EXPECTED, got=f"{type(error).__name__}: {error}"[:400], fix=_FIX
+        ) from error
 
 
 def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except (ImportError, OSError) as error:  # OSError: its library cannot be loaded
+    except Exception as error:  # OSError: its library cannot be loaded; a broken installation raises anything
         raise DependencyError(
             "the target cpu needs llvmlite", expected=_EXPECTED, got=f"{type(error).__name__}: {error}", fix=_FIX
         ) from error

@@ -95,7 +95,7 @@ class MosaicLowering:
         if kind != self._chip.device_kind:
             raise TargetError(
                 f"there is no {self._chip.device_kind} here to run {self.func.name} on",
-                expected="a machine with that TPU, and JAX with libtpu: pip install 'tilekern[tpu]'",
+                expected="a machine with that TPU, and JAX with libtpu: pip install 'jax[tpu]'",
                 got=f"JAX runs on {kind or jax.default_backend()}",
                 fix="look at .asm and .resources, or interpret it: traced.lower(...).interpret(*arrays)",
             )

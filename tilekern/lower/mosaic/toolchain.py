@@ -50,7 +50,7 @@ def check_version(version: str) -> None:
         "this version of libtpu is not supported",
         expected=f"libtpu >= {'.'.join(map(str, OLDEST))}",
         got=f"libtpu {version}",
-        fix="pip install 'tilekern[tpu]'",
+        fix="pip install 'jax[tpu]'",
     )
 
 
@@ -78,5 +78,5 @@ def _version(chip: Chip) -> str:
             f"to compile for {chip.name} takes libtpu, the TPU's compiler",
             expected=f"libtpu >= {'.'.join(map(str, OLDEST))}; no TPU has to be here",
             got="no package of that name",
-            fix="pip install 'tilekern[tpu]'",
+            fix="pip install 'jax[tpu]'",
         ) from error

@@ -90,9 +90,19 @@ class Binary:
 
     @staticmethod
     def from_files(files: Mapping[str, bytes]) -> Binary:
-        """The binary whose `to_files` these are."""
-        fields: dict[str, Any] = json.loads(files["launch.json"])
+        """The binary whose `to_files` these are.
+
+        Raises:
+          ValueError: the files are of no binary, or have other fields.
+        """
+        launch: Any = json.loads(files["launch.json"])
         asm: dict[str, str | bytes] = {stage: files[stage].decode() for stage in STAGES}
-        formats = fields.pop("descriptors")
-        descriptors = [DescriptorFormat(f["elem_type"], f["swizzle"], tuple(f["block"])) for f in formats]
-        return Binary(asm={**asm, "cubin": files["cubin"]}, descriptors=tuple(descriptors), **fields)
+        try:
+            formats = launch.pop("descriptors")
+            descriptors = [DescriptorFormat(f["elem_type"], f["swizzle"], tuple(f["block"])) for f in formats]
+            binary = Binary(asm={**asm, "cubin": files["cubin"]}, descriptors=tuple(descriptors), **launch)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"launch.json has other fields: {error!r}") from error
+        if not all(type(vars(binary)[name]) is (str if name == "name" else int) for name in launch):
+            raise ValueError(f"launch.json has fields of other types: {launch}")
+        return binary

@@ -106,7 +106,10 @@ def _type(argument: Argument) -> str:
 
 def _from_disk(key: str) -> Binary | None:
     files = cache.load(key, ("launch.json", *STAGES, "cubin"))
-    return None if files is None else Binary.from_files(files)
+    try:
+        return None if files is None else Binary.from_files(files)
+    except ValueError:  # of another version of tilekern, or of nobody's
+        return None
 
 
 def _compile(program: Program, chip: Chip, key: str) -> Binary:

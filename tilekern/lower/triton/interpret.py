@@ -22,7 +22,7 @@ from tilekern.ir.core import Array
 from tilekern.ir.types import dtype_name, kind_of, round_to
 from tilekern.lower.triton.interpreter.wire import Header, receive, send
 from tilekern.lower.triton.program import Argument, Program, Result
-from tilekern.lower.triton.toolchain import check_version
+from tilekern.lower.triton.toolchain import EXPECTED, FIX, check_version
 
 Order = Literal["forward", "reverse"] | int
 """In which order programs run; a number seeds a random one."""
@@ -49,7 +49,7 @@ def interpret(
       WriteConflict: two programs store one element, or a program stores to an input.
       DeviceAssertion: a `tl.device_assert` does not hold.
       InterpreterError: the program is not valid Triton, does not end, or kills the interpreter.
-      DependencyError: Triton is not installed, or not of a supported version.
+      DependencyError: Triton is not installed, broken, or not of a supported version.
     """
     with source.at(program.loc):
         answer, buffers = _child.ask(_request(program, order), [*inputs, *program.constants], timeout)
@@ -97,7 +97,7 @@ def _raise(program: Program, fault: Header) -> None:
         place = f"line {number} of the generated source: {line}"
         got = f"{got}, in {place}" if got else place
     with source.at(program.lines.get(number, program.loc)):
-        raise getattr(errors, fault["kind"])(fault["summary"], expected=fault["expected"], got=got)
+        raise getattr(errors, fault["kind"])(fault["summary"], expected=fault["expected"], got=got, fix=fault["fix"])
 
 
 class _Child:
@@ -145,7 +145,7 @@ class _Child:
         try:
             check_version(version("triton"))
         except PackageNotFoundError:
-            raise DependencyError("Triton is not installed", fix="pip install 'tilekern[cuda]'") from None
+            raise DependencyError("Triton is not installed", expected=EXPECTED, fix=FIX) from None
         # What this process can import, the child can.
         path = os.pathsep.join(directory or os.getcwd() for directory in sys.path)
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # tiles are small

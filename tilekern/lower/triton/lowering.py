@@ -79,7 +79,7 @@ class TritonLowering:
         if _jax.compute_capability() is None:
             raise TargetError(
                 f"there is no GPU here to run {self.program.name} on",
-                expected="a machine with an NVIDIA GPU, and JAX with CUDA: pip install 'tilekern[cuda]'",
+                expected="a machine with an NVIDIA GPU, and JAX with CUDA: pip install 'jax[cuda13]'",
                 got=f"JAX runs on {jax.default_backend()}",
                 fix="look at .asm and .resources, or interpret it: traced.lower(...).interpret(*arrays)",
             )

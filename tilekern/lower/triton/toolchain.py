@@ -15,6 +15,9 @@ from tilekern.errors import DependencyError
 OLDEST, BEYOND = (3, 6), (3, 10)
 """Triton's versions from the first on and before the second are supported."""
 
+EXPECTED = f"triton >= {OLDEST[0]}.{OLDEST[1]}, < {BEYOND[0]}.{BEYOND[1]}"
+FIX = f"pip install 'triton>={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}'"
+
 # What changes the code of a kernel besides Triton's own list, `get_cache_invalidating_env_vars`.
 _ENVIRONMENT = ("TRITON_FORCE_DISABLE_FP_FUSION", "TRITON_INSTRUMENTATION_MODE", "TRITON_LIBDEVICE_PATH")
 
@@ -26,7 +29,7 @@ def triton(module: str = "") -> Any:
       DependencyError: Triton is missing, too old or too new, or runs its interpreter instead of its compiler.
     """
     package = _import("triton")
-    check_version(package.__version__)
+    check_version(getattr(package, "__version__", "of no version"))
     if package.knobs.runtime.interpret:
         raise DependencyError(
             "Triton cannot compile while its interpreter is on",
@@ -43,9 +46,9 @@ def check_version(version: str) -> None:
         return
     raise DependencyError(
         "this version of Triton is not supported",
-        expected=f"triton >= {OLDEST[0]}.{OLDEST[1]}, < {BEYOND[0]}.{BEYOND[1]}",
+        expected=EXPECTED,
         got=f"triton {version}",
-        fix="pip install 'tilekern[cuda]'",
+        fix=FIX,
     )
 
 
@@ -94,10 +97,10 @@ def _call(*command: str | Path) -> subprocess.CompletedProcess[str]:
 def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except ImportError as error:
+    except Exception as error:  # a broken installation raises anything
         raise DependencyError(
             "the targets cuda:* need Triton",
-            expected=f"triton >= {OLDEST[0]}.{OLDEST[1]}, < {BEYOND[0]}.{BEYOND[1]}",
+            expected=EXPECTED,
             got=f"{type(error).__name__}: {error}",
-            fix="pip install 'tilekern[cuda]'",
+            fix=FIX,
         ) from error

@@ -10,11 +10,12 @@ import threading
 import traceback
 from queue import SimpleQueue
 
-from tilekern.errors import TilekernError
+from tilekern.errors import DependencyError, TilekernError
 from tilekern.ir.core import Array
 from tilekern.lower.triton.interpreter.launch import Launcher, line_of
 from tilekern.lower.triton.interpreter.stock import correct
 from tilekern.lower.triton.interpreter.wire import Header, receive, send
+from tilekern.lower.triton.toolchain import EXPECTED, FIX
 
 Request = tuple[Header, list[Array]]
 
@@ -25,10 +26,19 @@ def serve() -> None:
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     requests: SimpleQueue[Request] = SimpleQueue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
-    launcher = Launcher(correct())
+    launcher = _launcher()
     while True:
         header, arrays = _answer(launcher, *requests.get())
         send(answers, header, arrays)
+
+
+def _launcher() -> Launcher | DependencyError:
+    """The launcher; if Triton cannot be used, the error that answers all requests."""
+    try:
+        return Launcher(correct())
+    except Exception as error:  # a broken Triton raises anything
+        got = f"{type(error).__name__}: {error}"
+        return DependencyError("Triton's interpreter does not work", expected=EXPECTED, got=got, fix=FIX)
 
 
 def _listen(requests: SimpleQueue[Request]) -> None:
@@ -40,9 +50,11 @@ def _listen(requests: SimpleQueue[Request]) -> None:
             os._exit(0)
 
 
-def _answer(launcher: Launcher, request: Header, arrays: list[Array]) -> tuple[Header, list[Array]]:
+def _answer(launcher: Launcher | DependencyError, request: Header, arrays: list[Array]) -> tuple[Header, list[Array]]:
     """The results, or what went wrong; and what the program printed."""
     printed = io.StringIO()
+    if isinstance(launcher, DependencyError):
+        return {"error": _fault(launcher), "printed": ""}, []
     try:
         with contextlib.redirect_stdout(printed):
             results = launcher.run(request, arrays)
@@ -56,10 +68,11 @@ def _fault(error: Exception) -> Header:
     line = line_of(error)
     if isinstance(error, TilekernError):
         kind, summary, expected, got = type(error).__name__, error.summary, error.expected, error.got
+        fix = error.fix
     else:
-        kind, summary, expected = "InterpreterError", f"{type(error).__name__}: {error}", ""
+        kind, summary, expected, fix = "InterpreterError", f"{type(error).__name__}: {error}", "", ""
         got = "" if line else "".join(traceback.format_exception(error))
-    return {"kind": kind, "summary": summary, "expected": expected, "got": got, "line": line}
+    return {"kind": kind, "summary": summary, "expected": expected, "got": got, "fix": fix, "line": line}
 
 
 if __name__ == "__main__":
