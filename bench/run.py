@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from bench import attention, attention_gradient, cross_entropy, matmul, overhead, ragged_dot, rows, vmap
+from bench import attention, attention_gradient, cross_entropy, gradients, matmul, overhead, ragged_dot, rows, vmap
 from bench.llvm import attention as llvm_attention
 from bench.llvm import matmul as llvm_matmul
 from bench.llvm import overhead as llvm_overhead
@@ -32,6 +32,7 @@ FILES = {
     "attention": attention,
     "attention_gradient": attention_gradient,
     "cross_entropy": cross_entropy,
+    "gradients": gradients,
     "matmul": matmul,
     "overhead": overhead,
     "ragged_dot": ragged_dot,

@@ -6,7 +6,7 @@ other's transpose. In all else they depend on, both have the derivatives of thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name  # pyright: ignore[reportUnknownVariableType] -- JAX's annotation
 
 import tilekern as tk
-from tilekern import _jax
+from tilekern.kernels.derivatives import along
 from tilekern.kernels.flash_attention import definition, schedules
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals, Tangents
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
@@ -229,7 +229,7 @@ def _backward_transpose(cotangents: tuple[Tangents], *inputs: Any, config: Confi
 def _tangent_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...], *, config: Config) -> tuple[Any, Any]:
     *arrays, moved = primals
     function = partial(definition.tangent, tangents=moved, config=config)
-    return flash_attention_tangent(*primals, config=config), _along(function, arrays, tangents[:-1])
+    return flash_attention_tangent(*primals, config=config), along(function, arrays, tangents[:-1])
 
 
 @flash_attention_backward.defjvp
@@ -240,18 +240,4 @@ def _backward_jvp(
     (types,) = _wanted_types(*primals, wanted=wanted)
     function = partial(definition.backward, cotangents=cotangents, config=config, wanted=types)
     found = flash_attention_backward(*primals, config=config, wanted=wanted)
-    return found, (_along(function, arrays, tangents[:-1]),)
-
-
-def _along(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """The tangent of a function along tangents of some of its arrays; None is a tangent of zeros."""
-    leaves, tree = _jax.flatten(list(primals))
-    moved: list[Any] = tree.flatten_up_to(list(tangents))
-    which = [number for number, t in enumerate(moved) if t is not None]
-
-    def of_some(*some: jax.Array) -> Any:
-        return function(
-            *jax.tree.unflatten(tree, [some[which.index(m)] if m in which else x for m, x in enumerate(leaves)])
-        )
-
-    return jax.jvp(of_some, [leaves[m] for m in which], [moved[m] for m in which])[1]
+    return found, (along(function, arrays, tangents[:-1]),)

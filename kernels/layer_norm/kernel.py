@@ -16,6 +16,9 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.kernels.derivatives import cast_like, derive
+from tilekern.kernels.layer_norm.reference import reference
+from tilekern.kernels.norms import norm_backward
 from tilekern.kernels.rows import cached_blocks, coarse_blocks, gpu_blocks, like_first, tpu_blocks
 
 
@@ -73,3 +76,19 @@ layer_norm_forward.schedule("cpu")(coarse_blocks)
 layer_norm_forward.schedule("cpu:llvm")(cached_blocks)
 layer_norm_forward.schedule("cuda")(gpu_blocks)
 layer_norm_forward.schedule("tpu")(tpu_blocks)
+
+
+def _backward(
+    x: jax.Array,
+    weight: jax.Array | None,
+    bias: jax.Array | None,
+    cotangent: jax.Array,
+    *,
+    wanted: tuple[bool, bool, bool],
+    eps: float,
+) -> Any:
+    found = norm_backward(x, weight, cotangent, eps=eps, offset=0.0, centered=True, wanted=wanted)
+    return cast_like(found, (x, weight, bias))
+
+
+layer_norm_tangent, layer_norm_backward = derive(layer_norm_forward, reference, _backward)

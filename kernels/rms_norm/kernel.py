@@ -7,6 +7,9 @@ from typing import Any
 import jax
 
 import tilekern as tk
+from tilekern.kernels.derivatives import cast_like, derive
+from tilekern.kernels.norms import norm_backward
+from tilekern.kernels.rms_norm.reference import reference
 from tilekern.kernels.rows import cached_blocks, coarse_blocks, gpu_blocks, like_first, tpu_blocks
 
 
@@ -54,3 +57,20 @@ rms_norm_forward.schedule("cpu")(coarse_blocks)
 rms_norm_forward.schedule("cpu:llvm")(cached_blocks)
 rms_norm_forward.schedule("cuda")(gpu_blocks)
 rms_norm_forward.schedule("tpu")(tpu_blocks)
+
+
+def _backward(
+    x: jax.Array,
+    weight: jax.Array | None,
+    cotangent: jax.Array,
+    *,
+    wanted: tuple[bool, bool],
+    eps: float,
+    offset: float,
+) -> Any:
+    wanted_sums = *wanted, False
+    found = norm_backward(x, weight, cotangent, eps=eps, offset=offset, centered=False, wanted=wanted_sums)
+    return cast_like(found[:2], (x, weight))
+
+
+rms_norm_tangent, rms_norm_backward = derive(rms_norm_forward, reference, _backward)

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import power_of_two, tiled
+from tilekern.kernels.derivatives import along
+from tilekern.kernels.rope.reference import reference
 from tilekern.kernels.rows import cached, coarse, like_first
 
 
-@tk.kernel(out_type=like_first)
+@tk.kernel(out_type=like_first, linear=("x",))
 def rope_forward(
     x: tk.Ref,
     positions: tk.Ref | None,
@@ -46,6 +48,26 @@ def rope_forward(
         u, v = x[b, i, n, :half].astype(wide), x[b, i, n, half:].astype(wide)
         out[b, i, n, :half] = (u * cos - v * sin).astype(out.dtype)
         out[b, i, n, half:] = (v * cos + u * sin).astype(out.dtype)
+
+
+@rope_forward.deftranspose
+def _transpose(
+    cotangent: jax.Array, x: Any, positions: Any, frequencies: jax.Array, **keywords: Any
+) -> dict[str, jax.Array]:
+    """The transpose of a rotation is that by the opposite angle."""
+    return {"x": rope_forward(cotangent, positions, -frequencies, **keywords)}
+
+
+@rope_forward.defjvp
+def _jvp(
+    primals: tuple[Any, ...], tangents: tuple[Any, ...], *, interleaved: bool, **blocks: int
+) -> tuple[jax.Array, jax.Array]:
+    """Along the frequencies, by the definition in plain JAX."""
+
+    def rotated(x: jax.Array, positions: jax.Array | None, frequencies: jax.Array) -> jax.Array:
+        return reference(x, positions, frequencies=frequencies, interleaved=interleaved)
+
+    return rope_forward(*primals, interleaved=interleaved, **blocks), along(rotated, primals, tangents)
 
 
 @rope_forward.schedule("cpu")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name  # pyright: ignore[reportUnknownVariableType] -- JAX's annotation
 
 import tilekern as tk
 from tilekern.kernels.rows import cached_blocks, coarse_blocks, gpu_blocks, like_first, tpu_blocks
@@ -42,7 +45,56 @@ def softmax_forward(x: tk.Ref, out: tk.Ref, *, block_rows: tk.Block = 4, block_c
     tk.foreach(columns, write)
 
 
-softmax_forward.schedule("cpu")(coarse_blocks)
-softmax_forward.schedule("cpu:llvm")(cached_blocks)
-softmax_forward.schedule("cuda")(gpu_blocks)
-softmax_forward.schedule("tpu")(tpu_blocks)
+@tk.kernel(out_type=like_first, linear=("tangent",))
+def softmax_tangent(
+    weights: tk.Ref, tangent: tk.Ref, out: tk.Ref, *, block_rows: tk.Block = 4, block_columns: tk.Block = 8192
+) -> None:
+    """The derivative of `softmax_forward` at its result: weights[R, C] * (tangent[R, C] - Σ weights tangent).
+
+    Its matrix diag(p) - p pᵀ is symmetric, so that it is its own transpose, and serves both modes.
+    """
+    i = tk.parallel(weights.shape[0], block_rows)
+    wide = tk.accumulator(weights.dtype)
+
+    if weights.shape[1] <= block_columns:
+        p, t = weights[i].astype(wide), tangent[i].astype(wide)
+        out[i] = (p * (t - (p * t).sum(axis=1, keepdims=True))).astype(out.dtype)
+        return
+
+    def add(j: tk.Tile, total: jax.Array) -> jax.Array:
+        return total + (weights[i, j].astype(wide) * tangent[i, j].astype(wide)).sum(axis=1)
+
+    def write(j: tk.Tile) -> None:
+        p, t = weights[i, j].astype(wide), tangent[i, j].astype(wide)
+        out[i, j] = (p * (t - total[:, None])).astype(out.dtype)
+
+    columns = tk.serial(weights.shape[1], block_columns)
+    total = tk.fold(columns, add, tk.zeros(i, wide))
+    tk.foreach(columns, write)
+
+
+@softmax_forward.defjvp
+def _forward_jvp(primals: tuple[Any], tangents: tuple[Any], **blocks: int) -> tuple[jax.Array, jax.Array]:
+    weights = checkpoint_name(softmax_forward(*primals, **blocks), "softmax_out")
+    return weights, softmax_tangent(weights, *tangents, **blocks)
+
+
+@softmax_tangent.deftranspose
+def _tangent_transpose(cotangent: jax.Array, weights: jax.Array, tangent: Any, **blocks: int) -> dict[str, jax.Array]:
+    return {"tangent": softmax_tangent(weights, cotangent, **blocks)}
+
+
+@softmax_tangent.defjvp
+def _tangent_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any], **blocks: int) -> tuple[jax.Array, jax.Array]:
+    """Along the weights; d softmax_tangent = dp (t - Σ p t) - p Σ dp t."""
+    (weights, _), (moved, _) = primals, tangents
+    p, t, dp = (x.astype(tk.accumulator(x.dtype)) for x in (*primals, moved))
+    total, moved_total = (jnp.sum(x * t, axis=1, keepdims=True) for x in (p, dp))
+    return softmax_tangent(*primals, **blocks), (dp * (t - total) - p * moved_total).astype(weights.dtype)
+
+
+for _kernel in (softmax_forward, softmax_tangent):
+    _kernel.schedule("cpu")(coarse_blocks)
+    _kernel.schedule("cpu:llvm")(cached_blocks)
+    _kernel.schedule("cuda")(gpu_blocks)
+    _kernel.schedule("tpu")(tpu_blocks)

@@ -1,0 +1,77 @@
+"""Kernels and their gradients, on both backends for CPUs, against XLA's gradients of the same formulas."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
+
+import jax
+
+from bench.llvm.peak import host
+from bench.result import Result
+from bench.timing import by_round, clock, take_turns
+from tilekern.kernels import layer_norm, rms_norm, rope, softmax, swiglu
+
+SIZE = 4096
+DTYPES = ("float32", "bfloat16")
+
+
+def _rms_norm(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
+    return rms_norm.rms_norm, rms_norm.reference, random(SIZE, SIZE), random(SIZE)
+
+
+def _layer_norm(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
+    return layer_norm.layer_norm, layer_norm.reference, random(SIZE, SIZE), random(SIZE), random(SIZE)
+
+
+def _softmax(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
+    return softmax.softmax, jax.nn.softmax, random(SIZE, SIZE)
+
+
+def _swiglu(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
+    return swiglu.swiglu, swiglu.reference, random(SIZE, SIZE), random(SIZE, SIZE)
+
+
+def _rope(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
+    return rope.rope, rope.reference, random(1, SIZE, SIZE // 128, 128)
+
+
+LIMITS = {_rms_norm: 1.0, _layer_norm: 1.0, _softmax: 1.0, _swiglu: 1.1, _rope: 1.1}
+
+
+def measure() -> Iterator[Result]:
+    """All results of this file."""
+    targets = ["cpu:xla"] if host() is None else ["cpu:llvm", "cpu:xla"]
+    for made, limit in LIMITS.items():
+        for dtype in DTYPES:
+            yield from _compare(made, dtype, targets, limit)
+
+
+def _compare(made: Callable[..., Any], dtype: str, targets: list[str], limit: float) -> Iterator[Result]:
+    keys = iter(jax.random.split(jax.random.key(0), 8))
+
+    def random(*shape: int) -> jax.Array:
+        return jax.random.normal(next(keys), shape, dtype)
+
+    kernel, formula, *arrays = made(random)
+    out = jax.eval_shape(kernel, *arrays)
+    cotangent = jax.random.normal(next(keys), out.shape, out.dtype)
+
+    def call(function: Callable[..., jax.Array]) -> Callable[[], Any]:
+        def both(cotangent: jax.Array, *arrays: jax.Array) -> Any:
+            value, pull = cast(Any, jax.vjp(function, *arrays))
+            return value, pull(cotangent)
+
+        run = cast(Callable[..., Any], jax.jit(both))
+        return lambda: run(cotangent, *arrays)
+
+    contestants = {target: call(partial(kernel, target=target)) for target in targets} | {"theirs": call(formula)}
+    times = take_turns({name: clock(run) for name, run in contestants.items()})
+    baseline = statistics.median(times["theirs"]) * 1e3
+    for target in targets:
+        name = f"{kernel.__name__} and its gradient {'×'.join(map(str, arrays[0].shape))} {dtype}, {target}"
+        ours = statistics.median(times[target]) * 1e3
+        limited = limit if target == "cpu:llvm" else None
+        yield Result(name, "ms", ours, limited, "ratio", baseline, by_round(times[target], times["theirs"]))

@@ -1,0 +1,119 @@
+"""Derivatives of a kernel from two things: its definition in plain JAX, and kernels for its backward pass.
+
+Reverse mode of first order runs the kernels. Forward mode is the definition's, which XLA fuses; and so are all
+derivatives of derivatives, in any mode and of any order. Residuals are the kernel's inputs, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import jax
+
+import tilekern as tk
+from tilekern import _jax
+from tilekern.kernel.signature import select
+from tilekern.kernels.rows import like_first
+
+Settings = tuple[tuple[str, Any], ...]
+
+
+def along(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """The tangent of a function along tangents of some of its arrays; None is a tangent of zeros."""
+    leaves, tree = _jax.flatten(list(primals))
+    moved: list[Any] = tree.flatten_up_to(list(tangents))
+    which = [number for number, t in enumerate(moved) if t is not None]
+
+    def of_some(*some: jax.Array) -> Any:
+        return function(
+            *jax.tree.unflatten(tree, [some[which.index(m)] if m in which else x for m, x in enumerate(leaves)])
+        )
+
+    return jax.jvp(of_some, [leaves[m] for m in which], [moved[m] for m in which])[1]
+
+
+def against(function: Callable[..., Any], primals: Sequence[Any], cotangent: Any, wanted: Sequence[bool]) -> Any:
+    """The cotangents of those arrays of a function that are `wanted`; None for the others."""
+
+    def of_some(*some: jax.Array) -> Any:
+        given = iter(some)
+        return function(*(next(given) if w else x for x, w in zip(primals, wanted, strict=True)))
+
+    _, pull = cast(Any, jax.vjp(of_some, *(x for x, w in zip(primals, wanted, strict=True) if w)))
+    found = iter(pull(cotangent))
+    return tuple(next(found) if w else None for w in wanted)
+
+
+def cast_like(found: Sequence[Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """Cotangents in the dtypes of their arrays; None stays."""
+    return tuple(None if f is None else f.astype(x.dtype) for f, x in zip(found, arrays, strict=True))
+
+
+def derive(kernel: Any, definition: Callable[..., Any], backward: Callable[..., Any]) -> tuple[tk.Op, tk.Op]:
+    """State the derivatives of a kernel whose one result is like its first input.
+
+    Args:
+      kernel: named `..._forward`; its inputs are arrays or None.
+      definition: the same function of the same inputs in plain JAX, with those of its static arguments that it names.
+      backward: `backward(*inputs, cotangent, wanted=bools, **statics)` returns a cotangent for each input, None for
+        those that are not wanted. It gets the static arguments that the definition gets.
+
+    Returns:
+      The tangent and the backward op, to be kept in the kernel's module under the kernel's name, its ending
+      replaced by `_tangent` and `_backward`.
+    """
+
+    def tangent_of(primals: tuple[Any, ...], tangents: tuple[Any, ...], *, settings: Settings) -> Any:
+        return along(partial(definition, **dict(settings)), primals, tangents)
+
+    def backward_of(
+        primals: tuple[Any, ...], cotangent: jax.Array, *, wanted: tuple[bool, ...], settings: Settings
+    ) -> Any:
+        return backward(*primals, cotangent, wanted=wanted, **dict(settings))
+
+    name = kernel.__name__.removesuffix("_forward")
+    for function, suffix in ((tangent_of, "tangent"), (backward_of, "backward")):
+        function.__name__ = function.__qualname__ = f"{name}_{suffix}"
+        function.__module__ = kernel.__module__
+    tangent = tk.op(out_type=_tangent_type, linear=("tangents",))(tangent_of)
+    pullback = tk.op(out_type=_backward_types, linear=("cotangent",))(backward_of)
+
+    def kernel_jvp(primals: Any, tangents: Any, **keywords: Any) -> Any:
+        settings = tuple(sorted(select(definition, keywords).items()))
+        return kernel(*primals, **keywords), tangent(primals, tangents, settings=settings)
+
+    def tangent_transpose(cotangent: Any, primals: Any, tangents: Any, *, settings: Settings) -> Any:
+        wanted = tuple(t is not None for t in tangents)
+        return {"tangents": pullback(primals, cotangent, wanted=wanted, settings=settings)}
+
+    def tangent_jvp(primals: Any, moved: Any, *, settings: Settings) -> Any:
+        arrays, tangents = primals
+        of_arrays = partial(definition, **dict(settings))
+        moved_tangent = along(lambda *arrays: along(of_arrays, arrays, tangents), arrays, moved[0])
+        return tangent(arrays, tangents, settings=settings), moved_tangent
+
+    def backward_transpose(cotangents: Any, primals: Any, cotangent: Any, *, settings: Settings) -> Any:
+        return {"cotangent": tangent(primals, cotangents, settings=settings)}
+
+    def backward_jvp(primals: Any, moved: Any, *, wanted: tuple[bool, ...], settings: Settings) -> Any:
+        arrays, cotangent = primals
+        of_arrays = partial(definition, **dict(settings))
+        moved_found = along(lambda *arrays: against(of_arrays, arrays, cotangent, wanted), arrays, moved[0])
+        return pullback(arrays, cotangent, wanted=wanted, settings=settings), moved_found
+
+    kernel.defjvp(kernel_jvp)
+    tangent.defjvp(tangent_jvp)
+    tangent.deftranspose(tangent_transpose)
+    pullback.defjvp(backward_jvp)
+    pullback.deftranspose(backward_transpose)
+    return tangent, pullback
+
+
+def _tangent_type(primals: Any, tangents: Any, *, settings: Settings) -> jax.ShapeDtypeStruct:
+    return like_first(*primals)
+
+
+def _backward_types(primals: Any, cotangent: Any, *, wanted: tuple[bool, ...], settings: Settings) -> Any:
+    return tuple(like_first(x) if w else None for x, w in zip(primals, wanted, strict=True))
