@@ -21,6 +21,7 @@ from tilekern.lang.bits import random_bits, unpack
 from tilekern.lang.directives import debug_print, device_assert, hoist, when
 from tilekern.lang.functions import accumulator, cdiv, dot, full, zeros
 from tilekern.lang.loops import fold, foreach
+from tilekern.lang.points import points
 from tilekern.lang.refs import Ref
 from tilekern.lang.serial import serial
 from tilekern.lang.tiles import Tile, ds, grid, grouped, parallel, tile
@@ -58,6 +59,7 @@ __all__ = [
     "kernel",
     "op",
     "parallel",
+    "points",
     "random_bits",
     "serial",
     "tile",

@@ -272,7 +272,7 @@ def test_what_a_ref_says_of_itself() -> None:
 
 # --- indices of the wrong kind --------------------------------------------------------------------------------------
 
-KINDS = "a Tile, an integer, `:`, tk.ds(start, size) or a vector of integers"
+KINDS = "a Tile, an integer, `:`, tk.ds(start, size), a vector of integers or tk.points(...)"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ KINDS = "a Tile, an integer, `:`, tk.ds(start, size) or a vector of integers"
         (np.float32(1), "index 1 = float32[]"),
         (np.array([True, False]), "index 1 = bool[2]"),
         (np.zeros(3), "index 1 = float64[3]"),
-        (np.zeros((2, 2), int), "index 1 = int64[2, 2]"),
+        (np.zeros((2, 2)), "index 1 = float64[2, 2]"),
     ],
 )
 def test_an_index_of_the_wrong_kind(entry, got) -> None:

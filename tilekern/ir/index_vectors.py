@@ -96,7 +96,7 @@ def _reached(start: Iterable[Value], edges: Mapping[Value, Sequence[Value]]) -> 
 def _proved(op: MemoryOp, ranges: Mapping[Value, Interval]) -> list[bool]:
     """For each dim, True if every lane is known to lie in the array."""
     operands = [ranges.get(v) for v in op.positions]
-    return [proved(dim, n, operands) for dim, n in zip(op.access.dims, op.ref.ref.shape, strict=True)]
+    return [proved(dim, n, operands) for dim, n in zip(op.access.dims, op.extents, strict=True)]
 
 
 def _span(dim: Dim, operands: Sequence[Interval | None]) -> Interval | None:
@@ -145,11 +145,10 @@ class _Guard(Rewriter):
         """Without the lanes of index vectors that are not valid."""
         make, guarded = Validity(self, op), op.copy(tuple(self.value(v) for v in op.operands))
         masks: list[Valid] = []
-        lanes = [n for n, dim in enumerate(op.access.dims) if dim.kind != "index"]
-        for lane, dim in enumerate(op.access.dims[n] for n in lanes):
+        for lane, dim in zip(op.access.lanes, op.access.dims, strict=True):
             number = next((t.operand for t in dim.position.terms if op.positions[t.operand].tile.shape), -1)
             valid = self._valid.get(op.positions[number]) if number >= 0 else None
-            if valid is None:
+            if valid is None or lane is None:
                 continue
             vector = guarded.positions[number]
             if dim.position == Position((Term(number, 1),)) and not self._is_sum(vector):
@@ -177,14 +176,13 @@ class _Guard(Rewriter):
 
     def _read(self, op: Load, make: Validity) -> Valid:
         """The lanes of a load without a fill that are in bounds and not masked."""
-        found, lane = [op.mask], 0
-        for dim, length, is_inside in zip(op.access.dims, op.ref.ref.shape, _proved(op, self._ranges), strict=True):
+        found, proofs = [op.mask], _proved(op, self._ranges)
+        for dim, lane, length, is_inside in zip(op.access.dims, op.access.lanes, op.extents, proofs, strict=True):
             if not is_inside:
                 inside = self._inside(op, dim, length, make)
                 if inside is None:
                     return self._told_apart(op, make)
-                found.append(make.spread(inside, op.access.shape, (lane,) if inside.tile.shape else ()))
-            lane += dim.kind != "index"
+                found.append(make.spread(inside, op.access.shape, () if lane is None else (lane,)))
         return make.all(*found)
 
     def _inside(self, op: Load, dim: Dim, length: int, make: Validity) -> Valid:

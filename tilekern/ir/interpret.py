@@ -255,8 +255,9 @@ class _Program:
 
     def _lanes(self, op: MemoryOp) -> tuple[Array, Array]:
         """Which lanes are touched, and the places in the flat array of those that are."""
-        flat, touched = np.zeros((), np.int64), np.ones((), BOOL)
-        for number, (dim, length) in enumerate(zip(op.access.dims, op.ref.ref.shape, strict=True)):
+        shape = op.access.shape
+        flat, touched = np.zeros(shape, np.int64), np.ones(shape, BOOL)
+        for number, (dim, lane, length) in enumerate(zip(op.access.dims, op.access.lanes, op.extents, strict=True)):
             indices = self._indices(op, dim)
             inside = (indices >= 0) & (indices < length)
             if dim.in_bounds and not inside.all():
@@ -266,10 +267,9 @@ class _Program:
                         expected=f"0 <= index < {length}",
                         got=f"index={np.extract(~inside, indices)[0]}",
                     )
-            if indices.ndim:
-                flat, touched = flat[..., None], touched[..., None]
-            flat = flat * length + np.where(inside, indices, 0)
-            touched = touched & inside
+            along = [dim.size if n == lane else 1 for n in range(len(shape))]
+            flat = flat * length + np.where(inside, indices, 0).reshape(along)
+            touched = touched & inside.reshape(along)
         if op.mask is not None:
             touched = touched & self._values[op.mask]
         return flat[touched], touched

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilekern.ir.core import Func, Op, Value
-from tilekern.ir.memory import Access, MemoryOp
+from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ranges import analyze, proved, update
 from tilekern.ir.rewrite import Rewriter
 
@@ -22,8 +22,8 @@ def without_unproved(func: Func) -> Func:
         if not isinstance(op, MemoryOp):
             return None
         where = [ranges.get(v) for v in op.positions]
-        pairs = zip(op.access.dims, op.ref.ref.shape, strict=True)
+        pairs = zip(op.access.dims, op.extents, strict=True)
         dims = tuple(replace(d, in_bounds=d.in_bounds and proved(d, size, where)) for d, size in pairs)
-        return None if dims == op.access.dims else rewriter.add(replace(op, access=Access(dims)))
+        return None if dims == op.access.dims else rewriter.add(replace(op, access=replace(op.access, dims=dims)))
 
     return Rewriter(rule).run(func)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar, Literal
 
 from tilekern import source
@@ -58,13 +59,14 @@ class Dim:
 
     Attributes:
       kind: "block" is `size` consecutive elements from `position` on; "index" is the one element at `position`, and
-        drops the dim; "gather" is an element for each lane: in it one operand of `position` is an int32 vector.
+        drops the dim; "gather" is an element for each lane: in it one operand of `position` is an int32 vector. "along"
+        is an element for each lane of the nearest gather before it: both vectors go together, pointwise.
       position: where, in elements.
       size: the number of lanes; 1 for "index".
       in_bounds: proved: every lane is in [0, dim) whenever the access runs.
     """
 
-    kind: Literal["block", "index", "gather"]
+    kind: Literal["block", "index", "gather", "along"]
     position: Position
     size: int = 1
     in_bounds: bool = False
@@ -77,14 +79,41 @@ class Dim:
 
 @dataclass(frozen=True)
 class Access:
-    """One `Dim` for each dim of the array; the lanes are the product of the dims (orthogonal indexing)."""
+    """One `Dim` for each dim of the array; the lanes are the product of the dims (orthogonal indexing).
+
+    Attributes:
+      dims: for each dim, what is touched along it.
+      extents: the shape in which the array is seen, of as many elements in the same order; None for its own.
+    """
 
     dims: tuple[Dim, ...]
+    extents: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the tile that is loaded or stored."""
-        return tuple(d.size for d in self.dims if d.kind != "index")
+        return tuple(self.dims[n].size for n in self.kept)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The numbers of the dims that are dims of the tile."""
+        return tuple(n for n, dim in enumerate(self.dims) if dim.kind in ("block", "gather"))
+
+    @property
+    def lanes(self) -> tuple[int | None, ...]:
+        """For each dim, the dim of the tile that it is; None for an index."""
+        found: list[int | None] = []
+        count, gather = 0, None
+        for dim in self.dims:
+            found.append({"index": None, "along": gather}.get(dim.kind, count))
+            gather = count if dim.kind == "gather" else gather
+            count += dim.kind in ("block", "gather")
+        return tuple(found)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether index vectors go together."""
+        return any(dim.kind == "along" for dim in self.dims)
 
     @property
     def in_bounds(self) -> bool:
@@ -113,6 +142,11 @@ class MemoryOp(Op):
         return self.operands[0]
 
     @property
+    def extents(self) -> tuple[int, ...]:
+        """The shape of the array, as the access sees it."""
+        return self.ref.ref.shape if self.access.extents is None else self.access.extents
+
+    @property
     def positions(self) -> tuple[Value, ...]:
         """The operands that `access` refers to by number."""
         return self.operands[self.leading : self.leading + self.access.arity]
@@ -128,11 +162,16 @@ class MemoryOp(Op):
         expected = self.leading + access.arity + self.masked + self.trailing
         require(len(self.operands) == expected, f"{self.name} takes {expected} operands, got {len(self.operands)}")
         ref = self.ref.ref
-        require(len(access.dims) == len(ref.shape), f"{self.name} of {ref} with {len(access.dims)} dims")
-        positions = self.positions
-        for dim in access.dims:
+        extents = self.extents
+        require(min(extents, default=0) >= 0, f"{self.name} of {ref} as {list(extents)}")
+        require(prod(extents) == prod(ref.shape), f"{self.name} of {ref} as {list(extents)}, of other size")
+        require(len(access.dims) == len(extents), f"{self.name} of {list(extents)} with {len(access.dims)} dims")
+        positions, shape = self.positions, access.shape
+        for dim, lane in zip(access.dims, access.lanes, strict=True):
             vectors = [positions[t.operand].tile.shape for t in dim.position.terms]
-            wanted = [(dim.size,)] if dim.kind == "gather" else []
+            wanted = [(dim.size,)] if dim.kind in ("gather", "along") else []
+            goes = dim.kind != "along" or (lane is not None and shape[lane] == dim.size)
+            require(goes, f"along of size {dim.size} behind no gather of that size")
             require([s for s in vectors if s] == wanted, f"{dim.kind} of size {dim.size} by operands {vectors}")
             digits = all(t.div > 0 and t.mod >= 0 for t in dim.position.terms)
             require(digits, f"digits need a positive divisor and modulus, got {dim.position.terms}")

@@ -394,9 +394,13 @@ class _Parser:
             values = self._list(self._use)
             self._expect("to")
         ref = self._use()
+        extents = None
+        if self._accept("as"):
+            self._expect("[")
+            extents = self._list(self._integer, "]")
         self._expect("[")
         positions: dict[Value, int] = {}
-        given["access"] = Access(self._list(lambda: self._dim(positions), "]"))
+        given["access"] = Access(self._list(lambda: self._dim(positions), "]"), extents)
         operands = [ref, *values, *positions]
         for flag, word in (("masked", "mask"), ("filled", "fill")):
             if self._accept(word):
@@ -405,13 +409,14 @@ class _Parser:
         given["operands"] = tuple(operands)
 
     def _dim(self, positions: dict[Value, int]) -> Dim:
-        if self._accept("gather"):
-            self._expect("(")
-            position = self._position(positions)
-            self._expect(",")
-            size = self._integer()
-            self._expect(")")
-            return Dim("gather", position, size, self._accept("!"))
+        for kind in ("gather", "along"):
+            if self._accept(kind):
+                self._expect("(")
+                position = self._position(positions)
+                self._expect(",")
+                size = self._integer()
+                self._expect(")")
+                return Dim(kind, position, size, self._accept("!"))
         position = self._position(positions)
         if self._accept("+:"):
             return Dim("block", position, self._integer(), self._accept("!"))

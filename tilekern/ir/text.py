@@ -15,7 +15,8 @@
     }
 
 `i[100 by 32]` is the axis `i` of extent 100 in blocks of 32; the value before it is the tile index. A dim of an access
-is `position +: size` (a block), `position` (an index) or `gather(position, size)`; `!` marks it proved in bounds. A
+is `position +: size` (a block), `position` (an index), `gather(position, size)` or `along(position, size)`; `!`
+marks it proved in bounds. `as [shape]` behind an array is the shape in which the access sees it. A
 position is a sum such as `16*%i + 4*(%n // 6 % 2) + 3`: strides times digits. Of several results of one op the n-th is
 `%name.n`. Attributes that have their default are left out, and so are a `shape`
 and a `dtype` that the type of the result gives.
@@ -150,7 +151,8 @@ class _Printer:
     def _memory(self, op: MemoryOp) -> str:
         values = op.operands[1 : op.leading]
         text = f"{op.name} {self._uses(values)} to " if values else f"{op.name} "
-        text += f"{self._use(op.ref)}[{', '.join(self._dim(op, d) for d in op.access.dims)}]"
+        seen = "" if op.access.extents is None else f" as {list(op.access.extents)} "
+        text += f"{self._use(op.ref)}{seen}[{', '.join(self._dim(op, d) for d in op.access.dims)}]"
         if op.mask is not None:
             text += f" mask {self._use(op.mask)}"
         return text + (f" fill {self._use(op.operands[-1])}" if op.trailing else "")
@@ -159,8 +161,8 @@ class _Printer:
         text = self._position(op, dim.position)
         if dim.kind == "block":
             text += f" +: {dim.size}"
-        elif dim.kind == "gather":
-            text = f"gather({text}, {dim.size})"
+        elif dim.kind != "index":
+            text = f"{dim.kind}({text}, {dim.size})"
         return text + "!" * dim.in_bounds
 
     def _position(self, op: MemoryOp, position: Position) -> str:

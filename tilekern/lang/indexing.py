@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,70 +12,36 @@ import jax.numpy as jnp
 from tilekern import _jax
 from tilekern.errors import IndexingError
 from tilekern.ir.memory import Access, Dim, Position, Term
-from tilekern.ir.types import RefType
+from tilekern.lang.points import Member, Points, is_integers, together, width
 from tilekern.lang.tiles import ALL, DynamicSlice, Live, Tile, as_index, as_positions, check_reach, describe, live_lanes
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The part of an array that a view is: an access, and the operands that its positions refer to.
-
-    Attributes:
-      dims: of the access.
-      operands: what the positions of `dims` refer to.
-      live: for each dim, its live lanes; of an index, whether lane 0 is one.
-    """
-
-    dims: tuple[Dim, ...]
-    operands: tuple[jax.Array, ...]
-    live: tuple[Live, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the view."""
-        return Access(self.dims).shape
-
-
-def whole(shape: tuple[int, ...]) -> Selection:
-    """The view of an array that is all of it."""
-    return Selection(tuple(Dim("block", Position(), n) for n in shape), (), (ALL,) * len(shape))
+from tilekern.lang.views import Selection
 
 
 @dataclass
 class Indexer:
-    """Turns the entries of an index of a view into an `Access` of the array, and its operands.
+    """Turns the entries of an index of a view into a view, and what of it lies outside of the first one.
 
     Attributes:
-      type: of the array.
       name: of the ref.
       base: what the ref is a view of.
       operands: what the positions of `dims` refer to.
       dims: the access so far.
       live: its live lanes.
       inside: where an index may leave a view that is smaller than its array: the lane dim, and a bool for each lane.
+      leads: the points whose first index array a dim of the access is.
     """
 
-    type: RefType
     name: str
     base: Selection
     operands: list[jax.Array] = field(default_factory=list[jax.Array])
     dims: list[Dim] = field(default_factory=list[Dim])
     live: list[Live] = field(default_factory=list[Live])
     inside: list[tuple[int, jax.Array]] = field(default_factory=list[tuple[int, jax.Array]])
-
-    @property
-    def access(self) -> Access:
-        """The access."""
-        return Access(tuple(self.dims))
-
-    @property
-    def selection(self) -> Selection:
-        """The view that the index selects."""
-        return Selection(tuple(self.dims), tuple(self.operands), tuple(self.live))
+    leads: dict[int, Points] = field(default_factory=dict[int, Points])
 
     def mask(self) -> jax.Array | None:
         """The lanes that are live and inside the view, of the access's shape; None if the array's bounds say it all."""
-        shape = self.access.shape
+        shape = Access(tuple(self.dims)).shape
         found: jax.Array | None = None
         for lane, inside in (*self.inside, *self._live_lanes()):
             spread = [1] * len(shape)
@@ -92,35 +58,71 @@ class Indexer:
                 lane = len(Access(tuple(self.dims[:number])).shape)
                 yield lane, lanes[0] if dim.kind == "index" else lanes
 
-    def add(self, index: Any) -> Indexer:
-        """Take the entries of an index."""
+    def select(self, index: Any) -> Selection:
+        """The view that an index selects."""
+        entries = self._entries(index)
+        self.operands += self.base.operands
+        pairs = zip(self.base.dims, self.base.live, self.base.extents, strict=True)
+        lanes = iter(range(len(self.base.order)))
+        places: dict[int, int] = {}  # for each lane of the base, that of the access
+        for outer, live, extent in pairs:
+            if outer.kind in ("index", "along"):
+                if outer.kind == "along" and self.base.dims[self._last_gather()].kind != "gather":
+                    raise self._torn_apart()
+                self.dims.append(outer)
+                self.live.append(live)
+                continue
+            number, entry = entries[lane := next(lanes)]
+            made = self._dim(number, entry, outer.size)
+            untouched = outer == Dim("block", Position(), extent)
+            if made.kind in ("block", "gather"):
+                places[lane] = len(Access(tuple(self.dims)).shape)
+            still = self._still_live(live, made, entry.live if isinstance(entry, Tile) else ALL)
+            dim = made if untouched else self._compose(number, outer, made)
+            self.live.append(still)
+            self.dims.append(dim)
+        return self._selection(entries, places)
+
+    def _selection(self, entries: Sequence[tuple[int, Any]], places: Mapping[int, int]) -> Selection:
+        """The view of the dims that were found."""
+        order = [places[lane] for lane in self.base.order if lane in places]
+        sizes = Access(tuple(self.dims)).shape
+        forms: list[tuple[int, ...]] = [(n,) for n in sizes]
+        for lane, place in places.items():
+            entry = entries[lane][1]
+            forms[place] = entry.shape if isinstance(entry, Member) else forms[place]
+            if isinstance(entry, slice) and len(self.base.forms[lane]) != 1:
+                forms[place] = self.base.forms[lane]
+        parts = tuple(self.dims), tuple(self.operands), tuple(self.live), tuple(order), tuple(forms)
+        return Selection(self.base.extents, *parts)
+
+    def _entries(self, index: Any) -> list[tuple[int, Any]]:
+        """For each dim of the base's tile, the number of the entry for it, and the entry."""
         entries: list[Any] = list(cast(tuple[Any, ...], index)) if isinstance(index, tuple) else [index]
         shape = self.base.shape
-        rank = len(shape)
+        rank, taken = len(shape), sum(width(entry) for entry in entries)
         dots = [i for i, entry in enumerate(entries) if entry is ...]
-        if len(dots) > 1 or len(entries) - len(dots) > rank:
+        if len(dots) > 1 or taken > rank:
             raise IndexingError(
-                f"{self.name} has {rank} dims and is indexed with {len(entries)} entries",
+                f"{self.name} has {rank} dims and is indexed with {taken + len(dots)} entries",
                 expected=f"at most {rank} entries, with at most one `...`",
                 got=f"{self.name}[{', '.join(_name(e) for e in entries)}] of shape {list(shape)}",
                 fix="give one entry for each dim",
             )
-        missing = [slice(None)] * (rank - (len(entries) - len(dots)))
         place = dots[0] if dots else len(entries)
-        entries[place : place + len(dots)] = missing
-        self.operands += self.base.operands
-        inner = iter(enumerate(entries))
-        for outer, live, extent in zip(self.base.dims, self.base.live, self.type.shape, strict=True):
-            if outer.kind == "index":
-                self.dims.append(outer)
-                self.live.append(live)
+        entries[place : place + len(dots)] = [slice(None)] * (rank - taken)
+        found: list[tuple[int, Any]] = [(0, None)] * len(self.base.order)
+        given = iter(enumerate(together(self.name, entries)))
+        for lane in self.base.order:
+            form = [next(given) for _ in self.base.forms[lane]]
+            if len(form) == 1:
+                found[lane] = form[0]
                 continue
-            number, entry = next(inner)
-            dim = self._dim(number, entry, outer.size)
-            untouched = outer == Dim("block", Position(), extent)
-            self.live.append(self._still_live(live, dim, entry.live if isinstance(entry, Tile) else ALL))
-            self.dims.append(dim if untouched else self._compose(number, outer, dim))
-        return self
+            for number, entry in form:
+                if not (isinstance(entry, slice) and entry == slice(None)):
+                    raise self._selected_before(number)
+            found[lane] = (0, slice(None))
+        return found
 
     def _still_live(self, outer: Live, inner: Dim, own: Live) -> Live:
         """The live lanes of `inner`, an index of a view's dim: its own ones, as far as they are live in the view."""
@@ -128,9 +130,9 @@ class Indexer:
             return own
         place = self._start(inner)
         low, high = (None if bound is None else jnp.asarray(bound - place) for bound in outer)
-        if inner.kind == "gather":
+        if inner.kind in ("gather", "along"):
             lanes = [b <= 0 if n == 0 else b > 0 for n, b in enumerate((low, high)) if b is not None]
-            self.inside += [(len(self.access.shape), inside) for inside in lanes]
+            self.inside += [(self._lane(inner), inside) for inside in lanes]
             return ALL
         return _narrower(jnp.maximum, low, own[0]), _narrower(jnp.minimum, high, own[1])
 
@@ -139,18 +141,18 @@ class Indexer:
         if inner == Dim("block", Position(), outer.size):
             return outer
         if outer.kind == "gather":
-            raise IndexingError(
-                f"index {number} of {self.name} selects from a view by an index vector",
-                expected="`:` for a dim that an index vector has selected",
-                got="an index into such a dim",
-                fix="load the view, or put the two indices together first",
-            )
+            raise self._selected_before(number)
         position = inner.position
         known = not position.terms and position.const >= 0 and position.const + inner.size <= outer.size
         if not known:
-            self.inside.append((len(self.access.shape), self._inside(inner, outer.size)))
+            self.inside.append((self._lane(inner), self._inside(inner, outer.size)))
         terms = (*outer.position.terms, *position.terms)
         return Dim(inner.kind, Position(terms, outer.position.const + position.const), inner.size)
+
+    def _lane(self, inner: Dim) -> int:
+        """The dim of the access's tile that a dim, which is the next one, is or goes along."""
+        lane = Access((*self.dims, inner)).lanes[-1]
+        return len(Access(tuple(self.dims)).shape) if lane is None else lane
 
     def _inside(self, inner: Dim, size: int) -> jax.Array:
         place = jnp.asarray(self._start(inner))
@@ -166,6 +168,8 @@ class Indexer:
         return place + inner.position.const
 
     def _dim(self, number: int, entry: Any, size: int) -> Dim:
+        if isinstance(entry, Member):
+            return self._member(number, entry, size)
         if isinstance(entry, Tile):
             entry.scope.check()
             return Dim("block", self._position(entry.terms, entry.const), entry.size)
@@ -178,11 +182,32 @@ class Indexer:
             raise self._wrong_entry(number, entry)
         if not _jax.is_array(entry) or entry.shape == ():
             return Dim("index", self._index(number, entry, size))
-        if entry.ndim == 1 and jnp.issubdtype(entry.dtype, jnp.integer):
+        if is_integers(entry):
             check_reach(entry, size, f"index {number} of {self.name}")
             self.operands.append(as_positions(entry))
             return Dim("gather", Position((Term(len(self.operands) - 1, 1),)), entry.shape[0])
         raise self._wrong_entry(number, entry)
+
+    def _member(self, number: int, entry: Member, size: int) -> Dim:
+        """One of several index arrays that go together: the first one in the array leads."""
+        what, index = f"index {number} of {self.name}", entry.index
+        if not isinstance(index, Tile) and (not _jax.is_array(index) or index.shape == ()):
+            static = as_index(index, what)
+            index = self._static(number, static, size) if isinstance(static, int) else static
+        elif isinstance(index, Tile):
+            index.scope.check()
+        vector = entry.vector(index, size, what)
+        self.operands.append(vector)
+        position = Position((Term(len(self.operands) - 1, 1),))
+        if not any(leads is entry.points for leads in self.leads.values()):
+            self.leads[len(self.dims)] = entry.points
+            return Dim("gather", position, vector.shape[0])
+        if self.leads.get(self._last_gather()) is not entry.points:
+            raise self._torn_apart()
+        return Dim("along", position, vector.shape[0])
+
+    def _last_gather(self) -> int:
+        return max((n for n, dim in enumerate(self.dims) if dim.kind == "gather"), default=-1)
 
     def _position(self, terms: tuple[tuple[jax.Array, int], ...], const: int) -> Position:
         first = len(self.operands)
@@ -196,12 +221,16 @@ class Indexer:
         if _jax.is_array(entry) and not jnp.issubdtype(entry.dtype, jnp.integer):
             raise self._wrong_entry(number, entry)
         position = as_index(entry, f"index {number} of {self.name}")
-        if not isinstance(position, int):
-            check_reach(entry, size, f"index {number} of {self.name}")
-            return self._scalar(position)
+        if isinstance(position, int):
+            return Position(const=self._static(number, position, size))
+        check_reach(entry, size, f"index {number} of {self.name}")
+        return self._scalar(position)
+
+    def _static(self, number: int, position: int, size: int) -> int:
+        """A static index, counted from the start."""
         if not -size <= position < size:
             raise self._out_of_range(number, str(position), f"indices in [-{size}, {size})", size)
-        return Position(const=position % size)
+        return position % size
 
     def _slice(self, number: int, entry: slice, size: int) -> Dim:
         if any(isinstance(bound, (Tile, _jax.Tracer)) for bound in (entry.start, entry.stop)):
@@ -233,12 +262,28 @@ class Indexer:
             fix="static positions must lie in the array; a position that may not is written with tk.ds or a Tile",
         )
 
+    def _selected_before(self, number: int) -> IndexingError:
+        return IndexingError(
+            f"index {number} of {self.name} selects from a view by an index vector",
+            expected="`:` for a dim that an index vector has selected",
+            got="an index into such a dim",
+            fix="load the view, or put the two indices together first",
+        )
+
+    def _torn_apart(self) -> IndexingError:
+        return IndexingError(
+            f"index arrays of {self.name} go together across a dim that has an index vector of its own",
+            expected="no other index vector for a dim of the array between theirs",
+            got="an index vector between two that go together",
+            fix="load the view and index the tile, or give all index arrays to one tk.points, broadcast",
+        )
+
     def _wrong_entry(self, number: int, entry: Any) -> IndexingError:
         return IndexingError(
             f"index {number} of {self.name} is of the wrong kind",
-            expected="a Tile, an integer, `:`, tk.ds(start, size) or a vector of integers",
+            expected="a Tile, an integer, `:`, tk.ds(start, size), a vector of integers or tk.points(...)",
             got=f"index {number} = {describe(entry)}",
-            fix="give bool masks to ref.load(index, mask=...); make floats integers; flatten indices of rank 2",
+            fix="give bool masks to ref.load(index, mask=...); make floats integers",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,13 +11,14 @@ import numpy as np
 
 from tilekern import _jax, source
 from tilekern.errors import IndexingError, OutputError
-from tilekern.ir.memory import ATOMICS, AtomicKind, Dim
+from tilekern.ir.memory import ATOMICS, Access, AtomicKind
 from tilekern.ir.types import RefType, dtype_name, kind_of
 from tilekern.lang import state
 from tilekern.lang.incomparable import Incomparable
-from tilekern.lang.indexing import Indexer, Selection, whole
+from tilekern.lang.indexing import Indexer
 from tilekern.lang.primitives import atomic_p, load_p, store_p
 from tilekern.lang.tiles import describe
+from tilekern.lang.views import Selection, permutation, reshaped, sizes, transposed, whole
 
 # The attributes of arrays that refs do not have: each computes something, or looks at elements.
 _METHODS = frozenset(name for name in dir(np.ndarray) if not name.startswith("_"))
@@ -28,12 +30,12 @@ class Ref(Incomparable):
 
     An index has one entry for each dim; missing trailing entries, and `...`, stand for whole dims. Entries:
     a `Tile` or `tk.ds(start, size)` (consecutive elements), an integer (drops the dim), `:` or a static slice without
-    step, an int32 vector (one element a lane; several vectors index orthogonally). Traced positions never wrap or
-    clamp: lanes outside the array read the fill value and store nothing. Static negative integers and slice bounds
-    count from the end, as in NumPy.
+    step, an int32 vector (one element a lane; several vectors index orthogonally), `tk.points(...)` (index arrays that
+    go together). Traced positions never wrap or clamp: lanes outside the array read the fill value and store nothing.
+    Static negative integers and slice bounds count from the end, as in NumPy.
 
     Attributes:
-      shape, dtype, ndim: of the array.
+      shape, dtype, ndim: of the array, or of the view.
       name: of the parameter.
     """
 
@@ -69,16 +71,49 @@ class Ref(Incomparable):
         """`ref.at[index]` is the part of the array at an index, as a ref: a view."""
         return At(self)
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[RefType, str, tuple[Dim, ...]]]:
+    @property
+    def T(self) -> Ref:
+        """The view with its dims in reverse order."""
+        return self.transpose()
+
+    @property
+    def mT(self) -> Ref:
+        """The view with its last two dims exchanged."""
+        if self.ndim < 2:
+            raise IndexingError(
+                f"{self.name} has no two dims to exchange",
+                expected="a ref of at least two dims",
+                got=f"{self.name}.mT, of shape {list(self.shape)}",
+                fix=f"leave it out: {self.name} is its own transpose",
+            )
+        return self.transpose(*range(self.ndim - 2), -1, -2)
+
+    def transpose(self, *axes: Any) -> Ref:
+        """The view whose dim `n` is dim `axes[n]`; without axes, its dims in reverse order. Nothing is moved."""
+        return self._view(transposed(self._base, permutation(axes, self.ndim, self.name), self.name))
+
+    def reshape(self, *shape: Any) -> Ref:
+        """The view with its dims merged and split, in row-major order; one of `shape` may be -1. Nothing is moved.
+
+        Raises:
+          tilekern.errors.IndexingError: the elements would have to be moved, or their number is another one.
+        """
+        return self._view(reshaped(self._base, sizes(shape, self.size, self.name), self.name))
+
+    def _view(self, selection: Selection) -> Ref:
+        return Ref(self._token, self._type, self.name, selection)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[RefType, str, Selection]]:
         """For JAX: a ref travels as its token, and the positions and live lanes of its view."""
-        return (self._token, self._base.operands, self._base.live), (self._type, self.name, self._base.dims)
+        static = replace(self._base, operands=(), live=())
+        return (self._token, self._base.operands, self._base.live), (self._type, self.name, static)
 
     @classmethod
-    def tree_unflatten(cls, auxiliary: tuple[RefType, str, tuple[Dim, ...]], children: tuple[Any, ...]) -> Ref:
+    def tree_unflatten(cls, auxiliary: tuple[RefType, str, Selection], children: tuple[Any, ...]) -> Ref:
         """For JAX: the inverse of `tree_flatten`."""
-        type, name, dims = auxiliary
+        type, name, static = auxiliary
         token, operands, live = children
-        return cls(token, type, name, Selection(dims, operands, live))
+        return cls(token, type, name, replace(static, operands=operands, live=live))
 
     def __repr__(self) -> str:
         return f"Ref({self.name}: {self._type})"
@@ -103,23 +138,24 @@ class Ref(Incomparable):
                 got=f"a load of {self.name}: {self._type}",
                 fix="keep what the program needs in a tile or a carry; the sum exists when all programs have ended",
             )
-        indexer = self._index(index)
-        lanes, operands = self._lanes(indexer, mask), list[jax.Array]()
+        indexer, part, access = self._index(index)
+        lanes, operands = self._lanes(indexer, part, mask), list[jax.Array]()
         if fill is not None:
             operands.append(self._fill(fill))
-        return _jax.bind(
+        tile = _jax.bind(
             load_p,
             self._token,
-            *indexer.operands,
+            *part.operands,
             *lanes,
             *operands,
-            access=indexer.access,
+            access=access,
             masked=bool(lanes),
             filled=fill is not None,
-            shape=indexer.access.shape,
+            shape=access.shape,
             dtype=self.dtype,
             loc=source.of_stack(),
         )
+        return part.viewed(tile)
 
     def store(self, index: Any, value: Any, *, mask: Any = None) -> None:
         """Write `value`, broadcast to the tile at `index`, to the lanes that are in bounds and not masked."""
@@ -134,23 +170,25 @@ class Ref(Incomparable):
 
     def _write(self, primitive: Any, index: Any, value: Any, mask: Any, **attributes: Any) -> None:
         trace = state.current(f"a store to {self.name}")
-        indexer = self._index(index)
-        tile = self._value(value, indexer.access.shape)
-        lanes = self._lanes(indexer, mask)
+        indexer, part, access = self._index(index)
+        tile = part.accessed(self._value(value, part.shape))
+        lanes = self._lanes(indexer, part, mask)
         loc = source.of_stack()
         trace.effects[loc] = "store"
-        operands = (tile, *indexer.operands, *lanes)
-        _jax.bind(primitive, self._token, *operands, access=indexer.access, masked=bool(lanes), loc=loc, **attributes)
+        operands = (tile, *part.operands, *lanes)
+        _jax.bind(primitive, self._token, *operands, access=access, masked=bool(lanes), loc=loc, **attributes)
 
-    def _index(self, index: Any) -> Indexer:
-        return Indexer(self._type, self.name, self._base).add(index)
+    def _index(self, index: Any) -> tuple[Indexer, Selection, Access]:
+        indexer = Indexer(self.name, self._base)
+        part = indexer.select(index)
+        return indexer, part, part.access(self._type.shape)
 
-    def _lanes(self, indexer: Indexer, mask: Any) -> list[jax.Array]:
+    def _lanes(self, indexer: Indexer, part: Selection, mask: Any) -> list[jax.Array]:
         """The mask of an access, if it has one."""
         inside = indexer.mask()
         if mask is None:
             return [] if inside is None else [inside]
-        given = self._mask(mask, indexer.access.shape)
+        given = part.accessed(self._mask(mask, part.shape))
         return [given if inside is None else given & inside]
 
     # --- atomics ---
@@ -318,7 +356,8 @@ class At:
 
     def __getitem__(self, index: Any) -> Ref:
         ref = self._ref
-        indexer = Indexer(ref._type, ref.name, ref._base).add(index)  # pyright: ignore[reportPrivateUsage] -- a part of Ref
+        indexer = Indexer(ref.name, ref._base)  # pyright: ignore[reportPrivateUsage] -- a part of Ref
+        selection = indexer.select(index)
         if indexer.inside:
             raise IndexingError(
                 f"a view of a view of {ref.name} may reach past the first one",
@@ -326,4 +365,4 @@ class At:
                 got="a Tile, tk.ds or a traced index into a dim that is a part of the array already",
                 fix=f"index {ref.name} itself at the final place",
             )
-        return Ref(ref._token, ref._type, ref.name, indexer.selection)  # pyright: ignore[reportPrivateUsage]
+        return ref._view(selection)  # pyright: ignore[reportPrivateUsage]

@@ -113,7 +113,7 @@ class _Check:
         """True if a load surely reads an element; outside of loops with stores, a mask is taken to let one through."""
         if op.mask is not None and (looped or self._ranges.get(op.mask) == FALSE):
             return False
-        return all(self._inside(op, dim, size) for dim, size in zip(op.access.dims, op.ref.ref.shape, strict=True))
+        return all(self._inside(op, dim, size) for dim, size in zip(op.access.dims, op.extents, strict=True))
 
     def _inside(self, op: Load, dim: Dim, size: int) -> bool:
         """True if a lane of a dim surely lies in an array of `size` elements."""

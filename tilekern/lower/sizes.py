@@ -7,6 +7,7 @@ from math import prod
 from tilekern import source
 from tilekern.errors import TargetError
 from tilekern.ir.core import Func
+from tilekern.ir.memory import MemoryOp
 
 LONGEST_INT32 = 2**31 - 1
 """Elements along a dim, or programs, that int32 counts."""
@@ -24,13 +25,16 @@ def refuse_large(func: Func, backend: str, *, longest: int | None = None, progra
       longest: elements along a dim of an array; None for no limit.
       programs: programs of the grid.
     """
+    seen = [(p, p.ref.shape) for p in func.params]
+    seen += [(op.ref, op.extents) for op in func.walk() if isinstance(op, MemoryOp) and op.access.extents is not None]
     with source.at(func.loc):
-        for param in func.params:
-            if longest is not None and max(param.ref.shape, default=0) > longest:
+        for param, shape in seen:
+            if longest is not None and max(shape, default=0) > longest:
+                how = "" if shape == param.ref.shape else f", reshaped to {list(shape)}"
                 raise TargetError(
                     f"an array of {func.name} is too long for {backend}",
                     expected=f"at most {longest} elements along each dim: positions are int32",
-                    got=f"{param.name}: {param.ref}",
+                    got=f"{param.name}: {param.ref}{how}",
                     fix='reshape it to two shorter dims, or use target="cpu:llvm"',
                 )
         if prod(func.grid) > programs:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilekern import source
+from tilekern.errors import NotBatchableError
 from tilekern.ir.core import Axis, Block, Func, Op, Value, index_value
 from tilekern.ir.memory import Access, Dim, MemoryOp, Position, Term
 from tilekern.ir.rewrite import Rewriter
@@ -23,7 +25,7 @@ def batch(func: Func, size: int, dims: Sequence[int | None]) -> Func:
       func: any Func.
       size: the number of runs, the extent of the new axis, which is the outermost.
       dims: for each input of `func`, the dim of the new input that counts the runs, or None if all share it; never None
-        for an in-out one. Outputs count the runs in dim 0.
+        for an in-out one, and 0 or None for one of `reshaped`. Outputs count the runs in dim 0.
     """
     index = index_value("batch")
     given = dict(zip(func.inputs, dims, strict=True))
@@ -39,7 +41,12 @@ def batch(func: Func, size: int, dims: Sequence[int | None]) -> Func:
             return rewriter.add(op.copy(operands))
         known = op.leading + op.access.arity
         entry = Dim("index", Position((Term(op.access.arity, 1),)), in_bounds=True)
-        access = Access((*op.access.dims[:dim], entry, *op.access.dims[dim:]))
+        extents = op.access.extents
+        if extents is not None and dim:
+            raise _not_in_front(op, dim)
+        access = Access(
+            (*op.access.dims[:dim], entry, *op.access.dims[dim:]), None if extents is None else (size, *extents)
+        )
         return rewriter.add(replace(op, operands=(*operands[:known], index, *operands[known:]), access=access))
 
     body = Rewriter(rule).run(func).body
@@ -49,6 +56,22 @@ def batch(func: Func, size: int, dims: Sequence[int | None]) -> Func:
         axes=(Axis("batch", size), *func.axes),
         body=Block((index, *body.args), body.ops, body.results),
     )
+
+
+def _not_in_front(op: MemoryOp, dim: int) -> NotBatchableError:
+    with source.at(op.loc):
+        return NotBatchableError(
+            f"{op.ref.name} is reshaped in the kernel, but stacked along dim {dim}",
+            expected="runs that are stacked along dim 0",
+            got=f"in_axes={dim} for {op.ref.name}, which is seen as {list(op.extents)}",
+            fix="use in_axes=0, or move the dim to the front before",
+        )
+
+
+def reshaped(func: Func) -> set[Value]:
+    """The params that an access sees in another shape than their own."""
+    accesses = (op for op in func.walk() if isinstance(op, MemoryOp))
+    return {op.ref for op in accesses if op.access.extents is not None}
 
 
 def _stacked(param: Value, size: int, dim: int | None) -> Value:

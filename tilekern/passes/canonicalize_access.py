@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Access, Dim, MemoryOp, Term
+from tilekern.ir.memory import Dim, MemoryOp, Term
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Iota
 from tilekern.passes.constants import integer_of
@@ -36,19 +36,21 @@ class Absorber:
 
     def rule(self, op: MemoryOp, rewriter: Rewriter) -> Sequence[Value] | None:
         """Replace a load or store by one whose access has taken in the arithmetic."""
-        found = [self._dim(dim, op.positions, rewriter) for dim in op.access.dims]
+        together = {lane for dim, lane in zip(op.access.dims, op.access.lanes, strict=True) if dim.kind == "along"}
+        places = zip(op.access.dims, op.access.lanes, strict=True)
+        found = [self._dim(dim, op.positions, rewriter, lane in together) for dim, lane in places]
         used = {value: None for _, total in found for value in total.values}
         order = [v for v in self._indices if v in used]
         order += [v for v in used if v not in order]
-        access = Access(tuple(replace(dim, position=total.position(order)) for dim, total in found))
+        access = replace(op.access, dims=tuple(replace(d, position=total.position(order)) for d, total in found))
         before, after = op.operands[: op.leading], op.operands[op.leading + op.access.arity :]
         operands = (*before, *order, *after)
         if (access, operands) == (op.access, op.operands):
             return None
         return rewriter.add(replace(op, access=access, operands=operands))
 
-    def _dim(self, dim: Dim, positions: Sequence[Value], rewriter: Rewriter) -> tuple[Dim, Sum]:
-        """A dim of the new access, and its position."""
+    def _dim(self, dim: Dim, positions: Sequence[Value], rewriter: Rewriter, together: bool) -> tuple[Dim, Sum]:
+        """A dim of the new access, and its position; one of several that go together stays a gather."""
         total = Sum({}, dim.position.const)
         for term in dim.position.terms:
             value = positions[term.operand]
@@ -60,7 +62,7 @@ class Absorber:
         total = Sum({d: s for d, s in total.strides.items() if s or d.value.tile.shape}, total.const)
         for vector in total.vectors:
             is_iota = vector == Digit(vector.value) and isinstance(rewriter.definition(vector.value), Iota)
-            if is_iota and total.strides[vector] == 1:
+            if is_iota and total.strides[vector] == 1 and not together:
                 rest = {d: s for d, s in total.strides.items() if d != vector}
                 return replace(dim, kind="block"), Sum(rest, total.const)
         return dim, total

@@ -22,7 +22,7 @@ import numpy as np
 from tilekern.ir.compute import Constant, splat
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Access, Load, MemoryOp
+from tilekern.ir.memory import Load, MemoryOp
 from tilekern.ir.ranges import FALSE, TRUE, Interval, analyze, proved, update
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast
@@ -72,12 +72,12 @@ def _memory(op: MemoryOp, ranges: dict[Value, Interval], rewriter: Rewriter) -> 
     if mask == FALSE:
         return [_fill(op, rewriter)] if isinstance(op, Load) else []
     positions = [ranges.get(v) for v in op.positions]
-    sizes = op.ref.ref.shape
+    sizes = op.extents
     dims = (
         replace(d, in_bounds=d.in_bounds or proved(d, size, positions))
         for d, size in zip(op.access.dims, sizes, strict=True)
     )
-    access = Access(tuple(dims))
+    access = replace(op.access, dims=tuple(dims))
     if mask == TRUE:
         behind = op.leading + op.access.arity
         op = replace(op, masked=False, operands=(*op.operands[:behind], *op.operands[behind + 1 :]))

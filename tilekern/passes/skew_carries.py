@@ -26,7 +26,7 @@ from tilekern.ir.compute import Dot, splat
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Access, Load
+from tilekern.ir.memory import Load
 from tilekern.ir.ranges import Interval, analyze, fold_index, update
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.types import INDEX
@@ -109,7 +109,7 @@ def _computed_at(tile: Value, ops: Sequence[Op], index: Value, add: _Add) -> Map
         moved = op.copy(tuple(values.get(v, v) for v in op.operands))
         if isinstance(moved, Load):
             dims = tuple(replace(d, in_bounds=False) for d in moved.access.dims)
-            moved = replace(moved, access=Access(dims))
+            moved = replace(moved, access=replace(moved.access, dims=dims))
         values.update(zip(op.results, add(moved), strict=True))
     return values
 

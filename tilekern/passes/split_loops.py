@@ -33,7 +33,7 @@ from tilekern.ir.compute import Select, splat
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Access, MemoryOp
+from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ranges import analyze, update
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.types import I32, INDEX
@@ -87,7 +87,7 @@ class _Proof:
 
     def _in_bounds(self, op: MemoryOp, number: int) -> bool:
         """Whether a dim is in bounds in the middle part, by a split that concerns it."""
-        dim, size = op.access.dims[number], op.ref.ref.shape[number]
+        dim, size = op.access.dims[number], op.extents[number]
         position = None if dim.in_bounds else self._lines.of_position(dim.position, op.positions)
         if position is None:
             return False
@@ -109,7 +109,7 @@ class _Proof:
         if not isinstance(op, MemoryOp) or not self.dims.get(op):
             return op
         dims = (replace(d, in_bounds=d.in_bounds or n in self.dims[op]) for n, d in enumerate(op.access.dims))
-        return replace(op, access=Access(tuple(dims)))
+        return replace(op, access=replace(op.access, dims=tuple(dims)))
 
 
 class _Middle(Cloner):

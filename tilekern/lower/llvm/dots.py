@@ -88,8 +88,8 @@ def _distances(value: Value, closures: Closures) -> list[int]:
         )
         return [0 if n == 1 else next(inner) for n in op.shape]
     assert isinstance(op, Load)
-    strides = strides_of(op.ref.ref.shape)
-    return [s for s, dim in zip(strides, op.access.dims, strict=True) if dim.kind != "index"]
+    strides = strides_of(op.extents)
+    return [strides[n] for n in op.access.kept]
 
 
 def _base(e: Elements, value: Value) -> Reg:

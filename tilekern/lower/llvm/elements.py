@@ -290,7 +290,7 @@ class Elements:
     def distance(self, op: Load) -> int:
         """How many elements further the next iteration of the innermost fold loads; 0 if that is not known."""
         distance = 0
-        for dim, stride in zip(op.access.dims, strides_of(op.ref.ref.shape), strict=True):
+        for dim, stride in zip(op.access.dims, strides_of(op.extents), strict=True):
             for term in dim.position.terms:
                 if term.plain:
                     distance += self.loops.get(op.positions[term.operand], 0) * term.stride * stride
@@ -322,7 +322,7 @@ class Elements:
     def origin(self, op: Load) -> Reg:
         """The address of the first element of a load in bounds."""
         index = Index()
-        for dim, stride in zip(op.access.dims, strides_of(op.ref.ref.shape), strict=True):
+        for dim, stride in zip(op.access.dims, strides_of(op.extents), strict=True):
             index = index.plus(self.position(op, dim.position).times(stride))
         return self.address(self._arrays[op.ref], index, op.ref.ref.dtype)
 
@@ -332,14 +332,14 @@ class Elements:
         """The linear index; those of every lane instead, if they are no straight line; which lanes are touched."""
         code = self.code
         total, gathered, conditions = Index(), None, list[Reg]()
-        rest = iter(place)
-        for dim, length, stride in zip(op.access.dims, op.ref.ref.shape, strides_of(op.ref.ref.shape), strict=True):
+        sizes = zip(op.extents, strides_of(op.extents), strict=True)
+        for dim, lane, (length, stride) in zip(op.access.dims, op.access.lanes, sizes, strict=True):
             index = self.position(op, dim.position)
             numbers: Reg | None = None
-            if dim.kind == "block":
-                index = index.plus(next(rest))
-            elif dim.kind == "gather":
-                numbers = self._vector_of(op, dim.position, next(rest), lanes)
+            if lane is not None and dim.kind == "block":
+                index = index.plus(place[lane])
+            elif lane is not None:
+                numbers = self._vector_of(op, dim.position, place[lane], lanes)
                 if not numbers.type.lanes:
                     index, numbers = index.plus(index_of(numbers)), None
             if numbers is not None:

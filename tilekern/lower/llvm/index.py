@@ -116,11 +116,8 @@ def reads(op: Op, place: Place, clamped: Callable[[Value, int], Index]) -> list[
 
 def _read_by_load(op: Load, place: Place) -> list[tuple[Value, Place]]:
     found: list[tuple[Value, Place]] = []
-    lanes = iter(place)
-    for dim in op.access.dims:
-        if dim.kind == "index":
-            continue
-        index = next(lanes)
-        vectors = (op.positions[t.operand] for t in dim.position.terms)
-        found += [(v, (index,)) for v in vectors if v.tile.shape]
+    for dim, lane in zip(op.access.dims, op.access.lanes, strict=True):
+        if lane is not None:
+            vectors = (op.positions[t.operand] for t in dim.position.terms)
+            found += [(v, (place[lane],)) for v in vectors if v.tile.shape]
     return found if op.mask is None else [*found, (op.mask, place)]

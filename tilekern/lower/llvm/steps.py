@@ -212,7 +212,7 @@ def _cost(op: Op) -> int:
         case Select() | Convert() | Bitcast():
             return 1
         case Load():
-            gathers = sum(d.kind == "gather" for d in op.access.dims)
+            gathers = sum(d.kind in ("gather", "along") for d in op.access.dims)
             return 4 * gathers + (not op.access.in_bounds) + op.masked
         case Transpose():
             return 0 if op.permutation[-1:] == (len(op.permutation) - 1,) else 4

@@ -21,6 +21,7 @@ from tilekern.lower.mosaic.describe import describe
 from tilekern.lower.mosaic.legalize import legalize
 from tilekern.lower.mosaic.plan import Plan
 from tilekern.lower.mosaic.plan import plan as plan_of
+from tilekern.lower.mosaic.seen import as_seen
 from tilekern.lower.target import Target
 from tilekern.passes import pipeline
 from tilekern.passes.split_loops import split_loops
@@ -39,8 +40,8 @@ class MosaicLowering:
         self.func, self.target = func, target
         self._chip = PORTABLE if target.portable else CHIPS[target.name]
         # Full tiles apart from ragged and diagonal ones, so that most iterations need no mask.
-        split = pipeline.run(split_loops(func))
-        self.planned: Plan = plan_of(legalize(split, self._chip.name.removeprefix("tpu:")), self._chip)
+        self._seen = as_seen(pipeline.run(split_loops(func)))
+        self.planned: Plan = plan_of(legalize(self._seen.func, self._chip.name.removeprefix("tpu:")), self._chip)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
 
     @_jax.emits
@@ -48,9 +49,9 @@ class MosaicLowering:
         """The outputs; traceable by JAX when it lowers for TPUs, and if it is to `interpret` the kernel, for any."""
         elsewhere = _jax.abstract_tpu(self._chip.device_kind, self._chip.cores)
         with nullcontext() if _jax.tpu_kind() == self._chip.device_kind else elsewhere:
-            results = call(self.planned, *inputs, interpret=interpret)
+            results = call(self.planned, *self._seen.inputs(inputs), interpret=interpret)
         pairs = zip(results, self.func.outputs, strict=True)
-        return tuple(x.astype(p.ref.dtype) for x, p in pairs)
+        return tuple(x.astype(p.ref.dtype).reshape(p.ref.shape) for x, p in pairs)
 
     def interpret(self, *inputs: Array, params: Any = True) -> Sequence[Array]:
         """The outputs, by Pallas' interpreter.

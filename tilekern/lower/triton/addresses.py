@@ -33,7 +33,7 @@ class Addresses:
     ) -> None:
         self._op, self._operands, self._bind = op, operands, bind
         self._intervals = [ranges.get(v) for v in op.positions]
-        shape = op.ref.ref.shape
+        shape = op.extents
         self._strides = strides_of(shape)
         # Offsets in int64 where int32 cannot count the elements.
         self._wide = prod(shape) > _INT32.high or any(not self._is_int32(d) for d in op.access.dims)
@@ -41,7 +41,7 @@ class Addresses:
     @property
     def nowhere(self) -> bool:
         """Whether no lane is in bounds: the array is empty, or an index is a number outside of it."""
-        shape = self._op.ref.ref.shape
+        shape = self._op.extents
         reaches = [self._reach(dim) for dim in self._op.access.dims]
         return any(
             size == 0 or (high is not None and high < 0) or (low is not None and low >= size)
@@ -71,7 +71,7 @@ class Addresses:
     def mask(self) -> str:
         """Which lanes are in bounds, where that is not proved; "" if all are."""
         conditions: list[str] = []
-        for number, (dim, size) in enumerate(zip(self._op.access.dims, self._op.ref.ref.shape, strict=True)):
+        for number, (dim, size) in enumerate(zip(self._op.access.dims, self._op.extents, strict=True)):
             if dim.in_bounds:
                 continue
             where = self.position(number) if dim.kind == "index" else self._lanes(number)
@@ -88,7 +88,7 @@ class Addresses:
         """The positions of all lanes of a dim, a vector under a name."""
         dim = self._op.access.dims[number]
         where = self.position(number)
-        if dim.kind == "gather":
+        if dim.kind != "block":
             if not any(t.stride and self._op.positions[t.operand].tile.shape for t in dim.position.terms):
                 where = f"tl.full(({dim.size},), {where}, {'tl.int64' if self._wide else 'tl.int32'})"
             return where if where.isidentifier() else self._bind("rows", where)
@@ -99,10 +99,10 @@ class Addresses:
 
     def _unsqueezed(self, vector: str, number: int) -> str:
         """A vector along its dim of the tile; scalars stay."""
-        dims = [n for n, d in enumerate(self._op.access.dims) if d.kind != "index"]
-        if number not in dims or len(dims) == 1:
+        lane, rank = self._op.access.lanes[number], len(self._op.access.shape)
+        if lane is None or rank == 1:
             return vector
-        return f"{vector}[{', '.join(':' if n == number else 'None' for n in dims)}]"
+        return f"{vector}[{', '.join(':' if n == lane else 'None' for n in range(rank))}]"
 
     def _position(self, position: Position, wide: bool) -> str:
         parts = [self._term(term, wide) for term in position.terms]

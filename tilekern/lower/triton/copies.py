@@ -100,7 +100,7 @@ def _on_tensor_cores(op: Dot) -> bool:
 
 
 def _copy(op: MemoryOp, ranges: Mapping[Value, Interval]) -> Copy | None:
-    shape, itemsize = op.ref.ref.shape, op.ref.ref.dtype.itemsize
+    shape, itemsize = op.extents, op.ref.ref.dtype.itemsize
     dims = op.access.dims
     plain = not op.masked and not op.trailing and op.ref.ref.dtype != BOOL
     if not plain or not 2 <= len(shape) <= _DIMS or any(n == 0 or n > _INT32 for n in shape):

@@ -240,6 +240,8 @@ def slot_axes(func: Func, param: Value) -> tuple[int, ...]:
     tiles = {arg: axis.tiles for arg, axis in zip(func.body.args, func.axes, strict=True)}
     # A dim separates the programs of all updates only where they touch the same elements along it.
     first = updates[0]
+    if any(op.extents != first.extents for op in updates):
+        return tuple(range(len(func.body.args)))
     dims = [d for n, d in enumerate(first.access.dims) if len({_places(op, n) for op in updates}) == 1]
     return tuple(
         n for n, index in enumerate(func.body.args) if not any(_separated_by(dim, first, index, tiles) for dim in dims)
@@ -258,7 +260,7 @@ def _separated_by(dim: Dim, op: Atomic, index: Value, tiles: Mapping[Value, int]
     terms = [(abs(t.stride), op.positions[t.operand], t.plain) for t in dim.position.terms]
     known = all(plain and value in tiles for _, value, plain in terms)
     once = len({value for _, value, _ in terms}) == len(terms)
-    if dim.kind == "gather" or not known or not once or index not in {v for _, v, _ in terms}:
+    if dim.kind in ("gather", "along") or not known or not once or index not in {v for _, v, _ in terms}:
         return False
     reach = dim.size
     for stride, value, _ in sorted(terms, key=lambda term: term[0]):
@@ -269,7 +271,7 @@ def _separated_by(dim: Dim, op: Atomic, index: Value, tiles: Mapping[Value, int]
 
 
 def _tile_dims(op: MemoryOp) -> list[Dim]:
-    return [d for d in op.access.dims if d.kind != "index"]
+    return [op.access.dims[n] for n in op.access.kept]
 
 
 def _is_loaded(func: Func, param: Value) -> bool:

@@ -68,6 +68,7 @@ Environment = Mapping[Value, Stacked]
 
 def load(op: Load, array: jax.Array, env: Environment) -> Stacked:
     """The tiles of a load from `array`."""
+    array = array.reshape(op.extents)
     fill = as_array(env[op.fill]) if op.fill is not None else jnp.zeros((), array.dtype)
     fill_axes = env[op.fill].axes if op.fill is not None else ()
     boxes = windows(op, array.shape, env)
@@ -84,6 +85,10 @@ def load(op: Load, array: jax.Array, env: Environment) -> Stacked:
 
 def store(op: Store, array: jax.Array, env: Environment, sizes: Mapping[int, int]) -> jax.Array:
     """`array` after a store."""
+    return _stored(op, array.reshape(op.extents), env, sizes).reshape(array.shape)
+
+
+def _stored(op: Store, array: jax.Array, env: Environment, sizes: Mapping[int, int]) -> jax.Array:
     value = env[op.value]
     mask = env[op.mask] if op.mask is not None else None
     boxes = windows(op, array.shape, env)
@@ -125,7 +130,7 @@ def windows(op: MemoryOp, shape: Sequence[int], env: Environment) -> list[Window
 
 
 def _window(dim: Dim, extent: int, op: MemoryOp, env: Environment) -> Window | None:
-    if dim.kind == "gather":
+    if dim.kind in ("gather", "along"):
         return None
     start: Any = dim.position.const
     low = high = dim.position.const
@@ -227,27 +232,26 @@ def _indices(op: MemoryOp, env: Environment) -> tuple[list[jax.Array], tuple[int
     access = op.access
     used = {op.positions[t.operand] for d in access.dims for t in d.position.terms}
     axes = tuple(sorted({a for v in used for a in env[v].axes}))
-    rank, lane, found = len(access.shape), 0, list[jax.Array]()
+    rank, found = len(access.shape), list[jax.Array]()
     intervals = [env[v].interval for v in op.positions]
-    for dim, length in zip(access.dims, op.ref.ref.shape, strict=True):
+    for dim, lane, length in zip(access.dims, access.lanes, op.extents, strict=True):
         shape = [1] * (len(axes) + rank)
-        if dim.kind == "block":
+        if lane is not None and dim.kind == "block":
             shape[len(axes) + lane] = dim.size
         needed = {term.operand for term in dim.position.terms}
         numbers = [_spread(v, env, axes, lane, rank) if n in needed else None for n, v in enumerate(op.positions)]
         lanes = jnp.arange(dim.size if dim.kind == "block" else 1, dtype=jnp.int32).reshape(shape)
         found.append(lanes + positions.index(dim.position, numbers, intervals, length, lanes.size))
-        lane += dim.kind != "index"
     return found, axes
 
 
-def _spread(value: Value, env: Environment, axes: tuple[int, ...], lane: int, rank: int) -> jax.Array:
+def _spread(value: Value, env: Environment, axes: tuple[int, ...], lane: int | None, rank: int) -> jax.Array:
     """A scalar, or the vector of a gather, with its dims where the batch and the lanes of the access want them."""
     stacked = env[value]
     array = jnp.asarray(stacked.array, jnp.int32)
     leading = [array.shape[stacked.axes.index(a)] if a in stacked.axes else 1 for a in axes]
     lanes = [1] * rank
-    if value.tile.shape:
+    if lane is not None and value.tile.shape:
         lanes[lane] = value.tile.shape[0]
     return array.reshape(*leading, *lanes)
 

@@ -28,6 +28,10 @@ def atomic(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int, i
     """`array` after an update by every program of the batch, in program order."""
     if 0 in array.shape or 0 in op.access.shape:
         return array
+    return _updated(op, array.reshape(op.extents), env, sizes).reshape(array.shape)
+
+
+def _updated(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int, int]) -> jax.Array:
     neutral = jnp.asarray(identity(_MONOID[op.kind], op.ref.ref.dtype)).astype(array.dtype)
     rank = len(op.access.shape)
     value = Stacked(jnp.asarray(env[op.value].array).astype(array.dtype), env[op.value].axes)

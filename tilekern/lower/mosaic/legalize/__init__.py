@@ -1,6 +1,7 @@
 """Block IR → block IR whose pure ops Mosaic has; each step is a rewrite whose result the interpreter runs as well.
 
 refuse            what no TPU does
+pointwise         index vectors that go together
 without_empty     no tile without elements
 bits              shifts, counts of bits, neighbours of floats, by plain bit operations
 without_float16   float16 as float32 that is rounded after every op
@@ -21,6 +22,7 @@ from tilekern.lower.mosaic.legalize.expand import expand
 from tilekern.lower.mosaic.legalize.expand_bits import bits
 from tilekern.lower.mosaic.legalize.forms import forms
 from tilekern.lower.mosaic.legalize.functions import functions
+from tilekern.lower.mosaic.legalize.pointwise import pointwise
 from tilekern.lower.mosaic.legalize.refuse import refuse
 from tilekern.lower.mosaic.legalize.sines import sines
 from tilekern.lower.mosaic.legalize.widen import widen
@@ -45,6 +47,7 @@ def legalize(func: Func, chip_name: str) -> Func:
       TargetError: the Func does something that TPUs do not have.
     """
     refuse(func, chip_name)
+    func = pointwise(func)
     for rewrite in (without_empty, dce, bits, without_float16, widen, sines, functions):
         func = rewrite(func)
     func = dots(func, chip_name)

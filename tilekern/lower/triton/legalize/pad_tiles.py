@@ -106,7 +106,7 @@ class _Padder(Builder):
     def _memory(self, op: MemoryOp, operands: tuple[Value, ...]) -> Sequence[Value]:
         make = Make(self, op)
         dims = tuple(self._dim(d) for d in op.access.dims)
-        access = Access(dims)
+        access = replace(op.access, dims=dims)
         behind = op.leading + op.access.arity
         mask = operands[behind] if op.masked else None
         needed = self._masked_dims(op)
@@ -215,7 +215,7 @@ def _neutral(op: Reduce | ArgReduce | Scan | Sort, dtype: DType) -> Any:
 
 def _ending_with_array(op: MemoryOp) -> set[int]:
     """The dims of the tile whose added lanes lie behind the end of the array."""
-    kept = [(d, n) for d, n in zip(op.access.dims, op.ref.ref.shape, strict=True) if d.kind != "index"]
+    kept = [(op.access.dims[n], op.extents[n]) for n in op.access.kept]
     return {
         number
         for number, (dim, size) in enumerate(kept)

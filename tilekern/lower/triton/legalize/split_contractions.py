@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Access, Dim, Load
+from tilekern.ir.memory import Dim, Load
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import kind_of
@@ -109,9 +109,9 @@ class _Splitter(Rewriter):
         wide = cut.last if number == len(cut.sizes) - 1 else size
         # What was in bounds as a whole is so in parts.
         dims[place] = Dim("block", position, wide, dim.in_bounds and wide == size)
-        access = Access(tuple(dims))
+        access = replace(op.access, dims=tuple(dims))
         operands = tuple(self.value(v) for v in op.operands)
-        behind = not position.terms and position.const + size >= op.ref.ref.shape[place]
+        behind = not position.terms and position.const + size >= op.extents[place]
         if wide == size or behind:
             return self.one(replace(op, operands=operands, access=access))
         make = Make(self, op)
@@ -134,4 +134,4 @@ class _Splitter(Rewriter):
 
 def _tile_dims(op: Load) -> list[tuple[int, Dim]]:
     """For each dim of the loaded tile, its place among the array's dims, and the access's dim."""
-    return [(n, d) for n, d in enumerate(op.access.dims) if d.kind != "index"]
+    return [(n, op.access.dims[n]) for n in op.access.kept]

@@ -1,0 +1,127 @@
+"""`tk.points`: index arrays that go together, pointwise, where vectors by themselves are orthogonal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tilekern import _jax
+from tilekern.errors import IndexingError
+from tilekern.lang.tiles import Tile, as_positions, check_reach, describe, live_lanes
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Index arrays that go together, made by `points`.
+
+    Attributes:
+      indices: one for each dim that they index.
+      shape: what they broadcast to.
+    """
+
+    indices: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """The index array number `number` of `points`, as the entry for one dim."""
+
+    points: Points
+    number: int
+
+    @property
+    def index(self) -> Any:
+        """The index array: a Tile, an integer, or an array of integers."""
+        return self.points.indices[self.number]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dims that the index arrays are in the tile."""
+        return self.points.shape
+
+    def vector(self, index: Any, size: int, what: str) -> jax.Array:
+        """The positions of all lanes, int32[n], in a dim of `size` elements; `index` is the index, or its number."""
+        if isinstance(index, Tile):
+            found, live = index.indices, live_lanes(index.live, index.size)
+            found = found if live is None else jnp.where(live, found, -1)
+        else:
+            check_reach(index, size, what)
+            found = as_positions(index) if _jax.is_array(index) else jnp.int32(index)
+        return jnp.broadcast_to(found, self.shape).reshape(prod(self.shape))
+
+
+def points(*indices: Any) -> Points:
+    """Index arrays that go together: `x[tk.points(rows, columns)]` is `x[rows[k], columns[k]]` for each k.
+
+    As an entry of an index it stands for one dim for each of `indices`: Tiles, integers and arrays of integers, which
+    broadcast against each other as in NumPy. In their place the tile has the dims that they broadcast to. A lane is in
+    bounds if all of its indices are. Loads, stores, masks, views and atomics take it: `x.at[tk.points(r, c)].add(v)`.
+
+    Raises:
+      tilekern.errors.IndexingError: an index is of the wrong kind, or they do not broadcast.
+    """
+    for number, index in enumerate(indices):
+        if not (isinstance(index, Tile) or is_integers(index)):
+            raise IndexingError(
+                f"index {number} of tk.points is of the wrong kind",
+                expected="a Tile, an integer or an array of integers",
+                got=f"index {number} = {describe(index)}",
+                fix="make floats integers; give `:` and tk.ds beside tk.points, each for a dim of its own",
+            )
+    if not indices:
+        raise IndexingError(
+            "tk.points is given no index",
+            expected="an index for each dim that the points lie in",
+            got="tk.points()",
+            fix="give at least one Tile, integer or array of integers",
+        )
+    shapes = [(i.size,) if isinstance(i, Tile) else np.shape(i) for i in indices]
+    try:
+        return Points(indices, np.broadcast_shapes(*shapes))
+    except ValueError:
+        raise IndexingError(
+            "the indices of tk.points do not go together",
+            expected="shapes that broadcast against each other",
+            got=f"shapes {', '.join(str(list(shape)) for shape in shapes)}",
+            fix="give one index for each point; without tk.points, vectors select their product: x[rows, columns]",
+        ) from None
+
+
+def is_integers(index: Any) -> bool:
+    """True for an integer, and for an array of integers."""
+    if _jax.is_array(index):
+        return jnp.issubdtype(index.dtype, jnp.integer)
+    return not isinstance(index, bool) and hasattr(index, "__index__")
+
+
+def width(entry: Any) -> int:
+    """The dims that an entry of an index stands for; of `...`, none."""
+    return 0 if entry is ... else len(entry.indices) if isinstance(entry, Points) else 1
+
+
+def together(name: str, entries: Sequence[Any]) -> list[Any]:
+    """An entry for each dim: the members of points, and arrays of two dims and more as such, by NumPy's rule."""
+    ranks = {n: len(e.shape) for n, e in enumerate(entries) if _jax.is_array(e) and e.shape and is_integers(e)}
+    found = list(entries)
+    if max(ranks.values(), default=0) > 1:
+        first, last = min(ranks), max(ranks)
+        if len(set(ranks.values())) > 1 or last - first + 1 != len(ranks):
+            raise IndexingError(
+                f"the index arrays of {name} may go together or each for itself",
+                expected="arrays of the same number of dims for dims that follow each other, or vectors only",
+                got=f"index arrays {', '.join(f'{n}: {describe(entries[n])}' for n in ranks)}",
+                fix="say tk.points(rows, columns) for those that go together",
+            )
+        found[first : last + 1] = [points(*entries[first : last + 1])]
+    return [e for entry in found for e in _members(entry)]
+
+
+def _members(entry: Any) -> Sequence[Any]:
+    return [Member(entry, n) for n in range(len(entry.indices))] if isinstance(entry, Points) else [entry]

@@ -1,0 +1,220 @@
+"""Views: the parts of arrays that refs stand for, transposed and reshaped without moving an element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from tilekern.errors import IndexingError
+from tilekern.ir.memory import Access, Dim, Position
+from tilekern.lang.tiles import ALL, Live
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of an array that a view is: an access, the operands that its positions refer to, the order of its dims.
+
+    Attributes:
+      extents: the shape of the array, as the access sees it.
+      dims: of the access.
+      operands: what the positions of `dims` refer to.
+      live: for each dim, its live lanes; of an index, whether lane 0 is one.
+      order: the dims of the access's tile, in the order of the view.
+      forms: for each dim of the access's tile its dims in the view, one or those of index arrays.
+    """
+
+    extents: tuple[int, ...]
+    dims: tuple[Dim, ...]
+    operands: tuple[jax.Array, ...]
+    live: tuple[Live, ...]
+    order: tuple[int, ...]
+    forms: tuple[tuple[int, ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the view."""
+        return tuple(n for lane in self.order for n in self.forms[lane])
+
+    def access(self, array: tuple[int, ...]) -> Access:
+        """The access, of an array of this shape."""
+        return Access(self.dims, None if self.extents == array else self.extents)
+
+    def viewed(self, tile: jax.Array) -> jax.Array:
+        """A tile of the access in the shape of the view."""
+        if self.order != tuple(range(len(self.order))):
+            tile = jnp.transpose(tile, self.order)
+        return tile if tile.shape == self.shape else tile.reshape(self.shape)
+
+    def accessed(self, tile: jax.Array) -> jax.Array:
+        """A tile of the view in the shape of the access."""
+        if self.order == tuple(range(len(self.order))):
+            wanted = tuple(prod(form) for form in self.forms)
+            return tile if tile.shape == wanted else tile.reshape(wanted)
+        moved = tile.reshape(tuple(prod(self.forms[lane]) for lane in self.order))
+        return jnp.transpose(moved, sorted(range(len(self.order)), key=self.order.__getitem__))
+
+
+def whole(shape: tuple[int, ...]) -> Selection:
+    """The view of an array that is all of it."""
+    dims = tuple(Dim("block", Position(), n) for n in shape)
+    return Selection(shape, dims, (), (ALL,) * len(shape), tuple(range(len(shape))), tuple((n,) for n in shape))
+
+
+# --- transposed ------------------------------------------------------------------------------------------------------
+
+
+def transposed(view: Selection, axes: Sequence[int], name: str) -> Selection:
+    """The view with its dims in the order `axes`, a permutation."""
+    owners = [lane for lane in view.order for _ in view.forms[lane]]
+    if len(owners) != len(view.order):
+        raise _by_index_arrays(name, "transposed")
+    return replace(view, order=tuple(owners[axis] for axis in axes))
+
+
+def permutation(axes: Sequence[Any], rank: int, name: str) -> tuple[int, ...]:
+    """The arguments of `transpose` as numbers of dims, each once; none stand for all, the last one first."""
+    order = _arguments(axes) if axes not in ((), (None,)) else list(range(rank))[::-1]
+    numbers = all(isinstance(axis, int) and -rank <= axis < rank for axis in order)
+    found = tuple(axis % rank for axis in order) if numbers else ()
+    if sorted(found) != list(range(rank)):
+        raise IndexingError(
+            f"{name} cannot be transposed like that",
+            expected=f"each of the {rank} dims once",
+            got=f"axes = {tuple(order)}",
+            fix=f"give a permutation of {tuple(range(rank))}, or nothing for the reverse order",
+        )
+    return found
+
+
+# --- reshaped --------------------------------------------------------------------------------------------------------
+
+
+def sizes(shape: Sequence[Any], size: int, name: str) -> tuple[int, ...]:
+    """The arguments of `reshape` as a shape of `size` elements, in which one dim may be -1."""
+    found = _arguments(shape)
+    if all(isinstance(n, int) and n >= -1 for n in found) and found.count(-1) <= 1:
+        rest = prod(n for n in found if n >= 0)
+        if -1 in found and rest and size % rest == 0:
+            found[found.index(-1)] = size // rest
+        if -1 not in found and prod(found) == size:
+            return tuple(found)
+    raise IndexingError(
+        f"{name} cannot be reshaped to that",
+        expected=f"a shape of {size} elements, with at most one -1",
+        got=f"shape = {tuple(_arguments(shape))}",
+        fix="merge or split the dims without changing the number of elements",
+    )
+
+
+def _arguments(given: Sequence[Any]) -> list[Any]:
+    """The arguments of a method that takes numbers, or one tuple of them."""
+    one = len(given) == 1 and isinstance(given[0], (tuple, list))
+    return list(cast(Sequence[Any], given[0])) if one else list(given)
+
+
+def reshaped(view: Selection, shape: tuple[int, ...], name: str) -> Selection:
+    """The view with its dims merged and split: dims that neither are stay, whatever selects from them.
+
+    Merged or split are dims that follow each other in the array and that the view has whole. Of the first one, which
+    counts the others, it may have a part that starts at a multiple of what it is split into.
+    """
+    if shape == view.shape:
+        return view
+    if any(len(form) != 1 for form in view.forms):
+        raise _by_index_arrays(name, "reshaped")
+    if 0 in shape:
+        if view.dims != whole(view.extents).dims:
+            raise _not_apart(view, shape, name)
+        return whole(shape)
+    places = [d for d, dim in enumerate(view.dims) if dim.kind in ("block", "gather")]
+    owners = [places[lane] for lane in view.order]
+    return _assembled(view, shape, list(_groups(view, shape, owners)), name)
+
+
+def _groups(view: Selection, shape: tuple[int, ...], owners: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Dims of the array that become dims of the new view, as few at once as can be; unit dims are left out."""
+    old = [d for d in owners if view.dims[d].size != 1]
+    new = [n for n, size in enumerate(shape) if size != 1]
+    while old:
+        before, after = [old.pop(0)], [new.pop(0)]
+        while (count := prod(view.dims[d].size for d in before)) != (wanted := prod(shape[n] for n in after)):
+            if count < wanted:
+                before.append(old.pop(0))
+            else:
+                after.append(new.pop(0))
+        yield before, after
+
+
+def _assembled(
+    view: Selection, shape: tuple[int, ...], groups: Sequence[tuple[list[int], list[int]]], name: str
+) -> Selection:
+    """The view whose dims are those of the groups; new unit dims stand in front of the array's."""
+    units = [n for n, size in enumerate(shape) if size == 1]
+    dims, live = [Dim("block", Position(), 1) for _ in units], [ALL for _ in units]
+    extents, owners = [1 for _ in units], list(units)
+    first = {before[0]: (before, after) for before, after in groups}
+    merged = {d for before, _ in groups for d in before[1:]}
+    for d, dim in enumerate(view.dims):
+        if d in merged:
+            continue
+        if d not in first:  # an index, what goes along a gather, or a unit dim, of which there is one element
+            dropped = dim if dim.kind in ("index", "along") else replace(dim, kind="index")
+            if dim.kind == "gather":
+                raise _not_apart(view, shape, name)
+            made = [(dropped, view.extents[d])]
+        else:
+            made = list(_split(view, *first[d], shape, name))
+            owners += first[d][1]
+        live += [view.live[d], *(ALL for _ in made[1:])]
+        dims += [dim for dim, _ in made]
+        extents += [extent for _, extent in made]
+    order = tuple(owners.index(n) for n in range(len(shape)))
+    lanes = [dim.size for dim in dims if dim.kind in ("block", "gather")]
+    return Selection(tuple(extents), tuple(dims), view.operands, tuple(live), order, tuple((n,) for n in lanes))
+
+
+def _split(
+    view: Selection, before: Sequence[int], after: Sequence[int], shape: tuple[int, ...], name: str
+) -> Iterator[tuple[Dim, int]]:
+    """The dims of a group, and the extents of the array along them."""
+    dim, extent = view.dims[before[0]], view.extents[before[0]]
+    if len(before) == len(after) == 1:
+        yield dim, extent
+        return
+    inner = prod(view.extents[d] for d in before[1:])
+    new = prod(shape[n] for n in after[1:])
+    follow = list(before) == list(range(before[0], before[0] + len(before)))
+    whole = all(view.dims[d] == Dim("block", Position(), view.extents[d]) for d in before[1:])
+    steps = (extent, dim.position.const, *(term.stride for term in dim.position.terms))
+    known = view.live[before[0]] == ALL and all(step * inner % new == 0 for step in steps)
+    if dim.kind != "block" or not (follow and whole and known):
+        raise _not_apart(view, shape, name)
+    terms = tuple(replace(term, stride=term.stride * inner // new) for term in dim.position.terms)
+    position = Position(terms, dim.position.const * inner // new)
+    yield Dim("block", position, shape[after[0]]), extent * inner // new
+    for n in after[1:]:
+        yield Dim("block", Position(), shape[n]), shape[n]
+
+
+def _by_index_arrays(name: str, how: str) -> IndexingError:
+    return IndexingError(
+        f"a view of {name} by index arrays of several dims cannot be {how}",
+        expected="a view by tiles, slices, integers and vectors",
+        got="dims that are those of index arrays",
+        fix="load the view, and move the tile's dims",
+    )
+
+
+def _not_apart(view: Selection, shape: tuple[int, ...], name: str) -> IndexingError:
+    return IndexingError(
+        f"the view of {name} cannot be reshaped without moving elements",
+        expected="dims to merge or split that follow each other in the array, and are whole; of the first one a part, "
+        "if it starts at a multiple of what it is split into",
+        got=f"{name}: {list(view.shape)} to {list(shape)}",
+        fix="reshape the whole array before it is transposed or selected from, or load the view and reshape the tile",
+    )

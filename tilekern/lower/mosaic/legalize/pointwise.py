@@ -1,0 +1,200 @@
+"""Index vectors that go together: one of them stays, of the others' dims the block holds all, and lanes are chosen.
+
+    load x[gather r, along c]            →  max(select(iota = c, load x[gather r, :], -inf))        along the columns
+    store v to x[gather r, along c]      →  store v to x[gather r, :]  mask iota = c
+    load x[gather i + iota, along c]     →  the same with x[i +: n, :], which takes no gather
+
+A row is read, or read and written, for each lane. Rows that are written twice are written one after the other, so
+that updates of elements in one row all count.
+
+Needs: a canonical Func. Gives: a Func whose index vectors are orthogonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilekern import source
+from tilekern.errors import TargetError
+from tilekern.ir.compute import Monoid, Reduce, identity
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.memory import Dim, Load, MemoryOp, Position, Term
+from tilekern.ir.ranges import Interval, analyze, position_interval, update, whole
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.shape import Iota
+from tilekern.ir.types import BOOL, I32
+from tilekern.lower.positions import wrapped
+from tilekern.lower.rewrite.make import Make
+
+
+def pointwise(func: Func) -> Func:
+    """Apply the rewrites above.
+
+    Raises:
+      TargetError: int32 does not tell where a lane is.
+    """
+    ranges = analyze(func)
+
+    def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        update(ranges, op)
+        if not isinstance(op, MemoryOp) or not op.access.pointwise:
+            return None
+        apart = _Apart(op, rewriter, ranges)
+        return [apart.load(op)] if isinstance(op, Load) else apart.write()
+
+    return Rewriter(rule).run(func)
+
+
+class _Apart:
+    """One access, its index vectors taken apart.
+
+    Attributes:
+      stays: for each dim of the tile, the dim of the array that it is now.
+      chosen: the dims of which each lane chooses one place, and the dims of the tile that these lanes are.
+    """
+
+    def __init__(self, op: MemoryOp, rewriter: Rewriter, ranges: Mapping[Value, Interval]) -> None:
+        self._op, self._rewriter, self._ranges = op, rewriter, ranges
+        self._make = Make(rewriter, op)
+        access = op.access
+        self.stays = [self._stays(lane) for lane in range(len(access.shape))]
+        self.chosen = {
+            n: lane for n, lane in enumerate(access.lanes) if lane is not None and n not in self.stays
+        }  # fmt: skip
+        dims = [self._dim(n, dim, op.extents[n]) for n, dim in enumerate(access.dims)]
+        used = sorted({term.operand for dim in dims for term in dim.position.terms})
+        self._positions = tuple(op.positions[n] for n in used)
+        self.access = replace(access, dims=tuple(_renumbered(dim, used) for dim in dims))
+        self._places = {n: self._place(n) for n in self.chosen}
+
+    def load(self, op: Load) -> Value:
+        """The lanes of a load."""
+        make, old = self._make, op.result.tile
+        masks = (op.mask,) if op.mask is not None else ()
+        fills = (op.fill,) if op.fill is not None else ()
+        operands = (op.ref, *self._positions, *fills)
+        rows = self._rewriter.one(replace(op, operands=operands, access=self.access, masked=False))
+        neutral = make.constant(identity(self._monoid, old.dtype), rows.tile)
+        lines = tuple(lane for n, lane in enumerate(self.access.lanes) if n in self.chosen and lane is not None)
+        found = make.add(Reduce, make.select(self._here(), rows, neutral), monoid=self._monoid, dims=lines)
+        order = sorted(range(len(self.stays)), key=self.stays.__getitem__)
+        found = make.transpose(found, tuple(order.index(lane) for lane in range(len(order))))
+        for condition in (*masks, *(self._inside(n, old.shape) for n in self.chosen)):
+            fill = make.broadcast(op.fill, old.shape, ()) if op.fill is not None else 0
+            found = make.select(condition, found, fill)
+        return found
+
+    def write(self) -> Sequence[Value]:
+        """A store or an update; lanes outside choose no place."""
+        op = self._op
+        here = self._here()
+        if op.mask is not None:
+            here = self._make.of("and", here, self._spread(op.mask))
+        operands = (op.ref, self._spread(op.operands[1]), *self._positions, here)
+        return self._rewriter.add(replace(op, operands=operands, access=self.access, masked=True))
+
+    @property
+    def _monoid(self) -> Monoid:
+        return "or" if self._op.ref.ref.dtype == BOOL else "max"
+
+    # --- which dims stay ---
+
+    def _stays(self, lane: int) -> int:
+        """Of the dims that go together as a dim of the tile, the one that stays: of neighbours, if there is one."""
+        members = [n for n, other in enumerate(self._op.access.lanes) if other == lane]
+        return next((n for n in members if self._is_block(n)), members[0])
+
+    def _is_block(self, number: int) -> bool:
+        return self._counter(self._op.access.dims[number]) is not None
+
+    def _counter(self, dim: Dim) -> Term | None:
+        """The term of a gather that counts its lanes."""
+        for term in dim.position.terms:
+            made = self._rewriter.definition(self._op.positions[term.operand])
+            if isinstance(made, Iota) and len(made.shape) == 1 and term.plain and term.stride == 1:
+                return term
+        return None
+
+    def _dim(self, number: int, dim: Dim, length: int) -> Dim:
+        if number in self.chosen:
+            return Dim("block", Position(), length, in_bounds=True)
+        shared = dim.kind == "along" or list(self._op.access.lanes).count(self._op.access.lanes[number]) > 1
+        if dim.kind in ("index", "block") or not shared:
+            return dim
+        counter = self._counter(dim)
+        if counter is None:
+            return replace(dim, kind="gather")
+        rest = tuple(term for term in dim.position.terms if term is not counter)
+        return replace(dim, kind="block", position=replace(dim.position, terms=rest))
+
+    # --- places ---
+
+    def _place(self, number: int) -> Value:
+        """The places of all lanes along a dim, int32, exact or out of bounds."""
+        op, make = self._op, self._make
+        dim, length = op.access.dims[number], op.extents[number]
+        span = position_interval(dim.position, [self._ranges.get(v) or whole(I32) for v in op.positions])
+        assert span is not None
+        if not span.within(length - (1 << 32), (1 << 32) - 1):
+            raise self._too_far(dim, length)
+        total: Value | None = None
+        for term in dim.position.terms:
+            part = op.positions[term.operand]
+            part = self._digit(part, term) if not term.plain else part
+            part = make.of("mul", part, int(wrapped(term.stride))) if term.stride != 1 else part
+            part = make.broadcast(part, (dim.size,), ()) if not part.tile.shape else part
+            total = part if total is None else make.of("add", total, part)
+        assert total is not None
+        const = int(wrapped(dim.position.const))
+        return make.of("add", total, const) if const else total
+
+    def _digit(self, x: Value, term: Term) -> Value:
+        make = self._make
+        if term.div > 1:
+            below = make.of("lt", make.of("rem", x, term.div), 0)
+            x = make.of("sub", make.of("div", x, term.div), make.convert(below, I32))
+        if term.mod:
+            rest = make.of("rem", x, term.mod)
+            x = make.select(make.of("lt", rest, 0), make.of("add", rest, term.mod), rest)
+        return x
+
+    def _too_far(self, dim: Dim, length: int) -> TargetError:
+        with source.at(self._op.loc):
+            return TargetError(
+                f"an index of {self._op.ref.name} may not fit int32",
+                expected=f"index vectors that go together, of which int32 tells whether they lie in [0, {length})",
+                got=f"factors {[term.stride for term in dim.position.terms]}, constant {dim.position.const}",
+                fix='clip the index before, e.g. jnp.clip(v, -1, n), or use target="cpu:xla"',
+            )
+
+    def _here(self) -> Value:
+        """Of the lines of the new access, the places that are meant."""
+        make, shape, lanes = self._make, self.access.shape, self.access.lanes
+        found: Value | None = None
+        for n, lane in self.chosen.items():
+            line, leads = lanes[n], lanes[self.stays[lane]]
+            assert line is not None and leads is not None
+            here = make.of("eq", make.lanes(shape, line), make.along(self._places[n], shape, leads))
+            found = here if found is None else make.of("and", found, here)
+        assert found is not None
+        return found
+
+    def _inside(self, number: int, shape: tuple[int, ...]) -> Value:
+        """Of the tile, the lanes that are in bounds along a dim."""
+        make, place = self._make, self._places[number]
+        inside = make.of("and", make.of("ge", place, 0), make.of("lt", place, self._op.extents[number]))
+        return make.along(inside, shape, self.chosen[number])
+
+    def _spread(self, tile: Value) -> Value:
+        """A tile of the access, the same along all lines of the new one."""
+        lanes = self.access.lanes
+        order = sorted(range(len(self.stays)), key=self.stays.__getitem__)
+        places = tuple(lane for lane in (lanes[n] for n in sorted(self.stays)) if lane is not None)
+        return self._make.broadcast(self._make.transpose(tile, tuple(order)), self.access.shape, places)
+
+
+def _renumbered(dim: Dim, used: Sequence[int]) -> Dim:
+    """The dim, its terms of operand number `used[n]` being of number n."""
+    terms = tuple(replace(term, operand=used.index(term.operand)) for term in dim.position.terms)
+    return replace(dim, position=replace(dim.position, terms=terms))

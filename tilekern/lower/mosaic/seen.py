@@ -1,0 +1,75 @@
+"""Arrays in the shapes in which a kernel sees them: blocks in VMEM have the dims of their array, so XLA reshapes it.
+
+    x: [6, 4, 128]   load x as [24, 128][i +: 8, :]    →   x: [24, 128]   load x[i +: 8, :]
+
+An input that is seen in several shapes becomes an input for each of them. What is written is seen in one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilekern import source
+from tilekern.errors import TargetError
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.memory import MemoryOp
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.types import RefType
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A Func whose arrays have the shapes in which it sees them.
+
+    Attributes:
+      func: the Func.
+      origins: for each of its inputs, the number of the original's input that it is, reshaped.
+    """
+
+    func: Func
+    origins: tuple[int, ...]
+
+    def inputs(self, arrays: Sequence[Any]) -> list[Any]:
+        """The inputs of the Func, given those of the original."""
+        pairs = zip(self.origins, self.func.inputs, strict=True)
+        return [arrays[number].reshape(param.ref.shape) for number, param in pairs]
+
+
+def as_seen(func: Func) -> Seen:
+    """Reshape the params instead of what accesses see of them.
+
+    Raises:
+      TargetError: an output is seen in several shapes.
+    """
+    shapes: dict[Value, dict[tuple[int, ...], MemoryOp]] = {p: {} for p in func.params}
+    for op in func.walk():
+        if isinstance(op, MemoryOp):
+            shapes[op.ref].setdefault(op.extents, op)
+    made: dict[tuple[Value, tuple[int, ...]], Value] = {}
+    for param, found in shapes.items():
+        if len(found) > 1 and param.ref.role != "in":
+            raise _several(param, found)
+        for shape in found or (param.ref.shape,):
+            same = shape == param.ref.shape
+            made[param, shape] = param if same else Value(RefType(shape, param.ref.dtype, param.ref.role), param.name)
+    origins = tuple(func.inputs.index(param) for param, _ in made if param in func.inputs)
+
+    def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        if not isinstance(op, MemoryOp) or op.access.extents is None:
+            return None
+        ref = made[op.ref, op.extents]
+        return rewriter.add(replace(op, operands=(ref, *op.operands[1:]), access=replace(op.access, extents=None)))
+
+    return Seen(replace(Rewriter(rule).run(func), params=tuple(made.values())), origins)
+
+
+def _several(param: Value, found: dict[tuple[int, ...], MemoryOp]) -> TargetError:
+    with source.at(list(found.values())[1].loc):
+        return TargetError(
+            f"the kernel sees {param.name} in several shapes, and writes to it",
+            expected="one shape for all loads and stores of an array that is written: its blocks in VMEM have its dims",
+            got=f"{param.name}: {param.ref}, seen as {' and '.join(str(list(shape)) for shape in found)}",
+            fix="use one reshape for all of them, or reshape the stored tile instead",
+        )
