@@ -37,7 +37,7 @@ from tilekern.lower.lowering import Lowering, lower
 from tilekern.lower.target import DEFAULT, FALL_BACK, Target, on_platform
 from tilekern.lower.xla.lowering import XlaLowering
 from tilekern.passes import pipeline
-from tilekern.passes.batch import batch, reshaped
+from tilekern.passes.batch import batch, places
 from tilekern.primitive import call
 
 Schedule = Callable[..., Mapping[str, int]]
@@ -203,11 +203,7 @@ class TileFamily(Family):
         if _jax.has_symbols((size,)):
             family = MappedFamily(self, size, dims)
             return family, family.dims
-        # Every call writes to an in-out operand of its own.
-        func = self.func()
-        front = {p for p in func.inputs if p.ref.role == "inout"}
-        front |= {p for p, dim in zip(func.inputs, dims, strict=True) if dim} & reshaped(func)
-        wanted = tuple(0 if p in front else dim for p, dim in zip(func.inputs, dims, strict=True))
+        wanted = places(self.func(), dims)
         key = (size, wanted)
         if key not in self._batched:
             self._batched[key] = BatchedFamily(self, size, wanted)

@@ -25,7 +25,7 @@ def batch(func: Func, size: int, dims: Sequence[int | None]) -> Func:
       func: any Func.
       size: the number of runs, the extent of the new axis, which is the outermost.
       dims: for each input of `func`, the dim of the new input that counts the runs, or None if all share it; never None
-        for an in-out one, and 0 or None for one of `reshaped`. Outputs count the runs in dim 0.
+        for an in-out one, and no other than 0 for one that an access sees in another shape. Outputs count them in dim 0.
     """
     index = index_value("batch")
     given = dict(zip(func.inputs, dims, strict=True))
@@ -68,10 +68,15 @@ def _not_in_front(op: MemoryOp, dim: int) -> NotBatchableError:
         )
 
 
-def reshaped(func: Func) -> set[Value]:
-    """The params that an access sees in another shape than their own."""
+def places(func: Func, dims: Sequence[int | None]) -> tuple[int | None, ...]:
+    """For inputs whose dims `dims` count the runs, the dims that `batch` takes: in front, where it takes no other."""
     accesses = (op for op in func.walk() if isinstance(op, MemoryOp))
-    return {op.ref for op in accesses if op.access.extents is not None}
+    reshaped = {op.ref for op in accesses if op.access.extents is not None}
+    # Every run writes to an in-out operand of its own.
+    return tuple(
+        0 if param.ref.role == "inout" or (dim and param in reshaped) else dim
+        for param, dim in zip(func.inputs, dims, strict=True)
+    )
 
 
 def _stacked(param: Value, size: int, dim: int | None) -> Value:
