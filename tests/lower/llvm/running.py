@@ -15,9 +15,9 @@ import numpy as np
 
 from tilekern.ir.core import Array
 from tilekern.lower.llvm import toolchain
-from tilekern.lower.llvm.atomics import shares_of
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.llvm.program import TASK
+from tilekern.lower.llvm.shares import shares_of
 
 End = Literal["begin", "end"]
 Place = Callable[[int], "Memory"]

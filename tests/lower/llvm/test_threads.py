@@ -41,6 +41,15 @@ def scattered_maxima(where: tk.Ref, x: tk.Ref, out: tk.Ref, *, block: tk.Block =
     out.at[where[i]].max(x[i])
 
 
+@tk.kernel(out_type=lambda where, x, *, count: tk.Zeros(jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype)))
+def scattered_rows(where: tk.Ref, x: tk.Ref, out: tk.Ref, *, count: int, block: tk.Block = 16) -> None:
+    i = tk.parallel(x.shape[0], block)
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        out.at[where[i]].add(x[i])
+    else:
+        out.at[where[i]].add(x[i], ordered=False)
+
+
 def numbers(*shape: int, dtype: Any = np.float32) -> Any:
     """Numbers of many sizes, whose sum depends on the order of the terms."""
     rng = np.random.default_rng(len(shape))
@@ -59,6 +68,9 @@ CALLS: Mapping[str, Callable[[], Any]] = {
     "rms_norm": lambda: rms_norm(numbers(201, 303), numbers(303)),
     "sums": lambda: column_sums(numbers(1001, 13)),
     "atomic sums": lambda: scattered_sums(WHERE, numbers(1001)),
+    "atomic sums of rows": lambda: scattered_rows(WHERE, numbers(1001, 40), count=7),
+    "atomic sums of slices": lambda: scattered_rows(WHERE, numbers(1001, 128), count=700),
+    "atomic sums of integers": lambda: scattered_rows(WHERE, numbers(1001, 13, dtype=np.int32), count=7),
     "atomic maxima": lambda: scattered_maxima(WHERE, numbers(1001, dtype=jnp.bfloat16)),
 }
 

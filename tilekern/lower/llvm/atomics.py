@@ -1,83 +1,168 @@
-"""Atomic updates of arrays.
-
-Updates whose outcome does not depend on their order are made by the processor, in place. Sums of floats are: a worker's
-task adds to an array of its own (a *share*), and the shares are added up in the end, always in the same order.
-"""
+"""Atomic updates of arrays, of the copies that `shares` plans, and what becomes of the own copies of threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
-from tilekern.ir.core import Func, Value
+from tilekern.ir.compute import identity
 from tilekern.ir.memory import Atomic
 from tilekern.ir.types import F32, F64, DType, accumulator, is_float8, kind_of
-from tilekern.lower.llvm.code import I1, Code, Reg, Type
-from tilekern.lower.llvm.elements import Elements
-from tilekern.lower.llvm.elementwise import convert
-from tilekern.lower.llvm.groups import over
-from tilekern.lower.llvm.index import Place
-from tilekern.lower.llvm.types import computed, packed, stored
-
-# The most tasks that share a sum, and the bytes of their shares.
-_SHARES, _BYTES = 16, 64 << 20
+from tilekern.lower.llvm.code import I1, I32, Code, Reg, Type, constant
+from tilekern.lower.llvm.elements import Elements, index_of
+from tilekern.lower.llvm.elementwise import compute, convert
+from tilekern.lower.llvm.groups import over, pieces
+from tilekern.lower.llvm.index import Index, Place
+from tilekern.lower.llvm.processor import pause
+from tilekern.lower.llvm.shares import Own, in_rows
+from tilekern.lower.llvm.types import computed, known, packed, stored
 
 
 @dataclass(frozen=True)
-class Shares:
-    """The shares of an array that floats are added to: [count, *shape] of `dtype`."""
+class Copy:
+    """Where this task updates an array, by loads and stores.
 
-    ref: Value
-    count: int
-    dtype: DType
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of all shares together."""
-        return (self.count, *self.ref.ref.shape)
-
-
-def adds_floats(op: Atomic) -> bool:
-    """Whether an update is a sum of floats."""
-    return op.kind == "add" and kind_of(op.ref.ref.dtype) == "float"
-
-
-def shares_of(func: Func) -> list[Shares]:
-    """The shares that a Func needs; as many of each."""
-    refs = dict.fromkeys(op.ref for op in func.walk() if isinstance(op, Atomic) and adds_floats(op))
-    if not refs:
-        return []
-    wide = {ref: accumulator(ref.ref.dtype) for ref in refs}
-    nbytes = sum(prod(ref.ref.shape) * wide[ref].itemsize for ref in refs)
-    count = max(1, min(_SHARES, prod(func.grid), _BYTES // max(nbytes, 1)))
-    return [Shares(ref, count, wide[ref]) for ref in refs]
-
-
-def emit(e: Elements, op: Atomic, share: Reg | None) -> None:
-    """Update element after element.
-
-    Args:
-      e: computes them.
-      op: the update.
-      share: the address of this task's share of the array, of a sum of floats.
+    Attributes:
+      base: the address.
+      dtype: of its elements.
+      slices: into how many slices the columns are cut, and the number of this task's; None if there is but one.
     """
-    code, dtype = e.code, op.ref.ref.dtype
+
+    base: Reg
+    dtype: DType
+    slices: int = 1
+    slice: Reg | None = None
+
+
+def emit(e: Elements, op: Atomic, copy: Copy | None) -> None:
+    """Emit an update of a copy, or of the array itself by atomic instructions, element after element."""
+    if copy is not None and in_rows(op) and not is_float8(op.ref.ref.dtype):
+        over(e, op.value.tile.shape[:-1], lambda row: _row(e, op, copy, row))
+        return
 
     def element(place: Place) -> None:
         with e.scope():
+            if copy is not None:
+                _update_copy(e, op, copy, place, 0)
+                return
             x = e.at(op.value, place)
-            if share is not None:
-                wide = accumulator(dtype)
-                address, where = e.access_address(op, place, op.mask, share, wide)
-                _if(code, where, lambda: _add(code, _widened(code, x, dtype), address))
-            else:
-                address, where = e.access_address(op, place, op.mask)
-                _if(code, where, lambda: _update(code, op, x, address))
+            address, where = e.access_address(op, place, op.mask)
+            _if(e.code, where, lambda: _update(e.code, op, x, address))
 
     over(e, op.value.tile.shape, element)
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+def _row(e: Elements, op: Atomic, copy: Copy, row: Place) -> None:
+    """Update one row, or this task's slice of it: neighbours by vectors."""
+    code, lanes = e.code, e.code.module.machine.lanes
+    width = op.value.tile.shape[-1] // copy.slices
+    first = Index() if copy.slice is None else index_of(copy.slice).times(width)
+    _positions(e, op, row)
+
+    def vector(i: Reg) -> None:
+        with e.scope():
+            _update_copy(e, op, copy, (*row, first.plus(index_of(i, 1))), lanes)
+
+    code.loop(0, width // lanes * lanes, lanes, vector)
+    for at, narrow in pieces(width, lanes):
+        with e.scope():
+            _update_copy(e, op, copy, (*row, first.plus(Index((), at, 1 if narrow else 0))), narrow)
+
+
+def _positions(e: Elements, op: Atomic, row: Place) -> None:
+    """Load now what says where a row lies: loads behind a store would be made again for each vector."""
+    lanes = iter(row)
+    for dim in op.access.dims[:-1]:
+        if dim.kind == "index":
+            continue
+        index = next(lanes)
+        vectors = (op.positions[term.operand] for term in dim.position.terms)
+        for vector in (v for v in vectors if v.tile.shape):
+            e.at(vector, (index,))
+
+
+def _update_copy(e: Elements, op: Atomic, copy: Copy, place: Place, lanes: int) -> None:
+    """Update an element, or a vector of neighbours."""
+    code, dtype = e.code, op.ref.ref.dtype
+    address, where = e.access_address(op, place, op.mask, copy.base, copy.dtype, lanes)
+    type = stored(copy.dtype, lanes)
+
+    def update() -> None:
+        with e.scope():
+            x = e.at(op.value, place, lanes)
+            x = _widened(code, x, dtype) if kind_of(dtype) == "float" else x
+            if where is None or not where.type.lanes:
+                code.store(compute(code, op.kind, copy.dtype, code.load(type, address), x), address)
+                return
+            before = code.masked_load(type, address, where, constant(0, type))
+            code.masked_store(compute(code, op.kind, copy.dtype, before, x), address, e.unknown(where, x))
+
+    _if(code, where if where is not None and not where.type.lanes else None, update)
+
+
+def begin(code: Code, own: Own, base: Reg) -> None:
+    """Fill an own copy with what changes nothing."""
+    dtype = own.ref.ref.dtype
+    number = identity("sum" if own.kind == "add" else own.kind, dtype)
+
+    def fill(at: Reg, lanes: int) -> None:
+        code.store(known(number, dtype, lanes), code.at(base, at, stored(dtype).scalar))
+
+    _along(code, own, fill)
+
+
+def end(code: Code, copies: list[tuple[Own, Reg, Reg]]) -> None:
+    """Combine own copies with the arrays: each with the copy's and the array's address. No other task does so now."""
+    with _alone(code):
+        for own, copy, array in copies:
+
+            def merge(at: Reg, lanes: int, own: Own = own, copy: Reg = copy, array: Reg = array) -> None:
+                dtype = own.ref.ref.dtype
+                here, there = (code.at(base, at, stored(dtype).scalar) for base in (copy, array))
+                x, y = (code.load(stored(dtype, lanes), address) for address in (there, here))
+                code.store(compute(code, own.kind, dtype, x, y), there)
+
+            _along(code, own, merge)
+
+
+def _along(code: Code, own: Own, body: Callable[[Reg, int], None]) -> None:
+    """`body(place, lanes)` for all elements."""
+    lanes = code.module.machine.vector_bytes // own.ref.ref.dtype.itemsize
+    whole = own.size // lanes * lanes
+    for begin, end, width in ((0, whole, lanes), (whole, own.size, 0)):
+
+        def piece(at: Reg, width: int = width) -> None:
+            body(at, width)
+
+        code.loop(begin, end, width or 1, piece)
+
+
+@contextmanager
+def _alone(code: Code) -> Generator[None]:
+    """What is emitted inside runs in one thread at a time."""
+    lock = code.module.variable("lock", I32)
+    code.module.declare("sched_yield", I32, [], "nounwind")
+    look, again, entered = (code.fresh(name) for name in ("look", "again", "entered"))
+    code.branch(look)
+    code.label(look)
+    before = code.emit(I32, f"atomicrmw xchg {lock}, i32 1 acquire")
+    code.branch_if(code.compare("icmp eq", before, 0), entered, again)
+    code.label(again)
+    pause(code)
+    code.call("sched_yield", I32)
+    code.branch(look)
+    code.label(entered)
+    yield
+    code.do(f"store atomic i32 0, {lock} release, align 4")
+
+
+# --- elements --------------------------------------------------------------------------------------------------------
 
 
 def _widened(code: Code, x: Reg, dtype: DType) -> Reg:
@@ -96,8 +181,7 @@ def _if(code: Code, condition: Reg | None, action: Callable[[], None]) -> None:
         action()
 
 
-def _add(code: Code, x: Reg, address: Reg) -> None:
-    code.store(code.binary("fadd", code.load(x.type, address), x), address)
+# --- atomic instructions ----------------------------------------------------------------------------------------------
 
 
 def _update(code: Code, op: Atomic, x: Reg, address: Reg) -> None:

@@ -131,12 +131,12 @@ class Module:
         self._globals.append(f'@{name} = private constant [{len(escaped) // 3} x i8] c"{escaped}", align 64')
         return Reg(f"@{name}", PTR)
 
-    def hidden_zero(self) -> Reg:
-        """The address of a byte that is 0, though LLVM has to take it for a variable."""
-        if "hidden" not in self._names:
-            self._names["hidden"] = 1
-            self._globals.append("@hidden = private global i8 0")
-        return Reg("@hidden", PTR)
+    def variable(self, name: str, type: Type) -> Reg:
+        """The address of a number that all threads share, 0 at first; the same one for the same name."""
+        if name not in self._names:
+            self._names[name] = 1
+            self._globals.append(f"@{name} = private global {type} 0")
+        return Reg(f"@{name}", PTR)
 
     def fresh(self, name: str) -> str:
         """A name that no function or global has."""
@@ -395,10 +395,10 @@ class Code:
         self.call(name, VOID, x, addresses, align, mask)
 
     def hidden_false(self) -> Reg:
-        """False, but LLVM does not know that: it is loaded where the function begins."""
+        """False, but LLVM has to take it for a variable: it is loaded where the function begins."""
         found = Reg("%hidden", I1)
         if not any(line.lstrip().startswith("%hidden =") for line in self.entry):
-            zero = self.module.hidden_zero()
+            zero = self.module.variable("hidden", I8)
             self.entry += [
                 f"  %hidden.byte = load volatile i8, ptr {zero.text}",
                 "  %hidden = trunc i8 %hidden.byte to i1",

@@ -229,11 +229,11 @@ class Elements:
                 code.store(x, address)
         elif index.step == 1:
             address = self.address(base, index, dtype)
-            code.store(x, address) if mask is None else code.masked_store(x, address, self._unknown(mask, x))
+            code.store(x, address) if mask is None else code.masked_store(x, address, self.unknown(mask, x))
         else:
             code.scatter(x, self._addresses(base, self.numbers(index, lanes), dtype), mask)
 
-    def _unknown(self, mask: Reg, x: Reg) -> Reg:
+    def unknown(self, mask: Reg, x: Reg) -> Reg:
         """A mask that the compiler cannot know to have one lane: LLVM 22 stores 32 bits for such a lane of 16 or 8."""
         if x.type.bits >= 32:
             return mask
@@ -309,14 +309,20 @@ class Elements:
             code.scatter(stored_as, self._addresses(self._arrays[op.ref], gathered, dtype), where)
 
     def access_address(
-        self, op: MemoryOp, place: Place, mask: Value | None, base: Reg | None = None, dtype: DType | None = None
+        self,
+        op: MemoryOp,
+        place: Place,
+        mask: Value | None,
+        base: Reg | None = None,
+        dtype: DType | None = None,
+        lanes: int = 0,
     ) -> tuple[Reg, Reg | None]:
-        """The address of one element of an access, and whether it is touched at all (None: it is).
+        """The address of one element of an access, or of the first of neighbours, and which are touched (None: all).
 
         `base` and `dtype` are those of another array of the same shape.
         """
-        index, gathered, where = self._reached(op, place, 0, mask)
-        assert gathered is None
+        index, gathered, where = self._reached(op, place, lanes, mask)
+        assert gathered is None and index.step == (lanes > 0)
         return self.address(base or self._arrays[op.ref], index, dtype or op.ref.ref.dtype), where
 
     def origin(self, op: Load) -> Reg:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from math import prod
 from typing import Any
@@ -16,13 +17,14 @@ from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.quote import visible
 from tilekern.ir.shape import Concatenate, Pad
 from tilekern.lower.llvm import along, atomics, dots, groups, movement, ordering
-from tilekern.lower.llvm.atomics import Shares, shares_of
+from tilekern.lower.llvm.atomics import Copy
 from tilekern.lower.llvm.code import I64, PTR, VOID, Code, Module, Reg
 from tilekern.lower.llvm.elements import Elements
 from tilekern.lower.llvm.index import Index, is_virtual
 from tilekern.lower.llvm.machine import Machine
 from tilekern.lower.llvm.plan import plan
 from tilekern.lower.llvm.program import TASK, Program
+from tilekern.lower.llvm.shares import ALIGNMENT, Division, Own, adds_floats, divide
 from tilekern.lower.llvm.slots import place
 from tilekern.lower.llvm.steps import Closures, Copies, Group, Plan, Step
 from tilekern.lower.llvm.types import computed
@@ -45,33 +47,34 @@ def emit(func: Func, planned: Plan, machine: Machine) -> Program:
     Its arguments are the Func's inputs, its results the Func's outputs, then the shares of `shares_of`.
     """
     module = Module(machine)
-    shares = shares_of(func)
-    programs = prod(func.grid)
-    tasks = min(programs, shares[0].count if shares else _TASKS)
-    body = _Body(func, planned, shares)
-    each = cdiv(programs, max(tasks, 1))
-    tasks = cdiv(programs, max(each, 1))
+    division, programs = divide(func), prod(func.grid)
+    body = _Body(func, planned, division)
+    each = cdiv(programs, max(min(programs, division.parts or _TASKS), 1))
+    parts = cdiv(programs, max(each, 1))
     parameters = [("buffers", PTR), ("number", I64), ("scratch", PTR)]
 
     def task(code: Code, buffers: Reg, number: Reg, scratch: Reg) -> None:
-        begin = code.binary("mul nsw", number, each)
+        part = code.binary("udiv", number, division.slices) if division.slices > 1 else number
+        begin = code.binary("mul nsw", part, each)
         end = code.intrinsic("llvm.smin", code.binary("add nsw", begin, each), programs)
 
         def run(n: Reg) -> None:
             code.call(_PROGRAM, VOID, buffers, n, number, scratch)
 
-        if each == 1:
-            run(begin)
-        else:
-            code.loop(begin, end, 1, run)
+        with body.own_copies(code, buffers, scratch):
+            if each == 1:
+                run(begin)
+            else:
+                code.loop(begin, end, 1, run)
         code.ret()
 
     module.function(_PROGRAM, [("buffers", PTR), ("number", I64), ("task", I64), ("scratch", PTR)], body.run)
     module.function(TASK, parameters, task, attributes="")
     outputs = func.outputs
     zeroed = [n for n, p in enumerate(outputs) if p.ref.role in ("zeros", "sum")]
-    zeroed += range(len(outputs), len(outputs) + len(shares))
-    return Program(visible(func.name), module, tasks, planned.scratch, tuple(zeroed))
+    zeroed += range(len(outputs), len(outputs) + len(division.shares))
+    scratch = _own_at(planned) + division.own_bytes if division.own else planned.scratch
+    return Program(visible(func.name), module, parts * division.slices, scratch, tuple(zeroed))
 
 
 def _needs(machine: Machine, op: Op, closures: Closures) -> tuple[int, Any]:
@@ -84,23 +87,54 @@ def _needs(machine: Machine, op: Op, closures: Closures) -> tuple[int, Any]:
             return 0, None
 
 
+def _own_at(planned: Plan) -> int:
+    """The byte of the scratch memory from which on own copies lie."""
+    return -(-planned.scratch // ALIGNMENT) * ALIGNMENT
+
+
 class _Body:
     """Emits what one program of the grid does."""
 
-    def __init__(self, func: Func, planned: Plan, shares: Sequence[Shares]) -> None:
-        self._func, self._plan, self._shares = func, planned, shares
+    def __init__(self, func: Func, planned: Plan, division: Division) -> None:
+        self._func, self._plan, self._division = func, planned, division
+        self._places = {p: n for n, p in enumerate(func.inputs)}
+        self._places |= {p: len(func.inputs) + n for n, p in enumerate(func.outputs)}
+
+    @contextmanager
+    def own_copies(self, code: Code, buffers: Reg, scratch: Reg) -> Generator[None]:
+        """The programs of a task, between the begin and the end of its own copies."""
+        copies = list(self._own(code, scratch))
+        for own, base in copies:
+            atomics.begin(code, own, base)
+        yield
+        if copies:
+            atomics.end(code, [(own, base, self._array(code, buffers, self._places[own.ref])) for own, base in copies])
+
+    def _own(self, code: Code, scratch: Reg) -> Iterator[tuple[Own, Reg]]:
+        for own in self._division.own:
+            yield own, code.at(scratch, _own_at(self._plan) + own.offset)
+
+    def _array(self, code: Code, buffers: Reg, number: int) -> Reg:
+        return code.load(PTR, code.at(buffers, number, "ptr"))
+
+    def _copies_of(self, code: Code, buffers: Reg, task: Reg, arrays: dict[Value, Reg], scratch: Reg) -> None:
+        """The copies that a task updates."""
+        slices, first = self._division.slices, len(self._func.inputs) + len(self._func.outputs)
+        part, column = (code.binary(name, task, slices) for name in ("udiv", "urem")) if slices > 1 else (task, None)
+        self._copies = {ref: Copy(arrays[ref], ref.ref.dtype, slices, column) for ref in self._division.plain}
+        for n, share in enumerate(self._division.shares):
+            base = self._array(code, buffers, first + n)
+            size = prod(share.ref.ref.shape) * share.dtype.itemsize
+            base = code.at(base, code.binary("mul nsw", part, size))
+            self._copies[share.ref] = Copy(base, share.dtype, slices, column)
+        self._owned = {own.ref for own in self._division.own}
+        self._copies |= {own.ref: Copy(base, own.ref.ref.dtype) for own, base in self._own(code, scratch)}
 
     def run(self, code: Code, buffers: Reg, number: Reg, task: Reg, scratch: Reg) -> None:
+        """Emit the function of one program: its number, and that of its task."""
         func = self._func
-        places = {p: n for n, p in enumerate(func.inputs)}
-        places |= {p: len(func.inputs) + n for n, p in enumerate(func.outputs)}
-        arrays = {p: code.load(PTR, code.at(buffers, n, "ptr")) for p, n in places.items()}
-        first = len(func.inputs) + len(func.outputs)
-        self._own: dict[Value, Reg] = {}
-        for n, share in enumerate(self._shares):
-            base = code.load(PTR, code.at(buffers, first + n, "ptr"))
-            size = prod(share.ref.ref.shape) * share.dtype.itemsize
-            self._own[share.ref] = code.at(base, code.binary("mul nsw", task, size))
+        arrays = {p: self._array(code, buffers, n) for p, n in self._places.items()}
+        self._copies_of(code, buffers, task, arrays, scratch)
         self._code = code
         self._e = Elements(code, func, arrays, scratch)
         for arg, index in zip(func.body.args, _decode(code, func.axes, number), strict=True):
@@ -165,7 +199,7 @@ class _Body:
             case Take():
                 movement.take(e, op)
             case Atomic():
-                atomics.emit(e, op, self._own.get(op.ref) if atomics.adds_floats(op) else None)
+                atomics.emit(e, op, self._copies.get(op.ref) if op.ref in self._owned or adds_floats(op) else None)
             case Store():
                 e.store_access(op, e.at(op.value, ()), (), op.mask)
             case Load() if not is_virtual(op) and op.result.tile.shape:
