@@ -25,7 +25,7 @@ def batch(func: Func, size: int, dims: Sequence[int | None]) -> Func:
       func: any Func.
       size: the number of runs, the extent of the new axis, which is the outermost.
       dims: for each input of `func`, the dim of the new input that counts the runs, or None if all share it; never None
-        for an in-out one, and no other than 0 for one that an access sees in another shape. Outputs count them in dim 0.
+        for an in-out one, and no other than 0 for one that an access sees in another shape. Outputs: in dim 0.
     """
     index = index_value("batch")
     given = dict(zip(func.inputs, dims, strict=True))
