@@ -3,6 +3,7 @@
 refuse            what no TPU does
 pointwise         index vectors that go together
 without_empty     no tile without elements
+shifts            loads at any place, by loads of tiles at multiples of their sizes
 bits              shifts, counts of bits, neighbours of floats, by plain bit operations
 without_float16   float16 as float32 that is rounded after every op
 widen             computing in 32 bits
@@ -24,6 +25,7 @@ from tilekern.lower.mosaic.legalize.forms import forms
 from tilekern.lower.mosaic.legalize.functions import functions
 from tilekern.lower.mosaic.legalize.pointwise import pointwise
 from tilekern.lower.mosaic.legalize.refuse import refuse
+from tilekern.lower.mosaic.legalize.shifts import shifts
 from tilekern.lower.mosaic.legalize.sines import sines
 from tilekern.lower.mosaic.legalize.widen import widen
 from tilekern.lower.mosaic.legalize.without_float16 import without_float16
@@ -48,7 +50,7 @@ def legalize(func: Func, chip_name: str) -> Func:
     """
     refuse(func, chip_name)
     func = pointwise(func)
-    for rewrite in (without_empty, dce, bits, without_float16, widen, sines, functions):
+    for rewrite in (without_empty, dce, shifts, bits, without_float16, widen, sines, functions):
         func = rewrite(func)
     func = dots(func, chip_name)
     for rewrite in (expand, canonicalize, cse, dce, forms, cse, dce):
