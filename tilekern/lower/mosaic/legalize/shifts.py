@@ -22,7 +22,7 @@ from math import gcd
 
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.dynamic import DynamicSlice
-from tilekern.ir.memory import Access, Dim, Load, Position, Term
+from tilekern.ir.memory import Dim, Load, Position, Term
 from tilekern.ir.ranges import Interval, analyze, position_interval, proved
 from tilekern.ir.rewrite import Rewriter, ScopedRewriter
 from tilekern.ir.types import F32, INDEX
@@ -69,7 +69,7 @@ def _collect(block: Block, spans: dict[Load, Mapping[int, Span]], ranges: Mappin
     for op in block.ops:
         for region in op.regions:
             _collect(region, spans, ranges)
-        if isinstance(op, Load) and op.ref.ref.role == "in" and 0 not in (*op.ref.ref.shape, *op.access.shape):
+        if isinstance(op, Load) and op.ref.ref.role == "in" and 0 not in (*op.extents, *op.access.shape):
             alike.setdefault(_key(op), []).append(op)
     for loads in alike.values():
         for d, unit in _units(loads[0]).items():
@@ -80,7 +80,7 @@ def _key(op: Load) -> Hashable:
     """What loads have in common that can be parts of the same tiles: all but the constants of places in tiles."""
     units = _units(op)
     dims = (_without_constant(d) if n in units else d for n, d in enumerate(op.access.dims))
-    return op.ref, op.positions, op.fill, tuple(replace(d, in_bounds=False) for d in dims)
+    return op.ref, op.positions, op.fill, op.access.extents, tuple(replace(d, in_bounds=False) for d in dims)
 
 
 def _without_constant(dim: Dim) -> Dim:
@@ -181,7 +181,7 @@ class _Places:
         if not odd:
             pieces = _pieces(low, high, gcd(*(t.stride for t in terms)), unit)
             return _Base(terms, pieces, opened.const - pieces[0][0])
-        if (unit != LANES and not self._is_near(odd, dim.size)) or op.ref.ref.shape[d] > _FAR:
+        if (unit != LANES and not self._is_near(odd, dim.size)) or op.extents[d] > _FAR:
             return None
         number = self._sum(make, odd, Position(terms, opened.const))
         pieces = _pieces(low, high + unit - 1, unit, unit)
@@ -203,17 +203,17 @@ class _Places:
         return make.joined(_axis(self._op, d), *found)
 
     def _load(self, make: Make, dims: Sequence[Dim]) -> Value:
-        op, lengths = self._op, self._op.ref.ref.shape
+        op, lengths = self._op, self._op.extents
         pairs = zip(dims, lengths, strict=True)
-        access = Access(tuple(replace(d, in_bounds=d.in_bounds or proved(d, n, self._intervals)) for d, n in pairs))
+        marked = tuple(replace(d, in_bounds=d.in_bounds or proved(d, n, self._intervals)) for d, n in pairs)
+        access = replace(op.access, dims=marked)
         fill = () if op.fill is None else (op.fill,)
         operands = (op.ref, *self._values[: access.arity], *fill)
         return make.add(Load, *operands, access=access, filled=op.filled)
 
     def _is_near(self, terms: Sequence[Term], size: int) -> bool:
         """Whether rows at computed places are sure to be in VMEM; from HBM they are fetched one by one."""
-        ref = self._op.ref.ref
-        whole = padded_bytes(ref.shape, F32) <= _SURELY_FITS and size >= SUBLANES
+        whole = padded_bytes(self._op.extents, F32) <= _SURELY_FITS and size >= SUBLANES
         return whole or all(self._values[t.operand] in self._grid for t in terms)
 
     def _sum(self, make: Make, terms: Sequence[Term], others: Position) -> Value | None:
@@ -267,4 +267,4 @@ def _cut(make: Make, x: Value, op: Load, d: int, base: _Base) -> Value:
 
 def _axis(op: Load, d: int) -> int:
     """The dim of the tile that a dim of the array is."""
-    return sum(dim.kind != "index" for dim in op.access.dims[:d])
+    return op.access.kept.index(d)
