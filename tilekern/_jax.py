@@ -34,7 +34,7 @@ from tilekern import _meshes, source
 
 __all__ = ["Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var"]
 
-for _module in (jax, jaxlib):
+for _module in (jax, jaxlib, np):
     source.register_internal(os.path.dirname(os.path.abspath(_module.__file__ or "")))
 # JAX's own locations (names in profiles, its error messages) should skip our frames too, but not the kernels'.
 for _directory in ("lang", "lower", "passes"):

@@ -259,9 +259,8 @@ def test_an_out_type_that_returns_something_else(result: Any) -> None:
     ("argument", "got", "fix"),
     [
         (np.zeros(2, np.complex64), "x['a'] = complex64[2]", "two real arrays"),
-        (np.zeros(2, ml_dtypes.int4), "x['a'] = int4[2]", "tk.unpack"),
-        (np.zeros(2, ml_dtypes.uint4), "x['a'] = uint4[2]", "tk.unpack"),
-        (np.zeros(2, ml_dtypes.float4_e2m1fn), "x['a'] = float4_e2m1fn[2]", "raw bits"),
+        (np.zeros(2, ml_dtypes.int2), "x['a'] = int2[2]", "tk.unpack"),
+        (np.zeros(2, ml_dtypes.float8_e4m3b11fnuz), "x['a'] = float8_e4m3b11fnuz[2]", "raw bits"),
         (np.array(["text"]), "x['a'] = <U4[1]", "cast with .astype"),
         ("text", "x['a'] = <U4[]", "cast with .astype"),
         (object(), "x['a'] = object[]", "cast with .astype"),

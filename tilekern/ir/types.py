@@ -34,6 +34,13 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 F64, F32, F16, BF16 = DTYPES["f64"], DTYPES["f32"], DTYPES["f16"], DTYPES["bf16"]
 I32, BOOL = DTYPES["i32"], DTYPES["bool"]
 
+# Dtypes of 4 bits, of which arrays hold two in a byte, and the wider dtypes that tiles of them have.
+FOUR_BITS: dict[DType, DType] = {
+    np.dtype(ml_dtypes.int4): DTYPES["i8"],
+    np.dtype(ml_dtypes.uint4): DTYPES["u8"],
+    np.dtype(ml_dtypes.float4_e2m1fn): DTYPES["f32"],
+}
+
 Kind = Literal["float", "signed", "unsigned", "bool"]
 
 
@@ -45,6 +52,11 @@ def dtype_name(dtype: DType) -> str:
 def is_dtype(dtype: DType) -> bool:
     """Whether the language has `dtype`."""
     return dtype in _NAMES
+
+
+def packed_type(shape: tuple[int, ...], dtype: DType) -> tuple[tuple[int, ...], DType]:
+    """The shape and dtype of an array in memory: two 4-bit numbers of the last dim share a byte, the first one low."""
+    return ((*shape[:-1], -(-shape[-1] // 2)), DTYPES["u8"]) if dtype in FOUR_BITS else (shape, dtype)
 
 
 def kind_of(dtype: DType) -> Kind:

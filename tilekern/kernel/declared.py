@@ -10,9 +10,10 @@ import jax
 
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, UnsupportedError
+from tilekern.kernel.arguments import check_argument
 from tilekern.kernel.asking import inherited_target
 from tilekern.kernel.derivatives import Rules
-from tilekern.kernel.family import Definition, Schedule, check_argument
+from tilekern.kernel.family import Definition, Schedule
 from tilekern.kernel.signature import LAUNCH, Signature, of_function, static_key
 from tilekern.lang.state import is_traced
 from tilekern.lang.tiles import describe

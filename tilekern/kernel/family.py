@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax, _meshes, source
@@ -25,13 +24,14 @@ from tilekern.errors import (
     TilekernError,
 )
 from tilekern.ir.core import Func
-from tilekern.ir.types import Role, dtype_name, is_dtype
+from tilekern.ir.types import Role
 from tilekern.kernel import derivatives
 from tilekern.kernel.asking import asking
 from tilekern.kernel.derivatives import Rules, batched_jvp, batched_transpose
+from tilekern.kernel.packed import before_pairs, packed, unpacked
 from tilekern.kernel.results import Results, results
 from tilekern.kernel.signature import LAUNCH, Signature, check_sizes, select
-from tilekern.lang.tiles import describe, way_out
+from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
 from tilekern.lower.lowering import Lowering, lower
 from tilekern.lower.target import DEFAULT, FALL_BACK, Target, on_platform
@@ -165,6 +165,11 @@ class TileFamily(Family):
         """The launch options on a target, those that somebody chose."""
         raise NotImplementedError
 
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        """The types of the operands."""
+        raise NotImplementedError
+
     def lowered(self, target: Target) -> Lowering:
         """The member for a target, lowered to it."""
         return lower(self.func(target), target, self.launch(target))
@@ -173,8 +178,11 @@ class TileFamily(Family):
         lowering = self._lowered_as_asked(target)
         if not isinstance(lowering, XlaLowering):
             self.indivisible.add(target)
-        program = partial(lowering.run)
-        program.__name__ = self.name  # pyright: ignore[reportAttributeAccessIssue] -- jax.jit names the computation after it
+
+        def program(*operands: jax.Array) -> Sequence[jax.Array]:
+            return unpacked(lowering.run(*packed(operands)), self.outputs)
+
+        program.__name__ = self.name
         return jax.jit(program)
 
     def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
@@ -203,7 +211,7 @@ class TileFamily(Family):
         if _jax.has_symbols((size,)):
             family = MappedFamily(self, size, dims)
             return family, family.dims
-        wanted = places(self.func(), dims)
+        wanted = places(self.func(), tuple(map(before_pairs, self.types, dims)))
         key = (size, wanted)
         if key not in self._batched:
             self._batched[key] = BatchedFamily(self, size, wanted)
@@ -227,6 +235,12 @@ class BatchedFamily(TileFamily):
 
     def launch(self, target: Target) -> Mapping[str, int]:
         return self._inner.launch(target)
+
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        pairs = zip(self._inner.types, self._dims, strict=True)
+        shapes = [(t, t.shape if d is None else (*t.shape[:d], self._size, *t.shape[d:])) for t, d in pairs]
+        return [jax.ShapeDtypeStruct(shape, t.dtype) for t, shape in shapes]
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         return batched_jvp(self._inner, self._size, self._dims, primals, tangents)
@@ -351,6 +365,11 @@ class KernelFamily(DeclaredFamily, TileFamily):
     def launch(self, target: Target) -> Mapping[str, int]:
         chosen = self._chosen(target)
         return {name: chosen[name] for name in LAUNCH if name in chosen}
+
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        captured = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.captured]
+        return [*jax.tree.leaves(self.arguments), *captured]
 
     def _chosen(self, target: Target) -> Mapping[str, int]:
         return blocks_for(self._definition, target, self.arguments, self.statics, self.blocks)
@@ -479,19 +498,3 @@ def _output(name: str, path: tuple[Any, ...], leaf: Any, role: Any) -> Param:
 
 def _show(argument: Any) -> str:
     return str(jax.tree.map(describe, argument)).replace("'", "")
-
-
-def check_argument(name: str, path: str, leaf: Any) -> jax.ShapeDtypeStruct:
-    """The type of an array argument, whose dtype must be one of the language's."""
-    shaped = leaf if _jax.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) else np.asarray(leaf)
-    dtype: Any = shaped.dtype
-    check_sizes(name, {path: shaped})
-    plain = not jnp.issubdtype(dtype, jax.dtypes.extended)
-    if plain and is_dtype(np.dtype(dtype)):
-        return jax.ShapeDtypeStruct(shaped.shape, jax.dtypes.canonicalize_dtype(dtype))
-    raise ArgumentError(
-        f"{name} cannot take an array of this dtype",
-        expected="a float, integer or bool array",
-        got=f"{path} = {dtype_name(dtype) if plain else dtype}{list(shaped.shape)}",
-        fix=way_out(dtype),
-    )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from tilekern.ir.core import Func
 from tilekern.kernel.family import TileFamily
 from tilekern.kernel.results import Results
@@ -26,9 +24,9 @@ class Inner:
 
     def __init__(self, family: TileFamily, target: Target) -> None:
         self._family, self._target, self.name = family, target, family.name
-        inputs = self.func().inputs
-        self.arguments = tuple(jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in inputs)
-        self.signature = Signature(self.name, tuple(p.name for p in inputs), {}, {}, {})
+        self.arguments = tuple(family.types)
+        self.signature = Signature(self.name, tuple(p.name for p in self.func().inputs), {}, {}, {})
+        self.outputs = family.outputs
         self.results = Results(tuple(family.outputs), (), len(family.outputs) == 1)
         self.lowered: Callable[[Target], Lowering] = family.lowered
         self.lowered_or_portable: Callable[[Target], Lowering] = family.lowered_or_portable

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError
-from tilekern.ir.types import Role, is_dtype
+from tilekern.ir.types import FOUR_BITS, DType, Role, is_dtype
 from tilekern.lang.tiles import describe
 
 
@@ -92,8 +92,12 @@ def _plain(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
+def _is_stored(dtype: DType, shape: tuple[Any, ...]) -> bool:
+    return is_dtype(dtype) or (dtype in FOUR_BITS and len(shape) > 0)
+
+
 def _check_output(name: str, leaf: Any) -> None:
-    if isinstance(getattr(leaf, "shape", None), tuple) and is_dtype(np.dtype(leaf.dtype)):
+    if isinstance(getattr(leaf, "shape", None), tuple) and _is_stored(np.dtype(leaf.dtype), leaf.shape):
         if any(isinstance(size, (int, np.integer)) and size < 0 for size in leaf.shape):
             raise ArgumentError(
                 f"out_type of {name} returned a shape with a negative size",

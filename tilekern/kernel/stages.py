@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,8 +12,10 @@ from tilekern import _jax
 from tilekern.errors import ArgumentError, TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret as _interpret
-from tilekern.kernel.family import DeclaredFamily, KernelFamily, check_argument
+from tilekern.kernel.arguments import check_argument
+from tilekern.kernel.family import DeclaredFamily, KernelFamily
 from tilekern.kernel.inner import Inner
+from tilekern.kernel.packed import packed, unpacked
 from tilekern.lang.tiles import describe
 from tilekern.lower.lowering import CompiledProgram
 from tilekern.lower.target import Target, resolve
@@ -74,7 +76,7 @@ class Lowered:
         """
         operands = zip(_operands(self._family, arrays), self.ir.inputs, strict=True)
         inputs = [np.asarray(x, p.ref.dtype) for x, p in operands]
-        return self._family.results.pack(self._lowered.interpret(*inputs))
+        return _results(self._family, self._lowered.interpret(*inputs))
 
     def compile(self) -> Compiled:
         """Compile for the target. Its hardware need not be here, unless the result is called."""
@@ -88,7 +90,8 @@ class Compiled:
         self._family, self._compiled = family, compiled
 
     def __call__(self, *arrays: Any) -> Any:
-        return self._family.results.pack(self._compiled(*_operands(self._family, arrays)))
+        found = self._compiled(*_operands(self._family, arrays))
+        return self._family.results.pack(unpacked(found, self._family.outputs))
 
     @property
     def asm(self) -> Mapping[str, Any]:
@@ -135,16 +138,20 @@ def interpret(traced: Traced) -> Callable[..., Any]:
 
     def run(*arrays: Any) -> Any:
         operands = zip(_operands(family, arrays), traced.ir.inputs, strict=True)
-        return family.results.pack(_interpret(traced.ir, *[np.asarray(x, p.ref.dtype) for x, p in operands]))
+        return _results(family, _interpret(traced.ir, *[np.asarray(x, p.ref.dtype) for x, p in operands]))
 
     return run
+
+
+def _results(family: KernelFamily | Inner, found: Sequence[Any]) -> Any:
+    return family.results.pack([np.asarray(x) for x in unpacked(found, family.outputs)])
 
 
 def _operands(family: KernelFamily | Inner, arguments: tuple[Any, ...]) -> list[Any]:
     """The flat operands: the arguments' arrays, then what the body closes over."""
     leaves = checked(family, arguments)
     _check_closed(family)
-    return [*leaves, *family.captured]
+    return packed([*leaves, *family.captured])
 
 
 def checked(family: DeclaredFamily | Inner, arguments: tuple[Any, ...]) -> list[Any]:

@@ -12,7 +12,7 @@ from tilekern.ir.compute import Convert, splat
 from tilekern.ir.core import Builder, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.shape import Broadcast
-from tilekern.ir.types import DType, TileType
+from tilekern.ir.types import FOUR_BITS, DType, TileType
 from tilekern.source import UNKNOWN, Loc
 
 
@@ -72,5 +72,6 @@ def aval(eqn: JaxprEqn) -> TileType:
 
 
 def type_of(var: Any) -> TileType:
-    """The type of a variable of a jaxpr."""
-    return TileType(tuple(var.aval.shape), np.dtype(var.aval.dtype))
+    """The type of a variable of a jaxpr; 4-bit numbers are held in a wider dtype."""
+    dtype = np.dtype(var.aval.dtype)
+    return TileType(tuple(var.aval.shape), FOUR_BITS.get(dtype, dtype))

@@ -18,8 +18,8 @@ from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Block, Value, index_value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Access, Atomic, Dim, Load, Position, Store
-from tilekern.ir.types import INDEX, RefType, TileType, is_dtype
-from tilekern.lang import rules
+from tilekern.ir.types import FOUR_BITS, INDEX, RefType, TileType, is_dtype
+from tilekern.lang import four_bits, rules
 from tilekern.lang.emitter import Emitter, type_of
 from tilekern.lang.primitives import (
     HOIST,
@@ -100,6 +100,7 @@ class Importer(Emitter):
         for value, atom in zip(operands, eqn.invars, strict=True):
             if isinstance(value.type, RefType):
                 raise _stale_ref(f"{eqn.primitive.name} of {atom}")
+        four_bits.check_allowed(eqn)
         results = rules.apply(self, eqn, operands)
         if results is None:
             raise _unsupported(eqn)
@@ -107,6 +108,8 @@ class Importer(Emitter):
 
     def _constant(self, array: Any) -> Value:
         """A captured array: a constant if it is known and small, else a further operand, loaded whole."""
+        if array.dtype in FOUR_BITS and not isinstance(array, _jax.Tracer):
+            array = np.asarray(array).astype(FOUR_BITS[array.dtype])
         if jnp.issubdtype(array.dtype, jax.dtypes.extended) or not is_dtype(np.dtype(array.dtype)):
             raise UnsupportedError(
                 "an array of this dtype cannot be used in a kernel",
@@ -139,6 +142,8 @@ class Importer(Emitter):
 
     def _load(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         _check_ref(operands[0])
+        if eqn.params["dtype"] in FOUR_BITS:
+            return [four_bits.load(self, eqn, operands)]
         masked, filled = eqn.params["masked"], eqn.params["filled"]
         access = eqn.params["access"]
         return self.add(Load(operands=tuple(operands), access=access, masked=masked, filled=filled, loc=self.loc))
@@ -146,10 +151,15 @@ class Importer(Emitter):
     def _store(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         _check_ref(operands[0])
         access, masked = eqn.params["access"], eqn.params["masked"]
+        dtype = np.dtype(cast(Any, eqn.invars[1].aval).dtype)
+        if dtype in FOUR_BITS:
+            four_bits.store(self, eqn, operands, dtype)
+            return ()
         return self.add(Store(operands=tuple(operands), access=access, masked=masked, loc=self.loc))
 
     def _atomic(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         _check_ref(operands[0])
+        four_bits.check_allowed(eqn)
         access, masked, kind = eqn.params["access"], eqn.params["masked"], eqn.params["kind"]
         return self.add(Atomic(operands=tuple(operands), access=access, masked=masked, kind=kind, loc=self.loc))
 

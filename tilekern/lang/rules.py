@@ -15,8 +15,9 @@ from tilekern.ir.compute import Dot, Monoid, Reduce, Select
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import BOOL, kind_of
+from tilekern.ir.types import BOOL, FOUR_BITS, kind_of
 from tilekern.lang.emitter import Emitter, Rule, aval
+from tilekern.lang.four_bits import narrowed
 from tilekern.lang.functions import precision_of
 from tilekern.lang.rules_bits import BITS
 from tilekern.lang.rules_dynamic import DYNAMIC
@@ -28,7 +29,8 @@ def _same(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
 
 
 def _convert(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    return emit.convert(operands[0], np.dtype(eqn.params["new_dtype"]))
+    dtype = np.dtype(eqn.params["new_dtype"])
+    return narrowed(emit, operands[0], dtype) if dtype in FOUR_BITS else emit.convert(operands[0], dtype)
 
 
 def _broadcast_in_dim(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:

@@ -14,6 +14,7 @@ import numpy as np
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, IndexingError, TraceError
 from tilekern.ir.core import Axis, cdiv
+from tilekern.ir.types import FOUR_BITS
 from tilekern.lang import state
 from tilekern.lang.incomparable import Incomparable
 from tilekern.lang.primitives import program_index_p
@@ -88,6 +89,8 @@ def way_out(dtype: Any) -> str:
         return "pass jax.random.key_data(key), an array; tk.random_bits draws from it"
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return "pass complex numbers as two real arrays"
+    if dtype in FOUR_BITS:
+        return "pass it as an argument of the kernel, or cast it outside with .astype"
     if jnp.issubdtype(dtype, jnp.integer):
         return "cast with .astype(jnp.int8), or pack the integers into bytes and unpack them with tk.unpack"
     if jnp.issubdtype(dtype, jnp.floating):

@@ -25,7 +25,7 @@ from tilekern.ir.core import Block, Func, Op, Value, definitions, index_value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.index_vectors import guard_index_vectors
 from tilekern.ir.memory import Load, WriteOp
-from tilekern.ir.types import DType, RefType, Role
+from tilekern.ir.types import DType, RefType, Role, packed_type
 from tilekern.ir.verify import verify
 from tilekern.lang.importer import Importer, escaped, unknown_size
 from tilekern.lang.refs import Ref
@@ -113,7 +113,7 @@ def _check_returned(name: str, returned: Any) -> None:
 
 
 def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc: source.Loc) -> Tracing:
-    refs = [Value(RefType(p.shape, p.dtype, p.role), p.name) for p in params]
+    refs = [Value(RefType(*packed_type(p.shape, p.dtype), p.role), p.name) for p in params]
     grid = tuple(index_value(axis.name) for axis in state.axes)
     importer = Importer(grid)
 
@@ -221,6 +221,13 @@ def _explain(name: str, error: Exception) -> TilekernError | None:
             expected="Python control flow over static values only (shapes, keyword-only arguments)",
             got=f"{type(error).__name__}: {text.partition(chr(10))[0]}",
             fix="use jnp.where, lax.cond, tk.fold or lax.while_loop; or make the value a keyword-only argument",
+        )
+    if isinstance(error, ValueError) and "Invalid integer data type 'V'" in text:  # NumPy's words for int4 and uint4
+        return UnsupportedError(
+            "a function of jax.numpy does not take integers of 4 bits",
+            expected="casts, comparisons and choices of 4-bit numbers, and what moves them",
+            got=f"{type(error).__name__}: {text}",
+            fix="cast before, with .astype(jnp.int8)",
         )
     if isinstance(error, jax.errors.InconclusiveDimensionOperation):
         return unknown_size(text.partition("\n")[0])

@@ -1,0 +1,40 @@
+"""Arrays of 4-bit numbers on their way into programs, and out of them: as bytes of two numbers each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tilekern.ir.types import FOUR_BITS, packed_type
+
+
+def packed(operands: Sequence[Any]) -> list[Any]:
+    """Arrays as a program takes them. XLA holds 4-bit numbers two in a byte, too: what it copies is that small."""
+    return [_packed(x) if getattr(x, "dtype", None) in FOUR_BITS else x for x in operands]
+
+
+def unpacked(results: Sequence[Any], types: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
+    """Results of a program as the arrays of these types."""
+    pairs = zip(results, types, strict=True)
+    return [_unpacked(x, wanted) if np.dtype(wanted.dtype) in FOUR_BITS else x for x, wanted in pairs]
+
+
+def before_pairs(type: jax.ShapeDtypeStruct, dim: int | None) -> int | None:
+    """The dim that counts the calls in an operand, whose last dim remains that of the pairs of 4-bit numbers."""
+    return 0 if type.dtype in FOUR_BITS and dim == len(type.shape) else dim
+
+
+def _packed(x: Any) -> jax.Array:
+    shape, dtype = packed_type(tuple(x.shape), np.dtype(x.dtype))
+    padded = jnp.pad(jnp.asarray(x), [(0, 0)] * (x.ndim - 1) + [(0, x.shape[-1] % 2)])
+    return jax.lax.bitcast_convert_type(padded.reshape(*shape, 2), dtype)
+
+
+def _unpacked(x: Any, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+    pairs: jax.Array = jax.lax.bitcast_convert_type(jnp.asarray(x), wanted.dtype)
+    *rest, count, _ = pairs.shape
+    return pairs.reshape(*rest, 2 * count)[..., : wanted.shape[-1]]

@@ -1,0 +1,258 @@
+"""Tiles of 4-bit numbers: loaded and stored two in a byte, in between held in a wider dtype that has the same numbers.
+
+The block IR knows bytes only. What computes in 4 bits is refused: JAX has no promotion of these dtypes either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tilekern._jax import JaxprEqn
+from tilekern.errors import IndexingError, UnsupportedError
+from tilekern.ir.compute import Bitcast, Select
+from tilekern.ir.core import Value
+from tilekern.ir.memory import Access, Dim, Load, Position, Store
+from tilekern.ir.shape import Concatenate, Pad, Reshape, Slice
+from tilekern.ir.types import DTYPES, F32, FOUR_BITS, I32, DType, TileType, kind_of
+from tilekern.lang.emitter import Emitter
+
+I8, U8 = DTYPES["i8"], DTYPES["u8"]
+
+# Primitives that mean the same of the wider dtype: they move, choose, compare or cast.
+_ALLOWED = frozenset(
+    (
+        *(
+            "convert_element_type",
+            "broadcast_in_dim",
+            "reshape",
+            "squeeze",
+            "expand_dims",
+            "transpose",
+            "slice",
+            "split",
+        ),
+        *(
+            "stack",
+            "unstack",
+            "tile",
+            "concatenate",
+            "pad",
+            "rev",
+            "select_n",
+            "copy",
+            "copy_p",
+            "stop_gradient",
+            "name",
+        ),
+        *("dynamic_slice", "dynamic_update_slice", "gather", "eq", "ne", "lt", "le", "gt", "ge", "max", "min", "clamp"),
+        *("reduce_max", "reduce_min", "argmax", "argmin", "sort", "top_k", "reshard", "empty2"),
+    )
+)
+
+# The magnitudes of E2M1 (0, 0.5, 1, 1.5, 2, 3, 4, 6) times two, 4 bits each, by code.
+_DOUBLED = 0xC8643210
+
+
+def check_allowed(eqn: JaxprEqn) -> None:
+    """Refuse an equation that computes in 4 bits.
+
+    Raises:
+      UnsupportedError: at the line of the equation.
+    """
+    avals: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    narrow = [np.dtype(a.dtype) for a in avals if getattr(a, "dtype", None) in FOUR_BITS]
+    if narrow and eqn.primitive.name not in _ALLOWED:
+        raise UnsupportedError(
+            f"`{eqn.primitive.name}` does not compute in {narrow[0]}",
+            expected="loads, stores, casts, comparisons and choices of 4-bit numbers, and what moves them",
+            got=f"{eqn.primitive.name}({', '.join(str(v.aval) for v in eqn.invars)})",
+            fix=f"cast before, with .astype(jnp.{FOUR_BITS[narrow[0]]}), and back behind it",
+        )
+
+
+# --- casts ----------------------------------------------------------------------------------------------------------
+
+
+def narrowed(emit: Emitter, x: Value, dtype: DType) -> Value:
+    """A cast to 4 bits: integers wrap around, floats saturate, NaN becomes 0."""
+    if kind_of(dtype) == "float":
+        return _rounded(emit, x)
+    wide = FOUR_BITS[dtype]
+    whole = emit.convert(x, wide)
+    if kind_of(x.tile.dtype) == "float":
+        low, high = (emit.splat(n, whole.tile) for n in ((-8, 7) if wide == I8 else (0, 15)))
+        return emit.elementwise("min", emit.elementwise("max", whole, low), high)
+    return _low(emit, whole)
+
+
+def _rounded(emit: Emitter, x: Value) -> Value:
+    """To the nearest number of E2M1, of two the even one: multiples of 0.5 below 2, of 1 below 4, of 2 up to 6."""
+    wide = x if x.tile.dtype == DTYPES["f64"] else emit.convert(x, F32)
+
+    def number(value: float) -> Value:
+        return emit.splat(value, wide.tile)
+
+    def multiple(step: float) -> Value:
+        scaled = emit.elementwise("mul", size, number(1 / step))
+        return emit.elementwise("mul", emit.elementwise("round_even", scaled), number(step))
+
+    # min gives NaN where x is one: nothing below compares with it, and the result is 0.
+    size = emit.elementwise("min", emit.elementwise("abs", wide), number(6.0))
+    coarse = emit.op(Select, emit.elementwise("lt", size, number(4.0)), multiple(1.0), multiple(2.0))
+    found = emit.op(Select, emit.elementwise("lt", size, number(2.0)), multiple(0.5), coarse)
+    found = emit.op(Select, emit.elementwise("eq", wide, wide), found, number(0.0))
+    return emit.convert(_with_sign(emit, found, _is_negative(emit, wide)), F32)
+
+
+def _is_negative(emit: Emitter, x: Value) -> Value:
+    """Whether the sign bit of a float is set."""
+    bits = emit.op(Bitcast, x, dtype=np.dtype(f"i{x.tile.dtype.itemsize}"))
+    return emit.elementwise("lt", bits, emit.splat(0, bits.tile))
+
+
+def _with_sign(emit: Emitter, size: Value, negative: Value) -> Value:
+    return emit.op(Select, negative, emit.elementwise("neg", size), size)
+
+
+def _low(emit: Emitter, x: Value) -> Value:
+    """The low 4 bits of each byte, with their sign if the bytes have one."""
+    four = emit.splat(4, x.tile)
+    right = "shift_right_arithmetic" if x.tile.dtype == I8 else "shift_right_logical"
+    return emit.elementwise(right, emit.elementwise("shift_left", x, four), four)
+
+
+def _high(emit: Emitter, x: Value) -> Value:
+    right = "shift_right_arithmetic" if x.tile.dtype == I8 else "shift_right_logical"
+    return emit.elementwise(right, x, emit.splat(4, x.tile))
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def load(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value]) -> Value:
+    """The numbers at an access, unpacked from the bytes that hold them."""
+    access: Access = eqn.params["access"]
+    dtype, last = np.dtype(eqn.params["dtype"]), access.dims[-1]
+    if eqn.params["filled"]:
+        raise _refused(operands[0], dtype, "a load with `fill`", "leave fill out, cast, and choose with jnp.where")
+    taken, first = _of_bytes(access, operands[0], dtype)
+    packed = emit.one(Load(operands=tuple(operands[: 1 + access.arity]), access=taken, loc=emit.loc))
+    found = _part(emit, _unpacked(emit, packed, dtype), first, first + last.size)
+    found = emit.op(Reshape, found, shape=access.shape)
+    if not eqn.params["masked"]:
+        return found
+    return emit.op(Select, operands[1 + access.arity], found, emit.splat(0, found.tile))
+
+
+def store(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value], dtype: DType) -> None:
+    """Write whole bytes of two numbers each."""
+    access: Access = eqn.params["access"]
+    ref, value, *positions = operands
+    if eqn.params["masked"]:
+        raise _refused(ref, dtype, "a store with `mask`", "choose with jnp.where, and store all lanes")
+    taken, first = _of_bytes(access, ref, dtype)
+    last, size = access.dims[-1], (taken.extents or ref.ref.shape)[-1]
+    # An odd number of lanes may end in the last byte: no other lane of that is in the array.
+    ends = not last.position.terms and taken.dims[-1].position.const + taken.dims[-1].size >= size
+    if first or last.kind == "index" or (last.size % 2 and not ends):
+        raise _refused(ref, dtype, f"a store of {last.size} at {_shown(last.position)}", "store pairs: an even block")
+    packed = _packed(emit, value, dtype)
+    emit.add(Store(operands=(ref, packed, *positions), access=taken, loc=emit.loc))
+
+
+def _of_bytes(access: Access, ref: Value, dtype: DType) -> tuple[Access, int]:
+    """The access to bytes, and at which half of its first byte the lanes along the last dim begin."""
+    last, extents = access.dims[-1], access.extents
+    terms, fix = last.position.terms, "take blocks of an even size, tk.ds(2 * start, size), or index the loaded tile"
+    seen = None if extents is None else (*extents[:-1], extents[-1] // 2)
+    if extents is not None and (extents[-1] % 2 or prod(extents) != 2 * prod(ref.ref.shape)):
+        raise _refused(ref, dtype, f"a view of shape {list(extents)}", "reshape the array outside of the kernel")
+    if last.kind in ("gather", "along"):
+        raise _refused(ref, dtype, f"an index vector along the last dim of {ref.name}", fix)
+    if any(t.stride % 2 for t in terms):
+        raise _refused(ref, dtype, f"position {_shown(last.position)} along the last dim of {ref.name}", fix)
+    byte, half = divmod(last.position.const, 2)
+    position = Position(tuple(replace(t, stride=t.stride // 2) for t in terms), byte)
+    halved = Dim("block", position, (half + last.size + 1) // 2)
+    return Access((*access.dims[:-1], halved), seen), half
+
+
+def _shown(position: Position) -> str:
+    terms = [f"{t.stride} * i{t.operand}" for t in position.terms]
+    return " + ".join([*terms, str(position.const)] if position.const or not terms else terms)
+
+
+def _refused(ref: Value, dtype: DType, got: str, fix: str) -> IndexingError:
+    return IndexingError(
+        f"two numbers of {ref.name} share a byte, which is read or written whole",
+        expected=f"along the last dim of {dtype} arrays lanes from an even position on, without mask or fill",
+        got=got,
+        fix=fix,
+    )
+
+
+def _part(emit: Emitter, x: Value, first: int, last: int) -> Value:
+    """The elements from `first` to `last` along the last dim."""
+    *rest, size = x.tile.shape
+    if (first, last) == (0, size):
+        return x
+    start, stop = (*(0 for _ in rest), first), (*rest, last)
+    return emit.op(Slice, x, start=start, stop=stop, stride=(1,) * len(start))
+
+
+def _unpacked(emit: Emitter, packed: Value, dtype: DType) -> Value:
+    """Twice as many numbers along the last dim as there are bytes, in their wider dtype."""
+    *rest, size = packed.tile.shape
+    halves = emit.op(Bitcast, packed, dtype=I8) if FOUR_BITS[dtype] == I8 else packed
+    pair = [emit.op(Reshape, half(emit, halves), shape=(*rest, size, 1)) for half in (_low, _high)]
+    codes = emit.op(Reshape, emit.op(Concatenate, *pair, dim=len(rest) + 1), shape=(*rest, 2 * size))
+    return _decoded(emit, codes) if kind_of(dtype) == "float" else codes
+
+
+def _decoded(emit: Emitter, codes: Value) -> Value:
+    """The numbers of E2M1 by their codes."""
+    wide = emit.convert(codes, I32)
+
+    def number(value: int) -> Value:
+        return emit.splat(np.uint32(value).view(np.int32), wide.tile)
+
+    shift = emit.elementwise("shift_left", emit.elementwise("and", wide, number(7)), number(2))
+    doubled = emit.elementwise("and", emit.elementwise("shift_right_logical", number(_DOUBLED), shift), number(15))
+    size = emit.convert(doubled, F32)
+    size = emit.elementwise("mul", size, emit.splat(0.5, size.tile))
+    return _with_sign(emit, size, emit.elementwise("gt", wide, number(7)))
+
+
+def _packed(emit: Emitter, x: Value, dtype: DType) -> Value:
+    """Bytes of two numbers along the last dim each; behind an odd number of them, of 0."""
+    codes = _encoded(emit, x) if kind_of(dtype) == "float" else x
+    codes = codes if codes.tile.dtype == U8 else emit.op(Bitcast, codes, dtype=U8)
+    *rest, size = codes.tile.shape
+    if size % 2:
+        none, last = (0,) * (len(rest) + 1), (*(0 for _ in rest), 1)
+        codes = emit.op(Pad, codes, emit.splat(0, TileType((), U8)), low=none, high=last, interior=none)
+        size += 1
+    stride = (*(1 for _ in rest), 2)
+    low, high = (
+        emit.op(Slice, codes, start=(*(0 for _ in rest), n), stop=(*rest, size), stride=stride) for n in (0, 1)
+    )
+    upper = emit.elementwise("shift_left", high, emit.splat(4, high.tile))
+    return emit.elementwise("or", emit.elementwise("and", low, emit.splat(15, low.tile)), upper)
+
+
+def _encoded(emit: Emitter, x: Value) -> Value:
+    """The codes of numbers of E2M1; doubled, their magnitudes are 0, 1, 2, 3, 4, 6, 8 and 12."""
+    size = emit.elementwise("abs", x)
+    doubled = emit.convert(emit.elementwise("mul", size, emit.splat(2.0, size.tile)), I32)
+    code = emit.elementwise("min", doubled, emit.splat(4, doubled.tile))
+    for least in (6, 8, 12):
+        beyond = emit.elementwise("ge", doubled, emit.splat(least, doubled.tile))
+        code = emit.elementwise("add", code, emit.convert(beyond, I32))
+    sign = emit.convert(_is_negative(emit, x), I32)
+    code = emit.elementwise("or", code, emit.elementwise("shift_left", sign, emit.splat(3, sign.tile)))
+    return emit.convert(code, U8)
