@@ -27,7 +27,7 @@ NAMES = [
     "\r\0\f\x1a\x0b\x1c\x85\u2028\u2029\x7f",
     '"\'"""\\',
     "%s%n%d {0} {",
-    "argsort99999999(libdevice.x, maximum) tl.device_assert",
+    "sort99999999(libdevice.x, maximum) tl.device_assert",
     "größe 😀 \ud800",
     "<lambda>/(x)",
     "first = x:",

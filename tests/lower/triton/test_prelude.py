@@ -15,7 +15,7 @@ from tests.lower.triton.sources import result, run
 from tilekern.lower.triton.prelude import prelude, reserved
 
 ALL = ["maximum", "minimum", "add", "multiply", "bitwise_and", "bitwise_or", "bitwise_xor", "first", "log_add_exp"]
-ALL += ["arg_maximum", "arg_minimum", "floor_divide", "floor_remainder", "argsort1", "argsort12"]
+ALL += ["arg_maximum", "arg_minimum", "floor_divide", "floor_remainder", "sort1", "least12"]
 
 
 def functions(text: str) -> list[str]:
@@ -26,17 +26,20 @@ def functions(text: str) -> list[str]:
 def test_what_is_called_and_what_that_calls(names: list[str]) -> None:
     text = "\n".join(f"y = {name}(x)" for name in names)
     also = {"maximum", "minimum"} if "log_add_exp" in names else set[str]()
+    also |= {"merge1", "exchange1"} if "sort1" in names else set[str]()
+    also |= {"merge12", "exchange12", "lesser12"} if "least12" in names else set[str]()
+    also |= {"lane_bit", "lane_numbers"} if {"sort1", "least12"} & set(names) else set[str]()
     assert set(functions(text)) == {*names, *also}
     assert len(functions(text)) == len(set(functions(text)))
     assert prelude(text) == prelude("\n".join(reversed(text.split("\n"))))
 
 
 def test_attributes_and_longer_names_are_no_calls() -> None:
-    assert functions("y = tl.maximum(x, 0) + my_add + add_2 + x.first + argsort") == []
+    assert functions("y = tl.maximum(x, 0) + my_add + add_2 + x.first + sort + tl.sort2(x) + my_sort2(x)") == []
 
 
 def test_reserved_names() -> None:
-    assert all(map(reserved, ALL)) and not any(map(reserved, ["x", "argsort", "maximum_2", "argsorted1"]))
+    assert all(map(reserved, ALL)) and not any(map(reserved, ["x", "sort", "sort0", "maximum_2", "sorted1"]))
 
 
 # --- what they compute ----------------------------------------------------------------------------------------------
@@ -81,16 +84,3 @@ tl.store(y1 + i, floor_remainder(tl.load(x0 + i), {n}))"""
     quotient, rest = run(body, [x], [result((64,), "i32")] * 2, functions=prelude("floor_divide floor_remainder"))
     np.testing.assert_array_equal(quotient, x.astype(np.int64) // n)
     np.testing.assert_array_equal(rest, x.astype(np.int64) % n)
-
-
-@pytest.mark.parametrize("lanes", [1, 2, 8, 32])
-@pytest.mark.parametrize("keys", [1, 2])
-def test_sorts_are_stable(keys: int, lanes: int) -> None:
-    rng = np.random.default_rng(lanes)
-    arrays = [rng.integers(-2, 2, (4, lanes)).astype(np.int32) for _ in range(keys)]
-    loads = ", ".join(f"tl.load(x{n} + i)" for n in range(keys))
-    body = f"""
-i = tl.arange(0, 4)[:, None] * {lanes} + tl.arange(0, {lanes})[None, :]
-tl.store(y0 + i, argsort{keys}({loads}, 4, {lanes}, {lanes.bit_length() - 1}))"""
-    (found,) = run(body, arrays, [result((4, lanes), "i32")], functions=prelude(f"argsort{keys}("))
-    np.testing.assert_array_equal(found, np.lexsort(arrays[::-1], axis=1))

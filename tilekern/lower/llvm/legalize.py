@@ -25,13 +25,13 @@ from tilekern.ir.debug import Assert, Print
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.rewrite import Rewriter
-from tilekern.ir.shape import Broadcast, Iota, Transpose
+from tilekern.ir.shape import Iota, Transpose
 from tilekern.ir.types import BF16, BOOL, F16, F32, F64, I32, DType, is_float8, kind_of
 from tilekern.ir.verify import verify
 from tilekern.lower.llvm import thin
 from tilekern.lower.llvm.machine import Machine
 from tilekern.lower.rewrite.expand_bits import expand_bits
-from tilekern.lower.rewrite.expand_order import expand_sort, expand_top_k
+from tilekern.lower.rewrite.expand_order import expand_sort, expand_top_k, picks_places
 from tilekern.lower.rewrite.logical import expand_logical
 from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.narrow_floats import decoded, encoded, rounded
@@ -95,7 +95,7 @@ def _rule(machine: Machine, op: Op, rewriter: Rewriter) -> Sequence[Value] | Non
         case Sort() | TopK() if not op.result.tile.size:
             found = make.number(0, op.result.tile)
         case Sort():
-            found = None if _is_expanded(op, rewriter) else expand_sort(make, op)
+            found = None if _is_expanded(op, rewriter) else expand_sort(make, op, rewriter)
         case TopK() if op.operands[0].tile.dtype.itemsize == 8:
             found = expand_top_k(make, op)
         case TopK():
@@ -188,15 +188,7 @@ def _key(make: Make, op: ArgReduce) -> Value:
 def _is_expanded(op: Sort, rewriter: Rewriter) -> bool:
     """Whether a sort of integer keys finds positions."""
     keys = all(kind_of(x.tile.dtype) in ("signed", "unsigned") for x in op.operands)
-    return keys and op.pick == op.num_keys == len(op.operands) - 1 and _is_place(op, rewriter)
-
-
-def _is_place(op: Sort, rewriter: Rewriter) -> bool:
-    """Whether a sort picks out of the numbers 0, 1, ... of each line."""
-    found, dim = rewriter.definition(op.operands[op.pick]), op.dim
-    if isinstance(found, Broadcast) and dim in found.dims:
-        found, dim = rewriter.definition(found.operands[0]), found.dims.index(dim)
-    return isinstance(found, Iota) and found.dtype == I32 and found.dim == dim
+    return keys and op.pick == op.num_keys == len(op.operands) - 1 and picks_places(op, rewriter)
 
 
 # --- dots ----------------------------------------------------------------------------------------------------------

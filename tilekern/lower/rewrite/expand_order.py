@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilekern.ir.core import Value
 from tilekern.ir.ordering import Sort, TopK
-from tilekern.ir.shape import Slice
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.shape import Broadcast, Iota, Slice
+from tilekern.ir.types import I32
 from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.sort_key import sort_key
 
 
-def expand_sort(make: Make, op: Sort) -> Value:
+def expand_sort(make: Make, op: Sort, rewriter: Rewriter, key_of: Callable[[Make, Value], Value] = sort_key) -> Value:
     """A sort → the operand asked for, at positions found by a sort of integer keys."""
-    keys = [sort_key(make, x) for x in op.operands[: op.num_keys]]
-    return make.take(op.operands[op.pick], _positions(make, keys, op.dim), op.dim)
+    places = _positions(make, [key_of(make, x) for x in op.operands[: op.num_keys]], op.dim)
+    return places if picks_places(op, rewriter) else make.take(op.operands[op.pick], places, op.dim)
 
 
 def expand_top_k(make: Make, op: TopK) -> Value:
@@ -21,6 +25,14 @@ def expand_top_k(make: Make, op: TopK) -> Value:
     places = _positions(make, [make.of("not", sort_key(make, x))], op.dim)
     zeros, ones = (0,) * len(x.tile.shape), (1,) * len(x.tile.shape)
     return make.add(Slice, places, start=zeros, stop=op.result.tile.shape, stride=ones)
+
+
+def picks_places(op: Sort, rewriter: Rewriter) -> bool:
+    """Whether a sort picks out of the numbers 0, 1, ... of each line."""
+    found, dim = rewriter.definition(op.operands[op.pick]), op.dim
+    if isinstance(found, Broadcast) and dim in found.dims:
+        found, dim = rewriter.definition(found.operands[0]), found.dims.index(dim)
+    return isinstance(found, Iota) and found.dtype == I32 and found.dim == dim
 
 
 def _positions(make: Make, keys: list[Value], dim: int) -> Value:

@@ -14,9 +14,10 @@ from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Monoid, Reduce,
 from tilekern.ir.core import Op
 from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort
+from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
 from tilekern.ir.types import BOOL, F32, F64, I32, DType, TileType, is_float8, kind_of
+from tilekern.lower.triton.sorting import sorting
 from tilekern.lower.triton.source_text import Expr, dtype_text, is_tight, literal, shape_text
 
 _OPERATORS = {
@@ -218,10 +219,8 @@ def _of_whole_tiles(op: Op, texts: Sequence[str]) -> Expr:
             return Expr(_arg_reduce(op, texts[0]), shape)
         case Take():
             return Expr(_take(op, texts), shape)
-        case Sort():
-            rows, lanes = shape
-            keys = ", ".join(texts[:-1])
-            return Expr(f"argsort{op.num_keys}({keys}, {rows}, {lanes}, {lanes.bit_length() - 1})", shape)
+        case Sort() | TopK():
+            return Expr(sorting(op, texts), shape)
         case _:
             raise NotImplementedError(f"the Triton backend has no rule for {op.name}")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tilekern.lower.triton.networks import is_network, networks_called
+
 _COMBINE = {
     "maximum": "tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)",
     "minimum": "tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)",
@@ -59,40 +61,9 @@ def _combine(name: str) -> str:
     return f"\n@triton.jit\ndef {name}(x, y):\n    return {_COMBINE[name]}\n"
 
 
-def _argsort(keys: int) -> str:
-    """Bitonic sort (Batcher 1968) of lanes by keys, then by place, so that it is stable; for a number of keys."""
-    names = [f"key{n}" for n in range(keys)]
-    others = [f"other{n}" for n in range(keys)]
-    less = "other_place < place"
-    for name, other in reversed(list(zip(names, others, strict=True))):
-        less = f"({other} < {name}) | (({other} == {name}) & ({less}))"
-    gathers = "".join(
-        f"            {other} = tl.gather({name}, partner, 1)\n" for name, other in zip(names, others, strict=True)
-    )
-    selects = "".join(
-        f"            {name} = tl.where(swap, {other}, {name})\n" for name, other in zip(names, others, strict=True)
-    )
-    return f"""
-@triton.jit
-def argsort{keys}({", ".join(names)}, ROWS: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr):
-    lane = tl.broadcast_to(tl.arange(0, LANES)[None, :], (ROWS, LANES))
-    place = lane
-    for stage in tl.static_range(1, STAGES + 1):
-        for step in tl.static_range(stage):
-            partner = lane ^ (1 << (stage - 1 - step))
-{gathers}            other_place = tl.gather(place, partner, 1)
-            less = {less}
-            ascending = ((lane >> stage) & 1) == 0
-            swap = less == ((lane < partner) == ascending)
-{selects}            place = tl.where(swap, other_place, place)
-    return place
-"""
-
-
 def prelude(text: str) -> str:
     """The definitions of all functions that `text` calls, and of those that these call, in a fixed order."""
-    available = {name: _combine(name) for name in _COMBINE} | _FUNCTIONS
-    available |= {f"argsort{n}": _argsort(n) for n in {int(n) for n in re.findall(r"\bargsort(\d+)\(", text)}}
+    available = {name: _combine(name) for name in _COMBINE} | _FUNCTIONS | networks_called(text)
     needed: set[str] = set()
     frontier = text
     while True:
@@ -107,4 +78,4 @@ def prelude(text: str) -> str:
 
 def reserved(name: str) -> bool:
     """Whether a name is one of the functions here, so that no variable may have it."""
-    return name in _COMBINE or name in _FUNCTIONS or re.fullmatch(r"argsort\d+", name) is not None
+    return name in _COMBINE or name in _FUNCTIONS or is_network(name)

@@ -38,15 +38,19 @@ def assert_expanded(func: Func, chip: Chip) -> None:
                 assert op.precision != "bf16" or dtype != F32
                 assert not is_float8(dtype) or chip.float8
             case Sort():
-                *keys, lanes = (v.tile.dtype for v in op.operands)
-                assert lanes == I32 and op.pick == len(keys) == op.num_keys
-                assert all(kind_of(d) in ("signed", "unsigned") and d.itemsize >= 4 for d in keys)
+                *keys, last = (v.tile.dtype for v in op.operands)
+                assert not keys or (last == I32 and op.pick == len(keys) == op.num_keys)
+                assert all(_is_key(d) for d in keys or [last])
             case TopK():
-                raise AssertionError("a top_k")
+                assert _is_key(op.operands[0].tile.dtype)
             case Iota():
                 assert op.dtype == I32
             case _:
                 pass
+
+
+def _is_key(dtype: DType) -> bool:
+    return kind_of(dtype) == "signed" and dtype.itemsize >= 2
 
 
 def _check_convert(op: Convert) -> None:
@@ -96,7 +100,7 @@ def assert_standard(func: Func) -> None:
             assert len(x) == len(y) and batch in (0, 1)
             assert op.contract == ((batch + 1,), (batch,)) and op.batch == ((0,) * batch,) * 2
             assert x[-1] >= 16 and x[-1] * op.operands[0].tile.dtype.itemsize * 8 >= 256
-        if isinstance(op, Sort):
+        if isinstance(op, Sort | TopK):
             assert len(op.result.tile.shape) == 2 and op.dim == 1
 
 

@@ -16,7 +16,7 @@ from tilekern.ir.core import Func, Value
 from tilekern.ir.debug import Assert
 from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Load, Store
-from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort
+from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
 from tilekern.ir.parse import parse
 from tilekern.ir.types import DTYPES, F32, I32
 from tilekern.lower.triton.legalize.pad_tiles import pad_tiles, padded, padded_size
@@ -74,7 +74,7 @@ def test_scans(monoid: Cumulative, reverse: bool, data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_sorts_for_positions(data: st.DataObject) -> None:
+def test_sorts_and_top_k_of_keys(data: st.DataObject) -> None:
     """Integer keys, the largest among them; in which added lanes stay behind."""
     shape = data.draw(shapes(1))
     dim, keys = data.draw(st.integers(0, len(shape) - 1)), data.draw(st.integers(1, 2))
@@ -82,6 +82,7 @@ def test_sorts_for_positions(data: st.DataObject) -> None:
     arrays = [rng.choice(np.array([2**31 - 1, -(2**31), 0, 1], np.int32), shape) for _ in range(keys)]
     lanes = np.indices(shape, np.int32)[dim]
     assert_keeps(pad, *one(Sort, *arrays, lanes, dim=dim, num_keys=keys, pick=keys))
+    assert_keeps(pad, *one(TopK, arrays[0], dim=dim, k=data.draw(st.integers(0, shape[dim]))))
 
 
 # --- dots -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tests.lower.triton.legalize.meaning import assert_keeps, counting, one, sha
 from tests.lower.triton.legalize.promises import assert_standard, ops_of
 from tilekern.ir.compute import PRECISIONS, Dot, Precision
 from tilekern.ir.core import Func
-from tilekern.ir.ordering import Sort
+from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.types import DTYPES, F32, I32, kind_of
 from tilekern.lower.triton.legalize.standard_forms import standard_forms
 
@@ -72,6 +72,7 @@ def test_sorts(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     arrays = [rng.integers(0, 3, shape).astype(I32) for _ in range(keys)]
     assert_keeps(standard, *one(Sort, *arrays, counting(shape, I32), dim=dim, num_keys=keys, pick=keys))
+    assert_keeps(standard, *one(TopK, arrays[0], dim=dim, k=data.draw(st.integers(0, shape[dim]))))
 
 
 def test_a_sort_of_rows_stays() -> None:

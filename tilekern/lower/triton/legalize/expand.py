@@ -9,7 +9,7 @@ Needs: a verified Func. Gives: a Func with the same outputs (to the rounding of 
     bools           are not compared, reduced or scanned: int32 is
     shifts          are by fewer bits than there are
     dots            are of operands that tensor cores or Triton's own loops take; see `expand_dot`
-    sorts           are of integer keys and find positions; see `expand_order`
+    sorts, top-k    are of signed keys; sorts find positions, or pick their only key; see `expand_order`
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, I32, DType, is_float8, kind_of
 from tilekern.lower.rewrite.expand_bits import expand_bits
-from tilekern.lower.rewrite.expand_order import expand_sort, expand_top_k
 from tilekern.lower.rewrite.logical import expand_logical
 from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.rounding import to_float32
 from tilekern.lower.triton.chip import Chip
+from tilekern.lower.triton.legalize import expand_order
 from tilekern.lower.triton.legalize.expand_dot import expand_dot
 
 # What narrow floats do by themselves; anything else is computed in float32 and rounded once, which gives the same bits
@@ -62,9 +62,9 @@ def _rule(chip: Chip, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         case Dot():
             found = expand_dot(make, op, chip)
         case Sort():
-            found = expand_sort(make, op)
+            found = expand_order.sort(make, op, rewriter)
         case TopK():
-            found = expand_top_k(make, op)
+            found = expand_order.top_k(make, op)
         case Atomic(kind="max" | "min") if kind_of(op.ref.ref.dtype) == "float":
             return rewriter.add(_with_sign_of_nan(make, op))
         case _:

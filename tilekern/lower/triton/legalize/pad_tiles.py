@@ -28,7 +28,7 @@ from tilekern.ir.core import Array, Block, Builder, Func, Op, Value, definitions
 from tilekern.ir.debug import Assert
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.memory import Access, Dim, Load, MemoryOp, Position, WriteOp
-from tilekern.ir.ordering import ArgReduce, Scan, Sort
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DType, RefType, TileType
 from tilekern.lower.rewrite.make import Make
@@ -144,7 +144,7 @@ class _Padder(Builder):
                 return [self.one(replace(op, operands=operands, shape=padded(op.shape)))]
             case Reshape():
                 return [movement.reshape(operands[0], op.operands[0].tile.shape, op.shape)]
-            case Reduce() | ArgReduce() | Scan() | Sort():
+            case Reduce() | ArgReduce() | Scan() | Sort() | TopK():
                 return [self._along(make, op, operands)]
             case Dot():
                 return [self._dot(make, op, operands)]
@@ -181,7 +181,7 @@ class _Padder(Builder):
                 x = make.select(inside, x, make.constant(np.asarray(fill, x.tile.dtype), x.tile))
         return x
 
-    def _along(self, make: Make, op: Reduce | ArgReduce | Scan | Sort, operands: tuple[Value, ...]) -> Value:
+    def _along(self, make: Make, op: Reduce | ArgReduce | Scan | Sort | TopK, operands: tuple[Value, ...]) -> Value:
         """Ops along dims: added lanes change nothing, as the identity, or because they come last."""
         if isinstance(op, Reduce):
             dims = op.dims
@@ -190,7 +190,8 @@ class _Padder(Builder):
         else:
             dims = (op.dim,)
         pairs = zip(op.operands, operands, strict=True)
-        return make.again(op, *(self._filled(make, old, x, dims, _neutral(op, x.tile.dtype)) for old, x in pairs))
+        filled = tuple(self._filled(make, old, x, dims, _neutral(op, x.tile.dtype)) for old, x in pairs)
+        return make.again(replace(op, operands=filled, k=padded_size(op.k)) if isinstance(op, TopK) else op, *filled)
 
     def _dot(self, make: Make, op: Dot, operands: tuple[Value, ...]) -> Value:
         sides = list(operands)
@@ -200,13 +201,15 @@ class _Padder(Builder):
         return self.one(op.copy(tuple(sides)))
 
 
-def _neutral(op: Reduce | ArgReduce | Scan | Sort, dtype: DType) -> Any:
+def _neutral(op: Reduce | ArgReduce | Scan | Sort | TopK, dtype: DType) -> Any:
     """An element that changes no result, standing behind all others (in front of them, for a reversed scan)."""
     match op:
         case ArgReduce():
             return identity(op.extreme, dtype)
         case Sort():
             return identity("min", dtype)
+        case TopK():
+            return identity("max", dtype)
         case Scan(monoid="logsumexp"):
             return -np.inf
         case Reduce(monoid=monoid) | Scan(monoid=monoid):

@@ -1,10 +1,10 @@
-"""Bring dots and sorts on padded tiles to the one form that Triton has for them.
+"""Bring dots, sorts and top-k on padded tiles to the one form that Triton has for them.
 
 Needs: a padded Func (`pad_tiles`). Gives: a Func with the same outputs, in which
 
     dot(x, y) {contract, batch}     → reshape(dot(x', y'))        x'[B, M, K], y'[B, K, N], or without B if that is 1
     dot of a short contraction      → with zeros up to the least number of products that tensor cores add up
-    sort x along dim                → of [rows, lanes]
+    sort x, top_k x along dim       → of [rows, lanes]
     take more than there is         → from the flat tile: of a tile of fewer lines than a warp has threads, Triton 3.6
                                       does not compile a gather of more of them ("isWarpLocal" fails; 3.9 does)
 """
@@ -12,6 +12,7 @@ Needs: a padded Func (`pad_tiles`). Gives: a Func with the same outputs, in whic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.dynamic import Take
-from tilekern.ir.ordering import Sort
+from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.lower.rewrite.make import Make
 
@@ -36,8 +37,8 @@ def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if isinstance(op, Take):
         x, indices = op.operands
         return [_taken(make, x, indices, op.dim)]
-    if isinstance(op, Sort) and (len(op.result.tile.shape), op.dim) != (2, 1):
-        return [_sort(make, op)]
+    if isinstance(op, Sort | TopK) and (len(op.result.tile.shape), op.dim) != (2, 1):
+        return [_of_rows(make, op)]
     return None
 
 
@@ -98,12 +99,12 @@ def _taken(make: Make, x: Value, indices: Value, dim: int) -> Value:
     return make.reshape(flat, shape)
 
 
-def _sort(make: Make, op: Sort) -> Value:
-    shape = op.result.tile.shape
+def _of_rows(make: Make, op: Sort | TopK) -> Value:
+    shape = op.operands[0].tile.shape
     order = (*(d for d in range(len(shape)) if d != op.dim), op.dim)
     lines = [make.transpose(x, order) for x in op.operands]
-    moved = lines[0].tile.shape
-    flat = [make.reshape(x, (prod(moved[:-1]), moved[-1])) for x in lines]
-    places = make.add(Sort, *flat, dim=1, num_keys=op.num_keys, pick=op.pick)
+    front = lines[0].tile.shape[:-1]
+    flat = tuple(make.reshape(x, (prod(front), shape[op.dim])) for x in lines)
+    found = make.again(replace(op, operands=flat, dim=1), *flat)
     back = tuple(order.index(d) for d in range(len(shape)))
-    return make.transpose(make.reshape(places, moved), back)
+    return make.transpose(make.reshape(found, (*front, found.tile.shape[1])), back)
