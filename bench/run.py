@@ -17,6 +17,7 @@ import jax
 
 from bench import attention, attention_gradient, cross_entropy, gradients, matmul, overhead, ragged_dot, rows, vmap
 from bench.llvm import attention as llvm_attention
+from bench.llvm import irregular as llvm_irregular
 from bench.llvm import matmul as llvm_matmul
 from bench.llvm import overhead as llvm_overhead
 from bench.llvm import peak as llvm_peak
@@ -28,6 +29,7 @@ FILES = {
     "llvm.attention": llvm_attention,
     "llvm.matmul": llvm_matmul,
     "llvm.rows": llvm_rows,
+    "llvm.irregular": llvm_irregular,
     "llvm.overhead": llvm_overhead,
     "attention": attention,
     "attention_gradient": attention_gradient,

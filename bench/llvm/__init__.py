@@ -4,6 +4,7 @@ peak         multiply-adds a second, measured on the machine; the contestants' r
 attention    flash attention, forward
 matmul       2048³
 rows         softmax and RMS norm of 4096²
+irregular    top-k, histograms, sums of segments, and a convolution
 overhead     dispatch of a call, and the first call in a new process (`first_call`)
 pytorch      PyTorch's attention, if it is there: in a process and an environment of its own (`pytorch_child`)
 

@@ -4,19 +4,23 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import llvmlite.binding
+import numpy as np
 import pytest
 
 from bench import run, timing
-from bench.llvm import attention, first_call, matmul, overhead, peak, pytorch, rows
+from bench.llvm import attention, first_call, irregular, matmul, overhead, peak, pytorch, rows
 from bench.llvm.pytorch import Attention
 from bench.result import Result, missed, table
 from tilekern.errors import DependencyError
 from tilekern.lower.llvm import toolchain
 from tilekern.lower.llvm.machine import describe
+from tilekern.testing import assert_close, in_float64
 
 AVX2 = {"avx2": True, "fma": True, "f16c": True}
 AVX512 = AVX2 | dict.fromkeys(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"), True)
@@ -35,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def take_turns(clocks: dict[str, timing.Clock], rounds: int = 2) -> dict[str, list[float]]:
         return timing.take_turns(clocks, 2, 0.0)
 
-    for module in (attention, matmul, rows, peak):
+    for module in (attention, irregular, matmul, rows, peak):
         monkeypatch.setattr(module, "take_turns", take_turns)
     for module in (attention, matmul):
         monkeypatch.setattr(module, "peak", lambda dtype: peak.peak(dtype, 1, 1e-3))
@@ -237,6 +241,38 @@ def test_a_matmul_and_rows_are_compared_to_xla(quick: None) -> None:
         ("matmul 32³ float32, of the peak", None),
     ]
     assert of(list(rows.compare(32))) == [("softmax 32² float32, to XLA", 1.0), ("rms_norm 32² float32, to XLA", 1.0)]
+
+
+def test_irregular_kernels_are_compared_to_xla(quick: None) -> None:
+    found = [
+        irregular.greatest((2, 40), 3, "bfloat16"),
+        irregular.counted(100, 7, True),
+        irregular.summed((30, 5), 4),
+        irregular.convolved((1, 6, 5), (3, 4), "float32"),
+    ]
+    assert of(found) == [
+        ("top_k 3 of 2×40 bfloat16, to XLA", 1.0),
+        ("histogram 1e+02 in 7 skewed, to XLA", 1.0),
+        ("segment_sum 30×5 in 4, to XLA", 1.0),
+        ("conv 3×3 1×6×5 3→4 float32, to XLA", 1.0),
+    ]
+
+
+def test_irregular_kernels_compute_what_xla_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(name: str, kernel: Callable[..., Any], peer: Callable[..., Any], *arrays: Any) -> Result:
+        found = zip(*(jax.tree.leaves(f(*arrays)) for f in (kernel, partial(in_float64, peer), peer)), strict=True)
+        for ours, oracle, theirs in found:
+            if np.issubdtype(ours.dtype, np.integer):
+                np.testing.assert_array_equal(ours, theirs)
+            else:
+                assert_close(ours, oracle, theirs, length=300)
+        return Result(name, "ms", 1.0, None, "value")
+
+    monkeypatch.setattr(irregular, "_time", compare)
+    irregular.greatest((3, 200), 5, "float32")
+    irregular.counted(5000, 70, True)
+    irregular.summed((300, 5), 4)
+    irregular.convolved((2, 6, 5), (3, 4), "float32")
 
 
 def test_dispatch_is_a_difference(quick: None) -> None:

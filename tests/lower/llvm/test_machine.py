@@ -23,6 +23,8 @@ def test_machines() -> None:
     assert large.features.endswith(",-prefer-256-bit")
     assert describe(LINUX, "znver5", AVX512 | {"avx512bf16": True}).has_bfloat16
     assert not describe(LINUX, "emeraldrapids", AVX512 | {"avx512bf16": True}).has_bfloat16  # float32 is faster
+    masked = AVX512 | {"avx512bf16": True, "amx-bf16": True}
+    assert not describe(LINUX, "rocketlake", masked).has_bfloat16  # such a core, by another name
     assert describe(LINUX, "knl", AVX512 | {"avx512vl": False}).vector_bytes == 32
     for triple in ("aarch64-unknown-linux-gnu", "arm64-apple-darwin24.0.0"):
         arm = describe(triple, "generic", {"neon": True})
