@@ -182,3 +182,9 @@ def test_what_moves_nothing_takes_nothing() -> None:
         one(DynamicSlice, x, zero, zero, sizes=(3, 5)),
     ):
         assert not ops_of(assert_keeps(padded, func, arrays), Take)
+
+
+def test_tiles_of_one_element_along_a_dim_are_repeated_not_taken() -> None:
+    """Two halves side by side, as packed numbers are unpacked."""
+    func, arrays = one(Concatenate, counting((4, 8, 1), F32), counting((4, 8, 1), F32), dim=2)
+    assert not ops_of(assert_keeps(padded, func, arrays), Take)

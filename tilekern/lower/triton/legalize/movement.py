@@ -89,6 +89,9 @@ class Movement:
     def _pick(self, x: Value, dim: int, size: int, place: Callable[[Value], Value]) -> Value:
         """`size` elements along a dim, each from the place that its lane, an int32 vector, comes from."""
         (lanes,) = padded((size,))
+        if x.tile.shape[dim] == 1:  # every lane comes from the only one
+            shape = (*x.tile.shape[:dim], lanes, *x.tile.shape[dim + 1 :])
+            return self._make.broadcast(x, shape, tuple(range(len(shape))))
         index = self._inside(place(self._make.lanes((lanes,), 0)), x.tile.shape[dim])
         shape = (*x.tile.shape[:dim], lanes, *x.tile.shape[dim + 1 :])
         return self._make.take(x, self._make.along(index, shape, dim), dim)
