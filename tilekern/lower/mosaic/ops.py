@@ -10,13 +10,15 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.pallas import tpu as pltpu
 
 from tilekern.ir.compute import Constant, Convert, Dot, Monoid, Reduce
 from tilekern.ir.core import Op
 from tilekern.ir.dynamic import Take
-from tilekern.ir.shape import Reshape
-from tilekern.ir.types import BOOL, accumulator
+from tilekern.ir.shape import Reshape, Slice
+from tilekern.ir.types import BOOL, F32, I32, TileType, accumulator
 from tilekern.lower.jax_ops import Function, shared_function
+from tilekern.lower.mosaic.chip import LANES, SUBLANES
 
 _REDUCE: dict[Monoid, Function] = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}
 
@@ -46,6 +48,8 @@ def function_of(op: Op) -> Function:
             return partial(jnp.take_along_axis, axis=op.dim, mode="promise_in_bounds")
         case Reshape(shape=()):
             return _only
+        case Slice(operands=(x,)) if _is_rolled(op, x.tile):
+            return partial(_rolled, op)
         case _:
             function = shared_function(op)
             if function is None:
@@ -63,6 +67,24 @@ def _convert(op: Convert, x: jax.Array) -> jax.Array:
     """Legal casts need no care: what the result cannot hold is gone before."""
     assert op.dtype != BOOL, "a cast to bool"
     return lax.convert_element_type(x, op.dtype)
+
+
+def _is_rolled(op: Slice, tile: TileType) -> bool:
+    """Whether whole registers are cut out from between registers, along one dim."""
+    if tile.dtype not in (F32, I32) or len(tile.shape) != 2:
+        return False
+    odd = [d for d, unit in enumerate((SUBLANES, LANES)) if op.start[d] % unit]
+    whole = all(n % unit == 0 for n, unit in zip(tile.shape, (SUBLANES, LANES), strict=True))
+    return len(odd) == 1 and whole and op.result.tile.shape[odd[0]] % (SUBLANES, LANES)[odd[0]] == 0
+
+
+def _rolled(op: Slice, x: jax.Array) -> jax.Array:
+    """The slice, moved to the front first: of values that start within registers, each use would move them again."""
+    (dim,) = (d for d, unit in enumerate((SUBLANES, LANES)) if op.start[d] % unit)
+    starts, stops = list(op.start), list(op.stop)
+    moved = pltpu.roll(x, x.shape[dim] - starts[dim], dim)
+    starts[dim], stops[dim] = 0, stops[dim] - starts[dim]
+    return lax.slice(moved, starts, stops)
 
 
 def _only(x: jax.Array) -> jax.Array:

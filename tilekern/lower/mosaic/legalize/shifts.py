@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import pairwise
 from math import gcd
+from typing import cast
 
+from tilekern.ir.compute import Constant
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.dynamic import DynamicSlice
 from tilekern.ir.memory import Dim, Load, Position, Term
@@ -57,10 +59,24 @@ class _Base:
 
 def shifts(func: Func) -> Func:
     """Apply the rewrites above."""
-    ranges = analyze(func)
+    plain = _without_zeros(func)
+    ranges = analyze(plain)
     spans: dict[Load, Mapping[int, Span]] = {}
-    _collect(func.body, spans, ranges)
-    return _Aligner(spans, ranges, frozenset(func.body.args)).run(func) if spans else func
+    _collect(plain.body, spans, ranges)
+    return _Aligner(spans, ranges, frozenset(func.body.args)).run(plain) if spans else func
+
+
+def _without_zeros(func: Func) -> Func:
+    """The same without fills of 0, the fill of loads that have none, so that loads that need none are alike."""
+
+    def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        fill = op.fill if isinstance(op, Load) else None
+        made = None if fill is None else rewriter.definition(fill)
+        if not isinstance(made, Constant) or any(made.array.tobytes()):
+            return None
+        return rewriter.add(replace(cast(Load, op), operands=op.operands[:-1], filled=False))
+
+    return Rewriter(rule).run(func)
 
 
 def _collect(block: Block, spans: dict[Load, Mapping[int, Span]], ranges: Mapping[Value, Interval]) -> None:
