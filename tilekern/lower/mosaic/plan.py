@@ -7,7 +7,7 @@ becomes the last axis of the grid (`serial`), so that Pallas' pipeline brings th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import permutations, takewhile
 from math import prod
@@ -33,7 +33,7 @@ from tilekern.lower.mosaic.spills import spilled_bytes
 from tilekern.lower.mosaic.unroll import Rounds, rounds_of, trips
 from tilekern.lower.mosaic.vectors import Forms, is_vector, shape_in
 from tilekern.lower.mosaic.visits import Visits
-from tilekern.lower.mosaic.windows import Window, axes_of, merge, opened, window_of
+from tilekern.lower.mosaic.windows import Role, Window, axes_of, merge, opened, opened_role, window_of
 
 _MOST_AXES = 6  # of a grid whose orders are tried
 
@@ -196,6 +196,9 @@ def candidates(func: Func, chip: Chip) -> Iterator[Plan]:
     ahead = compute_ahead(closed.func, chip.table_bytes)
     planned = partial(_planned, ahead, closed.constants, chip)
     resident = planned()
+    held = _held(resident)
+    if held:
+        yield _completed(ahead, closed.constants, chip, resident.scalars, None, {}, held=held)
     yield resident
     serial, scalars = serial_of(ahead.func), resident.scalars
     dynamic = False
@@ -214,6 +217,38 @@ def candidates(func: Func, chip: Chip) -> Iterator[Plan]:
     far = fetchable(_windows(ahead.func, scalars))
     if far:
         yield _completed(ahead, closed.constants, chip, scalars, None, {}, far)
+
+
+def _held(found: Plan) -> frozenset[Window]:
+    """The windows of inputs whose blocks an array chooses, where fetching these moves more than to hold all of them.
+
+    It is twice the bytes at least, for what is held is fetched before the first program runs, and not beside it.
+    """
+
+    def moved(window: Window) -> int:
+        changes = zip(found.visits.changes(window), found.grid, strict=True)
+        last = max((n for n, (moves, steps) in enumerate(changes, 1) if moves and steps > 1), default=0)
+        return prod(found.grid[:last]) * _block_bytes(layout(window))
+
+    chosen: dict[Value, list[Window]] = {}
+    for block in found.inputs:
+        if block.window.param.ref.role == "in" and _held_open(block.window, found.scalars) != block.window:
+            chosen.setdefault(block.window.param, []).append(block.window)
+    kept = frozenset[Window]()
+    for windows in chosen.values():
+        held = {_held_open(w, found.scalars) for w in windows}
+        if 2 * sum(map(moved, held)) <= sum(map(moved, windows)):
+            kept |= frozenset(windows)
+    return kept
+
+
+def _held_open(window: Window, scalars: Scalars) -> Window:
+    """The window with all of the dims in VMEM whose places are read from arrays."""
+    return replace(window, roles=tuple(opened_role(r) if _reads(r, scalars) else r for r in window.roles))
+
+
+def _reads(role: Role, scalars: Scalars) -> bool:
+    return any(scalars.reads(role.operands[t.operand]) for t in role.position.terms)
 
 
 def _is_known(serial: Serial, scalars: Scalars) -> bool:
@@ -257,9 +292,10 @@ def _completed(
     serial: Serial | None,
     pipes: Mapping[Fold, Pipe],
     fetched: frozenset[Window] = frozenset(),
+    held: frozenset[Window] = frozenset(),
 ) -> Plan:
     func = ahead.func
-    windows = _windows(func, scalars)
+    windows = {op: _held_open(w, scalars) if w in held else w for op, w in _windows(func, scalars).items()}
     piped = frozenset(p for pipe in pipes.values() for p in pipe.outputs)
     followed = {w for pipe in pipes.values() for w in pipe.inputs} | fetched
     outputs = {p: merge(_of(p, windows)) for p in func.outputs if _of(p, windows)}

@@ -97,11 +97,12 @@ def opened(window: Window, scalars: Scalars, axes: frozenset[Value] | None = Non
     """The window with all of the array in VMEM; given axes, all of the dims whose places depend on any of them."""
     return Window(
         window.param,
-        tuple(_opened(role) if axes is None or axes & _axes(role, scalars) else role for role in window.roles),
+        tuple(opened_role(role) if axes is None or axes & _axes(role, scalars) else role for role in window.roles),
     )
 
 
-def _opened(role: Role) -> Role:
+def opened_role(role: Role) -> Role:
+    """The role with all of the dim in VMEM."""
     return {"tiled": Role("aligned", role.size), "at": Role("rows")}.get(role.kind, role)
 
 
