@@ -173,6 +173,22 @@ def test_orders(data: st.DataObject) -> None:
     assert_stays(*one(ArgReduce, arrays[0], dim=dim, extreme=data.draw(st.sampled_from(["max", "min"]))))
 
 
+@pytest.mark.parametrize("k", [8, 16, 17, 40])
+@pytest.mark.parametrize("name", ["i32", "f32"])
+def test_the_greatest_of_long_lines(name: str, k: int) -> None:
+    """Among few different elements, the least ones of the dtype too, which count like those already found."""
+    dtype = DTYPES[name]
+    least = np.iinfo(dtype).min if dtype == I32 else -np.inf
+    x = np.random.default_rng(k).choice(np.array([least, least, least, 0, 1]).astype(dtype), (3, 40))
+    assert_stays(*one(TopK, x, dim=1, k=k))
+
+
+def test_few_greatest_take_few_ops() -> None:
+    """Not those of a sort of the line, 55 steps for 1024 lanes, which take XLA a long time to compile."""
+    func, _ = one(TopK, counting((8, 1024), F32), dim=1, k=8)
+    assert sum(1 for _ in legalize(func, "v5e").walk()) < 20 * 8
+
+
 @given(data=st.data())
 def test_contractions(data: st.DataObject) -> None:
     labels = data.draw(st.sampled_from(["k", "mk", "kn", "mkn", "mkjn", "bmkn", "bkn", "abmkn", "mn"]))
