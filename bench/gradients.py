@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 
 from bench.llvm.peak import host
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
-from tilekern.kernels import layer_norm, rms_norm, rope, softmax, swiglu
+from tilekern.kernels import layer_norm, matmul, rms_norm, rope, softmax, swiglu
 
 SIZE = 4096
 DTYPES = ("float32", "bfloat16")
@@ -38,7 +39,11 @@ def _rope(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
     return rope.rope, rope.reference, random(1, SIZE, SIZE // 128, 128)
 
 
-LIMITS = {_rms_norm: 1.0, _layer_norm: 1.0, _softmax: 1.0, _swiglu: 1.1, _rope: 1.1}
+def _matmul(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
+    return matmul.matmul, jnp.matmul, random(SIZE // 2, SIZE // 2), random(SIZE // 2, SIZE // 2)
+
+
+LIMITS = {_rms_norm: 1.0, _layer_norm: 1.0, _softmax: 1.0, _swiglu: 1.1, _rope: 1.1, _matmul: 1.1}
 
 
 def measure() -> Iterator[Result]:

@@ -13,59 +13,145 @@ from tilekern.ir.core import cdiv
 from tilekern.kernels.blocks import PROCESSORS, copies_well, depth, even, power_of_two, soonest, tiled
 
 
-def _out_type(x: Any, w: Any) -> jax.ShapeDtypeStruct:
-    if len(x.shape) != 2 or len(w.shape) != 2 or x.shape[1] != w.shape[0] or x.dtype != w.dtype:
+def _out_type(x: Any, w: Any, *, transpose_x: bool, transpose_w: bool) -> jax.ShapeDtypeStruct:
+    fits = len(x.shape) == 2 and len(w.shape) == 2 and x.dtype == w.dtype
+    if not fits or x.shape[0 if transpose_x else 1] != w.shape[1 if transpose_w else 0]:
+        left, right = ("[K, M]" if transpose_x else "[M, K]"), ("[N, K]" if transpose_w else "[K, N]")
         raise ArgumentError(
             "matmul takes two matrices of one dtype that fit",
-            expected="x[M, K] and w[K, N] of one dtype",
+            expected=f"x{left} and w{right} of one dtype",
             got=f"x = {x.dtype}{list(x.shape)}, w = {w.dtype}{list(w.shape)}",
             fix="reshape leading dims into M; cast with .astype",
         )
-    return jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), x.dtype)
+    rows, _, columns = _sizes(x, w, transpose_x, transpose_w)
+    return jax.ShapeDtypeStruct((rows, columns), x.dtype)
+
+
+def _sizes(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> tuple[int, int, int]:
+    """M, K and N."""
+    rows, inner = reversed(x.shape) if transpose_x else x.shape
+    return rows, inner, w.shape[0 if transpose_w else 1]
 
 
 @tk.kernel(out_type=_out_type)
 def matmul(
-    x: tk.Ref, w: tk.Ref, out: tk.Ref, *, block_m: tk.Block = 128, block_n: tk.Block = 128, block_k: tk.Block = 64
+    x: tk.Ref,
+    w: tk.Ref,
+    out: tk.Ref,
+    *,
+    transpose_x: bool = False,
+    transpose_w: bool = False,
+    block_m: tk.Block = 128,
+    block_n: tk.Block = 128,
+    block_k: tk.Block = 64,
 ) -> None:
     """out[M, N] = x[M, K] @ w[K, N], accumulated in float32 (float64; int32 for integers), in the dtype of x.
 
-    Any sizes, blocks need not divide them.
+    Any sizes, blocks need not divide them. With `transpose_x` x is given as [K, M], with `transpose_w` w as [N, K]; no
+    transposed copy of them is made.
     """
     # Programs that run together share eight tiles of rows and some of columns in the cache.
-    i, j = tk.grid((x.shape[0], block_m), (w.shape[1], block_n), order=tk.grouped(8))
+    i, j = tk.grid((out.shape[0], block_m), (out.shape[1], block_n), order=tk.grouped(8))
 
     def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
-        return tk.dot(x[i, k], w[k, j], acc)
+        return tk.dot(x[k, i].T if transpose_x else x[i, k], w[j, k].T if transpose_w else w[k, j], acc)
 
     wide = tk.accumulator(x.dtype)
-    acc = tk.fold(tk.serial(x.shape[1], block_k), step, tk.zeros((i, j), wide))
+    _, inner, _ = _sizes(x, w, transpose_x, transpose_w)
+    acc = tk.fold(tk.serial(inner, block_k), step, tk.zeros((i, j), wide))
     out[i, j] = acc.astype(out.dtype)
 
 
+# --- derivatives ------------------------------------------------------------------------------------------------------
+
+
+def _tangent_type(x: Any, w: Any, dx: Any, dw: Any, *, transpose_x: bool, transpose_w: bool) -> jax.ShapeDtypeStruct:
+    left, right = (x, dw) if dx is None or w is None else (dx, w)
+    return _out_type(left, right, transpose_x=transpose_x, transpose_w=transpose_w)
+
+
+@tk.op(out_type=_tangent_type, linear=("dx", "dw"))
+def matmul_tangent(
+    x: jax.Array | None,
+    w: jax.Array | None,
+    dx: jax.Array | None,
+    dw: jax.Array | None,
+    *,
+    transpose_x: bool,
+    transpose_w: bool,
+) -> jax.Array:
+    """dx w + x dw, the derivative of `matmul`; None is a matrix of zeros."""
+    pairs = [(left, right) for left, right in ((dx, w), (x, dw)) if left is not None and right is not None]
+    first, *rest = (matmul(*pair, transpose_x=transpose_x, transpose_w=transpose_w) for pair in pairs)
+    return first + rest[0] if rest else first
+
+
+@matmul.defjvp
+def _jvp(primals: Any, tangents: Any, *, transpose_x: bool, transpose_w: bool, **blocks: int) -> Any:
+    transposes = {"transpose_x": transpose_x, "transpose_w": transpose_w}
+    return matmul(*primals, **transposes, **blocks), matmul_tangent(*primals, *tangents, **transposes)
+
+
+@matmul_tangent.defjvp
+def _tangent_jvp(primals: Any, tangents: Any, **transposes: bool) -> Any:
+    """Along x and w, dx and dw being constants: the same sum, but linear in the others."""
+    (_, _, dx, dw), (x, w, _, _) = primals, tangents
+    moved = (x is not None and dw is not None) or (dx is not None and w is not None)
+    found = matmul_tangent(dx, dw, x, w, **transposes) if moved else None
+    return matmul_tangent(*primals, **transposes), found
+
+
+@matmul_tangent.deftranspose
+def _tangent_transpose(
+    cotangent: jax.Array, x: Any, w: Any, dx: Any, dw: Any, *, transpose_x: bool, transpose_w: bool
+) -> dict[str, jax.Array]:
+    """Of out = x w: cotangent wᵀ and xᵀ cotangent, or their transposes w cotangentᵀ and cotangentᵀ x."""
+    found: dict[str, jax.Array] = {}
+    if dx is not None and w is not None:
+        found["dx"] = (
+            matmul(w, cotangent, transpose_x=transpose_w, transpose_w=True)
+            if transpose_x
+            else matmul(cotangent, w, transpose_w=not transpose_w)
+        )
+    if dw is not None and x is not None:
+        found["dw"] = (
+            matmul(cotangent, x, transpose_x=True, transpose_w=transpose_x)
+            if transpose_w
+            else matmul(x, cotangent, transpose_x=not transpose_x)
+        )
+    return found
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
 @matmul.schedule("cpu")
-def _cpu(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct) -> dict[str, int]:
+def _cpu(
+    x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, transpose_x: bool = False, transpose_w: bool = False
+) -> dict[str, int]:
     """XLA's own matrix product is fastest on large blocks."""
-    return {
-        "block_m": even(x.shape[0], 512),
-        "block_n": even(w.shape[1], 2048),
-        "block_k": even(x.shape[1], 2048),
-    }
+    rows, inner, columns = _sizes(x, w, transpose_x, transpose_w)
+    return {"block_m": even(rows, 512), "block_n": even(columns, 2048), "block_k": even(inner, 2048)}
 
 
 @matmul.schedule("cpu:llvm")
-def _llvm(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct) -> dict[str, int]:
+def _llvm(
+    x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, transpose_x: bool = False, transpose_w: bool = False
+) -> dict[str, int]:
     """Large blocks copy less of the operands for a product; small ones keep more cores busy."""
-    (rows, inner), columns = x.shape, w.shape[1]
+    rows, inner, columns = _sizes(x, w, transpose_x, transpose_w)
     side = next((n for n in (512, 256, 128) if cdiv(rows, n) * cdiv(columns, n) >= 16), 64)
     return {"block_m": even(rows, side), "block_n": even(columns, side), "block_k": even(inner, 256)}
 
 
 @matmul.schedule("cuda")
-def _cuda(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str) -> dict[str, int]:
+def _cuda(
+    x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str, transpose_x: bool = False, transpose_w: bool = False
+) -> dict[str, int]:
     """The tile whose programs are done first, of those that fit the registers."""
-    (rows, inner), columns, itemsize = x.shape, w.shape[1], x.dtype.itemsize
-    fine = copies_well(inner, itemsize) and copies_well(columns, itemsize)
+    rows, inner, columns = _sizes(x, w, transpose_x, transpose_w)
+    itemsize = x.dtype.itemsize
+    fine = copies_well(x.shape[1], itemsize) and copies_well(w.shape[1], itemsize)
     deep = depth(inner, itemsize)
     if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype != jnp.int8:
         # No tensor cores and no products of tiles: all products at once are in registers.
@@ -81,7 +167,9 @@ def _cuda(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str) -> dict
     else:
         # Loads go through registers, and nothing but other programs hides how long they take. On sm_80, where
         # operands are in registers as well, they are half as deep.
-        block_m, block_n, deep = 64, 128, deep // 2 if target == "cuda:sm_80" else deep
+        # A transposed w takes more of them.
+        block_m, block_n = 64, 64 if transpose_w else 128
+        deep = deep // 2 if target == "cuda:sm_80" else deep
     return {
         "block_m": block_m,
         "block_n": block_n,
@@ -93,15 +181,17 @@ def _cuda(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str) -> dict
 
 
 @matmul.schedule("tpu")
-def _tpu(x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str) -> dict[str, int]:
+def _tpu(
+    x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str, transpose_x: bool = False, transpose_w: bool = False
+) -> dict[str, int]:
     """Whole rows and columns where they fit, for the matrix units add up by themselves; else 2048 elements of them.
 
     By the static estimate of 4096³ bf16, of the bound by the matrix units: 97 % on v5e, 87 % on v6e, 93 % on 7x.
     """
-    rows, columns = x.shape[0], w.shape[1]
+    rows, inner, columns = _sizes(x, w, transpose_x, transpose_w)
     block_m = tiled(rows, 512 if target in ("tpu:v5e", "tpu:v5p") else 1024, 8)
     block_n = tiled(columns, 1024 // max(1, x.dtype.itemsize // 2), 128)
-    inner, fetched = x.shape[1], 2 * (block_m + block_n) * x.dtype.itemsize
+    fetched = 2 * (block_m + block_n) * x.dtype.itemsize
     copied = 4 * block_m * 4 if x.dtype == jnp.float32 else 0  # into the parts that the matrix units multiply
     fits = inner * (fetched + copied) <= 40 << 20  # of the 64 MiB of vector memory that every TPU has
     return {"block_m": block_m, "block_n": block_n, "block_k": max(1, inner) if fits else tiled(inner, 2048, 128)}

@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 from tests.kernels.programs import arrays_of, calls, equations
-from tilekern.kernels import layer_norm, rms_norm, rope, softmax, swiglu
+from tilekern.kernels import layer_norm, matmul, rms_norm, rope, softmax, swiglu
 from tilekern.kernels.norms import norm_backward
 from tilekern.testing import assert_close, in_float64
 
@@ -43,7 +43,8 @@ class Differentiated:
     def arrays(self, dtype: Any, *, leading: int = 0) -> list[Any]:
         """Standard normal ones, of which the first may have one more dim in front; and a cotangent of the result."""
         random = np.random.default_rng(0)
-        shapes = [*self.shapes, self.shapes[0]]
+        out = jax.eval_shape(self.theirs, *(jax.ShapeDtypeStruct(s, dtype) for s in self.shapes))
+        shapes = [*self.shapes, out.shape]
         stacked = {0, len(shapes) - 1} if leading else set()
         return [
             jnp.asarray(random.standard_normal((leading, *s) if n in stacked else s), dtype)
@@ -66,6 +67,13 @@ def turned(x: Any, frequencies: Any, *, rotate: Callable[..., Any], **keywords: 
     return rotate(x, np.arange(7) + 3, frequencies=frequencies, **keywords)
 
 
+def product(x: Any, w: Any, *, dtype: Any = None, transpose_x: bool = False, transpose_w: bool = False) -> Any:
+    """The definition of matmul with transposed operands; in any `dtype` it accumulates as matmul does."""
+    del dtype
+    return matmul.reference(x.T if transpose_x else x, w.T if transpose_w else w)
+
+
+LEFT, RIGHT = ((13, 21), (21, 21))
 KERNELS = {
     "rms_norm": Differentiated(rms_norm.rms_norm, rms_norm.reference, (MATRIX, VECTOR), {"offset": 1.0, "eps": 0.1}),
     "rms_norm_plain": Differentiated(rms_norm.rms_norm, rms_norm.reference, (MATRIX,)),
@@ -74,6 +82,12 @@ KERNELS = {
     "softmax": Differentiated(softmax.softmax, softmax.reference, (MATRIX,)),
     "softmax_axis": Differentiated(softmax.softmax, softmax.reference, ((3, 5, 7),), {"axis": 1}),
     "swiglu": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX)),
+    "matmul": Differentiated(matmul.matmul, product, (LEFT, RIGHT)),
+    "matmul_tn": Differentiated(matmul.matmul, product, (LEFT[::-1], RIGHT), {"transpose_x": True}),
+    "matmul_nt": Differentiated(matmul.matmul, product, (LEFT, RIGHT[::-1]), {"transpose_w": True}),
+    "matmul_tt": Differentiated(
+        matmul.matmul, product, (LEFT[::-1], RIGHT[::-1]), {"transpose_x": True, "transpose_w": True}
+    ),
     "rope": Differentiated(
         partial(turned, rotate=rope.rope), partial(turned, rotate=rope.reference), ((2, 7, 3, 10), (5,))
     ),
@@ -81,7 +95,7 @@ KERNELS = {
 }
 ROW_KERNELS = ("rms_norm", "layer_norm", "softmax", "swiglu")
 every_kernel = pytest.mark.parametrize("name", KERNELS)
-some_kernels = pytest.mark.parametrize("name", [*ROW_KERNELS, "rope"])
+some_kernels = pytest.mark.parametrize("name", [*ROW_KERNELS, "matmul", "rope"])
 
 
 def pulled(function: Callable[..., Any], *arrays: Any) -> Any:

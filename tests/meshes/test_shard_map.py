@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 import tilekern as tk
 from tests.lang.checks import like_first, numbers
 from tilekern.errors import ArgumentError, CarryError
+from tilekern.kernels import layer_norm, matmul
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.nn import dot_product_attention
 from tilekern.testing import assert_close, in_float64
@@ -233,6 +234,28 @@ def test_attention_with_replicated_keys(order: int, check: bool) -> None:
     mapped = jax.shard_map(dot_product_attention, mesh=FOUR, in_specs=specs, out_specs=P(None, "data"), check_vma=check)
     wanted = jax.grad(loss(jax.nn.dot_product_attention), (0, 1, 2))
     agree(jax.jit(jax.grad(loss(mapped), (0, 1, 2)))(q, k, v), wanted, q, k, v, length=q.size)
+
+
+@checks
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("kernel", [layer_norm, matmul], ids=["layer_norm", "matmul"])
+def test_rows_with_replicated_weights(kernel: Any, order: int, check: bool) -> None:
+    """Each device has its rows; the gradients of weights are sums over all devices."""
+    x = numbers(8, 6) / 10
+    others = (numbers(6) / 10 + 1, numbers(6) / 10) if kernel is layer_norm else (numbers(6, 6) / 30,)
+    function, reference = getattr(kernel, kernel.__name__.rpartition(".")[2]), kernel.reference
+    specs = (P("data"), *[P()] * len(others))
+
+    def loss(call: Callable[..., Any]) -> Callable[..., Any]:
+        first = lambda *a: (call(*a) ** 2).sum()  # noqa: E731
+        if order == 1:
+            return first
+        return lambda *a: sum((g**2).sum() for g in jax.grad(first, tuple(range(len(a))))(*a))
+
+    mapped = jax.shard_map(function, mesh=FOUR, in_specs=specs, out_specs=P("data"), check_vma=check)
+    every = tuple(range(len(specs)))
+    found = jax.jit(jax.grad(loss(mapped), every))(x, *others)
+    agree(found, jax.grad(loss(reference), every), x, *others, length=x.size)
 
 
 def test_attention_that_knows_its_place_on_the_mesh() -> None:
