@@ -110,13 +110,37 @@ class Memory(Places):
         """A load; `shape` says what it loads along its first dims, the others are indices."""
         operands: list[Value] = []
         wanted = None if shape is None else [*shape, *[None] * (len(ref.ref.shape) - len(shape))]
+        extents = self._seen(ref.ref.shape) if shape is None else ref.ref.shape
         while True:
-            dims = [self._dim(length, operands, wanted and (wanted[n],)) for n, length in enumerate(ref.ref.shape)]
-            access = Access(tuple(dims))
+            dims = list[Dim]()
+            for n, length in enumerate(extents):
+                gathers = [dim.size for dim in dims if dim.kind == "gather"]
+                dims.append(self._dim(length, operands, wanted and (wanted[n],), gathers[-1:]))
+            dims = self._together(dims) if shape is None else dims
+            access = Access(tuple(dims), None if extents == ref.ref.shape else extents)
             if prod(access.shape) <= LARGEST:
                 break
             operands.clear()
         return self._read(ref, access, tuple(operands))
+
+    def _seen(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in which an access sees an array; no choice is spent on it, so that other programs stay."""
+        way = (self.seed + len(self.facts)) % 7
+        if way == 0 and len(shape) > 1:
+            return (shape[0] * shape[1], *shape[2:])
+        if way == 1 and shape and shape[-1] % 2 == 0 and len(shape) < 3:
+            return (*shape[:-1], shape[-1] // 2, 2)
+        return (1, *shape) if way == 2 and len(shape) < 3 else shape
+
+    def _together(self, dims: Sequence[Dim]) -> list[Dim]:
+        """The dims, of index vectors of the same size some together."""
+        found: list[Dim] = []
+        last: Dim | None = None
+        for dim in dims:
+            goes = last is not None and dim.kind == "gather" and dim.size == last.size and self.seed % 4
+            found.append(replace(dim, kind="along") if goes else dim)
+            last = dim if dim.kind == "gather" and not goes else last
+        return found
 
     def _read(self, ref: Value, access: Access, positions: tuple[Value, ...]) -> Value:
         mask = self.value(TileType(access.shape, BOOL)) if "mask" in self.features and self.chance(2) else None
@@ -126,13 +150,20 @@ class Memory(Places):
         op = Load(operands=operands, access=access, masked=mask is not None, filled=filler is not None)
         return self.emit(op, union(*self.fact(ref, *fill), *(() if fill else (Fact(0),))))
 
-    def _dim(self, length: int, operands: list[Value], wanted: tuple[int | None] | None) -> Dim:
-        """How one dim is accessed: by `wanted[0]` lanes, or as an index where that is None, or in any way."""
+    def _dim(
+        self, length: int, operands: list[Value], wanted: tuple[int | None] | None, gathers: Sequence[int] = ()
+    ) -> Dim:
+        """How one dim is accessed: by `wanted[0]` lanes, or as an index where that is None, or in any way.
+
+        An index vector is as long as those of `gathers`, so that both can go together.
+        """
         size = self.pick(self.sizes) if wanted is None else wanted[0]
         kinds: list[Literal["block", "index", "gather"]] = ["block", "block", "gather"]
         if "gather" not in self.features:
             kinds.pop()
         kind = "index" if size is None or (wanted is None and self.chance(3)) else self.pick(kinds)
+        if kind == "gather" and wanted is None and gathers:
+            size = gathers[-1]
         if kind == "block" and self.chance(3) and wanted in (None, (length,)) and 0 < length <= 16:
             return Dim("block", Position(), length, in_bounds=not self.upto(1))
         terms: list[tuple[Value, int]] = []
