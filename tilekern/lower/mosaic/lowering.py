@@ -71,7 +71,7 @@ class MosaicLowering:
     @property
     def plan(self) -> str:
         """What became of each loop and each access, and what it costs."""
-        return describe(self.planned)
+        return "\n".join([describe(self.planned), *map(visible, self._seen.notes)])
 
     def compile(self) -> MosaicCompiled:
         """Compile with libtpu, for a TPU that need not be here."""

@@ -26,10 +26,12 @@ class Seen:
     Attributes:
       func: the Func.
       origins: for each of its inputs, the number of the original's input that it is, reshaped.
+      notes: what XLA reshapes, in words.
     """
 
     func: Func
     origins: tuple[int, ...]
+    notes: tuple[str, ...]
 
     def inputs(self, arrays: Sequence[Any]) -> list[Any]:
         """The inputs of the Func, given those of the original."""
@@ -62,7 +64,10 @@ def as_seen(func: Func) -> Seen:
         ref = made[op.ref, op.extents]
         return rewriter.add(replace(op, operands=(ref, *op.operands[1:]), access=replace(op.access, extents=None)))
 
-    return Seen(replace(Rewriter(rule).run(func), params=tuple(made.values())), origins)
+    moved = [(param, shape) for param, shape in made if shape != param.ref.shape]
+    notes = tuple(f"  {param.name}{list(param.ref.shape)} as {list(shape)}" for param, shape in moved)
+    seen = replace(Rewriter(rule).run(func), params=tuple(made.values()))
+    return Seen(seen, origins, ("reshaped by XLA", *notes) if notes else ())
 
 
 def _several(param: Value, found: dict[tuple[int, ...], MemoryOp]) -> TargetError:
