@@ -288,6 +288,8 @@ def every_op() -> Func:
         b.add(Assert(operands=(true,), message='"true"', loc=b.loc()))
         rows = b.op(Iota, shape=(2,), dtype=I32, dim=0)
         b.load(x, gather(rows).sure, gather(rows), mask=b.const(True, (2, 2), BOOL), fill=kept)
+        together, vectors = access_of((Lanes("index", ((i, 1),)), gather(rows), replace(gather(rows), kind="along")))
+        b.op(Load, x, *vectors, access=replace(together, extents=(3, 3, 7)))
 
     return func("<lambda>", (x, out, tally), (Axis("i", 7, 8),), body)
 

@@ -49,9 +49,10 @@ def position_of(position: Position, operands: list[Any], lane: int) -> int:
 def lanes_of(access: Access, operands: list[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Every lane of an access, and the index in the array that it stands for."""
     for lane in np.ndindex(access.shape):
-        place, left = [], list(lane)
+        place, left, gathered = [], list(lane), 0
         for dim in access.dims:
-            own = 0 if dim.kind == "index" else left.pop(0)
+            own = 0 if dim.kind == "index" else gathered if dim.kind == "along" else left.pop(0)
+            gathered = own if dim.kind == "gather" else gathered
             place.append(position_of(dim.position, operands, own) + (own if dim.kind == "block" else 0))
         yield lane, tuple(place)
 
@@ -73,10 +74,16 @@ def naive_load(array: Array, access: Access, operands: list[Any]) -> Array:
 
 @dataclass(frozen=True)
 class Case:
-    """An access of an array by the programs of a grid; its operands: the grid's indices, two scalars, a vector."""
+    """An access of an array by the programs of a grid; its operands: the grid's indices, two scalars, a vector.
+
+    Attributes:
+      shape: the shape in which the access sees the array.
+      own: the array's.
+    """
 
     axes: tuple[Axis, ...]
     shape: tuple[int, ...]
+    own: tuple[int, ...]
     access: Access
 
     @property
@@ -91,10 +98,10 @@ class Case:
 
     def func(self, stores: bool) -> Func:
         """Load, and store the tiles to a place for each program; or with `stores` copy to where it is loaded from."""
-        x, numbers = (Value(RefType(s, d, "in"), n) for n, s, d in (("x", self.shape, F32), ("n", (5,), I32)))
+        x, numbers = (Value(RefType(s, d, "in"), n) for n, s, d in (("x", self.own, F32), ("n", (5,), I32)))
         grid = tuple(axis.tiles for axis in self.axes)
         kept = RefType((*grid, *self.access.shape), F32, "out")
-        out = Value(RefType(self.shape, F32, "zeros") if stores else kept, "out")
+        out = Value(RefType(self.own, F32, "zeros") if stores else kept, "out")
         args, b = tuple(index_value(axis.name) for axis in self.axes), Builder()
 
         def body(*_: Value) -> tuple[Value, ...]:
@@ -137,15 +144,18 @@ def cases(draw: st.DrawFn) -> Case:
     shape = tuple(draw(st.lists(st.sampled_from([1, 4, 9, 24]), min_size=1, max_size=2)))
     dims = []
     for _ in shape:
-        kind = draw(st.sampled_from(["block", "block", "index", "index", "gather"]))
+        along = ["along", "along"] if any(dim.kind == "gather" for dim in dims) else []
+        kind = draw(st.sampled_from(["block", "block", "index", "index", "gather", *along]))
         # Mostly places in the grid, so that many lanes are in bounds; sometimes the scalars, too.
         position = draw(positions(len(axes) + draw(st.sampled_from([0, 0, 2]))))
-        if kind == "gather":
+        if kind in ("gather", "along"):
             vector = Term(len(axes) + 2, draw(STRIDES), *draw(DIGITS))
             position = Position((*position.terms, vector), position.const)
-        size = {"block": draw(st.sampled_from([1, 2, 4])), "index": 1, "gather": LANES}[kind]
+        size = {"block": draw(st.sampled_from([1, 2, 4])), "index": 1, "gather": LANES, "along": LANES}[kind]
         dims.append(Dim(kind, position, size))
-    return Case(axes, shape, Access(tuple(dims)))
+    seen = [shape, shape, (int(np.prod(shape)),), (shape[0], 1, *shape[1:])]
+    own = draw(st.sampled_from(seen))
+    return Case(axes, shape, own, Access(tuple(dims), None if own == shape else shape))
 
 
 def by_xla(func: Func, *arrays: Array) -> Array:
@@ -159,7 +169,7 @@ def test_loads_read_the_lanes_that_the_access_means(case: Case) -> None:
     tiles = [naive_load(case.array, case.access, operands) for _, operands in case.programs()]
     expected = np.stack(tiles).reshape(*func.grid, *case.access.shape)
     improved = run(func, check=True)
-    arrays = case.array, NUMBERS
+    arrays = case.array.reshape(case.own), NUMBERS
     for result in (*interpret(func, *arrays), *interpret(improved, *arrays), by_xla(func, *arrays)):
         assert_same(result, expected)
     assert_same(by_xla(improved, *arrays), expected)
@@ -173,14 +183,15 @@ def test_stores_write_the_lanes_that_the_access_means(case: Case) -> None:
             if inside(place, case.shape):
                 expected[place] = case.array[place]
                 owners.setdefault(place, set()).add(program)
+    array, expected = case.array.reshape(case.own), expected.reshape(case.own)
     for variant in (func, run(func, check=True)):
         if any(len(programs) > 1 for programs in owners.values()):
             with pytest.raises(WriteConflict):
-                interpret(variant, case.array, NUMBERS)
+                interpret(variant, array, NUMBERS)
         else:
-            assert_same(interpret(variant, case.array, NUMBERS)[0], expected)
+            assert_same(interpret(variant, array, NUMBERS)[0], expected)
     # Programs that store one element store the same number there.
-    assert_same(by_xla(func, case.array, NUMBERS), expected)
+    assert_same(by_xla(func, array, NUMBERS), expected)
 
 
 @given(case=cases())

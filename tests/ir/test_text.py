@@ -145,6 +145,8 @@ def test_golden_of_each_form() -> None:
         " do (%",
         "to %an_output[8*%i +: 8] mask %",
         "gather(%",
+        " as [3, 3, 7][%i, gather(%",
+        "along(%",
         ", 2)!",
         " fill %",
     ):

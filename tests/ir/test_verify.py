@@ -156,6 +156,17 @@ ILL_TYPED: dict[str, Callable[[], Op]] = {
     "gather of size 3 by operands [(3,), (3,)]": load(
         X, ROWS, access=dims(Dim("gather", Position((Term(0, 1), Term(0, 1))), 3), Dim("index", Position()))
     ),
+    "along of size 3 behind no gather of that size": load(
+        X, ROWS, access=dims(Dim("along", Position((Term(0, 1),)), 3), Dim("index", Position()))
+    ),
+    "along of size 2 behind no gather of that size": load(
+        X, ROWS, access=dims(Dim("gather", Position((Term(0, 1),)), 3), Dim("along", Position((Term(0, 1),)), 2))
+    ),
+    "along of size 3 by operands [()]": load(
+        X, ROWS, N, access=dims(Dim("gather", Position((Term(0, 1),)), 3), Dim("along", Position((Term(1, 1),)), 3))
+    ),
+    "as [5], of other size": load(X, access=Access((Dim("index", Position()),), (5,))),
+    "as [-1, -1]": load(X, access=Access((Dim("index", Position()),) * 2, (-1, -1))),
     "index of size 2": load(X, access=dims(Dim("index", Position(), 2), Dim("index", Position()))),
     "block of size -1": load(X, access=dims(Dim("block", Position(), -1), Dim("index", Position()))),
     "a position must be int32, got f32[]": load(X, tile()),

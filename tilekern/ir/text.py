@@ -151,7 +151,7 @@ class _Printer:
     def _memory(self, op: MemoryOp) -> str:
         values = op.operands[1 : op.leading]
         text = f"{op.name} {self._uses(values)} to " if values else f"{op.name} "
-        seen = "" if op.access.extents is None else f" as {list(op.access.extents)} "
+        seen = "" if op.access.extents is None else f" as {list(op.access.extents)}"
         text += f"{self._use(op.ref)}{seen}[{', '.join(self._dim(op, d) for d in op.access.dims)}]"
         if op.mask is not None:
             text += f" mask {self._use(op.mask)}"
