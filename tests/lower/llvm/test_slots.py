@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import jax
+import numpy as np
 import pytest
 
+import tilekern as tk
 from tests.lower.library import CASES, family
 from tests.lower.llvm.machines import ALL
 from tests.lower.llvm.plans import every_step, planned
@@ -212,6 +215,31 @@ def test_kernels(name: str) -> None:
             func, plan = planned(family(name, case.name, "bfloat16").func(TARGETS["cpu:llvm"]), machine)
             for trips in (2, 0):
                 Run(func, plan, trips)
+
+
+@tk.kernel(out_type=lambda x, w: jax.ShapeDtypeStruct(x.shape, x.dtype))
+def nested_sum(x: tk.Ref, w: tk.Ref, out: tk.Ref, *, reads_between: bool) -> None:
+    """A sum over two loops; the inner one may read what the outer one began with."""
+    i = tk.parallel(x.shape[0], 8)
+
+    def outer(t: jax.Array, total: jax.Array) -> jax.Array:
+        def inner(u: jax.Array, part: jax.Array) -> jax.Array:
+            return tk.dot(total + w[u, :8] if reads_between else x[i], w[t + u], part)
+
+        return tk.fold(tk.serial(3), inner, total)
+
+    out[i] = tk.fold(tk.serial(3), outer, tk.zeros((i, x.shape[1])))
+
+
+@pytest.mark.parametrize("reads_between", [False, True])
+def test_a_sum_over_two_loops_is_copied_only_where_its_begin_is_read(reads_between: bool) -> None:
+    x, w = np.ones((16, 16), np.float32), np.ones((5, 16, 16), np.float32)
+    func = nested_sum.trace(x, w, reads_between=reads_between).lower("cpu:llvm").ir
+    func, plan = planned(func, ALL[0])
+    for trips in (3, 2, 1, 0):
+        Run(func, plan, trips)
+    moves = [move for step in every_step(plan) if isinstance(step, Copies) for move in step.moves]
+    assert any(a.root is not b.root for a, b in moves) == reads_between
 
 
 def test_a_slot_in_the_wrong_place_is_found() -> None:

@@ -54,6 +54,9 @@ class _Placing:
             self._note(step, loops)
         for slot, uses in self._uses.items():
             self._span(slot, uses)
+        for step in self._again(self._func.body):
+            if isinstance(step, Copies):
+                self._merge_copies(step)  # of a loop behind another one, so that carries see one slot
         self._merge_carries()
         for step in self._again(self._func.body):
             if isinstance(step, Copies):
@@ -139,19 +142,26 @@ class _Placing:
                 for step in self._plan.steps[region]:
                     if isinstance(step, Copies):
                         for source, target in step.moves:
-                            if target in carried and self._replaces(source, target, region):
-                                self._join(source, target)
+                            if target in carried and self._replaces(source.root, target.root, region):
+                                self._join(source.root, target.root)
 
     def _replaces(self, source: Slot, target: Slot, region: Block) -> bool:
-        """Whether a slot is written in the region only after the last time that its target is read there."""
-        if source.root is not source or target.root is not target or source.nbytes != target.nbytes:
+        """Whether a slot is written in the region only after the last time that its target is read there.
+
+        A loop inside may write it, if no loop inside reads the target: one iteration reads after another has written.
+        """
+        if source is target or source.nbytes != target.nbytes:
             return False
         steps = self._plan.steps[region]
         numbers = {step.number for step in steps}
-        if any(use.number not in numbers for use in self._uses[source].writes):
-            return False
         ends = [step.end if isinstance(step, Step) and step.op.regions else step.number for step in steps]
-        reads = [use for use in self._uses[target].reads if min(numbers) <= use.number <= max(ends)]
+        writes = [use for slot, uses in self._uses.items() if slot.root is source for use in uses.writes]
+        reads = [use for slot, uses in self._uses.items() if slot.root is target for use in uses.reads]
+        reads = [use for use in reads if min(numbers) <= use.number <= max(ends)]
+        if not all(min(numbers) <= use.number <= max(ends) for use in writes):
+            return False
+        if not {use.number for use in writes} <= numbers and not {use.number for use in reads} <= numbers:
+            return False
         return all(use.number < source.first or (use.number == source.first and use.lanewise) for use in reads)
 
     def _merge_copies(self, step: Copies) -> None:
