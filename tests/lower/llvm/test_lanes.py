@@ -51,6 +51,26 @@ def test_softmax_of_rows_of_one_block_and_a_little(columns: int) -> None:
         assert place.untouched(), machine
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("dtype", ["bool", "i8", "bf16", "f8e5m2", "f64"])
+def test_tiles_whose_elements_take_turns(dtype: str, count: int) -> None:
+    """Vectors of several tiles become one vector, of any number of lanes."""
+    for width in (1, 5, 19, 64):
+        parts = "".join(
+            f"  %{n} = load %x[{n}!, 0 +: 3!, 0 +: {width}!, 0 +: 1!] : {dtype}[3, {width}, 1]\n" for n in range(count)
+        )
+        func = parse(
+            f"func @turns(%x: ref<{dtype}[{count}, 3, {width}, 1], in>, "
+            f"%out: ref<{dtype}[3, {width}, {count}], out>) {{\n"
+            f"{parts}  %9 = concatenate({', '.join(f'%{n}' for n in range(count))}) {{dim=2}} : "
+            f"{dtype}[3, {width}, {count}]\n  store %9 to %out[0 +: 3!, 0 +: {width}!, 0 +: {count}!]\n}}"
+        )
+        x = (np.arange(count * 3 * width) % 50 % 7).astype(func.inputs[0].ref.dtype).reshape(count, 3, width, 1)
+        for machine in (None, *here()):
+            (found,) = run(LlvmLowering(func, machine), [x], Canaries())
+            assert found.tobytes() == np.concatenate([*x], 2).tobytes(), (width, machine)
+
+
 def test_a_stray_store_is_found() -> None:
     place = Canaries()
     memory = place(10)

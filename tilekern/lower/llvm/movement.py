@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tilekern.ir.core import Value, cdiv
 from tilekern.ir.dynamic import DynamicUpdateSlice, Take
 from tilekern.ir.shape import Concatenate, Pad
+from tilekern.lower.llvm.code import Reg
 from tilekern.lower.llvm.elements import Elements, index_of
 from tilekern.lower.llvm.groups import cover
-from tilekern.lower.llvm.index import Index, Place
+from tilekern.lower.llvm.index import ZERO, Index, Place
 
 
 def _copy(e: Elements, source: Value, target: Value, shape: tuple[int, ...], to: Callable[[Place], Place]) -> None:
@@ -23,6 +25,10 @@ def _copy(e: Elements, source: Value, target: Value, shape: tuple[int, ...], to:
 
 def concatenate(e: Elements, op: Concatenate) -> None:
     """One part behind the other."""
+    alone = len(op.operands) > 1 and all(x.tile.shape[op.dim] == 1 for x in op.operands)
+    if alone and 0 < op.dim == len(op.result.tile.shape) - 1:
+        stack(e, op)
+        return
     at = 0
     for x in op.operands:
 
@@ -31,6 +37,28 @@ def concatenate(e: Elements, op: Concatenate) -> None:
 
         _copy(e, x, op.result, x.tile.shape, to)
         at += x.tile.shape[op.dim]
+
+
+def stack(e: Elements, op: Concatenate) -> None:
+    """Parts of one element along the last dim each: vectors along the dim before it, whose lanes take turns."""
+
+    def body(place: Place, lanes: int) -> None:
+        parts = [e.at(x, (*place, ZERO), lanes) for x in op.operands]
+        if not lanes or len(parts) & (len(parts) - 1):
+            for n, x in enumerate(parts):
+                e.put(op.result, x, (*place, Index(const=n)))
+            return
+        while len(parts) > 1:
+            half = len(parts) // 2
+            parts = [_by_turns(e, x, y) for x, y in zip(parts[:half], parts[half:], strict=True)]
+        e.put(op.result, parts[0], (*place[:-1], replace(place[-1], step=0), Index(step=1)))
+
+    cover(e, op.result.tile.shape[:-1], body)
+
+
+def _by_turns(e: Elements, x: Reg, y: Reg) -> Reg:
+    lanes = x.type.lanes
+    return e.code.shuffle(x, y, [n + side for n in range(lanes) for side in (0, lanes)])
 
 
 def pad(e: Elements, op: Pad) -> None:
