@@ -43,11 +43,9 @@ class Source(Builder):
     def const(self, value: Any, shape: tuple[int, ...] = (), dtype: DType = I32, hint: str = "") -> Value:
         return self.one(splat(value, TileType(shape, dtype), loc=self.loc(), hint=hint))
 
-    def load(
-        self, ref: Value, *dims: "Lanes", mask: Value | None = None, fill: Value | None = None, **kw: Any
-    ) -> Value:
+    def load(self, x: Value, *dims: "Lanes", mask: Value | None = None, fill: Value | None = None, **kw: Any) -> Value:
         access, positions = access_of(dims)
-        operands = (ref, *positions, *(v for v in (mask, fill) if v is not None))
+        operands = (x, *positions, *(v for v in (mask, fill) if v is not None))
         return self.op(Load, *operands, access=access, masked=mask is not None, filled=fill is not None, **kw)
 
     def store(self, ref: Value, value: Value, *dims: "Lanes", mask: Value | None = None) -> int:
@@ -288,7 +286,7 @@ def every_op() -> Func:
         b.add(Assert(operands=(true,), message='"true"', loc=b.loc()))
         rows = b.op(Iota, shape=(2,), dtype=I32, dim=0)
         b.load(x, gather(rows).sure, gather(rows), mask=b.const(True, (2, 2), BOOL), fill=kept)
-        together, vectors = access_of((Lanes("index", ((i, 1),)), gather(rows), replace(gather(rows), kind="along")))
+        together, vectors = access_of((whole(3), gather(rows), replace(gather(rows), kind="along")))
         b.op(Load, x, *vectors, access=replace(together, extents=(3, 3, 7)))
 
     return func("<lambda>", (x, out, tally), (Axis("i", 7, 8),), body)

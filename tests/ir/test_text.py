@@ -145,7 +145,7 @@ def test_golden_of_each_form() -> None:
         " do (%",
         "to %an_output[8*%i +: 8] mask %",
         "gather(%",
-        " as [3, 3, 7][%i, gather(%",
+        " as [3, 3, 7][0 +: 3!, gather(%",
         "along(%",
         ", 2)!",
         " fill %",
