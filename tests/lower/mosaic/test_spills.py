@@ -221,7 +221,7 @@ def test_code_around_a_loop_has_values_of_its_own(rounds: Rounds, tiles: float) 
 def attention(dtype: str, rows: int, keys: int, before: str = "", masked: str = "") -> int:
     """Of attention of one tile, without the division."""
     func = parse(f"""func @f(%q: ref<{dtype}[{rows}, 64], in>, %k: ref<{dtype}[{keys}, 64], in>,
-           %o: ref<f32[{rows}, 64], out>) {{
+           %v: ref<{dtype}[{keys}, 64], in>, %o: ref<f32[{rows}, 64], out>) {{
   {before}
   %0 = load %q[0 +: {rows}!, 0 +: 64!] : {dtype}[{rows}, 64]
   %1 = load %k[0 +: {keys}!, 0 +: 64!] : {dtype}[{keys}, 64]
@@ -231,7 +231,8 @@ def attention(dtype: str, rows: int, keys: int, before: str = "", masked: str = 
   %4 = broadcast(%3) {{dims=[0]}} : f32[{rows}, {keys}]
   %5 = sub(%2, %4) : f32[{rows}, {keys}]
   %6 = convert(%5) : {dtype}[{rows}, {keys}]
-  %7 = dot({"%5" if dtype == "f32" else "%6"}, %1) {{contract=[[1], [0]]}} : f32[{rows}, 64]
+  %w = load %v[0 +: {keys}!, 0 +: 64!] : {dtype}[{keys}, 64]
+  %7 = dot({"%5" if dtype == "f32" else "%6"}, %w) {{contract=[[1], [0]]}} : f32[{rows}, 64]
   store %7 to %o[0 +: {rows}!, 0 +: 64!]
 }}
 """)
