@@ -8,7 +8,18 @@ tile exists as a whole where one op needs all of another one's result, and the t
                adds a tile to itself, shifted
     dots       what one gives is there until the next one's result meets it, for matrix units do one after the other
 
-Others are tiles by themselves, whatever is done with them: operands of dots, rows that are repeated, reshaped lanes.
+Others are tiles by themselves, whatever is done with them:
+
+    the left operand of a dot that is computed, for the matrix unit wants it as a whole; what several dots multiply
+    what a loop uses from around it, unless all that it does is to multiply it in few passes
+    a tile of few lanes that a reshape makes, for it goes through memory; other reshapes of lanes, in part
+    what is put together from parts of one tile: the parts are computed together, and the last ones wait
+    what a switch gives, and what it takes; of what gathers along the lanes, both, if they are large
+    rows that are repeated along a dim between theirs and the lanes: each one fills a register
+    what is loaded from between the lanes, if it has to be widened; of more than two dims, from anywhere but the front
+    a single row of two-byte numbers that follows from a reduction of it, for it is packed before it is stored
+    sums over lanes with a reduction behind them: a column of them is as large as a tile of 128 lanes
+
 All figures are estimates, measured with libtpu 0.0.51.
 """
 
@@ -184,8 +195,19 @@ class _Search:
             self._keep(value, size_of(value, self.made.get(value, op), self.kernel))
         if isinstance(op, Concatenate | Reshape):
             self._keep(op.result, self._moved(op))
+        if isinstance(op, Reduce) and op.dims == (0,):
+            self._keep_column(op.operands[0])
         if isinstance(op, Reduce) and before.depth and len(op.operands[0].tile.shape) == 2 and op.dims == (1,):
             self.rows.append((op.result, op.operands[0]))
+
+    def _keep_column(self, value: Value) -> None:
+        """Sums over lanes wait, if a reduction over rows follows at once."""
+        op = self.made.get(value)
+        while isinstance(op, Broadcast | Convert | Reshape):
+            value = op.operands[0]
+            op = self.made.get(value)
+        if isinstance(op, Reduce) and len(value.tile.shape) == 1 and op.dims == (1,):
+            self._keep(value, value.tile.shape[0] * LANES * 4)
 
     def _moved(self, op: Concatenate | Reshape) -> int:
         """Of parts that are computed from the same tile, all but the first ones wait; so do reshaped lanes."""
@@ -280,8 +302,9 @@ def shared(block: Block) -> dict[Value, Shared]:
     made = {r: op for op in block.ops for r in op.results}
     dots: dict[Value, dict[int, Dot]] = {}
     for n, op in enumerate(block.ops):
-        for value in op.operands if isinstance(op, Dot) else ():
-            dots.setdefault(root_of(value, made), {})[n] = op
+        if isinstance(op, Dot):
+            for value in op.operands:
+                dots.setdefault(root_of(value, made), {})[n] = op
     found: dict[Value, Shared] = {}
     for value, by in dots.items():
         size = padded_bytes(value.tile.shape, value.tile.dtype)

@@ -1,17 +1,9 @@
 """Which values of a kernel go through VMEM, beside the blocks and carries that are there anyway.
 
-Mosaic computes elementwise chains register by register, so most tiles never exist as a whole. These do:
+`kept.py` says which values these are and what each one takes; here is when they are there, and what is there at once.
 
-    the operand of a dot that is computed, for the matrix unit wants it as a whole
-    the left operand of a dot, though loaded, if it is multiplied with several stretches of columns
-    a tile that is used again by what depends on a reduction of it: logits, first for their maximum, then for exp(s - m)
-    a tile of few lanes that a reshape or a transposition makes, for these go through memory
-    what a switch gives, and what it takes; of what gathers along the lanes, both, if they are large
-    rows that are repeated along a dim between theirs and the lanes: each one fills a register
-    what is loaded from between the lanes, if it has to be widened; of more than two dims, from anywhere but the front
-    a single row of two-byte numbers that follows from a reduction of it, for it is packed before it is stored
-
-This is an estimate; tests/lower/mosaic/test_library.py holds it against what libtpu reports for kernels of the library.
+This is an estimate; tests/lower/mosaic/test_library.py holds it against what libtpu reports for kernels of
+the library, test_random_tiles.py for random ones.
 """
 
 from __future__ import annotations
