@@ -163,7 +163,10 @@ def _cuda(
         # No tensor cores: operands and sums are all in registers.
         block_m, block_n = soonest(rows, columns, ((128, 128), (64, 64)) if itemsize == 4 else ((64, 64),), target)
     elif fine:
-        block_m, block_n = soonest(rows, columns, ((128, 256), (128, 128), (64, 128), (64, 64)), target)
+        tiles = (128, 256), (128, 128), (64, 128), (64, 64)
+        # Operands are in registers on sm_80, where a transposed one of the largest tile would spill.
+        large = target != "cuda:sm_80" or not (transpose_x or transpose_w)
+        block_m, block_n = soonest(rows, columns, tiles if large else tiles[1:], target)
     else:
         # Loads go through registers, and nothing but other programs hides how long they take. On sm_80, where
         # operands are in registers as well, they are half as deep.

@@ -1,0 +1,72 @@
+"""The kernels of the library's gradients at their default configuration, compiled for a GPU and a TPU without any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import pytest
+
+from bench.gpu.item import lowerings_of
+from tilekern.kernels.layer_norm import layer_norm
+from tilekern.kernels.matmul import matmul
+from tilekern.kernels.rms_norm import rms_norm
+from tilekern.kernels.rope import rope
+from tilekern.kernels.softmax import softmax
+from tilekern.kernels.swiglu import swiglu
+from tilekern.lower.mosaic.lowering import MosaicLowering
+from tilekern.lower.target import resolve
+from tilekern.lower.triton.lowering import TritonLowering
+
+slow = pytest.mark.slow
+MATRIX, VECTOR = (4096, 4096), (4096,)
+# Functions, the shapes of their arrays, and the dtype: real sizes, long rows, and rows that no copy of 16 bytes fits.
+CASES = {
+    "rms_norm": (rms_norm, (MATRIX, VECTOR), "bfloat16"),
+    "layer_norm_wide": (layer_norm, ((4096, 8192), (8192,), (8192,)), "float32"),
+    "layer_norm_long": (layer_norm, ((512, 20000), (20000,), (20000,)), "bfloat16"),
+    "softmax_vocabulary": (softmax, ((1024, 50257),), "bfloat16"),
+    "swiglu": (swiglu, ((4096, 14336),) * 2, "bfloat16"),
+    "rope": (rope, ((1, 4096, 32, 128),), "bfloat16"),
+    "matmul": (matmul, (MATRIX, MATRIX), "bfloat16"),
+    "matmul_odd": (matmul, ((1024, 768), (768, 50257)), "bfloat16"),
+}
+FEW = ("rms_norm", "layer_norm_wide", "softmax_vocabulary", "swiglu", "matmul_odd")
+some_first = pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FEW else slow) for n in CASES])
+
+
+def lowered(name: str, target: str) -> list[Any]:
+    """The kernels of a case's function and its gradient, each program once."""
+    function, shapes, dtype = CASES[name]
+    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+
+    def both(function: Callable[..., Any], cotangent: Any, *arrays: Any) -> Any:
+        out, pull = jax.vjp(function, *arrays)
+        return out, pull(cotangent)
+
+    out = jax.eval_shape(function, *arrays)
+    found = list(lowerings_of(partial(both, function), [out, *arrays], resolve(target)))
+    kinds = 3 if function is matmul else 2
+    assert len(found) == kinds, [lowering.func.name for lowering in found]
+    return [lowering for lowering in found if lowering.func.name != f"{function.__name__}_forward" or function is rope]
+
+
+@some_first
+@pytest.mark.parametrize(
+    "target", [pytest.param("cuda:sm_80", marks=slow), "cuda:sm_90", pytest.param("cuda:sm_100", marks=slow)]
+)
+def test_no_program_of_a_gpu_spills(name: str, target: str) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    for lowering in lowered(name, target):
+        assert isinstance(lowering, TritonLowering)
+        assert lowering.compile().resources.spills == 0
+
+
+@some_first
+def test_a_tpu_compiles_them(name: str) -> None:
+    pytest.importorskip("libtpu", reason="needs libtpu")
+    for lowering in lowered(name, "tpu:v5e"):
+        assert isinstance(lowering, MosaicLowering)
+        assert 0 < lowering.compile().resources.vmem_bytes <= lowering.planned.vmem_limit
