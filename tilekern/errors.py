@@ -99,6 +99,10 @@ class GatherWarning(UserWarning):
     """Each of several devices computes a whole call, for which XLA gathers arrays that a mesh divides."""
 
 
+class LargeProgramWarning(UserWarning):
+    """A kernel becomes a program that takes the target's compiler minutes."""
+
+
 # --- what a backend stands on ----------------------------------------------------------------------------------------
 
 

@@ -1,12 +1,16 @@
-"""The sizes of arrays and grids that backends can count, and the refusal of larger ones."""
+"""The sizes of arrays, grids and programs: what backends cannot count is refused, of slow compilers is warned."""
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
+from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
 
 from tilekern import source
-from tilekern.errors import TargetError
-from tilekern.ir.core import Func
+from tilekern.errors import LargeProgramWarning, TargetError
+from tilekern.ir.core import Func, Op
 from tilekern.ir.memory import MemoryOp
 
 LONGEST_INT32 = 2**31 - 1
@@ -14,6 +18,33 @@ LONGEST_INT32 = 2**31 - 1
 
 MOST_PROGRAMS = 2**62
 """Programs that int64 counts, with room for the rounding of their number."""
+
+MOST_OPERATIONS = 50_000
+"""Operations of a program from which on it takes compilers minutes; no kernel of the library has more than 2,000."""
+
+_NONE: Mapping[Op, int] = MappingProxyType({})
+
+
+def warn_large(func: Func, target: str, written_out: Mapping[Op, int] = _NONE) -> None:
+    """Issue a `LargeProgramWarning` at the line that makes most of a program that compilers take long for.
+
+    Args:
+      func: the Func, legal for the target.
+      target: its name.
+      written_out: of ops that the backend writes out, the number of operations.
+    """
+    lines = Counter[source.Loc]()
+    for op in func.walk():
+        lines[op.loc] += written_out.get(op, 1)
+    if lines.total() <= MOST_OPERATIONS:
+        return
+    ((loc, most),) = lines.most_common(1)
+    message = (
+        f"{func.name} becomes {lines.total()} operations for {target}, {most} of them from this line: "
+        "compiling it may take minutes.\n  fix: take smaller blocks; loop with tk.serial, not Python's for; "
+        "sort, gather, or store at odd places, fewer elements at once"
+    )
+    warnings.warn_explicit(message, LargeProgramWarning, loc.file, loc.line)
 
 
 def refuse_large(func: Func, backend: str, *, longest: int | None = None, programs: int = MOST_PROGRAMS) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -97,5 +98,6 @@ def test_a_table_that_does_not_fit_stays_in_hbm(dtype: Any) -> None:
 def test_what_cannot_be_fetched_is_refused() -> None:
     """Rows of which a copy would have part of a register."""
     shapes = jax.ShapeDtypeStruct((4096,), jnp.int32), jax.ShapeDtypeStruct((1 << 18, 1000), jnp.float32)
-    with pytest.raises(tk.errors.ResourceError, match=r"needs more VMEM"):
+    with pytest.raises(tk.errors.ResourceError, match=r"needs more VMEM") as caught:
         embed.trace(*shapes).lower("tpu:v5e")
+    assert re.search(r"; table is there as a whole for its access at line \d+, at any place", str(caught.value))

@@ -19,6 +19,7 @@ from tilekern.lower.llvm.emit import emit, make_plan
 from tilekern.lower.llvm.legalize import legalize
 from tilekern.lower.llvm.program import Program
 from tilekern.lower.llvm.shares import shares_of
+from tilekern.lower.sizes import warn_large
 
 
 class LlvmLowering:
@@ -38,6 +39,7 @@ class LlvmLowering:
     def __init__(self, func: Func, machine: toolchain.Machine | None = None) -> None:
         self.func, self.machine = func, machine or toolchain.working_host()
         self._legal = legalize(func, self.machine)
+        warn_large(self._legal, "cpu:llvm")
         self._plan = make_plan(self._legal, self.machine)
         self.program: Program = emit(self._legal, self._plan, self.machine)
         with source.at(func.loc):

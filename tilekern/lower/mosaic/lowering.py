@@ -22,6 +22,7 @@ from tilekern.lower.mosaic.legalize import legalize
 from tilekern.lower.mosaic.plan import Plan
 from tilekern.lower.mosaic.plan import plan as plan_of
 from tilekern.lower.mosaic.seen import as_seen
+from tilekern.lower.sizes import warn_large
 from tilekern.lower.target import Target
 from tilekern.passes import pipeline
 from tilekern.passes.split_loops import split_loops
@@ -42,6 +43,7 @@ class MosaicLowering:
         # Full tiles apart from ragged and diagonal ones, so that most iterations need no mask.
         self._seen = as_seen(pipeline.run(split_loops(func)))
         self.planned: Plan = plan_of(legalize(self._seen.func, self._chip.name.removeprefix("tpu:")), self._chip)
+        warn_large(self.planned.func, self._chip.name, self.planned.written_out)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
 
     @_jax.emits

@@ -16,7 +16,7 @@ from typing import Literal
 from tilekern import source
 from tilekern.errors import ResourceError
 from tilekern.ir.control import Fold
-from tilekern.ir.core import Array, Func, Value
+from tilekern.ir.core import Array, Func, Op, Value
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ranges import Interval, analyze
 from tilekern.ir.types import DType
@@ -36,6 +36,7 @@ from tilekern.lower.mosaic.visits import Visits
 from tilekern.lower.mosaic.windows import Role, Window, axes_of, merge, opened, opened_role, window_of
 
 _MOST_AXES = 6  # of a grid whose orders are tried
+_A_ROW = 16  # operations that read or write one, at least
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,16 @@ class Plan:
         outside = {*(self.serial.chain if self.serial else ()), *self.pipes}
         inside = (op for op in self.func.walk() if isinstance(op, Fold) and op not in outside)
         return {op: rounds_of(op, self.ranges) for op in inside}
+
+    @property
+    def written_out(self) -> Mapping[Op, int]:
+        """The operations of accesses that are made row by row."""
+        found = dict[Op, int]()
+        for op, seen in self.layouts.items():
+            roles = () if seen is None else seen.window.roles
+            rows = prod(d.size for d, role in zip(op.access.dims, roles, strict=False) if role.kind == "rows")
+            found[op] = rows * _A_ROW if rows > 1 else 1
+        return found
 
     @property
     def piped(self) -> frozenset[Value]:
@@ -264,8 +275,21 @@ def _too_large(best: Plan) -> ResourceError:
             f"{best.func.name} needs more VMEM than a core of {best.chip.name} has",
             expected=f"at most {there:.1f} MiB in all; a block that another one follows counts twice",
             got=f"{best.vmem / 2**20:.1f} MiB: {bill}",
-            fix="take smaller blocks, or loop over what is loaded as a whole",
+            fix=f"take smaller blocks, or loop over what is loaded as a whole{_cause(best)}",
         )
+
+
+def _cause(best: Plan) -> str:
+    """The access because of which the largest buffer holds all of a dim, and what would help."""
+    seen = [(op, found) for op, found in best.layouts.items() if found is not None and found not in best.fetched]
+    op, found = max(seen, key=lambda pair: _block_bytes(pair[1]), default=(None, None))
+    kinds = {role.kind for role in found.window.roles} if found else set[str]()
+    if op is None or not kinds & {"rows", "aligned"}:
+        return ""
+    start = f"; {op.ref.name} is there as a whole" + (f" for its access at line {op.loc.line}" if op.loc.line else "")
+    if "rows" in kinds:
+        return f"{start}, at any place: take tiles at multiples of their sizes"
+    return f"{start}, of a tile that is known only while the program runs"
 
 
 def _planned(ahead: Ahead, constants: tuple[Array, ...], chip: Chip, serial: Serial | None = None) -> Plan:

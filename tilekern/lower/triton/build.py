@@ -13,6 +13,7 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load
 from tilekern.ir.quote import code_of
 from tilekern.ir.types import I32
+from tilekern.lower.sizes import warn_large
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.copies import Copy, plan_copies
 from tilekern.lower.triton.emit import Emitter
@@ -40,6 +41,7 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     legal, copies = _planned(func, chip)
     if _has_masked_loops(legal.func, copies):
         legal, copies = _planned(pipeline.run(split_loops(func)), chip)
+    warn_large(legal.func, chip.name)
     names = Names()
     entry = names.fresh(func.name)
     memory = Memory(legal.func, copies, names)

@@ -13,7 +13,7 @@ from tilekern import _jax
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.ir.quote import visible
-from tilekern.lower.sizes import LONGEST_INT32, refuse_large
+from tilekern.lower.sizes import LONGEST_INT32, refuse_large, warn_large
 from tilekern.lower.xla import budget, emit
 
 
@@ -31,6 +31,7 @@ class XlaLowering:
     def __init__(self, func: Func) -> None:
         refuse_large(func, "the portable backend", longest=LONGEST_INT32)
         budget.check(func)
+        warn_large(func, "cpu:xla")
         self.func = func
 
     @_jax.emits
