@@ -160,3 +160,7 @@ def test_source_that_python_compiled_is_shown(tmp_path: Path) -> None:
     place = source.of_function(namespace["f"].__code__)
     assert place.snippet().endswith("def f():")
     assert source.assigned_name(Loc(str(file), 2)) == "rows" and assigned(Loc(str(file), 2)) == ("rows",)
+
+
+def test_a_location_is_one_line() -> None:
+    assert str(Loc("a\n\x1b[31mb größe.py", 3)) == r"a\n\x1b[31mb größe.py:3"

@@ -39,7 +39,8 @@ class Loc:
     function: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        file = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in self.file)
+        return f"{file}:{self.line}"
 
     def snippet(self) -> str:
         """The line with a caret under the span, or "" where the source cannot be read."""

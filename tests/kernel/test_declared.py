@@ -16,6 +16,7 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import like_first, numbers, refused
 from tilekern.errors import ArgumentError, UnsupportedError
+from tilekern.kernel import declared
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.matmul import matmul
 from tilekern.kernels.softmax.kernel import softmax_forward
@@ -174,3 +175,15 @@ def test_kernels_that_call_each_other() -> None:
 
     with refused(UnsupportedError, "f calls itself", expected="a loop", got="a call of f in a body", fix="tk.fold"):
         f(X)
+
+
+def test_what_a_kernel_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declared, "_FAMILIES", 4)
+
+    @tk.kernel(out_type=lambda x: x)
+    def times(x, out, *, n: int):
+        out[...] = x[...] * n
+
+    for n in range(10):
+        np.testing.assert_array_equal(times(jnp.ones(3), n=n), np.full(3, n))
+        assert len(times._calls) <= 4 and len(times._families) <= 4

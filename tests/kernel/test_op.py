@@ -116,3 +116,21 @@ def test_an_op_has_no_launch_options(name: str) -> None:
         fix=f"give {name} to the kernels inside",
     ):
         total(X, **{name: 4})  # <-
+
+
+def test_an_op_that_calls_itself_without_end() -> None:
+    @tk.op(out_type=lambda x: x)
+    def endless(x):
+        return endless(x) + 1
+
+    with pytest.raises(tk.errors.UnsupportedError, match="endless calls itself without end") as caught:
+        endless(jnp.ones(3))
+    assert caught.value.loc.file == __file__
+
+
+def test_an_op_that_calls_itself_to_an_end() -> None:
+    @tk.op(out_type=lambda x: x)
+    def power(x, *, n: int = 3):
+        return x if n == 0 else power(x, n=n - 1) * x
+
+    np.testing.assert_array_equal(power(2 * jnp.ones(3)), np.full(3, 16.0))

@@ -144,7 +144,7 @@ def test_pieces_of_a_format(format: str, expected: list[tuple[str, int | None]])
     assert list(pieces(format)) == expected
 
 
-@pytest.mark.parametrize("format", ["{", "{x}", "{0.shape}", "{0} {}", "{:{}}", "{3}", "}"])
+@pytest.mark.parametrize("format", ["{", "{x}", "{0.shape}", "{0} {}", "{:{}}", "{:>99999999}", "{:.1000}", "{3}", "}"])
 def test_formats_that_are_none(format: str) -> None:
     with pytest.raises(ParseError, match="format"):
         parse(f"func @f() {{\n%a = constant 0 : i32[]\nprint(%a) {{format={json.dumps(format)}}} }}")

@@ -41,7 +41,8 @@ def pieces(format: str) -> Iterator[tuple[str, int | None]]:
     """The texts of a format, each with the number of the value behind it; None behind the last one, if there is none.
 
     Raises:
-      ValueError: a field is none of `{}` and `{0}`, with or without a `:` and a form, or there are both.
+      ValueError: a field is none of `{}` and `{0}`, with or without a `:` and a form, or there are both; or the form
+        asks for 1000 characters or more.
     """
     text, fields = "", list[str]()
     for before, field, form, _ in Formatter().parse(format):
@@ -50,6 +51,8 @@ def pieces(format: str) -> Iterator[tuple[str, int | None]]:
             continue
         if "{" in (form or "") or not re.fullmatch("[0-9]{0,9}", field):
             raise ValueError(f"the field {field!r} is no number")
+        if re.search("[0-9]{4}", form or ""):
+            raise ValueError(f"the form {form!r} asks for 1000 characters or more")
         if any(bool(other) != bool(field) for other in fields):
             raise ValueError("some fields have numbers and others have none")
         yield text, int(field or len(fields))

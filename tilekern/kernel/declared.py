@@ -19,7 +19,7 @@ from tilekern.lang.state import is_traced
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target, resolve
 
-# How many argument types a kernel remembers its families for, before it starts anew.
+# How many argument types, and how many static arguments, a kernel remembers before it starts anew.
 _FAMILIES = 512
 
 
@@ -177,6 +177,8 @@ class Declared:
             return self._bind(family, args)
 
         call.__name__ = self.signature.name
+        if len(self._calls) >= _FAMILIES:
+            self._calls.clear()
         return self._calls.setdefault(key, jax.jit(call))
 
     def _family(

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from tilekern import _jax, _meshes, source
-from tilekern.errors import ArgumentError, TraceError
+from tilekern.errors import ArgumentError, TraceError, UnsupportedError
 from tilekern.kernel.asking import asking
 from tilekern.kernel.declared import Declared, required
 from tilekern.kernel.derivatives import batched_jvp, batched_transpose
@@ -128,7 +128,10 @@ class OpFamily(DeclaredFamily):
 
     def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
         with _meshes.outside_of_meshes(), _jax.checking(self.settings):
-            traced = _jax.make_jaxpr(self._function(target), *jax.tree.leaves(self.arguments))
+            try:
+                traced = _jax.make_jaxpr(self._function(target), *jax.tree.leaves(self.arguments))
+            except RecursionError as error:
+                raise self._endless() from error
         for value in traced.consts:
             # By the time an op is lowered, traced values that it closes over have ended.
             if isinstance(value, _jax.Tracer):
@@ -168,6 +171,15 @@ class OpFamily(DeclaredFamily):
                     fix="cast or reshape the results, or correct out_type",
                 )
         return leaves
+
+    def _endless(self) -> UnsupportedError:
+        with source.at(self._definition.loc):
+            return UnsupportedError(
+                f"{self.name} calls itself without end",
+                expected="calls of itself that a static argument ends",
+                got="a RecursionError of Python while it was traced",
+                fix="use a loop, or end the calls by a static argument",
+            )
 
     def traced(self, target: Target) -> tuple[_jax.Jaxpr, Calls]:
         """The jaxpr of the op with the blocks of a target, and the kernels that it calls."""
