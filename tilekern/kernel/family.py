@@ -47,8 +47,6 @@ type Calls = list[tuple[TileFamily, Target]]
 
 # Kernels and shapes for which a `GatherWarning` was given.
 _GATHERING = set[tuple[Any, ...]]()
-# How many of them are remembered, before warnings are given again.
-_REMEMBERED = 1024
 
 
 @dataclass(frozen=True)
@@ -126,8 +124,6 @@ class Family:
         shape = (self.name, site.gathered, *((o.shape, o.dtype) for o in self.outputs))
         if not site.gathered or shape in _GATHERING:
             return
-        if len(_GATHERING) >= _REMEMBERED:
-            _GATHERING.clear()
         _GATHERING.add(shape)
         message = (
             f"XLA divides a program among {site.divided}, but not its call of {self.name}: each device gathers the "
