@@ -21,6 +21,7 @@ import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import hardware_utils
+from jax._src import util as _util
 from jax._src.interpreters import mlir as lowering
 from jax.experimental import topologies
 from jax.extend import source_info_util
@@ -141,6 +142,30 @@ def kept(array: Any) -> Any:
 def evaluate(jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     """The results of a jaxpr, with other constants."""
     return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *operands)
+
+
+class Cache[K, V](dict[K, V]):
+    """A dict of at most `size` entries: it starts anew when it is full, and when `jax.clear_caches` is called."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        cast(Any, _util).register_cache(self, "tilekern")
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] -- JAX keeps caches as weak keys
+        return id(self)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if len(self) >= self._size and key not in self:
+            self.clear()
+        super().__setitem__(key, value)
+
+    def cache_clear(self) -> None:
+        """For `jax.clear_caches`."""
+        self.clear()
 
 
 def equations(jaxpr: Jaxpr) -> Generator[JaxprEqn]:

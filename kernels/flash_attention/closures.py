@@ -1,7 +1,8 @@
-"""Functions of the user that close over traced arrays, made to carry them.
+"""Functions of the user that close over arrays, made to carry them.
 
 The forward kernel can read a traced array that its body closes over. Its derivatives are traced later, when that array
-has ended. So the array becomes an argument, as if the user had written a `jax.tree_util.Partial`.
+has ended. So the array becomes an argument, as if the user had written a `jax.tree_util.Partial`. Large arrays do, too:
+JAX's caches and ours keep functions, but not their arguments.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import Any, cast
 import jax
 
 from tilekern import _jax
+from tilekern.lang.importer import CONSTANT_BYTES
 
 # Makes a value of the carried arrays, and of the functions that are made already.
 _Maker = Callable[[tuple[Any, ...], dict[int, Any]], Any]
 
 
 def carrying(function: Callable[..., Any]) -> jax.tree_util.Partial:
-    """A `Partial` of the function, which carries the traced arrays that the function closes over.
+    """A `Partial` of the function, which carries the traced and the large arrays that the function closes over.
 
     Found are those in the cells and the default values of Python functions, of functions that these close over, and
-    in pytrees there. Traced arrays that a function reads in another way, as attributes of an object, stay there.
+    in pytrees there. Arrays that a function reads in another way, as attributes of an object, stay there.
     """
     search = _Search()
     make = search.maker(function)
@@ -37,7 +39,7 @@ def carrying(function: Callable[..., Any]) -> jax.tree_util.Partial:
 
 
 class _Search:
-    """A search for traced arrays.
+    """A search for traced and large arrays.
 
     Attributes:
       arrays: those found, by id.
@@ -48,8 +50,8 @@ class _Search:
         self._functions: dict[int, _Maker] = {}
 
     def maker(self, value: Any) -> _Maker | None:
-        """A maker of the value with other arrays in place of the traced ones; None if it has none."""
-        if isinstance(value, _jax.Tracer):
+        """A maker of the value with other arrays in place of those found; None if it has none."""
+        if isinstance(value, _jax.Tracer) or (isinstance(value, jax.Array) and value.nbytes > CONSTANT_BYTES):
             key = id(cast(Any, value))
             self.arrays.setdefault(key, value)
             number = list(self.arrays).index(key)

@@ -68,8 +68,8 @@ class Declared:
         self._schedules: dict[str, Schedule] = {}
         self._rules = Rules(self, linear)
         self._definition = Definition(function, out_type, self.signature, donate, self._schedules, self._rules, loc)
-        self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self._families: dict[tuple[Any, ...], Any] = {}
+        self._calls = _jax.Cache[tuple[Any, ...], Callable[..., Any]](_FAMILIES)
+        self._families = _jax.Cache[tuple[Any, ...], Any](_FAMILIES)
         self._reused = True
 
     def __repr__(self) -> str:
@@ -177,9 +177,8 @@ class Declared:
             return self._bind(family, args)
 
         call.__name__ = self.signature.name
-        if len(self._calls) >= _FAMILIES:
-            self._calls.clear()
-        return self._calls.setdefault(key, jax.jit(call))
+        self._calls[key] = found = jax.jit(call)
+        return found
 
     def _family(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
@@ -204,8 +203,6 @@ class Declared:
         # What has closed over a traced value once may do so again: it is traced anew for each call from then on.
         self._reused = self._reused and kept
         if self._reused:
-            if len(self._families) >= _FAMILIES:
-                self._families.clear()
             self._families[key] = family
         else:
             self._families.clear()

@@ -46,7 +46,7 @@ Schedule = Callable[..., Mapping[str, int]]
 type Calls = list[tuple[TileFamily, Target]]
 
 # Kernels and shapes for which a `GatherWarning` was given.
-_GATHERING = set[tuple[Any, ...]]()
+_GATHERING = _jax.Cache[tuple[Any, ...], None](512)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Family:
         shape = (self.name, site.gathered, *((o.shape, o.dtype) for o in self.outputs))
         if not site.gathered or shape in _GATHERING:
             return
-        _GATHERING.add(shape)
+        _GATHERING[shape] = None
         message = (
             f"XLA divides a program among {site.divided}, but not its call of {self.name}: each device gathers the "
             f"arguments, {site.gathered} bytes at most, and computes the whole result.\n  fix: {fix}"

@@ -1,0 +1,87 @@
+"""`_jax.Cache`, and what does not outlive the user's functions, or at least not `jax.clear_caches`."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tilekern as tk
+from tilekern import _jax
+from tilekern.kernels.flash_attention import flash_attention
+
+
+def test_a_full_cache_starts_anew() -> None:
+    cache = _jax.Cache[int, int](2)
+    cache[1] = cache[2] = 0
+    cache[2] = 5
+    assert dict(cache) == {1: 0, 2: 5}
+    cache[3] = 0
+    assert dict(cache) == {3: 0}
+
+
+def test_jax_clears_it() -> None:
+    cache, other = _jax.Cache[int, int](2), _jax.Cache[int, int](2)
+    cache[1] = other[1] = 0
+    jax.clear_caches()
+    assert not cache and not other
+
+
+Q = np.ones((1, 16, 2, 8), np.float32)
+
+
+def table() -> tuple[jax.Array, Any]:
+    """An array that is too large for a constant of the IR."""
+    made = jnp.ones((64, 256), jnp.float32)
+    return made, weakref.ref(made)
+
+
+def score_mod() -> Any:
+    bias, ref = table()
+    flash_attention(Q, Q, Q, score_mod=lambda s, b, n, i, j: s + bias[i, j], target="cpu:xla")
+    return ref
+
+
+def gradient() -> Any:
+    bias, ref = table()
+
+    def loss(q: Any) -> Any:
+        return flash_attention(q, Q, Q, score_mod=lambda s, b, n, i, j: s + bias[i, j], target="cpu:xla").sum()
+
+    jax.jit(jax.grad(loss))(Q)
+    return ref
+
+
+def mask_mod() -> Any:
+    known, ref = table()
+    flash_attention(Q, Q, Q, mask_mod=lambda b, n, i, j: known[i, j] > 0, target="cpu:xla")
+    return ref
+
+
+@pytest.mark.parametrize("use", [score_mod, gradient, mask_mod])
+def test_arrays_that_mods_close_over_are_freed_with_them(use: Callable[[], Any]) -> None:
+    refs = [use() for _ in range(2)]
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_clearing_caches_frees_what_bodies_close_over() -> None:
+    def use() -> Any:
+        weight, ref = table()
+
+        @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+        def scaled(x: tk.Ref, out: tk.Ref) -> None:
+            i = tk.parallel(x.shape[0], 64)
+            out[i] = x[i] * weight[:, :8]
+
+        scaled(jnp.ones((64, 8)), target="cpu:xla")
+        return ref
+
+    refs = [use() for _ in range(2)]
+    jax.clear_caches()
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
