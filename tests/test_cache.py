@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -65,23 +66,79 @@ def mask_mod() -> Any:
 @pytest.mark.parametrize("use", [score_mod, gradient, mask_mod])
 def test_arrays_that_mods_close_over_are_freed_with_them(use: Callable[[], Any]) -> None:
     refs = [use() for _ in range(2)]
-    gc.collect()
+    for _ in range(3):
+        gc.collect()
     assert [ref() for ref in refs] == [None, None]
 
 
-def test_clearing_caches_frees_what_bodies_close_over() -> None:
-    def use() -> Any:
+def made(weight: Any, linear: tuple[str, ...] = ()) -> Any:
+    @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), linear=linear)
+    def scaled(x: tk.Ref, out: tk.Ref) -> None:
+        i = tk.parallel(x.shape[0], 64)
+        out[i] = x[i] * weight[:, :8]
+
+    return scaled
+
+
+X = np.ones((64, 8), np.float32)
+
+
+def eager(kernel: Any) -> None:
+    kernel(X, target="cpu:xla")
+
+
+def jitted(kernel: Any) -> None:
+    jax.jit(lambda x: kernel(x, target="cpu:xla"))(X)
+
+
+def mapped(kernel: Any) -> None:
+    jax.jit(jax.vmap(lambda x: kernel(x, target="cpu:xla")))(X[None])
+
+
+def lowered(kernel: Any) -> None:
+    jax.jit(lambda x: kernel(x, target="cpu:xla")).lower(X)
+
+
+def staged(kernel: Any) -> None:
+    kernel.trace(X).lower("cpu:xla").compile()
+
+
+@pytest.mark.parametrize("use", [eager, jitted, mapped, lowered, staged])
+def test_arrays_that_bodies_close_over_are_freed_with_them(use: Callable[[Any], None]) -> None:
+    def run() -> Any:
         weight, ref = table()
-
-        @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
-        def scaled(x: tk.Ref, out: tk.Ref) -> None:
-            i = tk.parallel(x.shape[0], 64)
-            out[i] = x[i] * weight[:, :8]
-
-        scaled(jnp.ones((64, 8)), target="cpu:xla")
+        use(made(weight))
         return ref
 
-    refs = [use() for _ in range(2)]
+    refs = [run() for _ in range(2)]
+    for _ in range(3):  # cycles through JAX's objects go one after the other
+        gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_clearing_caches_frees_kernels_whose_rules_call_them() -> None:
+    def run() -> Any:
+        weight, ref = table()
+        kernel = made(weight)
+        kernel.defjvp(lambda primals, tangents: (kernel(*primals), kernel(*tangents)))
+        eager(kernel)
+        return ref
+
+    refs = [run() for _ in range(2)]
     jax.clear_caches()
     gc.collect()
     assert [ref() for ref in refs] == [None, None]
+
+
+def test_what_was_traced_outlives_its_kernel() -> None:
+    def traced() -> tuple[Any, Any]:
+        kernel = made(table()[0] + 2, linear=("x",))
+        return jax.make_jaxpr(lambda x: kernel(x, target="cpu:xla"))(X), weakref.ref(kernel)
+
+    jaxpr, living = traced()
+    jax.clear_caches()
+    gc.collect()
+    assert living() is None
+    evaluate = partial(_jax.evaluate, jaxpr, jaxpr.consts)
+    (out,), (moved,) = jax.jvp(lambda x: evaluate([x]), (X,), (2 * X,))
+    assert (out == 3).all() and (moved == 6).all()

@@ -23,6 +23,7 @@ from jax._src import core as _core
 from jax._src import hardware_utils
 from jax._src import util as _util
 from jax._src.interpreters import mlir as lowering
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax.experimental import topologies
 from jax.extend import source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var, take_current_trace
@@ -54,6 +55,18 @@ def primitive(name: str, abstract_eval: Callable[..., Any], *, multiple_results:
     made.multiple_results = multiple_results
     made.def_abstract_eval(abstract_eval)
     return made
+
+
+def forget_parameters(made: Primitive) -> None:
+    """Keep the parameters of a primitive of several results out of JAX's cache of types; only equations hold them."""
+
+    def stage(trace: Any, source_info: Any, *operands: Any, **parameters: Any) -> Any:
+        types, effects = cast(Any, made).abstract_eval(*(x.aval for x in operands), **parameters)
+        eqn, results = trace.make_eqn(list(operands), types, made, parameters, effects, source_info=source_info)
+        trace.frame.add_eqn(eqn)
+        return results
+
+    cast(Any, _partial_eval).custom_staging_rules[made] = stage
 
 
 @dataclass(frozen=True)

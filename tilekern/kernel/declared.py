@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,15 +61,19 @@ class Declared:
                 got=f"an object of type {type(function).__name__}",
                 fix="write a def that calls it; make what a functools.partial fixes keyword-only parameters",
             )
-        functools.update_wrapper(self, function)
         loc = source.of_function(function.__code__)
         with source.at(loc):
-            self.signature: Signature = of_function(function)
-            self._check_names("donates", "donate", donate)
-            self._check_names("is linear in", "linear", linear)
-        self._schedules: dict[str, Schedule] = {}
-        self._rules = Rules(self, linear)
-        self._definition = Definition(function, out_type, self.signature, donate, self._schedules, self._rules, loc)
+            signature = of_function(function)
+            _check_names(signature, "donates", "donate", donate)
+            _check_names(signature, "is linear in", "linear", linear)
+        definition = Definition(function, out_type, signature, donate, {}, Rules(linear), loc)
+        definition.rules.callee = partial(_callee, weakref.ref(self), type(self), definition)
+        self._begin(definition)
+
+    def _begin(self, definition: Definition) -> None:
+        functools.update_wrapper(self, definition.function)
+        self._definition, self._rules, self._schedules = definition, definition.rules, definition.schedules
+        self.signature: Signature = definition.signature
         self._calls = _jax.Cache[tuple[Any, ...], Callable[..., Any]](_FAMILIES)
         self._families = _jax.Cache[tuple[Any, ...], Any](_FAMILIES)
         self._reused = True
@@ -132,15 +138,6 @@ class Declared:
         """
         self._rules.transpose = rule
         return rule
-
-    def _check_names(self, verb: str, what: str, names: Sequence[str]) -> None:
-        if not set(names) <= set(self.signature.arrays):
-            raise ArgumentError(
-                f"{self.signature.name} {verb} something that is no parameter",
-                expected=f"names among {', '.join(self.signature.arrays)}",
-                got=f"{what} = {names!r}",
-                fix="name positional parameters that are inputs",
-            )
 
     # --- calls ---
 
@@ -207,3 +204,22 @@ class Declared:
         else:
             self._families.clear()
         return family, kept
+
+
+def _check_names(signature: Signature, verb: str, what: str, names: Sequence[str]) -> None:
+    if not set(names) <= set(signature.arrays):
+        raise ArgumentError(
+            f"{signature.name} {verb} something that is no parameter",
+            expected=f"names among {', '.join(signature.arrays)}",
+            got=f"{what} = {names!r}",
+            fix="name positional parameters that are inputs",
+        )
+
+
+def _callee(living: weakref.ref[Declared], kind: type[Declared], definition: Definition) -> Declared:
+    """A kernel or op, or another of its definition if it is gone: what was traced with it may be left."""
+    found = living()
+    if found is None:
+        found = kind.__new__(kind)
+        found._begin(definition)  # pyright: ignore[reportPrivateUsage] -- a part of Declared
+    return found

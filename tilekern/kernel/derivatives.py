@@ -10,7 +10,7 @@ All functions here take flat operands; None is a tangent, or a cotangent, that i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import jax
@@ -27,14 +27,14 @@ class Rules:
     """What the author of a kernel or an op says about its derivatives.
 
     Attributes:
-      call: the kernel or op.
       linear: names of inputs in which, together, the results are linear.
+      callee: gives the kernel or op. It does not keep it: caches of JAX, which keep the rules, would never free it.
       jvp: the rule of `defjvp`, if there is one.
       transpose: the rule of `deftranspose`, if there is one.
     """
 
-    call: Callable[..., Any]
     linear: tuple[str, ...] = ()
+    callee: Callable[[], Callable[..., Any]] = field(init=False)
     jvp: Callable[..., Any] | None = None
     transpose: Callable[..., Any] | None = None
 

@@ -57,7 +57,7 @@ class Definition:
     out_type: Callable[..., Any]
     signature: Signature
     donate: tuple[str, ...]
-    schedules: Mapping[str, Schedule]
+    schedules: dict[str, Schedule]
     rules: Rules
     loc: source.Loc
 
@@ -314,7 +314,7 @@ class DeclaredFamily(Family):
     def again(self, *args: Any) -> Any:
         """The same call, on other inputs."""
         target = {} if self.asked is None else {"target": self.asked.asked_as}
-        return self.rules.call(*args, **self.keywords, **target)
+        return self.rules.callee()(*args, **self.keywords, **target)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         with asking(self.asked), _jax.checking(self.settings):
