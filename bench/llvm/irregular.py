@@ -29,7 +29,7 @@ def top_k(x: tk.Ref, values: tk.Ref, places: tk.Ref, *, k: int) -> None:
 
 @tk.kernel(out_type=lambda values, *, count: tk.Zeros(jax.ShapeDtypeStruct((count,), jnp.int32)))
 def histogram(values: tk.Ref, bins: tk.Ref, *, count: int, block: tk.Block = 4096) -> None:
-    """How often each number occurs."""
+    """The number of times that each number occurs."""
     n = tk.parallel(values.shape[0], block)
     bins.at[values[n]].add(1)
 

@@ -330,7 +330,7 @@ def score_mod(given: Any, sizes: Sizes, wide: Any) -> Any:
 
 
 def _closed(given: Any, check: Callable[[Any], Any]) -> Any:
-    """What `check` makes of a function. Traced arrays that it closes over are carried, if it reads them so.
+    """The result of `check` for a function. Traced arrays that it closes over are carried, if it reads them so.
 
     Otherwise the forward kernel can still read them, and derivatives are refused.
     """

@@ -40,7 +40,7 @@ def swiglu_backward_kernel(
     block_rows: tk.Block = 8,
     block_columns: tk.Block = 512,
 ) -> None:
-    """Those of gate and up, [R, C], that are `wanted`: with σ = 1 / (1 + exp(-gate)), of the cotangent of gate σ up.
+    """The `wanted` cotangents of gate and up, [R, C]: with σ = 1 / (1 + exp(-gate)), of the cotangent of gate σ up.
 
     dgate = cotangent up σ (1 + gate (1 - σ)) and dup = cotangent gate σ.
     """

@@ -1,4 +1,4 @@
-"""What a program consists of: calls of kernels, and arrays."""
+"""The parts of a program: calls of kernels, and arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 
 
 def calls(jaxpr: Any, name: str) -> int:
-    """How many calls of a kernel a program has."""
+    """The number of calls of a kernel in a program."""
     return sum(eqn.primitive.name == "tilekern_call" and str(eqn.params["family"]) == name for eqn in equations(jaxpr))
 
 

@@ -215,7 +215,7 @@ def test_integers_and_static_negative_ones_among_points() -> None:
 
 
 def test_points_of_parts_and_parts_beside_points() -> None:
-    """What lies outside of the part is outside, though the array has it."""
+    """Lanes outside of the part are outside, though the array has them."""
 
     @kernel(((6, 3), np.float32), ((2, 6), np.float32))
     def f(x, r, c, inside, beside):

@@ -153,7 +153,7 @@ class Memory(Places):
     def _dim(
         self, length: int, operands: list[Value], wanted: tuple[int | None] | None, gathers: Sequence[int] = ()
     ) -> Dim:
-        """How one dim is accessed: by `wanted[0]` lanes, or as an index where that is None, or in any way.
+        """The access along one dim: by `wanted[0]` lanes, or as an index where that is None, or in any way.
 
         An index vector is as long as those of `gathers`, so that both can go together.
         """

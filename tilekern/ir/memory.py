@@ -112,7 +112,7 @@ class Access:
 
     @property
     def pointwise(self) -> bool:
-        """Whether index vectors go together."""
+        """True if index vectors go together."""
         return any(dim.kind == "along" for dim in self.dims)
 
     @property

@@ -110,7 +110,7 @@ def _rounded(emit: Emitter, x: Value) -> Value:
 
 
 def _is_negative(emit: Emitter, x: Value) -> Value:
-    """Whether the sign bit of a float is set."""
+    """True if the sign bit of a float is set."""
     bits = emit.op(Bitcast, x, dtype=np.dtype(f"i{x.tile.dtype.itemsize}"))
     return emit.elementwise("lt", bits, emit.splat(0, bits.tile))
 

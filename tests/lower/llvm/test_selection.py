@@ -108,7 +108,7 @@ def program(rng: random.Random) -> Func:
 
 
 def compile_all(first: int, count: int) -> None:
-    """What the child does: machine code for the programs of so many seeds, for one machine after the other."""
+    """The child: machine code for the programs of so many seeds, for one machine after the other."""
     for seed in range(first, first + count):
         sys.stderr.write(f"seed {seed}\n")
         rng = random.Random(seed)
@@ -118,7 +118,7 @@ def compile_all(first: int, count: int) -> None:
 
 
 def compile_cells(machine: Machine) -> None:
-    """What the child does: machine code for each op and dtype that the backend has."""
+    """The child: machine code for each op and dtype that the backend has."""
     for op in support.SAMPLES:
         for name, dtype in DTYPES.items():
             sys.stderr.write(f"{op} {name}\n")

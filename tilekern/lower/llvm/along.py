@@ -1,4 +1,4 @@
-"""What goes along one dim: reductions of other dims than the last, scans, arg-reductions."""
+"""Ops along one dim: reductions of other dims than the last, scans, arg-reductions."""
 
 from __future__ import annotations
 

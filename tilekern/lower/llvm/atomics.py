@@ -23,7 +23,7 @@ from tilekern.lower.llvm.types import computed, known, packed, stored
 
 @dataclass(frozen=True)
 class Copy:
-    """Where this task updates an array, by loads and stores.
+    """The place in which this task updates an array, by loads and stores.
 
     Attributes:
       base: the address.
@@ -145,7 +145,7 @@ def _along(code: Code, own: Own, body: Callable[[Reg, int], None]) -> None:
 
 @contextmanager
 def _alone(code: Code) -> Generator[None]:
-    """What is emitted inside runs in one thread at a time."""
+    """The code that is emitted inside runs in one thread at a time."""
     lock = code.module.variable("lock", I32)
     code.module.declare("sched_yield", I32, [], "nounwind")
     look, again, entered = (code.fresh(name) for name in ("look", "again", "entered"))

@@ -102,7 +102,7 @@ def _merge(module: Module) -> str:
 
 
 def _split(code: Code, at: Reg, half: Reg) -> tuple[Reg, Reg]:
-    """Where the block of two halves begins in which a pair of numbers lies, and the pair's place in there."""
+    """The start of the block of two halves in which a pair of numbers lies, and the pair's place in there."""
     place = code.binary("and", at, code.binary("sub", half, 1))
     return code.binary("shl", code.binary("sub", at, place), 1), place
 

@@ -27,7 +27,7 @@ def with_index(place: Place, dim: int, index: Index) -> Place:
 
 
 def sorts_words(op: Sort | TopK) -> bool:
-    """Whether a sort is one of words."""
+    """True if a sort is one of words."""
     return isinstance(op, TopK) or (op.num_keys == 1 and op.operands[0].tile.dtype.itemsize == 4)
 
 
@@ -68,7 +68,7 @@ def _chosen(op: TopK, machine: Machine) -> int:
 
 
 def _is_short(op: TopK, machine: Machine) -> bool:
-    """Whether lines are so short that all of their words are sorted."""
+    """True if lines are so short that all of their words are sorted."""
     return op.operands[0].tile.shape[op.dim] <= 2 * _chosen(op, machine)
 
 
@@ -267,7 +267,7 @@ def _position(e: Elements, source: Reg, at: Reg, length: int) -> Reg:
 
 
 def _less(e: Elements, op: Sort, place: Place, a: Reg, b: Reg) -> Reg:
-    """Whether the keys at one position come before those at another: the first key that differs decides."""
+    """True if the keys at one position come before those at another: the first key that differs decides."""
     code = e.code
     found: Reg | None = None
     for key in reversed(op.operands[: op.num_keys]):

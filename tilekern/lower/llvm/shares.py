@@ -73,7 +73,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Division:
-    """How the programs of a Func are divided into tasks.
+    """The division of the programs of a Func into tasks.
 
     Attributes:
       parts: the most parts that the programs are divided into; None if nothing limits them. A part has its shares.
@@ -96,7 +96,7 @@ class Division:
 
 
 def adds_floats(op: Atomic) -> bool:
-    """Whether an update is a sum of floats."""
+    """True if an update is a sum of floats."""
     return op.kind == "add" and kind_of(op.ref.ref.dtype) == "float"
 
 
@@ -143,7 +143,7 @@ def _own(func: Func, ops: list[tuple[Op, int]]) -> tuple[Own, ...]:
 
 
 def _often(ref: Value, func: Func, ops: list[tuple[Op, int]]) -> int:
-    """How often an element of an array is updated, on average."""
+    """The number of updates of an element of an array, on average."""
     lanes = sum(_size(op) * times for op, times in ops if isinstance(op, Atomic) and op.ref is ref)
     return prod(func.grid) * lanes // max(prod(ref.ref.shape), 1)
 
@@ -193,5 +193,5 @@ def _is_scalar(op: Op) -> bool:
 
 
 def in_rows(op: Atomic) -> bool:
-    """Whether neighbours along the last dim of the tile are neighbours in the array."""
+    """True if neighbours along the last dim of the tile are neighbours in the array."""
     return bool(op.access.dims) and op.access.dims[-1].kind == "block" and bool(op.value.tile.shape)

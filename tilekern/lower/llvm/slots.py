@@ -146,7 +146,7 @@ class _Placing:
                                 self._join(source.root, target.root)
 
     def _replaces(self, source: Slot, target: Slot, region: Block) -> bool:
-        """Whether a slot is written in the region only after the last time that its target is read there.
+        """True if a slot is written in the region only after the last time that its target is read there.
 
         A loop inside may write it, if no loop inside reads the target: one iteration reads after another has written.
         """

@@ -58,7 +58,7 @@ _VIEWS = (Transpose, Reshape, Broadcast)
 
 @dataclass(frozen=True)
 class Kernel:
-    """What all blocks of a kernel share; `triangles` are the masks below a diagonal that the compiler knows."""
+    """The state of all blocks of a kernel; `triangles` are the masks below a diagonal that the compiler knows."""
 
     chip: Chip
     rounds: Mapping[Fold, Rounds]
@@ -66,21 +66,21 @@ class Kernel:
     triangles: frozenset[Value]
 
     def rounds_of(self, op: Op) -> Rounds:
-        """How a loop is written out."""
+        """The way in which a loop is written out."""
         return self.rounds.get(op, Rounds()) if isinstance(op, Fold) else Rounds()
 
     def in_line(self, op: Op) -> bool:
-        """Whether an op is a loop without a loop: all iterations are written out."""
+        """True if an op is a loop without a loop: all iterations are written out."""
         return isinstance(op, Fold) and not self.rounds_of(op).repeated
 
     def repeats(self, op: Op) -> bool:
-        """Whether an op is a loop inside of the kernel that stays one."""
+        """True if an op is a loop inside of the kernel that stays one."""
         return isinstance(op, While) or (isinstance(op, Fold) and op in self.rounds and not self.in_line(op))
 
 
 @dataclass(frozen=True)
 class _Past:
-    """What a value is computed from.
+    """The values that a value is computed from.
 
     Attributes:
       above: large tiles.
@@ -162,7 +162,7 @@ class _Search:
         return min(padded_bytes(value.tile.shape, value.tile.dtype), _LOADED_ONCE)
 
     def _used_again(self, op: Op, pasts: Sequence[_Past], before: _Past) -> None:
-        """What an op takes from before a barrier, together with what comes from behind it."""
+        """The operands of an op from before a barrier, where others come from behind it."""
         last = max(before.dots, default=-1)
         for v, past in zip(op.operands, pasts, strict=True):
             if v in before.reduced:
@@ -185,7 +185,7 @@ class _Search:
                 self._keep(other, size_of(other, by, self.kernel))
 
     def _by_itself(self, op: Op, before: _Past) -> None:
-        """What an op needs or makes as a whole whatever is done with it."""
+        """The values that an op needs or makes as a whole whatever is done with them."""
         if isinstance(op, Dot):
             lhs = op.operands[0]
             streams = is_once(op, self.kernel.chip) and lhs not in self.multiplied and lhs.tile.dtype != F32
@@ -263,7 +263,7 @@ def _shift(op: Op) -> int | None:
 
 
 def _captured(block: Block, kernel: Kernel, made: Mapping[Value, Op]) -> Iterator[tuple[Value, int]]:
-    """What loops use from around them: it is not loaded again in each iteration."""
+    """The values that loops use from around them: they are not loaded again in each iteration."""
     for op in block.ops:
         for value in captured(op) if kernel.repeats(op) else ():
             by = made.get(value)
@@ -276,7 +276,7 @@ def _captured(block: Block, kernel: Kernel, made: Mapping[Value, Op]) -> Iterato
 
 
 def _streams(value: Value, loop: Op, chip: Chip) -> bool:
-    """Whether all that a loop does with a value is to multiply it, in few passes through the matrix units."""
+    """True if all that a loop does with a value is to multiply it, in few passes through the matrix units."""
     users = [op for region in loop.regions for op in region.walk() if value in op.operands]
     depths = [prod(value.tile.shape[d] for d in op.contract[0]) for op in users if isinstance(op, Dot)]
     return len(depths) == len(users) and max(depths, default=0) < 4 * chip.matrix_size
@@ -290,7 +290,7 @@ def captured(op: Op) -> set[Value]:
 
 @dataclass(frozen=True)
 class Shared:
-    """What several dots multiply is read once: from the first of them to the last, it is there, cut into its parts."""
+    """An operand of several dots is read once: from the first of them to the last, it is there, cut into its parts."""
 
     first: int
     last: int
@@ -325,7 +325,7 @@ def root_of(value: Value, made: Mapping[Value, Op]) -> Value:
 
 
 def is_once(op: Dot, chip: Chip) -> bool:
-    """Whether the left operand is multiplied with one stretch of columns."""
+    """True if the left operand is multiplied with one stretch of columns."""
     return prod(op.operands[1].tile.shape[d] for d in op.free(1)) <= _STRETCH.get(chip.name, chip.matrix_size)
 
 
@@ -336,7 +336,7 @@ def split(block: Block, chip: Chip) -> set[Value]:
 
 
 def multiplied(block: Block) -> set[Value]:
-    """What dots of a block give, and all that follows from it."""
+    """The results of dots of a block, and all that follows from them."""
     found = set[Value]()
     for op in block.ops:
         if isinstance(op, Dot) or not found.isdisjoint(op.operands):
@@ -345,7 +345,7 @@ def multiplied(block: Block) -> set[Value]:
 
 
 def _needed(op: Op, follows: bool, made: Mapping[Value, Op]) -> Sequence[Value]:
-    """What an op needs or makes as a whole whatever is done with it; `follows` says whether from a reduction."""
+    """The values that an op needs or makes as a whole; `follows` says whether from a reduction."""
     match op:
         case Reshape() | Transpose() if len(op.result.tile.shape) > 2 or isinstance(op, Reshape):
             tile = op.result.tile
@@ -364,17 +364,17 @@ def _needed(op: Op, follows: bool, made: Mapping[Value, Op]) -> Sequence[Value]:
 
 
 def _repeats_rows(op: Op) -> bool:
-    """Whether an op puts a dim between those of a tile's rows and lanes."""
+    """True if an op puts a dim between those of a tile's rows and lanes."""
     return isinstance(op, Broadcast) and len(op.dims) > 1 and op.dims[-2:] == (len(op.shape) - 3, len(op.shape) - 1)
 
 
 def is_packed_row(op: Op) -> bool:
-    """Whether an op gives a single row of numbers of two bytes."""
+    """True if an op gives a single row of numbers of two bytes."""
     return isinstance(op, Convert) and op.result.tile.shape[:-1] == (1,) and op.result.tile.dtype.itemsize == 2
 
 
 def is_computed(value: Value, made: Mapping[Value, Op], small: int = SMALL) -> bool:
-    """Whether a value is a large tile that is computed here."""
+    """True if a value is a large tile that is computed here."""
     op = made.get(value)
     if op is None or len(value.tile.shape) < 2 or padded_bytes(value.tile.shape, value.tile.dtype) <= small:
         return False
@@ -384,7 +384,7 @@ def is_computed(value: Value, made: Mapping[Value, Op], small: int = SMALL) -> b
 
 
 def is_wide(value: Value, made: Mapping[Value, Op]) -> bool:
-    """Whether a value is a large tile that is loaded here, its rows too long for registers: most stays."""
+    """True if a value is a large tile that is loaded here, its rows too long for registers: most stays."""
     if not isinstance(made.get(value), Load):
         return False
     shape = value.tile.shape
@@ -392,7 +392,7 @@ def is_wide(value: Value, made: Mapping[Value, Op]) -> bool:
 
 
 def size_of(value: Value, made: Op, kernel: Kernel) -> int:
-    """What a value takes: of a tile of more than two dims whole registers, of what is moved between lanes 32 bits.
+    """The bytes of a value: of a tile of more than two dims whole registers, of what is moved between lanes 32 bits.
 
     A packed row fills a quarter of its registers, half on chips with vectors of bfloat16. Of what is loaded, long rows
     are loaded again in part (measured: 5 % to all of it). Of a triangle, 58 to 84 % is there (measured).

@@ -70,7 +70,7 @@ def _convert(op: Convert, x: jax.Array) -> jax.Array:
 
 
 def _is_rolled(op: Slice, tile: TileType) -> bool:
-    """Whether whole registers are cut out from between registers, along one dim."""
+    """True if whole registers are cut out from between registers, along one dim."""
     if tile.dtype not in (F32, I32) or len(tile.shape) != 2:
         return False
     odd = [d for d, unit in enumerate((SUBLANES, LANES)) if op.start[d] % unit]

@@ -28,7 +28,7 @@ def expand_top_k(make: Make, op: TopK) -> Value:
 
 
 def picks_places(op: Sort, rewriter: Rewriter) -> bool:
-    """Whether a sort picks out of the numbers 0, 1, ... of each line."""
+    """True if a sort picks out of the numbers 0, 1, ... of each line."""
     found, dim = rewriter.definition(op.operands[op.pick]), op.dim
     if isinstance(found, Broadcast) and dim in found.dims:
         found, dim = rewriter.definition(found.operands[0]), found.dims.index(dim)

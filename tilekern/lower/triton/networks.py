@@ -36,7 +36,7 @@ _NAME = re.compile(rf"(?:{'|'.join(_KINDS)})([1-9]\d*)")
 
 
 def is_network(name: str) -> bool:
-    """Whether a name is one of the functions here."""
+    """True if a name is one of the functions here."""
     return name in _LANES or _NAME.fullmatch(name) is not None
 
 

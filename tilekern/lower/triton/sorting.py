@@ -55,7 +55,7 @@ def _width(depth: int) -> int:
 
 
 def _words(fields: Sequence[_Field]) -> list[list[_Field]]:
-    """As many fields a word as 64 bits hold."""
+    """Words, with as many fields each as 64 bits hold."""
     words: list[list[_Field]] = [[]]
     for field in fields:
         if sum(f.width for f in words[-1]) + field.width > 64:

@@ -42,7 +42,7 @@ _SURELY_FITS = 8 << 20  # beside all else, in the vector memory of every chip
 
 @dataclass(frozen=True)
 class _Base:
-    """What is loaded along a dim.
+    """The tiles that are loaded along a dim.
 
     Attributes:
       terms: of all places.
@@ -93,7 +93,7 @@ def _collect(block: Block, spans: dict[Load, Mapping[int, Span]], ranges: Mappin
 
 
 def _key(op: Load) -> Hashable:
-    """What loads have in common that can be parts of the same tiles: all but the constants of places in tiles."""
+    """A key of loads that can be parts of the same tiles: all but the constants of places in tiles."""
     units = _units(op)
     dims = (_without_constant(d) if n in units else d for n, d in enumerate(op.access.dims))
     return op.ref, op.positions, op.fill, op.access.extents, tuple(replace(d, in_bounds=False) for d in dims)
@@ -228,7 +228,7 @@ class _Places:
         return make.add(Load, *operands, access=access, filled=op.filled)
 
     def _is_near(self, terms: Sequence[Term], size: int) -> bool:
-        """Whether rows at computed places are sure to be in VMEM; from HBM they are fetched one by one."""
+        """True if rows at computed places are sure to be in VMEM; from HBM they are fetched one by one."""
         whole = padded_bytes(self._op.extents, F32) <= _SURELY_FITS and size >= SUBLANES
         return whole or all(self._values[t.operand] in self._grid for t in terms)
 

@@ -23,7 +23,7 @@ _I16 = np.dtype(np.int16)
 
 
 def sort(make: Make, op: Sort, rewriter: Rewriter) -> Value:
-    """Where there is nothing to sort, the operand asked for itself."""
+    """The operand asked for itself, if there is nothing to sort."""
     x, dtype = op.operands[op.pick], op.result.tile.dtype
     if op.result.tile.shape[op.dim] < 2:
         return x
