@@ -33,7 +33,8 @@ _LEVEL = 2
 
 # Held by whoever uses llvmlite. One compilation at a time: two threads that want a program should compile it once.
 _lock = threading.RLock()
-_memory: dict[str, Compiled] = {}
+# Where the code of each program lies. It stays, for XLA forgets no address.
+_addresses: dict[str, int] = {}
 
 if sys.platform != "win32":
     # No other thread uses llvmlite while this one forks, so the child finds its lock, that of its import and ours free.
@@ -74,9 +75,9 @@ def compile(program: Program) -> Compiled:
     text, target = with_handler(program).text, program.module.machine
     name = _name(text, target)
     with _lock:
-        if name not in _memory:
-            _memory[name] = _compile(name, text, target)
-        return _memory[name]
+        if name not in _addresses and target.runs_on(host()):
+            _addresses[name] = _link(name, _Codegen(text, target).object(), HANDLER, {RUN: _runtime()})
+        return Compiled(name, text, target, _addresses.get(name))
 
 
 def check_scratch(program: Program) -> None:
@@ -173,12 +174,6 @@ def _name(text: str, target: Machine) -> str:
     versions = (_import("llvmlite").__version__, llvmlite().llvm_version_info)
     parts = repr((text, _runtime_text(target), target, versions))
     return f"tilekern_llvm_{hashlib.sha256(parts.encode()).hexdigest()[:32]}"
-
-
-def _compile(name: str, text: str, target: Machine) -> Compiled:
-    if not target.runs_on(host()):
-        return Compiled(name, text, target, None)
-    return Compiled(name, text, target, _link(name, _Codegen(text, target).object(), HANDLER, {RUN: _runtime()}))
 
 
 @functools.cache
