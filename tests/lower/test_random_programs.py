@@ -149,7 +149,7 @@ def test_triton_compiles_random_programs(chunk: int) -> None:
 
 NARROW = tuple(d for d in DTYPES.values() if d.itemsize <= 4)
 # Pallas' interpreter makes large programs, which take time to compile.
-_INTERPRETED, _WITH_LOOPS = 100, 40
+_INTERPRETED, _WITH_LOOPS = 100, 48
 
 
 def interpreted(lowerings: Sequence[MosaicLowering], programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:

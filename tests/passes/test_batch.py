@@ -21,7 +21,7 @@ from tilekern.ir.text import to_text
 from tilekern.ir.types import I32, kind_of
 from tilekern.ir.verify import verify
 from tilekern.passes import pipeline
-from tilekern.passes.batch import batch
+from tilekern.passes.batch import batch, places
 
 BEFORE = """
 func @f(%x: ref<f32[20, 6], in>, %rows: ref<i32[8], in>, %state: ref<f32[6], inout>,
@@ -136,6 +136,7 @@ def test_a_batched_func_runs_once_for_each_slice(name: str) -> None:
             data.draw(st.integers(0, len(p.ref.shape)) if p.ref.role == "inout" else _dims(p.ref.shape))
             for p in func.inputs
         ]
+        dims = list(places(func, dims))
         arrays = values(func, [size] * len(dims), dims, seed)
         batched = batch(func, size, dims)
         verify(batched)

@@ -106,7 +106,7 @@ def run(
         if param in func.inputs:
             at = func.inputs.index(param)
             behind[number] = before[at]
-    scratch = place(-(-program.scratch // 64) * 64)
+    scratch = place(max(-(-program.scratch // 64), 1) * 64)  # as much as the handler gives, at least
     addresses = (ctypes.c_void_p * (len(before) + len(behind)))(*(m.address for m, _ in (*before, *behind)))
     tasks = list(range(program.tasks))
     if seed is not None:

@@ -11,6 +11,7 @@ from tilekern.lower.mosaic.chip import CHIPS
 from tilekern.lower.mosaic.legalize import legalize
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.mosaic.plan import Plan
+from tilekern.lower.mosaic.seen import as_seen
 from tilekern.lower.target import TARGETS
 from tilekern.passes import pipeline
 from tilekern.passes.split_loops import split_loops
@@ -34,7 +35,7 @@ def every_form(func: Func, name: str = "tpu:v5e") -> Iterator[MosaicLowering]:
     """A Func that went through the passes, lowered in each way."""
     chip = CHIPS[name]
     lowering = MosaicLowering(func, TARGETS[name])
-    legal = legalize(pipeline.run(split_loops(func)), name.removeprefix("tpu:"))
+    legal = legalize(as_seen(pipeline.run(split_loops(func))).func, name.removeprefix("tpu:"))
     for plan in planner.candidates(legal, chip):
         other = copy(lowering)
         other.planned = plan
