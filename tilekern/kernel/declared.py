@@ -72,7 +72,7 @@ class Declared:
 
     def _begin(self, definition: Definition) -> None:
         functools.update_wrapper(self, definition.function)
-        self._definition, self._rules, self._schedules = definition, definition.rules, definition.schedules
+        self._definition = definition
         self.signature: Signature = definition.signature
         self._calls = _jax.Cache[tuple[Any, ...], Callable[..., Any]](_FAMILIES)
         self._families = _jax.Cache[tuple[Any, ...], Any](_FAMILIES)
@@ -112,7 +112,7 @@ class Declared:
         """
 
         def register(schedule: Schedule) -> Schedule:
-            self._schedules[target] = schedule
+            self._definition.schedules[target] = schedule
             return schedule
 
         return register
@@ -126,7 +126,7 @@ class Declared:
         is plain JAX, or a kernel that is `linear` in them and has a transpose. Inputs that the kernel is linear in need
         no rule: it gets None for their tangents.
         """
-        self._rules.jvp = rule
+        self._definition.rules.jvp = rule
         return rule
 
     def deftranspose(self, rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +136,7 @@ class Declared:
         transposed in are `jax.ShapeDtypeStruct`s. The rule returns a dict from names of linear inputs to cotangents
         like these; what is left out, or None, is zero. Static arguments and blocks come as in `defjvp`.
         """
-        self._rules.transpose = rule
+        self._definition.rules.transpose = rule
         return rule
 
     # --- calls ---

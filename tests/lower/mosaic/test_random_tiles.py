@@ -1,7 +1,8 @@
 """Random kernels, and two that users wrote, compiled by libtpu: what they take of vector memory against their plans.
 
-The estimate (`spills.py`) is for the library's kernels within a tenth. For others it is rather too large than too
-small: too small, and the compiler refuses a kernel that there is room for; too large, and we do.
+The estimate (`spills.py`) is for the library's kernels within a tenth. For others it is coarser: too small, and the
+compiler refuses a kernel that there is room for; too large, and we do. Of 200 random kernels one in ten is planned more
+than 15 % too small; `_FEW` are some of the others, which shall not become worse.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _taken(lowered: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("seed", _FEW)
-def test_random_kernels_take_no_more_than_planned(seed: int) -> None:
+def test_plans_of_some_random_kernels_stay_large_enough(seed: int) -> None:
     planned, taken = _taken(program(seed).lowered())
     assert planned >= 0.85 * taken - _SLACK
 
