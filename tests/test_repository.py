@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tilekern
-from tilekern.lower.triton import toolchain
+from tilekern.lower.triton.compile import toolchain
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("tilekern", "kernels", "tests", "bench", "examples")

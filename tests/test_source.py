@@ -15,7 +15,7 @@ import pytest
 import tilekern
 from tests.lang.checks import marked_line
 from tilekern import source
-from tilekern.lower.triton.names import assigned
+from tilekern.lower.triton.emit.names import assigned
 from tilekern.source import UNKNOWN, Loc
 
 PACKAGE = os.path.dirname(os.path.abspath(tilekern.__file__))

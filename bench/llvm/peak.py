@@ -18,8 +18,8 @@ import numpy as np
 from bench.result import Result
 from bench.timing import by_round, take_turns
 from tilekern.errors import DependencyError, TargetError
-from tilekern.lower.llvm import toolchain
-from tilekern.lower.llvm.machine import Machine
+from tilekern.lower.llvm.compile import toolchain
+from tilekern.lower.llvm.runtime.machine import Machine
 
 DType = Literal["float32", "bfloat16"]
 

@@ -18,8 +18,8 @@ from bench.llvm import attention, first_call, irregular, matmul, overhead, peak,
 from bench.llvm.pytorch import Attention
 from bench.result import Result, missed, table
 from tilekern.errors import DependencyError
-from tilekern.lower.llvm import toolchain
-from tilekern.lower.llvm.machine import describe
+from tilekern.lower.llvm.compile import toolchain
+from tilekern.lower.llvm.runtime.machine import describe
 from tilekern.testing import assert_close, in_float64
 
 AVX2 = {"avx2": True, "fma": True, "f16c": True}

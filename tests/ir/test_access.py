@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.ir.funcs import assert_same
 from tilekern.errors import VerifyError, WriteConflict
+from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.compute import splat
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Axis, Builder, Func, Value, index_value
@@ -23,11 +24,10 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Access, Dim, Load, Position, Store, Term
 from tilekern.ir.parse import parse
-from tilekern.ir.ranges import Interval, position_interval
 from tilekern.ir.text import to_text
 from tilekern.ir.types import F32, I32, INDEX, RefType, TileType
 from tilekern.ir.verify import verify
-from tilekern.lower.xla import emit
+from tilekern.lower.xla.emit import emit_xla
 from tilekern.passes.pipeline import run
 
 LANES = 3  # of a gather
@@ -159,7 +159,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def by_xla(func: Func, *arrays: Array) -> Array:
-    (out,) = jax.jit(partial(emit.run, func))(*arrays)
+    (out,) = jax.jit(partial(emit_xla.run, func))(*arrays)
     return np.asarray(out)
 
 

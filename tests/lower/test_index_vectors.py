@@ -20,7 +20,7 @@ from tilekern.lower.target import TARGETS
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.interpret import interpret as triton_interpret
-from tilekern.lower.xla.emit import run
+from tilekern.lower.xla.emit.emit_xla import run
 
 Outputs = Sequence[np.ndarray]
 # XLA compiles in half of the time without LLVM's optimisations, which are not what is under test.

@@ -16,7 +16,7 @@ from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.types import BOOL, DTYPES, DType, TileType, kind_of
-from tilekern.lower.xla.ops import function_of
+from tilekern.lower.xla.emit.ops import function_of
 
 BATCH = 5
 PLACES = np.array([0, 2, -1, 99, -(2**31), 2**31 - 1, 3], np.int32)

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tilekern as tk
+from tilekern.ir.analysis.ranges import Interval
 from tilekern.ir.memory import Position, Term
-from tilekern.ir.ranges import Interval
 from tilekern.lower.positions import FAR, index, locate, wrapped
 from tilekern.lower.sizes import LONGEST_INT32
 

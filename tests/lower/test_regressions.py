@@ -14,7 +14,7 @@ from tilekern.ir.interpret import interpret
 from tilekern.ir.parse import parse
 from tilekern.ir.types import kind_of
 from tilekern.lower.llvm.lowering import LlvmLowering
-from tilekern.lower.xla.emit import run
+from tilekern.lower.xla.emit.emit_xla import run
 
 # What was wrong, and the program.
 PROGRAMS = {

@@ -24,9 +24,9 @@ from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import BACKENDS, TARGETS
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
-from tilekern.lower.triton.compile import compile_program
+from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.interpret import interpret as triton_interpret
-from tilekern.lower.xla import emit
+from tilekern.lower.xla.emit import emit_xla
 from tilekern.testing import assert_close
 
 FLOATS = [n for n, d in DTYPES.items() if kind_of(d) == "float"]
@@ -154,7 +154,7 @@ def as_xla(funcs: list[Func]) -> Callable[..., Any]:
     """One program for many Funcs: compiling each apart takes minutes."""
 
     def run(many: list[list[np.ndarray]]) -> list[Any]:
-        return [emit.run(func, *arrays) for func, arrays in zip(funcs, many, strict=True)]
+        return [emit_xla.run(func, *arrays) for func, arrays in zip(funcs, many, strict=True)]
 
     return jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
 

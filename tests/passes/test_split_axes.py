@@ -8,7 +8,7 @@ from tilekern.ir.core import Func
 from tilekern.ir.parse import parse
 from tilekern.ir.text import to_text
 from tilekern.ir.verify import verify
-from tilekern.lower.xla import emit
+from tilekern.lower.xla.emit import emit_xla
 from tilekern.passes.canonicalize import canonicalize
 from tilekern.passes.dce import dce
 from tilekern.passes.pipeline import run
@@ -96,6 +96,6 @@ def test_without_digits_xla_needs_no_gather() -> None:
     x = np.arange(24.0 * 24, dtype=np.float32).reshape(24, 24)
     expected = np.repeat(x, 4, 0) + np.tile(x[:4], (24, 1))
     for variant, gathers in ((func, True), (run(func), False)):
-        compiled = jax.jit(partial(emit.run, variant))
+        compiled = jax.jit(partial(emit_xla.run, variant))
         assert ("gather" in compiled.lower(x).as_text()) == gathers
         np.testing.assert_array_equal(compiled(x)[0], expected)

@@ -16,16 +16,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from tilekern.ir.analysis.ranges import Interval, analyze, position_interval, proved, update, whole
+from tilekern.ir.analysis.validity import Valid, Validity, sources
 from tilekern.ir.compute import Select
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Dim, Load, MemoryOp, Position, Term
-from tilekern.ir.ranges import Interval, analyze, position_interval, proved, update, whole
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Iota
 from tilekern.ir.types import BOOL, I32, INDEX, TileType
-from tilekern.ir.validity import Valid, Validity, sources
 
 _NOWHERE = -1
 _WRAP = 1 << 32  # int32 arithmetic is exact up to multiples of it

@@ -15,11 +15,11 @@ import numpy as np
 from tilekern import source
 from tilekern.errors import ParseError
 from tilekern.ir import compute, control, debug, dynamic, elementwise, memory, ordering, shape
+from tilekern.ir.analysis.marks import without_unproved
 from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Axis, Block, Func, Op, Value, index_value
 from tilekern.ir.elementwise import TABLE, Elementwise
-from tilekern.ir.marks import without_unproved
 from tilekern.ir.memory import Access, Dim, MemoryOp, Position, Term
 from tilekern.ir.types import BOOL, DTYPES, INDEX, RefType, Role, TileType, Type, kind_of
 from tilekern.source import UNKNOWN, Loc

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from tilekern import source
 from tilekern.errors import OutputError
+from tilekern.ir.analysis.ranges import FALSE, Interval, analyze, position_interval
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value, cdiv
 from tilekern.ir.memory import Dim, Load, WriteOp
-from tilekern.ir.ranges import FALSE, Interval, analyze, position_interval
 
 _NONE: frozenset[Value] = frozenset()
 

@@ -12,8 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.memory import Position
-from tilekern.ir.ranges import Interval, position_interval
 
 FAR = 1 << 30
 """Stands for positions that `locate` may not find."""

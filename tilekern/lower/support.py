@@ -34,7 +34,7 @@ from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
-from tilekern.lower.xla import emit
+from tilekern.lower.xla.emit import emit_xla
 
 SHAPE = (2, 4)
 """The shape of the tiles of a sample."""
@@ -223,7 +223,7 @@ def _interpret(func: Func) -> None:
 
 def _lower_xla(func: Func) -> None:
     with jax.enable_x64(True):
-        jax.eval_shape(partial(emit.run, func), *_zeros(func))
+        jax.eval_shape(partial(emit_xla.run, func), *_zeros(func))
 
 
 def _lower_triton(func: Func) -> None:

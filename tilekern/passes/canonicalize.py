@@ -27,18 +27,18 @@ from typing import Any
 
 import numpy as np
 
+from tilekern.ir.analysis.carries import carries, with_carries
+from tilekern.ir.analysis.constants import constant, fold_constants, integer_of, splat_of
+from tilekern.ir.analysis.ranges import Interval, analyze, fold_index, update
 from tilekern.ir.compute import Constant, Convert, Select, splat
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import MemoryOp
-from tilekern.ir.ranges import Interval, analyze, fold_index, update
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Pad, Reshape, Slice, Transpose
 from tilekern.ir.types import BOOL
 from tilekern.passes.canonicalize_access import Absorber
-from tilekern.passes.carries import carries, with_carries
-from tilekern.passes.constants import constant, fold_constants, integer_of, splat_of
 
 _Result = Sequence[Value] | None
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilekern.ir.analysis.constants import integer_of
+from tilekern.ir.analysis.mixed_radix import Digit, Ranges, Sum, leaf
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Dim, MemoryOp, Term
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Iota
-from tilekern.passes.constants import integer_of
-from tilekern.passes.mixed_radix import Digit, Ranges, Sum, leaf
 
 
 class Absorber:

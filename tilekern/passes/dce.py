@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilekern.ir.analysis.carries import carries, with_carries
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.memory import Load
 from tilekern.ir.rewrite import Rewriter
-from tilekern.passes.carries import carries, with_carries
 
 
 def dce(func: Func) -> Func:

@@ -19,14 +19,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from tilekern.ir.analysis.constants import constant
+from tilekern.ir.analysis.ranges import FALSE, TRUE, Interval, analyze, proved, update
 from tilekern.ir.compute import Constant, splat
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp
-from tilekern.ir.ranges import FALSE, TRUE, Interval, analyze, proved, update
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast
-from tilekern.passes.constants import constant
 
 
 def elide_masks(func: Func) -> Func:

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from tilekern.ir.analysis.affine import Affine, Lines, between
+from tilekern.ir.analysis.ranges import Interval, analyze, update
 from tilekern.ir.compute import Constant, Select, splat
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.ranges import Interval, analyze, update
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.types import I32
-from tilekern.passes.affine import Affine, Lines, between
 
 Definition = Callable[[Value], Op | None]
 

@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tilekern.ir.analysis.ranges import Interval, analyze, fold_index, update
 from tilekern.ir.compute import Dot, splat
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load
-from tilekern.ir.ranges import Interval, analyze, fold_index, update
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.types import INDEX
 

@@ -29,15 +29,15 @@ from dataclasses import replace
 from functools import partial, reduce
 from itertools import pairwise
 
+from tilekern.ir.analysis.affine import LIMIT, Affine, Lines, between
+from tilekern.ir.analysis.ranges import analyze, update
 from tilekern.ir.compute import Select, splat
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import MemoryOp
-from tilekern.ir.ranges import analyze, update
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.types import I32, INDEX
-from tilekern.passes.affine import LIMIT, Affine, Lines, between
 
 
 def split_loops(func: Func) -> Func:

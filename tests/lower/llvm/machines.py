@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 
 from tilekern.errors import TilekernError
-from tilekern.lower.llvm import toolchain
-from tilekern.lower.llvm.machine import Machine
+from tilekern.lower.llvm.compile import toolchain
+from tilekern.lower.llvm.runtime.machine import Machine
 
 AVX2 = Machine("x86_64-unknown-linux-gnu", "haswell", "", vector_bytes=32, registers=16, has_pairs=True)
 AVX512 = Machine(

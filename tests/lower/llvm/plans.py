@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from functools import partial
 
 from tilekern.ir.core import Block, Func
-from tilekern.lower.llvm import emit
+from tilekern.lower.llvm.emit import emit_llvm
 from tilekern.lower.llvm.legalize import legalize
-from tilekern.lower.llvm.machine import Machine
-from tilekern.lower.llvm.plan import plan
-from tilekern.lower.llvm.slots import place
-from tilekern.lower.llvm.steps import AnyStep, Copies, Group, Plan, Step
+from tilekern.lower.llvm.plan.buffers import place
+from tilekern.lower.llvm.plan.plan_loops import plan
+from tilekern.lower.llvm.plan.steps import AnyStep, Copies, Group, Plan, Step
+from tilekern.lower.llvm.runtime.machine import Machine
 
 
 def planned(func: Func, machine: Machine) -> tuple[Func, Plan]:
     """The legal Func, and its plan with places."""
     legal = legalize(func, machine)
-    found = plan(legal, partial(emit._needs, machine))
+    found = plan(legal, partial(emit_llvm._needs, machine))
     place(legal, found)
     return legal, found
 

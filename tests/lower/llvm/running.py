@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from tilekern.ir.core import Array
-from tilekern.lower.llvm import toolchain
+from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.lowering import LlvmLowering
+from tilekern.lower.llvm.plan.private_copies import shares_of
 from tilekern.lower.llvm.program import TASK
-from tilekern.lower.llvm.shares import shares_of
 
 End = Literal["begin", "end"]
 Place = Callable[[int], "Memory"]

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.lower.llvm import toolchain
 from tilekern.lower.llvm.call import call
-from tilekern.lower.llvm.code import F32, I8, I64, PTR, Code, Module, Reg, Type, constant
-from tilekern.lower.llvm.machine import Machine
+from tilekern.lower.llvm.compile import toolchain
+from tilekern.lower.llvm.ir_builder import F32, I8, I64, PTR, Code, Module, Reg, Type, constant
 from tilekern.lower.llvm.program import TASK, Program
+from tilekern.lower.llvm.runtime.machine import Machine
 
 HASWELL = Machine("x86_64-unknown-linux-gnu", "haswell", "", vector_bytes=32, registers=16, has_pairs=True)
 ARM = Machine("aarch64-unknown-linux-gnu", "neoverse-n1", "+neon", vector_bytes=16, registers=32)

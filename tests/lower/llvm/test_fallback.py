@@ -16,7 +16,7 @@ import tilekern as tk
 from tests.lang.checks import like_first, numbers, refused
 from tilekern.errors import DependencyError, FallbackWarning, ResourceError, TargetError
 from tilekern.lower import target
-from tilekern.lower.llvm import toolchain
+from tilekern.lower.llvm.compile import toolchain
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 

@@ -23,10 +23,10 @@ from tilekern.ir.ordering import ArgReduce, Scan, Sort
 from tilekern.ir.shape import Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DTYPES
 from tilekern.lower import support
-from tilekern.lower.llvm import toolchain
-from tilekern.lower.llvm.handler import with_handler
+from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.lowering import LlvmLowering
-from tilekern.lower.llvm.machine import Machine
+from tilekern.lower.llvm.runtime.ffi_handler import with_handler
+from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.passes import pipeline
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from copy import copy
 
 from tilekern.ir.core import Func
-from tilekern.lower.mosaic import plan as planner
 from tilekern.lower.mosaic.chip import CHIPS
 from tilekern.lower.mosaic.legalize import legalize
+from tilekern.lower.mosaic.legalize.array_shapes import as_seen
 from tilekern.lower.mosaic.lowering import MosaicLowering
-from tilekern.lower.mosaic.plan import Plan
-from tilekern.lower.mosaic.seen import as_seen
+from tilekern.lower.mosaic.plan import plan_kernel as planner
+from tilekern.lower.mosaic.plan.plan_kernel import Plan
 from tilekern.lower.target import TARGETS
 from tilekern.passes import pipeline
 from tilekern.passes.split_loops import split_loops

@@ -20,7 +20,7 @@ from tilekern.ir.core import Array, Func, Op, Value
 from tilekern.ir.memory import Load, Store
 from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import DType, RefType, kind_of
-from tilekern.lower.mosaic.ops import function_of
+from tilekern.lower.mosaic.emit.ops import function_of
 
 SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
 

@@ -16,7 +16,7 @@ from tilekern import _jax
 from tilekern.errors import ResourceError
 from tilekern.ir.types import BF16, BOOL, DTYPES, F32, I32
 from tilekern.lower.mosaic.chip import CHIPS, LANES, PORTABLE, SUBLANES, Chip, padded_bytes, tile_rows
-from tilekern.lower.mosaic.compile import compile_ahead, vmem_used
+from tilekern.lower.mosaic.compile.ahead_of_time import compile_ahead, vmem_used
 from tilekern.lower.target import TARGETS
 
 each_chip = pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda c: c.name)

@@ -22,9 +22,9 @@ from tests.lang.checks import refused
 from tests.lower.mosaic.kernels import TILE, double, large, looked_up, needs_libtpu
 from tilekern import _jax, source
 from tilekern.errors import CompileError, DependencyError, FallbackWarning, ResourceError, TargetError
-from tilekern.lower.mosaic import toolchain
 from tilekern.lower.mosaic.chip import CHIPS, Chip
-from tilekern.lower.mosaic.compile import asm, compile_ahead, vmem_used
+from tilekern.lower.mosaic.compile import toolchain
+from tilekern.lower.mosaic.compile.ahead_of_time import asm, compile_ahead, vmem_used
 
 X = jax.ShapeDtypeStruct((64, 256), jnp.float32)
 V5E = CHIPS["tpu:v5e"]

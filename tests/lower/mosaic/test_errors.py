@@ -14,8 +14,8 @@ import tilekern as tk
 from tilekern.errors import FallbackWarning, ResourceError, TargetError
 from tilekern.ir.core import Value
 from tilekern.ir.types import F32, RefType
-from tilekern.lower.mosaic.layout import ViewDim, check_blocks, layout
-from tilekern.lower.mosaic.windows import Role, Window
+from tilekern.lower.mosaic.plan.hbm_layout import ViewDim, check_blocks, layout
+from tilekern.lower.mosaic.plan.windows import Role, Window
 
 
 @tk.kernel(out_type=lambda x: x)

@@ -31,11 +31,11 @@ from tilekern.kernels.rope import rope
 from tilekern.kernels.softmax import softmax
 from tilekern.kernels.swiglu import swiglu
 from tilekern.lower.mosaic import call as caller
-from tilekern.lower.mosaic import emit
-from tilekern.lower.mosaic.layout import Layout
+from tilekern.lower.mosaic.emit import emit_pallas
+from tilekern.lower.mosaic.emit.grid_steps import Step
 from tilekern.lower.mosaic.lowering import MosaicLowering
-from tilekern.lower.mosaic.plan import Plan
-from tilekern.lower.mosaic.steps import Step
+from tilekern.lower.mosaic.plan.hbm_layout import Layout
+from tilekern.lower.mosaic.plan.plan_kernel import Plan
 from tilekern.lower.target import TARGETS
 from tilekern.passes import pipeline
 from tilekern.testing import assert_close
@@ -215,7 +215,7 @@ def test_a_tile_that_does_not_exist_would_be_found(form: str, monkeypatch: pytes
         return step.indices[tile[0]] if tile else 0, 0
 
     one = call(LONG_LOOP)
-    for module in (emit, caller):
+    for module in (emit_pallas, caller):
         monkeypatch.setattr(module, "block_index", unclamped)
     lowering = in_form(one.func, form)
     with pytest.raises(jax.errors.JaxRuntimeError, match="Out-of-bounds"):

@@ -27,10 +27,10 @@ from tilekern.ir.types import BF16, F32, DType
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.matmul import matmul
 from tilekern.kernels.softmax import softmax
-from tilekern.lower.triton.binary import Binary
 from tilekern.lower.triton.call import CUSTOM_CALL, call
 from tilekern.lower.triton.chip import CHIPS
-from tilekern.lower.triton.compile import compile_program
+from tilekern.lower.triton.compile.binary import Binary
+from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.program import Argument, Descriptor, Program, Result
 
 ROOT = Path(__file__).parents[3]

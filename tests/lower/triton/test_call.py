@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tilekern import _jax, source
 from tilekern.errors import TargetError
 from tilekern.ir.types import BF16, BOOL, DTYPES, F32, I32, DType
-from tilekern.lower.triton.binary import Binary, DescriptorFormat
 from tilekern.lower.triton.call import CUSTOM_CALL, call, message
+from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
+from tilekern.lower.triton.launch_message import Int32, Int64, Kernel, Launch, Pointer, TensorMap
 from tilekern.lower.triton.program import Argument, Descriptor, Program, Result
-from tilekern.lower.triton.proto import Int32, Int64, Kernel, Launch, Pointer, TensorMap
 
 HERE = source.Loc(__file__, 1, function="kernel")
 

@@ -16,8 +16,8 @@ import tilekern as tk
 from tests.lang.checks import kernel, like_first, marked_line, numbers, refused
 from tilekern import _jax
 from tilekern.errors import CompileError, DependencyError, DeviceAssertion, ResourceError, TargetError
-from tilekern.lower.triton import compile as compiler
 from tilekern.lower.triton import interpret as interpreter
+from tilekern.lower.triton.compile import compile_program as compiler
 
 X = numbers(9)
 GPUS = ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100"]

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from tilekern.errors import TargetError
-from tilekern.lower.llvm import toolchain
+from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.program import Program
 
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from tilekern import _jax, source
 from tilekern.ir.core import Array, Func
-from tilekern.lower.llvm import toolchain
 from tilekern.lower.llvm.call import call
-from tilekern.lower.llvm.describe import describe
-from tilekern.lower.llvm.emit import emit, make_plan
+from tilekern.lower.llvm.compile import toolchain
+from tilekern.lower.llvm.emit.emit_llvm import emit, make_plan
 from tilekern.lower.llvm.legalize import legalize
+from tilekern.lower.llvm.plan.describe import describe
+from tilekern.lower.llvm.plan.private_copies import shares_of
 from tilekern.lower.llvm.program import Program
-from tilekern.lower.llvm.shares import shares_of
 from tilekern.lower.sizes import warn_large
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilekern.lower.llvm.code import Module
+from tilekern.lower.llvm.ir_builder import Module
 
 TASK = "task"
 """The name of the module's function that runs one task: `void @task(ptr buffers, i64 number, ptr scratch)`.

@@ -15,13 +15,13 @@ from tilekern import _jax
 from tilekern.ir.core import Array, Value
 from tilekern.ir.quote import visible
 from tilekern.ir.types import DType, accumulator, kind_of
-from tilekern.lower.mosaic.emit import Emitter
-from tilekern.lower.mosaic.layout import Layout
-from tilekern.lower.mosaic.numbers import stored_dtype
-from tilekern.lower.mosaic.plan import Plan, Scratch
-from tilekern.lower.mosaic.scalars import flat_table
-from tilekern.lower.mosaic.steps import block_index, next_tile, step_of, when
-from tilekern.lower.xla.emit import run
+from tilekern.lower.mosaic.emit.emit_pallas import Emitter
+from tilekern.lower.mosaic.emit.grid_steps import block_index, next_tile, step_of, when
+from tilekern.lower.mosaic.plan.hbm_layout import Layout
+from tilekern.lower.mosaic.plan.plan_kernel import Plan, Scratch
+from tilekern.lower.mosaic.plan.scalars import flat_table
+from tilekern.lower.mosaic.storage import stored_dtype
+from tilekern.lower.xla.emit.emit_xla import run
 
 
 def call(plan: Plan, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:

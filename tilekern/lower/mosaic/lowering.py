@@ -14,14 +14,14 @@ from tilekern import _jax, source
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.ir.quote import visible
-from tilekern.lower.mosaic import compile as compiler
 from tilekern.lower.mosaic.call import call
 from tilekern.lower.mosaic.chip import CHIPS, PORTABLE
-from tilekern.lower.mosaic.describe import describe
+from tilekern.lower.mosaic.compile import ahead_of_time as compiler
 from tilekern.lower.mosaic.legalize import legalize
-from tilekern.lower.mosaic.plan import Plan
-from tilekern.lower.mosaic.plan import plan as plan_of
-from tilekern.lower.mosaic.seen import as_seen
+from tilekern.lower.mosaic.legalize.array_shapes import as_seen
+from tilekern.lower.mosaic.plan.describe import describe
+from tilekern.lower.mosaic.plan.plan_kernel import Plan
+from tilekern.lower.mosaic.plan.plan_kernel import plan as plan_of
 from tilekern.lower.sizes import warn_large
 from tilekern.lower.target import Target
 from tilekern.passes import pipeline

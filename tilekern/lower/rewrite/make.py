@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tilekern.ir.analysis.constants import integer_of
 from tilekern.ir.compute import Bitcast, Constant, Convert, Reduce, Select, splat
 from tilekern.ir.core import Builder, Op, Value
 from tilekern.ir.dynamic import Take
@@ -13,7 +14,6 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Reshape, Slice, Transpose
 from tilekern.ir.types import I32, DType, TileType, is_float8, kind_of
-from tilekern.passes.constants import integer_of
 
 Number = Value | int | float | bool
 

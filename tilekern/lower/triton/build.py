@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from tilekern.ir import ranges
+from tilekern.ir.analysis import ranges
 from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op
@@ -15,13 +15,13 @@ from tilekern.ir.quote import code_of
 from tilekern.ir.types import I32
 from tilekern.lower.sizes import warn_large
 from tilekern.lower.triton.chip import Chip
-from tilekern.lower.triton.copies import Copy, plan_copies
-from tilekern.lower.triton.emit import Emitter
+from tilekern.lower.triton.emit.emit_triton import Emitter
+from tilekern.lower.triton.emit.memory import Memory
+from tilekern.lower.triton.emit.names import Names
+from tilekern.lower.triton.emit.prelude import prelude
 from tilekern.lower.triton.legalize import legalize
 from tilekern.lower.triton.legalize.pad_tiles import Padded
-from tilekern.lower.triton.memory import Memory
-from tilekern.lower.triton.names import Names
-from tilekern.lower.triton.prelude import prelude
+from tilekern.lower.triton.plan.tma import Copy, plan_copies
 from tilekern.lower.triton.program import Program
 from tilekern.passes import pipeline
 from tilekern.passes.split_loops import split_loops

@@ -30,9 +30,9 @@ import jax.numpy as jnp
 
 from tilekern import source
 from tilekern.errors import TargetError
-from tilekern.lower.triton.binary import Binary, DescriptorFormat
+from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
+from tilekern.lower.triton.launch_message import Int32, Int64, Kernel, Launch, Parameter, Pointer, TensorMap
 from tilekern.lower.triton.program import Descriptor, Program, Result
-from tilekern.lower.triton.proto import Int32, Int64, Kernel, Launch, Parameter, Pointer, TensorMap
 
 CUSTOM_CALL = "triton_kernel_call_ffi"
 """The name of the custom call, for `jax.export.DisabledSafetyCheck.custom_call`."""

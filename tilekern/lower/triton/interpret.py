@@ -20,9 +20,9 @@ from tilekern import errors, source
 from tilekern.errors import DependencyError, InterpreterError
 from tilekern.ir.core import Array
 from tilekern.ir.types import dtype_name, kind_of, round_to
+from tilekern.lower.triton.compile.toolchain import EXPECTED, FIX, check_version
 from tilekern.lower.triton.interpreter.wire import Header, receive, send
 from tilekern.lower.triton.program import Argument, Program, Result
-from tilekern.lower.triton.toolchain import EXPECTED, FIX, check_version
 
 Order = Literal["forward", "reverse"] | int
 """In which order programs run; a number seeds a random one."""

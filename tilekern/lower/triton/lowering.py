@@ -13,15 +13,15 @@ from tilekern import _jax
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.lower.target import Target
-from tilekern.lower.triton import resources
-from tilekern.lower.triton.binary import Binary
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.call import call
 from tilekern.lower.triton.chip import CHIPS
-from tilekern.lower.triton.compile import compile_program
+from tilekern.lower.triton.compile import resources
+from tilekern.lower.triton.compile.binary import Binary
+from tilekern.lower.triton.compile.compile_program import compile_program
+from tilekern.lower.triton.compile.resources import Resources
 from tilekern.lower.triton.interpret import interpret
 from tilekern.lower.triton.program import Program
-from tilekern.lower.triton.resources import Resources
 
 
 class TritonLowering:

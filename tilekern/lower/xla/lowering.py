@@ -14,7 +14,8 @@ from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.ir.quote import visible
 from tilekern.lower.sizes import LONGEST_INT32, refuse_large, warn_large
-from tilekern.lower.xla import budget, emit
+from tilekern.lower.xla.emit import emit_xla
+from tilekern.lower.xla.plan import budget
 
 
 class XlaLowering:
@@ -37,7 +38,7 @@ class XlaLowering:
     @_jax.emits
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
         """The outputs; traceable by JAX."""
-        return emit.run(self.func, *inputs)
+        return emit_xla.run(self.func, *inputs)
 
     @property
     def text(self) -> str:

@@ -18,7 +18,7 @@ from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, I32, kind_of
 from tilekern.lower.mosaic.legalize import legalize
 from tilekern.lower.mosaic.legalize.casts import is_native
 from tilekern.lower.mosaic.legalize.functions import _FUNCTIONS
-from tilekern.lower.mosaic.legalize.places import LANES
+from tilekern.lower.mosaic.legalize.movement import LANES
 
 KINDS = (Bitcast, Broadcast, Concatenate, Constant, Convert, Dot, Elementwise, Iota, Reduce, Reshape, Select, Slice)
 VECTORS = (Elementwise, Select, Convert, Bitcast, Constant, Iota, Broadcast, Reshape, Reduce)

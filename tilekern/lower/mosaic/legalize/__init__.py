@@ -25,8 +25,8 @@ from tilekern.lower.mosaic.legalize.forms import forms
 from tilekern.lower.mosaic.legalize.functions import functions
 from tilekern.lower.mosaic.legalize.pointwise import pointwise
 from tilekern.lower.mosaic.legalize.refuse import refuse
-from tilekern.lower.mosaic.legalize.shifts import shifts
 from tilekern.lower.mosaic.legalize.sines import sines
+from tilekern.lower.mosaic.legalize.unaligned_loads import shifts
 from tilekern.lower.mosaic.legalize.widen import widen
 from tilekern.lower.mosaic.legalize.without_float16 import without_float16
 from tilekern.lower.rewrite.without_empty import without_empty

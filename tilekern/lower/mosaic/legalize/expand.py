@@ -15,7 +15,7 @@ from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Pad, Reverse, Slice
-from tilekern.lower.mosaic.legalize import along, order, places
+from tilekern.lower.mosaic.legalize import movement, reductions, sorts
 from tilekern.lower.mosaic.legalize.interleave import interleave
 from tilekern.lower.rewrite.make import Make
 
@@ -26,17 +26,17 @@ def expand(func: Func) -> Func:
 
 
 _RULES: dict[type[Op], Callable[[Make, Any], Value]] = {
-    Reduce: along.reduce,
-    ArgReduce: along.arg_reduce,
-    Scan: along.scan,
-    Sort: order.sort,
-    TopK: order.top_k,
-    Pad: places.pad,
-    Reverse: places.reverse,
-    Slice: places.slice_,
-    DynamicSlice: places.dynamic_slice,
-    DynamicUpdateSlice: places.dynamic_update_slice,
-    Take: places.take,
+    Reduce: reductions.reduce,
+    ArgReduce: reductions.arg_reduce,
+    Scan: reductions.scan,
+    Sort: sorts.sort,
+    TopK: sorts.top_k,
+    Pad: movement.pad,
+    Reverse: movement.reverse,
+    Slice: movement.slice_,
+    DynamicSlice: movement.dynamic_slice,
+    DynamicUpdateSlice: movement.dynamic_update_slice,
+    Take: movement.take,
 }
 
 

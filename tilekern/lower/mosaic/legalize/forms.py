@@ -17,7 +17,7 @@ from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Concatenate, Reshape, Slice, Transpose
 from tilekern.lower.mosaic.legalize.casts import cast, wide
-from tilekern.lower.mosaic.legalize.places import LANES
+from tilekern.lower.mosaic.legalize.movement import LANES
 from tilekern.lower.rewrite.make import Make
 
 _PIECES = 32

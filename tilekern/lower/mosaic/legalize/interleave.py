@@ -17,7 +17,7 @@ from tilekern.ir.core import Op, Value
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Concatenate, Pad, Reshape, Slice
 from tilekern.lower.mosaic.legalize.casts import cast, wide
-from tilekern.lower.mosaic.legalize.places import LANES, filled, gathered, lanes
+from tilekern.lower.mosaic.legalize.movement import LANES, filled, gathered, lanes
 from tilekern.lower.rewrite.make import Make
 
 

@@ -17,10 +17,10 @@ from dataclasses import replace
 
 from tilekern import source
 from tilekern.errors import TargetError
+from tilekern.ir.analysis.ranges import Interval, analyze, position_interval, update, whole
 from tilekern.ir.compute import Monoid, Reduce, identity
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.memory import Dim, Load, MemoryOp, Position, Term
-from tilekern.ir.ranges import Interval, analyze, position_interval, update, whole
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import BOOL, I32

@@ -12,10 +12,10 @@ from queue import SimpleQueue
 
 from tilekern.errors import DependencyError, TilekernError
 from tilekern.ir.core import Array
+from tilekern.lower.triton.compile.toolchain import EXPECTED, FIX
 from tilekern.lower.triton.interpreter.launch import Launcher, line_of
 from tilekern.lower.triton.interpreter.stock import correct
 from tilekern.lower.triton.interpreter.wire import Header, receive, send
-from tilekern.lower.triton.toolchain import EXPECTED, FIX
 
 Request = tuple[Header, list[Array]]
 

@@ -1,0 +1,51 @@
+"""What dots in a fold fetch for the next iteration."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tilekern as tk
+from tests.lower.llvm.fake_xla import FakeXla
+from tilekern.lower.llvm.compile import toolchain
+from tilekern.lower.llvm.ir_builder import F32, Code, Reg
+from tilekern.lower.llvm.lowering import LlvmLowering
+
+pytest.importorskip("llvmlite", reason="needs llvmlite")
+
+BLOCK = 32
+
+
+@tk.kernel(out_type=lambda x, w, turned: jax.ShapeDtypeStruct((x.shape[0], w.shape[1 - turned]), x.dtype))
+def first_tile(x: tk.Ref, w: tk.Ref, out: tk.Ref, *, turned: bool) -> None:
+    """The products with the first tile only, so that what comes next is still in the array."""
+
+    def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
+        return tk.dot(x[:, k], w[:, k].T if turned else w[k], acc)
+
+    out[...] = tk.fold(tk.serial(x.shape[1], BLOCK, stop=BLOCK), step, jnp.zeros(out.shape, out.dtype))
+
+
+# Several panels, a rest of one, one that is narrower than a register; rows that leave a rest, and many lines for each.
+@pytest.mark.parametrize(("rows", "columns"), [(24, 256), (25, 80), (20, 5), (18, 300)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_every_line_of_the_next_tile(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, turned: bool) -> None:
+    def mark(code: Code, address: Reg) -> None:
+        code.store(code.binary("fadd", code.load(F32, address), 1.0), address)
+
+    monkeypatch.setattr(Code, "prefetch", mark)
+    x = np.ones((rows, 2 * BLOCK), np.float32)
+    w = np.zeros((columns, 2 * BLOCK) if turned else (2 * BLOCK, columns), np.float32)
+    spare = np.zeros(1 << 14, np.float32)  # behind w: what is fetched need not be in the array
+    memory = np.concatenate([w.ravel(), spare])
+    out = np.zeros((rows, columns), np.float32)
+    address = toolchain.compile(LlvmLowering(first_tile.trace(x, w, turned=turned).ir).program).address
+    assert address is not None
+    FakeXla().call(address, [x, memory], [out])
+    fetched = memory[: w.size].reshape(w.shape)
+    tile = fetched[:, BLOCK:] if turned else fetched[BLOCK:]
+    assert (tile[:, ::16] > 0).all()
+    assert np.count_nonzero(tile) == tile[:, ::16].size
+    assert (fetched[:, :BLOCK] == 0).all() if turned else (fetched[:BLOCK] == 0).all()

@@ -1,0 +1,1 @@
+"""Analyses of the block IR: they read a Func and change nothing."""

@@ -1,0 +1,137 @@
+"""Values in the body of a fold as straight lines in the fold's index, for `split_loops`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilekern.ir.analysis.ranges import Interval, digit_interval, whole
+from tilekern.ir.compute import Constant
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Position
+from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
+from tilekern.ir.types import I32, INDEX
+
+LIMIT = 1 << 28
+"""How large a scalar of which nothing is known is taken to be at most."""
+
+_INT32 = whole(I32) or Interval(0, 0)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """`slope` times the index, plus a sum of strides times scalars, plus for each lane something in `low`..`high`.
+
+    A scalar that cancels out keeps the stride 0: something on the way would wrap around if it were large.
+    """
+
+    slope: int = 0
+    scalars: Mapping[Value, int] = field(default_factory=dict[Value, int])
+    low: int = 0
+    high: int = 0
+
+    def plus(self, other: Affine, factor: int = 1) -> Affine:
+        """This and `factor` times the other."""
+        scalars = dict(self.scalars)
+        for scalar, stride in other.scalars.items():
+            scalars[scalar] = scalars.get(scalar, 0) + factor * stride
+        ends = sorted((factor * other.low, factor * other.high))
+        return Affine(self.slope + factor * other.slope, scalars, self.low + ends[0], self.high + ends[1])
+
+
+def between(low: int, high: int) -> Affine:
+    """Something in `low`..`high`."""
+    return Affine(low=low, high=high)
+
+
+class Lines:
+    """The values of one fold's body as lines, where they are and no arithmetic on the way wraps around.
+
+    Scalars from outside the fold are taken as they are, and to be at most `LIMIT` in magnitude; see `unknown`.
+    """
+
+    def __init__(self, op: Fold, definition: Callable[[Value], Op | None], ranges: Mapping[Value, Interval]) -> None:
+        self._index, self._definition, self._ranges = op.body.args[0], definition, ranges
+        self._inside = {*op.body.args, *(v for inner in op.body.ops for v in inner.results)}
+        self._found: dict[Value, Affine | None] = {}
+
+    def of(self, value: Value) -> Affine | None:
+        """An int32 value as a line, None if it is not known to be one."""
+        if value not in self._found:
+            line = self._line(value)
+            known = self._ranges.get(value)
+            if line is None or not self._interval(line).within(_INT32.low, _INT32.high):
+                line = None if known is None else between(known.low, known.high)
+            self._found[value] = line
+        return self._found[value]
+
+    def of_position(self, position: Position, operands: Sequence[Value]) -> Affine | None:
+        """The first element of a dim of an access as a line; exact."""
+        total = between(position.const, position.const)
+        for term in position.terms:
+            value = operands[term.operand]
+            line = self.of(value) if term.plain else None
+            known = digit_interval(term, self._ranges.get(value))
+            if line is None and known is not None:
+                line = between(known.low, known.high)
+            if line is None:
+                return None
+            total = total.plus(line, term.stride)
+        return total
+
+    def at_least_zero(self, line: Affine) -> bool:
+        """Whether the intervals of the scalars tell that a line is nowhere negative."""
+        return not self.unknown(line) and self._interval(line).low >= 0
+
+    def solvable(self, line: Affine) -> bool:
+        """Whether int32 arithmetic finds the tile where the line crosses 0."""
+        flat = Affine(0, line.scalars, line.low, line.low)
+        reach = _INT32.high - abs(line.slope)
+        return line.slope != 0 and self._interval(flat).within(-reach, reach)
+
+    def unknown(self, line: Affine) -> list[Value]:
+        """The scalars of a line which have to be checked against `LIMIT`."""
+        return [v for v in line.scalars if v not in self._ranges]
+
+    def _interval(self, line: Affine) -> Interval:
+        low, high = line.low, line.high
+        for value, stride in [(self._index, line.slope), *line.scalars.items()]:
+            interval = self._ranges.get(value, Interval(-LIMIT, LIMIT))
+            ends = sorted((interval.low * stride, interval.high * stride))
+            low, high = low + ends[0], high + ends[1]
+        return Interval(low, high)
+
+    def _line(self, value: Value) -> Affine | None:
+        if value is self._index:
+            return Affine(slope=1)
+        match self._definition(value):
+            case Constant(array=array) if array.size:
+                return between(int(array.min()), int(array.max()))
+            case Iota() as iota:
+                return between(0, iota.shape[iota.dim] - 1)
+            case _ if value.type == INDEX and value not in self._inside:
+                return Affine(scalars={value: 1})
+            case Broadcast(operands=(x,)) | Reshape(operands=(x,)) | Transpose(operands=(x,)):
+                return self.of(x)
+            case Elementwise(function="neg", operands=(x,)):
+                return self._sum(between(0, 0), self.of(x), -1)
+            case Elementwise(function="add", operands=(x, y)):
+                return self._sum(self.of(x), self.of(y))
+            case Elementwise(function="sub", operands=(x, y)):
+                return self._sum(self.of(x), self.of(y), -1)
+            case Elementwise(function="mul", operands=(x, y)):
+                return self._product(self.of(x), self.of(y))
+            case _:
+                return None
+
+    def _sum(self, x: Affine | None, y: Affine | None, factor: int = 1) -> Affine | None:
+        return None if x is None or y is None else x.plus(y, factor)
+
+    def _product(self, x: Affine | None, y: Affine | None) -> Affine | None:
+        for line, factor in ((x, y), (y, x)):
+            constant = factor is not None and factor == between(factor.low, factor.low)
+            if line is not None and factor is not None and constant:
+                return between(0, 0).plus(line, factor.low)
+        return None

@@ -1,0 +1,29 @@
+"""Marks by which a text claims that an access is in bounds: what does not follow from the text is not believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilekern.ir.analysis.ranges import analyze, proved, update
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.memory import MemoryOp
+from tilekern.ir.rewrite import Rewriter
+
+
+def without_unproved(func: Func) -> Func:
+    """The Func with `Dim.in_bounds` only where the intervals of its values prove it."""
+    if not any(isinstance(op, MemoryOp) and any(d.in_bounds for d in op.access.dims) for op in func.walk()):
+        return func
+    ranges = analyze(func)
+
+    def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        update(ranges, op)
+        if not isinstance(op, MemoryOp):
+            return None
+        where = [ranges.get(v) for v in op.positions]
+        pairs = zip(op.access.dims, op.extents, strict=True)
+        dims = tuple(replace(d, in_bounds=d.in_bounds and proved(d, size, where)) for d, size in pairs)
+        return None if dims == op.access.dims else rewriter.add(replace(op, access=replace(op.access, dims=dims)))
+
+    return Rewriter(rule).run(func)

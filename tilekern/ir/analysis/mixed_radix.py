@@ -1,0 +1,100 @@
+"""Sums of strides times digits of values: what a position is, and how it is added up and divided.
+
+    s * (v % m) + (s * m) * (v // m)              = s * v
+    (c * a + b) // c, (c * a + b) % c             = a, b          if 0 <= b < c
+    (s * v + b) // (s * r), (s * v + b) % (s * r) = v // r, s * (v % r) + b      if 0 <= b < s
+
+All arithmetic is exact and rounds down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilekern.ir.analysis.ranges import Interval, position_interval
+from tilekern.ir.core import Value
+from tilekern.ir.memory import Position, Term
+
+Ranges = Mapping[Value, Interval]
+
+
+@dataclass(frozen=True)
+class Digit:
+    """(value // div) % mod, no modulus if 0; see `ir.memory.Term`."""
+
+    value: Value
+    div: int = 1
+    mod: int = 0
+
+
+@dataclass(frozen=True)
+class Sum:
+    """`const` plus the sum of `stride` times digit."""
+
+    strides: Mapping[Digit, int]
+    const: int = 0
+
+    @property
+    def vectors(self) -> list[Digit]:
+        """The digits that are not scalars."""
+        return [d for d in self.strides if d.value.tile.shape]
+
+    @property
+    def values(self) -> list[Value]:
+        """The values that the sum depends on."""
+        return list(dict.fromkeys(d.value for d in self.strides))
+
+    def plus(self, other: Sum, factor: int = 1) -> Sum:
+        """This and `factor` times the other."""
+        strides = dict(self.strides)
+        for digit, stride in other.strides.items():
+            strides[digit] = strides.get(digit, 0) + factor * stride
+        return Sum(_recombined(strides), self.const + factor * other.const)
+
+    def position(self, operands: list[Value]) -> Position:
+        """The sum as a position of an access with these operands, its terms in their order."""
+        numbers = {value: number for number, value in enumerate(operands)}
+        terms = [Term(numbers[d.value], stride, d.div, d.mod) for d, stride in self.strides.items()]
+        return Position(tuple(sorted(terms, key=lambda t: (t.operand, -t.div, t.mod))), self.const)
+
+    def within(self, low: int, high: int, ranges: Ranges) -> bool:
+        """Whether the sum is known to lie in `low`..`high`."""
+        values = self.values
+        interval = position_interval(self.position(values), [ranges.get(v) for v in values])
+        return interval is not None and interval.within(low, high)
+
+    def divide(self, divisor: int, ranges: Ranges) -> tuple[Sum, Sum] | None:
+        """Quotient and remainder by a positive number, if both are such sums."""
+        whole = {d: s // divisor for d, s in self.strides.items() if s % divisor == 0}
+        quotient = Sum(whole, self.const // divisor)
+        rest = Sum({d: s for d, s in self.strides.items() if d not in whole}, self.const % divisor)
+        if rest.within(0, divisor - 1, ranges):
+            return quotient, rest
+        lead = max(rest.strides, key=rest.strides.__getitem__)
+        stride = rest.strides[lead]
+        below = Sum({d: s for d, s in rest.strides.items() if d != lead}, rest.const)
+        if stride <= 0 or divisor % stride or not below.within(0, stride - 1, ranges):
+            return None
+        radix = divisor // stride
+        if lead.mod % radix:
+            return None
+        high, low = Digit(lead.value, lead.div * radix, lead.mod // radix), Digit(lead.value, lead.div, radix)
+        return quotient.plus(Sum({high: 1})), below.plus(Sum({low: stride}))
+
+
+def leaf(value: Value) -> Sum:
+    """A value that is taken as it is."""
+    return Sum({Digit(value): 1})
+
+
+def _recombined(strides: Mapping[Digit, int]) -> Mapping[Digit, int]:
+    """`s * (v // d % m) + s * m * (v // (d * m) % n)` → `s * (v // d % (m * n))`, as often as there is one."""
+    for low, stride in strides.items():
+        for high in strides:
+            fits = low.value is high.value and low.mod > 1 and low.div * low.mod == high.div
+            if fits and stride and strides[high] == stride * low.mod:
+                rest = {d: s for d, s in strides.items() if d not in (low, high)}
+                both = Digit(low.value, low.div, low.mod * high.mod)
+                return _recombined({**rest, both: rest.get(both, 0) + stride})
+    return strides

@@ -1,0 +1,1 @@
+"""llvmlite: from LLVM IR to machine code."""

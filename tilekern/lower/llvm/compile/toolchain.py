@@ -1,0 +1,241 @@
+"""llvmlite, which has LLVM inside: imported when a program is compiled, not before."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from tilekern.errors import DependencyError, ResourceError
+from tilekern.lower.llvm.program import Program
+from tilekern.lower.llvm.runtime.ffi_handler import HANDLER, RUN, runtime, with_handler
+from tilekern.lower.llvm.runtime.machine import Machine, describe
+
+OLDEST, BEYOND = (0, 45), (0, 51)
+"""llvmlite's versions from the first on and before the second are supported.
+
+The first is the oldest with an LLVM, 20, that reads `splat (i32 1)`; the tests run with 0.45 and 0.50.
+"""
+
+MAX_SCRATCH = 1 << 30
+"""The bytes of scratch that a worker may have."""
+
+# How much LLVM optimises, of 0 to 3: 3 takes a fifth longer, for code as fast.
+_LEVEL = 2
+
+# Held by whoever uses llvmlite. One compilation at a time: two threads that want a program should compile it once.
+_lock = threading.RLock()
+# Where the code of each program lies. It stays, for XLA forgets no address.
+_addresses: dict[str, int] = {}
+
+if sys.platform != "win32":
+    # No other thread uses llvmlite while this one forks, so the child finds its lock, that of its import and ours free.
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Machine code.
+
+    Attributes:
+      name: tells it from all other code.
+      text: the LLVM IR that it was made of.
+      machine: what it runs on.
+      address: where its handler lies in this process; None if it does not run on this machine.
+    """
+
+    name: str
+    text: str
+    machine: Machine
+    address: int | None
+
+    @functools.cached_property
+    def assembly(self) -> str:
+        """The code for people to read."""
+        with _lock:
+            return _Codegen(self.text, self.machine).assembly()
+
+
+def compile(program: Program) -> Compiled:
+    """Machine code of a program, with its handler; the same for the same program.
+
+    Raises:
+      DependencyError: llvmlite is missing, broken, too old or too new.
+      ResourceError: the program's scratch is larger than `MAX_SCRATCH`.
+    """
+    check_scratch(program)
+    text, target = with_handler(program).text, program.module.machine
+    name = _name(text, target)
+    with _lock:
+        if name not in _addresses and target.runs_on(host()):
+            _addresses[name] = _link(name, _Codegen(text, target).object(), HANDLER, {RUN: _runtime()})
+        return Compiled(name, text, target, _addresses.get(name))
+
+
+def check_scratch(program: Program) -> None:
+    """Refuse a program whose scratch is larger than `MAX_SCRATCH`."""
+    if program.scratch > MAX_SCRATCH:
+        raise ResourceError(
+            f"{program.name} needs too much memory for its intermediate values",
+            expected=f"at most {MAX_SCRATCH} bytes for each thread",
+            got=f"scratch = {program.scratch} bytes",
+            fix="use smaller blocks",
+        )
+
+
+@functools.cache
+def host() -> Machine:
+    """The machine that this process runs on.
+
+    Raises:
+      DependencyError: llvmlite is missing, broken, too old or too new.
+      TargetError: it lacks AVX2 or NEON.
+    """
+    with _lock:
+        llvm = llvmlite()
+        with _working():
+            found = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+        return describe(*found)
+
+
+def working_host() -> Machine:
+    """The machine that this process runs on, after llvmlite has compiled and linked what all programs share.
+
+    Raises:
+      DependencyError: llvmlite is missing, broken, too old or too new.
+      TargetError: the machine lacks AVX2 or NEON.
+    """
+    machine = host()
+    with _lock, _working():
+        _runtime()
+    return machine
+
+
+@functools.cache
+def llvmlite() -> Any:
+    """llvmlite's interface to LLVM, ready to compile for all machines.
+
+    Raises:
+      DependencyError: llvmlite is missing, broken, too old or too new.
+    """
+    with _lock:
+        check_version(getattr(_import("llvmlite"), "__version__", "of no version"))
+        binding = _import("llvmlite.binding")
+        with _working():
+            binding.initialize_all_targets()
+            binding.initialize_all_asmprinters()
+        return binding
+
+
+def check_version(version: str) -> None:
+    """Refuse an llvmlite that tilekern was not tested with."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and OLDEST <= (int(found[1]), int(found[2])) < BEYOND:
+        return
+    raise DependencyError(
+        "this version of llvmlite is not supported", expected=_EXPECTED, got=f"llvmlite {version}", fix=_FIX
+    )
+
+
+_EXPECTED = f"llvmlite >= {OLDEST[0]}.{OLDEST[1]}, < {BEYOND[0]}.{BEYOND[1]}"
+_FIX = f"pip install 'llvmlite>={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}'"
+
+
+@contextlib.contextmanager
+def _working() -> Generator[None]:
+    """Calls of llvmlite inside, with data that is known to be good, fail if llvmlite is not what it should be."""
+    try:
+        yield
+    except (AssertionError, AttributeError, RuntimeError, TypeError) as error:
+        raise DependencyError(
+            "llvmlite does not work", expected=_EXPECTED, got=f"{type(error).__name__}: {error}"[:400], fix=_FIX
+        ) from error
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # OSError: its library cannot be loaded; a broken installation raises anything
+        raise DependencyError(
+            "the target cpu needs llvmlite", expected=_EXPECTED, got=f"{type(error).__name__}: {error}", fix=_FIX
+        ) from error
+
+
+def _name(text: str, target: Machine) -> str:
+    """A name that decides the code, in this process and in others."""
+    versions = (_import("llvmlite").__version__, llvmlite().llvm_version_info)
+    parts = repr((text, _runtime_text(target), target, versions))
+    return f"tilekern_llvm_{hashlib.sha256(parts.encode()).hexdigest()[:32]}"
+
+
+@functools.cache
+def _runtime() -> int:
+    """The address of what all programs share. Optimised, it is compiled ten times as long and runs as fast."""
+    return _link("tilekern_runtime", _Codegen(_runtime_text(host()), host(), level=0).object(), RUN, {})
+
+
+@functools.cache
+def _runtime_text(target: Machine) -> str:
+    return runtime(target).text
+
+
+@functools.cache
+def _linker() -> Any:
+    llvm = llvmlite()
+    return llvm.create_lljit_compiler(_target_machine(host(), _LEVEL), use_jit_link=True)
+
+
+def _link(name: str, code: bytes, exported: str, imported: dict[str, int]) -> int:
+    """Load an object file into this process, for good: the address of the exported function."""
+    builder = llvmlite().JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(exported)
+    for symbol, address in imported.items():
+        builder.import_symbol(symbol, address)
+    try:
+        library = builder.link(_linker(), name)
+    except RuntimeError as error:  # code that calls a function which this process does not have
+        raise AssertionError(f"{name}: {error}") from error
+    library.detach()  # or the code would go with the object, while XLA still has its address
+    return library[exported]
+
+
+def _target_machine(target: Machine, level: int) -> Any:
+    found = llvmlite().Target.from_triple(target.triple)
+    # Position-independent: the linker places code and constants anywhere, but close together.
+    return found.create_target_machine(
+        cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="small", jit=True
+    )
+
+
+class _Codegen:
+    """A module after LLVM's passes on its IR, in an LLVM context of its own."""
+
+    def __init__(self, text: str, target: Machine, level: int = _LEVEL) -> None:
+        llvm = llvmlite()
+        self._context = llvm.create_context()
+        try:
+            self._module = llvm.parse_assembly(text, self._context)
+            self._module.verify()
+        except RuntimeError as error:
+            raise AssertionError(f"{error}\n{text}") from error
+        self._machine = _target_machine(target, level)
+        self._module.data_layout = str(self._machine.target_data)
+        options = llvm.create_pipeline_tuning_options(speed_level=level)
+        # The code has vectors, and unrolled loops, where they pay.
+        options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = False
+        options.loop_unrolling = False  # a third of the compile time
+        builder = llvm.create_pass_builder(self._machine, options)
+        builder.getModulePassManager().run(self._module, builder)
+
+    def object(self) -> bytes:
+        return self._machine.emit_object(self._module)
+
+    def assembly(self) -> str:
+        return self._machine.emit_assembly(self._module)

@@ -1,0 +1,1 @@
+"""LLVM IR of each op, in the loop nests of the plan."""

@@ -1,0 +1,450 @@
+"""The elements of tiles, computed where they are used: one, or a vector of them whose places differ in one dim.
+
+What was computed once is known by the place it was computed for, as long as the code that is emitted lies behind it:
+`scope` begins a stretch of code whose results are forgotten at its end, for a loop's body or a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tilekern.ir.analysis.ranges import analyze, digit_interval
+from tilekern.ir.compute import Constant, Convert, Dot
+from tilekern.ir.core import Func, Value
+from tilekern.ir.memory import Load, MemoryOp, Position, Term
+from tilekern.ir.shape import Iota
+from tilekern.ir.types import DType, strides_of
+from tilekern.lower.llvm.element_index import Index, Place, is_virtual, reads, register
+from tilekern.lower.llvm.emit import elementwise
+from tilekern.lower.llvm.ir_builder import I32, I64, Code, Reg, Type, constant, lanes_of
+from tilekern.lower.llvm.llvm_types import known, packed, stored, unpacked
+from tilekern.lower.llvm.plan.steps import Closures, Slot
+
+
+class Elements:
+    """Computes elements.
+
+    Attributes:
+      code: where to.
+      closures: knows the ops, and the tiles that are in memory.
+      registers: the scalars that have been computed.
+      targets: the slots of the results of the present step.
+      loops: the indices of the folds around, and by how much they change.
+    """
+
+    def __init__(self, code: Code, func: Func, arrays: Mapping[Value, Reg], scratch: Reg) -> None:
+        self.code, self.scratch = code, scratch
+        self.closures = Closures(func)
+        self.registers: dict[Value, Reg] = {}
+        self.targets: dict[Value, Slot] = {}
+        self.loops: dict[Value, int] = {}
+        self._arrays = arrays
+        self._ranges = analyze(func)
+        self._scopes: list[dict[Any, Reg]] = [{}]
+        self._data: dict[Value, Reg] = {}
+        self._flushing = _only_multiplied(func)
+
+    # --- what is known ---
+
+    @contextmanager
+    def scope(self) -> Generator[None]:
+        """What is computed inside is known inside only."""
+        self._scopes.append({})
+        yield
+        self._scopes.pop()
+
+    def _once(self, key: Any, make: Any) -> Reg:
+        for scope in self._scopes:
+            if key in scope:
+                return scope[key]
+        found = make()
+        self._scopes[-1][key] = found
+        return found
+
+    # --- elements ---
+
+    def at(self, value: Value, place: Place, lanes: int = 0) -> Reg:
+        """The element at a place, or so many of them; of scalars the place is ()."""
+        if lanes and not any(index.step for index in place):
+            return self._once(("splat", value, place, lanes), lambda: self.code.splat(self.at(value, place), lanes))
+        if not lanes:
+            place = tuple(Index(i.terms, i.const) for i in place)
+        return self._once((value, place, lanes), lambda: self._element(value, place, lanes))
+
+    def ahead(self, values: Iterable[Value], outer: Place, inner: str) -> None:
+        """Compute now what is the same for all values of the register `inner`, the index of the last dim."""
+        pending = [(value, (*outer, register(inner, 1))) for value in values]
+        seen = set[tuple[Value, Place]]()
+        while pending:
+            value, place = pending.pop()
+            if (value, place) in seen:
+                continue
+            seen.add((value, place))
+            if not any(index.step or index.mentions(inner) for index in place):
+                self.at(value, place)
+            elif not self.closures.kept(value):
+                pending += reads(self.closures.definition[value], place, self.clamped)
+
+    def _element(self, value: Value, place: Place, lanes: int) -> Reg:
+        if value in self.registers:
+            return self.registers[value]
+        if value in self.closures.slots:
+            return self.load(self.slot(self.closures.slots[value]), value.tile.shape, value.tile.dtype, place, lanes)
+        op = self.closures.definition[value]
+        assert is_virtual(op), op.name
+        match op:
+            case Constant():
+                return self._constant(op, place, lanes)
+            case Iota():
+                return self._iota(place[op.dim], lanes)
+            case Load():
+                return self.load_access(op, place, lanes)
+            case _:
+                operands = [self.at(x, where, lanes) for x, where in reads(op, place, self.clamped)]
+                if not isinstance(op, elementwise.KINDS):
+                    return operands[0]
+                return elementwise.emit(self.code, op, operands, value in self._flushing)
+
+    def _constant(self, op: Constant, place: Place, lanes: int) -> Reg:
+        if not op.array.shape or op.array.size == 1:
+            return known(op.array.reshape(-1)[0], op.array.dtype, lanes)
+        if op.result not in self._data:
+            self._data[op.result] = self.code.module.data("table", op.array)
+        return self.load(self._data[op.result], op.shape, op.array.dtype, place, lanes)
+
+    def _iota(self, index: Index, lanes: int) -> Reg:
+        first = self.code.cast("trunc", self.number(Index(index.terms, index.const)), "i32")
+        return (
+            self.code.binary("add", self.code.splat(first, lanes), _steps(index.step, I32, lanes)) if lanes else first
+        )
+
+    # --- numbers ---
+
+    def number(self, index: Index) -> Reg:
+        """An index of one lane, i64."""
+        return self._once(("number", index.terms, index.const), lambda: self._sum(index))
+
+    def _sum(self, index: Index) -> Reg:
+        total: Reg | None = None
+        for name, stride in index.terms:
+            term = Reg(name, I64) if stride == 1 else self.code.binary("mul nsw", Reg(name, I64), stride)
+            total = term if total is None else self.code.binary("add nsw", total, term)
+        if total is None:
+            return constant(index.const, I64)
+        return self.code.binary("add nsw", total, index.const) if index.const else total
+
+    def numbers(self, index: Index, lanes: int) -> Reg:
+        """An index of every lane, i64."""
+        first = self.code.splat(self.number(index), lanes)
+        return self.code.binary("add nsw", first, _steps(index.step, I64, lanes)) if index.step else first
+
+    def clamped(self, value: Value, most: int) -> Index:
+        """An int32 scalar limited to 0 .. `most`."""
+
+        def make() -> Reg:
+            low = self.code.intrinsic("llvm.smax", self.registers[value], 0)
+            return self.code.cast("zext", self.code.intrinsic("llvm.smin", low, most), "i64")
+
+        return register(self._once(("clamped", value, most), make).text)
+
+    def position(self, op: MemoryOp, position: Position) -> Index:
+        """The scalar part of a position of an access."""
+        total = Index(const=position.const)
+        for term in position.terms:
+            value = op.positions[term.operand]
+            if not value.tile.shape:
+                digit = self._once(("digit", value, term.div, term.mod), lambda t=term, v=value: self._digit(t, v))
+                total = total.plus(index_of(digit).times(term.stride))
+        return total
+
+    def _digit(self, term: Term, value: Value) -> Reg:
+        found = self._ranges.get(value)
+        wide = self.code.cast("sext", self.registers[value], "i64")
+        return self._part(term, wide, negative=found is None or found.low < 0)
+
+    def _part(self, term: Term, number: Reg, negative: bool) -> Reg:
+        """(number // div) % mod, rounded down."""
+        code = self.code
+        if term.div > 1:
+            quotient = code.binary("sdiv", number, term.div)
+            if negative:
+                short = code.compare("icmp slt", code.binary("srem", number, term.div), 0)
+                quotient = code.binary("sub", quotient, code.cast("zext", short, "i64"))
+            number = quotient
+        if term.mod:
+            number = code.binary("srem", number, term.mod)
+            if negative:
+                other = code.binary("add", number, term.mod)
+                number = code.select(code.compare("icmp slt", number, 0), other, number)
+        return number
+
+    # --- memory ---
+
+    def slot(self, slot: Slot) -> Reg:
+        """The address of a slot."""
+        return self._once(("slot", slot.root), lambda: self.code.at(self.scratch, slot.root.offset))
+
+    def load(self, base: Reg, shape: Sequence[int], dtype: DType, place: Place, lanes: int = 0) -> Reg:
+        """Elements of a tile that lies densely in memory."""
+        return self._fetch(base, _linear(place, strides_of(tuple(shape))), dtype, lanes)
+
+    def put(self, value: Value, x: Reg, place: Place) -> None:
+        """Elements of a result of the present step."""
+        if value.tile.shape:
+            self.store(x, self.slot(self.targets[value]), value.tile.shape, value.tile.dtype, place)
+        else:
+            self.registers[value] = x
+
+    def store(self, x: Reg, base: Reg, shape: Sequence[int], dtype: DType, place: Place) -> None:
+        """Store elements of such a tile."""
+        self._put(packed(self.code, x, dtype), base, _linear(place, strides_of(tuple(shape))), dtype, None)
+
+    def address(self, base: Reg, index: Index, dtype: DType) -> Reg:
+        """The address of the element of the first lane."""
+        return self.code.at(base, self.number(index), stored(dtype).scalar)
+
+    def _fetch(self, base: Reg, index: Index, dtype: DType, lanes: int) -> Reg:
+        code, type = self.code, stored(dtype, lanes)
+        if not lanes or index.step == 1:
+            return unpacked(code, code.load(type, self.address(base, index, dtype)), dtype)
+        if index.step == -1:
+            last = code.load(type, self.address(base, index.shifted(1 - lanes), dtype))
+            return unpacked(code, code.shuffle(last, last, range(lanes)[::-1]), dtype)
+        if not index.step:
+            return code.splat(self._fetch(base, index, dtype, 0), lanes)
+        addresses = self._addresses(base, self.numbers(index, lanes), dtype)
+        return unpacked(code, code.gather(type, addresses), dtype)
+
+    def _put(self, x: Reg, base: Reg, index: Index, dtype: DType, mask: Reg | None) -> None:
+        """Store packed elements, those of the mask only if there is one."""
+        code, lanes = self.code, x.type.lanes
+        if not lanes:
+            address = self.address(base, index, dtype)
+            if mask is None:
+                code.store(x, address)
+                return
+            with code.when(mask):
+                code.store(x, address)
+        elif index.step == 1:
+            address = self.address(base, index, dtype)
+            code.store(x, address) if mask is None else code.masked_store(x, address, self.unknown(mask, x))
+        else:
+            code.scatter(x, self._addresses(base, self.numbers(index, lanes), dtype), mask)
+
+    def unknown(self, mask: Reg, x: Reg) -> Reg:
+        """A mask that the compiler cannot know to have one lane: LLVM 22 stores 32 bits for such a lane of 16 or 8."""
+        if x.type.bits >= 32:
+            return mask
+        return self.code.binary("xor", mask, self.code.splat(self.code.hidden_false(), mask.type.lanes))
+
+    def _addresses(self, base: Reg, numbers: Reg, dtype: DType) -> Reg:
+        return self.code.emit(
+            Type("ptr", numbers.type.lanes),
+            f"getelementptr inbounds {stored(dtype).scalar}, ptr {base.text}, {numbers}",
+        )
+
+    def gather(self, value: Value, place: Place, dim: int, numbers: Reg) -> Reg:
+        """Elements of a kept tile at a place, but for one dim, whose index each lane has for itself; i64."""
+        code, shape = self.code, value.tile.shape
+        strides = strides_of(shape)
+        rest = self.numbers(_linear(place, strides), numbers.type.lanes)
+        total = code.binary("add nsw", code.binary("mul nsw", numbers, strides[dim]), rest)
+        addresses = self._addresses(self.slot(self.closures.slots[value]), total, value.tile.dtype)
+        found = code.gather(stored(value.tile.dtype, numbers.type.lanes), addresses)
+        return unpacked(code, found, value.tile.dtype)
+
+    # --- accesses ---
+
+    def load_access(self, op: Load, place: Place, lanes: int = 0) -> Reg:
+        """Elements of an array; those out of bounds or masked are the fill."""
+        code, dtype = self.code, op.ref.ref.dtype
+        index, gathered, mask = self._reached(op, place, lanes, op.mask)
+        base = self._arrays[op.ref]
+        if gathered is None and mask is None:
+            return self._fetch(base, index, dtype, lanes)
+        type = stored(dtype, lanes)
+        fill = known(0, dtype) if op.fill is None else self.registers[op.fill]
+        fill = code.splat(packed(code, fill, dtype), lanes)
+        if not lanes:
+            address = self.address(base, index, dtype)
+            if mask is None:
+                return unpacked(code, code.load(type, address), dtype)
+            safe = code.select(mask, address, self.scratch)
+            return unpacked(code, code.select(mask, code.load(type, safe), fill), dtype)
+        if mask is not None and not mask.type.lanes:
+            mask = code.splat(mask, lanes)
+        if gathered is None and index.step == 1:
+            address = self.address(base, index, dtype)
+            return unpacked(code, code.masked_load(type, address, mask or constant(1, type.of("i1")), fill), dtype)
+        numbers = self.numbers(index, lanes) if gathered is None else gathered
+        found = code.gather(type, self._addresses(base, numbers, dtype), mask, fill)
+        return unpacked(code, found, dtype)
+
+    def fetch_next(self, op: Load, place: Place) -> None:
+        """Fetch into the cache the element that the next iteration of the innermost fold will load."""
+        index, _, _ = self._reached(op, place, 0, None)
+        self.code.prefetch(self.address(self._arrays[op.ref], index.shifted(self.distance(op)), op.ref.ref.dtype))
+
+    def distance(self, op: Load) -> int:
+        """How many elements further the next iteration of the innermost fold loads; 0 if that is not known."""
+        distance = 0
+        for dim, stride in zip(op.access.dims, strides_of(op.extents), strict=True):
+            for term in dim.position.terms:
+                if term.plain:
+                    distance += self.loops.get(op.positions[term.operand], 0) * term.stride * stride
+        return distance
+
+    def store_access(self, op: MemoryOp, x: Reg, place: Place, mask: Value | None) -> None:
+        """Store elements to an array, but those out of bounds or masked."""
+        code, dtype, lanes = self.code, op.ref.ref.dtype, x.type.lanes
+        index, gathered, where = self._reached(op, place, lanes, mask)
+        stored_as = packed(code, x, dtype)
+        if where is not None and lanes and not where.type.lanes:
+            where = code.splat(where, lanes)
+        if gathered is None:
+            self._put(stored_as, self._arrays[op.ref], index, dtype, where)
+        else:
+            code.scatter(stored_as, self._addresses(self._arrays[op.ref], gathered, dtype), where)
+
+    def access_address(
+        self,
+        op: MemoryOp,
+        place: Place,
+        mask: Value | None,
+        base: Reg | None = None,
+        dtype: DType | None = None,
+        lanes: int = 0,
+    ) -> tuple[Reg, Reg | None]:
+        """The address of one element of an access, or of the first of neighbours, and which are touched (None: all).
+
+        `base` and `dtype` are those of another array of the same shape.
+        """
+        index, gathered, where = self._reached(op, place, lanes, mask)
+        assert gathered is None and index.step == (lanes > 0)
+        return self.address(base or self._arrays[op.ref], index, dtype or op.ref.ref.dtype), where
+
+    def origin(self, op: Load) -> Reg:
+        """The address of the first element of a load in bounds."""
+        index = Index()
+        for dim, stride in zip(op.access.dims, strides_of(op.extents), strict=True):
+            index = index.plus(self.position(op, dim.position).times(stride))
+        return self.address(self._arrays[op.ref], index, op.ref.ref.dtype)
+
+    def _reached(
+        self, op: MemoryOp, place: Place, lanes: int, mask: Value | None
+    ) -> tuple[Index, Reg | None, Reg | None]:
+        """The linear index; those of every lane instead, if they are no straight line; which lanes are touched."""
+        code = self.code
+        total, gathered, conditions = Index(), None, list[Reg]()
+        sizes = zip(op.extents, strides_of(op.extents), strict=True)
+        for dim, lane, (length, stride) in zip(op.access.dims, op.access.lanes, sizes, strict=True):
+            index = self.position(op, dim.position)
+            numbers: Reg | None = None
+            if lane is not None and dim.kind == "block":
+                index = index.plus(place[lane])
+            elif lane is not None:
+                numbers = self._vector_of(op, dim.position, place[lane], lanes)
+                if not numbers.type.lanes:
+                    index, numbers = index.plus(index_of(numbers)), None
+            if numbers is not None:
+                numbers = code.binary("add nsw", numbers, self.numbers(index, lanes))
+                inside = self._inside(numbers, length)
+                numbers = code.binary("mul nsw", numbers, stride)
+                gathered = numbers if gathered is None else code.binary("add nsw", gathered, numbers)
+            else:
+                total = total.plus(index.times(stride))
+                inside = None if dim.in_bounds else self._within(op, dim.position, index, length, lanes)
+            if not dim.in_bounds and inside is not None:
+                conditions.append(inside)
+        if mask is not None:
+            conditions.append(self.at(mask, place, lanes))
+        if gathered is not None:
+            gathered = code.binary("add nsw", gathered, self.numbers(total, lanes))
+        return total, gathered, self._all(conditions, lanes)
+
+    def _vector_of(self, op: MemoryOp, position: Position, index: Index, lanes: int) -> Reg:
+        """What the vectors of a gathered position add to it, i64; of one lane if all are at the same place."""
+        code, total = self.code, None
+        lanes = lanes if index.step else 0
+        for term in position.terms:
+            value = op.positions[term.operand]
+            if value.tile.shape:
+                number = code.cast("sext", self.at(value, (index,), lanes), "i64")
+                number = code.binary("mul nsw", self._part(term, number, negative=True), term.stride)
+                total = number if total is None else code.binary("add nsw", total, number)
+        return total if total is not None else constant(0, I64)
+
+    def _inside(self, numbers: Reg, length: int) -> Reg:
+        return self.code.compare("icmp ult", numbers, length)
+
+    def _within(self, op: MemoryOp, position: Position, index: Index, length: int, lanes: int) -> Reg | None:
+        """Which lanes along a dim are in bounds; of all lanes at once, if they are at the same place."""
+        code = self.code
+        if not index.step or not lanes:
+            return self._inside(self.number(index), length)
+        if abs(index.step) != 1:
+            return self._inside(self.numbers(index, lanes), length)
+        # Lane n is at first + n: it is inside if -first <= n < length - first, with both limited to 0 .. lanes.
+        first = self.number(index)
+        if index.step == -1:
+            return self._inside(self.numbers(index, lanes), length)
+        until = self._limited(code.binary("sub nsw", length, first), lanes)
+        inside = code.compare("icmp slt", _steps(1, I32, lanes), code.splat(until, lanes))
+        if self._is_negative(op, position):
+            begin = self._limited(code.binary("sub nsw", 0, first), lanes)
+            inside = code.binary(
+                "and", inside, code.compare("icmp sge", _steps(1, I32, lanes), code.splat(begin, lanes))
+            )
+        return inside
+
+    def _limited(self, number: Reg, lanes: int) -> Reg:
+        low = self.code.intrinsic("llvm.smax", number, 0)
+        return self.code.cast("trunc", self.code.intrinsic("llvm.smin", low, lanes), "i32")
+
+    def _is_negative(self, op: MemoryOp, position: Position) -> bool:
+        """Whether a position may be less than 0."""
+        low = position.const
+        for term in position.terms:
+            value = op.positions[term.operand]
+            found = digit_interval(term, self._ranges.get(value))
+            if found is None:
+                return True
+            low += min(term.stride * found.low, term.stride * found.high)
+        return low < 0
+
+    def _all(self, conditions: list[Reg], lanes: int) -> Reg | None:
+        if not conditions:
+            return None
+        if any(c.type.lanes for c in conditions):
+            conditions = [c if c.type.lanes else self.code.splat(c, lanes) for c in conditions]
+        total = conditions[0]
+        for condition in conditions[1:]:
+            total = self.code.binary("and", total, condition)
+        return total
+
+
+def index_of(number: Reg, step: int = 0) -> Index:
+    """A register, or a constant, as an index, and so many more for each lane."""
+    return register(number.text, step) if number.text.startswith("%") else Index((), int(number.text), step)
+
+
+def _steps(step: int, type: Type, lanes: int) -> Reg:
+    """0, step, 2 * step, ..."""
+    return lanes_of([step * n for n in range(lanes)], Type(type.scalar, lanes))
+
+
+def _linear(place: Place, strides: Sequence[int]) -> Index:
+    total = Index()
+    for index, stride in zip(place, strides, strict=True):
+        total = total.plus(index.times(stride))
+    return total
+
+
+def _only_multiplied(func: Func) -> frozenset[Value]:
+    """Casts to bfloat16 that only dots use, whose hardware takes subnormal numbers for 0 anyway."""
+    casts = {op.result for op in func.walk() if isinstance(op, Convert)}
+    others = {v for op in func.walk() if not isinstance(op, Dot) for v in op.operands}
+    others |= {v for op in func.walk() for region in op.regions for v in region.results}
+    return frozenset(casts - others)

@@ -1,0 +1,186 @@
+"""Elementwise ops, casts and selects on registers, of one element or of a vector of them."""
+
+from __future__ import annotations
+
+from tilekern.ir.compute import Bitcast, Convert, Select
+from tilekern.ir.core import Op
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.types import BF16, BOOL, F16, DType, kind_of
+from tilekern.lower.llvm.ir_builder import Code, Reg
+from tilekern.lower.llvm.llvm_types import computed
+from tilekern.lower.llvm.math.functions import function
+
+KINDS = (Elementwise, Select, Convert, Bitcast)
+"""The ops that compute; what is virtual besides only moves elements."""
+
+_INF = float("inf")
+
+_FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "rem": "frem"}
+_INTEGER = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
+_UNARY = {
+    "abs": "llvm.fabs",
+    "floor": "llvm.floor",
+    "ceil": "llvm.ceil",
+    "round_even": "llvm.roundeven",
+    "round_away": "llvm.round",
+    "sqrt": "llvm.sqrt",
+}
+_ORDERED = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+_SHIFTS = {"shift_left": "shl", "shift_right_logical": "lshr", "shift_right_arithmetic": "ashr"}
+
+
+def emit(code: Code, op: Op, operands: list[Reg], flushes: bool = False) -> Reg:
+    """The result of an elementwise op.
+
+    Args:
+      code: the function.
+      op: legal; an `Elementwise`, `Select`, `Convert` or `Bitcast`.
+      operands: as many elements of each.
+      flushes: a cast to bfloat16 may give 0 for subnormal numbers.
+    """
+    match op:
+        case Select():
+            return code.select(*operands)
+        case Convert():
+            return convert(code, operands[0], op.operands[0].tile.dtype, op.dtype, flushes)
+        case Bitcast():
+            return code.cast("bitcast", operands[0], computed(op.dtype).scalar)
+        case _:
+            assert isinstance(op, Elementwise), op.name
+            return compute(code, op.function, op.operands[0].tile.dtype, *operands)
+
+
+def compute(code: Code, name: str, dtype: DType, *operands: Reg) -> Reg:
+    """A function of the elementwise table, of operands of a dtype."""
+    if kind_of(dtype) == "float":
+        return _float(code, name, *operands)
+    return _integer(code, name, kind_of(dtype) == "signed", *operands)
+
+
+# --- floats --------------------------------------------------------------------------------------------------------
+
+
+def _float(code: Code, name: str, *operands: Reg) -> Reg:
+    x = operands[0]
+    if name in _FLOAT:
+        return code.binary(_FLOAT[name], *operands)
+    if name in _ORDERED:
+        return code.compare(f"fcmp {_ORDERED[name]}", *operands)
+    if name in _UNARY:
+        return code.intrinsic(_UNARY[name], x)
+    match name:
+        case "neg":
+            return code.unary("fneg", x)
+        case "max" | "min":
+            return extreme(code, name, *operands)
+        case "is_finite":
+            return code.compare("fcmp olt", code.intrinsic("llvm.fabs", x), _INF)
+        case "sign":
+            signed = code.select(code.compare("fcmp olt", x, 0.0), -1.0, x)
+            return code.select(code.compare("fcmp ogt", x, 0.0), 1.0, signed)
+        case _:
+            found = function(code, name, *operands)
+            assert found is not None, name
+            return found
+
+
+def extreme(code: Code, name: str, x: Reg, y: Reg) -> Reg:
+    """The larger or smaller float; NaN if one is, and of two zeros any. The sooner of the two had better be `x`."""
+    return code.intrinsic(f"llvm.{name}imum", x, y, flags="nsz")
+
+
+# --- integers ------------------------------------------------------------------------------------------------------
+
+
+def _integer(code: Code, name: str, signed: bool, *operands: Reg) -> Reg:
+    x = operands[0]
+    if name in _INTEGER:
+        return code.binary(_INTEGER[name], *operands)
+    if name in ("eq", "ne"):
+        return code.compare(f"icmp {name}", *operands)
+    if name in ("lt", "le", "gt", "ge"):
+        return code.compare(f"icmp {'s' if signed else 'u'}{name}", *operands)
+    if name in _SHIFTS:
+        return _shift(code, name, *operands)
+    match name:
+        case "div" | "rem":
+            return _quotient(code, name, signed, *operands)
+        case "max" | "min":
+            return code.intrinsic(f"llvm.{'s' if signed else 'u'}{name}", *operands)
+        case "neg":
+            return code.binary("sub", 0, x)
+        case "not":
+            return code.binary("xor", x, -1)
+        case "abs":
+            return code.flagged("llvm.abs", x)
+        case "clz":
+            return code.flagged("llvm.ctlz", x)
+        case _:
+            assert name == "population_count", name
+            return code.intrinsic("llvm.ctpop", x)
+
+
+def _quotient(code: Code, name: str, signed: bool, x: Reg, y: Reg) -> Reg:
+    """Division never traps: not by 0, for which there is 1, and not of the least number by -1, which is 0 minus it."""
+    other = code.select(code.compare("icmp eq", y, 0), 1, y)
+    if not signed:
+        return code.binary(f"u{name}", x, other)
+    negates = code.compare("icmp eq", y, -1)
+    found = code.binary(f"s{name}", x, code.select(negates, 1, other))
+    return code.select(negates, code.binary("sub", 0, x), found) if name == "div" else found
+
+
+def _shift(code: Code, name: str, x: Reg, amount: Reg) -> Reg:
+    """By as many bits as there are, or more: all are shifted out; what is left to the right is the sign."""
+    bits = x.type.bits
+    least = code.intrinsic("llvm.umin", amount, bits - 1)
+    shifted = code.binary(_SHIFTS[name], x, least)
+    if name == "shift_right_arithmetic":
+        return shifted
+    return code.select(code.compare("icmp ult", amount, bits), shifted, 0)
+
+
+# --- casts ---------------------------------------------------------------------------------------------------------
+
+
+def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = False) -> Reg:
+    """A legal cast."""
+    if source == dtype:
+        return x
+    scalar = computed(dtype).scalar
+    kinds = kind_of(source), kind_of(dtype)
+    if dtype == BOOL:
+        return code.compare("fcmp une", x, 0.0) if kinds[0] == "float" else code.compare("icmp ne", x, 0)
+    if source == BF16:
+        wide = code.binary("shl", code.cast("zext", x, "i32"), 16)
+        return code.cast("bitcast", wide, "float")
+    if dtype == BF16:
+        return _to_bfloat16(code, x, flushes)
+    if dtype == F16:
+        # LLVM must not see what is rounded here: it would move a sign by rounding from float64, which has no code.
+        x = code.intrinsic("llvm.arithmetic.fence", x)
+    if kinds == ("float", "float"):
+        return code.cast("fpext" if dtype.itemsize > source.itemsize else "fptrunc", x, scalar)
+    if kinds[0] == "float":
+        return code.saturated(x, scalar, signed=kinds[1] == "signed")
+    if kinds[1] == "float":
+        return code.cast("sitofp" if kinds[0] == "signed" else "uitofp", x, scalar)
+    if dtype.itemsize < source.itemsize and source != BOOL:
+        return code.cast("trunc", x, scalar)
+    found = code.cast("sext" if kinds[0] == "signed" else "zext", x, scalar)
+    if source == BOOL and x.type.lanes in (2, 4) and code.module.machine.vector_bytes == 64:
+        # LLVM 22 counts so few bools, where a sum of them ends, as the bits of an i2 or i4, which it cannot select.
+        return code.binary("xor", found, code.splat(code.cast("sext", code.hidden_false(), scalar), x.type.lanes))
+    return found
+
+
+def _to_bfloat16(code: Code, x: Reg, flushes: bool) -> Reg:
+    """The upper half of the bits, rounded to nearest even; NaN stays NaN."""
+    if flushes and x.type.lanes == 16 and code.module.machine.has_bfloat16:
+        return code.to_bfloat16(x)
+    bits = code.cast("bitcast", x, "i32")
+    high = code.binary("lshr", bits, 16)
+    half = code.binary("add", code.binary("and", high, 1), 0x7FFF)
+    rounded = code.binary("lshr", code.binary("add", bits, half), 16)
+    found = code.select(code.compare("fcmp uno", x, 0.0), code.binary("or", high, 0x40), rounded)
+    return code.cast("trunc", found, "i16")

@@ -1,0 +1,350 @@
+"""A legal Func → a program: one function that runs one program of the grid, and one that runs a task, some of these."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import prod
+from typing import Any
+
+from tilekern.ir.compute import Dot, Reduce
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
+from tilekern.ir.dynamic import DynamicUpdateSlice, Take
+from tilekern.ir.memory import Atomic, Load, Store
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.quote import visible
+from tilekern.ir.shape import Concatenate, Pad
+from tilekern.lower.llvm.element_index import Index, is_virtual
+from tilekern.lower.llvm.emit import atomics, composed_tiles, loop_nests, reductions, sorts
+from tilekern.lower.llvm.emit.atomics import Copy
+from tilekern.lower.llvm.emit.elements import Elements
+from tilekern.lower.llvm.gemm import dots
+from tilekern.lower.llvm.ir_builder import I64, PTR, VOID, Code, Module, Reg
+from tilekern.lower.llvm.llvm_types import computed
+from tilekern.lower.llvm.plan.buffers import place
+from tilekern.lower.llvm.plan.plan_loops import plan
+from tilekern.lower.llvm.plan.private_copies import ALIGNMENT, Division, Own, adds_floats, divide
+from tilekern.lower.llvm.plan.steps import Closures, Copies, Group, Plan, Step
+from tilekern.lower.llvm.program import TASK, Program
+from tilekern.lower.llvm.runtime.machine import Machine
+
+# The most tasks: of more programs, several are one task, so that claiming one costs little beside running it.
+_TASKS = 4096
+_PROGRAM = "program"
+
+
+def make_plan(func: Func, machine: Machine) -> Plan:
+    """The steps of a legal Func, and where their tiles lie."""
+    planned = plan(func, partial(_needs, machine))
+    place(func, planned)
+    return planned
+
+
+def emit(func: Func, planned: Plan, machine: Machine) -> Program:
+    """The program of a legal Func.
+
+    Its arguments are the Func's inputs, its results the Func's outputs, then the shares of `shares_of`.
+    """
+    module = Module(machine)
+    division, programs = divide(func), prod(func.grid)
+    body = _Body(func, planned, division)
+    each = cdiv(programs, max(min(programs, division.parts or _TASKS), 1))
+    parts = cdiv(programs, max(each, 1))
+    parameters = [("buffers", PTR), ("number", I64), ("scratch", PTR)]
+
+    def task(code: Code, buffers: Reg, number: Reg, scratch: Reg) -> None:
+        part = code.binary("udiv", number, division.slices) if division.slices > 1 else number
+        begin = code.binary("mul nsw", part, each)
+        end = code.intrinsic("llvm.smin", code.binary("add nsw", begin, each), programs)
+
+        def run(n: Reg) -> None:
+            code.call(_PROGRAM, VOID, buffers, n, number, scratch)
+
+        with body.own_copies(code, buffers, scratch):
+            if each == 1:
+                run(begin)
+            else:
+                code.loop(begin, end, 1, run)
+        code.ret()
+
+    module.function(_PROGRAM, [("buffers", PTR), ("number", I64), ("task", I64), ("scratch", PTR)], body.run)
+    module.function(TASK, parameters, task, attributes="")
+    outputs = func.outputs
+    zeroed = [n for n, p in enumerate(outputs) if p.ref.role in ("zeros", "sum")]
+    zeroed += range(len(outputs), len(outputs) + len(division.shares))
+    scratch = _own_at(planned) + division.own_bytes if division.own else planned.scratch
+    return Program(visible(func.name), module, parts * division.slices, scratch, tuple(zeroed))
+
+
+def _needs(machine: Machine, op: Op, closures: Closures) -> tuple[int, Any]:
+    match op:
+        case Dot():
+            return dots.needs(op, closures, machine)
+        case Sort() | TopK():
+            return sorts.bytes_of(op, machine), None
+        case _:
+            return 0, None
+
+
+def _own_at(planned: Plan) -> int:
+    """The byte of the scratch memory from which on own copies lie."""
+    return -(-planned.scratch // ALIGNMENT) * ALIGNMENT
+
+
+class _Body:
+    """Emits what one program of the grid does."""
+
+    def __init__(self, func: Func, planned: Plan, division: Division) -> None:
+        self._func, self._plan, self._division = func, planned, division
+        self._places = {p: n for n, p in enumerate(func.inputs)}
+        self._places |= {p: len(func.inputs) + n for n, p in enumerate(func.outputs)}
+
+    @contextmanager
+    def own_copies(self, code: Code, buffers: Reg, scratch: Reg) -> Generator[None]:
+        """The programs of a task, between the begin and the end of its own copies."""
+        copies = list(self._own(code, scratch))
+        for own, base in copies:
+            atomics.begin(code, own, base)
+        yield
+        if copies:
+            atomics.end(code, [(own, base, self._array(code, buffers, self._places[own.ref])) for own, base in copies])
+
+    def _own(self, code: Code, scratch: Reg) -> Iterator[tuple[Own, Reg]]:
+        for own in self._division.own:
+            yield own, code.at(scratch, _own_at(self._plan) + own.offset)
+
+    def _array(self, code: Code, buffers: Reg, number: int) -> Reg:
+        return code.load(PTR, code.at(buffers, number, "ptr"))
+
+    def _copies_of(self, code: Code, buffers: Reg, task: Reg, arrays: dict[Value, Reg], scratch: Reg) -> None:
+        """The copies that a task updates."""
+        slices, first = self._division.slices, len(self._func.inputs) + len(self._func.outputs)
+        part, column = (code.binary(name, task, slices) for name in ("udiv", "urem")) if slices > 1 else (task, None)
+        self._copies = {ref: Copy(arrays[ref], ref.ref.dtype, slices, column) for ref in self._division.plain}
+        for n, share in enumerate(self._division.shares):
+            base = self._array(code, buffers, first + n)
+            size = prod(share.ref.ref.shape) * share.dtype.itemsize
+            base = code.at(base, code.binary("mul nsw", part, size))
+            self._copies[share.ref] = Copy(base, share.dtype, slices, column)
+        self._owned = {own.ref for own in self._division.own}
+        self._copies |= {own.ref: Copy(base, own.ref.ref.dtype) for own, base in self._own(code, scratch)}
+
+    def run(self, code: Code, buffers: Reg, number: Reg, task: Reg, scratch: Reg) -> None:
+        """Emit the function of one program: its number, and that of its task."""
+        func = self._func
+        arrays = {p: self._array(code, buffers, n) for p, n in self._places.items()}
+        self._copies_of(code, buffers, task, arrays, scratch)
+        self._code = code
+        self._e = Elements(code, func, arrays, scratch)
+        for arg, index in zip(func.body.args, _decode(code, func.axes, number), strict=True):
+            self._e.registers[arg] = code.cast("trunc", index, "i32")
+        self._block(func.body)
+        code.ret()
+
+    # --- blocks ---
+
+    def _block(self, block: Block) -> None:
+        """Emit a block in the present scope."""
+        e = self._e
+        with e.closures.inside(self._plan.enters[block]):
+            for step in self._plan.steps[block]:
+                e.targets = dict(step.keeps)
+                match step:
+                    case Group():
+                        loop_nests.emit(e, step)
+                    case Copies():
+                        self._copy(step)
+                    case Step():
+                        self._step(step)
+                e.closures.slots.update(step.keeps)
+
+    def _inner(self, block: Block) -> list[Reg]:
+        """A block inside; the scalars that it yields."""
+        with self._e.scope():
+            self._block(block)
+            return [self._e.at(v, ()) for v in block.results if not v.tile.shape]
+
+    def _copy(self, step: Copies) -> None:
+        e, code = self._e, self._code
+        for source, target in step.moves:
+            if source.root is not target.root and source.nbytes:
+                code.copy(e.slot(target), e.slot(source), source.nbytes)
+
+    def _step(self, step: Step) -> None:
+        op, e = step.op, self._e
+        match op:
+            case Fold():
+                self._fold(op)
+            case While():
+                self._while(op)
+            case Switch():
+                self._switch(op)
+            case Dot():
+                dots.emit(e, step)
+            case Reduce():
+                reductions.reduce(e, op)
+            case Scan():
+                reductions.scan(e, op)
+            case ArgReduce():
+                reductions.arg_reduce(e, op)
+            case Sort() | TopK():
+                sorts.emit(e, step)
+            case Concatenate():
+                composed_tiles.concatenate(e, op)
+            case Pad():
+                composed_tiles.pad(e, op)
+            case DynamicUpdateSlice():
+                composed_tiles.update(e, op)
+            case Take():
+                composed_tiles.take(e, op)
+            case Atomic():
+                atomics.emit(e, op, self._copies.get(op.ref) if op.ref in self._owned or adds_floats(op) else None)
+            case Store():
+                e.store_access(op, e.at(op.value, ()), (), op.mask)
+            case Load() if not is_virtual(op) and op.result.tile.shape:
+                self._load(op)
+            case Load():
+                e.registers[op.result] = e.load_access(op, ())
+            case _:
+                self._scalar(op)
+
+    def _load(self, op: Load) -> None:
+        """A tile of an array that the program stores to."""
+        e = self._e
+        loop_nests.cover(e, op.result.tile.shape, lambda at, lanes: e.put(op.result, e.load_access(op, at, lanes), at))
+
+    def _scalar(self, op: Op) -> None:
+        e = self._e
+        if is_virtual(op):
+            e.registers[op.result] = e.at(op.result, ())
+        else:  # a reshape of a tile of one element
+            (x,) = op.operands
+            e.registers[op.result] = e.at(x, tuple(Index() for _ in x.tile.shape))
+
+    # --- control ---
+
+    def _fold(self, op: Fold) -> None:
+        e, code, axis = self._e, self._code, op.axis
+        first = self._tiles(op.start, axis, up=False)
+        last = self._tiles(op.stop, axis, up=True)
+        index, *carries = op.body.args
+        scalars = [c for c in carries if not c.tile.shape]
+        inits = [e.at(v, ()) for v in op.inits if not v.tile.shape]
+
+        def body(i: Reg, *values: Reg) -> list[Reg]:
+            turned = i
+            if op.reverse:
+                turned = code.binary("sub", code.binary("add", code.binary("sub", last, 1), first), i)
+            outer, e.loops = e.loops, {index: -1 if op.reverse else 1}
+            with e.scope():
+                e.registers[index] = code.cast("trunc", turned, "i32")
+                e.registers.update(zip(scalars, values, strict=True))
+                found = self._inner(op.body)
+            e.loops = outer
+            return found
+
+        found = code.loop(_number(first), _number(last), 1, body, *inits)
+        e.registers.update(zip((r for r in op.results if not r.tile.shape), found, strict=True))
+
+    def _tiles(self, bound: Value, axis: Axis, up: bool) -> Reg:
+        """A bound in tiles, i64: those before it, or those that begin before it."""
+        wide = self._e.number(self._e.clamped(bound, axis.extent))
+        if up:
+            wide = self._code.binary("add", wide, axis.block - 1)
+        return self._code.binary("udiv", wide, axis.block) if axis.block > 1 else wide
+
+    def _while(self, op: While) -> None:
+        e, code = self._e, self._code
+        scalars = [n for n, v in enumerate(op.operands) if not v.tile.shape]
+        places = [code.slot(computed(op.operands[n].tile.dtype)) for n in scalars]
+        for n, at in zip(scalars, places, strict=True):
+            code.store(e.at(op.operands[n], ()), at)
+        head, then, done = code.fresh("while"), code.fresh("then"), code.fresh("done")
+        code.branch(head)
+        code.label(head)
+        with e.scope():
+            for region in op.regions:
+                e.registers.update(
+                    (region.args[n], code.load(computed(region.args[n].tile.dtype), at))
+                    for n, at in zip(scalars, places, strict=True)
+                )
+                results = self._inner(region)
+                if region is op.condition:
+                    code.branch_if(results[0], then, done)
+                    code.label(then)
+                else:
+                    for x, at in zip(results, places, strict=True):
+                        code.store(x, at)
+        code.branch(head)
+        code.label(done)
+        for n, at in zip(scalars, places, strict=True):
+            e.registers[op.results[n]] = code.load(computed(op.results[n].tile.dtype), at)
+
+    def _switch(self, op: Switch) -> None:
+        e, code = self._e, self._code
+        scalars = [r for r in op.results if not r.tile.shape]
+        if len(op.regions) == 1:
+            self._block(op.regions[0])
+            e.registers.update(
+                (r, e.at(v, ())) for r, v in zip(op.results, op.regions[0].results, strict=True) if not r.tile.shape
+            )
+            return
+        places = [code.slot(computed(r.tile.dtype)) for r in scalars]
+        labels, done = [code.fresh("case") for _ in op.regions], code.fresh("done")
+        number = code.cast("trunc", e.number(e.clamped(op.operands[0], len(op.regions) - 1)), "i32")
+        cases = " ".join(f"i32 {n}, label %{label}" for n, label in enumerate(labels))
+        code.do(f"switch {number}, label %{labels[-1]} [{cases}]")
+        for region, label in zip(op.regions, labels, strict=True):
+            code.label(label)
+            for x, at in zip(self._inner(region), places, strict=True):
+                code.store(x, at)
+            code.branch(done)
+        code.label(done)
+        e.registers.update((r, code.load(computed(r.tile.dtype), at)) for r, at in zip(scalars, places, strict=True))
+
+
+def _number(x: Reg) -> Reg | int:
+    return x if x.text.startswith("%") else int(x.text)
+
+
+# --- the grid --------------------------------------------------------------------------------------------------------
+
+
+def _decode(code: Code, axes: tuple[Axis, ...], number: Reg) -> list[Reg]:
+    """The index along each axis of program `number`; i64.
+
+    The last axis runs fastest. A descending axis is counted from its end; tiles of a grouped axis run through the group
+    before the next axis makes a step, so that programs that are near in time share what they load.
+    """
+    found: dict[int, Reg] = {}
+    rest, at = number, len(axes) - 1
+    while at >= 0:
+        axis = axes[at]
+        before = axes[at - 1] if at else None
+        if before is not None and before.group > 0:
+            count = before.tiles * axis.tiles
+            within = code.binary("urem", rest, max(count, 1))
+            found[at - 1], found[at] = _grouped(code, before, axis, within)
+            at -= 2
+        else:
+            count = axis.tiles
+            found[at] = _turned(code, axis, code.binary("urem", rest, max(count, 1)))
+            at -= 1
+        rest = code.binary("udiv", rest, max(count, 1))
+    return [found[n] for n in range(len(axes))]
+
+
+def _turned(code: Code, axis: Axis, index: Reg) -> Reg:
+    return code.binary("sub", axis.tiles - 1, index) if axis.descending else index
+
+
+def _grouped(code: Code, first: Axis, second: Axis, within: Reg) -> tuple[Reg, Reg]:
+    """The indices along two axes, the first of which runs in groups; the last group may have fewer tiles."""
+    members = max(first.group * second.tiles, 1)
+    group, place = code.binary("udiv", within, members), code.binary("urem", within, members)
+    begin = code.binary("mul", group, first.group)
+    size = code.intrinsic("llvm.smin", code.binary("sub", first.tiles, begin), first.group)
+    index = code.binary("add", begin, code.binary("urem", place, size))
+    return _turned(code, first, index), _turned(code, second, code.binary("udiv", place, size))

@@ -1,0 +1,1 @@
+"""Matrix products: shapes, packing, microkernel, products of few rows."""

@@ -1,0 +1,121 @@
+"""Dots of a few rows: nothing is copied, for each element of the right operand is used once for every row only."""
+
+from __future__ import annotations
+
+from tilekern.ir.types import kind_of
+from tilekern.lower.llvm.element_index import Index, Place
+from tilekern.lower.llvm.emit.elements import Elements, index_of
+from tilekern.lower.llvm.emit.loop_nests import lanes_in_one, pieces
+from tilekern.lower.llvm.gemm.microkernel import accumulate
+from tilekern.lower.llvm.gemm.shapes import Shape
+from tilekern.lower.llvm.ir_builder import Reg
+from tilekern.lower.llvm.llvm_types import known
+
+ROWS = 4
+"""The most rows of such a dot."""
+
+# How many sums of a row are computed side by side: each addition waits for the one before it.
+_SIDE = 4
+
+
+def emit(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -> None:
+    """Emit a product of a few rows; it is added to what is there if `adds`."""
+    if shape.contract[1] == len(shape.op.operands[1].tile.shape) - 1:
+        _by_columns(e, shape, batch, out, adds)
+    else:
+        _by_depth(e, shape, batch, out, adds)
+
+
+def _element(e: Elements, shape: Shape, side: int, batch: Place, k: Index, free: Index, lanes: int) -> Reg:
+    return e.at(shape.op.operands[side], shape.place(side, batch, k, free), lanes)
+
+
+def _put(e: Elements, shape: Shape, total: Reg, row: int, column: Index, out: Reg, adds: bool) -> None:
+    code, matrix = e.code, (shape.rows, shape.columns)
+    place = (Index(const=row), column)
+    if adds:
+        before = e.load(out, matrix, shape.sums, place, total.type.lanes)
+        total = code.binary("fadd" if kind_of(shape.sums) == "float" else "add", before, total)
+    e.store(total, out, matrix, shape.sums, place)
+
+
+def _by_columns(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -> None:
+    """Of an operand whose elements along k are neighbours: each column by vectors along k, a few columns at once."""
+    code, lanes = e.code, e.code.module.machine.lanes
+    dtype, whole = shape.sums, shape.depth // lanes * lanes
+
+    def columns(first: Index, count: int) -> None:
+        sums = [(r, n) for r in range(shape.rows) for n in range(count)]
+
+        def products(k: Index, width: int, totals: list[Reg]) -> list[Reg]:
+            left = [_element(e, shape, 0, batch, k, Index(const=r), width) for r in range(shape.rows)]
+            right = [_element(e, shape, 1, batch, k, first.shifted(n), width) for n in range(count)]
+            return [accumulate(code, dtype, t, left[r], right[n]) for t, (r, n) in zip(totals, sums, strict=True)]
+
+        def body(k: Reg, *totals: Reg) -> list[Reg]:
+            with e.scope():
+                return products(index_of(k, 1), lanes, list(totals))
+
+        zero = known(0, dtype, lanes)
+        found = [lanes_in_one(code, "sum", dtype, x) for x in code.loop(0, whole, lanes, body, *[zero] * len(sums))]
+        for at, width in pieces(shape.depth, lanes):
+            with e.scope():
+                rest = products(Index((), at, 1 if width else 0), width, [known(0, dtype, width)] * len(sums))
+                rest = [lanes_in_one(code, "sum", dtype, x) for x in rest]
+                name = "fadd" if kind_of(dtype) == "float" else "add"
+                found = [code.binary(name, x, y) for x, y in zip(found, rest, strict=True)]
+        for x, (r, n) in zip(found, sums, strict=True):
+            _put(e, shape, x, r, first.shifted(n), out, adds)
+
+    def several(n: Reg) -> None:
+        with e.scope():
+            columns(index_of(n), _SIDE)
+
+    even = shape.columns // _SIDE * _SIDE
+    code.loop(0, even, _SIDE, several)
+    for n in range(even, shape.columns):
+        with e.scope():
+            columns(Index(const=n), 1)
+
+
+def _by_depth(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -> None:
+    """Of an operand whose columns are neighbours: vectors of columns, a few at once, k after k."""
+    code, lanes = e.code, e.code.module.machine.lanes
+
+    def columns(first: Index, widths: list[tuple[int, int]]) -> None:
+        sums = [(r, at, width) for r in range(shape.rows) for at, width in widths]
+
+        def body(k: Reg, *totals: Reg) -> list[Reg]:
+            with e.scope():
+                index = index_of(k)
+                left = [_element(e, shape, 0, batch, index, Index(const=r), 0) for r in range(shape.rows)]
+                right = {
+                    at: _element(e, shape, 1, batch, index, _lanes(first, at, width), width) for at, width in widths
+                }
+                return [
+                    accumulate(code, shape.sums, t, code.splat(left[r], width), right[at])
+                    for t, (r, at, width) in zip(totals, sums, strict=True)
+                ]
+
+        zeros = [known(0, shape.sums, width) for _, _, width in sums]
+        for x, (r, at, width) in zip(code.loop(0, shape.depth, 1, body, *zeros), sums, strict=True):
+            _put(e, shape, x, r, _lanes(first, at, width), out, adds)
+
+    step = _SIDE * lanes
+
+    def several(n: Reg) -> None:
+        with e.scope():
+            columns(index_of(n), [(v * lanes, lanes) for v in range(_SIDE)])
+
+    even = shape.columns // step * step
+    code.loop(0, even, step, several)
+    rest = [(at, lanes) for at in range(even, shape.columns - lanes + 1, lanes)]
+    with e.scope():
+        widths = [*rest, *pieces(shape.columns, lanes)]
+        if widths:
+            columns(Index(), widths)
+
+
+def _lanes(first: Index, at: int, width: int) -> Index:
+    """So many neighbouring columns."""
+    return Index(first.terms, first.const + at, 1 if width else 0)

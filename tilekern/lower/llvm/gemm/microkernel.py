@@ -1,0 +1,111 @@
+"""The innermost loop of dots: a few rows of the left operand by one panel of the right one, sums in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilekern.ir.core import cdiv
+from tilekern.ir.types import BF16, F32, F64, I32, DType
+from tilekern.lower.llvm.ir_builder import I64, PTR, Code, Module, Reg, Type, constant, lanes_of
+from tilekern.lower.llvm.runtime.machine import Machine
+
+
+def vectors_of(machine: Machine) -> int:
+    """The registers that a row of a panel fills."""
+    return 4 if machine.registers >= 32 else 3 if machine.vector_bytes == 32 else 2
+
+
+def rows_of(machine: Machine, rows: int, columns: int, lanes: int) -> int:
+    """The rows whose sums fit the registers, beside a row of the panel and one element; a divisor of all, if near."""
+    vectors = cdiv(columns, lanes)
+    most = max(1, min(8, (machine.registers - vectors - 2) // vectors, 6 if vectors >= 4 else 8))
+    return next((n for n in range(most, max(most // 2, 3), -1) if rows % n == 0), most)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function that multiplies a few rows by one panel.
+
+    Attributes:
+      dtype: of the elements.
+      rows: how many.
+      columns: of the panel.
+      left_k, right_k, out_row: bytes from one k, or row, to the next.
+      adds: to what is there.
+      unroll: how many k one iteration takes; it divides the depth.
+    """
+
+    dtype: DType
+    rows: int
+    columns: int
+    left_k: int
+    right_k: int
+    out_row: int
+    adds: bool
+    unroll: int
+
+    def define(self, module: Module) -> str:
+        """The name of the function `(left, bytes from row to row, right, out, depth in words)`."""
+        sums = "adds" if self.adds else "sets"
+        name = f"dot_{self.dtype}_{self.rows}x{self.columns}by{self.unroll}_{sums}"
+        name += f"_{self.left_k}_{self.right_k}_{self.out_row}"
+        parameters = [("left", PTR), ("row", I64), ("right", PTR), ("out", PTR), ("depth", I64)]
+        return module.function(name, parameters, self._body, inline=False)
+
+    def _body(self, code: Code, left: Reg, row: Reg, right: Reg, out: Reg, depth: Reg) -> None:
+        vector = _sum_type(self.dtype, code.module.machine)
+        count = cdiv(self.columns, vector.lanes)
+        rest = self.columns % vector.lanes
+        last = lanes_of([n < rest for n in range(vector.lanes)], vector.of("i1")) if rest else None
+        bytes_of_vector = vector.lanes * vector.bits // 8
+        rows = [code.at(left, code.binary("mul", row, r)) if r else left for r in range(self.rows)]
+        places = [code.at(out, r * self.out_row + v * bytes_of_vector) for r in range(self.rows) for v in range(count)]
+        masks = [last if v == count - 1 else None for v in range(count)] * self.rows
+        zero = constant(0, vector)
+        sums = [zero] * len(places)
+        if self.adds:
+            sums = [_masked_load(code, vector, p, m) for p, m in zip(places, masks, strict=True)]
+
+        def steps(k: Reg, *now: Reg) -> list[Reg]:
+            found = list(now)
+            for n in range(self.unroll):
+                found = step(code.binary("add nsw", k, n) if n else k, *found)
+            return found
+
+        def step(k: Reg, *now: Reg) -> list[Reg]:
+            at = code.at(right, code.binary("mul nsw", k, self.right_k))
+            panel = [_masked_load(code, vector, code.at(at, v * bytes_of_vector), masks[v]) for v in range(count)]
+            offset = code.binary("mul nsw", k, self.left_k)
+            found: list[Reg] = []
+            for r in range(self.rows):
+                word = code.load(vector.element, code.at(rows[r], offset), align=self.dtype.itemsize)
+                x = code.splat(word, vector.lanes)
+                found += [accumulate(code, self.dtype, s, x, p) for s, p in zip(now[r * count :], panel, strict=False)]
+            return found
+
+        found = code.loop(constant(0, I64), depth, self.unroll, steps, *sums)
+        for x, place, mask in zip(found, places, masks, strict=True):
+            code.store(x, place) if mask is None else code.masked_store(x, place, mask)
+        code.ret()
+
+
+def _sum_type(dtype: DType, machine: Machine) -> Type:
+    """A register of sums."""
+    scalar = {F64: "double", F32: "float", BF16: "float"}.get(dtype, "i32")
+    return Type(scalar, machine.vector_bytes // (8 if dtype == F64 else 4))
+
+
+def _masked_load(code: Code, type: Type, address: Reg, mask: Reg | None) -> Reg:
+    return code.load(type, address) if mask is None else code.masked_load(type, address, mask, constant(0, type))
+
+
+def accumulate(code: Code, dtype: DType, total: Reg, x: Reg, y: Reg) -> Reg:
+    """total + x * y, of words."""
+    if dtype in (F32, F64):
+        return code.fma(x, y, total)
+    if dtype == BF16:
+        return code.dot_pairs("llvm.x86.avx512bf16.dpbf16ps.512", "bfloat", total, x, y)
+    if dtype == I32:
+        return code.binary("add", total, code.binary("mul", x, y))
+    name = "llvm.x86.avx512.pmaddw.d.512" if total.type.lanes == 16 else "llvm.x86.avx2.pmadd.wd"
+    return code.binary("add", total, code.products_of_pairs(name, x, y))

@@ -1,0 +1,498 @@
+"""LLVM IR as text: modules, functions and their instructions.
+
+Text, because llvmlite's builder has no vectors of bfloat16, and is slower than pasting strings together. Instructions
+work on scalars and on vectors alike; a Python number as an operand stands for a constant of the other one's type.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from tilekern.lower.llvm.runtime.machine import Machine
+
+
+@dataclass(frozen=True)
+class Type:
+    """A type of LLVM: a scalar, or a vector of `lanes` of them if that is not 0."""
+
+    scalar: str
+    lanes: int = 0
+
+    def __str__(self) -> str:
+        return f"<{self.lanes} x {self.scalar}>" if self.lanes else self.scalar
+
+    @property
+    def suffix(self) -> str:
+        """How names of intrinsics spell it."""
+        name = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}.get(
+            self.scalar, self.scalar
+        )
+        return f"v{self.lanes}{name}" if self.lanes else name
+
+    @property
+    def bits(self) -> int:
+        """The bits of one lane."""
+        return {"float": 32, "double": 64, "half": 16, "bfloat": 16, "ptr": 64}.get(self.scalar) or int(self.scalar[1:])
+
+    @property
+    def is_float(self) -> bool:
+        """Whether lanes are floats."""
+        return self.scalar in ("float", "double", "half", "bfloat")
+
+    def of(self, scalar: str) -> Type:
+        """As many lanes of another scalar."""
+        return Type(scalar, self.lanes)
+
+    @property
+    def element(self) -> Type:
+        """The type of one lane."""
+        return Type(self.scalar)
+
+    @property
+    def integer(self) -> Type:
+        """As many integers of as many bits."""
+        return self.of(f"i{self.bits}")
+
+
+VOID, PTR, I1, I8, I16, I32, I64 = (Type(t) for t in ("void", "ptr", "i1", "i8", "i16", "i32", "i64"))
+F32, F64 = Type("float"), Type("double")
+
+
+@dataclass(frozen=True)
+class Reg:
+    """An SSA value or a constant, as it stands in the text."""
+
+    text: str
+    type: Type
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.text}"
+
+
+Operand = Reg | int | float
+
+
+def constant(number: Any, type: Type) -> Reg:
+    """A known number, in every lane."""
+    scalar = type.scalar
+    if scalar == "float":
+        text = f"0x{struct.unpack('<Q', struct.pack('<d', float(np.float32(number))))[0]:016X}"
+    elif scalar == "double":
+        text = f"0x{struct.unpack('<Q', struct.pack('<d', float(number)))[0]:016X}"
+    elif scalar == "half":
+        text = f"0xH{np.float16(number).view(np.uint16):04X}"
+    elif scalar == "bfloat":
+        text = f"0xR{np.asarray(number).astype(ml_dtypes.bfloat16).view(np.uint16):04X}"
+    elif scalar == "i1":
+        text = "true" if number else "false"
+    else:
+        text = str(int(number))
+    return Reg(f"splat ({scalar} {text})" if type.lanes else text, type)
+
+
+def lanes_of(numbers: Sequence[Any], type: Type) -> Reg:
+    """A known vector."""
+    return Reg("<" + ", ".join(str(constant(n, type.element)) for n in numbers) + ">", type)
+
+
+class Module:
+    """The text of a module.
+
+    Attributes:
+      machine: what it is for.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._declared: dict[str, str] = {}
+        self._globals: list[str] = []
+        self._functions: dict[str, str] = {}
+        self._names: dict[str, int] = {}
+
+    def declare(self, name: str, result: Type, parameters: Sequence[Type], attributes: str = "") -> None:
+        """Declare a function of elsewhere; again is no error."""
+        listed = ", ".join(map(str, parameters))
+        self._declared[name] = f"declare {result} @{name}({listed}) {attributes}".rstrip()
+
+    def data(self, name: str, array: np.ndarray[Any, Any]) -> Reg:
+        """The address of constant bytes, aligned for vectors."""
+        name = self.fresh(name)
+        escaped = "".join(f"\\{byte:02X}" for byte in np.ascontiguousarray(array).tobytes())
+        self._globals.append(f'@{name} = private constant [{len(escaped) // 3} x i8] c"{escaped}", align 64')
+        return Reg(f"@{name}", PTR)
+
+    def variable(self, name: str, type: Type) -> Reg:
+        """The address of a number that all threads share, 0 at first; the same one for the same name."""
+        if name not in self._names:
+            self._names[name] = 1
+            self._globals.append(f"@{name} = private global {type} 0")
+        return Reg(f"@{name}", PTR)
+
+    def fresh(self, name: str) -> str:
+        """A name that no function or global has."""
+        number = self._names.get(name, 0)
+        self._names[name] = number + 1
+        return f"{name}.{number}" if number else name
+
+    def function(
+        self,
+        name: str,
+        parameters: Sequence[tuple[str, Type]],
+        build: Callable[..., None],
+        result: Type = VOID,
+        attributes: str = "internal",
+        noalias: bool = True,
+        inline: bool = True,
+    ) -> str:
+        """Define a function, if there is none of that name yet: `build(code, *parameters)` emits its body.
+
+        Args:
+          name: without the @.
+          parameters: names and types.
+          build: must end with `code.ret(...)`.
+          result: its type.
+          attributes: the linkage.
+          noalias: whether nothing else, other threads included, changes what its pointers point to.
+          inline: whether its code may become part of its callers'.
+        """
+        if name not in self._functions:
+            self._functions[name] = ""  # in the order of first use
+            code = Code(self)
+            args = [Reg(f"%{n}", t) for n, t in parameters]
+            build(code, *args)
+            listed = ", ".join(f"ptr noalias {a.text}" if noalias and a.type == PTR else str(a) for a in args)
+            notes = "nounwind" if inline else "noinline nounwind"
+            head = f"define {attributes} {result} @{name}({listed}) {notes} {{"
+            self._functions[name] = "\n".join([head, "entry:", *code.entry, *code.lines, "}"])
+        return name
+
+    @property
+    def text(self) -> str:
+        """The module."""
+        machine = self.machine
+        head = [f'target triple = "{machine.triple}"', ""]
+        return "\n".join([*head, *self._globals, "", *self._functions.values(), "", *self._declared.values()]) + "\n"
+
+
+class Code:
+    """The instructions of one function, appended at its end.
+
+    Attributes:
+      module: of the function.
+      lines: the text so far.
+      entry: what stands before: stack slots.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.lines: list[str] = []
+        self.entry: list[str] = []
+        self._count = 0
+        self._label = "entry"
+
+    # --- the text ---
+
+    def fresh(self, hint: str = "") -> str:
+        """A name of a local value or label, without the %."""
+        self._count += 1
+        return f"{hint or 'v'}{self._count}"
+
+    def fresh_value(self) -> str:
+        """A name of a local value, with the %."""
+        return f"%{self.fresh()}"
+
+    @property
+    def here(self) -> str:
+        """The label of the block that is being written."""
+        return self._label
+
+    def emit(self, type: Type, text: str) -> Reg:
+        """An instruction with a result."""
+        name = f"%{self.fresh()}"
+        self.lines.append(f"  {name} = {text}")
+        return Reg(name, type)
+
+    def do(self, text: str) -> None:
+        """An instruction without a result."""
+        self.lines.append(f"  {text}")
+
+    def label(self, name: str) -> None:
+        """Begin a basic block."""
+        self.lines.append(f"{name}:")
+        self._label = name
+
+    # --- arithmetic ---
+
+    def _pair(self, a: Operand, b: Operand) -> tuple[Reg, Reg]:
+        if isinstance(a, Reg):
+            return a, b if isinstance(b, Reg) else constant(b, a.type)
+        assert isinstance(b, Reg)
+        return constant(a, b.type), b
+
+    def binary(self, name: str, a: Operand, b: Operand) -> Reg:
+        """`name` is an instruction with its flags: "fadd", "add nsw", "shl"."""
+        x, y = self._pair(a, b)
+        return self.emit(x.type, f"{name} {x}, {y.text}")
+
+    def unary(self, name: str, x: Reg) -> Reg:
+        """`name` is an instruction: "fneg"."""
+        return self.emit(x.type, f"{name} {x}")
+
+    def compare(self, name: str, a: Operand, b: Operand) -> Reg:
+        """`name` is a comparison with its predicate: "icmp slt", "fcmp oge"."""
+        x, y = self._pair(a, b)
+        return self.emit(x.type.of("i1"), f"{name} {x}, {y.text}")
+
+    def cast(self, name: str, x: Reg, scalar: str) -> Reg:
+        """`name` is a conversion: "sext", "bitcast", "fptrunc"; nothing if the type stays."""
+        if x.type.scalar == scalar:
+            return x
+        to = x.type.of(scalar)
+        return self.emit(to, f"{name} {x} to {to}")
+
+    def select(self, condition: Reg, a: Operand, b: Operand) -> Reg:
+        """`a` where the condition holds, else `b`."""
+        x, y = self._pair(a, b)
+        return self.emit(x.type, f"select {condition}, {x}, {y}")
+
+    def call(self, name: str, result: Type, *operands: Reg, flags: str = "") -> Reg:
+        """Call a function; of one without result the value means nothing."""
+        listed = ", ".join(map(str, operands))
+        if result == VOID:
+            self.do(f"call void @{name}({listed})")
+            return Reg("", VOID)
+        return self.emit(result, f"call {flags} {result} @{name}({listed})")
+
+    def intrinsic(self, name: str, first: Reg, *rest: Operand, flags: str = "") -> Reg:
+        """An intrinsic that is overloaded by its first operand's type, which is also the result's: "llvm.fma"."""
+        operands = [first, *(x if isinstance(x, Reg) else constant(x, first.type) for x in rest)]
+        name = f"{name}.{first.type.suffix}"
+        self.module.declare(name, first.type, [x.type for x in operands])
+        return self.call(name, first.type, *operands, flags=flags)
+
+    def flagged(self, name: str, x: Reg) -> Reg:
+        """An intrinsic of one operand whose second one says whether an edge is undefined: it is not."""
+        name = f"{name}.{x.type.suffix}"
+        self.module.declare(name, x.type, [x.type, I1])
+        return self.call(name, x.type, x, constant(0, I1))
+
+    def saturated(self, x: Reg, scalar: str, *, signed: bool) -> Reg:
+        """Floats as integers: toward zero, limited to what there is, NaN as 0."""
+        to = x.type.of(scalar)
+        name = f"llvm.fpto{'s' if signed else 'u'}i.sat.{to.suffix}.{x.type.suffix}"
+        self.module.declare(name, to, [x.type])
+        return self.call(name, to, x)
+
+    def to_bfloat16(self, x: Reg) -> Reg:
+        """16 float32 as bfloat16, by their bits; subnormal numbers as 0. Needs AVX512-BF16."""
+        name, to = "llvm.x86.avx512bf16.cvtneps2bf16.512", Type("bfloat", 16)
+        self.module.declare(name, to, [x.type])
+        return self.cast("bitcast", self.call(name, to, x), "i16")
+
+    def dot_pairs(self, name: str, scalar: str, total: Reg, x: Reg, y: Reg) -> Reg:
+        """`total` and the products of the pairs that lanes of 32 bits hold, by an instruction of that name."""
+        pairs = Type(scalar, 2 * total.type.lanes)
+        self.module.declare(name, total.type, [total.type, pairs, pairs])
+        return self.call(name, total.type, total, *(self._as(v, pairs) for v in (x, y)))
+
+    def products_of_pairs(self, name: str, x: Reg, y: Reg) -> Reg:
+        """The sums of the two products of each pair of int16 that lanes of 32 bits hold."""
+        pairs = Type("i16", 2 * x.type.lanes)
+        self.module.declare(name, x.type, [pairs, pairs])
+        return self.call(name, x.type, *(self._as(v, pairs) for v in (x, y)))
+
+    def _as(self, x: Reg, type: Type) -> Reg:
+        return self.emit(type, f"bitcast {x} to {type}")
+
+    def fma(self, a: Reg, b: Operand, c: Operand) -> Reg:
+        """a * b + c, rounded once."""
+        return self.intrinsic("llvm.fma", a, b, c)
+
+    # --- vectors ---
+
+    def splat(self, x: Reg, lanes: int) -> Reg:
+        """A scalar in every lane."""
+        if not lanes:
+            return x
+        if not x.text.startswith("%"):
+            return Reg(f"splat ({x})", Type(x.type.scalar, lanes))
+        to = Type(x.type.scalar, lanes)
+        one = self.emit(to, f"insertelement {to} poison, {x}, i64 0")
+        return self.emit(to, f"shufflevector {one}, {to} poison, <{lanes} x i32> zeroinitializer")
+
+    def extract(self, x: Reg, lane: int) -> Reg:
+        """One lane of a vector; a scalar has only one."""
+        return self.emit(x.type.element, f"extractelement {x}, i64 {lane}") if x.type.lanes else x
+
+    def insert(self, x: Reg, value: Reg, lane: int) -> Reg:
+        """A vector with another value in one lane."""
+        return self.emit(x.type, f"insertelement {x}, {value}, i64 {lane}")
+
+    def shuffle(self, x: Reg, y: Reg, lanes: Sequence[int]) -> Reg:
+        """Lanes of two vectors, those of the second counted after those of the first."""
+        mask = ", ".join(f"i32 {lane}" for lane in lanes)
+        return self.emit(Type(x.type.scalar, len(lanes)), f"shufflevector {x}, {y}, <{len(lanes)} x i32> <{mask}>")
+
+    # --- memory ---
+
+    def at(self, base: Reg, index: Operand, scalar: str = "i8") -> Reg:
+        """The address of element number `index`; bytes by default."""
+        offset = index if isinstance(index, Reg) else constant(index, I64)
+        if offset.text == "0":
+            return base
+        return self.emit(PTR, f"getelementptr inbounds {scalar}, ptr {base.text}, {offset}")
+
+    def load(self, type: Type, address: Reg, align: int = 0) -> Reg:
+        """What lies there; `align` in bytes, that of one lane if 0."""
+        return self.emit(type, f"load {type}, ptr {address.text}, align {align or max(type.bits // 8, 1)}")
+
+    def store(self, x: Reg, address: Reg, align: int = 0) -> None:
+        """Store it there."""
+        self.do(f"store {x}, ptr {address.text}, align {align or max(x.type.bits // 8, 1)}")
+
+    def prefetch(self, address: Reg) -> None:
+        """Fetch what lies there into the second-level cache, to be read; no address is wrong."""
+        self.module.declare("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
+        self.call("llvm.prefetch.p0", VOID, address, constant(0, I32), constant(2, I32), constant(1, I32))
+
+    def masked_load(self, type: Type, address: Reg, mask: Reg, fill: Reg) -> Reg:
+        """The lanes of the mask; elsewhere the fill, and nothing is touched."""
+        name, align = f"llvm.masked.load.{type.suffix}.p0", constant(max(type.bits // 8, 1), I32)
+        self.module.declare(name, type, [PTR, I32, mask.type, type])
+        return self.call(name, type, address, align, mask, fill)
+
+    def masked_store(self, x: Reg, address: Reg, mask: Reg) -> None:
+        """Store the lanes of the mask."""
+        name, align = f"llvm.masked.store.{x.type.suffix}.p0", constant(max(x.type.bits // 8, 1), I32)
+        self.module.declare(name, VOID, [x.type, PTR, I32, mask.type])
+        self.call(name, VOID, x, address, align, mask)
+
+    def gather(self, type: Type, addresses: Reg, mask: Reg | None = None, fill: Reg | None = None) -> Reg:
+        """What lies at the address of each lane; of those of the mask, elsewhere the fill."""
+        name, align = f"llvm.masked.gather.{type.suffix}.{addresses.type.suffix}", constant(max(type.bits // 8, 1), I32)
+        mask = mask or constant(1, type.of("i1"))
+        self.module.declare(name, type, [addresses.type, I32, mask.type, type])
+        return self.call(name, type, addresses, align, mask, fill or Reg("poison", type))
+
+    def scatter(self, x: Reg, addresses: Reg, mask: Reg | None = None) -> None:
+        """Store each lane at its address, the first lane first; those of the mask."""
+        name, align = (
+            f"llvm.masked.scatter.{x.type.suffix}.{addresses.type.suffix}",
+            constant(max(x.type.bits // 8, 1), I32),
+        )
+        mask = mask or constant(1, x.type.of("i1"))
+        self.module.declare(name, VOID, [x.type, addresses.type, I32, mask.type])
+        self.call(name, VOID, x, addresses, align, mask)
+
+    def hidden_false(self) -> Reg:
+        """False, but LLVM has to take it for a variable: it is loaded where the function begins."""
+        found = Reg("%hidden", I1)
+        if not any(line.lstrip().startswith("%hidden =") for line in self.entry):
+            zero = self.module.variable("hidden", I8)
+            self.entry += [
+                f"  %hidden.byte = load volatile i8, ptr {zero.text}",
+                "  %hidden = trunc i8 %hidden.byte to i1",
+            ]
+        return found
+
+    def copy(self, target: Reg, source: Reg, nbytes: int) -> None:
+        """Copy bytes that do not overlap."""
+        self.module.declare("llvm.memcpy.p0.p0.i64", VOID, [PTR, PTR, I64, I1])
+        self.call("llvm.memcpy.p0.p0.i64", VOID, target, source, constant(nbytes, I64), constant(0, I1))
+
+    def slot(self, type: Type) -> Reg:
+        """A place on the stack, one for each call of the function."""
+        name = f"%{self.fresh('slot')}"
+        self.entry.append(f"  {name} = alloca {type}, align 64")
+        return Reg(name, PTR)
+
+    # --- control ---
+
+    def ret(self, x: Reg | None = None) -> None:
+        """Return."""
+        self.do("ret void" if x is None else f"ret {x}")
+
+    def branch(self, to: str) -> None:
+        """Jump."""
+        self.do(f"br label %{to}")
+
+    def branch_if(self, condition: Reg, then: str, otherwise: str) -> None:
+        """Jump to one of two places."""
+        self.do(f"br {condition}, label %{then}, label %{otherwise}")
+
+    def loop(
+        self,
+        start: Reg | int,
+        stop: Reg | int,
+        step: int,
+        body: Callable[..., Sequence[Reg] | None],
+        *inits: Reg,
+        index: str = "",
+    ) -> list[Reg]:
+        """While i < stop, from start on by steps: body(i, *values) returns the next values; the last ones.
+
+        Bounds are i64. A loop that is known to run once is no loop, and its i a constant.
+        `index` is a fresh name for i.
+        """
+        first, end = (x if isinstance(x, Reg) else constant(x, I64) for x in (start, stop))
+        known = isinstance(start, int) and isinstance(stop, int)
+        if isinstance(start, int) and isinstance(stop, int) and stop <= start + step:
+            return list(inits) if stop <= start else list(body(first, *inits) or ())
+        before, head, latch, done = self._label, self.fresh("loop"), self.fresh("next"), self.fresh("done")
+        counter = Reg(f"%{index or self.fresh('i')}", I64)
+        values = [Reg(f"%{self.fresh('c')}", v.type) for v in inits]
+        begin = self.fresh("begin")
+        if known:
+            self.branch(begin)
+        else:
+            self.branch_if(self.compare("icmp slt", first, end), begin, done)
+        self.label(begin)
+        self.branch(head)
+        self.label(head)
+        self.do(f"{counter.text} = phi i64 [{first.text}, %{begin}], [{counter.text}.n, %{latch}]")
+        for v, init in zip(values, inits, strict=True):
+            self.do(f"{v.text} = phi {v.type} [{init.text}, %{begin}], [{v.text}.n, %{latch}]")
+        results = list(body(counter, *values) or ())
+        self.branch(latch)
+        self.label(latch)
+        self.do(f"{counter.text}.n = add nsw i64 {counter.text}, {step}")
+        for v, r in zip(values, results, strict=True):
+            self.do(f"{v.text}.n = bitcast {r} to {v.type}")
+        again = self.compare("icmp slt", Reg(f"{counter.text}.n", I64), end)
+        self.branch_if(again, head, done)
+        self.label(done)
+        lasts = [Reg(f"%{self.fresh('r')}", v.type) for v in inits]
+        for last, v, init in zip(lasts, values, inits, strict=True):
+            skipped = "" if known else f", [{init.text}, %{before}]"
+            self.do(f"{last.text} = phi {v.type} [{v.text}.n, %{latch}]{skipped}")
+        return lasts
+
+    @contextmanager
+    def when(self, condition: Reg) -> Generator[None]:
+        """What is emitted inside runs only if the condition holds."""
+        then, done = self.fresh("then"), self.fresh("done")
+        self.branch_if(condition, then, done)
+        self.label(then)
+        yield
+        self.branch(done)
+        self.label(done)
+
+    def otherwise(self, condition: Reg, value: Reg, compute: Callable[[], Reg]) -> Reg:
+        """`compute()`, which runs only if the condition (one bit) holds, else `value`."""
+        before, then, done = self._label, self.fresh("then"), self.fresh("done")
+        self.branch_if(condition, then, done)
+        self.label(then)
+        computed, last = compute(), self._label
+        self.branch(done)
+        self.label(done)
+        return self.emit(value.type, f"phi {value.type} [{value.text}, %{before}], [{computed.text}, %{last}]")

@@ -1,0 +1,49 @@
+"""The types of LLVM in which elements are computed and stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tilekern.ir.types import BOOL, DType, dtype_name, kind_of
+from tilekern.lower.llvm.ir_builder import Code, Reg, Type, constant
+
+_SCALARS = {
+    "f64": "double",
+    "f32": "float",
+    "f16": "half",
+    "bf16": "i16",
+    "f8e4m3fn": "i8",
+    "f8e5m2": "i8",
+    "bool": "i1",
+}
+
+
+def computed(dtype: DType, lanes: int = 0) -> Type:
+    """The type of elements in registers: floats that LLVM computes as such, others by their bits."""
+    return Type(_SCALARS.get(dtype_name(dtype), f"i{8 * dtype.itemsize}"), lanes)
+
+
+def stored(dtype: DType, lanes: int = 0) -> Type:
+    """The type of elements in memory; bools are bytes."""
+    return Type("i8", lanes) if dtype == BOOL else computed(dtype, lanes)
+
+
+def known(number: Any, dtype: DType, lanes: int = 0) -> Reg:
+    """A known element."""
+    element = np.asarray(number).astype(dtype)
+    if dtype == ml_dtypes.bfloat16 or (dtype.itemsize == 1 and kind_of(dtype) == "float"):
+        element = element.view(f"u{dtype.itemsize}")
+    return constant(element, computed(dtype, lanes))
+
+
+def unpacked(code: Code, x: Reg, dtype: DType) -> Reg:
+    """Elements as they are computed, of those that were loaded."""
+    return code.compare("icmp ne", x, 0) if dtype == BOOL else x
+
+
+def packed(code: Code, x: Reg, dtype: DType) -> Reg:
+    """Elements as they are stored."""
+    return code.cast("zext", x, "i8") if dtype == BOOL else x

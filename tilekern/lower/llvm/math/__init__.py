@@ -1,0 +1,1 @@
+"""Mathematical functions that LLVM has no instruction for."""

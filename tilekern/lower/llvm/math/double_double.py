@@ -1,0 +1,84 @@
+"""Numbers of float64 with twice the digits: sums of two, of which the second one is at most half a unit of the first.
+
+Results are off by some 2^-102 of the largest operand (Joldes, Muller and Popescu 2017), if nothing is subnormal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from tilekern.lower.llvm.ir_builder import Code, Reg, Type, constant
+from tilekern.lower.llvm.math.exponentials import absolute, polynomial, split_log
+
+Pair = tuple[Reg, Reg]
+
+_LN2 = Fraction("0.6931471805599453094172321214581765680755")
+
+
+def exactly(number: Fraction | float, type: Type) -> Pair:
+    """A known number."""
+    high = float(number)
+    return constant(high, type), constant(float(Fraction(number) - Fraction(high)), type)
+
+
+def sum_of(code: Code, a: Reg, b: Reg) -> Pair:
+    """a + b, exactly (Knuth)."""
+    total = code.binary("fadd", a, b)
+    added = code.binary("fsub", total, a)
+    rest = code.binary("fsub", a, code.binary("fsub", total, added))
+    return total, code.binary("fadd", rest, code.binary("fsub", b, added))
+
+
+def normal(code: Code, a: Reg, b: Reg) -> Pair:
+    """a + b, exactly if a is 0 or no smaller than b (Dekker)."""
+    total = code.binary("fadd", a, b)
+    return total, code.binary("fsub", b, code.binary("fsub", total, a))
+
+
+def plus(code: Code, a: Pair, b: Pair) -> Pair:
+    """a + b."""
+    high, low = sum_of(code, a[0], b[0])
+    return normal(code, high, code.binary("fadd", low, code.binary("fadd", a[1], b[1])))
+
+
+def times(code: Code, a: Pair, b: Pair) -> Pair:
+    """a b."""
+    high = code.binary("fmul", a[0], b[0])
+    low = code.fma(a[0], b[0], code.unary("fneg", high))
+    return normal(code, high, code.binary("fadd", low, code.fma(a[0], b[1], code.binary("fmul", a[1], b[0]))))
+
+
+def over(code: Code, a: Pair, b: Pair) -> Pair:
+    """a / b."""
+    high = code.binary("fdiv", a[0], b[0])
+    negative = code.unary("fneg", high)
+    rest = code.binary("fadd", code.fma(negative, b[0], a[0]), code.fma(negative, b[1], a[1]))
+    return normal(code, high, code.binary("fdiv", rest, b[0]))
+
+
+def minus(code: Code, a: Pair) -> Pair:
+    """-a."""
+    return code.unary("fneg", a[0]), code.unary("fneg", a[1])
+
+
+def series(code: Code, x: Pair, coefficients: Sequence[Fraction | float], exact: int) -> Pair:
+    """A polynomial, the lowest coefficient first: `exact` terms in pairs, the rest, which is small, in float64."""
+    total = polynomial(code, x[0], [float(c) for c in coefficients[exact:]]), constant(0.0, x[0].type)
+    for c in reversed(coefficients[:exact]):
+        total = plus(code, exactly(c, x[0].type), times(code, x, total))
+    return total
+
+
+def log_of_size(code: Code, x: Pair) -> Pair:
+    """log|x| = e ln 2 + log m with |x| = 2^e m and 3/4 <= m < 3/2, for normal numbers.
+
+    log m = 2 artanh s = 2 s (1 + s² / 3 + s⁴ / 5 + ...) with s = (m - 1) / (m + 1), which is no more than 1/5: 22 terms
+    reach 2^-108 of the first one, and from the 13th on they are below 2^-60.
+    """
+    m, e = split_log(code, absolute(code, x[0]))
+    scaled = code.binary("fmul", x[1], code.binary("fdiv", m, x[0]))
+    f = sum_of(code, code.binary("fsub", m, 1.0), scaled)
+    s = over(code, f, plus(code, f, exactly(2.0, m.type)))
+    artanh = times(code, s, series(code, times(code, s, s), [Fraction(2, 2 * k + 1) for k in range(22)], 12))
+    return plus(code, times(code, (e, constant(0.0, e.type)), exactly(_LN2, e.type)), artanh)

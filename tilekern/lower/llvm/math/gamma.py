@@ -1,0 +1,113 @@
+"""log|Γ(x)| of float64: Stirling's series in pairs of float64, without regard to speed.
+
+Near the function's zeros pairs have too few digits, too; there is a table of these.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import cache
+
+from tilekern.lower.llvm.ir_builder import F64, Code, Reg, constant
+from tilekern.lower.llvm.math.double_double import Pair, exactly, log_of_size, minus, over, plus, series, sum_of, times
+from tilekern.lower.llvm.math.exponentials import absolute, clamp, log
+from tilekern.lower.llvm.math.libm import call, each
+
+_ZEROS = (
+    (1.0, 0.0, -0.5772156649015329, 0.8224670334241132),
+    (2.0, 0.0, 0.42278433509846713, 0.3224670334241132),
+    (-2.4570247382208006, 5.619192358950097e-17, 1.5156034480216576, 4.8583209516339965),
+    (-2.7476826467274127, 1.733509244024501e-16, -1.9143501856116005, 9.575189475709672),
+    (-3.14358088834998, 1.6978655906121085e-15, 7.7818846581313625, 25.831338372388032),
+    (-3.955294284858598, -4.14382750757705e-16, -20.725060845803696, 251.71468258688918),
+    (-4.039361839740537, -5.664578074060335e-15, 26.790480886140458, 324.2553229378437),
+    (-4.991544640560048, 1.7683619350849613e-14, -116.53578161624576, 6995.235954894315),
+    (-5.0082181683225935, 5.4188509265538106e-15, 123.36218456335405, 7404.762432228761),
+    (-5.998607480080875, -2.3721063667118474e-13, -716.2454304273765, 257851.58963943998),
+    (-6.001385294453155, -4.6433836942838004e-14, 723.7366299252467, 260548.41030306983),
+    (-6.999801507890638, 5.313011065735902e-14, -5035.967373768393, 12690641.166048529),
+    (-7.000198333407325, -1.263203743493977e-12, 5044.0299411044625, 12710958.833919294),
+)
+"""The float64 nearest to the zeros of log|Γ| down to -7.5, and the coefficients of Taylor's series there: log|Γ|, ψ and
+ψ' / 2 (mpmath, 500 bits). Beyond, no float64 is so near to a zero that pairs are not enough."""
+
+_LARGEST = 2.556348163871691e305
+"""Of all x with a finite log|Γ(x)|."""
+_LEAST = -20.5
+"""Where the product gives way to the reflection: pairs' digits are no longer needed."""
+_ENOUGH = 16
+"""Where Stirling's series may begin: its terms fall to 2^-107."""
+_HALF_LOG_TAU = Fraction("0.9189385332046727417803297364056176398614")
+
+
+def lgamma(code: Code, x: Reg) -> Reg:
+    """log|Γ(x)|, infinite at poles."""
+    name = code.module.function("lgamma.f64", [("x", F64)], _lane, F64, inline=False)
+
+    def lane(x: Reg) -> Reg:
+        return code.call(name, F64, x)
+
+    return each(code, lane, x)
+
+
+def _lane(code: Code, x: Reg) -> None:
+    found = _near_zero(code, x, _of_stirling(code, x))
+    # There 1 / Γ(x) is x, and the product's lower half might be subnormal.
+    size = absolute(code, x)
+    tiny = code.compare("fcmp olt", size, 2.0**-60)
+    found = code.select(tiny, code.unary("fneg", log(code, size)), found)
+    whole = code.compare("fcmp oeq", code.intrinsic("llvm.rint", x), x)
+    pole = code.binary("and", whole, code.compare("fcmp ole", x, 0.0))
+    infinite = code.binary("or", pole, code.compare("fcmp ogt", x, _LARGEST))
+    code.ret(code.select(infinite, math.inf, found))
+
+
+def _of_stirling(code: Code, x: Reg) -> Reg:
+    """log Γ(x + n) - log|x (x + 1) ... (x + n - 1)|, or -log Γ(-x) - log|x sin(π x) / π|."""
+    reflected = code.compare("fcmp olt", x, _LEAST)
+    missing = code.binary("fsub", float(_ENOUGH), code.intrinsic("llvm.floor", clamp(code, x, _LEAST, _ENOUGH)))
+    n = code.select(reflected, 0.0, missing)
+
+    def factor(index: Reg, high: Reg, low: Reg) -> Pair:
+        return times(code, (high, low), sum_of(code, x, code.cast("sitofp", index, "double")))
+
+    high, low = code.loop(0, code.saturated(n, "i64", signed=True), 1, factor, *exactly(1.0, F64))
+    divisor = log_of_size(code, (code.select(reflected, _reflection(code, x), high), low))
+    found = _stirling(code, sum_of(code, code.select(reflected, absolute(code, x), x), n))
+    sign = code.select(reflected, constant(-1.0, F64), 1.0)
+    signed = code.binary("fmul", found[0], sign), code.binary("fmul", found[1], sign)
+    return plus(code, signed, minus(code, divisor))[0]
+
+
+def _reflection(code: Code, x: Reg) -> Reg:
+    """x sin(π x) / π but for its sign."""
+    rest = code.binary("fsub", x, code.intrinsic("llvm.rint", x))
+    return code.binary("fmul", x, code.binary("fdiv", call(code, "sin", code.binary("fmul", rest, math.pi)), math.pi))
+
+
+def _stirling(code: Code, z: Pair) -> Pair:
+    """(z - 1/2) (log z - 1) + (log(2 π) - 1) / 2 + 1 / (12 z) - ..., z >= 16 (Abramowitz and Stegun 6.1.41)."""
+    main = times(code, plus(code, z, exactly(-0.5, F64)), plus(code, log_of_size(code, z), exactly(-1.0, F64)))
+    inverse = over(code, exactly(1.0, F64), z)
+    rest = times(code, inverse, series(code, times(code, inverse, inverse), _stirling_coefficients(), 8))
+    return plus(code, main, plus(code, exactly(_HALF_LOG_TAU - Fraction(1, 2), F64), rest))
+
+
+@cache
+def _stirling_coefficients() -> list[Fraction]:
+    """B / (k (k - 1)) with k = 2, 4, ... and Bernoulli's numbers B, which follow from each other."""
+    numbers = [Fraction(1)]
+    for n in range(1, 37):
+        numbers.append(-sum((math.comb(n + 1, k) * b for k, b in enumerate(numbers)), Fraction(0)) / (n + 1))
+    return [numbers[k] / (k * (k - 1)) for k in range(2, 37, 2)]
+
+
+def _near_zero(code: Code, x: Reg, found: Reg) -> Reg:
+    """Two terms of Taylor's series where the third one is below 2^-58 of the first, else `found`."""
+    for zero, value, slope, bend in _ZEROS:
+        away = code.binary("fsub", x, zero)
+        near = code.compare("fcmp olt", absolute(code, away), 2.0**-30 * abs(slope / bend))
+        curved = code.fma(code.binary("fmul", away, away), bend, value)
+        found = code.select(near, code.fma(away, slope, curved), found)
+    return found

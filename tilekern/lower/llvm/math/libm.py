@@ -1,0 +1,53 @@
+"""Functions of float64 out of C's library, called for one lane after the other.
+
+Their errors are the library's: with glibc 2.36 below 2 units of the last place, but up to 4 for lgamma.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilekern.lower.llvm.ir_builder import F64, I32, PTR, Code, Reg, constant
+
+_PURE = "nounwind willreturn memory(none)"
+
+_NAMES = frozenset(
+    {"pow", "atan2", "expm1", "log2", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh"}
+    | {"tanh", "asinh", "acosh", "atanh", "erf"}
+)
+"""Those whose names in C are ours, and which are right to 2 units."""
+
+
+def library(code: Code, name: str, *operands: Reg) -> Reg | None:
+    """Emit the function of float64; None if it is not one of those here."""
+    return call(code, name, *operands) if name in _NAMES else None
+
+
+def call(code: Code, name: str, *operands: Reg) -> Reg:
+    """A function of C's, by its name there."""
+    code.module.declare(name, F64, [F64] * len(operands), _PURE)
+    return each(code, lambda *lanes: code.call(name, F64, *lanes), *operands)
+
+
+def lgamma(code: Code, x: Reg) -> Reg:
+    """log|Γ(x)| to the digits of float32.
+
+    Not by C's `lgamma`, which stores the sign of Γ(x) in a variable that all threads share.
+    """
+    code.module.declare("lgamma_r", F64, [F64, PTR], "nounwind willreturn")
+    sign = code.slot(I32)
+
+    def lane(x: Reg) -> Reg:
+        return code.call("lgamma_r", F64, x, sign)
+
+    return each(code, lane, x)
+
+
+def each(code: Code, compute: Callable[..., Reg], *operands: Reg) -> Reg:
+    """A function of scalars on each lane."""
+    if not operands[0].type.lanes:
+        return compute(*operands)
+    result = constant(0.0, operands[0].type)
+    for lane in range(result.type.lanes):
+        result = code.insert(result, compute(*(code.extract(x, lane) for x in operands)), lane)
+    return result

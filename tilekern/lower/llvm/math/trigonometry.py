@@ -1,0 +1,187 @@
+"""sin, cos, tan and atan2 of float32; the latter two of numbers widened to float64.
+
+sin and cos are ±sin(r) with x = n π + r, for cos with n half of an odd number: then there is one polynomial, for
+|r| <= π / 2, and only the sign to choose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tilekern.lower.llvm.ir_builder import I1, Code, Reg, constant
+from tilekern.lower.llvm.math.exponentials import absolute, format_of, polynomial, with_sign
+
+_SIN = (-0.16666659712791443, 0.008333069272339344, -0.00019809769582934678, 2.6060592972498853e-06)
+"""(sin(r) / r - 1) / r² by powers of r², |r| <= π / 2: minimax of the relative error of sin (Remez)."""
+
+_PI = (3.141592502593994, 1.5099578831723193e-07, 1.078060505991553e-14)
+"""π as three float32; positive, or -0 would become 0."""
+
+_HUGE = 65536.0
+"""From here on three parts of π are too few."""
+
+_INVERSE_PI = 0x517CC1B727220A94FE13ABE8FA9A6EE06DB14ACC9E21C820FF28
+"""The first 208 bits of 1 / π behind the point."""
+
+
+def sin(code: Code, x: Reg) -> Reg:
+    """The sine of x radians."""
+    return _sine(code, x, 0.0)
+
+
+def cos(code: Code, x: Reg) -> Reg:
+    """The cosine of x radians."""
+    return _sine(code, x, 0.5)
+
+
+def _sine(code: Code, x: Reg, shift: float) -> Reg:
+    """sin(x + shift π)."""
+    magic = format_of(x).magic
+    half_turns = code.fma(x, 1 / math.pi, shift or magic)
+    whole = code.binary("fadd", half_turns, magic) if shift else half_turns
+    n = code.binary("fsub", whole, magic)
+    r = _away(code, x, code.binary("fsub", n, shift) if shift else n)
+    huge = code.compare("fcmp ogt", absolute(code, x), _HUGE)
+    return replace(code, huge, x, _of_rest(code, r, whole), f"{'cos' if shift else 'sin'}_of_huge", _huge(shift))
+
+
+def _away(code: Code, x: Reg, n: Reg) -> Reg:
+    """x - n π."""
+    for part in _PI:
+        x = code.fma(n, -part, x)
+    return x
+
+
+def _of_rest(code: Code, r: Reg, whole: Reg) -> Reg:
+    """(-1)^n sin(r), n in the low bits of `whole`."""
+    square = code.binary("fmul", r, r)
+    # The sum with 0 is one with -0 for r = 0; a product would be -0, and the result 0 for r = -0.
+    size = code.fma(r, code.fma(square, polynomial(code, square, _SIN), 0.0), r)
+    integer = r.type.integer.scalar
+    sign = code.binary("shl", code.cast("bitcast", whole, integer), r.type.bits - 1)
+    return code.cast("bitcast", code.binary("xor", code.cast("bitcast", size, integer), sign), r.type.scalar)
+
+
+def _huge(shift: float) -> Callable[[Code, Reg], Reg]:
+    """`_sine` of any number, slowly."""
+
+    def sine(code: Code, x: Reg) -> Reg:
+        high, low = turns(code, code.cast("fpext", x, "double"))
+        n = code.intrinsic("llvm.rint", code.binary("fadd", high, shift))
+        rest = code.binary("fadd", code.binary("fsub", high, code.binary("fsub", n, shift)), low)
+        r = code.cast("fptrunc", code.binary("fmul", rest, math.pi), "float")
+        whole = code.binary("fadd", code.cast("fptrunc", n, "float"), format_of(x).magic)
+        return _of_rest(code, r, whole)
+
+    return sine
+
+
+_TAN_SIN = (-0.1666666664160309, 0.008333329382209218, -0.0001983933348908713, 2.7182978158832357e-06)
+"""(sin(r) / r - 1) / r² by powers of r², |r| <= π / 4."""
+_TAN_COS = (
+    -0.4999999999954458,
+    0.04166666656194471,
+    -0.0013888881070127982,
+    2.4799039015620288e-05,
+    -2.717994307361908e-07,
+)
+"""(cos(r) - 1) / r² by powers of r²."""
+_HALF_PI = (1.5707963267948966, 6.123233995736766e-17)
+"""π / 2 as two float64."""
+_HUGE_OF_WIDE = 2.0**30
+
+
+def tan(code: Code, x: Reg) -> Reg:
+    """The tangent of float64 that are float32, to the digits of those; x = n π / 2 + r."""
+    magic = format_of(x).magic
+    whole = code.fma(x, 2 / math.pi, magic)
+    n = code.binary("fsub", whole, magic)
+    r = x
+    for part in _HALF_PI:
+        r = code.fma(n, -part, r)
+    huge = code.compare("fcmp ogt", absolute(code, x), _HUGE_OF_WIDE)
+    return replace(code, huge, x, _tan_of_rest(code, r, whole), "tan_of_huge", _tan_of_huge)
+
+
+def _tan_of_huge(code: Code, x: Reg) -> Reg:
+    high, low = (code.binary("fmul", part, 2.0) for part in turns(code, x))
+    n = code.intrinsic("llvm.rint", high)
+    r = code.binary("fmul", code.binary("fadd", code.binary("fsub", high, n), low), math.pi / 2)
+    return _tan_of_rest(code, r, code.binary("fadd", n, format_of(x).magic))
+
+
+def _tan_of_rest(code: Code, r: Reg, whole: Reg) -> Reg:
+    """tan(r), or -1 / tan(r) if `whole` is odd."""
+    square = code.binary("fmul", r, r)
+    s = code.fma(r, code.fma(square, polynomial(code, square, _TAN_SIN), 0.0), r)
+    c = code.fma(square, polynomial(code, square, _TAN_COS), 1.0)
+    bit = code.binary("and", code.cast("bitcast", whole, r.type.integer.scalar), 1)
+    odd = code.compare("icmp ne", bit, 0)
+    above = code.select(odd, code.unary("fneg", c), s)
+    return code.binary("fdiv", above, code.select(odd, s, c))
+
+
+_ATAN = (
+    *(-0.3333333311110326, 0.199999842212929, -0.14285320870021892, 0.11106143225641753, -0.09053628137255913),
+    *(0.0751050508551184, -0.06056939434587063, 0.04417880490861137, -0.026547436452507442),
+    *(0.011778396271364542, -0.0033263862645904778, 0.0004406751475250337),
+)
+"""(atan(q) / q - 1) / q² by powers of q², |q| <= 1."""
+
+
+def atan2(code: Code, y: Reg, x: Reg) -> Reg:
+    """The angle of the point (x, y), of float64 to the digits of float32: atan of the smaller ratio, unfolded."""
+    up, right = absolute(code, y), absolute(code, x)
+    steep = code.compare("fcmp ogt", up, right)
+    small, large = code.select(steep, right, up), code.select(steep, up, right)
+    # 0 / 0 is to be 0, and infinity / infinity 1.
+    equal = code.select(code.compare("fcmp oeq", large, 0.0), large, 1.0)
+    q = code.select(code.compare("fcmp oeq", small, large), equal, code.binary("fdiv", small, large))
+    square = code.binary("fmul", q, q)
+    angle = code.fma(code.binary("fmul", q, square), polynomial(code, square, _ATAN), q)
+    angle = code.select(steep, code.binary("fsub", math.pi / 2, angle), angle)
+    left = code.compare("icmp slt", code.cast("bitcast", x, x.type.integer.scalar), 0)
+    return with_sign(code, code.select(left, code.binary("fsub", math.pi, angle), angle), y)
+
+
+def turns(code: Code, x: Reg) -> tuple[Reg, Reg]:
+    """x / π but for a multiple of 2, as a sum of two float64, of a float64 that is a float32.
+
+    Times a piece of 29 bits of 1 / π it has 53 bits: exact, and so is the rest of a division by 2. The sums' rounding
+    errors are summed up too (Knuth's two-sum).
+    """
+    high = low = constant(0.0, x.type)
+    for number in range(1, 8):
+        piece = (_INVERSE_PI >> (208 - 29 * number)) % 2**29 * 2.0 ** (-29 * number)
+        product = code.binary("fmul", x, piece)
+        term = code.fma(code.intrinsic("llvm.rint", code.binary("fmul", product, 0.5)), -2.0, product)
+        total = code.binary("fadd", high, term)
+        added = code.binary("fsub", total, high)
+        error = code.binary(
+            "fadd", code.binary("fsub", high, code.binary("fsub", total, added)), code.binary("fsub", term, added)
+        )
+        high, low = total, code.binary("fadd", low, error)
+    return high, low
+
+
+def replace(code: Code, rare: Reg, x: Reg, found: Reg, name: str, build: Callable[[Code, Reg], Reg]) -> Reg:
+    """`found`, but the function `build` of `x` in lanes that are rare: if there are any, it is called for all lanes."""
+
+    def body(inner: Code, x: Reg) -> None:
+        inner.ret(build(inner, x))
+
+    def compute() -> Reg:
+        full = code.module.function(f"{name}.{x.type.suffix}", [("x", x.type)], body, x.type)
+        return code.select(rare, code.call(full, x.type, x), found)
+
+    return code.otherwise(any_lane(code, rare), found, compute)
+
+
+def any_lane(code: Code, condition: Reg) -> Reg:
+    """Whether it holds in any lane."""
+    if not condition.type.lanes:
+        return condition
+    name = f"llvm.vector.reduce.or.{condition.type.suffix}"
+    code.module.declare(name, I1, [condition.type])
+    return code.call(name, I1, condition)

@@ -1,0 +1,218 @@
+"""Where the slots of a plan lie in the scratch memory of a worker.
+
+A slot is needed from the step that writes it first to the one that reads it last; to the end of a loop that it was
+written before and is used in. Slots that are never needed at the same time may have the same memory.
+
+Before that, slots become one where that saves a copy: the next value of a carry is computed in the place of the old
+one if nobody reads the old one any more; a loop begins with its initial values where they are; and a tile takes the
+place of one that its group reads for the last time, lane by lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tilekern.ir.core import Block, Func, Value
+from tilekern.ir.types import TileType
+from tilekern.lower.llvm.plan.steps import AnyStep, Closures, Copies, Group, Plan, Slot, Step
+
+_ALIGNMENT = 64
+
+
+@dataclass
+class _Use:
+    """A step reads or writes a slot; `lanewise`: each lane only where it is computed itself."""
+
+    number: int
+    loops: tuple[Step, ...]
+    lanewise: bool = False
+
+
+@dataclass
+class _Uses:
+    """All uses of a slot."""
+
+    writes: list[_Use] = field(default_factory=list[_Use])
+    reads: list[_Use] = field(default_factory=list[_Use])
+
+
+def place(func: Func, plan: Plan) -> None:
+    """Give every slot of the plan its offset, and the plan its `scratch`."""
+    _Placing(func, plan).run()
+
+
+class _Placing:
+    def __init__(self, func: Func, plan: Plan) -> None:
+        self._func, self._plan = func, plan
+        self._closures = Closures(func)
+        self._uses: dict[Slot, _Uses] = {}
+        self._count = 0
+
+    def run(self) -> None:
+        for step, loops in self._walk(self._func.body, ()):
+            self._note(step, loops)
+        for slot, uses in self._uses.items():
+            self._span(slot, uses)
+        for step in self._again(self._func.body):
+            if isinstance(step, Copies):
+                self._merge_copies(step)  # of a loop behind another one, so that carries see one slot
+        self._merge_carries()
+        for step in self._again(self._func.body):
+            if isinstance(step, Copies):
+                self._merge_copies(step)
+            elif isinstance(step, Group):
+                self._merge_lanes(step)
+        self._allocate()
+
+    # --- uses ---
+
+    def _walk(self, block: Block, loops: tuple[Step, ...]) -> Iterator[tuple[AnyStep, tuple[Step, ...]]]:
+        """Number the steps of a block, and of those inside; a step with regions comes before these."""
+        with self._closures.inside(self._plan.enters[block]):
+            for step in self._plan.steps[block]:
+                step.number = self._next()
+                yield step, loops
+                if isinstance(step, Step) and step.op.regions:
+                    for region in step.op.regions:
+                        yield from self._walk(region, (*loops, step))
+                    step.end = self._next()
+                self._closures.slots.update(step.keeps)
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _again(self, block: Block) -> Iterator[AnyStep]:
+        for step in self._plan.steps[block]:
+            yield step
+            if isinstance(step, Step):
+                for region in step.op.regions:
+                    yield from self._again(region)
+
+    def _note(self, step: AnyStep, loops: tuple[Step, ...]) -> None:
+        use = _Use(step.number, loops)
+        if isinstance(step, Copies):
+            for source, target in step.moves:
+                self._of(source).reads.append(_Use(step.number, loops, lanewise=True))
+                self._of(target).writes.append(use)
+            return
+        if isinstance(step, Group):
+            for m in step.maps:
+                self._of(m.slot).writes.append(use)
+            self._read(step.space, step.sources, use)
+            for position in (v for op in step.stores for v in op.positions):
+                self._read(position.tile.shape, [position], use, lanewise=False)
+        elif step.op.regions:
+            return  # the inner steps read and write
+        else:
+            for x in step.op.operands:
+                if isinstance(x.type, TileType):
+                    self._read(x.tile.shape, [x], use, lanewise=False)
+            if step.temporary is not None:
+                self._of(step.temporary).writes.append(use)
+        for _, slot in step.keeps:
+            self._of(slot).writes.append(use)
+
+    def _read(self, space: tuple[int, ...], values: list[Value], use: _Use, lanewise: bool = True) -> None:
+        for leaf, here in self._closures.of(space, values).leaves.items():
+            if leaf in self._closures.slots:
+                found = _Use(use.number, use.loops, lanewise and here)
+                self._of(self._closures.slots[leaf]).reads.append(found)
+
+    def _of(self, slot: Slot) -> _Uses:
+        return self._uses.setdefault(slot, _Uses())
+
+    def _span(self, slot: Slot, uses: _Uses) -> None:
+        every = [*uses.writes, *uses.reads]
+        slot.first = min(use.number for use in every)
+        slot.last = slot.first
+        for use in every:
+            around = (loop.end for loop in use.loops if loop.number > slot.first)
+            slot.last = max(slot.last, next(around, use.number))
+
+    # --- merging ---
+
+    def _merge_carries(self) -> None:
+        """The next value of a carry is computed in the carry's place."""
+        for op, carried in self._plan.carried.items():
+            if not any(slot is not None for slot in carried) or op.name == "switch":
+                continue
+            for region in op.regions:
+                for step in self._plan.steps[region]:
+                    if isinstance(step, Copies):
+                        for source, target in step.moves:
+                            if target in carried and self._replaces(source.root, target.root, region):
+                                self._join(source.root, target.root)
+
+    def _replaces(self, source: Slot, target: Slot, region: Block) -> bool:
+        """True if a slot is written in the region only after the last time that its target is read there.
+
+        A loop inside may write it, if no loop inside reads the target: one iteration reads after another has written.
+        """
+        if source is target or source.nbytes != target.nbytes:
+            return False
+        steps = self._plan.steps[region]
+        numbers = {step.number for step in steps}
+        ends = [step.end if isinstance(step, Step) and step.op.regions else step.number for step in steps]
+        writes = [use for slot, uses in self._uses.items() if slot.root is source for use in uses.writes]
+        reads = [use for slot, uses in self._uses.items() if slot.root is target for use in uses.reads]
+        reads = [use for use in reads if min(numbers) <= use.number <= max(ends)]
+        if not all(min(numbers) <= use.number <= max(ends) for use in writes):
+            return False
+        if not {use.number for use in writes} <= numbers and not {use.number for use in reads} <= numbers:
+            return False
+        return all(use.number < source.first or (use.number == source.first and use.lanewise) for use in reads)
+
+    def _merge_copies(self, step: Copies) -> None:
+        """What is copied and not needed any more is what the copy is."""
+        for source, target in step.moves:
+            a, b = source.root, target.root
+            if a is not b and a.nbytes == b.nbytes and a.last == step.number == b.first:
+                self._join(b, a)
+
+    def _merge_lanes(self, step: Group) -> None:
+        """A tile takes the place of one that is read for the last time where it is computed."""
+        for m in step.maps:
+            target = m.slot.root
+            if target.first != step.number:
+                continue
+            for source in list(self._uses):
+                root = source.root
+                if root is target or root.nbytes != target.nbytes or root.last != step.number:
+                    continue
+                reads = [u for s, uses in self._uses.items() if s.root is root for u in uses.reads]
+                now = [u for u in reads if u.number == step.number]
+                if root.first < step.number and now and all(u.lanewise for u in now):
+                    self._join(target, root)
+                    break
+
+    def _join(self, slot: Slot, into: Slot) -> None:
+        """One slot becomes part of another."""
+        slot.within = into
+        into.first, into.last = min(slot.first, into.first), max(slot.last, into.last)
+
+    # --- offsets ---
+
+    def _allocate(self) -> None:
+        """First fit, the largest first."""
+        roots = dict.fromkeys(slot.root for slot in self._uses)
+        placed: list[Slot] = []
+        for slot in sorted(roots, key=lambda s: -s.nbytes):
+            size = _rounded(slot.nbytes)
+            taken = sorted(
+                (p.offset, p.offset + _rounded(p.nbytes))
+                for p in placed
+                if p.first <= slot.last and slot.first <= p.last
+            )
+            slot.offset = 0
+            for begin, end in taken:
+                if slot.offset + size <= begin:
+                    break
+                slot.offset = max(slot.offset, end)
+            placed.append(slot)
+            self._plan.scratch = max(self._plan.scratch, slot.offset + size)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,1 @@
+"""libtpu: programs compiled for TPUs, on machines without any."""

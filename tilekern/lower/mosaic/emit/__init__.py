@@ -1,0 +1,1 @@
+"""The body of the Pallas kernel, op by op."""

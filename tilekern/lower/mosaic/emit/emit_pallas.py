@@ -1,0 +1,435 @@
+"""The body of the Pallas kernel: a program of a Func, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.pallas import tpu as pltpu
+
+from tilekern.ir.compute import Bitcast, Constant, Convert, Reduce, Select
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Block, Op, Value
+from tilekern.ir.debug import Assert, Print
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Atomic, Load, Store, WriteOp
+from tilekern.ir.shape import Broadcast, Iota, Reshape
+from tilekern.ir.types import BOOL
+from tilekern.lower.mosaic.emit import debug
+from tilekern.lower.mosaic.emit.grid_steps import Step, block_index, tile_range, when
+from tilekern.lower.mosaic.emit.memory import Memory, shaped
+from tilekern.lower.mosaic.emit.ops import function_of
+from tilekern.lower.mosaic.emit.vectors import Form, is_vector, shape_in, to_tile, turned
+from tilekern.lower.mosaic.plan.grid_loops import needed, used_by
+from tilekern.lower.mosaic.plan.hbm_layout import Layout
+from tilekern.lower.mosaic.plan.plan_kernel import Plan
+from tilekern.lower.mosaic.plan.unroll import loop
+from tilekern.lower.mosaic.storage import as_stored, choose, widened
+
+
+class Emitter:
+    """Emits one program.
+
+    Args:
+      plan: how the Func runs.
+      step: the step of the grid.
+      refs: the blocks of inputs by layout, of outputs by param, and the tables.
+      scratch: the buffers of the plan.
+      interpreted: whether Pallas interprets the kernel.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        step: Step,
+        refs: Mapping[str, Mapping[Any, Any]],
+        scratch: Sequence[Any],
+        interpreted: bool,
+    ) -> None:
+        self._plan, self._step, self._scratch, self._interpreted = plan, step, scratch, interpreted
+        self._ranges = plan.ranges
+        self._forms = plan.forms
+        self._env: dict[Value, Any] = dict(step.indices)
+        self._vectors: dict[Value, dict[Form, Any]] = {}
+        arrays = refs["inputs"], refs["outputs"], refs["tables"]
+        self._memory = Memory(plan.layouts, *arrays, plan.fetched, self._ranges, self._scalar, self._row)
+        self._uses = _uses(plan.func.body, plan.slots)
+
+    def run(self) -> None:
+        """Emit the program, or one step of it."""
+        serial = self._plan.serial
+        if serial is None:
+            self.block(self._plan.func.body.ops)
+            return
+        inits = serial.chain[0].inits
+        kept = set(serial.kept)
+
+        def start() -> None:
+            stores = [op for op in serial.before if isinstance(op, WriteOp | Print | Assert)]
+            self._again([*inits, *serial.kept, *(v for op in stores for v in op.operands)], set(), stores)
+            for value in serial.kept:
+                self._keep(self._plan.slots[value], value)
+            for init, result in zip(inits, serial.chain[0].results, strict=True):
+                self._keep(self._plan.slots[result], init, result)
+
+        when(self._step.first)(start)
+        for fold in serial.chain:
+
+            def body(fold: Fold = fold) -> None:
+                self._env[fold.body.args[0]] = self._step.tile
+                used = [v for op in fold.body.ops for v in used_by(op)]
+                self._again([*used, *fold.body.results], kept, ())
+                self._iteration(fold, fold.body.args[1:])
+
+            when(self._runs(fold))(body)
+
+        def finish() -> None:
+            last = serial.chain[-1].results
+            self._recall(last)
+            self._again([v for op in serial.after for v in used_by(op)], kept, ())
+            self.block(serial.after)
+
+        when(self._step.last)(finish)
+
+    def _again(self, values: Sequence[Value], kept: set[Value], stores: Sequence[Op]) -> None:
+        """Compute again what stands before the loop, as far as `values` need it."""
+        serial = self._plan.serial
+        assert serial is not None
+        self._recall([v for v in serial.kept if v in kept])
+        ops = needed(serial.before, values, kept)
+        wanted = {*ops, *stores}
+        self.block([op for op in serial.before if op in wanted])
+
+    def _runs(self, fold: Fold) -> Any:
+        """Whether the step's tile is one of a fold's."""
+        first, last = self._bounds(fold)
+        tile = self._step.tile
+        return self._step.live & (tile >= first) & (tile < last)
+
+    # --- values ---
+
+    def _scalar(self, value: Value) -> Any:
+        return self._env[value]
+
+    def _row(self, value: Value) -> Any:
+        return self.get(value, "row")
+
+    def get(self, value: Value, form: Form | None = None) -> Any:
+        """The array of a value; of a vector in a form."""
+        if not is_vector(value):
+            return self._env[value]
+        forms = self._vectors[value]
+        if form is None:
+            form = next(iter(forms))
+        if form not in forms:
+            (other,) = forms.values()
+            return turned(other, form)
+        return forms[form]
+
+    def set(self, value: Value, array: Any, form: Form = "row") -> None:
+        """Give a value its array."""
+        if not is_vector(value):
+            self._env[value] = array
+            return
+        forms = self._forms.of(value)
+        self._vectors[value] = {f: array if f == form else turned(array, f) for f in forms}
+
+    # --- ops ---
+
+    def block(self, ops: Sequence[Op]) -> None:
+        """Emit ops."""
+        for op in ops:
+            match op:
+                case Load():
+                    self.set(op.result, self._memory.load(op, self._mask(op.mask)))
+                case Store():
+                    self._memory.store(op, self.get(op.value, "row"), self._mask(op.mask))
+                case Atomic():
+                    self._memory.atomic(op, self.get(op.value, "row"), self._mask(op.mask))
+                case Print() | Assert():
+                    debug.emit(op, [self._plain(v) for v in op.operands], self._interpreted)
+                case Fold():
+                    self._fold(op)
+                case While():
+                    self._while(op)
+                case Switch():
+                    self._switch(op)
+                case _:
+                    self._pure(op)
+
+    def _mask(self, mask: Value | None) -> Any:
+        return None if mask is None else self.get(mask, "row")
+
+    def _pure(self, op: Op) -> None:
+        result = op.result
+        if is_vector(result):
+            self._vectors[result] = {form: self._vector(op, form) for form in self._forms.of(result)}
+        elif len(op.operands) == 1 and is_vector(op.operands[0]):
+            self._env[result] = self._from_vector(op)
+        elif isinstance(op, Constant):
+            number = op.array.reshape(-1)[0] if op.array.size else np.zeros((), op.array.dtype)
+            self._env[result] = jnp.full(op.shape, number, op.array.dtype)
+        elif isinstance(op, Elementwise) and not result.tile.shape and op.operands[0].tile.dtype.itemsize < 4:
+            # There is no narrow arithmetic on scalars; float32 and int32 round, and wrap around, to the same numbers.
+            dtype = op.operands[0].tile.dtype
+            wide = dtype if dtype == BOOL else widened(dtype)
+            number = function_of(op)(*(self._env[v].astype(wide) for v in op.operands))
+            self._env[result] = number.astype(result.tile.dtype)
+        elif isinstance(op, Select) and not result.tile.shape:
+            which, x, y = (self._env[v] for v in op.operands)
+            self._env[result] = choose(which, as_stored(x), as_stored(y)).astype(result.tile.dtype)
+        else:
+            self._env[result] = function_of(op)(*map(self._plain, op.operands))
+
+    def _plain(self, value: Value) -> Any:
+        """A value in the shape that it has in the IR."""
+        return self.get(value, "row").reshape(-1) if is_vector(value) else self._env[value]
+
+    def _vector(self, op: Op, form: Form) -> Any:
+        """A vector in one form."""
+        shape = shape_in(form, op.result.tile.shape[0])
+        match op:
+            case Constant():
+                return jnp.full(shape, op.array.reshape(-1)[0] if op.array.size else 0, op.array.dtype)
+            case Iota():
+                return lax.broadcasted_iota(op.dtype, shape, 1 if form == "row" else 0)
+            case Broadcast(operands=(x,)):
+                return jnp.full(shape, self._env[x] if not is_vector(x) else self.get(x, "row")[0, 0])
+            case Reshape(operands=(x,)):
+                return self._in_form(self._env[x], form, shape)
+            case Reduce(operands=(x,)) if len(x.tile.shape) == 2:
+                return self._in_form(function_of(op)(self._env[x], keepdims=True), form, shape)
+            case Elementwise() | Select() | Convert() | Bitcast():
+                return function_of(op)(*(self.get(v, form) for v in op.operands))
+            case _:
+                return self._in_form(function_of(op)(*map(self._plain, op.operands)), form, shape)
+
+    def _in_form(self, tile: Any, form: Form, shape: tuple[int, int]) -> Any:
+        """A vector computed as a tile: [1, n], [n, 1], or [n] as JAX's functions give it."""
+        if tile.ndim == 2 and tile.shape[1] == 1:
+            column = jnp.broadcast_to(tile, (tile.shape[0], shape_in("column", 1)[1]))
+            return column if form == "column" else turned(column, "row")
+        row = tile.reshape(1, -1)
+        return row if form == "row" else turned(row, "column")
+
+    def _from_vector(self, op: Op) -> Any:
+        """A tile made of one vector."""
+        (x,) = op.operands
+        shape = op.result.tile.shape
+        match op:
+            case Broadcast():
+                return self._broadcast(x, shape, op.dims[0])
+            case Reshape() if len(shape) == 2 and shape[1] == 1:
+                return self.get(x, "column")[:, :1]
+            case Reshape():
+                return shaped(self.get(x, "row"), shape)
+            case _:
+                return function_of(op)(self._plain(x))
+
+    def _broadcast(self, x: Value, shape: tuple[int, ...], dim: int) -> Any:
+        if dim == len(shape) - 1:
+            row = self.get(x, "row")
+            return _spread(row.reshape((1,) * (len(shape) - 1) + row.shape[1:]), shape)
+        column = self.get(x, "column")
+        if len(shape) == 2:
+            return to_tile(column, shape[1]) if column.shape[0] == shape[0] else _spread(column[:, :1], shape)
+        ones = [1] * len(shape)
+        ones[dim] = column.shape[0]
+        return _spread(column[:, :1].reshape(ones), shape)
+
+    # --- control ---
+
+    def _bounds(self, op: Fold) -> tuple[Any, Any]:
+        """The first tile and the one behind the last."""
+        return tile_range(self._bound(op.start), self._bound(op.stop), op.axis)
+
+    def _bound(self, value: Value) -> Any:
+        known = self._ranges.get(value)
+        if known is not None and known.known:
+            return known.low
+        serial = self._plan.serial
+        ahead = serial is not None and self._plan.scalars.key(value) is not None
+        return self._step.evaluate(value) if ahead else self._env[value]
+
+    def _fold(self, op: Fold) -> None:
+        slots = self._plan.slots
+        for init, result in zip(op.inits, op.results, strict=True):
+            if result in slots and slots.get(init) != slots[result]:
+                self._keep(slots[result], init, result)
+        first, last = self._bounds(op)
+        if op in self._plan.pipes:
+            self._pipeline(op, first, last)
+            return
+        scalars = [n for n, r in enumerate(op.results) if r not in slots]
+
+        def body(i: Any, carried: Sequence[Any]) -> Sequence[Any]:
+            self._env[op.body.args[0]] = first + last - 1 - i if op.reverse else i
+            for n, x in zip(scalars, carried, strict=True):
+                self.set(op.body.args[1 + n], _unpacked(x, op.results[n]), self._carried(op.results[n]))
+            return self._iteration(op, op.body.args[1:])
+
+        inits = [self._pack(op.inits[n], op.results[n]) for n in scalars]
+        finals = loop(first, last, body, inits, self._plan.rounds[op].at_once)
+        for n, x in zip(scalars, finals, strict=True):
+            self.set(op.results[n], _unpacked(x, op.results[n]), self._carried(op.results[n]))
+        self._recall([r for r in op.results if r in slots and self._uses.get(r)])
+
+    def _pipeline(self, op: Fold, first: Any, last: Any) -> None:
+        """A loop whose tiles come and go by a pipeline of its own."""
+        plan, pipe = self._plan, self._plan.pipes[op]
+        index = plan.scalars.canonical(op.body.args[0])
+        inputs = [found for found in plan.far if found.window in pipe.inputs]
+        known = isinstance(first, np.integer) and isinstance(last, np.integer)
+        steps = int(last - first) if known else last - first
+
+        def tile(n: Any) -> Any:
+            return last - 1 - n if op.reverse else first + n
+
+        def spec(found: Layout) -> pl.BlockSpec:
+            def index_map(n: Any) -> tuple[Any, ...]:
+                indices = {**self._step.indices, index: tile(n)}
+                return block_index(found, replace(self._step, indices=indices))
+
+            return pl.BlockSpec(found.block, index_map)
+
+        def body(*refs: Any) -> None:
+            self._env[op.body.args[0]] = tile(pl.program_id(0))
+            blocks = dict(zip(inputs, refs, strict=False))
+            stored = dict(zip(pipe.outputs, refs[len(inputs) :], strict=True))
+            with self._memory.through(blocks, stored):
+                self._iteration(op, op.body.args[1:])
+
+        def run() -> None:
+            pltpu.emit_pipeline(
+                body,
+                grid=(steps,),
+                in_specs=[spec(found) for found in inputs],
+                out_specs=[spec(plan.outputs[p]) for p in pipe.outputs],
+            )(*(self._memory.ref(found) for found in inputs), *(self._memory.ref(p) for p in pipe.outputs))
+
+        if known:
+            if first < last:
+                run()
+        else:
+            pl.when(first < last)(run)
+        self._recall([r for r in op.results if self._uses.get(r)])
+
+    def _iteration(self, op: Fold, args: Sequence[Value]) -> tuple[Any, ...]:
+        """One iteration: carries in scratch are read, and all written at the end; the others are returned."""
+        slots = self._plan.slots
+        for arg, result in zip(args, op.results, strict=True):
+            if result in slots and self._uses.get(arg):
+                self.set(arg, self._kept(slots[result], result), self._carried(result))
+        self.block(op.body.ops)
+        written = [(slots[r], v, r) for v, r in zip(op.body.results, op.results, strict=True) if r in slots]
+        arrays = [self._pack(v, r) for _, v, r in written]
+        for (slot, _, _), array in zip(written, arrays, strict=True):
+            self._write(slot, array)
+        rest = zip(op.body.results, op.results, strict=True)
+        return tuple(self._pack(v, r) for v, r in rest if r not in slots)
+
+    def _carried(self, value: Value) -> Form:
+        return self._forms.carried(value) if is_vector(value) else "row"
+
+    def _pack(self, value: Value, as_carry: Value) -> Any:
+        """A value as loops carry it: a vector in one form, a bool as int32, a scalar in 32 bits."""
+        array = jnp.asarray(as_stored(self.get(value, self._carried(as_carry))))
+        return array if array.shape else array.astype(widened(value.tile.dtype))
+
+    def _keep(self, slot: int, value: Value, as_carry: Value | None = None) -> None:
+        self._write(slot, self._pack(value, as_carry or value))
+
+    def _write(self, slot: int, array: Any) -> None:
+        found = self._plan.scratch[slot]
+        if found.shape:
+            self._scratch[slot][...] = array
+        else:
+            self._scratch[slot][0] = array.astype(found.dtype)
+
+    def _kept(self, slot: int, value: Value) -> Any:
+        return _unpacked(self._scratch[slot][... if value.tile.shape else 0], value)
+
+    def _recall(self, values: Sequence[Value]) -> None:
+        """Read values from scratch."""
+        for value in values:
+            if value in self._plan.slots:
+                self.set(value, self._kept(self._plan.slots[value], value), self._carried(value))
+            elif not value.tile.size:
+                self.set(value, jnp.zeros(value.tile.shape, value.tile.dtype))
+
+    def _while(self, op: While) -> None:
+        def place(args: Sequence[Value], carried: Sequence[Any]) -> None:
+            for arg, x, result in zip(args, carried, op.results, strict=True):
+                self.set(arg, _unpacked(x, arg), self._carried(result))
+
+        def condition(carried: Sequence[Any]) -> Any:
+            place(op.condition.args, carried)
+            self.block(op.condition.ops)
+            return self._env[op.condition.results[0]]
+
+        def body(carried: Sequence[Any]) -> Sequence[Any]:
+            place(op.body.args, carried)
+            self.block(op.body.ops)
+            pairs = zip(op.body.results, op.results, strict=True)
+            return tuple(self._pack(v, r) for v, r in pairs)
+
+        inits = tuple(self._pack(v, r) for v, r in zip(op.operands, op.results, strict=True))
+        place(op.results, lax.while_loop(condition, body, inits))
+
+    def _switch(self, op: Switch) -> None:
+        known = self._ranges.get(op.operands[0])
+        if len(op.regions) == 1 or (known is not None and known.known):
+            number = known.low if known is not None and known.known else 0
+            region = op.regions[min(max(number, 0), len(op.regions) - 1)]
+            self.block(region.ops)
+            for result, value in zip(op.results, region.results, strict=True):
+                form = self._carried(result)
+                self.set(result, self.get(value, form), form)
+            return
+
+        def branch(region: Block) -> Callable[[], tuple[Any, ...]]:
+            def emit() -> tuple[Any, ...]:
+                self.block(region.ops)
+                return tuple(self._pack(v, r) for v, r in zip(region.results, op.results, strict=True))
+
+            return emit
+
+        results = cast(Any, lax.switch(self._env[op.operands[0]], [branch(r) for r in op.regions]))
+        for result, x in zip(op.results, results, strict=True):
+            self.set(result, _unpacked(x, result), self._carried(result))
+
+
+def _spread(x: Any, shape: tuple[int, ...]) -> Any:
+    spread = jnp.broadcast_to(as_stored(x), shape)
+    return spread != 0 if x.dtype == BOOL else spread
+
+
+def _unpacked(array: Any, value: Value) -> Any:
+    dtype = value.tile.dtype
+    if dtype == BOOL:
+        return array != 0
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
+def _uses(block: Block, slots: Mapping[Value, int]) -> dict[Value, int]:
+    """How often values are used otherwise than as the first carries of a loop that goes on with them in scratch."""
+    found: dict[Value, int] = {}
+
+    def count(values: Sequence[Value]) -> None:
+        for value in values:
+            found[value] = found.get(value, 0) + 1
+
+    for op in block.walk():
+        if isinstance(op, Fold):
+            count(op.operands[:2])
+            count([v for v, r in zip(op.inits, op.results, strict=True) if v not in slots or slots[v] != slots.get(r)])
+        else:
+            count(op.operands)
+        for region in op.regions:
+            count(region.results)
+    return found

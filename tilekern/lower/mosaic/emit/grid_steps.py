@@ -1,0 +1,157 @@
+"""A step of the grid: which program it is of, and which tile of the loop that became an axis of the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tilekern.ir.analysis.ranges import Interval, position_interval
+from tilekern.ir.core import Axis, Value
+from tilekern.lower.mosaic.plan.hbm_layout import Layout
+from tilekern.lower.mosaic.plan.plan_kernel import Plan
+from tilekern.lower.mosaic.plan.windows import Role
+from tilekern.lower.positions import locate
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step.
+
+    Attributes:
+      plan: of the kernel.
+      indices: the index along each axis of the Func, and of the loop in the grid.
+      tables: the arrays in scalar memory.
+      tile: of the loop.
+      first, last: whether it is the first or last step of its program.
+      live: whether a tile may run in it at all.
+    """
+
+    plan: Plan
+    indices: Mapping[Value, Any]
+    tables: Mapping[Value, Any]
+    tile: Any = None
+    first: Any = True
+    last: Any = True
+    live: Any = True
+
+    def evaluate(self, value: Value) -> Any:
+        """A scalar that is known beforehand."""
+        return self.plan.scalars.evaluate(value, self.indices, self.tables)
+
+
+def step_of(plan: Plan, ids: Sequence[Any], tables: Mapping[Value, Any], steps: Any) -> Step:
+    """The step at a place of the grid.
+
+    Args:
+      plan: of the kernel.
+      ids: the place.
+      tables: the arrays in scalar memory.
+      steps: the table of steps, for "pairs".
+    """
+    args, serial = plan.func.body.args, plan.serial
+    indices = {args[n]: ids[k] for k, n in enumerate(plan.order)}
+    if serial is None:
+        return Step(plan, indices, tables)
+    place = ids[-1]
+    if serial.table is None:
+        count = serial.steps
+        tile = count - 1 - place if serial.reverse else place
+        indices[serial.index] = tile
+        return Step(plan, indices, tables, tile, place == 0, place == count - 1, True)
+    columns = [steps[n, place] for n in range(2 + len(serial.pairs))]
+    tile, flags = columns[:2]
+    indices[serial.index] = tile
+    indices.update({args[n]: x for n, x in zip(serial.pairs, columns[2:], strict=True)})
+    first, last, live = (flags & np.int32(bit) != 0 for bit in (1, 2, 4))
+    return Step(plan, indices, tables, tile, first, last, live)
+
+
+def next_tile(step: Step) -> Step:
+    """The step that the index maps use: in place of a tile that does not run, the first one that does.
+
+    A dead step behind the last tile fetches what the next program starts with.
+    """
+    serial = step.plan.serial
+    if serial is None or serial.table is not None:
+        return step
+    axis = serial.chain[0].axis
+    ranges = [tile_range(step.evaluate(f.start), step.evaluate(f.stop), axis) for f in serial.chain]
+    low = reduce(jnp.minimum, (first for first, _ in ranges))
+    high = reduce(jnp.maximum, (last for _, last in ranges))
+    tile = step.tile
+    if serial.reverse:
+        found = jnp.where(tile >= low, jnp.minimum(tile, high - 1), serial.steps - 1)
+    else:
+        found = jnp.where(tile < high, jnp.maximum(tile, low), 0)
+    found = jnp.clip(found, 0, max(axis.tiles - 1, 0))
+    return Step(step.plan, {**step.indices, serial.index: found}, step.tables, found)
+
+
+def block_index(found: Layout, step: Step) -> tuple[Any, ...]:
+    """Which block of an array a step sees."""
+    roles = found.window.roles
+    index: list[Any] = []
+    for view in found.dims:
+        role = roles[view.dim - (view.use == "fold")] if view.dim >= 0 else None
+        knows = role is not None and (view.use == "fold" or role.kind == ("at" if view.use == "place" else "tiled"))
+        if role is None or not knows or (view.use == "lane" and view.length == view.block):
+            index.append(0)
+            continue
+        intervals = _intervals(step.plan, role)
+        place = locate(role.position, _operands(step, role), intervals)
+        count = view.length if view.use in ("place", "tile") else -(-view.length // view.block)
+        size = role.size if role.kind == "tiled" else 1
+        number = lax.div(place, np.int32(size)) if size > 1 else place
+        known = position_interval(role.position, intervals)
+        inside = known is not None and known.within(0, count * size - 1)
+        index.append(number if inside else jnp.clip(number, 0, count - 1))
+    return tuple(index)
+
+
+def _operands(step: Step, role: Role) -> list[Any]:
+    """The operands of the access; those of other dims may be unknown, and stay 0."""
+    used = {t.operand for t in role.position.terms}
+    return [jnp.asarray(step.evaluate(v) if n in used else 0, jnp.int32) for n, v in enumerate(role.operands)]
+
+
+def _intervals(plan: Plan, role: Role) -> list[Interval | None]:
+    """What is known of the operands of a place in all tiles; the ranges of the Func hold in those that run."""
+    folds = (*plan.pipes, *(plan.serial.chain if plan.serial else ()))
+    loops = {fold.body.args[0]: Interval(0, max(0, fold.axis.tiles - 1)) for fold in folds}
+    grid = frozenset(plan.func.body.args)
+    used = {t.operand for t in role.position.terms}
+    found: list[Interval | None] = []
+    for n, value in enumerate(role.operands):
+        known = n in used and plan.scalars.axes(value) <= grid
+        found.append(loops.get(value, plan.ranges.get(value) if known else None))
+    return found
+
+
+def tile_range(start: Any, stop: Any, axis: Axis) -> tuple[Any, Any]:
+    """The first tile of a loop and the one behind its last, of bounds in elements; NumPy's where these are ints."""
+    extent, block = np.int32(axis.extent), np.int32(axis.block)
+
+    def inside(bound: Any) -> Any:
+        if isinstance(bound, int):
+            return np.int32(min(max(bound, 0), axis.extent))
+        return jnp.clip(bound, 0, extent)
+
+    def quotient(x: Any) -> Any:
+        return x // block if isinstance(x, np.integer) else lax.div(x, block)
+
+    return quotient(inside(start)), quotient(inside(stop) + (block - 1))
+
+
+def when(*conditions: Any) -> Callable[[Callable[[], None]], Any]:
+    """`pl.when` of all conditions, or the body itself where they are known to hold."""
+    open_ones = [c for c in conditions if c is not True]
+    if not open_ones:
+        return lambda body: body()
+    return pl.when(reduce(lambda x, y: x & y, open_ones))

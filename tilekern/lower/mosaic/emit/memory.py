@@ -1,0 +1,403 @@
+"""Loads, stores and atomic updates inside of the kernel, on the blocks that are in VMEM.
+
+What a program may not touch is masked: lanes behind the end of an array, of which a block holds whatever was there, and
+places that the index map had to clamp. Rows (see `windows`) are read and written one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, cast
+
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tilekern.ir.analysis.ranges import Interval, position_interval
+from tilekern.ir.core import Value
+from tilekern.ir.memory import Atomic, Dim, Load, MemoryOp, Store, WriteOp
+from tilekern.ir.types import BOOL, I32, DType, kind_of
+from tilekern.lower.mosaic.chip import LANES
+from tilekern.lower.mosaic.emit.grid_steps import when
+from tilekern.lower.mosaic.emit.row_dma import fetch
+from tilekern.lower.mosaic.emit.vectors import to_tile, turned
+from tilekern.lower.mosaic.plan.hbm_layout import Layout, ViewDim, is_squeezed
+from tilekern.lower.mosaic.plan.scalars import read_table
+from tilekern.lower.mosaic.storage import as_stored, choose, widened
+from tilekern.lower.positions import locate
+
+Get = Callable[[Value], Any]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One row out of several: where it lies along each dim that is read by rows, and where its elements belong."""
+
+    index: Mapping[int, Any]
+    inside: Any
+    number: tuple[int, ...]
+
+
+class Memory:
+    """What a program does to memory.
+
+    Args:
+      layouts: how each access sees its array.
+      inputs: the blocks of inputs, by layout.
+      outputs: the blocks of outputs.
+      tables: the arrays in scalar memory.
+      fetched: the layouts of inputs in HBM of which rows are fetched.
+      ranges: what is known of integers.
+      scalar, vector: give the value of a scalar, and of a vector as a row.
+    """
+
+    def __init__(
+        self,
+        layouts: Mapping[MemoryOp, Layout | None],
+        inputs: Mapping[Layout, Any],
+        outputs: Mapping[Value, Any],
+        tables: Mapping[Value, Any],
+        fetched: frozenset[Layout],
+        ranges: Mapping[Value, Interval],
+        scalar: Get,
+        vector: Get,
+    ) -> None:
+        self._layouts, self._inputs, self._outputs, self._tables = layouts, inputs, outputs, tables
+        self._fetched = fetched
+        self._ranges, self._scalar, self._vector = ranges, scalar, vector
+
+    @contextmanager
+    def through(self, inputs: Mapping[Layout, Any], outputs: Mapping[Value, Any]) -> Generator[None]:
+        """Inside, these are the blocks of arrays that otherwise are in HBM."""
+        before = self._inputs, self._outputs
+        self._inputs, self._outputs = {**self._inputs, **inputs}, {**self._outputs, **outputs}
+        yield
+        self._inputs, self._outputs = before
+
+    def ref(self, array: Layout | Value) -> Any:
+        """The block of an input, or of an output."""
+        return self._inputs[array] if isinstance(array, Layout) else self._outputs[array]
+
+    # --- the three kinds of access ---
+
+    def load(self, op: Load, mask: Any) -> Any:
+        """The lanes: a scalar, a row [1, n], or a tile."""
+        if op.ref in self._tables:
+            return self._from_table(op, mask)
+        shape, dtype = _physical(op.access.shape), op.result.tile.dtype
+        fill = jnp.zeros((), dtype) if op.fill is None else self._scalar(op.fill)
+        found = self._layouts[op]
+        if found is None:
+            return fill if op.access.shape == () else jnp.full(shape, fill, dtype)
+        ref = self._outputs.get(op.ref)
+        ref = self._inputs[found] if ref is None else ref
+        x = self._read(op, found, ref)
+        inside = self._inside(op, shape)
+        keep = inside if mask is None else mask if inside is None else inside & mask
+        if keep is not None:
+            x = choose(keep, x, as_stored(fill))
+        return x != 0 if dtype == BOOL else x
+
+    def store(self, op: Store, value: Any, mask: Any) -> None:
+        """Write lanes."""
+        self._write(op, value, mask, lambda old, new: new)
+
+    def atomic(self, op: Atomic, value: Any, mask: Any) -> None:
+        """Combine lanes with what is there; programs that share elements run one after the other."""
+        self._write(op, value, mask, lambda old, new: combine(op, old, new))
+
+    # --- reading ---
+
+    def _from_table(self, op: Load, mask: Any) -> Any:
+        operands = {v: self._scalar(v) for v in op.operands[1:]}
+        number = read_table(op, operands, self._tables[op.ref])
+        fill = np.zeros((), op.result.tile.dtype) if op.fill is None else operands[op.fill]
+        if mask is None:
+            return number
+        chosen = choose(mask, as_stored(number), as_stored(jnp.asarray(fill)))
+        return chosen != 0 if op.result.tile.dtype == BOOL else chosen
+
+    def _read(self, op: Load, found: Layout, ref: Any) -> Any:
+        """All lanes, in the order of the access; those outside of the array are anything."""
+        dims = op.access.dims
+        if prod(op.access.shape) == 0:
+            return jnp.zeros(_physical(op.access.shape), ref.dtype)
+        if found in self._fetched:
+            places, columns = [lane.index[0] for lane in self._lanes(op, found)], dims[1].size
+            start = 0 if columns == ref.shape[1] else pl.multiple_of(self._position(op, 1), columns)
+            return shaped(fetch(ref, places, start, columns), _physical(op.access.shape))
+        rows = [d for d in _row_dims(found) if dims[d].kind != "index"]
+        vectors = [d for d in range(len(dims)) if d not in _row_dims(found) and dims[d].kind != "index"]
+        shape = tuple(dims[d].size for d in vectors)
+        parts = [shaped(self._block(op, found, ref, lane), _physical(shape)) for lane in self._lanes(op, found)]
+        if not rows:
+            return parts[0]
+        order = [*rows, *vectors]
+        if order == sorted(order) and len(shape) == 1:
+            return shaped(jnp.concatenate(parts, axis=0), _physical(op.access.shape))
+        x = jnp.stack(parts).reshape((*(dims[d].size for d in rows), *shape))
+        if order != sorted(order):
+            x = jnp.transpose(x, [order.index(d) for d in sorted(order)])
+        return shaped(x, _physical(op.access.shape))
+
+    def _block(self, op: MemoryOp, found: Layout, ref: Any, lane: Lane) -> Any:
+        """What one row, or the only one, is of: the dims that are neither places nor rows, in order."""
+        x = ref[self._index(op, found, lane)]
+        pairs = zip(op.access.dims, op.ref.ref.shape, strict=True)
+        missing = [self._static(dim, length)[2:] for dim, length in pairs]
+        widths = [missing[v.dim] for v in _lane_dims(found)]
+        if any(w != (0, 0) for w in widths):
+            x = jnp.pad(x, [(0, 0)] * (x.ndim - len(widths)) + widths)
+        return x
+
+    def _static(self, dim: Dim, length: int) -> tuple[int, int, int, int]:
+        """Of a window at a known place: where it starts and stops in the array, and what is missing on either side."""
+        if dim.position.terms or dim.kind == "gather":
+            return 0, 0, 0, 0
+        low = min(max(dim.position.const, 0), length)
+        high = min(max(dim.position.const + dim.size, low), length)
+        if low == high:  # nothing there: read anything
+            low, high = 0, min(dim.size, length)
+            return low, high, 0, dim.size - high
+        return low, high, low - dim.position.const, dim.position.const + dim.size - high
+
+    def _index(self, op: MemoryOp, found: Layout, lane: Lane) -> tuple[Any, ...]:
+        roles, dims, shape = found.window.roles, op.access.dims, op.ref.ref.shape
+        split = {v.dim for v in found.dims if v.use == "tile"}
+        index: list[Any] = []
+        for view in found.dims:
+            if is_squeezed(view, roles):
+                continue
+            if view.use == "tile":
+                tile = self._position(op, view.dim) // dims[view.dim].size
+                index.append(jnp.clip(tile, 0, view.length - 1))
+            elif view.use == "row":
+                index.append(lane.index[view.dim])
+            elif view.use in ("unit", "fold") or view.dim in split or roles[view.dim].kind == "tiled":
+                index.append(slice(None))
+            elif roles[view.dim].kind == "static":
+                low, high, _, _ = self._static(dims[view.dim], shape[view.dim])
+                index.append(slice(low, high))
+            else:
+                size = dims[view.dim].size
+                start = jnp.clip(self._position(op, view.dim), 0, view.block - size)
+                index.append(pl.ds(pl.multiple_of(start, size), size))
+        return tuple(index)
+
+    # --- places ---
+
+    def _position(self, op: MemoryOp, d: int) -> Any:
+        """Where an access starts along a dim; of a gather, without the index vector's part."""
+        position = op.access.dims[d].position
+        operands = [self._scalar(v) if v.tile.shape == () else np.int32(0) for v in op.positions]
+        return locate(position, operands, [self._ranges.get(v) for v in op.positions])
+
+    def _gathered(self, op: MemoryOp, d: int) -> Any:
+        """The places of a gather, as a row."""
+        operands = [self._vector(v) if v.tile.shape else self._scalar(v) for v in op.positions]
+        return locate(op.access.dims[d].position, operands, [self._ranges.get(v) for v in op.positions])
+
+    def _lanes(self, op: MemoryOp, found: Layout) -> list[Lane]:
+        """The rows of an access, clamped to those that exist."""
+        rows = _row_dims(found)
+        places: dict[int, Any] = {}
+        for d in rows:
+            dim = op.access.dims[d]
+            places[d] = self._gathered(op, d) if dim.kind == "gather" else self._position(op, d)
+        lanes: list[Lane] = []
+        for number in product(*(range(op.access.dims[d].size) for d in rows)):
+            index: dict[int, Any] = {}
+            inside: Any = None
+            for d, k in zip(rows, number, strict=True):
+                dim, length = op.access.dims[d], op.ref.ref.shape[d]
+                place = places[d][0, k] if dim.kind == "gather" else places[d] + np.int32(k)
+                if not dim.in_bounds:
+                    ok = (place >= 0) & (place < length)
+                    inside = ok if inside is None else inside & ok
+                    place = jnp.clip(place, 0, length - 1)
+                index[d] = place
+            lanes.append(Lane(index, inside, number))
+        return lanes
+
+    def _inside(self, op: MemoryOp, shape: tuple[int, ...]) -> Any:
+        """Which lanes are in bounds, a scalar for a scalar; None if all are."""
+        found: Any = None
+        one: Any = None
+        kept = [d for d, dim in enumerate(op.access.dims) if dim.kind != "index"]
+        for d, (dim, length) in enumerate(zip(op.access.dims, op.ref.ref.shape, strict=True)):
+            if dim.in_bounds:
+                continue
+            if dim.kind == "index":
+                place = self._position(op, d)
+                ok = (place >= 0) & (place < length)
+                one = ok if one is None else one & ok
+                continue
+            at = len(shape) - len(kept) + kept.index(d)
+            if dim.kind == "gather":
+                place = _along(self._gathered(op, d), shape, at)
+                ok = (place >= 0) & (place < length)
+            else:
+                place, lane = self._position(op, d), lax.broadcasted_iota(jnp.int32, shape, at)
+                ok = lane < np.int32(length) - place
+                interval = self._ranges_of(op, d)
+                if interval is None or interval.low < 0:
+                    ok = ok & (lane >= -place)
+            found = ok if found is None else found & ok
+        if one is None:
+            return found
+        if op.access.shape == ():
+            return one
+        whole = jnp.broadcast_to(jnp.where(one, 1, 0), shape) != 0
+        return whole if found is None else found & whole
+
+    def _ranges_of(self, op: MemoryOp, d: int) -> Interval | None:
+        return position_interval(op.access.dims[d].position, [self._ranges.get(v) for v in op.positions])
+
+    # --- writing ---
+
+    def _write(self, op: WriteOp, value: Any, mask: Any, update: Callable[[Any, Any], Any]) -> None:
+        found = self._layouts[op]
+        if found is None or prod(op.access.shape) == 0:
+            return
+        ref = self._outputs[op.ref]
+        guard = self._guard(op, found)
+        for lane in self._lanes(op, found):
+            part = self._part(op, found, as_stored(value), lane)
+            chosen = None if mask is None else self._part(op, found, as_stored(mask), lane)
+
+            def write(lane: Lane = lane, part: Any = part, chosen: Any = chosen) -> None:
+                index = self._index(op, found, lane)
+                old = ref[index] if chosen is not None or isinstance(op, Atomic) else None
+                shape = _shape_at(index, found.buffer)
+                new = update(old, shaped(part, shape)).astype(ref.dtype)
+                ref[index] = new if chosen is None else choose(shaped(chosen, shape) != 0, new, old)
+
+            when(*(c for c in (guard, lane.inside) if c is not None))(write)
+
+    def _part(self, op: WriteOp, found: Layout, x: Any, lane: Lane) -> Any:
+        """The elements of a tile that belong to one row, and are inside of the array as far as that is known."""
+        dims = op.access.dims
+        rows = _row_dims(found)
+        kept = [d for d in range(len(dims)) if dims[d].kind != "index"]
+        if any(d in rows for d in kept):
+            picks = (slice(lane.number[rows.index(d)], lane.number[rows.index(d)] + 1) for d in kept if d in rows)
+            index = [next(picks) if d in rows else slice(None) for d in kept]
+            x = x[tuple([slice(None)] * (x.ndim - len(kept)) + index)]
+        sizes = [dims[v.dim].size for v in _lane_dims(found)]
+        x = shaped(x, (*[1] * (2 - len(sizes)), *sizes))
+        cuts: list[slice] = []
+        for view in _lane_dims(found):
+            low, high, before, _ = self._static(dims[view.dim], op.ref.ref.shape[view.dim])
+            known = found.window.roles[view.dim].kind == "static"
+            cuts.append(slice(before, before + high - low) if known else slice(None))
+        whole = all(c in (slice(None), slice(0, n)) for c, n in zip(cuts, sizes, strict=True))
+        return x if whole else x[tuple([slice(None)] * (x.ndim - len(cuts)) + cuts)]
+
+    def _guard(self, op: WriteOp, found: Layout) -> Any:
+        """Whether the block that the index map found is the one that is meant; None if it always is."""
+        condition: Any = None
+        for d, (dim, role) in enumerate(zip(op.access.dims, found.window.roles, strict=True)):
+            if dim.in_bounds or role.kind == "rows":
+                continue
+            length = op.ref.ref.shape[d]
+            if role.kind == "static":
+                if dim.position.const >= length or dim.position.const + dim.size <= 0:
+                    return jnp.zeros((), jnp.bool_)
+                continue
+            interval = self._ranges_of(op, d)
+            if interval is not None and interval.within(0, length - 1):
+                continue
+            place = self._position(op, d)
+            ok = (place >= 0) & (place < length)
+            condition = ok if condition is None else condition & ok
+        return condition
+
+
+def _physical(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a tile in registers: vectors are rows."""
+    return (1, *shape) if len(shape) == 1 else shape
+
+
+def _row_dims(found: Layout) -> list[int]:
+    return [d for d, role in enumerate(found.window.roles) if role.kind == "rows"]
+
+
+def _lane_dims(found: Layout) -> list[ViewDim]:
+    return [v for v in found.dims if v.use in ("lane", "fold") and v.dim >= 0]
+
+
+def _element(x: Any) -> Any:
+    """The element of a tile of one; vectors of 32 bits only give one."""
+    return x.astype(widened(np.dtype(x.dtype)))[(0,) * x.ndim].astype(x.dtype)
+
+
+def shaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """The same elements under another shape; turned where they lie along the other one of the last two dims."""
+    if x.shape == shape:
+        return x
+    if not x.shape:
+        return jnp.full(shape, x)
+    if not shape:
+        return _element(x)
+    if len(x.shape) == len(shape) == 2 and x.shape == shape[::-1] and 1 in shape:
+        if shape[0] == 1:
+            return turned(jnp.broadcast_to(x, (x.shape[0], LANES)), "row")
+        return turned(x, "column")[:, :1]
+    return x.reshape(shape)
+
+
+def _shape_at(index: Sequence[Any], buffer: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what an index of a buffer means."""
+    found: list[int] = []
+    for i, n in zip(index, buffer, strict=True):
+        if isinstance(i, slice):
+            found.append(len(range(*i.indices(n))))
+        elif isinstance(i, pl.Slice):
+            found.append(cast(int, i.size))
+    return tuple(found)
+
+
+def _along(row: Any, shape: tuple[int, ...], dim: int) -> Any:
+    """A row as a tile of a shape that varies along one dim only."""
+    if dim == len(shape) - 1:
+        return jnp.broadcast_to(row.reshape((1,) * (len(shape) - 1) + (-1,)), shape)
+    if len(shape) == 2:
+        return to_tile(turned(row, "column"), shape[1])
+    column = turned(row, "column")[:, :1]
+    ones = [1] * len(shape)
+    ones[dim] = shape[dim]
+    return jnp.broadcast_to(column.reshape(ones), shape)
+
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "add": jnp.add,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "and": jnp.bitwise_and,
+    "or": jnp.bitwise_or,
+    "xor": jnp.bitwise_xor,
+}
+
+
+def combine(op: Atomic, old: Any, new: Any) -> Any:
+    """Two numbers in one, in a dtype of 32 bits, rounded once."""
+    dtype: DType = np.dtype(old.dtype)
+    wide = widened(dtype)
+    if wide == dtype:
+        return _COMBINE[op.kind](old, new.astype(dtype))
+    # MLIR would make a narrow one of a maximum of widened numbers.
+    if kind_of(dtype) == "float":
+        old, new = old.astype(wide), new.astype(wide)
+        if op.kind in ("max", "min"):
+            chosen = old > new if op.kind == "max" else old < new
+            return jnp.where(chosen | (old != old), old, new).astype(dtype)
+        return _COMBINE[op.kind](old, new).astype(dtype)
+    old, new = old.astype(I32), new.astype(I32)
+    if op.kind in ("max", "min"):
+        return (old + _COMBINE[op.kind](new - old, 0)).astype(dtype)
+    return _COMBINE[op.kind](old, new).astype(dtype)

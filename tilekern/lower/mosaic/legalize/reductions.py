@@ -1,0 +1,103 @@
+"""Reductions and scans along a dim, in terms of sums, maxima and minima of float32 and int32: those Mosaic has.
+
+reduce                 one dim after the other; to a scalar, the last two at once
+reduce prod, and, ...  the upper half combined with the lower one, until one element is left
+scan                   element i with i - 1, then with i - 2, i - 4, ...: of all of these with what is before them
+arg_reduce             the least of the places where the extreme stands
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilekern.ir.compute import Monoid, Reduce, identity
+from tilekern.ir.core import Value
+from tilekern.ir.ordering import ArgReduce, Scan
+from tilekern.ir.types import F32, I32, TileType, kind_of
+from tilekern.lower.mosaic.legalize.movement import filled, lanes
+from tilekern.lower.rewrite.make import Make
+
+_COMBINE = {"sum": "add", "prod": "mul"}
+
+
+def reduce(make: Make, op: Reduce) -> Value:
+    """Of 32-bit elements."""
+    (x,) = op.operands
+    dims = sorted(op.dims)
+    if x.tile.dtype not in (F32, I32) and op.monoid in ("sum", "max", "min"):
+        return _unsigned(make, op, x)
+    if op.monoid not in ("sum", "max", "min"):
+        for dim in dims:
+            x = _folded(make, x, op.monoid, dim)
+        return make.reshape(x, op.result.tile.shape)
+    rank = len(x.tile.shape)
+    if rank == 1 and dims:
+        x, dims, rank = make.reshape(x, (1, *x.tile.shape)), [0, 1], 2
+    while rank > 2 and dims and (rank > len(dims) or len(dims) > 2):
+        x, rank = make.reduce(x, op.monoid, dims.pop()), rank - 1
+    while dims and rank > len(dims):
+        x, rank = make.reduce(x, op.monoid, dims.pop()), rank - 1
+    return make.add(Reduce, x, monoid=op.monoid, dims=tuple(dims)) if dims else x
+
+
+def _unsigned(make: Make, op: Reduce, x: Value) -> Value:
+    """Sums wrap around alike; the order is that of signed numbers once the highest bit is flipped."""
+    flips = op.monoid != "sum"
+    number = make.bitcast(make.of("xor", x, 1 << 31) if flips else x, I32)
+    signed = Reduce(operands=(number,), monoid=op.monoid, dims=op.dims)
+    found = make.bitcast(reduce(make, signed), x.tile.dtype)
+    return make.of("xor", found, 1 << 31) if flips else found
+
+
+def _folded(make: Make, x: Value, monoid: Monoid, dim: int) -> Value:
+    """All elements along `dim` in one, which keeps its dim."""
+    function = _COMBINE.get(monoid, monoid)
+    while (size := x.tile.shape[dim]) > 1:
+        half = size // 2
+        low, high = make.part(x, dim, 0, half), make.part(x, dim, half, 2 * half)
+        rest = make.part(x, dim, 2 * half, size)
+        x = make.joined(dim, make.of(function, low, high), rest) if size % 2 else make.of(function, low, high)
+    return x
+
+
+def scan(make: Make, op: Scan) -> Value:
+    """Of 32-bit elements; what is shifted in is the identity."""
+    (x,) = op.operands
+    size, distance = x.tile.shape[op.dim], 1
+    start: Any = -math.inf if op.monoid == "logsumexp" else identity(op.monoid, x.tile.dtype)
+    fill = make.number(start, TileType((), x.tile.dtype))
+    while distance < size:
+        edge = filled(make, fill, x.tile.shape, op.dim, distance)
+        if op.reverse:
+            moved = make.joined(op.dim, make.part(x, op.dim, distance, size), edge)
+        else:
+            moved = make.joined(op.dim, edge, make.part(x, op.dim, 0, size - distance))
+        x = _combined(make, op.monoid, moved, x)
+        distance *= 2
+    return x
+
+
+def _combined(make: Make, monoid: str, x: Value, y: Value) -> Value:
+    if monoid != "logsumexp":
+        return make.of(_COMBINE.get(monoid, monoid), x, y)
+    # log(exp(x) + exp(y)); equal infinities have no difference.
+    most = make.of("max", x, y)
+    distance = make.select(make.of("eq", x, y), 0.0, make.of("abs", make.of("sub", x, y)))
+    return make.of("add", most, make.of("log1p", make.of("exp", make.of("neg", distance))))
+
+
+def arg_reduce(make: Make, op: ArgReduce) -> Value:
+    """The first place where the extreme is, or NaN, which wins."""
+    (x,) = op.operands
+    shape, dim = x.tile.shape, op.dim
+    if len(shape) == 1:
+        row = ArgReduce(operands=(make.reshape(x, (1, *shape)),), extreme=op.extreme, dim=1)
+        return make.reshape(arg_reduce(make, row), ())
+    extreme = reduce(make, Reduce(operands=(x,), monoid=op.extreme, dims=(dim,)))
+    others = tuple(d for d in range(len(shape)) if d != dim)
+    hit = make.of("eq", x, make.broadcast(extreme, shape, others))
+    if kind_of(x.tile.dtype) == "float":
+        hit = make.of("or", hit, make.of("ne", x, x))
+    place = make.select(hit, lanes(make, shape, dim), shape[dim])
+    return make.reduce(place, "min", dim)

@@ -1,0 +1,105 @@
+"""Sorts by bitonic networks along a dim of the tile, top-k by one maximum after the other: Mosaic has neither.
+
+K. Batcher, "Sorting networks and their applications" (1968). The size is filled up to a power of two; for each group of
+2, 4, 8, ... elements and each distance of half a group, a quarter, ..., 1, element i is compared with i xor distance,
+and the smaller of the two stays below, or above in every other group. The place of an element is the last of its keys,
+so no two are equal: the sort is stable, and elements added at the end stay there.
+"""
+
+from __future__ import annotations
+
+from tilekern.ir.core import Value
+from tilekern.ir.ordering import Sort, TopK
+from tilekern.ir.types import I32, TileType
+from tilekern.lower.mosaic.legalize.movement import exchanged, filled, has_bit, lanes, power_of_two
+from tilekern.lower.rewrite.make import Make
+from tilekern.lower.rewrite.sort_key import sort_key
+
+
+def sort(make: Make, op: Sort) -> Value:
+    """The operand asked for goes through the network along with the keys."""
+    keys = [_signed(make, sort_key(make, x)) for x in op.operands[: op.num_keys]]
+    return _sorted(make, keys, op.operands[op.pick], op.dim)
+
+
+_FEW = 16
+"""So many maxima of a line take fewer ops than a network, whose steps have some 20 each, and 28 steps for 128 lanes."""
+
+
+def top_k(make: Make, op: TopK) -> Value:
+    """The first places in the order of the keys upside down."""
+    (x,) = op.operands
+    key = _signed(make, sort_key(make, x))
+    if op.k <= _FEW:
+        return _selected(make, key, op.dim, op.k)
+    return make.part(_sorted(make, [make.of("not", key)], None, op.dim), op.dim, 0, op.k)
+
+
+def _selected(make: Make, key: Value, dim: int, count: int) -> Value:
+    """The places of the greatest keys: the first one of each maximum, which then gets the least key and is closed.
+
+    A closed place counts as `size`, so open places go before it, also where the maximum is the least key.
+    """
+    shape = key.tile.shape
+    if len(shape) == 1:
+        found = _selected(make, make.reshape(key, (1, *shape)), 1, count)
+        return make.reshape(found, (count,))
+    size, others = shape[dim], tuple(d for d in range(len(shape)) if d != dim)
+    places = open_ = lanes(make, shape, dim)
+    kept = (*shape[:dim], count, *shape[dim + 1 :])
+    found = make.number(0, TileType(kept, I32))
+    for n in range(count):
+        most = make.broadcast(make.reduce(key, "max", dim), shape, others)
+        first = make.reduce(make.select(make.of("eq", key, most), open_, size), "min", dim)
+        found = make.select(make.of("eq", lanes(make, kept, dim), n), make.broadcast(first, kept, others), found)
+        taken = make.of("eq", places, make.broadcast(first, shape, others))
+        key, open_ = make.select(taken, -(1 << 31), key), make.select(taken, size, open_)
+    return found
+
+
+def _signed(make: Make, key: Value) -> Value:
+    """The same order as int32."""
+    return key if key.tile.dtype == I32 else make.bitcast(make.of("xor", key, 1 << 31), I32)
+
+
+def _sorted(make: Make, keys: list[Value], picked: Value | None, dim: int) -> Value:
+    """What is picked, or else the places of the elements, in the order of the keys."""
+    shape = keys[0].tile.shape
+    size = shape[dim]
+    whole = power_of_two(size)
+    tiles = [*keys, lanes(make, (*shape[:dim], whole, *shape[dim + 1 :]), dim)]
+    count = len(tiles)
+    if picked is not None:
+        tiles.append(picked)
+    for n, x in enumerate(tiles):
+        # What is added counts as the greatest key; places stay different.
+        most = make.number((1 << 31) - 1 if n < len(keys) else 0, TileType((), x.tile.dtype))
+        tiles[n] = make.joined(dim, x, filled(make, most, x.tile.shape, dim, whole - x.tile.shape[dim]))
+    group = 2
+    while group <= whole:
+        distance = group // 2
+        while distance:
+            tiles = _step(make, tiles, count, dim, group if group < whole else 0, distance)
+            distance //= 2
+        group *= 2
+    return make.part(tiles[-1], dim, 0, size)
+
+
+def _step(make: Make, tiles: list[Value], count: int, dim: int, group: int, distance: int) -> list[Value]:
+    """One comparison of every pair at a distance; groups with the bit `group` in their places descend."""
+    others = [exchanged(make, x, dim, distance) for x in tiles]
+    lane = lanes(make, tiles[0].tile.shape, dim)
+    smaller = _less(make, others[:count], tiles[:count])
+    keeps_greater = has_bit(make, lane, distance)
+    if group:
+        keeps_greater = make.of("xor", keeps_greater, has_bit(make, lane, group))
+    swaps = make.of("xor", smaller, keeps_greater)
+    return [make.select(swaps, y, x) for x, y in zip(tiles, others, strict=True)]
+
+
+def _less(make: Make, left: list[Value], right: list[Value]) -> Value:
+    """Whether one of two lists of keys comes first, where no two are equal."""
+    less = make.of("lt", left[-1], right[-1])
+    for a, b in zip(reversed(left[:-1]), reversed(right[:-1]), strict=True):
+        less = make.of("or", make.of("lt", a, b), make.of("and", make.of("eq", a, b), less))
+    return less

@@ -1,0 +1,56 @@
+"""Which of two integers is the larger one, as far as it shows from how they are computed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilekern.ir.analysis.ranges import Interval, analyze
+from tilekern.ir.core import Func, Value, definitions
+from tilekern.ir.elementwise import Elementwise
+
+_DEPTH = 8  # of minima and maxima in each other that are looked through
+_INT32 = np.iinfo(np.int32)
+
+
+class Order:
+    """The order of the int32 scalars of a Func."""
+
+    def __init__(self, func: Func) -> None:
+        self._known, self._ranges = definitions(func), analyze(func)
+
+    def at_most(self, x: Value, y: Value, depth: int = _DEPTH) -> bool:
+        """Whether x <= y for sure."""
+        if x is y:
+            return True
+        least, most = self._ranges.get(x), self._ranges.get(y)
+        if least is not None and most is not None and least.high <= most.low:
+            return True
+        if depth == 0:
+            return False
+        below = [self.at_most(v, y, depth - 1) for v in self._operands(x, "min")]
+        above = [self.at_most(x, v, depth - 1) for v in self._operands(y, "max")]
+        if any(below) or any(above):
+            return True
+        every_below = [self.at_most(v, y, depth - 1) for v in self._operands(x, "max")]
+        every_above = [self.at_most(x, v, depth - 1) for v in self._operands(y, "min")]
+        return all(every_below or [False]) or all(every_above or [False]) or self._multiples(x, y, depth)
+
+    def _operands(self, value: Value, function: str) -> tuple[Value, ...]:
+        op = self._known.get(value)
+        return op.operands if isinstance(op, Elementwise) and op.function == function else ()
+
+    def _multiples(self, x: Value, y: Value, depth: int) -> bool:
+        """Whether they are products of ordered numbers and one factor, which do not wrap around."""
+        one, other = self._factor(x), self._factor(y)
+        if one is None or other is None or one[1] != other[1]:
+            return False
+        return self.at_most(one[0], other[0], depth - 1)
+
+    def _factor(self, value: Value) -> tuple[Value, int] | None:
+        operands = self._operands(value, "mul")
+        for number, factor in (operands, operands[::-1]) if operands else ():
+            times, interval = self._ranges.get(factor), self._ranges.get(number)
+            if times is not None and times.known and times.low > 0 and interval is not None:
+                product = Interval(interval.low * times.low, interval.high * times.low)
+                return (number, times.low) if product.within(int(_INT32.min), int(_INT32.max)) else None
+        return None

@@ -1,0 +1,223 @@
+"""How an array lies in HBM for a window: which rearrangement XLA makes around the call, and which blocks Pallas cuts.
+
+Mosaic wants the last two dims of a block to be multiples of (8, 128), or whole. So places and rows come first, tiles
+last; a tile of another size becomes whole by a split of its dim into tiles and elements. In order of preference:
+
+    as it is, with a unit dim if there is only one dim to tile
+    a place folded into the last dim: [B, T, N, H] as [B, T, N * H], blocks (1, T tile, H); XLA's own reshapes of a
+                                      projection cancel with this one
+    dims transposed, split and padded by XLA, at the cost of reading and writing the array
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from tilekern.errors import TargetError
+from tilekern.ir.types import DType
+from tilekern.lower.mosaic.chip import LANES, SUBLANES
+from tilekern.lower.mosaic.plan.windows import Role, Window, tiles
+
+Use = Literal["place", "tile", "row", "lane", "unit", "fold"]
+
+
+@dataclass(frozen=True)
+class ViewDim:
+    """A dim of the rearranged array.
+
+    Attributes:
+      dim: of the array; -1 for a unit dim.
+      use: "place" is squeezed, at the place that the index map computes; "tile" counts tiles of a split dim, squeezed
+        where the index map knows the tile, else whole; "row" is whole and read one by one; "lane" is whole, or one tile
+        of a dim that is not split; "unit" has one element; "fold" holds a dim and, around it, the one before.
+      length: elements.
+      block: elements of a block.
+    """
+
+    dim: int
+    use: Use
+    length: int
+    block: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A window's array in HBM.
+
+    Attributes:
+      window: the window.
+      dims: the dims of the rearranged array.
+      padded: the array's shape with what XLA adds behind.
+      parts: the padded dims after the splits: of array dim and size.
+      order: the parts in the order of `dims`.
+    """
+
+    window: Window
+    dims: tuple[ViewDim, ...]
+    padded: tuple[int, ...]
+    parts: tuple[tuple[int, int], ...]
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The rearranged array's."""
+        return tuple(d.length for d in self.dims)
+
+    @property
+    def block(self) -> tuple[int | None, ...]:
+        """Pallas' block shape."""
+        return tuple(None if is_squeezed(d, self.window.roles) else d.block for d in self.dims)
+
+    @property
+    def buffer(self) -> tuple[int, ...]:
+        """The shape of a block in VMEM."""
+        return tuple(n for n in self.block if n is not None)
+
+    @property
+    def moves(self) -> bool:
+        """Whether XLA has to copy the array: another order, or other rows and columns for the tiles of HBM."""
+        shape = self.window.param.ref.shape
+        tiled = len(shape) < 2 or self.folds or self.shape[-2:] == shape[-2:]
+        return self.padded != shape or not self._in_order or not tiled
+
+    @property
+    def _in_order(self) -> bool:
+        return self.order == tuple(range(len(self.order)))
+
+    @property
+    def folds(self) -> bool:
+        """Whether a place is folded into the last dim."""
+        return any(d.use == "fold" for d in self.dims)
+
+    def forward(self, array: Any) -> Any:
+        """The array rearranged."""
+        shape = self.window.param.ref.shape
+        if self.padded != shape:
+            array = jnp.pad(array, [(0, p - n) for n, p in zip(shape, self.padded, strict=True)])
+        array = jnp.reshape(array, [n for _, n in self.parts])
+        if not self._in_order:
+            array = jnp.transpose(array, self.order)
+        return jnp.reshape(array, self.shape)
+
+    def backward(self, array: Any) -> Any:
+        """The rearranged array as it was."""
+        array = jnp.reshape(array, [self.parts[n][1] for n in self.order])
+        if not self._in_order:
+            array = jnp.transpose(array, [self.order.index(n) for n in range(len(self.order))])
+        array = jnp.reshape(array, self.padded)
+        shape = self.window.param.ref.shape
+        return array if self.padded == shape else array[tuple(slice(n) for n in shape)]
+
+
+def check_blocks(found: Layout) -> None:
+    """Refuse blocks that Mosaic cannot address.
+
+    Source: "Grids and BlockSpecs" of the Pallas documentation: on TPUs the last two dims of a block have to be
+    divisible by 8 and 128, or those of the whole array.
+
+    Raises:
+      TargetError: the layout breaks the rule.
+    """
+    views = [v for v in found.dims if not is_squeezed(v, found.window.roles)]
+    for view, unit in zip(views[-2:], (SUBLANES, LANES), strict=True):
+        if view.block % unit and view.block < view.length:
+            raise TargetError(
+                f"a block of {found.window.param.name} is not aligned to the tiles of vector memory",
+                expected=f"a multiple of {unit} elements, or all {view.length} of the dim",
+                got=f"{view.block} elements, in blocks of {list(found.buffer)} of {list(found.shape)}",
+                fix="take blocks that are multiples of (8, 128), or report this: XLA should have split the dim",
+            )
+
+
+def is_squeezed(dim: ViewDim, roles: Sequence[Role]) -> bool:
+    """Whether a dim of the view is no dim of the block in VMEM."""
+    return dim.use == "place" or (dim.use == "tile" and roles[dim.dim].kind == "tiled")
+
+
+def layout(window: Window, whole: bool = False) -> Layout:
+    """How the array of a window lies in HBM.
+
+    Args:
+      window: the window.
+      whole: whether all blocks have to be, so that XLA pads the array up to them; else Pallas cuts the last ones.
+    """
+    ragged = any(r.size > 1 and n % r.size for r, n in zip(window.roles, window.param.ref.shape, strict=True))
+    folded = None if whole and ragged else _folded(window)
+    return folded or _general(window, whole)
+
+
+def packing(dtype: DType) -> int:
+    """How many rows of a dtype one native tile of VMEM has."""
+    return SUBLANES * max(1, 4 // dtype.itemsize)
+
+
+def _folded(window: Window) -> Layout | None:
+    """[..., N, H] with a place n and all of H, a multiple of the lanes, as [..., N * H]."""
+    shape, roles = window.param.ref.shape, window.roles
+    if len(shape) < 3 or roles[-2].kind != "at" or roles[-1].kind != "static" or shape[-1] % LANES or not shape[-1]:
+        return None
+    kinds = [r.kind for r in roles[:-2]]
+    front = [k in ("at", "rows") for k in kinds]
+    vectors = [d for d in range(len(kinds)) if not front[d]]
+    if front != sorted(front, reverse=True) or len(vectors) != 1:
+        return None
+    rows = vectors[0]
+    if not _fits(roles[rows], shape[rows], SUBLANES):
+        return None
+    dims = [_plain(d, roles[d], shape[d]) for d in range(len(kinds))]
+    folded = ViewDim(len(shape) - 1, "fold", shape[-2] * shape[-1], shape[-1])
+    parts = tuple(enumerate(shape))
+    return Layout(window, (*dims, folded), shape, parts, tuple(range(len(shape))))
+
+
+def _fits(role: Role, length: int, unit: int) -> bool:
+    """Whether Mosaic takes a dim as one of the last two of a block, as it is."""
+    if role.kind == "tiled":
+        return role.size % unit == 0 or (tiles(length, role.size) == 1 and role.size == length)
+    return role.kind == "static" or (role.kind == "aligned" and role.size % unit == 0)
+
+
+def _plain(d: int, role: Role, length: int) -> ViewDim:
+    """A dim that is neither split nor padded by XLA."""
+    match role.kind:
+        case "at":
+            return ViewDim(d, "place", length, 1)
+        case "rows":
+            return ViewDim(d, "row", length, length)
+        case "tiled":
+            return ViewDim(d, "lane", length, role.size)
+        case "aligned":
+            return ViewDim(d, "lane", length, role.size * tiles(length, role.size))
+        case "static":
+            return ViewDim(d, "lane", length, length)
+
+
+def _general(window: Window, whole: bool) -> Layout:
+    shape, roles = window.param.ref.shape, window.roles
+    last = [d for d, role in enumerate(roles) if role.kind in ("tiled", "aligned", "static")][-2:]
+    units = dict(zip(reversed(last), (LANES, packing(window.param.ref.dtype)), strict=False))
+    padded, parts = list(shape), list[tuple[int, int]]()
+    front, back = list[tuple[int, ViewDim]](), list[tuple[int, ViewDim]]()
+    for d, (role, length) in enumerate(zip(roles, shape, strict=True)):
+        unit = units.get(d)
+        if role.kind in ("at", "rows"):
+            front.append((len(parts), _plain(d, role, length)))
+            parts.append((d, length))
+        elif role.kind == "static" or (unit is None and role.kind == "tiled") or _fits(role, length, unit or 1):
+            if whole and role.kind != "static":
+                length = padded[d] = tiles(length, role.size) * role.size
+            back.append((len(parts), _plain(d, role, length)))
+            parts.append((d, length))
+        else:
+            count = tiles(length, role.size)
+            padded[d] = count * role.size
+            front.append((len(parts), ViewDim(d, "tile", count, count)))
+            back.append((len(parts) + 1, ViewDim(d, "lane", role.size, role.size)))
+            parts += [(d, count), (d, role.size)]
+    units_added = [ViewDim(-1, "unit", 1, 1)] * max(0, 2 - len(back))
+    dims = (*(v for _, v in front), *units_added, *(v for _, v in back))
+    return Layout(window, dims, tuple(padded), tuple(parts), tuple(n for n, _ in (*front, *back)))

@@ -1,0 +1,108 @@
+"""Machine code of a program, and what the compiler says is needed to launch it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from tilekern.lower.triton.compile import toolchain
+
+STAGES = ("ttir", "ttgir", "ptx")
+"""The texts that a program is on its way to machine code, `cubin`."""
+
+
+@dataclass(frozen=True)
+class DescriptorFormat:
+    """The TMA descriptor that the code expects for one argument.
+
+    Attributes:
+      elem_type: the number of the element type in Triton's encoding.
+      swizzle: of shared memory: 0 none, 1, 2, 3 for 32, 64, 128 bytes.
+      block: the elements that one copy moves, outermost dim first; no row is longer than the swizzle.
+    """
+
+    elem_type: int
+    swizzle: int
+    block: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled program. All numbers come from the compiler: they may differ from what was asked for.
+
+    Attributes:
+      name: the symbol of the entry function.
+      asm: `STAGES` as text, "cubin" as bytes.
+      capability: 10 * major + minor of the GPUs that run it.
+      num_warps: warps of 32 threads in a program.
+      num_ctas: thread blocks in a cluster.
+      shared_bytes: dynamic shared memory of a program.
+      tensor_columns: columns of tensor memory of a program (from capability 100 on).
+      global_scratch_bytes: global memory that each program needs for itself.
+      global_scratch_align: of that memory, in bytes.
+      descriptors: one for each argument that is a descriptor, in their order.
+    """
+
+    name: str
+    asm: Mapping[str, str | bytes]
+    capability: int
+    num_warps: int
+    num_ctas: int
+    shared_bytes: int
+    tensor_columns: int
+    global_scratch_bytes: int
+    global_scratch_align: int
+    descriptors: tuple[DescriptorFormat, ...]
+
+    @cached_property
+    def sass(self) -> str:
+        """The machine's instructions as text, from NVIDIA's disassembler."""
+        return toolchain.disassemble(self.cubin)
+
+    @cached_property
+    def report(self) -> str:
+        """What the assembler reports about registers and spills. It assembles once more: a fraction of a second."""
+        return toolchain.assemble(self.text("ptx"), self.capability)[1]
+
+    @property
+    def cubin(self) -> bytes:
+        """The machine code, an ELF file."""
+        code = self.asm["cubin"]
+        assert isinstance(code, bytes)
+        return code
+
+    def text(self, stage: str) -> str:
+        """One of `STAGES`."""
+        text = self.asm[stage]
+        assert isinstance(text, str)
+        return text
+
+    def to_files(self) -> dict[str, bytes]:
+        """The binary as the contents of files; `from_files` reads them."""
+        fields = {name: value for name, value in vars(self).items() if name in self.__dataclass_fields__}
+        del fields["asm"]
+        fields["descriptors"] = [asdict(descriptor) for descriptor in self.descriptors]
+        texts = {stage: self.text(stage).encode() for stage in STAGES}
+        return {"launch.json": json.dumps(fields, indent=1).encode(), **texts, "cubin": self.cubin}
+
+    @staticmethod
+    def from_files(files: Mapping[str, bytes]) -> Binary:
+        """The binary whose `to_files` these are.
+
+        Raises:
+          ValueError: the files are of no binary, or have other fields.
+        """
+        launch: Any = json.loads(files["launch.json"])
+        asm: dict[str, str | bytes] = {stage: files[stage].decode() for stage in STAGES}
+        try:
+            formats = launch.pop("descriptors")
+            descriptors = [DescriptorFormat(f["elem_type"], f["swizzle"], tuple(f["block"])) for f in formats]
+            binary = Binary(asm={**asm, "cubin": files["cubin"]}, descriptors=tuple(descriptors), **launch)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"launch.json has other fields: {error!r}") from error
+        if not all(type(vars(binary)[name]) is (str if name == "name" else int) for name in launch):
+            raise ValueError(f"launch.json has fields of other types: {launch}")
+        return binary

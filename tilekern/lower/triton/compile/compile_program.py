@@ -1,0 +1,203 @@
+"""Triton source text → machine code, once for each content: in memory, on disk, then by Triton."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import linecache
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tilekern.ir.quote import code_of
+from tilekern.ir.types import dtype_name
+from tilekern.lower.triton.chip import Chip
+from tilekern.lower.triton.compile import cache, failure, resources, toolchain
+from tilekern.lower.triton.compile.binary import STAGES, Binary, DescriptorFormat
+from tilekern.lower.triton.program import Argument, Program
+
+KEPT = 512
+"""How many binaries stay in memory."""
+
+# Triton's names of the dtypes whose name differs from ours.
+_TYPES = {"bool": "i1", "f64": "fp64", "f32": "fp32", "f16": "fp16", "f8e4m3fn": "fp8e4nv", "f8e5m2": "fp8e5"}
+
+_memory: dict[str, Binary] = {}
+# One compilation at a time: Triton 3.6 sets options of LLVM for the whole process while it compiles, `_files_in`
+# redirects Triton's cache, and two threads that want the same program should compile it once.
+_lock = threading.RLock()
+
+
+def compile_program(program: Program, chip: Chip) -> Binary:
+    """Machine code of `program` for the GPUs of `chip`, from the cache where it is known.
+
+    Raises:
+      DependencyError: Triton is missing, or of a version that is not supported.
+      ResourceError: `num_warps` or `num_stages` is none that a GPU has.
+      CompileError: Triton refuses the program; the error names the line of the program and of the user.
+    """
+    # For other chips Triton would quietly replace descriptors by other parameters.
+    assert chip.tma or not any(argument.descriptor for argument in program.arguments)
+    resources.check_request(program)
+    key = cache.key(_decides(program, chip))
+    with _lock:
+        if key not in _memory:
+            _memory[key] = _from_disk(key) or _compile(program, chip, key)
+            if len(_memory) > KEPT:
+                del _memory[next(iter(_memory))]
+        return _memory[key]
+
+
+def options(program: Program, chip: Chip) -> dict[str, Any]:
+    """Every option of Triton's that changes the code, so that no version's defaults and no environment decide.
+
+    `max_num_imprecise_acc_default` is not among them, because Triton overwrites it: dots state their own. A version
+    ignores the options that it does not have.
+    """
+    return {
+        "num_warps": program.num_warps,
+        "num_stages": program.num_stages,
+        "num_ctas": 1,
+        "warp_size": 32,
+        "maxnreg": None,
+        # PTX ISA 8.6 is the first that has sm_100a, so every driver that knows our chips reads it. By default Triton
+        # writes the newest that its own ptxas knows, which the ptxas or the driver of a machine may refuse.
+        "ptx_version": 86,
+        "ptx_options": "",
+        "enable_fp_fusion": True,
+        "enable_reflect_ftz": True,
+        "sched4reg": False,
+        "clc": False,
+        "launch_cooperative_grid": False,
+        "launch_pdl": False,
+        "default_dot_input_precision": "ieee",
+        # Without it Triton drops assertions.
+        "debug": "tl.device_assert" in code_of(program.text),
+        # Integers wrap, as everywhere in the language.
+        "sanitize_overflow": False,
+        "instrumentation_mode": "",
+        "arch": f"sm{chip.capability}",
+    }
+
+
+def file_name(program: Program) -> str:
+    """The name under which the source stands in tracebacks, debug information and `linecache`."""
+    return f"<tilekern {program.name} {hashlib.sha256(program.text.encode()).hexdigest()[:12]}>"
+
+
+def _decides(program: Program, chip: Chip) -> list[str]:
+    settings = [f"{name}={value!r}" for name, value in sorted(options(program, chip).items())]
+    arguments = [f"{argument.name}: {_type(argument)}" for argument in program.arguments]
+    return [program.name, program.text, *arguments, *settings, *toolchain.identity(chip.capability)]
+
+
+def _type(argument: Argument) -> str:
+    """An argument's type in Triton's words: `*bf16`, `tensordesc<bf16[128, 64]>`."""
+    name = dtype_name(argument.dtype)
+    element = _TYPES.get(name, name)
+    if argument.descriptor is None:
+        return f"*{element}"
+    # Triton 3.6 ends the process on a descriptor of single bits.
+    assert element != "i1", argument
+    return f"tensordesc<{element}{list(argument.descriptor.block)}>"
+
+
+def _from_disk(key: str) -> Binary | None:
+    files = cache.load(key, ("launch.json", *STAGES, "cubin"))
+    try:
+        return None if files is None else Binary.from_files(files)
+    except ValueError:  # of another version of tilekern, or of nobody's
+        return None
+
+
+def _compile(program: Program, chip: Chip, key: str) -> Binary:
+    with TemporaryDirectory(prefix="tilekern-") as folder:
+        try:
+            binary = _run(program, chip, Path(folder))
+        except Exception as error:
+            again = Path(folder) / "again"
+            again.mkdir()
+            raise failure.explain(
+                error, program, chip, file_name(program), Path(folder), lambda: _run(program, chip, again)
+            ) from error
+    cache.store(key, binary.to_files())
+    return binary
+
+
+def _run(program: Program, chip: Chip, folder: Path) -> Binary:
+    """Call Triton; what it writes on the way goes to `folder`."""
+    triton = toolchain.triton()
+    signature = {argument.name: _type(argument) for argument in program.arguments}
+    # XLA aligns every buffer to 16 bytes at least: kEntryParameterAlignBytes of xla/service/gpu/gpu_constants.h.
+    aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(program.arguments) if a.descriptor is None}
+    source = toolchain.triton("compiler").ASTSource(_function(program), signature, {}, aligned)
+    target = toolchain.triton("backends.compiler").GPUTarget("cuda", chip.capability, 32)
+    with _files_in(folder), failure.quiet():
+        return _binary(triton.compile(source, target=target, options=options(program, chip)), chip)
+
+
+def _function(program: Program) -> Any:
+    """The entry function as Triton's decorator leaves it. Triton reads the text of functions through `linecache`."""
+    file = file_name(program)
+    linecache.cache[file] = (len(program.text), None, program.text.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": file}
+    exec(compile(program.text, file, "exec"), namespace)
+    return namespace[program.name]
+
+
+def _binary(kernel: Any, chip: Chip) -> Binary:
+    launch = kernel.metadata
+    formats = [DescriptorFormat(d["elem_type"], d["swizzle"], tuple(d["block_size"])) for d in launch.tensordesc_meta]
+    return Binary(
+        name=launch.name,
+        asm={stage: kernel.asm[stage] for stage in (*STAGES, "cubin")},
+        capability=chip.capability,
+        num_warps=launch.num_warps,
+        num_ctas=launch.num_ctas,
+        shared_bytes=launch.shared,
+        tensor_columns=launch.tmem_size or 0,
+        global_scratch_bytes=launch.global_scratch_size or 0,
+        global_scratch_align=launch.global_scratch_align or 1,
+        descriptors=tuple(formats),
+    )
+
+
+@contextlib.contextmanager
+def _files_in(folder: Path) -> Generator[None]:
+    """What this thread compiles leaves its files in `folder`; other threads keep the cache that Triton has."""
+    triton = toolchain.triton()
+    others = triton.knobs.cache.manager_class or toolchain.triton("runtime.cache").FileCacheManager
+    thread = threading.get_ident()
+
+    def manager(key: str, override: bool = False, dump: bool = False) -> Any:
+        mine = threading.get_ident() == thread and not (override or dump)
+        return _manager(folder, key) if mine else others(key, override=override, dump=dump)
+
+    with triton.knobs.cache.scope(), triton.knobs.compilation.scope():
+        triton.knobs.cache.manager_class = manager
+        triton.knobs.compilation.store_binary_only = False
+        yield
+
+
+def _manager(folder: Path, key: str) -> Any:
+    """A cache manager for Triton that knows nothing at first and keeps what it is given in `folder`."""
+    base: type[Any] = toolchain.triton("runtime.cache").CacheManager
+
+    class Manager(base):
+        def get_file(self, filename: str) -> str | None:
+            return None
+
+        def put(self, data: Any, filename: str, binary: bool = True) -> str:
+            path = folder / filename
+            path.write_bytes(data if isinstance(data, bytes) else str(data).encode())
+            return str(path)
+
+        def get_group(self, filename: str) -> dict[str, str] | None:
+            return None
+
+        def put_group(self, filename: str, group: dict[str, str]) -> None:
+            pass
+
+    return Manager(key)

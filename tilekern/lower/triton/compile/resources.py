@@ -1,0 +1,184 @@
+"""What a compiled program takes of a GPU: registers, shared memory, threads, and whether it fits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+from tilekern import source
+from tilekern.errors import ResourceError
+from tilekern.lower.triton.chip import Chip
+from tilekern.lower.triton.compile.binary import Binary
+from tilekern.lower.triton.program import Program
+from tilekern.source import Loc
+
+MAX_THREADS = 1024
+"""Threads of a program: CUDA C++ Programming Guide, "Maximum number of threads per block"."""
+
+TENSOR_COLUMNS = 512
+"""Columns of tensor memory of a multiprocessor: PTX ISA, "Tensor Memory Addressing"."""
+
+_BILLED = 6  # allocations that an error lists
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one program takes.
+
+    Attributes:
+      registers: 32-bit registers of a thread.
+      spills: bytes of a thread's registers that were moved to memory for want of registers. Local arrays, as the slow
+        path of sine has one, are no spills.
+      shared_bytes: shared memory.
+      threads: of a program.
+      occupancy: the part of a multiprocessor's threads that can be resident at once, 0 to 1.
+    """
+
+    registers: int
+    spills: int
+    shared_bytes: int
+    threads: int
+    occupancy: float
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One buffer in shared memory.
+
+    Attributes:
+      shape: in elements; the first dim counts stages where the loads of a loop are pipelined.
+      dtype: in MLIR's words.
+      nbytes: its size.
+      line: of the generated source, 0 if unknown.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    line: int
+
+
+def resources(binary: Binary, chip: Chip) -> Resources:
+    """What `binary` takes of a multiprocessor. It assembles once more, because Triton drops the assembler's report."""
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", binary.report)
+    registers = max(int(found) for found in re.findall(r"Used (\d+) registers", binary.report))
+    threads = 32 * binary.num_warps
+    return Resources(
+        registers=registers,
+        spills=sum(max(int(stored), int(loaded)) for stored, loaded in spills),
+        shared_bytes=binary.shared_bytes,
+        threads=threads,
+        occupancy=occupancy(registers, binary.shared_bytes, threads, chip),
+    )
+
+
+def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip) -> float:
+    """The part of a multiprocessor's threads that programs of this size can fill.
+
+    The rules are those of `cuda_occupancy.h` of the CUDA toolkit for capabilities 8.x to 10.x: registers are given to
+    warps in units of 256 from four equal parts of the register file; shared memory in units of 128 bytes, with 1 KiB
+    for each program that the system keeps.
+    """
+    warps = -(-threads // 32)
+    of_warp = -(-registers * 32 // 256) * 256
+    warps_by_registers = 4 * (chip.registers_per_core // 4 // of_warp)
+    programs = min(
+        chip.programs_per_core,
+        chip.threads_per_core // 32 // warps,
+        warps_by_registers // warps,
+        chip.shared_bytes_per_core // (-(-(shared_bytes + 1024) // 128) * 128),
+    )
+    return programs * warps * 32 / chip.threads_per_core
+
+
+def check_request(program: Program) -> None:
+    """Refuse what no GPU has before Triton sees it."""
+    with source.at(program.loc):
+        if program.num_warps not in (1, 2, 4, 8, 16, 32):
+            raise ResourceError(
+                f"`{program.name}` cannot run with this number of warps",
+                expected="num_warps = 1, 2, 4, 8, 16 or 32",
+                got=f"num_warps={program.num_warps}",
+                fix="4 suits most kernels, 8 large matrix products",
+            )
+        if program.num_stages < 1:
+            raise ResourceError(
+                f"`{program.name}` cannot run with this number of stages",
+                expected="num_stages of at least 1",
+                got=f"num_stages={program.num_stages}",
+                fix="2 to 4 suit most kernels; 1 turns pipelining off",
+            )
+
+
+def check_fits(binary: Binary, program: Program, chip: Chip) -> None:
+    """Refuse, before the launch, a program that needs more than one program may have.
+
+    Raises:
+      ResourceError: with the bill of who uses what, and the line of the largest user.
+    """
+    name, columns, loc = program.name, binary.tensor_columns, program.loc
+    if (threads := 32 * binary.num_warps) > MAX_THREADS:
+        raise _too_much(name, chip, "threads", threads, MAX_THREADS, loc, f"lower num_warps={program.num_warps}")
+    if columns > TENSOR_COLUMNS:
+        raise _too_much(name, chip, "columns of tensor memory", columns, TENSOR_COLUMNS, loc, "make the blocks smaller")
+    if binary.shared_bytes > chip.shared_bytes:
+        users = sorted(allocations(binary.text("ttgir")), key=lambda user: -user.nbytes)
+        bill = [*(_item(user, program) for user in users[:_BILLED]), _rest(users, binary.shared_bytes)]
+        loc = program.lines.get(users[0].line, loc) if users else loc
+        fix = "make the blocks smaller"
+        if program.num_stages > 1:
+            fix += f", or have fewer loads in flight than num_stages={program.num_stages}"
+        raise _too_much(
+            name, chip, "bytes of shared memory", binary.shared_bytes, chip.shared_bytes, loc, fix, "\n    ".join(bill)
+        )
+
+
+def _too_much(
+    name: str, chip: Chip, unit: str, used: int, limit: int, loc: Loc, fix: str, bill: str = ""
+) -> ResourceError:
+    with source.at(loc):
+        return ResourceError(
+            f"a program of `{name}` needs more {unit} than {chip.name} allows",
+            expected=f"at most {limit:,} {unit}",
+            got=f"{used:,}" + (f":\n    {bill}" if bill else ""),
+            fix=fix,
+        )
+
+
+def _item(user: Allocation, program: Program) -> str:
+    """One line of the bill."""
+    shape = " × ".join(map(str, user.shape))
+    place = f" at {program.lines[user.line]}" if user.line in program.lines else ""
+    return f"{user.nbytes:,} bytes: {shape} {user.dtype}{place}"
+
+
+def _rest(users: list[Allocation], shared_bytes: int) -> str:
+    """The last line of the bill: why the lines above are not the sum."""
+    rest = shared_bytes - sum(user.nbytes for user in users[:_BILLED])
+    if rest < 0:
+        return "(buffers that are never in use together share their place)"
+    return f"{rest:,} bytes: smaller buffers, reductions, changes of layout"
+
+
+def allocations(ttgir: str) -> list[Allocation]:
+    """The buffers in shared memory that a program allocates, in program order."""
+    locs = dict(re.findall(r"^(#loc\d*) = (loc\(.*)$", ttgir, re.MULTILINE))
+    found = re.findall(r"= ttg\.local_alloc .*!ttg\.memdesc<((?:\d+x)+)(\w+),.* loc\((#loc\d*)\)$", ttgir, re.MULTILINE)
+    return [_allocation(shape, dtype, _line(loc, locs)) for shape, dtype, loc in found]
+
+
+def _allocation(shape: str, dtype: str, line: int) -> Allocation:
+    dims = tuple(int(dim) for dim in shape.split("x")[:-1])
+    bits = re.search(r"\d+", dtype)
+    nbytes = -(-int(bits[0]) // 8) if bits else 1
+    return Allocation(dims, dtype, prod(dims) * nbytes, line)
+
+
+def _line(name: str, locs: dict[str, str]) -> int:
+    """The line of the generated source behind `name`, through the names and calls that it stands for."""
+    loc = locs.get(name, "")
+    if place := re.search(r'"<tilekern [^"]*":(\d+):', loc):
+        return int(place[1])
+    lines = (_line(inner, locs) for inner in re.findall(r"#loc\d*", loc))
+    return next((line for line in lines if line), 0)

@@ -1,0 +1,353 @@
+"""Legal block IR as Triton source.
+
+One statement for what one statement of the user's computes, where that goes: a value that is used once, by an op of
+the same line, becomes part of that op's expression. The same Func always gives the same text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilekern.ir.analysis import ranges
+from tilekern.ir.analysis.ranges import Interval
+from tilekern.ir.compute import Constant, Dot, Reduce
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv, definitions
+from tilekern.ir.debug import Assert, Print
+from tilekern.ir.dynamic import Take
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Atomic, Load, Store
+from tilekern.ir.quote import quoted, visible
+from tilekern.ir.shape import Broadcast, Iota, Reshape
+from tilekern.ir.types import INDEX
+from tilekern.lower.triton.emit import expressions
+from tilekern.lower.triton.emit.expressions import whole
+from tilekern.lower.triton.emit.memory import Memory
+from tilekern.lower.triton.emit.names import Names, assigned
+from tilekern.lower.triton.emit.source_text import Expr, Writer
+from tilekern.lower.triton.plan.loop_bounds import Bounds
+from tilekern.lower.triton.plan.program_order import decode
+from tilekern.source import UNKNOWN, Loc
+
+# The longest expression that is still put into another one.
+_LONGEST = 72
+
+
+# Names of values of which the user's source does not tell one.
+_PLAIN: dict[type[Op], str] = {Dot: "product", Reduce: "reduced", Take: "taken", Reshape: "reshaped"}
+
+
+@dataclass
+class _Scope:
+    """What a block has computed.
+
+    Attributes:
+      bound: names by expression, so that an address is computed once.
+      carried: the results of its loops, whose variables another loop of the block may go on with.
+    """
+
+    bound: dict[str, str] = field(default_factory=dict[str, str])
+    carried: set[Value] = field(default_factory=set[Value])
+
+
+class Emitter:
+    """Emits the body of one Func.
+
+    Args:
+      func: legal.
+      memory: its buffers.
+      names: those of parameters are taken.
+    """
+
+    def __init__(self, func: Func, memory: Memory, names: Names) -> None:
+        self._func, self._memory = func, memory
+        self.names = names
+        self.writer = Writer()
+        self.ranges = ranges.analyze(func)
+        self._env: dict[Value, Expr] = {}
+        self._uses = _uses(func)
+        self._homes = _homes(func)
+        self._fused = _fused_dots(func, self._uses, self._homes)
+        self._scopes: list[_Scope] = []
+        self._bounds_of = Bounds(definitions(func), self.ranges)
+        self._targets: dict[Value, tuple[str, tuple[Value, ...]]] = {}
+
+    # --- what memory.py needs ---
+
+    def expr(self, value: Value) -> Expr:
+        """The expression of a value."""
+        return self._env[value]
+
+    def bind(self, wish: str, text: str) -> str:
+        """The name of an expression, given by a new line if no block around has it."""
+        for scope in reversed(self._scopes):
+            if text in scope.bound:
+                return scope.bound[text]
+        name = self.names.fresh(wish)
+        self.writer.line(f"{name} = {text}")
+        self._scopes[-1].bound[text] = name
+        return name
+
+    # --- blocks ---
+
+    def run(self) -> None:
+        """Emit the body."""
+        func = self._func
+        self._scopes.append(_Scope())
+        wishes = tuple(self.names.fresh(arg.name) if axis.tiles > 1 else "" for arg, axis in self._axes())
+        for name, (arg, axis) in zip(wishes, self._axes(), strict=True):
+            self._env[arg] = Expr(name, ()) if axis.tiles > 1 else self._zero()
+        for line in decode(func.axes, wishes, self.names.fresh):
+            self.writer.line(line)
+        self._memory.begin(self)
+        self._ops(func.body)
+        self._scopes.pop()
+        self.writer.prune()
+
+    def _axes(self) -> list[tuple[Value, Axis]]:
+        return list(zip(self._func.body.args, self._func.axes, strict=True))
+
+    def _zero(self) -> Expr:
+        return expressions.number(0, INDEX)
+
+    def _block(self, block: Block) -> list[Expr]:
+        """Emit an inner block, one level deeper; what it yields."""
+        self._scopes.append(_Scope())
+        self._ops(block)
+        self._scopes.pop()
+        return [self._env[v] for v in block.results]
+
+    def _ops(self, block: Block) -> None:
+        last = _last_of_line(block)
+        for op in block.ops:
+            self._op(op, last.get(op, ()))
+
+    def _op(self, op: Op, wish: tuple[str, ...]) -> None:
+        match op:
+            case Constant():
+                self._env[op.result] = expressions.constant(op)
+            case Load():
+                self._name(op, self._memory.load(self, op), wish or (f"{op.ref.name}_tile",))
+            case Store() | Atomic():
+                self._memory.write(self, op)
+            case Print() | Assert():
+                self._debug(op)
+            case Fold():
+                self._fold(op, assigned(op.loc))
+            case While():
+                self._while(op, assigned(op.loc))
+            case Switch():
+                self._switch(op, wish)
+            case Dot() if op in self._fused.values():
+                pass  # becomes part of the addition
+            case _:
+                self._pure(op, wish)
+
+    def _pure(self, op: Op, wish: tuple[str, ...]) -> None:
+        dot = self._fused.get(op)
+        if dot is None:
+            text = expressions.pure(op, [self._env[v] for v in op.operands])
+        else:
+            acc = next(v for v in op.operands if v is not dot.result)
+            texts = [whole(self._env[v], v.tile) for v in dot.operands]
+            text = Expr(expressions.dot(dot, texts, whole(self._env[acc], acc.tile)), op.result.tile.shape)
+        if self._inlined(op, text):
+            self._env[op.result] = text
+        else:
+            self._name(op, text, wish)
+
+    def _inlined(self, op: Op, text: Expr) -> bool:
+        """Whether the expression stands where it is used: at one place, near, and nothing large."""
+        if isinstance(op, (Broadcast, Iota)) and len(text.text) <= _LONGEST:
+            return isinstance(op, Broadcast) or self._uses[op.result] == 1
+        if op in self._fused or not isinstance(op, expressions.CHEAP) or len(text.text) > _LONGEST:
+            return False
+        home = self._homes.get(op.result)
+        return self._uses[op.result] == 1 and home is not None and _same_line(home.loc, op.loc)
+
+    def _name(self, op: Op, text: Expr, wish: tuple[str, ...]) -> None:
+        wished = wish[0] if len(wish) == 1 else op.hint or _PLAIN.get(type(op), "x")
+        target, others = self._targets.get(op.result, ("", ()))
+        read = any(re.search(rf"\b{target}\b", self._env[v].text) for v in others) if target else False
+        name = self.names.fresh(wished) if read or not target else target
+        self.writer.line(f"{name} = {text.text}", op.loc)
+        self._env[op.result] = Expr(name, text.shape)
+
+    # --- control ---
+
+    def _carry(self, values: Sequence[Value], inits: Sequence[Value], wish: tuple[str, ...], loc: Loc) -> list[str]:
+        """Variables that hold carries, set to their initial values."""
+        wishes = wish if len(wish) == len(values) else [v.name or "carry" for v in values]
+        names: list[str] = []
+        for w, init in zip(wishes, inits, strict=True):
+            if init in self._scopes[-1].carried and self._uses[init] == 1:
+                names.append(self._env[init].text)  # goes on in the next loop
+                continue
+            names.append(self.names.fresh(w))
+            self.writer.line(f"{names[-1]} = {whole(self._env[init], init.tile)}", loc)
+        return names
+
+    def _bind_values(self, values: Sequence[Value], names: Sequence[str]) -> None:
+        for value, name in zip(values, names, strict=True):
+            self._env[value] = Expr(name, value.tile.shape)
+
+    def _carry_on(self, body: Block, names: Sequence[str]) -> None:
+        """Let the last op of a loop's body set the carry that it computes, if none of the others needs the old one."""
+        last = body.ops[-1] if body.ops else None
+        carries = body.args[len(body.args) - len(names) :]
+        for carry, name, result in zip(carries, names, body.results, strict=True):
+            once = self._uses[result] == 1 and carry not in body.results
+            if last is not None and last.results == (result,) and once:
+                self._targets[result] = name, tuple(v for v in body.results if v is not result)
+
+    def _assign(self, names: Sequence[str], values: Sequence[Value], loc: Loc) -> None:
+        """All variables get their next values at once."""
+        texts = [whole(self._env[v], v.tile) for v in values]
+        pairs = [(n, t) for n, t in zip(names, texts, strict=True) if n != t]
+        if pairs:
+            self.writer.line(f"{', '.join(n for n, _ in pairs)} = {', '.join(t for _, t in pairs)}", loc)
+
+    def _fold(self, op: Fold, wish: tuple[str, ...]) -> None:
+        index, *carries = op.body.args
+        names = self._carry(carries, op.inits, wish, op.loc)
+        self._bind_values(carries, names)
+        first, last = self._bounds(op)
+        name = self.names.fresh(index.name)
+        step = self.names.fresh("step") if op.reverse else name
+        self.writer.line(f"for {step} in range({first}, {last}):", op.loc)
+        with self.writer.indented():
+            if op.reverse:
+                self.writer.line(
+                    f"{name} = {last} - 1 - {step}" if first == "0" else f"{name} = {first} + {last} - 1 - {step}"
+                )
+            self._env[index] = Expr(name, ())
+            self._carry_on(op.body, names)
+            self._block(op.body)
+            self._assign(names, op.body.results, op.loc)
+        self._bind_values(op.results, names)
+        self._scopes[-1].carried.update(op.results)
+
+    def _bounds(self, op: Fold) -> tuple[str, str]:
+        """The first tile, and the one behind the last; `start` and `stop` are elements, and clamped to the extent."""
+        first, last = self._tiles(op, op.start, up=False), self._tiles(op, op.stop, up=True)
+        return self._named("first", first), self._named("last", last)
+
+    def _tiles(self, op: Fold, value: Value, up: bool) -> str:
+        """A bound in tiles: those before it, or those that begin before it."""
+        x, block, extent = self._env[value], op.axis.block, op.axis.extent
+        if x.number is not None:
+            clamped = min(max(int(x.number), 0), extent)
+            return str(cdiv(clamped, block) if up else clamped // block)
+        interval = self.ranges.get(value, Interval(-(2**31), 2**31 - 1))
+        text = self._bounds_of.tiles(value, block, up, lambda v: self._env[v].operand)
+        if text is not None:
+            most = cdiv(extent, block) if up else extent // block
+            text = text if interval.low >= 0 else f"tl.maximum({text}, 0)"
+            return text if interval.high <= extent else f"tl.minimum({text}, {most})"
+        text = x.operand if interval.low >= 0 else f"tl.maximum({x.operand}, 0)"
+        text = text if interval.high <= extent else f"tl.minimum({text}, {extent})"
+        return f"tl.cdiv({text}, {block})" if up else f"{text} // {block}"
+
+    def _named(self, wish: str, text: str) -> str:
+        return text if text.isdigit() or text.isidentifier() else self.bind(wish, text)
+
+    def _while(self, op: While, wish: tuple[str, ...]) -> None:
+        names = self._carry(op.body.args, op.operands, wish, op.loc)
+        self._bind_values(op.condition.args, names)
+        self._bind_values(op.body.args, names)
+        go = self.names.fresh("go")
+        self._condition(op, go)
+        self.writer.line(f"while {go}:", op.loc)
+        with self.writer.indented():
+            self._carry_on(op.body, names)
+            self._block(op.body)
+            self._assign(names, op.body.results, op.loc)
+            self._condition(op, go)
+        self._bind_values(op.results, names)
+
+    def _condition(self, op: While, go: str) -> None:
+        (condition,) = self._block(op.condition)
+        self.writer.line(f"{go} = {whole(condition, op.condition.results[0].tile)}", op.loc)
+
+    def _switch(self, op: Switch, wish: tuple[str, ...]) -> None:
+        if len(op.regions) == 1:
+            self._ops(op.regions[0])
+            self._env.update((r, self._env[v]) for r, v in zip(op.results, op.regions[0].results, strict=True))
+            return
+        wishes = wish if len(wish) == len(op.results) else ["chosen"] * len(op.results)
+        names = [self.names.fresh(w) for w in wishes]
+        index = self._env[op.operands[0]].operand
+        for number, region in enumerate(op.regions):
+            test = f"if {index} <= 0:" if number == 0 else f"elif {index} == {number}:"
+            self.writer.line("else:" if number == len(op.regions) - 1 else test, op.loc if number == 0 else UNKNOWN)
+            with self.writer.indented():
+                self._block(region)
+                self._assign(names, region.results, op.loc)
+        self._bind_values(op.results, names)
+
+    # --- debugging ---
+
+    def _debug(self, op: Print | Assert) -> None:
+        texts = [whole(self._env[v], v.tile) for v in op.operands]
+        if isinstance(op, Assert):
+            self.writer.line(f"tl.device_assert({texts[0]}, {quoted(visible(op.message))})", op.loc)
+            return
+        # `device_print` names values by what stands before them, and has no other format.
+        found = [(label, texts[number]) for label, number in op.pieces if number is not None]
+        for label, *values in found or [(op.pieces[0][0],)]:
+            self.writer.line(f"tl.device_print({', '.join([_label(label), *values])})", op.loc)
+
+
+def _label(text: str) -> str:
+    """The literal of what stands before a printed value; Triton makes it a part of the format of C's `printf`."""
+    return quoted(visible(text.strip(" ,;") or " ").replace("%", "%%"))
+
+
+def _same_line(a: Loc, b: Loc) -> bool:
+    return (a.file, a.line) == (b.file, b.line)
+
+
+def _last_of_line(block: Block) -> dict[Op, tuple[str, ...]]:
+    """The ops whose results are what a statement of the user's assigns: the last one of its line; with the names."""
+    last: dict[tuple[str, int], Op] = {}
+    for op in block.ops:
+        if op.results and op.loc is not UNKNOWN and not isinstance(op, Constant):
+            last[op.loc.file, op.loc.line] = op
+    return {op: assigned(op.loc) for op in last.values()}
+
+
+def _uses(func: Func) -> Counter[Value]:
+    """How often each value is used, by ops and as what a block yields."""
+    uses = Counter(v for op in func.walk() for v in op.operands)
+    uses.update(v for op in func.walk() for region in op.regions for v in region.results)
+    return uses
+
+
+def _homes(func: Func) -> dict[Value, Op]:
+    """The op that uses each value last, if it stands in the block where the value is made."""
+    homes: dict[Value, Op] = {}
+
+    def visit(block: Block) -> None:
+        made = {v for op in block.ops for v in op.results}
+        for op in block.ops:
+            homes.update((v, op) for v in op.operands if v in made)
+            for region in op.regions:
+                visit(region)
+
+    visit(func.body)
+    return homes
+
+
+def _fused_dots(func: Func, uses: Counter[Value], homes: dict[Value, Op]) -> dict[Op, Dot]:
+    """Additions of a dot that is used nowhere else: the dot starts from the other operand."""
+    fused: dict[Op, Dot] = {}
+    for op in func.walk():
+        if not isinstance(op, Dot) or uses[op.result] != 1:
+            continue
+        home = homes.get(op.result)
+        if isinstance(home, Elementwise) and home.function == "add" and home not in fused:
+            fused[home] = op
+    return fused

@@ -1,0 +1,290 @@
+"""Loads, stores and atomic updates as statements; which buffers there are, and what the programs find in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Protocol
+
+from tilekern.ir.analysis.ranges import Interval
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.memory import Atomic, Dim, Load, MemoryOp, Store
+from tilekern.ir.types import F64, DType, accumulator, kind_of
+from tilekern.lower.triton.emit.addresses import Addresses
+from tilekern.lower.triton.emit.expressions import number, typed, whole
+from tilekern.lower.triton.emit.names import Names
+from tilekern.lower.triton.emit.source_text import Expr, Writer, dtype_text, shape_text
+from tilekern.lower.triton.plan.tma import Copy
+from tilekern.lower.triton.program import Argument, Result
+
+
+class Host(Protocol):
+    """What the emitter does for memory ops."""
+
+    writer: Writer
+    names: Names
+    ranges: dict[Value, Interval]
+
+    def expr(self, value: Value) -> Expr:
+        """The expression of a value."""
+        ...
+
+    def bind(self, wish: str, text: str) -> str:
+        """The name of an expression."""
+        ...
+
+
+class Memory:
+    """The buffers of a kernel, and the statements that access them.
+
+    Attributes:
+      arguments: the parameters of the entry function, those of operands first.
+      operands: for each operand, the number of the input.
+      results: one for each output of the Func.
+    """
+
+    def __init__(self, func: Func, copies: Mapping[Op, Copy], names: Names) -> None:
+        self._func, self._copies = func, copies
+        self.arguments: list[Argument] = []
+        self.operands: list[int] = []
+        self.results: list[Result] = []
+        self._pointers: dict[Value, str] = {}
+        self._descriptors: dict[tuple[Value, Copy], str] = {}
+        self._slots: dict[Value, tuple[int, ...]] = {}
+        self._add_operands(names)
+        self._add_results(names)
+        self._both = {p for p in func.outputs if _is_loaded(func, p) and _is_written(func, p)}
+
+    # --- buffers ---
+
+    def _add_operands(self, names: Names) -> None:
+        for place, param in enumerate(self._func.inputs):
+            users = [op for op in self._func.walk() if isinstance(op, MemoryOp) and op.ref is param]
+            wanted = dict.fromkeys(self._copies.get(op) for op in users)
+            if param.ref.role == "inout":
+                # The buffer is that of a result; this is where the call gets it from.
+                self._operand(place, Argument(names.fresh(f"{param.name}_before"), param.ref.dtype))
+                continue
+            for copy in wanted:
+                if copy is None:
+                    self._pointers[param] = names.fresh(f"{param.name}_ptr")
+                    self._operand(place, Argument(self._pointers[param], param.ref.dtype))
+                else:
+                    name = names.fresh(f"{param.name}_desc")
+                    self._descriptors[param, copy] = name
+                    self._operand(place, Argument(name, param.ref.dtype, copy.descriptor))
+
+    def _operand(self, place: int, argument: Argument) -> None:
+        self.operands.append(place)
+        self.arguments.append(argument)
+
+    def _add_results(self, names: Names) -> None:
+        for param in self._func.outputs:
+            ref = param.ref
+            alias = None
+            shape, dtype = ref.shape, ref.dtype
+            if ref.role == "inout":
+                alias = self.operands.index(self._func.inputs.index(param))
+            if ref.role == "sum":
+                self._slots[param] = slot_axes(self._func, param)
+                dtype = accumulator(dtype) if kind_of(dtype) == "float" else dtype
+                shape = (prod(self._func.grid[n] for n in self._slots[param]), *shape)
+            zeroed = ref.role in ("zeros", "sum")
+            self.results.append(Result(shape, dtype, ref.dtype, zeroed, alias, slots=ref.role == "sum"))
+            copy = next((c for op, c in self._copies.items() if isinstance(op, Store) and op.ref is param), None)
+            if copy is None:
+                self._pointers[param] = names.fresh(f"{param.name}_ptr")
+                self.arguments.append(Argument(self._pointers[param], dtype))
+            else:
+                self._descriptors[param, copy] = names.fresh(f"{param.name}_desc")
+                self.arguments.append(Argument(self._descriptors[param, copy], dtype, copy.descriptor))
+
+    def begin(self, host: Host) -> None:
+        """What is computed once, before the body: where the slots of sums are."""
+        grid, indices = self._func.grid, self._func.body.args
+        for param, axes in self._slots.items():
+            slot = ""
+            for n in axes:
+                if grid[n] > 1:
+                    index = host.expr(indices[n]).text
+                    slot = f"({slot}) * {grid[n]} + {index}" if slot else index
+            if slot:
+                size = prod(param.ref.shape)
+                wide = ".to(tl.int64)" if size * prod(grid[n] for n in axes) >= 2**31 else ""
+                place = f"{slot if slot.isidentifier() else f'({slot})'}{wide} * {size}"
+                self._pointers[param] = host.bind(f"{param.name}_slot", f"{self._pointers[param]} + {place}")
+
+    # --- accesses ---
+
+    def load(self, host: Host, op: Load) -> Expr:
+        """The elements of an access."""
+        self._barrier(host, op)
+        tile = op.result.tile
+        copy = self._copies.get(op)
+        if copy is not None:
+            box = f"{self._descriptors[op.ref, copy]}.load([{self._coordinates(host, op, copy)}])"
+            same = copy.descriptor.block == tile.shape
+            return Expr(box if same else f"{box}.reshape({', '.join(map(str, tile.shape))})", tile.shape)
+        if self._addresses(host, op).nowhere:
+            fill = host.expr(op.fill) if op.fill is not None else number(0, tile)
+            return Expr(whole(fill, tile), tile.shape)
+        pointer, mask = self._address(host, op)
+        text = f"tl.load({pointer})"
+        if mask:
+            other = host.expr(op.fill) if op.fill is not None else None
+            text = f"tl.load({pointer}, mask={mask}, other={_other(other, tile.dtype)})"
+        return Expr(text, tile.shape)
+
+    def write(self, host: Host, op: Store | Atomic) -> None:
+        """Write the elements of an access."""
+        self._barrier(host, op)
+        value = whole(host.expr(op.value), op.value.tile)
+        copy = self._copies.get(op)
+        if copy is not None:
+            block = copy.descriptor.block
+            same = block == op.value.tile.shape
+            box = value if same else f"tl.reshape({value}, {shape_text(block)})"
+            name = self._descriptors[op.ref, copy]
+            host.writer.line(f"{name}.store([{self._coordinates(host, op, copy)}], {box})", op.loc)
+            return
+        if self._addresses(host, op).nowhere:
+            return
+        if isinstance(op, Atomic) and op.ref.ref.role == "sum":
+            self._accumulate(host, op, value)
+            return
+        pointer, mask = self._address(host, op)
+        masked = f", mask={mask}" if mask else ""
+        if isinstance(op, Store):
+            host.writer.line(f"tl.store({pointer}, {value}{masked})", op.loc)
+        else:
+            host.writer.line(f'tl.atomic_{op.kind}({pointer}, {value}{masked}, sem="relaxed")', op.loc)
+
+    def _accumulate(self, host: Host, op: Atomic, value: str) -> None:
+        """Add to the program's slot; lanes that gather one element twice come one after the other."""
+        pointer, mask = self._address(host, op)
+        wide = self.results[self._func.outputs.index(op.ref)].dtype
+        host.writer.line("tl.debug_barrier()", op.loc)
+        gathers = [n for n, d in enumerate(_tile_dims(op)) if d.kind == "gather"]
+        value = f"({value}).to({dtype_text(wide)})" if wide != op.ref.ref.dtype else value
+        if not gathers:
+            masked = f", mask={mask}" if mask else ""
+            other = ", other=0" if mask else ""
+            host.writer.line(f"tl.store({pointer}, tl.load({pointer}{masked}{other}) + {value}{masked})", op.loc)
+            return
+        shape = op.value.tile.shape
+        turns = [host.names.fresh("turn") for _ in gathers]
+        tile = host.names.fresh("addend")
+        host.writer.line(f"{tile} = {value}", op.loc)
+        conditions = [mask] if mask else []
+        for turn, dim in zip(turns, gathers, strict=True):
+            index = ", ".join(":" if d == dim else "None" for d in range(len(shape)))
+            lanes = f"tl.arange(0, {shape[dim]})" + (f"[{index}]" if len(shape) > 1 else "")
+            conditions.append(f"({lanes} == {turn})")
+        only = " & ".join(conditions)
+        self._turns(host, op, list(zip(turns, gathers, strict=True)), pointer, tile, only)
+
+    def _turns(
+        self, host: Host, op: Atomic, turns: Sequence[tuple[str, int]], pointer: str, tile: str, only: str
+    ) -> None:
+        if not turns:
+            host.writer.line(
+                f"tl.store({pointer}, tl.load({pointer}, mask={only}, other=0) + {tile}, mask={only})", op.loc
+            )
+            host.writer.line("tl.debug_barrier()")
+            return
+        (turn, dim), *rest = turns
+        host.writer.line(f"for {turn} in range({op.value.tile.shape[dim]}):", op.loc)
+        with host.writer.indented():
+            self._turns(host, op, rest, pointer, tile, only)
+
+    def _barrier(self, host: Host, op: MemoryOp) -> None:
+        """What one thread stores, another one may load: an array that a program loads and stores needs order."""
+        if op.ref in self._both:
+            host.writer.line("tl.debug_barrier()", op.loc)
+
+    def _addresses(self, host: Host, op: MemoryOp) -> Addresses:
+        # Vectors of gathers in full: what is the same in all lanes is a scalar otherwise.
+        vectors = {v: Expr(whole(host.expr(v), v.tile), v.tile.shape) for v in op.positions if v.tile.shape}
+        operands = [vectors.get(v) or host.expr(v) for v in op.positions]
+        return Addresses(op, operands, host.ranges, host.bind)
+
+    def _address(self, host: Host, op: MemoryOp) -> tuple[str, str]:
+        """The pointer to every lane, and the mask, "" for none."""
+        addresses = self._addresses(host, op)
+        pointer = self._pointers[op.ref]
+        scalar, lanes = addresses.offset()
+        if scalar and lanes:
+            place = scalar if " + " not in scalar and " - " not in scalar else f"({scalar})"
+            pointer = host.bind(f"{op.ref.name}_at", f"{pointer} + {place}")
+        text = " + ".join(part for part in (pointer, lanes or scalar) if part)
+        conditions = [addresses.mask()]
+        if op.mask is not None:
+            conditions.append(host.expr(op.mask).operand)
+        shape = op.access.shape
+        if shape and prod(shape) == 1 and not lanes:
+            text = (
+                f"{text} + tl.arange(0, 1)" if len(shape) == 1 else f"{text} + tl.zeros({shape_text(shape)}, tl.int32)"
+            )
+        return text, " & ".join(c for c in conditions if c)
+
+    def _coordinates(self, host: Host, op: MemoryOp, copy: Copy) -> str:
+        addresses = self._addresses(host, op)
+        return ", ".join(addresses.coordinate(d) for d in copy.order)
+
+
+def slot_axes(func: Func, param: Value) -> tuple[int, ...]:
+    """The numbers of the grid axes whose programs may add to the same elements of a sum, so that each needs a slot."""
+    updates = [op for op in func.walk() if isinstance(op, Atomic) and op.ref is param]
+    if not updates:
+        return ()
+    tiles = {arg: axis.tiles for arg, axis in zip(func.body.args, func.axes, strict=True)}
+    # A dim separates the programs of all updates only where they touch the same elements along it.
+    first = updates[0]
+    if any(op.extents != first.extents for op in updates):
+        return tuple(range(len(func.body.args)))
+    dims = [d for n, d in enumerate(first.access.dims) if len({_places(op, n) for op in updates}) == 1]
+    return tuple(
+        n for n, index in enumerate(func.body.args) if not any(_separated_by(dim, first, index, tiles) for dim in dims)
+    )
+
+
+def _places(op: Atomic, number: int) -> tuple[object, ...]:
+    """Which elements an update touches along a dim, in comparable form."""
+    dim = op.access.dims[number]
+    terms = ((t.stride, t.div, t.mod, op.positions[t.operand]) for t in dim.position.terms)
+    return dim.kind, dim.size, dim.position.const, *terms
+
+
+def _separated_by(dim: Dim, op: Atomic, index: Value, tiles: Mapping[Value, int]) -> bool:
+    """Mixed radix: each term's stride is larger than all that the smaller ones make up together."""
+    terms = [(abs(t.stride), op.positions[t.operand], t.plain) for t in dim.position.terms]
+    known = all(plain and value in tiles for _, value, plain in terms)
+    once = len({value for _, value, _ in terms}) == len(terms)
+    if dim.kind in ("gather", "along") or not known or not once or index not in {v for _, v, _ in terms}:
+        return False
+    reach = dim.size
+    for stride, value, _ in sorted(terms, key=lambda term: term[0]):
+        if stride < reach:
+            return False
+        reach = stride * (tiles[value] - 1) + reach
+    return True
+
+
+def _tile_dims(op: MemoryOp) -> list[Dim]:
+    return [op.access.dims[n] for n in op.access.kept]
+
+
+def _is_loaded(func: Func, param: Value) -> bool:
+    return any(isinstance(op, Load) and op.ref is param for op in func.walk())
+
+
+def _is_written(func: Func, param: Value) -> bool:
+    return any(isinstance(op, (Store, Atomic)) and op.ref is param for op in func.walk())
+
+
+def _other(fill: Expr | None, dtype: DType) -> str:
+    """What stands in lanes that are not read; a literal becomes of the right dtype."""
+    if fill is None:
+        return "0.0" if kind_of(dtype) == "float" else "0"
+    # A literal takes the dtype of the array: Triton makes none of 8-bit floats, and of float64 by way of float32.
+    return typed(fill, dtype) if dtype.itemsize == 1 or dtype == F64 else fill.text

@@ -1,0 +1,81 @@
+"""Functions that generated source may need in front of the kernel, by name; only those it calls are put there."""
+
+from __future__ import annotations
+
+import re
+
+from tilekern.lower.triton.emit.network_functions import is_network, networks_called
+
+_COMBINE = {
+    "maximum": "tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)",
+    "minimum": "tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)",
+    "add": "x + y",
+    "multiply": "x * y",
+    "bitwise_and": "x & y",
+    "bitwise_or": "x | y",
+    "bitwise_xor": "x ^ y",
+    "first": "x",
+}
+
+_FUNCTIONS = {
+    # log(e^x + e^y) from the larger one on; where both are -inf (or one is inf) their difference would be NaN.
+    "log_add_exp": """
+@triton.jit
+def log_add_exp(x, y):
+    high = maximum(x, y)
+    low = minimum(x, y)
+    return tl.where(low == high, high + tl.log(tl.full((), 2.0, high.dtype)), high + tl.log(1.0 + tl.exp(low - high)))
+""",
+    # The first of equals, and the first NaN.
+    "arg_maximum": """
+@triton.jit
+def arg_maximum(x, i, y, j):
+    equal = (x == y) | ((x != x) & (y != y))
+    left = tl.where(equal, i < j, (x > y) | ((x != x) & (y == y)))
+    return tl.where(left, x, y), tl.where(left, i, j)
+""",
+    "arg_minimum": """
+@triton.jit
+def arg_minimum(x, i, y, j):
+    equal = (x == y) | ((x != x) & (y != y))
+    left = tl.where(equal, i < j, (x < y) | ((x != x) & (y == y)))
+    return tl.where(left, x, y), tl.where(left, i, j)
+""",
+    # Rounded down, where Triton's own rounds toward zero; n > 0.
+    "floor_divide": """
+@triton.jit
+def floor_divide(x, n):
+    quotient = x // n
+    return tl.where(x - quotient * n < 0, quotient - 1, quotient)
+""",
+    "floor_remainder": """
+@triton.jit
+def floor_remainder(x, n):
+    remainder = x % n
+    return tl.where(remainder < 0, remainder + n, remainder)
+""",
+}
+
+
+def _combine(name: str) -> str:
+    return f"\n@triton.jit\ndef {name}(x, y):\n    return {_COMBINE[name]}\n"
+
+
+def prelude(text: str) -> str:
+    """The definitions of all functions that `text` calls, and of those that these call, in a fixed order."""
+    available = {name: _combine(name) for name in _COMBINE} | _FUNCTIONS | networks_called(text)
+    needed: set[str] = set()
+    frontier = text
+    while True:
+        words = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", frontier))
+        found = {name for name in available if name in words and name not in needed}
+        if not found:
+            break
+        needed |= found
+        frontier = "".join(available[name] for name in found)
+    return "".join(f"\n{definition}" for name, definition in available.items() if name in needed)
+
+
+def reserved(name: str) -> bool:
+    """Whether a name is one of the functions here, so that no variable may have it."""
+    return name in _COMBINE or name in _FUNCTIONS or is_network(name)

@@ -1,0 +1,131 @@
+"""Which loads and stores the Tensor Memory Accelerator does, and by which descriptors.
+
+It copies boxes of arrays of up to 5 dims between global and shared memory, with what lies outside the array read as 0
+and not written. It wants the innermost dim to be contiguous, all other strides and the box's innermost size to be
+multiples of 16 bytes, and sizes of a box of at most 256 (CUDA driver API, `cuTensorMapEncodeTiled`); Triton wants the
+box to begin at a multiple of 16 bytes, too. The dims of a
+descriptor may be in any order: those that a tile does not have come first, so that the box is the tile.
+
+Tiles in shared memory are what tensor cores of sm_90 multiply. So loads that feed their dots are copies, and in
+programs that have such loads, stores of large tiles; what is loaded for arithmetic gets to registers faster by
+pointers. So does what is multiplied as float32: Triton loads all of a copied operand into registers at once, and they
+spill (1,828 bytes for a matmul with blocks of 128 × 128 × 32 on sm_90, and none with pointers). And so does what a loop
+multiplies again and again with fewer rows than the instructions on shared memory take: it, too, would be in registers,
+for all of the loop (1,392 bytes for the backward kernel of attention with 32 keys and heads of 256).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from tilekern.ir.analysis.ranges import Interval, position_interval
+from tilekern.ir.compute import Dot
+from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.memory import Dim, Load, MemoryOp, Store
+from tilekern.ir.shape import Reshape, Transpose
+from tilekern.ir.types import BOOL, F32, F64, strides_of
+from tilekern.lower.triton.chip import Chip
+from tilekern.lower.triton.program import Descriptor
+
+_ALIGNMENT = 16  # bytes
+_LARGEST_BOX = 256  # elements of one dim
+_DIMS = 5
+_ROWS = 64  # of a `wgmma`, and of the smallest `tcgen05.mma` (PTX ISA, "Matrix shape")
+_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Copy:
+    """How one load or store is copied.
+
+    Attributes:
+      descriptor: of the array.
+      order: for each dim of the descriptor, the dim of the array that it is.
+    """
+
+    descriptor: Descriptor
+    order: tuple[int, ...]
+
+
+def plan_copies(func: Func, chip: Chip, ranges: Mapping[Value, Interval]) -> dict[Op, Copy]:
+    """The loads and stores of a legal Func that are copies, none on chips that cannot."""
+    if not chip.tma:
+        return {}
+    operands = _dot_operands(func)
+    found: dict[Op, Copy] = {}
+    for op in func.walk():
+        if isinstance(op, Load) and op.ref.ref.role == "in" and op.result in operands:
+            copy = _copy(op, ranges)
+            if copy is not None:
+                found[op] = copy
+    if found:
+        found.update(_stores(func, ranges))
+    return found
+
+
+def _stores(func: Func, ranges: Mapping[Value, Interval]) -> Iterator[tuple[Op, Copy]]:
+    """Stores to arrays that are only stored to, always by the same descriptor: a result is one argument of a kernel."""
+    for param in func.outputs:
+        users = [op for op in func.walk() if isinstance(op, MemoryOp) and op.ref is param]
+        copies = [_copy(op, ranges) if isinstance(op, Store) else None for op in users]
+        first = copies[0] if copies else None
+        if param.ref.role == "out" and first is not None and all(copy == first for copy in copies):
+            yield from ((op, first) for op in users)
+
+
+def _dot_operands(func: Func) -> set[Value]:
+    """What tensor cores multiply, before it is transposed; of few rows only what is loaded next to the product."""
+    wanted: set[Value] = set()
+
+    def visit(block: Block) -> None:
+        made = {v for op in block.ops for v in op.results}
+        for op in reversed(block.ops):
+            for region in op.regions:
+                visit(region)
+            if isinstance(op, Dot) and _on_tensor_cores(op):
+                wanted.update(v for v in op.operands if op.result.tile.shape[-2] >= _ROWS or v in made)
+            elif isinstance(op, (Transpose, Reshape)) and op.result in wanted:
+                wanted.update(op.operands)
+
+    visit(func.body)
+    return wanted
+
+
+def _on_tensor_cores(op: Dot) -> bool:
+    """Whether no factor has more bits than those of tensor cores."""
+    dtype = op.operands[0].tile.dtype
+    return dtype != F64 and (dtype != F32 or op.precision != "ieee")
+
+
+def _copy(op: MemoryOp, ranges: Mapping[Value, Interval]) -> Copy | None:
+    shape, itemsize = op.extents, op.ref.ref.dtype.itemsize
+    dims = op.access.dims
+    plain = not op.masked and not op.trailing and op.ref.ref.dtype != BOOL
+    if not plain or not 2 <= len(shape) <= _DIMS or any(n == 0 or n > _INT32 for n in shape):
+        return None
+    if dims[-1].kind != "block" or any(d.kind == "gather" for d in dims):
+        return None
+    if not all(_fits(d, op, ranges) for d in dims):
+        return None
+    strides = strides_of(shape)
+    inner = dims[-1].position
+    steps = (*strides[:-1], inner.const, *(term.stride for term in inner.terms))
+    aligned = all(step * itemsize % _ALIGNMENT == 0 for step in steps)
+    box = dims[-1].size * itemsize
+    if not aligned or box % _ALIGNMENT or prod(op.access.shape) * itemsize < 1024:
+        return None
+    order = (
+        *(d for d, dim in enumerate(dims) if dim.kind == "index"),
+        *(d for d, dim in enumerate(dims) if dim.kind == "block"),
+    )
+    block = tuple(dims[d].size for d in order)
+    descriptor = Descriptor(tuple(shape[d] for d in order), tuple(strides[d] for d in order), block)
+    return Copy(descriptor, order)
+
+
+def _fits(dim: Dim, op: MemoryOp, ranges: Mapping[Value, Interval]) -> bool:
+    """Whether a dim of a box is small enough, and its position an int32."""
+    where = position_interval(dim.position, [ranges.get(v) for v in op.positions])
+    return dim.size <= _LARGEST_BOX and where is not None and where.within(-_INT32, _INT32 - dim.size)

@@ -1,0 +1,1 @@
+"""Operations of XLA for each op."""

@@ -1,0 +1,67 @@
+"""Atomic updates of a batch of programs: combined among the programs first, then with the array."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tilekern.ir.compute import Monoid, identity
+from tilekern.ir.memory import Atomic, AtomicKind
+from tilekern.lower.xla.emit.access import Environment, Stacked, aligned, read, select, targets, windows, write
+
+_COMBINE: dict[AtomicKind, Any] = {
+    "add": lax.add,
+    "max": lax.max,
+    "min": lax.min,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+}
+_MONOID: dict[AtomicKind, Monoid] = {"add": "sum", "max": "max", "min": "min", "and": "and", "or": "or", "xor": "or"}
+
+
+def atomic(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int, int]) -> jax.Array:
+    """`array` after an update by every program of the batch, in program order."""
+    if 0 in array.shape or 0 in op.access.shape:
+        return array
+    return _updated(op, array.reshape(op.extents), env, sizes).reshape(array.shape)
+
+
+def _updated(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int, int]) -> jax.Array:
+    neutral = jnp.asarray(identity(_MONOID[op.kind], op.ref.ref.dtype)).astype(array.dtype)
+    rank = len(op.access.shape)
+    value = Stacked(jnp.asarray(env[op.value].array).astype(array.dtype), env[op.value].axes)
+    if op.mask is not None:
+        value = select(env[op.mask], value, Stacked(neutral), rank)
+    # Programs that the value and the place do not depend on update the element once each, all the same.
+    batched = tuple(sorted(axis for axis, size in sizes.items() if size > 1))
+    placed = tuple(sorted({a for v in op.positions for a in env[v].axes}))
+    every = aligned(value, batched, sizes)
+    others = tuple(d for d, axis in enumerate(batched) if axis not in placed)
+    tile = Stacked(lax.reduce(every, neutral, _COMBINE[op.kind], others), placed)
+    boxes = windows(op, array.shape, env)
+    if boxes is not None:
+        old = read(boxes, op, array)
+        return write(
+            boxes, op, array, Stacked(_COMBINE[op.kind](aligned(old, placed, sizes), tile.array), placed), sizes
+        )
+    places = targets(op, array.shape, env, None, placed, sizes)
+    if op.kind in ("add", "max", "min"):
+        return getattr(array.at[places], op.kind)(tile.array, mode="drop")
+    return _one_by_one(op.kind, array, places, tile.array)
+
+
+def _one_by_one(kind: AtomicKind, array: jax.Array, places: tuple[jax.Array, ...], value: jax.Array) -> jax.Array:
+    """A scatter that XLA does not have: lane after lane."""
+    flat, values = [p.reshape(-1) for p in places], value.reshape(-1)
+
+    def lane(i: jax.Array, array: jax.Array) -> jax.Array:
+        place = tuple(p[i] for p in flat)
+        old = array.at[place].get(mode="fill", fill_value=0)
+        return array.at[place].set(_COMBINE[kind](old, values[i]), mode="drop")
+
+    return cast(jax.Array, lax.fori_loop(0, values.shape[0], lane, array))

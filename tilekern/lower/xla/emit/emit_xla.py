@@ -1,0 +1,301 @@
+"""Run a Func as a JAX function: the grid as loops over batches of programs, blocks op by op, control flow by `lax`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tilekern.ir.analysis import ranges
+from tilekern.ir.analysis.ranges import Interval
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.debug import Assert, Print
+from tilekern.ir.memory import Atomic, Load, Store, WriteOp
+from tilekern.ir.types import accumulator, kind_of
+from tilekern.lower.xla.emit import access, debug
+from tilekern.lower.xla.emit.access import GridIndex, Stacked
+from tilekern.lower.xla.emit.atomics import atomic
+from tilekern.lower.xla.emit.ops import function_of
+from tilekern.lower.xla.plan.program_batches import Plan, Segment, plan
+
+
+def run(func: Func, *inputs: jax.Array) -> tuple[jax.Array, ...]:
+    """The outputs of `func`, in order; traceable by JAX, on any platform."""
+    return Emitter(func, plan(func)).run(inputs)
+
+
+class Emitter:
+    """Emits one Func.
+
+    `_arrays` is the memory: inputs, and outputs as far as they are written. It is state: a region that stores is
+    emitted with the arrays it stores to as loop or branch values.
+    """
+
+    def __init__(self, func: Func, schedule: Plan) -> None:
+        self._func, self._plan = func, schedule
+        self._arrays: dict[Value, jax.Array] = {}
+        self.env: dict[Value, Stacked] = {}
+        self._sizes: dict[int, int] = {}
+
+    def run(self, inputs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The outputs for `inputs`, in order."""
+        func = self._func
+        self._arrays = dict(zip(func.inputs, inputs, strict=True))
+        for output in func.outputs:
+            if output not in self._arrays:
+                # A sum of narrow floats is kept wide, and rounded once.
+                wide = output.ref.role == "sum" and kind_of(output.ref.dtype) == "float"
+                dtype = accumulator(output.ref.dtype) if wide else output.ref.dtype
+                self._arrays[output] = jnp.zeros(output.ref.shape, dtype)
+        if 0 not in func.grid:
+            self._grid(0)
+        return tuple(self._arrays[output].astype(output.ref.dtype) for output in func.outputs)
+
+    # --- the grid ---
+
+    def _grid(self, number: int) -> None:
+        """Run all programs, given the place of the first `number` axes."""
+        if number == len(self._func.axes):
+            self.block(self._func.body)
+            return
+        for segment in self._plan.segments[number]:
+            self._segment(number, segment)
+
+    def _segment(self, number: int, segment: Segment) -> None:
+        if segment.chunks == 1:
+            self._place(number, segment, segment.first)
+            self._grid(number + 1)
+            return
+
+        def chunk(c: jax.Array, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
+            self.set(self._func.outputs, state)
+            self._place(number, segment, c * segment.count + segment.first)
+            self._grid(number + 1)
+            return self.get(self._func.outputs)
+
+        outputs = self._func.outputs
+        self.set(outputs, loop(0, segment.chunks, chunk, self.get(outputs)))
+
+    def _place(self, number: int, segment: Segment, base: Any) -> None:
+        """Let the index of an axis be `base` and the `count` - 1 after it."""
+        low, high = segment.first, segment.first + (segment.chunks - 1) * segment.count
+        bases, every = Interval(low, high), Interval(low, high + segment.count - 1)
+        self._sizes[number] = segment.count
+        index: Stacked = Stacked(base, (), every)
+        if segment.count > 1:
+            array = jnp.arange(segment.count, dtype=jnp.int32) + base
+            index = GridIndex(array, (number,), every, base, segment.count, bases)
+        self.env[self._func.body.args[number]] = index
+
+    # --- memory as state ---
+
+    def get(self, refs: Sequence[Value]) -> tuple[jax.Array, ...]:
+        """The arrays of refs, as they are now."""
+        return tuple(self._arrays[r] for r in refs)
+
+    def set(self, refs: Sequence[Value], arrays: Sequence[jax.Array]) -> None:
+        """Let the arrays of refs be these from now on."""
+        self._arrays.update(zip(refs, arrays, strict=True))
+
+    # --- blocks ---
+
+    def block(self, block: Block) -> None:
+        """Emit the ops of a block."""
+        for op in block.ops:
+            match op:
+                case Load():
+                    self.env[op.result] = access.load(op, self._arrays[op.ref], self.env)
+                case Store():
+                    self._arrays[op.ref] = access.store(op, self._arrays[op.ref], self.env, self._sizes)
+                case Atomic():
+                    self._arrays[op.ref] = atomic(op, self._arrays[op.ref], self.env, self._sizes)
+                case Print() | Assert():
+                    self._debug(op)
+                case Fold():
+                    FoldEmitter(self, op).run()
+                case While():
+                    self._while(op)
+                case Switch():
+                    self._switch(op)
+                case _:
+                    self.env[op.result] = self._pure(op)
+
+    def _pure(self, op: Op) -> Stacked:
+        operands = [self.env[v] for v in op.operands]
+        interval = ranges.transfer(op, [v.interval for v in operands])
+        tile = op.result.tile
+        if interval is not None and interval.known:
+            return Stacked(jnp.full(tile.shape, interval.low, tile.dtype), (), interval)
+        axes = tuple(sorted({a for v in operands for a in v.axes}))
+        function = function_of(op)
+        for axis in reversed(axes):
+            function = jax.vmap(function, in_axes=tuple(0 if axis in v.axes else None for v in operands))
+        return Stacked(function(*map(access.as_array, operands)), axes, interval)
+
+    def _debug(self, op: Print | Assert) -> None:
+        operands = [self.env[v] for v in op.operands]
+        function = debug.function_of(op)
+        for axis in sorted({a for v in operands for a in v.axes}, reverse=True):
+            function = jax.vmap(function, in_axes=tuple(0 if axis in v.axes else None for v in operands))
+        function(*(access.as_array(v) for v in operands))
+
+    # --- control ---
+
+    def carry_axes(self, values: Sequence[Value]) -> list[tuple[int, ...]]:
+        """The batched axes that loop values depend on, by the analysis of the plan."""
+        varying = self._plan.varying
+        batched = {n for n, size in self._sizes.items() if size > 1}
+        return [tuple(sorted(varying.get(v, frozenset()) & batched)) for v in values]
+
+    def aligned(self, values: Sequence[Stacked], axes: Sequence[tuple[int, ...]]) -> tuple[jax.Array, ...]:
+        """The arrays of values, each with the leading dims of `axes`."""
+        return tuple(access.aligned(v, a, self._sizes) for v, a in zip(values, axes, strict=True))
+
+    def bind(self, values: Sequence[Value], arrays: Sequence[Any], axes: Sequence[tuple[int, ...]]) -> None:
+        """Give values their arrays."""
+        for value, array, along in zip(values, arrays, axes, strict=True):
+            self.env[value] = Stacked(array, along)
+
+    def _while(self, op: While) -> None:
+        refs = stored(op.body)
+        axes = self.carry_axes(op.results)
+
+        def condition(state: tuple[Any, Any]) -> jax.Array:
+            self.bind(op.condition.args, state[1], axes)
+            self.set(refs, state[0])
+            self.block(op.condition)
+            return jnp.asarray(self.env[op.condition.results[0]].array)
+
+        def body(state: tuple[Any, Any]) -> tuple[Any, Any]:
+            self.bind(op.body.args, state[1], axes)
+            self.set(refs, state[0])
+            self.block(op.body)
+            return self.get(refs), self.aligned([self.env[v] for v in op.body.results], axes)
+
+        inits = self.aligned([self.env[v] for v in op.operands], axes)
+        memory, carries = lax.while_loop(condition, body, (self.get(refs), inits))
+        self.set(refs, memory)
+        self.bind(op.results, carries, axes)
+
+    def _switch(self, op: Switch) -> None:
+        index = self.env[op.operands[0]]
+        if index.interval is not None and index.interval.known:
+            region = op.regions[min(max(index.interval.low, 0), len(op.regions) - 1)]
+            self.block(region)
+            self.env.update((r, self.env[v]) for r, v in zip(op.results, region.results, strict=True))
+            return
+        refs = tuple(dict.fromkeys(ref for region in op.regions for ref in stored(region)))
+        axes = self.carry_axes(op.results)
+        before = self.get(refs)
+
+        def branch(region: Block) -> Callable[[], tuple[Any, Any]]:
+            def emit() -> tuple[Any, Any]:
+                self.set(refs, before)
+                self.block(region)
+                return self.get(refs), self.aligned([self.env[v] for v in region.results], axes)
+
+            return emit
+
+        memory, results = cast(Any, lax.switch(index.array, [branch(region) for region in op.regions]))
+        self.set(refs, memory)
+        self.bind(op.results, results, axes)
+
+
+class FoldEmitter:
+    """Emits one Fold: a loop over the full tiles, and the ragged last tile apart, at its known place."""
+
+    def __init__(self, emitter: Emitter, op: Fold) -> None:
+        self._emitter, self._op = emitter, op
+        self._refs = stored(op.body)
+        self._axes = emitter.carry_axes(op.results)
+
+    def run(self) -> None:
+        """Emit the loop, and bind its results."""
+        emitter, op = self._emitter, self._op
+        env = emitter.env
+        state = (
+            emitter.get(self._refs),
+            emitter.aligned([env[v] for v in op.inits], self._axes),
+        )
+        first, last = self._bounds(env[op.start], env[op.stop])
+        parts = (self._full_tiles, self._ragged_tile)
+        for part in reversed(parts) if op.reverse else parts:
+            state = part(first, last, state)
+        emitter.set(self._refs, state[0])
+        emitter.bind(op.results, state[1], self._axes)
+
+    def _bounds(self, start: Stacked, stop: Stacked) -> tuple[Any, Any]:
+        """The first tile and the one behind the last, as ints where they are known."""
+        axis = self._op.axis
+        known: list[Any] = []
+        for bound in (start, stop):
+            if bound.interval is not None and bound.interval.known:
+                known.append(min(max(bound.interval.low, 0), axis.extent))
+            else:
+                known.append(jnp.clip(jnp.asarray(bound.array), 0, axis.extent))
+        return known[0] // axis.block, (known[1] + axis.block - 1) // axis.block
+
+    def _step(self, index: Any, interval: Interval, state: Any) -> Any:
+        """The state after the tile at `index`."""
+        emitter, body = self._emitter, self._op.body
+        emitter.set(self._refs, state[0])
+        emitter.bind(body.args[1:], state[1], self._axes)
+        env = emitter.env
+        env[body.args[0]] = Stacked(index, (), interval)
+        emitter.block(body)
+        results = [env[v] for v in body.results]
+        return emitter.get(self._refs), emitter.aligned(results, self._axes)
+
+    def _full_tiles(self, first: Any, last: Any, state: Any) -> Any:
+        full = self._op.axis.full_tiles
+        last = min(last, full) if isinstance(last, int) else jnp.minimum(last, full)
+        static = isinstance(first, int) and isinstance(last, int)
+        if full == 0 or (static and first >= last):
+            return state
+        if static and last - first == 1:
+            return self._step(first, Interval(first, first), state)
+        low = first if isinstance(first, int) else 0
+        interval = Interval(low, (last if isinstance(last, int) else full) - 1)
+
+        def step(i: jax.Array, state: Any) -> Any:
+            index = first + last - 1 - i if self._op.reverse else i
+            return self._step(index, interval, state)
+
+        return loop(first, last, step, state)
+
+    def _ragged_tile(self, first: Any, last: Any, state: Any) -> Any:
+        axis = self._op.axis
+        ragged = axis.full_tiles
+        if ragged == axis.tiles:
+            return state
+
+        def step(state: Any) -> Any:
+            return self._step(ragged, Interval(ragged, ragged), state)
+
+        if isinstance(first, int) and isinstance(last, int):
+            return step(state) if first <= ragged < last else state
+
+        def skip(state: Any) -> Any:
+            return state
+
+        return cast(Any, lax.cond((first <= ragged) & (ragged < last), step, skip, state))
+
+
+def loop(first: Any, last: Any, step: Callable[[jax.Array, Any], Any], state: Any) -> Any:
+    """`lax.fori_loop` with an int32 counter, also where 64-bit types are on."""
+    first, last = (np.int32(bound) if isinstance(bound, int) else bound for bound in (first, last))
+
+    def narrow(i: jax.Array, state: Any) -> Any:
+        return step(i.astype(jnp.int32), state)
+
+    return cast(Any, lax.fori_loop(first, last, narrow, state))
+
+
+def stored(block: Block) -> tuple[Value, ...]:
+    """The refs that a block stores to, inner blocks included."""
+    return tuple(dict.fromkeys(op.ref for op in block.walk() if isinstance(op, WriteOp)))
