@@ -44,19 +44,29 @@ def main(arguments: Sequence[str]) -> int:
     made.add_argument("--out", type=Path, default=Path("bench/out/texts.json"), help="the file of hashes")
     made.add_argument("--compare", type=Path, metavar="FILE", help="hashes of an earlier run")
     made.add_argument("--only", default="", metavar="REGEX", help="kernels whose name it occurs in")
+    made.add_argument("--targets", default="", metavar="REGEX", help='targets whose name it occurs in, such as "cuda"')
     given = made.parse_args(arguments)
+    targets = [name for name in _PROGRAMS if re.search(given.targets, name)]
     found: dict[str, str] = {}
     for name in sorted(p.parent.name for p in Path(tilekern.kernels.__path__[0]).glob("*/cases.py")):
         if re.search(given.only, name):
-            found |= _of_library_function(name)
+            found |= _of_library_function(name, targets)
             print(f"{name}: {len(found)} programs so far", file=sys.stderr)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if given.compare is None else _compare(json.loads(given.compare.read_text()), found, given.only)
+    if given.compare is None:
+        return 0
+    before = json.loads(given.compare.read_text())
+    return _compare(
+        {k: v for k, v in before.items() if re.search(given.only, k.split()[0]) and _target(k) in targets}, found
+    )
 
 
-def _compare(before: dict[str, str], after: dict[str, str], only: str) -> int:
-    before = {key: value for key, value in before.items() if re.search(only, key.split()[0])}
+def _target(key: str) -> str:
+    return key.split()[4]
+
+
+def _compare(before: dict[str, str], after: dict[str, str]) -> int:
     differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     for key in differing:
         print(key, "differs" if key in before and key in after else "is new" if key in after else "is gone")
@@ -64,7 +74,7 @@ def _compare(before: dict[str, str], after: dict[str, str], only: str) -> int:
     return 1 if differing else 0
 
 
-def _of_library_function(name: str) -> dict[str, str]:
+def _of_library_function(name: str, targets: Sequence[str]) -> dict[str, str]:
     function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
     cases = importlib.import_module(f"tilekern.kernels.{name}.cases").CASES
     found: dict[str, str] = {}
@@ -73,7 +83,7 @@ def _of_library_function(name: str) -> dict[str, str]:
             arrays = jax.eval_shape(partial(case.arrays, dtype=dtype), jax.random.key(0))
             call = partial(function, **getattr(case, "keywords", {}))
             for mode, run in (("forward", call), ("gradient", partial(_gradient, call))):
-                for target in _PROGRAMS:
+                for target in targets:
                     key = f"{name} {case.name} {dtype} {mode} {target}"
                     found |= {f"{key} {what}": text for what, text in _texts(run, arrays, TARGETS[target])}
     return found

@@ -7,7 +7,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.lower.llvm.test_functions import BOUNDS
+from tests.lower.llvm.math.test_functions import BOUNDS
 
 from tests.ir.funcs import assert_same, edges
 from tests.lower.llvm.funcs import func_of
