@@ -31,10 +31,10 @@ def test_two_runs_are_equal_and_a_changed_program_differs(tmp_path: Path, capsys
     assert found == json.loads(second.read_text())
 
     key = next(key for key in found if key.endswith("program"))
-    first.write_text(json.dumps({**found, key: "another", "softmax gone": ""}))
+    first.write_text(json.dumps({**found, key: "another", "softmax a float32 forward cpu:llvm gone": ""}))
     assert run("--out", second, "--compare", first) == 1
     out = capsys.readouterr().out
-    assert f"{key} differs" in out and "softmax gone is gone" in out and out.endswith("programs differ\n")
+    assert f"{key} differs" in out and "forward cpu:llvm gone is gone" in out and out.endswith("programs differ\n")
 
 
 def test_lines_of_the_source_do_not_count() -> None:
