@@ -22,7 +22,7 @@ from tilekern.errors import TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.parse import parse
 from tilekern.ir.types import F32, I32
-from tilekern.lower.triton.build import build, default_warps
+from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.passes import pipeline
 
@@ -108,27 +108,10 @@ def test_random_programs_are_neat() -> None:
 # --- how it is launched ---------------------------------------------------------------------------------------------
 
 
-def test_hints_are_taken() -> None:
+def test_launch_options_are_taken() -> None:
     func, _ = FUNCS["softmax"]
     program = program_of(func(), num_warps=2, num_stages=5)
     assert (program.num_warps, program.num_stages, program.programs) == (2, 5, 25)
-
-
-@pytest.mark.parametrize(("size", "warps"), [(1, 1), (512, 1), (513, 2), (1024, 2), (2048, 4), (4096, 8), (2**16, 8)])
-def test_warps_by_the_size_of_tiles(size: int, warps: int) -> None:
-    func = parse(f"""
-func @f(%x: ref<f32[{size}], in>, %o: ref<f32[{size}], out>) {{
-  %a = load %x[0 +: {size}!] : f32[{size}]
-  store %a to %o[0 +: {size}!]
-}}""")
-    assert program_of(func).num_warps == warps
-
-
-@pytest.mark.parametrize(("block", "warps"), [(64, 4), (128, 8)])
-def test_warps_by_the_size_of_dots(block: int, warps: int) -> None:
-    x = LIKE((256, 256), jnp.bfloat16)
-    func = pipeline.run(matmul.trace(x, x, block_m=block, block_n=block).ir)
-    assert default_warps(func) == warps
 
 
 def test_a_func_that_does_nothing() -> None:

@@ -19,8 +19,8 @@ from tilekern import _jax, source
 from tilekern.errors import TargetError
 from tilekern.ir.types import BF16, BOOL, DTYPES, F32, I32, DType
 from tilekern.lower.triton.call import CUSTOM_CALL, call, message
+from tilekern.lower.triton.call_message import Int32, Int64, Kernel, Launch, Pointer, TensorMap
 from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
-from tilekern.lower.triton.launch_message import Int32, Int64, Kernel, Launch, Pointer, TensorMap
 from tilekern.lower.triton.program import Argument, Descriptor, Program, Result
 
 HERE = source.Loc(__file__, 1, function="kernel")
@@ -162,10 +162,10 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 @st.composite
 def results(draw: st.DrawFn) -> Result:
-    slots = draw(st.booleans())
-    dtype = draw(dtypes.filter(lambda d: not slots or d != BOOL))
-    shape = (*((draw(st.integers(0, 3)),) if slots else ()), *draw(shapes))
-    return Result(shape, dtype, draw(st.one_of(st.just(dtype), dtypes)), draw(st.booleans()), None, slots)
+    partial_sums = draw(st.booleans())
+    dtype = draw(dtypes.filter(lambda d: not partial_sums or d != BOOL))
+    shape = (*((draw(st.integers(0, 3)),) if partial_sums else ()), *draw(shapes))
+    return Result(shape, dtype, draw(st.one_of(st.just(dtype), dtypes)), draw(st.booleans()), None, partial_sums)
 
 
 def _filled(result: Result) -> np.ndarray[Any, Any]:
@@ -174,7 +174,7 @@ def _filled(result: Result) -> np.ndarray[Any, Any]:
 
 
 def _expected(buffer: np.ndarray[Any, Any], result: Result) -> np.ndarray[Any, Any]:
-    if result.slots:
+    if result.partial_sums:
         buffer = buffer.astype(np.float32).sum(axis=0).astype(result.dtype)
     return buffer.astype(result.final)
 
@@ -210,16 +210,16 @@ def test_an_input_written_in_place_comes_back_where_nothing_runs(shape: tuple[in
     np.testing.assert_array_equal(call(made, BINARY, x, -x)[0], x)
 
 
-def test_slots_are_summed_in_the_dtype_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_sums_are_summed_in_the_dtype_of_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = np.full((3, 2), 100, np.uint8)
     monkeypatch.setattr(jax.ffi, "ffi_call", lambda *_, **__: lambda *_, opaque: [jnp.asarray(buffer)])
-    made = program((F32,), (Result((3, 2), buffer.dtype, I32, slots=True),))
+    made = program((F32,), (Result((3, 2), buffer.dtype, I32, partial_sums=True),))
     np.testing.assert_array_equal(call(made, BINARY, X)[0], [300 % 256] * 2)
 
 
 def test_64_bit_results_where_jax_has_them() -> None:
     with jax.enable_x64(True):
-        made = program((F32,), (Result((4, 2), DTYPES["f64"], DTYPES["i64"], slots=True),))
+        made = program((F32,), (Result((4, 2), DTYPES["f64"], DTYPES["i64"], partial_sums=True),))
         assert jax.eval_shape(lambda x: call(made, BINARY, x), X) == (jax.ShapeDtypeStruct((2,), np.int64),)
 
 

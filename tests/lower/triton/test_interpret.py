@@ -98,11 +98,11 @@ def test_an_aliased_result_starts_as_its_operand_which_stays_as_it_is() -> None:
     assert x.tolist() == [0, 1, 2, 3]
 
 
-def test_slots_are_added_in_the_dtype_of_the_buffer() -> None:
+def test_partial_sums_are_added_in_the_dtype_of_the_buffer() -> None:
     y, z = run(
         "p = tl.program_id(0)\ntl.store(y0 + p, p * 100 + 0.25)\ntl.store(y1 + p, (p * 100).to(tl.int32))",
         [],
-        [result([4, 1], "f32", "bf16", slots=True), result([4], "i32", slots=True)],
+        [result([4, 1], "f32", "bf16", partial_sums=True), result([4], "i32", partial_sums=True)],
         programs=4,
     )
     assert y.dtype == DTYPES["bf16"] and y == np.asarray([601], np.float32).astype(DTYPES["bf16"])

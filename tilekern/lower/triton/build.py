@@ -21,7 +21,8 @@ from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.prelude import prelude
 from tilekern.lower.triton.legalize import legalize
 from tilekern.lower.triton.legalize.pad_tiles import Padded
-from tilekern.lower.triton.plan.tma import Copy, plan_copies
+from tilekern.lower.triton.plan.launch_options import default_warps
+from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
 from tilekern.lower.triton.program import Program
 from tilekern.passes import pipeline
 from tilekern.passes.split_loops import split_loops
@@ -67,12 +68,12 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     )
 
 
-def _planned(func: Func, chip: Chip) -> tuple[Padded, dict[Op, Copy]]:
+def _planned(func: Func, chip: Chip) -> tuple[Padded, dict[Op, TmaCopy]]:
     legal = legalize(func, chip)
-    return legal, plan_copies(legal.func, chip, ranges.analyze(legal.func))
+    return legal, plan_tma_copies(legal.func, chip, ranges.analyze(legal.func))
 
 
-def _has_masked_loops(func: Func, copies: Mapping[Op, Copy]) -> bool:
+def _has_masked_loops(func: Func, copies: Mapping[Op, TmaCopy]) -> bool:
     """Whether a loop of dots compares positions, or checks bounds: work that most of its iterations need not do."""
     return any(
         _is_comparison(inner) or (isinstance(inner, Load) and not inner.access.in_bounds and inner not in copies)
@@ -85,15 +86,3 @@ def _has_masked_loops(func: Func, copies: Mapping[Op, Copy]) -> bool:
 def _is_comparison(op: Op) -> bool:
     compares = isinstance(op, Elementwise) and op.function in ("lt", "le", "gt", "ge")
     return compares and op.operands[0].tile.size > 1 and op.operands[0].tile.dtype == I32
-
-
-def default_warps(func: Func) -> int:
-    """Two warpgroups for dots of 128 × 128 and more, otherwise about 16 elements of the largest tile for a thread."""
-    dots = [op.result.tile.size for op in func.walk() if isinstance(op, Dot)]
-    if dots:
-        return 8 if max(dots) >= 128 * 128 else 4
-    largest = max((v.tile.size for op in func.walk() for v in op.results), default=1)
-    warps = 1
-    while warps < 8 and warps * 32 * 16 < largest:
-        warps *= 2
-    return warps

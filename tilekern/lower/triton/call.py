@@ -30,8 +30,8 @@ import jax.numpy as jnp
 
 from tilekern import source
 from tilekern.errors import TargetError
+from tilekern.lower.triton.call_message import Int32, Int64, Kernel, Launch, Parameter, Pointer, TensorMap
 from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
-from tilekern.lower.triton.launch_message import Int32, Int64, Kernel, Launch, Parameter, Pointer, TensorMap
 from tilekern.lower.triton.program import Descriptor, Program, Result
 
 CUSTOM_CALL = "triton_kernel_call_ffi"
@@ -141,6 +141,6 @@ def _described(descriptor: Descriptor, expected: DescriptorFormat) -> list[Param
 
 def _finished(buffer: jax.Array, result: Result) -> jax.Array:
     """The output that a buffer is, or that it adds up to."""
-    if result.slots:
+    if result.partial_sums:
         buffer = jnp.sum(buffer, axis=0, dtype=result.dtype)
     return jax.lax.convert_element_type(buffer, result.final)

@@ -61,7 +61,7 @@ def interpret(
 
 def _finish(result: Result, buffer: Array) -> Array:
     """A result's buffer as the output of the Func."""
-    if result.slots:
+    if result.partial_sums:
         buffer = buffer.sum(axis=0, dtype=buffer.dtype)
     return round_to(buffer, result.final) if kind_of(result.final) == "float" else buffer.astype(result.final)
 

@@ -101,7 +101,7 @@ class TritonCompiled:
     @cached_property
     def resources(self) -> Resources:
         """What one program takes of a multiprocessor."""
-        return resources.resources(self._binary, CHIPS[self._lowering.target.name])
+        return resources.measure(self._binary, CHIPS[self._lowering.target.name])
 
     def __call__(self, *inputs: Any) -> Sequence[jax.Array]:
         return self._on_gpu(*inputs)

@@ -45,12 +45,12 @@ class Result:
     """One result of the call.
 
     Attributes:
-      shape: of the buffer that the kernel writes; for a sum, one slot more in front for each contribution.
+      shape: of the buffer that the kernel writes; for a sum, with a dim in front that counts partial sums.
       dtype: of that buffer.
       final: the dtype of the Func's output.
       zeroed: whether the buffer must be 0 before the launch.
       alias: the number of the operand whose buffer this is, None for a fresh one.
-      slots: whether the output is the sum of the buffer along its first dim.
+      partial_sums: whether the first dim of the buffer counts partial sums, which add up to the output.
     """
 
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Result:
     final: DType
     zeroed: bool = False
     alias: int | None = None
-    slots: bool = False
+    partial_sums: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,7 @@ from tilekern.ir.core import Array, Func
 from tilekern.ir.quote import visible
 from tilekern.lower.sizes import LONGEST_INT32, refuse_large, warn_large
 from tilekern.lower.xla.emit import emit_xla
-from tilekern.lower.xla.plan import budget
+from tilekern.lower.xla.plan import memory_budget
 
 
 class XlaLowering:
@@ -31,7 +31,7 @@ class XlaLowering:
 
     def __init__(self, func: Func) -> None:
         refuse_large(func, "the portable backend", longest=LONGEST_INT32)
-        budget.check(func)
+        memory_budget.check(func)
         warn_large(func, "cpu:xla")
         self.func = func
 

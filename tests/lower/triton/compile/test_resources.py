@@ -12,7 +12,7 @@ from tests.lower.triton import samples
 from tilekern.errors import ResourceError
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.compile.compile_program import compile_program
-from tilekern.lower.triton.compile.resources import allocations, check_fits, check_request, occupancy, resources
+from tilekern.lower.triton.compile.resources import allocations, check_fits, check_launch_options, measure, occupancy
 
 HOPPER = CHIPS["cuda:sm_90"]
 
@@ -62,10 +62,10 @@ def test_who_takes_more_is_resident_less(chip, registers: int, shared: int, warp
 
 def test_resources_of_programs() -> None:
     pytest.importorskip("triton", reason="needs triton")
-    small = resources(compile_program(samples.add(), HOPPER), HOPPER)
+    small = measure(compile_program(samples.add(), HOPPER), HOPPER)
     assert (small.spills, small.shared_bytes, small.threads, small.occupancy) == (0, 0, 128, 1.0)
     assert 0 < small.registers <= 32
-    product = resources(compile_program(samples.matmul(num_warps=8), HOPPER), HOPPER)
+    product = measure(compile_program(samples.matmul(num_warps=8), HOPPER), HOPPER)
     assert (product.spills, product.threads) == (0, 256)
     assert product.shared_bytes >= 3 * (128 * 64 + 64 * 128) * 2
     assert product.occupancy == 2 * 256 / 2048  # two programs by shared memory
@@ -74,8 +74,8 @@ def test_resources_of_programs() -> None:
 def test_spills_are_registers_in_memory_and_not_local_arrays() -> None:
     """Triton 3.6 leaves a local array of 32 bytes in a sine, which is a stack frame but no spill."""
     pytest.importorskip("triton", reason="needs triton")
-    assert resources(compile_program(samples.sine(), HOPPER), HOPPER).spills == 0
-    spilling = resources(compile_program(samples.spill(), HOPPER), HOPPER)
+    assert measure(compile_program(samples.sine(), HOPPER), HOPPER).spills == 0
+    spilling = measure(compile_program(samples.spill(), HOPPER), HOPPER)
     assert spilling.spills > 0
     assert spilling.registers == HOPPER.registers_per_thread
 
@@ -114,7 +114,7 @@ def test_a_launch_that_no_gpu_has(launch: dict[str, int]) -> None:
     program = samples.add(**launch)
     ((name, value),) = launch.items()
     with pytest.raises(ResourceError, match=f"got: {name}={value}") as caught:
-        check_request(program)
+        check_launch_options(program)
     assert caught.value.loc == program.loc
 
 

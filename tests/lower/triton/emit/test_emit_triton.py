@@ -168,7 +168,7 @@ def test_sums_of_all_programs(dtype: str) -> None:
     x = np.arange(36, dtype=np.float32).reshape(12, 3) % 5
     program = assert_kernel(columns, np.asarray(jnp.asarray(x, dtype)))
     (result,) = program.results
-    assert result.slots and result.zeroed and result.shape == (3, 3)  # one slot for every tile of rows
+    assert result.partial_sums and result.zeroed and result.shape == (3, 3)  # one slot for every tile of rows
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -14,13 +14,13 @@ from tilekern.ir.memory import Load, MemoryOp, Store
 from tilekern.ir.parse import parse
 from tilekern.ir.types import DTYPES
 from tilekern.lower.triton.chip import CHIPS
-from tilekern.lower.triton.plan.tma import Copy, plan_copies
+from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
 from tilekern.lower.triton.program import Descriptor
 
 
-def plan(func: Func, chip: str = "cuda:sm_90") -> dict[str, Copy]:
+def plan(func: Func, chip: str = "cuda:sm_90") -> dict[str, TmaCopy]:
     """The copies by the name of what is loaded or stored."""
-    found = plan_copies(func, CHIPS[chip], ranges.analyze(func))
+    found = plan_tma_copies(func, CHIPS[chip], ranges.analyze(func))
     return {op.ref.name: copy for op, copy in found.items() if isinstance(op, MemoryOp)}
 
 
@@ -47,7 +47,7 @@ func @f(%x: ref<{x}, in>, %n: ref<i32[8], in>, %y: ref<{dtype}[{depth}, 32], in>
 
 def test_operands_of_dots_and_stores_next_to_them() -> None:
     found = plan(product())
-    assert found["x"] == Copy(Descriptor((64, 64), (64, 1), (16, 64)), (0, 1))
+    assert found["x"] == TmaCopy(Descriptor((64, 64), (64, 1), (16, 64)), (0, 1))
     assert found["y"].descriptor.block == (64, 32) and found["o"].descriptor.block == (16, 32)
     assert plan(product(), "cuda:sm_100") == found
     assert plan(product(), "cuda:sm_80") == {}
@@ -80,7 +80,7 @@ def test_dtypes(dtype: str) -> None:
 
 def test_dims_that_the_tile_does_not_have_come_first() -> None:
     found = plan(product("f16[2, 64, 3, 64]", "1, 16*%i +: 16, 2, 0 +: 64"))
-    assert found["x"] == Copy(Descriptor((2, 3, 64, 64), (64 * 3 * 64, 64, 3 * 64, 1), (1, 1, 16, 64)), (0, 2, 1, 3))
+    assert found["x"] == TmaCopy(Descriptor((2, 3, 64, 64), (64 * 3 * 64, 64, 3 * 64, 1), (1, 1, 16, 64)), (0, 2, 1, 3))
 
 
 def test_positions_partly_outside_are_copies_too() -> None:
@@ -152,7 +152,7 @@ func @f(%x: ref<f16[64, 64], in>, %o: ref<f32[64, 64], out>) {
   %c = dot(%a, %b) {contract=[[1], [0]]} : f32[16, 64]
   store %c to %o[16*%i +: 16!, 0 +: 64!]
 }""")
-    found = plan_copies(func, CHIPS["cuda:sm_90"], ranges.analyze(func))
+    found = plan_tma_copies(func, CHIPS["cuda:sm_90"], ranges.analyze(func))
     assert len({c for op, c in found.items() if isinstance(op, Load)}) == 2
     assert sum(isinstance(op, Store) for op in found) == 1
     program = assert_runs(func, (np.arange(64 * 64).reshape(64, 64) % 7).astype(np.float16))

@@ -14,7 +14,7 @@ from typing import Any
 from tilekern.ir.quote import code_of
 from tilekern.ir.types import dtype_name
 from tilekern.lower.triton.chip import Chip
-from tilekern.lower.triton.compile import cache, failure, resources, toolchain
+from tilekern.lower.triton.compile import disk_cache, failure, resources, toolchain
 from tilekern.lower.triton.compile.binary import STAGES, Binary, DescriptorFormat
 from tilekern.lower.triton.program import Argument, Program
 
@@ -40,8 +40,8 @@ def compile_program(program: Program, chip: Chip) -> Binary:
     """
     # For other chips Triton would quietly replace descriptors by other parameters.
     assert chip.tma or not any(argument.descriptor for argument in program.arguments)
-    resources.check_request(program)
-    key = cache.key(_decides(program, chip))
+    resources.check_launch_options(program)
+    key = disk_cache.key(_decides(program, chip))
     with _lock:
         if key not in _memory:
             _memory[key] = _from_disk(key) or _compile(program, chip, key)
@@ -105,7 +105,7 @@ def _type(argument: Argument) -> str:
 
 
 def _from_disk(key: str) -> Binary | None:
-    files = cache.load(key, ("launch.json", *STAGES, "cubin"))
+    files = disk_cache.load(key, ("launch.json", *STAGES, "cubin"))
     try:
         return None if files is None else Binary.from_files(files)
     except ValueError:  # of another version of tilekern, or of nobody's
@@ -122,7 +122,7 @@ def _compile(program: Program, chip: Chip, key: str) -> Binary:
             raise failure.explain(
                 error, program, chip, file_name(program), Path(folder), lambda: _run(program, chip, again)
             ) from error
-    cache.store(key, binary.to_files())
+    disk_cache.store(key, binary.to_files())
     return binary
 
 

@@ -17,7 +17,7 @@ from typing import TextIO
 from tilekern import source
 from tilekern.errors import CompileError
 from tilekern.lower.triton.chip import Chip
-from tilekern.lower.triton.compile import cache
+from tilekern.lower.triton.compile import disk_cache
 from tilekern.lower.triton.program import Program
 
 _STAGES = ("ttir", "ttgir", "llir", "ptx")
@@ -125,8 +125,8 @@ def _dump(error: Exception, program: Program, chip: Chip, messages: str, stages:
         **stages,
     }
     content = "\n".join(f"======== {title}\n{text}" for title, text in parts.items() if text)
-    name = f"{program.name[:100]}-{cache.key([program.text, chip.name])[:12]}.txt"
-    base = cache.folder()
+    name = f"{program.name[:100]}-{disk_cache.key([program.text, chip.name])[:12]}.txt"
+    base = disk_cache.folder()
     if base is not None:
         with contextlib.suppress(OSError):
             path = base / "failures" / name

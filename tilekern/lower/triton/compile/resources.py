@@ -59,7 +59,7 @@ class Allocation:
     line: int
 
 
-def resources(binary: Binary, chip: Chip) -> Resources:
+def measure(binary: Binary, chip: Chip) -> Resources:
     """What `binary` takes of a multiprocessor. It assembles once more, because Triton drops the assembler's report."""
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", binary.report)
     registers = max(int(found) for found in re.findall(r"Used (\d+) registers", binary.report))
@@ -92,7 +92,7 @@ def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip) -> fl
     return programs * warps * 32 / chip.threads_per_core
 
 
-def check_request(program: Program) -> None:
+def check_launch_options(program: Program) -> None:
     """Refuse what no GPU has before Triton sees it."""
     with source.at(program.loc):
         if program.num_warps not in (1, 2, 4, 8, 16, 32):

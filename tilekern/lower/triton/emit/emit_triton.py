@@ -25,11 +25,11 @@ from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import INDEX
 from tilekern.lower.triton.emit import expressions
 from tilekern.lower.triton.emit.expressions import whole
+from tilekern.lower.triton.emit.loop_bounds import LoopBounds
 from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names, assigned
+from tilekern.lower.triton.emit.program_order import decode_program_id
 from tilekern.lower.triton.emit.source_text import Expr, Writer
-from tilekern.lower.triton.plan.loop_bounds import Bounds
-from tilekern.lower.triton.plan.program_order import decode
 from tilekern.source import UNKNOWN, Loc
 
 # The longest expression that is still put into another one.
@@ -72,7 +72,7 @@ class Emitter:
         self._homes = _homes(func)
         self._fused = _fused_dots(func, self._uses, self._homes)
         self._scopes: list[_Scope] = []
-        self._bounds_of = Bounds(definitions(func), self.ranges)
+        self._bounds_of = LoopBounds(definitions(func), self.ranges)
         self._targets: dict[Value, tuple[str, tuple[Value, ...]]] = {}
 
     # --- what memory.py needs ---
@@ -100,7 +100,7 @@ class Emitter:
         wishes = tuple(self.names.fresh(arg.name) if axis.tiles > 1 else "" for arg, axis in self._axes())
         for name, (arg, axis) in zip(wishes, self._axes(), strict=True):
             self._env[arg] = Expr(name, ()) if axis.tiles > 1 else self._zero()
-        for line in decode(func.axes, wishes, self.names.fresh):
+        for line in decode_program_id(func.axes, wishes, self.names.fresh):
             self.writer.line(line)
         self._memory.begin(self)
         self._ops(func.body)

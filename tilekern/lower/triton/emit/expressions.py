@@ -17,7 +17,7 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
 from tilekern.ir.types import BOOL, F32, F64, I32, DType, TileType, is_float8, kind_of
-from tilekern.lower.triton.emit.sorting import sorting
+from tilekern.lower.triton.emit.sorts import sorting
 from tilekern.lower.triton.emit.source_text import Expr, dtype_text, is_tight, literal, shape_text
 
 _OPERATORS = {

@@ -14,7 +14,8 @@ from tilekern.lower.triton.emit.addresses import Addresses
 from tilekern.lower.triton.emit.expressions import number, typed, whole
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.source_text import Expr, Writer, dtype_text, shape_text
-from tilekern.lower.triton.plan.tma import Copy
+from tilekern.lower.triton.plan.partial_sums import partial_sum_axes
+from tilekern.lower.triton.plan.tma import TmaCopy
 from tilekern.lower.triton.program import Argument, Result
 
 
@@ -43,14 +44,14 @@ class Memory:
       results: one for each output of the Func.
     """
 
-    def __init__(self, func: Func, copies: Mapping[Op, Copy], names: Names) -> None:
+    def __init__(self, func: Func, copies: Mapping[Op, TmaCopy], names: Names) -> None:
         self._func, self._copies = func, copies
         self.arguments: list[Argument] = []
         self.operands: list[int] = []
         self.results: list[Result] = []
         self._pointers: dict[Value, str] = {}
-        self._descriptors: dict[tuple[Value, Copy], str] = {}
-        self._slots: dict[Value, tuple[int, ...]] = {}
+        self._descriptors: dict[tuple[Value, TmaCopy], str] = {}
+        self._partial_sums: dict[Value, tuple[int, ...]] = {}
         self._add_operands(names)
         self._add_results(names)
         self._both = {p for p in func.outputs if _is_loaded(func, p) and _is_written(func, p)}
@@ -86,11 +87,11 @@ class Memory:
             if ref.role == "inout":
                 alias = self.operands.index(self._func.inputs.index(param))
             if ref.role == "sum":
-                self._slots[param] = slot_axes(self._func, param)
+                self._partial_sums[param] = partial_sum_axes(self._func, param)
                 dtype = accumulator(dtype) if kind_of(dtype) == "float" else dtype
-                shape = (prod(self._func.grid[n] for n in self._slots[param]), *shape)
+                shape = (prod(self._func.grid[n] for n in self._partial_sums[param]), *shape)
             zeroed = ref.role in ("zeros", "sum")
-            self.results.append(Result(shape, dtype, ref.dtype, zeroed, alias, slots=ref.role == "sum"))
+            self.results.append(Result(shape, dtype, ref.dtype, zeroed, alias, partial_sums=ref.role == "sum"))
             copy = next((c for op, c in self._copies.items() if isinstance(op, Store) and op.ref is param), None)
             if copy is None:
                 self._pointers[param] = names.fresh(f"{param.name}_ptr")
@@ -102,7 +103,7 @@ class Memory:
     def begin(self, host: Host) -> None:
         """What is computed once, before the body: where the slots of sums are."""
         grid, indices = self._func.grid, self._func.body.args
-        for param, axes in self._slots.items():
+        for param, axes in self._partial_sums.items():
             slot = ""
             for n in axes:
                 if grid[n] > 1:
@@ -227,47 +228,9 @@ class Memory:
             )
         return text, " & ".join(c for c in conditions if c)
 
-    def _coordinates(self, host: Host, op: MemoryOp, copy: Copy) -> str:
+    def _coordinates(self, host: Host, op: MemoryOp, copy: TmaCopy) -> str:
         addresses = self._addresses(host, op)
-        return ", ".join(addresses.coordinate(d) for d in copy.order)
-
-
-def slot_axes(func: Func, param: Value) -> tuple[int, ...]:
-    """The numbers of the grid axes whose programs may add to the same elements of a sum, so that each needs a slot."""
-    updates = [op for op in func.walk() if isinstance(op, Atomic) and op.ref is param]
-    if not updates:
-        return ()
-    tiles = {arg: axis.tiles for arg, axis in zip(func.body.args, func.axes, strict=True)}
-    # A dim separates the programs of all updates only where they touch the same elements along it.
-    first = updates[0]
-    if any(op.extents != first.extents for op in updates):
-        return tuple(range(len(func.body.args)))
-    dims = [d for n, d in enumerate(first.access.dims) if len({_places(op, n) for op in updates}) == 1]
-    return tuple(
-        n for n, index in enumerate(func.body.args) if not any(_separated_by(dim, first, index, tiles) for dim in dims)
-    )
-
-
-def _places(op: Atomic, number: int) -> tuple[object, ...]:
-    """Which elements an update touches along a dim, in comparable form."""
-    dim = op.access.dims[number]
-    terms = ((t.stride, t.div, t.mod, op.positions[t.operand]) for t in dim.position.terms)
-    return dim.kind, dim.size, dim.position.const, *terms
-
-
-def _separated_by(dim: Dim, op: Atomic, index: Value, tiles: Mapping[Value, int]) -> bool:
-    """Mixed radix: each term's stride is larger than all that the smaller ones make up together."""
-    terms = [(abs(t.stride), op.positions[t.operand], t.plain) for t in dim.position.terms]
-    known = all(plain and value in tiles for _, value, plain in terms)
-    once = len({value for _, value, _ in terms}) == len(terms)
-    if dim.kind in ("gather", "along") or not known or not once or index not in {v for _, v, _ in terms}:
-        return False
-    reach = dim.size
-    for stride, value, _ in sorted(terms, key=lambda term: term[0]):
-        if stride < reach:
-            return False
-        reach = stride * (tiles[value] - 1) + reach
-    return True
+        return ", ".join(addresses.coordinate(d) for d in copy.dims)
 
 
 def _tile_dims(op: MemoryOp) -> list[Dim]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tilekern.lower.triton.emit.network_functions import is_network, networks_called
+from tilekern.lower.triton.emit.sorting_networks import is_network, networks_called
 
 _COMBINE = {
     "maximum": "tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)",

@@ -13,8 +13,8 @@ from queue import SimpleQueue
 from tilekern.errors import DependencyError, TilekernError
 from tilekern.ir.core import Array
 from tilekern.lower.triton.compile.toolchain import EXPECTED, FIX
+from tilekern.lower.triton.interpreter.corrections import correct
 from tilekern.lower.triton.interpreter.launch import Launcher, line_of
-from tilekern.lower.triton.interpreter.stock import correct
 from tilekern.lower.triton.interpreter.wire import Header, receive, send
 
 Request = tuple[Header, list[Array]]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilekern.ir.core import Array
-
-if TYPE_CHECKING:
-    from tilekern.lower.triton.interpreter.stock import Correction, Stock
+from tilekern.lower.triton.interpreter.triton_interpreter import Correction, TritonInterpreter
 
 
 def _last(old: Array, value: Array) -> Array:
@@ -32,7 +30,7 @@ _ATOMICS: dict[str, Callable[..., Array]] = {
 """What each of Triton's `ATOMIC_OP` makes of the old element and the lane's value."""
 
 
-def _access_checked_memory(stock: Stock) -> None:
+def _access_checked_memory(triton: TritonInterpreter) -> None:
     """Every access goes to `builder.memory`, a `Memory`, where it is checked."""
 
     def load(self: Any, pointers: Any, *hints: Any) -> Any:
@@ -44,30 +42,30 @@ def _access_checked_memory(stock: Stock) -> None:
     def masked_load(self: Any, pointers: Any, mask: Any, other: Any, *hints: Any, **more: Any) -> Any:
         dtype = pointers.get_element_ty()
         fill = None if other is None else other.data
-        data = self.memory.load(pointers.data, _array(mask), fill, stock.module._get_np_dtype(dtype))
-        return stock.handle(data, dtype)
+        data = self.memory.load(pointers.data, _array(mask), fill, triton.module._get_np_dtype(dtype))
+        return triton.handle(data, dtype)
 
     def masked_store(self: Any, pointers: Any, value: Any, mask: Any, *hints: Any) -> None:
         self.memory.store(pointers.data, value.data, _array(mask))
 
-    builder = stock.builder
+    builder = triton.builder
     builder.create_load, builder.create_store = load, store
     builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
 
 
-def _update_checked_memory(stock: Stock) -> None:
+def _update_checked_memory(triton: TritonInterpreter) -> None:
     """Atomic operations, those on 16-bit floats too, which 3.6.0 and 3.9.0 lack."""
-    functions = {getattr(stock.ir.ATOMIC_OP, name): function for name, function in _ATOMICS.items()}
+    functions = {getattr(triton.ir.ATOMIC_OP, name): function for name, function in _ATOMICS.items()}
 
     def update(self: Any, op: Any, pointers: Any, value: Any, mask: Any, *order: Any) -> Any:
         old = self.memory.update(pointers.data, _array(mask), functions[op], value.data)
-        return stock.handle(old, value.dtype)
+        return triton.handle(old, value.dtype)
 
     def compare_and_swap(self: Any, pointers: Any, expected: Any, value: Any, *order: Any) -> Any:
         old = self.memory.update(pointers.data, None, _swap, value.data, expected.data)
-        return stock.handle(old, value.dtype)
+        return triton.handle(old, value.dtype)
 
-    stock.builder.create_atomic_rmw, stock.builder.create_atomic_cas = update, compare_and_swap
+    triton.builder.create_atomic_rmw, triton.builder.create_atomic_cas = update, compare_and_swap
 
 
 CORRECTIONS: tuple[Correction, ...] = (_access_checked_memory, _update_checked_memory)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilekern.errors import DeviceAssertion, OutOfBounds
 from tilekern.ir.core import Array
 from tilekern.ir.types import F32, F64, kind_of
-
-if TYPE_CHECKING:
-    from tilekern.lower.triton.interpreter.stock import Correction, Stock
+from tilekern.lower.triton.interpreter.triton_interpreter import Correction, TritonInterpreter
 
 
-def _drop_nan(stock: Stock) -> None:
+def _drop_nan(triton: TritonInterpreter) -> None:
     """`tl.maximum`, `minimum` and `clamp` give the operand that is a number, unless told to propagate NaN.
 
     3.6.0 propagates NaN always, and so hides that a kernel forgot to ask for it.
@@ -27,15 +25,15 @@ def _drop_nan(stock: Stock) -> None:
         return self.binary_op(x, y, np.fmin)
 
     def clamp(self: Any, x: Any, low: Any, high: Any, propagate: Any) -> Any:
-        drop = propagate == stock.ir.PROPAGATE_NAN.NONE
+        drop = propagate == triton.ir.PROPAGATE_NAN.NONE
         above, below = (np.fmax, np.fmin) if drop else (np.maximum, np.minimum)
         return self.binary_op(self.binary_op(x, low, above), high, below)
 
-    builder = stock.builder
+    builder = triton.builder
     builder.create_maxnumf, builder.create_minnumf, builder.create_clampf = maximum, minimum, clamp
 
 
-def _multiply_matrices(stock: Stock) -> None:
+def _multiply_matrices(triton: TritonInterpreter) -> None:
     """Dots multiply exactly and accumulate in float32, float64 or int32; "tf32" rounds the operands first.
 
     Triton's interpreter (3.6.0, 3.9.0) multiplies the bits of bfloat16 as integers, and float32 exactly where the GPU
@@ -43,11 +41,11 @@ def _multiply_matrices(stock: Stock) -> None:
     """
 
     def dot(self: Any, a: Any, b: Any, acc: Any, precision: Any, imprecise: int) -> Any:
-        rounded = precision == stock.ir.INPUT_PRECISION.TF32 and a.data.dtype == F32
+        rounded = precision == triton.ir.INPUT_PRECISION.TF32 and a.data.dtype == F32
         x, y = (_tf32(v.data) if rounded else v.data for v in (a, b))
-        return stock.handle(_dot(x, y, acc.data), acc.dtype)
+        return triton.handle(_dot(x, y, acc.data), acc.dtype)
 
-    stock.builder.create_dot = dot
+    triton.builder.create_dot = dot
 
 
 def _dot(x: Array, y: Array, acc: Array) -> Array:
@@ -65,7 +63,7 @@ def _tf32(x: Array) -> Array:
     return np.where(np.isfinite(x), bits.view(F32), x)
 
 
-def _gather_inside(stock: Stock) -> None:
+def _gather_inside(triton: TritonInterpreter) -> None:
     """`tl.gather` of an element that the tile does not have is an error, where NumPy counts -1 from the end."""
 
     def gather(self: Any, source: Any, indices: Any, axis: int) -> Any:
@@ -73,38 +71,38 @@ def _gather_inside(stock: Stock) -> None:
         if ((wanted < 0) | (wanted >= size)).any():
             wrong = wanted[(wanted < 0) | (wanted >= size)][0]
             raise OutOfBounds("tl.gather leaves the tile", expected=f"0 <= index < {size}", got=f"index={wrong}")
-        return stock.handle(np.take_along_axis(source.data, wanted, axis), source.dtype)
+        return triton.handle(np.take_along_axis(source.data, wanted, axis), source.dtype)
 
-    stock.builder.create_gather = gather
+    triton.builder.create_gather = gather
 
 
-def _invert_unsigned(stock: Stock) -> None:
+def _invert_unsigned(triton: TritonInterpreter) -> None:
     """`~x` of unsigned integers is an error in 3.6.0: NumPy ≥ 2 does not make -1 an unsigned integer."""
 
     def all_ones(self: Any, dtype: Any) -> Any:
-        zero = np.zeros(1, stock.module._get_np_dtype(dtype))
-        return stock.handle(np.invert(zero), dtype)
+        zero = np.zeros(1, triton.module._get_np_dtype(dtype))
+        return triton.handle(np.invert(zero), dtype)
 
-    stock.builder.get_all_ones_value = all_ones
+    triton.builder.get_all_ones_value = all_ones
 
 
-def _assert(stock: Stock) -> None:
+def _assert(triton: TritonInterpreter) -> None:
     """`tl.device_assert` names its message alone, as the block IR's interpreter does."""
 
     def check(self: Any, condition: Any, message: str) -> None:
         if not condition.data.all():
             raise DeviceAssertion(message)
 
-    stock.builder.create_assert = check
+    triton.builder.create_assert = check
 
 
-def _splat(stock: Stock) -> None:
+def _splat(triton: TritonInterpreter) -> None:
     """A scalar becomes a tile of what it is: 3.6.0 and 3.9.0 make numbers of comparisons, of the operands' dtype."""
 
     def splat(self: Any, result: Any, x: Any) -> Any:
-        return stock.handle(np.full(result.shape, x.data.reshape(-1)[0], x.data.dtype), x.dtype.scalar)
+        return triton.handle(np.full(result.shape, x.data.reshape(-1)[0], x.data.dtype), x.dtype.scalar)
 
-    stock.builder.create_splat = splat
+    triton.builder.create_splat = splat
 
 
 CORRECTIONS: tuple[Correction, ...] = (

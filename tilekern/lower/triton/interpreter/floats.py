@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilekern.ir.core import Array
 from tilekern.ir.types import BF16, DTYPES, F64, DType, kind_of, round_to
-from tilekern.lower.triton.interpreter.stock import TRITON_DTYPES
-
-if TYPE_CHECKING:
-    from tilekern.lower.triton.interpreter.stock import Correction, Stock
+from tilekern.lower.triton.interpreter.triton_interpreter import TRITON_DTYPES, Correction, TritonInterpreter
 
 _LARGEST = {DTYPES["f8e4m3fn"]: 448.0, DTYPES["f8e5m2"]: 57344.0}
 """The largest finite numbers (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1)."""
 
 
-def _hold_numbers(stock: Stock) -> None:
+def _hold_numbers(triton: TritonInterpreter) -> None:
     """bfloat16 and float8 tiles are arrays of these dtypes, of which NumPy's functions compute rounded once.
 
     Triton's interpreter (3.6.0, 3.9.0) holds their bits as unsigned integers, and adds, compares, sorts and reduces
     those.
     """
-    language = stock.language
+    language = triton.language
     dtypes = {getattr(language, TRITON_DTYPES[name]): dtype for name, dtype in DTYPES.items()}
 
     def array_dtype(dtype: Any) -> DType:
         return DTYPES["u64"] if dtype.scalar.is_ptr() else dtypes[dtype.scalar]
 
-    stock.module._get_np_dtype = array_dtype
+    triton.module._get_np_dtype = array_dtype
 
 
-def _have_bfloat16_constants(stock: Stock) -> None:
+def _have_bfloat16_constants(triton: TritonInterpreter) -> None:
     """A number as a bfloat16 constant, for which 3.6.0 has no method."""
 
     def get_bf16(self: Any, value: float) -> Any:
-        return stock.handle(round_to(np.array([value]), BF16), stock.language.bfloat16)
+        return triton.handle(round_to(np.array([value]), BF16), triton.language.bfloat16)
 
-    stock.builder.get_bf16 = get_bf16
+    triton.builder.get_bf16 = get_bf16
 
 
-def _convert_like_the_device(stock: Stock) -> None:
+def _convert_like_the_device(triton: TritonInterpreter) -> None:
     """Conversions as the GPU's `cvt` instruction makes them.
 
     Triton's interpreter (3.6.0, 3.9.0) truncates float32 → bfloat16, rounds ties to float8 away from zero, and leaves
@@ -49,9 +46,9 @@ def _convert_like_the_device(stock: Stock) -> None:
     """
 
     def cast(self: Any, value: Any, dtype: Any, *how: Any) -> Any:
-        if stock.ir.ROUNDING_MODE.RTZ in how:
+        if triton.ir.ROUNDING_MODE.RTZ in how:
             raise NotImplementedError("the interpreter rounds to nearest even only")
-        return stock.handle(convert(value.data, stock.module._get_np_dtype(dtype)), dtype)
+        return triton.handle(convert(value.data, triton.module._get_np_dtype(dtype)), dtype)
 
     for name in (
         "si_to_fp",
@@ -63,7 +60,7 @@ def _convert_like_the_device(stock: Stock) -> None:
         "int_cast",
         "fp_to_fp",
     ):
-        setattr(stock.builder, f"create_{name}", cast)
+        setattr(triton.builder, f"create_{name}", cast)
 
 
 CORRECTIONS: tuple[Correction, ...] = (_hold_numbers, _have_bfloat16_constants, _convert_like_the_device)

@@ -12,8 +12,8 @@ import numpy as np
 from tilekern.ir.core import Array
 from tilekern.ir.types import DTYPES
 from tilekern.lower.triton.interpreter.memory import Buffer, Memory, poison
-from tilekern.lower.triton.interpreter.stock import Stock
 from tilekern.lower.triton.interpreter.syntax import names, parse
+from tilekern.lower.triton.interpreter.triton_interpreter import TritonInterpreter
 from tilekern.lower.triton.interpreter.wire import Header
 
 FILE = "<generated>"
@@ -23,9 +23,9 @@ FILE = "<generated>"
 class Launcher:
     """Launches programs, which arrive as the header and the arrays of a message (`interpret._request`)."""
 
-    def __init__(self, stock: Stock) -> None:
-        self._stock = stock
-        self._names = names(stock)
+    def __init__(self, triton: TritonInterpreter) -> None:
+        self._triton = triton
+        self._names = names(triton)
         # A program is often launched again, with other arrays.
         self._module = functools.lru_cache(maxsize=64)(self._execute)
 
@@ -36,7 +36,7 @@ class Launcher:
         results = buffers[len(request["operands"]) :]
         entry = self._module(request["text"])[request["name"]].fn
         arguments = [self._argument(a, buffer) for a, buffer in zip(request["arguments"], buffers, strict=True)]
-        builder = self._stock.module.interpreter_builder
+        builder = self._triton.module.interpreter_builder
         builder.memory = memory
         builder.set_grid_dim(request["programs"], 1, 1)
         with np.errstate(all="ignore"):
@@ -53,18 +53,18 @@ class Launcher:
         module: dict[str, Any] = {"__name__": FILE, **self._names}
         exec(parse(text, FILE), module)
         for value in module.values():
-            if isinstance(value, self._stock.module.InterpretedFunction):
+            if isinstance(value, self._triton.module.InterpretedFunction):
                 value.rewrite = functools.partial(_given, value.fn)
         return module
 
     def _argument(self, argument: Header, buffer: Buffer) -> Any:
         """What the entry function gets: a pointer, or a descriptor."""
-        stock, language = self._stock, self._stock.language
-        type_ = language.pointer_type(stock.dtype(argument["dtype"]))
-        pointer = language.tensor(stock.handle(np.array([buffer.base], np.uint64), type_), type_)
+        triton, language = self._triton, self._triton.language
+        type_ = language.pointer_type(triton.dtype(argument["dtype"]))
+        pointer = language.tensor(triton.handle(np.array([buffer.base], np.uint64), type_), type_)
         if argument["descriptor"] is None:
             return pointer
-        semantic = stock.module.interpreter_semantic
+        semantic = triton.module.interpreter_semantic
         shape, strides, block = argument["descriptor"]
         *outer, _ = (semantic.to_tensor(n) for n in strides)
         return semantic.make_tensor_descriptor(

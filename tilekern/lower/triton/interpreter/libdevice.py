@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilekern.ir.core import Array
 from tilekern.ir.elementwise import TABLE
-
-if TYPE_CHECKING:
-    from tilekern.lower.triton.interpreter.stock import Correction, Stock
+from tilekern.lower.triton.interpreter.triton_interpreter import Correction, TritonInterpreter
 
 # The name in the library, for float32 with an "f" at its end, of rows of the table of elementwise ops.
 _ROWS = {
@@ -82,7 +80,7 @@ SYMBOLS: dict[str, Callable[..., Any]] = {
 """What each function of the library computes, by the name that Triton calls it."""
 
 
-def _have_libdevice(stock: Stock) -> None:
+def _have_libdevice(triton: TritonInterpreter) -> None:
     """Functions of CUDA's library run, with the library's choice by dtype.
 
     Triton's interpreter (3.6.0, 3.9.0) raises NotImplementedError, and `triton.language.extra.libdevice`, whose
@@ -94,13 +92,13 @@ def _have_libdevice(stock: Stock) -> None:
             raise NotImplementedError(f"the interpreter does not have {symbol} of libdevice")
         arrays: list[Array] = [v.data for v in operands]
         result = np.asarray(SYMBOLS[symbol](*arrays))
-        return stock.handle(result.astype(stock.module._get_np_dtype(dtype)), dtype)
+        return triton.handle(result.astype(triton.module._get_np_dtype(dtype)), dtype)
 
-    stock.builder.create_extern_elementwise = call
+    triton.builder.create_extern_elementwise = call
 
     libdevice = import_module("triton.language.extra.libdevice")  # the names that kernels use
     cuda = import_module("triton.language.extra.cuda.libdevice")
-    module: Any = stock.module
+    module: Any = triton.module
     module._patch_builtin(cuda, module.interpreter_builder, module._LangPatchScope())
     for name in vars(libdevice).keys() & vars(cuda).keys():
         if not name.startswith("_"):

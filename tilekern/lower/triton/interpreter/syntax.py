@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from tilekern.lower.triton.interpreter.stock import Correction, Stock
+from tilekern.lower.triton.interpreter.triton_interpreter import Correction, TritonInterpreter
 
 _ASSIGNED, _CONJUNCTION, _DISJUNCTION, _NEGATION = "_tile_assigned", "_tile_and", "_tile_or", "_tile_not"
 
@@ -72,12 +71,12 @@ def parse(text: str, filename: str) -> Any:
     return compile(ast.fix_missing_locations(tree), filename, "exec")
 
 
-def _install(stock: Stock) -> None:
+def _install(triton: TritonInterpreter) -> None:
     """Triton's own device functions (`tl.argmax`, `tl.sort`) go through the rewriter, too."""
-    module = stock.module
+    module = triton.module
     module.FunctionRewriter.ast_transformer = Rewriter()
     # A rewritten function sees the names of this module. Triton's own `static_range` counts by its `range`.
-    vars(module).update({name: value for name, value in names(stock).items() if name != "range"})
+    vars(module).update({name: value for name, value in names(triton).items() if name != "range"})
     # Triton wraps an error anew at each call, and its message with it.
     module.InterpretedFunction.__call__ = _call_device_function
 
@@ -86,35 +85,35 @@ def _call_device_function(self: Any, *arguments: Any, **keywords: Any) -> Any:
     return self.rewrite()(*arguments, **keywords)
 
 
-def _count_in_int32(stock: Stock) -> None:
+def _count_in_int32(triton: TritonInterpreter) -> None:
     """A loop's variable is a tensor: int32, or int64 where a bound is; it wraps around like on the device.
 
     Triton's interpreter (3.6.0, 3.9.0) gives Python integers, which have no `.to(tl.int64)` and never overflow.
     """
-    for language in (stock.language, stock.language.core):
-        language.range = names(stock)["range"]
+    for language in (triton.language, triton.language.core):
+        language.range = names(triton)["range"]
 
 
 def _as_index(self: Any) -> int:
     return int(self.handle.data.reshape(()))
 
 
-def _index(stock: Stock) -> None:
+def _index(triton: TritonInterpreter) -> None:
     """A scalar is an array of one element, which `int()` refuses since NumPy 2.5 (3.6.0)."""
-    stock.language.tensor.__index__ = _as_index
+    triton.language.tensor.__index__ = _as_index
 
 
 CORRECTIONS: tuple[Correction, ...] = (_install, _count_in_int32, _index)
 
 
-def names(stock: Stock) -> dict[str, Callable[..., Any]]:
+def names(triton: TritonInterpreter) -> dict[str, Callable[..., Any]]:
     """What rewritten code calls, and Python's `range` for tensors."""
-    tensor: Any = stock.language.tensor
+    tensor: Any = triton.language.tensor
 
     def assigned(value: Any) -> Any:
         if type(value) is tuple:
             return tuple(map(assigned, cast("tuple[Any, ...]", value)))
-        return stock.module.interpreter_semantic.to_tensor(value, False)
+        return triton.module.interpreter_semantic.to_tensor(value, False)
 
     def conjunction(*operands: Callable[[], Any]) -> Any:
         return _chain(operands, False, "logical_and", tensor)
@@ -130,7 +129,7 @@ def names(stock: Stock) -> dict[str, Callable[..., Any]]:
         _CONJUNCTION: conjunction,
         _DISJUNCTION: disjunction,
         _NEGATION: negation,
-        "range": partial(_count, stock),
+        "range": partial(_count, triton),
     }
 
 
@@ -146,12 +145,12 @@ def _chain(operands: tuple[Callable[[], Any], ...], stop: bool, method: str, ten
     return value if joined is None else joined
 
 
-def _count(stock: Stock, first: Any, second: Any = None, step: Any = 1, **hints: Any) -> Iterator[Any]:
+def _count(triton: TritonInterpreter, first: Any, second: Any = None, step: Any = 1, **hints: Any) -> Iterator[Any]:
     """`range` or `tl.range`, of tensors."""
-    language = stock.language
+    language = triton.language
     bounds: list[Any] = [0, first, step] if second is None else [first, second, step]
     wide = any(isinstance(b, language.tensor) and b.dtype.primitive_bitwidth == 64 for b in bounds)
     dtype = language.int64 if wide else language.int32
     plain = [b.value if isinstance(b, language.constexpr) else b for b in bounds]
     for number in range(*plain):
-        yield stock.tensor(np.asarray(number, stock.module._get_np_dtype(dtype)), dtype)
+        yield triton.tensor(np.asarray(number, triton.module._get_np_dtype(dtype)), dtype)

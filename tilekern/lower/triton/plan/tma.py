@@ -37,24 +37,24 @@ _INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Copy:
+class TmaCopy:
     """How one load or store is copied.
 
     Attributes:
       descriptor: of the array.
-      order: for each dim of the descriptor, the dim of the array that it is.
+      dims: for each dim of the descriptor, the number of the array's dim.
     """
 
     descriptor: Descriptor
-    order: tuple[int, ...]
+    dims: tuple[int, ...]
 
 
-def plan_copies(func: Func, chip: Chip, ranges: Mapping[Value, Interval]) -> dict[Op, Copy]:
+def plan_tma_copies(func: Func, chip: Chip, ranges: Mapping[Value, Interval]) -> dict[Op, TmaCopy]:
     """The loads and stores of a legal Func that are copies, none on chips that cannot."""
     if not chip.tma:
         return {}
     operands = _dot_operands(func)
-    found: dict[Op, Copy] = {}
+    found: dict[Op, TmaCopy] = {}
     for op in func.walk():
         if isinstance(op, Load) and op.ref.ref.role == "in" and op.result in operands:
             copy = _copy(op, ranges)
@@ -65,7 +65,7 @@ def plan_copies(func: Func, chip: Chip, ranges: Mapping[Value, Interval]) -> dic
     return found
 
 
-def _stores(func: Func, ranges: Mapping[Value, Interval]) -> Iterator[tuple[Op, Copy]]:
+def _stores(func: Func, ranges: Mapping[Value, Interval]) -> Iterator[tuple[Op, TmaCopy]]:
     """Stores to arrays that are only stored to, always by the same descriptor: a result is one argument of a kernel."""
     for param in func.outputs:
         users = [op for op in func.walk() if isinstance(op, MemoryOp) and op.ref is param]
@@ -99,7 +99,7 @@ def _on_tensor_cores(op: Dot) -> bool:
     return dtype != F64 and (dtype != F32 or op.precision != "ieee")
 
 
-def _copy(op: MemoryOp, ranges: Mapping[Value, Interval]) -> Copy | None:
+def _copy(op: MemoryOp, ranges: Mapping[Value, Interval]) -> TmaCopy | None:
     shape, itemsize = op.extents, op.ref.ref.dtype.itemsize
     dims = op.access.dims
     plain = not op.masked and not op.trailing and op.ref.ref.dtype != BOOL
@@ -122,7 +122,7 @@ def _copy(op: MemoryOp, ranges: Mapping[Value, Interval]) -> Copy | None:
     )
     block = tuple(dims[d].size for d in order)
     descriptor = Descriptor(tuple(shape[d] for d in order), tuple(strides[d] for d in order), block)
-    return Copy(descriptor, order)
+    return TmaCopy(descriptor, order)
 
 
 def _fits(dim: Dim, op: MemoryOp, ranges: Mapping[Value, Interval]) -> bool:

@@ -22,7 +22,7 @@ from tilekern.lower import positions
 
 
 @dataclass(frozen=True)
-class Stacked:
+class Batched:
     """A value of every program of the batch.
 
     Attributes:
@@ -37,7 +37,7 @@ class Stacked:
 
 
 @dataclass(frozen=True)
-class GridIndex(Stacked):
+class GridIndex(Batched):
     """The tile index along a batched axis: `base`, `base` + 1, ... up to `count` of them."""
 
     base: Any = 0
@@ -63,10 +63,10 @@ class Window:
     high: int
 
 
-Environment = Mapping[Value, Stacked]
+Environment = Mapping[Value, Batched]
 
 
-def load(op: Load, array: jax.Array, env: Environment) -> Stacked:
+def load(op: Load, array: jax.Array, env: Environment) -> Batched:
     """The tiles of a load from `array`."""
     array = array.reshape(op.extents)
     fill = as_array(env[op.fill]) if op.fill is not None else jnp.zeros((), array.dtype)
@@ -79,7 +79,7 @@ def load(op: Load, array: jax.Array, env: Environment) -> Stacked:
         tile, inside = _slice(boxes, op, array, fill), None
     for mask in (inside, env[op.mask] if op.mask is not None else None):
         if mask is not None:
-            tile = select(mask, tile, Stacked(fill, fill_axes), len(op.access.shape))
+            tile = select(mask, tile, Batched(fill, fill_axes), len(op.access.shape))
     return tile
 
 
@@ -99,13 +99,13 @@ def _stored(op: Store, array: jax.Array, env: Environment, sizes: Mapping[int, i
     return write(boxes, op, array, value, sizes)
 
 
-def read(boxes: Sequence[Window], op: MemoryOp, array: jax.Array) -> Stacked:
+def read(boxes: Sequence[Window], op: MemoryOp, array: jax.Array) -> Batched:
     """The elements of a box; 0 where it reaches past the array."""
     return _slice(boxes, op, array, jnp.zeros((), array.dtype))
 
 
 def write(
-    boxes: Sequence[Window], op: MemoryOp, array: jax.Array, value: Stacked, sizes: Mapping[int, int]
+    boxes: Sequence[Window], op: MemoryOp, array: jax.Array, value: Batched, sizes: Mapping[int, int]
 ) -> jax.Array:
     """`array` with `value` in a box."""
     if any(w.low >= w.high for w in boxes):
@@ -175,7 +175,7 @@ def _as_indices(starts: Sequence[Any]) -> list[jax.Array]:
     return [jnp.asarray(s, jnp.int32) for s in starts]
 
 
-def _slice(boxes: Sequence[Window], op: MemoryOp, array: jax.Array, fill: jax.Array) -> Stacked:
+def _slice(boxes: Sequence[Window], op: MemoryOp, array: jax.Array, fill: jax.Array) -> Batched:
     """The box as one slice, cut apart into the programs' tiles."""
     sizes = [max(0, w.high - w.low) for w in boxes]
     if 0 in sizes:
@@ -209,14 +209,14 @@ def _order(owner: Sequence[int | None]) -> tuple[list[int], tuple[int, ...]]:
     return [*(d for _, d in batched), *lanes], tuple(axis for axis, _ in batched)
 
 
-def _from_box(boxes: Sequence[Window], op: MemoryOp, box: jax.Array) -> Stacked:
+def _from_box(boxes: Sequence[Window], op: MemoryOp, box: jax.Array) -> Batched:
     shape, owner = _digits(boxes)
     order, axes = _order(owner)
     tile = box.reshape(shape).transpose(order)
-    return Stacked(tile.reshape(*tile.shape[: len(axes)], *op.access.shape), axes)
+    return Batched(tile.reshape(*tile.shape[: len(axes)], *op.access.shape), axes)
 
 
-def _to_box(boxes: Sequence[Window], op: MemoryOp, value: Stacked, sizes: Mapping[int, int]) -> jax.Array:
+def _to_box(boxes: Sequence[Window], op: MemoryOp, value: Batched, sizes: Mapping[int, int]) -> jax.Array:
     shape, owner = _digits(boxes)
     order, axes = _order(owner)
     tile = aligned(value, axes, sizes)
@@ -256,29 +256,29 @@ def _spread(value: Value, env: Environment, axes: tuple[int, ...], lane: int | N
     return array.reshape(*leading, *lanes)
 
 
-def _in_bounds(op: MemoryOp, shape: Sequence[int], env: Environment) -> Stacked:
+def _in_bounds(op: MemoryOp, shape: Sequence[int], env: Environment) -> Batched:
     indices, axes = _indices(op, env)
     inside = jnp.asarray(True)
     for index, size in zip(indices, shape, strict=True):
         inside = inside & (index >= 0) & (index < size)
     batch = inside.shape[: len(axes)] if axes else ()
-    return Stacked(jnp.broadcast_to(inside, (*batch, *op.access.shape)), axes)
+    return Batched(jnp.broadcast_to(inside, (*batch, *op.access.shape)), axes)
 
 
-def _gather(op: Load, array: jax.Array, env: Environment) -> Stacked:
+def _gather(op: Load, array: jax.Array, env: Environment) -> Batched:
     indices, axes = _indices(op, env)
     shape = jnp.broadcast_shapes(*(i.shape for i in indices)) if indices else ()
     shape = (*shape[: len(axes)], *op.access.shape)
     if 0 in array.shape:
-        return Stacked(jnp.zeros(shape, array.dtype), axes)
+        return Batched(jnp.zeros(shape, array.dtype), axes)
     # Out of bounds lanes read some element here; the caller puts the fill there.
     clamped = [jnp.clip(i, 0, n - 1) for i, n in zip(indices, array.shape, strict=True)]
     tile = array.at[tuple(clamped)].get(mode="promise_in_bounds") if clamped else array
-    return Stacked(jnp.broadcast_to(tile, shape), axes)
+    return Batched(jnp.broadcast_to(tile, shape), axes)
 
 
 def _scatter(
-    op: Store, array: jax.Array, env: Environment, value: Stacked, mask: Stacked | None, sizes: Mapping[int, int]
+    op: Store, array: jax.Array, env: Environment, value: Batched, mask: Batched | None, sizes: Mapping[int, int]
 ) -> jax.Array:
     if 0 in array.shape:
         return array
@@ -291,7 +291,7 @@ def targets(
     op: MemoryOp,
     extents: Sequence[int],
     env: Environment,
-    mask: Stacked | None,
+    mask: Batched | None,
     axes: tuple[int, ...],
     sizes: Mapping[int, int],
 ) -> tuple[jax.Array, ...]:
@@ -311,12 +311,12 @@ def targets(
 # --- batches --------------------------------------------------------------------------------------------------------
 
 
-def as_array(value: Stacked) -> jax.Array:
+def as_array(value: Batched) -> jax.Array:
     """The array of a value; a Python int is a known position, an int32 also where 64-bit types are on."""
     return jnp.asarray(value.array, jnp.int32 if isinstance(value.array, int) else None)
 
 
-def aligned(value: Stacked, axes: tuple[int, ...], sizes: Mapping[int, int]) -> jax.Array:
+def aligned(value: Batched, axes: tuple[int, ...], sizes: Mapping[int, int]) -> jax.Array:
     """The array with a leading dim for each of `axes` (a superset of the value's)."""
     array = as_array(value)
     if value.axes == axes:
@@ -326,14 +326,14 @@ def aligned(value: Stacked, axes: tuple[int, ...], sizes: Mapping[int, int]) -> 
     return jnp.broadcast_to(array.reshape(*leading, *tile), (*(sizes[a] for a in axes), *tile))
 
 
-def select(mask: Stacked, value: Stacked, other: Stacked, rank: int) -> Stacked:
+def select(mask: Batched, value: Batched, other: Batched, rank: int) -> Batched:
     """jnp.where over programs and lanes; `other` may be a scalar."""
     axes = tuple(sorted({*mask.axes, *value.axes, *other.axes}))
 
-    def spread(stacked: Stacked) -> jax.Array:
+    def spread(stacked: Batched) -> jax.Array:
         array = as_array(stacked)
         tile = array.shape[len(stacked.axes) :] or (1,) * rank
         leading = [array.shape[stacked.axes.index(a)] if a in stacked.axes else 1 for a in axes]
         return array.reshape(*leading, *tile)
 
-    return Stacked(jnp.where(spread(mask), spread(value), spread(other)), axes)
+    return Batched(jnp.where(spread(mask), spread(value), spread(other)), axes)

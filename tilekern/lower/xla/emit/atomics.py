@@ -11,7 +11,7 @@ from jax import lax
 
 from tilekern.ir.compute import Monoid, identity
 from tilekern.ir.memory import Atomic, AtomicKind
-from tilekern.lower.xla.emit.access import Environment, Stacked, aligned, read, select, targets, windows, write
+from tilekern.lower.xla.emit.access import Batched, Environment, aligned, read, select, targets, windows, write
 
 _COMBINE: dict[AtomicKind, Any] = {
     "add": lax.add,
@@ -34,20 +34,20 @@ def atomic(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int, i
 def _updated(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int, int]) -> jax.Array:
     neutral = jnp.asarray(identity(_MONOID[op.kind], op.ref.ref.dtype)).astype(array.dtype)
     rank = len(op.access.shape)
-    value = Stacked(jnp.asarray(env[op.value].array).astype(array.dtype), env[op.value].axes)
+    value = Batched(jnp.asarray(env[op.value].array).astype(array.dtype), env[op.value].axes)
     if op.mask is not None:
-        value = select(env[op.mask], value, Stacked(neutral), rank)
+        value = select(env[op.mask], value, Batched(neutral), rank)
     # Programs that the value and the place do not depend on update the element once each, all the same.
     batched = tuple(sorted(axis for axis, size in sizes.items() if size > 1))
     placed = tuple(sorted({a for v in op.positions for a in env[v].axes}))
     every = aligned(value, batched, sizes)
     others = tuple(d for d, axis in enumerate(batched) if axis not in placed)
-    tile = Stacked(lax.reduce(every, neutral, _COMBINE[op.kind], others), placed)
+    tile = Batched(lax.reduce(every, neutral, _COMBINE[op.kind], others), placed)
     boxes = windows(op, array.shape, env)
     if boxes is not None:
         old = read(boxes, op, array)
         return write(
-            boxes, op, array, Stacked(_COMBINE[op.kind](aligned(old, placed, sizes), tile.array), placed), sizes
+            boxes, op, array, Batched(_COMBINE[op.kind](aligned(old, placed, sizes), tile.array), placed), sizes
         )
     places = targets(op, array.shape, env, None, placed, sizes)
     if op.kind in ("add", "max", "min"):

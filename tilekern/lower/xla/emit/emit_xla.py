@@ -18,15 +18,15 @@ from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Atomic, Load, Store, WriteOp
 from tilekern.ir.types import accumulator, kind_of
 from tilekern.lower.xla.emit import access, debug
-from tilekern.lower.xla.emit.access import GridIndex, Stacked
+from tilekern.lower.xla.emit.access import Batched, GridIndex
 from tilekern.lower.xla.emit.atomics import atomic
 from tilekern.lower.xla.emit.ops import function_of
-from tilekern.lower.xla.plan.program_batches import Plan, Segment, plan
+from tilekern.lower.xla.plan.batching import BatchPlan, Segment, plan_batches
 
 
 def run(func: Func, *inputs: jax.Array) -> tuple[jax.Array, ...]:
     """The outputs of `func`, in order; traceable by JAX, on any platform."""
-    return Emitter(func, plan(func)).run(inputs)
+    return Emitter(func, plan_batches(func)).run(inputs)
 
 
 class Emitter:
@@ -36,10 +36,10 @@ class Emitter:
     emitted with the arrays it stores to as loop or branch values.
     """
 
-    def __init__(self, func: Func, schedule: Plan) -> None:
+    def __init__(self, func: Func, schedule: BatchPlan) -> None:
         self._func, self._plan = func, schedule
         self._arrays: dict[Value, jax.Array] = {}
-        self.env: dict[Value, Stacked] = {}
+        self.env: dict[Value, Batched] = {}
         self._sizes: dict[int, int] = {}
 
     def run(self, inputs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -86,7 +86,7 @@ class Emitter:
         low, high = segment.first, segment.first + (segment.chunks - 1) * segment.count
         bases, every = Interval(low, high), Interval(low, high + segment.count - 1)
         self._sizes[number] = segment.count
-        index: Stacked = Stacked(base, (), every)
+        index: Batched = Batched(base, (), every)
         if segment.count > 1:
             array = jnp.arange(segment.count, dtype=jnp.int32) + base
             index = GridIndex(array, (number,), every, base, segment.count, bases)
@@ -125,17 +125,17 @@ class Emitter:
                 case _:
                     self.env[op.result] = self._pure(op)
 
-    def _pure(self, op: Op) -> Stacked:
+    def _pure(self, op: Op) -> Batched:
         operands = [self.env[v] for v in op.operands]
         interval = ranges.transfer(op, [v.interval for v in operands])
         tile = op.result.tile
         if interval is not None and interval.known:
-            return Stacked(jnp.full(tile.shape, interval.low, tile.dtype), (), interval)
+            return Batched(jnp.full(tile.shape, interval.low, tile.dtype), (), interval)
         axes = tuple(sorted({a for v in operands for a in v.axes}))
         function = function_of(op)
         for axis in reversed(axes):
             function = jax.vmap(function, in_axes=tuple(0 if axis in v.axes else None for v in operands))
-        return Stacked(function(*map(access.as_array, operands)), axes, interval)
+        return Batched(function(*map(access.as_array, operands)), axes, interval)
 
     def _debug(self, op: Print | Assert) -> None:
         operands = [self.env[v] for v in op.operands]
@@ -152,14 +152,14 @@ class Emitter:
         batched = {n for n, size in self._sizes.items() if size > 1}
         return [tuple(sorted(varying.get(v, frozenset()) & batched)) for v in values]
 
-    def aligned(self, values: Sequence[Stacked], axes: Sequence[tuple[int, ...]]) -> tuple[jax.Array, ...]:
+    def aligned(self, values: Sequence[Batched], axes: Sequence[tuple[int, ...]]) -> tuple[jax.Array, ...]:
         """The arrays of values, each with the leading dims of `axes`."""
         return tuple(access.aligned(v, a, self._sizes) for v, a in zip(values, axes, strict=True))
 
     def bind(self, values: Sequence[Value], arrays: Sequence[Any], axes: Sequence[tuple[int, ...]]) -> None:
         """Give values their arrays."""
         for value, array, along in zip(values, arrays, axes, strict=True):
-            self.env[value] = Stacked(array, along)
+            self.env[value] = Batched(array, along)
 
     def _while(self, op: While) -> None:
         refs = stored(op.body)
@@ -229,7 +229,7 @@ class FoldEmitter:
         emitter.set(self._refs, state[0])
         emitter.bind(op.results, state[1], self._axes)
 
-    def _bounds(self, start: Stacked, stop: Stacked) -> tuple[Any, Any]:
+    def _bounds(self, start: Batched, stop: Batched) -> tuple[Any, Any]:
         """The first tile and the one behind the last, as ints where they are known."""
         axis = self._op.axis
         known: list[Any] = []
@@ -246,7 +246,7 @@ class FoldEmitter:
         emitter.set(self._refs, state[0])
         emitter.bind(body.args[1:], state[1], self._axes)
         env = emitter.env
-        env[body.args[0]] = Stacked(index, (), interval)
+        env[body.args[0]] = Batched(index, (), interval)
         emitter.block(body)
         results = [env[v] for v in body.results]
         return emitter.get(self._refs), emitter.aligned(results, self._axes)

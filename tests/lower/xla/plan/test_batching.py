@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 import tilekern as tk
 from tests.lang.checks import check, kernel, like_first, numbers
 from tilekern.ir.core import Axis
-from tilekern.lower.xla.plan import program_batches
-from tilekern.lower.xla.plan.program_batches import balanced, cut
+from tilekern.lower.xla.plan import batching
+from tilekern.lower.xla.plan.batching import balanced_count, split_axis
 
 
 @given(st.integers(0, 40), st.integers(0, 9))
 def test_chunks_are_of_nearly_one_size(tiles: int, limit: int) -> None:
-    count = balanced(tiles, limit)
+    count = balanced_count(tiles, limit)
     assert 1 <= count <= max(1, limit)
     chunks = -(-tiles // count)
     assert chunks == -(-tiles // max(1, limit))
@@ -31,7 +31,7 @@ def test_chunks_are_of_nearly_one_size(tiles: int, limit: int) -> None:
 def test_segments_cover_an_axis_once(extent: int, block: int, count: int) -> None:
     axis = Axis("i", extent, block)
     covered: list[int] = []
-    for segment in cut(axis, count):
+    for segment in split_axis(axis, count):
         assert segment.chunks > 0
         tiles = range(segment.first, segment.first + segment.chunks * segment.count)
         assert axis.full_tiles not in tiles or len(tiles) == 1  # the ragged tile is alone
@@ -41,7 +41,7 @@ def test_segments_cover_an_axis_once(extent: int, block: int, count: int) -> Non
 
 def segments(function: tk.Kernel, *arrays: Any, **keywords: Any) -> list[list[tuple[int, int, int]]]:
     """For each axis its segments: first tile, chunks, tiles of a chunk."""
-    planned = program_batches.plan(function.trace(*arrays, **keywords).ir).segments
+    planned = batching.plan_batches(function.trace(*arrays, **keywords).ir).segments
     return [[(s.first, s.chunks, s.count) for s in axis] for axis in planned]
 
 
@@ -54,9 +54,9 @@ def double(x, out, *, block_m: tk.Block = 2, block_n: tk.Block = 2):
 def test_programs_are_batched_as_far_as_their_tiles_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     x = numbers(9, 7)
     assert segments(double, x) == [[(0, 1, 4), (4, 1, 1)], [(0, 1, 3), (3, 1, 1)]]
-    monkeypatch.setattr(program_batches, "BATCH_BYTES", 16 * 6)  # six tiles of 2 x 2 float32
+    monkeypatch.setattr(batching, "BATCH_BYTES", 16 * 6)  # six tiles of 2 x 2 float32
     assert segments(double, x) == [[(0, 2, 2), (4, 1, 1)], [(0, 1, 3), (3, 1, 1)]]
-    monkeypatch.setattr(program_batches, "BATCH_BYTES", 16)
+    monkeypatch.setattr(batching, "BATCH_BYTES", 16)
     assert segments(double, x) == [[(0, 4, 1), (4, 1, 1)], [(0, 3, 1), (3, 1, 1)]]
 
 
@@ -132,7 +132,7 @@ def _mixed() -> dict[str, tuple[tk.Kernel, Any]]:
 @pytest.mark.parametrize("name", _mixed())
 @pytest.mark.parametrize(("batch", "block"), [(1, 4), (64, 3), (1 << 20, 4), (1 << 20, 1)])
 def test_batches_change_no_result(name: str, batch: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_batches, "BATCH_BYTES", batch)
+    monkeypatch.setattr(batching, "BATCH_BYTES", batch)
     function, oracle = _mixed()[name]
     check(function, numbers(5, 13), oracle=oracle, block=block)
 
@@ -141,4 +141,4 @@ def test_batches_change_no_result(name: str, batch: int, block: int, monkeypatch
 def test_scratch_does_not_grow_with_the_arrays(length: int) -> None:
     x = jax.ShapeDtypeStruct((length, 64), np.float32)
     scratch = double.trace(x, block_m=64, block_n=64).lower("cpu:xla").compile().memory_analysis().temp_size_in_bytes
-    assert scratch <= 4 * program_batches.BATCH_BYTES
+    assert scratch <= 4 * batching.BATCH_BYTES

@@ -14,7 +14,7 @@ from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.types import DTYPES, kind_of
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.compile.compile_program import compile_program
-from tilekern.lower.triton.compile.resources import resources
+from tilekern.lower.triton.compile.resources import measure
 
 pytest.importorskip("triton", reason="needs triton")
 
@@ -83,5 +83,5 @@ def wide(kind: Any, names: str, **attributes: int) -> Func:
 def test_wide_lines_stay_in_registers(func: Func, chip: str) -> None:
     """Each of the ten distances has its code once: a network written out takes minutes to compile, and spills."""
     binary = compile_program(program_of(func, chip), CHIPS[chip])
-    assert resources(binary, CHIPS[chip]).spills == 0
+    assert measure(binary, CHIPS[chip]).spills == 0
     assert binary.text("ptx").count("shfl.sync") < 10 * 8 * 1024 // 32

@@ -15,7 +15,7 @@ from tilekern.ir.compute import splat
 from tilekern.ir.core import Op, Value, cdiv, index_value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.types import INDEX
-from tilekern.lower.triton.plan.loop_bounds import Bounds
+from tilekern.lower.triton.emit.loop_bounds import LoopBounds
 
 HIGHEST = 9
 TL = SimpleNamespace(minimum=min, maximum=max)
@@ -44,7 +44,7 @@ class Scalars:
 
     def tiles(self, value: Value, block: int, up: bool) -> str | None:
         names = {v: f"v{n}" for n, v in enumerate([self.index, *self.definitions])}
-        return Bounds(self.definitions, self.ranges).tiles(value, block, up, names.__getitem__)
+        return LoopBounds(self.definitions, self.ranges).tiles(value, block, up, names.__getitem__)
 
     def numbers(self, i: int) -> dict[str, int]:
         """The number that each name stands for."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilekern.lower.triton.launch_message import Int32, Int64, Kernel, Launch, Parameter, Pointer, TensorMap
+from tilekern.lower.triton.call_message import Int32, Int64, Kernel, Launch, Parameter, Pointer, TensorMap
 
 jaxlib: Any = pytest.importorskip("jax_cuda13_plugin._triton", reason="needs jax-cuda13-plugin")
 

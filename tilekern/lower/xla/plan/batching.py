@@ -32,7 +32,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """How the grid runs.
 
     Attributes:
@@ -44,25 +44,25 @@ class Plan:
     varying: dict[Value, Axes]
 
 
-def plan(func: Func) -> Plan:
+def plan_batches(func: Func) -> BatchPlan:
     """Choose the batched axes, the last declared first, while the batch fits `BATCH_BYTES`."""
     analysis = _Varying(func)
     room = max(1, BATCH_BYTES // max((_largest(op) for op in func.walk()), default=1))
     fixed = analysis.control | _not_stored_along(func)
     segments: list[tuple[Segment, ...]] = []
     for number, axis in reversed(list(enumerate(func.axes))):
-        count = 1 if number in fixed else balanced(axis.full_tiles, room)
+        count = 1 if number in fixed else balanced_count(axis.full_tiles, room)
         room //= max(1, count)
-        segments.insert(0, cut(axis, count))
-    return Plan(tuple(segments), analysis.of)
+        segments.insert(0, split_axis(axis, count))
+    return BatchPlan(tuple(segments), analysis.of)
 
 
-def balanced(tiles: int, limit: int) -> int:
+def balanced_count(tiles: int, limit: int) -> int:
     """The batch of at most `limit` that cuts `tiles` into chunks of nearly equal size."""
     return cdiv(tiles, cdiv(tiles, max(1, limit))) if tiles else 1
 
 
-def cut(axis: Axis, count: int) -> tuple[Segment, ...]:
+def split_axis(axis: Axis, count: int) -> tuple[Segment, ...]:
     """An axis in chunks of `count` tiles, a smaller chunk, and the ragged tile; empty ones left out."""
     full = axis.full_tiles
     rest = full % count

@@ -38,7 +38,7 @@ class Affine:
         return Affine({v: n // by for v, n in self.terms.items()}, const)
 
 
-class Bounds:
+class LoopBounds:
     """What is known of int32 scalars.
 
     Args:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tilekern.ir.core import Axis
 from tilekern.lower.triton.emit.names import Names
-from tilekern.lower.triton.plan.program_order import decode
+from tilekern.lower.triton.emit.program_order import decode_program_id
 
 
 @st.composite
@@ -30,7 +30,7 @@ def grids(draw: Any) -> tuple[Axis, ...]:
 def lines_of(axes: tuple[Axis, ...]) -> list[str]:
     names = Names()
     wishes = tuple(names.fresh(axis.name) if axis.tiles > 1 else "" for axis in axes)
-    return list(decode(axes, wishes, names.fresh))
+    return list(decode_program_id(axes, wishes, names.fresh))
 
 
 def tiles(axes: tuple[Axis, ...]) -> list[tuple[int, ...]]:

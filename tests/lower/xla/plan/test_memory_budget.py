@@ -11,7 +11,7 @@ from jax import lax
 
 import tilekern as tk
 from tilekern.errors import ResourceError
-from tilekern.lower.xla.plan import budget
+from tilekern.lower.xla.plan import memory_budget
 
 
 def like(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -81,17 +81,17 @@ def test_the_estimate_is_near_what_xla_takes(kernel: tk.Kernel, inputs: list[jax
     lowered = kernel.trace(*inputs).lower("cpu:xla")
     account = lowered.compile().memory_analysis()
     taken = account.temp_size_in_bytes + account.output_size_in_bytes
-    estimate, _ = budget.temporaries(lowered.ir)
+    estimate, _ = memory_budget.temporaries(lowered.ir)
     assert taken / 4 <= estimate <= taken
 
 
 def test_what_xla_fuses_takes_nothing() -> None:
     lowered = fused.trace(like(1 << 20)).lower("cpu:xla")
-    assert budget.temporaries(lowered.ir) == (0, None)
+    assert memory_budget.temporaries(lowered.ir) == (0, None)
 
 
 def test_values_that_live_one_after_the_other_share_memory() -> None:
-    once = budget.temporaries(products.trace(like(512, 512)).lower("cpu:xla").ir)[0]
+    once = memory_budget.temporaries(products.trace(like(512, 512)).lower("cpu:xla").ir)[0]
     assert once == 3 * 512 * 512 * 4  # two operands and a result, of three products
 
 
@@ -128,6 +128,6 @@ def test_the_budget_is_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(name: str) -> int:
         raise ValueError(name)
 
-    assert budget.available() > 1 << 28
-    monkeypatch.setattr(budget.os, "sysconf", unknown)
-    assert budget.available() == 8 << 30
+    assert memory_budget.available() > 1 << 28
+    monkeypatch.setattr(memory_budget.os, "sysconf", unknown)
+    assert memory_budget.available() == 8 << 30

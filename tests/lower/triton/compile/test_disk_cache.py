@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilekern.lower.triton.compile import cache
+from tilekern.lower.triton.compile import disk_cache
 
 FILES = st.dictionaries(st.sampled_from(["launch.json", "ptx", "cubin"]), st.binary(max_size=2000), min_size=1)
 
@@ -26,36 +26,36 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @given(files=FILES)
 def test_what_is_stored_is_loaded(files: dict[str, bytes]) -> None:
-    cache.store("entry", files)
-    assert cache.load("entry", files) == files
-    assert cache.load("entry", [*files, "another"]) is None
-    assert cache.load("other", files) is None
+    disk_cache.store("entry", files)
+    assert disk_cache.load("entry", files) == files
+    assert disk_cache.load("entry", [*files, "another"]) is None
+    assert disk_cache.load("other", files) is None
 
 
 @given(files=FILES, place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255), cut=st.booleans())
 def test_a_damaged_entry_is_absent_or_harmless(files: dict[str, bytes], place: float, flip: int, cut: bool) -> None:
-    cache.store("entry", files)
-    base = cache.folder()
+    disk_cache.store("entry", files)
+    base = disk_cache.folder()
     assert base is not None
     path = base / "triton" / "entry.zip"
     content = bytearray(path.read_bytes())
     at = int(place * len(content))
     path.write_bytes(content[:at] if cut else content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :])
-    assert cache.load("entry", files) in (None, files)
-    cache.store("entry", files)
-    assert cache.load("entry", files) == files
+    assert disk_cache.load("entry", files) in (None, files)
+    disk_cache.store("entry", files)
+    assert disk_cache.load("entry", files) == files
 
 
 @given(parts=st.lists(st.text(max_size=3), max_size=4), others=st.lists(st.text(max_size=3), max_size=4))
 def test_a_key_tells_its_parts_apart(parts: list[str], others: list[str]) -> None:
-    assert (cache.key(parts) == cache.key(others)) == (parts == others)
-    assert cache.key([*parts, "ab", "c"]) != cache.key([*parts, "a", "bc"])
+    assert (disk_cache.key(parts) == disk_cache.key(others)) == (parts == others)
+    assert disk_cache.key([*parts, "ab", "c"]) != disk_cache.key([*parts, "a", "bc"])
 
 
 def test_a_key_depends_on_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = cache.key(["text"])
-    monkeypatch.setattr(cache, "FORMAT", "next")
-    assert cache.key(["text"]) != before
+    before = disk_cache.key(["text"])
+    monkeypatch.setattr(disk_cache, "FORMAT", "next")
+    assert disk_cache.key(["text"]) != before
 
 
 def test_threads_see_whole_entries_only(folder: Path) -> None:
@@ -64,8 +64,8 @@ def test_threads_see_whole_entries_only(folder: Path) -> None:
     def work(version: dict[str, bytes]) -> list[dict[str, bytes] | None]:
         found: list[dict[str, bytes] | None] = []
         for _ in range(10):
-            cache.store("entry", version)
-            found.append(cache.load("entry", version))
+            disk_cache.store("entry", version)
+            found.append(disk_cache.load("entry", version))
         return found
 
     with ThreadPoolExecutor(8) as pool:
@@ -75,26 +75,26 @@ def test_threads_see_whole_entries_only(folder: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_no_error(folder: Path) -> None:
     folder.parent.write_text("a file where the folder should be")
-    cache.store("entry", {"ptx": b"1"})
-    assert cache.load("entry", ["ptx"]) is None
+    disk_cache.store("entry", {"ptx": b"1"})
+    assert disk_cache.load("entry", ["ptx"]) is None
 
 
 def test_the_place_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/ignored")
     monkeypatch.setenv("HOME", "/home/me")
-    assert cache.folder() == Path("/home/me/.cache/tilekern")
+    assert disk_cache.folder() == Path("/home/me/.cache/tilekern")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # pyright: ignore[reportUnknownLambdaType]
-    assert cache.folder() is None
-    cache.store("entry", {"ptx": b"1"})
-    assert cache.load("entry", ["ptx"]) is None
+    assert disk_cache.folder() is None
+    disk_cache.store("entry", {"ptx": b"1"})
+    assert disk_cache.load("entry", ["ptx"]) is None
 
 
 def test_the_oldest_entries_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = os.urandom(1000)
     for age, name in enumerate("abc"):
-        cache.store(name, {"ptx": content})
+        disk_cache.store(name, {"ptx": content})
         os.utime(folder / f"{name}.zip", (1000 + age, 1000 + age))
-    monkeypatch.setattr(cache, "MAX_BYTES", 3 * (folder / "a.zip").stat().st_size)
-    cache.store("d", {"ptx": content})
-    assert [cache.load(name, ["ptx"]) is not None for name in "abcd"] == [False, True, True, True]
+    monkeypatch.setattr(disk_cache, "MAX_BYTES", 3 * (folder / "a.zip").stat().st_size)
+    disk_cache.store("d", {"ptx": content})
+    assert [disk_cache.load(name, ["ptx"]) is not None for name in "abcd"] == [False, True, True, True]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilekern.ir.core import Array
 from tilekern.ir.types import F32, F64, kind_of
-
-if TYPE_CHECKING:
-    from tilekern.lower.triton.interpreter.stock import Correction, Stock
+from tilekern.lower.triton.interpreter.triton_interpreter import Correction, TritonInterpreter
 
 _Tensors = tuple[Any, ...]
 _Combine = Callable[[list[Array], list[Array]], list[Array]]
 
 
-def _fold_slices(stock: Stock) -> None:
+def _reduce_slices(triton: TritonInterpreter) -> None:
     """`tl.reduce` and `tl.associative_scan`, and all that is made of them.
 
     Triton's interpreter (3.6.0, 3.9.0) calls the combining function once an element, which takes seconds for a tile,
@@ -26,48 +24,48 @@ def _fold_slices(stock: Stock) -> None:
     """
 
     def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **hints: Any) -> Any:
-        return _on_tuples(stock, input, lambda inputs: _reduced(stock, inputs, axis, combine_fn, keep_dims))
+        return _on_tuples(triton, input, lambda inputs: _reduced(triton, inputs, axis, combine_fn, keep_dims))
 
     def scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **hints: Any) -> Any:
-        return _on_tuples(stock, input, lambda inputs: _scanned(stock, inputs, axis, combine_fn, reverse))
+        return _on_tuples(triton, input, lambda inputs: _scanned(triton, inputs, axis, combine_fn, reverse))
 
-    for module in (stock.language, stock.language.core):
+    for module in (triton.language, triton.language.core):
         module.reduce, module.associative_scan = reduce, scan
 
 
-CORRECTIONS: tuple[Correction, ...] = (_fold_slices,)
+CORRECTIONS: tuple[Correction, ...] = (_reduce_slices,)
 
 
-def _on_tuples(stock: Stock, input: Any, fold: Callable[[_Tensors], list[Array]]) -> Any:
+def _on_tuples(triton: TritonInterpreter, input: Any, fold: Callable[[_Tensors], list[Array]]) -> Any:
     """The fold of one tensor, or of several at once, as tensors of the same dtypes."""
-    single = isinstance(input, stock.language.tensor)
+    single = isinstance(input, triton.language.tensor)
     inputs: _Tensors = (input,) if single else tuple(input)
-    results = tuple(stock.tensor(x, v.dtype) for x, v in zip(fold(inputs), inputs, strict=True))
+    results = tuple(triton.tensor(x, v.dtype) for x, v in zip(fold(inputs), inputs, strict=True))
     return results[0] if single else results
 
 
-def _reduced(stock: Stock, inputs: _Tensors, axis: Any, combine: Any, keep_dims: Any) -> list[Array]:
+def _reduced(triton: TritonInterpreter, inputs: _Tensors, axis: Any, combine: Any, keep_dims: Any) -> list[Array]:
     rank, axis = len(inputs[0].shape), _number(axis)
     arrays: list[Array] = [x.handle.data for x in inputs]
     if axis is None:
         arrays = [x.reshape(-1) for x in arrays]
     dim = 0 if axis is None else axis % rank
-    direct = _direct_reduction(stock, combine, arrays[0])
+    direct = _direct_reduction(triton, combine, arrays[0])
     if direct is not None:
         arrays = [direct.reduce(arrays[0], axis=dim, keepdims=True, dtype=arrays[0].dtype)]
     else:
-        arrays = _reduce(arrays, dim, _combiner(stock, combine, inputs))
+        arrays = _reduce(arrays, dim, _combiner(triton, combine, inputs))
     if not _number(keep_dims):
         return [x.squeeze(dim) for x in arrays]
     return [x.reshape((1,) * rank) for x in arrays] if axis is None else arrays
 
 
-def _scanned(stock: Stock, inputs: _Tensors, axis: Any, combine: Any, reverse: Any) -> list[Array]:
+def _scanned(triton: TritonInterpreter, inputs: _Tensors, axis: Any, combine: Any, reverse: Any) -> list[Array]:
     dim = _number(axis) % len(inputs[0].shape)
     arrays: list[Array] = [x.handle.data for x in inputs]
     if not _number(reverse):
-        return _scan(arrays, dim, _combiner(stock, combine, inputs))
-    turned = _scan([np.flip(x, dim) for x in arrays], dim, _combiner(stock, combine, inputs))
+        return _scan(arrays, dim, _combiner(triton, combine, inputs))
+    turned = _scan([np.flip(x, dim) for x in arrays], dim, _combiner(triton, combine, inputs))
     return [np.flip(x, dim) for x in turned]
 
 
@@ -76,12 +74,12 @@ def _number(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
-def _direct_reduction(stock: Stock, combine: Any, x: Array) -> np.ufunc | None:
+def _direct_reduction(triton: TritonInterpreter, combine: Any, x: Array) -> np.ufunc | None:
     """The function of NumPy that folds like `combine`, for the folds that programs make most.
 
     Narrow floats are not among them: NumPy does not round their sums at each step.
     """
-    standard = stock.language.standard
+    standard = triton.language.standard
     if combine is standard._sum_combine and (kind_of(x.dtype) != "float" or x.dtype in (F32, F64)):
         return np.add
     if combine is standard._elementwise_max:
@@ -89,13 +87,13 @@ def _direct_reduction(stock: Stock, combine: Any, x: Array) -> np.ufunc | None:
     return np.fmin if combine is standard._elementwise_min else None
 
 
-def _combiner(stock: Stock, combine: Any, like: _Tensors) -> _Combine:
+def _combiner(triton: TritonInterpreter, combine: Any, like: _Tensors) -> _Combine:
     """`combine`, a device function of two numbers for each input, on arrays."""
 
     def combined(left: list[Array], right: list[Array]) -> list[Array]:
-        operands = [stock.tensor(x, v.dtype) for side in (left, right) for x, v in zip(side, like, strict=True)]
+        operands = [triton.tensor(x, v.dtype) for side in (left, right) for x, v in zip(side, like, strict=True)]
         result: Any = combine(*operands)
-        results: _Tensors = (result,) if isinstance(result, stock.language.tensor) else tuple(result)
+        results: _Tensors = (result,) if isinstance(result, triton.language.tensor) else tuple(result)
         found, expected = [r.dtype for r in results], [v.dtype for v in like]
         if found != expected:
             raise TypeError(f"a combining function must return {expected}, got {found}")

@@ -87,7 +87,7 @@ COUNT = program(
     "count",
     "tl.atomic_add(a1, tl.sum(tl.load(a0 + i))); tl.store(a2 + tl.program_id(0), tl.sum(tl.load(a0 + i)))",
     "fff",
-    (Result((), F32, BF16, zeroed=True), Result((4,), F32, BF16, slots=True)),
+    (Result((), F32, BF16, zeroed=True), Result((4,), F32, BF16, partial_sums=True)),
 )
 FIRST = program("first", "tl.store(a2 + i, tl.load(a0 + i))", "fff", (SAME,))
 
@@ -246,7 +246,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "PATH": f"{ptxas}{os.pathsep}{os.environ['PATH']}",
     }
     child = subprocess.run(
-        [sys.executable, "-m", "tests.lower.triton.test_aot"], cwd=ROOT, env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "tests.lower.triton.test_ahead_of_time"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert child.returncode == 0, child.stderr
     return json.loads(child.stdout.splitlines()[-1])

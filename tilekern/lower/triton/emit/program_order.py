@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from tilekern.ir.core import Axis
 
 
-def decode(axes: tuple[Axis, ...], names: tuple[str, ...], fresh: Callable[[str], str]) -> Iterator[str]:
+def decode_program_id(axes: tuple[Axis, ...], names: tuple[str, ...], fresh: Callable[[str], str]) -> Iterator[str]:
     """The lines that compute the index along each axis, under its name, from `tl.program_id(0)`.
 
     Axes of one tile get none: their index is 0.

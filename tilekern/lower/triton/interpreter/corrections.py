@@ -1,0 +1,65 @@
+"""Triton's interpreter, with all corrections that it needs.
+
+A correction replaces methods of Triton's `InterpreterBuilder`, or functions of `triton.language`. Its docstring says
+what is wrong, and in which of the versions 3.6.0 and 3.9.0; a test fails without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from tilekern.lower.triton.interpreter import accesses, arithmetic, floats, libdevice, reductions, syntax
+from tilekern.lower.triton.interpreter.triton_interpreter import Correction, TritonInterpreter
+
+
+def correct() -> TritonInterpreter:
+    """Import Triton, which must find TRITON_INTERPRET=1 in the environment, and correct its interpreter.
+
+    The functions of `triton.language` become those of the interpreter for good, and not around each call, as Triton
+    does it: that takes longer than most programs.
+    """
+    language: Any = import_module("triton.language")
+    triton = TritonInterpreter(language, import_module("triton.runtime.interpreter"))
+    triton.module._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+    triton.module._patch_lang = _nothing
+    triton.module.interpreter_builder.options = _options(triton)
+    corrections: tuple[Correction, ...] = (
+        *syntax.CORRECTIONS,
+        *accesses.CORRECTIONS,
+        *floats.CORRECTIONS,
+        *arithmetic.CORRECTIONS,
+        *reductions.CORRECTIONS,
+        *libdevice.CORRECTIONS,
+        _print_labels,
+    )
+    for correction in corrections:
+        correction(triton)
+    return triton
+
+
+def _print_labels(triton: TritonInterpreter) -> None:
+    """A label is a part of a format of C's `printf` on the device: there `%%` is one percent sign."""
+    builder: Any = triton.module.InterpreterBuilder
+    own = builder.create_print
+
+    def create_print(self: Any, prefix: str, *rest: Any) -> None:
+        own(self, prefix.replace("%%", "%"), *rest)
+
+    builder.create_print = create_print
+
+
+def _nothing(function: Any) -> None:
+    """Every function of the language has been replaced already."""
+
+
+def _options(triton: TritonInterpreter) -> Any:
+    """Assertions hold; integers wrap around without being computed twice; dots have the precisions that CUDA has."""
+    return replace(
+        triton.module.InterpreterOptions(),
+        debug=True,
+        sanitize_overflow=False,
+        allowed_dot_input_precisions=("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6"),
+    )

@@ -1,0 +1,75 @@
+"""Triton's own interpreter, and the arrays and dtypes that go in and out of it.
+
+Triton's interpreter runs the Python code of a kernel on NumPy arrays: `triton.language` builds "IR" by calling an
+`InterpreterBuilder`, whose every method computes at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilekern.ir.core import Array
+from tilekern.ir.types import DTYPES
+
+
+@dataclass(frozen=True)
+class TritonInterpreter:
+    """Triton's interpreter.
+
+    Attributes:
+      language: `triton.language`.
+      module: `triton.runtime.interpreter`.
+    """
+
+    language: Any
+    module: Any
+
+    @property
+    def builder(self) -> Any:
+        """The class whose methods compute."""
+        return self.module.InterpreterBuilder
+
+    @property
+    def ir(self) -> Any:
+        """Triton's enumerations (rounding modes, atomic operations, precisions)."""
+        return self.module._ir
+
+    def handle(self, data: Array, dtype: Any) -> Any:
+        """A value of the interpreter: an array, and the dtype of its elements."""
+        return self.module.TensorHandle(data, dtype.scalar)
+
+    def tensor(self, data: Array, dtype: Any) -> Any:
+        """A value of the language; an array without dims becomes a scalar."""
+        language = self.language
+        if not data.shape:
+            return language.tensor(self.handle(data.reshape(1), dtype), dtype)
+        return language.tensor(self.handle(data, dtype), language.block_type(dtype, list(data.shape)))
+
+    def dtype(self, name: str) -> Any:
+        """Triton's name for a dtype of the language, by its short name."""
+        return getattr(self.language, TRITON_DTYPES[name])
+
+
+TRITON_DTYPES: dict[str, str] = {
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f8e4m3fn": "float8e4nv",
+    "f8e5m2": "float8e5",
+    "i64": "int64",
+    "i32": "int32",
+    "i16": "int16",
+    "i8": "int8",
+    "u64": "uint64",
+    "u32": "uint32",
+    "u16": "uint16",
+    "u8": "uint8",
+    "bool": "int1",
+}
+"""The name in `triton.language` of each dtype."""
+assert TRITON_DTYPES.keys() == DTYPES.keys()
+
+Correction = Callable[[TritonInterpreter], None]

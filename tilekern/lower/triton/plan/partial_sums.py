@@ -1,0 +1,54 @@
+"""Partial sums of `tk.Sum`: the grid axes along which programs may add to the same elements.
+
+Programs that differ along such an axis add to partial sums of their own, which XLA adds up after the launch. Programs
+that differ only along the other axes touch different elements, and share a partial sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilekern.ir.core import Func, Value
+from tilekern.ir.memory import Atomic, Dim
+
+
+def partial_sum_axes(func: Func, param: Value) -> tuple[int, ...]:
+    """The numbers of the grid axes along which each program needs a partial sum of its own."""
+    updates = [op for op in func.walk() if isinstance(op, Atomic) and op.ref is param]
+    if not updates:
+        return ()
+    tiles = {arg: axis.tiles for arg, axis in zip(func.body.args, func.axes, strict=True)}
+    # A dim separates the programs of all updates only where they touch the same elements along it.
+    first = updates[0]
+    if any(op.extents != first.extents for op in updates):
+        return tuple(range(len(func.body.args)))
+    dims = [d for n, d in enumerate(first.access.dims) if len({_places(op, n) for op in updates}) == 1]
+    return tuple(
+        n for n, index in enumerate(func.body.args) if not any(_separated_by(dim, first, index, tiles) for dim in dims)
+    )
+
+
+def _places(op: Atomic, number: int) -> tuple[object, ...]:
+    """The elements that an update touches along a dim, as a key: equal keys mean the same elements."""
+    dim = op.access.dims[number]
+    terms = ((t.stride, t.div, t.mod, op.positions[t.operand]) for t in dim.position.terms)
+    return dim.kind, dim.size, dim.position.const, *terms
+
+
+def _separated_by(dim: Dim, op: Atomic, index: Value, tiles: Mapping[Value, int]) -> bool:
+    """Whether programs with different indices along one axis touch different elements along `dim`.
+
+    The position is read as a number in mixed radix. The digits are unique if each stride is at least the reach of all
+    smaller terms together.
+    """
+    terms = [(abs(t.stride), op.positions[t.operand], t.plain) for t in dim.position.terms]
+    known = all(plain and value in tiles for _, value, plain in terms)
+    once = len({value for _, value, _ in terms}) == len(terms)
+    if dim.kind in ("gather", "along") or not known or not once or index not in {v for _, v, _ in terms}:
+        return False
+    reach = dim.size
+    for stride, value, _ in sorted(terms, key=lambda term: term[0]):
+        if stride < reach:
+            return False
+        reach = stride * (tiles[value] - 1) + reach
+    return True
