@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import ml_dtypes
 import numpy as np
 
 from tilekern.ir.core import Array, Op, require, require_dims
+from tilekern.ir.elementwise import TABLE
 from tilekern.ir.types import BOOL, DType, TileType, accumulator, kind_of, round_to
 
 Precision = Literal["ieee", "tf32", "bf16", "bf16x3", "bf16x6"]
@@ -164,21 +165,30 @@ def _cheapen(x: Array, precision: Precision) -> Array:
 
 
 Monoid = Literal["sum", "prod", "max", "min", "and", "or", "xor"]
+MONOIDS: tuple[Monoid, ...] = get_args(Monoid)
 
-_REDUCE: dict[Monoid, Any] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
+_FUNCTIONS = {"sum": "add", "prod": "mul"}
+_LOGICAL = {"max": "or", "min": "and"}
 
 
-def identity(monoid: Monoid, dtype: DType) -> Any:
-    """The element that leaves every other one unchanged under `monoid`."""
-    if monoid in ("sum", "or", "xor"):
+def combining(monoid: str) -> str:
+    """The elementwise function that combines two elements; atomic updates are named by it."""
+    return _FUNCTIONS.get(monoid, monoid)
+
+
+def on_bools(monoid: str) -> str:
+    """The monoid on bools without an order: `max` is `or`, `min` is `and`."""
+    return _LOGICAL.get(monoid, monoid)
+
+
+def ufunc(monoid: str) -> np.ufunc:
+    """The function that combines two elements, in NumPy."""
+    return cast(np.ufunc, TABLE[combining(monoid)].meaning)
+
+
+def identity(monoid: Monoid | Literal["add"], dtype: DType) -> Any:
+    """The element that leaves every other one unchanged under a monoid, or under an atomic update."""
+    if monoid in ("sum", "add", "or", "xor"):
         return np.zeros((), dtype)
     if monoid == "prod":
         return np.ones((), dtype)
@@ -209,7 +219,7 @@ class Reduce(Op):
 
     def infer(self) -> tuple[TileType, ...]:
         (tile,) = self.tiles(1)
-        require(self.monoid in _REDUCE, f"no reduction is named {self.monoid!r}")
+        require(self.monoid in MONOIDS, f"no reduction is named {self.monoid!r}")
         require_dims(self.dims, tile)
         logical = self.monoid in ("and", "or", "xor")
         fits = kind_of(tile.dtype) != "float" if logical else tile.dtype != BOOL or self.monoid in ("max", "min")
@@ -222,4 +232,4 @@ class Reduce(Op):
         wide = accumulator(x.dtype) if kind_of(x.dtype) == "float" else x.dtype
         with np.errstate(all="ignore"):
             start = identity(self.monoid, x.dtype).astype(wide)
-            return _REDUCE[self.monoid].reduce(x.astype(wide), axis=self.dims, initial=start).astype(x.dtype)
+            return ufunc(self.monoid).reduce(x.astype(wide), axis=self.dims, initial=start).astype(x.dtype)

@@ -13,6 +13,7 @@ import numpy as np
 
 from tilekern import source
 from tilekern.errors import ArgumentError, DeviceAssertion, OrderDependence, OutOfBounds, Unwritten, WriteConflict
+from tilekern.ir.compute import ufunc
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Block, Func, Op, Value, cdiv
 from tilekern.ir.debug import Assert, Print
@@ -283,23 +284,13 @@ class _Program:
         return position + np.arange(dim.size) if dim.kind == "block" else position
 
 
-_UPDATES: dict[AtomicKind, np.ufunc] = {
-    "add": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-
-
 def _updated(data: Array, updates: list[tuple[int, AtomicKind, Array, Array]]) -> Array:
     """The flat array after atomic updates; sums of floats are taken in float64 and rounded once."""
     kinds = {kind for _, kind, _, _ in updates}
     wide = data.astype(np.float64) if kinds == {"add"} and kind_of(data.dtype) == "float" else data.copy()
     with np.errstate(all="ignore"):
         for _, kind, where, values in updates:
-            _UPDATES[kind].at(wide, where, values.astype(wide.dtype))
+            ufunc(kind).at(wide, where, values.astype(wide.dtype))
     return wide.astype(data.dtype)
 
 

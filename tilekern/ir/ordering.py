@@ -6,24 +6,18 @@ The order of numbers is that of `jax.lax.sort`: -0 equals 0, every NaN is the sa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
+from tilekern.ir.compute import ufunc
 from tilekern.ir.core import Array, Op, require, require_dims
 from tilekern.ir.elementwise import show
 from tilekern.ir.types import BOOL, F64, I32, TileType, accumulator, kind_of, round_to
 
 Extreme = Literal["max", "min"]
 Cumulative = Literal["sum", "prod", "max", "min", "logsumexp"]
-
-_ACCUMULATE: dict[Cumulative, Any] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "logsumexp": np.logaddexp,
-}
+CUMULATIVE: tuple[Cumulative, ...] = get_args(Cumulative)
 
 
 def _ordered(x: Array) -> Array:
@@ -67,7 +61,7 @@ class Scan(Op):
 
     def infer(self) -> tuple[TileType, ...]:
         (tile,) = self.tiles(1)
-        require(self.monoid in _ACCUMULATE, f"no scan is named {self.monoid!r}")
+        require(self.monoid in CUMULATIVE, f"no scan is named {self.monoid!r}")
         require_dims((self.dim,), tile)
         fits = kind_of(tile.dtype) == "float" if self.monoid == "logsumexp" else tile.dtype != BOOL
         require(fits, f"scan {self.monoid} does not accept {tile}")
@@ -78,8 +72,9 @@ class Scan(Op):
         wide = accumulator(x.dtype) if kind_of(x.dtype) == "float" else x.dtype
         way = slice(None, None, -1 if self.reverse else None)
         places = (*(slice(None) for _ in range(self.dim)), way)
+        combine = np.logaddexp if self.monoid == "logsumexp" else ufunc(self.monoid)
         with np.errstate(all="ignore"):
-            run = _ACCUMULATE[self.monoid].accumulate(x[places].astype(wide), axis=self.dim, dtype=wide)[places]
+            run = combine.accumulate(x[places].astype(wide), axis=self.dim, dtype=wide)[places]
             return round_to(run, x.dtype) if kind_of(x.dtype) == "float" else run
 
 

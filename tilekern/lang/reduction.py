@@ -10,19 +10,12 @@ import jax.numpy as jnp
 
 from tilekern import _jax
 from tilekern._jax import Jaxpr, JaxprEqn
+from tilekern.ir.compute import MONOIDS, combining
 
 lax: Any = jax.lax  # typed in parts only
 
-# Combiners of one op, and the reductions that backends have for them.
-_MONOIDS: dict[str, Callable[..., jax.Array]] = {
-    "add": lax.reduce_sum,
-    "mul": lax.reduce_prod,
-    "max": lax.reduce_max,
-    "min": lax.reduce_min,
-    "and": lax.reduce_and,
-    "or": lax.reduce_or,
-    "xor": lax.reduce_xor,
-}
+_MONOIDS: dict[str, Callable[..., jax.Array]] = {combining(m): getattr(lax, f"reduce_{m}") for m in MONOIDS}
+"""Combiners of one op, and the reductions that backends have for them."""
 
 type Tiles = list[jax.Array]
 

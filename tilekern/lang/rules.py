@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilekern._jax import JaxprEqn
-from tilekern.ir.compute import Dot, Monoid, Reduce, Select
+from tilekern.ir.compute import MONOIDS, Dot, Monoid, Reduce, Select
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
@@ -229,13 +229,7 @@ RULES: dict[str, Rule] = {
     "square": _square,
     "one_minus_square": _one_minus_square,
     "add_any": _add_any,
-    "reduce_sum": _reduce("sum"),
-    "reduce_prod": _reduce("prod"),
-    "reduce_max": _reduce("max"),
-    "reduce_min": _reduce("min"),
-    "reduce_and": _reduce("and"),
-    "reduce_or": _reduce("or"),
-    "reduce_xor": _reduce("xor"),
+    **{f"reduce_{monoid}": _reduce(monoid) for monoid in MONOIDS},
     "copy": _same,
     "copy_p": _same,
     "reshard": _same,  # under a mesh, which only constants are of; a program is on one device

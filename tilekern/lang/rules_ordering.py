@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilekern._jax import JaxprEqn
 from tilekern.ir.core import Value
 from tilekern.ir.dynamic import Take
-from tilekern.ir.ordering import ArgReduce, Cumulative, Extreme, Scan, Sort, TopK
+from tilekern.ir.ordering import CUMULATIVE, ArgReduce, Cumulative, Extreme, Scan, Sort, TopK
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import I32
 from tilekern.lang.emitter import Emitter, Rule, aval
@@ -47,11 +47,7 @@ def _top_k(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
 ORDERING: dict[str, Rule] = {
     "argmax": _arg_reduce("max"),
     "argmin": _arg_reduce("min"),
-    "cumsum": _scan("sum"),
-    "cumprod": _scan("prod"),
-    "cummax": _scan("max"),
-    "cummin": _scan("min"),
-    "cumlogsumexp": _scan("logsumexp"),
+    **{f"cum{monoid}": _scan(monoid) for monoid in CUMULATIVE},
     "sort": _sort,
     "top_k": _top_k,
 }

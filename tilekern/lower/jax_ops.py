@@ -8,14 +8,19 @@ from functools import partial
 import jax
 from jax import lax
 
-from tilekern.ir.compute import Bitcast, Select
+from tilekern.ir.compute import Bitcast, Select, combining
 from tilekern.ir.core import Op
-from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Reshape, Slice, Transpose
 
 Function = Callable[..., jax.Array]
 
 _ROUNDING = {"round_even": lax.RoundingMethod.TO_NEAREST_EVEN, "round_away": lax.RoundingMethod.AWAY_FROM_ZERO}
+
+
+def combiner(monoid: str) -> Function:
+    """The function of `jax.lax` that combines two elements under a monoid, or in an atomic update."""
+    return getattr(lax, TABLE[combining(monoid)].lax)
 
 
 def shared_function(op: Op) -> Function | None:

@@ -18,15 +18,15 @@ import jax
 import numpy as np
 
 from tilekern.errors import TilekernError, VerifyError
-from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Monoid, Reduce, Select
+from tilekern.ir.compute import MONOIDS, Bitcast, Constant, Convert, Dot, Monoid, Reduce, Select
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Block, Builder, Func, Op, Value, index_value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.interpret import interpret
-from tilekern.ir.memory import Access, Atomic, AtomicKind, Dim, Load, Position, Store
-from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
+from tilekern.ir.memory import ATOMICS, Access, Atomic, AtomicKind, Dim, Load, Position, Store
+from tilekern.ir.ordering import CUMULATIVE, ArgReduce, Cumulative, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DTYPES, I32, INDEX, DType, RefType, Role, TileType, kind_of
 from tilekern.lower.llvm.lowering import LlvmLowering
@@ -150,10 +150,6 @@ def _assert(b: Sketch, d: DType) -> Value:
     return x
 
 
-_MONOIDS: tuple[Monoid, ...] = ("sum", "prod", "max", "min", "and", "or", "xor")
-_CUMULATIVE: tuple[Cumulative, ...] = ("sum", "prod", "max", "min", "logsumexp")
-_ATOMICS: tuple[AtomicKind, ...] = ("add", "max", "min", "and", "or", "xor")
-
 SAMPLES: dict[str, Sample] = {
     **{name: partial(_elementwise, name) for name in TABLE},
     "constant": lambda b, d: b.op(Constant, array=np.ones((), d), shape=SHAPE),
@@ -161,10 +157,10 @@ SAMPLES: dict[str, Sample] = {
     **{f"convert to {name}": partial(_convert, dtype) for name, dtype in DTYPES.items()},
     "bitcast": _bitcast,
     "dot": lambda b, d: b.op(Dot, b.tile(d), b.tile(d), contract=((1,), (1,))),
-    **{f"reduce {monoid}": partial(_reduce, monoid) for monoid in _MONOIDS},
+    **{f"reduce {monoid}": partial(_reduce, monoid) for monoid in MONOIDS},
     "arg_reduce max": lambda b, d: b.op(ArgReduce, b.tile(d), extreme="max", dim=1),
     "arg_reduce min": lambda b, d: b.op(ArgReduce, b.tile(d), extreme="min", dim=1),
-    **{f"scan {monoid}": partial(_scan, monoid) for monoid in _CUMULATIVE},
+    **{f"scan {monoid}": partial(_scan, monoid) for monoid in CUMULATIVE},
     "sort": lambda b, d: b.op(Sort, b.tile(d), b.tile(I32), dim=1, pick=1),
     "top_k": lambda b, d: b.op(TopK, b.tile(d), dim=1, k=3),
     "broadcast": lambda b, d: b.op(Broadcast, b.tile(d), shape=(3, *SHAPE), dims=(1, 2)),
@@ -183,7 +179,7 @@ SAMPLES: dict[str, Sample] = {
     "take along": lambda b, d: b.op(Take, b.tile(d), b.tile(I32, (2, 3)), dim=1, along=True),
     "load": lambda b, d: b.tile(d),
     "store": lambda b, d: b.tile(d),
-    **{f"atomic {kind}": partial(_atomic, kind) for kind in _ATOMICS},
+    **{f"atomic {kind}": partial(_atomic, kind) for kind in ATOMICS["signed"]},
     "fold": _fold,
     "while": _while,
     "switch": _switch,

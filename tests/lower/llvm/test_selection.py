@@ -15,7 +15,7 @@ import pytest
 from tests.lower.llvm.machines import ALL
 from tests.lower.llvm.tasks import process
 from tilekern.errors import TilekernError
-from tilekern.ir.compute import Bitcast, Convert, Dot, Reduce, Select
+from tilekern.ir.compute import MONOIDS, Bitcast, Convert, Dot, Reduce, Select
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.memory import Access, Dim, Position, Store
@@ -70,7 +70,7 @@ def _op(rng: random.Random, b: support.Sketch, pool: list[Value]) -> Value:
     makers: list[Callable[[], Value]] = [
         *[lambda: b.op(Elementwise, x, *(like() for _ in range(TABLE[function].arity - 1)), function=function)] * 6,
         *[lambda: b.op(Convert, x, dtype=rng.choice(BITS))] * 4,
-        *[lambda: b.op(Reduce, x, monoid=rng.choice(support._MONOIDS), dims=(dim,))] * 2,
+        *[lambda: b.op(Reduce, x, monoid=rng.choice(MONOIDS), dims=(dim,))] * 2,
         lambda: b.op(Select, rng.choice(masks), x, like()),
         lambda: b.op(Bitcast, x, dtype=rng.choice([d for d in BITS if d.itemsize == tile.dtype.itemsize])),
         lambda: b.op(Scan, x, monoid=rng.choice(support._CUMULATIVE), dim=dim),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilekern.ir.compute import identity
+from tilekern.ir.compute import identity, on_bools
 from tilekern.ir.memory import Atomic
 from tilekern.ir.types import F32, F64, DType, accumulator, is_float8, kind_of
 from tilekern.lower.llvm.element_index import Index, Place
@@ -109,7 +109,7 @@ def _update_copy(e: Elements, op: Atomic, copy: Copy, place: Place, lanes: int) 
 def begin(code: Code, own: Own, base: Reg) -> None:
     """Fill an own copy with what changes nothing."""
     dtype = own.ref.ref.dtype
-    number = identity("sum" if own.kind == "add" else own.kind, dtype)
+    number = identity(own.kind, dtype)
 
     def fill(at: Reg, lanes: int) -> None:
         code.store(known(number, dtype, lanes), code.at(base, at, stored(dtype).scalar))
@@ -190,9 +190,9 @@ def _update(code: Code, op: Atomic, x: Reg, address: Reg) -> None:
     if kind == "float":
         _exchange(code, op, x, address)
         return
-    name = op.kind
+    name: str = op.kind
     if kind == "bool":
-        name = {"max": "or", "min": "and"}.get(name, name)
+        name = on_bools(name)
     elif kind == "unsigned" and name in ("max", "min"):
         name = f"u{name}"
     code.do(f"{code.fresh_value()} = atomicrmw {name} ptr {address.text}, {packed(code, x, dtype)} monotonic")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tilekern.ir.compute import Monoid, Reduce, identity
+from tilekern.ir.compute import Monoid, Reduce, combining, identity, on_bools
 from tilekern.ir.types import DType, kind_of
 from tilekern.lower.llvm.element_index import Index, Place
 from tilekern.lower.llvm.emit.elements import Elements, index_of
@@ -17,8 +17,6 @@ from tilekern.lower.llvm.plan.steps import Group
 
 # How many vectors of a long row are reduced side by side.
 _SIDE = 4
-
-_FUNCTIONS: dict[Monoid, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
 def emit(e: Elements, group: Group) -> None:
@@ -212,8 +210,8 @@ def combine(code: Code, op: Reduce, total: Reg, x: Reg) -> Reg:
 def combined(code: Code, monoid: Monoid, dtype: DType, x: Reg, y: Reg) -> Reg:
     """Two numbers under a monoid."""
     if kind_of(dtype) == "bool":
-        return code.binary({"max": "or", "min": "and"}.get(monoid, monoid), x, y)
-    return compute(code, _FUNCTIONS.get(monoid, monoid), dtype, x, y)
+        return code.binary(on_bools(monoid), x, y)
+    return compute(code, combining(monoid), dtype, x, y)
 
 
 def horizontal(code: Code, op: Reduce, x: Reg) -> Reg:

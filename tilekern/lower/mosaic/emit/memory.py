@@ -22,6 +22,7 @@ from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.core import Value
 from tilekern.ir.memory import Atomic, Dim, Load, MemoryOp, Store, WriteOp
 from tilekern.ir.types import BOOL, I32, DType, kind_of
+from tilekern.lower.jax_ops import combiner
 from tilekern.lower.mosaic.chip import LANES
 from tilekern.lower.mosaic.emit.grid_steps import when
 from tilekern.lower.mosaic.emit.row_dma import fetch
@@ -374,30 +375,20 @@ def _along(row: Any, shape: tuple[int, ...], dim: int) -> Any:
     return jnp.broadcast_to(column.reshape(ones), shape)
 
 
-_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "add": jnp.add,
-    "max": jnp.maximum,
-    "min": jnp.minimum,
-    "and": jnp.bitwise_and,
-    "or": jnp.bitwise_or,
-    "xor": jnp.bitwise_xor,
-}
-
-
 def combine(op: Atomic, old: Any, new: Any) -> Any:
     """Two numbers in one, in a dtype of 32 bits, rounded once."""
     dtype: DType = np.dtype(old.dtype)
-    wide = widened(dtype)
+    wide, combined = widened(dtype), combiner(op.kind)
     if wide == dtype:
-        return _COMBINE[op.kind](old, new.astype(dtype))
+        return combined(old, new.astype(dtype))
     # MLIR would make a narrow one of a maximum of widened numbers.
     if kind_of(dtype) == "float":
         old, new = old.astype(wide), new.astype(wide)
         if op.kind in ("max", "min"):
             chosen = old > new if op.kind == "max" else old < new
             return jnp.where(chosen | (old != old), old, new).astype(dtype)
-        return _COMBINE[op.kind](old, new).astype(dtype)
+        return combined(old, new).astype(dtype)
     old, new = old.astype(I32), new.astype(I32)
     if op.kind in ("max", "min"):
-        return (old + _COMBINE[op.kind](new - old, 0)).astype(dtype)
-    return _COMBINE[op.kind](old, new).astype(dtype)
+        return (old + combined(new - old, 0)).astype(dtype)
+    return combined(old, new).astype(dtype)

@@ -12,15 +12,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from tilekern.ir.compute import Constant, Convert, Dot, Monoid, Reduce
+from tilekern.ir.compute import Constant, Convert, Dot, Reduce
 from tilekern.ir.core import Op
 from tilekern.ir.dynamic import Take
 from tilekern.ir.shape import Reshape, Slice
 from tilekern.ir.types import BOOL, F32, I32, TileType, accumulator
 from tilekern.lower.jax_ops import Function, shared_function
 from tilekern.lower.mosaic.chip import LANES, SUBLANES
-
-_REDUCE: dict[Monoid, Function] = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}
 
 _PRECISION = {
     "ieee": lax.Precision.HIGHEST,
@@ -43,7 +41,7 @@ def function_of(op: Op) -> Function:
         case Dot():
             return partial(_dot, op)
         case Reduce():
-            return partial(_REDUCE[op.monoid], axis=op.dims)
+            return partial(getattr(jnp, op.monoid), axis=op.dims)
         case Take():
             return partial(jnp.take_along_axis, axis=op.dim, mode="promise_in_bounds")
         case Reshape(shape=()):

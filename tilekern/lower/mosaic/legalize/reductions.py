@@ -11,14 +11,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tilekern.ir.compute import Monoid, Reduce, identity
+from tilekern.ir.compute import Monoid, Reduce, combining, identity
 from tilekern.ir.core import Value
 from tilekern.ir.ordering import ArgReduce, Scan
 from tilekern.ir.types import F32, I32, TileType, kind_of
 from tilekern.lower.mosaic.legalize.movement import filled, lanes
 from tilekern.lower.rewrite.make import Make
-
-_COMBINE = {"sum": "add", "prod": "mul"}
 
 
 def reduce(make: Make, op: Reduce) -> Value:
@@ -52,7 +50,7 @@ def _unsigned(make: Make, op: Reduce, x: Value) -> Value:
 
 def _folded(make: Make, x: Value, monoid: Monoid, dim: int) -> Value:
     """All elements along `dim` in one, which keeps its dim."""
-    function = _COMBINE.get(monoid, monoid)
+    function = combining(monoid)
     while (size := x.tile.shape[dim]) > 1:
         half = size // 2
         low, high = make.part(x, dim, 0, half), make.part(x, dim, half, 2 * half)
@@ -80,7 +78,7 @@ def scan(make: Make, op: Scan) -> Value:
 
 def _combined(make: Make, monoid: str, x: Value, y: Value) -> Value:
     if monoid != "logsumexp":
-        return make.of(_COMBINE.get(monoid, monoid), x, y)
+        return make.of(combining(monoid), x, y)
     # log(exp(x) + exp(y)); equal infinities have no difference.
     most = make.of("max", x, y)
     distance = make.select(make.of("eq", x, y), 0.0, make.of("abs", make.of("sub", x, y)))

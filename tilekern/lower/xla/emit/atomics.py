@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tilekern.ir.compute import Monoid, identity
+from tilekern.ir.compute import identity
 from tilekern.ir.memory import Atomic, AtomicKind
+from tilekern.lower.jax_ops import combiner
 from tilekern.lower.xla.emit.access import Batched, Environment, aligned, read, select, targets, windows, write
-
-_COMBINE: dict[AtomicKind, Any] = {
-    "add": lax.add,
-    "max": lax.max,
-    "min": lax.min,
-    "and": lax.bitwise_and,
-    "or": lax.bitwise_or,
-    "xor": lax.bitwise_xor,
-}
-_MONOID: dict[AtomicKind, Monoid] = {"add": "sum", "max": "max", "min": "min", "and": "and", "or": "or", "xor": "or"}
 
 
 def atomic(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int, int]) -> jax.Array:
@@ -32,7 +23,7 @@ def atomic(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int, i
 
 
 def _updated(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int, int]) -> jax.Array:
-    neutral = jnp.asarray(identity(_MONOID[op.kind], op.ref.ref.dtype)).astype(array.dtype)
+    neutral = jnp.asarray(identity(op.kind, op.ref.ref.dtype)).astype(array.dtype)
     rank = len(op.access.shape)
     value = Batched(jnp.asarray(env[op.value].array).astype(array.dtype), env[op.value].axes)
     if op.mask is not None:
@@ -42,13 +33,12 @@ def _updated(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int,
     placed = tuple(sorted({a for v in op.positions for a in env[v].axes}))
     every = aligned(value, batched, sizes)
     others = tuple(d for d, axis in enumerate(batched) if axis not in placed)
-    tile = Batched(lax.reduce(every, neutral, _COMBINE[op.kind], others), placed)
+    tile = Batched(lax.reduce(every, neutral, combiner(op.kind), others), placed)
     boxes = windows(op, array.shape, env)
     if boxes is not None:
         old = read(boxes, op, array)
-        return write(
-            boxes, op, array, Batched(_COMBINE[op.kind](aligned(old, placed, sizes), tile.array), placed), sizes
-        )
+        new = combiner(op.kind)(aligned(old, placed, sizes), tile.array)
+        return write(boxes, op, array, Batched(new, placed), sizes)
     places = targets(op, array.shape, env, None, placed, sizes)
     if op.kind in ("add", "max", "min"):
         return getattr(array.at[places], op.kind)(tile.array, mode="drop")
@@ -62,6 +52,6 @@ def _one_by_one(kind: AtomicKind, array: jax.Array, places: tuple[jax.Array, ...
     def lane(i: jax.Array, array: jax.Array) -> jax.Array:
         place = tuple(p[i] for p in flat)
         old = array.at[place].get(mode="fill", fill_value=0)
-        return array.at[place].set(_COMBINE[kind](old, values[i]), mode="drop")
+        return array.at[place].set(combiner(kind)(old, values[i]), mode="drop")
 
     return cast(jax.Array, lax.fori_loop(0, values.shape[0], lane, array))

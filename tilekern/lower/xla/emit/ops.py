@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tilekern.ir.compute import Constant, Convert, Dot, Monoid, Reduce, identity
+from tilekern.ir.compute import Constant, Convert, Dot, Reduce, identity
 from tilekern.ir.core import Op
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.shape import Pad, Reverse
 from tilekern.ir.types import BF16, DTYPES, F32, F64, DType, accumulator, is_float8, kind_of
-from tilekern.lower.jax_ops import Function, shared_function
+from tilekern.lower.jax_ops import Function, combiner, shared_function
 
 _DOT_OPERANDS = (BF16, F32, F64, *(DTYPES[name] for name in ("i8", "i16", "i32")))
-
-_MONOIDS: dict[Monoid, Any] = {
-    "sum": lax.add,
-    "prod": lax.mul,
-    "max": lax.max,
-    "min": lax.min,
-    "and": lax.bitwise_and,
-    "or": lax.bitwise_or,
-    "xor": lax.bitwise_xor,
-}
-
-_SCANS: dict[Cumulative, Any] = {
-    "sum": lax.cumsum,
-    "prod": lax.cumprod,
-    "max": lax.cummax,
-    "min": lax.cummin,
-    "logsumexp": lax.cumlogsumexp,
-}
 
 
 def function_of(op: Op) -> Function:
@@ -126,13 +107,13 @@ def _dot(op: Dot, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 def _reduce(op: Reduce, x: jax.Array) -> jax.Array:
     wide = accumulator(x.dtype) if kind_of(x.dtype) == "float" else x.dtype
     start = jnp.asarray(identity(op.monoid, x.dtype)).astype(wide)
-    total = lax.reduce(x.astype(wide), start, _MONOIDS[op.monoid], op.dims)
+    total = lax.reduce(x.astype(wide), start, combiner(op.monoid), op.dims)
     return total.astype(x.dtype)
 
 
 def _scan(op: Scan, x: jax.Array) -> jax.Array:
     wide = accumulator(x.dtype) if kind_of(x.dtype) == "float" else x.dtype
-    return _SCANS[op.monoid](x.astype(wide), axis=op.dim, reverse=op.reverse).astype(x.dtype)
+    return getattr(lax, f"cum{op.monoid}")(x.astype(wide), axis=op.dim, reverse=op.reverse).astype(x.dtype)
 
 
 def _sort(op: Sort, *operands: jax.Array) -> jax.Array:
