@@ -18,5 +18,5 @@ settings.load_profile("ci")  # `--hypothesis-profile` on the command line wins
 
 from tilekern.passes import pipeline  # noqa: E402 -- after the settings above
 
-# Every pass is verified in every test: the default of `run(func, check=False)`.
-pipeline.run.__defaults__ = (True,)
+# Every pass is verified in every test: the default of `run(func, passes, check=False)`.
+pipeline.run.__kwdefaults__ = {"check": True}

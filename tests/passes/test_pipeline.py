@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -7,15 +8,15 @@ from hypothesis import strategies as st
 
 from tests.ir.funcs import EXAMPLES, assert_same
 from tests.passes.strategies import arrays_for, funcs
-from tilekern.errors import VerifyError
+from tilekern.errors import TargetError, VerifyError
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Load
 from tilekern.ir.parse import parse
 from tilekern.ir.text import to_text
 from tilekern.ir.verify import verify
-from tilekern.passes import pipeline
-from tilekern.passes.pipeline import PIPELINE, run
+from tilekern.passes.cse import cse
+from tilekern.passes.pipeline import IMPROVE, Rounds, run, verified
 
 
 def assert_same_meaning(before: Func, after: Func, seed: int) -> None:
@@ -25,14 +26,14 @@ def assert_same_meaning(before: Func, after: Func, seed: int) -> None:
         assert_same(found, expected)
 
 
-@pytest.mark.parametrize("improve", [*PIPELINE, run])
+@pytest.mark.parametrize("improve", [*IMPROVE.passes, run])
 @given(func=funcs(), seed=st.integers(0, 1000))
 def test_the_meaning_stays_bit_for_bit(improve, func: Func, seed: int) -> None:
     verify(func)
     assert_same_meaning(func, improve(func), seed)
 
 
-@pytest.mark.parametrize("improve", [*PIPELINE, run])
+@pytest.mark.parametrize("improve", [*IMPROVE.passes, run])
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
 def test_the_meaning_of_an_example_stays(example: Callable[[], Func], improve) -> None:
     assert_same_meaning(example(), improve(example()), seed=0)
@@ -82,15 +83,42 @@ def test_debugging_prints_what_each_pass_changes(monkeypatch: pytest.MonkeyPatch
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("check", [False, True])
-def test_a_broken_pass_is_found_when_checked(monkeypatch: pytest.MonkeyPatch, check: bool) -> None:
-    def lose_the_load(func: Func) -> Func:
-        ops = tuple(op for op in func.body.ops if not isinstance(op, Load))
-        return func if ops == func.body.ops else replace(func, body=replace(func.body, ops=ops))
+def lose_the_load(func: Func) -> Func:
+    ops = tuple(op for op in func.body.ops if not isinstance(op, Load))
+    return func if ops == func.body.ops else replace(func, body=replace(func.body, ops=ops))
 
-    monkeypatch.setattr(pipeline, "PIPELINE", (lose_the_load,))
-    if not check:
-        run(parse(TEXT), check=False)
-        return
-    with pytest.raises(VerifyError, match="store uses %a: f32\\[8\\], which is not defined there"):
-        run(parse(TEXT), check=True)
+
+BROKEN = "store uses %a: f32\\[8\\], which is not defined there"
+
+
+@pytest.mark.parametrize("passes", [(lose_the_load,), (Rounds((lose_the_load,)),)])
+def test_a_broken_pass_is_named_when_checked(passes) -> None:
+    run(parse(TEXT), passes, check=False)
+    with pytest.raises(VerifyError, match=BROKEN) as caught:
+        run(parse(TEXT), passes, check=True)
+    assert caught.value.__notes__ == ["in the pass lose_the_load, on f; TILEKERN_DEBUG=ir prints the Func before it"]
+
+
+def test_the_last_pass_of_a_target_verifies_what_the_others_made() -> None:
+    with pytest.raises(VerifyError, match=BROKEN):
+        run(parse(TEXT), (lose_the_load, verified), check=False)
+
+
+def test_a_bug_of_a_pass_is_named_and_a_refusal_is_not() -> None:
+    def fail(func: Func, error: Exception) -> Func:
+        raise error
+
+    with pytest.raises(AssertionError) as bug:
+        run(parse(TEXT), (partial(fail, error=AssertionError("impossible")),))
+    assert bug.value.__notes__ == ["in the pass fail, on f; TILEKERN_DEBUG=ir prints the Func before it"]
+    with pytest.raises(TargetError) as refusal:
+        run(parse(TEXT), (partial(fail, error=TargetError("no such op")),))
+    assert not hasattr(refusal.value, "__notes__")
+
+
+def test_rounds_come_to_an_end() -> None:
+    def rename(func: Func) -> Func:
+        return replace(func, name=f"{func.name}_")
+
+    with pytest.raises(AssertionError, match="16 rounds of rename, cse change it"):
+        run(parse(TEXT), (Rounds((rename, cse)),))

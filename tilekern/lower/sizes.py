@@ -47,7 +47,7 @@ def warn_large(func: Func, target: str, written_out: Mapping[Op, int] = _NONE) -
     warnings.warn_explicit(message, LargeProgramWarning, loc.file, loc.line)
 
 
-def refuse_large(func: Func, backend: str, *, longest: int | None = None, programs: int = MOST_PROGRAMS) -> None:
+def refuse_large(func: Func, backend: str, *, longest: int | None = None, programs: int = MOST_PROGRAMS) -> Func:
     """Raise a `TargetError` for an array or a grid that is larger than a backend counts.
 
     Args:
@@ -75,3 +75,4 @@ def refuse_large(func: Func, backend: str, *, longest: int | None = None, progra
                 got=f"{prod(func.grid)} programs, {' × '.join(map(str, func.grid))}",
                 fix="take larger blocks, or loop with tk.serial",
             )
+    return func

@@ -1,14 +1,19 @@
-"""The passes that every Func goes through before a backend sees it, in their order.
+"""The driver that runs passes, and the passes that every Func goes through before a backend sees it.
 
-With the environment variable `TILEKERN_DEBUG=ir`, every pass is checked and its result printed to stderr.
+With the environment variable `TILEKERN_DEBUG=ir`, every pass is verified and its result printed to stderr.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+from tilekern.errors import TilekernError, VerifyError
 from tilekern.ir.core import Func
 from tilekern.ir.verify import verify
 from tilekern.passes.canonicalize import canonicalize
@@ -19,31 +24,88 @@ from tilekern.passes.elide_ranges import elide_ranges
 from tilekern.passes.hoist_invariants import hoist_invariants
 from tilekern.passes.split_axes import split_axes
 
-PIPELINE: tuple[Callable[[Func], Func], ...] = (
-    *(canonicalize, split_axes, cse, dce),
-    *(hoist_invariants, elide_ranges, elide_masks),
+type Pass = Callable[[Func], Func]
+"""A rewrite, or a check, which returns the Func that it was given. A `partial` gives a pass the target it works for."""
+
+# Two or three rounds change something. More than this would be a bug.
+_MOST_ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Passes that run in rounds until one changes nothing: each simplifies what another one proved."""
+
+    passes: tuple[Pass, ...]
+
+
+IMPROVE = Rounds(
+    (canonicalize, split_axes, cse, dce, hoist_invariants, elide_ranges, elide_masks),
 )
-
-# What one round proves, the next one simplifies: two or three change something. More than this would be a bug.
-_ROUNDS = 16
+"""The passes of every Func; a target runs them again after a pass that makes new work for them."""
 
 
-def run(func: Func, check: bool = False) -> Func:
-    """The Func improved by all passes, again and again until none changes it.
+def run(func: Func, passes: Sequence[Pass | Rounds] = (IMPROVE,), *, check: bool = False) -> Func:
+    """Run passes on a Func, in their order.
 
     Args:
       func: a verified Func.
+      passes: what to run.
       check: verify the result of every pass.
+
+    Raises:
+      TilekernError: a pass refuses the Func. Any other error is a bug, and has a note that names the pass.
     """
     debug = os.environ.get("TILEKERN_DEBUG") == "ir"
-    for _ in range(_ROUNDS):
+    for one in passes:
+        if isinstance(one, Rounds):
+            func = _run_rounds(func, one, check or debug, debug)
+        else:
+            func = _run_pass(func, one, check or debug, debug)
+    return func
+
+
+def verified(func: Func) -> Func:
+    """Verify the Func: the last pass of a target, so that a bug of its passes does not become one of its emitter."""
+    verify(func)
+    return func
+
+
+def name_of(one: Pass) -> str:
+    """The name of a pass."""
+    return function_of(one).__name__
+
+
+def function_of(one: Pass) -> Any:
+    """The function of a pass, without the target that it is given."""
+    return one.func if isinstance(one, partial) else one
+
+
+def _run_rounds(func: Func, rounds: Rounds, check: bool, debug: bool) -> Func:
+    for _ in range(_MOST_ROUNDS):
         before = func
-        for improve in PIPELINE:
-            previous, func = func, improve(func)
-            if debug and func is not previous:
-                sys.stderr.write(f"--- {improve.__name__}\n{func}\n")
-            if (check or debug) and func is not previous:
-                verify(func)
+        for one in rounds.passes:
+            func = _run_pass(func, one, check, debug)
         if func is before:
             return func
-    raise AssertionError(f"{func.name}: the passes do not come to an end")
+    raise AssertionError(f"{func.name}: {_MOST_ROUNDS} rounds of {', '.join(map(name_of, rounds.passes))} change it")
+
+
+def _run_pass(func: Func, one: Pass, check: bool, debug: bool) -> Func:
+    with _noted(one, func):
+        found = one(func)
+        if debug and found is not func:
+            sys.stderr.write(f"--- {name_of(one)}\n{found}\n")
+        if check and found is not func:
+            verify(found)
+    return found
+
+
+@contextmanager
+def _noted(one: Pass, func: Func):
+    """Name the pass in errors that are bugs."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, VerifyError) or not isinstance(error, TilekernError):
+            error.add_note(f"in the pass {name_of(one)}, on {func.name}; TILEKERN_DEBUG=ir prints the Func before it")
+        raise

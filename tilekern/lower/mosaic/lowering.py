@@ -24,8 +24,6 @@ from tilekern.lower.mosaic.plan.plan_kernel import Plan
 from tilekern.lower.mosaic.plan.plan_kernel import plan as plan_of
 from tilekern.lower.sizes import warn_large
 from tilekern.lower.target import Target
-from tilekern.passes import pipeline
-from tilekern.passes.split_loops import split_loops
 
 
 class MosaicLowering:
@@ -40,8 +38,7 @@ class MosaicLowering:
     def __init__(self, func: Func, target: Target) -> None:
         self.func, self.target = func, target
         self._chip = PORTABLE if target.portable else CHIPS[target.name]
-        # Full tiles apart from ragged and diagonal ones, so that most iterations need no mask.
-        self._seen = as_seen(pipeline.run(split_loops(func)))
+        self._seen = as_seen(func)
         self.planned: Plan = plan_of(legalize(self._seen.func, self._chip.name.removeprefix("tpu:")), self._chip)
         warn_large(self.planned.func, self._chip.name, self.planned.written_out)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]

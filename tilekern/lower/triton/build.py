@@ -20,12 +20,10 @@ from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.prelude import prelude
 from tilekern.lower.triton.legalize import legalize
-from tilekern.lower.triton.legalize.pad_tiles import Padded
+from tilekern.lower.triton.legalize.constant_inputs import WithTables, constants_as_inputs
 from tilekern.lower.triton.plan.launch_options import default_warps
 from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
 from tilekern.lower.triton.program import Program
-from tilekern.passes import pipeline
-from tilekern.passes.split_loops import split_loops
 
 _HEAD = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra import libdevice\n"
@@ -41,7 +39,7 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     """
     legal, copies = _planned(func, chip)
     if _has_masked_loops(legal.func, copies):
-        legal, copies = _planned(pipeline.run(split_loops(func)), chip)
+        legal, copies = _planned(func, chip, split=True)
     warn_large(legal.func, chip.name)
     names = Names()
     entry = names.fresh(func.name)
@@ -58,7 +56,7 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         text=f"{head}{body}\n",
         arguments=tuple(memory.arguments),
         operands=tuple(memory.operands),
-        constants=legal.constants,
+        constants=legal.tables,
         results=tuple(memory.results),
         programs=prod(func.grid),
         num_warps=hints.get("num_warps") or default_warps(legal.func),
@@ -68,8 +66,8 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     )
 
 
-def _planned(func: Func, chip: Chip) -> tuple[Padded, dict[Op, TmaCopy]]:
-    legal = legalize(func, chip)
+def _planned(func: Func, chip: Chip, split: bool = False) -> tuple[WithTables, dict[Op, TmaCopy]]:
+    legal = constants_as_inputs(legalize(func, chip, split))
     return legal, plan_tma_copies(legal.func, chip, ranges.analyze(legal.func))
 
 

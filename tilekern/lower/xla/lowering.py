@@ -13,9 +13,9 @@ from tilekern import _jax
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.ir.quote import visible
-from tilekern.lower.sizes import LONGEST_INT32, refuse_large, warn_large
+from tilekern.lower.sizes import warn_large
 from tilekern.lower.xla.emit import emit_xla
-from tilekern.lower.xla.plan import memory_budget
+from tilekern.lower.xla.legalize import legalize
 
 
 class XlaLowering:
@@ -30,10 +30,8 @@ class XlaLowering:
     """
 
     def __init__(self, func: Func) -> None:
-        refuse_large(func, "the portable backend", longest=LONGEST_INT32)
-        memory_budget.check(func)
+        self.func = legalize(func)
         warn_large(func, "cpu:xla")
-        self.func = func
 
     @_jax.emits
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:

@@ -7,11 +7,11 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.lower.llvm.math.test_functions import BOUNDS
 
 from tests.ir.funcs import assert_same, edges
 from tests.lower.llvm.funcs import func_of
 from tests.lower.llvm.machines import here
+from tests.lower.llvm.math.test_functions import BOUNDS
 from tests.lower.llvm.running import run
 from tilekern.ir.compute import Bitcast, Convert, Select
 from tilekern.ir.core import Array, Func, Value

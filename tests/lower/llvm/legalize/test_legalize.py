@@ -22,7 +22,8 @@ from tilekern.ir.interpret import interpret
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.shape import Iota, Transpose
 from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, I32, DType, TileType, is_float8, kind_of
-from tilekern.lower.llvm.legalize import is_canonical, legalize
+from tilekern.lower.llvm.legalize import legalize
+from tilekern.lower.llvm.legalize.dots import is_canonical
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.support import SAMPLES, Sketch
 from tilekern.lower.support import sample as cell

@@ -20,7 +20,7 @@ from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Load
 from tilekern.ir.parse import parse
 from tilekern.ir.verify import verify
-from tilekern.lower.mosaic.legalize.unaligned_loads import shifts
+from tilekern.lower.mosaic.legalize.unaligned_loads import align_loads
 from tilekern.lower.mosaic.plan.windows import is_aligned
 from tilekern.passes import pipeline
 from tilekern.passes.cse import cse
@@ -103,7 +103,7 @@ def test_the_meaning_stays(found: list[str], shape: tuple[int, int], seed: int) 
     func = sums(shape, found)
     random = np.random.default_rng(seed)
     arrays = random.integers(0, 99, shape).astype(np.int32), random.integers(-70, 70, 3).astype(np.int32)
-    rewritten = cse(shifts(func))
+    rewritten = cse(align_loads(func))
     verify(rewritten)
     assert_same(interpret(rewritten, *arrays)[0], interpret(func, *arrays)[0])
     assert not odd_loads(rewritten)
@@ -154,11 +154,11 @@ def test_a_tile_at_a_computed_place_compiles(dtype: Any) -> None:
 
 def test_overlapping_loads_are_parts_of_the_same_tiles() -> None:
     x = jax.ShapeDtypeStruct((512, 512), jnp.float32)
-    func = pipeline.run(shifts(stencil.trace(x, rows=64, columns=128).ir))
+    func = pipeline.run(align_loads(stencil.trace(x, rows=64, columns=128).ir))
     loads = [op for op in func.walk() if isinstance(op, Load)]
     assert sorted(op.access.shape for op in loads) == sorted((r, c) for r in (8, 8, 64) for c in (128, 128, 128))
 
 
 def test_what_is_at_multiples_stays() -> None:
     func = sums((60, 300), ["16*%i +: 16, 128*%j +: 128", "16*%i + 16 +: 16, 128*%j +: 128"])
-    assert shifts(func) is func
+    assert align_loads(func) is func

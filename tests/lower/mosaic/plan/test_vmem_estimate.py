@@ -7,7 +7,7 @@ import pytest
 from tilekern.ir.control import Fold
 from tilekern.ir.parse import parse
 from tilekern.lower.mosaic.chip import CHIPS
-from tilekern.lower.mosaic.legalize.sines import sines
+from tilekern.lower.mosaic.legalize.sines import expand_sines
 from tilekern.lower.mosaic.plan.plan_kernel import plan
 from tilekern.lower.mosaic.plan.unroll import Rounds
 from tilekern.lower.mosaic.plan.vmem_estimate import spilled_bytes
@@ -272,7 +272,7 @@ def test_what_a_switch_takes_and_gives_is_kept() -> None:
   store %4 to %o[0 +: 256!, 0 +: 128!]
 }
 """)
-    assert spilled_bytes(sines(func).body, V5E, {}, {}) == 3 * 256 * 128 * 4 - HELD
+    assert spilled_bytes(expand_sines(func).body, V5E, {}, {}) == 3 * 256 * 128 * 4 - HELD
 
 
 def test_constants_that_a_switch_takes_are_not() -> None:
@@ -281,7 +281,7 @@ def test_constants_that_a_switch_takes_are_not() -> None:
   %2 = mul(%0, %1) : f32[512, 128]
   %3 = sin(%2) : f32[512, 128]"""
     head = "func @f(%x: ref<f32[512, 128], in>, %o: ref<f32[512, 128], out>) {"
-    func = cse(sines(parse(f"{head}\n{body}\n  store %3 to %o[0 +: 512!, 0 +: 128!]\n}}\n")))
+    func = cse(expand_sines(parse(f"{head}\n{body}\n  store %3 to %o[0 +: 512!, 0 +: 128!]\n}}\n")))
     assert spilled_bytes(func.body, V5E, {}, {}) == 3 * 512 * 128 * 4 - HELD
 
 

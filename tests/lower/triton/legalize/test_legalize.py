@@ -30,9 +30,9 @@ def legalized(program: Program, chip: Chip) -> Sequence[np.ndarray]:
     except TargetError as error:
         assert ops_of(program.func, Atomic) and "has no atomic" in str(error)
         return program.expected
-    assert_legal(legal.func, chip)
+    assert_legal(legal, chip)
     with hardware():
-        return interpret(legal.func, *program.arrays, *legal.constants, orders=1)
+        return interpret(legal, *program.arrays, orders=1)
 
 
 @pytest.mark.parametrize("name", ["cuda:sm_80", "cuda:sm_90"])

@@ -25,7 +25,7 @@ PLACES = st.one_of(st.integers(-2, 13), st.sampled_from([-(2**31), 2**31 - 1]))
 
 
 def padded(func: Func) -> Func:
-    result = pad_tiles(func).func
+    result = pad_tiles(func)
     assert_padded(result)
     return result
 

@@ -26,7 +26,7 @@ _EXACT = 1 << 24
 """Whole numbers up to this one are exact in float32."""
 
 
-def dots(func: Func, chip_name: str) -> Func:
+def expand_dots(func: Func, chip_name: str) -> Func:
     """Apply the rewrites above."""
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:

@@ -20,7 +20,7 @@ from tilekern.lower.rewrite.make import Make
 INF, NAN = math.inf, math.nan
 
 
-def functions(func: Func) -> Func:
+def expand_functions(func: Func) -> Func:
     """Apply the rewrites above."""
     return Rewriter(_rule).run(func)
 

@@ -28,7 +28,7 @@ from tilekern.lower.positions import wrapped
 from tilekern.lower.rewrite.make import Make
 
 
-def pointwise(func: Func) -> Func:
+def separate_index_vectors(func: Func) -> Func:
     """Apply the rewrites above.
 
     Raises:

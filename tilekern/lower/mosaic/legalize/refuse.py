@@ -11,13 +11,14 @@ from tilekern.lower.sizes import LONGEST_INT32, refuse_large
 _PORTABLE = 'use target="cpu:xla", the portable backend'
 
 
-def refuse(func: Func, chip_name: str) -> None:
+def refuse(func: Func, chip_name: str) -> Func:
     """Raise a `TargetError` for the first thing in a Func that TPUs do not have."""
     refuse_large(func, "a TPU", longest=FAR, programs=LONGEST_INT32)
     for op in func.walk():
         with source.at(op.loc):
             for value in (*op.operands, *op.results):
                 _check(value, chip_name)
+    return func
 
 
 def _check(value: Value, chip_name: str) -> None:

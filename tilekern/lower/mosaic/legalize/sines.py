@@ -44,7 +44,7 @@ def _parts() -> tuple[float, ...]:
 _PARTS = _parts()
 
 
-def sines(func: Func) -> Func:
+def expand_sines(func: Func) -> Func:
     """Apply the rewrites above."""
     return _Sines().run(func)
 

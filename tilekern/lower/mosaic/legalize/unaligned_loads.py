@@ -57,7 +57,7 @@ class _Base:
     behind: Value | None = None
 
 
-def shifts(func: Func) -> Func:
+def align_loads(func: Func) -> Func:
     """Apply the rewrites above."""
     plain = _without_zeros(func)
     ranges = analyze(plain)

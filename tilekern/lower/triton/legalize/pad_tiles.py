@@ -1,7 +1,6 @@
 """Give every tile sizes that are powers of two, the only ones that Triton has.
 
-Needs: a verified Func. Gives: a Func with the same outputs, whose tiles have such sizes, and the arrays of its
-constants, which become inputs (Triton has no literal tiles).
+Needs: a verified Func. Gives: a Func with the same outputs, whose tiles have such sizes.
 
 A tile grows at the end of each dim. What stands in a lane that is added is unspecified, and may be anything, NaN too:
 
@@ -18,37 +17,24 @@ would take the tile through registers, where the tensor core of sm_90 wants it i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from tilekern.ir.compute import Constant, Convert, Dot, Monoid, Reduce, identity
-from tilekern.ir.core import Array, Block, Builder, Func, Op, Value, definitions
+from tilekern.ir.core import Block, Builder, Func, Op, Value, definitions
 from tilekern.ir.debug import Assert
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
-from tilekern.ir.memory import Access, Dim, Load, MemoryOp, Position, WriteOp
+from tilekern.ir.memory import Dim, Load, MemoryOp, WriteOp
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import BOOL, DType, RefType, TileType
+from tilekern.ir.types import BOOL, DType, TileType
 from tilekern.lower.rewrite.make import Make
 from tilekern.lower.triton.legalize.movement import Movement, padded, padded_size
 
 
-@dataclass(frozen=True)
-class Padded:
-    """A padded Func.
-
-    Attributes:
-      func: its inputs are those of the original, then the constants.
-      constants: the arrays that the last inputs are.
-    """
-
-    func: Func
-    constants: tuple[Array, ...]
-
-
-def pad_tiles(func: Func) -> Padded:
+def pad_tiles(func: Func) -> Func:
     """Apply the rewrites above."""
     return _Padder(func).run()
 
@@ -59,17 +45,9 @@ class _Padder(Builder):
         self._func = func
         self._new: dict[Value, Value] = {}
         self._zeros = _ZeroLanes(func)
-        self._constants: list[Array] = []
-        self._tables: list[Value] = []
 
-    def run(self) -> Padded:
-        func = self._func
-        body = self._block(func.body)
-        count = len(func.inputs)
-        inputs = [p for p in func.params if p.ref.role in ("in", "inout")]
-        assert tuple(inputs) == func.params[:count]
-        params = (*func.params[:count], *self._tables, *func.params[count:])
-        return Padded(replace(func, params=params, body=body), tuple(self._constants))
+    def run(self) -> Func:
+        return replace(self._func, body=self._block(self._func.body))
 
     # --- blocks ---
 
@@ -157,14 +135,12 @@ class _Padder(Builder):
                 return self.add(op.copy(operands))
 
     def _constant(self, op: Constant) -> Value:
-        if op.array.shape == ():
-            return self.one(replace(op, shape=padded(op.shape)))
-        number = len(self._constants)
-        table = Value(RefType(op.shape, op.array.dtype, "in"), f"table{number}")
-        self._constants.append(op.array)
-        self._tables.append(table)
-        dims = tuple(Dim("block", Position(), padded_size(n), in_bounds=n == padded_size(n)) for n in op.shape)
-        return self.one(Load(operands=(table,), access=Access(dims), loc=op.loc, hint=op.hint))
+        """A constant, with zeros in the added lanes of an array."""
+        shape, array = padded(op.shape), op.array
+        if array.shape:
+            array = np.zeros(shape, array.dtype)
+            array[tuple(map(slice, op.shape))] = op.array
+        return self.one(replace(op, array=array, shape=shape))
 
     def _inside(self, make: Make, shape: Sequence[int], dim: int) -> Value:
         """Whether a lane was there before, along one dim."""

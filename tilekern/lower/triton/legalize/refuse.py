@@ -26,7 +26,7 @@ LARGEST_GRID = 2**31 - 1
 _PORTABLE = 'use target="cpu:xla", the portable backend, which runs on GPUs too'
 
 
-def refuse(func: Func, chip: Chip) -> None:
+def refuse(func: Func, chip: Chip) -> Func:
     """Raise a `TargetError` for the first thing in a Func that the chip, or Triton, does not have."""
     for op in func.walk():
         with source.at(op.loc):
@@ -43,9 +43,10 @@ def refuse(func: Func, chip: Chip) -> None:
                 got=f"{programs} programs, {' × '.join(map(str, func.grid))}",
                 fix="take larger blocks",
             )
+    return func
 
 
-def refuse_large_tiles(func: Func) -> None:
+def refuse_large_tiles(func: Func) -> Func:
     """Raise a `TargetError` for the first tile of a legal Func that Triton does not take."""
     for op in func.walk():
         for value in op.results:
@@ -58,6 +59,7 @@ def refuse_large_tiles(func: Func) -> None:
                         fix="take smaller blocks; integer dots other than int8, which multiply all pairs at once, "
                         "need small ones",
                     )
+    return func
 
 
 def _check_dtype(value: Value, chip: Chip) -> None:

@@ -41,7 +41,7 @@ def _memory() -> int:
         return _UNKNOWN
 
 
-def check(func: Func) -> None:
+def refuse_beyond_memory(func: Func) -> Func:
     """Refuse a Func whose intermediate values take more than half of this machine's memory.
 
     Raises:
@@ -50,7 +50,7 @@ def check(func: Func) -> None:
     needed, where = temporaries(func)
     budget = available()
     if needed <= budget:
-        return
+        return func
     with source.at(func.loc), source.at(func.loc if where is None else where.loc):
         raise ResourceError(
             f"{func.name} needs too much memory for its intermediate values",

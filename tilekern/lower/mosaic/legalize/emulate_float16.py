@@ -26,7 +26,7 @@ from tilekern.lower.rewrite.rounding import to_float32
 _EXACT = ("neg", "abs", "sign", "max", "min", "floor", "ceil", "round_even", "round_away", "rem")
 
 
-def without_float16(func: Func) -> Func:
+def emulate_float16(func: Func) -> Func:
     """Apply the rewrite above."""
     return _Widening().widen(func)
 

@@ -12,7 +12,7 @@ from tilekern.lower.rewrite.expand_bits import expand_bits
 from tilekern.lower.rewrite.make import Make
 
 
-def bits(func: Func) -> Func:
+def expand_bit_ops(func: Func) -> Func:
     """Apply the rewrites above."""
     return Rewriter(_rule).run(func)
 

@@ -26,7 +26,7 @@ _PIECES = 32
 Shape = tuple[int, ...]
 
 
-def forms(func: Func) -> Func:
+def standard_forms(func: Func) -> Func:
     """Apply the rewrites above."""
     return Rewriter(_rule).run(func)
 

@@ -27,7 +27,7 @@ from tilekern.ir.shape import Concatenate, Pad
 from tilekern.lower.rewrite.make import Make
 
 
-def without_empty(func: Func) -> Func:
+def remove_empty(func: Func) -> Func:
     """Apply the rewrites above."""
     return Rewriter(_rule).run(func)
 
