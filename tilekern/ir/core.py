@@ -156,6 +156,14 @@ class Axis:
         """How many of them lie wholly inside the extent."""
         return self.extent // self.block
 
+    def first_tile(self, start: int) -> int:
+        """The first tile of a fold from an element, which is clamped to the extent."""
+        return min(max(start, 0), self.extent) // self.block
+
+    def end_tile(self, stop: int) -> int:
+        """The tile behind the last one of a fold up to an element, which is clamped to the extent."""
+        return cdiv(min(max(stop, 0), self.extent), self.block)
+
 
 @dataclass(frozen=True, eq=False)
 class Func:

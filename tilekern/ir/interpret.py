@@ -15,7 +15,7 @@ from tilekern import source
 from tilekern.errors import ArgumentError, DeviceAssertion, OrderDependence, OutOfBounds, Unwritten, WriteConflict
 from tilekern.ir.compute import ufunc
 from tilekern.ir.control import Fold, Switch, While
-from tilekern.ir.core import Array, Block, Func, Op, Value, cdiv
+from tilekern.ir.core import Array, Block, Func, Op, Value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Atomic, AtomicKind, Dim, Load, MemoryOp, Store
 from tilekern.ir.types import BOOL, DType, TileType, kind_of
@@ -227,8 +227,8 @@ class _Program:
 
     def _fold(self, op: Fold) -> list[Array]:
         axis = op.axis
-        start, stop = (min(max(int(self._values[v]), 0), axis.extent) for v in (op.start, op.stop))
-        tiles = range(start // axis.block, cdiv(stop, axis.block))
+        start, stop = (int(self._values[v]) for v in (op.start, op.stop))
+        tiles = range(axis.first_tile(start), axis.end_tile(stop))
         carries = self._all(op.inits)
         for t in reversed(tiles) if op.reverse else tiles:
             carries = self.run(op.body, [np.asarray(t, np.int32), *carries])

@@ -16,7 +16,7 @@ from tilekern import source
 from tilekern.errors import OutputError
 from tilekern.ir.analysis.ranges import FALSE, Interval, analyze, position_interval
 from tilekern.ir.control import Fold, Hoist, Switch, While
-from tilekern.ir.core import Block, Func, Op, Value, cdiv
+from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.memory import Dim, Load, WriteOp
 
 _NONE: frozenset[Value] = frozenset()
@@ -106,8 +106,7 @@ class _Check:
         start, stop = self._ranges.get(op.start), self._ranges.get(op.stop)
         if start is None or stop is None:
             return False
-        high = min(stop.low, op.axis.extent)
-        return high > 0 and start.high // op.axis.block < cdiv(high, op.axis.block)
+        return op.axis.first_tile(start.high) < op.axis.end_tile(stop.low)
 
     def _reads(self, op: Load, looped: bool) -> bool:
         """True if a load surely reads an element; outside of loops with stores, a mask is taken to let one through."""

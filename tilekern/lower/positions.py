@@ -1,7 +1,7 @@
-"""Positions of accesses as int32, for backends that emit JAX: exact where they matter, elsewhere out of bounds.
+"""Positions of accesses, and tiles of folds, as int32 for backends that emit JAX.
 
-A position is an exact sum of strides times digits. Arithmetic in int32 finds it modulo 2³², which could make an element
-of the array of one that is far away.
+A position is exact where it matters, elsewhere out of bounds. It is a sum of strides times digits, of which int32
+arithmetic finds the value modulo 2³²: that could make an element of the array of one that is far away.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from tilekern.ir.analysis.ranges import Interval, position_interval
+from tilekern.ir.core import Axis
 from tilekern.ir.memory import Position
 
 FAR = 1 << 30
@@ -63,6 +65,14 @@ def index(
     if found is None or found.within(length - 2**32, 2**32 - size):
         return total
     return jnp.where(_fits(position, operands, 31), total, np.int32(_INT32.low))
+
+
+def tile_range(start: Any, stop: Any, axis: Axis) -> tuple[Any, Any]:
+    """The first tile of a fold and the one behind its last, from bounds in elements; ints from ints."""
+    extent, block = np.int32(axis.extent), np.int32(axis.block)
+    first = axis.first_tile(start) if isinstance(start, int) else lax.div(jnp.clip(start, 0, extent), block)
+    end = axis.end_tile(stop) if isinstance(stop, int) else lax.div(jnp.clip(stop, 0, extent) + (block - 1), block)
+    return first, end
 
 
 def wrapped(number: int) -> np.int32:

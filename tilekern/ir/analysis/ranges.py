@@ -18,7 +18,7 @@ import numpy as np
 
 from tilekern.ir.compute import Constant, Convert, Reduce, Select
 from tilekern.ir.control import Fold, Switch, While
-from tilekern.ir.core import Block, Func, Op, Value, cdiv
+from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Dim, Position, Term
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
@@ -325,9 +325,8 @@ def digit_interval(term: Term, operand: Interval | None) -> Interval | None:
 def fold_index(op: Fold, start: Interval | None, stop: Interval | None) -> Interval:
     """The tiles that can run, given where the bounds lie; empty if none does."""
     axis = op.axis
-    first = 0 if start is None else max(0, min(start.low, axis.extent)) // axis.block
-    behind = axis.extent if stop is None else max(0, min(stop.high, axis.extent))
-    return Interval(first, cdiv(behind, axis.block) - 1)
+    first = 0 if start is None else axis.first_tile(start.low)
+    return Interval(first, (axis.tiles if stop is None else axis.end_tile(stop.high)) - 1)
 
 
 # --- a function ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tilekern.ir.memory import Atomic, Load, Store, WriteOp
 from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import BOOL
 from tilekern.lower.mosaic.emit import debug
-from tilekern.lower.mosaic.emit.grid_steps import Step, block_index, tile_range, when
+from tilekern.lower.mosaic.emit.grid_steps import Step, block_index, when
 from tilekern.lower.mosaic.emit.memory import Memory, shaped
 from tilekern.lower.mosaic.emit.ops import function_of
 from tilekern.lower.mosaic.emit.vectors import Form, is_vector, shape_in, to_tile, turned
@@ -30,6 +30,7 @@ from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.plan_kernel import Plan
 from tilekern.lower.mosaic.plan.unroll import loop
 from tilekern.lower.mosaic.storage import as_stored, choose, widened
+from tilekern.lower.positions import tile_range
 
 
 class Emitter:
@@ -246,7 +247,9 @@ class Emitter:
 
     def _bounds(self, op: Fold) -> tuple[Any, Any]:
         """The first tile and the one behind the last."""
-        return tile_range(self._bound(op.start), self._bound(op.stop), op.axis)
+        bounds = tile_range(self._bound(op.start), self._bound(op.stop), op.axis)
+        first, last = (np.int32(b) if isinstance(b, int) else b for b in bounds)
+        return first, last
 
     def _bound(self, value: Value) -> Any:
         known = self._ranges.get(value)

@@ -13,11 +13,11 @@ import numpy as np
 from jax import lax
 
 from tilekern.ir.analysis.ranges import Interval, position_interval
-from tilekern.ir.core import Axis, Value
+from tilekern.ir.core import Value
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.plan_kernel import Plan
 from tilekern.lower.mosaic.plan.windows import Role
-from tilekern.lower.positions import locate
+from tilekern.lower.positions import locate, tile_range
 
 
 @dataclass(frozen=True)
@@ -132,21 +132,6 @@ def _intervals(plan: Plan, role: Role) -> list[Interval | None]:
         known = n in used and plan.scalars.axes(value) <= grid
         found.append(loops.get(value, plan.ranges.get(value) if known else None))
     return found
-
-
-def tile_range(start: Any, stop: Any, axis: Axis) -> tuple[Any, Any]:
-    """The first tile of a loop and the one behind its last, of bounds in elements; NumPy's where these are ints."""
-    extent, block = np.int32(axis.extent), np.int32(axis.block)
-
-    def inside(bound: Any) -> Any:
-        if isinstance(bound, int):
-            return np.int32(min(max(bound, 0), axis.extent))
-        return jnp.clip(bound, 0, extent)
-
-    def quotient(x: Any) -> Any:
-        return x // block if isinstance(x, np.integer) else lax.div(x, block)
-
-    return quotient(inside(start)), quotient(inside(stop) + (block - 1))
 
 
 def when(*conditions: Any) -> Callable[[Callable[[], None]], Any]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold, Switch, While
-from tilekern.ir.core import Array, Block, Func, Op, Value, cdiv
+from tilekern.ir.core import Array, Block, Func, Op, Value
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ordering import Scan, Sort, TopK
 from tilekern.lower.mosaic.plan.comparisons import Order
@@ -150,10 +150,9 @@ def as_pairs(func: Func, serial: Serial, scalars: Scalars) -> Serial | None:
     columns: list[tuple[int, ...]] = []
     for place in product(*(range(func.grid[n]) for n in axes)):
         given = {args[n]: np.int32(i) for n, i in zip(axes, place, strict=True)}
-        places = [min(max(int(scalars.beforehand(b, given)), 0), fold.axis.extent) for b in bounds]
-        block = fold.axis.block
+        places = [int(scalars.beforehand(b, given)) for b in bounds]
         runs = zip(places[::2], places[1::2], strict=True)
-        live = {t for start, stop in runs for t in range(start // block, cdiv(stop, block))}
+        live = {t for start, stop in runs for t in range(fold.axis.first_tile(start), fold.axis.end_tile(stop))}
         tiles = sorted(live, reverse=serial.reverse)
         steps = [(t, 4) for t in tiles] or [(0, 0)]
         for n, (tile, flags) in enumerate(steps):

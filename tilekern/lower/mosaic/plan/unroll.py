@@ -18,7 +18,7 @@ from jax import lax
 from tilekern.ir.analysis.ranges import Interval
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold
-from tilekern.ir.core import Value, cdiv
+from tilekern.ir.core import Value
 from tilekern.ir.ordering import ArgReduce
 
 Body = Callable[[Any, Sequence[Any]], Sequence[Any]]
@@ -57,8 +57,7 @@ def trips(op: Fold, ranges: Mapping[Value, Interval]) -> int | None:
     start, stop = (ranges.get(bound) for bound in (op.start, op.stop))
     if start is None or stop is None or not (start.known and stop.known):
         return None
-    first, last = (min(max(bound.low, 0), op.axis.extent) for bound in (start, stop))
-    return max(0, cdiv(last, op.axis.block) - first // op.axis.block)
+    return max(0, op.axis.end_tile(stop.low) - op.axis.first_tile(start.low))
 
 
 def _waits(op: Fold) -> bool:

@@ -239,8 +239,8 @@ class Emitter:
         """A bound in tiles: those before it, or those that begin before it."""
         x, block, extent = self._env[value], op.axis.block, op.axis.extent
         if x.number is not None:
-            clamped = min(max(int(x.number), 0), extent)
-            return str(cdiv(clamped, block) if up else clamped // block)
+            number = int(x.number)
+            return str(op.axis.end_tile(number) if up else op.axis.first_tile(number))
         interval = self.ranges.get(value, Interval(-(2**31), 2**31 - 1))
         text = self._bounds_of.tiles(value, block, up, lambda v: self._env[v].operand)
         if text is not None:

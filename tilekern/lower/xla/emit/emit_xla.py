@@ -17,6 +17,7 @@ from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Atomic, Load, Store, WriteOp
 from tilekern.ir.types import accumulator, kind_of
+from tilekern.lower.positions import tile_range
 from tilekern.lower.xla.emit import access, debug
 from tilekern.lower.xla.emit.access import Batched, GridIndex
 from tilekern.lower.xla.emit.atomics import atomic
@@ -231,14 +232,8 @@ class FoldEmitter:
 
     def _bounds(self, start: Batched, stop: Batched) -> tuple[Any, Any]:
         """The first tile and the one behind the last, as ints where they are known."""
-        axis = self._op.axis
-        known: list[Any] = []
-        for bound in (start, stop):
-            if bound.interval is not None and bound.interval.known:
-                known.append(min(max(bound.interval.low, 0), axis.extent))
-            else:
-                known.append(jnp.clip(jnp.asarray(bound.array), 0, axis.extent))
-        return known[0] // axis.block, (known[1] + axis.block - 1) // axis.block
+        first, last = (b.interval.low if b.interval and b.interval.known else b.array for b in (start, stop))
+        return tile_range(first, last, self._op.axis)
 
     def _step(self, index: Any, interval: Interval, state: Any) -> Any:
         """The state after the tile at `index`."""
