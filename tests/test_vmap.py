@@ -18,7 +18,8 @@ import tilekern as tk
 from tests.ir.funcs import assert_same
 from tests.lang.checks import COMPILED, like_first, numbers
 from tilekern.errors import NotDifferentiableError
-from tilekern.kernel.family import KernelFamily, TileFamily
+from tilekern.kernel.kernel_family import KernelFamily
+from tilekern.kernel.tile_family import TileFamily
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.matmul import matmul
 

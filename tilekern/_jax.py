@@ -201,6 +201,11 @@ def current_trace() -> Any:
         return trace
 
 
+def is_tracing() -> bool:
+    """True under a trace, such as those of `jax.jit`, `jax.vmap` and `jax.grad`."""
+    return not isinstance(current_trace(), cast(Any, _core).EvalTrace)
+
+
 def is_live(value: Any) -> bool:
     """Whether a value is known, or belongs to a trace that is going on: the current one, or one around it."""
     if not isinstance(value, Tracer):

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from tilekern.kernel.family import TileFamily
+from tilekern.kernel.tile_family import TileFamily
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 NAMES = tuple(sorted(path.parent.name for path in KERNELS.glob("*/cases.py")))

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from tilekern.kernel.declared import Declared, required
-from tilekern.kernel.family import KernelFamily
+from tilekern.kernel.interface import of_call
+from tilekern.kernel.kernel_family import KernelFamily
 from tilekern.kernel.op import Op, op
 from tilekern.kernel.op_stages import CompiledOp, LoweredOp, TracedOp
 from tilekern.kernel.results import Sum, Zeros
@@ -97,14 +98,16 @@ class Kernel(Declared):
         """Trace the kernel for arrays or `jax.ShapeDtypeStruct`s and static arguments."""
         args, keywords = self.signature.positional(args, keywords)
         family, _ = self._family(args, *self._check(keywords))
-        return Traced(family)
+        return Traced(family, of_call(family.declared, family.captured), family.target)
 
     def _make_family(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
     ) -> tuple[KernelFamily, bool]:
         family = KernelFamily(self._definition, args, statics, blocks, target)
+        if family.captures_tracers:
+            family.trace_early()
         return family, not family.captures_tracers
 
     def _bind(self, family: KernelFamily, args: tuple[Any, ...]) -> Any:
         leaves = call(family, *jax.tree.leaves(args), *family.captured)
-        return family.results.pack(leaves)
+        return family.declared.results.pack(leaves)

@@ -13,16 +13,13 @@ import jax
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, UnsupportedError
 from tilekern.kernel.arguments import check_argument
-from tilekern.kernel.asking import inherited_target
-from tilekern.kernel.derivatives import Rules
-from tilekern.kernel.family import Definition, Schedule
+from tilekern.kernel.caches import DeclaredCaches
+from tilekern.kernel.definition import Definition, Rules, Schedule
+from tilekern.kernel.inherited_target import inherited_target
 from tilekern.kernel.signature import LAUNCH, Signature, of_function, static_key
 from tilekern.lang.state import is_traced
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target, resolve
-
-# How many argument types, and how many static arguments, a kernel remembers before it starts anew.
-_FAMILIES = 512
 
 
 def required(decorator: str, function: Any, out_type: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -74,9 +71,9 @@ class Declared:
         functools.update_wrapper(self, definition.function)
         self._definition = definition
         self.signature: Signature = definition.signature
-        self._calls = _jax.Cache[tuple[Any, ...], Callable[..., Any]](_FAMILIES)
-        self._families = _jax.Cache[tuple[Any, ...], Any](_FAMILIES)
-        self._reused = True
+        self._caches = DeclaredCaches()
+        # True from the first call whose body closed over traced values: later calls may do so again.
+        self._captures_tracers = False
 
     def __repr__(self) -> str:
         return f"<tilekern {type(self).__name__.lower()} {self.signature.name}>"
@@ -98,7 +95,7 @@ class Declared:
         if inherited is not None:
             keywords.setdefault("target", inherited)
         try:
-            call = self._calls[static_key(keywords)] if keywords else self._calls[()]
+            call = self._caches.calls[static_key(keywords)] if keywords else self._caches.calls[()]
         except (KeyError, TypeError):
             args, keywords = self.signature.positional(args, keywords)
             call = self._prepare(keywords)
@@ -163,24 +160,30 @@ class Declared:
         """The function of the arrays for given static arguments: jitted, so that JAX dispatches repeated calls."""
         statics, blocks, target = self._check(keywords)
         key = static_key(keywords)
-        if key in self._calls:
-            return self._calls[key]
+        if key in self._caches.calls:
+            return self._caches.calls[key]
 
         def call(*args: Any) -> Any:
             family, kept = self._family(args, statics, blocks, target)
-            if not kept:
-                # The values of this call must not be found again by the next: call without any cache from now on.
-                self._calls[key] = call
+            if not kept and not self._captures_tracers:
+                # The functions so far would give the values that this call closes over to later calls, too.
+                self._captures_tracers = True
+                self._caches.calls.clear()
             return self._bind(family, args)
 
+        def call_anew(*args: Any) -> Any:
+            """Only under a trace can the body close over traced values: there it is traced for each call."""
+            return (call if _jax.is_tracing() else jitted)(*args)
+
         call.__name__ = self.signature.name
-        self._calls[key] = found = jax.jit(call)
+        jitted: Callable[..., Any] = jax.jit(call)
+        self._caches.calls[key] = found = call_anew if self._captures_tracers else jitted
         return found
 
     def _family(
         self, args: tuple[Any, ...], statics: Mapping[str, Any], blocks: Mapping[str, int], target: Target | None
     ) -> tuple[Any, bool]:
-        """The family for a call, remembered; and whether it is."""
+        """The family for a call, and whether later calls may have it, too."""
         with_paths, tree = _jax.flatten_with_path(args)
         types = tuple(
             check_argument(self.signature.name, self.signature.leaf_name(path), leaf) for path, leaf in with_paths
@@ -193,17 +196,15 @@ class Declared:
                 fix="outputs are not passed; static arguments go by keyword",
             )
         key = (tree, types, static_key(statics), static_key(blocks), target, _jax.settings())
-        known = self._families.get(key)
-        if known is not None:
+        known = self._caches.families.get(key)
+        if known is not None and not (self._captures_tracers and _jax.is_tracing()):
             return known, True
         family, kept = self._make_family(jax.tree.unflatten(tree, types), statics, blocks, target)
-        # What has closed over a traced value once may do so again: it is traced anew for each call from then on.
-        self._reused = self._reused and kept
-        if self._reused:
-            self._families[key] = family
-        else:
-            self._families.clear()
-        return family, kept
+        if not kept:
+            return family, False
+        # The body closes over known values: those of its first trace, as under jax.jit.
+        self._caches.families[key] = known or family
+        return known or family, True
 
 
 def _check_names(signature: Signature, verb: str, what: str, names: Sequence[str]) -> None:

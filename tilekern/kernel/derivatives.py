@@ -9,66 +9,40 @@ All functions here take flat operands; None is a tangent, or a cotangent, that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import jax
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError, NotDifferentiableError
-from tilekern.kernel.results import Results
-from tilekern.kernel.signature import Signature, select
+from tilekern.kernel.declared_call import DeclaredCall
+from tilekern.kernel.inherited_target import inherit_target
+from tilekern.kernel.signature import select
 from tilekern.lang.tiles import describe
 
 
-@dataclass
-class Rules:
-    """What the author of a kernel or an op says about its derivatives.
-
-    Attributes:
-      linear: names of inputs in which, together, the results are linear.
-      callee: gives the kernel or op. It does not keep it: caches of JAX, which keep the rules, would never free it.
-      jvp: the rule of `defjvp`, if there is one.
-      transpose: the rule of `deftranspose`, if there is one.
-    """
-
-    linear: tuple[str, ...] = ()
-    callee: Callable[[], Callable[..., Any]] = field(init=False)
-    jvp: Callable[..., Any] | None = None
-    transpose: Callable[..., Any] | None = None
-
-
-class Call(Protocol):
-    """What the rules need to know of a call.
-
-    Attributes:
-      name: of the kernel or op.
-      arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
-      results: what a call returns.
-      keywords: static arguments and blocks, as the call gave them.
-      signature: its parameters.
-      rules: for its derivatives.
-    """
-
-    name: str
-    arguments: tuple[Any, ...]
-    results: Results
-    keywords: Mapping[str, Any]
-    signature: Signature
-    rules: Rules
-
-    def again(self, *args: Any) -> Any:
-        """The same call, on other inputs."""
-        ...
-
-
-def jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def jvp(call: DeclaredCall, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """The results of a call and their tangents.
 
     Raises:
       NotDifferentiableError: there is no rule for an input that has a tangent.
     """
+    with inherit_target(call.asked), _jax.checking(call.settings):
+        return _jvp(call, primals, tangents)
+
+
+def transpose(call: DeclaredCall, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """The cotangents of those operands that are a `jax.ShapeDtypeStruct`; None for the others.
+
+    Raises:
+      NotDifferentiableError: there is no rule, or the results are not linear in such an operand.
+    """
+    with inherit_target(call.asked), _jax.checking(call.settings):
+        return _transpose(call, cotangents, operands)
+
+
+def _jvp(call: DeclaredCall, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     tree = _jax.structure(call.arguments)
     args, moved = (jax.tree.unflatten(tree, list(x[: tree.num_leaves])) for x in (primals, tangents))
     names = call.signature.arrays[: len(args)]
@@ -90,12 +64,7 @@ def jvp(call: Call, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[li
     return _aligned(call, results, "the results that the rule of defjvp returned"), total
 
 
-def transpose(call: Call, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """The cotangents of those operands that are a `jax.ShapeDtypeStruct`; None for the others.
-
-    Raises:
-      NotDifferentiableError: there is no rule, or the results are not linear in such an operand.
-    """
+def _transpose(call: DeclaredCall, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     tree = _jax.structure(call.arguments)
     args = jax.tree.unflatten(tree, list(operands[: tree.num_leaves]))
     names = call.signature.arrays[: len(args)]
@@ -118,7 +87,7 @@ def _only(tree: Any, keep: bool) -> Any:
     return tree if keep else jax.tree.unflatten(structure, [None] * len(leaves))
 
 
-def _pair(call: Call, returned: Any) -> Any:
+def _pair(call: DeclaredCall, returned: Any) -> Any:
     pair: Any = returned
     if isinstance(pair, (tuple, list)) and len(cast(Any, pair)) == 2:
         return cast(Any, pair)
@@ -130,13 +99,13 @@ def _pair(call: Call, returned: Any) -> Any:
     )
 
 
-def _aligned(call: Call, returned: Any, what: str) -> list[Any]:
+def _aligned(call: DeclaredCall, returned: Any, what: str) -> list[Any]:
     """The leaves of results, or of their tangents; None for what is left out."""
     wrapped = (returned,) if call.results.single and returned is not None else returned
     return _leaves(call, call.results.trees, wrapped, what)
 
 
-def _leaves(call: Call, types: Any, values: Any, what: str) -> list[Any]:
+def _leaves(call: DeclaredCall, types: Any, values: Any, what: str) -> list[Any]:
     """One value for each leaf of `types`, of its type; None for a leaf, or for a whole tree, is kept."""
     wanted, tree = _jax.flatten(types)
     if values is None:
@@ -152,7 +121,7 @@ def _leaves(call: Call, types: Any, values: Any, what: str) -> list[Any]:
     return found
 
 
-def _misfit(call: Call, what: str, expected: str, got: str) -> ArgumentError:
+def _misfit(call: DeclaredCall, what: str, expected: str, got: str) -> ArgumentError:
     return ArgumentError(
         f"a derivative of {call.name} has the wrong type",
         expected=f"{what} as {expected}, or None for zeros",
@@ -161,7 +130,7 @@ def _misfit(call: Call, what: str, expected: str, got: str) -> ArgumentError:
     )
 
 
-def _check_names(call: Call, found: Any) -> None:
+def _check_names(call: DeclaredCall, found: Any) -> None:
     names = list(map(str, found)) if isinstance(found, dict) else None  # pyright: ignore[reportUnknownArgumentType] -- the user's
     if names is None or not set(names) <= set(call.rules.linear):
         raise ArgumentError(
@@ -172,7 +141,7 @@ def _check_names(call: Call, found: Any) -> None:
         )
 
 
-def _no_derivative(call: Call, kind: str, why: str = "") -> NotDifferentiableError:
+def _no_derivative(call: DeclaredCall, kind: str, why: str = "") -> NotDifferentiableError:
     what = "transpose" if kind == "transpose" else "derivative"
     return NotDifferentiableError(
         f"the kernel {call.name} has no {what}",

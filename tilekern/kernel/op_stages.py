@@ -11,12 +11,12 @@ import jax
 from tilekern import _jax
 from tilekern.errors import TargetError
 from tilekern.kernel.family import Calls
-from tilekern.kernel.inner import Inner
-from tilekern.kernel.stages import Compiled, Lowered, Traced, checked
+from tilekern.kernel.interface import of_call, of_flat_arrays
+from tilekern.kernel.stages import Compiled, Lowered, Traced
 from tilekern.lower.target import Target, on_platform, resolve
 
 if TYPE_CHECKING:
-    from tilekern.kernel.op import OpFamily
+    from tilekern.kernel.op_family import OpFamily
 
 
 class TracedOp:
@@ -32,7 +32,9 @@ class TracedOp:
     def __init__(self, family: OpFamily, again: Callable[[Target], OpFamily]) -> None:
         self._family, self._again = family, again
         self.jaxpr, calls = family.traced(family.target)
-        self.kernels: tuple[Traced, ...] = tuple(Traced(Inner(kernel, target)) for kernel, target in calls)
+        self.kernels: tuple[Traced, ...] = tuple(
+            Traced(kernel, of_flat_arrays(kernel, target), target) for kernel, target in calls
+        )
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, (self.jaxpr, *self.kernels)))
@@ -40,7 +42,7 @@ class TracedOp:
     def lower(self, target: str = "cpu") -> LoweredOp:
         """Lower to a target, with the blocks that the schedules of the op and of its kernels have for it."""
         found = resolve(target)
-        settings = self._family.settings
+        settings = self._family.declared.settings
         with jax.enable_x64(settings.x64), _jax.checking(settings):
             return LoweredOp(self._again(found), found)
 
@@ -89,7 +91,8 @@ class CompiledOp:
         self._family, self._target, self.kernels = family, target, kernels
 
     def __call__(self, *arrays: Any) -> Any:
-        return self._family.results.pack(self._program(*checked(self._family, arrays)))
+        call = self._family.declared
+        return call.results.pack(self._program(*of_call(call).flat(arrays)))
 
     @property
     def asm(self) -> Mapping[str, Any]:
@@ -114,11 +117,11 @@ class CompiledOp:
                 fix="look at .kernels, each with its .asm; or lower to 'cpu'",
             ) from error
         place = jax.sharding.SingleDeviceSharding(device)
-        with jax.enable_x64(self._family.settings.x64):
+        with jax.enable_x64(self._family.declared.settings.x64):
             program = jax.jit(self._family.function(self._target), in_shardings=place, out_shardings=place)
-            return program.lower(*_jax.flatten(self._family.arguments)[0]).compile()
+            return program.lower(*_jax.flatten(self._family.declared.arguments)[0]).compile()
 
 
 def _lowered(calls: Calls, target: Target) -> list[Lowered]:
     wanted = ((kernel, on_platform(target.platform, asked)) for kernel, asked in calls)
-    return [Lowered(Inner(kernel, found), found) for kernel, found in wanted]
+    return [Lowered(kernel, of_flat_arrays(kernel, found), found) for kernel, found in wanted]

@@ -1,22 +1,30 @@
-"""A Func lowered to a target, whichever backend that has: what calls and the stages of a kernel need of it."""
+"""The lowering of a Func to a target, and the protocol that every backend's lowering follows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 
 from tilekern.ir.core import Array, Func
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
+from tilekern.lower.partitioning import Partitioning
+from tilekern.lower.resources import Resources
 from tilekern.lower.target import Target
 from tilekern.lower.triton.lowering import TritonLowering
 from tilekern.lower.xla.lowering import XlaLowering
 
 
 class Lowering(Protocol):
-    """A lowered Func."""
+    """A lowered Func.
+
+    Attributes:
+      partitioning: the treatment of its calls by XLA's partitioner.
+    """
+
+    partitioning: ClassVar[Partitioning]
 
     @property
     def text(self) -> str:
@@ -25,7 +33,7 @@ class Lowering(Protocol):
 
     @property
     def plan(self) -> str:
-        """What became of loops and accesses, in words."""
+        """The plan of the program, in words: loops, tiles, copies."""
         ...
 
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
@@ -50,8 +58,8 @@ class CompiledProgram(Protocol):
         ...
 
     @property
-    def resources(self) -> Any:
-        """What one program takes of the machine."""
+    def resources(self) -> Resources:
+        """The resources of the machine that the program takes."""
         ...
 
     def __call__(self, *inputs: Any) -> Sequence[jax.Array]:

@@ -19,13 +19,15 @@ class Target:
       platform: JAX's name of the platform: "cpu", "cuda" or "tpu".
       backend: the package below `tilekern.lower` that lowers for it.
       portable: whether the code has to run on later models, too.
-      falls_back: whether the portable backend serves what this one refuses, though somebody asked for it.
+      has_fallback: whether the portable backend serves what this one refuses in calls that name no target.
+      falls_back: whether it serves these in calls that name this target, too: those that name "cpu".
     """
 
     name: str
     platform: str
     backend: str
     portable: bool = False
+    has_fallback: bool = False
     falls_back: bool = False
 
     @property
@@ -38,14 +40,11 @@ TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target("cpu:xla", "cpu", "xla"),
-        Target("cpu:llvm", "cpu", "llvm"),
+        Target("cpu:llvm", "cpu", "llvm", has_fallback=True),
         *(Target(f"cuda:{model}", "cuda", "triton") for model in ("sm_80", "sm_90", "sm_100")),
-        *(Target(f"tpu:{model}", "tpu", "mosaic") for model in ("v5e", "v5p", "v6e", "7x")),
+        *(Target(f"tpu:{model}", "tpu", "mosaic", has_fallback=True) for model in ("v5e", "v5p", "v6e", "7x")),
     )
 }
-
-# The backends that exist; a target whose backend is missing is known, and refused.
-BACKENDS = ("xla", "triton", "mosaic", "llvm")
 
 # JAX's names of TPUs, as its `tpu_info` reads them.
 _TPUS = {
@@ -57,9 +56,6 @@ _TPUS = {
     "TPU v6e": "tpu:v6e",
     "TPU7x": "tpu:7x",
 }
-
-# Backends in whose place the portable one serves, with a warning, what they refuse and nobody asked of them by name.
-FALL_BACK = ("mosaic", "llvm")
 
 # The portable backend, which runs on every platform.
 DEFAULT = TARGETS["cpu:xla"]
@@ -130,19 +126,11 @@ def resolve(name: str) -> Target:
     target = TARGETS.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
     if name == "cpu":
         target = replace(_cpu_here(), falls_back=True)
-    available = ", ".join(repr(t.name) for t in TARGETS.values() if t.backend in BACKENDS)
     if target is None:
         raise TargetError(
             "there is no such target",
             expected=f"'cpu' or one of {', '.join(map(repr, TARGETS))}",
             got=f"target = {name!r}",
-            fix=f"this version lowers to {available}",
-        )
-    if target.backend not in BACKENDS:
-        raise TargetError(
-            f"tilekern has no backend for {target.name} yet",
-            expected=f"a target that this version lowers to: {available}",
-            got=f"target = {name!r}",
-            fix="leave target out: the portable backend runs on every platform of JAX",
+            fix=f"this version lowers to {', '.join(map(repr, TARGETS))}",
         )
     return target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from tilekern.lower.llvm.legalize import legalize
 from tilekern.lower.llvm.plan.describe import describe
 from tilekern.lower.llvm.plan.private_copies import shares_of
 from tilekern.lower.llvm.program import Program
+from tilekern.lower.partitioning import Partitioning
+from tilekern.lower.resources import Resources
 from tilekern.lower.sizes import warn_large
 
 
@@ -35,6 +37,8 @@ class LlvmLowering:
       ResourceError: the code needs too much scratch.
       TargetError: the machine lacks AVX2 or NEON, or the backend an op.
     """
+
+    partitioning: ClassVar[Partitioning] = "replicated"
 
     def __init__(self, func: Func, machine: toolchain.Machine | None = None) -> None:
         self.func, self.machine = func, machine or toolchain.working_host()
@@ -92,9 +96,9 @@ class LlvmCompiled:
         return {"llvm": self._lowering.text, "s": self._compiled.assembly}
 
     @property
-    def resources(self) -> Any:
-        """The bytes of scratch memory that each thread takes."""
-        return self._lowering.program.scratch
+    def resources(self) -> Resources:
+        """The scratch memory of each thread."""
+        return Resources(scratch_bytes=self._lowering.program.scratch)
 
     def __call__(self, *inputs: Any) -> Sequence[jax.Array]:
         return self._program(*inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import numpy as np
@@ -22,6 +22,8 @@ from tilekern.lower.mosaic.legalize.array_shapes import as_seen
 from tilekern.lower.mosaic.plan.describe import describe
 from tilekern.lower.mosaic.plan.plan_kernel import Plan
 from tilekern.lower.mosaic.plan.plan_kernel import plan as plan_of
+from tilekern.lower.partitioning import Partitioning
+from tilekern.lower.resources import Resources
 from tilekern.lower.sizes import warn_large
 from tilekern.lower.target import Target
 
@@ -34,6 +36,8 @@ class MosaicLowering:
       target: what it is for.
       planned: how it runs.
     """
+
+    partitioning: ClassVar[Partitioning] = "refused"  # JAX cannot partition Mosaic kernels automatically
 
     def __init__(self, func: Func, target: Target) -> None:
         self.func, self.target = func, target
@@ -115,9 +119,10 @@ class MosaicCompiled:
         return compiler.asm(self._compiled)
 
     @property
-    def resources(self) -> compiler.Resources:
-        """What the kernel takes of a core."""
-        return compiler.Resources(compiler.vmem_used(self._compiled), self._lowering.planned.vmem)
+    def resources(self) -> Resources:
+        """The vector memory of a core, used and planned."""
+        used, planned = compiler.vmem_used(self._compiled), self._lowering.planned.vmem
+        return Resources(vmem_bytes=used, planned_bytes=planned)
 
     def __call__(self, *inputs: Any) -> Sequence[jax.Array]:
         return self._lowering.here(*inputs)

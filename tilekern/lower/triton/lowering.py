@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import jax
 
 from tilekern import _jax
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
+from tilekern.lower.partitioning import Partitioning
+from tilekern.lower.resources import Resources
 from tilekern.lower.target import Target
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.call import call
@@ -19,7 +21,6 @@ from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.compile import resources
 from tilekern.lower.triton.compile.binary import Binary
 from tilekern.lower.triton.compile.compile_program import compile_program
-from tilekern.lower.triton.compile.resources import Resources
 from tilekern.lower.triton.interpret import interpret
 from tilekern.lower.triton.program import Program
 
@@ -32,6 +33,8 @@ class TritonLowering:
       target: what it is for.
       program: the source, and how it is launched.
     """
+
+    partitioning: ClassVar[Partitioning] = "replicated"
 
     def __init__(self, func: Func, target: Target, launch: Mapping[str, int]) -> None:
         self.func, self.target = func, target
@@ -98,9 +101,13 @@ class TritonCompiled:
         """What Triton made on the way, by the names "ttir", "ttgir", "ptx", "cubin" and "sass"."""
         return {**self._binary.asm, "sass": self._binary.sass}
 
-    @cached_property
+    @property
     def resources(self) -> Resources:
-        """What one program takes of a multiprocessor."""
+        """The resources of a multiprocessor that one program takes."""
+        return self._resources
+
+    @cached_property
+    def _resources(self) -> Resources:
         return resources.measure(self._binary, CHIPS[self._lowering.target.name])
 
     def __call__(self, *inputs: Any) -> Sequence[jax.Array]:

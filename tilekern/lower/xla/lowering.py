@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jax
 import numpy as np
@@ -13,6 +13,8 @@ from tilekern import _jax
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.ir.quote import visible
+from tilekern.lower.partitioning import Partitioning
+from tilekern.lower.resources import Resources
 from tilekern.lower.sizes import warn_large
 from tilekern.lower.xla.emit import emit_xla
 from tilekern.lower.xla.legalize import legalize
@@ -28,6 +30,8 @@ class XlaLowering:
       ResourceError: intermediate values take more than half of this machine's memory.
       TargetError: an array is longer, or the grid larger, than the backend counts.
     """
+
+    partitioning: ClassVar[Partitioning] = "partitioned"
 
     def __init__(self, func: Func) -> None:
         self.func = legalize(func)
@@ -84,14 +88,9 @@ class XlaCompiled:
         return {"hlo": self._compiled.as_text()}
 
     @property
-    def resources(self) -> NoReturn:
-        """Not known here."""
-        raise TargetError(
-            "the portable backend does not know what a program takes of the machine",
-            expected='a kernel lowered to a GPU, such as "cuda:sm_90"',
-            got='target = "cpu:xla"',
-            fix="use memory_analysis(), XLA's account of the memory",
-        )
+    def resources(self) -> Resources:
+        """The scratch memory of the program."""
+        return Resources(scratch_bytes=self._compiled.memory_analysis().temp_size_in_bytes)
 
     def memory_analysis(self) -> Any:
         """XLA's account of the program's memory; `.temp_size_in_bytes` is its scratch."""

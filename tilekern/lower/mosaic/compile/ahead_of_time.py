@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
@@ -115,19 +114,6 @@ def _shorten(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()][:_SHOWN_LINES]
     text = "\n    ".join(lines)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a kernel takes of a core, in bytes.
-
-    Attributes:
-      vmem_bytes: vector memory, by the compiler: blocks, scratch and spilled values.
-      planned_bytes: what the plan counted on.
-    """
-
-    vmem_bytes: int
-    planned_bytes: int
 
 
 def kernel_text(function: Callable[..., Any], types: Sequence[jax.ShapeDtypeStruct], chip: Chip) -> str:

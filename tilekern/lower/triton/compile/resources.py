@@ -8,6 +8,7 @@ from math import prod
 
 from tilekern import source
 from tilekern.errors import ResourceError
+from tilekern.lower.resources import Resources
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.compile.binary import Binary
 from tilekern.lower.triton.program import Program
@@ -20,26 +21,6 @@ TENSOR_COLUMNS = 512
 """Columns of tensor memory of a multiprocessor: PTX ISA, "Tensor Memory Addressing"."""
 
 _BILLED = 6  # allocations that an error lists
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one program takes.
-
-    Attributes:
-      registers: 32-bit registers of a thread.
-      spills: bytes of a thread's registers that were moved to memory for want of registers. Local arrays, as the slow
-        path of sine has one, are no spills.
-      shared_bytes: shared memory.
-      threads: of a program.
-      occupancy: the part of a multiprocessor's threads that can be resident at once, 0 to 1.
-    """
-
-    registers: int
-    spills: int
-    shared_bytes: int
-    threads: int
-    occupancy: float
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,104 @@
+"""The definition of a kernel or op: its function, and everything that decorators state about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from tilekern import _jax, source
+from tilekern.errors import ArgumentError, TilekernError
+from tilekern.kernel.signature import Signature, select
+from tilekern.lang.tiles import describe
+from tilekern.lower.device import device_of
+from tilekern.lower.target import Target
+
+Schedule = Callable[..., Mapping[str, int]]
+
+
+@dataclass
+class Rules:
+    """The rules of a kernel or an op for its derivatives.
+
+    Attributes:
+      linear: names of inputs in which, together, the results are linear.
+      callee: gives the kernel or op. It does not keep it: caches of JAX, which keep the rules, would never free it.
+      jvp: the rule of `defjvp`, if there is one.
+      transpose: the rule of `deftranspose`, if there is one.
+    """
+
+    linear: tuple[str, ...] = ()
+    callee: Callable[[], Callable[..., Any]] = field(init=False)
+    jvp: Callable[..., Any] | None = None
+    transpose: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class Definition:
+    """The user's declaration of a kernel or op.
+
+    Attributes:
+      function: the body.
+      out_type: gives the types of the results.
+      signature: the parameters.
+      donate: names of inputs that the kernel also writes to.
+      schedules: by the target, or a prefix of its name.
+      rules: for derivatives.
+      loc: of the `def`.
+    """
+
+    function: Callable[..., Any]
+    out_type: Callable[..., Any]
+    signature: Signature
+    donate: tuple[str, ...]
+    schedules: dict[str, Schedule]
+    rules: Rules
+    loc: source.Loc
+
+    def settings(self) -> _jax.Settings:
+        """The caller's settings of JAX; prebuilt kernels are not checked, for the modes check the user's code."""
+        found = _jax.settings()
+        return _jax.Settings(found.x64) if source.is_prebuilt(self.loc) else found
+
+    def declared_type(self, arguments: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        """The result of `out_type` for arguments of given types."""
+        try:
+            return self.out_type(*arguments, **select(self.out_type, statics))
+        except TilekernError:
+            raise
+        except Exception as error:
+            shown = ", ".join(str(jax.tree.map(describe, a)).replace("'", "") for a in arguments)
+            raise ArgumentError(
+                f"out_type of {self.signature.name} fails on these arguments",
+                expected="arrays of the ranks and shapes that out_type is written for",
+                got=f"{type(error).__name__}: {error}; arguments: {shown}",
+                fix="check the number, the order and the shapes of the arguments",
+            ) from error
+
+    def blocks_for(
+        self, target: Target, arguments: Sequence[Any], statics: Mapping[str, Any], given: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Blocks and launch options on a target: of the defaults, the schedule and the call, the last one counts."""
+        signature = self.signature
+        defaults = {n: v for n, v in signature.blocks.items() if isinstance(v, int)}
+        chosen = {**defaults, **self._scheduled(target, arguments, statics), **given}
+        for name in signature.blocks:
+            if name not in chosen:
+                raise ArgumentError(
+                    f"{signature.name} needs the block {name}",
+                    expected=f"{name}=..., a default, or a schedule for {target.name}",
+                    got="no value",
+                    fix=f"call {signature.name}(..., {name}=128)",
+                )
+        return chosen
+
+    def _scheduled(self, target: Target, arguments: Sequence[Any], statics: Mapping[str, Any]) -> dict[str, int]:
+        prefixes = [p for p in self.schedules if target.name.startswith(p)]
+        if not prefixes:
+            return {}
+        schedule = self.schedules[max(prefixes, key=len)]
+        known = {**statics, "target": target.name, "device": device_of(target)}
+        values = schedule(*arguments, **select(schedule, known))
+        return self.signature.check_blocks(values, f"the schedule {schedule.__name__}")

@@ -1,0 +1,91 @@
+"""The arrays that the stages of a kernel or op take and return, and the check of the arrays of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from tilekern import _jax
+from tilekern.errors import ArgumentError
+from tilekern.kernel.arguments import check_argument
+from tilekern.kernel.declared_call import DeclaredCall
+from tilekern.kernel.packed import unpacked
+from tilekern.kernel.results import Results
+from tilekern.kernel.signature import Signature
+from tilekern.kernel.tile_family import TileFamily
+from tilekern.lang.tiles import describe
+from tilekern.lower.target import Target
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The arguments and results of a traced kernel or op.
+
+    Attributes:
+      name: of the kernel or op.
+      signature: the parameters.
+      arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
+      results: the types of the results.
+      captured: arrays that a body closes over, operands after those of the arguments.
+    """
+
+    name: str
+    signature: Signature
+    arguments: tuple[Any, ...]
+    results: Results
+    captured: tuple[Any, ...] = ()
+
+    @property
+    def captures_tracers(self) -> bool:
+        """True if the body closes over traced values, which stages cannot have."""
+        return any(isinstance(array, _jax.Tracer) for array in self.captured)
+
+    def flat(self, arguments: tuple[Any, ...]) -> list[Any]:
+        """The arrays of the arguments, which must have the types that the kernel or op was traced for."""
+        found, wanted = _jax.structure(arguments), _jax.structure(self.arguments)
+        if found != wanted:
+            raise self._other(f"arguments of the structure {wanted}", str(found))
+        with_paths, _ = _jax.flatten_with_path(arguments)
+        for (path, leaf), aval in zip(with_paths, jax.tree.leaves(self.arguments), strict=True):
+            name = self.signature.leaf_name(path)
+            given = check_argument(self.name, name, leaf)
+            if given != aval:
+                raise self._other(f"{name} = {describe(aval)}", f"{name} = {describe(given)}")
+        return jax.tree.leaves(arguments)
+
+    def _other(self, expected: str, got: str) -> ArgumentError:
+        return ArgumentError(
+            f"{self.name} was traced for other arguments",
+            expected=expected,
+            got=got,
+            fix="trace it again for these arguments",
+        )
+
+    def packed(self, found: Sequence[Any]) -> Any:
+        """The results of a program as a call returns them."""
+        return self.results.pack(unpacked(found, jax.tree.leaves(self.results.trees)))
+
+    def packed_arrays(self, found: Sequence[Any]) -> Any:
+        """The same as NumPy arrays."""
+        return self.results.pack([np.asarray(x) for x in unpacked(found, jax.tree.leaves(self.results.trees))])
+
+
+def of_call(call: DeclaredCall, captured: tuple[Any, ...] = ()) -> Interface:
+    """The interface of a declared kernel or op."""
+    return Interface(call.name, call.signature, call.arguments, call.results, captured)
+
+
+def of_flat_arrays(family: TileFamily, target: Target) -> Interface:
+    """The interface of a kernel that an op calls, as a function of flat arrays.
+
+    The arrays are those of its arguments, then those that it closes over. The results are an array, or a tuple.
+    """
+    inputs = family.func(target).inputs
+    names = [inputs[n].name for n in range(len(family.types))]
+    signature = Signature(family.name, tuple(names), {}, {}, {})
+    results = Results(tuple(family.outputs), (), len(family.outputs) == 1)
+    return Interface(family.name, signature, tuple(family.types), results)

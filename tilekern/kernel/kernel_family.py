@@ -1,0 +1,196 @@
+"""The family of a declared kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from tilekern import _jax, source
+from tilekern.errors import ArgumentError, TraceError
+from tilekern.ir.types import Role
+from tilekern.kernel import derivatives
+from tilekern.kernel.declared_call import DeclaredCall
+from tilekern.kernel.definition import Definition
+from tilekern.kernel.results import Results, results
+from tilekern.kernel.signature import LAUNCH, check_sizes
+from tilekern.kernel.tile_family import Member, TileFamily
+from tilekern.lang.tiles import describe
+from tilekern.lang.trace import Param, Tracing, trace
+from tilekern.lower.target import Target, on_platform
+from tilekern.passes import pipeline
+
+# The sizes of a kernel's blocks, by name.
+type _Blocks = tuple[tuple[str, int], ...]
+
+
+class KernelFamily(TileFamily):
+    """A kernel for arguments of given types.
+
+    Attributes:
+      declared: the call.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        arguments: Sequence[Any],
+        statics: Mapping[str, Any],
+        blocks: Mapping[str, int],
+        target: Target | None,
+    ) -> None:
+        super().__init__(definition.signature.name, target)
+        found = _results(definition, arguments, statics)
+        settings = definition.settings()
+        self.declared = DeclaredCall(definition, tuple(arguments), statics, blocks, target, found, settings)
+        self.outputs = jax.tree.leaves(found.trees)
+        # Members of a body that closes over traced values, which can be traced while these live only.
+        self._traced_early: dict[_Blocks, Member] = {}
+
+    @cached_property
+    def _first(self) -> tuple[_Blocks, Tracing]:
+        """The blocks and the trace for `self.target`, which decides what the operands are."""
+        blocks = self._blocks(self.target)
+        return blocks, self._trace(blocks)
+
+    @property
+    def captured(self) -> tuple[Any, ...]:
+        """The arrays that the body closes over: further operands of the call."""
+        return self._first[1].captured
+
+    @property
+    def captures_tracers(self) -> bool:
+        """True if the body closes over traced values, so that this family serves one call only."""
+        return self._first[1].captures_tracers
+
+    def member(self, target: Target) -> Member:
+        blocks = self._blocks(target)
+        first, traced = self._first
+        if blocks == first:
+            return Member(traced.func, tuple(range(len(traced.func.inputs))))
+        if self.captures_tracers:
+            # A target that `trace_early` could not trace for has the blocks of the first one.
+            return self._traced_early.get(blocks) or self.member(self.target)
+        found = self.caches.members.get(blocks)
+        if found is None:
+            self.caches.members[blocks] = found = self._member(blocks)
+        return found
+
+    def trace_early(self) -> None:
+        """Trace the body for each platform that a call may be lowered for, while the values it closes over live."""
+        for platform in ("cpu", "cuda", "tpu") if self.asked is None else (self.asked.platform,):
+            # An error is one of a platform that the call may never be lowered for.
+            with suppress(Exception):
+                blocks = self._blocks(on_platform(platform, self.asked))
+                if blocks != self._first[0] and blocks not in self._traced_early:
+                    self._traced_early[blocks] = self._member(blocks)
+
+    def launch(self, target: Target) -> Mapping[str, int]:
+        chosen = self.declared.blocks_for(target)
+        return {name: chosen[name] for name in LAUNCH if name in chosen}
+
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        captured = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.captured]
+        return [*jax.tree.leaves(self.declared.arguments), *captured]
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        return derivatives.jvp(self.declared, primals, tangents)
+
+    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        return derivatives.transpose(self.declared, cotangents, operands)
+
+    def _blocks(self, target: Target) -> _Blocks:
+        chosen = self.declared.blocks_for(target)
+        return tuple((name, chosen[name]) for name in self.declared.signature.blocks)
+
+    def _member(self, blocks: _Blocks) -> Member:
+        """The kernel with other blocks than the first, with which its body may close over other arrays."""
+        traced, known = self._trace(blocks), self.captured
+        first = len(jax.tree.leaves(self.declared.arguments))
+        constants: list[Any] = []
+        reads = list(range(first))
+        for array in traced.captured:
+            number = next((n for n, other in enumerate(known) if _same(array, other)), None)
+            if number is None:
+                if isinstance(array, _jax.Tracer):
+                    raise self._other_capture(array, blocks)
+                number = len(known) + len(constants)
+                constants.append(array)
+            reads.append(first + number)
+        return Member(traced.func, tuple(reads), tuple(constants))
+
+    def _other_capture(self, array: Any, blocks: _Blocks) -> TraceError:
+        with source.at(self.declared.definition.loc):
+            return TraceError(
+                f"with some blocks only {self.name} closes over a traced value",
+                expected="a body that closes over the same traced values with all blocks",
+                got=f"{describe(array)} with {', '.join(f'{n} = {size}' for n, size in blocks)}",
+                fix="pass it as an argument",
+            )
+
+    def _trace(self, blocks: _Blocks) -> Tracing:
+        call, definition = self.declared, self.declared.definition
+        names, roles = definition.signature.arrays, call.results.roles
+        inputs = [
+            jax.tree_util.tree_map_with_path(partial(_param, name, _role(definition, name)), tree)
+            for name, tree in zip(names, call.arguments, strict=False)
+        ]
+        outputs = [
+            jax.tree_util.tree_map_with_path(partial(_output, name), tree, of_tree)
+            for name, tree, of_tree in zip(names[len(inputs) :], call.results.outputs, roles, strict=True)
+        ]
+        with _jax.tracing_under(call.settings):
+            keywords = {**call.statics, **dict(blocks)}
+            traced = trace(definition.function, self.name, [*inputs, *outputs], keywords, definition.loc)
+        return Tracing(pipeline.run(traced.func), traced.captured)
+
+
+def _results(definition: Definition, arguments: Sequence[Any], statics: Mapping[str, Any]) -> Results:
+    """The results of a kernel, checked against its parameters."""
+    name, names = definition.signature.name, definition.signature.arrays
+    with source.at(source.current()):  # the call: frames of an out_type are the user's, too
+        declared = definition.declared_type(arguments, statics)
+        count = len(declared) if isinstance(declared, tuple) else 1  # pyright: ignore[reportUnknownArgumentType] -- the user's
+        if len(arguments) + count != len(names):
+            raise ArgumentError(
+                f"{name} is called with the wrong number of arrays",
+                expected=f"{len(names)} parameters, {', '.join(names)}",
+                got=f"{len(arguments)} inputs and {count} outputs from out_type",
+                fix="give one argument for each input; out_type returns one entry for each output",
+            )
+    donated = [a for n, a in zip(names, arguments, strict=False) if n in definition.donate]
+    with source.at(definition.loc):
+        if any(n in definition.donate for n in names[len(arguments) :]):
+            raise ArgumentError(
+                f"{name} donates an output",
+                expected=f"names among the inputs, {', '.join(names[: len(arguments)])}",
+                got=f"donate = {definition.donate!r}",
+                fix="an output is the kernel's to write anyway; leave it out of donate",
+            )
+        found = results(name, donated, declared)
+    check_sizes(name, {f"result {n}": x for n, x in enumerate(jax.tree.leaves(found.trees))})
+    return found
+
+
+def _role(definition: Definition, name: str) -> Role:
+    return "inout" if name in definition.donate else "in"
+
+
+def _param(name: str, role: Role, path: tuple[Any, ...], leaf: Any) -> Param:
+    return Param(name + jax.tree_util.keystr(path), tuple(leaf.shape), np.dtype(leaf.dtype), role)
+
+
+def _output(name: str, path: tuple[Any, ...], leaf: Any, role: Role) -> Param:
+    return _param(name, role, path, leaf)
+
+
+def _same(array: Any, other: Any) -> bool:
+    """True for one and the same array, and for equal arrays of NumPy, of which each trace has its own copy."""
+    if not (isinstance(array, np.ndarray) and isinstance(other, np.ndarray)):
+        return array is other
+    return (array.shape, array.dtype) == (other.shape, other.dtype) and array.tobytes() == other.tobytes()

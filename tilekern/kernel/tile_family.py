@@ -1,0 +1,186 @@
+"""Families of kernels, and of kernels under `jax.vmap`.
+
+A family has a member for each target: the kernel traced with that target's blocks, when it is first needed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import jax
+
+from tilekern import _jax
+from tilekern.errors import DependencyError, FallbackWarning, TargetError
+from tilekern.ir.core import Func
+from tilekern.kernel.derivatives import batched_jvp, batched_transpose
+from tilekern.kernel.family import Calls, Family, Program, stacked
+from tilekern.kernel.packed import before_pairs, packed, unpacked
+from tilekern.lower.lowering import Lowering, lower
+from tilekern.lower.target import DEFAULT, Target
+from tilekern.passes.batch import batch, places
+
+
+@dataclass(frozen=True)
+class Member:
+    """A kernel traced with the blocks of one target.
+
+    Attributes:
+      func: the block IR.
+      reads: for each input of `func` the number of its array in (*operands of the call, *constants).
+      constants: known arrays that the body closes over, and that are no operands of the call.
+    """
+
+    func: Func
+    reads: tuple[int, ...]
+    constants: tuple[Any, ...] = ()
+
+    def inputs(self, operands: Sequence[Any]) -> list[Any]:
+        """The inputs of `func` for the operands of a call."""
+        arrays = (*operands, *self.constants)
+        return [arrays[number] for number in self.reads]
+
+
+class TileFamily(Family):
+    """Base of the families whose members are Funcs."""
+
+    def member(self, target: Target) -> Member:
+        """The kernel traced with the blocks of a target, and improved by the passes."""
+        raise NotImplementedError
+
+    def func(self, target: Target | None = None) -> Func:
+        """The block IR for a target."""
+        return self.member(target or self.target).func
+
+    def launch(self, target: Target) -> Mapping[str, int]:
+        """The launch options on a target that the schedule or the call gives."""
+        raise NotImplementedError
+
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        """The types of the operands."""
+        raise NotImplementedError
+
+    def lowered(self, target: Target) -> Lowering:
+        """The member for a target, lowered to it."""
+        return lower(self.func(target), target, self.launch(target))
+
+    def program(self, target: Target) -> Program:
+        by_name = self.asked is not None and not self.asked.falls_back
+        served, lowering = (target, self.lowered(target)) if by_name else self.lowered_or_portable(target)
+        member = self.member(served)
+
+        def program(*operands: jax.Array) -> Sequence[jax.Array]:
+            return unpacked(lowering.run(*packed(member.inputs(operands))), self.outputs)
+
+        program.__name__ = self.name
+        return jax.jit(program), lowering.partitioning
+
+    def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
+        return [(self, target)]
+
+    def lowered_or_portable(self, target: Target) -> tuple[Target, Lowering]:
+        """The member lowered to a target; if that refuses, with a warning, to the portable backend.
+
+        Too large a block is an error: the portable backend would need the memory, too.
+
+        Returns:
+          The target that serves, and the lowered member.
+        """
+        try:
+            return target, self.lowered(target)
+        except (TargetError, DependencyError) as error:
+            if not target.has_fallback:
+                raise
+            message = f"{self.name} runs on {target.platform} by the portable backend, which is slower.\n{error}"
+            warnings.warn(message, FallbackWarning, stacklevel=2)
+            return DEFAULT, self.lowered(DEFAULT)
+
+    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
+        if _jax.has_symbols((size,)):
+            family = MappedFamily(self, size, dims)
+            return family, family.dims
+        wanted = places(self.func(), tuple(map(before_pairs, self.types, dims)))
+        key = (size, wanted)
+        found = self.caches.batched.get(key)
+        if found is None:
+            self.caches.batched[key] = found = BatchedFamily(self, size, wanted)
+        return found, wanted
+
+
+class BatchedFamily(TileFamily):
+    """A family under `jax.vmap`: the batch is one more parallel axis of its members."""
+
+    def __init__(self, inner: TileFamily, size: int, dims: tuple[int | None, ...]) -> None:
+        super().__init__(inner.name, inner.asked)
+        self._inner, self._size, self._dims = inner, size, dims
+        self.outputs = stacked(inner.outputs, size)
+
+    def member(self, target: Target) -> Member:
+        found = self.caches.members.get(target)
+        if found is None:
+            inner = self._inner.member(target)
+            dims = (*self._dims, *(None for _ in inner.constants))
+            func = batch(inner.func, self._size, tuple(dims[number] for number in inner.reads))
+            self.caches.members[target] = found = replace(inner, func=func)
+        return found
+
+    def launch(self, target: Target) -> Mapping[str, int]:
+        return self._inner.launch(target)
+
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        pairs = zip(self._inner.types, self._dims, strict=True)
+        shapes = [(t, t.shape if d is None else (*t.shape[:d], self._size, *t.shape[d:])) for t, d in pairs]
+        return [jax.ShapeDtypeStruct(shape, t.dtype) for t, shape in shapes]
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        return batched_jvp(self._inner, self._size, self._dims, primals, tangents)
+
+    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        return batched_transpose(self._inner, self._size, self._dims, cotangents, operands)
+
+
+class MappedFamily(Family):
+    """A family under `jax.vmap` over a batch of unknown size: a loop over the batch, for a grid has a known size.
+
+    Attributes:
+      dims: 0 for operands that are stacked, None for those that all calls share.
+    """
+
+    def __init__(self, inner: Family, size: int, dims: tuple[int | None, ...]) -> None:
+        super().__init__(inner.name, inner.asked)
+        self._inner, self._size = inner, size
+        self.dims = tuple(None if d is None else 0 for d in dims)
+        self.outputs = stacked(inner.outputs, size)
+
+    def program(self, target: Target) -> Program:
+        one, partitioning = self._inner.program(target)
+
+        def run(*operands: jax.Array) -> Sequence[jax.Array]:
+            def call(slices: Sequence[jax.Array]) -> Sequence[jax.Array]:
+                each = iter(slices)
+                return one(*(x if d is None else next(each) for x, d in zip(operands, self.dims, strict=True)))
+
+            return cast(Any, jax.lax).map(call, [x for x, d in zip(operands, self.dims, strict=True) if d is not None])
+
+        run.__name__ = self.name
+        return jax.jit(run), partitioning
+
+    def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
+        pairs = zip(operands, self.dims, strict=True)
+        return self._inner.kernels(
+            target, [x if d is None else jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x, d in pairs]
+        )
+
+    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
+        family = MappedFamily(self, size, dims)
+        return family, family.dims
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        return batched_jvp(self._inner, self._size, self.dims, primals, tangents)
+
+    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        return batched_transpose(self._inner, self._size, self.dims, cotangents, operands)

@@ -1,0 +1,70 @@
+"""A public record of the machine that a target names, for schedules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilekern.lower.mosaic.chip import CHIPS as TPUS
+from tilekern.lower.mosaic.chip import LANES, PORTABLE, SUBLANES
+from tilekern.lower.target import Target, resolve
+from tilekern.lower.triton.chip import CHIPS as GPUS
+
+# Multiprocessors of the largest GPU of each target: A100, H100 and H200, B200 (NVIDIA's architecture whitepapers).
+_MULTIPROCESSORS = {"cuda:sm_80": 108, "cuda:sm_90": 132, "cuda:sm_100": 148}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A machine to choose blocks for; get it by `tk.device`, or as the parameter `device` of a schedule.
+
+    None stands for a number that does not belong to the machine, or that is not known.
+
+    Attributes:
+      target: its name, "cuda:sm_90".
+      platform: JAX's name of the platform: "cpu", "cuda" or "tpu".
+      cores: multiprocessors of the largest GPU of the target, or TensorCores of one device of JAX on a TPU.
+      fast_memory: bytes that one program may take, of shared memory on a GPU, of vector memory on a TPU.
+      registers: 32-bit registers of a multiprocessor of a GPU.
+      lanes: threads of a warp on a GPU, elements of a row of a vector register on a TPU.
+      sublanes: rows of a vector register of a TPU, each of `lanes` elements of 32 bits.
+      matrix_size: rows and columns of a matrix unit of a TPU.
+
+    Example:
+      >>> import tilekern as tk
+      >>> tk.device("cuda:sm_90").cores
+      132
+    """
+
+    target: str
+    platform: str
+    cores: int | None = None
+    fast_memory: int | None = None
+    registers: int | None = None
+    lanes: int | None = None
+    sublanes: int | None = None
+    matrix_size: int | None = None
+
+
+def device_of(target: Target) -> Device:
+    """The record of a target."""
+    if target.name in GPUS:
+        gpu = GPUS[target.name]
+        cores, registers = _MULTIPROCESSORS[target.name], gpu.registers_per_core
+        return Device(target.name, target.platform, cores, gpu.shared_bytes, registers, lanes=32)
+    if target.name in TPUS:
+        tpu = PORTABLE if target.portable else TPUS[target.name]
+        memory, side = tpu.vmem_budget, tpu.matrix_size
+        return Device(target.name, target.platform, tpu.cores, memory, None, LANES, SUBLANES, side)
+    return Device(target.name, target.platform)
+
+
+def device(target: str) -> Device:
+    """The record of the machine that a target names.
+
+    Args:
+      target: "cpu", "cpu:xla", "cpu:llvm", "cuda:sm_90", "tpu:v5e" or another target.
+
+    Raises:
+      tilekern.errors.TargetError: there is no such target.
+    """
+    return device_of(resolve(target))
