@@ -35,7 +35,7 @@ def measure() -> Iterator[Result]:
     if machine is None:
         return
     names = {"1 thread": 1, f"{THREADS} threads": THREADS}
-    dtypes: tuple[DType, ...] = ("float32", "bfloat16") if machine.has_bfloat16 else ("float32",)
+    dtypes: tuple[DType, ...] = ("float32", "bfloat16") if machine.has_bfloat16_dots else ("float32",)
     peaks = {f"peak {dtype}, {n}": found for dtype in dtypes for n, t in names.items() if (found := peak(dtype, t))}
     times = take_turns({name: found.seconds for name, found in peaks.items()})
     for name, found in peaks.items():
@@ -58,7 +58,9 @@ def peak(dtype: str, threads: int = THREADS, seconds: float = _SECONDS) -> Peak 
     machine = host()
     if machine is None:
         return None
-    return Peak(machine, "bfloat16" if dtype == "bfloat16" and machine.has_bfloat16 else "float32", threads, seconds)
+    return Peak(
+        machine, "bfloat16" if dtype == "bfloat16" and machine.has_bfloat16_dots else "float32", threads, seconds
+    )
 
 
 def share(

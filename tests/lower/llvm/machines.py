@@ -8,14 +8,14 @@ from tilekern.errors import TilekernError
 from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.runtime.machine import Machine
 
-AVX2 = Machine("x86_64-unknown-linux-gnu", "haswell", "", vector_bytes=32, registers=16, has_pairs=True)
+AVX2 = Machine("x86_64-unknown-linux-gnu", "haswell", "", vector_bytes=32, registers=16, has_int16_pairs=True)
 AVX512 = Machine(
     "x86_64-unknown-linux-gnu",
     "skylake-avx512",
     "-prefer-256-bit",
     vector_bytes=64,
     registers=32,
-    has_pairs=True,
+    has_int16_pairs=True,
 )
 BFLOAT16 = Machine(
     "x86_64-unknown-linux-gnu",
@@ -23,8 +23,8 @@ BFLOAT16 = Machine(
     "+avx512bf16,-prefer-256-bit",
     vector_bytes=64,
     registers=32,
-    has_bfloat16=True,
-    has_pairs=True,
+    has_bfloat16_dots=True,
+    has_int16_pairs=True,
 )
 NEON = Machine("aarch64-unknown-linux-gnu", "neoverse-n1", "+neon", vector_bytes=16, registers=32)
 ALL = (AVX2, AVX512, BFLOAT16, NEON)

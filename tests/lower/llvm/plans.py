@@ -8,17 +8,17 @@ from functools import partial
 from tilekern.ir.core import Block, Func
 from tilekern.lower.llvm.emit import emit_llvm
 from tilekern.lower.llvm.legalize import legalize
-from tilekern.lower.llvm.plan.buffers import place
-from tilekern.lower.llvm.plan.plan_loops import plan
-from tilekern.lower.llvm.plan.steps import AnyStep, Copies, Group, Plan, Step
+from tilekern.lower.llvm.plan.buffers import assign_offsets
+from tilekern.lower.llvm.plan.loop_fusion import fuse_loops
+from tilekern.lower.llvm.plan.steps import AnyStep, BufferCopies, LoopNest, Plan, Step
 from tilekern.lower.llvm.runtime.machine import Machine
 
 
 def planned(func: Func, machine: Machine) -> tuple[Func, Plan]:
     """The legal Func, and its plan with places."""
     legal = legalize(func, machine)
-    found = plan(legal, partial(emit_llvm._needs, machine))
-    place(legal, found)
+    found = fuse_loops(legal, partial(emit_llvm._scratch_of, machine))
+    assign_offsets(legal, found)
     return legal, found
 
 
@@ -35,9 +35,9 @@ def every_step(found: Plan) -> list[AnyStep]:
 def _block(found: Plan, block: Block, indent: str) -> Iterator[str]:
     for step in found.steps[block]:
         match step:
-            case Group():
-                yield indent + _group(step)
-            case Copies():
+            case LoopNest():
+                yield indent + _nest(step)
+            case BufferCopies():
                 moves = [(a, b) for a, b in step.moves if a.root is not b.root and a.nbytes]
                 if moves:
                     yield f"{indent}copy {' '.join(str(a.nbytes) for a, _ in moves)}"
@@ -48,9 +48,9 @@ def _block(found: Plan, block: Block, indent: str) -> Iterator[str]:
                     yield from _block(found, region, indent + "  ")
 
 
-def _group(group: Group) -> str:
-    parts = [f"for {list(group.space)}:"]
-    parts += [f"keep {m.value.type}" for m in group.maps]
-    parts += [f"{op.monoid}" for op in group.reduces]
-    parts += [f"store {op.ref.name}" for op in group.stores]
+def _nest(nest: LoopNest) -> str:
+    parts = [f"for {list(nest.space)}:"]
+    parts += [f"keep {m.value.type}" for m in nest.maps]
+    parts += [f"{op.monoid}" for op in nest.reduces]
+    parts += [f"store {op.ref.name}" for op in nest.stores]
     return " ".join(parts)

@@ -16,7 +16,7 @@ import numpy as np
 from tilekern.ir.core import Array
 from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.lowering import LlvmLowering
-from tilekern.lower.llvm.plan.private_copies import shares_of
+from tilekern.lower.llvm.plan.task_partition import partial_sums_of
 from tilekern.lower.llvm.program import TASK
 
 End = Literal["begin", "end"]
@@ -91,7 +91,7 @@ def run(
 ) -> list[Array]:
     """The outputs, whose memory held garbage; if there is a `seed`, tasks run in a random order."""
     program, func = lowering.program, lowering.func
-    shares = shares_of(lowering._legal)
+    shares = partial_sums_of(lowering._legal)
     types = [(p.ref.shape, p.ref.dtype) for p in func.outputs] + [(s.shape, s.dtype) for s in shares]
     arrays = [np.asarray(x, p.ref.dtype) for x, p in zip(inputs, func.inputs, strict=True)]
     before = [_placed(x, place) for x in arrays]

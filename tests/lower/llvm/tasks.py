@@ -18,7 +18,7 @@ from tilekern.lower.llvm.ir_builder import F32, I8, I64, PTR, Code, Module, Reg,
 from tilekern.lower.llvm.program import TASK, Program
 from tilekern.lower.llvm.runtime.machine import Machine
 
-HASWELL = Machine("x86_64-unknown-linux-gnu", "haswell", "", vector_bytes=32, registers=16, has_pairs=True)
+HASWELL = Machine("x86_64-unknown-linux-gnu", "haswell", "", vector_bytes=32, registers=16, has_int16_pairs=True)
 ARM = Machine("aarch64-unknown-linux-gnu", "neoverse-n1", "+neon", vector_bytes=16, registers=32)
 
 
@@ -29,7 +29,7 @@ def program(
     module = Module(machine or toolchain.host())
 
     def task(code: Code, buffers: Reg, number: Reg, scratch: Reg) -> None:
-        body(code, lambda n: code.load(PTR, code.at(buffers, n, "ptr")), number, scratch)
+        body(code, lambda n: code.load(PTR, code.gep(buffers, n, "ptr")), number, scratch)
         code.ret()
 
     module.function(TASK, [("buffers", PTR), ("number", I64), ("scratch", PTR)], task)
@@ -45,8 +45,8 @@ def scale(tasks: int, factor: float = 2.0, rows: int = 64, machine: Machine | No
 
         def step(i: Reg) -> None:
             at = code.binary("add", first, i)
-            v = code.load(Type("float", lanes), code.at(x, at, "float"))
-            code.store(code.binary("fmul", v, factor), code.at(y, at, "float"))
+            v = code.load(Type("float", lanes), code.gep(x, at, "float"))
+            code.store(code.binary("fmul", v, factor), code.gep(y, at, "float"))
 
         code.loop(0, rows, lanes, step)
 
@@ -57,14 +57,14 @@ def through_scratch(tasks: int, scratch: int) -> Program:
     """y = x, one number a task, which spends a while at the begin, the end and the alignment of its scratch."""
 
     def body(code: Code, buffer: Callable[[int], Reg], number: Reg, memory: Reg) -> None:
-        value = code.load(F32, code.at(buffer(0), number, "float"))
-        last = code.at(memory, scratch - 4)
-        code.loop(0, scratch, 4096, lambda i: code.store(constant(1, I8), code.at(memory, i)))
+        value = code.load(F32, code.gep(buffer(0), number, "float"))
+        last = code.gep(memory, scratch - 4)
+        code.loop(0, scratch, 4096, lambda i: code.store(constant(1, I8), code.gep(memory, i)))
         code.store(value, last)
-        code.store(code.load(F32, last), code.at(buffer(1), number, "float"))
+        code.store(code.load(F32, last), code.gep(buffer(1), number, "float"))
         low = code.binary("and", code.cast("ptrtoint", memory, "i64"), 63)
         with code.when(code.compare("icmp ne", low, 0)):
-            code.store(constant(-1.0, F32), code.at(buffer(1), number, "float"))
+            code.store(constant(-1.0, F32), code.gep(buffer(1), number, "float"))
 
     return program(body, tasks=tasks, scratch=scratch)
 

@@ -50,7 +50,7 @@ class Index:
 
 ZERO = Index()
 
-Place = tuple[Index, ...]
+Coords = tuple[Index, ...]
 """One index for each dim of a tile."""
 
 
@@ -65,13 +65,13 @@ def is_virtual(op: Op) -> bool:
         case Load():
             return op.ref.ref.role == "in"
         case Reshape():
-            return only_unit_dims(op)
+            return changes_unit_dims_only(op)
         case _:
             moves = (Broadcast, Transpose, Slice, Reverse, Iota, Constant, DynamicSlice)
             return isinstance(op, (Elementwise, Select, Convert, Bitcast, *moves))
 
 
-def only_unit_dims(op: Reshape) -> bool:
+def changes_unit_dims_only(op: Reshape) -> bool:
     """Whether a reshape adds and drops dims of size 1 only."""
     return _long(op.operands[0].tile.shape) == _long(op.shape)
 
@@ -80,44 +80,44 @@ def _long(shape: tuple[int, ...]) -> list[int]:
     return [n for n in shape if n != 1]
 
 
-def reads(op: Op, place: Place, clamped: Callable[[Value, int], Index]) -> list[tuple[Value, Place]]:
-    """The elements of tile operands that the element at `place` of a virtual op's result comes from.
+def operand_coords(op: Op, coords: Coords, clamped: Callable[[Value, int], Index]) -> list[tuple[Value, Coords]]:
+    """The elements of tile operands that the element at `coords` of a virtual op's result comes from.
 
     Args:
       op: virtual. Of a load, the mask, and the vectors of positions.
-      place: of the result.
+      coords: of the element of the result.
       clamped: an int32 scalar, limited to 0 .. n, as an index.
     """
     match op:
         case Elementwise() | Select() | Convert() | Bitcast():
-            return [(x, place) for x in op.operands]
+            return [(x, coords) for x in op.operands]
         case Broadcast(operands=(x,)):
             sizes = zip(op.dims, x.tile.shape, strict=True)
-            return [(x, tuple(ZERO if n == 1 else place[d] for d, n in sizes))]
+            return [(x, tuple(ZERO if n == 1 else coords[d] for d, n in sizes))]
         case Transpose(operands=(x,)):
-            return [(x, tuple(place[op.permutation.index(d)] for d in range(len(place))))]
+            return [(x, tuple(coords[op.permutation.index(d)] for d in range(len(coords))))]
         case Slice(operands=(x,)):
-            moved = zip(place, op.start, op.stride, strict=True)
+            moved = zip(coords, op.start, op.stride, strict=True)
             return [(x, tuple(i.times(stride).shifted(start) for i, start, stride in moved))]
         case Reverse(operands=(x,)):
-            lengths = enumerate(zip(place, x.tile.shape, strict=True))
+            lengths = enumerate(zip(coords, x.tile.shape, strict=True))
             return [(x, tuple(i.times(-1).shifted(n - 1) if d in op.dims else i for d, (i, n) in lengths))]
         case Reshape(operands=(x,)):
-            long = iter(i for i, n in zip(place, op.shape, strict=True) if n != 1)
+            long = iter(i for i, n in zip(coords, op.shape, strict=True) if n != 1)
             return [(x, tuple(ZERO if n == 1 else next(long) for n in x.tile.shape))]
         case DynamicSlice(operands=(x, *starts)):
-            room = zip(place, starts, x.tile.shape, op.sizes, strict=True)
+            room = zip(coords, starts, x.tile.shape, op.sizes, strict=True)
             return [(x, tuple(i.plus(clamped(start, n - size)) for i, start, n, size in room))]
         case Load():
-            return _read_by_load(op, place)
+            return _read_by_load(op, coords)
         case _:
             return []
 
 
-def _read_by_load(op: Load, place: Place) -> list[tuple[Value, Place]]:
-    found: list[tuple[Value, Place]] = []
+def _read_by_load(op: Load, coords: Coords) -> list[tuple[Value, Coords]]:
+    found: list[tuple[Value, Coords]] = []
     for dim, lane in zip(op.access.dims, op.access.lanes, strict=True):
         if lane is not None:
             vectors = (op.positions[t.operand] for t in dim.position.terms)
-            found += [(v, (place[lane],)) for v in vectors if v.tile.shape]
-    return found if op.mask is None else [*found, (op.mask, place)]
+            found += [(v, (coords[lane],)) for v in vectors if v.tile.shape]
+    return found if op.mask is None else [*found, (op.mask, coords)]

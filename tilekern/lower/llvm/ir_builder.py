@@ -100,7 +100,7 @@ def constant(number: Any, type: Type) -> Reg:
     return Reg(f"splat ({scalar} {text})" if type.lanes else text, type)
 
 
-def lanes_of(numbers: Sequence[Any], type: Type) -> Reg:
+def vector_constant(numbers: Sequence[Any], type: Type) -> Reg:
     """A known vector."""
     return Reg("<" + ", ".join(str(constant(n, type.element)) for n in numbers) + ">", type)
 
@@ -280,13 +280,13 @@ class Code:
         self.module.declare(name, first.type, [x.type for x in operands])
         return self.call(name, first.type, *operands, flags=flags)
 
-    def flagged(self, name: str, x: Reg) -> Reg:
+    def intrinsic_with_flag(self, name: str, x: Reg) -> Reg:
         """An intrinsic of one operand whose second one says whether an edge is undefined: it is not."""
         name = f"{name}.{x.type.suffix}"
         self.module.declare(name, x.type, [x.type, I1])
         return self.call(name, x.type, x, constant(0, I1))
 
-    def saturated(self, x: Reg, scalar: str, *, signed: bool) -> Reg:
+    def saturating_to_int(self, x: Reg, scalar: str, *, signed: bool) -> Reg:
         """Floats as integers: toward zero, limited to what there is, NaN as 0."""
         to = x.type.of(scalar)
         name = f"llvm.fpto{'s' if signed else 'u'}i.sat.{to.suffix}.{x.type.suffix}"
@@ -345,7 +345,7 @@ class Code:
 
     # --- memory ---
 
-    def at(self, base: Reg, index: Operand, scalar: str = "i8") -> Reg:
+    def gep(self, base: Reg, index: Operand, scalar: str = "i8") -> Reg:
         """The address of element number `index`; bytes by default."""
         offset = index if isinstance(index, Reg) else constant(index, I64)
         if offset.text == "0":
@@ -394,7 +394,7 @@ class Code:
         self.module.declare(name, VOID, [x.type, addresses.type, I32, mask.type])
         self.call(name, VOID, x, addresses, align, mask)
 
-    def hidden_false(self) -> Reg:
+    def opaque_false(self) -> Reg:
         """False, but LLVM has to take it for a variable: it is loaded where the function begins."""
         found = Reg("%hidden", I1)
         if not any(line.lstrip().startswith("%hidden =") for line in self.entry):
@@ -410,7 +410,7 @@ class Code:
         self.module.declare("llvm.memcpy.p0.p0.i64", VOID, [PTR, PTR, I64, I1])
         self.call("llvm.memcpy.p0.p0.i64", VOID, target, source, constant(nbytes, I64), constant(0, I1))
 
-    def slot(self, type: Type) -> Reg:
+    def alloca(self, type: Type) -> Reg:
         """A place on the stack, one for each call of the function."""
         name = f"%{self.fresh('slot')}"
         self.entry.append(f"  {name} = alloca {type}, align 64")
@@ -487,7 +487,7 @@ class Code:
         self.branch(done)
         self.label(done)
 
-    def otherwise(self, condition: Reg, value: Reg, compute: Callable[[], Reg]) -> Reg:
+    def compute_if(self, condition: Reg, value: Reg, compute: Callable[[], Reg]) -> Reg:
         """`compute()`, which runs only if the condition (one bit) holds, else `value`."""
         before, then, done = self._label, self.fresh("then"), self.fresh("done")
         self.branch_if(condition, then, done)

@@ -16,8 +16,8 @@ from tilekern.lower.llvm.call import call
 from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.emit.emit_llvm import emit, make_plan
 from tilekern.lower.llvm.legalize import legalize
-from tilekern.lower.llvm.plan.describe import describe
-from tilekern.lower.llvm.plan.private_copies import shares_of
+from tilekern.lower.llvm.plan.plan_text import plan_text
+from tilekern.lower.llvm.plan.task_partition import partial_sums_of
 from tilekern.lower.llvm.program import Program
 from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.resources import Resources
@@ -57,12 +57,12 @@ class LlvmLowering:
     @property
     def plan(self) -> str:
         """The steps of a program of the grid, and where their tiles lie."""
-        return describe(self.program, self._plan, self._legal.body)
+        return plan_text(self.program, self._plan, self._legal.body)
 
     @_jax.emits
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
         """The outputs; traceable by JAX, when it lowers for the platform cpu."""
-        func, shares = self._legal, shares_of(self._legal)
+        func, shares = self._legal, partial_sums_of(self._legal)
         types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.outputs]
         types += [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shares]
         numbers = {p: n for n, p in enumerate(func.inputs)}

@@ -52,7 +52,9 @@ def is_legal(op: Op, machine: Machine) -> bool:
         case Iota():
             return op.dtype == I32
         case Dot():
-            return is_canonical(op) and set(dtypes[:2]) <= _PRODUCTS and (dtypes[0] != BF16 or machine.has_bfloat16)
+            return (
+                is_canonical(op) and set(dtypes[:2]) <= _PRODUCTS and (dtypes[0] != BF16 or machine.has_bfloat16_dots)
+            )
         case TopK():
             return dtypes[0] in (I32, np.dtype(np.uint32))
         case Print() | Assert():

@@ -12,7 +12,7 @@ import pytest
 
 from tilekern.ir.elementwise import TABLE
 from tilekern.lower.llvm.ir_builder import I64, PTR, VOID, Code, Module, Reg, Type
-from tilekern.lower.llvm.math.functions import function
+from tilekern.lower.llvm.math.functions import emit_function
 from tilekern.lower.llvm.runtime.machine import Machine
 
 Array = np.ndarray[Any, Any]
@@ -53,10 +53,10 @@ def module_of(machine: Machine, names: list[str], scalar: str, lanes: int) -> Mo
     def loop(name: str) -> Callable[..., None]:
         def build(code: Code, size: Reg, result: Reg, *operands: Reg) -> None:
             def body(index: Reg) -> None:
-                lanes = [code.load(type, code.at(x, index, scalar)) for x in operands]
-                computed = function(code, name, *lanes)
+                lanes = [code.load(type, code.gep(x, index, scalar)) for x in operands]
+                computed = emit_function(code, name, *lanes)
                 assert computed is not None and computed.type == type
-                code.store(computed, code.at(result, index, scalar))
+                code.store(computed, code.gep(result, index, scalar))
 
             code.loop(0, size, max(type.lanes, 1), body)
             code.ret()
@@ -292,10 +292,10 @@ def test_float32_calls_nothing() -> None:
 @pytest.mark.parametrize(("name", "count"), [("exp", 12), ("exp2", 9)])
 def test_powers_are_few_instructions_on_avx512(name: str, count: int) -> None:
     code = Code(Module(SKYLAKE))
-    function(code, name, Reg("%x", Type("float", 16)))
+    emit_function(code, name, Reg("%x", Type("float", 16)))
     assert len(code.lines) == count
 
 
 def test_other_names_are_left_to_others() -> None:
     for scalar in ("float", "double"):
-        assert function(Code(Module(HASWELL)), "sqrt", Reg("%x", Type(scalar, 8))) is None
+        assert emit_function(Code(Module(HASWELL)), "sqrt", Reg("%x", Type(scalar, 8))) is None

@@ -18,7 +18,7 @@ from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.shape import Reshape
 from tilekern.ir.types import TileType
-from tilekern.lower.llvm.plan.steps import AnyStep, Closures, Copies, Group, Plan, Slot, Step
+from tilekern.lower.llvm.plan.steps import AnyStep, Buffer, BufferCopies, Expressions, LoopNest, Plan, Step
 from tilekern.lower.target import TARGETS
 from tilekern.passes import pipeline
 
@@ -32,20 +32,20 @@ class Memory:
 
     ranges: dict[tuple[int, int], set[Tile]] = field(default_factory=dict)
 
-    def write(self, slot: Slot, tiles: set[Tile]) -> None:
-        begin, end = span(slot)
+    def write(self, buffer: Buffer, tiles: set[Tile]) -> None:
+        begin, end = span(buffer)
         self.ranges = {r: t for r, t in self.ranges.items() if r[1] <= begin or end <= r[0]}
         self.ranges[begin, end] = tiles
 
-    def read(self, slot: Slot) -> set[Tile]:
-        return self.ranges.get(span(slot), set())
+    def read(self, buffer: Buffer) -> set[Tile]:
+        return self.ranges.get(span(buffer), set())
 
 
-def span(slot: Slot) -> tuple[int, int]:
-    return slot.root.offset, slot.root.offset + slot.nbytes
+def span(buffer: Buffer) -> tuple[int, int]:
+    return buffer.root.offset, buffer.root.offset + buffer.nbytes
 
 
-def overlap(a: Slot, b: Slot) -> bool:
+def overlap(a: Buffer, b: Buffer) -> bool:
     (first, end), (second, other_end) = span(a), span(b)
     return first < other_end and second < end
 
@@ -55,7 +55,7 @@ class Run:
 
     def __init__(self, func: Func, plan: Plan, trips: int) -> None:
         self.plan, self.trips, self.turn = plan, trips, 0
-        self.memory, self.closures = Memory(), Closures(func)
+        self.memory, self.expressions = Memory(), Expressions(func)
         self.home: dict[Value, int] = {}  # how many regions are around the definition of a value
         self.path: tuple[int, ...] = ()
         self.same: dict[Tile, Tile] = {}  # what a carry or the result of a loop is at present
@@ -71,10 +71,10 @@ class Run:
 
     def tile(self, value: Value) -> Tile:
         """What a value is at present."""
-        op = self.closures.definition.get(value)
+        op = self.expressions.definition.get(value)
         if isinstance(op, Reshape):
             (x,) = op.operands
-            if x in self.closures.slots and self.closures.slots[x] is self.closures.slots.get(value):
+            if x in self.expressions.buffers and self.expressions.buffers[x] is self.expressions.buffers.get(value):
                 return self.tile(x)
         found = value, self.path[: self.home[value]]
         return self.same.get(found, found)
@@ -82,69 +82,71 @@ class Run:
     # --- steps ---
 
     def run(self, block: Block) -> None:
-        with self.closures.inside(self.plan.enters[block]):
+        with self.expressions.inside(self.plan.live_in[block]):
             for step in self.plan.steps[block]:
                 self.step(step)
-                self.closures.slots.update(step.keeps)
+                self.expressions.buffers.update(step.produces)
             self.yielded = [self.tile(v) for v in block.results if isinstance(v.type, TileType)]
 
     def step(self, step: AnyStep) -> None:
-        if isinstance(step, Copies):
+        if isinstance(step, BufferCopies):
             for source, target in step.moves:
                 if source.nbytes:
                     assert span(source) == span(target) or not overlap(source, target)
                     self.memory.write(target, self.memory.read(source))
-        elif isinstance(step, Group):
-            self.group(step)
+        elif isinstance(step, LoopNest):
+            self.nest(step)
         elif step.op.regions:
             self.control(step)
         else:
             self.plain(step)
 
-    def group(self, group: Group) -> None:
-        leaves = self.closures.of(group.space, group.sources).leaves
-        written = [m.slot for m in group.maps] + [slot for _, slot in group.keeps]
-        for position in (v for op in group.stores for v in op.positions):
-            apart = self.closures.of(position.tile.shape, [position]).leaves
+    def nest(self, nest: LoopNest) -> None:
+        leaves = self.expressions.of(nest.space, nest.sources).leaves
+        written = [m.buffer for m in nest.maps] + [buffer for _, buffer in nest.produces]
+        for position in (v for op in nest.stores for v in op.positions):
+            apart = self.expressions.of(position.tile.shape, [position]).leaves
             leaves |= dict.fromkeys(apart, False)
         self.check(leaves)
         for leaf, lanewise in leaves.items():
-            slot = self.closures.slots.get(leaf)
-            if slot is not None and not lanewise:
-                assert not any(overlap(slot, w) for w in written if w.nbytes and slot.nbytes), leaf
-        self.write([*((m.value, m.slot) for m in group.maps), *group.keeps])
+            buffer = self.expressions.buffers.get(leaf)
+            if buffer is not None and not lanewise:
+                assert not any(overlap(buffer, w) for w in written if w.nbytes and buffer.nbytes), leaf
+        self.write([*((m.value, m.buffer) for m in nest.maps), *nest.produces])
 
     def plain(self, step: Step) -> None:
         tiles = [v for v in step.op.operands if isinstance(v.type, TileType)]
-        written = [slot for _, slot in step.keeps] + [s for s in (step.temporary,) if s is not None]
+        written = [buffer for _, buffer in step.produces] + [s for s in (step.temporary,) if s is not None]
         for value in tiles:
-            leaves = self.closures.of(value.tile.shape, [value]).leaves
+            leaves = self.expressions.of(value.tile.shape, [value]).leaves
             self.check(leaves)
-            read = [self.closures.slots[leaf] for leaf in leaves if leaf in self.closures.slots]
+            read = [self.expressions.buffers[leaf] for leaf in leaves if leaf in self.expressions.buffers]
             assert not any(overlap(r, w) for r in read for w in written if r.nbytes and w.nbytes), step.op.name
-        slots = dict.fromkeys(written)
-        assert not any(overlap(a, b) for a in slots for b in slots if a.root is not b.root and a.nbytes and b.nbytes)
+        buffers = dict.fromkeys(written)
+        assert not any(
+            overlap(a, b) for a in buffers for b in buffers if a.root is not b.root and a.nbytes and b.nbytes
+        )
         if step.init:
-            (target,) = {slot.root for _, slot in step.keeps}
-            (sum_,) = [v for v, _ in step.keeps if v is not step.op.result]
-            add = self.closures.definition[sum_]
+            (target,) = {buffer.root for _, buffer in step.produces}
+            (sum_,) = [v for v, _ in step.produces if v is not step.op.result]
+            add = self.expressions.definition[sum_]
             init = next(v for v in add.operands if v is not step.op.result)
             assert not target.nbytes or self.tile(init) in self.memory.read(target), "what a dot adds to is not there"
         if step.temporary is not None and step.temporary.nbytes:
             self.memory.write(step.temporary, set())
-        self.write(step.keeps)
+        self.write(step.produces)
 
     def check(self, leaves: dict[Value, bool]) -> None:
         for leaf in leaves:
-            slot = self.closures.slots.get(leaf)
-            if slot is not None and slot.nbytes:
-                assert self.tile(leaf) in self.memory.read(slot), f"{leaf} is not there"
+            buffer = self.expressions.buffers.get(leaf)
+            if buffer is not None and buffer.nbytes:
+                assert self.tile(leaf) in self.memory.read(buffer), f"{leaf} is not there"
 
-    def write(self, kept: Sequence[tuple[Value, Slot]]) -> None:
-        roots: dict[Slot, set[Tile]] = {}
-        for value, slot in kept:
-            if slot.nbytes:
-                roots.setdefault(slot.root, set()).add(self.tile(value))
+    def write(self, kept: Sequence[tuple[Value, Buffer]]) -> None:
+        roots: dict[Buffer, set[Tile]] = {}
+        for value, buffer in kept:
+            if buffer.nbytes:
+                roots.setdefault(buffer.root, set()).add(self.tile(value))
         for root, tiles in roots.items():
             assert root.offset + root.nbytes <= self.plan.scratch
             self.memory.write(root, tiles)
@@ -153,7 +155,7 @@ class Run:
 
     def control(self, step: Step) -> None:
         op = step.op
-        carried = [s for v, s in zip(op.results, self.plan.carried[op], strict=True) if s is not None]
+        carry_buffers = [s for v, s in zip(op.results, self.plan.carry_buffers[op], strict=True) if s is not None]
         results = [v for v in op.results if v.tile.shape]
         if isinstance(op, Switch):
             self.turn += 1
@@ -161,8 +163,8 @@ class Run:
         else:
             found = self.loop(op, [self.tile(v) for v in self.inits(op)])
         shaped = [t for t in found if t[0].tile.shape]
-        for result, slot, tile in zip(results, carried, shaped, strict=True):
-            assert not slot.nbytes or tile in self.memory.read(slot), f"{op.name} left another tile than {tile[0]}"
+        for result, buffer, tile in zip(results, carry_buffers, shaped, strict=True):
+            assert not buffer.nbytes or tile in self.memory.read(buffer), f"{op.name} left another tile than {tile[0]}"
             self.same[result, self.path[: self.home[result]]] = tile
 
     def inits(self, op: Op) -> Sequence[Value]:
@@ -185,7 +187,7 @@ class Run:
         carries = region.args[len(region.args) - len(values) :]
         for arg, value in zip(carries, values, strict=True):
             self.same[arg, self.path] = value
-        entered = dict(self.plan.enters[region])
+        entered = dict(self.plan.live_in[region])
         for arg, value in zip(carries, values, strict=True):
             if arg in entered and entered[arg].nbytes:
                 assert value in self.memory.read(entered[arg]), f"{arg} begins as another tile than {value[0]}"
@@ -196,16 +198,16 @@ class Run:
 
 @pytest.mark.parametrize("first", range(0, 300, 100))
 def test_random_programs(first: int) -> None:
-    slots = 0
+    buffers = 0
     for seed in range(first, first + 100):
         func, plan = planned(pipeline.run(sample(seed)[0].func), ALL[seed % len(ALL)])
-        slots += plan.scratch > 0
+        buffers += plan.scratch > 0
         for trips in (2, 1, 0):
             try:
                 Run(func, plan, trips)
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, {trips} iterations: {error}") from error
-    assert slots > 25
+    assert buffers > 25
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -238,22 +240,22 @@ def test_a_sum_over_two_loops_is_copied_only_where_its_begin_is_read(reads_betwe
     func, plan = planned(func, ALL[0])
     for trips in (3, 2, 1, 0):
         Run(func, plan, trips)
-    moves = [move for step in every_step(plan) if isinstance(step, Copies) for move in step.moves]
+    moves = [move for step in every_step(plan) if isinstance(step, BufferCopies) for move in step.moves]
     assert any(a.root is not b.root for a, b in moves) == reads_between
 
 
 def test_a_slot_in_the_wrong_place_is_found() -> None:
     """Or else the tests above prove nothing."""
     func, plan = planned(family("flash_attention", "gpt2", "float32").func(TARGETS["cpu:llvm"]), ALL[0])
-    moved = {slot.root for step in every_step(plan) for _, slot in step.keeps}
+    moved = {buffer.root for step in every_step(plan) for _, buffer in step.produces}
     assert len(moved) > 3
     found = 0
-    for slot in moved:
-        before, slot.offset = slot.offset, next(s.offset for s in moved if s.offset != slot.offset)
+    for buffer in moved:
+        before, buffer.offset = buffer.offset, next(s.offset for s in moved if s.offset != buffer.offset)
         try:
             Run(func, plan, 2)
         except AssertionError:
             found += 1
-        slot.offset = before
+        buffer.offset = before
     assert found >= len(moved) - 1
     Run(func, plan, 2)

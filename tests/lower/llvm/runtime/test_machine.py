@@ -15,20 +15,20 @@ AVX512 = AVX2 | dict.fromkeys(["avx512f", "avx512bw", "avx512cd", "avx512dq", "a
 
 def test_machines() -> None:
     small, large = describe(LINUX, "haswell", AVX2 | {"avx512f": False}), describe(LINUX, "skx", AVX512)
-    assert (small.vector_bytes, small.lanes, small.registers, small.has_pairs, small.has_bfloat16) == (
+    assert (small.vector_bytes, small.lanes, small.registers, small.has_int16_pairs, small.has_bfloat16_dots) == (
         (32, 8, 16, True, False)
     )
     assert small.features == "+avx2,-avx512f,+f16c,+fma"
-    assert (large.vector_bytes, large.lanes, large.registers, large.has_bfloat16) == (64, 16, 32, False)
+    assert (large.vector_bytes, large.lanes, large.registers, large.has_bfloat16_dots) == (64, 16, 32, False)
     assert large.features.endswith(",-prefer-256-bit")
-    assert describe(LINUX, "znver5", AVX512 | {"avx512bf16": True}).has_bfloat16
-    assert not describe(LINUX, "emeraldrapids", AVX512 | {"avx512bf16": True}).has_bfloat16  # float32 is faster
+    assert describe(LINUX, "znver5", AVX512 | {"avx512bf16": True}).has_bfloat16_dots
+    assert not describe(LINUX, "emeraldrapids", AVX512 | {"avx512bf16": True}).has_bfloat16_dots  # float32 is faster
     masked = AVX512 | {"avx512bf16": True, "amx-bf16": True}
-    assert not describe(LINUX, "rocketlake", masked).has_bfloat16  # such a core, by another name
+    assert not describe(LINUX, "rocketlake", masked).has_bfloat16_dots  # such a core, by another name
     assert describe(LINUX, "knl", AVX512 | {"avx512vl": False}).vector_bytes == 32
     for triple in ("aarch64-unknown-linux-gnu", "arm64-apple-darwin24.0.0"):
         arm = describe(triple, "generic", {"neon": True})
-        assert (arm.vector_bytes, arm.registers, arm.is_x86, arm.has_pairs) == (16, 32, False, False)
+        assert (arm.vector_bytes, arm.registers, arm.is_x86, arm.has_int16_pairs) == (16, 32, False, False)
 
 
 def test_which_code_runs_where() -> None:

@@ -16,11 +16,11 @@ from tilekern.ir.core import Func, Value
 from tilekern.ir.memory import Load, MemoryOp, Position, Term
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import DType, strides_of
-from tilekern.lower.llvm.element_index import Index, Place, is_virtual, reads, register
+from tilekern.lower.llvm.element_index import Coords, Index, is_virtual, operand_coords, register
+from tilekern.lower.llvm.element_types import element_constant, from_memory, memory_type, to_memory
 from tilekern.lower.llvm.emit import elementwise
-from tilekern.lower.llvm.ir_builder import I32, I64, Code, Reg, Type, constant, lanes_of
-from tilekern.lower.llvm.llvm_types import known, packed, stored, unpacked
-from tilekern.lower.llvm.plan.steps import Closures, Slot
+from tilekern.lower.llvm.ir_builder import I32, I64, Code, Reg, Type, constant, vector_constant
+from tilekern.lower.llvm.plan.steps import Buffer, Expressions
 
 
 class Elements:
@@ -36,9 +36,9 @@ class Elements:
 
     def __init__(self, code: Code, func: Func, arrays: Mapping[Value, Reg], scratch: Reg) -> None:
         self.code, self.scratch = code, scratch
-        self.closures = Closures(func)
+        self.expressions = Expressions(func)
         self.registers: dict[Value, Reg] = {}
-        self.targets: dict[Value, Slot] = {}
+        self.targets: dict[Value, Buffer] = {}
         self.loops: dict[Value, int] = {}
         self._arrays = arrays
         self._ranges = analyze(func)
@@ -55,7 +55,7 @@ class Elements:
         yield
         self._scopes.pop()
 
-    def _once(self, key: Any, make: Any) -> Reg:
+    def _cached(self, key: Any, make: Any) -> Reg:
         for scope in self._scopes:
             if key in scope:
                 return scope[key]
@@ -65,66 +65,72 @@ class Elements:
 
     # --- elements ---
 
-    def at(self, value: Value, place: Place, lanes: int = 0) -> Reg:
+    def element(self, value: Value, coords: Coords, lanes: int = 0) -> Reg:
         """The element at a place, or so many of them; of scalars the place is ()."""
-        if lanes and not any(index.step for index in place):
-            return self._once(("splat", value, place, lanes), lambda: self.code.splat(self.at(value, place), lanes))
+        if lanes and not any(index.step for index in coords):
+            return self._cached(
+                ("splat", value, coords, lanes), lambda: self.code.splat(self.element(value, coords), lanes)
+            )
         if not lanes:
-            place = tuple(Index(i.terms, i.const) for i in place)
-        return self._once((value, place, lanes), lambda: self._element(value, place, lanes))
+            coords = tuple(Index(i.terms, i.const) for i in coords)
+        return self._cached((value, coords, lanes), lambda: self._element(value, coords, lanes))
 
-    def ahead(self, values: Iterable[Value], outer: Place, inner: str) -> None:
+    def hoist(self, values: Iterable[Value], outer: Coords, inner: str) -> None:
         """Compute now what is the same for all values of the register `inner`, the index of the last dim."""
         pending = [(value, (*outer, register(inner, 1))) for value in values]
-        seen = set[tuple[Value, Place]]()
+        seen = set[tuple[Value, Coords]]()
         while pending:
-            value, place = pending.pop()
-            if (value, place) in seen:
+            value, coords = pending.pop()
+            if (value, coords) in seen:
                 continue
-            seen.add((value, place))
-            if not any(index.step or index.mentions(inner) for index in place):
-                self.at(value, place)
-            elif not self.closures.kept(value):
-                pending += reads(self.closures.definition[value], place, self.clamped)
+            seen.add((value, coords))
+            if not any(index.step or index.mentions(inner) for index in coords):
+                self.element(value, coords)
+            elif not self.expressions.is_available(value):
+                pending += operand_coords(self.expressions.definition[value], coords, self.clamped_index)
 
-    def _element(self, value: Value, place: Place, lanes: int) -> Reg:
+    def _element(self, value: Value, coords: Coords, lanes: int) -> Reg:
         if value in self.registers:
             return self.registers[value]
-        if value in self.closures.slots:
-            return self.load(self.slot(self.closures.slots[value]), value.tile.shape, value.tile.dtype, place, lanes)
-        op = self.closures.definition[value]
+        if value in self.expressions.buffers:
+            return self.load(
+                self.buffer_address(self.expressions.buffers[value]), value.tile.shape, value.tile.dtype, coords, lanes
+            )
+        op = self.expressions.definition[value]
         assert is_virtual(op), op.name
         match op:
             case Constant():
-                return self._constant(op, place, lanes)
+                return self._constant(op, coords, lanes)
             case Iota():
-                return self._iota(place[op.dim], lanes)
+                return self._iota(coords[op.dim], lanes)
             case Load():
-                return self.load_access(op, place, lanes)
+                return self.load_access(op, coords, lanes)
             case _:
-                operands = [self.at(x, where, lanes) for x, where in reads(op, place, self.clamped)]
+                operands = [
+                    self.element(x, where, lanes) for x, where in operand_coords(op, coords, self.clamped_index)
+                ]
                 if not isinstance(op, elementwise.KINDS):
                     return operands[0]
                 return elementwise.emit(self.code, op, operands, value in self._flushing)
 
-    def _constant(self, op: Constant, place: Place, lanes: int) -> Reg:
+    def _constant(self, op: Constant, coords: Coords, lanes: int) -> Reg:
         if not op.array.shape or op.array.size == 1:
-            return known(op.array.reshape(-1)[0], op.array.dtype, lanes)
+            return element_constant(op.array.reshape(-1)[0], op.array.dtype, lanes)
         if op.result not in self._data:
             self._data[op.result] = self.code.module.data("table", op.array)
-        return self.load(self._data[op.result], op.shape, op.array.dtype, place, lanes)
+        return self.load(self._data[op.result], op.shape, op.array.dtype, coords, lanes)
 
     def _iota(self, index: Index, lanes: int) -> Reg:
-        first = self.code.cast("trunc", self.number(Index(index.terms, index.const)), "i32")
+        first = self.code.cast("trunc", self.index_value(Index(index.terms, index.const)), "i32")
         return (
             self.code.binary("add", self.code.splat(first, lanes), _steps(index.step, I32, lanes)) if lanes else first
         )
 
     # --- numbers ---
 
-    def number(self, index: Index) -> Reg:
+    def index_value(self, index: Index) -> Reg:
         """An index of one lane, i64."""
-        return self._once(("number", index.terms, index.const), lambda: self._sum(index))
+        return self._cached(("number", index.terms, index.const), lambda: self._sum(index))
 
     def _sum(self, index: Index) -> Reg:
         total: Reg | None = None
@@ -135,19 +141,19 @@ class Elements:
             return constant(index.const, I64)
         return self.code.binary("add nsw", total, index.const) if index.const else total
 
-    def numbers(self, index: Index, lanes: int) -> Reg:
+    def lane_indices(self, index: Index, lanes: int) -> Reg:
         """An index of every lane, i64."""
-        first = self.code.splat(self.number(index), lanes)
+        first = self.code.splat(self.index_value(index), lanes)
         return self.code.binary("add nsw", first, _steps(index.step, I64, lanes)) if index.step else first
 
-    def clamped(self, value: Value, most: int) -> Index:
+    def clamped_index(self, value: Value, most: int) -> Index:
         """An int32 scalar limited to 0 .. `most`."""
 
         def make() -> Reg:
             low = self.code.intrinsic("llvm.smax", self.registers[value], 0)
             return self.code.cast("zext", self.code.intrinsic("llvm.smin", low, most), "i64")
 
-        return register(self._once(("clamped", value, most), make).text)
+        return register(self._cached(("clamped", value, most), make).text)
 
     def position(self, op: MemoryOp, position: Position) -> Index:
         """The scalar part of a position of an access."""
@@ -155,7 +161,7 @@ class Elements:
         for term in position.terms:
             value = op.positions[term.operand]
             if not value.tile.shape:
-                digit = self._once(("digit", value, term.div, term.mod), lambda t=term, v=value: self._digit(t, v))
+                digit = self._cached(("digit", value, term.div, term.mod), lambda t=term, v=value: self._digit(t, v))
                 total = total.plus(index_of(digit).times(term.stride))
         return total
 
@@ -182,42 +188,42 @@ class Elements:
 
     # --- memory ---
 
-    def slot(self, slot: Slot) -> Reg:
+    def buffer_address(self, buffer: Buffer) -> Reg:
         """The address of a slot."""
-        return self._once(("slot", slot.root), lambda: self.code.at(self.scratch, slot.root.offset))
+        return self._cached(("slot", buffer.root), lambda: self.code.gep(self.scratch, buffer.root.offset))
 
-    def load(self, base: Reg, shape: Sequence[int], dtype: DType, place: Place, lanes: int = 0) -> Reg:
+    def load(self, base: Reg, shape: Sequence[int], dtype: DType, coords: Coords, lanes: int = 0) -> Reg:
         """Elements of a tile that lies densely in memory."""
-        return self._fetch(base, _linear(place, strides_of(tuple(shape))), dtype, lanes)
+        return self._load_at(base, _linear(coords, strides_of(tuple(shape))), dtype, lanes)
 
-    def put(self, value: Value, x: Reg, place: Place) -> None:
+    def write(self, value: Value, x: Reg, coords: Coords) -> None:
         """Elements of a result of the present step."""
         if value.tile.shape:
-            self.store(x, self.slot(self.targets[value]), value.tile.shape, value.tile.dtype, place)
+            self.store(x, self.buffer_address(self.targets[value]), value.tile.shape, value.tile.dtype, coords)
         else:
             self.registers[value] = x
 
-    def store(self, x: Reg, base: Reg, shape: Sequence[int], dtype: DType, place: Place) -> None:
+    def store(self, x: Reg, base: Reg, shape: Sequence[int], dtype: DType, coords: Coords) -> None:
         """Store elements of such a tile."""
-        self._put(packed(self.code, x, dtype), base, _linear(place, strides_of(tuple(shape))), dtype, None)
+        self._store_at(to_memory(self.code, x, dtype), base, _linear(coords, strides_of(tuple(shape))), dtype, None)
 
     def address(self, base: Reg, index: Index, dtype: DType) -> Reg:
         """The address of the element of the first lane."""
-        return self.code.at(base, self.number(index), stored(dtype).scalar)
+        return self.code.gep(base, self.index_value(index), memory_type(dtype).scalar)
 
-    def _fetch(self, base: Reg, index: Index, dtype: DType, lanes: int) -> Reg:
-        code, type = self.code, stored(dtype, lanes)
+    def _load_at(self, base: Reg, index: Index, dtype: DType, lanes: int) -> Reg:
+        code, type = self.code, memory_type(dtype, lanes)
         if not lanes or index.step == 1:
-            return unpacked(code, code.load(type, self.address(base, index, dtype)), dtype)
+            return from_memory(code, code.load(type, self.address(base, index, dtype)), dtype)
         if index.step == -1:
             last = code.load(type, self.address(base, index.shifted(1 - lanes), dtype))
-            return unpacked(code, code.shuffle(last, last, range(lanes)[::-1]), dtype)
+            return from_memory(code, code.shuffle(last, last, range(lanes)[::-1]), dtype)
         if not index.step:
-            return code.splat(self._fetch(base, index, dtype, 0), lanes)
-        addresses = self._addresses(base, self.numbers(index, lanes), dtype)
-        return unpacked(code, code.gather(type, addresses), dtype)
+            return code.splat(self._load_at(base, index, dtype, 0), lanes)
+        addresses = self._addresses(base, self.lane_indices(index, lanes), dtype)
+        return from_memory(code, code.gather(type, addresses), dtype)
 
-    def _put(self, x: Reg, base: Reg, index: Index, dtype: DType, mask: Reg | None) -> None:
+    def _store_at(self, x: Reg, base: Reg, index: Index, dtype: DType, mask: Reg | None) -> None:
         """Store packed elements, those of the mask only if there is one."""
         code, lanes = self.code, x.type.lanes
         if not lanes:
@@ -229,65 +235,65 @@ class Elements:
                 code.store(x, address)
         elif index.step == 1:
             address = self.address(base, index, dtype)
-            code.store(x, address) if mask is None else code.masked_store(x, address, self.unknown(mask, x))
+            code.store(x, address) if mask is None else code.masked_store(x, address, self.opaque_mask(mask, x))
         else:
-            code.scatter(x, self._addresses(base, self.numbers(index, lanes), dtype), mask)
+            code.scatter(x, self._addresses(base, self.lane_indices(index, lanes), dtype), mask)
 
-    def unknown(self, mask: Reg, x: Reg) -> Reg:
+    def opaque_mask(self, mask: Reg, x: Reg) -> Reg:
         """A mask that the compiler cannot know to have one lane: LLVM 22 stores 32 bits for such a lane of 16 or 8."""
         if x.type.bits >= 32:
             return mask
-        return self.code.binary("xor", mask, self.code.splat(self.code.hidden_false(), mask.type.lanes))
+        return self.code.binary("xor", mask, self.code.splat(self.code.opaque_false(), mask.type.lanes))
 
     def _addresses(self, base: Reg, numbers: Reg, dtype: DType) -> Reg:
         return self.code.emit(
             Type("ptr", numbers.type.lanes),
-            f"getelementptr inbounds {stored(dtype).scalar}, ptr {base.text}, {numbers}",
+            f"getelementptr inbounds {memory_type(dtype).scalar}, ptr {base.text}, {numbers}",
         )
 
-    def gather(self, value: Value, place: Place, dim: int, numbers: Reg) -> Reg:
+    def gather(self, value: Value, coords: Coords, dim: int, numbers: Reg) -> Reg:
         """Elements of a kept tile at a place, but for one dim, whose index each lane has for itself; i64."""
         code, shape = self.code, value.tile.shape
         strides = strides_of(shape)
-        rest = self.numbers(_linear(place, strides), numbers.type.lanes)
+        rest = self.lane_indices(_linear(coords, strides), numbers.type.lanes)
         total = code.binary("add nsw", code.binary("mul nsw", numbers, strides[dim]), rest)
-        addresses = self._addresses(self.slot(self.closures.slots[value]), total, value.tile.dtype)
-        found = code.gather(stored(value.tile.dtype, numbers.type.lanes), addresses)
-        return unpacked(code, found, value.tile.dtype)
+        addresses = self._addresses(self.buffer_address(self.expressions.buffers[value]), total, value.tile.dtype)
+        found = code.gather(memory_type(value.tile.dtype, numbers.type.lanes), addresses)
+        return from_memory(code, found, value.tile.dtype)
 
     # --- accesses ---
 
-    def load_access(self, op: Load, place: Place, lanes: int = 0) -> Reg:
+    def load_access(self, op: Load, coords: Coords, lanes: int = 0) -> Reg:
         """Elements of an array; those out of bounds or masked are the fill."""
         code, dtype = self.code, op.ref.ref.dtype
-        index, gathered, mask = self._reached(op, place, lanes, op.mask)
+        index, gathered, mask = self._resolve(op, coords, lanes, op.mask)
         base = self._arrays[op.ref]
         if gathered is None and mask is None:
-            return self._fetch(base, index, dtype, lanes)
-        type = stored(dtype, lanes)
-        fill = known(0, dtype) if op.fill is None else self.registers[op.fill]
-        fill = code.splat(packed(code, fill, dtype), lanes)
+            return self._load_at(base, index, dtype, lanes)
+        type = memory_type(dtype, lanes)
+        fill = element_constant(0, dtype) if op.fill is None else self.registers[op.fill]
+        fill = code.splat(to_memory(code, fill, dtype), lanes)
         if not lanes:
             address = self.address(base, index, dtype)
             if mask is None:
-                return unpacked(code, code.load(type, address), dtype)
+                return from_memory(code, code.load(type, address), dtype)
             safe = code.select(mask, address, self.scratch)
-            return unpacked(code, code.select(mask, code.load(type, safe), fill), dtype)
+            return from_memory(code, code.select(mask, code.load(type, safe), fill), dtype)
         if mask is not None and not mask.type.lanes:
             mask = code.splat(mask, lanes)
         if gathered is None and index.step == 1:
             address = self.address(base, index, dtype)
-            return unpacked(code, code.masked_load(type, address, mask or constant(1, type.of("i1")), fill), dtype)
-        numbers = self.numbers(index, lanes) if gathered is None else gathered
+            return from_memory(code, code.masked_load(type, address, mask or constant(1, type.of("i1")), fill), dtype)
+        numbers = self.lane_indices(index, lanes) if gathered is None else gathered
         found = code.gather(type, self._addresses(base, numbers, dtype), mask, fill)
-        return unpacked(code, found, dtype)
+        return from_memory(code, found, dtype)
 
-    def fetch_next(self, op: Load, place: Place) -> None:
+    def prefetch_next(self, op: Load, coords: Coords) -> None:
         """Fetch into the cache the element that the next iteration of the innermost fold will load."""
-        index, _, _ = self._reached(op, place, 0, None)
-        self.code.prefetch(self.address(self._arrays[op.ref], index.shifted(self.distance(op)), op.ref.ref.dtype))
+        index, _, _ = self._resolve(op, coords, 0, None)
+        self.code.prefetch(self.address(self._arrays[op.ref], index.shifted(self.next_distance(op)), op.ref.ref.dtype))
 
-    def distance(self, op: Load) -> int:
+    def next_distance(self, op: Load) -> int:
         """How many elements further the next iteration of the innermost fold loads; 0 if that is not known."""
         distance = 0
         for dim, stride in zip(op.access.dims, strides_of(op.extents), strict=True):
@@ -296,22 +302,22 @@ class Elements:
                     distance += self.loops.get(op.positions[term.operand], 0) * term.stride * stride
         return distance
 
-    def store_access(self, op: MemoryOp, x: Reg, place: Place, mask: Value | None) -> None:
+    def store_access(self, op: MemoryOp, x: Reg, coords: Coords, mask: Value | None) -> None:
         """Store elements to an array, but those out of bounds or masked."""
         code, dtype, lanes = self.code, op.ref.ref.dtype, x.type.lanes
-        index, gathered, where = self._reached(op, place, lanes, mask)
-        stored_as = packed(code, x, dtype)
+        index, gathered, where = self._resolve(op, coords, lanes, mask)
+        stored_as = to_memory(code, x, dtype)
         if where is not None and lanes and not where.type.lanes:
             where = code.splat(where, lanes)
         if gathered is None:
-            self._put(stored_as, self._arrays[op.ref], index, dtype, where)
+            self._store_at(stored_as, self._arrays[op.ref], index, dtype, where)
         else:
             code.scatter(stored_as, self._addresses(self._arrays[op.ref], gathered, dtype), where)
 
     def access_address(
         self,
         op: MemoryOp,
-        place: Place,
+        coords: Coords,
         mask: Value | None,
         base: Reg | None = None,
         dtype: DType | None = None,
@@ -321,19 +327,19 @@ class Elements:
 
         `base` and `dtype` are those of another array of the same shape.
         """
-        index, gathered, where = self._reached(op, place, lanes, mask)
+        index, gathered, where = self._resolve(op, coords, lanes, mask)
         assert gathered is None and index.step == (lanes > 0)
         return self.address(base or self._arrays[op.ref], index, dtype or op.ref.ref.dtype), where
 
-    def origin(self, op: Load) -> Reg:
+    def first_address(self, op: Load) -> Reg:
         """The address of the first element of a load in bounds."""
         index = Index()
         for dim, stride in zip(op.access.dims, strides_of(op.extents), strict=True):
             index = index.plus(self.position(op, dim.position).times(stride))
         return self.address(self._arrays[op.ref], index, op.ref.ref.dtype)
 
-    def _reached(
-        self, op: MemoryOp, place: Place, lanes: int, mask: Value | None
+    def _resolve(
+        self, op: MemoryOp, coords: Coords, lanes: int, mask: Value | None
     ) -> tuple[Index, Reg | None, Reg | None]:
         """The linear index; those of every lane instead, if they are no straight line; which lanes are touched."""
         code = self.code
@@ -343,13 +349,13 @@ class Elements:
             index = self.position(op, dim.position)
             numbers: Reg | None = None
             if lane is not None and dim.kind == "block":
-                index = index.plus(place[lane])
+                index = index.plus(coords[lane])
             elif lane is not None:
-                numbers = self._vector_of(op, dim.position, place[lane], lanes)
+                numbers = self._vector_of(op, dim.position, coords[lane], lanes)
                 if not numbers.type.lanes:
                     index, numbers = index.plus(index_of(numbers)), None
             if numbers is not None:
-                numbers = code.binary("add nsw", numbers, self.numbers(index, lanes))
+                numbers = code.binary("add nsw", numbers, self.lane_indices(index, lanes))
                 inside = self._inside(numbers, length)
                 numbers = code.binary("mul nsw", numbers, stride)
                 gathered = numbers if gathered is None else code.binary("add nsw", gathered, numbers)
@@ -359,9 +365,9 @@ class Elements:
             if not dim.in_bounds and inside is not None:
                 conditions.append(inside)
         if mask is not None:
-            conditions.append(self.at(mask, place, lanes))
+            conditions.append(self.element(mask, coords, lanes))
         if gathered is not None:
-            gathered = code.binary("add nsw", gathered, self.numbers(total, lanes))
+            gathered = code.binary("add nsw", gathered, self.lane_indices(total, lanes))
         return total, gathered, self._all(conditions, lanes)
 
     def _vector_of(self, op: MemoryOp, position: Position, index: Index, lanes: int) -> Reg:
@@ -371,7 +377,7 @@ class Elements:
         for term in position.terms:
             value = op.positions[term.operand]
             if value.tile.shape:
-                number = code.cast("sext", self.at(value, (index,), lanes), "i64")
+                number = code.cast("sext", self.element(value, (index,), lanes), "i64")
                 number = code.binary("mul nsw", self._part(term, number, negative=True), term.stride)
                 total = number if total is None else code.binary("add nsw", total, number)
         return total if total is not None else constant(0, I64)
@@ -383,13 +389,13 @@ class Elements:
         """Which lanes along a dim are in bounds; of all lanes at once, if they are at the same place."""
         code = self.code
         if not index.step or not lanes:
-            return self._inside(self.number(index), length)
+            return self._inside(self.index_value(index), length)
         if abs(index.step) != 1:
-            return self._inside(self.numbers(index, lanes), length)
+            return self._inside(self.lane_indices(index, lanes), length)
         # Lane n is at first + n: it is inside if -first <= n < length - first, with both limited to 0 .. lanes.
-        first = self.number(index)
+        first = self.index_value(index)
         if index.step == -1:
-            return self._inside(self.numbers(index, lanes), length)
+            return self._inside(self.lane_indices(index, lanes), length)
         until = self._limited(code.binary("sub nsw", length, first), lanes)
         inside = code.compare("icmp slt", _steps(1, I32, lanes), code.splat(until, lanes))
         if self._is_negative(op, position):
@@ -432,12 +438,12 @@ def index_of(number: Reg, step: int = 0) -> Index:
 
 def _steps(step: int, type: Type, lanes: int) -> Reg:
     """0, step, 2 * step, ..."""
-    return lanes_of([step * n for n in range(lanes)], Type(type.scalar, lanes))
+    return vector_constant([step * n for n in range(lanes)], Type(type.scalar, lanes))
 
 
-def _linear(place: Place, strides: Sequence[int]) -> Index:
+def _linear(coords: Coords, strides: Sequence[int]) -> Index:
     total = Index()
-    for index, stride in zip(place, strides, strict=True):
+    for index, stride in zip(coords, strides, strict=True):
         total = total.plus(index.times(stride))
     return total
 

@@ -6,9 +6,9 @@ from tilekern.ir.compute import Bitcast, Convert, Select
 from tilekern.ir.core import Op
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.types import BF16, BOOL, F16, DType, kind_of
+from tilekern.lower.llvm.element_types import register_type
 from tilekern.lower.llvm.ir_builder import Code, Reg
-from tilekern.lower.llvm.llvm_types import computed
-from tilekern.lower.llvm.math.functions import function
+from tilekern.lower.llvm.math.functions import emit_function
 
 KINDS = (Elementwise, Select, Convert, Bitcast)
 """The ops that compute; what is virtual besides only moves elements."""
@@ -44,7 +44,7 @@ def emit(code: Code, op: Op, operands: list[Reg], flushes: bool = False) -> Reg:
         case Convert():
             return convert(code, operands[0], op.operands[0].tile.dtype, op.dtype, flushes)
         case Bitcast():
-            return code.cast("bitcast", operands[0], computed(op.dtype).scalar)
+            return code.cast("bitcast", operands[0], register_type(op.dtype).scalar)
         case _:
             assert isinstance(op, Elementwise), op.name
             return compute(code, op.function, op.operands[0].tile.dtype, *operands)
@@ -79,7 +79,7 @@ def _float(code: Code, name: str, *operands: Reg) -> Reg:
             signed = code.select(code.compare("fcmp olt", x, 0.0), -1.0, x)
             return code.select(code.compare("fcmp ogt", x, 0.0), 1.0, signed)
         case _:
-            found = function(code, name, *operands)
+            found = emit_function(code, name, *operands)
             assert found is not None, name
             return found
 
@@ -112,9 +112,9 @@ def _integer(code: Code, name: str, signed: bool, *operands: Reg) -> Reg:
         case "not":
             return code.binary("xor", x, -1)
         case "abs":
-            return code.flagged("llvm.abs", x)
+            return code.intrinsic_with_flag("llvm.abs", x)
         case "clz":
-            return code.flagged("llvm.ctlz", x)
+            return code.intrinsic_with_flag("llvm.ctlz", x)
         case _:
             assert name == "population_count", name
             return code.intrinsic("llvm.ctpop", x)
@@ -147,7 +147,7 @@ def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = Fal
     """A legal cast."""
     if source == dtype:
         return x
-    scalar = computed(dtype).scalar
+    scalar = register_type(dtype).scalar
     kinds = kind_of(source), kind_of(dtype)
     if dtype == BOOL:
         return code.compare("fcmp une", x, 0.0) if kinds[0] == "float" else code.compare("icmp ne", x, 0)
@@ -162,7 +162,7 @@ def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = Fal
     if kinds == ("float", "float"):
         return code.cast("fpext" if dtype.itemsize > source.itemsize else "fptrunc", x, scalar)
     if kinds[0] == "float":
-        return code.saturated(x, scalar, signed=kinds[1] == "signed")
+        return code.saturating_to_int(x, scalar, signed=kinds[1] == "signed")
     if kinds[1] == "float":
         return code.cast("sitofp" if kinds[0] == "signed" else "uitofp", x, scalar)
     if dtype.itemsize < source.itemsize and source != BOOL:
@@ -170,13 +170,13 @@ def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = Fal
     found = code.cast("sext" if kinds[0] == "signed" else "zext", x, scalar)
     if source == BOOL and x.type.lanes in (2, 4) and code.module.machine.vector_bytes == 64:
         # LLVM 22 counts so few bools, where a sum of them ends, as the bits of an i2 or i4, which it cannot select.
-        return code.binary("xor", found, code.splat(code.cast("sext", code.hidden_false(), scalar), x.type.lanes))
+        return code.binary("xor", found, code.splat(code.cast("sext", code.opaque_false(), scalar), x.type.lanes))
     return found
 
 
 def _to_bfloat16(code: Code, x: Reg, flushes: bool) -> Reg:
     """The upper half of the bits, rounded to nearest even; NaN stays NaN."""
-    if flushes and x.type.lanes == 16 and code.module.machine.has_bfloat16:
+    if flushes and x.type.lanes == 16 and code.module.machine.has_bfloat16_dots:
         return code.to_bfloat16(x)
     bits = code.cast("bitcast", x, "i32")
     high = code.binary("lshr", bits, 16)

@@ -17,28 +17,34 @@ from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.quote import visible
 from tilekern.ir.shape import Concatenate, Pad
 from tilekern.lower.llvm.element_index import Index, is_virtual
-from tilekern.lower.llvm.emit import atomics, composed_tiles, loop_nests, reductions, sorts
-from tilekern.lower.llvm.emit.atomics import Copy
+from tilekern.lower.llvm.element_types import register_type
+from tilekern.lower.llvm.emit import atomics, data_movement, loop_nests, reductions, sorts
+from tilekern.lower.llvm.emit.atomics import UpdateTarget
 from tilekern.lower.llvm.emit.elements import Elements
 from tilekern.lower.llvm.gemm import dots
 from tilekern.lower.llvm.ir_builder import I64, PTR, VOID, Code, Module, Reg
-from tilekern.lower.llvm.llvm_types import computed
-from tilekern.lower.llvm.plan.buffers import place
-from tilekern.lower.llvm.plan.plan_loops import plan
-from tilekern.lower.llvm.plan.private_copies import ALIGNMENT, Division, Own, adds_floats, divide
-from tilekern.lower.llvm.plan.steps import Closures, Copies, Group, Plan, Step
+from tilekern.lower.llvm.plan.buffers import assign_offsets
+from tilekern.lower.llvm.plan.loop_fusion import fuse_loops
+from tilekern.lower.llvm.plan.steps import BufferCopies, Expressions, LoopNest, Plan, Step
+from tilekern.lower.llvm.plan.task_partition import (
+    ALIGNMENT,
+    PrivateCopy,
+    TaskPartition,
+    is_float_sum,
+    partition_tasks,
+)
 from tilekern.lower.llvm.program import TASK, Program
 from tilekern.lower.llvm.runtime.machine import Machine
 
 # The most tasks: of more programs, several are one task, so that claiming one costs little beside running it.
-_TASKS = 4096
+_MAX_TASKS = 4096
 _PROGRAM = "program"
 
 
 def make_plan(func: Func, machine: Machine) -> Plan:
     """The steps of a legal Func, and where their tiles lie."""
-    planned = plan(func, partial(_needs, machine))
-    place(func, planned)
+    planned = fuse_loops(func, partial(_scratch_of, machine))
+    assign_offsets(func, planned)
     return planned
 
 
@@ -48,21 +54,21 @@ def emit(func: Func, planned: Plan, machine: Machine) -> Program:
     Its arguments are the Func's inputs, its results the Func's outputs, then the shares of `shares_of`.
     """
     module = Module(machine)
-    division, programs = divide(func), prod(func.grid)
-    body = _Body(func, planned, division)
-    each = cdiv(programs, max(min(programs, division.parts or _TASKS), 1))
+    partition, programs = partition_tasks(func), prod(func.grid)
+    body = _ProgramEmitter(func, planned, partition)
+    each = cdiv(programs, max(min(programs, partition.parts or _MAX_TASKS), 1))
     parts = cdiv(programs, max(each, 1))
     parameters = [("buffers", PTR), ("number", I64), ("scratch", PTR)]
 
-    def task(code: Code, buffers: Reg, number: Reg, scratch: Reg) -> None:
-        part = code.binary("udiv", number, division.slices) if division.slices > 1 else number
+    def task(code: Code, addresses: Reg, number: Reg, scratch: Reg) -> None:
+        part = code.binary("udiv", number, partition.slices) if partition.slices > 1 else number
         begin = code.binary("mul nsw", part, each)
         end = code.intrinsic("llvm.smin", code.binary("add nsw", begin, each), programs)
 
         def run(n: Reg) -> None:
-            code.call(_PROGRAM, VOID, buffers, n, number, scratch)
+            code.call(_PROGRAM, VOID, addresses, n, number, scratch)
 
-        with body.own_copies(code, buffers, scratch):
+        with body.private_copies(code, addresses, scratch):
             if each == 1:
                 run(begin)
             else:
@@ -73,69 +79,81 @@ def emit(func: Func, planned: Plan, machine: Machine) -> Program:
     module.function(TASK, parameters, task, attributes="")
     outputs = func.outputs
     zeroed = [n for n, p in enumerate(outputs) if p.ref.role in ("zeros", "sum")]
-    zeroed += range(len(outputs), len(outputs) + len(division.shares))
-    scratch = _own_at(planned) + division.own_bytes if division.own else planned.scratch
-    return Program(visible(func.name), module, parts * division.slices, scratch, tuple(zeroed))
+    zeroed += range(len(outputs), len(outputs) + len(partition.partial_sums))
+    scratch = _private_begin(planned) + partition.private_bytes if partition.private else planned.scratch
+    return Program(visible(func.name), module, parts * partition.slices, scratch, tuple(zeroed))
 
 
-def _needs(machine: Machine, op: Op, closures: Closures) -> tuple[int, Any]:
+def _scratch_of(machine: Machine, op: Op, expressions: Expressions) -> tuple[int, Any]:
     match op:
         case Dot():
-            return dots.needs(op, closures, machine)
+            return dots.scratch_and_packing(op, expressions, machine)
         case Sort() | TopK():
-            return sorts.bytes_of(op, machine), None
+            return sorts.scratch_bytes(op, machine), None
         case _:
             return 0, None
 
 
-def _own_at(planned: Plan) -> int:
+def _private_begin(planned: Plan) -> int:
     """The byte of the scratch memory from which on own copies lie."""
     return -(-planned.scratch // ALIGNMENT) * ALIGNMENT
 
 
-class _Body:
+class _ProgramEmitter:
     """Emits what one program of the grid does."""
 
-    def __init__(self, func: Func, planned: Plan, division: Division) -> None:
-        self._func, self._plan, self._division = func, planned, division
-        self._places = {p: n for n, p in enumerate(func.inputs)}
-        self._places |= {p: len(func.inputs) + n for n, p in enumerate(func.outputs)}
+    def __init__(self, func: Func, planned: Plan, partition: TaskPartition) -> None:
+        self._func, self._plan, self._partition = func, planned, partition
+        self._array_numbers = {p: n for n, p in enumerate(func.inputs)}
+        self._array_numbers |= {p: len(func.inputs) + n for n, p in enumerate(func.outputs)}
 
     @contextmanager
-    def own_copies(self, code: Code, buffers: Reg, scratch: Reg) -> Generator[None]:
+    def private_copies(self, code: Code, addresses: Reg, scratch: Reg) -> Generator[None]:
         """The programs of a task, between the begin and the end of its own copies."""
-        copies = list(self._own(code, scratch))
-        for own, base in copies:
-            atomics.begin(code, own, base)
+        copies = list(self._private(code, scratch))
+        for private, base in copies:
+            atomics.fill_private_copy(code, private, base)
         yield
         if copies:
-            atomics.end(code, [(own, base, self._array(code, buffers, self._places[own.ref])) for own, base in copies])
+            atomics.merge_private_copies(
+                code,
+                [
+                    (private, base, self._array(code, addresses, self._array_numbers[private.ref]))
+                    for private, base in copies
+                ],
+            )
 
-    def _own(self, code: Code, scratch: Reg) -> Iterator[tuple[Own, Reg]]:
-        for own in self._division.own:
-            yield own, code.at(scratch, _own_at(self._plan) + own.offset)
+    def _private(self, code: Code, scratch: Reg) -> Iterator[tuple[PrivateCopy, Reg]]:
+        for private in self._partition.private:
+            yield private, code.gep(scratch, _private_begin(self._plan) + private.offset)
 
-    def _array(self, code: Code, buffers: Reg, number: int) -> Reg:
-        return code.load(PTR, code.at(buffers, number, "ptr"))
+    def _array(self, code: Code, addresses: Reg, number: int) -> Reg:
+        return code.load(PTR, code.gep(addresses, number, "ptr"))
 
-    def _copies_of(self, code: Code, buffers: Reg, task: Reg, arrays: dict[Value, Reg], scratch: Reg) -> None:
+    def _set_update_targets(
+        self, code: Code, addresses: Reg, task: Reg, arrays: dict[Value, Reg], scratch: Reg
+    ) -> None:
         """The copies that a task updates."""
-        slices, first = self._division.slices, len(self._func.inputs) + len(self._func.outputs)
+        slices, first = self._partition.slices, len(self._func.inputs) + len(self._func.outputs)
         part, column = (code.binary(name, task, slices) for name in ("udiv", "urem")) if slices > 1 else (task, None)
-        self._copies = {ref: Copy(arrays[ref], ref.ref.dtype, slices, column) for ref in self._division.plain}
-        for n, share in enumerate(self._division.shares):
-            base = self._array(code, buffers, first + n)
-            size = prod(share.ref.ref.shape) * share.dtype.itemsize
-            base = code.at(base, code.binary("mul nsw", part, size))
-            self._copies[share.ref] = Copy(base, share.dtype, slices, column)
-        self._owned = {own.ref for own in self._division.own}
-        self._copies |= {own.ref: Copy(base, own.ref.ref.dtype) for own, base in self._own(code, scratch)}
+        self._update_targets = {
+            ref: UpdateTarget(arrays[ref], ref.ref.dtype, slices, column) for ref in self._partition.in_place
+        }
+        for n, sums in enumerate(self._partition.partial_sums):
+            base = self._array(code, addresses, first + n)
+            size = prod(sums.ref.ref.shape) * sums.dtype.itemsize
+            base = code.gep(base, code.binary("mul nsw", part, size))
+            self._update_targets[sums.ref] = UpdateTarget(base, sums.dtype, slices, column)
+        self._private_refs = {private.ref for private in self._partition.private}
+        self._update_targets |= {
+            private.ref: UpdateTarget(base, private.ref.ref.dtype) for private, base in self._private(code, scratch)
+        }
 
-    def run(self, code: Code, buffers: Reg, number: Reg, task: Reg, scratch: Reg) -> None:
+    def run(self, code: Code, addresses: Reg, number: Reg, task: Reg, scratch: Reg) -> None:
         """Emit the function of one program: its number, and that of its task."""
         func = self._func
-        arrays = {p: self._array(code, buffers, n) for p, n in self._places.items()}
-        self._copies_of(code, buffers, task, arrays, scratch)
+        arrays = {p: self._array(code, addresses, n) for p, n in self._array_numbers.items()}
+        self._set_update_targets(code, addresses, task, arrays, scratch)
         self._code = code
         self._e = Elements(code, func, arrays, scratch)
         for arg, index in zip(func.body.args, _decode(code, func.axes, number), strict=True):
@@ -148,29 +166,29 @@ class _Body:
     def _block(self, block: Block) -> None:
         """Emit a block in the present scope."""
         e = self._e
-        with e.closures.inside(self._plan.enters[block]):
+        with e.expressions.inside(self._plan.live_in[block]):
             for step in self._plan.steps[block]:
-                e.targets = dict(step.keeps)
+                e.targets = dict(step.produces)
                 match step:
-                    case Group():
+                    case LoopNest():
                         loop_nests.emit(e, step)
-                    case Copies():
+                    case BufferCopies():
                         self._copy(step)
                     case Step():
                         self._step(step)
-                e.closures.slots.update(step.keeps)
+                e.expressions.buffers.update(step.produces)
 
     def _inner(self, block: Block) -> list[Reg]:
         """A block inside; the scalars that it yields."""
         with self._e.scope():
             self._block(block)
-            return [self._e.at(v, ()) for v in block.results if not v.tile.shape]
+            return [self._e.element(v, ()) for v in block.results if not v.tile.shape]
 
-    def _copy(self, step: Copies) -> None:
+    def _copy(self, step: BufferCopies) -> None:
         e, code = self._e, self._code
         for source, target in step.moves:
             if source.root is not target.root and source.nbytes:
-                code.copy(e.slot(target), e.slot(source), source.nbytes)
+                code.copy(e.buffer_address(target), e.buffer_address(source), source.nbytes)
 
     def _step(self, step: Step) -> None:
         op, e = step.op, self._e
@@ -192,17 +210,21 @@ class _Body:
             case Sort() | TopK():
                 sorts.emit(e, step)
             case Concatenate():
-                composed_tiles.concatenate(e, op)
+                data_movement.concatenate(e, op)
             case Pad():
-                composed_tiles.pad(e, op)
+                data_movement.pad(e, op)
             case DynamicUpdateSlice():
-                composed_tiles.update(e, op)
+                data_movement.update(e, op)
             case Take():
-                composed_tiles.take(e, op)
+                data_movement.take(e, op)
             case Atomic():
-                atomics.emit(e, op, self._copies.get(op.ref) if op.ref in self._owned or adds_floats(op) else None)
+                atomics.emit(
+                    e,
+                    op,
+                    self._update_targets.get(op.ref) if op.ref in self._private_refs or is_float_sum(op) else None,
+                )
             case Store():
-                e.store_access(op, e.at(op.value, ()), (), op.mask)
+                e.store_access(op, e.element(op.value, ()), (), op.mask)
             case Load() if not is_virtual(op) and op.result.tile.shape:
                 self._load(op)
             case Load():
@@ -213,15 +235,17 @@ class _Body:
     def _load(self, op: Load) -> None:
         """A tile of an array that the program stores to."""
         e = self._e
-        loop_nests.cover(e, op.result.tile.shape, lambda at, lanes: e.put(op.result, e.load_access(op, at, lanes), at))
+        loop_nests.for_each_vector(
+            e, op.result.tile.shape, lambda at, lanes: e.write(op.result, e.load_access(op, at, lanes), at)
+        )
 
     def _scalar(self, op: Op) -> None:
         e = self._e
         if is_virtual(op):
-            e.registers[op.result] = e.at(op.result, ())
+            e.registers[op.result] = e.element(op.result, ())
         else:  # a reshape of a tile of one element
             (x,) = op.operands
-            e.registers[op.result] = e.at(x, tuple(Index() for _ in x.tile.shape))
+            e.registers[op.result] = e.element(x, tuple(Index() for _ in x.tile.shape))
 
     # --- control ---
 
@@ -231,7 +255,7 @@ class _Body:
         last = self._tiles(op.stop, axis, up=True)
         index, *carries = op.body.args
         scalars = [c for c in carries if not c.tile.shape]
-        inits = [e.at(v, ()) for v in op.inits if not v.tile.shape]
+        inits = [e.element(v, ()) for v in op.inits if not v.tile.shape]
 
         def body(i: Reg, *values: Reg) -> list[Reg]:
             turned = i
@@ -250,7 +274,7 @@ class _Body:
 
     def _tiles(self, bound: Value, axis: Axis, up: bool) -> Reg:
         """A bound in tiles, i64: those before it, or those that begin before it."""
-        wide = self._e.number(self._e.clamped(bound, axis.extent))
+        wide = self._e.index_value(self._e.clamped_index(bound, axis.extent))
         if up:
             wide = self._code.binary("add", wide, axis.block - 1)
         return self._code.binary("udiv", wide, axis.block) if axis.block > 1 else wide
@@ -258,29 +282,29 @@ class _Body:
     def _while(self, op: While) -> None:
         e, code = self._e, self._code
         scalars = [n for n, v in enumerate(op.operands) if not v.tile.shape]
-        places = [code.slot(computed(op.operands[n].tile.dtype)) for n in scalars]
-        for n, at in zip(scalars, places, strict=True):
-            code.store(e.at(op.operands[n], ()), at)
+        cells = [code.alloca(register_type(op.operands[n].tile.dtype)) for n in scalars]
+        for n, at in zip(scalars, cells, strict=True):
+            code.store(e.element(op.operands[n], ()), at)
         head, then, done = code.fresh("while"), code.fresh("then"), code.fresh("done")
         code.branch(head)
         code.label(head)
         with e.scope():
             for region in op.regions:
                 e.registers.update(
-                    (region.args[n], code.load(computed(region.args[n].tile.dtype), at))
-                    for n, at in zip(scalars, places, strict=True)
+                    (region.args[n], code.load(register_type(region.args[n].tile.dtype), at))
+                    for n, at in zip(scalars, cells, strict=True)
                 )
                 results = self._inner(region)
                 if region is op.condition:
                     code.branch_if(results[0], then, done)
                     code.label(then)
                 else:
-                    for x, at in zip(results, places, strict=True):
+                    for x, at in zip(results, cells, strict=True):
                         code.store(x, at)
         code.branch(head)
         code.label(done)
-        for n, at in zip(scalars, places, strict=True):
-            e.registers[op.results[n]] = code.load(computed(op.results[n].tile.dtype), at)
+        for n, at in zip(scalars, cells, strict=True):
+            e.registers[op.results[n]] = code.load(register_type(op.results[n].tile.dtype), at)
 
     def _switch(self, op: Switch) -> None:
         e, code = self._e, self._code
@@ -288,21 +312,25 @@ class _Body:
         if len(op.regions) == 1:
             self._block(op.regions[0])
             e.registers.update(
-                (r, e.at(v, ())) for r, v in zip(op.results, op.regions[0].results, strict=True) if not r.tile.shape
+                (r, e.element(v, ()))
+                for r, v in zip(op.results, op.regions[0].results, strict=True)
+                if not r.tile.shape
             )
             return
-        places = [code.slot(computed(r.tile.dtype)) for r in scalars]
+        cells = [code.alloca(register_type(r.tile.dtype)) for r in scalars]
         labels, done = [code.fresh("case") for _ in op.regions], code.fresh("done")
-        number = code.cast("trunc", e.number(e.clamped(op.operands[0], len(op.regions) - 1)), "i32")
+        number = code.cast("trunc", e.index_value(e.clamped_index(op.operands[0], len(op.regions) - 1)), "i32")
         cases = " ".join(f"i32 {n}, label %{label}" for n, label in enumerate(labels))
         code.do(f"switch {number}, label %{labels[-1]} [{cases}]")
         for region, label in zip(op.regions, labels, strict=True):
             code.label(label)
-            for x, at in zip(self._inner(region), places, strict=True):
+            for x, at in zip(self._inner(region), cells, strict=True):
                 code.store(x, at)
             code.branch(done)
         code.label(done)
-        e.registers.update((r, code.load(computed(r.tile.dtype), at)) for r, at in zip(scalars, places, strict=True))
+        e.registers.update(
+            (r, code.load(register_type(r.tile.dtype), at)) for r, at in zip(scalars, cells, strict=True)
+        )
 
 
 def _number(x: Reg) -> Reg | int:

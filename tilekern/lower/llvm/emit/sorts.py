@@ -11,19 +11,19 @@ from collections.abc import Callable
 
 from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.types import kind_of
-from tilekern.lower.llvm.element_index import Index, Place
-from tilekern.lower.llvm.emit import vector_networks
+from tilekern.lower.llvm.element_index import Coords, Index
+from tilekern.lower.llvm.emit import sorting_networks
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.elementwise import compute
-from tilekern.lower.llvm.emit.loop_nests import over, pieces
+from tilekern.lower.llvm.emit.loop_nests import loop_over, tail_pieces
 from tilekern.lower.llvm.ir_builder import I32, I64, PTR, VOID, Code, Reg, Type, constant
 from tilekern.lower.llvm.plan.steps import Step
 from tilekern.lower.llvm.runtime.machine import Machine
 
 
-def with_index(place: Place, dim: int, index: Index) -> Place:
+def with_index(coords: Coords, dim: int, index: Index) -> Coords:
     """A place with one index more."""
-    return (*place[:dim], index, *place[dim:])
+    return (*coords[:dim], index, *coords[dim:])
 
 
 def sorts_words(op: Sort | TopK) -> bool:
@@ -31,11 +31,11 @@ def sorts_words(op: Sort | TopK) -> bool:
     return isinstance(op, TopK) or (op.num_keys == 1 and op.operands[0].tile.dtype.itemsize == 4)
 
 
-def bytes_of(op: Sort | TopK, machine: Machine) -> int:
+def scratch_bytes(op: Sort | TopK, machine: Machine) -> int:
     """The memory that a line takes: its words, or two lines of positions."""
     length = op.operands[0].tile.shape[op.dim]
     if isinstance(op, TopK) and not _is_short(op, machine):
-        return 8 * 2 * _chosen(op, machine)
+        return 8 * 2 * _kept_words(op, machine)
     return 8 * (_padded(length, machine) if sorts_words(op) else length)
 
 
@@ -43,42 +43,42 @@ def emit(e: Elements, step: Step) -> None:
     """Emit a sort or a top-k, line after line."""
     op = step.op
     assert isinstance(op, (Sort, TopK)) and step.temporary is not None
-    memory = e.slot(step.temporary)
+    memory = e.buffer_address(step.temporary)
 
-    def line(place: Place) -> None:
+    def line(coords: Coords) -> None:
         if isinstance(op, TopK) and not _is_short(op, e.code.module.machine):
-            _greatest(e, op, place, memory)
+            _top_words(e, op, coords, memory)
         elif isinstance(op, TopK) or sorts_words(op):
-            _by_words(e, op, place, memory)
+            _sort_words(e, op, coords, memory)
         else:
-            _by_merging(e, op, place, memory)
+            _merge_sort(e, op, coords, memory)
 
     shape = op.operands[0].tile.shape
-    over(e, (*shape[: op.dim], *shape[op.dim + 1 :]), line)
+    loop_over(e, (*shape[: op.dim], *shape[op.dim + 1 :]), line)
 
 
 def _padded(length: int, machine: Machine) -> int:
     """The words of a network that sorts so many."""
-    return max(1 << (length - 1).bit_length(), vector_networks.width_of(machine))
+    return max(1 << (length - 1).bit_length(), sorting_networks.width_of(machine))
 
 
-def _chosen(op: TopK, machine: Machine) -> int:
+def _kept_words(op: TopK, machine: Machine) -> int:
     """The words that are kept of a line, at least those asked for; as many have room to be added."""
     return max(_padded(op.k, machine), 4 * machine.lanes)
 
 
 def _is_short(op: TopK, machine: Machine) -> bool:
     """True if lines are so short that all of their words are sorted."""
-    return op.operands[0].tile.shape[op.dim] <= 2 * _chosen(op, machine)
+    return op.operands[0].tile.shape[op.dim] <= 2 * _kept_words(op, machine)
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def _key(e: Elements, op: Sort | TopK, place: Place, index: Index, lanes: int) -> Reg:
+def _key(e: Elements, op: Sort | TopK, coords: Coords, index: Index, lanes: int) -> Reg:
     """Keys as signed integers, of which the greatest comes first."""
     key = op.operands[0]
-    found = e.at(key, with_index(place, op.dim, index), lanes)
+    found = e.element(key, with_index(coords, op.dim, index), lanes)
     if kind_of(key.tile.dtype) == "unsigned":
         found = e.code.binary("xor", found, -(2**31))
     return e.code.binary("xor", found, -1) if isinstance(op, Sort) else found
@@ -87,7 +87,7 @@ def _key(e: Elements, op: Sort | TopK, place: Place, index: Index, lanes: int) -
 def _words(e: Elements, key: Reg, index: Index) -> Reg:
     """Keys with their positions."""
     code, lanes = e.code, key.type.lanes
-    position = e.numbers(index, lanes) if lanes else e.number(index)
+    position = e.lane_indices(index, lanes) if lanes else e.index_value(index)
     high = code.binary("shl", code.cast("sext", key, "i64"), 32)
     return code.binary("or", high, code.binary("xor", position, 2**32 - 1))
 
@@ -101,17 +101,17 @@ def _vectors(e: Elements, begin: int, end: int, body: Callable[[Index, int], Non
             body(index_of(i, 1), lanes)
 
     e.code.loop(begin, end // lanes * lanes, lanes, vector)
-    for at, width in pieces(end, lanes):
+    for at, width in tail_pieces(end, lanes):
         with e.scope():
             body(Index((), at, 1 if width else 0), width)
 
 
-def _fill(e: Elements, op: Sort | TopK, place: Place, words: Reg, length: int, size: int) -> None:
+def _fill(e: Elements, op: Sort | TopK, coords: Coords, words: Reg, length: int, size: int) -> None:
     """The words of the first elements of a line, and nothing behind."""
 
     def vector(index: Index, lanes: int) -> None:
-        found = _words(e, _key(e, op, place, index, lanes), index)
-        e.code.store(found, e.code.at(words, e.number(Index(index.terms, index.const)), "i64"))
+        found = _words(e, _key(e, op, coords, index, lanes), index)
+        e.code.store(found, e.code.gep(words, e.index_value(Index(index.terms, index.const)), "i64"))
 
     _vectors(e, 0, length, vector)
     _clear(e.code, words, length, size)
@@ -119,72 +119,72 @@ def _fill(e: Elements, op: Sort | TopK, place: Place, words: Reg, length: int, s
 
 def _clear(code: Code, words: Reg, begin: int, end: int) -> None:
     def clear(i: Reg) -> None:
-        code.store(constant(vector_networks.LEAST, I64), code.at(words, i, "i64"))
+        code.store(constant(sorting_networks.LEAST, I64), code.gep(words, i, "i64"))
 
     code.loop(begin, end, 1, clear)
 
 
-def _put(e: Elements, op: Sort | TopK, place: Place, words: Reg) -> None:
+def _write_positions(e: Elements, op: Sort | TopK, coords: Coords, words: Reg) -> None:
     """The positions of the first words."""
     code = e.code
 
     def vector(index: Index, lanes: int) -> None:
-        address = code.at(words, e.number(Index(index.terms, index.const)), "i64")
+        address = code.gep(words, e.index_value(Index(index.terms, index.const)), "i64")
         found = code.binary("xor", code.load(Type("i64", lanes), address), -1)
-        e.put(op.result, code.cast("trunc", found, "i32"), with_index(place, op.dim, index))
+        e.write(op.result, code.cast("trunc", found, "i32"), with_index(coords, op.dim, index))
 
     _vectors(e, 0, op.result.tile.shape[op.dim], vector)
 
 
-def _by_words(e: Elements, op: Sort | TopK, place: Place, words: Reg) -> None:
+def _sort_words(e: Elements, op: Sort | TopK, coords: Coords, words: Reg) -> None:
     """All words of a line, in order."""
     length = op.operands[0].tile.shape[op.dim]
     size = _padded(length, e.code.module.machine)
-    _fill(e, op, place, words, length, size)
-    vector_networks.sort(e.code, words, size)
-    _put(e, op, place, words)
+    _fill(e, op, coords, words, length, size)
+    sorting_networks.sort(e.code, words, size)
+    _write_positions(e, op, coords, words)
 
 
 # --- the greatest ----------------------------------------------------------------------------------------------------
 
 
-def _greatest(e: Elements, op: TopK, place: Place, words: Reg) -> None:
+def _top_words(e: Elements, op: TopK, coords: Coords, words: Reg) -> None:
     """The greatest words of a long line.
 
     The greatest so far are kept in order. Keys above the last one wanted are *candidates*: they are collected behind
     those, and merged into them when there is no room for more. An equal key is none: it stands further on.
     """
     code, machine = e.code, e.code.module.machine
-    size, length = _chosen(op, machine), op.operands[0].tile.shape[op.dim]
-    count, least = code.slot(I64), code.slot(I32)
-    more = code.at(words, size, "i64")
+    size, length = _kept_words(op, machine), op.operands[0].tile.shape[op.dim]
+    count, least = code.alloca(I64), code.alloca(I32)
+    more = code.gep(words, size, "i64")
 
     def begin() -> None:
         code.store(constant(0, I64), count)
         _clear(code, more, 0, size)
-        last = code.load(I64, code.at(words, op.k - 1, "i64"))
+        last = code.load(I64, code.gep(words, op.k - 1, "i64"))
         code.store(code.cast("trunc", code.binary("ashr", last, 32), "i32"), least)
 
     def merge() -> None:
-        vector_networks.sort(code, more, size)
-        vector_networks.merge(code, words, 2 * size)
+        sorting_networks.sort(code, more, size)
+        sorting_networks.merge(code, words, 2 * size)
         begin()
 
     def look(index: Index, lanes: int) -> None:
-        key = _key(e, op, place, index, lanes)
+        key = _key(e, op, coords, index, lanes)
         better = code.compare("icmp sgt", key, code.splat(code.load(I32, least), lanes))
         with code.when(_any(code, better)), e.scope():
             _collect(code, _words(e, key, index), better, more, count)
             with code.when(code.compare("icmp sgt", code.load(I64, count), size - machine.lanes)):
                 merge()
 
-    _fill(e, op, place, words, size, size)
-    vector_networks.sort(code, words, size)
+    _fill(e, op, coords, words, size, size)
+    sorting_networks.sort(code, words, size)
     begin()
     _vectors(e, size, length, look)
     with code.when(code.compare("icmp ne", code.load(I64, count), 0)):
         merge()
-    _put(e, op, place, words)
+    _write_positions(e, op, coords, words)
 
 
 def _any(code: Code, mask: Reg) -> Reg:
@@ -197,7 +197,7 @@ def _any(code: Code, mask: Reg) -> Reg:
 def _collect(code: Code, words: Reg, mask: Reg, base: Reg, count: Reg) -> None:
     """Store the words of the mask behind those that are there."""
     before = code.load(I64, count)
-    address = code.at(base, before, "i64")
+    address = code.gep(base, before, "i64")
     if not words.type.lanes:
         code.store(words, address)
         code.store(code.binary("add", before, 1), count)
@@ -212,29 +212,29 @@ def _collect(code: Code, words: Reg, mask: Reg, base: Reg, count: Reg) -> None:
 # --- merging ---------------------------------------------------------------------------------------------------------
 
 
-def _by_merging(e: Elements, op: Sort, place: Place, now: Reg) -> None:
+def _merge_sort(e: Elements, op: Sort, coords: Coords, now: Reg) -> None:
     """A merge sort of positions, from runs of one element on."""
     code, length = e.code, op.result.tile.shape[op.dim]
-    other = code.at(now, 4 * length)
+    other = code.gep(now, 4 * length)
 
     def begin(i: Reg) -> None:
-        code.store(code.cast("trunc", i, "i32"), code.at(now, i, "i32"))
+        code.store(code.cast("trunc", i, "i32"), code.gep(now, i, "i32"))
 
     code.loop(0, length, 1, begin)
     width = 1
     while width < length:
-        _merge_runs(e, op, place, now, other, width)
+        _merge_runs(e, op, coords, now, other, width)
         now, other, width = other, now, 2 * width
 
     def finish(i: Reg) -> None:
         with e.scope():
-            found = code.load(I32, code.at(now, i, "i32"))
-            e.put(op.result, found, with_index(place, op.dim, index_of(i)))
+            found = code.load(I32, code.gep(now, i, "i32"))
+            e.write(op.result, found, with_index(coords, op.dim, index_of(i)))
 
     code.loop(0, length, 1, finish)
 
 
-def _merge_runs(e: Elements, op: Sort, place: Place, source: Reg, target: Reg, width: int) -> None:
+def _merge_runs(e: Elements, op: Sort, coords: Coords, source: Reg, target: Reg, width: int) -> None:
     """Merge neighbouring runs of `width` positions."""
     code, length = e.code, op.result.tile.shape[op.dim]
 
@@ -246,11 +246,11 @@ def _merge_runs(e: Elements, op: Sort, place: Place, source: Reg, target: Reg, w
             def step(at: Reg, i: Reg, j: Reg) -> list[Reg]:
                 with e.scope():
                     first, second = (_position(e, source, n, length) for n in (i, j))
-                    smaller = _less(e, op, place, second, first)
+                    smaller = _less(e, op, coords, second, first)
                     out = code.compare("icmp sge", j, end)
                     stays = code.binary("or", out, code.binary("xor", smaller, 1))
                     takes = code.binary("and", code.compare("icmp slt", i, middle), stays)
-                    code.store(code.select(takes, first, second), code.at(target, at, "i32"))
+                    code.store(code.select(takes, first, second), code.gep(target, at, "i32"))
                     one = code.cast("zext", takes, "i64")
                     return [code.binary("add", i, one), code.binary("add", j, code.binary("sub", 1, one))]
 
@@ -263,15 +263,17 @@ def _merge_runs(e: Elements, op: Sort, place: Place, source: Reg, target: Reg, w
 def _position(e: Elements, source: Reg, at: Reg, length: int) -> Reg:
     """The position that stands at a place; of a place behind the end, any."""
     inside = e.code.intrinsic("llvm.smin", at, length - 1)
-    return e.code.load(I32, e.code.at(source, inside, "i32"))
+    return e.code.load(I32, e.code.gep(source, inside, "i32"))
 
 
-def _less(e: Elements, op: Sort, place: Place, a: Reg, b: Reg) -> Reg:
+def _less(e: Elements, op: Sort, coords: Coords, a: Reg, b: Reg) -> Reg:
     """True if the keys at one position come before those at another: the first key that differs decides."""
     code = e.code
     found: Reg | None = None
     for key in reversed(op.operands[: op.num_keys]):
-        first, second = (e.at(key, with_index(place, op.dim, index_of(code.cast("sext", p, "i64")))) for p in (a, b))
+        first, second = (
+            e.element(key, with_index(coords, op.dim, index_of(code.cast("sext", p, "i64")))) for p in (a, b)
+        )
         less = compute(code, "lt", key.tile.dtype, first, second)
         equal = code.compare("icmp eq", first, second)
         found = less if found is None else code.binary("or", less, code.binary("and", equal, found))

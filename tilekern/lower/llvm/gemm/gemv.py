@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from tilekern.ir.types import kind_of
-from tilekern.lower.llvm.element_index import Index, Place
+from tilekern.lower.llvm.element_index import Coords, Index
+from tilekern.lower.llvm.element_types import element_constant
 from tilekern.lower.llvm.emit.elements import Elements, index_of
-from tilekern.lower.llvm.emit.loop_nests import lanes_in_one, pieces
+from tilekern.lower.llvm.emit.loop_nests import reduce_lanes, tail_pieces
 from tilekern.lower.llvm.gemm.microkernel import accumulate
-from tilekern.lower.llvm.gemm.shapes import Shape
+from tilekern.lower.llvm.gemm.shapes import DotShape
 from tilekern.lower.llvm.ir_builder import Reg
-from tilekern.lower.llvm.llvm_types import known
 
 ROWS = 4
 """The most rows of such a dot."""
 
 # How many sums of a row are computed side by side: each addition waits for the one before it.
-_SIDE = 4
+_ACCUMULATORS = 4
 
 
-def emit(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -> None:
+def emit(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool) -> None:
     """Emit a product of a few rows; it is added to what is there if `adds`."""
     if shape.contract[1] == len(shape.op.operands[1].tile.shape) - 1:
         _by_columns(e, shape, batch, out, adds)
@@ -26,23 +26,23 @@ def emit(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -> None:
         _by_depth(e, shape, batch, out, adds)
 
 
-def _element(e: Elements, shape: Shape, side: int, batch: Place, k: Index, free: Index, lanes: int) -> Reg:
-    return e.at(shape.op.operands[side], shape.place(side, batch, k, free), lanes)
+def _element(e: Elements, shape: DotShape, side: int, batch: Coords, k: Index, free: Index, lanes: int) -> Reg:
+    return e.element(shape.op.operands[side], shape.coords(side, batch, k, free), lanes)
 
 
-def _put(e: Elements, shape: Shape, total: Reg, row: int, column: Index, out: Reg, adds: bool) -> None:
+def _put(e: Elements, shape: DotShape, total: Reg, row: int, column: Index, out: Reg, adds: bool) -> None:
     code, matrix = e.code, (shape.rows, shape.columns)
-    place = (Index(const=row), column)
+    coords = (Index(const=row), column)
     if adds:
-        before = e.load(out, matrix, shape.sums, place, total.type.lanes)
-        total = code.binary("fadd" if kind_of(shape.sums) == "float" else "add", before, total)
-    e.store(total, out, matrix, shape.sums, place)
+        before = e.load(out, matrix, shape.sum_dtype, coords, total.type.lanes)
+        total = code.binary("fadd" if kind_of(shape.sum_dtype) == "float" else "add", before, total)
+    e.store(total, out, matrix, shape.sum_dtype, coords)
 
 
-def _by_columns(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -> None:
+def _by_columns(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool) -> None:
     """Of an operand whose elements along k are neighbours: each column by vectors along k, a few columns at once."""
     code, lanes = e.code, e.code.module.machine.lanes
-    dtype, whole = shape.sums, shape.depth // lanes * lanes
+    dtype, whole = shape.sum_dtype, shape.depth // lanes * lanes
 
     def columns(first: Index, count: int) -> None:
         sums = [(r, n) for r in range(shape.rows) for n in range(count)]
@@ -56,12 +56,14 @@ def _by_columns(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -
             with e.scope():
                 return products(index_of(k, 1), lanes, list(totals))
 
-        zero = known(0, dtype, lanes)
-        found = [lanes_in_one(code, "sum", dtype, x) for x in code.loop(0, whole, lanes, body, *[zero] * len(sums))]
-        for at, width in pieces(shape.depth, lanes):
+        zero = element_constant(0, dtype, lanes)
+        found = [reduce_lanes(code, "sum", dtype, x) for x in code.loop(0, whole, lanes, body, *[zero] * len(sums))]
+        for at, width in tail_pieces(shape.depth, lanes):
             with e.scope():
-                rest = products(Index((), at, 1 if width else 0), width, [known(0, dtype, width)] * len(sums))
-                rest = [lanes_in_one(code, "sum", dtype, x) for x in rest]
+                rest = products(
+                    Index((), at, 1 if width else 0), width, [element_constant(0, dtype, width)] * len(sums)
+                )
+                rest = [reduce_lanes(code, "sum", dtype, x) for x in rest]
                 name = "fadd" if kind_of(dtype) == "float" else "add"
                 found = [code.binary(name, x, y) for x, y in zip(found, rest, strict=True)]
         for x, (r, n) in zip(found, sums, strict=True):
@@ -69,16 +71,16 @@ def _by_columns(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -
 
     def several(n: Reg) -> None:
         with e.scope():
-            columns(index_of(n), _SIDE)
+            columns(index_of(n), _ACCUMULATORS)
 
-    even = shape.columns // _SIDE * _SIDE
-    code.loop(0, even, _SIDE, several)
+    even = shape.columns // _ACCUMULATORS * _ACCUMULATORS
+    code.loop(0, even, _ACCUMULATORS, several)
     for n in range(even, shape.columns):
         with e.scope():
             columns(Index(const=n), 1)
 
 
-def _by_depth(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -> None:
+def _by_depth(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool) -> None:
     """Of an operand whose columns are neighbours: vectors of columns, a few at once, k after k."""
     code, lanes = e.code, e.code.module.machine.lanes
 
@@ -93,25 +95,25 @@ def _by_depth(e: Elements, shape: Shape, batch: Place, out: Reg, adds: bool) -> 
                     at: _element(e, shape, 1, batch, index, _lanes(first, at, width), width) for at, width in widths
                 }
                 return [
-                    accumulate(code, shape.sums, t, code.splat(left[r], width), right[at])
+                    accumulate(code, shape.sum_dtype, t, code.splat(left[r], width), right[at])
                     for t, (r, at, width) in zip(totals, sums, strict=True)
                 ]
 
-        zeros = [known(0, shape.sums, width) for _, _, width in sums]
+        zeros = [element_constant(0, shape.sum_dtype, width) for _, _, width in sums]
         for x, (r, at, width) in zip(code.loop(0, shape.depth, 1, body, *zeros), sums, strict=True):
             _put(e, shape, x, r, _lanes(first, at, width), out, adds)
 
-    step = _SIDE * lanes
+    step = _ACCUMULATORS * lanes
 
     def several(n: Reg) -> None:
         with e.scope():
-            columns(index_of(n), [(v * lanes, lanes) for v in range(_SIDE)])
+            columns(index_of(n), [(v * lanes, lanes) for v in range(_ACCUMULATORS)])
 
     even = shape.columns // step * step
     code.loop(0, even, step, several)
     rest = [(at, lanes) for at in range(even, shape.columns - lanes + 1, lanes)]
     with e.scope():
-        widths = [*rest, *pieces(shape.columns, lanes)]
+        widths = [*rest, *tail_pieces(shape.columns, lanes)]
         if widths:
             columns(Index(), widths)
 

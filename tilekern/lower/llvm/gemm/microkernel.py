@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from tilekern.ir.core import cdiv
 from tilekern.ir.types import BF16, F32, F64, I32, DType
-from tilekern.lower.llvm.ir_builder import I64, PTR, Code, Module, Reg, Type, constant, lanes_of
+from tilekern.lower.llvm.ir_builder import I64, PTR, Code, Module, Reg, Type, constant, vector_constant
 from tilekern.lower.llvm.runtime.machine import Machine
 
 
-def vectors_of(machine: Machine) -> int:
+def panel_vectors(machine: Machine) -> int:
     """The registers that a row of a panel fills."""
     return 4 if machine.registers >= 32 else 3 if machine.vector_bytes == 32 else 2
 
 
-def rows_of(machine: Machine, rows: int, columns: int, lanes: int) -> int:
+def register_rows(machine: Machine, rows: int, columns: int, lanes: int) -> int:
     """The rows whose sums fit the registers, beside a row of the panel and one element; a divisor of all, if near."""
     vectors = cdiv(columns, lanes)
     most = max(1, min(8, (machine.registers - vectors - 2) // vectors, 6 if vectors >= 4 else 8))
@@ -23,7 +23,7 @@ def rows_of(machine: Machine, rows: int, columns: int, lanes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Microkernel:
     """A function that multiplies a few rows by one panel.
 
     Attributes:
@@ -56,10 +56,10 @@ class Kernel:
         vector = _sum_type(self.dtype, code.module.machine)
         count = cdiv(self.columns, vector.lanes)
         rest = self.columns % vector.lanes
-        last = lanes_of([n < rest for n in range(vector.lanes)], vector.of("i1")) if rest else None
+        last = vector_constant([n < rest for n in range(vector.lanes)], vector.of("i1")) if rest else None
         bytes_of_vector = vector.lanes * vector.bits // 8
-        rows = [code.at(left, code.binary("mul", row, r)) if r else left for r in range(self.rows)]
-        places = [code.at(out, r * self.out_row + v * bytes_of_vector) for r in range(self.rows) for v in range(count)]
+        rows = [code.gep(left, code.binary("mul", row, r)) if r else left for r in range(self.rows)]
+        places = [code.gep(out, r * self.out_row + v * bytes_of_vector) for r in range(self.rows) for v in range(count)]
         masks = [last if v == count - 1 else None for v in range(count)] * self.rows
         zero = constant(0, vector)
         sums = [zero] * len(places)
@@ -73,12 +73,12 @@ class Kernel:
             return found
 
         def step(k: Reg, *now: Reg) -> list[Reg]:
-            at = code.at(right, code.binary("mul nsw", k, self.right_k))
-            panel = [_masked_load(code, vector, code.at(at, v * bytes_of_vector), masks[v]) for v in range(count)]
+            at = code.gep(right, code.binary("mul nsw", k, self.right_k))
+            panel = [_masked_load(code, vector, code.gep(at, v * bytes_of_vector), masks[v]) for v in range(count)]
             offset = code.binary("mul nsw", k, self.left_k)
             found: list[Reg] = []
             for r in range(self.rows):
-                word = code.load(vector.element, code.at(rows[r], offset), align=self.dtype.itemsize)
+                word = code.load(vector.element, code.gep(rows[r], offset), align=self.dtype.itemsize)
                 x = code.splat(word, vector.lanes)
                 found += [accumulate(code, self.dtype, s, x, p) for s, p in zip(now[r * count :], panel, strict=False)]
             return found

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilekern.ir.core import cdiv
-from tilekern.lower.llvm.element_index import ZERO, Index, Place
+from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.emit.elements import Elements, index_of
-from tilekern.lower.llvm.emit.loop_nests import over, pieces
-from tilekern.lower.llvm.gemm.shapes import Shape
+from tilekern.lower.llvm.emit.loop_nests import loop_over, tail_pieces
+from tilekern.lower.llvm.gemm.shapes import DotShape
 from tilekern.lower.llvm.ir_builder import Code, Reg, Type
 
 Words = Callable[[Index, Index, int], Reg]
 """Word number k of the free places from an index on: as a vector, or as one element."""
 
 
-def words_over(e: Elements, shape: Shape, side: int, batch: Place) -> Words:
+def word_loader(e: Elements, shape: DotShape, side: int, batch: Coords) -> Words:
     """A function that gives word number k of the free places from an index on, as a vector, or as one element."""
 
     def element(k: Index, free: Index, lanes: int) -> Reg:
-        return e.at(shape.op.operands[side], shape.place(side, batch, k, free), lanes)
+        return e.element(shape.op.operands[side], shape.coords(side, batch, k, free), lanes)
 
     def words(k: Index, free: Index, lanes: int) -> Reg:
-        if not shape.pairs:
+        if not shape.paired:
             return element(k, free, lanes)
         low = e.code.cast("zext", element(k.times(2), free, lanes), "i32")
         if shape.depth % 2 and k == Index(const=shape.words - 1):
@@ -40,37 +40,37 @@ def pack_row(e: Elements, words: Words, k: Index, count: int, base: Reg, row: in
     def put(free: Index, width: int) -> None:
         x = words(k, free, width)
         index = k.times(row).plus(Index(free.terms, free.const)).plus(offset)
-        code.store(x, code.at(base, e.number(index), x.type.scalar))
+        code.store(x, code.gep(base, e.index_value(index), x.type.scalar))
 
     def body(i: Reg) -> None:
         with e.scope():
             put(index_of(i, 1), lanes)
 
     code.loop(0, count // lanes * lanes, lanes, body)
-    for at, width in pieces(count, lanes):
+    for at, width in tail_pieces(count, lanes):
         with e.scope():
             put(Index((), at, 1 if width else 0), width)
 
 
-def pack(e: Elements, shape: Shape, batch: Place, spare: Reg, lanes: int, width: int) -> None:
+def pack(e: Elements, shape: DotShape, batch: Coords, spare: Reg, lanes: int, width: int) -> None:
     """Pack the right operand."""
     whole, rest = divmod(shape.columns, width)
     contracted = shape.contract[1]
     transposes = contracted == len(shape.op.operands[1].tile.shape) - 1
 
     def panel(j: Index, columns: int) -> None:
-        base = e.code.at(spare, e.number(j.times(shape.words * width * shape.word)))
+        base = e.code.gep(spare, e.index_value(j.times(shape.words * width * shape.word_bytes)))
         padded = cdiv(columns, lanes) * lanes
-        (_transposed if transposes else _interleaved)(e, shape, batch, j.times(width), columns, base, padded)
+        (_pack_transposed if transposes else _pack_rows)(e, shape, batch, j.times(width), columns, base, padded)
 
-    over(e, (whole,), lambda j: panel(j[0], width))
+    loop_over(e, (whole,), lambda j: panel(j[0], width))
     if rest:
         panel(Index(const=whole), rest)
 
 
-def _interleaved(e: Elements, shape: Shape, batch: Place, first: Index, columns: int, base: Reg, row: int) -> None:
+def _pack_rows(e: Elements, shape: DotShape, batch: Coords, first: Index, columns: int, base: Reg, row: int) -> None:
     """A panel of an operand whose columns are neighbours."""
-    words = words_over(e, shape, 1, batch)
+    words = word_loader(e, shape, 1, batch)
 
     def shifted(k: Index, free: Index, lanes: int) -> Reg:
         return words(k, free.plus(first), lanes)
@@ -78,48 +78,52 @@ def _interleaved(e: Elements, shape: Shape, batch: Place, first: Index, columns:
     whole = shape.whole_words
     wide = 2 * e.code.module.machine.lanes
 
-    def line(k: Place) -> None:
-        if shape.pairs and columns % wide == 0:
+    def line(k: Coords) -> None:
+        if shape.paired and columns % wide == 0:
             for n in range(0, columns, wide):
-                _zip(e, shape, batch, k[0], first.shifted(n), e.number(k[0].times(row).shifted(n)), base)
+                _interleave_rows(
+                    e, shape, batch, k[0], first.shifted(n), e.index_value(k[0].times(row).shifted(n)), base
+                )
         else:
             pack_row(e, shifted, k[0], columns, base, row, ZERO)
 
-    over(e, (whole,), line)
+    loop_over(e, (whole,), line)
     if shape.words > whole:
         pack_row(e, shifted, Index(const=whole), columns, base, row, ZERO)
 
 
-def _zip(e: Elements, shape: Shape, batch: Place, k: Index, first: Index, at: Reg, base: Reg) -> None:
+def _interleave_rows(e: Elements, shape: DotShape, batch: Coords, k: Index, first: Index, at: Reg, base: Reg) -> None:
     """Word number k of two vectors of columns: the elements of two rows by turns."""
     code, lanes = e.code, e.code.module.machine.lanes
     free = Index(first.terms, first.const, 1)
-    one, two = (e.at(shape.op.operands[1], (*batch, k.times(2).shifted(n), free), 2 * lanes) for n in (0, 1))
+    one, two = (e.element(shape.op.operands[1], (*batch, k.times(2).shifted(n), free), 2 * lanes) for n in (0, 1))
     for half in (0, 1):
         order = [n + side * 2 * lanes for n in range(half * lanes, (half + 1) * lanes) for side in (0, 1)]
         words = code.emit(Type("i32", lanes), f"bitcast {code.shuffle(one, two, order)} to <{lanes} x i32>")
-        code.store(words, code.at(code.at(base, at, "i32"), half * lanes, "i32"))
+        code.store(words, code.gep(code.gep(base, at, "i32"), half * lanes, "i32"))
 
 
-def _transposed(e: Elements, shape: Shape, batch: Place, first: Index, columns: int, base: Reg, row: int) -> None:
+def _pack_transposed(
+    e: Elements, shape: DotShape, batch: Coords, first: Index, columns: int, base: Reg, row: int
+) -> None:
     """A panel of an operand whose words along k are neighbours: squares of words are loaded by rows, and turned."""
     code, value = e.code, shape.op.operands[1]
     lanes = shape.lanes(code.module.machine)
-    words, per_word = words_over(e, shape, 1, batch), 1 + shape.pairs
+    words, per_word = word_loader(e, shape, 1, batch), 1 + shape.paired
     whole = shape.depth // (lanes * per_word) * lanes
 
     def square(column: Index, count: int, k: Index) -> None:
         vectors: list[Reg] = []
         for n in range(count):
             along = Index(k.terms, k.const).times(per_word).plus(Index(step=1))
-            x = e.at(value, shape.place(1, batch, along, first.plus(column).shifted(n)), lanes * per_word)
-            if shape.pairs:
+            x = e.element(value, shape.coords(1, batch, along, first.plus(column).shifted(n)), lanes * per_word)
+            if shape.paired:
                 x = code.emit(Type("i32", lanes), f"bitcast {x} to <{lanes} x i32>")
             vectors.append(x)
         turned = transpose(code, [*vectors, *[Reg("poison", vectors[0].type)] * (lanes - count)])
         for n, x in enumerate(turned):
-            place = k.shifted(n).times(row).plus(column)
-            code.store(x, code.at(base, e.number(place), x.type.scalar))
+            coords = k.shifted(n).times(row).plus(column)
+            code.store(x, code.gep(base, e.index_value(coords), x.type.scalar))
 
     def strip(column: Index, count: int) -> None:
         def body(k: Reg) -> None:
@@ -129,7 +133,7 @@ def _transposed(e: Elements, shape: Shape, batch: Place, first: Index, columns: 
         code.loop(0, whole, lanes, body)
 
     over_columns = columns // lanes
-    over(e, (over_columns,), lambda c: strip(c[0].times(lanes), lanes))
+    loop_over(e, (over_columns,), lambda c: strip(c[0].times(lanes), lanes))
     if columns % lanes:
         strip(Index(const=over_columns * lanes), columns % lanes)
 

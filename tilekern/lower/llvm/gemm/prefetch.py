@@ -17,7 +17,7 @@ _LINE = 64  # bytes, on all x86-64 and most ARM
 _FEW = 8  # lines that are fetched without a loop around
 
 
-class Ahead:
+class Prefetcher:
     """The lines of memory that a value comes from in the next iteration of the innermost fold, or one part of them.
 
     There are none of loads that do not move with the fold, or whose neighbours are no neighbours in memory.
@@ -25,26 +25,26 @@ class Ahead:
 
     def __init__(self, e: Elements, value: Value, part: Index, parts: int) -> None:
         self._e, self._part, self._parts = e, part, parts
-        ops = (e.closures.definition[v] for v in e.closures.of(value.tile.shape, [value]).inner)
-        self._loads = [op for op in ops if isinstance(op, Load) and _is_dense(op) and e.distance(op)]
+        ops = (e.expressions.definition[v] for v in e.expressions.of(value.tile.shape, [value]).inner)
+        self._loads = [op for op in ops if isinstance(op, Load) and _is_dense(op) and e.next_distance(op)]
 
-    def fetch(self, part: Index, parts: int) -> None:
+    def prefetch(self, part: Index, parts: int) -> None:
         """Fetch one of so many smaller parts into the second-level cache."""
         for op in self._loads:
-            self._fetch(op, self._part.times(parts).plus(part), self._parts * parts)
+            self._prefetch(op, self._part.times(parts).plus(part), self._parts * parts)
 
-    def _fetch(self, op: Load, part: Index, parts: int) -> None:
+    def _prefetch(self, op: Load, part: Index, parts: int) -> None:
         e, code, shape = self._e, self._e.code, op.result.tile.shape
         width = _LINE // op.ref.ref.dtype.itemsize
         sizes = (*shape[:-1], cdiv(shape[-1], width))
         each = cdiv(prod(sizes), parts)
 
         def line(number: Index) -> None:
-            rest, place = e.number(number), list[Index]()
+            rest, coords = e.index_value(number), list[Index]()
             for size in reversed(sizes):
-                place.insert(0, index_of(code.binary("urem", rest, size)))
+                coords.insert(0, index_of(code.binary("urem", rest, size)))
                 rest = code.binary("udiv", rest, size)
-            e.fetch_next(op, (*place[:-1], place[-1].times(width)))
+            e.prefetch_next(op, (*coords[:-1], coords[-1].times(width)))
 
         def few(first: Reg) -> None:
             with e.scope():

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import cdiv
 from tilekern.ir.types import DType
-from tilekern.lower.llvm.element_index import Index, Place
+from tilekern.lower.llvm.element_index import Coords, Index
 from tilekern.lower.llvm.runtime.machine import Machine
 
 
 @dataclass(frozen=True)
-class Shape:
+class DotShape:
     """A canonical dot: `batch` products of [rows, depth] by [depth, columns].
 
     Attributes:
@@ -29,54 +29,54 @@ class Shape:
     contract: tuple[int, int]
 
     @property
-    def stacked(self) -> bool:
+    def has_batch(self) -> bool:
         """Whether there is a batch dim."""
         return bool(self.op.batch[0])
 
     @property
-    def pairs(self) -> bool:
+    def paired(self) -> bool:
         """Whether a word is two elements."""
         return self.dtype.itemsize == 2
 
     @property
-    def word(self) -> int:
+    def word_bytes(self) -> int:
         """The bytes of a word, which are those of a sum."""
-        return self.sums.itemsize
+        return self.sum_dtype.itemsize
 
     @property
     def words(self) -> int:
         """The depth in words."""
-        return cdiv(self.depth, 2) if self.pairs else self.depth
+        return cdiv(self.depth, 2) if self.paired else self.depth
 
     @property
-    def sums(self) -> DType:
+    def sum_dtype(self) -> DType:
         """The dtype of the result."""
         return self.op.result.tile.dtype
 
     @property
     def whole_words(self) -> int:
         """Those with all of their elements; the last pair may have one only."""
-        return self.depth // 2 if self.pairs else self.depth
+        return self.depth // 2 if self.paired else self.depth
 
-    def place(self, side: int, batch: Place, k: Index, free: Index) -> Place:
+    def coords(self, side: int, batch: Coords, k: Index, free: Index) -> Coords:
         """Where an element of an operand lies."""
         return (*batch, k, free) if self.contract[side] == len(batch) else (*batch, free, k)
 
     def lanes(self, machine: Machine) -> int:
         """The columns in one register."""
-        return machine.vector_bytes // self.sums.itemsize
+        return machine.vector_bytes // self.sum_dtype.itemsize
 
     def padded_columns(self, machine: Machine) -> int:
         """The columns in whole registers."""
         return cdiv(self.columns, self.lanes(machine)) * self.lanes(machine)
 
 
-def shape_of(op: Dot) -> Shape:
+def dot_shape(op: Dot) -> DotShape:
     """The sizes of a canonical dot."""
     left, right = (x.tile for x in op.operands)
-    stacked = len(op.batch[0])
+    has_batch = len(op.batch[0])
     (over_left,), (over_right,) = op.contract
-    free = [next(d for d in (stacked, stacked + 1) if d != over) for over in (over_left, over_right)]
-    batch = left.shape[0] if stacked else 1
+    free = [next(d for d in (has_batch, has_batch + 1) if d != loop_over) for loop_over in (over_left, over_right)]
+    batch = left.shape[0] if has_batch else 1
     depth = left.shape[over_left]
-    return Shape(op, batch, left.shape[free[0]], right.shape[free[1]], depth, left.dtype, (over_left, over_right))
+    return DotShape(op, batch, left.shape[free[0]], right.shape[free[1]], depth, left.dtype, (over_left, over_right))

@@ -24,11 +24,11 @@ def unit(dtype: DType, precision: str, machine: Machine, rows: int) -> DType:
     """The dtype in which operands are multiplied; pairs of neighbours have to be copied, which few rows do not pay."""
     if kind_of(dtype) != "float":
         fits = dtype.itemsize <= 2 and dtype != np.dtype(np.uint16)
-        return I16 if rows > gemv.ROWS and machine.has_pairs and fits else I32
+        return I16 if rows > gemv.ROWS and machine.has_int16_pairs and fits else I32
     if dtype == F64:
         return F64
     halved = dtype == BF16 or (dtype == F32 and precision == "bf16")
-    return BF16 if rows > gemv.ROWS and halved and machine.has_bfloat16 else F32
+    return BF16 if rows > gemv.ROWS and halved and machine.has_bfloat16_dots else F32
 
 
 def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value | None:

@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 
 from tilekern.lower.llvm.ir_builder import Code, Reg, constant
-from tilekern.lower.llvm.math.double_double import normal, over, series, sum_of, times
+from tilekern.lower.llvm.math.double_double import divide, evaluate_series, fast_two_sum, multiply, two_sum
 from tilekern.lower.llvm.math.exponentials import (
     absolute,
     clamp,
@@ -17,7 +17,7 @@ from tilekern.lower.llvm.math.exponentials import (
     split_exp,
     with_sign,
 )
-from tilekern.lower.llvm.math.libm import call
+from tilekern.lower.llvm.math.libm import call_libm
 
 _CENTRE = 4.0
 _ERFC = (
@@ -44,12 +44,12 @@ def erfc(code: Code, x: Reg) -> Reg:
     n, r = split_exp(code, code.unary("fneg", square))
     r = code.binary("fsub", r, lost)
     one = constant(1.0, x.type)
-    high, low = normal(code, one, r)
+    high, low = fast_two_sum(code, one, r)
     decay = high, code.fma(code.binary("fmul", r, r), polynomial(code, r, format_of(x).exp), low)
     centre = constant(_CENTRE, x.type)
-    t = over(code, sum_of(code, size, code.unary("fneg", centre)), sum_of(code, size, centre))
-    above = times(code, decay, series(code, t, _ERFC, 2))
-    found = scale(code, over(code, above, sum_of(code, one, size))[0], n)
+    t = divide(code, two_sum(code, size, code.unary("fneg", centre)), two_sum(code, size, centre))
+    above = multiply(code, decay, evaluate_series(code, t, _ERFC, 2))
+    found = scale(code, divide(code, above, two_sum(code, one, size))[0], n)
     return code.select(code.compare("fcmp olt", x, 0.0), code.binary("fsub", 2.0, found), found)
 
 
@@ -60,7 +60,7 @@ def erf_inv(code: Code, x: Reg) -> Reg:
     """
     size = absolute(code, x)
     left = code.binary("fsub", 1.0, size)
-    log = call(code, "log1p", code.unary("fneg", code.binary("fmul", size, size)))
+    log = call_libm(code, "log1p", code.unary("fneg", code.binary("fmul", size, size)))
     half = code.fma(log, 0.5, 2 / (math.pi * _WINITZKI))
     root = code.intrinsic("llvm.sqrt", code.fma(log, -1 / _WINITZKI, code.binary("fmul", half, half)))
     y = code.intrinsic("llvm.sqrt", code.binary("fsub", root, half))
@@ -68,7 +68,7 @@ def erf_inv(code: Code, x: Reg) -> Reg:
     for _ in range(3):
         error = code.select(
             small,
-            code.binary("fsub", call(code, "erf", y), size),
+            code.binary("fsub", call_libm(code, "erf", y), size),
             code.binary("fsub", left, erfc(code, y)),
         )
         slope = code.binary("fmul", exp(code, code.binary("fmul", y, y)), math.sqrt(math.pi) / 2)

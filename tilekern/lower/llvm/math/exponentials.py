@@ -203,8 +203,8 @@ def _sum_of_log(code: Code, f: Reg, e: Reg) -> Reg:
     s = code.binary("fdiv", f, code.binary("fadd", f, 2.0))
     z = code.binary("fmul", s, s)
     half = code.binary("fmul", square, 0.5)
-    series = code.fma(z, polynomial(code, z, _LOG_DOUBLE), half)
-    tail = code.binary("fsub", half, code.fma(s, series, code.binary("fmul", e, low)))
+    evaluate_series = code.fma(z, polynomial(code, z, _LOG_DOUBLE), half)
+    tail = code.binary("fsub", half, code.fma(s, evaluate_series, code.binary("fmul", e, low)))
     return code.fma(e, high, code.binary("fsub", f, tail))
 
 

@@ -16,12 +16,12 @@ from tilekern.lower.llvm.ir_builder import Code, Reg, constant
 from tilekern.lower.llvm.math.erf import erf_inv, erfc
 from tilekern.lower.llvm.math.exponentials import absolute, clamp, exp, exp2, log, polynomial, with_sign
 from tilekern.lower.llvm.math.gamma import lgamma
-from tilekern.lower.llvm.math.libm import library
+from tilekern.lower.llvm.math.libm import emit_libm
 from tilekern.lower.llvm.math.trigonometry import cos, sin
-from tilekern.lower.llvm.math.via_float64 import widened
+from tilekern.lower.llvm.math.via_float64 import emit_via_float64
 
 
-def function(code: Code, name: str, *operands: Reg) -> Reg | None:
+def emit_function(code: Code, name: str, *operands: Reg) -> Reg | None:
     """Emit the function of float32 or float64, scalars or vectors of one type, which is also the result's.
 
     Args:
@@ -36,7 +36,7 @@ def function(code: Code, name: str, *operands: Reg) -> Reg | None:
     own = _EITHER | (_FLOAT if is_float else _DOUBLE)
     if name in own:
         return own[name](code, *operands)
-    return (widened if is_float else library)(code, name, *operands)
+    return (emit_via_float64 if is_float else emit_libm)(code, name, *operands)
 
 
 def _logistic(code: Code, x: Reg) -> Reg:

@@ -10,9 +10,19 @@ from fractions import Fraction
 from functools import cache
 
 from tilekern.lower.llvm.ir_builder import F64, Code, Reg, constant
-from tilekern.lower.llvm.math.double_double import Pair, exactly, log_of_size, minus, over, plus, series, sum_of, times
+from tilekern.lower.llvm.math.double_double import (
+    DoubleDouble,
+    add,
+    divide,
+    evaluate_series,
+    from_exact,
+    log_abs,
+    multiply,
+    negate,
+    two_sum,
+)
 from tilekern.lower.llvm.math.exponentials import absolute, clamp, log
-from tilekern.lower.llvm.math.libm import call, each
+from tilekern.lower.llvm.math.libm import call_libm, for_each_lane
 
 _ZEROS = (
     (1.0, 0.0, -0.5772156649015329, 0.8224670334241132),
@@ -48,7 +58,7 @@ def lgamma(code: Code, x: Reg) -> Reg:
     def lane(x: Reg) -> Reg:
         return code.call(name, F64, x)
 
-    return each(code, lane, x)
+    return for_each_lane(code, lane, x)
 
 
 def _lane(code: Code, x: Reg) -> None:
@@ -69,29 +79,31 @@ def _of_stirling(code: Code, x: Reg) -> Reg:
     missing = code.binary("fsub", float(_ENOUGH), code.intrinsic("llvm.floor", clamp(code, x, _LEAST, _ENOUGH)))
     n = code.select(reflected, 0.0, missing)
 
-    def factor(index: Reg, high: Reg, low: Reg) -> Pair:
-        return times(code, (high, low), sum_of(code, x, code.cast("sitofp", index, "double")))
+    def factor(index: Reg, high: Reg, low: Reg) -> DoubleDouble:
+        return multiply(code, (high, low), two_sum(code, x, code.cast("sitofp", index, "double")))
 
-    high, low = code.loop(0, code.saturated(n, "i64", signed=True), 1, factor, *exactly(1.0, F64))
-    divisor = log_of_size(code, (code.select(reflected, _reflection(code, x), high), low))
-    found = _stirling(code, sum_of(code, code.select(reflected, absolute(code, x), x), n))
+    high, low = code.loop(0, code.saturating_to_int(n, "i64", signed=True), 1, factor, *from_exact(1.0, F64))
+    divisor = log_abs(code, (code.select(reflected, _reflection(code, x), high), low))
+    found = _stirling(code, two_sum(code, code.select(reflected, absolute(code, x), x), n))
     sign = code.select(reflected, constant(-1.0, F64), 1.0)
     signed = code.binary("fmul", found[0], sign), code.binary("fmul", found[1], sign)
-    return plus(code, signed, minus(code, divisor))[0]
+    return add(code, signed, negate(code, divisor))[0]
 
 
 def _reflection(code: Code, x: Reg) -> Reg:
     """x sin(π x) / π but for its sign."""
     rest = code.binary("fsub", x, code.intrinsic("llvm.rint", x))
-    return code.binary("fmul", x, code.binary("fdiv", call(code, "sin", code.binary("fmul", rest, math.pi)), math.pi))
+    return code.binary(
+        "fmul", x, code.binary("fdiv", call_libm(code, "sin", code.binary("fmul", rest, math.pi)), math.pi)
+    )
 
 
-def _stirling(code: Code, z: Pair) -> Pair:
+def _stirling(code: Code, z: DoubleDouble) -> DoubleDouble:
     """(z - 1/2) (log z - 1) + (log(2 π) - 1) / 2 + 1 / (12 z) - ..., z >= 16 (Abramowitz and Stegun 6.1.41)."""
-    main = times(code, plus(code, z, exactly(-0.5, F64)), plus(code, log_of_size(code, z), exactly(-1.0, F64)))
-    inverse = over(code, exactly(1.0, F64), z)
-    rest = times(code, inverse, series(code, times(code, inverse, inverse), _stirling_coefficients(), 8))
-    return plus(code, main, plus(code, exactly(_HALF_LOG_TAU - Fraction(1, 2), F64), rest))
+    main = multiply(code, add(code, z, from_exact(-0.5, F64)), add(code, log_abs(code, z), from_exact(-1.0, F64)))
+    inverse = divide(code, from_exact(1.0, F64), z)
+    rest = multiply(code, inverse, evaluate_series(code, multiply(code, inverse, inverse), _stirling_coefficients(), 8))
+    return add(code, main, add(code, from_exact(_HALF_LOG_TAU - Fraction(1, 2), F64), rest))
 
 
 @cache

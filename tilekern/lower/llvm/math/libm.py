@@ -18,15 +18,15 @@ _NAMES = frozenset(
 """Those whose names in C are ours, and which are right to 2 units."""
 
 
-def library(code: Code, name: str, *operands: Reg) -> Reg | None:
+def emit_libm(code: Code, name: str, *operands: Reg) -> Reg | None:
     """Emit the function of float64; None if it is not one of those here."""
-    return call(code, name, *operands) if name in _NAMES else None
+    return call_libm(code, name, *operands) if name in _NAMES else None
 
 
-def call(code: Code, name: str, *operands: Reg) -> Reg:
+def call_libm(code: Code, name: str, *operands: Reg) -> Reg:
     """A function of C's, by its name there."""
     code.module.declare(name, F64, [F64] * len(operands), _PURE)
-    return each(code, lambda *lanes: code.call(name, F64, *lanes), *operands)
+    return for_each_lane(code, lambda *lanes: code.call(name, F64, *lanes), *operands)
 
 
 def lgamma(code: Code, x: Reg) -> Reg:
@@ -35,15 +35,15 @@ def lgamma(code: Code, x: Reg) -> Reg:
     Not by C's `lgamma`, which stores the sign of Γ(x) in a variable that all threads share.
     """
     code.module.declare("lgamma_r", F64, [F64, PTR], "nounwind willreturn")
-    sign = code.slot(I32)
+    sign = code.alloca(I32)
 
     def lane(x: Reg) -> Reg:
         return code.call("lgamma_r", F64, x, sign)
 
-    return each(code, lane, x)
+    return for_each_lane(code, lane, x)
 
 
-def each(code: Code, compute: Callable[..., Reg], *operands: Reg) -> Reg:
+def for_each_lane(code: Code, compute: Callable[..., Reg], *operands: Reg) -> Reg:
     """A function of scalars on each lane."""
     if not operands[0].type.lanes:
         return compute(*operands)

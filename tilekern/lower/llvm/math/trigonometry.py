@@ -41,19 +41,21 @@ def _sine(code: Code, x: Reg, shift: float) -> Reg:
     half_turns = code.fma(x, 1 / math.pi, shift or magic)
     whole = code.binary("fadd", half_turns, magic) if shift else half_turns
     n = code.binary("fsub", whole, magic)
-    r = _away(code, x, code.binary("fsub", n, shift) if shift else n)
+    r = _subtract_pi(code, x, code.binary("fsub", n, shift) if shift else n)
     huge = code.compare("fcmp ogt", absolute(code, x), _HUGE)
-    return replace(code, huge, x, _of_rest(code, r, whole), f"{'cos' if shift else 'sin'}_of_huge", _huge(shift))
+    return replace_rare_lanes(
+        code, huge, x, _signed_sine(code, r, whole), f"{'cos' if shift else 'sin'}_of_huge", _huge(shift)
+    )
 
 
-def _away(code: Code, x: Reg, n: Reg) -> Reg:
+def _subtract_pi(code: Code, x: Reg, n: Reg) -> Reg:
     """x - n π."""
     for part in _PI:
         x = code.fma(n, -part, x)
     return x
 
 
-def _of_rest(code: Code, r: Reg, whole: Reg) -> Reg:
+def _signed_sine(code: Code, r: Reg, whole: Reg) -> Reg:
     """(-1)^n sin(r), n in the low bits of `whole`."""
     square = code.binary("fmul", r, r)
     # The sum with 0 is one with -0 for r = 0; a product would be -0, and the result 0 for r = -0.
@@ -72,7 +74,7 @@ def _huge(shift: float) -> Callable[[Code, Reg], Reg]:
         rest = code.binary("fadd", code.binary("fsub", high, code.binary("fsub", n, shift)), low)
         r = code.cast("fptrunc", code.binary("fmul", rest, math.pi), "float")
         whole = code.binary("fadd", code.cast("fptrunc", n, "float"), format_of(x).magic)
-        return _of_rest(code, r, whole)
+        return _signed_sine(code, r, whole)
 
     return sine
 
@@ -101,7 +103,7 @@ def tan(code: Code, x: Reg) -> Reg:
     for part in _HALF_PI:
         r = code.fma(n, -part, r)
     huge = code.compare("fcmp ogt", absolute(code, x), _HUGE_OF_WIDE)
-    return replace(code, huge, x, _tan_of_rest(code, r, whole), "tan_of_huge", _tan_of_huge)
+    return replace_rare_lanes(code, huge, x, _tan_of_rest(code, r, whole), "tan_of_huge", _tan_of_huge)
 
 
 def _tan_of_huge(code: Code, x: Reg) -> Reg:
@@ -165,7 +167,7 @@ def turns(code: Code, x: Reg) -> tuple[Reg, Reg]:
     return high, low
 
 
-def replace(code: Code, rare: Reg, x: Reg, found: Reg, name: str, build: Callable[[Code, Reg], Reg]) -> Reg:
+def replace_rare_lanes(code: Code, rare: Reg, x: Reg, found: Reg, name: str, build: Callable[[Code, Reg], Reg]) -> Reg:
     """`found`, but the function `build` of `x` in lanes that are rare: if there are any, it is called for all lanes."""
 
     def body(inner: Code, x: Reg) -> None:
@@ -175,7 +177,7 @@ def replace(code: Code, rare: Reg, x: Reg, found: Reg, name: str, build: Callabl
         full = code.module.function(f"{name}.{x.type.suffix}", [("x", x.type)], body, x.type)
         return code.select(rare, code.call(full, x.type, x), found)
 
-    return code.otherwise(any_lane(code, rare), found, compute)
+    return code.compute_if(any_lane(code, rare), found, compute)
 
 
 def any_lane(code: Code, condition: Reg) -> Reg:

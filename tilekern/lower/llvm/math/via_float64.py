@@ -14,7 +14,7 @@ from tilekern.lower.llvm.math.libm import lgamma
 from tilekern.lower.llvm.math.trigonometry import atan2, tan
 
 
-def widened(code: Code, name: str, *operands: Reg) -> Reg | None:
+def emit_via_float64(code: Code, name: str, *operands: Reg) -> Reg | None:
     """Emit the function of float32; None if it is not one of those here."""
     if name not in _FUNCTIONS:
         return None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tilekern.ir.core import Block, Func, Value
 from tilekern.ir.types import TileType
-from tilekern.lower.llvm.plan.steps import AnyStep, Closures, Copies, Group, Plan, Slot, Step
+from tilekern.lower.llvm.plan.steps import AnyStep, Buffer, BufferCopies, Expressions, LoopNest, Plan, Step
 
 _ALIGNMENT = 64
 
@@ -37,31 +37,31 @@ class _Uses:
     reads: list[_Use] = field(default_factory=list[_Use])
 
 
-def place(func: Func, plan: Plan) -> None:
+def assign_offsets(func: Func, plan: Plan) -> None:
     """Give every slot of the plan its offset, and the plan its `scratch`."""
-    _Placing(func, plan).run()
+    _OffsetAssigner(func, plan).run()
 
 
-class _Placing:
+class _OffsetAssigner:
     def __init__(self, func: Func, plan: Plan) -> None:
         self._func, self._plan = func, plan
-        self._closures = Closures(func)
-        self._uses: dict[Slot, _Uses] = {}
+        self._expressions = Expressions(func)
+        self._uses: dict[Buffer, _Uses] = {}
         self._count = 0
 
     def run(self) -> None:
         for step, loops in self._walk(self._func.body, ()):
             self._note(step, loops)
-        for slot, uses in self._uses.items():
-            self._span(slot, uses)
+        for buffer, uses in self._uses.items():
+            self._span(buffer, uses)
         for step in self._again(self._func.body):
-            if isinstance(step, Copies):
+            if isinstance(step, BufferCopies):
                 self._merge_copies(step)  # of a loop behind another one, so that carries see one slot
         self._merge_carries()
         for step in self._again(self._func.body):
-            if isinstance(step, Copies):
+            if isinstance(step, BufferCopies):
                 self._merge_copies(step)
-            elif isinstance(step, Group):
+            elif isinstance(step, LoopNest):
                 self._merge_lanes(step)
         self._allocate()
 
@@ -69,7 +69,7 @@ class _Placing:
 
     def _walk(self, block: Block, loops: tuple[Step, ...]) -> Iterator[tuple[AnyStep, tuple[Step, ...]]]:
         """Number the steps of a block, and of those inside; a step with regions comes before these."""
-        with self._closures.inside(self._plan.enters[block]):
+        with self._expressions.inside(self._plan.live_in[block]):
             for step in self._plan.steps[block]:
                 step.number = self._next()
                 yield step, loops
@@ -77,7 +77,7 @@ class _Placing:
                     for region in step.op.regions:
                         yield from self._walk(region, (*loops, step))
                     step.end = self._next()
-                self._closures.slots.update(step.keeps)
+                self._expressions.buffers.update(step.produces)
 
     def _next(self) -> int:
         self._count += 1
@@ -92,14 +92,14 @@ class _Placing:
 
     def _note(self, step: AnyStep, loops: tuple[Step, ...]) -> None:
         use = _Use(step.number, loops)
-        if isinstance(step, Copies):
+        if isinstance(step, BufferCopies):
             for source, target in step.moves:
                 self._of(source).reads.append(_Use(step.number, loops, lanewise=True))
                 self._of(target).writes.append(use)
             return
-        if isinstance(step, Group):
+        if isinstance(step, LoopNest):
             for m in step.maps:
-                self._of(m.slot).writes.append(use)
+                self._of(m.buffer).writes.append(use)
             self._read(step.space, step.sources, use)
             for position in (v for op in step.stores for v in op.positions):
                 self._read(position.tile.shape, [position], use, lanewise=False)
@@ -111,41 +111,41 @@ class _Placing:
                     self._read(x.tile.shape, [x], use, lanewise=False)
             if step.temporary is not None:
                 self._of(step.temporary).writes.append(use)
-        for _, slot in step.keeps:
-            self._of(slot).writes.append(use)
+        for _, buffer in step.produces:
+            self._of(buffer).writes.append(use)
 
     def _read(self, space: tuple[int, ...], values: list[Value], use: _Use, lanewise: bool = True) -> None:
-        for leaf, here in self._closures.of(space, values).leaves.items():
-            if leaf in self._closures.slots:
+        for leaf, here in self._expressions.of(space, values).leaves.items():
+            if leaf in self._expressions.buffers:
                 found = _Use(use.number, use.loops, lanewise and here)
-                self._of(self._closures.slots[leaf]).reads.append(found)
+                self._of(self._expressions.buffers[leaf]).reads.append(found)
 
-    def _of(self, slot: Slot) -> _Uses:
-        return self._uses.setdefault(slot, _Uses())
+    def _of(self, buffer: Buffer) -> _Uses:
+        return self._uses.setdefault(buffer, _Uses())
 
-    def _span(self, slot: Slot, uses: _Uses) -> None:
+    def _span(self, buffer: Buffer, uses: _Uses) -> None:
         every = [*uses.writes, *uses.reads]
-        slot.first = min(use.number for use in every)
-        slot.last = slot.first
+        buffer.first_use = min(use.number for use in every)
+        buffer.last_use = buffer.first_use
         for use in every:
-            around = (loop.end for loop in use.loops if loop.number > slot.first)
-            slot.last = max(slot.last, next(around, use.number))
+            around = (loop.end for loop in use.loops if loop.number > buffer.first_use)
+            buffer.last_use = max(buffer.last_use, next(around, use.number))
 
     # --- merging ---
 
     def _merge_carries(self) -> None:
         """The next value of a carry is computed in the carry's place."""
-        for op, carried in self._plan.carried.items():
-            if not any(slot is not None for slot in carried) or op.name == "switch":
+        for op, carry_buffers in self._plan.carry_buffers.items():
+            if not any(buffer is not None for buffer in carry_buffers) or op.name == "switch":
                 continue
             for region in op.regions:
                 for step in self._plan.steps[region]:
-                    if isinstance(step, Copies):
+                    if isinstance(step, BufferCopies):
                         for source, target in step.moves:
-                            if target in carried and self._replaces(source.root, target.root, region):
+                            if target in carry_buffers and self._replaces(source.root, target.root, region):
                                 self._join(source.root, target.root)
 
-    def _replaces(self, source: Slot, target: Slot, region: Block) -> bool:
+    def _replaces(self, source: Buffer, target: Buffer, region: Block) -> bool:
         """True if a slot is written in the region only after the last time that its target is read there.
 
         A loop inside may write it, if no loop inside reads the target: one iteration reads after another has written.
@@ -155,63 +155,63 @@ class _Placing:
         steps = self._plan.steps[region]
         numbers = {step.number for step in steps}
         ends = [step.end if isinstance(step, Step) and step.op.regions else step.number for step in steps]
-        writes = [use for slot, uses in self._uses.items() if slot.root is source for use in uses.writes]
-        reads = [use for slot, uses in self._uses.items() if slot.root is target for use in uses.reads]
+        writes = [use for buffer, uses in self._uses.items() if buffer.root is source for use in uses.writes]
+        reads = [use for buffer, uses in self._uses.items() if buffer.root is target for use in uses.reads]
         reads = [use for use in reads if min(numbers) <= use.number <= max(ends)]
         if not all(min(numbers) <= use.number <= max(ends) for use in writes):
             return False
         if not {use.number for use in writes} <= numbers and not {use.number for use in reads} <= numbers:
             return False
-        return all(use.number < source.first or (use.number == source.first and use.lanewise) for use in reads)
+        return all(use.number < source.first_use or (use.number == source.first_use and use.lanewise) for use in reads)
 
-    def _merge_copies(self, step: Copies) -> None:
+    def _merge_copies(self, step: BufferCopies) -> None:
         """What is copied and not needed any more is what the copy is."""
         for source, target in step.moves:
             a, b = source.root, target.root
-            if a is not b and a.nbytes == b.nbytes and a.last == step.number == b.first:
+            if a is not b and a.nbytes == b.nbytes and a.last_use == step.number == b.first_use:
                 self._join(b, a)
 
-    def _merge_lanes(self, step: Group) -> None:
+    def _merge_lanes(self, step: LoopNest) -> None:
         """A tile takes the place of one that is read for the last time where it is computed."""
         for m in step.maps:
-            target = m.slot.root
-            if target.first != step.number:
+            target = m.buffer.root
+            if target.first_use != step.number:
                 continue
             for source in list(self._uses):
                 root = source.root
-                if root is target or root.nbytes != target.nbytes or root.last != step.number:
+                if root is target or root.nbytes != target.nbytes or root.last_use != step.number:
                     continue
                 reads = [u for s, uses in self._uses.items() if s.root is root for u in uses.reads]
                 now = [u for u in reads if u.number == step.number]
-                if root.first < step.number and now and all(u.lanewise for u in now):
+                if root.first_use < step.number and now and all(u.lanewise for u in now):
                     self._join(target, root)
                     break
 
-    def _join(self, slot: Slot, into: Slot) -> None:
+    def _join(self, buffer: Buffer, into: Buffer) -> None:
         """One slot becomes part of another."""
-        slot.within = into
-        into.first, into.last = min(slot.first, into.first), max(slot.last, into.last)
+        buffer.merged_into = into
+        into.first_use, into.last_use = min(buffer.first_use, into.first_use), max(buffer.last_use, into.last_use)
 
     # --- offsets ---
 
     def _allocate(self) -> None:
         """First fit, the largest first."""
-        roots = dict.fromkeys(slot.root for slot in self._uses)
-        placed: list[Slot] = []
-        for slot in sorted(roots, key=lambda s: -s.nbytes):
-            size = _rounded(slot.nbytes)
+        roots = dict.fromkeys(buffer.root for buffer in self._uses)
+        placed: list[Buffer] = []
+        for buffer in sorted(roots, key=lambda s: -s.nbytes):
+            size = _rounded(buffer.nbytes)
             taken = sorted(
                 (p.offset, p.offset + _rounded(p.nbytes))
                 for p in placed
-                if p.first <= slot.last and slot.first <= p.last
+                if p.first_use <= buffer.last_use and buffer.first_use <= p.last_use
             )
-            slot.offset = 0
+            buffer.offset = 0
             for begin, end in taken:
-                if slot.offset + size <= begin:
+                if buffer.offset + size <= begin:
                     break
-                slot.offset = max(slot.offset, end)
-            placed.append(slot)
-            self._plan.scratch = max(self._plan.scratch, slot.offset + size)
+                buffer.offset = max(buffer.offset, end)
+            placed.append(buffer)
+            self._plan.scratch = max(self._plan.scratch, buffer.offset + size)
 
 
 def _rounded(nbytes: int) -> int:

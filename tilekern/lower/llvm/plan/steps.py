@@ -16,7 +16,7 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, Store
 from tilekern.ir.shape import Reshape, Transpose
 from tilekern.ir.types import TileType
-from tilekern.lower.llvm.element_index import Index, Place, is_virtual, reads, register
+from tilekern.lower.llvm.element_index import Coords, Index, is_virtual, operand_coords, register
 
 _ARITHMETIC = ("add", "sub", "mul", "max", "min", "neg", "abs", "sign", "floor", "ceil", "round_even", "is_finite")
 _BITS = ("and", "or", "xor", "not", "shift_left", "shift_right_logical", "shift_right_arithmetic")
@@ -27,7 +27,7 @@ _FAST = frozenset((*_ARITHMETIC, *_BITS, *_COMPARISONS))
 
 
 @dataclass(eq=False)
-class Slot:
+class Buffer:
     """Memory for one tile at a time.
 
     Attributes:
@@ -39,15 +39,15 @@ class Slot:
     """
 
     nbytes: int
-    within: Slot | None = None
+    merged_into: Buffer | None = None
     offset: int = 0
-    first: int = -1
-    last: int = -1
+    first_use: int = -1
+    last_use: int = -1
 
     @property
-    def root(self) -> Slot:
+    def root(self) -> Buffer:
         """The slot that this one is now."""
-        return self if self.within is None else self.within.root
+        return self if self.merged_into is None else self.merged_into.root
 
 
 @dataclass(eq=False)
@@ -64,10 +64,10 @@ class Step:
     """
 
     op: Op
-    temporary: Slot | None = None
-    form: Any = None
+    temporary: Buffer | None = None
+    packing: Any = None
     init: bool = False
-    keeps: list[tuple[Value, Slot]] = field(default_factory=list[tuple[Value, Slot]])
+    produces: list[tuple[Value, Buffer]] = field(default_factory=list[tuple[Value, Buffer]])
     number: int = -1
     end: int = -1
 
@@ -77,11 +77,11 @@ class Map:
     """A tile that is computed into a slot."""
 
     value: Value
-    slot: Slot
+    buffer: Buffer
 
 
 @dataclass(eq=False)
-class Group:
+class LoopNest:
     """One loop nest.
 
     Attributes:
@@ -95,7 +95,7 @@ class Group:
     maps: list[Map] = field(default_factory=list[Map])
     reduces: list[Reduce] = field(default_factory=list[Reduce])
     stores: list[Store] = field(default_factory=list[Store])
-    keeps: list[tuple[Value, Slot]] = field(default_factory=list[tuple[Value, Slot]])
+    produces: list[tuple[Value, Buffer]] = field(default_factory=list[tuple[Value, Buffer]])
     number: int = -1
 
     @property
@@ -106,15 +106,15 @@ class Group:
 
 
 @dataclass(eq=False)
-class Copies:
+class BufferCopies:
     """Slots that are copied to others: each (from, to)."""
 
-    moves: list[tuple[Slot, Slot]]
-    keeps: tuple[()] = ()
+    moves: list[tuple[Buffer, Buffer]]
+    produces: tuple[()] = ()
     number: int = -1
 
 
-AnyStep = Step | Group | Copies
+AnyStep = Step | LoopNest | BufferCopies
 
 
 @dataclass
@@ -129,13 +129,13 @@ class Plan:
     """
 
     steps: dict[Block, list[AnyStep]] = field(default_factory=dict[Block, "list[AnyStep]"])
-    enters: dict[Block, list[tuple[Value, Slot]]] = field(default_factory=dict[Block, "list[tuple[Value, Slot]]"])
-    carried: dict[Op, list[Slot | None]] = field(default_factory=dict[Op, "list[Slot | None]"])
+    live_in: dict[Block, list[tuple[Value, Buffer]]] = field(default_factory=dict[Block, "list[tuple[Value, Buffer]]"])
+    carry_buffers: dict[Op, list[Buffer | None]] = field(default_factory=dict[Op, "list[Buffer | None]"])
     scratch: int = 0
 
 
 @dataclass
-class Closure:
+class FusedExpression:
     """What computing some values takes.
 
     Attributes:
@@ -147,12 +147,12 @@ class Closure:
     inner: dict[Value, bool] = field(default_factory=dict[Value, bool])
 
 
-def no_clamp(value: Value, most: int) -> Index:
+def symbolic_start(value: Value, most: int) -> Index:
     """A start of a dynamic slice, where only its name matters."""
     return register(f"start {id(value)} {most}")
 
 
-class Closures:
+class Expressions:
     """Finds closures.
 
     Attributes:
@@ -162,42 +162,44 @@ class Closures:
 
     def __init__(self, func: Func) -> None:
         self.definition = definitions(func)
-        self.slots: dict[Value, Slot] = {}
+        self.buffers: dict[Value, Buffer] = {}
 
     @contextmanager
-    def inside(self, enters: Iterable[tuple[Value, Slot]]) -> Generator[None]:
+    def inside(self, live_in: Iterable[tuple[Value, Buffer]]) -> Generator[None]:
         """A block, in which more tiles are in memory; those that come to be so inside are forgotten at its end."""
-        outer = dict(self.slots)
-        self.slots.update(enters)
+        outer = dict(self.buffers)
+        self.buffers.update(live_in)
         yield
-        self.slots.clear()
-        self.slots.update(outer)
+        self.buffers.clear()
+        self.buffers.update(outer)
 
-    def kept(self, value: Value) -> bool:
+    def is_available(self, value: Value) -> bool:
         """Whether a value is in a register or in memory already."""
-        return not value.tile.shape or value in self.slots
+        return not value.tile.shape or value in self.buffers
 
-    def of(self, space: tuple[int, ...], values: Iterable[Value]) -> Closure:
+    def of(self, space: tuple[int, ...], values: Iterable[Value]) -> FusedExpression:
         """The closure of values that are computed for each lane of a space."""
         here = tuple(register(f"d{d}") for d in range(len(space)))
-        found, seen = Closure(), set[tuple[Value, Place]]()
+        found, seen = FusedExpression(), set[tuple[Value, Coords]]()
         for value in values:
             self._visit(value, here[: len(value.tile.shape)], here, found, seen)
         return found
 
-    def _visit(self, value: Value, place: Place, here: Place, found: Closure, seen: set[tuple[Value, Place]]) -> None:
-        if (value, place) in seen:
+    def _visit(
+        self, value: Value, coords: Coords, here: Coords, found: FusedExpression, seen: set[tuple[Value, Coords]]
+    ) -> None:
+        if (value, coords) in seen:
             return
-        seen.add((value, place))
-        if self.kept(value):
-            found.leaves[value] = place == here and found.leaves.get(value, True)
+        seen.add((value, coords))
+        if self.is_available(value):
+            found.leaves[value] = coords == here and found.leaves.get(value, True)
             return
-        found.inner[value] = place == here and found.inner.get(value, True)
+        found.inner[value] = coords == here and found.inner.get(value, True)
         op = self.definition[value]
         for operand in op.operands:
             if isinstance(operand.type, TileType) and not operand.tile.shape:
                 found.leaves.setdefault(operand, True)
-        for operand, where in reads(op, place, no_clamp):
+        for operand, where in operand_coords(op, coords, symbolic_start):
             self._visit(operand, where, here, found, seen)
 
     def cost(self, value: Value) -> int:
@@ -220,13 +222,13 @@ def _cost(op: Op) -> int:
             return 0
 
 
-def addressable(value: Value, closures: Closures) -> bool:
+def is_addressable(value: Value, expressions: Expressions) -> bool:
     """Whether a tile lies in memory, with its elements at fixed distances."""
-    if closures.kept(value):
+    if expressions.is_available(value):
         return True
-    op = closures.definition[value]
+    op = expressions.definition[value]
     if isinstance(op, Reshape) and is_virtual(op):
-        return addressable(op.operands[0], closures)
+        return is_addressable(op.operands[0], expressions)
     if not isinstance(op, Load) or not is_virtual(op) or op.masked:
         return False
     return op.access.in_bounds and not any(d.kind == "gather" for d in op.access.dims)

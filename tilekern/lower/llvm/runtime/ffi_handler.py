@@ -22,7 +22,7 @@ import numpy as np
 
 from tilekern.lower.llvm.ir_builder import I1, I8, I32, I64, PTR, VOID, Code, Module, Reg, Type, constant
 from tilekern.lower.llvm.program import TASK, Program
-from tilekern.lower.llvm.runtime.fp_mode import ieee, pause
+from tilekern.lower.llvm.runtime.fp_mode import ieee_mode, pause
 from tilekern.lower.llvm.runtime.huge_pages import prefer_huge
 from tilekern.lower.llvm.runtime.machine import Machine
 
@@ -53,7 +53,7 @@ class _Field:
     type: Type
 
     def address(self, code: Code, struct: Reg) -> Reg:
-        return code.at(struct, self.offset)
+        return code.gep(struct, self.offset)
 
     def load(self, code: Code, struct: Reg) -> Reg:
         return code.load(self.type, self.address(code, struct))
@@ -196,7 +196,7 @@ def _run(code: Code, frame: Reg, *passed: Reg) -> None:
     _each(code, _RETS.address(code, frame), lambda _, result: _prefer_huge(code, result))
 
     def zero(number: Reg) -> None:
-        result = code.load(I64, code.at(work.zeroed, number, "i64"))
+        result = code.load(I64, code.gep(work.zeroed, number, "i64"))
         _zero(code, check, _item(code, _RETS.address(code, frame), result))
 
     code.loop(0, work.zeros, 1, zero)
@@ -242,7 +242,7 @@ class _Checks:
 def _error(code: Code, api: Reg, name: Reg, text: Reg, number: Reg) -> None:
     """`XLA_FFI_Error* error(const XLA_FFI_Api*, const char*, const char*, XLA_FFI_Error_Code)`."""
     size = 512
-    message, form = code.slot(Type(f"[{size} x i8]")), _text(code.module, "tilekern cannot run %s: %s")
+    message, form = code.alloca(Type(f"[{size} x i8]")), _text(code.module, "tilekern cannot run %s: %s")
     code.do(f"call i32 (ptr, i64, ptr, ...) @snprintf({message}, i64 {size}, {form}, {name}, {text})")
     arguments = _arguments(code, 28, message)
     _Field(24, I32).store(code, arguments, number)
@@ -285,7 +285,7 @@ def _element_bytes(code: Code, buffer: Reg) -> Reg:
         table[list(dtypes)] = size
     dtype = _DTYPE.load(code, buffer)
     index = code.cast("zext", code.select(code.compare("icmp ult", dtype, _DTYPES), dtype, 0), "i64")
-    return code.cast("zext", code.load(I8, code.at(code.module.data("tilekern_sizes", table), index)), "i64")
+    return code.cast("zext", code.load(I8, code.gep(code.module.data("tilekern_sizes", table), index)), "i64")
 
 
 def _nbytes(code: Code, buffer: Reg, element: Reg) -> Reg:
@@ -293,7 +293,7 @@ def _nbytes(code: Code, buffer: Reg, element: Reg) -> Reg:
     dims = _DIMS.load(code, buffer)
 
     def multiply(axis: Reg, size: Reg) -> list[Reg]:
-        return [code.binary("mul", size, code.load(I64, code.at(dims, axis, "i64")))]
+        return [code.binary("mul", size, code.load(I64, code.gep(dims, axis, "i64")))]
 
     (size,) = code.loop(0, _RANK.load(code, buffer), 1, multiply, element)
     return size
@@ -377,7 +377,7 @@ def _loop(code: Code, job: Reg, scratch: Reg) -> None:
     claim, run, none = (code.fresh(name) for name in ("claim", "run", "none"))
     task, tasks, addresses = _TASK.load(code, job), _TASKS.load(code, job), _ADDRESSES.address(code, job)
     count = _variable(code, constant(0, I64))
-    with ieee(code):
+    with ieee_mode(code):
         code.branch(claim)
         code.label(claim)
         seen = code.emit(I64, f"load atomic i64, {_NEXT.address(code, job)} monotonic, align 8")
@@ -439,7 +439,7 @@ def _scratch(code: Code, size: Reg) -> Generator[tuple[Reg, Reg]]:
 
 def _arguments(code: Code, size: int, *pointers: Reg) -> Reg:
     """The struct of arguments of a function of XLA's: its size, no extension, then pointers."""
-    struct = code.slot(Type(f"[{size} x i8]"))
+    struct = code.alloca(Type(f"[{size} x i8]"))
     _SIZE.store(code, struct, constant(size, I64))
     _EXTENSION.store(code, struct, _NULL)
     for number, pointer in enumerate(pointers):
@@ -449,7 +449,7 @@ def _arguments(code: Code, size: int, *pointers: Reg) -> Reg:
 
 def _variable(code: Code, value: Reg) -> Reg:
     """A place on the stack that holds a value at first."""
-    place = code.slot(value.type)
+    place = code.alloca(value.type)
     code.store(value, place)
     return place
 
@@ -465,7 +465,7 @@ def _destroy(code: Code, api: Reg, error: Reg) -> None:
 
 def _item(code: Code, listed: Reg, number: Reg | int) -> Reg:
     """A buffer of the arguments or of the results."""
-    return code.load(PTR, code.at(_BUFFERS.load(code, listed), number, "ptr"))
+    return code.load(PTR, code.gep(_BUFFERS.load(code, listed), number, "ptr"))
 
 
 def _each(code: Code, listed: Reg, body: Callable[[Reg, Reg], None]) -> None:
@@ -482,10 +482,10 @@ def _collect(code: Code, frame: Reg, addresses: Reg) -> None:
     args, rets = (struct.address(code, frame) for struct in (_ARGS, _RETS))
 
     def write(first: Reg) -> Callable[[Reg, Reg], None]:
-        return lambda number, buffer: code.store(_DATA.load(code, buffer), code.at(first, number, "ptr"))
+        return lambda number, buffer: code.store(_DATA.load(code, buffer), code.gep(first, number, "ptr"))
 
     _each(code, args, write(addresses))
-    _each(code, rets, write(code.at(addresses, _COUNT.load(code, args), "ptr")))
+    _each(code, rets, write(code.gep(addresses, _COUNT.load(code, args), "ptr")))
 
 
 def _text(module: Module, text: str) -> Reg:

@@ -9,14 +9,14 @@ from tilekern.lower.llvm.ir_builder import I32, I64, PTR, VOID, Code, constant
 
 
 @contextmanager
-def ieee(code: Code) -> Generator[None]:
+def ieee_mode(code: Code) -> Generator[None]:
     """What is called inside runs with subnormals, rounds to nearest and traps nothing."""
     module = code.module
     if module.machine.is_x86:
         save, load = "llvm.x86.sse.stmxcsr", "llvm.x86.sse.ldmxcsr"
         for name in (save, load):
             module.declare(name, VOID, [PTR])
-        saved, mode = code.slot(I32), code.slot(I32)
+        saved, mode = code.alloca(I32), code.alloca(I32)
         code.call(save, VOID, saved)
         code.store(constant(0x1F80, I32), mode)  # Intel's manual, volume 1, 10.2.3: the value after a reset
         code.call(load, VOID, mode)

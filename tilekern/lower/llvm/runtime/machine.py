@@ -36,8 +36,8 @@ class Machine:
     features: str
     vector_bytes: int
     registers: int
-    has_bfloat16: bool = False
-    has_pairs: bool = False
+    has_bfloat16_dots: bool = False
+    has_int16_pairs: bool = False
 
     @property
     def lanes(self) -> int:
@@ -75,8 +75,8 @@ def describe(triple: str, cpu: str, features: Mapping[str, bool]) -> Machine:
     if arm:
         return Machine(triple, cpu, listed, vector_bytes=16, registers=32)
     if not has.issuperset(_AVX512):
-        return Machine(triple, cpu, listed, vector_bytes=32, registers=16, has_pairs=True)
+        return Machine(triple, cpu, listed, vector_bytes=32, registers=16, has_int16_pairs=True)
     # LLVM would split vectors of 512 bits for some models, to keep their clock up.
     listed += ",-prefer-256-bit"
     fast = "avx512bf16" in has and "amx-bf16" not in has and cpu not in _SLOW_BFLOAT16
-    return Machine(triple, cpu, listed, 64, 32, has_bfloat16=fast, has_pairs=True)
+    return Machine(triple, cpu, listed, 64, 32, has_bfloat16_dots=fast, has_int16_pairs=True)

@@ -64,12 +64,12 @@ def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) 
 
 @pytest.mark.parametrize("first", range(0, 60, 30))
 def test_random_programs_stay_inside(first: int) -> None:
-    code = f"from tests.lower.llvm.test_guard_pages import *\nrandom_programs(range({first}, {first + 30}))"
+    code = f"from tests.lower.llvm.test_memory_bounds import *\nrandom_programs(range({first}, {first + 30}))"
     assert process(f"jax.config.update('jax_enable_x64', True)\n{code}").count("seed") == 30 * len(here())
 
 
 def test_kernels_stay_inside() -> None:
-    code = "from tests.lower.llvm.test_guard_pages import *\nfor name in CASES: kernels(name)"
+    code = "from tests.lower.llvm.test_memory_bounds import *\nfor name in CASES: kernels(name)"
     expected = sum(2 * len(cases[:_CASES]) for cases in CASES.values())
     assert process(code).count("float") == expected * len(here())
 

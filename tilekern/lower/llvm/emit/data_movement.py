@@ -8,19 +8,19 @@ from dataclasses import replace
 from tilekern.ir.core import Value, cdiv
 from tilekern.ir.dynamic import DynamicUpdateSlice, Take
 from tilekern.ir.shape import Concatenate, Pad
-from tilekern.lower.llvm.element_index import ZERO, Index, Place
+from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.emit.elements import Elements, index_of
-from tilekern.lower.llvm.emit.loop_nests import cover
+from tilekern.lower.llvm.emit.loop_nests import for_each_vector
 from tilekern.lower.llvm.ir_builder import Reg
 
 
-def _copy(e: Elements, source: Value, target: Value, shape: tuple[int, ...], to: Callable[[Place], Place]) -> None:
+def _copy(e: Elements, source: Value, target: Value, shape: tuple[int, ...], to: Callable[[Coords], Coords]) -> None:
     """The elements of a tile in a range of `shape`, each to its place in another one."""
 
-    def body(place: Place, lanes: int) -> None:
-        e.put(target, e.at(source, place, lanes), to(place))
+    def body(coords: Coords, lanes: int) -> None:
+        e.write(target, e.element(source, coords, lanes), to(coords))
 
-    cover(e, shape, body)
+    for_each_vector(e, shape, body)
 
 
 def concatenate(e: Elements, op: Concatenate) -> None:
@@ -32,8 +32,8 @@ def concatenate(e: Elements, op: Concatenate) -> None:
     at = 0
     for x in op.operands:
 
-        def to(place: Place, at: int = at) -> Place:
-            return tuple(i.shifted(at) if d == op.dim else i for d, i in enumerate(place))
+        def to(coords: Coords, at: int = at) -> Coords:
+            return tuple(i.shifted(at) if d == op.dim else i for d, i in enumerate(coords))
 
         _copy(e, x, op.result, x.tile.shape, to)
         at += x.tile.shape[op.dim]
@@ -42,18 +42,18 @@ def concatenate(e: Elements, op: Concatenate) -> None:
 def stack(e: Elements, op: Concatenate) -> None:
     """Parts of one element along the last dim each: vectors along the dim before it, whose lanes take turns."""
 
-    def body(place: Place, lanes: int) -> None:
-        parts = [e.at(x, (*place, ZERO), lanes) for x in op.operands]
+    def body(coords: Coords, lanes: int) -> None:
+        parts = [e.element(x, (*coords, ZERO), lanes) for x in op.operands]
         if not lanes or len(parts) & (len(parts) - 1):
             for n, x in enumerate(parts):
-                e.put(op.result, x, (*place, Index(const=n)))
+                e.write(op.result, x, (*coords, Index(const=n)))
             return
         while len(parts) > 1:
             half = len(parts) // 2
             parts = [_by_turns(e, x, y) for x, y in zip(parts[:half], parts[half:], strict=True)]
-        e.put(op.result, parts[0], (*place[:-1], replace(place[-1], step=0), Index(step=1)))
+        e.write(op.result, parts[0], (*coords[:-1], replace(coords[-1], step=0), Index(step=1)))
 
-    cover(e, op.result.tile.shape[:-1], body)
+    for_each_vector(e, op.result.tile.shape[:-1], body)
 
 
 def _by_turns(e: Elements, x: Reg, y: Reg) -> Reg:
@@ -64,7 +64,9 @@ def _by_turns(e: Elements, x: Reg, y: Reg) -> Reg:
 def pad(e: Elements, op: Pad) -> None:
     """The padding everywhere, then the elements that are not cut off."""
     x, fill = op.operands
-    cover(e, op.result.tile.shape, lambda place, lanes: e.put(op.result, e.at(fill, (), lanes), place))
+    for_each_vector(
+        e, op.result.tile.shape, lambda coords, lanes: e.write(op.result, e.element(fill, (), lanes), coords)
+    )
     begins, ends = list[int](), list[int]()
     amounts = zip(x.tile.shape, op.low, op.interior, op.result.tile.shape, strict=True)
     for n, low, interior, length in amounts:
@@ -72,27 +74,31 @@ def pad(e: Elements, op: Pad) -> None:
         ends.append(min(n, cdiv(length - low, interior + 1)))
     shape = tuple(max(0, end - begin) for begin, end in zip(begins, ends, strict=True))
 
-    def body(place: Place, lanes: int) -> None:
-        source = tuple(i.shifted(begin) for i, begin in zip(place, begins, strict=True))
+    def body(coords: Coords, lanes: int) -> None:
+        source = tuple(i.shifted(begin) for i, begin in zip(coords, begins, strict=True))
         target = tuple(
             i.times(interior + 1).shifted(low) for i, low, interior in zip(source, op.low, op.interior, strict=True)
         )
-        e.put(op.result, e.at(x, source, lanes), target)
+        e.write(op.result, e.element(x, source, lanes), target)
 
     if x.tile.shape:
-        cover(e, shape, body)
+        for_each_vector(e, shape, body)
     else:
-        e.put(op.result, e.at(x, ()), ())
+        e.write(op.result, e.element(x, ()), ())
 
 
 def update(e: Elements, op: DynamicUpdateSlice) -> None:
     """All of the tile, then what replaces a part of it."""
     x, part, *starts = op.operands
-    _copy(e, x, op.result, x.tile.shape, lambda place: place)
+    _copy(e, x, op.result, x.tile.shape, lambda coords: coords)
     room = [n - size for n, size in zip(x.tile.shape, part.tile.shape, strict=True)]
-    origin = [e.clamped(start, most) for start, most in zip(starts, room, strict=True)]
+    origin = [e.clamped_index(start, most) for start, most in zip(starts, room, strict=True)]
     _copy(
-        e, part, op.result, part.tile.shape, lambda place: tuple(i.plus(o) for i, o in zip(place, origin, strict=True))
+        e,
+        part,
+        op.result,
+        part.tile.shape,
+        lambda coords: tuple(i.plus(o) for i, o in zip(coords, origin, strict=True)),
     )
 
 
@@ -101,21 +107,21 @@ def take(e: Elements, op: Take) -> None:
     x, indices = op.operands
     rank, most = len(indices.tile.shape), x.tile.shape[op.dim] - 1
 
-    def body(place: Place, lanes: int) -> None:
-        before = place[: op.dim]
+    def body(coords: Coords, lanes: int) -> None:
+        before = coords[: op.dim]
         if op.along:
-            where, behind = place, place[op.dim + 1 :]
+            where, behind = coords, coords[op.dim + 1 :]
         else:
-            where, behind = place[op.dim : op.dim + rank], place[op.dim + rank :]
+            where, behind = coords[op.dim : op.dim + rank], coords[op.dim + rank :]
         code = e.code
         # Of one index for all lanes the elements are neighbours, else each lane has its own.
         width = lanes if any(i.step for i in where) else 0
-        found = code.intrinsic("llvm.smax", e.at(indices, where, width), 0)
+        found = code.intrinsic("llvm.smax", e.element(indices, where, width), 0)
         found = code.cast("sext", code.intrinsic("llvm.smin", found, most), "i64")
         if width:
             element = e.gather(x, (*before, Index(), *behind), op.dim, found)
         else:
-            element = e.at(x, (*before, index_of(found), *behind), lanes)
-        e.put(op.result, element, place)
+            element = e.element(x, (*before, index_of(found), *behind), lanes)
+        e.write(op.result, element, coords)
 
-    cover(e, op.result.tile.shape, body)
+    for_each_vector(e, op.result.tile.shape, body)

@@ -38,7 +38,7 @@ _COLUMNS = 32
 
 
 @dataclass(frozen=True)
-class Shares:
+class PartialSums:
     """The shares of an array that floats are added to: [count, *shape] of `dtype`."""
 
     ref: Value
@@ -52,7 +52,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Own:
+class PrivateCopy:
     """An array of integers that threads have own copies of.
 
     Attributes:
@@ -72,7 +72,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Division:
+class TaskPartition:
     """The division of the programs of a Func into tasks.
 
     Attributes:
@@ -85,66 +85,68 @@ class Division:
 
     parts: int | None = None
     slices: int = 1
-    shares: tuple[Shares, ...] = ()
-    plain: tuple[Value, ...] = ()
-    own: tuple[Own, ...] = ()
+    partial_sums: tuple[PartialSums, ...] = ()
+    in_place: tuple[Value, ...] = ()
+    private: tuple[PrivateCopy, ...] = ()
 
     @property
-    def own_bytes(self) -> int:
+    def private_bytes(self) -> int:
         """The scratch memory of the own copies."""
-        return sum(_rounded(own.size * own.ref.ref.dtype.itemsize) for own in self.own)
+        return sum(_rounded(private.size * private.ref.ref.dtype.itemsize) for private in self.private)
 
 
-def adds_floats(op: Atomic) -> bool:
+def is_float_sum(op: Atomic) -> bool:
     """True if an update is a sum of floats."""
     return op.kind == "add" and kind_of(op.ref.ref.dtype) == "float"
 
 
-def divide(func: Func) -> Division:
+def partition_tasks(func: Func) -> TaskPartition:
     """The division of a Func."""
-    programs, ops = prod(func.grid), list(_times(func.body, 1))
-    refs = dict.fromkeys(op.ref for op, _ in ops if isinstance(op, Atomic) and adds_floats(op))
-    own = _own(func, ops)
+    programs, ops = prod(func.grid), list(_ops_with_counts(func.body, 1))
+    refs = dict.fromkeys(op.ref for op, _ in ops if isinstance(op, Atomic) and is_float_sum(op))
+    private = _private_copies(func, ops)
     if not refs:
-        return Division(min(_OWN, *(_often(o.ref, func, ops) for o in own)) if own else None, own=own)
+        return TaskPartition(
+            min(_OWN, *(_updates_per_element(o.ref, func, ops) for o in private)) if private else None, private=private
+        )
     wide = {ref: accumulator(ref.ref.dtype) for ref in refs}
     nbytes = sum(prod(ref.ref.shape) * wide[ref].itemsize for ref in refs)
     elements = sum(prod(ref.ref.shape) for ref in refs)
-    work = programs * sum(_size(op) * times for op, times in ops)
+    work = programs * sum(_work(op) * times for op, times in ops)
     count = max(1, min(_SHARES, programs, _BYTES // max(nbytes, 1), work // max(_WORK * elements, 1)))
-    slices = _slices(func, _SHARES // count)
+    slices = _column_slices(func, _SHARES // count)
     if count == 1 and all(ref.ref.dtype == dtype for ref, dtype in wide.items()):
-        return Division(1, slices, plain=tuple(refs), own=own)
-    return Division(count, slices, tuple(Shares(ref, count, wide[ref]) for ref in refs), own=own)
+        return TaskPartition(1, slices, in_place=tuple(refs), private=private)
+    return TaskPartition(count, slices, tuple(PartialSums(ref, count, wide[ref]) for ref in refs), private=private)
 
 
-def shares_of(func: Func) -> tuple[Shares, ...]:
+def partial_sums_of(func: Func) -> tuple[PartialSums, ...]:
     """The shares that a Func needs."""
-    return divide(func).shares
+    return partition_tasks(func).partial_sums
 
 
 # --- own copies ------------------------------------------------------------------------------------------------------
 
 
-def _own(func: Func, ops: list[tuple[Op, int]]) -> tuple[Own, ...]:
+def _private_copies(func: Func, ops: list[tuple[Op, int]]) -> tuple[PrivateCopy, ...]:
     """The arrays of which own copies pay."""
-    found, offset = list[Own](), 0
+    found, offset = list[PrivateCopy](), 0
     for ref in dict.fromkeys(op.ref for op, _ in ops if isinstance(op, Atomic)):
         updates = [(op, times) for op, times in ops if isinstance(op, Atomic) and op.ref is ref]
         touches = sum(isinstance(op, MemoryOp) and op.ref is ref for op, _ in ops)
         one_kind = len({op.kind for op, _ in updates}) == 1 and touches == len(updates)
         if not one_kind or kind_of(ref.ref.dtype) not in ("signed", "unsigned"):
             continue
-        nbytes, lanes = prod(ref.ref.shape) * ref.ref.dtype.itemsize, sum(_size(op) * times for op, times in updates)
-        if lanes >= _LANES and _often(ref, func, ops) >= _OFTEN and offset + nbytes <= _OWN_BYTES:
-            found.append(Own(ref, updates[0][0].kind, offset))
+        nbytes, lanes = prod(ref.ref.shape) * ref.ref.dtype.itemsize, sum(_work(op) * times for op, times in updates)
+        if lanes >= _LANES and _updates_per_element(ref, func, ops) >= _OFTEN and offset + nbytes <= _OWN_BYTES:
+            found.append(PrivateCopy(ref, updates[0][0].kind, offset))
             offset += _rounded(nbytes)
     return tuple(found)
 
 
-def _often(ref: Value, func: Func, ops: list[tuple[Op, int]]) -> int:
+def _updates_per_element(ref: Value, func: Func, ops: list[tuple[Op, int]]) -> int:
     """The number of updates of an element of an array, on average."""
-    lanes = sum(_size(op) * times for op, times in ops if isinstance(op, Atomic) and op.ref is ref)
+    lanes = sum(_work(op) * times for op, times in ops if isinstance(op, Atomic) and op.ref is ref)
     return prod(func.grid) * lanes // max(prod(ref.ref.shape), 1)
 
 
@@ -155,15 +157,15 @@ def _rounded(nbytes: int) -> int:
 # --- what programs do ------------------------------------------------------------------------------------------------
 
 
-def _times(block: Block, times: int) -> Iterator[tuple[Op, int]]:
+def _ops_with_counts(block: Block, times: int) -> Iterator[tuple[Op, int]]:
     """All ops, and how often a program runs them; of loops without known ends once."""
     for op in block.ops:
         yield op, times
         for region in op.regions:
-            yield from _times(region, times * op.axis.tiles if isinstance(op, Fold) else times)
+            yield from _ops_with_counts(region, times * op.axis.tiles if isinstance(op, Fold) else times)
 
 
-def _size(op: Op) -> int:
+def _work(op: Op) -> int:
     """The elements that an op computes; a vector of multiply-adds counts as one."""
     size = max((v.tile.size for v in (*op.operands, *op.results) if isinstance(v.type, TileType)), default=1)
     if isinstance(op, Dot):
@@ -172,12 +174,12 @@ def _size(op: Op) -> int:
     return size
 
 
-def _slices(func: Func, most: int) -> int:
+def _column_slices(func: Func, most: int) -> int:
     """Into how many slices the columns of all updates are cut."""
     widths = list[int]()
     for op in func.body.ops:
         if isinstance(op, Atomic):
-            if not (adds_floats(op) and in_rows(op)):
+            if not (is_float_sum(op) and updates_rows(op)):
                 return 1
             widths.append(op.value.tile.shape[-1])
         elif op.regions or not (op.pure or is_virtual(op)) or not (is_virtual(op) or _is_scalar(op)):
@@ -192,6 +194,6 @@ def _is_scalar(op: Op) -> bool:
     return not any(v.tile.shape for v in (*op.operands, *op.results) if isinstance(v.type, TileType))
 
 
-def in_rows(op: Atomic) -> bool:
+def updates_rows(op: Atomic) -> bool:
     """True if neighbours along the last dim of the tile are neighbours in the array."""
     return bool(op.access.dims) and op.access.dims[-1].kind == "block" and bool(op.value.tile.shape)

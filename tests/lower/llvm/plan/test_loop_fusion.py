@@ -15,7 +15,7 @@ from tests.lower.library import CASES, family
 from tests.lower.llvm.machines import ALL, AVX2, AVX512, BFLOAT16
 from tests.lower.llvm.plans import every_step, planned, words
 from tilekern.ir.control import Fold
-from tilekern.lower.llvm.plan.steps import Copies, Group, Plan, Step
+from tilekern.lower.llvm.plan.steps import BufferCopies, LoopNest, Plan, Step
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.target import TARGETS
 
@@ -117,27 +117,27 @@ def test_attention_keeps_no_copy_of_its_accumulator(dtype: str, machine: Machine
         inner = plan.steps[fold.op.body]
         scores, values = (s for s in inner if isinstance(s, Step) and s.op.name == "dot")
         assert values.init and not scores.init
-        carried = {slot.root for slot in plan.carried[fold.op] if slot is not None}
-        assert {slot.root for _, slot in values.keeps} <= carried
+        carried = {buffer.root for buffer in plan.carry_buffers[fold.op] if buffer is not None}
+        assert {buffer.root for _, buffer in values.produces} <= carried
         # The exponentials take the place of the scores, unless they are narrower.
-        (place,) = {slot.root for _, slot in scores.keeps}
+        (place,) = {buffer.root for _, buffer in scores.produces}
         kept = [
             m
             for s in inner
-            if isinstance(s, Group)
+            if isinstance(s, LoopNest)
             for m in s.maps
             if m.value.tile.shape == scores.op.result.tile.shape
         ]
-        own = [m.slot.root for m in kept if m.value.tile.dtype == scores.op.result.tile.dtype]
+        own = [m.buffer.root for m in kept if m.value.tile.dtype == scores.op.result.tile.dtype]
         assert all(root is place or root in carried for root in own)  # the accumulator may have the same shape
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_softmax_of_the_library_keeps_one_tile(dtype: str) -> None:
     plan, _ = library("softmax", dtype, AVX512)
-    kept = [m.value.tile for s in every_step(plan) if isinstance(s, Group) for m in s.maps]
+    kept = [m.value.tile for s in every_step(plan) if isinstance(s, LoopNest) for m in s.maps]
     assert len([t for t in kept if len(t.shape) > 1]) <= 1
-    assert len([s for s in every_step(plan) if isinstance(s, Group) and len(s.space) > 1]) <= 3
+    assert len([s for s in every_step(plan) if isinstance(s, LoopNest) and len(s.space) > 1]) <= 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -151,5 +151,7 @@ def test_a_matmul_copies_its_right_operand_only(dtype: str, machine: Machine) ->
     plan, lines = library("matmul", dtype, machine)
     assert not [line for line in lines if "copy" in line]
     (dot,) = (s for s in every_step(plan) if isinstance(s, Step) and s.op.name == "dot")
-    assert dot.init and not dot.form.packs_left
-    assert not [s for s in every_step(plan) if isinstance(s, Copies) and any(a.root is not b.root for a, b in s.moves)]
+    assert dot.init and not dot.packing.packs_left
+    assert not [
+        s for s in every_step(plan) if isinstance(s, BufferCopies) and any(a.root is not b.root for a, b in s.moves)
+    ]

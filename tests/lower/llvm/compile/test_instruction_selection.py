@@ -34,7 +34,15 @@ pytest.importorskip("llvmlite", reason="needs llvmlite")
 _AVX512 = ",".join(f"+avx512{part}" for part in ("f", "bw", "cd", "dq", "vl"))
 _MORE = (
     Machine("x86_64-unknown-linux-gnu", "sapphirerapids", f"{_AVX512},+avx512fp16,+avx512bf16,+amx-tile", 64, 32),
-    Machine("x86_64-unknown-linux-gnu", "znver4", f"{_AVX512},+avx512bf16", 64, 32, has_bfloat16=True, has_pairs=True),
+    Machine(
+        "x86_64-unknown-linux-gnu",
+        "znver4",
+        f"{_AVX512},+avx512bf16",
+        64,
+        32,
+        has_bfloat16_dots=True,
+        has_int16_pairs=True,
+    ),
     Machine("aarch64-unknown-linux-gnu", "neoverse-v1", "+neon,+sve,+bf16,+fullfp16", 16, 32),
     Machine("arm64-apple-darwin", "apple-m1", "+neon,+fullfp16", 16, 32),
 )
@@ -139,7 +147,7 @@ def compile_for(func: Func, machine: Machine) -> None:
 
 
 def child(call: str) -> str:
-    return process(f"from tests.lower.llvm import test_selection as module\nmodule.{call}")
+    return process(f"from tests.lower.llvm.compile import test_instruction_selection as module\nmodule.{call}")
 
 
 def test_random_programs() -> None:

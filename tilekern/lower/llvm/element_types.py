@@ -21,29 +21,29 @@ _SCALARS = {
 }
 
 
-def computed(dtype: DType, lanes: int = 0) -> Type:
+def register_type(dtype: DType, lanes: int = 0) -> Type:
     """The type of elements in registers: floats that LLVM computes as such, others by their bits."""
     return Type(_SCALARS.get(dtype_name(dtype), f"i{8 * dtype.itemsize}"), lanes)
 
 
-def stored(dtype: DType, lanes: int = 0) -> Type:
+def memory_type(dtype: DType, lanes: int = 0) -> Type:
     """The type of elements in memory; bools are bytes."""
-    return Type("i8", lanes) if dtype == BOOL else computed(dtype, lanes)
+    return Type("i8", lanes) if dtype == BOOL else register_type(dtype, lanes)
 
 
-def known(number: Any, dtype: DType, lanes: int = 0) -> Reg:
+def element_constant(number: Any, dtype: DType, lanes: int = 0) -> Reg:
     """A known element."""
     element = np.asarray(number).astype(dtype)
     if dtype == ml_dtypes.bfloat16 or (dtype.itemsize == 1 and kind_of(dtype) == "float"):
         element = element.view(f"u{dtype.itemsize}")
-    return constant(element, computed(dtype, lanes))
+    return constant(element, register_type(dtype, lanes))
 
 
-def unpacked(code: Code, x: Reg, dtype: DType) -> Reg:
+def from_memory(code: Code, x: Reg, dtype: DType) -> Reg:
     """Elements as they are computed, of those that were loaded."""
     return code.compare("icmp ne", x, 0) if dtype == BOOL else x
 
 
-def packed(code: Code, x: Reg, dtype: DType) -> Reg:
+def to_memory(code: Code, x: Reg, dtype: DType) -> Reg:
     """Elements as they are stored."""
     return code.cast("zext", x, "i8") if dtype == BOOL else x

@@ -38,7 +38,7 @@ def _sort(module: Module) -> str:
 
     def build(code: Code, words: Reg, count: Reg) -> None:
         def within(at: Reg) -> None:
-            address = code.at(words, at, "i64")
+            address = code.gep(words, at, "i64")
             x, size = code.load(Type("i64", width), address), 2
             while size <= width:
                 x = _exchanged(code, x, size - 1)
@@ -68,9 +68,9 @@ def _merge(module: Module) -> str:
 
         def mirror(at: Reg) -> None:
             block, place = _split(code, at, half)
-            low = code.at(words, code.binary("add", block, place), "i64")
+            low = code.gep(words, code.binary("add", block, place), "i64")
             last = code.binary("sub", code.binary("add", block, size), width)
-            high = code.at(words, code.binary("sub", last, place), "i64")
+            high = code.gep(words, code.binary("sub", last, place), "i64")
             x, y = code.load(Type("i64", width), low), _reversed(code, code.load(Type("i64", width), high))
             code.store(code.intrinsic("llvm.smax", x, y), low)
             code.store(_reversed(code, code.intrinsic("llvm.smin", x, y)), high)
@@ -80,8 +80,8 @@ def _merge(module: Module) -> str:
 
             def compare(at: Reg) -> None:
                 block, place = _split(code, at, distance)
-                low = code.at(words, code.binary("add", block, place), "i64")
-                high = code.at(low, distance, "i64")
+                low = code.gep(words, code.binary("add", block, place), "i64")
+                high = code.gep(low, distance, "i64")
                 x, y = (code.load(Type("i64", width), address) for address in (low, high))
                 code.store(code.intrinsic("llvm.smax", x, y), low)
                 code.store(code.intrinsic("llvm.smin", x, y), high)
@@ -89,7 +89,7 @@ def _merge(module: Module) -> str:
             code.loop(0, pairs, width, compare)
 
         def within(at: Reg) -> None:
-            address = code.at(words, at, "i64")
+            address = code.gep(words, at, "i64")
             code.store(_halved(code, code.load(Type("i64", width), address), width // 2), address)
 
         code.loop(0, pairs, width, mirror)

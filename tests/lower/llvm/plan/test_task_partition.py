@@ -15,7 +15,7 @@ from tests.lower.llvm.running import Canaries, run
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret
 from tilekern.lower.llvm.lowering import LlvmLowering
-from tilekern.lower.llvm.plan.private_copies import Division, divide
+from tilekern.lower.llvm.plan.task_partition import TaskPartition, partition_tasks
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 
@@ -58,7 +58,7 @@ def func_of(kernel: Any, *arrays: Any, **fields: Any) -> Func:
     return kernel.trace(*arrays, **fields).lower("cpu:xla").ir
 
 
-def check(func: Func, *arrays: Any) -> Division:
+def check(func: Func, *arrays: Any) -> TaskPartition:
     """The code of all machines gives what the interpreter gives, in any order of tasks; how tasks are divided."""
     expected = interpret(func, *arrays, orders=1)
     for machine in (None, *here()):
@@ -69,7 +69,7 @@ def check(func: Func, *arrays: Any) -> Division:
             for one, other in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(one, other, str(machine))
             assert canaries.untouched()
-    return divide(LlvmLowering(func)._legal)
+    return partition_tasks(LlvmLowering(func)._legal)
 
 
 def places(count: int, size: int) -> np.ndarray:
@@ -82,14 +82,14 @@ def places(count: int, size: int) -> np.ndarray:
 def test_integers_are_updated_in_own_copies(dtype: str) -> None:
     x = np.random.default_rng(0).integers(0, 100, 700).astype(dtype)
     for kind in KINDS if dtype == "int32" else ("add", "max"):
-        division = check(func_of(scattered, places(37, 700), x, count=37, kind=kind), places(37, 700), x)
-        assert [own.ref.name for own in division.own] == ["out"] and division.parts == 22 * 32 // 37
+        partition = check(func_of(scattered, places(37, 700), x, count=37, kind=kind), places(37, 700), x)
+        assert [copy.ref.name for copy in partition.private] == ["out"] and partition.parts == 22 * 32 // 37
 
 
 def test_integers_of_64_bits() -> None:
     with jax.enable_x64(True):
         x = np.random.default_rng(0).integers(-(2**60), 2**60, 700)
-        assert check(func_of(scattered, places(5, 700), x, count=5, kind="min"), places(5, 700), x).own
+        assert check(func_of(scattered, places(5, 700), x, count=5, kind="min"), places(5, 700), x).private
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2"])
@@ -107,41 +107,43 @@ def test_rows_of_floats(dtype: str, width: int) -> None:
 @pytest.mark.parametrize("width", [13, 40])
 def test_rows_of_integers(width: int) -> None:
     x, ids = np.arange(1000 * width, dtype=np.int32).reshape(1000, width), places(9, 1000)
-    assert check(func_of(rows, ids, x, count=9), ids, x).own
-    assert check(func_of(rows, ids, x, count=9, width=32), ids, x).own  # columns that the tile has too many, or not
+    assert check(func_of(rows, ids, x, count=9), ids, x).private
+    assert check(func_of(rows, ids, x, count=9, width=32), ids, x).private  # columns that the tile has too many, or not
 
 
 @pytest.mark.parametrize(("shape", "count", "slices"), [((40, 128), 90, 4), ((40, 64), 90, 2), ((40, 96), 90, 1)])
 def test_columns_are_cut_where_shares_do_not_pay(shape: tuple[int, int], count: int, slices: int) -> None:
     x = np.random.default_rng(0).integers(-9, 9, shape).astype(np.float32)
     ids = places(count, shape[0])
-    division = check(func_of(rows, ids, x, count=count), ids, x)
-    assert (division.parts, division.slices, division.shares) == (1, slices, ()) and len(division.plain) == 1
+    partition = check(func_of(rows, ids, x, count=count), ids, x)
+    assert (partition.parts, partition.slices, partition.partial_sums) == (1, slices, ()) and len(
+        partition.in_place
+    ) == 1
     narrow = check(func_of(rows, ids, x.astype(jnp.bfloat16), count=count), ids, x.astype(jnp.bfloat16))
-    assert narrow.slices == slices and [s.count for s in narrow.shares] == [1]
+    assert narrow.slices == slices and [s.count for s in narrow.partial_sums] == [1]
 
 
 def test_many_updates_of_few_floats_have_shares() -> None:
     x, ids = np.ones((4096, 32), np.float32), places(3, 4096)
-    division = check(func_of(rows, ids, x, count=3), ids, x)
-    assert (division.parts, division.slices) == (16, 1) and [s.count for s in division.shares] == [16]
+    partition = check(func_of(rows, ids, x, count=3), ids, x)
+    assert (partition.parts, partition.slices) == (16, 1) and [s.count for s in partition.partial_sums] == [16]
 
 
 def test_own_copies_are_for_arrays_that_one_kind_of_update_touches_often() -> None:
     x = np.arange(1000, dtype=np.int32)
-    assert not check(func_of(two_ways, x), x).own
+    assert not check(func_of(two_ways, x), x).private
     where = places(900, 1000)
-    assert not check(func_of(scattered, where, x, count=900, kind="add"), where, x).own
-    assert not check(func_of(scattered, places(3, 1000), x, count=3, kind="add", block=1), places(3, 1000), x).own
+    assert not check(func_of(scattered, where, x, count=900, kind="add"), where, x).private
+    assert not check(func_of(scattered, places(3, 1000), x, count=3, kind="add", block=1), places(3, 1000), x).private
     few = np.zeros(0, np.int32)
-    assert not check(func_of(scattered, few, few, count=3, kind="add"), few, few).own
+    assert not check(func_of(scattered, few, few, count=3, kind="add"), few, few).private
 
 
 def test_arrays_beyond_the_cache_have_no_own_copies() -> None:
     size, count = 1 << 23, 1 << 19
     types = [jax.ShapeDtypeStruct((size,), jnp.int32)] * 2
-    assert not divide(func_of(scattered, *types, count=count, kind="add")).own
-    assert divide(func_of(scattered, *types, count=count // 2, kind="add")).own
+    assert not partition_tasks(func_of(scattered, *types, count=count, kind="add")).private
+    assert partition_tasks(func_of(scattered, *types, count=count // 2, kind="add")).private
 
 
 def test_columns_are_not_cut_where_a_program_does_more_than_add() -> None:
@@ -157,5 +159,5 @@ def test_columns_are_not_cut_where_a_program_does_more_than_add() -> None:
         out[n] = x[n]
 
     x = np.ones((40, 128), np.float32)
-    division = check(func_of(also_stores, x), x)
-    assert (division.parts, division.slices) == (1, 1)
+    partition = check(func_of(also_stores, x), x)
+    assert (partition.parts, partition.slices) == (1, 1)

@@ -73,7 +73,7 @@ def test_a_result_replaces_an_input(donate: bool) -> None:
     def body(code: Code, buffer: Any, number: Reg, scratch: Reg) -> None:
         with code.when(code.compare("icmp ne", *(code.cast("ptrtoint", buffer(n), "i64") for n in (1, 2)))):
             code.store(Reg("0.0", F32), buffer(0))  # a trap: not the same memory
-        place = code.at(buffer(1), number, "float")
+        place = code.gep(buffer(1), number, "float")
         code.store(code.binary("fadd", code.load(F32, place), 1.0), place)
 
     made = tasks.program(body, tasks=4)
@@ -153,7 +153,7 @@ def test_more_threads_than_cores() -> None:
     """XLA's pool has 8 threads, all of them busy with calls that want its help."""
     code = """
 from concurrent.futures import ThreadPoolExecutor
-from tests.lower.llvm.test_runtime import _many
+from tests.lower.llvm.test_call import _many
 x, function = numbers(16), jax.jit(_many)
 function(x).block_until_ready()
 def repeat(_):

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from tilekern.ir.core import Block, Op
 from tilekern.ir.quote import visible
-from tilekern.lower.llvm.plan.steps import AnyStep, Copies, Group, Plan, Slot, Step
+from tilekern.lower.llvm.plan.steps import AnyStep, Buffer, BufferCopies, LoopNest, Plan, Step
 from tilekern.lower.llvm.program import Program
 from tilekern.source import UNKNOWN, Loc
 
 
-def describe(program: Program, plan: Plan, body: Block) -> str:
+def plan_text(program: Program, plan: Plan, body: Block) -> str:
     """One line for each step; `@` and a number are the byte of the scratch memory where a tile begins."""
     head = f"{program.name}: {program.tasks} tasks, {program.scratch} bytes of scratch memory for each thread"
     return "\n".join([head, *_block(plan, body, "  ")])
@@ -28,29 +28,29 @@ def _block(plan: Plan, block: Block, indent: str) -> Iterator[str]:
 
 
 def _step(step: AnyStep) -> str:
-    if isinstance(step, Copies):
+    if isinstance(step, BufferCopies):
         moves = [f"@{a.root.offset} to @{b.root.offset}" for a, b in step.moves if a.root is not b.root]
         return f"copies {', '.join(moves)}" if moves else ""
-    if isinstance(step, Group):
-        parts = [f"{m.value.type} {_at(m.slot)}" for m in step.maps]
+    if isinstance(step, LoopNest):
+        parts = [f"{m.value.type} {_at(m.buffer)}" for m in step.maps]
         parts += [f"{op.monoid} of the last dim" for op in step.reduces]
         parts += [f"store to {op.ref.name}" for op in step.stores]
         sizes = ", ".join(map(str, step.space))
         return f"loops over [{sizes}]: {'; '.join(parts)}{_line(_loc(step))}"
     if not step.op.regions and not any(r.tile.shape for r in step.op.results) and step.op.pure:
         return ""  # a scalar
-    results = ", ".join(f"{value.type} {_at(slot)}" for value, slot in dict(step.keeps).items())
+    results = ", ".join(f"{value.type} {_at(buffer)}" for value, buffer in dict(step.produces).items())
     notes = f"; copies operands to {_at(step.temporary)}" if step.temporary is not None else ""
     notes += "; adds to what is there" if step.init else ""
     return f"{step.op.name}{': ' * bool(results)}{results}{notes}{_line(step.op.loc)}"
 
 
-def _at(slot: Slot) -> str:
-    return f"@{slot.root.offset}"
+def _at(buffer: Buffer) -> str:
+    return f"@{buffer.root.offset}"
 
 
-def _loc(group: Group) -> Loc:
-    ops: list[Op] = [*group.stores, *group.reduces]
+def _loc(nest: LoopNest) -> Loc:
+    ops: list[Op] = [*nest.stores, *nest.reduces]
     return ops[0].loc if ops else UNKNOWN
 
 
