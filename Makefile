@@ -9,13 +9,14 @@ ARGS ?=# more options of the benchmarks, see bench/README.md
 PYTORCH := torch==2.13.0# the peer of `make bench`
 OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0 llvmlite==0.45.0# the oldest supported versions
 
-.PHONY: help demo test test-full test-oldest check bench pytorch bench-tpu gpu docs clean
+.PHONY: help demo test test-full mutants test-oldest check bench pytorch bench-tpu gpu docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
 help:
 	@echo 'make demo         run the main job: a transformer that reads and learns Python source, on our flash attention'
 	@echo 'make test         run the tests'
-	@echo 'make test-full    run also the slow tests, and more random examples'
+	@echo 'make test-full    run also the slow tests, all cases of sweeps, and more random examples'
+	@echo 'make mutants      plant faults in copies of the tree; the tests must find each'
 	@echo 'make test-oldest  run the smoke tests with the oldest supported jax and triton'
 	@echo 'make check        lint, check types and layers'
 	@echo 'make bench        measure speed and memory against XLA and the peak of the CPU; check the limits'
@@ -35,7 +36,10 @@ test: .venv/installed-test
 	@.venv/bin/python -m pytest -q -n $(JOBS) -m 'not slow'
 
 test-full: .venv/installed-test
-	@.venv/bin/python -m pytest -q -n $(JOBS) --hypothesis-profile=full
+	@.venv/bin/python -m pytest -q -n $(JOBS) --hypothesis-profile=full --sweep all
+
+mutants: .venv/installed-test
+	@.venv/bin/python -m tests.mutants --jobs $(JOBS) $(ARGS)
 
 test-oldest: .venv-oldest/installed-test
 	@.venv-oldest/bin/python -m pytest -q -n $(JOBS) -m smoke

@@ -1,13 +1,17 @@
-"""What holds for all tests: JAX on the CPU, and the same random examples on every run."""
+"""For all tests: JAX on the CPU, the same random examples on every run, samples of sweeps, the longest files first."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 # What is compiled is kept here, and not among the user's.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / "build" / "cache")
 os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: a CUDA plugin without a GPU prints tracebacks
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import durations, sweeps
 
 # The first example of a shape compiles, so times say nothing about the code under test.
 settings.register_profile(
@@ -20,3 +24,30 @@ from tilekern.passes import pipeline  # noqa: E402 -- after the settings above
 
 # Every pass is verified in every test: the default of `run(func, passes, check=False)`.
 pipeline.run.__kwdefaults__ = {"check": True}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options of `tests.sweeps` and `tests.durations`."""
+    parser.addoption("--sweep", default="date", help="the sample of sweeps: a number, 'date' (the default) or 'all'")
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json after the run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the sample before the processes of pytest-xdist begin; record in the process that starts them."""
+    sweeps.choose(config)
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(durations.Recorder())
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the sample, to repeat a failure."""
+    terminalreporter.write_line(f"sweeps: --sweep {sweeps.choose(config)}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases of sweeps that the sample lacks; start the longest files first."""
+    left_out = sweeps.left_out(items, sweeps.choose(config))
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
+    durations.longest_first(items)

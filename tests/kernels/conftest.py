@@ -38,13 +38,16 @@ _run_interpreted = partialmethod(MosaicLowering.run, interpret=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test marked `one_backend` calls no kernel, or XLA's program in ways that a callback in it forbids.
 
-    Of Mosaic `make test` sees small cases in bfloat16 and all else in float32. XLA has 64 bits to itself.
+    Of Mosaic `make test` sees small cases in bfloat16 and all else in float32. XLA has 64 bits to itself. Kernels in
+    interpreters are a sweep: the backends have tests of their own, and CPUs run each case.
     """
     items[:] = [i for i in items if not (i.get_closest_marker("one_backend") and _backend(i) not in ("", "xla"))]
     for item in items:
         left_out = ("float64", "float32") if "test_small_cases" in item.name else ("float64", "float16")
         if _backend(item) == "mosaic" and any(dtype in item.name for dtype in left_out):
             item.add_marker(pytest.mark.slow)
+        if _backend(item) in ("triton", "mosaic"):
+            item.add_marker(pytest.mark.sweep(4))
 
 
 def _backend(item: pytest.Item) -> str:
