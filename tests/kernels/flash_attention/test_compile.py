@@ -72,6 +72,7 @@ ALL = [(case, "", target) for case in NAMED for target in TARGETS]
 ALL += [("gpt2", feature, target) for feature in FEATURES if feature for target in TARGETS]
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("case", "feature", "target"),
     [*FEW, *(pytest.param(*one, marks=pytest.mark.slow) for one in ALL if one not in FEW)],

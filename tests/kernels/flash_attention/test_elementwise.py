@@ -186,6 +186,7 @@ SPOILED = [
 ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("mod", "bad"), SPOILED)
 def test_what_a_function_is_elsewhere_changes_no_gradient(mod: Callable[..., Any], bad: float, backend: str) -> None:
     queries, keys = (QUERIES, KEYS) if backend in ("xla", "llvm") else (19, 23)
@@ -205,6 +206,7 @@ SECOND: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("mode", "mod", "bad"),

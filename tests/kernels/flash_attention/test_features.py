@@ -63,6 +63,7 @@ IDS = np.sort(np.random.default_rng(1).integers(0, 4, (2, 180), np.int32))
 MODS: dict[str, Any] = {"prefix": prefix, "documents": Partial(documents, IDS), "by_head": by_head}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", MODS)
 def test_block_maps_change_nothing(name: str, backend: str) -> None:
     """Lengths of several tiles of the map, and of others; a map that the call makes, and that of a dense mask."""
@@ -143,6 +144,7 @@ def test_an_array_without_elements_is_carried(queries: int, keys: int) -> None:
         assert (np.asarray(gradient) == 0).all()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("width", "value_width"), [(16, 512), (512, 16), (192, 128), (80, 72)])
 def test_wide_heads(width: int, value_width: int) -> None:
     q, k, _ = problem(19, 23, 1, 2, 1, width)
@@ -151,6 +153,7 @@ def test_wide_heads(width: int, value_width: int) -> None:
     judge_all(grads(ATTEND, featured), featured)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("precision", ["highest", "tf32", "bf16x3", ("bf16x3", None), (None, "tf32")], ids=str)
 def test_precision(precision: Any, backend: str) -> None:
     """A backend may ignore what only lowers precision; here, it may not lose more than a product of bfloat16 does."""
@@ -176,6 +179,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     assert (np.asarray(flash_attention(q, k, v, dropout_rate=1.0, dropout_key=jax.random.key(0))) == 0).all()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [(5, 3), (None, 3), (5, None), (60, 60), (0, 0)], ids=str)
 def test_far_offsets_of_a_window(window: Any, causal: bool, backend: str) -> None:

@@ -50,6 +50,7 @@ ALL = [
 ]
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(
     ("name", "case", "dtype", "chip"),
     [*FEW, *(pytest.param(*one, marks=pytest.mark.slow) for one in ALL if one not in FEW)],

@@ -58,6 +58,7 @@ def check(op: str, got: np.ndarray, wanted: np.ndarray) -> None:
     assert_near(got, wanted.astype(F64), least=8 * float(finite.max(initial=1)) if op in CHAINS else 0)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("op", QUICK)
 def test_ops_compile(op: str, chip: str) -> None:
@@ -112,6 +113,7 @@ SHAPED: dict[str, Func] = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", SHAPED)
 def test_tiles_of_any_rank(name: str) -> None:
     """They compile, and mean the same in interpret mode."""
