@@ -31,8 +31,8 @@ from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.interpret import interpret as triton_interpret
+from tilekern.lower.xla import calibration
 from tilekern.lower.xla.emit.emit_xla import run
-from tilekern.lower.xla.plan import batching
 from tilekern.passes import pipeline
 from tilekern.passes.batch import batch
 from tilekern.passes.skew_carries import skew_carries
@@ -76,7 +76,7 @@ def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: py
     # Every other chunk as users' programs come, the others with small batches of programs, and without passes.
     optimize = chunk % 2 == 0
     if not optimize:
-        monkeypatch.setattr(batching, "BATCH_BYTES", 64)
+        monkeypatch.setattr(calibration, "BATCH_BYTES", 64)
     check(seeds_of(chunk), partial(by_xla, optimize=optimize))
 
 

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilekern import _jax, source
-from tilekern.errors import TargetError
 from tilekern.ir.types import BF16, BOOL, DTYPES, F32, I32, DType
 from tilekern.lower.triton.call import CUSTOM_CALL, call, message
 from tilekern.lower.triton.call_message import Int32, Int64, Kernel, Launch, Pointer, TensorMap
@@ -226,15 +225,6 @@ def test_64_bit_results_where_jax_has_them() -> None:
 def test_empty_operands_are_passed() -> None:
     text = lowered(lambda x, e: call(program((F32, F32), (SAME,)), BINARY, x, e), X, np.zeros((0, 3), np.float32))
     assert f"@{CUSTOM_CALL}(%arg0, %arg1)" in text
-
-
-def test_a_grid_that_is_too_large_is_refused_at_the_users_line() -> None:
-    made = program((F32,), (SAME,), programs=2**31)
-    with pytest.raises(TargetError, match="more programs than a GPU can launch") as error:
-        lowered(lambda x: call(made, BINARY, x), X)
-    assert "programs = 2147483648" in str(error.value) and "use larger blocks" in str(error.value)
-    assert error.value.loc == HERE
-    lowered(lambda x: call(replace(made, programs=2**31 - 1), BINARY, x), X)
 
 
 def test_the_programs_name_is_in_the_profile() -> None:

@@ -14,6 +14,7 @@ from tilekern.ir.memory import Load
 from tilekern.ir.quote import code_of
 from tilekern.ir.types import I32
 from tilekern.lower.sizes import warn_large
+from tilekern.lower.triton.calibration import DEFAULT_STAGES
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.emit.emit_triton import Emitter
 from tilekern.lower.triton.emit.memory import Memory
@@ -60,7 +61,7 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         results=tuple(memory.results),
         programs=prod(func.grid),
         num_warps=hints.get("num_warps") or default_warps(legal.func),
-        num_stages=hints.get("num_stages", 2),
+        num_stages=hints.get("num_stages", DEFAULT_STAGES),
         lines={number + first: loc for number, loc in emitter.writer.places.items()},
         loc=func.loc,
     )

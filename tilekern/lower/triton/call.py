@@ -28,8 +28,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern import source
-from tilekern.errors import TargetError
 from tilekern.lower.triton.call_message import Int32, Int64, Kernel, Launch, Parameter, Pointer, TensorMap
 from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
 from tilekern.lower.triton.program import Descriptor, Program, Result
@@ -39,9 +37,6 @@ CUSTOM_CALL = "triton_kernel_call_ffi"
 
 # What the compiled code assumes of every pointer, in bytes; jaxlib checks it at each launch. XLA's buffers have it.
 _DIVISIBILITY = 16
-
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": the maximum x-dimension of a grid.
-_MAX_PROGRAMS = 2**31 - 1
 
 # Triton's compiler numbers element types as the PTX instruction `tensormap.replace` does (PTX ISA, .elemtype:
 # .f32.ftz 8, .f64 9, .bf16 10). jaxlib hands the number to the driver's cuTensorMapEncodeTiled, which takes a
@@ -56,9 +51,6 @@ def call(program: Program, binary: Binary, *inputs: Any) -> tuple[jax.Array, ...
     Returns:
       The Func's outputs. A result that is an input written in place is a new array: XLA reuses the input's memory where
       nobody needs its old value, and copies it otherwise.
-
-    Raises:
-      TargetError: there are more programs than a launch can have.
     """
     arrays = [jnp.asarray(array) for array in (*inputs, *program.constants)]
     operands = [arrays[number] for number in program.operands]
@@ -92,14 +84,6 @@ def _unwritten(result: Result, operands: Sequence[jax.Array]) -> jax.Array:
 
 def _launch(program: Program, binary: Binary, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
     """The buffers after the launch."""
-    if program.programs > _MAX_PROGRAMS:
-        with source.at(program.loc):
-            raise TargetError(
-                f"{program.name} has more programs than a GPU can launch at once",
-                expected=f"at most 2**31 - 1 = {_MAX_PROGRAMS} programs",
-                got=f"programs = {program.programs}",
-                fix="use larger blocks, or call the kernel on parts of the arrays",
-            )
     # A pointer has no type: an array of another dtype, say int32 for int64, would be read past its end.
     assert [o.dtype for o in operands] == [a.dtype for a in program.arguments[: len(operands)]], program.name
     types = tuple(jax.ShapeDtypeStruct(result.shape, result.dtype) for result in program.results)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import tilekern as tk
 from tests.lang.checks import check, kernel, like_first, numbers
 from tilekern.ir.core import Axis
+from tilekern.lower.xla import calibration
 from tilekern.lower.xla.plan import batching
 from tilekern.lower.xla.plan.batching import balanced_count, split_axis
 
@@ -54,9 +55,9 @@ def double(x, out, *, block_m: tk.Block = 2, block_n: tk.Block = 2):
 def test_programs_are_batched_as_far_as_their_tiles_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     x = numbers(9, 7)
     assert segments(double, x) == [[(0, 1, 4), (4, 1, 1)], [(0, 1, 3), (3, 1, 1)]]
-    monkeypatch.setattr(batching, "BATCH_BYTES", 16 * 6)  # six tiles of 2 x 2 float32
+    monkeypatch.setattr(calibration, "BATCH_BYTES", 16 * 6)  # six tiles of 2 x 2 float32
     assert segments(double, x) == [[(0, 2, 2), (4, 1, 1)], [(0, 1, 3), (3, 1, 1)]]
-    monkeypatch.setattr(batching, "BATCH_BYTES", 16)
+    monkeypatch.setattr(calibration, "BATCH_BYTES", 16)
     assert segments(double, x) == [[(0, 4, 1), (4, 1, 1)], [(0, 3, 1), (3, 1, 1)]]
 
 
@@ -132,7 +133,7 @@ def _mixed() -> dict[str, tuple[tk.Kernel, Any]]:
 @pytest.mark.parametrize("name", _mixed())
 @pytest.mark.parametrize(("batch", "block"), [(1, 4), (64, 3), (1 << 20, 4), (1 << 20, 1)])
 def test_batches_change_no_result(name: str, batch: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "BATCH_BYTES", batch)
+    monkeypatch.setattr(calibration, "BATCH_BYTES", batch)
     function, oracle = _mixed()[name]
     check(function, numbers(5, 13), oracle=oracle, block=block)
 
@@ -141,4 +142,4 @@ def test_batches_change_no_result(name: str, batch: int, block: int, monkeypatch
 def test_scratch_does_not_grow_with_the_arrays(length: int) -> None:
     x = jax.ShapeDtypeStruct((length, 64), np.float32)
     scratch = double.trace(x, block_m=64, block_n=64).lower("cpu:xla").compile().memory_analysis().temp_size_in_bytes
-    assert scratch <= 4 * batching.BATCH_BYTES
+    assert scratch <= 4 * calibration.BATCH_BYTES

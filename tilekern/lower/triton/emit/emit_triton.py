@@ -23,6 +23,7 @@ from tilekern.ir.memory import Atomic, Load, Store
 from tilekern.ir.quote import quoted, visible
 from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import INDEX
+from tilekern.lower.triton.calibration import MAX_INLINED
 from tilekern.lower.triton.emit import expressions
 from tilekern.lower.triton.emit.expressions import whole
 from tilekern.lower.triton.emit.loop_bounds import LoopBounds
@@ -31,10 +32,6 @@ from tilekern.lower.triton.emit.names import Names, assigned
 from tilekern.lower.triton.emit.program_order import decode_program_id
 from tilekern.lower.triton.emit.source_text import Expr, Writer
 from tilekern.source import UNKNOWN, Loc
-
-# The longest expression that is still put into another one.
-_LONGEST = 72
-
 
 # Names of values of which the user's source does not tell one.
 _PLAIN: dict[type[Op], str] = {Dot: "product", Reduce: "reduced", Take: "taken", Reshape: "reshaped"}
@@ -161,9 +158,9 @@ class Emitter:
 
     def _inlined(self, op: Op, text: Expr) -> bool:
         """Whether the expression stands where it is used: at one place, near, and nothing large."""
-        if isinstance(op, (Broadcast, Iota)) and len(text.text) <= _LONGEST:
+        if isinstance(op, (Broadcast, Iota)) and len(text.text) <= MAX_INLINED:
             return isinstance(op, Broadcast) or self._uses[op.result] == 1
-        if op in self._fused or not isinstance(op, expressions.CHEAP) or len(text.text) > _LONGEST:
+        if op in self._fused or not isinstance(op, expressions.CHEAP) or len(text.text) > MAX_INLINED:
             return False
         home = self._homes.get(op.result)
         return self._uses[op.result] == 1 and home is not None and _same_line(home.loc, op.loc)

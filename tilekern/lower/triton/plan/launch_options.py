@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Func
+from tilekern.lower.triton.calibration import (
+    DOT_WARPS,
+    ELEMENTS_PER_THREAD,
+    LARGE_DOT,
+    LARGE_DOT_WARPS,
+    MAX_DEFAULT_WARPS,
+)
 
 
 def default_warps(func: Func) -> int:
-    """Two warpgroups for dots of 128 × 128 and more, otherwise about 16 elements of the largest tile for a thread."""
+    """Warps by the size of the largest dot; without dots, by that of the largest tile."""
     dots = [op.result.tile.size for op in func.walk() if isinstance(op, Dot)]
     if dots:
-        return 8 if max(dots) >= 128 * 128 else 4
+        return LARGE_DOT_WARPS if max(dots) >= LARGE_DOT else DOT_WARPS
     largest = max((v.tile.size for op in func.walk() for v in op.results), default=1)
     warps = 1
-    while warps < 8 and warps * 32 * 16 < largest:
+    while warps < MAX_DEFAULT_WARPS and warps * 32 * ELEMENTS_PER_THREAD < largest:
         warps *= 2
     return warps

@@ -26,6 +26,7 @@ from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.memory import Dim, Load, MemoryOp, Store
 from tilekern.ir.shape import Reshape, Transpose
 from tilekern.ir.types import BOOL, F32, F64, strides_of
+from tilekern.lower.triton.calibration import MIN_TMA_BYTES
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.program import Descriptor
 
@@ -114,7 +115,7 @@ def _copy(op: MemoryOp, ranges: Mapping[Value, Interval]) -> TmaCopy | None:
     steps = (*strides[:-1], inner.const, *(term.stride for term in inner.terms))
     aligned = all(step * itemsize % _ALIGNMENT == 0 for step in steps)
     box = dims[-1].size * itemsize
-    if not aligned or box % _ALIGNMENT or prod(op.access.shape) * itemsize < 1024:
+    if not aligned or box % _ALIGNMENT or prod(op.access.shape) * itemsize < MIN_TMA_BYTES:
         return None
     order = (
         *(d for d, dim in enumerate(dims) if dim.kind == "index"),

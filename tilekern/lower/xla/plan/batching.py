@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
 from tilekern.ir.memory import Store
-
-# The bytes that the largest tile of all batched programs together may take.
-BATCH_BYTES = 2 << 20
+from tilekern.lower.xla import calibration
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()
@@ -47,7 +45,7 @@ class BatchPlan:
 def plan_batches(func: Func) -> BatchPlan:
     """Choose the batched axes, the last declared first, while the batch fits `BATCH_BYTES`."""
     analysis = _Varying(func)
-    room = max(1, BATCH_BYTES // max((_largest(op) for op in func.walk()), default=1))
+    room = max(1, calibration.BATCH_BYTES // max((_largest(op) for op in func.walk()), default=1))
     fixed = analysis.control | _not_stored_along(func)
     segments: list[tuple[Segment, ...]] = []
     for number, axis in reversed(list(enumerate(func.axes))):

@@ -19,9 +19,7 @@ from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.dynamic import Take
 from tilekern.ir.memory import Load
 from tilekern.ir.ordering import Scan, Sort, TopK
-
-# Bytes of memory, where the system does not tell.
-_UNKNOWN = 16 << 30
+from tilekern.lower.xla.calibration import ASSUMED_MEMORY
 
 # Ops that XLA computes of arrays, into arrays.
 _COMPUTED = (Dot, Sort, Scan, TopK, Take)
@@ -38,7 +36,7 @@ def _memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # Windows, or a system without these names
-        return _UNKNOWN
+        return ASSUMED_MEMORY
 
 
 def refuse_beyond_memory(func: Func) -> Func:

@@ -1,0 +1,43 @@
+"""Numbers of the Triton backend that were chosen, with their units, reasons and dates.
+
+No measurement on a GPU stands behind them; `python -m bench.gpu --tune` measures variants of warps and stages. Limits
+that NVIDIA documents are no such numbers: they stand in `chip`, or next to the code that obeys them.
+"""
+
+from __future__ import annotations
+
+ELEMENTS_PER_THREAD = 16
+"""Elements of the largest tile for each thread, in a program without dots.
+
+Sixteen float32 take 16 of a thread's 255 registers, which leaves room for several such tiles. Chosen on 2026-11-20.
+"""
+
+MAX_DEFAULT_WARPS = 8
+"""Warps of a program, unless a schedule or a call asks for more: two warpgroups. Chosen on 2026-11-20."""
+
+DOT_WARPS = 4
+"""Warps of a program whose dots are small: one warpgroup, the unit of sm_90's `wgmma`. Chosen on 2026-11-20."""
+
+LARGE_DOT_WARPS = 8
+"""Warps of a program with a large dot: each of two warpgroups has 64 of 128 rows. Chosen on 2026-11-20.
+
+An accumulator of 128 × 128 float32 takes 64 registers of each of 256 threads; with 128 threads it would take 128.
+"""
+
+LARGE_DOT = 128 * 128
+"""Elements of the result from which on a dot is large. Chosen on 2026-11-20, together with `LARGE_DOT_WARPS`."""
+
+DEFAULT_STAGES = 2
+"""Iterations of a loop whose loads are in flight at once, unless a schedule or a call gives another number.
+
+Two are double buffering: shared memory grows with the stages, so more of them may not fit. Chosen on 2026-11-20.
+"""
+
+MIN_TMA_BYTES = 1024
+"""Bytes of the smallest tile that the Tensor Memory Accelerator copies; a pointer loads smaller ones.
+
+Chosen on 2026-11-20.
+"""
+
+MAX_INLINED = 72
+"""Characters of the longest expression that is put into another one. By eye, for lines that a person can read."""
