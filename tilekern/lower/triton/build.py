@@ -64,6 +64,8 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         num_stages=hints.get("num_stages", DEFAULT_STAGES),
         lines={number + first: loc for number, loc in emitter.writer.places.items()},
         loc=func.loc,
+        prints={number + first: printed for number, printed in emitter.debug.prints().items()},
+        messages={number + first: message for number, message in emitter.debug.messages().items()},
     )
 
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NoReturn
 
@@ -53,7 +54,7 @@ def interpret(
     """
     with source.at(program.loc):
         answer, buffers = _child.ask(_request(program, order), [*inputs, *program.constants], timeout)
-    sys.stdout.write(answer["printed"])
+    sys.stdout.write(answer["printed"].encode(errors="backslashreplace").decode())  # surrogates have no encoding
     if answer["error"] is not None:
         _raise(program, answer["error"])
     return [_finish(result, buffer) for result, buffer in zip(program.results, buffers, strict=True)]
@@ -78,6 +79,7 @@ def _request(program: Program, order: Order) -> Header:
             for r in program.results
         ],
         "programs": program.programs,
+        "prints": [[line, asdict(printed)] for line, printed in program.prints.items()],
         "order": order,
     }
 
@@ -92,12 +94,16 @@ def _raise(program: Program, fault: Header) -> None:
     """Raise what the child found, at the user's line from which the generated one was made."""
     number: int = fault["line"]
     got: str = fault["got"]
+    summary: str = fault["summary"]
+    if fault["kind"] == "DeviceAssertion":
+        summary = program.messages.get(number, summary)  # in the generated text it has escapes
     if number:
         line = program.text.splitlines()[number - 1].strip()
         place = f"line {number} of the generated source: {line}"
         got = f"{got}, in {place}" if got else place
     with source.at(program.lines.get(number, program.loc)):
-        raise getattr(errors, fault["kind"])(fault["summary"], expected=fault["expected"], got=got, fix=fault["fix"])
+        error = getattr(errors, fault["kind"])
+        raise error(summary, expected=fault["expected"], got=got, fix=fault["fix"])
 
 
 class _Child:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
 
 from tilekern.ir.core import Array
@@ -67,6 +68,23 @@ class Result:
 
 
 @dataclass(frozen=True)
+class PrintedValue:
+    """One `tl.device_print` of a program: a value of a `tk.debug_print`, or its text if there are no values.
+
+    Attributes:
+      format: of the `tk.debug_print`.
+      operand: the number of the value among those of the `tk.debug_print`.
+      shape: of the value, without the lanes by which its tile is padded.
+      last: whether no other value of the same `tk.debug_print` follows.
+    """
+
+    format: str
+    operand: int = 0
+    shape: tuple[int, ...] = ()
+    last: bool = True
+
+
+@dataclass(frozen=True)
 class Program:
     """A Func as Triton source.
 
@@ -85,6 +103,8 @@ class Program:
       num_stages: how many iterations of a loop may have their loads in flight.
       lines: for each line of `text` (the first is number 1), the user's place that it comes from.
       loc: the user's function.
+      prints: for each line of `text` that is a `tl.device_print`, what it prints.
+      messages: for each line of `text` that is a `tl.device_assert`, the user's message.
     """
 
     name: str
@@ -98,3 +118,5 @@ class Program:
     num_stages: int
     lines: dict[int, Loc]
     loc: Loc
+    prints: Mapping[int, PrintedValue] = field(default_factory=dict[int, PrintedValue])
+    messages: Mapping[int, str] = field(default_factory=dict[int, str])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,9 +14,6 @@ import pytest
 
 import tilekern as tk
 from tests.lower.triton.running import assert_kernel, assert_runs, entry, program_of
-from tilekern.errors import DeviceAssertion
-from tilekern.ir.parse import parse
-from tilekern.lower.triton.interpret import interpret as run
 
 pytest.importorskip("triton", reason="needs triton")
 
@@ -406,36 +404,6 @@ def test_hoist() -> None:
     assert_kernel(spans, X, np.array([1, 4, 2, 8], np.int32))
 
 
-# --- debugging ------------------------------------------------------------------------------------------------------
-
-
-def test_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    @sums()
-    def show(x: Any, out: Any) -> None:
-        tk.debug_print("sum {} of {}", jnp.sum(x[...]), x[tk.ds(0, 2)])
-        out[...] = x[...]
-
-    program = program_of(show.trace(X).ir)
-    run(program, [X])
-    printed = capsys.readouterr().out
-    assert "sum" in printed and "78" in printed and "of" in printed
-
-
-def test_assertions_name_the_line() -> None:
-    func = parse("""
-func @f(%x: ref<f32[5], in>, %o: ref<f32[5], out>) {
-  %a = load %x[0 +: 5!] : f32[5]
-  %b = constant 9.0 : f32[5]
-  %c = lt(%a, %b) : bool[5]
-  assert(%c) {message="a \\"small\\" number"}
-  store %a to %o[0 +: 5!]
-}""")
-    program = program_of(func)
-    run(program, [X[:5]])
-    with pytest.raises(DeviceAssertion, match='a "small" number'):
-        run(program, [X[5:10]])
-
-
 # --- the text -------------------------------------------------------------------------------------------------------
 
 
@@ -466,7 +434,7 @@ def test_lines_say_where_they_come_from() -> None:
     comments = {n: line.strip() for n, line in enumerate(lines, 1) if line.lstrip().startswith("#")}
     assert comments
     for number, text in comments.items():
-        assert text == f"# test_emit.py:{program.lines[number].line}"
+        assert text == f"# {Path(__file__).name}:{program.lines[number].line}"
     (store,) = (n for n, line in enumerate(lines, 1) if "tl.store" in line)
     place = program.lines[store]
     assert linecache.getline(place.file, place.line).strip() == "out[i] = tile"

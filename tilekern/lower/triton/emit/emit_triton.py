@@ -20,11 +20,11 @@ from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic, Load, Store
-from tilekern.ir.quote import quoted, visible
 from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import INDEX
 from tilekern.lower.triton.calibration import MAX_INLINED
 from tilekern.lower.triton.emit import expressions
+from tilekern.lower.triton.emit.debug import DebugStatements
 from tilekern.lower.triton.emit.expressions import whole
 from tilekern.lower.triton.emit.loop_bounds import LoopBounds
 from tilekern.lower.triton.emit.memory import Memory
@@ -57,12 +57,16 @@ class Emitter:
       func: legal.
       memory: its buffers.
       names: those of parameters are taken.
+
+    Attributes:
+      debug: the statements of `tk.debug_print` and `tk.device_assert`.
     """
 
     def __init__(self, func: Func, memory: Memory, names: Names) -> None:
         self._func, self._memory = func, memory
         self.names = names
         self.writer = Writer()
+        self.debug = DebugStatements(self.writer)
         self.ranges = ranges.analyze(func)
         self._env: dict[Value, Expr] = {}
         self._uses = _uses(func)
@@ -131,7 +135,7 @@ class Emitter:
             case Store() | Atomic():
                 self._memory.write(self, op)
             case Print() | Assert():
-                self._debug(op)
+                self.debug.write(op, [whole(self._env[v], v.tile) for v in op.operands])
             case Fold():
                 self._fold(op, assigned(op.loc))
             case While():
@@ -284,23 +288,6 @@ class Emitter:
                 self._block(region)
                 self._assign(names, region.results, op.loc)
         self._bind_values(op.results, names)
-
-    # --- debugging ---
-
-    def _debug(self, op: Print | Assert) -> None:
-        texts = [whole(self._env[v], v.tile) for v in op.operands]
-        if isinstance(op, Assert):
-            self.writer.line(f"tl.device_assert({texts[0]}, {quoted(visible(op.message))})", op.loc)
-            return
-        # `device_print` names values by what stands before them, and has no other format.
-        found = [(label, texts[number]) for label, number in op.pieces if number is not None]
-        for label, *values in found or [(op.pieces[0][0],)]:
-            self.writer.line(f"tl.device_print({', '.join([_label(label), *values])})", op.loc)
-
-
-def _label(text: str) -> str:
-    """The literal of what stands before a printed value; Triton makes it a part of the format of C's `printf`."""
-    return quoted(visible(text.strip(" ,;") or " ").replace("%", "%%"))
 
 
 def _same_line(a: Loc, b: Loc) -> bool:

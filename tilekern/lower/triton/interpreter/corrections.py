@@ -11,7 +11,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from tilekern.lower.triton.interpreter import accesses, arithmetic, floats, libdevice, reductions, syntax
+from tilekern.lower.triton.interpreter import accesses, arithmetic, floats, libdevice, printing, reductions, syntax
 from tilekern.lower.triton.interpreter.triton_interpreter import Correction, TritonInterpreter
 
 
@@ -33,22 +33,11 @@ def correct() -> TritonInterpreter:
         *arithmetic.CORRECTIONS,
         *reductions.CORRECTIONS,
         *libdevice.CORRECTIONS,
-        _print_labels,
+        *printing.CORRECTIONS,
     )
     for correction in corrections:
         correction(triton)
     return triton
-
-
-def _print_labels(triton: TritonInterpreter) -> None:
-    """A label is a part of a format of C's `printf` on the device: there `%%` is one percent sign."""
-    builder: Any = triton.module.InterpreterBuilder
-    own = builder.create_print
-
-    def create_print(self: Any, prefix: str, *rest: Any) -> None:
-        own(self, prefix.replace("%%", "%"), *rest)
-
-    builder.create_print = create_print
 
 
 def _nothing(function: Any) -> None:

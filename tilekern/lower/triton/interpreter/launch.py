@@ -38,6 +38,7 @@ class Launcher:
         arguments = [self._argument(a, buffer) for a, buffer in zip(request["arguments"], buffers, strict=True)]
         builder = self._triton.module.interpreter_builder
         builder.memory = memory
+        builder.prints, builder.printed = dict(request["prints"]), {}
         builder.set_grid_dim(request["programs"], 1, 1)
         with np.errstate(all="ignore"):
             for number in _order(request["programs"], request["order"]):

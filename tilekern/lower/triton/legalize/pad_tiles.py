@@ -24,7 +24,7 @@ import numpy as np
 
 from tilekern.ir.compute import Constant, Convert, Dot, Monoid, Reduce, identity
 from tilekern.ir.core import Block, Builder, Func, Op, Value, definitions
-from tilekern.ir.debug import Assert
+from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.memory import Dim, Load, MemoryOp, WriteOp
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
@@ -32,6 +32,7 @@ from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Revers
 from tilekern.ir.types import BOOL, DType, TileType
 from tilekern.lower.rewrite.make import Make
 from tilekern.lower.triton.legalize.movement import Movement, padded, padded_size
+from tilekern.lower.triton.legalize.padded_print import PaddedPrint
 
 
 def pad_tiles(func: Func) -> Func:
@@ -128,6 +129,9 @@ class _Padder(Builder):
                 return [self._dot(make, op, operands)]
             case Slice() | Reverse() | Pad() | Concatenate() | DynamicSlice() | DynamicUpdateSlice() | Take():
                 return [movement.of(op, operands)]
+            case Print():
+                shapes = tuple(v.tile.shape for v in op.operands)
+                return self.add(PaddedPrint(operands=operands, format=op.format, shapes=shapes, loc=op.loc))
             case Assert():
                 (held,) = op.operands
                 return self.add(op.copy((self._filled(make, held, operands[0], range(len(held.tile.shape)), True),)))
