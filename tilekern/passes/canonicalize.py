@@ -46,7 +46,6 @@ _Result = Sequence[Value] | None
 def canonicalize(func: Func) -> Func:
     """Apply the rewrites above, once from top to bottom."""
     ranges = analyze(func)
-    absorber = Absorber(func.body.args, ranges)
 
     def rule(op: Op, rewriter: Rewriter) -> _Result:
         update(ranges, op)
@@ -57,7 +56,9 @@ def canonicalize(func: Func) -> Func:
             found = _RULES[type(op)](op, rewriter)
         return found
 
-    return Rewriter(rule).run(func)
+    rewriter = Rewriter(rule)
+    absorber = Absorber(func.body.args, rewriter.definition, ranges)
+    return rewriter.run(func)
 
 
 # --- values --------------------------------------------------------------------------------------------------------

@@ -9,14 +9,18 @@ All arithmetic is exact and rounds down.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tilekern.ir.analysis.ranges import Interval, position_interval
-from tilekern.ir.core import Value
+from tilekern.ir.compute import Constant
+from tilekern.ir.core import Op, Value
+from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Position, Term
+from tilekern.ir.shape import Broadcast
 
 Ranges = Mapping[Value, Interval]
+Definition = Callable[[Value], Op | None]
 
 
 @dataclass(frozen=True)
@@ -98,3 +102,54 @@ def _recombined(strides: Mapping[Digit, int]) -> Mapping[Digit, int]:
                 both = Digit(low.value, low.div, low.mod * high.mod)
                 return _recombined({**rest, both: rest.get(both, 0) + stride})
     return strides
+
+
+class Sums:
+    """Int32 values as sums, as far as arithmetic defines them.
+
+    Args:
+      definition: the op that makes a value, if there is one.
+      ranges: the intervals of values. Only a value that has one is divided: nothing on the way to it wraps around.
+    """
+
+    def __init__(self, definition: Definition, ranges: Ranges) -> None:
+        self._definition, self._ranges = definition, ranges
+        self._found: dict[Value, Sum] = {}
+
+    def of(self, value: Value) -> Sum:
+        """A value as a sum; of a vector's lanes, equal parts count as scalars."""
+        if value not in self._found:
+            found = self.computed(value)
+            self._found[value] = found if found is not None and len(found.vectors) <= 1 else leaf(value)
+        return self._found[value]
+
+    def computed(self, value: Value) -> Sum | None:
+        """The sum that the op of a value computes, None if there is none."""
+        match self._definition(value):
+            case Constant(array=array) if array.shape == ():
+                return Sum({}, int(array))
+            case Broadcast(operands=(x,)) if x.tile.shape == ():
+                return self.of(x)
+            case Elementwise(function="neg", operands=(x,)):
+                return Sum({}).plus(self.of(x), -1)
+            case Elementwise(function="add", operands=(x, y)):
+                return self.of(x).plus(self.of(y))
+            case Elementwise(function="sub", operands=(x, y)):
+                return self.of(x).plus(self.of(y), -1)
+            case Elementwise(function="mul", operands=(x, y)):
+                sums = self.of(x), self.of(y)
+                factors = [(a, b.const) for a, b in (sums, sums[::-1]) if not b.strides]
+                return Sum({}).plus(*factors[0]) if factors else None
+            case Elementwise(function="div" | "rem" as function, operands=(x, y)):
+                return self._divided(function, x, self.of(y))
+            case _:
+                return None
+
+    def _divided(self, function: str, x: Value, divisor: Sum) -> Sum | None:
+        """`x div c` or `x rem c`, which round down where x >= 0 and c > 0."""
+        known = self._ranges.get(x)
+        if divisor.strides or divisor.const <= 0 or known is None or known.low < 0:
+            return None
+        parts = self.of(x).divide(divisor.const, self._ranges)
+        quotient, remainder = parts or (Sum({Digit(x, divisor.const): 1}), Sum({Digit(x, 1, divisor.const): 1}))
+        return quotient if function == "div" else remainder

@@ -44,7 +44,7 @@ class Scalars:
 
     def tiles(self, value: Value, block: int, up: bool) -> str | None:
         names = {v: f"v{n}" for n, v in enumerate([self.index, *self.definitions])}
-        return LoopBounds(self.definitions, self.ranges).tiles(value, block, up, names.__getitem__)
+        return LoopBounds(self.definitions.get, self.ranges).tiles(value, block, up, names.__getitem__)
 
     def numbers(self, i: int) -> dict[str, int]:
         """The number that each name stands for."""

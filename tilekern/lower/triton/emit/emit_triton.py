@@ -73,7 +73,7 @@ class Emitter:
         self._homes = _homes(func)
         self._fused = _fused_dots(func, self._uses, self._homes)
         self._scopes: list[_Scope] = []
-        self._bounds_of = LoopBounds(definitions(func), self.ranges)
+        self._bounds_of = LoopBounds(definitions(func).get, self.ranges)
         self._targets: dict[Value, tuple[str, tuple[Value, ...]]] = {}
 
     # --- what memory.py needs ---
