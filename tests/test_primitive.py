@@ -127,7 +127,7 @@ def test_threads_call_at_once() -> None:
 # --- what a call costs ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("target", "code"), [("cpu:xla", "stablehlo.while"), ("cpu:llvm", "@tilekern_llvm_")])
+@pytest.mark.parametrize(("target", "code"), [("cpu:xla", "stablehlo.while"), ("cpu:llvm", "@tilekern_llvm(")])
 def test_many_calls_share_one_computation(target: str, code: str) -> None:
     """24 layers of one model: the kernel's loop, or the call of its code, is in the program once."""
     if target == "cpu:llvm":

@@ -268,10 +268,18 @@ def written_in_jax(jaxpr: Jaxpr) -> bool:
 # --- lowering -------------------------------------------------------------------------------------------------------
 
 
-def register_lowering(made: Primitive, function: Callable[..., Any], platform: str | None = None) -> None:
+def register_lowering(
+    made: Primitive, function: Callable[..., Any], platform: str | None = None, kept: str = ""
+) -> None:
     """Lower a primitive, on `platform` or everywhere, by tracing `function(site, *operands, **parameters)`.
 
     The function is traced as on one device: what it gets is what one device has, whole or in a `jax.shard_map`.
+
+    Args:
+      made: the primitive.
+      function: emits its code.
+      platform: None for all.
+      kept: the name of a parameter that lives as long as the lowered program.
     """
 
     def rule(context: Any, *operands: Any, **parameters: Any) -> Any:
@@ -280,6 +288,8 @@ def register_lowering(made: Primitive, function: Callable[..., Any], platform: s
             lowered = cast(Any, mlir.lower_fun(partial(function, site), multiple_results=True))
             results = lowered(context.replace(avals_in=local), *operands, **parameters)
         typed = zip(results, context.avals_out, strict=True)
+        if kept:
+            context.module_context.add_keepalive(parameters[kept])
         return [lowering.lower_with_sharding_in_types(context, x, aval) for x, aval in typed]
 
     mlir.register_lowering(made, rule, platform=platform)

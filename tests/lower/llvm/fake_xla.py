@@ -23,8 +23,11 @@ def struct(*fields: tuple[str, Any]) -> type[Any]:
 Buffer = struct(("dtype", I32), ("data", P), ("rank", I64), ("dims", P))
 Api = struct(("version", I64 * 2), ("major", I32), ("minor", I32), ("internal", P), *((f"f{n}", P) for n in range(20)))
 Listed = struct(("count", I64), ("types", P), ("buffers", P))
-Frame = struct(("api", P), ("context", P), ("stage", I32), ("args", Listed), ("rets", Listed), ("attrs", Listed),
+Span = type("Span", (ctypes.Structure,), {"_fields_": [("text", ctypes.c_char_p), ("length", I64)]})
+Attrs = struct(("count", I64), ("types", P), ("names", P), ("values", P))
+Frame = struct(("api", P), ("context", P), ("stage", I32), ("args", Listed), ("rets", Listed), ("attrs", Attrs),
                ("future", P))  # fmt: skip
+State = struct(("context", P), ("stage", I32), ("type", P), ("state", P))
 Metadata = struct(("version", I64), ("major", I32), ("minor", I32), ("traits", I32), ("state", I64))
 Extension = struct(("next", P), ("metadata", P))
 
@@ -41,34 +44,46 @@ class FakeXla:
       threads: what the pool says, None if there is none.
       schedule: what the pool does with a task; whether it takes it.
       changes: fields with wrong values, "api.major" for one.
+      key: the attribute that names a kernel.
+      state: of the call; None before it is set.
     """
 
     threads: int | None = 1
     schedule: Callable[[Callable[[], object]], bool] = lambda task: False
     changes: dict[str, int] = field(default_factory=dict)
+    key: str = ""
+    state: int | None = None
     scheduled: int = 0
     destroyed: int = 0
     _errors: list[str] = field(default_factory=list)
 
     def call(self, address: int, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], **more: Any) -> None:
-        """Call a handler."""
+        """Call a handler, in the stage execute by default."""
         keep: list[Any] = []
         api = self._api(keep)
-        frame = Frame(ctypes.sizeof(Frame) - 8, more.get("extension"), ctypes.addressof(api), 0x77, 3)
+        frame = Frame(
+            ctypes.sizeof(Frame) - 8, more.get("extension"), ctypes.addressof(api), 0x77, more.get("stage", 3)
+        )
         frame.args, frame.rets = self._listed(inputs, keep), self._listed(outputs, keep)
+        frame.attrs = self._attrs(keep)
+        owners = {"api": api, "frame": frame, "args": frame.args, "rets": frame.rets, "attrs": frame.attrs}
         for name, value in self.changes.items():
-            owner = {"api": api, "frame": frame, "args": frame.args, "rets": frame.rets}.get(name.split(".")[0])
+            owner = owners.get(name.split(".")[0])
             if owner is not None:
                 setattr(owner, name.split(".")[1], value)
         if FUNCTION(address)(ctypes.addressof(frame)):
-            raise FakeError(self._errors[-1])
+            raise FakeError(self._errors[-1] if self._errors else "of XLA's own")
 
-    def metadata(self, address: int, size: int = 36) -> tuple[int, int, int]:
-        """What a handler says of itself: the version that it is for, and its traits."""
-        metadata = Metadata(size, major=99, minor=99, traits=99)
+    def instantiate(self, address: int) -> None:
+        """Call a handler in the stage instantiate."""
+        self.call(address, [], [], stage=0)
+
+    def metadata(self, address: int, size: int = 36) -> tuple[int, ...]:
+        """A handler's metadata: the version that it is for, its traits, the type of its state."""
+        metadata = Metadata(size, major=99, minor=99, traits=99, state=99)
         extension = Extension(32, 1, 0, ctypes.addressof(metadata))
         self.call(address, [], [], extension=ctypes.addressof(extension))
-        return metadata.major, metadata.minor, metadata.traits
+        return metadata.major, metadata.minor, metadata.traits, metadata.state
 
     def _listed(self, arrays: Sequence[np.ndarray], keep: list[Any]) -> Any:
         pointers = (P * len(arrays))()
@@ -82,8 +97,15 @@ class FakeXla:
         keep.append(pointers)
         return Listed(ctypes.sizeof(Listed), None, len(arrays), None, ctypes.addressof(pointers))
 
+    def _attrs(self, keep: list[Any]) -> Any:
+        text = self.key.encode()
+        span = Span(text, self.changes.get("key.length", len(text)))
+        types, values = (I32 * 1)(self.changes.get("key.type", 4)), (P * 1)(ctypes.addressof(span))
+        keep += [text, span, types, values]
+        return Attrs(ctypes.sizeof(Attrs), None, 1, ctypes.addressof(types), None, ctypes.addressof(values))
+
     def _api(self, keep: list[Any]) -> Any:
-        functions = {0: self._create, 2: self._destroy, 11: self._schedule, 12: self._count}
+        functions = {0: self._create, 2: self._destroy, 7: self._set, 8: self._get, 11: self._schedule, 12: self._count}
         api = Api(ctypes.sizeof(Api), major=0, minor=5)
         for number, function in functions.items():
             native = FUNCTION(function)
@@ -99,6 +121,22 @@ class FakeXla:
     def _destroy(self, arguments: int) -> int:
         assert struct(("error", P)).from_address(arguments).error == ERROR
         self.destroyed += 1
+        return 0
+
+    def _set(self, arguments: int) -> int:
+        given = State.from_address(arguments)
+        assert (given.context, given.stage) == (0x77, 0)
+        if self.state is not None:
+            return ERROR
+        self.state = given.state
+        return 0
+
+    def _get(self, arguments: int) -> int:
+        given = State.from_address(arguments)
+        assert (given.context, given.stage) == (0x77, 0)
+        if self.state is None:
+            return ERROR
+        given.state = self.state
         return 0
 
     def _count(self, arguments: int) -> int:

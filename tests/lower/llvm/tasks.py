@@ -87,6 +87,13 @@ def run(made: Program, *inputs: Any) -> jax.Array:
     return call(made, [like(inputs[0])], {}, *inputs)[0]
 
 
+def handler(made: Program) -> int:
+    """The address of a program's handler. The code stays loaded, as that of all programs compiled lately."""
+    code = toolchain.compile(made).code
+    assert code is not None
+    return code.address
+
+
 def numbers(tasks: int, rows: int = 64) -> jax.Array:
     return jnp.arange(tasks * rows, dtype=jnp.float32)
 

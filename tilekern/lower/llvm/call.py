@@ -5,13 +5,20 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 
+from tilekern import _jax, _meshes
 from tilekern.errors import TargetError
 from tilekern.lower.llvm.compile import toolchain
+from tilekern.lower.llvm.compile.loaded_code import LoadedCode
 from tilekern.lower.llvm.program import Program
+from tilekern.lower.llvm.runtime import code_table
+
+_TARGET = "tilekern_llvm"
+"""The name under which XLA knows the handlers of all kernels."""
 
 
 def call(
@@ -32,28 +39,85 @@ def call(
       TargetError: the program was made for a machine whose code does not run here.
     """
     assert all(number < len(outputs) for number in program.zeroed), program.name
-    run = jax.ffi.ffi_call(
-        _registered_name(program), tuple(outputs), input_output_aliases=dict(aliases), vmap_method="sequential"
-    )
+    code = _loaded(program)
     with jax.named_scope(program.name):
-        return tuple(run(*inputs))
+        operands = _meshes.alike(inputs)
+        found = _jax.bind(native_call_p, *operands, code=code, outputs=tuple(outputs), aliases=tuple(aliases.items()))
+    return tuple(found)
 
 
-def _registered_name(program: Program) -> str:
-    """The name under which XLA knows the program's handler."""
+def _loaded(program: Program) -> LoadedCode:
+    """The program's code in this process, known to XLA."""
     compiled = toolchain.compile(program)
-    if compiled.address is None:
+    if compiled.code is None:
         raise TargetError(
             f"{program.name} was compiled for another CPU",
             expected=f"{toolchain.host().triple}, {toolchain.host().cpu}",
             got=f"{compiled.machine.triple}, {compiled.machine.cpu}",
             fix="lower it for the target of this machine",
         )
-    _register(compiled.name, compiled.address)
-    return compiled.name
+    with toolchain.lock:
+        _register()
+    return compiled.code
+
+
+class _TypeInfo(ctypes.Structure):
+    """XLA_FFI_TypeInfo."""
+
+    _fields_ = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+_type_info = _TypeInfo(ctypes.sizeof(_TypeInfo))
 
 
 @functools.cache
-def _register(name: str, address: int) -> None:
-    """Tell XLA; twice, if threads meet here, does no harm."""
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(ctypes.c_void_p(address)), platform="cpu")
+def _register() -> None:
+    """Register the handlers of all kernels, and the type of the state that each call of a kernel has."""
+    functions = toolchain.code_table().functions
+    _type_info.deleter = functions[code_table.RELEASE]
+    type_id = ctypes.PYFUNCTYPE(ctypes.c_void_p)(functions[code_table.TYPE_ID])()
+    info = ctypes.addressof(_type_info)
+    jax.ffi.register_ffi_type(_TARGET, {"type_id": _capsule(type_id), "type_info": _capsule(info)}, "cpu")
+    stages = {"instantiate": code_table.INSTANTIATE, "execute": code_table.EXECUTE}
+    jax.ffi.register_ffi_target(_TARGET, {stage: _capsule(functions[name]) for stage, name in stages.items()}, "cpu")
+
+
+def _capsule(address: int | None) -> Any:
+    return jax.ffi.pycapsule(ctypes.c_void_p(address))
+
+
+# --- the primitive: what is lowered keeps the code loaded until XLA has made an executable ---------------------------
+
+
+def _types(*operands: _jax.ShapedArray, outputs: Sequence[Any], **_: Any) -> list[_jax.ShapedArray]:
+    return _meshes.result_types(native_call_p.name, operands, outputs)
+
+
+def _lower(
+    site: _meshes.Site, *operands: Any, code: LoadedCode, outputs: Sequence[Any], aliases: Sequence[tuple[int, int]]
+) -> Sequence[jax.Array]:
+    return jax.ffi.ffi_call(_TARGET, outputs, input_output_aliases=dict(aliases))(*operands, key=code.key)
+
+
+def _eager(*operands: Any, **parameters: Any) -> Sequence[jax.Array]:
+    return cast(Any, jax.jit(functools.partial(_jax.bind, native_call_p, **parameters)))(*operands)
+
+
+def _batch(operands: Sequence[Any], dims: Sequence[int | None], **parameters: Any) -> tuple[Any, list[int]]:
+    """One call after the other."""
+    mapped = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
+
+    def call(slices: Sequence[Any]) -> Any:
+        each = iter(slices)
+        one = [x if d is None else next(each) for x, d in zip(mapped, dims, strict=True)]
+        return _jax.bind(native_call_p, *one, **parameters)
+
+    results = cast(Any, jax.lax).map(call, [x for x, d in zip(mapped, dims, strict=True) if d is not None])
+    return results, [0] * len(results)
+
+
+native_call_p = _jax.primitive("tilekern_native_call", _types, multiple_results=True)
+_jax.forget_parameters(native_call_p)
+native_call_p.def_impl(_eager)
+_jax.register_lowering(native_call_p, _lower, "cpu", kept="code")
+_jax.register_rules(native_call_p, batch=_batch)

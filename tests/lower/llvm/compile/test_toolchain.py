@@ -27,11 +27,11 @@ pytest.importorskip("llvmlite", reason="needs llvmlite")
 def test_threads_compile_a_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     original = toolchain._link
-    toolchain._runtime()  # linked, too, at the first program
+    toolchain.code_table()  # linked, too, at the first program
     monkeypatch.setattr(toolchain, "_link", lambda name, *rest: names.append(name) or original(name, *rest))
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda n: toolchain.compile(scale(5, 10.0 + n % 4)), range(32)))
-    assert len(names) == len({c.name for c in made}) == len({c.address for c in made}) == 4
+    assert len(names) == len({c.name for c in made}) == len({c.code for c in made}) == 4
     assert all(c == made[n % 4] for n, c in enumerate(made))
 
 
@@ -74,7 +74,7 @@ def test_code_for_another_machine() -> None:
     other = HASWELL if toolchain.host().triple.startswith("a") else ARM
     made = scale(4, 3.0, machine=other)
     compiled = toolchain.compile(made)
-    assert compiled.address is None
+    assert compiled.code is None
     assert "fmul" in compiled.assembly
     with pytest.raises(TargetError, match="by_hand was compiled for another CPU") as caught:
         call(made, [like(numbers(4))], {}, numbers(4))
@@ -100,7 +100,7 @@ for n in range(8):
         import signal
         signal.alarm(20)
         x = np.arange(256, dtype=np.float32); y = np.zeros_like(x)
-        FakeXla(4).call(toolchain.compile(scale(4, n + 0.5)).address, [x], [y])
+        FakeXla(4).call(handler(scale(4, n + 0.5)), [x], [y])
         os._exit(0 if np.array_equal(y, (n + np.float32(0.5)) * x) else 1)
     assert os.waitpid(child, 0)[1] == 0, n
 print("done", flush=True)

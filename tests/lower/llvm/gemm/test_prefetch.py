@@ -9,7 +9,7 @@ import pytest
 
 import tilekern as tk
 from tests.lower.llvm.fake_xla import FakeXla
-from tilekern.lower.llvm.compile import toolchain
+from tests.lower.llvm.tasks import handler
 from tilekern.lower.llvm.ir_builder import F32, Code, Reg
 from tilekern.lower.llvm.lowering import LlvmLowering
 
@@ -41,8 +41,7 @@ def test_every_line_of_the_next_tile(monkeypatch: pytest.MonkeyPatch, rows: int,
     spare = np.zeros(1 << 14, np.float32)  # behind w: what is fetched need not be in the array
     memory = np.concatenate([w.ravel(), spare])
     out = np.zeros((rows, columns), np.float32)
-    address = toolchain.compile(LlvmLowering(first_tile.trace(x, w, turned=turned).ir).program).address
-    assert address is not None
+    address = handler(LlvmLowering(first_tile.trace(x, w, turned=turned).ir).program)
     FakeXla().call(address, [x, memory], [out])
     fetched = memory[: w.size].reshape(w.shape)
     tile = fetched[:, BLOCK:] if turned else fetched[BLOCK:]

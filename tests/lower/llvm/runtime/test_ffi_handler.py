@@ -15,31 +15,23 @@ import pytest
 
 import tilekern as tk
 from tests.lower.llvm.fake_xla import FakeError, FakeXla
-from tests.lower.llvm.tasks import add_up, process, scale, through_scratch
-from tilekern.lower.llvm.compile import toolchain
+from tests.lower.llvm.tasks import add_up, handler, process, scale, through_scratch
 from tilekern.lower.llvm.lowering import LlvmLowering
-from tilekern.lower.llvm.program import Program
-from tilekern.lower.llvm.runtime import ffi_handler
+from tilekern.lower.llvm.runtime import ffi_handler, ffi_structs
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 
 
 def _run_fake(xla: FakeXla, count: int, scratch: int = 64) -> None:
     x, y = np.arange(count, dtype=np.float32), np.full(count, 7, np.float32)
-    xla.call(_address(through_scratch(count, scratch)), [x], [y])
+    xla.call(handler(through_scratch(count, scratch)), [x], [y])
     np.testing.assert_array_equal(y, x)
 
 
-def _address(made: Program) -> int:
-    address = toolchain.compile(made).address
-    assert address is not None
-    return address
-
-
 def test_metadata() -> None:
-    assert FakeXla().metadata(_address(scale(1))) == (*ffi_handler.API, 0)
+    assert FakeXla().metadata(handler(scale(1))) == (*ffi_structs.API, 0, 99)
     with pytest.raises(FakeError, match="3: tilekern cannot run by_hand: XLA_FFI_Metadata of this jaxlib has less"):
-        FakeXla().metadata(_address(scale(1)), size=32)
+        FakeXla().metadata(handler(scale(1)), size=32)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +61,7 @@ def test_later_interfaces_work(change: dict[str, int]) -> None:
 def test_an_unknown_dtype_of_zeros() -> None:
     for dtype in (0, 21, 34, -1):
         with pytest.raises(FakeError, match=r"12: .*unknown dtype"):
-            FakeXla(changes={"dtype": dtype}).call(_address(add_up(0)), [], [np.ones(4, np.float32)])
+            FakeXla(changes={"dtype": dtype}).call(handler(add_up(0)), [], [np.ones(4, np.float32)])
 
 
 @pytest.mark.parametrize("threads", [None, 0, 1, -3])
@@ -155,14 +147,35 @@ np.testing.assert_array_equal(function(x), x)
 
 # Where c_api.h has what the handler touches; and sizes of structs, without a field.
 LAYOUT = {
-    "CallFrame": {"extension_start": 8, "api": 16, "ctx": 24, "stage": 32, "args": 40, "rets": 80, "attrs": 120},
+    "CallFrame": {
+        "extension_start": 8,
+        "api": 16,
+        "ctx": 24,
+        "stage": 32,
+        "args": 40,
+        "rets": 80,
+        "attrs": 120,
+        "future": 168,
+    },
+    "Attrs": {"size": 16, "types": 24, "attrs": 40, "": 48},
+    "ByteSpan": {"ptr": 0, "len": 8},
+    "State_Set_Args": {"ctx": 16, "stage": 24, "type_id": 32, "state": 40, "": 48},
+    "State_Get_Args": {"ctx": 16, "stage": 24, "type_id": 32, "state": 40, "": 48},
+    "TypeInfo": {"deleter": 16, "": 24},
     "Args": {"size": 16, "args": 32, "": 40},
     "Rets": {"size": 16, "rets": 32, "": 40},
     "Buffer": {"dtype": 16, "data": 24, "rank": 32, "dims": 40, "": 48},
     "Api": {"api_version.major_version": 32, "api_version.minor_version": 36, "XLA_FFI_Error_Create": 48}
-    | {"XLA_FFI_Error_Destroy": 64, "XLA_FFI_ThreadPool_Schedule": 136, "XLA_FFI_ThreadPool_NumThreads": 144},
+    | {"XLA_FFI_Error_Destroy": 64, "XLA_FFI_State_Set": 104, "XLA_FFI_State_Get": 112}
+    | {"XLA_FFI_ThreadPool_Schedule": 136, "XLA_FFI_ThreadPool_NumThreads": 144},
     "Metadata_Extension": {"extension_base.type": 8, "metadata": 24},
-    "Metadata": {"api_version.major_version": 24, "api_version.minor_version": 28, "traits": 32, "": 36},
+    "Metadata": {
+        "api_version.major_version": 24,
+        "api_version.minor_version": 28,
+        "traits": 32,
+        "state_type_id": 40,
+        "": 36,
+    },
     "ThreadPool_NumThreads_Args": {"ctx": 16, "num_threads": 24, "": 32},
     "ThreadPool_Schedule_Args": {"ctx": 16, "task": 24, "data": 32, "": 40},
     "Error_Create_Args": {"message": 16, "errc": 24, "": 28},

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tests.lower.llvm.fake_xla import FakeXla
-from tests.lower.llvm.tasks import through_scratch
-from tilekern.lower.llvm.compile import toolchain
+from tests.lower.llvm.tasks import handler, through_scratch
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 
@@ -37,8 +36,7 @@ def test_large_results_lie_in_huge_pages(mebibytes: int, large: bool) -> None:
     memory = np.frombuffer(mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.float32)
     start = (-memory.ctypes.data + 4096) % HUGE  # a page behind the begin of a huge one
     y = memory[start // 4 :][: size // 4]
-    address = toolchain.compile(through_scratch(1, 64)).address
-    assert address is not None
+    address = handler(through_scratch(1, 64))
     FakeXla().call(address, [np.ones(1, np.float32)], [y])
     assert y[0] == 1
     assert _advised(y) == ([(HUGE - 4096, size // HUGE * HUGE - 4096)] if large else [])

@@ -6,16 +6,19 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import itertools
 import os
 import re
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilekern.errors import DependencyError, ResourceError
+from tilekern.lower.llvm.compile.loaded_code import CodeTable, LoadedCode
 from tilekern.lower.llvm.program import Program
+from tilekern.lower.llvm.runtime.code_table import EXPORTED, KEY_BYTES
 from tilekern.lower.llvm.runtime.ffi_handler import HANDLER, RUN, runtime, with_handler
 from tilekern.lower.llvm.runtime.machine import Machine, describe
 
@@ -31,14 +34,15 @@ MAX_SCRATCH = 1 << 30
 # How much LLVM optimises, of 0 to 3: 3 takes a fifth longer, for code as fast.
 _LEVEL = 2
 
-# Held by whoever uses llvmlite. One compilation at a time: two threads that want a program should compile it once.
-_lock = threading.RLock()
-# Where the code of each program lies. It stays, for XLA forgets no address.
-_addresses: dict[str, int] = {}
+lock = threading.RLock()
+"""Held by whoever uses llvmlite. One compilation at a time: two threads that want a program should compile it once."""
+
+# Numbers for the linker's names of libraries, which cannot be used twice.
+_numbers = itertools.count()
 
 if sys.platform != "win32":
     # No other thread uses llvmlite while this one forks, so the child finds its lock, that of its import and ours free.
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 @dataclass(frozen=True)
@@ -49,18 +53,18 @@ class Compiled:
       name: tells it from all other code.
       text: the LLVM IR that it was made of.
       machine: what it runs on.
-      address: where its handler lies in this process; None if it does not run on this machine.
+      code: the code in this process, which stays loaded while this lives; None if it does not run on this machine.
     """
 
     name: str
     text: str
     machine: Machine
-    address: int | None
+    code: LoadedCode | None
 
     @functools.cached_property
     def assembly(self) -> str:
         """The code for people to read."""
-        with _lock:
+        with lock:
             return _Codegen(self.text, self.machine).assembly()
 
 
@@ -74,10 +78,17 @@ def compile(program: Program) -> Compiled:
     check_scratch(program)
     text, target = with_handler(program).text, program.module.machine
     name = _name(text, target)
-    with _lock:
-        if name not in _addresses and target.runs_on(host()):
-            _addresses[name] = _link(name, _Codegen(text, target).object(), HANDLER, {RUN: _runtime()})
-        return Compiled(name, text, target, _addresses.get(name))
+    with lock:
+        return Compiled(name, text, target, _loaded(name, text, target) if target.runs_on(host()) else None)
+
+
+def _loaded(name: str, text: str, target: Machine) -> LoadedCode:
+    table, key = code_table(), name[-KEY_BYTES:]
+    if (found := table.find(key)) is not None:
+        return found
+    imported = {RUN: table.functions[RUN]}
+    library = _link(f"{name}_{next(_numbers)}", _Codegen(text, target).object(), [HANDLER], imported)
+    return table.add(key, library, library[HANDLER])
 
 
 def check_scratch(program: Program) -> None:
@@ -99,7 +110,7 @@ def host() -> Machine:
       DependencyError: llvmlite is missing, broken, too old or too new.
       TargetError: it lacks AVX2 or NEON.
     """
-    with _lock:
+    with lock:
         llvm = llvmlite()
         with _working():
             found = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
@@ -114,8 +125,8 @@ def working_host() -> Machine:
       TargetError: the machine lacks AVX2 or NEON.
     """
     machine = host()
-    with _lock, _working():
-        _runtime()
+    with lock, _working():
+        code_table()
     return machine
 
 
@@ -126,7 +137,7 @@ def llvmlite() -> Any:
     Raises:
       DependencyError: llvmlite is missing, broken, too old or too new.
     """
-    with _lock:
+    with lock:
         check_version(getattr(_import("llvmlite"), "__version__", "of no version"))
         binding = _import("llvmlite.binding")
         with _working():
@@ -176,10 +187,20 @@ def _name(text: str, target: Machine) -> str:
     return f"tilekern_llvm_{hashlib.sha256(parts.encode()).hexdigest()[:32]}"
 
 
+def code_table() -> CodeTable:
+    """The table of loaded kernels, with the functions that all kernels share."""
+    with lock:
+        return _code_table()
+
+
 @functools.cache
-def _runtime() -> int:
-    """The address of what all programs share. Optimised, it is compiled ten times as long and runs as fast."""
-    return _link("tilekern_runtime", _Codegen(_runtime_text(host()), host(), level=0).object(), RUN, {})
+def _code_table() -> CodeTable:
+    """Compile and load what all kernels share. Optimised, it would take ten times as long and run as fast."""
+    exported = [RUN, *EXPORTED]
+    library = _link("tilekern_runtime", _Codegen(_runtime_text(host()), host(), level=0).object(), exported, {})
+    functions = {name: library[name] for name in exported}
+    library.detach()  # it stays loaded: XLA keeps the addresses of the handlers
+    return CodeTable(functions, lock)
 
 
 @functools.cache
@@ -193,17 +214,20 @@ def _linker() -> Any:
     return llvm.create_lljit_compiler(_target_machine(host(), _LEVEL), use_jit_link=True)
 
 
-def _link(name: str, code: bytes, exported: str, imported: dict[str, int]) -> int:
-    """Load an object file into this process, for good: the address of the exported function."""
-    builder = llvmlite().JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(exported)
+def _link(name: str, code: bytes, exported: Sequence[str], imported: dict[str, int]) -> Any:
+    """Load an object file into this process: llvmlite's tracker, which has the addresses of the exported functions.
+
+    The code goes with the tracker.
+    """
+    builder = llvmlite().JITLibraryBuilder().add_object_img(code).add_current_process()
+    for symbol in exported:
+        builder.export_symbol(symbol)
     for symbol, address in imported.items():
         builder.import_symbol(symbol, address)
     try:
-        library = builder.link(_linker(), name)
+        return builder.link(_linker(), name)
     except RuntimeError as error:  # code that calls a function which this process does not have
         raise AssertionError(f"{name}: {error}") from error
-    library.detach()  # or the code would go with the object, while XLA still has its address
-    return library[exported]
 
 
 def _target_machine(target: Machine, level: int) -> Any:
