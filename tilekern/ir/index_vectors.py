@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from tilekern.ir.analysis.ranges import Interval, analyze, position_interval, proved, update, whole
 from tilekern.ir.analysis.validity import Valid, Validity, sources
-from tilekern.ir.compute import Select
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
@@ -152,10 +151,10 @@ class _Guard(Rewriter):
                 continue
             vector = guarded.positions[number]
             if dim.position == Position((Term(number, 1),)) and not self._is_sum(vector):
-                chosen = make.add(Select, valid, vector, make.number(_NOWHERE, vector.tile))
+                chosen = make.select(valid, vector, _NOWHERE)
                 guarded = guarded.copy(_with(guarded.operands, guarded.leading + number, chosen))
             else:
-                masks.append(make.spread(valid, op.access.shape, (lane,)))
+                masks.append(make.broadcast(valid, op.access.shape, (lane,)))
         mask = make.all(guarded.mask, *masks)
         if mask is not None and mask is not guarded.mask:
             guarded = _masked(guarded, mask)
@@ -182,7 +181,7 @@ class _Guard(Rewriter):
                 inside = self._inside(op, dim, length, make)
                 if inside is None:
                     return self._told_apart(op, make)
-                found.append(make.spread(inside, op.access.shape, () if lane is None else (lane,)))
+                found.append(make.broadcast(inside, op.access.shape, () if lane is None else (lane,)))
         return make.all(*found)
 
     def _inside(self, op: Load, dim: Dim, length: int, make: Validity) -> Valid:
@@ -194,8 +193,8 @@ class _Guard(Rewriter):
         place = self._place(op, dim, make)
         wraps = not span.within(-_WRAP // 2, _WRAP // 2 - 1)
         before, behind = span.low < 0 or wraps, span.high >= length or wraps
-        not_before = make.ew("ge", place, make.number(0, place.tile)) if before else None
-        not_behind = make.ew("lt", place, make.number(length, place.tile)) if behind else None
+        not_before = make.of("ge", place, 0) if before else None
+        not_behind = make.of("lt", place, length) if behind else None
         return make.all(not_before, not_behind)
 
     def _place(self, op: Load, dim: Dim, make: Validity) -> Value:
@@ -208,23 +207,23 @@ class _Guard(Rewriter):
             assert term.plain, "positions have no digits before the passes"
             part = op.positions[term.operand]
             if term.stride != 1:
-                part = make.ew("mul", part, make.number(_wrapped(term.stride), part.tile))
+                part = make.of("mul", part, _wrapped(term.stride))
             if part.tile.shape:
                 lanes = part
             else:
-                start = part if start is None else make.ew("add", part, start)
+                start = part if start is None else make.of("add", part, start)
         if start is None:
             return make.number(0, tile) if lanes is None else lanes
-        start = make.spread(start, tile.shape, ())
-        return start if lanes is None else make.ew("add", lanes, start)
+        start = make.broadcast(start, tile.shape, ())
+        return start if lanes is None else make.of("add", lanes, start)
 
     def _told_apart(self, op: Load, make: Validity) -> Value:
         """The lanes that are read, where no arithmetic tells: the others are what they are filled with, 0 or 1."""
         tile = op.result.tile
         one = make.number(1, TileType((), tile.dtype))
         (filled,) = self.add(replace(op, operands=(*op.operands, one), filled=True))
-        not_zero = make.ew("ne", op.result, make.number(0, tile))
-        return make.ew("or", not_zero, make.ew("ne", filled, make.number(1, tile)))
+        not_zero = make.of("ne", op.result, 0)
+        return make.of("or", not_zero, make.of("ne", filled, 1))
 
     # --- control ---
 

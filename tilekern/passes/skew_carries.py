@@ -19,19 +19,16 @@ proved in bounds (`elide_masks` proves it anew). So is the first tile where the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilekern.ir.analysis.ranges import Interval, analyze, fold_index, update
-from tilekern.ir.compute import Dot, splat
+from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold
-from tilekern.ir.core import Block, Func, Op, Value
-from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.core import Block, Builder, Func, Op, Value
+from tilekern.ir.make import Make
 from tilekern.ir.memory import Load
 from tilekern.ir.rewrite import Cloner, Rewriter
-from tilekern.ir.types import INDEX
-
-_Add = Callable[[Op], tuple[Value, ...]]
 
 
 def skew_carries(func: Func) -> Func:
@@ -73,14 +70,14 @@ def _leading_dots(body: Block) -> list[Op]:
 def _skew(op: Fold, dots: list[Op], tiles: Interval, rewriter: Rewriter) -> Sequence[Value]:
     needed = _needed(op.body, dots)
     index, *carries = op.body.args
-    ahead = _computed_at(_first(op, tiles, rewriter.add), needed, index, rewriter.add)
+    ahead = _computed_at(_first(op, tiles, Make(rewriter)), needed, index, rewriter)
     fresh = {v: Value(v.type, v.name) for v in (index, *carries, *(d.result for d in dots))}
     cloner = Cloner()
     for old, new in fresh.items():
         cloner.replace(old, new)
 
     def body(*_: Value) -> tuple[Value, ...]:
-        following = _computed_at(_next(op, fresh[index], tiles, cloner.add), needed, index, cloner.add)
+        following = _computed_at(_next(op, fresh[index], tiles, Make(cloner)), needed, index, cloner)
         for inner in op.body.ops:
             if inner not in dots:
                 cloner.visit(inner)
@@ -102,7 +99,7 @@ def _needed(body: Block, dots: list[Op]) -> list[Op]:
     return found[::-1]
 
 
-def _computed_at(tile: Value, ops: Sequence[Op], index: Value, add: _Add) -> Mapping[Value, Value]:
+def _computed_at(tile: Value, ops: Sequence[Op], index: Value, builder: Builder) -> Mapping[Value, Value]:
     """What stands for the results of `ops` at another tile."""
     values = {index: tile}
     for op in ops:
@@ -110,33 +107,23 @@ def _computed_at(tile: Value, ops: Sequence[Op], index: Value, add: _Add) -> Map
         if isinstance(moved, Load):
             dims = tuple(replace(d, in_bounds=False) for d in moved.access.dims)
             moved = replace(moved, access=replace(moved.access, dims=dims))
-        values.update(zip(op.results, add(moved), strict=True))
+        values.update(zip(op.results, builder.add(moved), strict=True))
     return values
 
 
-def _first(op: Fold, tiles: Interval, add: _Add) -> Value:
+def _first(op: Fold, tiles: Interval, make: Make) -> Value:
     """The first tile that runs; one of `tiles` also where none does."""
     axis = op.axis
     bound = op.stop if op.reverse else op.start
-    inside = _of("min", _of("max", bound, _number(0, add), add), _number(axis.extent, add), add)
+    inside = make.of("min", make.of("max", bound, 0), axis.extent)
     if not op.reverse:
-        first = _of("div", inside, _number(axis.block, add), add)
-        return _of("min", first, _number(tiles.high, add), add)
+        return make.of("min", make.of("div", inside, axis.block), tiles.high)
     # The tile of the element before the stop; -1 div block would be 0, which the stop 0 may give as well.
-    last = _of("div", _of("sub", inside, _number(1, add), add), _number(axis.block, add), add)
-    return _of("max", last, _number(tiles.low, add), add)
+    return make.of("max", make.of("div", make.of("sub", inside, 1), axis.block), tiles.low)
 
 
-def _next(op: Fold, tile: Value, tiles: Interval, add: _Add) -> Value:
+def _next(op: Fold, tile: Value, tiles: Interval, make: Make) -> Value:
     """The tile after `tile`; the last one again behind the end."""
     if op.reverse:
-        return _of("max", _of("sub", tile, _number(1, add), add), _number(tiles.low, add), add)
-    return _of("min", _of("add", tile, _number(1, add), add), _number(tiles.high, add), add)
-
-
-def _number(number: int, add: _Add) -> Value:
-    return add(splat(number, INDEX))[0]
-
-
-def _of(function: str, x: Value, y: Value, add: _Add) -> Value:
-    return add(Elementwise(function=function, operands=(x, y)))[0]
+        return make.of("max", make.of("sub", tile, 1), tiles.low)
+    return make.of("min", make.of("add", tile, 1), tiles.high)

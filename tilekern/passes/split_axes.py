@@ -14,12 +14,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from tilekern.ir.compute import splat
 from tilekern.ir.core import Axis, Block, Func, Value, index_value
-from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.rewrite import Rewriter
-from tilekern.ir.types import INDEX
 
 
 def split_axes(func: Func) -> Func:
@@ -40,7 +38,7 @@ def split_axes(func: Func) -> Func:
                 continue
             places = [index_value(digit.name) for digit in digits]
             args.extend(places)
-            rewriter.replace(index, _number(places, radices, rewriter))
+            rewriter.replace(index, _number(places, radices, Make(rewriter)))
         return rewriter.inline(func.body)
 
     ops = rewriter.block((), body).ops
@@ -70,12 +68,11 @@ def _digits(axis: Axis, radices: list[int]) -> list[Axis]:
     return [replace(axis, name=f"{axis.name}{n}", extent=size, block=1) for n, size in enumerate(sizes)]
 
 
-def _number(digits: list[Value], radices: list[int], rewriter: Rewriter) -> Value:
+def _number(digits: list[Value], radices: list[int], make: Make) -> Value:
     """The number with these digits."""
     total: Value | None = None
     for digit, radix in zip(digits, radices, strict=True):
-        stride = rewriter.one(splat(radix, INDEX))
-        place = rewriter.one(Elementwise(function="mul", operands=(digit, stride)))
-        total = place if total is None else rewriter.one(Elementwise(function="add", operands=(total, place)))
+        place = make.of("mul", digit, radix)
+        total = place if total is None else make.of("add", total, place)
     assert total is not None
     return total

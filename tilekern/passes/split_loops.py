@@ -31,10 +31,11 @@ from itertools import pairwise
 
 from tilekern.ir.analysis.affine import LIMIT, Affine, Lines, between
 from tilekern.ir.analysis.ranges import analyze, update
-from tilekern.ir.compute import Select, splat
+from tilekern.ir.compute import splat
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.types import I32, INDEX
@@ -128,54 +129,42 @@ class _Middle(Cloner):
 
 def _split(op: Fold, proof: _Proof, lines: Lines, rewriter: Rewriter) -> Sequence[Value]:
     """The parts one after the other; `bounds` are in elements, multiples of the block."""
-    emit = _Arithmetic(rewriter)
-    full = emit.number(op.axis.full_tiles)
-    rising = [emit.crossing(line, lines, op.axis.tiles) for line in proof.lines if line.slope > 0]
-    falling = [emit.crossing(line, lines, op.axis.tiles) for line in proof.lines if line.slope < 0]
+    make = Make(rewriter)
+    full = make.number(op.axis.full_tiles, INDEX)
+    rising = [_crossing(make, line, lines, op.axis.tiles) for line in proof.lines if line.slope > 0]
+    falling = [_crossing(make, line, lines, op.axis.tiles) for line in proof.lines if line.slope < 0]
     bounds: list[Value] = []
-    first = emit.number(0)
+    first = make.number(0, INDEX)
     if rising:
-        first = emit.of("min", reduce(partial(emit.of, "max"), rising), full)
+        first = make.of("min", reduce(partial(make.of, "max"), rising), full)
         bounds.append(first)
     middle = len(bounds)
     if falling or op.axis.full_tiles < op.axis.tiles:
-        bounds.append(emit.of("max", reduce(partial(emit.of, "min"), falling, full), first))
+        bounds.append(make.of("max", reduce(partial(make.of, "min"), falling, full), first))
     if falling and op.axis.full_tiles < op.axis.tiles:
         bounds.append(full)
-    block = emit.number(op.axis.block)
-    elements = [emit.of("mul", bound, block) for bound in bounds]
+    block = make.number(op.axis.block, INDEX)
+    elements = [make.of("mul", bound, block) for bound in bounds]
     parts = list(enumerate(pairwise([None, *elements, None])))
     carries = op.inits
     for number, (low, high) in reversed(parts) if op.reverse else parts:
-        start = op.start if low is None else emit.of("max", op.start, low)
-        stop = op.stop if high is None else emit.of("min", op.stop, high)
+        start = op.start if low is None else make.of("max", op.start, low)
+        stop = op.stop if high is None else make.of("min", op.stop, high)
         cloner = _Middle(proof) if number == middle else Cloner()
         body = cloner.copy_block(op.body)
         carries = rewriter.add(op.copy((start, stop, *carries), (body,)))
     return carries
 
 
-class _Arithmetic:
-    """Adds int32 scalars to a rewriter."""
-
-    def __init__(self, rewriter: Rewriter) -> None:
-        self._rewriter = rewriter
-
-    def number(self, number: int) -> Value:
-        return self._rewriter.one(splat(number, INDEX))
-
-    def of(self, function: str, *operands: Value) -> Value:
-        return self._rewriter.one(Elementwise(function=function, operands=operands))
-
-    def crossing(self, line: Affine, lines: Lines, tiles: int) -> Value:
-        """The tile from which on, or before which, the line is at least 0 for all lanes."""
-        rises = line.slope > 0
-        total = self.number(line.slope - 1 - line.low if rises else line.low - line.slope)
-        for scalar, stride in line.scalars.items():
-            total = self.of("add", total, self.of("mul", scalar, self.number(-stride if rises else stride)))
-        tile = self.of("div", self.of("max", total, self.number(0)), self.number(abs(line.slope)))
-        never = self.number(tiles if rises else 0)
-        for scalar in lines.unknown(line):
-            sides = self.of("ge", scalar, self.number(-LIMIT)), self.of("le", scalar, self.number(LIMIT))
-            tile = self._rewriter.one(Select(operands=(self.of("and", *sides), tile, never)))
-        return tile
+def _crossing(make: Make, line: Affine, lines: Lines, tiles: int) -> Value:
+    """The tile from which on, or before which, the line is at least 0 for all lanes."""
+    rises = line.slope > 0
+    total = make.number(line.slope - 1 - line.low if rises else line.low - line.slope, INDEX)
+    for scalar, stride in line.scalars.items():
+        total = make.of("add", total, make.of("mul", scalar, -stride if rises else stride))
+    tile = make.of("div", make.of("max", total, 0), abs(line.slope))
+    never = make.number(tiles if rises else 0, INDEX)
+    for scalar in lines.unknown(line):
+        inside = make.of("and", make.of("ge", scalar, -LIMIT), make.of("le", scalar, LIMIT))
+        tile = make.select(inside, tile, never)
+    return tile

@@ -17,12 +17,13 @@ Constants are valid. Scalars that say where, as the starts of a dynamic slice, d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from tilekern.ir.compute import Dot, Reduce, Select, splat
+from tilekern.ir.compute import Dot, Reduce, Select
 from tilekern.ir.core import Builder, Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, TileType
@@ -46,11 +47,12 @@ def sources(op: Op) -> tuple[Value, ...]:
             return op.operands
 
 
-class Validity:
+class Validity(Make):
     """Makes the ops that compute which lanes are valid, on behalf of one op of the user's."""
 
     def __init__(self, builder: Builder, origin: Op) -> None:
-        self._builder, self._op = builder, origin
+        super().__init__(builder, origin)
+        self._op = origin
 
     def of_result(self, valid: Sequence[Valid]) -> Valid:
         """The valid lanes of the result of the op, a pure one, by those of its operands."""
@@ -81,22 +83,6 @@ class Validity:
             case _:
                 return self.all(*valid)
 
-    def add(self, kind: type[Op], *operands: Value, **attributes: Any) -> Value:
-        """An op of one result."""
-        return self._builder.one(kind(operands=operands, loc=self._op.loc, **attributes))
-
-    def ew(self, function: str, *operands: Value) -> Value:
-        """An elementwise op."""
-        return self.add(Elementwise, *operands, function=function)
-
-    def number(self, number: Any, tile: TileType) -> Value:
-        """A tile of one number."""
-        return self._builder.one(splat(number, tile, loc=self._op.loc))
-
-    def spread(self, x: Value, shape: tuple[int, ...], dims: tuple[int, ...]) -> Value:
-        """Dim `d` becomes dim `dims[d]` of `shape`."""
-        return x if x.tile.shape == shape else self.add(Broadcast, x, shape=shape, dims=dims)
-
     def whole(self, valid: Valid, value: Value) -> Value:
         """The valid lanes of a value as a tile, even if all are."""
         return self.number(True, TileType(value.tile.shape, BOOL)) if valid is None else valid
@@ -106,7 +92,7 @@ class Validity:
         found: Valid = None
         for condition in conditions:
             if condition is not None and condition is not found:
-                found = condition if found is None else self.ew("and", found, condition)
+                found = condition if found is None else self.of("and", found, condition)
         return found
 
     def _moved(self, *operands: Valid) -> Valid:
@@ -116,20 +102,20 @@ class Validity:
 
     def _decided(self, op: Elementwise, left: Valid, right: Valid) -> Valid:
         """Of `a and b` (`a or b`): where both are valid, or one is, and false (true)."""
-        a, b = (self.ew("not", v) if op.function == "and" else v for v in op.operands)
+        a, b = (self.of("not", v) if op.function == "and" else v for v in op.operands)
         if left is None or right is None:
             other, decides = (right, a) if left is None else (left, b)
-            return None if other is None else self.ew("or", other, decides)
-        found = self.ew("and", left, right)
+            return None if other is None else self.of("or", other, decides)
+        found = self.of("and", left, right)
         for valid, decides in ((left, a), (right, b)):
-            found = self.ew("or", found, self.ew("and", valid, decides))
+            found = self.of("or", found, self.of("and", valid, decides))
         return found
 
     def _chosen(self, op: Select, predicate: Valid, on_true: Valid, on_false: Valid) -> Valid:
         which = op.operands[0]
         if on_true is None or on_false is None:
-            here = None if on_true is None else self.ew("or", on_true, self.ew("not", which))
-            there = None if on_false is None else self.ew("or", on_false, which)
+            here = None if on_true is None else self.of("or", on_true, self.of("not", which))
+            there = None if on_false is None else self.of("or", on_false, which)
             return self.all(predicate, here, there)
         return self.all(predicate, self.add(Select, which, on_true, on_false))
 
@@ -137,7 +123,7 @@ class Validity:
         moved = None if valid is None else self.add(Take, valid, op.operands[1], dim=op.dim, along=op.along)
         if indices is not None and not op.along:
             rank = len(indices.tile.shape)
-            indices = self.spread(indices, op.result.tile.shape, tuple(range(op.dim, op.dim + rank)))
+            indices = self.broadcast(indices, op.result.tile.shape, tuple(range(op.dim, op.dim + rank)))
         return self.all(moved, indices)
 
     def _any(self, valid: Valid, dims: tuple[int, ...]) -> Valid:
@@ -161,4 +147,4 @@ class Validity:
         assert combined is not None
         moved = self.add(Transpose, combined, permutation=order)
         begin = len(batch) + side * len(op.free(0))
-        return self.spread(moved, op.result.tile.shape, (*range(len(batch)), *range(begin, begin + len(free))))
+        return self.broadcast(moved, op.result.tile.shape, (*range(len(batch)), *range(begin, begin + len(free))))

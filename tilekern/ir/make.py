@@ -1,0 +1,126 @@
+"""Making ops in few words, for rewrites that replace one op by many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilekern.ir.analysis.constants import integer_of
+from tilekern.ir.compute import Bitcast, Constant, Convert, Reduce, Select, splat
+from tilekern.ir.core import Builder, Op, Value
+from tilekern.ir.dynamic import Take
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Reshape, Slice, Transpose
+from tilekern.ir.types import I32, DType, TileType, is_float8, kind_of
+from tilekern.source import UNKNOWN
+
+Number = Value | int | float | bool
+
+
+class Make:
+    """Adds ops to a builder, all on behalf of one op of the user's, or of none.
+
+    Ops without a line of the user's leave the names in emitted source alone, which are those of the line's variables.
+    Numbers among the operands stand for tiles of that number, of the type of the operand that is a value.
+    """
+
+    def __init__(self, builder: Builder, origin: Op | None = None) -> None:
+        self._builder, self._loc = builder, UNKNOWN if origin is None else origin.loc
+
+    def known(self, x: Value) -> int | None:
+        """The number that every lane of an integer tile is, if that is known."""
+        return integer_of(x, self._builder) if isinstance(self._builder, Rewriter) else None
+
+    def add(self, op: type[Op], *operands: Value, **attributes: Any) -> Value:
+        """An op of one result."""
+        return self._builder.one(op(operands=operands, loc=self._loc, **attributes))
+
+    def again(self, op: Op, *operands: Value) -> Value:
+        """The same op of one result on other operands."""
+        return self._builder.one(op.copy(operands))
+
+    def of(self, function: str, *operands: Number) -> Value:
+        """An elementwise op."""
+        return self.add(Elementwise, *self._alike(operands), function=function)
+
+    def select(self, which: Value, on_true: Number, on_false: Number) -> Value:
+        """Where `which` holds, `on_true`; 8-bit floats by their bits, for few machines choose between them."""
+        operands = self._alike((on_true, on_false))
+        dtype = operands[0].tile.dtype
+        if is_float8(dtype):
+            return self.bitcast(self.select(which, *map(self.bits, operands)), dtype)
+        return self.add(Select, which, *operands)
+
+    def number(self, number: Any, tile: TileType) -> Value:
+        """A tile of one number."""
+        return self._builder.one(splat(np.asarray(number).astype(tile.dtype), tile, loc=self._loc))
+
+    def constant(self, array: Any, tile: TileType) -> Value:
+        """A tile of one element, given as an array of shape ()."""
+        return self.add(Constant, array=array, shape=tile.shape)
+
+    def convert(self, x: Value, dtype: DType) -> Value:
+        """A cast that the hardware does as it is; nothing if the dtype is right."""
+        return x if x.tile.dtype == dtype else self.add(Convert, x, dtype=dtype)
+
+    def bitcast(self, x: Value, dtype: DType) -> Value:
+        """The same bits as another dtype."""
+        return x if x.tile.dtype == dtype else self.add(Bitcast, x, dtype=dtype)
+
+    def bits(self, x: Value, signed: bool = False) -> Value:
+        """The bits of numbers as integers of the same width."""
+        dtype = np.dtype(f"{'i' if signed else 'u'}{x.tile.dtype.itemsize}")
+        return self.bitcast(x, dtype) if kind_of(x.tile.dtype) != "bool" else x
+
+    def reduce(self, x: Value, monoid: str, dim: int) -> Value:
+        """All elements along `dim` in one."""
+        return self.add(Reduce, x, monoid=monoid, dims=(dim,))
+
+    # --- shapes ---
+
+    def reshape(self, x: Value, shape: tuple[int, ...]) -> Value:
+        """The same elements under another shape."""
+        return x if x.tile.shape == shape else self.add(Reshape, x, shape=shape)
+
+    def transpose(self, x: Value, permutation: tuple[int, ...]) -> Value:
+        """Dims in another order."""
+        if permutation == tuple(range(len(permutation))):
+            return x
+        return self.add(Transpose, x, permutation=permutation)
+
+    def broadcast(self, x: Value, shape: tuple[int, ...], dims: tuple[int, ...]) -> Value:
+        """Dim `d` becomes dim `dims[d]` of `shape`."""
+        return x if x.tile.shape == shape else self.add(Broadcast, x, shape=shape, dims=dims)
+
+    def lanes(self, shape: tuple[int, ...], dim: int) -> Value:
+        """The number of every lane along `dim`, int32."""
+        vector = self.add(Iota, shape=(shape[dim],), dtype=I32, dim=0)
+        return self.broadcast(vector, shape, (dim,))
+
+    def along(self, vector: Value, shape: tuple[int, ...], dim: int) -> Value:
+        """A vector as a tile that is the same everywhere but along `dim`."""
+        return self.broadcast(vector, shape, (dim,))
+
+    def part(self, x: Value, dim: int, start: int, stop: int) -> Value:
+        """The elements from `start` to `stop` along `dim`."""
+        shape = x.tile.shape
+        if (start, stop) == (0, shape[dim]):
+            return x
+        first, behind = [0] * len(shape), list(shape)
+        first[dim], behind[dim] = start, stop
+        return self.add(Slice, x, start=tuple(first), stop=tuple(behind), stride=(1,) * len(shape))
+
+    def joined(self, dim: int, *tiles: Value) -> Value:
+        """Tiles one behind the other along `dim`; those without elements are left out."""
+        some = [x for x in tiles if x.tile.shape[dim]] or list(tiles[:1])
+        return some[0] if len(some) == 1 else self.add(Concatenate, *some, dim=dim)
+
+    def take(self, x: Value, indices: Value, dim: int) -> Value:
+        """Elements at indices along `dim`, each from its own line; the indices must be in bounds."""
+        return self.add(Take, x, indices, dim=dim, along=True)
+
+    def _alike(self, operands: tuple[Number, ...]) -> tuple[Value, ...]:
+        tile = next(v.tile for v in operands if isinstance(v, Value))
+        return tuple(v if isinstance(v, Value) else self.number(v, tile) for v in operands)
