@@ -57,9 +57,7 @@ class Block:
     def walk(self) -> Iterator[Op]:
         """Every op of the block and of the blocks inside it, in program order."""
         for op in self.ops:
-            yield op
-            for region in op.regions:
-                yield from region.walk()
+            yield from op.walk()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -107,6 +105,19 @@ class Op:
             operands=self.operands if operands is None else operands,
             regions=self.regions if regions is None else regions,
         )
+
+    def walk(self) -> Iterator[Op]:
+        """The op, and every op of the blocks inside it, in program order."""
+        yield self
+        for region in self.regions:
+            yield from region.walk()
+
+    def uses(self) -> Iterator[Value]:
+        """Each use of a value by the op and by all ops inside it; what a block yields is used, too."""
+        for op in self.walk():
+            yield from op.operands
+            for region in op.regions:
+                yield from region.results
 
     def tiles(self, count: int | None = None) -> tuple[TileType, ...]:
         """The types of the operands, all of which must be tiles; `count` of them, if given."""

@@ -141,10 +141,10 @@ def _check_hoists(func: Func) -> None:
         known: set[Value] = {*func.params, *func.body.args}
         pending: list[Op] = [hoist]
         while pending:
-            ops = _with_inner(pending.pop())
-            regions = [region for op in ops for region in op.regions]
-            known.update(*(op.results for op in ops), *(region.args for region in regions))
-            for value in [v for x in (*ops, *regions) for v in (x.operands if isinstance(x, Op) else x.results)]:
+            outer = pending.pop()
+            ops = list(outer.walk())
+            known.update(*(op.results for op in ops), *(region.args for op in ops for region in op.regions))
+            for value in outer.uses():
                 if value not in known:
                     if value not in defined:
                         raise _not_hoistable(hoist, "a value of a loop around it")
@@ -152,13 +152,9 @@ def _check_hoists(func: Func) -> None:
             for load in ops:
                 if isinstance(load, Load) and load.ref.ref.role != "in":
                     raise _not_hoistable(hoist, f"a load of {load.ref.name}, which programs write")
-        for write in _with_inner(hoist):
+        for write in hoist.walk():
             if isinstance(write, WriteOp):
                 raise _not_hoistable(hoist, f"a store to {write.ref.name}")
-
-
-def _with_inner(op: Op) -> list[Op]:
-    return [op, *(inner for region in op.regions for inner in region.walk())]
 
 
 def _not_hoistable(hoist: Op, got: str) -> TraceError:

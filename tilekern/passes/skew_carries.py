@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.analysis.ranges import Interval, analyze, fold_index, update
 from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold
@@ -53,7 +54,7 @@ def _leading_dots(body: Block) -> list[Op]:
     followed: set[Op] = set()
     leading: list[Op] = []
     for op in body.ops:
-        used = {*op.operands, *(v for r in op.regions for inner in r.walk() for v in inner.operands)}
+        used = set(op.uses())
         earlier = frozenset[Op]().union(*(before.get(v, frozenset()) for v in used))
         if isinstance(op, Dot):
             followed |= earlier
@@ -68,7 +69,7 @@ def _leading_dots(body: Block) -> list[Op]:
 
 
 def _skew(op: Fold, dots: list[Op], tiles: Interval, rewriter: Rewriter) -> Sequence[Value]:
-    needed = _needed(op.body, dots)
+    needed = backward_slice(op.body.ops, [dot.result for dot in dots])
     index, *carries = op.body.args
     ahead = _computed_at(_first(op, tiles, Make(rewriter)), needed, index, rewriter)
     fresh = {v: Value(v.type, v.name) for v in (index, *carries, *(d.result for d in dots))}
@@ -86,17 +87,6 @@ def _skew(op: Fold, dots: list[Op], tiles: Interval, rewriter: Rewriter) -> Sequ
     block = cloner.block(tuple(fresh.values()), body)
     skewed = op.copy((*op.operands, *(ahead[d.result] for d in dots)), (block,))
     return rewriter.add(skewed)[: len(op.results)]
-
-
-def _needed(body: Block, dots: list[Op]) -> list[Op]:
-    """The ops of the body that compute the dots."""
-    values = {d.result for d in dots}
-    found: list[Op] = []
-    for op in reversed(body.ops):
-        if not values.isdisjoint(op.results):
-            found.append(op)
-            values.update(op.operands)
-    return found[::-1]
 
 
 def _computed_at(tile: Value, ops: Sequence[Op], index: Value, builder: Builder) -> Mapping[Value, Value]:

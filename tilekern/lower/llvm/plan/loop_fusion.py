@@ -65,8 +65,7 @@ class _Fuser:
         self._producer: dict[Value, AnyStep] = {}
         self._steps: list[AnyStep] = []
         self._computes: dict[AnyStep, dict[Value, bool]] = {}
-        uses = [v for op in func.walk() for v in (*op.operands, *(r for b in op.regions for r in b.results))]
-        self._uses = Counter(uses)
+        self._uses = Counter(v for op in func.body.ops for v in op.uses())
         # What dots in loops read again and again is copied: in the array its rows may be far apart.
         self._left_operands = {op.operands[0] for op in func.walk() if isinstance(op, Dot)}
         self._dot_sums = dict(_sums_of_dots(func, self._uses))
@@ -317,18 +316,15 @@ def _touches(step: AnyStep, store: Store | None) -> bool:
         return False
     if isinstance(step, LoopNest):
         return any(op.ref is store.ref for op in step.stores)
-    inner = (step.op, *(op for region in step.op.regions for op in region.walk()))
-    return any(isinstance(op, MemoryOp) and op.ref is store.ref for op in inner)
+    return any(isinstance(op, MemoryOp) and op.ref is store.ref for op in step.op.walk())
 
 
 def _free_values(op: Op) -> list[Value]:
     """The tiles from outside that the regions of an op use."""
-    inside = {v for region in op.regions for v in region.args}
+    inside = {v for inner in op.walk() for region in inner.regions for v in region.args}
     inside |= {v for region in op.regions for inner in region.walk() for v in inner.results}
-    inside |= {v for region in op.regions for inner in region.walk() for r in inner.regions for v in r.args}
-    used = [v for region in op.regions for inner in region.walk() for v in inner.operands]
+    used = [v for region in op.regions for inner in region.ops for v in inner.uses()]
     used += [v for region in op.regions for v in region.results]
-    used += [v for region in op.regions for inner in region.walk() for r in inner.regions for v in r.results]
     return [v for v in dict.fromkeys(used) if v not in inside and isinstance(v.type, TileType)]
 
 

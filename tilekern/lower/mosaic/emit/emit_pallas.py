@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
+from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.compute import Bitcast, Constant, Convert, Reduce, Select
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Op, Value
@@ -25,7 +26,6 @@ from tilekern.lower.mosaic.emit.grid_steps import Step, block_index, when
 from tilekern.lower.mosaic.emit.memory import Memory, shaped
 from tilekern.lower.mosaic.emit.ops import function_of
 from tilekern.lower.mosaic.emit.vectors import Form, is_vector, shape_in, to_tile, turned
-from tilekern.lower.mosaic.plan.grid_loops import needed, used_by
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.plan_kernel import Plan
 from tilekern.lower.mosaic.plan.unroll import loop
@@ -83,7 +83,7 @@ class Emitter:
 
             def body(fold: Fold = fold) -> None:
                 self._env[fold.body.args[0]] = self._step.tile
-                used = [v for op in fold.body.ops for v in used_by(op)]
+                used = [v for op in fold.body.ops for v in op.uses()]
                 self._again([*used, *fold.body.results], kept, ())
                 self._iteration(fold, fold.body.args[1:])
 
@@ -92,7 +92,7 @@ class Emitter:
         def finish() -> None:
             last = serial.chain[-1].results
             self._recall(last)
-            self._again([v for op in serial.after for v in used_by(op)], kept, ())
+            self._again([v for op in serial.after for v in op.uses()], kept, ())
             self.block(serial.after)
 
         when(self._step.last)(finish)
@@ -102,7 +102,7 @@ class Emitter:
         serial = self._plan.serial
         assert serial is not None
         self._recall([v for v in serial.kept if v in kept])
-        ops = needed(serial.before, values, kept)
+        ops = backward_slice(serial.before, values, kept)
         wanted = {*ops, *stores}
         self.block([op for op in serial.before if op in wanted])
 

@@ -82,7 +82,7 @@ def serial_of(func: Func) -> Serial | None:
         return None
     before, after = (*ops[:first], *between), ops[last + 1 :]
     outputs = {p for p in func.params if p.ref.role != "in"}
-    every = (*before, *(inner for op in before for region in op.regions for inner in region.walk()))
+    every = (inner for op in before for inner in op.walk())
     if any(isinstance(op, MemoryOp) and op.ref in outputs for op in every):
         return None  # a step would see what a later one stored
     return Serial(chain, before, after, _kept(before, (*(f.body for f in chain),), after))
@@ -107,31 +107,9 @@ def _kept(before: Sequence[Op], bodies: Sequence[Block], after: Sequence[Op]) ->
     for op in before:
         if isinstance(op, _SLOW) or any(v in slow for v in op.operands):
             slow.update(op.results)
-    later = [*after, *(op for block in bodies for op in block.walk())]
-    used = {v for op in later for v in op.operands} | {v for block in bodies for v in block.results}
-    used |= {v for op in later for region in op.regions for v in region.results}
+    later = (*after, *(op for block in bodies for op in block.ops))
+    used = {v for op in later for v in op.uses()} | {v for block in bodies for v in block.results}
     return tuple(v for op in before for v in op.results if v in slow and v in used and v.tile.shape)
-
-
-def needed(ops: Sequence[Op], values: Sequence[Value], given: set[Value]) -> list[Op]:
-    """Those of `ops` that `values` are computed by, in order; `given` values need none."""
-    wanted = set(values)
-    found: list[Op] = []
-    for op in reversed(ops):
-        if any(r in wanted and r not in given for r in op.results):
-            found.append(op)
-            wanted.update(used_by(op))
-    return found[::-1]
-
-
-def used_by(op: Op) -> set[Value]:
-    """The values that an op uses, in its regions, too."""
-    found = set(op.operands)
-    for region in op.regions:
-        found.update(region.results)
-        for inner in region.ops:
-            found |= used_by(inner)
-    return found
 
 
 def as_pairs(func: Func, serial: Serial, scalars: Scalars) -> Serial | None:

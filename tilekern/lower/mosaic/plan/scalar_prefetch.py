@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.compute import Convert, Dot, Select
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op, Value, definitions
@@ -17,7 +18,6 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, Dim, Load, MemoryOp, Position, Store, Term
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.types import INDEX, RefType
-from tilekern.lower.mosaic.plan.grid_loops import needed
 from tilekern.lower.mosaic.plan.scalars import Scalars
 from tilekern.passes.dce import dce
 
@@ -135,7 +135,7 @@ def _program(func: Func, value: Value, numbers: tuple[int, ...], shape: tuple[in
         cloner.replace(func.body.args[n], arg)
 
     def body(*_: Value) -> tuple[Value, ...]:
-        for op in needed(func.body.ops, [value], set()):
+        for op in backward_slice(func.body.ops, [value]):
             cloner.visit(op)
         cloner.add(Store(operands=(out, cloner.value(value), *args), access=_one_place(len(numbers))))
         return ()

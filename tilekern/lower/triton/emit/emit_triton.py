@@ -305,9 +305,7 @@ def _last_of_line(block: Block) -> dict[Op, tuple[str, ...]]:
 
 def _uses(func: Func) -> Counter[Value]:
     """How often each value is used, by ops and as what a block yields."""
-    uses = Counter(v for op in func.walk() for v in op.operands)
-    uses.update(v for op in func.walk() for region in op.regions for v in region.results)
-    return uses
+    return Counter(v for op in func.body.ops for v in op.uses())
 
 
 def _homes(func: Func) -> dict[Value, Op]:

@@ -105,9 +105,7 @@ def _last_uses(block: Block) -> dict[Value, int]:
     made = {result for op in block.ops for result in op.results}
     found = dict[Value, int]()
     for number, op in enumerate(block.ops):
-        inside = [op, *(inner for region in op.regions for inner in region.walk())]
-        used = (values for o in inside for values in (o.operands, *(region.results for region in o.regions)))
-        found.update((v, number) for values in used for v in values if v in made)
+        found.update((v, number) for v in op.uses() if v in made)
     found.update((v, len(block.ops)) for v in block.results)
     return found
 
