@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilekern.ir.analysis.ranges import Interval, analyze, position_interval, proved, update, whole
+from tilekern.ir.analysis.ranges import INT32, Interval, analyze, position_interval, proved, update
 from tilekern.ir.analysis.validity import Valid, Validity, sources
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
@@ -186,7 +186,7 @@ class _Guard(Rewriter):
 
     def _inside(self, op: Load, dim: Dim, length: int, make: Validity) -> Valid:
         """The lanes of a dim that are in bounds, a scalar for an index; None if int32 arithmetic does not tell."""
-        span = _span(dim, [self._ranges.get(v) or whole(I32) for v in op.positions])
+        span = _span(dim, [self._ranges.get(v, INT32) for v in op.positions])
         assert span is not None
         if not (span.within(length - _WRAP, _WRAP - 1) and length < _WRAP // 2):
             return None

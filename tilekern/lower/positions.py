@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tilekern.ir.analysis.ranges import Interval, position_interval
+from tilekern.ir.analysis.ranges import INT32, Interval, position_interval
 from tilekern.ir.core import Axis
 from tilekern.ir.memory import Position
 
 FAR = 1 << 30
 """Stands for positions that `locate` may not find."""
 
-_INT32 = Interval(-(2**31), 2**31 - 1)
 # A sum of products of float32 is off by less than 2³⁰ if their magnitudes add up to at most this.
 _ROUGH = 1 << 50
 _BITS = 11
@@ -59,12 +58,12 @@ def index(
       length: the elements of the dim, at most 2³¹ - 1.
       size: how many lanes follow each other.
     """
-    found = position_interval(position, [interval or _INT32 for interval in intervals])
+    found = position_interval(position, [interval or INT32 for interval in intervals])
     total = _modulo(position, operands)
     # What int32 wraps around into [0, length) is at least 2³² away from it.
     if found is None or found.within(length - 2**32, 2**32 - size):
         return total
-    return jnp.where(_fits(position, operands, 31), total, np.int32(_INT32.low))
+    return jnp.where(_fits(position, operands, 31), total, np.int32(INT32.low))
 
 
 def tile_range(start: Any, stop: Any, axis: Axis) -> tuple[Any, Any]:

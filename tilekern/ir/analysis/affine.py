@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilekern.ir.analysis.ranges import Interval, digit_interval, whole
+from tilekern.ir.analysis.ranges import INT32, Interval, digit_interval
 from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Position
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
-from tilekern.ir.types import I32, INDEX
+from tilekern.ir.types import INDEX
 
 LIMIT = 1 << 28
 """How large a scalar of which nothing is known is taken to be at most."""
-
-_INT32 = whole(I32) or Interval(0, 0)
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,18 @@ class Affine:
     low: int = 0
     high: int = 0
 
+    @property
+    def lanes(self) -> Interval:
+        """The interval of what is added for each lane."""
+        return Interval(self.low, self.high)
+
     def plus(self, other: Affine, factor: int = 1) -> Affine:
         """This and `factor` times the other."""
         scalars = dict(self.scalars)
         for scalar, stride in other.scalars.items():
             scalars[scalar] = scalars.get(scalar, 0) + factor * stride
-        ends = sorted((factor * other.low, factor * other.high))
-        return Affine(self.slope + factor * other.slope, scalars, self.low + ends[0], self.high + ends[1])
+        lanes = self.lanes.plus(other.lanes.times(factor))
+        return Affine(self.slope + factor * other.slope, scalars, lanes.low, lanes.high)
 
 
 def between(low: int, high: int) -> Affine:
@@ -62,7 +65,7 @@ class Lines:
         if value not in self._found:
             line = self._line(value)
             known = self._ranges.get(value)
-            if line is None or not self._interval(line).within(_INT32.low, _INT32.high):
+            if line is None or not self._interval(line).within(INT32.low, INT32.high):
                 line = None if known is None else between(known.low, known.high)
             self._found[value] = line
         return self._found[value]
@@ -88,7 +91,7 @@ class Lines:
     def solvable(self, line: Affine) -> bool:
         """Whether int32 arithmetic finds the tile where the line crosses 0."""
         flat = Affine(0, line.scalars, line.low, line.low)
-        reach = _INT32.high - abs(line.slope)
+        reach = INT32.high - abs(line.slope)
         return line.slope != 0 and self._interval(flat).within(-reach, reach)
 
     def unknown(self, line: Affine) -> list[Value]:
@@ -96,12 +99,10 @@ class Lines:
         return [v for v in line.scalars if v not in self._ranges]
 
     def _interval(self, line: Affine) -> Interval:
-        low, high = line.low, line.high
+        found = line.lanes
         for value, stride in [(self._index, line.slope), *line.scalars.items()]:
-            interval = self._ranges.get(value, Interval(-LIMIT, LIMIT))
-            ends = sorted((interval.low * stride, interval.high * stride))
-            low, high = low + ends[0], high + ends[1]
-        return Interval(low, high)
+            found = found.plus(self._ranges.get(value, Interval(-LIMIT, LIMIT)).times(stride))
+        return found
 
     def _line(self, value: Value) -> Affine | None:
         if value is self._index:

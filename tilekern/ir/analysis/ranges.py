@@ -46,8 +46,17 @@ class Interval:
         """Whether all of it lies in `low`..`high`."""
         return low <= self.low and self.high <= high
 
+    def plus(self, other: Interval) -> Interval:
+        """The sums of an integer of each."""
+        return Interval(self.low + other.low, self.high + other.high)
+
+    def times(self, factor: int) -> Interval:
+        """The multiples of its integers."""
+        return Interval(*sorted((self.low * factor, self.high * factor)))
+
 
 TRUE, FALSE, EITHER = Interval(1, 1), Interval(0, 0), Interval(0, 1)
+INT32 = Interval(-(2**31), 2**31 - 1)
 
 
 def whole(dtype: DType) -> Interval | None:
@@ -220,7 +229,7 @@ _UNARY: dict[str, Callable[[Interval], Interval]] = {
     "sign": lambda x: Interval(_sign(x.low), _sign(x.high)),
 }
 _BINARY: dict[str, Callable[[Interval, Interval], Interval | None]] = {
-    "add": lambda x, y: Interval(x.low + y.low, x.high + y.high),
+    "add": Interval.plus,
     "sub": lambda x, y: Interval(x.low - y.high, x.high - y.low),
     "mul": _corners(lambda a, b: a * b),
     "div": _divide,
@@ -293,14 +302,13 @@ _BITWISE: dict[str, Callable[[DType, Interval, Interval], Interval | None]] = {
 
 def position_interval(position: Position, operands: Sequence[Interval | None]) -> Interval | None:
     """Where a position lies, in elements, given the intervals of the access's operands; in exact arithmetic."""
-    low = high = position.const
+    found = Interval(position.const, position.const)
     for term in position.terms:
         digit = digit_interval(term, operands[term.operand])
         if digit is None:
             return None
-        ends = digit.low * term.stride, digit.high * term.stride
-        low, high = low + min(ends), high + max(ends)
-    return Interval(low, high)
+        found = found.plus(digit.times(term.stride))
+    return found
 
 
 def proved(dim: Dim, size: int, operands: Sequence[Interval | None]) -> bool:

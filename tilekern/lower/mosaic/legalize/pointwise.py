@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tilekern import source
 from tilekern.errors import TargetError
-from tilekern.ir.analysis.ranges import Interval, analyze, position_interval, update, whole
+from tilekern.ir.analysis.ranges import INT32, Interval, analyze, position_interval, update
 from tilekern.ir.compute import Monoid, Reduce, identity
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.memory import Dim, Load, MemoryOp, Position, Term
@@ -134,7 +134,7 @@ class _Apart:
         """The places of all lanes along a dim, int32, exact or out of bounds."""
         op, make = self._op, self._make
         dim, length = op.access.dims[number], op.extents[number]
-        span = position_interval(dim.position, [self._ranges.get(v) or whole(I32) for v in op.positions])
+        span = position_interval(dim.position, [self._ranges.get(v, INT32) for v in op.positions])
         assert span is not None
         if not span.within(length - (1 << 32), (1 << 32) - 1):
             raise self._too_far(dim, length)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from tilekern.ir.analysis.ranges import Interval, analyze
+from tilekern.ir.analysis.ranges import INT32, analyze
 from tilekern.ir.core import Func, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 
 _DEPTH = 8  # of minima and maxima in each other that are looked through
-_INT32 = np.iinfo(np.int32)
 
 
 class Order:
@@ -51,6 +48,6 @@ class Order:
         for number, factor in (operands, operands[::-1]) if operands else ():
             times, interval = self._ranges.get(factor), self._ranges.get(number)
             if times is not None and times.known and times.low > 0 and interval is not None:
-                product = Interval(interval.low * times.low, interval.high * times.low)
-                return (number, times.low) if product.within(int(_INT32.min), int(_INT32.max)) else None
+                product = interval.times(times.low)
+                return (number, times.low) if product.within(INT32.low, INT32.high) else None
         return None

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-from tilekern.ir.analysis.ranges import Interval, digit_interval, position_interval
+from tilekern.ir.analysis.ranges import INT32, Interval, digit_interval, position_interval
 from tilekern.ir.core import Value
 from tilekern.ir.memory import Dim, MemoryOp, Position, Term
 from tilekern.ir.types import strides_of
 from tilekern.lower.triton.emit.source_text import Expr, is_tight
-
-_INT32 = Interval(-(2**31), 2**31 - 1)
 
 
 class Addresses:
@@ -36,7 +34,7 @@ class Addresses:
         shape = op.extents
         self._strides = strides_of(shape)
         # Offsets in int64 where int32 cannot count the elements.
-        self._wide = prod(shape) > _INT32.high or any(not self._is_int32(d) for d in op.access.dims)
+        self._wide = prod(shape) > INT32.high or any(not self._is_int32(d) for d in op.access.dims)
 
     @property
     def nowhere(self) -> bool:
@@ -156,7 +154,7 @@ class Addresses:
                 )
             ends = digit.low * term.stride, digit.high * term.stride
             low, high = low + min(0, *ends), high + max(0, *ends)
-        return low >= _INT32.low and high + dim.size <= _INT32.high
+        return low >= INT32.low and high + dim.size <= INT32.high
 
 
 def _tight(text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilekern.ir.analysis import ranges
-from tilekern.ir.analysis.ranges import Interval
+from tilekern.ir.analysis.ranges import INT32
 from tilekern.ir.compute import Constant, Dot, Reduce
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv, definitions
@@ -242,7 +242,7 @@ class Emitter:
         if x.number is not None:
             number = int(x.number)
             return str(op.axis.end_tile(number) if up else op.axis.first_tile(number))
-        interval = self.ranges.get(value, Interval(-(2**31), 2**31 - 1))
+        interval = self.ranges.get(value, INT32)
         text = self._bounds_of.tiles(value, block, up, lambda v: self._env[v].operand)
         if text is not None:
             most = cdiv(extent, block) if up else extent // block
