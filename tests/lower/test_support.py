@@ -76,10 +76,9 @@ def test_what_mosaic_rejects_is_64_bits() -> None:
     assert rejected and all(c.reason == "TPUs have no numbers of 64 bits" for c in rejected)
 
 
-def test_what_llvm_rejects_is_talking_while_it_runs() -> None:
+def test_llvm_rejects_nothing() -> None:
     pytest.importorskip("llvmlite", reason="needs llvmlite")
-    rejected = {(c.op, c.reason) for c in support.table() if c.backend == "llvm" and c.reason}
-    assert rejected == {(name, f"cpu:llvm has no {name}") for name in ("print", "assert")}
+    assert [c for c in support.table() if c.backend == "llvm" and c.reason] == []
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ def run(
     program, func = lowering.program, lowering.func
     shares = partial_sums_of(lowering._legal)
     types = [(p.ref.shape, p.ref.dtype) for p in func.outputs] + [(s.shape, s.dtype) for s in shares]
+    types += [((1,), np.dtype(np.int32))] * bool(program.checks)
     arrays = [np.asarray(x, p.ref.dtype) for x, p in zip(inputs, func.inputs, strict=True)]
     before = [_placed(x, place) for x in arrays]
     behind: list[tuple[Memory, Array]] = []
@@ -115,7 +116,7 @@ def run(
     for number in tasks:
         task(ctypes.addressof(addresses), number, scratch.address)
     outputs = [x.copy() for _, x in behind]
-    for share, parts in zip(shares, outputs[len(func.outputs) :], strict=True):
+    for share, parts in zip(shares, outputs[len(func.outputs) :], strict=False):
         at = func.outputs.index(share.ref)
         outputs[at] = (outputs[at].astype(share.dtype) + parts.sum(0, dtype=share.dtype)).astype(outputs[at].dtype)
     return outputs[: len(func.outputs)]
@@ -132,5 +133,7 @@ def _placed(array: Array, place: Place) -> tuple[Memory, Array]:
 def _task(lowering: LlvmLowering) -> Callable[[int, int, int], None]:
     """The program's function `TASK`."""
     code = toolchain._Codegen(lowering.text, lowering.machine).object()
-    address = toolchain._link(f"task{next(_names)}", code, TASK, {})
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(address)
+    library = toolchain._link(f"task{next(_names)}", code, [TASK], toolchain.imported())
+    task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(library[TASK])
+    task.library = library  # the code goes with it
+    return task

@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from tilekern import _jax, _meshes
-from tilekern.errors import TargetError
+from tilekern import _jax, _meshes, source
+from tilekern.errors import DeviceAssertion, TargetError
+from tilekern.ir.debug import Assert
 from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.compile.loaded_code import LoadedCode
 from tilekern.lower.llvm.program import Program
@@ -38,12 +40,32 @@ def call(
       ResourceError: the program needs too much scratch.
       TargetError: the program was made for a machine whose code does not run here.
     """
-    assert all(number < len(outputs) for number in program.zeroed), program.name
+    results = (*outputs, *([jax.ShapeDtypeStruct((1,), jnp.int32)] if program.checks else []))
+    assert all(number < len(results) for number in program.zeroed), program.name
+    parameters = {"outputs": results, "aliases": tuple(aliases.items()), "prints": program.prints}
     code = _loaded(program)
     with jax.named_scope(program.name):
-        operands = _meshes.alike(inputs)
-        found = _jax.bind(native_call_p, *operands, code=code, outputs=tuple(outputs), aliases=tuple(aliases.items()))
-    return tuple(found)
+        found = _jax.bind(native_call_p, *_meshes.alike(inputs), code=code, **parameters)
+        if program.checks:
+            _raise_failed(program.checks, found[-1][0])
+    return tuple(found[: len(outputs)])
+
+
+def _raise_failed(checks: tuple[Assert, ...], failed: jax.Array) -> None:
+    """Raise the error of the assertion that failed, on the host, if there is one."""
+
+    def report() -> None:
+        jax.debug.callback(functools.partial(_raise, checks), failed)
+
+    def nothing() -> None: ...
+
+    lax.cond(failed > 0, report, nothing)
+
+
+def _raise(checks: tuple[Assert, ...], failed: Any) -> None:
+    check = checks[len(checks) - int(failed)]
+    with source.at(check.loc):
+        raise DeviceAssertion(check.message)
 
 
 def _loaded(program: Program) -> LoadedCode:
@@ -94,9 +116,15 @@ def _types(*operands: _jax.ShapedArray, outputs: Sequence[Any], **_: Any) -> lis
 
 
 def _lower(
-    site: _meshes.Site, *operands: Any, code: LoadedCode, outputs: Sequence[Any], aliases: Sequence[tuple[int, int]]
+    site: _meshes.Site,
+    *operands: Any,
+    code: LoadedCode,
+    outputs: Sequence[Any],
+    aliases: Sequence[tuple[int, int]],
+    prints: bool,
 ) -> Sequence[jax.Array]:
-    return jax.ffi.ffi_call(_TARGET, outputs, input_output_aliases=dict(aliases))(*operands, key=code.key)
+    run = jax.ffi.ffi_call(_TARGET, outputs, input_output_aliases=dict(aliases), has_side_effect=prints)
+    return run(*operands, key=code.key)
 
 
 def _eager(*operands: Any, **parameters: Any) -> Sequence[jax.Array]:

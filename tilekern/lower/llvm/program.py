@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilekern.ir.debug import Assert
 from tilekern.lower.llvm.ir_builder import Module
 
 TASK = "task"
@@ -24,6 +25,9 @@ class Program:
       tasks: how many there are.
       scratch: the bytes that a worker needs.
       zeroed: the numbers of the results that are set to 0 before any task runs.
+      checks: the assertions. If there are any, the last result is an int32: 0, or the greatest number of one that
+        failed, where the last of n assertions has the number 1 and the first one n.
+      prints: whether tasks call `HOST_PRINT`.
     """
 
     name: str
@@ -31,3 +35,5 @@ class Program:
     tasks: int
     scratch: int
     zeroed: tuple[int, ...] = ()
+    checks: tuple[Assert, ...] = ()
+    prints: bool = False

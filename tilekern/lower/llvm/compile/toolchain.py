@@ -18,8 +18,10 @@ from typing import Any
 from tilekern.errors import DependencyError, ResourceError
 from tilekern.lower.llvm.compile.loaded_code import CodeTable, LoadedCode
 from tilekern.lower.llvm.program import Program
+from tilekern.lower.llvm.runtime import host_print
 from tilekern.lower.llvm.runtime.code_table import EXPORTED, KEY_BYTES
 from tilekern.lower.llvm.runtime.ffi_handler import HANDLER, RUN, runtime, with_handler
+from tilekern.lower.llvm.runtime.host_print import HOST_PRINT
 from tilekern.lower.llvm.runtime.machine import Machine, describe
 
 OLDEST, BEYOND = (0, 45), (0, 51)
@@ -86,9 +88,13 @@ def _loaded(name: str, text: str, target: Machine) -> LoadedCode:
     table, key = code_table(), name[-KEY_BYTES:]
     if (found := table.find(key)) is not None:
         return found
-    imported = {RUN: table.functions[RUN]}
-    library = _link(f"{name}_{next(_numbers)}", _Codegen(text, target).object(), [HANDLER], imported)
+    library = _link(f"{name}_{next(_numbers)}", _Codegen(text, target).object(), [HANDLER], imported())
     return table.add(key, library, library[HANDLER])
+
+
+def imported() -> dict[str, int]:
+    """The addresses of the functions that programs call."""
+    return {RUN: code_table().functions[RUN], HOST_PRINT: host_print.address()}
 
 
 def check_scratch(program: Program) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
+from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicUpdateSlice, Take
 from tilekern.ir.memory import Atomic, Load, Store
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
@@ -18,7 +19,7 @@ from tilekern.ir.quote import visible
 from tilekern.ir.shape import Concatenate, Pad
 from tilekern.lower.llvm.element_index import Index, is_virtual
 from tilekern.lower.llvm.element_types import register_type
-from tilekern.lower.llvm.emit import atomics, data_movement, loop_nests, reductions, sorts
+from tilekern.lower.llvm.emit import atomics, data_movement, debug_ops, loop_nests, reductions, sorts
 from tilekern.lower.llvm.emit.atomics import UpdateTarget
 from tilekern.lower.llvm.emit.elements import Elements
 from tilekern.lower.llvm.gemm import dots
@@ -79,9 +80,11 @@ def emit(func: Func, planned: Plan, machine: Machine) -> Program:
     module.function(TASK, parameters, task, attributes="")
     outputs = func.outputs
     zeroed = [n for n, p in enumerate(outputs) if p.ref.role in ("zeros", "sum")]
-    zeroed += range(len(outputs), len(outputs) + len(partition.partial_sums))
+    checks = body.checks
+    zeroed += range(len(outputs), len(outputs) + len(partition.partial_sums) + bool(checks))
     scratch = _private_begin(planned) + partition.private_bytes if partition.private else planned.scratch
-    return Program(visible(func.name), module, parts * partition.slices, scratch, tuple(zeroed))
+    prints = any(isinstance(op, Print) for op in func.walk())
+    return Program(visible(func.name), module, parts * partition.slices, scratch, tuple(zeroed), checks, prints)
 
 
 def _scratch_of(machine: Machine, op: Op, expressions: Expressions) -> tuple[int, Any]:
@@ -90,6 +93,8 @@ def _scratch_of(machine: Machine, op: Op, expressions: Expressions) -> tuple[int
             return dots.scratch_and_packing(op, expressions, machine)
         case Sort() | TopK():
             return sorts.scratch_bytes(op, machine), None
+        case Print():
+            return debug_ops.scratch_bytes(op), None
         case _:
             return 0, None
 
@@ -104,6 +109,7 @@ class _ProgramEmitter:
 
     def __init__(self, func: Func, planned: Plan, partition: TaskPartition) -> None:
         self._func, self._plan, self._partition = func, planned, partition
+        self.checks = tuple(op for op in func.walk() if isinstance(op, Assert))
         self._array_numbers = {p: n for n, p in enumerate(func.inputs)}
         self._array_numbers |= {p: len(func.inputs) + n for n, p in enumerate(func.outputs)}
 
@@ -144,6 +150,8 @@ class _ProgramEmitter:
             size = prod(sums.ref.ref.shape) * sums.dtype.itemsize
             base = code.gep(base, code.binary("mul nsw", part, size))
             self._update_targets[sums.ref] = UpdateTarget(base, sums.dtype, slices, column)
+        if self.checks:
+            self._failed = self._array(code, addresses, first + len(self._partition.partial_sums))
         self._private_refs = {private.ref for private in self._partition.private}
         self._update_targets |= {
             private.ref: UpdateTarget(base, private.ref.ref.dtype) for private, base in self._private(code, scratch)
@@ -223,6 +231,11 @@ class _ProgramEmitter:
                     op,
                     self._update_targets.get(op.ref) if op.ref in self._private_refs or is_float_sum(op) else None,
                 )
+            case Print():
+                debug_ops.emit_print(e, step)
+            case Assert():
+                number = len(self.checks) - self.checks.index(op)
+                debug_ops.emit_check(e, op.operands[0], number, self._failed)
             case Store():
                 e.store_access(op, e.element(op.value, ()), (), op.mask)
             case Load() if not is_virtual(op) and op.result.tile.shape:
