@@ -126,6 +126,11 @@ class Access:
         return 1 + max((t.operand for d in self.dims for t in d.position.terms), default=-1)
 
 
+def whole_access(shape: tuple[int, ...]) -> Access:
+    """All elements of an array."""
+    return Access(tuple(Dim("block", Position(), size, in_bounds=True) for size in shape))
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MemoryOp(Op):
     """Base of the ops that touch memory. Operands: the ref, what `leading` counts, the positions', then a mask."""

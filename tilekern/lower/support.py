@@ -25,7 +25,7 @@ from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.interpret import interpret
-from tilekern.ir.memory import ATOMICS, Access, Atomic, AtomicKind, Dim, Load, Position, Store
+from tilekern.ir.memory import ATOMICS, Atomic, AtomicKind, Load, Store, whole_access
 from tilekern.ir.ordering import CUMULATIVE, ArgReduce, Cumulative, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DTYPES, I32, INDEX, DType, RefType, Role, TileType, kind_of
@@ -58,7 +58,7 @@ class Sketch(Builder):
 
     def tile(self, dtype: DType, shape: tuple[int, ...] = SHAPE) -> Value:
         """The whole of a further input."""
-        return self.op(Load, self.ref(dtype, shape, "in"), access=_whole(shape))
+        return self.op(Load, self.ref(dtype, shape, "in"), access=whole_access(shape))
 
     def splat(self, number: Any, dtype: DType = I32) -> Value:
         """A known scalar."""
@@ -67,10 +67,6 @@ class Sketch(Builder):
 
 Sample = Callable[[Sketch, DType], Value]
 """Appends one op, at work on a dtype; its result."""
-
-
-def _whole(shape: tuple[int, ...]) -> Access:
-    return Access(tuple(Dim("block", Position(), n, in_bounds=True) for n in shape))
 
 
 # --- the samples ----------------------------------------------------------------------------------------------------
@@ -103,7 +99,7 @@ def _pad(b: Sketch, d: DType) -> Value:
 def _atomic(kind: AtomicKind, b: Sketch, d: DType) -> Value:
     """The atomic update is made to a param of its own; the result is any other."""
     whole = b.tile(d)
-    b.add(Atomic(operands=(b.ref(d, SHAPE, "zeros"), whole), access=_whole(SHAPE), kind=kind))
+    b.add(Atomic(operands=(b.ref(d, SHAPE, "zeros"), whole), access=whole_access(SHAPE), kind=kind))
     return whole
 
 
@@ -197,7 +193,7 @@ def sample(name: str, dtype: DType) -> Func:
     def body() -> tuple[Value, ...]:
         result = SAMPLES[name](b, dtype)
         out = b.ref(result.tile.dtype, result.tile.shape, "out")
-        b.add(Store(operands=(out, result), access=_whole(result.tile.shape)))
+        b.add(Store(operands=(out, result), access=whole_access(result.tile.shape)))
         return ()
 
     block = b.block((), body)

@@ -13,6 +13,7 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load
 from tilekern.ir.quote import code_of
 from tilekern.ir.types import I32
+from tilekern.lower.rewrite.constant_inputs import Closed, constants_as_inputs
 from tilekern.lower.sizes import warn_large
 from tilekern.lower.triton.calibration import DEFAULT_STAGES
 from tilekern.lower.triton.chip import Chip
@@ -21,7 +22,6 @@ from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.prelude import prelude
 from tilekern.lower.triton.legalize import legalize
-from tilekern.lower.triton.legalize.constant_inputs import WithTables, constants_as_inputs
 from tilekern.lower.triton.plan.launch_options import default_warps
 from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
 from tilekern.lower.triton.program import Program
@@ -57,7 +57,7 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         text=f"{head}{body}\n",
         arguments=tuple(memory.arguments),
         operands=tuple(memory.operands),
-        constants=legal.tables,
+        constants=legal.constants,
         results=tuple(memory.results),
         programs=prod(func.grid),
         num_warps=hints.get("num_warps") or default_warps(legal.func),
@@ -69,8 +69,8 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     )
 
 
-def _planned(func: Func, chip: Chip, split: bool = False) -> tuple[WithTables, dict[Op, TmaCopy]]:
-    legal = constants_as_inputs(legalize(func, chip, split))
+def _planned(func: Func, chip: Chip, split: bool = False) -> tuple[Closed, dict[Op, TmaCopy]]:
+    legal = constants_as_inputs(legalize(func, chip, split), "table")
     return legal, plan_tma_copies(legal.func, chip, ranges.analyze(legal.func))
 
 

@@ -23,7 +23,6 @@ from tilekern.ir.types import DType
 from tilekern.lower.mosaic.chip import LANES, Chip, padded_bytes
 from tilekern.lower.mosaic.emit.row_dma import fetchable, fetched_bytes, layout_in_place
 from tilekern.lower.mosaic.emit.vectors import Forms, is_vector, shape_in
-from tilekern.lower.mosaic.plan.constant_inputs import constants_as_inputs
 from tilekern.lower.mosaic.plan.grid_loops import Serial, as_pairs, serial_of
 from tilekern.lower.mosaic.plan.hbm_layout import Layout, check_blocks, layout
 from tilekern.lower.mosaic.plan.output_blocks import Visits
@@ -34,6 +33,7 @@ from tilekern.lower.mosaic.plan.unroll import Rounds, rounds_of, trips
 from tilekern.lower.mosaic.plan.vmem_estimate import spilled_bytes
 from tilekern.lower.mosaic.plan.windows import Role, Window, axes_of, merge, opened, opened_role, window_of
 from tilekern.lower.mosaic.storage import stored_dtype, widened
+from tilekern.lower.rewrite.constant_inputs import constants_as_inputs
 
 _MOST_AXES = 6  # of a grid whose orders are tried
 _A_ROW = 16  # operations that read or write one, at least
@@ -203,7 +203,7 @@ def _check_blocks(found: Plan) -> None:
 
 def candidates(func: Func, chip: Chip) -> Iterator[Plan]:
     """The plans in the order in which they are fast."""
-    closed = constants_as_inputs(func)
+    closed = constants_as_inputs(func, "constant")
     ahead = compute_ahead(closed.func, chip.table_bytes)
     planned = partial(_planned, ahead, closed.constants, chip)
     resident = planned()

@@ -13,7 +13,7 @@ from tilekern.ir.core import Value
 from tilekern.ir.interpret import interpret
 from tilekern.ir.types import DTYPES, F32
 from tilekern.ir.verify import verify
-from tilekern.lower.triton.legalize.constant_inputs import constants_as_inputs
+from tilekern.lower.rewrite.constant_inputs import constants_as_inputs
 from tilekern.lower.triton.legalize.pad_tiles import pad_tiles
 
 
@@ -28,14 +28,14 @@ def test_constants_become_inputs_of_the_padded_shape(name: str) -> None:
 
     func, arrays = several(body, counting((2,), F32))
     padded = pad_tiles(func)
-    result = constants_as_inputs(padded)
+    result = constants_as_inputs(padded, "table")
     for made in (padded, result.func):
         verify(made)
         assert_padded(made)
-    (table,) = result.tables
+    (table,) = result.constants
     assert_same(table[:3, :5], array)
     assert result.func.inputs[-1].ref.shape == table.shape == (4, 8) and result.func.outputs == func.outputs
     assert all(op.array.shape == () for op in ops_of(result.func, Constant))
-    found = interpret(result.func, *arrays, *result.tables)
+    found = interpret(result.func, *arrays, *result.constants)
     for got, wanted in zip(found, interpret(func, *arrays), strict=True):
         assert_same(got, wanted)
