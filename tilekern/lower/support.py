@@ -7,7 +7,7 @@ a backend, whose lowering raises a `TilekernError` that says why. Any other erro
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache, partial
@@ -20,7 +20,7 @@ import numpy as np
 from tilekern.errors import TilekernError, VerifyError
 from tilekern.ir.compute import MONOIDS, Bitcast, Constant, Convert, Dot, Monoid, Reduce, Select
 from tilekern.ir.control import Fold, Hoist, Switch, While
-from tilekern.ir.core import Axis, Block, Builder, Func, Op, Value, index_value
+from tilekern.ir.core import Axis, Builder, Func, Op, Value, index_value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import TABLE, Elementwise
@@ -63,6 +63,19 @@ class Sketch(Builder):
     def splat(self, number: Any, dtype: DType = I32) -> Value:
         """A known scalar."""
         return self.op(Constant, array=np.asarray(number).astype(dtype), shape=())
+
+    def func(self, name: str, body: Callable[[], Iterable[Value]]) -> Func:
+        """The Func that stores each of the values that `body()` returns to an output of its own."""
+
+        def stored() -> tuple[Value, ...]:
+            for value in body():
+                out = self.ref(value.tile.dtype, value.tile.shape, "out")
+                self.add(Store(operands=(out, value), access=whole_access(value.tile.shape)))
+            return ()
+
+        block = self.block((), stored)
+        params = sorted(self.params, key=lambda p: p.ref.role != "in")
+        return Func(name, tuple(params), (), block)
 
 
 Sample = Callable[[Sketch, DType], Value]
@@ -189,16 +202,7 @@ SAMPLES: dict[str, Sample] = {
 def sample(name: str, dtype: DType) -> Func:
     """A Func of one program whose last output is the result of one op; `VerifyError` if the language has none."""
     b = Sketch()
-
-    def body() -> tuple[Value, ...]:
-        result = SAMPLES[name](b, dtype)
-        out = b.ref(result.tile.dtype, result.tile.shape, "out")
-        b.add(Store(operands=(out, result), access=whole_access(result.tile.shape)))
-        return ()
-
-    block = b.block((), body)
-    params = sorted(b.params, key=lambda p: p.ref.role != "in")
-    return Func(name, tuple(params), (), Block((), block.ops, ()))
+    return b.func(name, lambda: [SAMPLES[name](b, dtype)])
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
