@@ -1,9 +1,12 @@
 """The Triton backend, for NVIDIA GPUs.
 
-chip         what the GPUs of a target can do
-legalize     block IR → block IR whose every tile Triton has: sizes are powers of two, dots are matrix products
-emit         legal block IR → `Program`: Triton source text, and all that is needed to launch it
-compile      source text → machine code, kept on disk
-call         machine code → a custom call in an XLA program
-interpret    source text → results on NumPy arrays, in Triton's interpreter, without a GPU
+chip          hardware limits of each target
+calibration   numbers that were chosen: default warps and stages, thresholds
+legalize      block IR → block IR that Triton can express: sizes are powers of two, dots are matrix products
+plan          TMA copies, partial sums, launch options
+emit          legal block IR → Triton source text
+build         all of these in order: a Func → a `Program`, its source text and its launch
+compile       source text → machine code, kept on disk
+call          machine code → a custom call in an XLA program; `call_message` encodes its message to jaxlib
+interpret     source text → results as NumPy arrays, by Triton's interpreter, without a GPU
 """

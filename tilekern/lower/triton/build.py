@@ -1,4 +1,4 @@
-"""From a Func to a Triton program: legalize, plan, emit."""
+"""A Func → a Triton program: legalize, plan, emit."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _LIBDEVICE = "from triton.language.extra import libdevice\n"
 
 
 def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
-    """The program of a Func that went through the pipeline of passes.
+    """Legalize a Func, plan its copies, and emit its source.
 
     Args:
-      func: the Func.
-      chip: what it shall run on.
+      func: went through the passes of every Func.
+      chip: the GPU to run on.
       hints: `num_warps` and `num_stages`, where a schedule or the call gives them.
     """
     legal, copies = _planned(func, chip)
@@ -75,7 +75,7 @@ def _planned(func: Func, chip: Chip, split: bool = False) -> tuple[Closed, dict[
 
 
 def _has_masked_loops(func: Func, copies: Mapping[Op, TmaCopy]) -> bool:
-    """Whether a loop of dots compares positions, or checks bounds: work that most of its iterations need not do."""
+    """True if a loop of dots compares positions or checks bounds, which most of its iterations need not do."""
     return any(
         _is_comparison(inner) or (isinstance(inner, Load) and not inner.access.in_bounds and inner not in copies)
         for op in func.walk()

@@ -1,10 +1,10 @@
 """Machine code → a custom call in an XLA program.
 
-The call is jaxlib's `triton_kernel_call_ffi`, which XLA's CUDA platform knows wherever the CUDA plugin of JAX is
-installed. To lower or to export such a program no plugin and no GPU is needed.
+The call is jaxlib's `triton_kernel_call_ffi`, which JAX's CUDA plugin registers for XLA's CUDA platform. Lowering or
+exporting such a program takes neither the plugin nor a GPU.
 
-A program that is exported for another machine rests on that machine's jaxlib having this call, which JAX does not
-promise for years as it does for its own operations. So `jax.export` asks for a word of consent:
+An exported program runs only where jaxlib has this call. JAX promises years of compatibility for its own operations,
+but not for this call. So `jax.export` asks for consent:
 
     jax.export.export(
         jax.jit(function),
@@ -12,11 +12,11 @@ promise for years as it does for its own operations. So `jax.export` asks for a 
         disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("triton_kernel_call_ffi")],
     )
 
-Which code runs: the binary's cubin wherever it has one; jaxlib does not look at the PTX then, nor at the GPU before
-the first launch, which fails on one that the cubin is not for. A cubin of sm_80 runs on 8.0 to 8.9, one of sm_90 on 9.0
-only and one of sm_100 on 10.0 only, for Triton compiles these for the targets sm_90a and sm_100a. A binary without a
-cubin is compiled from its PTX when XLA compiles the program, for the GPU that is there: PTX of sm_80 suits every later
-GPU, that of sm_90a and sm_100a no other one.
+The code that runs is the binary's cubin, if it has one. Then jaxlib ignores the PTX, and does not look at the GPU
+before the first launch, which fails if the cubin is for another GPU. A cubin of sm_80 runs on 8.0 to 8.9. One of sm_90
+runs on 9.0 only and one of sm_100 on 10.0 only, because Triton compiles these for the targets sm_90a and sm_100a.
+Without a cubin, XLA has the PTX compiled for the GPU of the machine. PTX of sm_80 suits every later GPU; PTX of sm_90a
+and sm_100a suits no other one.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from tilekern.lower.triton.program import Descriptor, Program, Result
 CUSTOM_CALL = "triton_kernel_call_ffi"
 """The name of the custom call, for `jax.export.DisabledSafetyCheck.custom_call`."""
 
-# What the compiled code assumes of every pointer, in bytes; jaxlib checks it at each launch. XLA's buffers have it.
+# Alignment of every pointer, in bytes: the compiled code assumes it, jaxlib checks it at each launch, XLA's buffers
+# have it.
 _DIVISIBILITY = 16
 
-# Triton's compiler numbers element types as the PTX instruction `tensormap.replace` does (PTX ISA, .elemtype:
-# .f32.ftz 8, .f64 9, .bf16 10). jaxlib hands the number to the driver's cuTensorMapEncodeTiled, which takes a
-# CUtensorMapDataType of cuda.h: FLOAT64 8, BFLOAT16 9, FLOAT32_FTZ 10. The others agree. Triton's own launcher has the
-# same table, TMA_DTYPE_DEVICE_TO_HOST in triton/backends/nvidia/driver.py.
+# Element types of TMA descriptors: Triton's number → the driver's number, where they differ. Triton's compiler counts
+# like the PTX instruction `tensormap.replace` (PTX ISA, .elemtype: .f32.ftz 8, .f64 9, .bf16 10). jaxlib hands the
+# number to the driver's cuTensorMapEncodeTiled, which takes a CUtensorMapDataType of cuda.h: FLOAT64 8, BFLOAT16 9,
+# FLOAT32_FTZ 10. Triton's own launcher has the same table, TMA_DTYPE_DEVICE_TO_HOST in
+# triton/backends/nvidia/driver.py.
 _DRIVER_ELEMENT_TYPE = {8: 10, 9: 8, 10: 9}
 
 
@@ -49,7 +51,7 @@ def call(program: Program, binary: Binary, *inputs: Any) -> tuple[jax.Array, ...
     """Run a compiled program on the Func's inputs; can be traced, and lowered for `cuda` on any machine.
 
     Returns:
-      The Func's outputs. A result that is an input written in place is a new array: XLA reuses the input's memory where
+      The Func's outputs. An input that is written in place comes back as a new array: XLA reuses the input's memory if
       nobody needs its old value, and copies it otherwise.
     """
     arrays = [jnp.asarray(array) for array in (*inputs, *program.constants)]
@@ -58,11 +60,11 @@ def call(program: Program, binary: Binary, *inputs: Any) -> tuple[jax.Array, ...
         buffers = [_unwritten(result, operands) for result in program.results]
     else:
         buffers = _launch(program, binary, operands)
-    return tuple(_finished(buffer, result) for buffer, result in zip(buffers, program.results, strict=True))
+    return tuple(_output(buffer, result) for buffer, result in zip(buffers, program.results, strict=True))
 
 
 def message(program: Program, binary: Binary) -> bytes:
-    """What jaxlib is told: the attribute `opaque` of the custom call, before its compression."""
+    """The message to jaxlib: the attribute `opaque` of the custom call, before its compression."""
     kernel = Kernel(
         name=binary.name,
         num_warps=binary.num_warps,
@@ -94,7 +96,7 @@ def _launch(program: Program, binary: Binary, operands: Sequence[jax.Array]) -> 
 
 
 def _parameters(program: Program, binary: Binary) -> list[Parameter]:
-    """The entry function's parameters; jaxlib hands the buffers, operands first, to those that take one."""
+    """The parameters of the entry function. jaxlib fills in the buffers in order, operands first."""
     zeroed = [0] * len(program.operands) + [r.nbytes if r.zeroed else 0 for r in program.results]
     described = [argument.name for argument in program.arguments if argument.descriptor is not None]
     expected = dict(zip(described, binary.descriptors, strict=True))
@@ -104,12 +106,12 @@ def _parameters(program: Program, binary: Binary) -> list[Parameter]:
             parameters.append(Pointer(bytes_to_zero, _DIVISIBILITY))
         else:
             assert not bytes_to_zero, f"{argument.name}: jaxlib zeroes only buffers that are passed as pointers"
-            parameters += _described(argument.descriptor, expected[argument.name])
+            parameters += _descriptor_parameters(argument.descriptor, expected[argument.name])
     return parameters
 
 
-def _described(descriptor: Descriptor, expected: DescriptorFormat) -> list[Parameter]:
-    """A descriptor: its map, then its shape and strides, which the compiled code takes as well."""
+def _descriptor_parameters(descriptor: Descriptor, expected: DescriptorFormat) -> list[Parameter]:
+    """The parameters of a descriptor: its map, then its shape and strides, which the compiled code takes as well."""
     return [
         TensorMap(
             _DRIVER_ELEMENT_TYPE.get(expected.elem_type, expected.elem_type),
@@ -123,8 +125,8 @@ def _described(descriptor: Descriptor, expected: DescriptorFormat) -> list[Param
     ]
 
 
-def _finished(buffer: jax.Array, result: Result) -> jax.Array:
-    """The output that a buffer is, or that it adds up to."""
+def _output(buffer: jax.Array, result: Result) -> jax.Array:
+    """An output from its buffer: partial sums are added up, and the dtype becomes the final one."""
     if result.partial_sums:
         buffer = jnp.sum(buffer, axis=0, dtype=result.dtype)
     return jax.lax.convert_element_type(buffer, result.final)

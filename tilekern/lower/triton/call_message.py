@@ -1,8 +1,8 @@
-"""What jaxlib is told to launch: its message `TritonAnyKernelCall`, in the wire format of Protocol Buffers.
+"""The message that tells jaxlib what to launch: `TritonAnyKernelCall`, in the wire format of Protocol Buffers.
 
-jaxlib builds this message too, but only where its CUDA plugin is installed; with these lines a program is lowered and
-exported for NVIDIA GPUs on any machine. The fields, their numbers and types are those of jaxlib/gpu/triton.proto in JAX
-0.11.2 and 0.12.0; a comment behind each gives its name there. The format: https://protobuf.dev/programming-guides/encoding.
+jaxlib has a builder of this message, but only in its CUDA plugin; this module lets any machine lower and export
+programs for NVIDIA GPUs. The fields, their numbers and types are those of jaxlib/gpu/triton.proto in JAX 0.11.2 and
+0.12.0; a comment behind each field gives its name there. The format: https://protobuf.dev/programming-guides/encoding.
 Fields stand in the order of their numbers, as every serializer writes them.
 """
 
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, lowest first, the top bit set in all but the last; a negative number is one of 64 bits."""
+    """A number as seven bits a byte, lowest first; the top bit is set in all but the last byte.
+
+    A negative number is encoded as 64 bits.
+    """
     rest = value & (1 << 64) - 1
     encoded = bytearray()
     while rest > 127:
@@ -24,7 +27,7 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, value: int | str | bytes) -> bytes:
-    """A field that is there even if it is 0 or empty: a message, or one declared `optional` or `oneof`."""
+    """A field that is written even if it is 0 or empty: a message, or one declared `optional` or `oneof`."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)  # wire type 0, VARINT
     data = value.encode() if isinstance(value, str) else value
@@ -32,7 +35,7 @@ def _field(number: int, value: int | str | bytes) -> bytes:
 
 
 def _plain(number: int, value: int | str | bytes) -> bytes:
-    """A field that is left out where it is 0 or empty, as proto3 does with every other one."""
+    """A field that is left out if it is 0 or empty: proto3's rule for all other fields."""
     return _field(number, value) if value else b""
 
 
@@ -45,8 +48,8 @@ class Pointer:
     """A parameter that takes the next of the call's buffers.
 
     Attributes:
-      bytes_to_zero: so many bytes are set to 0 before the launch.
-      divisibility: the launch fails unless this divides the address; 0 asks for nothing.
+      bytes_to_zero: number of bytes that are set to 0 before the launch.
+      divisibility: of the address; the launch fails if the address has a smaller alignment. 0 checks nothing.
     """
 
     bytes_to_zero: int
@@ -122,7 +125,7 @@ class Kernel:
       num_warps: warps in a block.
       num_ctas: blocks in a cluster.
       shared_bytes: dynamic shared memory of a block.
-      ptx: what is compiled where there is no cubin.
+      ptx: compiled by the driver if there is no cubin.
       capability: the compute capability that the cubin is for, 10 * major + minor.
       cubin: machine code, b"" if there is none.
       scratch_bytes: global memory for each block, allocated at each launch.
@@ -140,7 +143,7 @@ class Kernel:
     scratch_align: int = 0
 
     def encode(self) -> bytes:
-        """The message `TritonKernel`; ttir = 5 is left out, for nothing reads it and every launch would copy it."""
+        """The message `TritonKernel`, without ttir = 5: nothing reads that field, and every launch would copy it."""
         encoded = (
             _plain(1, self.name)  # kernel_name
             + _plain(2, self.num_warps)  # num_warps
@@ -150,8 +153,8 @@ class Kernel:
             + _field(10, self.num_ctas)  # num_ctas
         )
         if self.cubin:
-            # jaxlib keeps the images of a process by name, shared memory, PTX and capability: the name must be the one
-            # above, and without the PTX two kernels of one name would be taken for one.
+            # jaxlib caches images by name, shared memory, PTX and capability. So the name must equal the one above, and
+            # the PTX is needed: without it, two kernels of one name would share an image.
             image = _plain(1, self.cubin) + _plain(2, self.name) + _plain(3, self.shared_bytes)  # object_file, ...
             encoded += _field(11, image)  # module_image
         if self.scratch_bytes:

@@ -1,4 +1,4 @@
-"""What NVIDIA GPUs can do, by compute capability."""
+"""Hardware limits and features of NVIDIA GPUs, by compute capability."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ class Chip:
     Compute Capability"; of the dtypes: PTX ISA, "Alternate Floating-Point Data Formats".
 
     Attributes:
-      name: of the target, "cuda:sm_90".
+      name: name of the target, "cuda:sm_90".
       capability: 10 * major + minor, 90.
-      shared_bytes: the most shared memory one program may have.
-      shared_bytes_per_core: what the programs on one multiprocessor share.
-      threads_per_core: how many threads a multiprocessor runs at once.
-      programs_per_core: how many programs it runs at once.
+      shared_bytes: limit of shared memory for one program.
+      shared_bytes_per_core: shared memory of a multiprocessor.
+      threads_per_core: limit of resident threads on a multiprocessor.
+      programs_per_core: limit of resident programs on a multiprocessor.
       registers_per_core: 32-bit registers of a multiprocessor.
-      tma: whether tiles can be copied by the Tensor Memory Accelerator.
-      float8: whether there are conversions from and to the E4M3 format.
-      bf16_atomics: whether bfloat16 can be added atomically.
+      registers_per_thread: limit of 32-bit registers for one thread.
+      tma: True if the GPU has the Tensor Memory Accelerator.
+      float8: True if the GPU converts from and to the E4M3 format.
+      bf16_atomics: True if the GPU adds bfloat16 atomically.
     """
 
     name: str
@@ -46,4 +47,4 @@ CHIPS: dict[str, Chip] = {
         Chip("cuda:sm_100", 100, 227 << 10, 228 << 10, tma=True, float8=True, bf16_atomics=True),
     )
 }
-"""By the name of the target."""
+"""Chips by the name of their target."""

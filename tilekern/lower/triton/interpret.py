@@ -1,7 +1,7 @@
 """Run a `Program` in Triton's interpreter, without a GPU.
 
-Triton decides when it is imported whether its functions compile or interpret, so the interpreter lives in a child
-process (`tilekern.lower.triton.interpreter`), which is started by the first call and serves all later ones.
+Triton decides at its import whether its functions compile or interpret. So the interpreter runs in a child process
+(`tilekern.lower.triton.interpreter`). The first call starts it, and it serves all later calls.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from tilekern.lower.triton.interpreter.wire import Header, receive, send
 from tilekern.lower.triton.program import Argument, Program, Result
 
 Order = Literal["forward", "reverse"] | int
-"""In which order programs run; a number seeds a random one."""
+"""Order in which programs run; a number seeds a random order."""
 
 
 def interpret(
     program: Program, inputs: Sequence[Array], *, order: Order = "forward", timeout: float = 300.0
 ) -> list[Array]:
-    """The results of `program` for the arrays `inputs`, as the Func's outputs.
+    """Run a program on the Func's inputs, and return the Func's outputs.
 
-    Buffers that need not be zero start as poison (NaN, an odd bit pattern), and so do lanes that a masked load leaves
-    open. Narrow floats round to nearest even, dots accumulate in float32; "tf32" rounds operands, what does not fit an
-    integer or float8 behaves as on the GPU. What the program prints goes to standard output.
+    Poison (NaN, an odd bit pattern) fills buffers that need not be zero, and lanes that a masked load leaves undefined.
+    Narrow floats round to nearest even, and dots accumulate in float32. "tf32" rounds operands. Numbers that do not fit
+    an integer or float8 become those that a GPU makes of them. Prints go to standard output.
 
     Args:
-      program: what the emitter made.
+      program: the program.
       inputs: the Func's inputs; they are not changed.
-      order: of the programs; they are unordered, so it must not change results.
+      order: order of the programs. They are unordered, so it must not change results.
       timeout: seconds after which a program counts as one that never ends.
 
     Raises:
-      OutOfBounds: an access is outside every array, or leaves the one that its lanes belong to.
+      OutOfBounds: an access is outside every array, or leaves the array of its other lanes.
       Unwritten: an element of a result is never stored.
       WriteConflict: two programs store one element, or a program stores to an input.
       DeviceAssertion: a `tl.device_assert` does not hold.
@@ -57,18 +57,18 @@ def interpret(
     sys.stdout.write(answer["printed"].encode(errors="backslashreplace").decode())  # surrogates have no encoding
     if answer["error"] is not None:
         _raise(program, answer["error"])
-    return [_finish(result, buffer) for result, buffer in zip(program.results, buffers, strict=True)]
+    return [_output(result, buffer) for result, buffer in zip(program.results, buffers, strict=True)]
 
 
-def _finish(result: Result, buffer: Array) -> Array:
-    """A result's buffer as the output of the Func."""
+def _output(result: Result, buffer: Array) -> Array:
+    """An output from its buffer: partial sums are added up, and the dtype becomes the final one."""
     if result.partial_sums:
         buffer = buffer.sum(axis=0, dtype=buffer.dtype)
     return round_to(buffer, result.final) if kind_of(result.final) == "float" else buffer.astype(result.final)
 
 
 def _request(program: Program, order: Order) -> Header:
-    """What the child is told about a program."""
+    """The header of a request: a program as JSON."""
     return {
         "text": program.text,
         "name": program.name,
@@ -91,7 +91,7 @@ def _argument(argument: Argument) -> Header:
 
 
 def _raise(program: Program, fault: Header) -> None:
-    """Raise what the child found, at the user's line from which the generated one was made."""
+    """Raise the error that the child found, at the user's line behind the generated one."""
     number: int = fault["line"]
     got: str = fault["got"]
     summary: str = fault["summary"]
@@ -107,7 +107,7 @@ def _raise(program: Program, fault: Header) -> None:
 
 
 class _Child:
-    """The process that interprets: started when it is needed, and anew after it has died; one request at a time."""
+    """The interpreter's process. It is started when it is needed, and again after its death; one request at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -127,7 +127,7 @@ class _Child:
                 return receive(process.stdout)
             except (EOFError, BrokenPipeError):
                 self._raise_dead(timeout if expired.is_set() else None)
-            except BaseException:  # an interrupt: the answer would be taken for that of the next request
+            except BaseException:  # an interrupt: the next request would receive this one's answer
                 self.stop()
                 raise
             finally:
@@ -152,7 +152,7 @@ class _Child:
             check_version(version("triton"))
         except PackageNotFoundError:
             raise DependencyError("Triton is not installed", expected=EXPECTED, fix=FIX) from None
-        # What this process can import, the child can.
+        # The child can import all that this process can.
         path = os.pathsep.join(directory or os.getcwd() for directory in sys.path)
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # tiles are small
         environment = {**os.environ, **threads, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
@@ -185,7 +185,7 @@ def _stop() -> None:
 
 
 def _forget() -> None:
-    """A forked process has a child of its own, not its parent's."""
+    """A forked process starts a child of its own, and leaves its parent's alone."""
     global _child
     _child = _Child()
 

@@ -1,4 +1,4 @@
-"""What the Triton emitter makes: source text, and what is needed to compile, launch or interpret it."""
+"""Programs: Triton source text, with the data to compile, launch or interpret it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from tilekern.source import Loc
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A TMA descriptor, made on the host: a box of an array that one copy moves. In elements, outermost dim first.
+    """A TMA descriptor, made on the host: it describes an array and the box that one copy moves.
+
+    All numbers are elements, outermost dim first.
 
     Attributes:
-      shape: of the array, its dims in the order that suits the copy.
-      strides: of these dims; the last one is 1.
-      block: of the box.
+      shape: shape of the array, with its dims in the order of the descriptor.
+      strides: strides of these dims; the last one is 1.
+      block: shape of the box.
     """
 
     shape: tuple[int, ...]
@@ -31,8 +33,8 @@ class Argument:
     """One parameter of the entry function: a pointer to the first element of a buffer, or a descriptor of it.
 
     Attributes:
-      name: of the parameter.
-      dtype: of the elements.
+      name: name of the parameter.
+      dtype: dtype of the elements.
       descriptor: None for a pointer.
     """
 
@@ -46,12 +48,12 @@ class Result:
     """One result of the call.
 
     Attributes:
-      shape: of the buffer that the kernel writes; for a sum, with a dim in front that counts partial sums.
-      dtype: of that buffer.
-      final: the dtype of the Func's output.
-      zeroed: whether the buffer must be 0 before the launch.
-      alias: the number of the operand whose buffer this is, None for a fresh one.
-      partial_sums: whether the first dim of the buffer counts partial sums, which add up to the output.
+      shape: shape of the buffer that the kernel writes; for a sum, with a dim in front that counts partial sums.
+      dtype: dtype of that buffer.
+      final: dtype of the Func's output.
+      zeroed: True if the buffer must be 0 before the launch.
+      alias: number of the operand that shares the buffer, None for a fresh buffer.
+      partial_sums: True if the first dim of the buffer counts partial sums, which add up to the output.
     """
 
     shape: tuple[int, ...]
@@ -63,7 +65,7 @@ class Result:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the buffer."""
+        """Size of the buffer."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -72,10 +74,10 @@ class PrintedValue:
     """One `tl.device_print` of a program: a value of a `tk.debug_print`, or its text if there are no values.
 
     Attributes:
-      format: of the `tk.debug_print`.
-      operand: the number of the value among those of the `tk.debug_print`.
-      shape: of the value, without the lanes by which its tile is padded.
-      last: whether no other value of the same `tk.debug_print` follows.
+      format: format of the `tk.debug_print`.
+      operand: number of the value among those of the `tk.debug_print`.
+      shape: shape of the value, without the lanes by which its tile is padded.
+      last: True for the last value of the `tk.debug_print`.
     """
 
     format: str
@@ -88,22 +90,23 @@ class PrintedValue:
 class Program:
     """A Func as Triton source.
 
-    The call has buffers: its operands, then its results; the entry function has one argument for each, in that order.
+    The buffers of a call are its operands, then its results; the entry function has one argument for each, in this
+    order.
 
     Attributes:
-      name: of the entry function.
-      text: Python source, complete; the same Func always gives the same text.
-      arguments: the parameters of the entry function.
-      operands: for each operand of the call, the number of the array it is: the Func's inputs count first, then the
+      name: name of the entry function.
+      text: complete Python source; the same Func always gives the same text.
+      arguments: parameters of the entry function.
+      operands: for each operand of the call, the number of its array; the Func's inputs count first, then the
         `constants`. One array may be several operands.
-      constants: arrays that the kernel loads and nobody passes.
-      results: the call's results, in the order of the Func's outputs.
-      programs: how many programs run, numbered by `tl.program_id(0)`.
-      num_warps: how many warps of 32 threads a program has.
-      num_stages: how many iterations of a loop may have their loads in flight.
-      lines: for each line of `text` (the first is number 1), the user's place that it comes from.
-      loc: the user's function.
-      prints: for each line of `text` that is a `tl.device_print`, what it prints.
+      constants: arrays that the kernel loads and no caller passes.
+      results: results of the call, in the order of the Func's outputs.
+      programs: number of programs, numbered by `tl.program_id(0)`.
+      num_warps: warps of 32 threads in a program.
+      num_stages: iterations of a loop whose loads may be in flight at once.
+      lines: for each line of `text` (the first is number 1), its place in the user's source.
+      loc: place of the user's function.
+      prints: for each line of `text` that is a `tl.device_print`, the value that it prints.
       messages: for each line of `text` that is a `tl.device_assert`, the user's message.
     """
 

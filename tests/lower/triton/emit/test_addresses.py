@@ -136,7 +136,7 @@ class Case:
             return name
 
         addresses = Addresses(self.op, operands, self.intervals, bind)
-        if addresses.nowhere:
+        if addresses.all_out_of_bounds:
             return np.zeros(self._shape, np.int64), np.zeros(self._shape, bool)
         scalar, lanes = addresses.offset()
         offset = sum(_array(eval(part, variables)).astype(np.int64) for part in (scalar, lanes) if part)

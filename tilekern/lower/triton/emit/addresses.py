@@ -1,4 +1,4 @@
-"""Where the lanes of an access are: offsets, masks, coordinates, as text."""
+"""Addresses of an access as text: offsets, masks and coordinates of its lanes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Addresses:
 
     Args:
       op: the access.
-      operands: the texts of its positions.
-      ranges: where the positions lie.
-      bind: gives an expression a name; the same expression gets the same one.
+      operands: the expressions of its positions.
+      ranges: intervals of the positions.
+      bind: assigns an expression to a variable and returns its name; the same expression gets the same variable.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class Addresses:
         self._intervals = [ranges.get(v) for v in op.positions]
         shape = op.extents
         self._strides = strides_of(shape)
-        # Offsets in int64 where int32 cannot count the elements.
+        # Offsets are int64 where int32 cannot count the elements.
         self._wide = prod(shape) > INT32.high or any(not self._is_int32(d) for d in op.access.dims)
 
     @property
-    def nowhere(self) -> bool:
-        """Whether no lane is in bounds: the array is empty, or an index is a number outside of it."""
+    def all_out_of_bounds(self) -> bool:
+        """True if no lane can be in bounds: the array is empty, or the interval of a position lies outside of it."""
         shape = self._op.extents
         reaches = [self._reach(dim) for dim in self._op.access.dims]
         return any(
@@ -47,15 +47,15 @@ class Addresses:
         )
 
     def position(self, number: int) -> str:
-        """The position of a dim, a scalar (an int32 vector for a gather)."""
+        """The position along a dim: a scalar, or an int32 vector for a gather."""
         return self._position(self._op.access.dims[number].position, wide=self._wide)
 
     def coordinate(self, number: int) -> str:
-        """The position of a dim for a descriptor: an int32 scalar, which it fits even where offsets do not."""
+        """The position along a dim for a descriptor: an int32 scalar, even where offsets are int64."""
         return self._position(self._op.access.dims[number].position, wide=False)
 
     def offset(self) -> tuple[str, str]:
-        """The offset of the first lane, a scalar; and those of all lanes from there, a tile. In elements, "" for 0."""
+        """The offset of the first lane (a scalar), and of all lanes relative to it (a tile); in elements, "" for 0."""
         scalars: list[str] = []
         tiles: list[str] = []
         for number, dim in enumerate(self._op.access.dims):
@@ -67,7 +67,7 @@ class Addresses:
         return " + ".join(s for s in scalars if s != "0"), " + ".join(t for t in tiles if t != "0")
 
     def mask(self) -> str:
-        """Which lanes are in bounds, where that is not proved; "" if all are."""
+        """The mask of lanes in bounds, along the dims where this is not proved; "" if it is proved for all."""
         conditions: list[str] = []
         for number, (dim, size) in enumerate(zip(self._op.access.dims, self._op.extents, strict=True)):
             if dim.in_bounds:
@@ -83,7 +83,7 @@ class Addresses:
     # --- parts ---
 
     def _lanes(self, number: int) -> str:
-        """The positions of all lanes of a dim, a vector under a name."""
+        """The positions of all lanes along a dim: the name of a vector."""
         dim = self._op.access.dims[number]
         where = self.position(number)
         if dim.kind != "block":
@@ -96,7 +96,7 @@ class Addresses:
         return self._bind(wish, lanes if where == "0" else f"{where} + {lanes}")
 
     def _unsqueezed(self, vector: str, number: int) -> str:
-        """A vector along its dim of the tile; scalars stay."""
+        """A vector, expanded to lie along its dim of the tile; scalars stay scalars."""
         lane, rank = self._op.access.lanes[number], len(self._op.access.shape)
         if lane is None or rank == 1:
             return vector
@@ -118,7 +118,7 @@ class Addresses:
         return _times(digit, term.stride)
 
     def _digit(self, term: Term) -> str:
-        """(operand // div) % mod, rounded down; Triton rounds toward zero, the same for what is not negative."""
+        """`(operand // div) % mod`, rounded down. Triton rounds toward zero, which is the same for operands >= 0."""
         text, interval = self._operands[term.operand].operand, self._intervals[term.operand]
         number = self._operands[term.operand].number
         if number is not None:
@@ -133,14 +133,14 @@ class Addresses:
         return text
 
     def _reach(self, dim: Dim) -> tuple[int | None, int | None]:
-        """The first and the last element that a dim may touch, None for unknown ones."""
+        """The first and the last element that the access may touch along a dim; None for unknown ones."""
         where = position_interval(dim.position, self._intervals)
         if where is None:
             return None, None
         return where.low, where.high + (dim.size - 1 if dim.kind == "block" else 0)
 
     def _is_int32(self, dim: Dim) -> bool:
-        """Whether nothing on the way to a position overflows int32."""
+        """True if no intermediate result of a position overflows int32."""
         total = dim.position.const
         low = high = total
         for term in dim.position.terms:
@@ -162,7 +162,7 @@ def _tight(text: str) -> str:
 
 
 def _times(text: str, stride: int) -> str:
-    """A product; `text` may be a sum."""
+    """A product of an expression, which may be a sum, and a number."""
     if stride == 0 or text == "0":
         return "0"
     if text.lstrip("-").isdigit():

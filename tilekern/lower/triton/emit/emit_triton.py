@@ -1,7 +1,7 @@
 """Legal block IR as Triton source.
 
-One statement for what one statement of the user's computes, where that goes: a value that is used once, by an op of
-the same line, becomes part of that op's expression. The same Func always gives the same text.
+One statement of the user's becomes one statement where possible: a value that is used once, by an op of the same line,
+is inlined into that op's expression. The same Func always gives the same text.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from tilekern.lower.triton.emit.program_order import decode_program_id
 from tilekern.lower.triton.emit.source_text import Expr, Writer
 from tilekern.source import UNKNOWN, Loc
 
-# Names of values of which the user's source does not tell one.
-_PLAIN: dict[type[Op], str] = {Dot: "product", Reduce: "reduced", Take: "taken", Reshape: "reshaped"}
+# Names of values that have none in the user's source.
+_DEFAULT_NAMES: dict[type[Op], str] = {Dot: "product", Reduce: "reduced", Take: "taken", Reshape: "reshaped"}
 
 
 @dataclass
 class _Scope:
-    """What a block has computed.
+    """State of a block while it is emitted.
 
     Attributes:
-      bound: names by expression, so that an address is computed once.
-      carried: the results of its loops, whose variables another loop of the block may go on with.
+      bound: variables by their expression, so that an address is computed once.
+      carried: results of the block's loops; the next loop may continue in their variables.
     """
 
     bound: dict[str, str] = field(default_factory=dict[str, str])
@@ -54,12 +54,12 @@ class Emitter:
     """Emits the body of one Func.
 
     Args:
-      func: legal.
-      memory: its buffers.
-      names: those of parameters are taken.
+      func: a legal Func.
+      memory: buffers of the Func.
+      names: names in use, those of the parameters among them.
 
     Attributes:
-      debug: the statements of `tk.debug_print` and `tk.device_assert`.
+      debug: statements of `tk.debug_print` and `tk.device_assert`.
     """
 
     def __init__(self, func: Func, memory: Memory, names: Names) -> None:
@@ -70,20 +70,20 @@ class Emitter:
         self.ranges = ranges.analyze(func)
         self._env: dict[Value, Expr] = {}
         self._uses = _uses(func)
-        self._homes = _homes(func)
-        self._fused = _fused_dots(func, self._uses, self._homes)
+        self._last_users = _last_users(func)
+        self._fused = _fused_dots(func, self._uses, self._last_users)
         self._scopes: list[_Scope] = []
         self._bounds_of = LoopBounds(definitions(func).get, self.ranges)
         self._targets: dict[Value, tuple[str, tuple[Value, ...]]] = {}
 
-    # --- what memory.py needs ---
+    # --- the protocol `Host` of memory.py ---
 
     def expr(self, value: Value) -> Expr:
         """The expression of a value."""
         return self._env[value]
 
     def bind(self, wish: str, text: str) -> str:
-        """The name of an expression, given by a new line if no block around has it."""
+        """The variable of an expression; a new line assigns it unless an enclosing block has it."""
         for scope in reversed(self._scopes):
             if text in scope.bound:
                 return scope.bound[text]
@@ -115,7 +115,7 @@ class Emitter:
         return expressions.number(0, INDEX)
 
     def _block(self, block: Block) -> list[Expr]:
-        """Emit an inner block, one level deeper; what it yields."""
+        """Emit an inner block in a scope of its own, and return the values that it yields."""
         self._scopes.append(_Scope())
         self._ops(block)
         self._scopes.pop()
@@ -143,7 +143,7 @@ class Emitter:
             case Switch():
                 self._switch(op, wish)
             case Dot() if op in self._fused.values():
-                pass  # becomes part of the addition
+                pass  # emitted with the addition
             case _:
                 self._pure(op, wish)
 
@@ -161,16 +161,16 @@ class Emitter:
             self._name(op, text, wish)
 
     def _inlined(self, op: Op, text: Expr) -> bool:
-        """Whether the expression stands where it is used: at one place, near, and nothing large."""
+        """True if an expression is inlined: it is short and cheap, and used once, by an op of the same line."""
         if isinstance(op, (Broadcast, Iota)) and len(text.text) <= MAX_INLINED:
             return isinstance(op, Broadcast) or self._uses[op.result] == 1
         if op in self._fused or not isinstance(op, expressions.CHEAP) or len(text.text) > MAX_INLINED:
             return False
-        home = self._homes.get(op.result)
-        return self._uses[op.result] == 1 and home is not None and _same_line(home.loc, op.loc)
+        user = self._last_users.get(op.result)
+        return self._uses[op.result] == 1 and user is not None and _same_line(user.loc, op.loc)
 
     def _name(self, op: Op, text: Expr, wish: tuple[str, ...]) -> None:
-        wished = wish[0] if len(wish) == 1 else op.hint or _PLAIN.get(type(op), "x")
+        wished = wish[0] if len(wish) == 1 else op.hint or _DEFAULT_NAMES.get(type(op), "x")
         target, others = self._targets.get(op.result, ("", ()))
         read = any(re.search(rf"\b{target}\b", self._env[v].text) for v in others) if target else False
         name = self.names.fresh(wished) if read or not target else target
@@ -180,12 +180,12 @@ class Emitter:
     # --- control ---
 
     def _carry(self, values: Sequence[Value], inits: Sequence[Value], wish: tuple[str, ...], loc: Loc) -> list[str]:
-        """Variables that hold carries, set to their initial values."""
+        """The variables of carries, set to their initial values."""
         wishes = wish if len(wish) == len(values) else [v.name or "carry" for v in values]
         names: list[str] = []
         for w, init in zip(wishes, inits, strict=True):
             if init in self._scopes[-1].carried and self._uses[init] == 1:
-                names.append(self._env[init].text)  # goes on in the next loop
+                names.append(self._env[init].text)  # continue in the variable of an earlier loop
                 continue
             names.append(self.names.fresh(w))
             self.writer.line(f"{names[-1]} = {whole(self._env[init], init.tile)}", loc)
@@ -196,7 +196,7 @@ class Emitter:
             self._env[value] = Expr(name, value.tile.shape)
 
     def _carry_on(self, body: Block, names: Sequence[str]) -> None:
-        """Let the last op of a loop's body set the carry that it computes, if none of the others needs the old one."""
+        """Let the last op of a loop's body assign its carry at once, unless another carry still reads the old value."""
         last = body.ops[-1] if body.ops else None
         carries = body.args[len(body.args) - len(names) :]
         for carry, name, result in zip(carries, names, body.results, strict=True):
@@ -205,7 +205,7 @@ class Emitter:
                 self._targets[result] = name, tuple(v for v in body.results if v is not result)
 
     def _assign(self, names: Sequence[str], values: Sequence[Value], loc: Loc) -> None:
-        """All variables get their next values at once."""
+        """Assign the next values of all variables in one statement."""
         texts = [whole(self._env[v], v.tile) for v in values]
         pairs = [(n, t) for n, t in zip(names, texts, strict=True) if n != t]
         if pairs:
@@ -232,7 +232,7 @@ class Emitter:
         self._scopes[-1].carried.update(op.results)
 
     def _bounds(self, op: Fold) -> tuple[str, str]:
-        """The first tile, and the one behind the last; `start` and `stop` are elements, and clamped to the extent."""
+        """The first tile and the one behind the last; the fold's bounds are elements, clamped to the extent."""
         first, last = self._tiles(op, op.start, up=False), self._tiles(op, op.stop, up=True)
         return self._named("first", first), self._named("last", last)
 
@@ -295,7 +295,7 @@ def _same_line(a: Loc, b: Loc) -> bool:
 
 
 def _last_of_line(block: Block) -> dict[Op, tuple[str, ...]]:
-    """The ops whose results are what a statement of the user's assigns: the last one of its line; with the names."""
+    """The last op of each of the user's lines, with the variables that the statement there assigns."""
     last: dict[tuple[str, int], Op] = {}
     for op in block.ops:
         if op.results and op.loc is not UNKNOWN and not isinstance(op, Constant):
@@ -304,32 +304,32 @@ def _last_of_line(block: Block) -> dict[Op, tuple[str, ...]]:
 
 
 def _uses(func: Func) -> Counter[Value]:
-    """How often each value is used, by ops and as what a block yields."""
+    """Number of uses of each value, by ops and as the result of a block."""
     return Counter(v for op in func.body.ops for v in op.uses())
 
 
-def _homes(func: Func) -> dict[Value, Op]:
-    """The op that uses each value last, if it stands in the block where the value is made."""
-    homes: dict[Value, Op] = {}
+def _last_users(func: Func) -> dict[Value, Op]:
+    """The last user of each value, if it stands in the block that defines the value."""
+    users: dict[Value, Op] = {}
 
     def visit(block: Block) -> None:
         made = {v for op in block.ops for v in op.results}
         for op in block.ops:
-            homes.update((v, op) for v in op.operands if v in made)
+            users.update((v, op) for v in op.operands if v in made)
             for region in op.regions:
                 visit(region)
 
     visit(func.body)
-    return homes
+    return users
 
 
-def _fused_dots(func: Func, uses: Counter[Value], homes: dict[Value, Op]) -> dict[Op, Dot]:
-    """Additions of a dot that is used nowhere else: the dot starts from the other operand."""
+def _fused_dots(func: Func, uses: Counter[Value], last_users: dict[Value, Op]) -> dict[Op, Dot]:
+    """Additions of a dot that has no other use; the dot takes the other operand as its accumulator."""
     fused: dict[Op, Dot] = {}
     for op in func.walk():
         if not isinstance(op, Dot) or uses[op.result] != 1:
             continue
-        home = homes.get(op.result)
-        if isinstance(home, Elementwise) and home.function == "add" and home not in fused:
-            fused[home] = op
+        user = last_users.get(op.result)
+        if isinstance(user, Elementwise) and user.function == "add" and user not in fused:
+            fused[user] = op
     return fused

@@ -1,7 +1,7 @@
 """Pure ops of legal block IR as Triton expressions.
 
-Tiles that are the same along a dim are kept as they are, with size 1 there: Triton broadcasts the operands of
-arithmetic by itself. `Expressions.whole` makes a tile of the full shape where one is needed.
+A tile that is constant along a dim keeps size 1 there, because Triton broadcasts the operands of arithmetic. `whole`
+broadcasts it to the full shape for ops that need that.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _OPERATORS = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
 
-# Functions of one float that the language of Triton has.
+# Functions of one float in `triton.language`.
 _TRITON = ("exp", "exp2", "log", "log2", "sin", "cos", "rsqrt", "floor", "ceil", "erf", "abs")
 
-# Functions that CUDA's library has, for float32 and float64; by its name there.
+# Functions of float32 and float64 in libdevice, CUDA's library of mathematical functions; by their names there.
 _LIBDEVICE = {
     "pow": "pow", "atan2": "atan2", "rem": "fmod", "round_even": "rint", "round_away": "round", "expm1": "expm1",
     "log1p": "log1p", "cbrt": "cbrt", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh",
@@ -50,24 +50,24 @@ _COMBINE: dict[Monoid | Cumulative, str] = {
 
 
 def constant(op: Constant) -> Expr:
-    """A splat as its literal."""
+    """The literal of a constant whose elements are all equal."""
     return Expr(literal(op.array), (), op.array)
 
 
 def typed(x: Expr, dtype: DType) -> str:
-    """The text, of a dtype of its own: a literal by itself would be an int32 or a float32."""
+    """The text of an expression that has `dtype` by itself; a bare literal would be an int32 or a float32."""
     return _full((), x, dtype) if x.number is not None else x.text
 
 
 def whole(x: Expr, tile: TileType) -> str:
-    """The text of a tile of the full shape."""
+    """The text of an expression, broadcast to the full shape of its tile."""
     if x.number is not None:
         return _full(tile.shape, x, tile.dtype)
     return x.text if x.shape == tile.shape else f"tl.broadcast_to({x.text}, {shape_text(tile.shape)})"
 
 
 def _full(shape: tuple[int, ...], x: Expr, dtype: DType) -> str:
-    """A tile of one number; Triton makes no literals of 8-bit floats, but of their bits."""
+    """A tile of one number. Triton has no literals of 8-bit floats, so these are made from their bits."""
     if x.number is not None and is_float8(dtype):
         bits = int(x.number.view(np.uint8))
         return f"tl.full({shape_text(shape)}, {bits}, tl.uint8).to({dtype_text(dtype)}, bitcast=True)"
@@ -82,7 +82,7 @@ def pure(op: Op, operands: Sequence[Expr]) -> Expr:
         case Select():
             which, on_true, on_false = operands
             dtype = op.result.tile.dtype
-            # One typed operand gives the other, a literal, its dtype.
+            # A literal takes the dtype of the other operand, so one of the two must have a dtype of its own.
             left = typed(on_true, dtype) if on_false.number is not None or _is_inexact(on_true) else on_true.text
             right = typed(on_false, dtype) if _is_inexact(on_false) else on_false.text
             return Expr(f"tl.where({which.text}, {left}, {right})", _joint(operands))
@@ -103,7 +103,7 @@ def _base(op: Op, x: Expr) -> str:
 
 
 def _joint(operands: Sequence[Expr]) -> tuple[int, ...]:
-    """The shape that operands have when they are combined."""
+    """The shape of the operands after broadcasting."""
     shapes = [x.shape for x in operands if x.shape]
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True)) if shapes else ()
 
@@ -121,7 +121,7 @@ def _elementwise(op: Elementwise, operands: Sequence[Expr]) -> Expr:
         return Expr(_binary(symbol, operands, dtype), shape, tight=False)
     texts = [typed(x, dtype) for x in operands]
     if function in ("max", "min"):
-        # A literal by itself is an int32 or a float32; two of them would be computed by Python.
+        # A literal is an int32 or a float32 by itself. Python would fold two literals.
         if dtype in (F32, I32) and any(x.number is None for x in operands):
             texts = [x.text for x in operands]
         return Expr(_extreme(function, texts, dtype), shape)
@@ -131,7 +131,7 @@ def _elementwise(op: Elementwise, operands: Sequence[Expr]) -> Expr:
         x = texts[0]
         return Expr(f"tl.where({operands[0].operand} > 0, 1.0, tl.where({operands[0].operand} < 0, -1.0, {x}))", shape)
     if function == "sqrt":
-        # Rounded to nearest for float32, at no cost that a tile would notice; float64 is so anyway.
+        # sqrt_rn rounds float32 to nearest, at no measurable cost for a tile; float64 always does.
         return Expr(f"tl.sqrt_rn({texts[0]})" if dtype == F32 else f"tl.sqrt({texts[0]})", shape)
     if function in _TRITON:
         return Expr(f"tl.{function}({texts[0]})", shape)
@@ -140,7 +140,7 @@ def _elementwise(op: Elementwise, operands: Sequence[Expr]) -> Expr:
 
 def _binary(symbol: str, operands: Sequence[Expr], dtype: DType) -> str:
     left, right = operands
-    # Two literals would be computed by Python.
+    # Python would fold two literals.
     both = left.number is not None and right.number is not None
     first = typed(left, dtype) if both or _is_inexact(left) else left.operand
     second = typed(right, dtype) if _is_inexact(right) else right.operand
@@ -148,7 +148,7 @@ def _binary(symbol: str, operands: Sequence[Expr], dtype: DType) -> str:
 
 
 def _is_inexact(x: Expr) -> bool:
-    """Whether Triton, which makes literals by way of float32, would round a float64."""
+    """True if a literal would lose digits: Triton converts float64 literals by way of float32."""
     return x.number is not None and x.number.dtype == F64 and float(np.float32(x.number)) != float(x.number)
 
 
@@ -167,7 +167,7 @@ def _unary(function: str, x: Expr, dtype: DType) -> str:
 
 
 def _minus(x: Expr, dtype: DType) -> str:
-    """Triton's own minus is 0 - x, which makes 0 of 0, not -0."""
+    """The negative of x. Triton's own minus is 0 - x, which turns 0 into 0, not -0."""
     if kind_of(dtype) == "float":
         return f"{_base_of(x, dtype)} * -1.0"
     return f"0 - {_base_of(x, dtype)}"
@@ -236,10 +236,10 @@ def _reshape(op: Reshape, text: str) -> str:
 
 
 def dot(op: Dot, texts: Sequence[str], acc: str = "") -> str:
-    """The product of two tiles, on top of an accumulator if one is given.
+    """The product of two tiles, added to an accumulator if one is given.
 
-    Explicit, for the defaults are not what the language promises: float32 would be rounded to TF32, and 8-bit floats
-    would be added up with fewer bits on sm_90.
+    The options override Triton's defaults, which break our contracts: float32 would be rounded to TF32, and 8-bit
+    floats would accumulate with fewer bits on sm_90.
     """
     dtype = op.operands[0].tile.dtype
     options = [acc] if acc else []
@@ -272,7 +272,7 @@ def _arg_reduce(op: ArgReduce, text: str) -> str:
 
 
 def _take(op: Take, texts: Sequence[str]) -> str:
-    """Elements travel as integers where shuffles have no such dtype."""
+    """A gather along a dim. Narrow elements are gathered as int32, because shuffles lack their dtypes."""
     dtype = op.result.tile.dtype
     tile, index = texts
     tile = tile if is_tight(tile) else f"({tile})"
@@ -286,9 +286,9 @@ def _take(op: Take, texts: Sequence[str]) -> str:
 
 
 CHEAP = (Elementwise, Select, Convert, Bitcast, Transpose)
-"""Ops whose expressions may stand inside of others."""
+"""Ops whose expressions may be inlined into others."""
 
 
 def number(value: int, tile: TileType) -> Expr:
-    """A known number."""
+    """The expression of a known number."""
     return constant(Constant(array=np.asarray(value, tile.dtype), shape=tile.shape))

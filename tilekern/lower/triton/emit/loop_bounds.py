@@ -1,7 +1,7 @@
-"""Bounds of loops in tiles, from bounds in elements: divided by the block where it can be seen that they are multiples.
+"""Loop bounds in tiles, from bounds in elements: an exact quotient where the bound is a sum of multiples of the block.
 
-`(i * 128 + 1) // 128 * 128` elements are `i` tiles of 128. Triton would not find that, and would keep a loop of one
-iteration as a loop, with all that its pipeline takes.
+A bound of `(i * 128 + 1) // 128 * 128` elements is `i` tiles of 128. Triton does not find this. It would keep a loop of
+one iteration as a loop, with all the resources of its pipeline.
 """
 
 from __future__ import annotations

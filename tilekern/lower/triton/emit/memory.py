@@ -126,7 +126,7 @@ class Memory:
             box = f"{self._descriptors[op.ref, copy]}.load([{self._coordinates(host, op, copy)}])"
             same = copy.descriptor.block == tile.shape
             return Expr(box if same else f"{box}.reshape({', '.join(map(str, tile.shape))})", tile.shape)
-        if self._addresses(host, op).nowhere:
+        if self._addresses(host, op).all_out_of_bounds:
             fill = host.expr(op.fill) if op.fill is not None else number(0, tile)
             return Expr(whole(fill, tile), tile.shape)
         pointer, mask = self._address(host, op)
@@ -148,7 +148,7 @@ class Memory:
             name = self._descriptors[op.ref, copy]
             host.writer.line(f"{name}.store([{self._coordinates(host, op, copy)}], {box})", op.loc)
             return
-        if self._addresses(host, op).nowhere:
+        if self._addresses(host, op).all_out_of_bounds:
             return
         if isinstance(op, Atomic) and op.ref.ref.role == "sum":
             self._accumulate(host, op, value)

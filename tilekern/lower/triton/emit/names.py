@@ -1,4 +1,4 @@
-"""Names for the variables of generated source: the user's where they are known."""
+"""Names of variables in generated source: the user's own where they are known."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TAKEN = frozenset({"tl", "triton", "libdevice", "float", "range", "int", "bool"
 
 
 class Names:
-    """Hands out names that are used once each."""
+    """Hands out unique names."""
 
     def __init__(self) -> None:
         self._used: set[str] = set()
 
     def fresh(self, wish: str) -> str:
-        """The wish, with a number where it is taken."""
+        """A name like `wish`, with a number behind it if `wish` is taken."""
         base = re.sub(r"[\W_]+", "_", wish, flags=re.ASCII).strip("_") or "x"
         base = f"x{base}" if base[0].isdigit() else base
         name, number = base, 1
@@ -34,7 +34,7 @@ class Names:
 
 
 def assigned(loc: Loc) -> tuple[str, ...]:
-    """The variables that the statement at a place assigns, `("m", "d")` for `m, d = f(x)`; () if there are none."""
+    """The variables that the user's statement at `loc` assigns: `("m", "d")` for `m, d = f(x)`, () for none."""
     statements = _statements(loc.file) if source.is_loaded(loc.file) else ()
     around = [s for s in statements if s[0] <= loc.line <= s[1]]
     return min(around, key=lambda s: s[1] - s[0])[2] if around else ()
@@ -42,7 +42,7 @@ def assigned(loc: Loc) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _statements(file: str) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
-    """First line, last line and assigned names of every simple statement of a file."""
+    """The first line, last line and assigned variables of every simple statement of a file."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:

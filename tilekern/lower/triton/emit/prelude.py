@@ -1,4 +1,4 @@
-"""Functions that generated source may need in front of the kernel, by name; only those it calls are put there."""
+"""The prelude of a kernel: the device functions that its generated source calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMBINE = {
 }
 
 _FUNCTIONS = {
-    # log(e^x + e^y) from the larger one on; where both are -inf (or one is inf) their difference would be NaN.
+    # log(e^x + e^y) = high + log(1 + e^(low - high)). If both are -inf, or one is inf, the difference would be NaN.
     "log_add_exp": """
 @triton.jit
 def log_add_exp(x, y):
@@ -26,7 +26,7 @@ def log_add_exp(x, y):
     low = minimum(x, y)
     return tl.where(low == high, high + tl.log(tl.full((), 2.0, high.dtype)), high + tl.log(1.0 + tl.exp(low - high)))
 """,
-    # The first of equals, and the first NaN.
+    # Of equal elements the first one wins; a NaN wins against numbers.
     "arg_maximum": """
 @triton.jit
 def arg_maximum(x, i, y, j):
@@ -41,7 +41,7 @@ def arg_minimum(x, i, y, j):
     left = tl.where(equal, i < j, (x < y) | ((x != x) & (y == y)))
     return tl.where(left, x, y), tl.where(left, i, j)
 """,
-    # Rounded down, where Triton's own rounds toward zero; n > 0.
+    # Division by n > 0 that rounds down; Triton's own rounds toward zero.
     "floor_divide": """
 @triton.jit
 def floor_divide(x, n):
@@ -62,7 +62,7 @@ def _combine(name: str) -> str:
 
 
 def prelude(text: str) -> str:
-    """The definitions of all functions that `text` calls, and of those that these call, in a fixed order."""
+    """The definitions of all functions that `text` calls, directly or not, in a fixed order."""
     available = {name: _combine(name) for name in _COMBINE} | _FUNCTIONS | networks_called(text)
     needed: set[str] = set()
     frontier = text
@@ -77,5 +77,5 @@ def prelude(text: str) -> str:
 
 
 def reserved(name: str) -> bool:
-    """Whether a name is one of the functions here, so that no variable may have it."""
+    """True if a prelude may define a function of this name, so that no variable may have it."""
     return name in _COMBINE or name in _FUNCTIONS or is_network(name)

@@ -1,13 +1,15 @@
-"""Sorting networks as Triton functions: what generated source calls to sort lines, or to find the least of them.
+"""Sorting networks as Triton functions: they sort lines, or find the least elements of each line.
 
-K. Batcher, "Sorting networks and their applications" (1968). A line of 2^N elements is viewed as N dims of two
-elements, so a step compares neighbours along one dim. Each element gets the other one as the exclusive or of itself and
-of the sum modulo 2 of both: Triton computes this sum in registers, by shuffles or through shared memory, as the layout
-asks, where a gather would be a shuffle for every pair of registers. Stage s sorts groups of 2^s elements. The stages
-are a loop that jumps over the dims a stage lacks, so code of N steps stands for N (N + 1) / 2.
+The network is the bitonic one of K. Batcher, "Sorting networks and their applications" (1968). A line of 2^N elements
+is reshaped to N dims of two elements, so a step compares neighbours along one dim. An element x finds its neighbour y
+as x ^ (x ^ y). The exclusive or in parentheses is a reduction along the dim: Triton computes it in registers, by
+shuffles or through shared memory, as the layout asks. A gather would be a shuffle for every pair of registers.
 
-An element is one integer word or several; the first counts most. In every other group the bits of all elements are
-flipped before a stage and after it, which turns the order around, so these groups descend.
+Stage s sorts groups of 2^s elements. The stages are a loop whose body skips the dims that a stage does not have, so the
+code of N steps serves for all N (N + 1) / 2 of them.
+
+An element is one integer word or several; the first word is the most significant. Every other group must descend: its
+bits are flipped before the stage and after it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import re
 
 _LANES = {
-    # Bit BIT of the numbers 0, 1, ..., 2^N - 1 of the lanes of a line.
+    # Bit BIT of the lane numbers 0, 1, ..., 2^N - 1.
     "lane_bit": """
 @triton.jit
 def lane_bit(N: tl.constexpr, BIT: tl.constexpr):
@@ -36,15 +38,15 @@ _NAME = re.compile(rf"(?:{'|'.join(_KINDS)})([1-9]\d*)")
 
 
 def is_network(name: str) -> bool:
-    """True if a name is one of the functions here."""
+    """True if `name` is a function of this module."""
     return name in _LANES or _NAME.fullmatch(name) is not None
 
 
 def networks(count: int) -> dict[str, str]:
-    """The functions for elements of a number of words, by name.
+    """The functions for elements of `count` words, by name.
 
-    Of N words `x0`, ..., each [rows, 2^n], `sortN(x0, ..., n)` is the last word of each sorted line, and
-    `leastN(x0, ..., n, m)` that of its 2^m least elements, sorted.
+    For N words `x0`, ..., each [rows, 2^n], `sortN(x0, ..., n)` returns the last word of each sorted line, and
+    `leastN(x0, ..., n, m)` the last word of its 2^m least elements, sorted.
     """
     words, others = ([f"{letter}{n}" for n in range(count)] for letter in "xy")
     x, y = ", ".join(words), ", ".join(others)
@@ -87,7 +89,7 @@ def sort{count}({x}, N: tl.constexpr):
     return tl.reshape({words[-1]}, (ROWS, 2**N))
 """
     pair = x if count == 1 else f"({x})"
-    # Of an ascending group and the descending one behind it, the lesser elements are a bitonic sequence.
+    # The lesser elements of an ascending group and of the descending group behind it form a bitonic sequence.
     least = f"""
 @triton.jit
 def least{count}({x}, N: tl.constexpr, KEPT: tl.constexpr):
@@ -105,7 +107,7 @@ def least{count}({x}, N: tl.constexpr, KEPT: tl.constexpr):
 
 
 def networks_called(text: str) -> dict[str, str]:
-    """The functions here that a text may call, and what these call."""
+    """The functions of this module that a text calls, directly or not."""
     found: dict[str, str] = {}
     for count in sorted({int(n) for n in re.findall(r"(?<![\w.])(?:sort|least)([1-9]\d*)\(", text)}):
         found |= networks(count)

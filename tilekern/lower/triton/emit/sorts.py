@@ -1,4 +1,4 @@
-"""Sorts and top-k as calls of sorting networks, with keys and places packed into as few words as hold them."""
+"""Sorts and top-k as calls of sorting networks, with keys and places packed into as few words as possible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from tilekern.lower.triton.emit.source_text import is_tight, shape_text
 
 @dataclass(frozen=True)
 class _Field:
-    """A tile that counts as a part of a word: its text, its bits, and whether it is below 0 at times."""
+    """A tile as a bit field of a word.
+
+    Attributes:
+      text: expression of the tile.
+      width: bits of the field.
+      signed: True if elements may be negative.
+    """
 
     text: str
     width: int
@@ -19,9 +25,10 @@ class _Field:
 
 
 def sorting(op: Sort | TopK, texts: Sequence[str]) -> str:
-    """The text of a legal sort or top-k, an int32, or of the dtype of the only key where a sort picks that.
+    """The expression of a legal sort or top-k.
 
-    The places are the last key, so that no two elements are equal. They are in the lowest bits of the last word.
+    The result is an int32, or has the dtype of the key if a sort with one key picks that. The places are the last key,
+    in the lowest bits of the last word, so no two elements are equal.
     """
     shape = op.operands[0].tile.shape
     depth = shape[1].bit_length() - 1
@@ -50,12 +57,12 @@ def _depth(op: TopK) -> int:
 
 
 def _width(depth: int) -> int:
-    """Bits of the places in a line of 2^depth lanes."""
+    """Bits of a place in a line of 2^depth lanes."""
     return 16 if depth <= 16 else 32
 
 
 def _words(fields: Sequence[_Field]) -> list[list[_Field]]:
-    """Words, with as many fields each as 64 bits hold."""
+    """Pack fields into words: each word takes as many fields as 64 bits hold."""
     words: list[list[_Field]] = [[]]
     for field in fields:
         if sum(f.width for f in words[-1]) + field.width > 64:
@@ -65,7 +72,7 @@ def _words(fields: Sequence[_Field]) -> list[list[_Field]]:
 
 
 def _word(fields: Sequence[_Field]) -> str:
-    """Fields side by side, the first in the highest bits; those behind it count from 0 up."""
+    """A word of fields, the first in the highest bits; the other fields are made unsigned."""
     first, *others = fields
     total = sum(f.width for f in fields)
     dtype = "tl.int32" if total <= 32 else "tl.int64"

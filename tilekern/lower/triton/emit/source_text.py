@@ -1,4 +1,4 @@
-"""Lines of generated source, each with the user's place that it comes from; and expressions on the way to them."""
+"""Lines of generated source, each with its place in the user's source; and the expressions that they are made of."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Expr:
 
     Attributes:
       text: a Python expression.
-      shape: of what the text gives: of the value's rank, with 1 where it is the same along a dim; () for a scalar,
-        which stands for a tile of any shape.
-      number: the element, if the value is a known one; then the text is its literal.
-      tight: whether the text binds stronger than any operator.
+      shape: shape of the expression. It has the value's rank, and size 1 along dims where the value is constant; () is
+        a scalar, which stands for a tile of any shape.
+      number: the element of a constant, whose text is its literal; None otherwise.
+      tight: True if the text binds stronger than any operator.
     """
 
     text: str
@@ -60,12 +60,12 @@ class Expr:
 
     @property
     def operand(self) -> str:
-        """The text as the operand of any operator."""
+        """The text as an operand, in parentheses if it needs them."""
         return self.text if self.tight else f"({self.text})"
 
 
 def literal(number: Array) -> str:
-    """A Python literal of an element; Triton gives it the dtype of the tile it is combined with."""
+    """The Python literal of an element; Triton gives it the dtype of the other operand."""
     if kind_of(number.dtype) != "float":
         return str(bool(number)) if number.dtype == np.bool_ else str(int(number))
     value = float(number)
@@ -77,7 +77,7 @@ def _depth(text: str) -> int:
 
 
 def is_tight(text: str) -> bool:
-    """Whether a name, a call or an index, or a sequence of them, which bind stronger than any operator."""
+    """True for a name, with calls and indices behind it: these bind stronger than any operator."""
     return re.fullmatch(r"[A-Za-z_][\w.]*(\([^()]*\)|\[[^\[\]]*\])*", text) is not None
 
 
@@ -90,7 +90,7 @@ _ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*) = ")
 
 
 class Writer:
-    """Collects lines; a comment says which of the user's lines the next ones come from, when that changes."""
+    """Collects lines. Where the user's line changes, a comment names it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -99,7 +99,7 @@ class Writer:
         self._place = UNKNOWN
 
     def line(self, text: str, loc: Loc = UNKNOWN) -> None:
-        """One line."""
+        """Append a line, which comes from the user's place `loc`."""
         if loc is not UNKNOWN and (loc.file, loc.line) != (self._place.file, self._place.line):
             self._place = loc
             self._append(f"# {visible(os.path.basename(loc.file))}:{loc.line}")
@@ -107,11 +107,11 @@ class Writer:
 
     @contextmanager
     def indented(self) -> Generator[None]:
-        """What is written inside stands one level deeper."""
+        """Indent the lines that are written inside of the context."""
         self._depth += 1
         yield
         self._depth -= 1
-        # Behind an inner block, say again where the lines come from.
+        # Repeat the comment of the user's line behind an inner block.
         self._place = UNKNOWN
 
     def _append(self, text: str) -> None:
@@ -120,13 +120,13 @@ class Writer:
 
     @property
     def places(self) -> dict[int, Loc]:
-        """The user's place of each line; the first line is number 1."""
+        """The user's place of each line, by its number; the first line is number 1."""
         return dict(enumerate(self._places, 1))
 
     def prune(self) -> None:
-        """Drop what nobody reads: names that no other line mentions, and comments on no line.
+        """Drop dead lines: assignments to variables that no other line reads, and comments without a line.
 
-        A block that has become empty, or always was, gets a `pass`.
+        An empty block gets a `pass`.
         """
         kept = list(zip(self.lines, self._places, strict=True))
         while True:
