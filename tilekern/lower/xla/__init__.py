@@ -1,7 +1,11 @@
-"""The portable backend: plain XLA operations, on any platform that JAX has.
+"""The portable backend: plain XLA operations, on any platform of JAX.
 
-plan.emit    which grid axes run one after the other and which at once
-access       loads and stores as slices, or as gathers where nothing is proved
-ops          pure ops as functions of `jax.lax`
-emit         blocks, control flow and the grid
+calibration          numbers that were chosen: the size of a batch
+plan.batching        which programs of the grid run at once
+plan.memory_budget   refusal of Funcs whose values take too much memory
+emit.emit_xla        blocks, control flow and the grid
+emit.access          loads and stores as slices, or as gathers and scatters
+emit.atomics         atomic updates
+emit.ops             pure ops as functions of `jax.lax`
+emit.debug           prints and assertions as callbacks
 """

@@ -132,13 +132,13 @@ def test_an_entry_with_other_fields_is_as_good_as_absent(change: Any, compiled: 
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "KEPT", 2)
+    monkeypatch.setattr(compiler, "MAX_KEPT", 2)
     for count in (128, 256, 512):
         compile_program(samples.add(count), HOPPER)
     assert len(compiler._memory) == 2
 
 
-def test_what_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_holds_all_inputs_of_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     program = samples.add()
     sixteen = [replace(argument, dtype=DTYPES["f16"]) for argument in program.arguments]
     others = [
@@ -148,12 +148,12 @@ def test_what_decides_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
         (replace(program, num_stages=2), HOPPER),
         (replace(program, arguments=tuple(sixteen)), HOPPER),
     ]
-    keys = [compiler._decides(*other) for other in ((program, HOPPER), *others)]
+    keys = [compiler._key_parts(*other) for other in ((program, HOPPER), *others)]
     monkeypatch.setattr(triton, "__version__", "3.9.99")
-    keys.append(compiler._decides(program, HOPPER))
+    keys.append(compiler._key_parts(program, HOPPER))
     assert len({tuple(key) for key in keys}) == len(keys)
     same = replace(program, lines={}, programs=7)
-    assert compiler._decides(same, HOPPER) == keys[-1]
+    assert compiler._key_parts(same, HOPPER) == keys[-1]
 
 
 def test_threads_compile_a_program_once(compiled: list[str]) -> None:

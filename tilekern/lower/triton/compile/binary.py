@@ -1,4 +1,4 @@
-"""Machine code of a program, and what the compiler says is needed to launch it."""
+"""Machine code of a program, with the compiler's data for its launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tilekern.lower.triton.compile import toolchain
 
 STAGES = ("ttir", "ttgir", "ptx")
-"""The texts that a program is on its way to machine code, `cubin`."""
+"""Stages of compilation as text; the machine code, `cubin`, comes after them."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class DescriptorFormat:
     """The TMA descriptor that the code expects for one argument.
 
     Attributes:
-      elem_type: the number of the element type in Triton's encoding.
-      swizzle: of shared memory: 0 none, 1, 2, 3 for 32, 64, 128 bytes.
-      block: the elements that one copy moves, outermost dim first; no row is longer than the swizzle.
+      elem_type: number of the element type in Triton's encoding.
+      swizzle: swizzle of shared memory: 0 is none; 1, 2, 3 are 32, 64, 128 bytes.
+      block: shape of the box that one copy moves, outermost dim first; no row is longer than the swizzle.
     """
 
     elem_type: int
@@ -31,19 +31,19 @@ class DescriptorFormat:
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled program. All numbers come from the compiler: they may differ from what was asked for.
+    """A compiled program. All numbers come from the compiler, and may differ from the requested ones.
 
     Attributes:
-      name: the symbol of the entry function.
+      name: symbol of the entry function.
       asm: `STAGES` as text, "cubin" as bytes.
       capability: 10 * major + minor of the GPUs that run it.
       num_warps: warps of 32 threads in a program.
       num_ctas: thread blocks in a cluster.
       shared_bytes: dynamic shared memory of a program.
       tensor_columns: columns of tensor memory of a program (from capability 100 on).
-      global_scratch_bytes: global memory that each program needs for itself.
-      global_scratch_align: of that memory, in bytes.
-      descriptors: one for each argument that is a descriptor, in their order.
+      global_scratch_bytes: global memory of each program for itself.
+      global_scratch_align: alignment of that memory, in bytes.
+      descriptors: formats of the arguments that are descriptors, in their order.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Binary:
 
     @cached_property
     def report(self) -> str:
-        """What the assembler reports about registers and spills. It assembles once more: a fraction of a second."""
+        """The assembler's report about registers and spills; takes another run of it, a fraction of a second."""
         return toolchain.assemble(self.text("ptx"), self.capability)[1]
 
     @property
@@ -90,10 +90,10 @@ class Binary:
 
     @staticmethod
     def from_files(files: Mapping[str, bytes]) -> Binary:
-        """The binary whose `to_files` these are.
+        """Read a binary from the files of `to_files`.
 
         Raises:
-          ValueError: the files are of no binary, or have other fields.
+          ValueError: the files hold no binary, or one with other fields.
         """
         launch: Any = json.loads(files["launch.json"])
         asm: dict[str, str | bytes] = {stage: files[stage].decode() for stage in STAGES}

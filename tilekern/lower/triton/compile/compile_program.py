@@ -1,4 +1,4 @@
-"""Triton source text → machine code, once for each content: in memory, on disk, then by Triton."""
+"""Triton source text → machine code, from the cache in memory, from the one on disk, or by Triton."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from tilekern.lower.triton.compile import disk_cache, failure, resources, toolch
 from tilekern.lower.triton.compile.binary import STAGES, Binary, DescriptorFormat
 from tilekern.lower.triton.program import Argument, Program
 
-KEPT = 512
-"""How many binaries stay in memory."""
+MAX_KEPT = 512
+"""Binaries that stay in memory."""
 
-# Triton's names of the dtypes whose name differs from ours.
+# Triton's names of dtypes, where they differ from ours.
 _TYPES = {"bool": "i1", "f64": "fp64", "f32": "fp32", "f16": "fp16", "f8e4m3fn": "fp8e4nv", "f8e5m2": "fp8e5"}
 
 _memory: dict[str, Binary] = {}
-# One compilation at a time: Triton 3.6 sets options of LLVM for the whole process while it compiles, `_files_in`
-# redirects Triton's cache, and two threads that want the same program should compile it once.
+# One compilation at a time. Triton 3.6 sets options of LLVM for the whole process while it compiles, `_files_in`
+# redirects Triton's cache, and two threads that need one program should compile it once.
 _lock = threading.RLock()
 
 
 def compile_program(program: Program, chip: Chip) -> Binary:
-    """Machine code of `program` for the GPUs of `chip`, from the cache where it is known.
+    """Compile a program for the GPUs of `chip`, or take its machine code from a cache.
 
     Raises:
       DependencyError: Triton is missing, or of a version that is not supported.
-      ResourceError: `num_warps` or `num_stages` is none that a GPU has.
-      CompileError: Triton refuses the program; the error names the line of the program and of the user.
+      ResourceError: no GPU has this `num_warps` or `num_stages`.
+      CompileError: Triton refuses the program; the error names the line of the program and that of the user.
     """
     # For other chips Triton would quietly replace descriptors by other parameters.
     assert chip.tma or not any(argument.descriptor for argument in program.arguments)
     resources.check_launch_options(program)
-    key = disk_cache.key(_decides(program, chip))
+    key = disk_cache.key(_key_parts(program, chip))
     with _lock:
         if key not in _memory:
             _memory[key] = _from_disk(key) or _compile(program, chip, key)
-            if len(_memory) > KEPT:
+            if len(_memory) > MAX_KEPT:
                 del _memory[next(iter(_memory))]
         return _memory[key]
 
 
 def options(program: Program, chip: Chip) -> dict[str, Any]:
-    """Every option of Triton's that changes the code, so that no version's defaults and no environment decide.
+    """All options of Triton that change the code, so that neither a version's defaults nor the environment decide.
 
-    `max_num_imprecise_acc_default` is not among them, because Triton overwrites it: dots state their own. A version
-    ignores the options that it does not have.
+    `max_num_imprecise_acc_default` is not among them, because Triton overwrites it; each dot states its own. A version
+    of Triton ignores options that it does not have.
     """
     return {
         "num_warps": program.num_warps,
@@ -62,8 +62,8 @@ def options(program: Program, chip: Chip) -> dict[str, Any]:
         "num_ctas": 1,
         "warp_size": 32,
         "maxnreg": None,
-        # PTX ISA 8.6 is the first that has sm_100a, so every driver that knows our chips reads it. By default Triton
-        # writes the newest that its own ptxas knows, which the ptxas or the driver of a machine may refuse.
+        # PTX ISA 8.6 is the first with sm_100a, so every driver for our chips reads it. By default Triton writes the
+        # newest version of its own ptxas, which the ptxas or the driver of a machine may refuse.
         "ptx_version": 86,
         "ptx_options": "",
         "enable_fp_fusion": True,
@@ -83,23 +83,23 @@ def options(program: Program, chip: Chip) -> dict[str, Any]:
 
 
 def file_name(program: Program) -> str:
-    """The name under which the source stands in tracebacks, debug information and `linecache`."""
+    """The file name of the source in tracebacks, debug information and `linecache`."""
     return f"<tilekern {program.name} {hashlib.sha256(program.text.encode()).hexdigest()[:12]}>"
 
 
-def _decides(program: Program, chip: Chip) -> list[str]:
+def _key_parts(program: Program, chip: Chip) -> list[str]:
     settings = [f"{name}={value!r}" for name, value in sorted(options(program, chip).items())]
     arguments = [f"{argument.name}: {_type(argument)}" for argument in program.arguments]
     return [program.name, program.text, *arguments, *settings, *toolchain.identity(chip.capability)]
 
 
 def _type(argument: Argument) -> str:
-    """An argument's type in Triton's words: `*bf16`, `tensordesc<bf16[128, 64]>`."""
+    """An argument's type as Triton writes it: `*bf16`, `tensordesc<bf16[128, 64]>`."""
     name = dtype_name(argument.dtype)
     element = _TYPES.get(name, name)
     if argument.descriptor is None:
         return f"*{element}"
-    # Triton 3.6 ends the process on a descriptor of single bits.
+    # A descriptor of single bits makes Triton 3.6 end the process.
     assert element != "i1", argument
     return f"tensordesc<{element}{list(argument.descriptor.block)}>"
 
@@ -108,7 +108,7 @@ def _from_disk(key: str) -> Binary | None:
     files = disk_cache.load(key, ("launch.json", *STAGES, "cubin"))
     try:
         return None if files is None else Binary.from_files(files)
-    except ValueError:  # of another version of tilekern, or of nobody's
+    except ValueError:  # written by another version of tilekern, or by another program
         return None
 
 
@@ -127,7 +127,7 @@ def _compile(program: Program, chip: Chip, key: str) -> Binary:
 
 
 def _run(program: Program, chip: Chip, folder: Path) -> Binary:
-    """Call Triton; what it writes on the way goes to `folder`."""
+    """Call Triton; it writes its intermediate files to `folder`."""
     triton = toolchain.triton()
     signature = {argument.name: _type(argument) for argument in program.arguments}
     # XLA aligns every buffer to 16 bytes at least: kEntryParameterAlignBytes of xla/service/gpu/gpu_constants.h.
@@ -139,7 +139,7 @@ def _run(program: Program, chip: Chip, folder: Path) -> Binary:
 
 
 def _function(program: Program) -> Any:
-    """The entry function as Triton's decorator leaves it. Triton reads the text of functions through `linecache`."""
+    """The entry function, decorated by Triton, which reads the text of functions through `linecache`."""
     file = file_name(program)
     linecache.cache[file] = (len(program.text), None, program.text.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"__name__": file}
@@ -166,7 +166,7 @@ def _binary(kernel: Any, chip: Chip) -> Binary:
 
 @contextlib.contextmanager
 def _files_in(folder: Path) -> Generator[None]:
-    """What this thread compiles leaves its files in `folder`; other threads keep the cache that Triton has."""
+    """Make Triton write the files of this thread to `folder`; other threads keep their cache."""
     triton = toolchain.triton()
     others = triton.knobs.cache.manager_class or toolchain.triton("runtime.cache").FileCacheManager
     thread = threading.get_ident()
@@ -182,7 +182,7 @@ def _files_in(folder: Path) -> Generator[None]:
 
 
 def _manager(folder: Path, key: str) -> Any:
-    """A cache manager for Triton that knows nothing at first and keeps what it is given in `folder`."""
+    """A cache manager for Triton that starts empty and writes files to `folder`."""
     base: type[Any] = toolchain.triton("runtime.cache").CacheManager
 
     class Manager(base):

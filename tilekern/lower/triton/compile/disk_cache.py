@@ -1,8 +1,8 @@
-"""Files that are kept between processes, found by a hash of all that decides their contents.
+"""The disk cache of compiled programs: files found by a hash of everything that decides their contents.
 
-An entry is one zip archive. It appears at once and complete (a temporary file is renamed), so any number of processes
-may read and write; whatever cannot be read back whole, by the archive's checksums, is as good as absent. A folder
-that cannot be written to is no error: the work is done again in the next process.
+An entry is one zip archive. A temporary file is renamed to it, so it appears complete, and any number of processes may
+read and write. An entry that does not pass the archive's checksums counts as absent. A folder without write permission
+is no error: the next process repeats the work.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 FORMAT = "1"
-"""Goes into every key: raised when older entries can no longer be read."""
+"""Version of the format, a part of every key; raised when older entries can no longer be read."""
 
 MAX_BYTES = 2 << 30
-"""Above this size of the folder the oldest entries are removed."""
+"""Size of the folder above which the oldest entries are removed."""
 
 
 def folder() -> Path | None:
-    """Where entries lie: `tilekern` in the user's cache folder, by the XDG Base Directory Specification."""
+    """The folder of the cache: `tilekern` in the user's cache folder, by the XDG Base Directory Specification."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):  # "All paths set in these environment variables must be absolute": others are ignored
         return Path(base) / "tilekern"
@@ -34,7 +34,7 @@ def folder() -> Path | None:
 
 
 def key(parts: Iterable[str]) -> str:
-    """The name of the entry that `parts` decide."""
+    """The name of the entry for `parts`, a hash of them."""
     digest = hashlib.sha256()
     for part in (FORMAT, *parts):
         # The length in front keeps ("ab", "c") and ("a", "bc") apart.
@@ -43,19 +43,19 @@ def key(parts: Iterable[str]) -> str:
 
 
 def load(name: str, names: Iterable[str]) -> dict[str, bytes] | None:
-    """The files `names` of entry `name`; None if one of them is missing or damaged."""
+    """Read the files `names` of entry `name`; None if one of them is missing or damaged."""
     path = _path(name)
     if path is None:
         return None
     try:
         with zipfile.ZipFile(path) as archive:
             return {file: archive.read(file) for file in names}
-    except Exception:  # of a damaged archive zipfile raises a dozen kinds, struct.error and zlib.error among them
+    except Exception:  # zipfile raises a dozen kinds for damaged archives, struct.error and zlib.error among them
         return None
 
 
 def store(name: str, files: Mapping[str, bytes]) -> None:
-    """Keep `files` as entry `name`, if the folder lets us."""
+    """Write `files` as entry `name`, if the folder can be written to."""
     path = _path(name)
     if path is None:
         return
@@ -71,7 +71,7 @@ def _path(name: str) -> Path | None:
 
 
 def _replace(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write an archive under another name and rename it, so that no reader sees a part of it."""
+    """Write an archive under another name and rename it, so that no reader sees an incomplete one."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -84,7 +84,7 @@ def _replace(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _remove_oldest(directory: Path) -> None:
-    """Remove what was written first until the rest fits `MAX_BYTES`; leftovers of killed processes count."""
+    """Remove the oldest files, leftovers of killed processes among them, until the rest fits `MAX_BYTES`."""
     with os.scandir(directory) as entries:
         status = [(entry.stat(), entry.path) for entry in entries if entry.is_file()]
     excess = sum(stat.st_size for stat, _ in status) - MAX_BYTES

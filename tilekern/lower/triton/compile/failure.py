@@ -1,4 +1,4 @@
-"""From a failure of Triton's to an error that shows the user's line, the generated line and where to read on."""
+"""Failures of Triton as errors that show the user's line, the generated line and a file with all details."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _SHOWN = 400  # characters of Triton's message
 def explain(
     error: Exception, program: Program, chip: Chip, file: str, folder: Path, again: Callable[[], object]
 ) -> CompileError:
-    """The error to raise for `error`.
+    """Explain an error of Triton as a `CompileError`.
 
     Args:
-      error: what Triton raised.
-      program: what it was compiling.
-      chip: for which GPUs.
-      file: the name under which Triton knows the program's text.
-      folder: where Triton left the stages that it got through.
+      error: raised by Triton.
+      program: the program that Triton compiled.
+      chip: the GPUs that it was compiled for.
+      file: the file name of the program's text in Triton.
+      folder: holds the stages that Triton finished.
       again: compiles once more.
     """
     # MLIR's passes raise "PassManager::run failed" and write the reason to the process' standard error.
@@ -52,8 +52,8 @@ def explain(
 
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
-    """What this thread prints inside is shown when nothing fails: on failures Triton prints thousands of lines."""
-    held = _Held(sys.stdout)
+    """Hold back the output of this thread, and drop it on a failure, when Triton prints thousands of lines."""
+    held = _Buffered(sys.stdout)
     try:
         with contextlib.redirect_stdout(held):
             yield
@@ -62,8 +62,8 @@ def quiet() -> Generator[None]:
     sys.stdout.write(held.text.getvalue())
 
 
-class _Held(io.TextIOBase):
-    """Keeps what one thread writes, and passes on what the others write."""
+class _Buffered(io.TextIOBase):
+    """A stream that keeps the text of one thread, and passes on that of the others."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.text, self.thread = stream, io.StringIO(), threading.get_ident()
@@ -76,7 +76,7 @@ class _Held(io.TextIOBase):
 
 
 def _lines(error: Exception, text: str, file: str, messages: str, ptx: str) -> list[int]:
-    """The lines of the generated source that a failure is about: the innermost first, then those that called it."""
+    """The lines of the generated source that failed: the innermost first, then its callers."""
     lines: list[int] = []
     for cause in reversed(_causes(error)):
         # The front end: a function of the source and a node of its syntax tree.
@@ -91,12 +91,12 @@ def _lines(error: Exception, text: str, file: str, messages: str, ptx: str) -> l
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """`error`, its cause, the cause of that: an error in a called function is the cause of one at its call."""
+    """`error`, its cause, and so on. An error in a called function is the cause of an error at the call."""
     return [error, *(_causes(error.__cause__) if error.__cause__ else [])]
 
 
 def _message(error: Exception, messages: str) -> str:
-    """The sentence that says most: of the innermost cause, or of the pass that failed."""
+    """The most specific message: that of the innermost cause, or of the pass that failed."""
     innermost = _causes(error)[-1]
     text = getattr(innermost, "error_message", None) or str(innermost)
     reasons: list[str] = re.findall(r"error: (.*)", messages)
@@ -110,14 +110,14 @@ def _shorten(message: str) -> str:
 
 
 def _excerpt(text: str, lines: list[int]) -> str:
-    """The innermost generated line, under the message."""
+    """The innermost generated line, to be put under the message."""
     if not lines:
         return ""
     return f"\n    in line {lines[0]} of the generated source: {text.splitlines()[lines[0] - 1].strip()}"
 
 
 def _dump(error: Exception, program: Program, chip: Chip, messages: str, stages: dict[str, str]) -> str:
-    """Write all that is known about a failure to a file, and give its path."""
+    """Write all details of a failure to a file, and return its path."""
     parts = {
         f"{program.name} for {chip.name}, num_warps={program.num_warps}, num_stages={program.num_stages}": program.text,
         "error": "".join(traceback.format_exception(error)),
@@ -146,7 +146,7 @@ def _read(folder: Path, name: str) -> str:
 
 
 def _stderr_of(call: Callable[[], object]) -> str:
-    """What a call that fails writes to standard error, from C++ as well."""
+    """The text that a failing call writes to standard error, also from C++."""
     with tempfile.TemporaryFile() as file:
         with _standard_error_to(file.fileno()), contextlib.suppress(Exception):
             call()

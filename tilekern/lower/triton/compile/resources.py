@@ -1,4 +1,4 @@
-"""What a compiled program takes of a GPU: registers, shared memory, threads, and whether it fits."""
+"""Resources of a compiled program: registers, shared memory, threads; refusal of programs that do not fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_THREADS = 1024
 TENSOR_COLUMNS = 512
 """Columns of tensor memory of a multiprocessor: PTX ISA, "Tensor Memory Addressing"."""
 
-_BILLED = 6  # allocations that an error lists
+_BILLED = 6  # allocations that an error lists by themselves
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Allocation:
 
 
 def measure(binary: Binary, chip: Chip) -> Resources:
-    """What `binary` takes of a multiprocessor. It assembles once more, because Triton drops the assembler's report."""
+    """The resources of a binary. Takes another run of the assembler, whose report Triton drops."""
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", binary.report)
     registers = max(int(found) for found in re.findall(r"Used (\d+) registers", binary.report))
     threads = 32 * binary.num_warps
@@ -55,11 +55,11 @@ def measure(binary: Binary, chip: Chip) -> Resources:
 
 
 def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip) -> float:
-    """The part of a multiprocessor's threads that programs of this size can fill.
+    """The fraction of a multiprocessor's threads that programs of this size can fill.
 
-    The rules are those of `cuda_occupancy.h` of the CUDA toolkit for capabilities 8.x to 10.x: registers are given to
-    warps in units of 256 from four equal parts of the register file; shared memory in units of 128 bytes, with 1 KiB
-    for each program that the system keeps.
+    The rules are those of `cuda_occupancy.h` of the CUDA toolkit for capabilities 8.x to 10.x. Warps get registers in
+    units of 256, from four equal parts of the register file. Programs get shared memory in units of 128 bytes, and the
+    system takes 1 KiB for each program.
     """
     warps = -(-threads // 32)
     of_warp = -(-registers * 32 // 256) * 256
@@ -74,7 +74,7 @@ def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip) -> fl
 
 
 def check_launch_options(program: Program) -> None:
-    """Refuse what no GPU has before Triton sees it."""
+    """Refuse numbers of warps and stages that no GPU has."""
     with source.at(program.loc):
         if program.num_warps not in (1, 2, 4, 8, 16, 32):
             raise ResourceError(
@@ -93,10 +93,10 @@ def check_launch_options(program: Program) -> None:
 
 
 def check_fits(binary: Binary, program: Program, chip: Chip) -> None:
-    """Refuse, before the launch, a program that needs more than one program may have.
+    """Refuse a program that exceeds the limits of the chip.
 
     Raises:
-      ResourceError: with the bill of who uses what, and the line of the largest user.
+      ResourceError: with a bill of the shared memory, and the line of its largest buffer.
     """
     name, columns, loc = program.name, binary.tensor_columns, program.loc
     if (threads := 32 * binary.num_warps) > MAX_THREADS:
@@ -135,7 +135,7 @@ def _item(user: Allocation, program: Program) -> str:
 
 
 def _rest(users: list[Allocation], shared_bytes: int) -> str:
-    """The last line of the bill: why the lines above are not the sum."""
+    """The last line of the bill: the difference between the sum of the lines above and the total."""
     rest = shared_bytes - sum(user.nbytes for user in users[:_BILLED])
     if rest < 0:
         return "(buffers that are never in use together share their place)"
@@ -157,7 +157,7 @@ def _allocation(shape: str, dtype: str, line: int) -> Allocation:
 
 
 def _line(name: str, locs: dict[str, str]) -> int:
-    """The line of the generated source behind `name`, through the names and calls that it stands for."""
+    """The line of the generated source that a location `name` refers to, directly or through other locations."""
     loc = locs.get(name, "")
     if place := re.search(r'"<tilekern [^"]*":(\d+):', loc):
         return int(place[1])

@@ -1,4 +1,4 @@
-"""Triton, and NVIDIA's tools that come in its package: imported when a kernel is compiled, not before."""
+"""Triton, and NVIDIA's tools in its package; imported when the first kernel is compiled."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 from tilekern.errors import DependencyError
 
 OLDEST, BEYOND = (3, 6), (3, 10)
-"""Triton's versions from the first on and before the second are supported."""
+"""Supported versions of Triton: from OLDEST on, before BEYOND."""
 
 EXPECTED = f"triton >= {OLDEST[0]}.{OLDEST[1]}, < {BEYOND[0]}.{BEYOND[1]}"
 FIX = f"pip install 'triton>={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}'"
 
-# What changes the code of a kernel besides Triton's own list, `get_cache_invalidating_env_vars`.
+# Environment variables that change the code of a kernel and are missing in Triton's `get_cache_invalidating_env_vars`.
 _ENVIRONMENT = ("TRITON_FORCE_DISABLE_FP_FUSION", "TRITON_INSTRUMENTATION_MODE", "TRITON_LIBDEVICE_PATH")
 
 
 def triton(module: str = "") -> Any:
-    """A module of Triton (`triton("compiler")` is `triton.compiler`), after a look at Triton's version.
+    """A module of Triton (`triton("compiler")` is `triton.compiler`); the version is checked first.
 
     Raises:
       DependencyError: Triton is missing, too old or too new, or runs its interpreter instead of its compiler.
@@ -53,7 +53,7 @@ def check_version(version: str) -> None:
 
 
 def identity(capability: int) -> list[str]:
-    """Everything outside of a program that decides what Triton makes of it."""
+    """All inputs of the compilation besides the program: versions, the assembler, the environment."""
     assembler = ptxas(capability)
     settings: dict[str, str] = dict(triton("_C.libtriton").get_cache_invalidating_env_vars())
     settings |= {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
@@ -66,9 +66,9 @@ def ptxas(capability: int) -> Any:
 
 
 def assemble(ptx: str, capability: int) -> tuple[bytes, str]:
-    """The cubin of `ptx`, and ptxas' report: registers, stack and spills of each function.
+    """The cubin of `ptx`, and ptxas' report of the registers, stack and spills of each function.
 
-    Triton runs ptxas with the same options, and throws the report away.
+    Triton runs ptxas with the same options, but drops the report.
     """
     # backends/nvidia/compiler.py, make_cubin: 3.6 does not give the option, 3.7 to 3.9 do.
     level = [] if triton().__version__.startswith("3.6.") else ["--regAllocOptLevel=2"]

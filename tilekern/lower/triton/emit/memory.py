@@ -1,4 +1,4 @@
-"""Loads, stores and atomic updates as statements; which buffers there are, and what the programs find in them."""
+"""Buffers of a kernel, and the loads, stores and atomic updates of them as statements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilekern.lower.triton.program import Argument, Result
 
 
 class Host(Protocol):
-    """What the emitter does for memory ops."""
+    """The part of the emitter that memory ops use."""
 
     writer: Writer
     names: Names
@@ -31,7 +31,7 @@ class Host(Protocol):
         ...
 
     def bind(self, wish: str, text: str) -> str:
-        """The name of an expression."""
+        """The variable of an expression."""
         ...
 
 
@@ -39,9 +39,9 @@ class Memory:
     """The buffers of a kernel, and the statements that access them.
 
     Attributes:
-      arguments: the parameters of the entry function, those of operands first.
-      operands: for each operand, the number of the input.
-      results: one for each output of the Func.
+      arguments: parameters of the entry function, those of operands first.
+      operands: for each operand, the number of its input.
+      results: results of the call, one for each output of the Func.
     """
 
     def __init__(self, func: Func, copies: Mapping[Op, TmaCopy], names: Names) -> None:
@@ -54,7 +54,7 @@ class Memory:
         self._partial_sums: dict[Value, tuple[int, ...]] = {}
         self._add_operands(names)
         self._add_results(names)
-        self._both = {p for p in func.outputs if _is_loaded(func, p) and _is_written(func, p)}
+        self._loaded_and_written = {p for p in func.outputs if _is_loaded(func, p) and _is_written(func, p)}
 
     # --- buffers ---
 
@@ -63,7 +63,7 @@ class Memory:
             users = [op for op in self._func.walk() if isinstance(op, MemoryOp) and op.ref is param]
             wanted = dict.fromkeys(self._copies.get(op) for op in users)
             if param.ref.role == "inout":
-                # The buffer is that of a result; this is where the call gets it from.
+                # The result's buffer starts as a copy of this operand, which the kernel itself does not access.
                 self._operand(place, Argument(names.fresh(f"{param.name}_before"), param.ref.dtype))
                 continue
             for copy in wanted:
@@ -101,7 +101,7 @@ class Memory:
                 self.arguments.append(Argument(self._descriptors[param, copy], dtype, copy.descriptor))
 
     def begin(self, host: Host) -> None:
-        """What is computed once, before the body: where the slots of sums are."""
+        """Emit the pointers to the program's own partial sums, in front of the body."""
         grid, indices = self._func.grid, self._func.body.args
         for param, axes in self._partial_sums.items():
             slot = ""
@@ -118,7 +118,7 @@ class Memory:
     # --- accesses ---
 
     def load(self, host: Host, op: Load) -> Expr:
-        """The elements of an access."""
+        """The expression of a load."""
         self._barrier(host, op)
         tile = op.result.tile
         copy = self._copies.get(op)
@@ -137,7 +137,7 @@ class Memory:
         return Expr(text, tile.shape)
 
     def write(self, host: Host, op: Store | Atomic) -> None:
-        """Write the elements of an access."""
+        """Emit the statement of a store or an atomic update."""
         self._barrier(host, op)
         value = whole(host.expr(op.value), op.value.tile)
         copy = self._copies.get(op)
@@ -161,7 +161,7 @@ class Memory:
             host.writer.line(f'tl.atomic_{op.kind}({pointer}, {value}{masked}, sem="relaxed")', op.loc)
 
     def _accumulate(self, host: Host, op: Atomic, value: str) -> None:
-        """Add to the program's slot; lanes that gather one element twice come one after the other."""
+        """Add to the program's partial sum. Gathered lanes take turns, because two of them may be one element."""
         pointer, mask = self._address(host, op)
         wide = self.results[self._func.outputs.index(op.ref)].dtype
         host.writer.line("tl.debug_barrier()", op.loc)
@@ -199,18 +199,18 @@ class Memory:
             self._turns(host, op, rest, pointer, tile, only)
 
     def _barrier(self, host: Host, op: MemoryOp) -> None:
-        """What one thread stores, another one may load: an array that a program loads and stores needs order."""
-        if op.ref in self._both:
+        """Order accesses to an array that a program loads and stores, because any thread may have stored an element."""
+        if op.ref in self._loaded_and_written:
             host.writer.line("tl.debug_barrier()", op.loc)
 
     def _addresses(self, host: Host, op: MemoryOp) -> Addresses:
-        # Vectors of gathers in full: what is the same in all lanes is a scalar otherwise.
+        # A gather needs a full vector, where an expression that is constant along its dim would be a scalar.
         vectors = {v: Expr(whole(host.expr(v), v.tile), v.tile.shape) for v in op.positions if v.tile.shape}
         operands = [vectors.get(v) or host.expr(v) for v in op.positions]
         return Addresses(op, operands, host.ranges, host.bind)
 
     def _address(self, host: Host, op: MemoryOp) -> tuple[str, str]:
-        """The pointer to every lane, and the mask, "" for none."""
+        """The pointers to all lanes, and the mask; "" for no mask."""
         addresses = self._addresses(host, op)
         pointer = self._pointers[op.ref]
         scalar, lanes = addresses.offset()
@@ -246,8 +246,8 @@ def _is_written(func: Func, param: Value) -> bool:
 
 
 def _other(fill: Expr | None, dtype: DType) -> str:
-    """What stands in lanes that are not read; a literal becomes of the right dtype."""
+    """The value of lanes that are masked off."""
     if fill is None:
         return "0.0" if kind_of(dtype) == "float" else "0"
-    # A literal takes the dtype of the array: Triton makes none of 8-bit floats, and of float64 by way of float32.
+    # A literal takes the dtype of the array. Triton has no literals of 8-bit floats, and rounds float64 to float32.
     return typed(fill, dtype) if dtype.itemsize == 1 or dtype == F64 else fill.text

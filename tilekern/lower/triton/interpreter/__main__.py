@@ -1,4 +1,4 @@
-"""The child process: reads requests from standard input, and answers each on standard output."""
+"""The child process: it reads requests from standard input, and answers each on standard output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Request = tuple[Header, list[Array]]
 
 def serve() -> None:
     """Answer requests until the parent is gone."""
-    # Nothing but answers may go to the pipe.
+    # The pipe carries answers only.
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     requests: SimpleQueue[Request] = SimpleQueue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
@@ -33,7 +33,7 @@ def serve() -> None:
 
 
 def _launcher() -> Launcher | DependencyError:
-    """The launcher; if Triton cannot be used, the error that answers all requests."""
+    """The launcher; or, if Triton cannot be used, the error that answers all requests."""
     try:
         return Launcher(correct())
     except Exception as error:  # a broken Triton raises anything
@@ -42,7 +42,7 @@ def _launcher() -> Launcher | DependencyError:
 
 
 def _listen(requests: SimpleQueue[Request]) -> None:
-    """Pass requests on; a thread of its own sees at once that the parent has gone, even while a kernel loops."""
+    """Pass requests on. It runs in a thread, so that the child ends with its parent even while a kernel loops."""
     while True:
         try:
             requests.put(receive(sys.stdin.buffer))
@@ -51,20 +51,20 @@ def _listen(requests: SimpleQueue[Request]) -> None:
 
 
 def _answer(launcher: Launcher | DependencyError, request: Header, arrays: list[Array]) -> tuple[Header, list[Array]]:
-    """The results, or what went wrong; and what the program printed."""
+    """The answer to a request: results or an error, and the printed text."""
     printed = io.StringIO()
     if isinstance(launcher, DependencyError):
         return {"error": _fault(launcher), "printed": ""}, []
     try:
         with contextlib.redirect_stdout(printed):
             results = launcher.run(request, arrays)
-    except Exception as error:  # whatever the generated text does
+    except Exception as error:  # generated text may raise anything
         return {"error": _fault(error), "printed": printed.getvalue()}, []
     return {"error": None, "printed": printed.getvalue()}, results
 
 
 def _fault(error: Exception) -> Header:
-    """An error as JSON; one that is not ours has a traceback, if no line of the text explains it."""
+    """An error as JSON. An error of another library gets a traceback, unless a line of the text explains it."""
     line = line_of(error)
     if isinstance(error, TilekernError):
         kind, summary, expected, got = type(error).__name__, error.summary, error.expected, error.got

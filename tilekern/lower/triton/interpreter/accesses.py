@@ -1,4 +1,4 @@
-"""Loads, stores and atomic operations of the interpreter, on the memory of the launch."""
+"""Corrections of loads, stores and atomic operations: they go to the checked memory of the launch."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _ATOMICS: dict[str, Callable[..., Array]] = {
     "XOR": np.bitwise_xor,
     "XCHG": _last,
 }
-"""What each of Triton's `ATOMIC_OP` makes of the old element and the lane's value."""
+"""The function of the old element and the lane's value for each of Triton's `ATOMIC_OP`."""
 
 
 def _access_checked_memory(triton: TritonInterpreter) -> None:
-    """Every access goes to `builder.memory`, a `Memory`, where it is checked."""
+    """Loads and stores go to `builder.memory`, a `Memory`, which checks them."""
 
     def load(self: Any, pointers: Any, *hints: Any) -> Any:
         return masked_load(self, pointers, None, None)
@@ -54,7 +54,7 @@ def _access_checked_memory(triton: TritonInterpreter) -> None:
 
 
 def _update_checked_memory(triton: TritonInterpreter) -> None:
-    """Atomic operations, those on 16-bit floats too, which 3.6.0 and 3.9.0 lack."""
+    """Atomic operations go to `builder.memory`, also those on 16-bit floats, which 3.6.0 and 3.9.0 lack."""
     functions = {getattr(triton.ir.ATOMIC_OP, name): function for name, function in _ATOMICS.items()}
 
     def update(self: Any, op: Any, pointers: Any, value: Any, mask: Any, *order: Any) -> Any:
@@ -72,11 +72,11 @@ CORRECTIONS: tuple[Correction, ...] = (_access_checked_memory, _update_checked_m
 
 
 def _swap(old: Array, value: Array, expected: Array) -> Array:
-    """`value` where the bits of the old element are the expected ones."""
+    """Compare and swap: `value` where the bits of the old element equal those of `expected`."""
     bits = f"u{old.dtype.itemsize}"
     return np.where(old.view(bits) == expected.view(bits), value, old)
 
 
 def _array(mask: Any) -> Array | None:
-    """The lanes of a mask; a descriptor gives an array where other accesses give a value (3.6.0)."""
+    """A mask as an array. In 3.6.0 a descriptor's mask is one already; other accesses have a value."""
     return None if mask is None else np.asarray(mask.data, np.bool_)

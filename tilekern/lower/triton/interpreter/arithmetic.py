@@ -1,4 +1,4 @@
-"""Maxima, matrix products, gathers and constants, where Triton's interpreter computes something else than the GPU."""
+"""Corrections of maxima, matrix products, gathers and constants, which Triton's interpreter computes unlike a GPU."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tilekern.lower.triton.interpreter.triton_interpreter import Correction, Tri
 
 
 def _drop_nan(triton: TritonInterpreter) -> None:
-    """`tl.maximum`, `minimum` and `clamp` give the operand that is a number, unless told to propagate NaN.
+    """`tl.maximum`, `minimum` and `clamp` drop NaN unless they are told to propagate it.
 
-    3.6.0 propagates NaN always, and so hides that a kernel forgot to ask for it.
+    3.6.0 always propagates NaN, which hides that a kernel forgot to ask for it.
     """
 
     def maximum(self: Any, x: Any, y: Any) -> Any:
@@ -36,8 +36,8 @@ def _drop_nan(triton: TritonInterpreter) -> None:
 def _multiply_matrices(triton: TritonInterpreter) -> None:
     """Dots multiply exactly and accumulate in float32, float64 or int32; "tf32" rounds the operands first.
 
-    Triton's interpreter (3.6.0, 3.9.0) multiplies the bits of bfloat16 as integers, and float32 exactly where the GPU
-    takes the default "tf32"; int8 products are sums of int32 loops, a hundred times slower than float64's.
+    Triton's interpreter (3.6.0, 3.9.0) multiplies the bits of bfloat16 as integers. It multiplies float32 exactly,
+    where the GPU's default is "tf32". It multiplies int8 by loops over int32, a hundred times slower than in float64.
     """
 
     def dot(self: Any, a: Any, b: Any, acc: Any, precision: Any, imprecise: int) -> Any:
@@ -50,21 +50,21 @@ def _multiply_matrices(triton: TritonInterpreter) -> None:
 
 def _dot(x: Array, y: Array, acc: Array) -> Array:
     if kind_of(x.dtype) != "float":
-        # Products of bytes, and sums of 2³⁷ of them, are exact in float64.
+        # Float64 holds products of bytes, and sums of 2³⁷ of them, exactly.
         return acc + np.matmul(x.astype(F64), y.astype(F64)).astype(np.int64).astype(acc.dtype)
     wide = F64 if x.dtype == F64 else F32
     return (np.matmul(x.astype(wide), y.astype(wide)) + acc.astype(wide)).astype(acc.dtype)
 
 
 def _tf32(x: Array) -> Array:
-    """float32 rounded to the 10 bits of mantissa that tensor cores take."""
+    """float32 rounded to TF32, which has 10 bits of mantissa."""
     bits = x.view(np.uint32)
     bits = bits + 0xFFF + (bits >> 13 & 1) & 0xFFFFE000
     return np.where(np.isfinite(x), bits.view(F32), x)
 
 
 def _gather_inside(triton: TritonInterpreter) -> None:
-    """`tl.gather` of an element that the tile does not have is an error, where NumPy counts -1 from the end."""
+    """`tl.gather` raises an error for indices outside the tile; NumPy would count negative ones from the end."""
 
     def gather(self: Any, source: Any, indices: Any, axis: int) -> Any:
         wanted, size = indices.data, source.data.shape[axis]
@@ -77,7 +77,7 @@ def _gather_inside(triton: TritonInterpreter) -> None:
 
 
 def _invert_unsigned(triton: TritonInterpreter) -> None:
-    """`~x` of unsigned integers is an error in 3.6.0: NumPy ≥ 2 does not make -1 an unsigned integer."""
+    """`~x` works for unsigned integers. It fails in 3.6.0, because NumPy ≥ 2 does not convert -1 to them."""
 
     def all_ones(self: Any, dtype: Any) -> Any:
         zero = np.zeros(1, triton.module._get_np_dtype(dtype))
@@ -87,7 +87,7 @@ def _invert_unsigned(triton: TritonInterpreter) -> None:
 
 
 def _assert(triton: TritonInterpreter) -> None:
-    """`tl.device_assert` names its message alone, as the block IR's interpreter does."""
+    """`tl.device_assert` raises a `DeviceAssertion` with its message, like the interpreter of the block IR."""
 
     def check(self: Any, condition: Any, message: str) -> None:
         if not condition.data.all():
@@ -97,7 +97,7 @@ def _assert(triton: TritonInterpreter) -> None:
 
 
 def _splat(triton: TritonInterpreter) -> None:
-    """A scalar becomes a tile of what it is: 3.6.0 and 3.9.0 make numbers of comparisons, of the operands' dtype."""
+    """A splat keeps the dtype of its scalar; 3.6.0 and 3.9.0 give a comparison the dtype of its operands."""
 
     def splat(self: Any, result: Any, x: Any) -> Any:
         return triton.handle(np.full(result.shape, x.data.reshape(-1)[0], x.data.dtype), x.dtype.scalar)

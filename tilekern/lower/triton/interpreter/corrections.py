@@ -18,8 +18,8 @@ from tilekern.lower.triton.interpreter.triton_interpreter import Correction, Tri
 def correct() -> TritonInterpreter:
     """Import Triton, which must find TRITON_INTERPRET=1 in the environment, and correct its interpreter.
 
-    The functions of `triton.language` become those of the interpreter for good, and not around each call, as Triton
-    does it: that takes longer than most programs.
+    The functions of `triton.language` become those of the interpreter for good. Triton replaces them around each call,
+    which takes longer than most programs.
     """
     language: Any = import_module("triton.language")
     triton = TritonInterpreter(language, import_module("triton.runtime.interpreter"))
@@ -41,11 +41,11 @@ def correct() -> TritonInterpreter:
 
 
 def _nothing(function: Any) -> None:
-    """Every function of the language has been replaced already."""
+    """Replace nothing: all functions of the language have been replaced already."""
 
 
 def _options(triton: TritonInterpreter) -> Any:
-    """Assertions hold; integers wrap around without being computed twice; dots have the precisions that CUDA has."""
+    """Check assertions, let integers wrap around without a second computation, allow CUDA's precisions."""
     return replace(
         triton.module.InterpreterOptions(),
         debug=True,

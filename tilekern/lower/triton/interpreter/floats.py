@@ -1,4 +1,4 @@
-"""Narrow floats as numbers, and conversions between numbers as an NVIDIA GPU makes them."""
+"""Corrections of bfloat16 and float8, and of conversions between numbers, which follow NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LARGEST = {DTYPES["f8e4m3fn"]: 448.0, DTYPES["f8e5m2"]: 57344.0}
 
 
 def _hold_numbers(triton: TritonInterpreter) -> None:
-    """bfloat16 and float8 tiles are arrays of these dtypes, of which NumPy's functions compute rounded once.
+    """bfloat16 and float8 tiles are arrays of these dtypes, so NumPy's functions compute and round once.
 
     Triton's interpreter (3.6.0, 3.9.0) holds their bits as unsigned integers, and adds, compares, sorts and reduces
-    those.
+    these integers.
     """
     language = triton.language
     dtypes = {getattr(language, TRITON_DTYPES[name]): dtype for name, dtype in DTYPES.items()}
@@ -30,7 +30,7 @@ def _hold_numbers(triton: TritonInterpreter) -> None:
 
 
 def _have_bfloat16_constants(triton: TritonInterpreter) -> None:
-    """A number as a bfloat16 constant, for which 3.6.0 has no method."""
+    """Constants of bfloat16, for which 3.6.0 has no method."""
 
     def get_bf16(self: Any, value: float) -> Any:
         return triton.handle(round_to(np.array([value]), BF16), triton.language.bfloat16)
@@ -39,10 +39,10 @@ def _have_bfloat16_constants(triton: TritonInterpreter) -> None:
 
 
 def _convert_like_the_device(triton: TritonInterpreter) -> None:
-    """Conversions as the GPU's `cvt` instruction makes them.
+    """Conversions follow the GPU's `cvt` instruction.
 
-    Triton's interpreter (3.6.0, 3.9.0) truncates float32 → bfloat16, rounds ties to float8 away from zero, and leaves
-    float → integer to the CPU, where what does not fit becomes the smallest integer.
+    Triton's interpreter (3.6.0, 3.9.0) truncates float32 → bfloat16, and rounds ties to float8 away from zero. It
+    leaves float → integer to the CPU, which turns numbers that do not fit into the smallest integer.
     """
 
     def cast(self: Any, value: Any, dtype: Any, *how: Any) -> Any:
@@ -67,10 +67,11 @@ CORRECTIONS: tuple[Correction, ...] = (_hold_numbers, _have_bfloat16_constants, 
 
 
 def convert(x: Array, dtype: DType) -> Array:
-    """Numbers as another dtype: floats rounded to nearest even, float8 saturated, integers wrapped around.
+    """Convert numbers to another dtype: floats round to nearest even, float8 saturates, integers wrap around.
 
-    Source of what happens to numbers that do not fit: PTX ISA, "cvt". Triton converts to float8 by
-    `cvt.rn.satfinite`, where ±inf becomes the largest finite number, too.
+    Source for numbers that do not fit: PTX ISA, "cvt". Triton converts to float8 by `cvt.rn.satfinite`, which turns
+      ±inf
+    into the largest finite number, too.
     """
     if kind_of(dtype) != "float":
         return _integers(x, dtype) if kind_of(x.dtype) == "float" else x.astype(dtype)
@@ -81,10 +82,10 @@ def convert(x: Array, dtype: DType) -> Array:
 
 
 def _integers(x: Array, dtype: DType) -> Array:
-    """Floats toward zero as integers; those that do not fit become the nearest one of the machine's register.
+    """Round floats toward zero to integers; numbers that do not fit saturate to the range of the register.
 
-    Registers have 16 bits at least, of which int8 takes the lower ones. NaN becomes 0; from float64, or as 64-bit
-    integer, the number whose bits are 0 but for the first one.
+    A register has at least 16 bits, and int8 takes the lower 8. NaN becomes 0. For float64 operands and for 64-bit
+    integers, NaN becomes the number whose highest bit alone is set.
     """
     if dtype.itemsize == 1:
         return _integers(x, np.dtype(f"{dtype.kind}2")).astype(dtype)

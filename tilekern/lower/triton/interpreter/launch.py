@@ -1,4 +1,4 @@
-"""One launch: a program's text, its buffers, and the programs of the grid one after the other."""
+"""A launch: the text is executed for all programs of the grid, one after the other."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tilekern.lower.triton.interpreter.triton_interpreter import TritonInterpret
 from tilekern.lower.triton.interpreter.wire import Header
 
 FILE = "<generated>"
-"""The name of the text in tracebacks."""
+"""File name of the text in tracebacks."""
 
 
 class Launcher:
-    """Launches programs, which arrive as the header and the arrays of a message (`interpret._request`)."""
+    """Launches programs that arrive as messages: a header (`interpret._request`) and arrays."""
 
     def __init__(self, triton: TritonInterpreter) -> None:
         self._triton = triton
         self._names = names(triton)
-        # A program is often launched again, with other arrays.
+        # The same program is often launched again with other arrays.
         self._module = functools.lru_cache(maxsize=64)(self._execute)
 
     def run(self, request: Header, arrays: Sequence[Array]) -> list[Array]:
-        """The buffers of the results, after the launch."""
+        """Launch a program, and return the buffers of its results."""
         memory = Memory()
         buffers = _buffers(memory, request, arrays)
         results = buffers[len(request["operands"]) :]
@@ -50,16 +50,16 @@ class Launcher:
         return [b.data.reshape(r["shape"]) for b, r in zip(results, request["results"], strict=True)]
 
     def _execute(self, text: str) -> dict[str, Any]:
-        """The names that the text defines; its functions are rewritten already."""
+        """The names that the text defines. Its functions are rewritten once, here."""
         module: dict[str, Any] = {"__name__": FILE, **self._names}
         exec(parse(text, FILE), module)
         for value in module.values():
             if isinstance(value, self._triton.module.InterpretedFunction):
-                value.rewrite = functools.partial(_given, value.fn)
+                value.rewrite = functools.partial(_identity, value.fn)
         return module
 
     def _argument(self, argument: Header, buffer: Buffer) -> Any:
-        """What the entry function gets: a pointer, or a descriptor."""
+        """An argument of the entry function: a pointer, or a descriptor."""
         triton, language = self._triton, self._triton.language
         type_ = language.pointer_type(triton.dtype(argument["dtype"]))
         pointer = language.tensor(triton.handle(np.array([buffer.base], np.uint64), type_), type_)
@@ -77,7 +77,7 @@ class Launcher:
         )
 
 
-def _given(function: Any) -> Any:
+def _identity(function: Any) -> Any:
     return function
 
 
@@ -93,7 +93,7 @@ def _buffers(memory: Memory, request: Header, arrays: Sequence[Array]) -> list[B
 
 
 def _fresh(memory: Memory, label: str, result: Header) -> Buffer:
-    """A buffer that is no operand's."""
+    """A buffer that shares no operand's memory."""
     shape: tuple[int, ...] = tuple(result["shape"])
     dtype, zeroed = DTYPES[result["dtype"]], result["zeroed"]
     data: Array = np.zeros(shape, dtype) if zeroed else poison(shape, dtype)
@@ -111,7 +111,7 @@ def _order(programs: int, order: str | int) -> Sequence[int]:
 
 
 def line_of(error: BaseException) -> int:
-    """The line of the generated text at which an error was raised, 0 if it was raised outside."""
+    """The line of the generated text that raised an error; 0 if it was raised elsewhere."""
     if isinstance(error, SyntaxError) and error.filename == FILE:
         return error.lineno or 0
     lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]

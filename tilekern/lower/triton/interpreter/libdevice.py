@@ -1,4 +1,4 @@
-"""CUDA's mathematical functions (`triton.language.extra.libdevice`), which Triton's interpreter refuses."""
+"""Correction: CUDA's mathematical functions (`triton.language.extra.libdevice`), which Triton's interpreter refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilekern.ir.core import Array
 from tilekern.ir.elementwise import TABLE
 from tilekern.lower.triton.interpreter.triton_interpreter import Correction, TritonInterpreter
 
-# The name in the library, for float32 with an "f" at its end, of rows of the table of elementwise ops.
+# Names in the library (of float32 with an "f" at the end) → rows of the table of elementwise ops.
 _ROWS = {
     "acos": "acos",
     "acosh": "acosh",
@@ -77,14 +77,14 @@ SYMBOLS: dict[str, Callable[..., Any]] = {
     f"__nv_{name}": function
     for name, function in (_FLOATS | {f"{name}f": function for name, function in _FLOATS.items()} | _OTHERS).items()
 }
-"""What each function of the library computes, by the name that Triton calls it."""
+"""NumPy's function for each function of the library, by the name that Triton calls."""
 
 
 def _have_libdevice(triton: TritonInterpreter) -> None:
     """Functions of CUDA's library run, with the library's choice by dtype.
 
-    Triton's interpreter (3.6.0, 3.9.0) raises NotImplementedError, and `triton.language.extra.libdevice`, whose
-    functions the compiler replaces with those for the GPU at hand, gives None.
+    Triton's interpreter (3.6.0, 3.9.0) raises NotImplementedError for them. Those of `triton.language.extra.libdevice`,
+    which the compiler replaces by the functions for the GPU, return None.
     """
 
     def call(self: Any, library: str, path: str, symbol: str, operands: list[Any], dtype: Any, pure: bool) -> Any:

@@ -1,7 +1,7 @@
-"""The memory of one launch: buffers at addresses of their own, far from each other, with every access checked.
+"""The memory of a launch: buffers at addresses far from each other, and a check of every access.
 
-Triton's interpreter (3.6.0, 3.9.0) reads and writes whatever memory of the process a pointer hits, and has no atomic
-operations on 16-bit floats. Here addresses belong to no process: a lane outside the buffers is an error.
+Triton's interpreter (3.6.0, 3.9.0) reads and writes the process' own memory at any pointer, and has no atomic
+operations on 16-bit floats. Here addresses are made up, and a lane outside the buffers is an error.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tilekern.ir.core import Array
 from tilekern.ir.types import BOOL, DType, kind_of
 
 _SPACING = 40
-"""log2 of the bytes from one buffer to the next: no wrong index in int32 reaches another one."""
+"""log2 of the bytes from one buffer to the next: no wrong int32 index reaches another buffer."""
 _NOBODY = -1
 
 
 def poison(shape: tuple[int, ...], dtype: DType) -> Array:
-    """What stands where nobody has written: NaN in floats, an odd bit pattern in integers."""
+    """The content of uninitialised memory: NaN for floats, an odd bit pattern for integers."""
     if kind_of(dtype) == "float":
         return np.full(shape, np.nan, dtype)
     if dtype == BOOL:
@@ -32,25 +32,25 @@ class Buffer:
     """One array in memory.
 
     Attributes:
-      name: of the argument that points to it.
-      base: the address of the first element.
-      data: the array, flat; the buffer's own.
-      owner: for an array that programs write to, which program has stored each element; None for one that they read.
-      fresh: whether the array has no value before the launch.
+      name: name of the argument that points to it.
+      base: address of the first element.
+      data: the array, flattened.
+      owner: for each element, the program that has stored it; None for a buffer that programs only read.
+      fresh: True if the buffer is uninitialised before the launch.
     """
 
     def __init__(self, name: str, number: int, data: Array, *, written: bool = False, fresh: bool = False) -> None:
         self.name, self.data, self.fresh = name, data.reshape(-1), fresh
-        self.base = (number << _SPACING) + (1 << _SPACING - 1)  # in the middle of the buffer's own addresses
+        self.base = (number << _SPACING) + (1 << _SPACING - 1)  # the middle of the buffer's range of addresses
         self.owner = np.full(data.size, _NOBODY, np.int32) if written else None
 
     def view(self, dtype: DType) -> Array:
-        """The elements as those of another dtype."""
+        """The memory as elements of another dtype."""
         whole = self.data.nbytes // dtype.itemsize * dtype.itemsize
         return self.data.view(np.uint8)[:whole].view(dtype)
 
     def check_written(self) -> None:
-        """Raise `Unwritten` if an element of a fresh buffer has no value yet."""
+        """Raise `Unwritten` if no program has stored an element of a fresh buffer."""
         if self.fresh and self.owner is not None and (missing := np.flatnonzero(self.owner == _NOBODY)).size:
             count = f"{missing.size} of {self.owner.size} elements left out"
             expected = "every element of a result stored"
@@ -58,22 +58,26 @@ class Buffer:
 
 
 class Memory:
-    """All buffers of a launch; `program` is the number of the program that runs."""
+    """All buffers of a launch.
+
+    Attributes:
+      program: number of the program that runs.
+    """
 
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
         self.program = 0
 
     def add(self, name: str, data: Array, *, written: bool = False, fresh: bool = False) -> Buffer:
-        """Put an array into memory, which it shares if nobody writes to it."""
-        # The first addresses stay free: a null pointer is outside.
+        """Put an array into memory; it is copied if programs write to it."""
+        # The first addresses stay free, so a null pointer is out of bounds.
         number = len(self._buffers) + 1
         buffer = Buffer(name, number, data.copy() if written else data, written=written, fresh=fresh)
         self._buffers.append(buffer)
         return buffer
 
     def load(self, pointers: Array, mask: Array | None, other: Array | None, dtype: DType) -> Array:
-        """The elements at `pointers`; where the mask is False those of `other`, or poison (on the GPU: anything)."""
+        """Load the elements at `pointers`. Masked lanes get `other`, or poison; on a GPU they are undefined."""
         active = None if mask is None or mask.all() else mask
         found = self._find(pointers, active, dtype, "a load")
         if found is None:
@@ -82,7 +86,7 @@ class Memory:
             buffer, elements = found
             loaded = buffer.view(dtype)[elements]
             if buffer.owner is not None:
-                # What another program stores may or may not be there already.
+                # Another program's store may come before or after this load.
                 owner = self._owner(buffer, dtype)[elements]
                 foreign = (owner != self.program) & (owner != _NOBODY)
                 if foreign.any():
@@ -90,7 +94,7 @@ class Memory:
         if active is None:
             return np.reshape(loaded, pointers.shape)
         if other is None:
-            # Triton's language forgets an `other` that is false (3.6.0, 3.9.0), for scalars only.
+            # For scalars, Triton's language (3.6.0, 3.9.0) drops an `other` that is 0.
             lanes = poison(pointers.shape, dtype) if pointers.size > 1 else np.zeros(pointers.shape, dtype)
         else:
             lanes = np.broadcast_to(other, pointers.shape).astype(dtype)
@@ -98,7 +102,7 @@ class Memory:
         return lanes
 
     def store(self, pointers: Array, values: Array, mask: Array | None) -> None:
-        """Write values where the mask is True."""
+        """Store values where the mask is True."""
         active = None if mask is None or mask.all() else mask
         found = self._find(pointers, active, values.dtype, "a store")
         if found is None:
@@ -110,7 +114,7 @@ class Memory:
     def update(
         self, pointers: Array, mask: Array | None, function: Callable[..., Array], value: Array, *more: Array
     ) -> Array:
-        """Replace elements by `function(old, value, *more)`, one lane after the other; returns the old ones."""
+        """Replace elements by `function(old, value, *more)`, lane by lane, and return the old elements."""
         active = None if mask is None or mask.all() else mask
         results = poison(pointers.shape, value.dtype)
         found = self._find(pointers, active, value.dtype, "an update")
@@ -132,10 +136,10 @@ class Memory:
         return results
 
     def _find(self, pointers: Array, active: Array | None, dtype: DType, access: str) -> tuple[Buffer, Array] | None:
-        """The buffer that the active lanes point to, and the number of the element of each; None if there is no lane.
+        """The buffer that the active lanes point to, and the element of each lane; None without active lanes.
 
         Raises:
-          OutOfBounds: a lane is outside the buffer that the first one points to.
+          OutOfBounds: a lane is outside the buffer of the first lane.
         """
         addresses = _lanes(pointers, active).view(np.int64)
         if not addresses.size:
@@ -163,7 +167,7 @@ class Memory:
         raise OutOfBounds(f"{access} is outside {buffer.name}", expected=f"0 <= element < {count}", got=got)
 
     def _claim(self, buffer: Buffer, elements: Array, dtype: DType) -> None:
-        """Note that the program stores these elements, which no other one may have stored."""
+        """Mark elements as stored by this program; raise `WriteConflict` if another one has stored one of them."""
         owners = self._owner(buffer, dtype)
         owner = owners[elements]
         foreign = (owner != self.program) & (owner != _NOBODY)
@@ -174,7 +178,7 @@ class Memory:
         owners[elements] = self.program
 
     def _owner(self, buffer: Buffer, dtype: DType) -> Array:
-        """Who has stored each element of a buffer that programs access as elements of `dtype`."""
+        """The owner of each element of a buffer that programs write to as elements of `dtype`."""
         if buffer.owner is None:
             raise WriteConflict(f"a program writes to {buffer.name}, which is no result")
         if dtype.itemsize != buffer.data.dtype.itemsize:
@@ -184,5 +188,5 @@ class Memory:
 
 
 def _lanes(values: Array, active: Array | None) -> Array:
-    """The active lanes in a row."""
+    """The values of the active lanes, as a vector."""
     return values.reshape(-1) if active is None else values[active]

@@ -1,4 +1,4 @@
-"""Reductions and scans, whole slices at a time."""
+"""Corrections of reductions and scans, which combine whole slices at a time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _Combine = Callable[[list[Array], list[Array]], list[Array]]
 
 
 def _reduce_slices(triton: TritonInterpreter) -> None:
-    """`tl.reduce` and `tl.associative_scan`, and all that is made of them.
+    """`tl.reduce`, `tl.associative_scan`, and all functions made of them, combine slices of arrays.
 
-    Triton's interpreter (3.6.0, 3.9.0) calls the combining function once an element, which takes seconds for a tile,
-    on code in which a number that is assigned stays a Python number. Its short cuts differ from the functions that
-    they stand for: the maximum of NaNs warns, argmax refuses NaN, and a sum of bfloat16 adds the bits.
+    Triton's interpreter (3.6.0, 3.9.0) calls the combining function for each element, which takes seconds for a tile,
+    and leaves numbers that it assigns as Python numbers. Its short cuts differ from the functions that they replace: a
+    maximum of NaNs warns, argmax refuses NaN, and a sum of bfloat16 adds the bits.
     """
 
     def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **hints: Any) -> Any:
@@ -37,7 +37,7 @@ CORRECTIONS: tuple[Correction, ...] = (_reduce_slices,)
 
 
 def _on_tuples(triton: TritonInterpreter, input: Any, fold: Callable[[_Tensors], list[Array]]) -> Any:
-    """The fold of one tensor, or of several at once, as tensors of the same dtypes."""
+    """Reduce or scan one tensor, or a tuple of them; the results have the same dtypes."""
     single = isinstance(input, triton.language.tensor)
     inputs: _Tensors = (input,) if single else tuple(input)
     results = tuple(triton.tensor(x, v.dtype) for x, v in zip(fold(inputs), inputs, strict=True))
@@ -70,14 +70,14 @@ def _scanned(triton: TritonInterpreter, inputs: _Tensors, axis: Any, combine: An
 
 
 def _number(value: Any) -> Any:
-    """What a `tl.constexpr` holds."""
+    """The value of a `tl.constexpr`."""
     return getattr(value, "value", value)
 
 
 def _direct_reduction(triton: TritonInterpreter, combine: Any, x: Array) -> np.ufunc | None:
-    """The function of NumPy that folds like `combine`, for the folds that programs make most.
+    """NumPy's function for `combine`, for the most frequent reductions; None for others.
 
-    Narrow floats are not among them: NumPy does not round their sums at each step.
+    Sums of narrow floats have none, because NumPy does not round them at each step.
     """
     standard = triton.language.standard
     if combine is standard._sum_combine and (kind_of(x.dtype) != "float" or x.dtype in (F32, F64)):
@@ -88,7 +88,7 @@ def _direct_reduction(triton: TritonInterpreter, combine: Any, x: Array) -> np.u
 
 
 def _combiner(triton: TritonInterpreter, combine: Any, like: _Tensors) -> _Combine:
-    """`combine`, a device function of two numbers for each input, on arrays."""
+    """`combine`, a device function of two elements of each input, as a function of arrays."""
 
     def combined(left: list[Array], right: list[Array]) -> list[Array]:
         operands = [triton.tensor(x, v.dtype) for side in (left, right) for x, v in zip(side, like, strict=True)]
@@ -103,7 +103,7 @@ def _combiner(triton: TritonInterpreter, combine: Any, like: _Tensors) -> _Combi
 
 
 def _reduce(arrays: list[Array], dim: int, combine: _Combine) -> list[Array]:
-    """Combine the first half with the second one until one slice is left, as the threads of a GPU do it."""
+    """Combine the first half with the second one until one slice is left, in the order of a GPU's threads."""
     while (size := arrays[0].shape[dim]) > 1:
         halves = [np.split(x, [size // 2], dim) for x in arrays]
         arrays = combine([first for first, _ in halves], [second for _, second in halves])
@@ -111,7 +111,7 @@ def _reduce(arrays: list[Array], dim: int, combine: _Combine) -> list[Array]:
 
 
 def _scan(arrays: list[Array], dim: int, combine: _Combine) -> list[Array]:
-    """Each slice with all before it: after step s it holds the 2ˢ up to it (Hillis and Steele, 1986)."""
+    """Combine each slice with all before it: after step s it covers 2ˢ slices (Hillis and Steele, 1986)."""
     size, distance = arrays[0].shape[dim], 1
     along = [size if d == dim else 1 for d in range(arrays[0].ndim)]
     number: Array = np.arange(size, dtype=np.int64).reshape(along)

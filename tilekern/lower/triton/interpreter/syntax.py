@@ -1,4 +1,4 @@
-"""Python's control flow on tiles, as Triton's compiler understands it."""
+"""Corrections of Python's control flow on tiles, which follows Triton's compiler."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ASSIGNED, _CONJUNCTION, _DISJUNCTION, _NEGATION = "_tile_assigned", "_tile_and"
 
 
 class Rewriter(ast.NodeTransformer):
-    """Rewrite what Python does not let a class overload; replaces Triton's `ASTTransformer`.
+    """Rewrite syntax that a class cannot overload in Python; replaces Triton's `ASTTransformer`.
 
-    `name = value` → `name = _tile_assigned(value)`: a number becomes a tensor, like in the compiler.
-    `a and b` → `_tile_and(lambda: a, lambda: b)`, `or` and `not` likewise: Python asks a tile for its truth, and
-    Triton's interpreter (3.6.0, 3.9.0) answers True for all but scalars. So `argmax` of equal values went wrong unless
+    `name = value` → `name = _tile_assigned(value)`: a number becomes a tensor, as in the compiler.
+    `a and b` → `_tile_and(lambda: a, lambda: b)`; `or` and `not` likewise. Python asks a tile for its truth value, and
+    Triton's interpreter (3.6.0, 3.9.0) returns True for all but scalars. So `argmax` of equal values was wrong unless
     computed element by element, and `a < b < c` (3.6.0) meant `b < c`.
     """
 
@@ -58,13 +58,13 @@ def _call(name: str, *arguments: ast.expr) -> ast.Call:
 
 
 def _later(value: ast.expr) -> ast.expr:
-    """`lambda: value`, for operands that may not be reached."""
+    """`lambda: value`, for operands that may not be evaluated."""
     nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
     return ast.Lambda(nothing, value)
 
 
 def parse(text: str, filename: str) -> Any:
-    """The code of a module whose functions are kernels."""
+    """Compile the text of a module whose functions are kernels, with all functions rewritten."""
     tree = ast.parse(text, filename)
     rewriter = Rewriter()
     tree.body = [rewriter.visit(node) if isinstance(node, ast.FunctionDef) else node for node in tree.body]
@@ -72,12 +72,12 @@ def parse(text: str, filename: str) -> Any:
 
 
 def _install(triton: TritonInterpreter) -> None:
-    """Triton's own device functions (`tl.argmax`, `tl.sort`) go through the rewriter, too."""
+    """Triton's own device functions (`tl.argmax`, `tl.sort`) are rewritten, too."""
     module = triton.module
     module.FunctionRewriter.ast_transformer = Rewriter()
-    # A rewritten function sees the names of this module. Triton's own `static_range` counts by its `range`.
+    # Rewritten functions look up names in Triton's module, whose own `static_range` needs Python's `range`.
     vars(module).update({name: value for name, value in names(triton).items() if name != "range"})
-    # Triton wraps an error anew at each call, and its message with it.
+    # Triton's own method wraps an error again at each call, and its message with it.
     module.InterpretedFunction.__call__ = _call_device_function
 
 
@@ -86,9 +86,9 @@ def _call_device_function(self: Any, *arguments: Any, **keywords: Any) -> Any:
 
 
 def _count_in_int32(triton: TritonInterpreter) -> None:
-    """A loop's variable is a tensor: int32, or int64 where a bound is; it wraps around like on the device.
+    """A loop's variable is a tensor, int32 or (like its bounds) int64, and wraps around as on a GPU.
 
-    Triton's interpreter (3.6.0, 3.9.0) gives Python integers, which have no `.to(tl.int64)` and never overflow.
+    Triton's interpreter (3.6.0, 3.9.0) uses Python integers, which have no `.to(tl.int64)` and never overflow.
     """
     for language in (triton.language, triton.language.core):
         language.range = names(triton)["range"]
@@ -99,7 +99,7 @@ def _as_index(self: Any) -> int:
 
 
 def _index(triton: TritonInterpreter) -> None:
-    """A scalar is an array of one element, which `int()` refuses since NumPy 2.5 (3.6.0)."""
+    """Scalars can be indices. 3.6.0 calls `int()` on arrays of one element, which NumPy 2.5 refuses."""
     triton.language.tensor.__index__ = _as_index
 
 
@@ -107,7 +107,7 @@ CORRECTIONS: tuple[Correction, ...] = (_install, _count_in_int32, _index)
 
 
 def names(triton: TritonInterpreter) -> dict[str, Callable[..., Any]]:
-    """What rewritten code calls, and Python's `range` for tensors."""
+    """The functions that rewritten code calls, and `range` for tensors, by name."""
     tensor: Any = triton.language.tensor
 
     def assigned(value: Any) -> Any:
@@ -134,7 +134,7 @@ def names(triton: TritonInterpreter) -> dict[str, Callable[..., Any]]:
 
 
 def _chain(operands: tuple[Callable[[], Any], ...], stop: bool, method: str, tensor: Any) -> Any:
-    """Join operands like Triton's compiler: only what is known at compile time ends the chain early."""
+    """Join operands like Triton's compiler: only a Python value ends the chain early."""
     value = joined = None
     for operand in operands:
         value = operand()
@@ -146,7 +146,7 @@ def _chain(operands: tuple[Callable[[], Any], ...], stop: bool, method: str, ten
 
 
 def _count(triton: TritonInterpreter, first: Any, second: Any = None, step: Any = 1, **hints: Any) -> Iterator[Any]:
-    """`range` or `tl.range`, of tensors."""
+    """`range` or `tl.range` whose numbers are tensors."""
     language = triton.language
     bounds: list[Any] = [0, first, step] if second is None else [first, second, step]
     wide = any(isinstance(b, language.tensor) and b.dtype.primitive_bitwidth == 64 for b in bounds)

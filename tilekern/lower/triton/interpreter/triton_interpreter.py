@@ -37,18 +37,18 @@ class TritonInterpreter:
         return self.module._ir
 
     def handle(self, data: Array, dtype: Any) -> Any:
-        """A value of the interpreter: an array, and the dtype of its elements."""
+        """A value of Triton's interpreter: an array and the dtype of its elements."""
         return self.module.TensorHandle(data, dtype.scalar)
 
     def tensor(self, data: Array, dtype: Any) -> Any:
-        """A value of the language; an array without dims becomes a scalar."""
+        """A value of Triton's language; an array without dims becomes a scalar."""
         language = self.language
         if not data.shape:
             return language.tensor(self.handle(data.reshape(1), dtype), dtype)
         return language.tensor(self.handle(data, dtype), language.block_type(dtype, list(data.shape)))
 
     def dtype(self, name: str) -> Any:
-        """Triton's name for a dtype of the language, by its short name."""
+        """Triton's dtype, by its short name."""
         return getattr(self.language, TRITON_DTYPES[name])
 
 
@@ -69,7 +69,7 @@ TRITON_DTYPES: dict[str, str] = {
     "u8": "uint8",
     "bool": "int1",
 }
-"""The name in `triton.language` of each dtype."""
+"""Names of the dtypes in `triton.language`, by their short names."""
 assert TRITON_DTYPES.keys() == DTYPES.keys()
 
 Correction = Callable[[TritonInterpreter], None]

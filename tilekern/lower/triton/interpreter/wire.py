@@ -1,4 +1,4 @@
-"""Messages between the process that asks and the one that interprets: a JSON header, then arrays as raw bytes."""
+"""Messages between the two processes of the interpreter: a JSON header, then arrays as raw bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilekern.ir.types import DTYPES, dtype_name
 Header = dict[str, Any]
 
 _LENGTH = struct.Struct("<Q")
-"""What precedes the header: its length in bytes."""
+"""The length of the header in bytes, which precedes it."""
 
 
 def send(stream: IO[bytes], header: Header, arrays: Sequence[Array] = ()) -> None:
@@ -33,7 +33,7 @@ def receive(stream: IO[bytes]) -> tuple[Header, list[Array]]:
     """Read one message.
 
     Raises:
-      EOFError: the other side has gone.
+      EOFError: the other process has ended.
     """
     (length,) = _LENGTH.unpack(_read(stream, _LENGTH.size))
     header, types = json.loads(_read(stream, length))

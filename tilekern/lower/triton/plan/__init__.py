@@ -1,1 +1,1 @@
-"""Plan of a Func for a GPU: order of programs, loop bounds in tiles, copies by the Tensor Memory Accelerator."""
+"""Plan of a Func for a GPU: TMA copies, partial sums, launch options."""

@@ -36,10 +36,10 @@ def _places(op: Atomic, number: int) -> tuple[object, ...]:
 
 
 def _separated_by(dim: Dim, op: Atomic, index: Value, tiles: Mapping[Value, int]) -> bool:
-    """Whether programs with different indices along one axis touch different elements along `dim`.
+    """True if programs with different indices along one axis touch different elements along `dim`.
 
-    The position is read as a number in mixed radix. The digits are unique if each stride is at least the reach of all
-    smaller terms together.
+    The position is a number in mixed radix: its digits are unique if each stride is at least the reach of all smaller
+    terms together.
     """
     terms = [(abs(t.stride), op.positions[t.operand], t.plain) for t in dim.position.terms]
     known = all(plain and value in tiles for _, value, plain in terms)

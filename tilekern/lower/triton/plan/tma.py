@@ -1,17 +1,19 @@
-"""Which loads and stores the Tensor Memory Accelerator does, and by which descriptors.
+"""TMA copies: the loads and stores that the Tensor Memory Accelerator does, and their descriptors.
 
-It copies boxes of arrays of up to 5 dims between global and shared memory, with what lies outside the array read as 0
-and not written. It wants the innermost dim to be contiguous, all other strides and the box's innermost size to be
-multiples of 16 bytes, and sizes of a box of at most 256 (CUDA driver API, `cuTensorMapEncodeTiled`); Triton wants the
-box to begin at a multiple of 16 bytes, too. The dims of a
-descriptor may be in any order: those that a tile does not have come first, so that the box is the tile.
+The hardware copies boxes of arrays between global and shared memory. Elements outside the array are read as 0, and not
+written. Its limits (CUDA driver API, `cuTensorMapEncodeTiled`): at most 5 dims, a contiguous innermost dim, all other
+strides and the box's innermost size multiples of 16 bytes, and sizes of a box of at most 256. Triton adds one: the box
+begins at a multiple of 16 bytes. The dims of a descriptor may be in any order. Dims that the tile lacks come first, so
+that the box is the tile.
 
-Tiles in shared memory are what tensor cores of sm_90 multiply. So loads that feed their dots are copies, and in
-programs that have such loads, stores of large tiles; what is loaded for arithmetic gets to registers faster by
-pointers. So does what is multiplied as float32: Triton loads all of a copied operand into registers at once, and they
-spill (1,828 bytes for a matmul with blocks of 128 × 128 × 32 on sm_90, and none with pointers). And so does what a loop
-multiplies again and again with fewer rows than the instructions on shared memory take: it, too, would be in registers,
-for all of the loop (1,392 bytes for the backward kernel of attention with 32 keys and heads of 256).
+Tensor cores of sm_90 multiply tiles in shared memory. So loads that feed their dots become copies, and in programs with
+such loads, stores of large tiles do, too. All other loads use pointers:
+
+- Operands of arithmetic, which get to registers faster that way.
+- Operands of float32 dots. Triton loads a copied operand into registers at once, and they spill: 1,828 bytes for a
+  matmul with blocks of 128 × 128 × 32 on sm_90, and none with pointers.
+- Operands from outside the loop of a dot with fewer rows than instructions on shared memory take. They would stay in
+  registers for the whole loop: 1,392 bytes of spills in attention's backward kernel with 32 keys and heads of 256.
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ from tilekern.lower.triton.calibration import MIN_TMA_BYTES
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.program import Descriptor
 
-_ALIGNMENT = 16  # bytes
-_LARGEST_BOX = 256  # elements of one dim
-_DIMS = 5
-_ROWS = 64  # of a `wgmma`, and of the smallest `tcgen05.mma` (PTX ISA, "Matrix shape")
+_ALIGNMENT = 16  # bytes, of strides and of the box's innermost size
+_MAX_BOX = 256  # elements along one dim
+_MAX_DIMS = 5
+_MIN_ROWS = 64  # of a `wgmma`, and of the smallest `tcgen05.mma` (PTX ISA, "Matrix shape")
 _INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class TmaCopy:
-    """How one load or store is copied.
+    """The copy of one load or store.
 
     Attributes:
-      descriptor: of the array.
+      descriptor: descriptor of the array and the box.
       dims: for each dim of the descriptor, the number of the array's dim.
     """
 
@@ -51,7 +53,7 @@ class TmaCopy:
 
 
 def plan_tma_copies(func: Func, chip: Chip, ranges: Mapping[Value, Interval]) -> dict[Op, TmaCopy]:
-    """The loads and stores of a legal Func that are copies, none on chips that cannot."""
+    """The loads and stores of a legal Func that become copies; none on chips without the accelerator."""
     if not chip.tma:
         return {}
     operands = _dot_operands(func)
@@ -67,7 +69,7 @@ def plan_tma_copies(func: Func, chip: Chip, ranges: Mapping[Value, Interval]) ->
 
 
 def _stores(func: Func, ranges: Mapping[Value, Interval]) -> Iterator[tuple[Op, TmaCopy]]:
-    """Stores to arrays that are only stored to, always by the same descriptor: a result is one argument of a kernel."""
+    """Stores to outputs whose accesses are all copies with one descriptor, because an output is one argument."""
     for param in func.outputs:
         users = [op for op in func.walk() if isinstance(op, MemoryOp) and op.ref is param]
         copies = [_copy(op, ranges) if isinstance(op, Store) else None for op in users]
@@ -77,7 +79,10 @@ def _stores(func: Func, ranges: Mapping[Value, Interval]) -> Iterator[tuple[Op, 
 
 
 def _dot_operands(func: Func) -> set[Value]:
-    """What tensor cores multiply, before it is transposed; of few rows only what is loaded next to the product."""
+    """The operands of dots on tensor cores, before they are transposed.
+
+    A dot of few rows counts only operands that are loaded in its own block.
+    """
     wanted: set[Value] = set()
 
     def visit(block: Block) -> None:
@@ -86,7 +91,7 @@ def _dot_operands(func: Func) -> set[Value]:
             for region in op.regions:
                 visit(region)
             if isinstance(op, Dot) and _on_tensor_cores(op):
-                wanted.update(v for v in op.operands if op.result.tile.shape[-2] >= _ROWS or v in made)
+                wanted.update(v for v in op.operands if op.result.tile.shape[-2] >= _MIN_ROWS or v in made)
             elif isinstance(op, (Transpose, Reshape)) and op.result in wanted:
                 wanted.update(op.operands)
 
@@ -95,7 +100,7 @@ def _dot_operands(func: Func) -> set[Value]:
 
 
 def _on_tensor_cores(op: Dot) -> bool:
-    """Whether no factor has more bits than those of tensor cores."""
+    """True if tensor cores multiply operands of this dtype, in this precision."""
     dtype = op.operands[0].tile.dtype
     return dtype != F64 and (dtype != F32 or op.precision != "ieee")
 
@@ -104,7 +109,7 @@ def _copy(op: MemoryOp, ranges: Mapping[Value, Interval]) -> TmaCopy | None:
     shape, itemsize = op.extents, op.ref.ref.dtype.itemsize
     dims = op.access.dims
     plain = not op.masked and not op.trailing and op.ref.ref.dtype != BOOL
-    if not plain or not 2 <= len(shape) <= _DIMS or any(n == 0 or n > _INT32 for n in shape):
+    if not plain or not 2 <= len(shape) <= _MAX_DIMS or any(n == 0 or n > _INT32 for n in shape):
         return None
     if dims[-1].kind != "block" or any(d.kind == "gather" for d in dims):
         return None
@@ -127,6 +132,6 @@ def _copy(op: MemoryOp, ranges: Mapping[Value, Interval]) -> TmaCopy | None:
 
 
 def _fits(dim: Dim, op: MemoryOp, ranges: Mapping[Value, Interval]) -> bool:
-    """Whether a dim of a box is small enough, and its position an int32."""
+    """True if a dim of a box is small enough, and its position is an int32."""
     where = position_interval(dim.position, [ranges.get(v) for v in op.positions])
-    return dim.size <= _LARGEST_BOX and where is not None and where.within(-_INT32, _INT32 - dim.size)
+    return dim.size <= _MAX_BOX and where is not None and where.within(-_INT32, _INT32 - dim.size)

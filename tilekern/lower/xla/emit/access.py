@@ -1,8 +1,8 @@
 """Loads and stores of a batch of programs.
 
-Where the windows of all programs of a batch form one box of the array, and the box is proved to lie inside it, an
-access is one slice. A box at a known place that reaches past the array is cut and filled up. Everything else is a
-gather or a scatter, which drops what is out of bounds lane by lane.
+An access is one slice if the windows of all programs of the batch form one box of the array that is proved to lie
+inside it. A box at a known place that reaches past the array is cut, and padded with the fill. All other accesses are
+gathers and scatters, which drop lanes out of bounds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tilekern.lower import positions
 
 @dataclass(frozen=True)
 class Batched:
-    """A value of every program of the batch.
+    """A value in all programs of the batch.
 
     Attributes:
-      array: one leading dim for each axis of `axes`, then the tile's dims.
-      axes: the batched grid axes that the value depends on, ascending.
-      interval: known bounds of an integer value.
+      array: has one leading dim for each axis of `axes`, then the tile's dims.
+      axes: batched grid axes that the value depends on, ascending.
+      interval: bounds of an integer value, if known.
     """
 
     array: Any
@@ -38,7 +38,7 @@ class Batched:
 
 @dataclass(frozen=True)
 class GridIndex(Batched):
-    """The tile index along a batched axis: `base`, `base` + 1, ... up to `count` of them."""
+    """The tile index along a batched axis: the `count` numbers from `base` on."""
 
     base: Any = 0
     count: int = 1
@@ -47,12 +47,14 @@ class GridIndex(Batched):
 
 @dataclass(frozen=True)
 class Window:
-    """What the programs of a batch touch along one dim: from `start`, `length` elements.
+    """The elements that the programs of a batch touch along one dim.
 
     Attributes:
-      radix: the batched axes in the order of their strides, largest first, and how many tiles each has.
-      size: the elements of one program.
-      low, high: the part of the window inside the array; all of it unless the window is cut.
+      start: first element.
+      length: number of elements.
+      radix: the batched axes by falling stride, each with its number of tiles.
+      size: elements of one program.
+      low, high: the part of the window inside the array, relative to `start`; the whole window unless it is cut.
     """
 
     start: Any
@@ -122,7 +124,7 @@ def write(
 
 
 def windows(op: MemoryOp, shape: Sequence[int], env: Environment) -> list[Window] | None:
-    """The box that the batch touches, or None if it is no box, or not known to lie inside the array."""
+    """The box that the batch touches; None if it is no box, or not proved to lie inside the array."""
     found = [_window(dim, size, op, env) for dim, size in zip(op.access.dims, shape, strict=True)]
     boxes = [w for w in found if w is not None]
     axes = [axis for w in boxes for axis, _ in w.radix]
@@ -165,7 +167,7 @@ def _window(dim: Dim, extent: int, op: MemoryOp, env: Environment) -> Window | N
 
 
 def _sum(start: Any, base: Any, stride: int) -> Any:
-    """start + base * stride: an int, or an int32 that wraps around on the way to a place in the array."""
+    """`start + base * stride`: an int, or an int32 that may wrap around before it is a position in the array."""
     if isinstance(start, int) and isinstance(base, int):
         return start + base * stride
     return base * positions.wrapped(stride) + (positions.wrapped(start) if isinstance(start, int) else start)
@@ -176,7 +178,7 @@ def _as_indices(starts: Sequence[Any]) -> list[jax.Array]:
 
 
 def _slice(boxes: Sequence[Window], op: MemoryOp, array: jax.Array, fill: jax.Array) -> Batched:
-    """The box as one slice, cut apart into the programs' tiles."""
+    """Load a box as one slice, and split it into the programs' tiles."""
     sizes = [max(0, w.high - w.low) for w in boxes]
     if 0 in sizes:
         tile = jnp.full([w.length for w in boxes], fill, array.dtype)
@@ -192,7 +194,7 @@ def _slice(boxes: Sequence[Window], op: MemoryOp, array: jax.Array, fill: jax.Ar
 
 
 def _digits(boxes: Sequence[Window]) -> tuple[list[int], list[int | None]]:
-    """The shape of a box with every batched axis as a dim of its own, and which axis each dim is (None: lanes)."""
+    """The shape of a box with each batched axis as a dim of its own; and the axis of each dim, None for lanes."""
     shape, owner = list[int](), list[int | None]()
     for w in boxes:
         shape += [count for _, count in w.radix]
@@ -228,7 +230,7 @@ def _to_box(boxes: Sequence[Window], op: MemoryOp, value: Batched, sizes: Mappin
 
 
 def _indices(op: MemoryOp, env: Environment) -> tuple[list[jax.Array], tuple[int, ...]]:
-    """For each dim the index of every lane, all broadcast against each other; and the batched axes that lead them."""
+    """The index of every lane in each dim, in shapes that broadcast together; and the axes of their leading dims."""
     access = op.access
     used = {op.positions[t.operand] for d in access.dims for t in d.position.terms}
     axes = tuple(sorted({a for v in used for a in env[v].axes}))
@@ -246,10 +248,10 @@ def _indices(op: MemoryOp, env: Environment) -> tuple[list[jax.Array], tuple[int
 
 
 def _spread(value: Value, env: Environment, axes: tuple[int, ...], lane: int | None, rank: int) -> jax.Array:
-    """A scalar, or the vector of a gather, with its dims where the batch and the lanes of the access want them."""
-    stacked = env[value]
-    array = jnp.asarray(stacked.array, jnp.int32)
-    leading = [array.shape[stacked.axes.index(a)] if a in stacked.axes else 1 for a in axes]
+    """A scalar, or the vector of a gather, reshaped to the dims of the batch and of the access."""
+    batched = env[value]
+    array = jnp.asarray(batched.array, jnp.int32)
+    leading = [array.shape[batched.axes.index(a)] if a in batched.axes else 1 for a in axes]
     lanes = [1] * rank
     if lane is not None and value.tile.shape:
         lanes[lane] = value.tile.shape[0]
@@ -271,7 +273,7 @@ def _gather(op: Load, array: jax.Array, env: Environment) -> Batched:
     shape = (*shape[: len(axes)], *op.access.shape)
     if 0 in array.shape:
         return Batched(jnp.zeros(shape, array.dtype), axes)
-    # Out of bounds lanes read some element here; the caller puts the fill there.
+    # Lanes out of bounds read some element here; the caller replaces it by the fill.
     clamped = [jnp.clip(i, 0, n - 1) for i, n in zip(indices, array.shape, strict=True)]
     tile = array.at[tuple(clamped)].get(mode="promise_in_bounds") if clamped else array
     return Batched(jnp.broadcast_to(tile, shape), axes)
@@ -295,7 +297,7 @@ def targets(
     axes: tuple[int, ...],
     sizes: Mapping[int, int],
 ) -> tuple[jax.Array, ...]:
-    """The index of every lane of every program of `axes` in each dim; behind the end where nothing may be written."""
+    """The index of all lanes in each dim, for all programs of `axes`; behind the end where nothing may be written."""
     indices, found = _indices(op, env)
     shape = (*(sizes[a] for a in axes), *op.access.shape)
     spread = [
@@ -312,7 +314,7 @@ def targets(
 
 
 def as_array(value: Batched) -> jax.Array:
-    """The array of a value; a Python int is a known position, an int32 also where 64-bit types are on."""
+    """The array of a value. A Python int is a known position; it becomes an int32 even if 64-bit types are on."""
     return jnp.asarray(value.array, jnp.int32 if isinstance(value.array, int) else None)
 
 
@@ -330,10 +332,10 @@ def select(mask: Batched, value: Batched, other: Batched, rank: int) -> Batched:
     """jnp.where over programs and lanes; `other` may be a scalar."""
     axes = tuple(sorted({*mask.axes, *value.axes, *other.axes}))
 
-    def spread(stacked: Batched) -> jax.Array:
-        array = as_array(stacked)
-        tile = array.shape[len(stacked.axes) :] or (1,) * rank
-        leading = [array.shape[stacked.axes.index(a)] if a in stacked.axes else 1 for a in axes]
+    def spread(batched: Batched) -> jax.Array:
+        array = as_array(batched)
+        tile = array.shape[len(batched.axes) :] or (1,) * rank
+        leading = [array.shape[batched.axes.index(a)] if a in batched.axes else 1 for a in axes]
         return array.reshape(*leading, *tile)
 
     return Batched(jnp.where(spread(mask), spread(value), spread(other)), axes)

@@ -1,4 +1,4 @@
-"""Atomic updates of a batch of programs: combined among the programs first, then with the array."""
+"""Atomic updates of a batch: the programs' values are combined first, then they update the array."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _updated(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int,
     value = Batched(jnp.asarray(env[op.value].array).astype(array.dtype), env[op.value].axes)
     if op.mask is not None:
         value = select(env[op.mask], value, Batched(neutral), rank)
-    # Programs that the value and the place do not depend on update the element once each, all the same.
+    # Every program updates the element once, also along axes that neither the value nor the position depends on.
     batched = tuple(sorted(axis for axis, size in sizes.items() if size > 1))
     placed = tuple(sorted({a for v in op.positions for a in env[v].axes}))
     every = aligned(value, batched, sizes)
@@ -46,7 +46,7 @@ def _updated(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int,
 
 
 def _one_by_one(kind: AtomicKind, array: jax.Array, places: tuple[jax.Array, ...], value: jax.Array) -> jax.Array:
-    """A scatter that XLA does not have: lane after lane."""
+    """A scatter whose function XLA lacks, lane after lane."""
     flat, values = [p.reshape(-1) for p in places], value.reshape(-1)
 
     def lane(i: jax.Array, array: jax.Array) -> jax.Array:

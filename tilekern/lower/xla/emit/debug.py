@@ -15,7 +15,7 @@ from tilekern.ir.debug import Assert, Print
 
 
 def function_of(op: Print | Assert) -> Callable[..., None]:
-    """The function of the op's operands that does what it says."""
+    """The callback of an op, a function of its operands."""
     if isinstance(op, Print):
         return partial(jax.debug.print, op.format)
     return partial(jax.debug.callback, partial(_check, op))

@@ -1,4 +1,4 @@
-"""Run a Func as a JAX function: the grid as loops over batches of programs, blocks op by op, control flow by `lax`."""
+"""A Func as a JAX function: the grid as loops over batches of programs, control flow by `jax.lax`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tilekern.lower.xla.plan.batching import BatchPlan, Segment, plan_batches
 
 
 def run(func: Func, *inputs: jax.Array) -> tuple[jax.Array, ...]:
-    """The outputs of `func`, in order; traceable by JAX, on any platform."""
+    """Compute the outputs of `func`, in order; traceable by JAX, on any platform."""
     return Emitter(func, plan_batches(func)).run(inputs)
 
 
 class Emitter:
     """Emits one Func.
 
-    `_arrays` is the memory: inputs, and outputs as far as they are written. It is state: a region that stores is
-    emitted with the arrays it stores to as loop or branch values.
+    `_arrays` is the memory: the inputs, and the outputs after the stores so far. Loops and branches that store pass the
+    arrays of their outputs as loop or branch values.
     """
 
     def __init__(self, func: Func, schedule: BatchPlan) -> None:
@@ -49,7 +49,7 @@ class Emitter:
         self._arrays = dict(zip(func.inputs, inputs, strict=True))
         for output in func.outputs:
             if output not in self._arrays:
-                # A sum of narrow floats is kept wide, and rounded once.
+                # A sum of narrow floats accumulates in a wide dtype, and is rounded once.
                 wide = output.ref.role == "sum" and kind_of(output.ref.dtype) == "float"
                 dtype = accumulator(output.ref.dtype) if wide else output.ref.dtype
                 self._arrays[output] = jnp.zeros(output.ref.shape, dtype)
@@ -60,7 +60,7 @@ class Emitter:
     # --- the grid ---
 
     def _grid(self, number: int) -> None:
-        """Run all programs, given the place of the first `number` axes."""
+        """Run all programs, given the indices along the first `number` axes."""
         if number == len(self._func.axes):
             self.block(self._func.body)
             return
@@ -83,7 +83,7 @@ class Emitter:
         self.set(outputs, loop(0, segment.chunks, chunk, self.get(outputs)))
 
     def _place(self, number: int, segment: Segment, base: Any) -> None:
-        """Let the index of an axis be `base` and the `count` - 1 after it."""
+        """Set the index along an axis to the `count` numbers from `base` on."""
         low, high = segment.first, segment.first + (segment.chunks - 1) * segment.count
         bases, every = Interval(low, high), Interval(low, high + segment.count - 1)
         self._sizes[number] = segment.count
@@ -96,11 +96,11 @@ class Emitter:
     # --- memory as state ---
 
     def get(self, refs: Sequence[Value]) -> tuple[jax.Array, ...]:
-        """The arrays of refs, as they are now."""
+        """The current arrays of refs."""
         return tuple(self._arrays[r] for r in refs)
 
     def set(self, refs: Sequence[Value], arrays: Sequence[jax.Array]) -> None:
-        """Let the arrays of refs be these from now on."""
+        """Replace the arrays of refs."""
         self._arrays.update(zip(refs, arrays, strict=True))
 
     # --- blocks ---
@@ -148,7 +148,7 @@ class Emitter:
     # --- control ---
 
     def carry_axes(self, values: Sequence[Value]) -> list[tuple[int, ...]]:
-        """The batched axes that loop values depend on, by the analysis of the plan."""
+        """The batched axes that loop values depend on, by the plan's analysis."""
         varying = self._plan.varying
         batched = {n for n, size in self._sizes.items() if size > 1}
         return [tuple(sorted(varying.get(v, frozenset()) & batched)) for v in values]
@@ -158,7 +158,7 @@ class Emitter:
         return tuple(access.aligned(v, a, self._sizes) for v, a in zip(values, axes, strict=True))
 
     def bind(self, values: Sequence[Value], arrays: Sequence[Any], axes: Sequence[tuple[int, ...]]) -> None:
-        """Give values their arrays."""
+        """Set the arrays of values."""
         for value, array, along in zip(values, arrays, axes, strict=True):
             self.env[value] = Batched(array, along)
 
@@ -208,7 +208,7 @@ class Emitter:
 
 
 class FoldEmitter:
-    """Emits one Fold: a loop over the full tiles, and the ragged last tile apart, at its known place."""
+    """Emits one Fold: a loop over the full tiles, then the ragged last tile, whose place is known."""
 
     def __init__(self, emitter: Emitter, op: Fold) -> None:
         self._emitter, self._op = emitter, op

@@ -42,7 +42,7 @@ def function_of(op: Op) -> Function:
 
 
 def _place_function(op: Op) -> Function:
-    """Ops that find places, or whose places are computed."""
+    """Ops that compute indices, or that take computed ones."""
     match op:
         case ArgReduce():
             find = lax.argmax if op.extreme == "max" else lax.argmin
@@ -64,7 +64,7 @@ def _place_function(op: Op) -> Function:
 
 
 def _is_widened(op: Elementwise) -> bool:
-    """Whether XLA's own function lacks the dtype, or rounds in between: those of 8-bit floats that round."""
+    """True for functions of 8-bit floats that round: XLA's own lack the dtype, or round intermediate results."""
     exact = op.function in ("nextafter", "round_even", "round_away")
     return is_float8(op.operands[0].tile.dtype) and op.row.result == "same" and not exact
 
@@ -74,7 +74,7 @@ def _in_float32(function: Function, *operands: jax.Array) -> jax.Array:
 
 
 def convert(x: jax.Array, dtype: DType) -> jax.Array:
-    """A cast by the language's rules."""
+    """Convert to another dtype by the language's rules."""
     if dtype == jnp.bool_:
         return lax.ne(x, lax.full_like(x, 0))
     if kind_of(x.dtype) == "float" and kind_of(dtype) != "float":
@@ -83,7 +83,7 @@ def convert(x: jax.Array, dtype: DType) -> jax.Array:
 
 
 def _to_integer(x: jax.Array, dtype: DType) -> jax.Array:
-    """Toward zero and saturating; XLA does that too, but not where it or JAX folds a constant."""
+    """Round toward zero and saturate. XLA does the same, except where it or JAX folds a constant."""
     limits, wide = jnp.iinfo(dtype), lax.convert_element_type(x, accumulator(x.dtype))
     below, above = wide <= float(limits.min), wide >= float(limits.max)
     inside = lax.convert_element_type(jnp.where(below | above | jnp.isnan(wide), 0, wide), dtype)
@@ -92,9 +92,9 @@ def _to_integer(x: jax.Array, dtype: DType) -> jax.Array:
 
 
 def _dot(op: Dot, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """Exact products, never a cheaper precision; operands that XLA does not take as they are are widened first.
+    """A dot of exact products, never of a cheaper precision; operands of dtypes that XLA lacks are widened.
 
-    Integers of more bits than the accumulator's are cut: sums and products wrap around either way.
+    Integers with more bits than the accumulator are truncated, since sums and products wrap around anyway.
     """
     wide = accumulator(lhs.dtype)
     if lhs.dtype not in _DOT_OPERANDS:
@@ -121,7 +121,7 @@ def _sort(op: Sort, *operands: jax.Array) -> jax.Array:
 
 
 def _top_k(op: TopK, x: jax.Array) -> jax.Array:
-    """XLA tells 0 from -0 and NaN by their signs, we do not."""
+    """Top-k that ignores the signs of 0 and NaN, by which XLA orders them."""
     if kind_of(x.dtype) == "float":
         x = jnp.where(x == 0, jnp.zeros_like(x), jnp.where(x != x, jnp.full_like(x, jnp.nan), x))
     places = lax.top_k(jnp.moveaxis(x, op.dim, -1), op.k)[1]
@@ -137,7 +137,7 @@ def _dynamic_update_slice(x: jax.Array, update: jax.Array, *starts: jax.Array) -
 
 
 def _take(op: Take, x: jax.Array, indices: jax.Array) -> jax.Array:
-    """Clamped here: jnp counts negative indices from the end first."""
+    """A take with clamped indices; jnp's own mode "clip" first counts negative indices from the end."""
     places = jnp.clip(indices, 0, x.shape[op.dim] - 1)
     take = jnp.take_along_axis if op.along else jnp.take
     return take(x, places, axis=op.dim, mode="clip")

@@ -1,9 +1,9 @@
-"""Which programs of the grid run at once.
+"""Batching: the programs of the grid that run at once.
 
-Programs along one axis are *batched* (computed together, one leading dim more on every value) unless the axis decides
-what runs: the bounds of a fold, the branch of a switch, the end of a while; or unless a store does not depend on it.
-XLA spreads batched work over its threads, and runs loops on one. A batch is limited so that its tiles stay in the
-caches and the scratch memory does not grow with the arrays.
+Programs along an axis are *batched*: they are computed together, and every value has one more leading dim. An axis is
+not batched if control flow depends on it (bounds of a fold, the branch of a switch, the end of a while), or if the
+position of a store does not. XLA runs batched work on all of its threads, and loops on one. The size of a batch is
+limited, so that its tiles stay in the caches and scratch memory does not grow with the arrays.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How the grid runs.
+    """The order of the grid's programs, in batches.
 
     Attributes:
-      segments: for each axis, in order; full tiles never share a segment with the ragged last one.
-      varying: which grid axes a value depends on.
+      segments: segments of each axis, in order; full tiles never share a segment with the ragged last tile.
+      varying: the grid axes that each value depends on.
     """
 
     segments: tuple[tuple[Segment, ...], ...]
@@ -77,7 +77,7 @@ def _largest(op: Op) -> int:
 
 
 def _not_stored_along(func: Func) -> Axes:
-    """Axes that some store's position does not mention: their programs would store the same elements."""
+    """Axes that the position of some store does not depend on: their programs would store the same elements."""
     missing: set[int] = set()
     for op in func.walk():
         if isinstance(op, Store):
@@ -86,7 +86,12 @@ def _not_stored_along(func: Func) -> Axes:
 
 
 class _Varying:
-    """Which grid axes each value depends on (`of`), and on which ones control flow depends (`control`)."""
+    """Dependence on the grid axes.
+
+    Attributes:
+      of: axes that each value depends on.
+      control: axes that control flow depends on.
+    """
 
     def __init__(self, func: Func) -> None:
         self.of: dict[Value, Axes] = {index: frozenset({n}) for n, index in enumerate(func.body.args)}

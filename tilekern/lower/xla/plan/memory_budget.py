@@ -1,8 +1,8 @@
-"""The memory that the values of a Func take on the portable backend, and the refusal of what a machine does not have.
+"""Memory budget of the portable backend: Funcs whose values take more than half of the machine's memory are refused.
 
-XLA computes elementwise ops, broadcasts and reductions where they are read. It keeps arrays for the operands and
-results of products, sorts, scans and gathers, and for what loops carry. The sum of those that are alive at once is what
-a program takes at least.
+XLA fuses elementwise ops, broadcasts and reductions into their users. It keeps arrays for operands and results of
+products, sorts, scans and gathers, and for carries of loops. The sum of arrays that are alive at once is a lower bound
+of a program's memory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tilekern.ir.memory import Load
 from tilekern.ir.ordering import Scan, Sort, TopK
 from tilekern.lower.xla.calibration import ASSUMED_MEMORY
 
-# Ops that XLA computes of arrays, into arrays.
+# Ops whose operands and results XLA keeps as arrays.
 _COMPUTED = (Dot, Sort, Scan, TopK, Take)
-# Ops whose results never lie where an operand was.
+# Ops whose results never reuse the memory of an operand.
 _APART = (Dot, TopK, Take)
 
 
 def available() -> int:
-    """The bytes that intermediate values may take: half of this machine's memory."""
+    """Bytes that intermediate values may take: half of this machine's memory."""
     return _memory() // 2
 
 
@@ -43,7 +43,7 @@ def refuse_beyond_memory(func: Func) -> Func:
     """Refuse a Func whose intermediate values take more than half of this machine's memory.
 
     Raises:
-      ResourceError: with the line of the op at which most is alive.
+      ResourceError: with the line of the op at which most bytes are alive.
     """
     needed, where = temporaries(func)
     budget = available()
@@ -59,7 +59,7 @@ def refuse_beyond_memory(func: Func) -> Func:
 
 
 def temporaries(func: Func) -> tuple[int, Op | None]:
-    """The bytes of the values of one program that are alive at once, at least; and the op at which most are."""
+    """A lower bound of the bytes of one program's values that are alive at once; and the op at which most are."""
     return _most(func.body, _kept(func))
 
 
@@ -70,7 +70,7 @@ def _kept(func: Func) -> set[Value]:
     for op in func.walk():
         if isinstance(op, _COMPUTED):
             kept.update(op.results)
-            # A tile that is loaded may be a part of its array, and a constant of the program.
+            # A loaded tile may be a view of its array, and a constant is a part of the program.
             kept.update(v for v in op.operands if v in made and not isinstance(made[v], (Load, Constant)))
         elif isinstance(op, (Fold, While)) or _is_gather(op):
             kept.update(op.results)
@@ -82,7 +82,7 @@ def _is_gather(op: Op) -> bool:
 
 
 def _most(block: Block, kept: set[Value]) -> tuple[int, Op | None]:
-    """The most bytes of kept values that a block makes and that are alive at once; and at which op."""
+    """The peak of bytes alive at once, of the kept values that a block defines; and its op."""
     ends = _last_uses(block)
     ending = dict[int, int]()
     for value, number in ends.items():
@@ -101,7 +101,7 @@ def _most(block: Block, kept: set[Value]) -> tuple[int, Op | None]:
 
 
 def _last_uses(block: Block) -> dict[Value, int]:
-    """The number of the last op of a block that uses a value that the block makes; behind all ops for its results."""
+    """For each value that a block defines, the number of the last op that uses it; `len(ops)` for results."""
     made = {result for op in block.ops for result in op.results}
     found = dict[Value, int]()
     for number, op in enumerate(block.ops):
