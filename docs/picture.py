@@ -50,7 +50,7 @@ BACKENDS: dict[str, list[tuple[str, str]]] = {
 
 TARGETS = {"xla": "cpu:xla, any platform", "llvm": "cpu:llvm", "triton": "cuda:…", "mosaic": "tpu:…"}
 
-WIDTH, COLUMN, GAP, BOX, STEP = 960, 222, 24, 52, 78
+WIDTH, COLUMN, GAP, BOX, STEP = 960, 221, 24, 52, 78
 
 
 def svg() -> str:
