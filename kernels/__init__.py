@@ -1,1 +1,7 @@
-"""Prebuilt kernels, a folder each: public function, reference, kernel, schedules, and named real-world cases."""
+"""The prebuilt kernels: a folder for each."""
+
+import os
+
+from tilekern import source
+
+source.register_kernels(os.path.dirname(__file__))

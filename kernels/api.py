@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tilekern.authoring import check_sizes, describe, hide_frames
 from tilekern.errors import ArgumentError
-from tilekern.kernel.signature import check_sizes
-from tilekern.lang.tiles import describe
+
+hide_frames(__file__)
 
 
 def is_float(x: Any) -> bool:

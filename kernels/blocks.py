@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilekern.ir.core import cdiv
-
-PROCESSORS = {"cuda:sm_80": 108, "cuda:sm_90": 132, "cuda:sm_100": 148}
-"""Multiprocessors of the largest GPU of each target: A100, H100 and H200, B200 (NVIDIA's architecture whitepapers)."""
+import tilekern as tk
 
 LOADING = 16
-"""What the loads of one row or column of a tile take, when one of its products takes 1: so that they are a fifth of
-the time for tiles of 128 × 256, and half of it for 64 × 64."""
+"""Cost of loading a row or a column of a tile, relative to one multiply-add per element of the tile.
+
+Loads are then a fifth of the time for tiles of 128 × 256, and half of it for 64 × 64."""
 
 
 def even(extent: int, limit: int) -> int:
@@ -19,7 +17,7 @@ def even(extent: int, limit: int) -> int:
 
     Where it divides the extent, there is no ragged tile to compute, and none to compile.
     """
-    return max(1, cdiv(extent, max(1, cdiv(extent, limit))))
+    return max(1, tk.cdiv(extent, max(1, tk.cdiv(extent, limit))))
 
 
 def power_of_two(extent: int, limit: int, least: int = 1) -> int:
@@ -34,7 +32,7 @@ def tiled(extent: int, limit: int, unit: int) -> int:
     """
     if extent <= limit:
         return max(1, extent)
-    return cdiv(cdiv(extent, cdiv(extent, limit)), unit) * unit
+    return tk.cdiv(tk.cdiv(extent, tk.cdiv(extent, limit)), unit) * unit
 
 
 def copies_well(row: int, itemsize: int) -> bool:
@@ -47,15 +45,15 @@ def depth(inner: int, itemsize: int) -> int:
     return power_of_two(inner, 128 // itemsize, 16)
 
 
-def soonest(rows: int, columns: int, tiles: Sequence[tuple[int, int]], target: str) -> tuple[int, int]:
-    """The one of `tiles` for a matrix [rows, columns] whose programs are done first, one on each multiprocessor.
+def soonest(rows: int, columns: int, tiles: Sequence[tuple[int, int]], cores: int) -> tuple[int, int]:
+    """The one of `tiles` for a matrix [rows, columns] whose programs are done first, on so many multiprocessors.
 
     Large tiles load less for each product; small ones keep more multiprocessors busy.
     """
 
     def time(tile: tuple[int, int]) -> int:
         m, n = tile
-        waves = cdiv(cdiv(rows, m) * cdiv(columns, n), PROCESSORS[target])
+        waves = tk.cdiv(tk.cdiv(rows, m) * tk.cdiv(columns, n), cores)
         return waves * (m * n + LOADING * (m + n))
 
     return min(tiles, key=time)

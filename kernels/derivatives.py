@@ -6,6 +6,7 @@ derivatives of derivatives, in any mode and of any order. Residuals are the kern
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -13,8 +14,6 @@ from typing import Any, cast
 import jax
 
 import tilekern as tk
-from tilekern import _jax
-from tilekern.kernel.signature import select
 from tilekern.kernels.rows import like_first
 
 Settings = tuple[tuple[str, Any], ...]
@@ -22,7 +21,7 @@ Settings = tuple[tuple[str, Any], ...]
 
 def along(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     """The tangent of a function along tangents of some of its arrays; None is a tangent of zeros."""
-    leaves, tree = _jax.flatten(list(primals))
+    leaves, tree = cast(Any, jax.tree.flatten(list(primals)))
     moved: list[Any] = tree.flatten_up_to(list(tangents))
     which = [number for number, t in enumerate(moved) if t is not None]
 
@@ -80,8 +79,10 @@ def derive(kernel: Any, definition: Callable[..., Any], backward: Callable[..., 
     tangent = tk.op(out_type=_tangent_type, linear=("tangents",))(tangent_of)
     pullback = tk.op(out_type=_backward_types, linear=("cotangent",))(backward_of)
 
+    named = inspect.signature(definition).parameters
+
     def kernel_jvp(primals: Any, tangents: Any, **keywords: Any) -> Any:
-        settings = tuple(sorted(select(definition, keywords).items()))
+        settings = tuple(sorted((name, value) for name, value in keywords.items() if name in named))
         return kernel(*primals, **keywords), tangent(primals, tangents, settings=settings)
 
     def tangent_transpose(cotangent: Any, primals: Any, tangents: Any, *, settings: Settings) -> Any:

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.ir.core import cdiv
-from tilekern.kernels.blocks import PROCESSORS, power_of_two
+from tilekern.kernels.blocks import power_of_two
 from tilekern.kernels.rows import cached_blocks, coarse_blocks, like_first, tpu_blocks, warps_for
 
 
@@ -121,7 +120,7 @@ def _over_rows(
     if tiles == 1:
         _add(sums, slice(None), whole(tk.parallel(rows, block)))
         return
-    p = tk.parallel(cdiv(rows, block * tiles))
+    p = tk.parallel(tk.cdiv(rows, block * tiles))
 
     def step(t: jax.Array, carry: Addends) -> Addends:
         addends = whole(tk.tile(rows, block, p * tiles + t))
@@ -143,7 +142,7 @@ norm_backward.schedule("tpu")(tpu_blocks)
 
 
 @norm_backward.schedule("cuda")
-def _cuda(x: Any, weight: Any, cotangent: Any, *, target: str) -> dict[str, int]:
+def _cuda(x: Any, weight: Any, cotangent: Any, *, device: tk.Device) -> dict[str, int]:
     """So many programs as four for each multiprocessor: each adds its part of the sums over rows once.
 
     The sums stay in registers, beside x and the cotangent: longer rows than 8192 are cut.
@@ -151,6 +150,6 @@ def _cuda(x: Any, weight: Any, cotangent: Any, *, target: str) -> dict[str, int]
     rows, columns = x.shape
     block_columns = power_of_two(columns, 8192) if columns <= 8192 else 4096
     block_rows = power_of_two(rows, max(1, 2048 // block_columns))
-    tiles = max(1, cdiv(rows, block_rows * 4 * PROCESSORS[target])) if columns <= block_columns else 1
+    tiles = max(1, tk.cdiv(rows, block_rows * 4 * device.cores)) if columns <= block_columns else 1
     num_warps = warps_for(block_rows * block_columns)
     return {"block_rows": block_rows, "block_columns": block_columns, "tiles": tiles, "num_warps": num_warps}

@@ -1,10 +1,12 @@
 """Facts that keep the repository honest."""
 
+import ast
 import importlib
 import inspect
 import os
 import pkgutil
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -37,6 +39,32 @@ def test_a_kernel_folder_is_complete(path: Path) -> None:
     missing = {"__init__.py", "kernel.py", "reference.py", "cases.py"} - {file.name for file in path.iterdir()}
     assert not missing
     assert (ROOT / "tests" / "kernels" / path.name).is_dir()
+
+
+# Everything that kernels may import: users have it, too.
+PUBLIC = {"tilekern", "tilekern.authoring", "tilekern.errors", "tilekern.testing", "jax", "numpy", "ml_dtypes"}
+# A file that imports more, and the reason.
+EXCEPTIONS = {"kernels/__init__.py": {"tilekern.source"}}  # it marks the folder as a part of the package
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_kernels_use_the_public_surface_alone(path: Path) -> None:
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            # `from tilekern import x` imports a module, or a public name.
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            imported |= {m if m in MODULES else str(node.module) for m in modules}
+    ours = {m for m in imported if not _is_public(m)}
+    assert ours == EXCEPTIONS.get(str(path.relative_to(ROOT)), set())
+
+
+def _is_public(module: str) -> bool:
+    top = module.partition(".")[0]
+    other = top in sys.stdlib_module_names or (top != "tilekern" and top in PUBLIC)
+    return module in PUBLIC or other or module.startswith("tilekern.kernels")
 
 
 def test_the_kernels_are_a_package_of_tilekern() -> None:

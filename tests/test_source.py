@@ -15,6 +15,7 @@ import pytest
 import tilekern
 from tests.lang.checks import marked_line
 from tilekern import source
+from tilekern.kernels import flash_attention as flash_attention  # it registers its files
 from tilekern.lower.triton.emit.names import assigned
 from tilekern.source import UNKNOWN, Loc
 
@@ -74,6 +75,7 @@ def test_at_ends_with_an_exception() -> None:
         (os.path.join(PACKAGE, "lang", "refs.py"), True),
         (os.path.join(PACKAGE, "kernels", "matmul", "kernel.py"), False),
         (os.path.join(PACKAGE, "kernels", "flash_attention", "api.py"), True),
+        (os.path.join(PACKAGE, "authoring", "elementwise.py"), True),
         ("<frozen importlib._bootstrap>", True),
         (contextlib.__file__, True),
         (functools.__file__, True),

@@ -25,6 +25,8 @@ from tilekern.lang.points import points
 from tilekern.lang.refs import Ref
 from tilekern.lang.serial import serial
 from tilekern.lang.tiles import Tile, ds, grid, grouped, parallel, tile
+from tilekern.lower.device import Device, device
+from tilekern.lower.resources import Resources
 
 __version__ = "0.1.0"
 
@@ -32,11 +34,13 @@ __all__ = [
     "Block",
     "Compiled",
     "CompiledOp",
+    "Device",
     "Kernel",
     "Lowered",
     "LoweredOp",
     "Op",
     "Ref",
+    "Resources",
     "Sum",
     "Tile",
     "Traced",
@@ -45,6 +49,7 @@ __all__ = [
     "accumulator",
     "cdiv",
     "debug_print",
+    "device",
     "device_assert",
     "dot",
     "ds",

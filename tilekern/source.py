@@ -1,9 +1,9 @@
-"""Where in the user's program something was written.
+"""Places in the user's program.
 
-A `Loc` is a file, a line and a span of columns. `current()` answers "which line of the user's is being worked on":
-the innermost `at(loc)` block if there is one, otherwise the innermost stack frame that belongs to the user. Frames of
-this package and of the packages registered with `register_internal` do not count; the prebuilt kernels do, because
-they are written in the language like anybody's, but not the functions around them (`_AROUND_KERNELS`).
+A `Loc` is a file, a line and a span of columns. `current()` is the user's line that is being worked on: the place of
+the innermost `at(loc)` block if there is one, otherwise of the innermost stack frame that belongs to the user. Frames
+of this package do not belong to the user, nor do those of packages and files that are registered as internal. Files
+below a folder that is registered with `register_kernels` do: these are kernels, written in the language as any user's.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from itertools import islice
 from types import CodeType, FrameType
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_KERNELS = os.path.join(_PACKAGE, "kernels") + os.sep
-# Files of prebuilt kernels that users call, or that call functions of users.
-_AROUND_KERNELS = ("api.py", "block_map.py", "checks.py", "elementwise.py", "mods.py")
 # Decorators and context managers of the standard library call the compiler on behalf of whoever entered them.
 _internal: list[str] = [_PACKAGE, contextlib.__file__, functools.__file__]
+_internal_files: set[str] = set()
+_kernels: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -82,16 +81,28 @@ def register_internal(directory: str) -> None:
     _internal.append(os.path.abspath(directory) + os.sep)
 
 
+def register_internal_file(file: str) -> None:
+    """Frames of `file` are never the user's, also if it is below a folder of kernels."""
+    _internal_files.add(file)
+
+
+def register_kernels(directory: str) -> None:
+    """Files below `directory` are kernels of the package itself: their frames are the user's."""
+    _kernels.append(os.path.abspath(directory) + os.sep)
+
+
 def is_internal(file: str) -> bool:
-    """Whether `file` belongs to the compiler (or to a package it is built on) and not to the user."""
-    if file.startswith(_KERNELS):
-        return os.path.basename(file) in _AROUND_KERNELS
+    """True if `file` belongs to the compiler, or to a package it is built on, and not to the user."""
+    if file in _internal_files:
+        return True
+    if any(file.startswith(d) for d in _kernels):
+        return False
     return file.startswith("<frozen") or any(file.startswith(d) for d in _internal)
 
 
 def is_prebuilt(loc: Loc) -> bool:
-    """True if a place is in the prebuilt kernels."""
-    return loc.file.startswith(_KERNELS)
+    """True if a place is in a kernel of the package itself."""
+    return any(loc.file.startswith(d) for d in _kernels)
 
 
 @contextlib.contextmanager

@@ -8,10 +8,12 @@ from typing import Any, Literal, overload
 
 import jax
 
+from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_int32, as_real, as_rows, is_float, is_integer, require
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
-from tilekern.lang.tiles import describe
+
+hide_frames(__file__)
 
 
 @overload

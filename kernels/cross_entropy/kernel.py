@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.ir.core import cdiv
-from tilekern.kernels.blocks import PROCESSORS, depth, even, power_of_two, tiled
+from tilekern.kernels.blocks import depth, even, power_of_two, tiled
 
 
 def _out_type(hidden: Any, weight: Any, labels: Any) -> tuple[Any, Any]:
@@ -96,15 +95,15 @@ def _llvm(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
 
 
 @cross_entropy_forward.schedule("cuda")
-def _cuda(hidden: Any, weight: Any, labels: Any, target: str) -> dict[str, int]:
+def _cuda(hidden: Any, weight: Any, labels: Any, device: tk.Device) -> dict[str, int]:
     """Each program reads all weights: as many tokens as keep the multiprocessors busy, and wide tiles of words."""
     (tokens, width), itemsize = hidden.shape, hidden.dtype.itemsize
     if itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
         block_t, block_v, num_warps, num_stages = 64, 64, 8, 3
-    elif target == "cuda:sm_80":
+    elif device.target == "cuda:sm_80":
         block_t, block_v, num_warps, num_stages = 64, 128, 4, 4
-    elif cdiv(tokens, 128) >= PROCESSORS[target]:
+    elif tk.cdiv(tokens, 128) >= device.cores:
         block_t, block_v, num_warps, num_stages = 128, 128, 8, 4
     else:
         block_t, block_v, num_warps, num_stages = 64, 256, 8, 4

@@ -9,11 +9,14 @@ from typing import Literal, overload
 import jax
 
 import tilekern as tk
+from tilekern.authoring import hide_frames
 from tilekern.kernels.flash_attention import checks
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.block_map import BlockMap
 from tilekern.kernels.flash_attention.kernel import flash_attention_forward
 from tilekern.kernels.flash_attention.segments import ranges
+
+hide_frames(__file__)
 
 Mod = Callable[..., jax.Array]
 Precision = str | tuple[str | None, str | None] | None

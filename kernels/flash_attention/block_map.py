@@ -13,9 +13,11 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+import tilekern as tk
+from tilekern.authoring import describe, hide_frames, static_int
 from tilekern.errors import ArgumentError
-from tilekern.ir.core import cdiv
-from tilekern.lang.tiles import describe, static_int
+
+hide_frames(__file__)
 
 
 @jax.tree_util.register_dataclass
@@ -139,7 +141,7 @@ def _numbers(states: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 def _states(mask: jax.Array, block_q: int, block_k: int) -> jax.Array:
     """0 for the dead tiles of bool[..., T, S], 1 for the partial ones and 2 for the full ones."""
     rows, columns = mask.shape[-2:]
-    tiles = cdiv(rows, block_q), cdiv(columns, block_k)
+    tiles = tk.cdiv(rows, block_q), tk.cdiv(columns, block_k)
     padding = [(0, 0)] * (mask.ndim - 2) + [(0, tiles[0] * block_q - rows), (0, tiles[1] * block_k - columns)]
     # A tile that holds its last row or column several times is as full as with each of them once.
     padded = jnp.pad(mask, padding, mode="edge")
@@ -161,7 +163,7 @@ def _of_array(mask: Any, queries: int | None, keys: int | None, block_q: int, bl
     states = cast(jax.Array, jax.jit(_states, static_argnums=(1, 2))(mask, block_q, block_k))
     # Along a dim of size 1 all tiles are alike.
     rows, columns = (
-        cdiv(found if length is None else length, block)
+        tk.cdiv(found if length is None else length, block)
         for found, length, block in zip(shape[2:], lengths, (block_q, block_k), strict=True)
     )
     return jnp.broadcast_to(states, (*shape[:2], rows, columns))
@@ -185,7 +187,7 @@ def _of_function(
         )
     if isinstance(mask_mod, jax.tree_util.Partial):
         mask_mod = jax.tree.map(_as_array, mask_mod)
-    tiles = cdiv(queries, block_q)
+    tiles = tk.cdiv(queries, block_q)
     j = jnp.arange(keys, dtype=jnp.int32)[None, :]
     _check_function(mask_mod, block_q, j)
 
@@ -197,7 +199,7 @@ def _of_function(
         return _states(jnp.broadcast_to(left, (block_q, keys)), block_q, block_k)
 
     states = jnp.asarray(jax.lax.map(of_tile, jnp.arange(batch * heads * tiles, dtype=jnp.int32)))
-    return states.reshape(batch, heads, tiles, cdiv(keys, block_k))
+    return states.reshape(batch, heads, tiles, tk.cdiv(keys, block_k))
 
 
 def _as_array(leaf: Any) -> jax.Array:

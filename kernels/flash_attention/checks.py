@@ -13,16 +13,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tilekern import _jax, source
+import tilekern as tk
+from tilekern.authoring import (
+    LAUNCH_OPTIONS,
+    PRECISIONS,
+    at_line_of,
+    carry_arrays,
+    check_sizes,
+    describe,
+    hide_frames,
+    is_array,
+    is_traced,
+    static_int,
+)
 from tilekern.errors import ArgumentError, TilekernError
-from tilekern.ir.compute import PRECISIONS
-from tilekern.ir.core import cdiv
-from tilekern.kernel.signature import LAUNCH, check_sizes
 from tilekern.kernels.api import as_int32, as_real, is_float, is_integer, narrowed
 from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
-from tilekern.kernels.flash_attention.closures import carrying
 from tilekern.kernels.flash_attention.mods import abstract_call, abstract_places, carried_by, with_carried
-from tilekern.lang.tiles import describe, static_int
+
+hide_frames(__file__)
 
 # The granularity of block maps that are made for one call; schedules choose tiles that divide it.
 _MAP_BLOCK = 128
@@ -146,8 +155,8 @@ def _map_block(blocks: Sequence[int]) -> int:
 def _check_map(given: Any, mask: Any, mask_mod: Any, sizes: Sizes) -> None:
     one = (mask is None) is not (mask_mod is None)
     if isinstance(given, BlockMap) and one:
-        fits = given.live_keys.shape[2:] == (cdiv(sizes.queries, given.block_q),)
-        fits = fits and given.live_queries.shape[2:] == (cdiv(sizes.keys, given.block_k),)
+        fits = given.live_keys.shape[2:] == (tk.cdiv(sizes.queries, given.block_q),)
+        fits = fits and given.live_queries.shape[2:] == (tk.cdiv(sizes.keys, given.block_k),)
         fits = fits and all(n in (1, m) for n, m in zip(given.live_keys.shape, (sizes.flat, sizes.heads), strict=False))
         if fits:
             return
@@ -166,7 +175,7 @@ def _check_map(given: Any, mask: Any, mask_mod: Any, sizes: Sizes) -> None:
 def _depends(mask_mod: Any) -> tuple[bool, bool]:
     """Whether a function looks at b, and whether at n."""
     one, i, j = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (8, 1), (1, 8)))
-    jaxpr = _jax.make_jaxpr(mask_mod, one, one, i, j).jaxpr
+    jaxpr = jax.make_jaxpr(mask_mod)(one, one, i, j).jaxpr
     used = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
     return id(jaxpr.invars[0]) in used, id(jaxpr.invars[1]) in used
 
@@ -238,7 +247,7 @@ def lengths(name: str, given: Any, sizes: Sizes) -> Any:
         return None
     if not is_integer(given) or given.shape != sizes.batch:
         raise _wrong(name, f"integers {list(sizes.batch)}, one for each element of the batch", given, "count elements")
-    least = 0 if isinstance(given, _jax.Tracer) or not given.size else int(np.asarray(given).min())
+    least = 0 if is_traced(given) or not given.size else int(np.asarray(given).min())
     if least < 0:
         raise _wrong(name, "lengths that are not negative", f"a length of {least}", "0 masks everything")
     most = sizes.queries if name == "q_lengths" else sizes.keys
@@ -290,7 +299,7 @@ def dropout(rate: Any, key: Any) -> float:
 
 def key_data(key: Any) -> jax.Array:
     """The two words of a key."""
-    typed = _jax.is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    typed = is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     data: Any = jax.random.key_data(key) if typed else key
     if getattr(data, "shape", None) == (2,) and data.dtype == jnp.uint32:
         return data
@@ -311,7 +320,7 @@ def precision(given: Any) -> tuple[str | None, str | None]:
 def backward_blocks(blocks: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     """The blocks of the kernels of derivatives."""
     names = ("block_q", "block_k")
-    known = (*names, "block_n", *(f"backward_{name}" for name in names), *LAUNCH)
+    known = (*names, "block_n", *(f"backward_{name}" for name in names), *LAUNCH_OPTIONS)
     for name in blocks:
         if name not in known:
             raise ArgumentError(
@@ -334,7 +343,7 @@ def _closed(given: Any, check: Callable[[Any], Any]) -> Any:
 
     Otherwise the forward kernel can still read them, and derivatives are refused.
     """
-    mod = carrying(given) if callable(given) else None
+    mod = carry_arrays(given) if callable(given) else None
     if isinstance(given, jax.tree_util.Partial) or not carried_by(mod):
         return check(given)
     try:
@@ -373,7 +382,7 @@ def _mod(name: str, given: Any, sizes: Sizes, wide: Any = None) -> Any:
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, ValueError) as error:
         if isinstance(error, TilekernError) or (type(error) is ValueError and "truth value" not in str(error)):
             raise
-        with source.at(_jax.loc_of_exception(error.__traceback__)):
+        with at_line_of(error):
             raise _wrong(
                 name,
                 "a function of whole tiles of positions, without Python's `if`, `and`, `or`, `not`, int and float",

@@ -14,10 +14,8 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern import _meshes
-from tilekern.ir.core import cdiv
+from tilekern.authoring import masked, type_beside
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals, Tangents
-from tilekern.kernels.flash_attention.elementwise import where
 from tilekern.kernels.flash_attention.mods import call, carried_by, places
 from tilekern.kernels.flash_attention.scores import dropped, settled
 
@@ -44,7 +42,7 @@ def tangent(
     if not residuals.largest.size:
         return jnp.zeros_like(out), jnp.zeros_like(residuals.largest)
     size = max(1, min(queries, _MOST_QUERIES, _PORTION // max(1, batch * heads * key.shape[1])))
-    count = cdiv(queries, size)
+    count = tk.cdiv(queries, size)
 
     def portions(x: Any, axis: int = 1) -> Any:
         """An array with a dim of T, cut along it, portions first; others as they are, once for each portion."""
@@ -101,7 +99,7 @@ def backward(
     whole = tuple(z if c is None else c for z, c in zip(zeros, cotangents, strict=True))
 
     def beside(x: Any) -> Any:
-        return _meshes.type_beside(x, out)
+        return type_beside(x, out)
 
     return cast(Any, jax.linear_transpose(along, jax.tree.map(beside, wanted)))(whole)[0]
 
@@ -177,7 +175,7 @@ def _modified(
             rest = iter(values)
             return jnp.broadcast_to(call(mod, positions, lambda _: next(rest), s), s.shape).astype(s.dtype)
 
-        return where(attends, function, s, *read)
+        return masked(attends, function, s, *read)
 
     each_head = jax.vmap(of_head, (None, 0, 0, 0))
     batch, heads = s.shape[:2]

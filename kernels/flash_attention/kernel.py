@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.ir.core import cdiv
-from tilekern.kernels.blocks import PROCESSORS, even, power_of_two, tiled
+from tilekern.kernels.blocks import even, power_of_two, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
 from tilekern.kernels.flash_attention.schedules import of_map
 from tilekern.kernels.flash_attention.scores import LN_2, of_queries, sink_logits
@@ -134,7 +133,7 @@ _TILES = {
 
 @flash_attention_forward.schedule("cuda")
 @of_map
-def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, target: str) -> dict[str, int]:
+def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, device: tk.Device) -> dict[str, int]:
     """Tiles by the width of a head, with fewer queries where there are few."""
     batch, queries, heads, _ = query.shape
     width = max(query.shape[3], value.shape[3])
@@ -145,12 +144,12 @@ def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, targ
     if queries <= 32:
         # The time is that of loading keys and values, three stages ahead.
         return _blocks(power_of_two(queries, 32, 16), power_of_two(8192 // max(width, 1), 64, 16), 4, 3)
-    tiles = _TILES[target]
+    tiles = _TILES[device.target]
     block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
     if config.dropout_rate:
         block_k = min(block_k, 64)  # the bits of a larger tile would not fit the registers, too
-    programs = batch * heads * cdiv(queries, block_q)
-    if block_q == 128 and (queries <= 64 or programs < PROCESSORS[target]):
+    programs = batch * heads * tk.cdiv(queries, block_q)
+    if block_q == 128 and (queries <= 64 or programs < device.cores):
         block_q, num_warps = 64, 4  # so that more multiprocessors have work
     return _blocks(block_q, block_k, num_warps, num_stages)
 

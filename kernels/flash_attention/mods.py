@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern import _jax
+from tilekern import authoring
+from tilekern.authoring import Incomparable, describe, hide_frames, is_array
 from tilekern.errors import ArgumentError
-from tilekern.kernels.flash_attention import elementwise
-from tilekern.lang.incomparable import Incomparable
-from tilekern.lang.tiles import describe
+
+hide_frames(__file__)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Carried(Incomparable):
         for name, position in self._positions.items():
             if entry is position:
                 return name
-        integer = hasattr(entry, "__index__") or (_jax.is_array(entry) and jnp.issubdtype(entry.dtype, jnp.integer))
+        integer = hasattr(entry, "__index__") or (is_array(entry) and jnp.issubdtype(entry.dtype, jnp.integer))
         if integer and not isinstance(entry, bool) and getattr(entry, "shape", ()) == ():
             return entry
         raise self._wrong(f"the index {describe(entry)}", "i or j themselves, and integers made of b and n")
@@ -156,17 +156,19 @@ def abstract_call(mod: Any, extents: dict[str, int], *dtypes: Any) -> Any:
         it is not elementwise.
     """
     found = _jaxpr(mod, extents, dtypes, 2, 3)
-    elementwise.check("score_mod" if dtypes else "mask_mod", [found, _jaxpr(mod, extents, dtypes, 5, 7)])
+    name = "score_mod" if dtypes else "mask_mod"
+    both = [found, _jaxpr(mod, extents, dtypes, 5, 7)]
+    authoring.check_elementwise(f"{name} of flash_attention", both, "the score, b, n, i and j")
     return found.out_avals[0]
 
 
 def ends_in_product(mod: Any) -> bool:
-    """True if the result of a `score_mod` may be a product: see `elementwise.ends_in_product`."""
-    return elementwise.ends_in_product(_jaxpr(mod, {}, [jnp.float32], 2, 3))
+    """True if the result of a `score_mod` may be a product: see `authoring.ends_in_product`."""
+    return authoring.ends_in_product(_jaxpr(mod, {}, [jnp.float32], 2, 3))
 
 
-def _jaxpr(mod: Any, extents: dict[str, int], dtypes: Sequence[Any], queries: int, keys: int) -> _jax.Jaxpr:
-    """A function on a tile of so many queries and keys; its inputs are as in `elementwise.check`."""
+def _jaxpr(mod: Any, extents: dict[str, int], dtypes: Sequence[Any], queries: int, keys: int) -> Any:
+    """A function on a tile of so many queries and keys; its inputs are as for `authoring.check_elementwise`."""
     leaves = carried_by(mod)
     reads: list[jax.ShapeDtypeStruct] = []
 
@@ -188,7 +190,7 @@ def _jaxpr(mod: Any, extents: dict[str, int], dtypes: Sequence[Any], queries: in
     shapes = [((), jnp.int32), ((), jnp.int32), ((queries, 1), jnp.int32), ((1, keys), jnp.int32), *of_scores]
     inputs = [jax.ShapeDtypeStruct(*s) for s in shapes]
     jax.eval_shape(partial(run, note), *inputs)
-    return _jax.make_jaxpr(with_reads, *inputs, *reads)
+    return jax.make_jaxpr(with_reads)(*inputs, *reads)
 
 
 def _check_read(place: Place, array: Any, extents: dict[str, int]) -> None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tilekern.lang.bits import random_bits
+import tilekern as tk
 
 
 def reference(
@@ -77,7 +77,9 @@ def reference(
 
     weights, logsumexp = _softmax(s, None if sinks is None else jnp.asarray(sinks).astype(wide)[:, None, None])
     if dropout_rate:
-        kept = random_bits(_key_data(dropout_key), b, n, i, j) >= np.uint32(min(int(dropout_rate * 2**32), 2**32 - 1))
+        kept = tk.random_bits(_key_data(dropout_key), b, n, i, j) >= np.uint32(
+            min(int(dropout_rate * 2**32), 2**32 - 1)
+        )
         weights = jnp.where(kept, weights / (1 - dropout_rate) if dropout_rate < 1 else 0, 0)
     out = jnp.einsum("bnts,bsnh->btnh", weights, v, precision=exact).astype(query.dtype)
     logsumexp = jnp.moveaxis(logsumexp[..., 0], 1, 2)

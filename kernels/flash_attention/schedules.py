@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from tilekern.ir.core import cdiv
-from tilekern.kernels.blocks import PROCESSORS, even, power_of_two, tiled
+import tilekern as tk
+from tilekern.kernels.blocks import even, power_of_two, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.mods import carried_by
-from tilekern.lower.mosaic.chip import CHIPS, LANES
 
 Schedule = Callable[..., Mapping[str, int]]
 
@@ -38,9 +37,9 @@ def declare(kernel: Any) -> None:
     """Give a kernel of derivatives its schedules."""
 
     def cuda(
-        query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, target: str
+        query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, device: tk.Device
     ) -> dict[str, int]:
-        return _cuda(kernel.__name__, query, key, value, config=config, target=target)
+        return _cuda(kernel.__name__, query, key, value, config=config, device=device)
 
     for target, schedule in (("cpu", _cpu), ("cuda", cuda), ("tpu", _tpu)):
         kernel.schedule(target)(of_map(schedule))
@@ -125,7 +124,7 @@ _CUDA_WIDE_TILES: dict[str, tuple[tuple[int, tuple[int, int, int, int]], ...]] =
 }
 
 
-def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, target: str) -> dict[str, int]:
+def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, device: tk.Device) -> dict[str, int]:
     """Tiles by kernel and the width of a head, with smaller ones where there are few."""
     # The cotangents of terms are computed as those of queries, without their last product.
     kernel = kernel if kernel in _CUDA_TILES else "flash_attention_backward_query"
@@ -135,11 +134,11 @@ def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, targ
         row = width * query.dtype.itemsize
         tile = next((tile for limit, tile in _CUDA_WIDE_TILES[kernel] if row <= limit), (16, 16, 8, 1))
     else:
-        table = _CUDA_TILES[kernel][target]
+        table = _CUDA_TILES[kernel][device.target]
         tile, small = next((pair for limit, *pair in table if width <= limit), ((16, 16, 8, 1), (16, 16, 8, 1)))
         owns_keys = kernel == "flash_attention_backward_key"
-        programs = groups * cdiv(keys, tile[1]) if owns_keys else heads * cdiv(queries, tile[0])
-        if batch * programs < PROCESSORS[target]:
+        programs = groups * tk.cdiv(keys, tile[1]) if owns_keys else heads * tk.cdiv(queries, tile[0])
+        if batch * programs < device.cores:
             tile = small  # so that more multiprocessors have work
     block_q, block_k, num_warps, num_stages = tile
     return {
@@ -166,7 +165,7 @@ def _tpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config:
 
 
 def tpu_backward(
-    query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, target: str
+    query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, device: tk.Device
 ) -> dict[str, int]:
     """One kernel for all cotangents, which computes scores once, if what it adds up of a head is in VMEM as a whole.
 
@@ -174,13 +173,13 @@ def tpu_backward(
     VMEM. Each has two buffers. Arrays with an element for each score leave no room.
     """
     (queries, heads, width), (keys, groups) = query.shape[1:], key.shape[1:3]
-    width, of_values = (cdiv(n, LANES) * LANES for n in (width, value.shape[3]))
+    width, of_values = (tk.cdiv(n, device.lanes) * device.lanes for n in (width, value.shape[3]))
     nbytes = queries * (4 * width + query.dtype.itemsize * (width + of_values))
     if heads > groups:
         nbytes += 4 * keys * (width + of_values)
     terms = [x for x in (extras.bias, extras.mask, *carried_by(extras.score_mod)) if x is not None]
     tables = any(len(x.shape) >= 2 and min(x.shape[-2:]) > 1 for x in terms)
-    return {"kernels": 1 if 2 * nbytes <= 0.6 * CHIPS[target].vmem_budget and not tables else 2}
+    return {"kernels": 1 if 2 * nbytes <= 0.6 * device.fast_memory and not tables else 2}
 
 
 def cpu_backward(query: Any, key: Any, value: Any, extras: Extras, *others: Any, target: str) -> dict[str, int]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from tilekern.authoring import hide_frames
 from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.layer_norm.kernel import layer_norm_forward
+
+hide_frames(__file__)
 
 
 def layer_norm(

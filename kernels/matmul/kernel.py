@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.ir.core import cdiv
-from tilekern.kernels.blocks import PROCESSORS, copies_well, depth, even, power_of_two, soonest, tiled
+from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, soonest, tiled
 
 
 def _out_type(x: Any, w: Any, *, transpose_x: bool, transpose_w: bool) -> jax.ShapeDtypeStruct:
@@ -140,13 +139,17 @@ def _llvm(
 ) -> dict[str, int]:
     """Large blocks copy less of the operands for a product; small ones keep more cores busy."""
     rows, inner, columns = _sizes(x, w, transpose_x, transpose_w)
-    side = next((n for n in (512, 256, 128) if cdiv(rows, n) * cdiv(columns, n) >= 16), 64)
+    side = next((n for n in (512, 256, 128) if tk.cdiv(rows, n) * tk.cdiv(columns, n) >= 16), 64)
     return {"block_m": even(rows, side), "block_n": even(columns, side), "block_k": even(inner, 256)}
 
 
 @matmul.schedule("cuda")
 def _cuda(
-    x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str, transpose_x: bool = False, transpose_w: bool = False
+    x: jax.ShapeDtypeStruct,
+    w: jax.ShapeDtypeStruct,
+    device: tk.Device,
+    transpose_x: bool = False,
+    transpose_w: bool = False,
 ) -> dict[str, int]:
     """The tile whose programs are done first, of those that fit the registers."""
     rows, inner, columns = _sizes(x, w, transpose_x, transpose_w)
@@ -158,21 +161,23 @@ def _cuda(
         block_m, block_n, deep = 32, 32, 16
     elif rows <= 32:
         # Few rows: the time is that of loading w, with all multiprocessors and long rows of it.
-        block_m, block_n = power_of_two(rows, 32, 16), power_of_two(columns // PROCESSORS[target], 64, 16)
+        block_m, block_n = power_of_two(rows, 32, 16), power_of_two(columns // device.cores, 64, 16)
     elif itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
-        block_m, block_n = soonest(rows, columns, ((128, 128), (64, 64)) if itemsize == 4 else ((64, 64),), target)
+        block_m, block_n = soonest(
+            rows, columns, ((128, 128), (64, 64)) if itemsize == 4 else ((64, 64),), device.cores
+        )
     elif fine:
         tiles = (128, 256), (128, 128), (64, 128), (64, 64)
         # Operands are in registers on sm_80, where a transposed one of the largest tile would spill.
-        large = target != "cuda:sm_80" or not (transpose_x or transpose_w)
-        block_m, block_n = soonest(rows, columns, tiles if large else tiles[1:], target)
+        large = device.target != "cuda:sm_80" or not (transpose_x or transpose_w)
+        block_m, block_n = soonest(rows, columns, tiles if large else tiles[1:], device.cores)
     else:
         # Loads go through registers, and nothing but other programs hides how long they take. On sm_80, where
         # operands are in registers as well, they are half as deep.
         # A transposed w takes more of them.
         block_m, block_n = 64, 64 if transpose_w else 128
-        deep = deep // 2 if target == "cuda:sm_80" else deep
+        deep = deep // 2 if device.target == "cuda:sm_80" else deep
     return {
         "block_m": block_m,
         "block_n": block_n,

@@ -7,8 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tilekern.authoring import hide_frames
 from tilekern.kernels.api import as_int32, is_float, is_integer, require
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
+
+hide_frames(__file__)
 
 
 def ragged_dot(

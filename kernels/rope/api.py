@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import tilekern as tk
+from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_real, is_float, is_integer, narrowed, require
 from tilekern.kernels.rope.kernel import rope_forward
-from tilekern.lang.functions import accumulator
-from tilekern.lang.tiles import describe
+
+hide_frames(__file__)
 
 
 def rope(
@@ -60,9 +62,9 @@ def rope(
     _check(x, positions, frequencies)
     *batch, length, heads, width = x.shape
     if frequencies is None:
-        frequencies = jnp.asarray(_frequencies(theta, width // 2, accumulator(x.dtype)))
+        frequencies = jnp.asarray(_frequencies(theta, width // 2, tk.accumulator(x.dtype)))
     if positions is not None:
-        positions = jnp.broadcast_to(_exact(positions, accumulator(x.dtype)), (*batch, length))
+        positions = jnp.broadcast_to(_exact(positions, tk.accumulator(x.dtype)), (*batch, length))
         positions = positions.reshape(math.prod(batch), length)
     out = rope_forward(
         x.reshape(math.prod(batch), length, heads, width),

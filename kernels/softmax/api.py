@@ -5,10 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.softmax.kernel import softmax_forward
-from tilekern.lang.tiles import describe
+
+hide_frames(__file__)
 
 
 def softmax(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import jax
 
+from tilekern.authoring import hide_frames
 from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.swiglu.kernel import swiglu_forward
+
+hide_frames(__file__)
 
 
 def swiglu(

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tilekern as tk
 from tilekern.ir.core import cdiv
-from tilekern.kernels.blocks import PROCESSORS, copies_well, depth, power_of_two, soonest, tiled
+from tilekern.kernels.blocks import copies_well, depth, power_of_two, soonest, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.kernel import _cuda as attention_schedule
 from tilekern.kernels.matmul.kernel import _cuda as matmul_schedule
@@ -19,16 +20,12 @@ pytestmark = pytest.mark.one_backend
 TILES = ((128, 256), (128, 128), (64, 128), (64, 64))
 sizes = st.integers(0, 200_000)
 powers = st.integers(0, 12).map(lambda n: 1 << n)
-targets = st.sampled_from(sorted(PROCESSORS))
+targets = st.sampled_from(sorted(CHIPS))
 floats = st.sampled_from(["bfloat16", "float16", "float32", "float64"])
 
 
 def is_power(size: int) -> bool:
     return size > 0 and size & (size - 1) == 0
-
-
-def test_there_is_a_number_of_processors_for_every_chip() -> None:
-    assert set(PROCESSORS) == set(CHIPS)
 
 
 @given(extent=sizes, limit=powers, least=powers)
@@ -44,9 +41,9 @@ def test_programs_of_the_soonest_tile_are_done_no_later_than_others(rows: int, c
     """By waves alone, leaving out what loads take: no other tile needs less than half of the time."""
 
     def products(tile: tuple[int, int]) -> int:
-        return cdiv(cdiv(rows, tile[0]) * cdiv(columns, tile[1]), PROCESSORS[target]) * tile[0] * tile[1]
+        return cdiv(cdiv(rows, tile[0]) * cdiv(columns, tile[1]), tk.device(target).cores) * tile[0] * tile[1]
 
-    chosen = soonest(rows, columns, TILES, target)
+    chosen = soonest(rows, columns, TILES, tk.device(target).cores)
     assert products(chosen) <= 2 * min(map(products, TILES))
 
 
@@ -60,7 +57,7 @@ def test_programs_of_the_soonest_tile_are_done_no_later_than_others(rows: int, c
     ],
 )
 def test_the_soonest_tile_on_an_h200(rows: int, columns: int, tile: tuple[int, int]) -> None:
-    assert soonest(rows, columns, TILES, "cuda:sm_90") == tile
+    assert soonest(rows, columns, TILES, tk.device("cuda:sm_90").cores) == tile
 
 
 @given(inner=sizes, itemsize=st.sampled_from([1, 2, 4, 8]))
@@ -83,7 +80,7 @@ def test_rows_fit_the_registers_of_their_warps(rows: int, columns: int) -> None:
 @given(m=sizes, k=sizes, n=sizes, dtype=st.sampled_from(["int8", "int32", "bfloat16", "float32"]), target=targets)
 def test_the_stages_of_a_matmul_fit_the_shared_memory(m: int, k: int, n: int, dtype: str, target: str) -> None:
     x, w = jax.ShapeDtypeStruct((m, k), dtype), jax.ShapeDtypeStruct((k, n), dtype)
-    chosen = matmul_schedule(x, w, target)
+    chosen = matmul_schedule(x, w, tk.device(target))
     assert all(is_power(chosen[name]) and chosen[name] >= 16 for name in ("block_m", "block_n", "block_k"))
     stage = (chosen["block_m"] + chosen["block_n"]) * chosen["block_k"] * jnp.dtype(dtype).itemsize
     assert chosen["num_stages"] * stage < CHIPS[target].shared_bytes
@@ -94,7 +91,7 @@ def test_the_stages_of_attention_fit_the_shared_memory(
     queries: int, keys: int, heads: int, width: int, dtype: str, target: str
 ) -> None:
     query, key = (jax.ShapeDtypeStruct((1, length, heads, width), dtype) for length in (queries, keys))
-    chosen = attention_schedule(query, key, key, Extras(), config=Config(1.0), target=target)
+    chosen = attention_schedule(query, key, key, Extras(), config=Config(1.0), device=tk.device(target))
     assert is_power(chosen["block_q"]) and 16 <= chosen["block_q"] <= 128
     held = chosen["block_q"] + 2 * chosen["num_stages"] * chosen["block_k"]
     if width * query.dtype.itemsize <= 2048:

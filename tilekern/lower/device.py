@@ -17,7 +17,7 @@ _MULTIPROCESSORS = {"cuda:sm_80": 108, "cuda:sm_90": 132, "cuda:sm_100": 148}
 class Device:
     """A machine to choose blocks for; get it by `tk.device`, or as the parameter `device` of a schedule.
 
-    None stands for a number that does not belong to the machine, or that is not known.
+    0 stands for a number that the machine does not have, or that is not known.
 
     Attributes:
       target: its name, "cuda:sm_90".
@@ -37,12 +37,12 @@ class Device:
 
     target: str
     platform: str
-    cores: int | None = None
-    fast_memory: int | None = None
-    registers: int | None = None
-    lanes: int | None = None
-    sublanes: int | None = None
-    matrix_size: int | None = None
+    cores: int = 0
+    fast_memory: int = 0
+    registers: int = 0
+    lanes: int = 0
+    sublanes: int = 0
+    matrix_size: int = 0
 
 
 def device_of(target: Target) -> Device:
@@ -54,7 +54,7 @@ def device_of(target: Target) -> Device:
     if target.name in TPUS:
         tpu = PORTABLE if target.portable else TPUS[target.name]
         memory, side = tpu.vmem_budget, tpu.matrix_size
-        return Device(target.name, target.platform, tpu.cores, memory, None, LANES, SUBLANES, side)
+        return Device(target.name, target.platform, tpu.cores, memory, 0, LANES, SUBLANES, side)
     return Device(target.name, target.platform)
 
 

@@ -11,11 +11,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 import tilekern as tk
-from tilekern import _jax
+from tilekern.authoring import describe, is_traced
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_int32, is_float
 from tilekern.kernels.flash_attention import flash_attention
-from tilekern.lang.tiles import describe
 
 _IMPLEMENTATIONS = (None, "xla", "cudnn")
 
@@ -173,7 +172,7 @@ def _scaled(scale: Any, bias: jax.Array | None, query: jax.Array) -> tuple[float
         return None, bias, None
     if jnp.shape(scale) != ():
         raise _wrong("scale", "a number, or None", scale, "multiply the query by what differs among heads or queries")
-    if not isinstance(scale, _jax.Tracer):
+    if not is_traced(scale):
         return float(scale), bias, None
     factor = scale.astype(tk.accumulator(query.dtype))
     carried = (factor,) if bias is None else (factor, bias)

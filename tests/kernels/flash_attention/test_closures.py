@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
+from tilekern.authoring import carry_arrays
 from tilekern.errors import TraceError
 from tilekern.kernels.flash_attention import flash_attention
-from tilekern.kernels.flash_attention.closures import carrying
 
 pytestmark = pytest.mark.one_backend
 
@@ -110,6 +110,6 @@ def test_no_traced_array_outlives_its_trace() -> None:
 
 def test_functions_without_traced_arrays_are_themselves() -> None:
     function = closes(SLOPES)
-    assert carrying(function).func is function and carrying(function).args == ()
+    assert carry_arrays(function).func is function and carry_arrays(function).args == ()
     half_made = eval("lambda: later", {"later": 1})
-    assert carrying(half_made).func is half_made
+    assert carry_arrays(half_made).func is half_made

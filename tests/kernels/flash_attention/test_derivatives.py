@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.tree_util import Partial
 
+import tilekern as tk
 from tilekern.kernels.flash_attention import flash_attention, flash_attention_forward, reference, schedules
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Tangents
 from tilekern.kernels.flash_attention.derivatives import flash_attention_backward
@@ -177,7 +178,7 @@ def test_one_backward_kernel_where_a_head_fits(
 ) -> None:
     query, key = (jax.ShapeDtypeStruct((1, length, heads, 128), jnp.bfloat16) for heads in (8, groups))
     extras = Extras(**{name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in features.items()})
-    blocks = schedules.tpu_backward(query, key, key, extras, config=Config(scale=1.0), target=target)
+    blocks = schedules.tpu_backward(query, key, key, extras, config=Config(scale=1.0), device=tk.device(target))
     assert blocks == {"kernels": kernels}
 
 

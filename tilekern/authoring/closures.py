@@ -1,8 +1,8 @@
-"""Functions of the user that close over arrays, made to carry them.
+"""Functions of the user that close over arrays, made to carry them as arguments.
 
-The forward kernel can read a traced array that its body closes over. Its derivatives are traced later, when that array
-has ended. So the array becomes an argument, as if the user had written a `jax.tree_util.Partial`. Large arrays do, too:
-JAX's caches and ours keep functions, but not their arguments.
+A kernel can read a traced array that its body closes over. Its derivatives are traced later, when that array has ended.
+So the array becomes an argument, as if the user had written a `jax.tree_util.Partial`. Large arrays do, too: caches, of
+JAX and of this package, keep functions, but not their arguments.
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ import jax
 from tilekern import _jax
 from tilekern.lang.importer import CONSTANT_BYTES
 
-# Makes a value of the carried arrays, and of the functions that are made already.
+# Gives a value with other arrays in it: of the carried arrays, and of the functions that are already made, by id.
 _Maker = Callable[[tuple[Any, ...], dict[int, Any]], Any]
 
 
-def carrying(function: Callable[..., Any]) -> jax.tree_util.Partial:
+def carry_arrays(function: Callable[..., Any]) -> jax.tree_util.Partial:
     """A `Partial` of the function, which carries the traced and the large arrays that the function closes over.
 
-    Found are those in the cells and the default values of Python functions, of functions that these close over, and
+    The arrays are found in the cells and default values of Python functions, of functions that these close over, and
     in pytrees there. Arrays that a function reads in another way, as attributes of an object, stay there.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> def diagonal(table):
+      ...     return lambda i: table[i, i]
+      >>> [x.shape for x in jax.tree.leaves(carry_arrays(diagonal(jnp.zeros((64, 64)))))]
+      [(64, 64)]
     """
     search = _Search()
     make = search.maker(function)

@@ -1,7 +1,7 @@
 """Functions of the user over tiles: the check that they are elementwise, and derivatives without masked elements.
 
-A kernel calls a `mask_mod` or `score_mod` once for a tile. If the function mixed elements, or looked at the size of
-its arguments, results would depend on the blocks.
+A kernel calls such a function once for a tile. If the function mixed elements, or looked at the size of its arguments,
+results would depend on the blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tilekern.ir.elementwise import TABLE
 
 # --- the check ------------------------------------------------------------------------------------------------------
 
-# A value is one number, however often; has an element for each score (or each query, or each key); or is another array.
+# "number": one number, perhaps broadcast. "tile": one element for each element of the tile, or of its rows or columns.
+# "array": any other array.
 _Kind = Literal["number", "tile", "array"]
 
 _ELEMENTWISE = {
@@ -33,24 +34,33 @@ _READS = ("gather", "dynamic_slice")
 _NO_PRODUCTS = ("add", "sub", "max", "min", "select_n", "abs", "tanh", "exp")
 
 
-def check(name: str, jaxprs: Sequence[Jaxpr]) -> None:
-    """Raise unless a function is elementwise; `jaxprs` are of its calls with tiles [T, S] of different sizes.
+def check_elementwise(name: str, jaxprs: Sequence[Jaxpr], arguments: str = "its arguments") -> None:
+    """Raise unless a function is elementwise.
 
-    Its inputs are b, n, i[T, 1], j[1, S], what it reads of the arrays that it carries, and the scores, if it has them.
+    Args:
+      name: of the function in the error, such as "score_mod of flash_attention".
+      jaxprs: of its calls with tiles [T, S] of different sizes, by `jax.make_jaxpr`. An input without dims is a number,
+        any other a tile [T, S], [T, 1] or [1, S].
+      arguments: the inputs, in words.
 
     Raises:
-      ArgumentError: at the line of the user where elements are mixed.
+      tilekern.errors.ArgumentError: at the user's line that mixes elements.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> tiles = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 3), (5, 7))]
+      >>> check_elementwise("activation", [jax.make_jaxpr(jnp.tanh)(tile) for tile in tiles])
     """
-    traces = [_Trace(name) for _ in jaxprs]
+    traces = [_Trace(name, arguments) for _ in jaxprs]
     for trace, closed in zip(traces, jaxprs, strict=True):
         kinds = ["tile" if _shape(v) else "number" for v in closed.jaxpr.invars]
         trace.run(closed.jaxpr, [_of_array(x) for x in closed.consts], kinds)
     if any(trace.sizes != traces[0].sizes for trace in traces):
-        raise _wrong(name, "the shape of an argument is used as a number, or for an array", source.UNKNOWN)
+        raise traces[0].wrong("the shape of an argument is used as a number, or for an array", source.UNKNOWN)
 
 
 def ends_in_product(closed: Jaxpr) -> bool:
-    """True if the result may be a product that a compiler could merge with a difference that it goes into."""
+    """True if the result may be a product, which a compiler could fuse with a subtraction that follows."""
     made: dict[Any, JaxprEqn] = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
     eqn = made.get(closed.jaxpr.outvars[0])
     return eqn is not None and eqn.primitive.name not in _NO_PRODUCTS
@@ -64,8 +74,8 @@ class _Trace:
       outer: the user's line of the call, inside of functions of JAX, whose equations have the line of any call.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, arguments: str) -> None:
+        self.name, self.arguments = name, arguments
         self.sizes: list[Any] = []
         self.outer: source.Loc | None = None
 
@@ -95,7 +105,7 @@ class _Trace:
         if name in _READS and operands[0] != "tile":
             return ["tile" if "tile" in operands else self._made(eqn.outvars[0])]
         if "tile" in operands or any(k == "number" and _size(v) > 1 for k, v in zip(operands, eqn.invars, strict=True)):
-            raise _wrong(self.name, f"`{name}`, which mixes the elements of a tile", self.outer or _jax.user_loc(eqn))
+            raise self.wrong(f"`{name}`, which mixes the elements of a tile", self.outer or _jax.user_loc(eqn))
         return [self._made(v) for v in eqn.outvars]
 
     def _made(self, var: Any) -> _Kind:
@@ -117,9 +127,21 @@ class _Trace:
         fitting = [kinds for kinds in found if len(kinds) == len(eqn.outvars)]
         return [_widest(kinds) for kinds in zip(*fitting, strict=True)]
 
+    def wrong(self, got: str, loc: source.Loc) -> ArgumentError:
+        """The error about an equation at `loc`."""
+        with source.at(loc):
+            return ArgumentError(
+                f"a {self.name} is not elementwise",
+                expected=f"an element of the result that depends on {self.arguments} of this element alone: the "
+                "function is called with a tile of scores, and the size of tiles is no part of the meaning",
+                got=got,
+                fix="compute it outside, and carry the array: jax.tree_util.Partial(function, array), read as "
+                "array[n, i]",
+            )
+
 
 def _inner(eqn: JaxprEqn) -> list[Any]:
-    """The jaxprs of an equation; of rules for derivatives there is none among them."""
+    """The jaxprs of an equation, without those of rules for derivatives."""
     names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "branches", "cond_jaxpr", "body_jaxpr")
     found: list[Any] = []
     for name in names:
@@ -154,24 +176,20 @@ def _widest(kinds: Sequence[_Kind]) -> _Kind:
     return "tile" if "tile" in kinds else "array" if "array" in kinds else "number"
 
 
-def _wrong(name: str, got: str, loc: source.Loc) -> ArgumentError:
-    with source.at(loc):
-        return ArgumentError(
-            f"a {name} of flash_attention is not elementwise",
-            expected="an element of the result that depends on the score, b, n, i and j of this element alone: the "
-            "function is called with a tile of scores, and the size of tiles is no part of the meaning",
-            got=got,
-            fix="compute it outside, and carry the array: jax.tree_util.Partial(function, array), read as array[n, i]",
-        )
-
-
 # --- derivatives ----------------------------------------------------------------------------------------------------
 
 
-def where(mask: jax.Array, function: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array:
-    """`jnp.where(mask, function(*operands), 0)`, of an elementwise function that may be anything where masked.
+def masked(mask: jax.Array, function: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array:
+    """`jnp.where(mask, function(*operands), 0)` of an elementwise function, safe to differentiate.
 
-    So may its derivatives, of each order: none is multiplied with a cotangent of 0, for 0 times infinity is NaN.
+    Where the mask is False, the function and its derivatives of each order may be anything, NaN included: they are
+    never multiplied with a cotangent of 0, for 0 times infinity is NaN.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> x = jnp.array([0.0, 4.0])
+      >>> jax.grad(lambda x: masked(x > 0, jnp.sqrt, x).sum())(x)
+      Array([0.  , 0.25], dtype=float32)
     """
     closed = _jax.make_jaxpr(function, *map(_type, operands))
     consts = [jnp.asarray(x) for x in closed.consts]
@@ -185,14 +203,14 @@ def where(mask: jax.Array, function: Callable[..., jax.Array], *operands: jax.Ar
     def evaluate(consts: Sequence[Any], operands: Sequence[Any]) -> jax.Array:
         return _jax.evaluate(pure, pure.consts, [*consts, *operands])[0]
 
-    return _where(mask, evaluate, consts, operands)
+    return _masked(mask, evaluate, consts, operands)
 
 
 def _type(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-def _where(mask: jax.Array, evaluate: Callable[..., jax.Array], consts: list[Any], operands: Any) -> jax.Array:
+def _masked(mask: jax.Array, evaluate: Callable[..., jax.Array], consts: list[Any], operands: Any) -> jax.Array:
     @jax.custom_jvp
     def value(mask: jax.Array, consts: list[Any], operands: tuple[Any, ...]) -> jax.Array:
         return jnp.where(mask, evaluate(consts, operands), 0)
@@ -203,7 +221,7 @@ def _where(mask: jax.Array, evaluate: Callable[..., jax.Array], consts: list[Any
         total = jnp.zeros_like(found)
         for number, tangent in enumerate(tangents[2]):
             if not isinstance(tangent, jax.custom_derivatives.SymbolicZero):
-                slope = _where(mask, _derivative(evaluate, number), consts, operands)
+                slope = _masked(mask, _derivative(evaluate, number), consts, operands)
                 total = total + jnp.where(mask, slope * tangent, 0)
         return found, total
 

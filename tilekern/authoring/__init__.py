@@ -1,0 +1,38 @@
+"""Tools for libraries of kernels: checks of arguments, errors at the user's line, functions of the user over tiles.
+
+The prebuilt kernels are written with `tilekern` and these alone. `tilekern.errors` has the classes of errors.
+"""
+
+from tilekern.authoring.arguments import (
+    LAUNCH_OPTIONS,
+    PRECISIONS,
+    at_line_of,
+    check_sizes,
+    describe,
+    hide_frames,
+    is_array,
+    is_traced,
+    static_int,
+    type_beside,
+)
+from tilekern.authoring.closures import carry_arrays
+from tilekern.authoring.elementwise import check_elementwise, ends_in_product, masked
+from tilekern.lang.incomparable import Incomparable
+
+__all__ = [
+    "LAUNCH_OPTIONS",
+    "PRECISIONS",
+    "Incomparable",
+    "at_line_of",
+    "carry_arrays",
+    "check_elementwise",
+    "check_sizes",
+    "describe",
+    "ends_in_product",
+    "hide_frames",
+    "is_array",
+    "is_traced",
+    "masked",
+    "static_int",
+    "type_beside",
+]
