@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 
 from tests.lower.llvm.machines import AVX2, AVX512, runs_here
-from tests.lower.mosaic.forms import every_form, form_of
-from tests.lower.mosaic.loops import OneLoop, in_two
+from tests.lower.mosaic.every_plan import every_plan, kind_of_plan
+from tests.lower.mosaic.one_loop import OneLoop, in_two
 from tests.programs import Program, assert_agrees, programs
 from tests.programs.batches import check, sample
 from tilekern.errors import TargetError
@@ -180,8 +180,8 @@ def by_mosaic_in_every_form(programs: Sequence[Program], seen: Counter[str]) -> 
     many: list[tuple[MosaicLowering, Program]] = []
     for program in programs:
         for func in (program.func, in_two(program.func)):
-            forms = [f for f in every_form(pipeline.run(func)) if form_of(f.planned) != "resident"]
-            seen.update(form_of(f.planned) for f in forms)
+            forms = [f for f in every_plan(pipeline.run(func)) if kind_of_plan(f.planned) != "resident"]
+            seen.update(kind_of_plan(f.planned) for f in forms)
             many += [(f, program) for f in forms]
     outputs: dict[Program, Sequence[np.ndarray]] = {p: p.expected for p in programs}
     results = interpreted([f for f, _ in many], [p for _, p in many])

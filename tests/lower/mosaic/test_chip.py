@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from tests.lower.mosaic.kernels import TILE, fetched, large, looked_up, needs_libtpu, scratch
+from tests.lower.mosaic.pallas_kernels import TILE, fetched, large, looked_up, needs_libtpu, scratch
 from tilekern import _jax
 from tilekern.errors import ResourceError
 from tilekern.ir.types import BF16, BOOL, DTYPES, F32, I32

@@ -14,8 +14,8 @@ import tilekern as tk
 from tilekern.errors import FallbackWarning, ResourceError, TargetError
 from tilekern.ir.core import Value
 from tilekern.ir.types import F32, RefType
-from tilekern.lower.mosaic.plan.hbm_layout import ViewDim, check_blocks, layout
-from tilekern.lower.mosaic.plan.windows import Role, Window
+from tilekern.lower.mosaic.plan.hbm_layout import LayoutDim, check_blocks, layout_of
+from tilekern.lower.mosaic.plan.windows import Window, WindowDim
 
 
 @tk.kernel(out_type=lambda x: x)
@@ -73,10 +73,10 @@ def test_a_block_that_does_not_fit_is_an_error_also_without_a_target(asked: str 
 
 
 def test_a_block_that_is_not_aligned_is_refused() -> None:
-    window = Window(Value(RefType((64, 512), F32, "in"), "x"), (Role("tiled", 8, 0), Role("tiled", 128, 1)))
-    found = layout(window)
+    window = Window(Value(RefType((64, 512), F32, "in"), "x"), (WindowDim("tiled", 8, 0), WindowDim("tiled", 128, 1)))
+    found = layout_of(window)
     check_blocks(found)
-    planted = replace(found, dims=(found.dims[0], ViewDim(1, "lane", 512, 120)))
+    planted = replace(found, dims=(found.dims[0], LayoutDim(1, "lane", 512, 120)))
     with pytest.raises(TargetError) as caught:
         check_blocks(planted)
     message = str(caught.value)

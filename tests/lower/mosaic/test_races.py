@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from tests.lower.mosaic.forms import every_form, form_of
+from tests.lower.mosaic.every_plan import every_plan, kind_of_plan
 from tilekern.ir.core import Array, Func
 from tilekern.ir.interpret import interpret
 from tilekern.ir.parse import parse
@@ -32,10 +32,10 @@ from tilekern.kernels.softmax import softmax
 from tilekern.kernels.swiglu import swiglu
 from tilekern.lower.mosaic import call as caller
 from tilekern.lower.mosaic.emit import emit_pallas
-from tilekern.lower.mosaic.emit.grid_steps import Step
+from tilekern.lower.mosaic.emit.index_maps import GridStep
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
-from tilekern.lower.mosaic.plan.plan_kernel import Plan
+from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
 from tilekern.lower.target import TARGETS
 from tilekern.passes import pipeline
 from tilekern.testing import assert_close
@@ -146,8 +146,8 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
 def test_the_library_is_free_of_races(name: str) -> None:
     function, forms = CALLS[name]
     (call,) = calls_of(function)
-    lowerings = list(every_form(call.func))
-    assert [form_of(lowering.planned) for lowering in lowerings] == forms.split()
+    lowerings = list(every_plan(call.func))
+    assert [kind_of_plan(lowering.planned) for lowering in lowerings] == forms.split()
     for lowering in lowerings:
         on_two_cores(lowering, call)
 
@@ -184,7 +184,7 @@ def call(text: str) -> Call:
 
 
 def in_form(func: Func, form: str) -> MosaicLowering:
-    (found,) = (lowering for lowering in every_form(func) if form_of(lowering.planned) == form)
+    (found,) = (lowering for lowering in every_plan(func) if kind_of_plan(lowering.planned) == form)
     return found
 
 
@@ -197,7 +197,7 @@ def test_a_sum_over_programs_is_not_shared_out() -> None:
 
 def test_a_race_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     one = call(SUM)
-    monkeypatch.setattr(Plan, "semantics", ("parallel",))
+    monkeypatch.setattr(KernelPlan, "semantics", ("parallel",))
     with pytest.raises(jax.errors.JaxRuntimeError, match="RACE DETECTED"):
         on_two_cores(in_form(one.func, "resident"), one)
 
@@ -210,8 +210,8 @@ def test_tiles_that_do_not_exist_are_not_fetched(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["steps", "pipes"])
 def test_a_tile_that_does_not_exist_would_be_found(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unclamped(found: Layout, step: Step) -> tuple[Any, ...]:
-        tile = found.window.roles[0].operands
+    def unclamped(found: Layout, step: GridStep) -> tuple[Any, ...]:
+        tile = found.window.dims[0].operands
         return step.indices[tile[0]] if tile else 0, 0
 
     one = call(LONG_LOOP)
@@ -223,7 +223,7 @@ def test_a_tile_that_does_not_exist_would_be_found(form: str, monkeypatch: pytes
 
 
 def test_a_read_of_what_was_never_written_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caller._Kernel, "_start", lambda *_: None)
+    monkeypatch.setattr(caller._Kernel, "_initialize", lambda *_: None)
     one = call(SUM)
     with pytest.raises(AssertionError, match="NaN"):
         on_two_cores(in_form(one.func, "resident"), one)

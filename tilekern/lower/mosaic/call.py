@@ -16,15 +16,16 @@ from tilekern.ir.core import Array, Value
 from tilekern.ir.quote import visible
 from tilekern.ir.types import DType, accumulator, kind_of
 from tilekern.lower.mosaic.emit.emit_pallas import Emitter
-from tilekern.lower.mosaic.emit.grid_steps import block_index, next_tile, step_of, when
+from tilekern.lower.mosaic.emit.index_maps import block_index, decode_step, live_step, when
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
-from tilekern.lower.mosaic.plan.plan_kernel import Plan, Scratch
+from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
 from tilekern.lower.mosaic.plan.scalars import flat_table
-from tilekern.lower.mosaic.storage import stored_dtype
+from tilekern.lower.mosaic.plan.scratch_buffers import Scratch
+from tilekern.lower.mosaic.stored_dtypes import stored_dtype
 from tilekern.lower.xla.emit.emit_xla import run
 
 
-def call(plan: Plan, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
+def call(plan: KernelPlan, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
     """The outputs of a Func, by its plan; traceable by JAX.
 
     Args:
@@ -36,9 +37,9 @@ def call(plan: Plan, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Ar
     arrays = dict(zip(func.inputs, (*inputs, *map(_as_array, plan.constants)), strict=False))
     results = {p: arrays[p] if p in arrays else jnp.zeros(p.ref.shape, p.ref.dtype) for p in func.outputs}
     with _jax.tracing_under(_jax.Settings(x64=False)):  # TPUs have nothing of 64 bits
-        if plan.ahead:
+        if plan.table_programs:
             typed = [jnp.asarray(x, p.ref.dtype) for p, x in arrays.items()]
-            tables = [run(program, *typed)[-1] for program in plan.ahead]
+            tables = [run(program, *typed)[-1] for program in plan.table_programs]
             arrays.update(zip(func.inputs[len(arrays) :], tables, strict=True))
         if 0 not in func.grid and plan.outputs:
             results.update(_Kernel(plan, interpret).run(arrays))
@@ -48,25 +49,25 @@ def call(plan: Plan, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Ar
 class _Kernel:
     """The kernel of a plan and its operands, in the order of Pallas: scalar memory, inputs, aliased zeros; outputs."""
 
-    def __init__(self, plan: Plan, interpret: Any) -> None:
+    def __init__(self, plan: KernelPlan, interpret: Any) -> None:
         self._plan, self._interpret = plan, interpret
         self._tables = plan.scalars.tables
-        self._pairs = plan.serial is not None and plan.serial.table is not None
+        self._has_step_table = plan.grid_loop is not None and plan.grid_loop.table is not None
         zeroed = (p for p in plan.outputs if p.ref.role in ("zeros", "sum"))
-        self._fresh = tuple(p for p in zeroed if not plan.visits.covers(p))
+        self._zeroed = tuple(p for p in zeroed if not plan.output_blocks.covers_array(p))
 
     def run(self, arrays: Mapping[Value, Any]) -> dict[Value, Any]:
         """The results for arrays."""
         plan = self._plan
         tables = [flat_table(p, arrays[p]) for p in self._tables]
-        if self._pairs:
-            assert plan.serial is not None
-            tables.append(jnp.asarray(plan.serial.table))
-        blocks = [found.forward(_typed(arrays, found.window.param)) for found in plan.inputs]
-        far = [found.forward(_typed(arrays, found.window.param)) for found in plan.far]
-        zeros = [jnp.zeros(plan.outputs[p].shape, kept_dtype(p)) for p in self._fresh]
+        if self._has_step_table:
+            assert plan.grid_loop is not None
+            tables.append(jnp.asarray(plan.grid_loop.table))
+        blocks = [found.rearrange(_typed(arrays, found.window.param)) for found in plan.inputs]
+        hbm_inputs = [found.rearrange(_typed(arrays, found.window.param)) for found in plan.hbm_inputs]
+        zeros = [jnp.zeros(plan.outputs[p].shape, kernel_dtype(p)) for p in self._zeroed]
         specs = [self._spec(found) for found in plan.inputs]
-        anywhere = [pl.BlockSpec(memory_space=pl.ANY) for _ in (*plan.far, *self._fresh)]
+        anywhere = [pl.BlockSpec(memory_space=pl.ANY) for _ in (*plan.hbm_inputs, *self._zeroed)]
         found = pl.pallas_call(
             self._body,
             grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -76,14 +77,14 @@ class _Kernel:
                 out_specs=[self._out_spec(p) for p in plan.outputs],
                 scratch_shapes=[_memory_of(s) for s in plan.scratch],
             ),
-            out_shape=[jax.ShapeDtypeStruct(out.shape, kept_dtype(p)) for p, out in plan.outputs.items()],
+            out_shape=[jax.ShapeDtypeStruct(out.shape, kernel_dtype(p)) for p, out in plan.outputs.items()],
             input_output_aliases=self._aliases(len(tables)),
             compiler_params=pltpu.CompilerParams(dimension_semantics=plan.semantics, vmem_limit_bytes=plan.vmem_limit),
             interpret=self._interpret,
             name=visible(plan.func.name),
-        )(*tables, *blocks, *far, *zeros)
+        )(*tables, *blocks, *hbm_inputs, *zeros)
         pairs = zip(plan.outputs.items(), found, strict=True)
-        return {p: out.backward(x).astype(p.ref.dtype) for (p, out), x in pairs}
+        return {p: out.restore(x).astype(p.ref.dtype) for (p, out), x in pairs}
 
     def _aliases(self, offset: int) -> dict[int, int]:
         """Which operand's memory an output takes."""
@@ -93,28 +94,28 @@ class _Kernel:
         for n, layout in enumerate(plan.inputs):
             if layout.window.param in plan.outputs:
                 found[offset + n] = outputs.index(layout.window.param)
-        for n, param in enumerate(self._fresh):
-            found[offset + len(plan.inputs) + len(plan.far) + n] = outputs.index(param)
+        for n, param in enumerate(self._zeroed):
+            found[offset + len(plan.inputs) + len(plan.hbm_inputs) + n] = outputs.index(param)
         return found
 
     def _spec(self, found: Layout) -> pl.BlockSpec:
         return pl.BlockSpec(found.block, partial(self._index_map, found))
 
     def _out_spec(self, param: Value) -> pl.BlockSpec:
-        if param in self._plan.piped:
+        if param in self._plan.pipelined_outputs:
             return pl.BlockSpec(memory_space=pl.ANY)
         return self._spec(self._plan.outputs[param])
 
     def _split(self, refs: Sequence[Any]) -> tuple[dict[Value, Any], Any, Sequence[Any]]:
         """Tables, the table of steps, and what follows."""
         count = len(self._tables)
-        steps = refs[count] if self._pairs else None
-        return dict(zip(self._tables, refs, strict=False)), steps, refs[count + self._pairs :]
+        steps = refs[count] if self._has_step_table else None
+        return dict(zip(self._tables, refs, strict=False)), steps, refs[count + self._has_step_table :]
 
     def _index_map(self, found: Layout, *arguments: Any) -> tuple[Any, ...]:
         rank = max(1, len(self._plan.grid))
         tables, steps, _ = self._split(arguments[rank:])
-        return block_index(found, next_tile(step_of(self._plan, arguments[:rank], tables, steps)))
+        return block_index(found, live_step(decode_step(self._plan, arguments[:rank], tables, steps)))
 
     # --- the body ---
 
@@ -122,18 +123,18 @@ class _Kernel:
         plan = self._plan
         tables, steps, refs = self._split(arguments)
         inputs = dict(zip(plan.inputs, refs, strict=False))
-        far = dict(zip(plan.far, refs[len(plan.inputs) :], strict=False))
-        refs = refs[len(plan.inputs) + len(plan.far) + len(self._fresh) :]
+        hbm_inputs = dict(zip(plan.hbm_inputs, refs[len(plan.inputs) :], strict=False))
+        refs = refs[len(plan.inputs) + len(plan.hbm_inputs) + len(self._zeroed) :]
         outputs = dict(zip(plan.outputs, refs, strict=False))
         scratch = refs[len(plan.outputs) :]
         ids = [pl.program_id(n) for n in range(len(plan.grid))]
         for param, out in outputs.items():
-            self._start(param, out, inputs, ids)
-        step = step_of(plan, ids, tables, steps)
-        named: dict[str, Mapping[Any, Any]] = {"inputs": {**inputs, **far}, "outputs": outputs, "tables": tables}
+            self._initialize(param, out, inputs, ids)
+        step = decode_step(plan, ids, tables, steps)
+        named: dict[str, Mapping[Any, Any]] = {"inputs": {**inputs, **hbm_inputs}, "outputs": outputs, "tables": tables}
         Emitter(plan, step, named, scratch, bool(self._interpret)).run()
 
-    def _start(self, param: Value, out: Any, inputs: Mapping[Layout, Any], ids: Sequence[Any]) -> None:
+    def _initialize(self, param: Value, out: Any, inputs: Mapping[Layout, Any], ids: Sequence[Any]) -> None:
         """What an output's block holds before the first program writes it."""
         if param.ref.role == "out":
             return
@@ -144,7 +145,9 @@ class _Kernel:
             else:
                 out[...] = jnp.zeros(out.shape, out.dtype)
 
-        axes = zip(ids, self._plan.grid, self._plan.visits.changes(self._plan.outputs[param].window), strict=True)
+        axes = zip(
+            ids, self._plan.grid, self._plan.output_blocks.moving_axes(self._plan.outputs[param].window), strict=True
+        )
         when(*(i == 0 for i, steps, changes in axes if not changes and steps > 1))(first)
 
 
@@ -161,7 +164,7 @@ def _typed(arrays: Mapping[Value, Any], param: Value) -> jax.Array:
     return jnp.asarray(arrays[param], stored_dtype(param.ref.dtype))
 
 
-def kept_dtype(param: Value) -> DType:
+def kernel_dtype(param: Value) -> DType:
     """The dtype of an output while the kernel runs: a sum of narrow floats is kept wide, and rounded once."""
     wide = param.ref.role == "sum" and kind_of(param.ref.dtype) == "float"
     return accumulator(param.ref.dtype) if wide else stored_dtype(param.ref.dtype)

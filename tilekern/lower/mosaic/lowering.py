@@ -18,10 +18,10 @@ from tilekern.lower.mosaic.call import call
 from tilekern.lower.mosaic.chip import CHIPS, PORTABLE
 from tilekern.lower.mosaic.compile import ahead_of_time as compiler
 from tilekern.lower.mosaic.legalize import legalize
-from tilekern.lower.mosaic.legalize.array_shapes import as_seen
+from tilekern.lower.mosaic.legalize.reshape_arrays import reshape_arrays
 from tilekern.lower.mosaic.plan.describe import describe
-from tilekern.lower.mosaic.plan.plan_kernel import Plan
-from tilekern.lower.mosaic.plan.plan_kernel import plan as plan_of
+from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
+from tilekern.lower.mosaic.plan.plan_kernel import plan_kernel
 from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.resources import Resources
 from tilekern.lower.sizes import warn_large
@@ -42,9 +42,11 @@ class MosaicLowering:
     def __init__(self, func: Func, target: Target) -> None:
         self.func, self.target = func, target
         self._chip = PORTABLE if target.portable else CHIPS[target.name]
-        self._seen = as_seen(func)
-        self.planned: Plan = plan_of(legalize(self._seen.func, self._chip.name.removeprefix("tpu:")), self._chip)
-        warn_large(self.planned.func, self._chip.name, self.planned.written_out)
+        self._seen = reshape_arrays(func)
+        self.planned: KernelPlan = plan_kernel(
+            legalize(self._seen.func, self._chip.name.removeprefix("tpu:")), self._chip
+        )
+        warn_large(self.planned.func, self._chip.name, self.planned.unrolled_ops)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
 
     @_jax.emits
@@ -121,7 +123,7 @@ class MosaicCompiled:
     @property
     def resources(self) -> Resources:
         """The vector memory of a core, used and planned."""
-        used, planned = compiler.vmem_used(self._compiled), self._lowering.planned.vmem
+        used, planned = compiler.vmem_used(self._compiled), self._lowering.planned.vmem_bytes
         return Resources(vmem_bytes=used, planned_bytes=planned)
 
     def __call__(self, *inputs: Any) -> Sequence[jax.Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.lower.mosaic.forms import every_form, form_of
+from tests.lower.mosaic.every_plan import every_plan, kind_of_plan
 from tilekern.ir.core import Array
 from tilekern.ir.interpret import interpret
 from tilekern.ir.parse import parse
@@ -17,8 +17,8 @@ def agree(text: str, *arrays: Array) -> set[str]:
     func = pipeline.run(parse(text))
     wanted = interpret(func, *arrays)
     found = set[str]()
-    for lowering in every_form(func):
-        form = form_of(lowering.planned)
+    for lowering in every_plan(func):
+        form = kind_of_plan(lowering.planned)
         for got, right in zip(lowering.interpret(*arrays), wanted, strict=True):
             np.testing.assert_array_equal(got, right, form)
         found.add(form)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.ir.funcs import Source, assert_near, assert_same, func, ref, whole
-from tests.lower.mosaic.aot import CHIPS, compiled
 from tests.lower.mosaic.cells import DTYPE_NAMES, ODD, OPS, SHAPES, SMALL, arrays_of, as_legal, cell
-from tests.lower.mosaic.one_program import run
+from tests.lower.mosaic.compiled_functions import CHIPS, compiled
+from tests.lower.mosaic.emit.one_program import run
 from tilekern.errors import TargetError, VerifyError
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.core import Func, Op, Value

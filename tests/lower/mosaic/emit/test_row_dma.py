@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tilekern as tk
-from tests.lower.mosaic.forms import every_form, form_of
+from tests.lower.mosaic.every_plan import every_plan, kind_of_plan
 from tests.lower.mosaic.test_races import Call, on_two_cores
 from tilekern.ir.interpret import interpret
 from tilekern.lower.mosaic.lowering import MosaicLowering
@@ -48,7 +48,7 @@ def types(*given: Any) -> list[jax.ShapeDtypeStruct]:
 
 def fetched(lowering: Any) -> MosaicLowering:
     """The form that fetches rows."""
-    (found,) = [form for form in every_form(lowering.ir) if form_of(form.planned) == "fetched"]
+    (found,) = [form for form in every_plan(lowering.ir) if kind_of_plan(form.planned) == "fetched"]
     return found
 
 
@@ -91,7 +91,7 @@ def test_a_table_that_does_not_fit_stays_in_hbm(dtype: Any) -> None:
             MosaicLowering(embed.trace(ids, jax.ShapeDtypeStruct((n, 1024), dtype)).ir, TARGETS[chip])
             for n in (1024, 1 << 18)
         )
-        assert form_of(small.planned) == "resident" and form_of(large.planned) == "fetched"
+        assert kind_of_plan(small.planned) == "resident" and kind_of_plan(large.planned) == "fetched"
         assert large.compile().resources.vmem_bytes < 1 << 20
 
 

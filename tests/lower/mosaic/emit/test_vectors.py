@@ -9,7 +9,8 @@ from tilekern.ir.core import Func, Value
 from tilekern.ir.parse import parse
 from tilekern.ir.types import DTYPES
 from tilekern.lower.mosaic.chip import LANES
-from tilekern.lower.mosaic.emit.vectors import Forms, shape_in, to_tile, turned
+from tilekern.lower.mosaic.emit.vectors import repeat_column, to_form
+from tilekern.lower.mosaic.plan.vector_forms import VectorForms, shape_in
 
 
 def forms_of(body: str) -> dict[str, tuple[str, ...]]:
@@ -21,7 +22,7 @@ def forms_of(body: str) -> dict[str, tuple[str, ...]]:
           {body}
         }}
     """)
-    forms = Forms(func)
+    forms = VectorForms(func)
     return {v.name: forms.of(v) for v in vectors(func)}
 
 
@@ -106,10 +107,10 @@ def test_loops_hand_on_one_form() -> None:
 @pytest.mark.parametrize("length", [1, 5, 128, 200])
 def test_forms_are_turned_into_each_other(name: str, length: int) -> None:
     row = np.arange(length).reshape(1, length).astype(DTYPES[name])
-    column = np.asarray(turned(row, "column"))
+    column = np.asarray(to_form(row, "column"))
     assert (column.shape, column.dtype) == (shape_in("column", length), row.dtype)
     assert (column == row.T).all()
-    back = np.asarray(turned(column, "row"))
+    back = np.asarray(to_form(column, "row"))
     assert back.shape == row.shape and (back == row).all() and back.dtype == row.dtype
 
 
@@ -117,5 +118,5 @@ def test_forms_are_turned_into_each_other(name: str, length: int) -> None:
 @pytest.mark.parametrize("name", ["f32", "bool", "bf16"])
 def test_a_column_becomes_a_tile(width: int, name: str) -> None:
     column = np.repeat(np.arange(8).reshape(8, 1), LANES, 1).astype(DTYPES[name])
-    tile = np.asarray(to_tile(column, width))
+    tile = np.asarray(repeat_column(column, width))
     assert tile.shape == (8, width) and tile.dtype == column.dtype and (tile == column[:, :1]).all()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tests.lower.mosaic.cells import DTYPE_NAMES
-from tests.lower.mosaic.kernels import needs_libtpu
 from tests.lower.mosaic.legalize.legality import assert_stays
+from tests.lower.mosaic.pallas_kernels import needs_libtpu
 from tests.lower.triton.legalize.meaning import counting, several
 from tilekern.ir.core import Func, Value
 from tilekern.ir.dynamic import Take

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ir.funcs import FILE, assert_near, assert_same, matmul, softmax
-from tests.lower.mosaic.aot import CHIPS
 from tests.lower.mosaic.cells import DTYPE_NAMES, OPS, arrays_of, cell
+from tests.lower.mosaic.compiled_functions import CHIPS
 from tests.lower.mosaic.legalize.legality import assert_legal, assert_stays, legalized
 from tests.lower.triton.legalize.meaning import counting, one
 from tests.lower.triton.legalize.test_expand_order import few

@@ -9,8 +9,8 @@ import pytest
 
 import tilekern as tk
 from tests.ir.funcs import assert_same
-from tests.lower.mosaic.kernels import needs_libtpu
 from tests.lower.mosaic.legalize.legality import legalized
+from tests.lower.mosaic.pallas_kernels import needs_libtpu
 from tests.lower.triton.legalize.meaning import several
 from tilekern.ir.control import Switch
 from tilekern.ir.core import Func

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tests.ir.funcs import assert_same
-from tests.lower.mosaic.kernels import needs_libtpu
+from tests.lower.mosaic.pallas_kernels import needs_libtpu
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Load

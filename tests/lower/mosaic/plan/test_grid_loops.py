@@ -9,11 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.core import Func, Value, cdiv
 from tilekern.ir.parse import parse
 from tilekern.lower.mosaic.chip import CHIPS
-from tilekern.lower.mosaic.plan.comparisons import Order
-from tilekern.lower.mosaic.plan.grid_loops import Serial, as_pairs, needed, serial_of, used_by
+from tilekern.lower.mosaic.plan.grid_loops import (
+    GridLoop,
+    find_grid_loop,
+    with_step_table,
+)
+from tilekern.lower.mosaic.plan.inequalities import Inequalities
 from tilekern.lower.mosaic.plan.scalars import Scalars
 
 TABLE_BYTES = CHIPS["tpu:v5e"].table_bytes
@@ -51,7 +56,7 @@ def chain(*bounds: str, before: str = "", between: str = "", after: str = "", re
     """)
 
 
-def shown(serial: Serial | None) -> tuple[int, int] | None:
+def shown(serial: GridLoop | None) -> tuple[int, int] | None:
     return serial and (len(serial.chain), serial.steps)
 
 
@@ -69,9 +74,9 @@ def shown(serial: Serial | None) -> tuple[int, int] | None:
     ],
 )
 def test_which_chains_are_an_axis(bounds: tuple[str, ...], loops: int | None) -> None:
-    assert shown(serial_of(chain(*bounds))) == (loops and (loops, 6))
+    assert shown(find_grid_loop(chain(*bounds))) == (loops and (loops, 6))
     # Descending loops come in the opposite order.
-    assert shown(serial_of(chain(*bounds[::-1], reverse="reverse"))) == (loops and (loops, 6))
+    assert shown(find_grid_loop(chain(*bounds[::-1], reverse="reverse"))) == (loops and (loops, 6))
 
 
 STORE = "%v = load %x[0 +: 8!, 0 +: 128!] : f32[8, 128]\n store %v to %p[0 +: 8!, 0 +: 128!]"
@@ -101,7 +106,7 @@ LOOP = """fold %m in m[8 by 4] from %n0 to %n5 do {
 )
 def test_what_may_stand_around_a_chain(texts: dict[str, str], fits: bool) -> None:
     bounds = ("%n0", "%low", "%n9") if "between" in texts else ("%n0", "%n9")
-    assert (serial_of(chain(*bounds, **texts)) is not None) == fits
+    assert (find_grid_loop(chain(*bounds, **texts)) is not None) == fits
 
 
 def test_loops_without_carries_that_follow_each_other_are_no_chain_if_they_differ() -> None:
@@ -113,8 +118,10 @@ def test_loops_without_carries_that_follow_each_other_are_no_chain_if_they_diffe
           fold %m in m[21 by 3] from %0 to %1 do { store %m to %o[%m] }
         }
     """)
-    assert serial_of(func) is None
-    assert serial_of(parse("func @f(%o: ref<i32[6], out>) { %0 = constant 0 : i32[] store %0 to %o[%0!] }")) is None
+    assert find_grid_loop(func) is None
+    assert (
+        find_grid_loop(parse("func @f(%o: ref<i32[6], out>) { %0 = constant 0 : i32[] store %0 to %o[%0!] }")) is None
+    )
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -150,10 +157,10 @@ def test_the_table_has_the_tiles_that_run(data: st.DataObject) -> None:
           }}
         }}
     """)
-    serial = serial_of(func)
+    serial = find_grid_loop(func)
     assert serial is not None
-    paired = as_pairs(func, serial, Scalars(func, TABLE_BYTES))
-    assert paired is not None and paired.table is not None and paired.pairs == (0, 1)
+    paired = with_step_table(func, serial, Scalars(func, TABLE_BYTES))
+    assert paired is not None and paired.table is not None and paired.table_axes == (0, 1)
     columns = [tuple(int(n) for n in column) for column in paired.table.T]
     assert paired.steps == len(columns)
     wanted: list[tuple[int, int, int, int]] = []
@@ -168,10 +175,10 @@ def test_the_table_has_the_tiles_that_run(data: st.DataObject) -> None:
     assert columns == wanted
 
 
-def pairs(func: Func) -> Serial | None:
-    serial = serial_of(func)
+def pairs(func: Func) -> GridLoop | None:
+    serial = find_grid_loop(func)
     assert serial is not None
-    return as_pairs(func, serial, Scalars(func, TABLE_BYTES))
+    return with_step_table(func, serial, Scalars(func, TABLE_BYTES))
 
 
 def test_when_there_is_no_table() -> None:
@@ -201,11 +208,11 @@ def test_what_is_needed() -> None:
     )
     ops = func.body.ops
     by_name: dict[str, Value] = {r.name: r for op in ops for r in op.results}
-    found = needed(ops, [by_name["b"]], set())
+    found = backward_slice(ops, [by_name["b"]], set())
     assert {r.name for op in found for r in op.results} == {"a", "b"}
-    assert needed(ops, [by_name["b"]], {by_name["b"]}) == []
+    assert backward_slice(ops, [by_name["b"]], {by_name["b"]}) == []
     (switch,) = (op for op in ops if op.name == "switch")
-    assert {by_name["a"], func.body.args[0], func.body.args[1]} <= used_by(switch)
+    assert {by_name["a"], func.body.args[0], func.body.args[1]} <= set(switch.uses())
 
 
 def test_slow_values_are_kept() -> None:
@@ -220,8 +227,8 @@ def test_slow_values_are_kept() -> None:
         """,
         after="store %part to %p[0 +: 32!, 0 +: 128!]",
     )
-    serial = serial_of(func)
-    assert serial is not None and [v.name for v in serial.kept] == ["part"]
+    serial = find_grid_loop(func)
+    assert serial is not None and [v.name for v in serial.saved] == ["part"]
 
 
 # --- the order of bounds ---------------------------------------------------------------------------------------------
@@ -238,7 +245,7 @@ def test_what_is_at_most_something_is(data: st.DataObject) -> None:
         lines.append(f"%v{n} = {function}(%v{a}, %v{b}) : i32[]")
     text = "\n".join(lines)
     func = parse(f"func @f(%o: ref<i32[5, 7], out>) {{ grid %i in i[5 by 1], %j in j[7 by 1]\n {text}\n }}")
-    order, numbers = Order(func), _numbers(func)
+    order, numbers = Inequalities(func), _numbers(func)
     for x, first in numbers.items():
         for y, second in numbers.items():
             assert not order.at_most(x, y) or (first <= second).all(), (x, y)
@@ -265,7 +272,7 @@ def test_what_is_ordered() -> None:
         }
     """)
     value = {r.name: r for op in func.body.ops for r in op.results} | {a.name: a for a in func.body.args}
-    order = Order(func)
+    order = Inequalities(func)
     for pair in ("low i", "low j", "i high", "low high", "two high", "a b", "a c"):
         x, y = pair.split()
         assert order.at_most(value[x], value[y]) and not order.at_most(value[y], value[x]), pair

@@ -13,8 +13,8 @@ from tilekern.ir.core import Func, Value
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.parse import parse
 from tilekern.lower.mosaic.chip import CHIPS
-from tilekern.lower.mosaic.plan.output_blocks import Visits
-from tilekern.lower.mosaic.plan.plan_kernel import plan
+from tilekern.lower.mosaic.plan.output_blocks import OutputBlocks
+from tilekern.lower.mosaic.plan.plan_kernel import plan_kernel as plan
 from tilekern.lower.mosaic.plan.scalars import Scalars
 from tilekern.lower.mosaic.plan.windows import Window, window_of
 
@@ -66,12 +66,12 @@ def grids(draw: st.DrawFn) -> Grid:
     return Grid(sizes, order, (p, q), consts, draw(st.sampled_from(["zeros", "inout"])))
 
 
-def visits_of(func: Func, order: tuple[int, ...]) -> tuple[Visits, Value, Window]:
+def visits_of(func: Func, order: tuple[int, ...]) -> tuple[OutputBlocks, Value, Window]:
     scalars = Scalars(func, 1 << 16)
     (param,) = func.outputs
     (op,) = (op for op in func.walk() if isinstance(op, MemoryOp))
     window = window_of(op, scalars)
-    return Visits(func, None, order, scalars, {param: window}), param, window
+    return OutputBlocks(func, None, order, scalars, {param: window}), param, window
 
 
 @given(grid=grids())
@@ -80,13 +80,13 @@ def test_blocks_are_written_in_a_row(grid: Grid) -> None:
     steps = grid.blocks()
     numbers = [block for _, block in steps]
     runs = 1 + sum(a != b for a, b in pairwise(numbers))
-    in_a_row = runs == len(set(numbers))
-    changes = visits.changes(window)
+    is_consecutive = runs == len(set(numbers))
+    changes = visits.moving_axes(window)
     assert changes == tuple(any(s[n] for s in grid.strides) for n in grid.order)
     # What is there at first is written where the axes that do not change the block are at their first place.
     starts = [block for place, block in steps if not any(i for i, c in zip(place, changes, strict=True) if not c)]
-    assert visits.in_a_row(param) == (in_a_row and len(starts) == len(set(numbers)))
-    if visits.in_a_row(param):
+    assert visits.is_consecutive(param) == (is_consecutive and len(starts) == len(set(numbers)))
+    if visits.is_consecutive(param):
         first = {block: n for n, block in reversed(list(enumerate(numbers)))}
         begin = [n for n, (p, _) in enumerate(steps) if not any(i for i, c in zip(p, changes, strict=True) if not c)]
         assert begin == sorted(first.values())
@@ -96,13 +96,13 @@ def test_blocks_are_written_in_a_row(grid: Grid) -> None:
 def test_every_block_is_written(grid: Grid) -> None:
     visits, param, _ = visits_of(grid.func(), grid.order)
     count = LENGTH ** sum(any(s) for s in grid.strides)
-    assert visits.covers(param) == (len({block for _, block in grid.blocks()}) == count)
+    assert visits.covers_array(param) == (len({block for _, block in grid.blocks()}) == count)
 
 
 @given(grid=grids())
 def test_cores_share_out_what_writes_apart(grid: Grid) -> None:
     visits, _, _ = visits_of(grid.func(), grid.order)
-    for n, free in enumerate(visits.separate()):
+    for n, free in enumerate(visits.independent_axes()):
         writers: dict[tuple[int, int], set[int]] = {}
         for place, block in grid.blocks():
             writers.setdefault(block, set()).add(place[n])
@@ -120,8 +120,12 @@ def test_a_place_that_is_not_known_before_may_be_any() -> None:
     scalars = Scalars(func, 1 << 16)
     (param,) = func.outputs
     window = next(window_of(op, scalars) for op in func.walk() if isinstance(op, MemoryOp) and op.ref is param)
-    visits = Visits(func, None, (0, 1), scalars, {param: window})
-    assert not visits.in_a_row(param) and not visits.covers(param) and visits.separate() == (False, False)
+    visits = OutputBlocks(func, None, (0, 1), scalars, {param: window})
+    assert (
+        not visits.is_consecutive(param)
+        and not visits.covers_array(param)
+        and visits.independent_axes() == (False, False)
+    )
     # So all of the output is one block, which is written back once.
     found = plan(func, CHIPS["tpu:v5e"])
     assert found.outputs[param].block == (12, 1, 1) and found.semantics == ("arbitrary", "arbitrary")

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lower.mosaic.forms import form_of
+from tests.lower.mosaic.every_plan import kind_of_plan
 from tilekern.errors import ResourceError
 from tilekern.ir.core import Func, cdiv
 from tilekern.ir.parse import parse
 from tilekern.ir.types import F32
 from tilekern.lower.mosaic.chip import CHIPS, padded_bytes
-from tilekern.lower.mosaic.emit.grid_steps import next_tile, step_of
+from tilekern.lower.mosaic.emit.index_maps import decode_step, live_step
 from tilekern.lower.mosaic.plan import plan_kernel as planner
-from tilekern.lower.mosaic.plan.plan_kernel import Plan, plan
+from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
+from tilekern.lower.mosaic.plan.plan_kernel import plan_kernel as plan
 
 V5E = CHIPS["tpu:v5e"]
 
@@ -60,23 +61,23 @@ TABLE = "%end = load %t[%i] : i32[]"
 )
 def test_the_order_of_plans(before: str, forms: list[str]) -> None:
     func = product(2048, 2048, 1024, "%end" if before else "%1", before)
-    assert [form_of(found) for found in planner.candidates(func, V5E)] == forms
+    assert [kind_of_plan(found) for found in planner.candidates(func, V5E)] == forms
 
 
 def test_loops_stay_inside_of_the_kernel_as_long_as_that_fits() -> None:
     small, large = product(2048, 2048, 1024), product(2048, 1 << 16, 1024)
-    assert form_of(plan(small, V5E)) == "resident" and plan(small, V5E).grid == (4, 2)
-    assert form_of(plan(large, V5E)) == "steps" and plan(large, V5E).grid == (4, 2, 128)
+    assert kind_of_plan(plan(small, V5E)) == "resident" and plan(small, V5E).grid == (4, 2)
+    assert kind_of_plan(plan(large, V5E)) == "steps" and plan(large, V5E).grid == (4, 2, 128)
     assert plan(large, V5E).semantics == ("parallel", "parallel", "arbitrary")
     pairs = plan(product(1 << 16, 1 << 16, 1024, "%end", CAUSAL), V5E)
-    assert form_of(pairs) == "pairs" and pairs.grid == (2, 128 * 129 // 2)
-    assert form_of(plan(product(2048, 1 << 16, 1024, "%end", TABLE), V5E)) == "pipes"
+    assert kind_of_plan(pairs) == "pairs" and pairs.grid == (2, 128 * 129 // 2)
+    assert kind_of_plan(plan(product(2048, 1 << 16, 1024, "%end", TABLE), V5E)) == "pipes"
 
 
 def test_of_two_sums_the_smaller_one_is_opened() -> None:
     """Whatever the order of the grid, one of them is not written in consecutive steps; only its dims may be opened."""
 
-    def sums(rows: int, columns: int) -> Plan:
+    def sums(rows: int, columns: int) -> KernelPlan:
         return plan(
             parse(f"""
                 func @sums(%x: ref<f32[4, {rows}, {columns}], in>,
@@ -97,40 +98,40 @@ def test_of_two_sums_the_smaller_one_is_opened() -> None:
         (sums(512, 1024), (4, 8, 4), {"s": ["at", "aligned"], "t": ["at", "tiled"]}),
     ):
         assert found.grid == order and found.semantics == ("parallel", "arbitrary", "arbitrary")
-        assert {p.name: [r.kind for r in seen.window.roles] for p, seen in found.outputs.items()} == kinds
+        assert {p.name: [r.kind for r in seen.window.dims] for p, seen in found.outputs.items()} == kinds
 
 
 def test_a_chip_with_less_memory_takes_another_plan() -> None:
     func = product(2048, 1 << 14, 1024)
-    forms = {name: form_of(plan(func, chip)) for name, chip in CHIPS.items()}
+    forms = {name: kind_of_plan(plan(func, chip)) for name, chip in CHIPS.items()}
     assert forms == {"tpu:v5e": "resident", "tpu:v5p": "steps", "tpu:v6e": "resident", "tpu:7x": "steps"}
 
 
 def test_the_bill() -> None:
     found = plan(product(2048, 1 << 16, 1024), V5E)
     block, whole = padded_bytes((512, 512), np.dtype("bfloat16")), padded_bytes((512, 512), np.dtype("float32"))
-    bill = dict(found.buffers)
+    bill = dict(found.vmem_buffers)
     assert (bill["x"], bill["w"], bill["o"], bill["carries"]) == (2 * block, 2 * block, 2 * whole, whole)
     # An input whose block never changes is fetched once, to one buffer.
     one = plan(product(512, 2048, 512), V5E)
-    assert dict(one.buffers)["x"] == padded_bytes((512, 2048), np.dtype("bfloat16"))
-    assert found.vmem == sum(size for _, size in found.buffers) <= found.vmem_limit <= V5E.vmem_limit
+    assert dict(one.vmem_buffers)["x"] == padded_bytes((512, 2048), np.dtype("bfloat16"))
+    assert found.vmem_bytes == sum(size for _, size in found.vmem_buffers) <= found.vmem_limit <= V5E.vmem_limit
 
 
 def test_a_core_with_one_step_fetches_once() -> None:
     """Of two steps each of the two cores of a v5p runs one, so no block follows another."""
     func = product(1024, 512, 512)
-    one, two = (dict(plan(func, CHIPS[name]).buffers) for name in ("tpu:v5p", "tpu:v5e"))
+    one, two = (dict(plan(func, CHIPS[name]).vmem_buffers) for name in ("tpu:v5p", "tpu:v5e"))
     assert two["x"] == 2 * one["x"] and two["o"] == 2 * one["o"]
-    assert dict(plan(product(2048, 512, 512), CHIPS["tpu:v5p"]).buffers)["x"] == two["x"]
+    assert dict(plan(product(2048, 512, 512), CHIPS["tpu:v5p"]).vmem_buffers)["x"] == two["x"]
 
 
 def test_a_loop_that_runs_once_has_no_buffers() -> None:
     once, twice = (plan(product(1024, inner, 512), V5E) for inner in (512, 1024))
-    assert not once.scratch and not once.slots
+    assert not once.scratch and not once.scratch_index
     assert [s.shape for s in twice.scratch] == [(512, 512)]
     # As an axis of the grid it has, for its steps are Pallas'.
-    steps = next(p for p in planner.candidates(product(1024, 512, 512), V5E) if form_of(p) == "steps")
+    steps = next(p for p in planner.candidates(product(1024, 512, 512), V5E) if kind_of_plan(p) == "steps")
     assert [s.shape for s in steps.scratch] == [(512, 512)]
 
 
@@ -158,7 +159,7 @@ def test_carries_of_loops_that_are_written_out_take_nothing(depth: int, width: i
     """)
     found = plan(func, V5E)
     assert len(found.scratch) == 1
-    sizes = [size for name, size in found.buffers if name == "carries"]
+    sizes = [size for name, size in found.vmem_buffers if name == "carries"]
     assert sizes == [padded_bytes((512, width), F32) for _ in carries]
 
 
@@ -191,19 +192,19 @@ def test_every_step_fetches_a_tile_that_is_there(data: st.DataObject) -> None:
     found = _stepping(extent, block, start, stop, "reverse" if reverse else "")
     first, last = (min(max(n, 0), extent) for n in (start, stop))
     run = list(range(first // block, cdiv(last, block)))[:: -1 if reverse else 1]
-    assert found.serial is not None
-    steps = [step_of(found, [place], {}, None) for place in range(found.serial.steps)]
+    assert found.grid_loop is not None
+    steps = [decode_step(found, [place], {}, None) for place in range(found.grid_loop.steps)]
     order = [int(step.tile) for step in steps]
     assert sorted(order) == list(range(cdiv(extent, block))) and order == sorted(order, reverse=reverse)
-    fetched = [int(next_tile(step).tile) for step in steps]
-    assert all(0 <= tile < found.serial.steps for tile in fetched)
+    fetched = [int(live_step(step).tile) for step in steps]
+    assert all(0 <= tile < found.grid_loop.steps for tile in fetched)
     assert all(fetched[order.index(tile)] == tile for tile in run)
     if run:
         assert set(fetched[: order.index(run[0])]) <= {run[0]}
         assert set(fetched[order.index(run[-1]) + 1 :]) <= {order[0]}
 
 
-def _stepping(extent: int, block: int, start: int, stop: int, reverse: str) -> Plan:
+def _stepping(extent: int, block: int, start: int, stop: int, reverse: str) -> KernelPlan:
     func = parse(f"""
         func @f(%x: ref<f32[{extent}, 128], in>, %o: ref<f32[{block}, 128], out>) {{
           %0 = constant {start} : i32[]
@@ -216,5 +217,5 @@ def _stepping(extent: int, block: int, start: int, stop: int, reverse: str) -> P
           store %3 to %o[0 +: {block}!, 0 +: 128!]
         }}
     """)
-    (found,) = (p for p in planner.candidates(func, V5E) if form_of(p) == "steps")
+    (found,) = (p for p in planner.candidates(func, V5E) if kind_of_plan(p) == "steps")
     return found

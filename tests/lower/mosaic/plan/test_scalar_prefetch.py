@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import tilekern as tk
-from tests.lower.mosaic.forms import every_form, form_of
+from tests.lower.mosaic.every_plan import every_plan, kind_of_plan
 from tilekern.ir.interpret import interpret
-from tilekern.lower.mosaic.plan.scalar_prefetch import compute_ahead
+from tilekern.lower.mosaic.plan.scalar_prefetch import prefetch_scalars
 from tilekern.lower.mosaic.plan.scalars import Scalars
 
 
@@ -31,7 +31,7 @@ ENDS = np.asarray([[0, 3, 40, -2], [0, 16, 7, -1]], np.int32)
 
 def test_a_bound_is_computed_for_each_program() -> None:
     traced = sums.trace(X, ENDS)
-    found = compute_ahead(traced.ir, 1 << 18)
+    found = prefetch_scalars(traced.ir, 1 << 18)
     (program,) = found.programs
     np.testing.assert_array_equal(interpret(program, X, ENDS)[0], ENDS.max(axis=0))
     assert found.func.inputs[-1].ref.shape == (4,)
@@ -44,15 +44,15 @@ def test_a_bound_is_computed_for_each_program() -> None:
 
 
 def test_a_table_that_scalar_memory_does_not_hold_is_not_made() -> None:
-    assert not compute_ahead(sums.trace(X, ENDS).ir, 60).programs
+    assert not prefetch_scalars(sums.trace(X, ENDS).ir, 60).programs
 
 
 def test_loops_with_such_bounds_run_in_every_form() -> None:
     traced = sums.trace(X, ENDS)
     expected = interpret(traced.ir, X, ENDS)[0]
     forms: set[str] = set()
-    for lowering in every_form(traced.ir):
-        forms.add(form_of(lowering.planned))
+    for lowering in every_plan(traced.ir):
+        forms.add(kind_of_plan(lowering.planned))
         np.testing.assert_allclose(lowering.interpret(X, ENDS)[0], expected, rtol=1e-6, atol=1e-6)
     assert forms == {"resident", "steps", "pipes"}
 
@@ -66,5 +66,5 @@ def test_a_bound_that_is_cast_from_a_float_is_computed_as_it_is() -> None:
 
     ends = ENDS.astype(np.float32)
     traced = cut.trace(X, ends)
-    (program,) = compute_ahead(traced.ir, 1 << 18).programs
+    (program,) = prefetch_scalars(traced.ir, 1 << 18).programs
     np.testing.assert_array_equal(interpret(program, X, ends)[0], ENDS.max(axis=0))

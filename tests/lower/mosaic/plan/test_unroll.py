@@ -1,22 +1,15 @@
-"""Which loops are written out several iterations at once, and that each iteration still runs once, in order."""
+"""The loops that are unrolled, and by which factor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tilekern.ir.analysis.ranges import analyze
 from tilekern.ir.control import Fold
 from tilekern.ir.parse import parse
-from tilekern.lower.mosaic.plan.unroll import Rounds, loop, rounds_of, trips
+from tilekern.lower.mosaic.plan.unroll import Unrolling, trip_count, unrolling_of
 
 MAXIMUM = """
     %7 = reduce(%6) {monoid="max", dims=[1]} : f32[128]
@@ -55,55 +48,22 @@ def fold(body: str, stop: str) -> tuple[Fold, Any]:
 @pytest.mark.parametrize(
     ("stop", "tiles", "expected"),
     [
-        ("?", None, Rounds(2)),
-        ("2048", 16, Rounds(4)),
-        ("5000", 16, Rounds(4)),  # a bound behind the end
-        ("1664", 13, Rounds(2)),
-        ("512", 4, Rounds(4, False)),
-        ("300", 3, Rounds(3, False)),
-        ("128", 1, Rounds(1, False)),
-        ("0", 0, Rounds(1, False)),
+        ("?", None, Unrolling(2)),
+        ("2048", 16, Unrolling(4)),
+        ("5000", 16, Unrolling(4)),  # a bound behind the end
+        ("1664", 13, Unrolling(2)),
+        ("512", 4, Unrolling(4, False)),
+        ("300", 3, Unrolling(3, False)),
+        ("128", 1, Unrolling(1, False)),
+        ("0", 0, Unrolling(1, False)),
     ],
 )
-def test_loops_whose_dots_wait_are_written_out(body: str, stop: str, tiles: int | None, expected: Rounds) -> None:
+def test_loops_whose_dots_wait_are_written_out(body: str, stop: str, tiles: int | None, expected: Unrolling) -> None:
     op, ranges = fold(body, stop)
-    assert trips(op, ranges) == tiles
-    assert rounds_of(op, ranges) == expected
+    assert trip_count(op, ranges) == tiles
+    assert unrolling_of(op, ranges) == expected
 
 
 def test_sums_of_products_are_not() -> None:
     """The matrix units are busy all the time."""
-    assert rounds_of(*fold(SUM, "2048")) == rounds_of(*fold(SUM, "?")) == Rounds()
-
-
-def ran(first: Any, last: Any, count: int) -> tuple[Any, Any]:
-    """A number that tells which iterations ran in which order, and how many did."""
-
-    def body(i: Any, carried: Sequence[Any]) -> Sequence[Any]:
-        order, many = carried
-        return order * 31 + jnp.uint32(i), many + 1
-
-    order, many = loop(first, last, body, (jnp.uint32(0), jnp.int32(0)), count)
-    return order, many
-
-
-@given(st.integers(0, 9), st.integers(0, 9), st.integers(1, 4), st.booleans())
-def test_each_iteration_runs_once_in_order(first: int, last: int, count: int, known: bool) -> None:
-    expected = 0
-    for i in range(first, last):
-        expected = (expected * 31 + i) % 2**32
-    run: Any = ran if known else jax.jit(ran, static_argnums=2)
-    order, many = run(np.int32(first), np.int32(last), count)
-    assert (int(order), int(many)) == (expected, max(0, last - first))
-
-
-def test_few_iterations_are_no_loop() -> None:
-    def program(count: int, x: jax.Array) -> Any:
-        def body(i: Any, carried: Sequence[Any]) -> Sequence[Any]:
-            return (carried[0] + x,)
-
-        return loop(np.int32(0), np.int32(4), body, (x,), count)
-
-    whole, half = (str(jax.make_jaxpr(partial(program, count))(jnp.zeros(()))) for count in (4, 2))
-    assert "scan" not in whole and "while" not in whole
-    assert "scan" in half
+    assert unrolling_of(*fold(SUM, "2048")) == unrolling_of(*fold(SUM, "?")) == Unrolling()

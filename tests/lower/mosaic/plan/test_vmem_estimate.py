@@ -8,8 +8,8 @@ from tilekern.ir.control import Fold
 from tilekern.ir.parse import parse
 from tilekern.lower.mosaic.chip import CHIPS
 from tilekern.lower.mosaic.legalize.sines import expand_sines
-from tilekern.lower.mosaic.plan.plan_kernel import plan
-from tilekern.lower.mosaic.plan.unroll import Rounds
+from tilekern.lower.mosaic.plan.plan_kernel import plan_kernel as plan
+from tilekern.lower.mosaic.plan.unroll import Unrolling
 from tilekern.lower.mosaic.plan.vmem_estimate import spilled_bytes
 from tilekern.passes.cse import cse
 
@@ -126,7 +126,7 @@ def test_rows_of_the_block_count_not_those_of_the_tile(whole: int, copied: int) 
   store %r to %o[0 +: 512!, 0 +: 512!]
 }}
 """)
-    assert dict(plan(func, V6E).buffers)["values"] == copied * 512 * 1280 * 2
+    assert dict(plan(func, V6E).vmem_buffers)["values"] == copied * 512 * 1280 * 2
 
 
 @pytest.mark.parametrize(
@@ -183,14 +183,14 @@ def summed(after: str = "") -> str:
 @pytest.mark.parametrize(
     ("rounds", "tiles"),
     [
-        (Rounds(1, False), 1.0),  # each in the place of the one before
-        (Rounds(4, False), 2.5),
-        (Rounds(), 1.5),  # logits are there until all weights are
-        (Rounds(2), 2.0),
-        (Rounds(4), 3.0),
+        (Unrolling(1, False), 1.0),  # each in the place of the one before
+        (Unrolling(4, False), 2.5),
+        (Unrolling(), 1.5),  # logits are there until all weights are
+        (Unrolling(2), 2.0),
+        (Unrolling(4), 3.0),
     ],
 )
-def test_weights_of_all_iterations_of_a_round_are_there(rounds: Rounds, tiles: float) -> None:
+def test_weights_of_all_iterations_of_a_round_are_there(rounds: Unrolling, tiles: float) -> None:
     func = parse(summed())
     (fold,) = (op for op in func.walk() if isinstance(op, Fold))
     assert spilled_bytes(func.body, V5E, {fold: rounds}, {}) == tiles * TILE
@@ -210,12 +210,14 @@ AGAIN = """%d = constant 512 : i32[]
 """
 
 
-@pytest.mark.parametrize(("rounds", "tiles"), [(Rounds(1, False), 1.5), (Rounds(2, False), 2.0), (Rounds(2), 3.0)])
-def test_code_around_a_loop_has_values_of_its_own(rounds: Rounds, tiles: float) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "tiles"), [(Unrolling(1, False), 1.5), (Unrolling(2, False), 2.0), (Unrolling(2), 3.0)]
+)
+def test_code_around_a_loop_has_values_of_its_own(rounds: Unrolling, tiles: float) -> None:
     """What is written out is one stretch of code, of which all weights are there; a loop has a place of its own."""
     func = parse(summed(after=AGAIN))
     first, second = (op for op in func.walk() if isinstance(op, Fold))
-    assert spilled_bytes(func.body, V5E, {first: rounds, second: Rounds(1, False)}, {}) == tiles * TILE
+    assert spilled_bytes(func.body, V5E, {first: rounds, second: Unrolling(1, False)}, {}) == tiles * TILE
 
 
 def attention(dtype: str, rows: int, keys: int, before: str = "", masked: str = "") -> int:

@@ -9,8 +9,8 @@ from tilekern.ir.memory import Load
 from tilekern.ir.parse import parse
 from tilekern.lower.mosaic.chip import CHIPS
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
-from tilekern.lower.mosaic.plan.plan_kernel import plan
-from tilekern.lower.mosaic.plan.windows import Window, merge, opened, window_of
+from tilekern.lower.mosaic.plan.plan_kernel import plan_kernel as plan
+from tilekern.lower.mosaic.plan.windows import Window, make_resident, merge, window_of
 
 WHOLE = "0 +: 128!"
 
@@ -63,7 +63,7 @@ def test_what_a_program_sees(
     shape: str, access: str, tile: str, kinds: str, block: tuple[int | None, ...], view: tuple[int, ...]
 ) -> None:
     found = layout_of(loading(shape, access, tile))
-    assert [role.kind for role in found.window.roles] == kinds.split()
+    assert [window_dim.kind for window_dim in found.window.dims] == kinds.split()
     assert found.shape == view
     assert found.block == block
 
@@ -81,7 +81,7 @@ def test_tiles_that_a_loop_inside_of_the_kernel_counts() -> None:
             }
         """)
     )
-    assert [role.kind for role in found.window.roles] == ["aligned", "static"]
+    assert [window_dim.kind for window_dim in found.window.dims] == ["aligned", "static"]
     assert (found.block, found.shape) == ((64, 128), (60, 128))
 
 
@@ -107,8 +107,8 @@ def test_a_window_for_several_accesses() -> None:
     assert first == again and merge([first, again]) == first
 
     def kinds(*windows: Window) -> str:
-        return " ".join(role.kind for role in merge(windows).roles)
+        return " ".join(window_dim.kind for window_dim in merge(windows).dims)
 
     assert kinds(first, second) == "aligned static rows"
     assert kinds(first, third) == "rows rows at"
-    assert " ".join(r.kind for r in opened(first, found.scalars).roles) == "aligned static rows"
+    assert " ".join(r.kind for r in make_resident(first, found.scalars).dims) == "aligned static rows"

@@ -22,14 +22,15 @@ from tilekern.ir.memory import Atomic, Load, Store, WriteOp
 from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import BOOL
 from tilekern.lower.mosaic.emit import debug
-from tilekern.lower.mosaic.emit.grid_steps import Step, block_index, when
-from tilekern.lower.mosaic.emit.memory import Memory, shaped
+from tilekern.lower.mosaic.emit.index_maps import GridStep, block_index, when
+from tilekern.lower.mosaic.emit.memory import Memory, with_shape
 from tilekern.lower.mosaic.emit.ops import function_of
-from tilekern.lower.mosaic.emit.vectors import Form, is_vector, shape_in, to_tile, turned
+from tilekern.lower.mosaic.emit.unrolled_loop import unrolled_loop
+from tilekern.lower.mosaic.emit.vectors import repeat_column, to_form
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
-from tilekern.lower.mosaic.plan.plan_kernel import Plan
-from tilekern.lower.mosaic.plan.unroll import loop
-from tilekern.lower.mosaic.storage import as_stored, choose, widened
+from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
+from tilekern.lower.mosaic.plan.vector_forms import Form, is_vector, shape_in
+from tilekern.lower.mosaic.stored_dtypes import as_stored, select_wide, wide_dtype
 from tilekern.lower.positions import tile_range
 
 
@@ -46,8 +47,8 @@ class Emitter:
 
     def __init__(
         self,
-        plan: Plan,
-        step: Step,
+        plan: KernelPlan,
+        step: GridStep,
         refs: Mapping[str, Mapping[Any, Any]],
         scratch: Sequence[Any],
         interpreted: bool,
@@ -58,55 +59,55 @@ class Emitter:
         self._env: dict[Value, Any] = dict(step.indices)
         self._vectors: dict[Value, dict[Form, Any]] = {}
         arrays = refs["inputs"], refs["outputs"], refs["tables"]
-        self._memory = Memory(plan.layouts, *arrays, plan.fetched, self._ranges, self._scalar, self._row)
-        self._uses = _uses(plan.func.body, plan.slots)
+        self._memory = Memory(plan.layouts, *arrays, plan.row_dma_inputs, self._ranges, self._scalar, self._row)
+        self._use_counts = _use_counts(plan.func.body, plan.scratch_index)
 
     def run(self) -> None:
         """Emit the program, or one step of it."""
-        serial = self._plan.serial
-        if serial is None:
+        grid_loop = self._plan.grid_loop
+        if grid_loop is None:
             self.block(self._plan.func.body.ops)
             return
-        inits = serial.chain[0].inits
-        kept = set(serial.kept)
+        inits = grid_loop.chain[0].inits
+        saved = set(grid_loop.saved)
 
         def start() -> None:
-            stores = [op for op in serial.before if isinstance(op, WriteOp | Print | Assert)]
-            self._again([*inits, *serial.kept, *(v for op in stores for v in op.operands)], set(), stores)
-            for value in serial.kept:
-                self._keep(self._plan.slots[value], value)
-            for init, result in zip(inits, serial.chain[0].results, strict=True):
-                self._keep(self._plan.slots[result], init, result)
+            stores = [op for op in grid_loop.before if isinstance(op, WriteOp | Print | Assert)]
+            self._recompute([*inits, *grid_loop.saved, *(v for op in stores for v in op.operands)], set(), stores)
+            for value in grid_loop.saved:
+                self._save(self._plan.scratch_index[value], value)
+            for init, result in zip(inits, grid_loop.chain[0].results, strict=True):
+                self._save(self._plan.scratch_index[result], init, result)
 
         when(self._step.first)(start)
-        for fold in serial.chain:
+        for fold in grid_loop.chain:
 
             def body(fold: Fold = fold) -> None:
                 self._env[fold.body.args[0]] = self._step.tile
                 used = [v for op in fold.body.ops for v in op.uses()]
-                self._again([*used, *fold.body.results], kept, ())
+                self._recompute([*used, *fold.body.results], saved, ())
                 self._iteration(fold, fold.body.args[1:])
 
-            when(self._runs(fold))(body)
+            when(self._is_live(fold))(body)
 
         def finish() -> None:
-            last = serial.chain[-1].results
-            self._recall(last)
-            self._again([v for op in serial.after for v in op.uses()], kept, ())
-            self.block(serial.after)
+            last = grid_loop.chain[-1].results
+            self._load_scratch(last)
+            self._recompute([v for op in grid_loop.after for v in op.uses()], saved, ())
+            self.block(grid_loop.after)
 
         when(self._step.last)(finish)
 
-    def _again(self, values: Sequence[Value], kept: set[Value], stores: Sequence[Op]) -> None:
+    def _recompute(self, values: Sequence[Value], saved: set[Value], stores: Sequence[Op]) -> None:
         """Compute again what stands before the loop, as far as `values` need it."""
-        serial = self._plan.serial
-        assert serial is not None
-        self._recall([v for v in serial.kept if v in kept])
-        ops = backward_slice(serial.before, values, kept)
+        grid_loop = self._plan.grid_loop
+        assert grid_loop is not None
+        self._load_scratch([v for v in grid_loop.saved if v in saved])
+        ops = backward_slice(grid_loop.before, values, saved)
         wanted = {*ops, *stores}
-        self.block([op for op in serial.before if op in wanted])
+        self.block([op for op in grid_loop.before if op in wanted])
 
-    def _runs(self, fold: Fold) -> Any:
+    def _is_live(self, fold: Fold) -> Any:
         """Whether the step's tile is one of a fold's."""
         first, last = self._bounds(fold)
         tile = self._step.tile
@@ -129,7 +130,7 @@ class Emitter:
             form = next(iter(forms))
         if form not in forms:
             (other,) = forms.values()
-            return turned(other, form)
+            return to_form(other, form)
         return forms[form]
 
     def set(self, value: Value, array: Any, form: Form = "row") -> None:
@@ -138,7 +139,7 @@ class Emitter:
             self._env[value] = array
             return
         forms = self._forms.of(value)
-        self._vectors[value] = {f: array if f == form else turned(array, f) for f in forms}
+        self._vectors[value] = {f: array if f == form else to_form(array, f) for f in forms}
 
     # --- ops ---
 
@@ -178,12 +179,12 @@ class Emitter:
         elif isinstance(op, Elementwise) and not result.tile.shape and op.operands[0].tile.dtype.itemsize < 4:
             # There is no narrow arithmetic on scalars; float32 and int32 round, and wrap around, to the same numbers.
             dtype = op.operands[0].tile.dtype
-            wide = dtype if dtype == BOOL else widened(dtype)
+            wide = dtype if dtype == BOOL else wide_dtype(dtype)
             number = function_of(op)(*(self._env[v].astype(wide) for v in op.operands))
             self._env[result] = number.astype(result.tile.dtype)
         elif isinstance(op, Select) and not result.tile.shape:
             which, x, y = (self._env[v] for v in op.operands)
-            self._env[result] = choose(which, as_stored(x), as_stored(y)).astype(result.tile.dtype)
+            self._env[result] = select_wide(which, as_stored(x), as_stored(y)).astype(result.tile.dtype)
         else:
             self._env[result] = function_of(op)(*map(self._plain, op.operands))
 
@@ -214,9 +215,9 @@ class Emitter:
         """A vector computed as a tile: [1, n], [n, 1], or [n] as JAX's functions give it."""
         if tile.ndim == 2 and tile.shape[1] == 1:
             column = jnp.broadcast_to(tile, (tile.shape[0], shape_in("column", 1)[1]))
-            return column if form == "column" else turned(column, "row")
+            return column if form == "column" else to_form(column, "row")
         row = tile.reshape(1, -1)
-        return row if form == "row" else turned(row, "column")
+        return row if form == "row" else to_form(row, "column")
 
     def _from_vector(self, op: Op) -> Any:
         """A tile made of one vector."""
@@ -228,7 +229,7 @@ class Emitter:
             case Reshape() if len(shape) == 2 and shape[1] == 1:
                 return self.get(x, "column")[:, :1]
             case Reshape():
-                return shaped(self.get(x, "row"), shape)
+                return with_shape(self.get(x, "row"), shape)
             case _:
                 return function_of(op)(self._plain(x))
 
@@ -238,7 +239,7 @@ class Emitter:
             return _spread(row.reshape((1,) * (len(shape) - 1) + row.shape[1:]), shape)
         column = self.get(x, "column")
         if len(shape) == 2:
-            return to_tile(column, shape[1]) if column.shape[0] == shape[0] else _spread(column[:, :1], shape)
+            return repeat_column(column, shape[1]) if column.shape[0] == shape[0] else _spread(column[:, :1], shape)
         ones = [1] * len(shape)
         ones[dim] = column.shape[0]
         return _spread(column[:, :1].reshape(ones), shape)
@@ -255,20 +256,20 @@ class Emitter:
         known = self._ranges.get(value)
         if known is not None and known.known:
             return known.low
-        serial = self._plan.serial
-        ahead = serial is not None and self._plan.scalars.key(value) is not None
+        grid_loop = self._plan.grid_loop
+        ahead = grid_loop is not None and self._plan.scalars.key(value) is not None
         return self._step.evaluate(value) if ahead else self._env[value]
 
     def _fold(self, op: Fold) -> None:
-        slots = self._plan.slots
+        scratch_index = self._plan.scratch_index
         for init, result in zip(op.inits, op.results, strict=True):
-            if result in slots and slots.get(init) != slots[result]:
-                self._keep(slots[result], init, result)
+            if result in scratch_index and scratch_index.get(init) != scratch_index[result]:
+                self._save(scratch_index[result], init, result)
         first, last = self._bounds(op)
-        if op in self._plan.pipes:
+        if op in self._plan.pipelines:
             self._pipeline(op, first, last)
             return
-        scalars = [n for n, r in enumerate(op.results) if r not in slots]
+        scalars = [n for n, r in enumerate(op.results) if r not in scratch_index]
 
         def body(i: Any, carried: Sequence[Any]) -> Sequence[Any]:
             self._env[op.body.args[0]] = first + last - 1 - i if op.reverse else i
@@ -277,16 +278,16 @@ class Emitter:
             return self._iteration(op, op.body.args[1:])
 
         inits = [self._pack(op.inits[n], op.results[n]) for n in scalars]
-        finals = loop(first, last, body, inits, self._plan.rounds[op].at_once)
+        finals = unrolled_loop(first, last, body, inits, self._plan.unrollings[op].factor)
         for n, x in zip(scalars, finals, strict=True):
             self.set(op.results[n], _unpacked(x, op.results[n]), self._carried(op.results[n]))
-        self._recall([r for r in op.results if r in slots and self._uses.get(r)])
+        self._load_scratch([r for r in op.results if r in scratch_index and self._use_counts.get(r)])
 
     def _pipeline(self, op: Fold, first: Any, last: Any) -> None:
         """A loop whose tiles come and go by a pipeline of its own."""
-        plan, pipe = self._plan, self._plan.pipes[op]
+        plan, pipeline = self._plan, self._plan.pipelines[op]
         index = plan.scalars.canonical(op.body.args[0])
-        inputs = [found for found in plan.far if found.window in pipe.inputs]
+        inputs = [found for found in plan.hbm_inputs if found.window in pipeline.inputs]
         known = isinstance(first, np.integer) and isinstance(last, np.integer)
         steps = int(last - first) if known else last - first
 
@@ -303,8 +304,8 @@ class Emitter:
         def body(*refs: Any) -> None:
             self._env[op.body.args[0]] = tile(pl.program_id(0))
             blocks = dict(zip(inputs, refs, strict=False))
-            stored = dict(zip(pipe.outputs, refs[len(inputs) :], strict=True))
-            with self._memory.through(blocks, stored):
+            stored = dict(zip(pipeline.outputs, refs[len(inputs) :], strict=True))
+            with self._memory.with_blocks(blocks, stored):
                 self._iteration(op, op.body.args[1:])
 
         def run() -> None:
@@ -312,29 +313,31 @@ class Emitter:
                 body,
                 grid=(steps,),
                 in_specs=[spec(found) for found in inputs],
-                out_specs=[spec(plan.outputs[p]) for p in pipe.outputs],
-            )(*(self._memory.ref(found) for found in inputs), *(self._memory.ref(p) for p in pipe.outputs))
+                out_specs=[spec(plan.outputs[p]) for p in pipeline.outputs],
+            )(*(self._memory.ref(found) for found in inputs), *(self._memory.ref(p) for p in pipeline.outputs))
 
         if known:
             if first < last:
                 run()
         else:
             pl.when(first < last)(run)
-        self._recall([r for r in op.results if self._uses.get(r)])
+        self._load_scratch([r for r in op.results if self._use_counts.get(r)])
 
     def _iteration(self, op: Fold, args: Sequence[Value]) -> tuple[Any, ...]:
         """One iteration: carries in scratch are read, and all written at the end; the others are returned."""
-        slots = self._plan.slots
+        scratch_index = self._plan.scratch_index
         for arg, result in zip(args, op.results, strict=True):
-            if result in slots and self._uses.get(arg):
-                self.set(arg, self._kept(slots[result], result), self._carried(result))
+            if result in scratch_index and self._use_counts.get(arg):
+                self.set(arg, self._scratch_value(scratch_index[result], result), self._carried(result))
         self.block(op.body.ops)
-        written = [(slots[r], v, r) for v, r in zip(op.body.results, op.results, strict=True) if r in slots]
+        written = [
+            (scratch_index[r], v, r) for v, r in zip(op.body.results, op.results, strict=True) if r in scratch_index
+        ]
         arrays = [self._pack(v, r) for _, v, r in written]
-        for (slot, _, _), array in zip(written, arrays, strict=True):
-            self._write(slot, array)
+        for (number, _, _), array in zip(written, arrays, strict=True):
+            self._store_scratch(number, array)
         rest = zip(op.body.results, op.results, strict=True)
-        return tuple(self._pack(v, r) for v, r in rest if r not in slots)
+        return tuple(self._pack(v, r) for v, r in rest if r not in scratch_index)
 
     def _carried(self, value: Value) -> Form:
         return self._forms.carried(value) if is_vector(value) else "row"
@@ -342,26 +345,26 @@ class Emitter:
     def _pack(self, value: Value, as_carry: Value) -> Any:
         """A value as loops carry it: a vector in one form, a bool as int32, a scalar in 32 bits."""
         array = jnp.asarray(as_stored(self.get(value, self._carried(as_carry))))
-        return array if array.shape else array.astype(widened(value.tile.dtype))
+        return array if array.shape else array.astype(wide_dtype(value.tile.dtype))
 
-    def _keep(self, slot: int, value: Value, as_carry: Value | None = None) -> None:
-        self._write(slot, self._pack(value, as_carry or value))
+    def _save(self, number: int, value: Value, as_carry: Value | None = None) -> None:
+        self._store_scratch(number, self._pack(value, as_carry or value))
 
-    def _write(self, slot: int, array: Any) -> None:
-        found = self._plan.scratch[slot]
+    def _store_scratch(self, number: int, array: Any) -> None:
+        found = self._plan.scratch[number]
         if found.shape:
-            self._scratch[slot][...] = array
+            self._scratch[number][...] = array
         else:
-            self._scratch[slot][0] = array.astype(found.dtype)
+            self._scratch[number][0] = array.astype(found.dtype)
 
-    def _kept(self, slot: int, value: Value) -> Any:
-        return _unpacked(self._scratch[slot][... if value.tile.shape else 0], value)
+    def _scratch_value(self, number: int, value: Value) -> Any:
+        return _unpacked(self._scratch[number][... if value.tile.shape else 0], value)
 
-    def _recall(self, values: Sequence[Value]) -> None:
+    def _load_scratch(self, values: Sequence[Value]) -> None:
         """Read values from scratch."""
         for value in values:
-            if value in self._plan.slots:
-                self.set(value, self._kept(self._plan.slots[value], value), self._carried(value))
+            if value in self._plan.scratch_index:
+                self.set(value, self._scratch_value(self._plan.scratch_index[value], value), self._carried(value))
             elif not value.tile.size:
                 self.set(value, jnp.zeros(value.tile.shape, value.tile.dtype))
 
@@ -419,7 +422,7 @@ def _unpacked(array: Any, value: Value) -> Any:
     return array if array.dtype == dtype else array.astype(dtype)
 
 
-def _uses(block: Block, slots: Mapping[Value, int]) -> dict[Value, int]:
+def _use_counts(block: Block, scratch_index: Mapping[Value, int]) -> dict[Value, int]:
     """How often values are used otherwise than as the first carries of a loop that goes on with them in scratch."""
     found: dict[Value, int] = {}
 
@@ -430,7 +433,13 @@ def _uses(block: Block, slots: Mapping[Value, int]) -> dict[Value, int]:
     for op in block.walk():
         if isinstance(op, Fold):
             count(op.operands[:2])
-            count([v for v, r in zip(op.inits, op.results, strict=True) if v not in slots or slots[v] != slots.get(r)])
+            count(
+                [
+                    v
+                    for v, r in zip(op.inits, op.results, strict=True)
+                    if v not in scratch_index or scratch_index[v] != scratch_index.get(r)
+                ]
+            )
         else:
             count(op.operands)
         for region in op.regions:

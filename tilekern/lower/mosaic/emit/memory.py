@@ -24,19 +24,19 @@ from tilekern.ir.memory import Atomic, Dim, Load, MemoryOp, Store, WriteOp
 from tilekern.ir.types import BOOL, I32, DType, kind_of
 from tilekern.lower.jax_ops import combiner
 from tilekern.lower.mosaic.chip import LANES
-from tilekern.lower.mosaic.emit.grid_steps import when
-from tilekern.lower.mosaic.emit.row_dma import fetch
-from tilekern.lower.mosaic.emit.vectors import to_tile, turned
-from tilekern.lower.mosaic.plan.hbm_layout import Layout, ViewDim, is_squeezed
+from tilekern.lower.mosaic.emit.index_maps import when
+from tilekern.lower.mosaic.emit.row_dma import copy_rows
+from tilekern.lower.mosaic.emit.vectors import repeat_column, to_form
+from tilekern.lower.mosaic.plan.hbm_layout import Layout, LayoutDim, is_squeezed
 from tilekern.lower.mosaic.plan.scalars import read_table
-from tilekern.lower.mosaic.storage import as_stored, choose, widened
+from tilekern.lower.mosaic.stored_dtypes import as_stored, select_wide, wide_dtype
 from tilekern.lower.positions import locate
 
 Get = Callable[[Value], Any]
 
 
 @dataclass(frozen=True)
-class Lane:
+class RowSlice:
     """One row out of several: where it lies along each dim that is read by rows, and where its elements belong."""
 
     index: Mapping[int, Any]
@@ -63,17 +63,17 @@ class Memory:
         inputs: Mapping[Layout, Any],
         outputs: Mapping[Value, Any],
         tables: Mapping[Value, Any],
-        fetched: frozenset[Layout],
+        row_dma_inputs: frozenset[Layout],
         ranges: Mapping[Value, Interval],
         scalar: Get,
         vector: Get,
     ) -> None:
         self._layouts, self._inputs, self._outputs, self._tables = layouts, inputs, outputs, tables
-        self._fetched = fetched
+        self._row_dma_inputs = row_dma_inputs
         self._ranges, self._scalar, self._vector = ranges, scalar, vector
 
     @contextmanager
-    def through(self, inputs: Mapping[Layout, Any], outputs: Mapping[Value, Any]) -> Generator[None]:
+    def with_blocks(self, inputs: Mapping[Layout, Any], outputs: Mapping[Value, Any]) -> Generator[None]:
         """Inside, these are the blocks of arrays that otherwise are in HBM."""
         before = self._inputs, self._outputs
         self._inputs, self._outputs = {**self._inputs, **inputs}, {**self._outputs, **outputs}
@@ -89,19 +89,19 @@ class Memory:
     def load(self, op: Load, mask: Any) -> Any:
         """The lanes: a scalar, a row [1, n], or a tile."""
         if op.ref in self._tables:
-            return self._from_table(op, mask)
-        shape, dtype = _physical(op.access.shape), op.result.tile.dtype
+            return self._load_scalar(op, mask)
+        shape, dtype = _register_shape(op.access.shape), op.result.tile.dtype
         fill = jnp.zeros((), dtype) if op.fill is None else self._scalar(op.fill)
         found = self._layouts[op]
         if found is None:
             return fill if op.access.shape == () else jnp.full(shape, fill, dtype)
         ref = self._outputs.get(op.ref)
         ref = self._inputs[found] if ref is None else ref
-        x = self._read(op, found, ref)
-        inside = self._inside(op, shape)
+        x = self._load_block(op, found, ref)
+        inside = self._bounds_mask(op, shape)
         keep = inside if mask is None else mask if inside is None else inside & mask
         if keep is not None:
-            x = choose(keep, x, as_stored(fill))
+            x = select_wide(keep, x, as_stored(fill))
         return x != 0 if dtype == BOOL else x
 
     def store(self, op: Store, value: Any, mask: Any) -> None:
@@ -114,49 +114,52 @@ class Memory:
 
     # --- reading ---
 
-    def _from_table(self, op: Load, mask: Any) -> Any:
+    def _load_scalar(self, op: Load, mask: Any) -> Any:
         operands = {v: self._scalar(v) for v in op.operands[1:]}
         number = read_table(op, operands, self._tables[op.ref])
         fill = np.zeros((), op.result.tile.dtype) if op.fill is None else operands[op.fill]
         if mask is None:
             return number
-        chosen = choose(mask, as_stored(number), as_stored(jnp.asarray(fill)))
+        chosen = select_wide(mask, as_stored(number), as_stored(jnp.asarray(fill)))
         return chosen != 0 if op.result.tile.dtype == BOOL else chosen
 
-    def _read(self, op: Load, found: Layout, ref: Any) -> Any:
+    def _load_block(self, op: Load, found: Layout, ref: Any) -> Any:
         """All lanes, in the order of the access; those outside of the array are anything."""
         dims = op.access.dims
         if prod(op.access.shape) == 0:
-            return jnp.zeros(_physical(op.access.shape), ref.dtype)
-        if found in self._fetched:
-            places, columns = [lane.index[0] for lane in self._lanes(op, found)], dims[1].size
+            return jnp.zeros(_register_shape(op.access.shape), ref.dtype)
+        if found in self._row_dma_inputs:
+            places, columns = [lane.index[0] for lane in self._row_slices(op, found)], dims[1].size
             start = 0 if columns == ref.shape[1] else pl.multiple_of(self._position(op, 1), columns)
-            return shaped(fetch(ref, places, start, columns), _physical(op.access.shape))
+            return with_shape(copy_rows(ref, places, start, columns), _register_shape(op.access.shape))
         rows = [d for d in _row_dims(found) if dims[d].kind != "index"]
         vectors = [d for d in range(len(dims)) if d not in _row_dims(found) and dims[d].kind != "index"]
         shape = tuple(dims[d].size for d in vectors)
-        parts = [shaped(self._block(op, found, ref, lane), _physical(shape)) for lane in self._lanes(op, found)]
+        parts = [
+            with_shape(self._block(op, found, ref, lane), _register_shape(shape))
+            for lane in self._row_slices(op, found)
+        ]
         if not rows:
             return parts[0]
         order = [*rows, *vectors]
         if order == sorted(order) and len(shape) == 1:
-            return shaped(jnp.concatenate(parts, axis=0), _physical(op.access.shape))
+            return with_shape(jnp.concatenate(parts, axis=0), _register_shape(op.access.shape))
         x = jnp.stack(parts).reshape((*(dims[d].size for d in rows), *shape))
         if order != sorted(order):
             x = jnp.transpose(x, [order.index(d) for d in sorted(order)])
-        return shaped(x, _physical(op.access.shape))
+        return with_shape(x, _register_shape(op.access.shape))
 
-    def _block(self, op: MemoryOp, found: Layout, ref: Any, lane: Lane) -> Any:
+    def _block(self, op: MemoryOp, found: Layout, ref: Any, lane: RowSlice) -> Any:
         """What one row, or the only one, is of: the dims that are neither places nor rows, in order."""
         x = ref[self._index(op, found, lane)]
         pairs = zip(op.access.dims, op.ref.ref.shape, strict=True)
-        missing = [self._static(dim, length)[2:] for dim, length in pairs]
+        missing = [self._clipped_range(dim, length)[2:] for dim, length in pairs]
         widths = [missing[v.dim] for v in _lane_dims(found)]
         if any(w != (0, 0) for w in widths):
             x = jnp.pad(x, [(0, 0)] * (x.ndim - len(widths)) + widths)
         return x
 
-    def _static(self, dim: Dim, length: int) -> tuple[int, int, int, int]:
+    def _clipped_range(self, dim: Dim, length: int) -> tuple[int, int, int, int]:
         """Of a window at a known place: where it starts and stops in the array, and what is missing on either side."""
         if dim.position.terms or dim.kind == "gather":
             return 0, 0, 0, 0
@@ -167,22 +170,22 @@ class Memory:
             return low, high, 0, dim.size - high
         return low, high, low - dim.position.const, dim.position.const + dim.size - high
 
-    def _index(self, op: MemoryOp, found: Layout, lane: Lane) -> tuple[Any, ...]:
-        roles, dims, shape = found.window.roles, op.access.dims, op.ref.ref.shape
+    def _index(self, op: MemoryOp, found: Layout, lane: RowSlice) -> tuple[Any, ...]:
+        window_dims, dims, shape = found.window.dims, op.access.dims, op.ref.ref.shape
         split = {v.dim for v in found.dims if v.use == "tile"}
         index: list[Any] = []
         for view in found.dims:
-            if is_squeezed(view, roles):
+            if is_squeezed(view, window_dims):
                 continue
             if view.use == "tile":
                 tile = self._position(op, view.dim) // dims[view.dim].size
                 index.append(jnp.clip(tile, 0, view.length - 1))
             elif view.use == "row":
                 index.append(lane.index[view.dim])
-            elif view.use in ("unit", "fold") or view.dim in split or roles[view.dim].kind == "tiled":
+            elif view.use in ("unit", "fold") or view.dim in split or window_dims[view.dim].kind == "tiled":
                 index.append(slice(None))
-            elif roles[view.dim].kind == "static":
-                low, high, _, _ = self._static(dims[view.dim], shape[view.dim])
+            elif window_dims[view.dim].kind == "static":
+                low, high, _, _ = self._clipped_range(dims[view.dim], shape[view.dim])
                 index.append(slice(low, high))
             else:
                 size = dims[view.dim].size
@@ -198,19 +201,19 @@ class Memory:
         operands = [self._scalar(v) if v.tile.shape == () else np.int32(0) for v in op.positions]
         return locate(position, operands, [self._ranges.get(v) for v in op.positions])
 
-    def _gathered(self, op: MemoryOp, d: int) -> Any:
+    def _gather_places(self, op: MemoryOp, d: int) -> Any:
         """The places of a gather, as a row."""
         operands = [self._vector(v) if v.tile.shape else self._scalar(v) for v in op.positions]
         return locate(op.access.dims[d].position, operands, [self._ranges.get(v) for v in op.positions])
 
-    def _lanes(self, op: MemoryOp, found: Layout) -> list[Lane]:
+    def _row_slices(self, op: MemoryOp, found: Layout) -> list[RowSlice]:
         """The rows of an access, clamped to those that exist."""
         rows = _row_dims(found)
         places: dict[int, Any] = {}
         for d in rows:
             dim = op.access.dims[d]
-            places[d] = self._gathered(op, d) if dim.kind == "gather" else self._position(op, d)
-        lanes: list[Lane] = []
+            places[d] = self._gather_places(op, d) if dim.kind == "gather" else self._position(op, d)
+        row_slices: list[RowSlice] = []
         for number in product(*(range(op.access.dims[d].size) for d in rows)):
             index: dict[int, Any] = {}
             inside: Any = None
@@ -222,10 +225,10 @@ class Memory:
                     inside = ok if inside is None else inside & ok
                     place = jnp.clip(place, 0, length - 1)
                 index[d] = place
-            lanes.append(Lane(index, inside, number))
-        return lanes
+            row_slices.append(RowSlice(index, inside, number))
+        return row_slices
 
-    def _inside(self, op: MemoryOp, shape: tuple[int, ...]) -> Any:
+    def _bounds_mask(self, op: MemoryOp, shape: tuple[int, ...]) -> Any:
         """Which lanes are in bounds, a scalar for a scalar; None if all are."""
         found: Any = None
         one: Any = None
@@ -240,12 +243,12 @@ class Memory:
                 continue
             at = len(shape) - len(kept) + kept.index(d)
             if dim.kind == "gather":
-                place = _along(self._gathered(op, d), shape, at)
+                place = _row_along_dim(self._gather_places(op, d), shape, at)
                 ok = (place >= 0) & (place < length)
             else:
                 place, lane = self._position(op, d), lax.broadcasted_iota(jnp.int32, shape, at)
                 ok = lane < np.int32(length) - place
-                interval = self._ranges_of(op, d)
+                interval = self._interval(op, d)
                 if interval is None or interval.low < 0:
                     ok = ok & (lane >= -place)
             found = ok if found is None else found & ok
@@ -256,7 +259,7 @@ class Memory:
         whole = jnp.broadcast_to(jnp.where(one, 1, 0), shape) != 0
         return whole if found is None else found & whole
 
-    def _ranges_of(self, op: MemoryOp, d: int) -> Interval | None:
+    def _interval(self, op: MemoryOp, d: int) -> Interval | None:
         return position_interval(op.access.dims[d].position, [self._ranges.get(v) for v in op.positions])
 
     # --- writing ---
@@ -266,21 +269,21 @@ class Memory:
         if found is None or prod(op.access.shape) == 0:
             return
         ref = self._outputs[op.ref]
-        guard = self._guard(op, found)
-        for lane in self._lanes(op, found):
-            part = self._part(op, found, as_stored(value), lane)
-            chosen = None if mask is None else self._part(op, found, as_stored(mask), lane)
+        guard = self._block_guard(op, found)
+        for lane in self._row_slices(op, found):
+            part = self._row_part(op, found, as_stored(value), lane)
+            chosen = None if mask is None else self._row_part(op, found, as_stored(mask), lane)
 
-            def write(lane: Lane = lane, part: Any = part, chosen: Any = chosen) -> None:
+            def write(lane: RowSlice = lane, part: Any = part, chosen: Any = chosen) -> None:
                 index = self._index(op, found, lane)
                 old = ref[index] if chosen is not None or isinstance(op, Atomic) else None
-                shape = _shape_at(index, found.buffer)
-                new = update(old, shaped(part, shape)).astype(ref.dtype)
-                ref[index] = new if chosen is None else choose(shaped(chosen, shape) != 0, new, old)
+                shape = _indexed_shape(index, found.buffer)
+                new = update(old, with_shape(part, shape)).astype(ref.dtype)
+                ref[index] = new if chosen is None else select_wide(with_shape(chosen, shape) != 0, new, old)
 
             when(*(c for c in (guard, lane.inside) if c is not None))(write)
 
-    def _part(self, op: WriteOp, found: Layout, x: Any, lane: Lane) -> Any:
+    def _row_part(self, op: WriteOp, found: Layout, x: Any, lane: RowSlice) -> Any:
         """The elements of a tile that belong to one row, and are inside of the array as far as that is known."""
         dims = op.access.dims
         rows = _row_dims(found)
@@ -290,27 +293,27 @@ class Memory:
             index = [next(picks) if d in rows else slice(None) for d in kept]
             x = x[tuple([slice(None)] * (x.ndim - len(kept)) + index)]
         sizes = [dims[v.dim].size for v in _lane_dims(found)]
-        x = shaped(x, (*[1] * (2 - len(sizes)), *sizes))
+        x = with_shape(x, (*[1] * (2 - len(sizes)), *sizes))
         cuts: list[slice] = []
         for view in _lane_dims(found):
-            low, high, before, _ = self._static(dims[view.dim], op.ref.ref.shape[view.dim])
-            known = found.window.roles[view.dim].kind == "static"
+            low, high, before, _ = self._clipped_range(dims[view.dim], op.ref.ref.shape[view.dim])
+            known = found.window.dims[view.dim].kind == "static"
             cuts.append(slice(before, before + high - low) if known else slice(None))
         whole = all(c in (slice(None), slice(0, n)) for c, n in zip(cuts, sizes, strict=True))
         return x if whole else x[tuple([slice(None)] * (x.ndim - len(cuts)) + cuts)]
 
-    def _guard(self, op: WriteOp, found: Layout) -> Any:
+    def _block_guard(self, op: WriteOp, found: Layout) -> Any:
         """Whether the block that the index map found is the one that is meant; None if it always is."""
         condition: Any = None
-        for d, (dim, role) in enumerate(zip(op.access.dims, found.window.roles, strict=True)):
-            if dim.in_bounds or role.kind == "rows":
+        for d, (dim, window_dim) in enumerate(zip(op.access.dims, found.window.dims, strict=True)):
+            if dim.in_bounds or window_dim.kind == "rows":
                 continue
             length = op.ref.ref.shape[d]
-            if role.kind == "static":
+            if window_dim.kind == "static":
                 if dim.position.const >= length or dim.position.const + dim.size <= 0:
                     return jnp.zeros((), jnp.bool_)
                 continue
-            interval = self._ranges_of(op, d)
+            interval = self._interval(op, d)
             if interval is not None and interval.within(0, length - 1):
                 continue
             place = self._position(op, d)
@@ -319,25 +322,25 @@ class Memory:
         return condition
 
 
-def _physical(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _register_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a tile in registers: vectors are rows."""
     return (1, *shape) if len(shape) == 1 else shape
 
 
 def _row_dims(found: Layout) -> list[int]:
-    return [d for d, role in enumerate(found.window.roles) if role.kind == "rows"]
+    return [d for d, window_dim in enumerate(found.window.dims) if window_dim.kind == "rows"]
 
 
-def _lane_dims(found: Layout) -> list[ViewDim]:
+def _lane_dims(found: Layout) -> list[LayoutDim]:
     return [v for v in found.dims if v.use in ("lane", "fold") and v.dim >= 0]
 
 
 def _element(x: Any) -> Any:
     """The element of a tile of one; vectors of 32 bits only give one."""
-    return x.astype(widened(np.dtype(x.dtype)))[(0,) * x.ndim].astype(x.dtype)
+    return x.astype(wide_dtype(np.dtype(x.dtype)))[(0,) * x.ndim].astype(x.dtype)
 
 
-def shaped(x: Any, shape: tuple[int, ...]) -> Any:
+def with_shape(x: Any, shape: tuple[int, ...]) -> Any:
     """The same elements under another shape; turned where they lie along the other one of the last two dims."""
     if x.shape == shape:
         return x
@@ -347,12 +350,12 @@ def shaped(x: Any, shape: tuple[int, ...]) -> Any:
         return _element(x)
     if len(x.shape) == len(shape) == 2 and x.shape == shape[::-1] and 1 in shape:
         if shape[0] == 1:
-            return turned(jnp.broadcast_to(x, (x.shape[0], LANES)), "row")
-        return turned(x, "column")[:, :1]
+            return to_form(jnp.broadcast_to(x, (x.shape[0], LANES)), "row")
+        return to_form(x, "column")[:, :1]
     return x.reshape(shape)
 
 
-def _shape_at(index: Sequence[Any], buffer: Sequence[int]) -> tuple[int, ...]:
+def _indexed_shape(index: Sequence[Any], buffer: Sequence[int]) -> tuple[int, ...]:
     """The shape of what an index of a buffer means."""
     found: list[int] = []
     for i, n in zip(index, buffer, strict=True):
@@ -363,13 +366,13 @@ def _shape_at(index: Sequence[Any], buffer: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _along(row: Any, shape: tuple[int, ...], dim: int) -> Any:
+def _row_along_dim(row: Any, shape: tuple[int, ...], dim: int) -> Any:
     """A row as a tile of a shape that varies along one dim only."""
     if dim == len(shape) - 1:
         return jnp.broadcast_to(row.reshape((1,) * (len(shape) - 1) + (-1,)), shape)
     if len(shape) == 2:
-        return to_tile(turned(row, "column"), shape[1])
-    column = turned(row, "column")[:, :1]
+        return repeat_column(to_form(row, "column"), shape[1])
+    column = to_form(row, "column")[:, :1]
     ones = [1] * len(shape)
     ones[dim] = shape[dim]
     return jnp.broadcast_to(column.reshape(ones), shape)
@@ -378,7 +381,7 @@ def _along(row: Any, shape: tuple[int, ...], dim: int) -> Any:
 def combine(op: Atomic, old: Any, new: Any) -> Any:
     """Two numbers in one, in a dtype of 32 bits, rounded once."""
     dtype: DType = np.dtype(old.dtype)
-    wide, combined = widened(dtype), combiner(op.kind)
+    wide, combined = wide_dtype(dtype), combiner(op.kind)
     if wide == dtype:
         return combined(old, new.astype(dtype))
     # MLIR would make a narrow one of a maximum of widened numbers.

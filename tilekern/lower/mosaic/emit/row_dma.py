@@ -1,11 +1,8 @@
-"""Rows at any place of an array that does not fit VMEM: the array stays in HBM, and each row is copied by a DMA.
-
-Mosaic copies single rows of 32-bit numbers, of narrower ones the rows of a tile together, of which one is then chosen.
-"""
+"""Copy rows of an array in HBM to VMEM, each by a DMA of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.experimental.pallas as pl
@@ -14,48 +11,11 @@ import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from tilekern.ir.memory import Load, MemoryOp
-from tilekern.ir.types import DType
-from tilekern.lower.mosaic.chip import LANES, SUBLANES, padded_bytes
-from tilekern.lower.mosaic.plan.hbm_layout import Layout, ViewDim
-from tilekern.lower.mosaic.plan.windows import Window
-from tilekern.lower.mosaic.storage import stored_dtype, widened
+from tilekern.lower.mosaic.plan.row_dma import rows_per_copy
+from tilekern.lower.mosaic.stored_dtypes import wide_dtype
 
 
-def fetchable(windows: Mapping[MemoryOp, Window]) -> frozenset[Window]:
-    """The windows of inputs [rows, columns] that are read by rows, all columns or tiles of whole registers."""
-    by_rows = {op: w for op, w in windows.items() if len(w.roles) == 2 and w.roles[0].kind == "rows"}
-    others = {window for op, window in by_rows.items() if not _is_fetchable(op, window)}
-    return frozenset(by_rows.values()) - others
-
-
-def _is_fetchable(op: MemoryOp, window: Window) -> bool:
-    (rows, columns), role, dim = op.ref.ref.shape, window.roles[1], op.access.dims[1]
-    whole = role.kind == "static" and (dim.position.const, dim.size) == (0, columns)
-    tiled = role.kind == "tiled" and columns % dim.size == 0 and (dim.size % LANES == 0 or dim.size == columns)
-    return isinstance(op, Load) and op.ref.ref.role == "in" and rows % _unit(op.ref.ref.dtype) == 0 and (whole or tiled)
-
-
-def _unit(dtype: DType) -> int:
-    """How many rows a copy has."""
-    return 1 if stored_dtype(dtype).itemsize == 4 else SUBLANES
-
-
-def layout_in_place(window: Window) -> Layout:
-    """The array as it is, for XLA to leave alone."""
-    (rows, columns), (_, role) = window.param.ref.shape, window.roles
-    lanes = ViewDim(1, "lane", columns, role.size if role.kind == "tiled" else columns)
-    return Layout(window, (ViewDim(0, "row", rows, 1), lanes), (rows, columns), ((0, rows), (1, columns)), (0, 1))
-
-
-def fetched_bytes(op: MemoryOp) -> int:
-    """What the rows of a load take of VMEM."""
-    dtype = stored_dtype(op.ref.ref.dtype)
-    rows, columns = (1 if dim.kind == "index" else dim.size for dim in op.access.dims)
-    return padded_bytes((rows * _unit(dtype), columns), dtype)
-
-
-def fetch(ref: Any, rows: Sequence[Any], start: Any, columns: int) -> Any:
+def copy_rows(ref: Any, rows: Sequence[Any], start: Any, columns: int) -> Any:
     """Rows of an array in HBM as a tile [rows, columns]; all copies are on their way at once.
 
     Args:
@@ -64,7 +24,7 @@ def fetch(ref: Any, rows: Sequence[Any], start: Any, columns: int) -> Any:
       start: the first column, a multiple of the lanes.
       columns: how many.
     """
-    unit, wide = _unit(ref.dtype), widened(np.dtype(ref.dtype))
+    unit, wide = rows_per_copy(np.dtype(ref.dtype)), wide_dtype(np.dtype(ref.dtype))
 
     def copied(buffer: Any, semaphore: Any) -> Any:
         copies = list[Any]()

@@ -10,7 +10,7 @@ from tilekern.ir.control import Fold
 from tilekern.ir.core import Op, Value
 from tilekern.ir.quote import visible
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
-from tilekern.lower.mosaic.plan.plan_kernel import Plan
+from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
 
 _KINDS = {
     "at": "one place",
@@ -21,58 +21,58 @@ _KINDS = {
 }
 
 
-def describe(plan: Plan) -> str:
+def describe(plan: KernelPlan) -> str:
     """The plan, for people to read."""
     return "\n".join(map(visible, _lines(plan)))
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _lines(plan: KernelPlan) -> Iterator[str]:
     func = plan.func
-    taken, there = plan.vmem / 2**20, plan.chip.vmem_budget / 2**20
+    taken, there = plan.vmem_bytes / 2**20, plan.chip.vmem_budget / 2**20
     yield f"{func.name} on {plan.chip.name}: {taken:.2f} MiB of {there:.1f} MiB VMEM"
     yield "grid"
     names = [func.axes[n].name for n in plan.order]
-    if plan.serial is not None:
-        names.append("step" if plan.serial.table is not None else plan.serial.chain[0].axis.name)
+    if plan.grid_loop is not None:
+        names.append("step" if plan.grid_loop.table is not None else plan.grid_loop.chain[0].axis.name)
     for name, steps, meaning in zip(names, plan.grid, plan.semantics, strict=False):
         yield f"  {name}: {steps} steps, {meaning}"
     folds = [op for op in func.walk() if isinstance(op, Fold)]
     if folds:
         yield "loops"
-        yield from (f"  {_place(op)}{op.axis.name}: {_loop(plan, op)}" for op in folds)
+        yield from (f"  {_line(op)}{op.axis.name}: {_loop(plan, op)}" for op in folds)
     yield "arrays"
     for param in func.params:
         yield from _array(plan, param)
     yield "VMEM"
-    for name, size in sorted(plan.buffers, key=lambda b: -b[1]):
+    for name, size in sorted(plan.vmem_buffers, key=lambda b: -b[1]):
         if size:
             yield f"  {name}: {size / 2**10:.0f} KiB"
 
 
-def _place(op: Op) -> str:
+def _line(op: Op) -> str:
     name = os.path.basename(op.loc.file)
     return f"{name}:{op.loc.line} " if op.loc.line else ""
 
 
-def _loop(plan: Plan, op: Fold) -> str:
+def _loop(plan: KernelPlan, op: Fold) -> str:
     axis = f"{op.axis.extent} by {op.axis.block}"
-    if op in plan.pipes:
+    if op in plan.pipelines:
         return f"{axis}, a pipeline inside of the kernel fetches its tiles: its arrays do not fit VMEM as a whole"
-    if plan.serial is None or op not in plan.serial.chain:
-        at_once = plan.rounds[op].at_once
-        several = f", {at_once} tiles at once" if at_once > 1 else ""
+    if plan.grid_loop is None or op not in plan.grid_loop.chain:
+        factor = plan.unrollings[op].factor
+        several = f", {factor} tiles at once" if factor > 1 else ""
         return f"{axis}, inside of the kernel{several}: all that it reads is in VMEM"
-    if plan.serial.table is not None:
-        return f"{axis}, steps of the grid, {plan.serial.steps} that run, by a table in scalar memory"
+    if plan.grid_loop.table is not None:
+        return f"{axis}, steps of the grid, {plan.grid_loop.steps} that run, by a table in scalar memory"
     return f"{axis}, the last axis of the grid: its arrays do not fit VMEM as a whole"
 
 
-def _array(plan: Plan, param: Value) -> Iterator[str]:
+def _array(plan: KernelPlan, param: Value) -> Iterator[str]:
     ops = [op for op in plan.layouts if op.ref is param]
-    where = ", ".join(dict.fromkeys(_place(op).strip() for op in ops if _place(op)))
+    where = ", ".join(dict.fromkeys(_line(op).strip() for op in ops if _line(op)))
     head = f"  {param.name}{list(param.ref.shape)} ({param.ref.role}{', ' + where if where else ''}): "
     if param in plan.scalars.tables:
-        computed = plan.func.inputs[len(plan.func.inputs) - len(plan.ahead) :]
+        computed = plan.func.inputs[len(plan.func.inputs) - len(plan.table_programs) :]
         made = "computed ahead by XLA, " if param in computed else ""
         yield f"{head}{made}prefetched into scalar memory, {4 * max(1, prod(param.ref.shape))} B"
         return
@@ -83,21 +83,21 @@ def _array(plan: Plan, param: Value) -> Iterator[str]:
         yield head + _layout(plan, found)
 
 
-def _layout(plan: Plan, found: Layout) -> str:
-    roles = [_KINDS[r.kind].format(size=r.size) for r in found.window.roles]
+def _layout(plan: KernelPlan, found: Layout) -> str:
+    window_dims = [_KINDS[r.kind].format(size=r.size) for r in found.window.dims]
     param = found.window.param
-    piped = found in plan.far or param in plan.piped
-    if found in plan.fetched:
+    pipelined = found in plan.hbm_inputs or param in plan.pipelined_outputs
+    if found in plan.row_dma_inputs:
         return "in HBM, each row that is read is copied by itself: it does not fit VMEM as a whole"
-    kind = "in HBM, blocks" if piped else "resident" if _is_whole(found) else "blocked"
-    text = f"{kind} {list(found.buffer)}; along its dims {', '.join(roles) or 'nothing'}"
+    kind = "in HBM, blocks" if pipelined else "resident" if _is_resident(found) else "blocked"
+    text = f"{kind} {list(found.buffer)}; along its dims {', '.join(window_dims) or 'nothing'}"
     size = prod(found.shape) * param.ref.dtype.itemsize
-    if found.moves:
+    if found.needs_copy:
         text += f"; XLA rearranges it to {list(found.shape)} around the call: {2 * size} B read and written"
-    elif found.folds:
+    elif found.has_folded_dim:
         text += f"; a reshape by XLA to {list(found.shape)}: nothing if it cancels with another, else {2 * size} B"
     return text
 
 
-def _is_whole(found: Layout) -> bool:
+def _is_resident(found: Layout) -> bool:
     return all(v.length <= v.block for v in found.dims)

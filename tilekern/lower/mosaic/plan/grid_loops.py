@@ -1,13 +1,14 @@
-"""Loops that become an axis of the grid.
+"""Grid loops: loops that become the last axis of the grid.
 
-Where the arrays that a loop reads do not fit VMEM as a whole, Pallas' own pipeline shall fetch them tile by tile: the
-loop over tiles becomes the last axis of the grid, its carries stay in VMEM from step to step. What stands before the
-loop is computed again wherever a step needs it, or once and kept, if that takes time; what stands behind runs in the
-last step.
+If the arrays that a loop reads do not fit VMEM as a whole, Pallas' pipeline fetches them tile by tile: the loop over
+tiles becomes the last axis of the grid, and its carries stay in VMEM from step to step. Each step recomputes the cheap
+values from before the loop that it uses; expensive values are computed in the first step and saved. Ops behind the
+loop run in the last step.
 
-    steps   a step for each tile of the axis; steps outside of the bounds do nothing, and fetch what comes next
-    pairs   a step for each tile that runs, where that is known beforehand: a table says which program and tile a step
-            is of, so that no step is dead
+    without a table   one step for each tile of the axis; a step outside of the loop's bounds is dead: it computes
+                      nothing, and fetches the blocks of the next live step
+    step table        one step for each tile inside of the bounds, if these do not depend on arrays: a table in scalar
+                      memory holds the program and the tile of each step, so no step is dead
 """
 
 from __future__ import annotations
@@ -23,52 +24,51 @@ from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Block, Func, Op, Value
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ordering import Scan, Sort, TopK
-from tilekern.lower.mosaic.plan.comparisons import Order
+from tilekern.lower.mosaic.plan.inequalities import Inequalities
 from tilekern.lower.mosaic.plan.scalars import Scalars
 
-_SLOW = (Dot, Fold, While, Switch, Scan, Sort, TopK)
-_MOST_STEPS = 1 << 15  # of a table: three words of scalar memory each, out of a megabyte
+_EXPENSIVE = (Dot, Fold, While, Switch, Scan, Sort, TopK)
+_MOST_STEPS = 1 << 15  # of a table: three words of scalar memory each, out of 1 MiB
 
 
 @dataclass(frozen=True, eq=False)
-class Serial:
+class GridLoop:
     """A chain of folds as the last axis of the grid.
 
     Attributes:
-      chain: folds over one axis, each going on behind the one before, with its carries.
-      before, after: the ops before the chain (and between its folds), and behind it.
-      kept: values from before the chain which are computed once.
-      pairs: for "pairs", the axes of the grid (their numbers) that have no axis of their own any more; a column of
-        `table` gives each.
-      table: int32 [2 + axes, steps]: the tile, flags (1: first step of its programs, 2: last one, 4: a tile runs), then
-        the axes.
+      chain: folds over one axis; each continues behind the one before, and takes its carries.
+      before, after: the ops before the chain and between its folds, and the ops behind it.
+      saved: values from before the chain that are computed in the first step only.
+      table_axes: the axes of the grid, by number, whose places the step table holds; empty without a table.
+      table: the step table, int32 [2 + table_axes, steps]; None if there is none. Its rows: the tile; flags (1: first
+        step of its program, 2: last step, 4: the step is live); then the place along each of `table_axes`.
     """
 
     chain: tuple[Fold, ...]
     before: tuple[Op, ...]
     after: tuple[Op, ...]
-    kept: tuple[Value, ...]
-    pairs: tuple[int, ...] = ()
+    saved: tuple[Value, ...]
+    table_axes: tuple[int, ...] = ()
     table: Array | None = None
 
     @property
     def index(self) -> Value:
-        """What stands for the tile in all folds."""
+        """The index of the first fold, which stands for the indices of all."""
         return self.chain[0].body.args[0]
 
     @property
     def reverse(self) -> bool:
-        """Whether tiles run in descending order."""
+        """True if the tiles are in descending order."""
         return self.chain[0].reverse
 
     @property
     def steps(self) -> int:
-        """How long the axis of the grid is."""
+        """The number of steps along the axis of the grid."""
         return self.chain[0].axis.tiles if self.table is None else self.table.shape[1]
 
 
-def serial_of(func: Func) -> Serial | None:
-    """The one chain of folds of a Func as an axis, if it is one chain, at the top level."""
+def find_grid_loop(func: Func) -> GridLoop | None:
+    """The folds at the top level of a Func as a grid loop; None unless they are one chain."""
     ops = func.body.ops
     folds = [n for n, op in enumerate(ops) if isinstance(op, Fold)]
     if not folds:
@@ -78,18 +78,18 @@ def serial_of(func: Func) -> Serial | None:
     between = [op for op in ops[first:last] if not isinstance(op, Fold)]
     carried = {result for fold in chain for result in fold.results}
     mixed = any(op.regions or not op.pure or carried & set(op.operands) for op in between)
-    if not _is_chain(chain, Order(func)) or mixed or chain[0].axis.tiles == 0:
+    if not _is_chain(chain, Inequalities(func)) or mixed or chain[0].axis.tiles == 0:
         return None
     before, after = (*ops[:first], *between), ops[last + 1 :]
     outputs = {p for p in func.params if p.ref.role != "in"}
     every = (inner for op in before for inner in op.walk())
     if any(isinstance(op, MemoryOp) and op.ref in outputs for op in every):
         return None  # a step would see what a later one stored
-    return Serial(chain, before, after, _kept(before, (*(f.body for f in chain),), after))
+    return GridLoop(chain, before, after, _saved_values(before, (*(f.body for f in chain),), after))
 
 
-def _is_chain(chain: Sequence[Fold], order: Order) -> bool:
-    """Whether each fold goes on behind all before it; so no two of them have more than one tile in common."""
+def _is_chain(chain: Sequence[Fold], order: Inequalities) -> bool:
+    """True if each fold starts behind the stops of all before it, so that two folds share one tile at most."""
 
     def axis(fold: Fold) -> tuple[int, int, bool]:
         return fold.axis.extent, fold.axis.block, fold.reverse
@@ -101,24 +101,24 @@ def _is_chain(chain: Sequence[Fold], order: Order) -> bool:
     return all(order.at_most(low.stop, high.start) for low, high in combinations(ascending, 2))
 
 
-def _kept(before: Sequence[Op], bodies: Sequence[Block], after: Sequence[Op]) -> tuple[Value, ...]:
-    """The values from before that are used later and take long."""
+def _saved_values(before: Sequence[Op], bodies: Sequence[Block], after: Sequence[Op]) -> tuple[Value, ...]:
+    """The expensive tiles from before the chain that are used later."""
     slow = set[Value]()
     for op in before:
-        if isinstance(op, _SLOW) or any(v in slow for v in op.operands):
+        if isinstance(op, _EXPENSIVE) or any(v in slow for v in op.operands):
             slow.update(op.results)
     later = (*after, *(op for block in bodies for op in block.ops))
     used = {v for op in later for v in op.uses()} | {v for block in bodies for v in block.results}
     return tuple(v for op in before for v in op.results if v in slow and v in used and v.tile.shape)
 
 
-def as_pairs(func: Func, serial: Serial, scalars: Scalars) -> Serial | None:
-    """The same chain with a table of its steps, if the bounds do not depend on arrays."""
-    fold = serial.chain[0]
+def with_step_table(func: Func, grid_loop: GridLoop, scalars: Scalars) -> GridLoop | None:
+    """The grid loop with a step table; None if its bounds depend on arrays, or on no axis of the grid."""
+    fold = grid_loop.chain[0]
     if any(p.ref.role not in ("in", "out") for p in func.params):
-        return None  # where a block is written first would not be seen from the place in the grid
-    bounds = [b for fold in serial.chain for b in (fold.start, fold.stop)]
-    if any(scalars.key(b) is None or scalars.reads(b) for b in bounds):
+        return None  # index maps could not tell the first step that writes a block
+    bounds = [b for fold in grid_loop.chain for b in (fold.start, fold.stop)]
+    if any(scalars.key(b) is None or scalars.reads_array(b) for b in bounds):
         return None
     args = func.body.args
     depends = frozenset[Value]().union(*(scalars.axes(b) for b in bounds))
@@ -128,10 +128,10 @@ def as_pairs(func: Func, serial: Serial, scalars: Scalars) -> Serial | None:
     columns: list[tuple[int, ...]] = []
     for place in product(*(range(func.grid[n]) for n in axes)):
         given = {args[n]: np.int32(i) for n, i in zip(axes, place, strict=True)}
-        places = [int(scalars.beforehand(b, given)) for b in bounds]
+        places = [int(scalars.evaluate_numpy(b, given)) for b in bounds]
         runs = zip(places[::2], places[1::2], strict=True)
         live = {t for start, stop in runs for t in range(fold.axis.first_tile(start), fold.axis.end_tile(stop))}
-        tiles = sorted(live, reverse=serial.reverse)
+        tiles = sorted(live, reverse=grid_loop.reverse)
         steps = [(t, 4) for t in tiles] or [(0, 0)]
         for n, (tile, flags) in enumerate(steps):
             ends = (1 if n == 0 else 0) | (2 if n == len(steps) - 1 else 0)
@@ -139,4 +139,4 @@ def as_pairs(func: Func, serial: Serial, scalars: Scalars) -> Serial | None:
     if len(columns) > _MOST_STEPS:
         return None
     table = np.asarray(columns, np.int32).T
-    return Serial(serial.chain, serial.before, serial.after, serial.kept, axes, table)
+    return GridLoop(grid_loop.chain, grid_loop.before, grid_loop.after, grid_loop.saved, axes, table)

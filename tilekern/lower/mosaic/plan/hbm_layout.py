@@ -19,14 +19,14 @@ import jax.numpy as jnp
 
 from tilekern.errors import TargetError
 from tilekern.ir.types import DType
-from tilekern.lower.mosaic.chip import LANES, SUBLANES
-from tilekern.lower.mosaic.plan.windows import Role, Window, tiles
+from tilekern.lower.mosaic.chip import LANES, SUBLANES, padded_bytes
+from tilekern.lower.mosaic.plan.windows import Window, WindowDim, tiles
 
 Use = Literal["place", "tile", "row", "lane", "unit", "fold"]
 
 
 @dataclass(frozen=True)
-class ViewDim:
+class LayoutDim:
     """A dim of the rearranged array.
 
     Attributes:
@@ -57,10 +57,10 @@ class Layout:
     """
 
     window: Window
-    dims: tuple[ViewDim, ...]
+    dims: tuple[LayoutDim, ...]
     padded: tuple[int, ...]
     parts: tuple[tuple[int, int], ...]
-    order: tuple[int, ...]
+    permutation: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class Layout:
     @property
     def block(self) -> tuple[int | None, ...]:
         """Pallas' block shape."""
-        return tuple(None if is_squeezed(d, self.window.roles) else d.block for d in self.dims)
+        return tuple(None if is_squeezed(d, self.window.dims) else d.block for d in self.dims)
 
     @property
     def buffer(self) -> tuple[int, ...]:
@@ -78,36 +78,42 @@ class Layout:
         return tuple(n for n in self.block if n is not None)
 
     @property
-    def moves(self) -> bool:
+    def block_bytes(self) -> int:
+        """The bytes of a block in VMEM, in the compiler's unit of 1 KiB."""
+        size = padded_bytes(self.buffer, self.window.param.ref.dtype)
+        return -(-size // 1024) * 1024
+
+    @property
+    def needs_copy(self) -> bool:
         """Whether XLA has to copy the array: another order, or other rows and columns for the tiles of HBM."""
         shape = self.window.param.ref.shape
-        tiled = len(shape) < 2 or self.folds or self.shape[-2:] == shape[-2:]
+        tiled = len(shape) < 2 or self.has_folded_dim or self.shape[-2:] == shape[-2:]
         return self.padded != shape or not self._in_order or not tiled
 
     @property
     def _in_order(self) -> bool:
-        return self.order == tuple(range(len(self.order)))
+        return self.permutation == tuple(range(len(self.permutation)))
 
     @property
-    def folds(self) -> bool:
+    def has_folded_dim(self) -> bool:
         """Whether a place is folded into the last dim."""
         return any(d.use == "fold" for d in self.dims)
 
-    def forward(self, array: Any) -> Any:
+    def rearrange(self, array: Any) -> Any:
         """The array rearranged."""
         shape = self.window.param.ref.shape
         if self.padded != shape:
             array = jnp.pad(array, [(0, p - n) for n, p in zip(shape, self.padded, strict=True)])
         array = jnp.reshape(array, [n for _, n in self.parts])
         if not self._in_order:
-            array = jnp.transpose(array, self.order)
+            array = jnp.transpose(array, self.permutation)
         return jnp.reshape(array, self.shape)
 
-    def backward(self, array: Any) -> Any:
+    def restore(self, array: Any) -> Any:
         """The rearranged array as it was."""
-        array = jnp.reshape(array, [self.parts[n][1] for n in self.order])
+        array = jnp.reshape(array, [self.parts[n][1] for n in self.permutation])
         if not self._in_order:
-            array = jnp.transpose(array, [self.order.index(n) for n in range(len(self.order))])
+            array = jnp.transpose(array, [self.permutation.index(n) for n in range(len(self.permutation))])
         array = jnp.reshape(array, self.padded)
         shape = self.window.param.ref.shape
         return array if self.padded == shape else array[tuple(slice(n) for n in shape)]
@@ -122,7 +128,7 @@ def check_blocks(found: Layout) -> None:
     Raises:
       TargetError: the layout breaks the rule.
     """
-    views = [v for v in found.dims if not is_squeezed(v, found.window.roles)]
+    views = [v for v in found.dims if not is_squeezed(v, found.window.dims)]
     for view, unit in zip(views[-2:], (SUBLANES, LANES), strict=True):
         if view.block % unit and view.block < view.length:
             raise TargetError(
@@ -133,19 +139,19 @@ def check_blocks(found: Layout) -> None:
             )
 
 
-def is_squeezed(dim: ViewDim, roles: Sequence[Role]) -> bool:
+def is_squeezed(dim: LayoutDim, window_dims: Sequence[WindowDim]) -> bool:
     """Whether a dim of the view is no dim of the block in VMEM."""
-    return dim.use == "place" or (dim.use == "tile" and roles[dim.dim].kind == "tiled")
+    return dim.use == "place" or (dim.use == "tile" and window_dims[dim.dim].kind == "tiled")
 
 
-def layout(window: Window, whole: bool = False) -> Layout:
+def layout_of(window: Window, whole: bool = False) -> Layout:
     """How the array of a window lies in HBM.
 
     Args:
       window: the window.
       whole: whether all blocks have to be, so that XLA pads the array up to them; else Pallas cuts the last ones.
     """
-    ragged = any(r.size > 1 and n % r.size for r, n in zip(window.roles, window.param.ref.shape, strict=True))
+    ragged = any(r.size > 1 and n % r.size for r, n in zip(window.dims, window.param.ref.shape, strict=True))
     folded = None if whole and ragged else _folded(window)
     return folded or _general(window, whole)
 
@@ -157,67 +163,77 @@ def packing(dtype: DType) -> int:
 
 def _folded(window: Window) -> Layout | None:
     """[..., N, H] with a place n and all of H, a multiple of the lanes, as [..., N * H]."""
-    shape, roles = window.param.ref.shape, window.roles
-    if len(shape) < 3 or roles[-2].kind != "at" or roles[-1].kind != "static" or shape[-1] % LANES or not shape[-1]:
+    shape, window_dims = window.param.ref.shape, window.dims
+    if (
+        len(shape) < 3
+        or window_dims[-2].kind != "at"
+        or window_dims[-1].kind != "static"
+        or shape[-1] % LANES
+        or not shape[-1]
+    ):
         return None
-    kinds = [r.kind for r in roles[:-2]]
+    kinds = [r.kind for r in window_dims[:-2]]
     front = [k in ("at", "rows") for k in kinds]
     vectors = [d for d in range(len(kinds)) if not front[d]]
     if front != sorted(front, reverse=True) or len(vectors) != 1:
         return None
     rows = vectors[0]
-    if not _fits(roles[rows], shape[rows], SUBLANES):
+    if not _fits(window_dims[rows], shape[rows], SUBLANES):
         return None
-    dims = [_plain(d, roles[d], shape[d]) for d in range(len(kinds))]
-    folded = ViewDim(len(shape) - 1, "fold", shape[-2] * shape[-1], shape[-1])
+    dims = [_plain(d, window_dims[d], shape[d]) for d in range(len(kinds))]
+    folded = LayoutDim(len(shape) - 1, "fold", shape[-2] * shape[-1], shape[-1])
     parts = tuple(enumerate(shape))
     return Layout(window, (*dims, folded), shape, parts, tuple(range(len(shape))))
 
 
-def _fits(role: Role, length: int, unit: int) -> bool:
+def _fits(window_dim: WindowDim, length: int, unit: int) -> bool:
     """Whether Mosaic takes a dim as one of the last two of a block, as it is."""
-    if role.kind == "tiled":
-        return role.size % unit == 0 or (tiles(length, role.size) == 1 and role.size == length)
-    return role.kind == "static" or (role.kind == "aligned" and role.size % unit == 0)
+    if window_dim.kind == "tiled":
+        return window_dim.size % unit == 0 or (tiles(length, window_dim.size) == 1 and window_dim.size == length)
+    return window_dim.kind == "static" or (window_dim.kind == "aligned" and window_dim.size % unit == 0)
 
 
-def _plain(d: int, role: Role, length: int) -> ViewDim:
+def _plain(d: int, window_dim: WindowDim, length: int) -> LayoutDim:
     """A dim that is neither split nor padded by XLA."""
-    match role.kind:
+    match window_dim.kind:
         case "at":
-            return ViewDim(d, "place", length, 1)
+            return LayoutDim(d, "place", length, 1)
         case "rows":
-            return ViewDim(d, "row", length, length)
+            return LayoutDim(d, "row", length, length)
         case "tiled":
-            return ViewDim(d, "lane", length, role.size)
+            return LayoutDim(d, "lane", length, window_dim.size)
         case "aligned":
-            return ViewDim(d, "lane", length, role.size * tiles(length, role.size))
+            return LayoutDim(d, "lane", length, window_dim.size * tiles(length, window_dim.size))
         case "static":
-            return ViewDim(d, "lane", length, length)
+            return LayoutDim(d, "lane", length, length)
 
 
 def _general(window: Window, whole: bool) -> Layout:
-    shape, roles = window.param.ref.shape, window.roles
-    last = [d for d, role in enumerate(roles) if role.kind in ("tiled", "aligned", "static")][-2:]
+    shape, window_dims = window.param.ref.shape, window.dims
+    last = [d for d, window_dim in enumerate(window_dims) if window_dim.kind in ("tiled", "aligned", "static")][-2:]
     units = dict(zip(reversed(last), (LANES, packing(window.param.ref.dtype)), strict=False))
     padded, parts = list(shape), list[tuple[int, int]]()
-    front, back = list[tuple[int, ViewDim]](), list[tuple[int, ViewDim]]()
-    for d, (role, length) in enumerate(zip(roles, shape, strict=True)):
+    front, back = list[tuple[int, LayoutDim]](), list[tuple[int, LayoutDim]]()
+    for d, (window_dim, length) in enumerate(zip(window_dims, shape, strict=True)):
         unit = units.get(d)
-        if role.kind in ("at", "rows"):
-            front.append((len(parts), _plain(d, role, length)))
+        if window_dim.kind in ("at", "rows"):
+            front.append((len(parts), _plain(d, window_dim, length)))
             parts.append((d, length))
-        elif role.kind == "static" or (unit is None and role.kind == "tiled") or _fits(role, length, unit or 1):
-            if whole and role.kind != "static":
-                length = padded[d] = tiles(length, role.size) * role.size
-            back.append((len(parts), _plain(d, role, length)))
+        elif (
+            window_dim.kind == "static"
+            or (unit is None and window_dim.kind == "tiled")
+            or _fits(window_dim, length, unit or 1)
+        ):
+            if whole and window_dim.kind != "static":
+                length = padded[d] = tiles(length, window_dim.size) * window_dim.size
+            back.append((len(parts), _plain(d, window_dim, length)))
             parts.append((d, length))
         else:
-            count = tiles(length, role.size)
-            padded[d] = count * role.size
-            front.append((len(parts), ViewDim(d, "tile", count, count)))
-            back.append((len(parts) + 1, ViewDim(d, "lane", role.size, role.size)))
-            parts += [(d, count), (d, role.size)]
-    units_added = [ViewDim(-1, "unit", 1, 1)] * max(0, 2 - len(back))
+            count = tiles(length, window_dim.size)
+            padded[d] = count * window_dim.size
+            front.append((len(parts), LayoutDim(d, "tile", count, count)))
+            back.append((len(parts) + 1, LayoutDim(d, "lane", window_dim.size, window_dim.size)))
+            parts += [(d, count), (d, window_dim.size)]
+    units_added = [LayoutDim(-1, "unit", 1, 1)] * max(0, 2 - len(back))
     dims = (*(v for _, v in front), *units_added, *(v for _, v in back))
     return Layout(window, dims, tuple(padded), tuple(parts), tuple(n for n, _ in (*front, *back)))

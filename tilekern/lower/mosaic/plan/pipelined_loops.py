@@ -1,7 +1,7 @@
-"""Loops that fetch what they read by a pipeline of their own, inside of the kernel.
+"""Pipelined loops: loops inside of the kernel, each with a pipeline that fetches its tiles from HBM.
 
-The arrays stay in HBM; while one tile is computed, the next one is on its way. That serves loops whose bounds depend on
-arrays, where an axis of the grid would have many dead steps, and several loops one after the other.
+While one tile is computed, the pipeline fetches the next one. It serves several loops in sequence, and loops whose
+bounds depend on arrays, for which an axis of the grid would have many steps without a tile.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from tilekern.lower.mosaic.plan.windows import Window, axes_of
 
 
 @dataclass(frozen=True, eq=False)
-class Pipe:
-    """What one loop fetches and writes.
+class Pipeline:
+    """The arrays of one pipelined loop.
 
     Attributes:
-      inputs: the windows of inputs that follow the loop's tiles.
-      outputs: the outputs that do.
+      inputs: the windows of inputs that change with the loop's index.
+      outputs: the outputs whose blocks change with it.
     """
 
     inputs: tuple[Window, ...]
     outputs: tuple[Value, ...]
 
 
-def count_loops(func: Func, scalars: Scalars) -> None:
-    """Let the indices of the loops of the top level be known; of loops over one axis, they are one."""
+def add_loop_indices(func: Func, scalars: Scalars) -> None:
+    """Make the indices of all loops of the top level known; loops over equal axes share one index."""
     first: dict[tuple[int, int], Value] = {}
     for fold in func.body.ops:
         if isinstance(fold, Fold):
             index = fold.body.args[0]
-            scalars.count(index, first.setdefault((fold.axis.extent, fold.axis.block), index))
+            scalars.add_loop_index(index, first.setdefault((fold.axis.extent, fold.axis.block), index))
 
 
-def pipes_of(func: Func, windows: Mapping[MemoryOp, Window], scalars: Scalars) -> dict[Fold, Pipe] | None:
-    """The pipelines of all loops of the top level that follow arrays; None if an output forbids it.
+def find_pipelines(func: Func, windows: Mapping[MemoryOp, Window], scalars: Scalars) -> dict[Fold, Pipeline] | None:
+    """The pipelines of the loops of the top level; None if there is none, or if an output forbids them.
 
     Args:
       func: the Func.
-      windows: how accesses see their arrays.
-      scalars: which count the loops (`count_loops`).
+      windows: the window of each access.
+      scalars: the known scalars, after `add_loop_indices`.
     """
-    found: dict[Fold, Pipe] = {}
+    found: dict[Fold, Pipeline] = {}
     moving = set[Value]()
     for fold in func.body.ops:
         if not isinstance(fold, Fold):
@@ -62,21 +62,21 @@ def pipes_of(func: Func, windows: Mapping[MemoryOp, Window], scalars: Scalars) -
             else:
                 outputs[op.ref] = None
         if inputs or outputs:
-            found[fold] = Pipe(tuple(inputs), tuple(outputs))
+            found[fold] = Pipeline(tuple(inputs), tuple(outputs))
             moving.update(outputs)
-    return found if found and all(_writes_whole_blocks(func, p, windows, found) for p in moving) else None
+    return found if found and all(_is_block_output(func, p, windows, found) for p in moving) else None
 
 
-def _writes_whole_blocks(
-    func: Func, param: Value, windows: Mapping[MemoryOp, Window], pipes: Mapping[Fold, Pipe]
+def _is_block_output(
+    func: Func, param: Value, windows: Mapping[MemoryOp, Window], pipelines: Mapping[Fold, Pipeline]
 ) -> bool:
-    """Whether an output is only ever stored, block by block, in each iteration of loops that go along it."""
+    """True if an output is written by unmasked stores of whole blocks only, at the top of pipelined loops."""
     if param.ref.role != "out":
         return False
-    stores = [op for fold in pipes for op in fold.body.ops if isinstance(op, Store) and op.ref is param]
+    stores = [op for fold in pipelines for op in fold.body.ops if isinstance(op, Store) and op.ref is param]
     accesses = [op for op in func.walk() if isinstance(op, MemoryOp) and op.ref is param]
     if len(stores) != len(accesses) or any(op.masked for op in accesses):
         return False
-    if len({windows[op].roles for op in stores}) != 1:
+    if len({windows[op].dims for op in stores}) != 1:
         return False
-    return all(role.kind in ("at", "tiled", "static") for op in stores for role in windows[op].roles)
+    return all(window_dim.kind in ("at", "tiled", "static") for op in stores for window_dim in windows[op].dims)

@@ -1,24 +1,26 @@
-"""Values of one stretch of code that do not stay in registers, and the bytes of VMEM that each one takes.
+"""Register pressure: the values of a block that do not stay in registers, and the bytes of VMEM that each one takes.
 
-Mosaic writes all registers of a tile out, and its scheduler goes through elementwise chains register by register. A
-tile exists as a whole where one op needs all of another one's result, and the tile is used again afterwards:
+Mosaic unrolls each op over the registers of its tile, and schedules chains of elementwise ops register by register. So
+most tiles never exist as a whole. A tile does if an op needs all of it, and another op uses it afterwards:
 
-    barriers   a reduction, a dot, a transposition: logits are there until exp(s - m), for the maximum m is of all
-    shifts     elements from other lanes or rows, by slices and concatenations that are not aligned: each step of a scan
-               adds a tile to itself, shifted
-    dots       what one gives is there until the next one's result meets it, for matrix units do one after the other
+    barriers   reductions, dots and transpositions: softmax keeps the logits until exp(s - m), since the maximum m
+               needs all of them
+    shifts     unaligned slices and concatenations, which read elements from other lanes or rows: each step of a scan
+               adds a tile to its shifted copy
+    dots       matrix units run dots one after the other: the result of one waits for the result that it meets
 
-Others are tiles by themselves, whatever is done with them:
+Other tiles exist as a whole wherever they are used:
 
-    the left operand of a dot that is computed, for the matrix unit wants it as a whole; what several dots multiply
-    what a loop uses from around it, unless all that it does is to multiply it in few passes
-    a tile of few lanes that a reshape makes, for it goes through memory; other reshapes of lanes, in part
-    what is put together from parts of one tile: the parts are computed together, and the last ones wait
-    what a switch gives, and what it takes; of what gathers along the lanes, both, if they are large
-    rows that are repeated along a dim between theirs and the lanes: each one fills a register
-    what is loaded from between the lanes, if it has to be widened; of more than two dims, from anywhere but the front
-    a single row of two-byte numbers that follows from a reduction of it, for it is packed before it is stored
-    sums over lanes with a reduction behind them: a column of them is as large as a tile of 128 lanes
+    operands       the computed left operand of a dot, which the matrix unit needs whole; an operand of several dots
+    captures       a tile from around a loop that the loop uses, unless the loop only multiplies it, in few passes
+    reshapes       a tile of few lanes, which goes through memory; of another reshape of lanes, a part
+    concatenation  of parts of one tile: the parts are computed together, and all but the first wait
+    switches       the results and the captured tiles
+    gathers        along lanes: the operand and the result, if they are large
+    broadcasts     of rows along a dim between the rows and the lanes: each row fills a register
+    loads          from an unaligned lane, if they are widened; with more than two dims, from any lane but the first
+    packed rows    one row of a two-byte dtype that depends on a reduction: it is packed before it is stored
+    columns        sums over lanes that feed a reduction: a column takes as much as a tile of 128 lanes
 
 All figures are estimates, measured with libtpu 0.0.51.
 """
@@ -40,12 +42,12 @@ from tilekern.ir.shape import Broadcast, Concatenate, Iota, Reshape, Slice, Tran
 from tilekern.ir.types import F32, RefType
 from tilekern.lower.mosaic.chip import LANES, SUBLANES, Chip, padded_bytes
 from tilekern.lower.mosaic.plan.hbm_layout import Layout, packing
-from tilekern.lower.mosaic.plan.unroll import Rounds
+from tilekern.lower.mosaic.plan.unroll import Unrolling
 
-PARTS = {"ieee": 3, "bf16x6": 3, "bf16x3": 2}
+BF16_PARTS = {"ieee": 3, "bf16x6": 3, "bf16x3": 2}
 """Narrow numbers that one of float32 is cut into, by the precision of a dot."""
 
-SMALL = 208 << 10
+REGISTER_TILE_BYTES = 208 << 10
 """Bytes of a tile that fits the registers."""
 
 _STRETCH = {"tpu:7x": 512}  # columns that are multiplied at once, where those are not one matrix unit's
@@ -57,163 +59,175 @@ _VIEWS = (Transpose, Reshape, Broadcast)
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """The state of all blocks of a kernel; `triangles` are the masks below a diagonal that the compiler knows."""
+class KernelContext:
+    """Facts that all blocks of a kernel share.
+
+    Attributes:
+      chip: the TPU.
+      unrollings: the unrolling of each loop inside of the kernel.
+      layouts: the layout of each access's array.
+      triangles: masks with a diagonal border that the compiler knows.
+    """
 
     chip: Chip
-    rounds: Mapping[Fold, Rounds]
+    unrollings: Mapping[Fold, Unrolling]
     layouts: Mapping[MemoryOp, Layout | None]
     triangles: frozenset[Value]
 
-    def rounds_of(self, op: Op) -> Rounds:
-        """The way in which a loop is written out."""
-        return self.rounds.get(op, Rounds()) if isinstance(op, Fold) else Rounds()
+    def unrolling_of(self, op: Op) -> Unrolling:
+        """The unrolling of a loop."""
+        return self.unrollings.get(op, Unrolling()) if isinstance(op, Fold) else Unrolling()
 
-    def in_line(self, op: Op) -> bool:
-        """True if an op is a loop without a loop: all iterations are written out."""
-        return isinstance(op, Fold) and not self.rounds_of(op).repeated
+    def is_unrolled(self, op: Op) -> bool:
+        """True if an op is a fold of which all iterations are unrolled."""
+        return isinstance(op, Fold) and not self.unrolling_of(op).is_loop
 
-    def repeats(self, op: Op) -> bool:
-        """True if an op is a loop inside of the kernel that stays one."""
-        return isinstance(op, While) or (isinstance(op, Fold) and op in self.rounds and not self.in_line(op))
+    def is_loop(self, op: Op) -> bool:
+        """True if an op is a loop inside of the kernel, and is not unrolled whole."""
+        return isinstance(op, While) or (isinstance(op, Fold) and op in self.unrollings and not self.is_unrolled(op))
 
 
 @dataclass(frozen=True)
-class _Past:
+class _Ancestry:
     """The values that a value is computed from.
 
     Attributes:
-      above: large tiles.
-      reduced: those of them that all of a reduction or a dot in between is of.
-      shifted: those of which it has elements from other lanes or rows.
-      dots: the numbers of the dots that gave its tiles, vectors aside.
-      data: whether it depends on anything that is loaded or comes from around the block.
-      depth: how many reductions over lanes come one after the other; over rows, one counts as two.
+      tiles: the large tiles among them.
+      reduced: the tiles that reach the value through a barrier.
+      shifted: the tiles that reach the value through a shift.
+      dots: the numbers of the dots whose results the value streams; a reduction ends that.
+      reductions: the longest chain of reductions; one over lanes counts 1, any other 2.
+      has_data: True if the value depends on a load, or on a value from around the block.
     """
 
-    above: frozenset[Value] = frozenset()
+    tiles: frozenset[Value] = frozenset()
     reduced: frozenset[Value] = frozenset()
     shifted: frozenset[Value] = frozenset()
     dots: frozenset[int] = frozenset()
-    depth: int = 0
-    data: bool = False
+    reductions: int = 0
+    has_data: bool = False
 
-    def __or__(self, other: _Past) -> _Past:
-        if self == _NOTHING or other == _NOTHING:
-            return other if self == _NOTHING else self
-        above, reduced, shifted = self.above | other.above, self.reduced | other.reduced, self.shifted | other.shifted
-        depth, data = max(self.depth, other.depth), self.data or other.data
-        return _Past(above, reduced, shifted, self.dots | other.dots, depth, data)
-
-
-_NOTHING, _DATA = _Past(), _Past(data=True)
+    def __or__(self, other: _Ancestry) -> _Ancestry:
+        if self == _NONE or other == _NONE:
+            return other if self == _NONE else self
+        tiles, reduced, shifted = self.tiles | other.tiles, self.reduced | other.reduced, self.shifted | other.shifted
+        reductions, has_data = max(self.reductions, other.reductions), self.has_data or other.has_data
+        return _Ancestry(tiles, reduced, shifted, self.dots | other.dots, reductions, has_data)
 
 
-def kept(block: Block, kernel: Kernel) -> dict[Value, int]:
-    """The values of a block that are in VMEM, and the bytes that each one takes."""
-    return _Search(block, kernel).run()
+_NONE, _DATA = _Ancestry(), _Ancestry(has_data=True)
+
+
+def vmem_values(block: Block, kernel: KernelContext) -> dict[Value, int]:
+    """The values of a block that take VMEM, and the bytes of each."""
+    return _BlockAnalysis(block, kernel).run()
 
 
 @dataclass
-class _Search:
+class _BlockAnalysis:
     block: Block
-    kernel: Kernel
+    kernel: KernelContext
     found: dict[Value, int] = field(default_factory=dict[Value, int])
 
     def __post_init__(self) -> None:
         self.made = {r: op for op in self.block.ops for r in op.results}
-        self.multiplied, self.split = multiplied(self.block), split(self.block, self.kernel.chip)
-        self.widened = {op.operands[0] for op in self.block.ops if isinstance(op, Convert) and op.dtype == F32}
-        self.past: dict[Value, _Past] = {}
+        self.dot_results, self.split_operands = dot_results(self.block), split_operands(self.block, self.kernel.chip)
+        self.converted_to_f32 = {op.operands[0] for op in self.block.ops if isinstance(op, Convert) and op.dtype == F32}
+        self.ancestry: dict[Value, _Ancestry] = {}
         self.rows: list[tuple[Value, Value]] = []  # reductions behind reductions, and what they are of
 
     def run(self) -> dict[Value, int]:
         for n, op in enumerate(self.block.ops):
-            pasts = [self.past.get(v, _DATA) for v in op.operands]
-            before = reduce(lambda a, b: a | b, pasts, _NOTHING)
-            self._used_again(op, pasts, before)
-            self._by_itself(op, before)
+            ancestries = [self.ancestry.get(v, _DATA) for v in op.operands]
+            before = reduce(lambda a, b: a | b, ancestries, _NONE)
+            self._mark_reused(op, ancestries, before)
+            self._mark_whole(op, before)
             for result in op.results:
-                self.past[result] = self._after(op, n, before)
+                self.ancestry[result] = self._ancestry_of(op, n, before)
         for column, tile in self.rows:
-            # Of these there is a column of equal lanes, unless the tile they are of is there until they are.
-            narrow = tile.tile.shape[1] <= 2 * LANES and tile not in self.multiplied
+            # The reduction keeps a column of equal lanes, unless the reduced tile is in VMEM anyway.
+            narrow = tile.tile.shape[1] <= 2 * LANES and tile not in self.dot_results
             if narrow and tile not in self.found:
-                self._keep(column, column.tile.shape[0] * LANES * 4)
-        for value, size in _captured(self.block, self.kernel, self.made):
-            self._keep(value, size)
+                self._mark(column, column.tile.shape[0] * LANES * 4)
+        for value, size in _loop_captures(self.block, self.kernel, self.made):
+            self._mark(value, size)
         return self.found
 
-    def _keep(self, value: Value, size: int) -> None:
-        if size > SMALL or (value in self.split and size > SMALL // 2):
+    def _mark(self, value: Value, size: int) -> None:
+        if size > REGISTER_TILE_BYTES or (value in self.split_operands and size > REGISTER_TILE_BYTES // 2):
             self.found[value] = max(size, self.found.get(value, 0))
 
-    def _weight(self, value: Value) -> int:
-        """The bytes of a value that is used on both sides of a barrier: what is loaded is loaded again in part."""
+    def _reuse_bytes(self, value: Value) -> int:
+        """The bytes that a value takes if it is used on both sides of a barrier; a load is in part repeated instead."""
         if isinstance(value.type, RefType) or len(value.tile.shape) < 2:
             return 0
         op = self.made.get(value)
         if op is not None and not isinstance(op, Load):
-            return size_of(value, op, self.kernel) if is_computed(value, self.made) else 0
-        if is_wide(value, self.made):
+            return value_bytes(value, op, self.kernel) if is_computed(value, self.made) else 0
+        if has_long_rows(value, self.made):
             return padded_bytes(value.tile.shape, F32) * 3 // 4
         if value.tile.dtype.itemsize < 4:
-            return padded_bytes(value.tile.shape, F32 if value in self.widened else value.tile.dtype)
+            return padded_bytes(value.tile.shape, F32 if value in self.converted_to_f32 else value.tile.dtype)
         return min(padded_bytes(value.tile.shape, value.tile.dtype), _LOADED_ONCE)
 
-    def _used_again(self, op: Op, pasts: Sequence[_Past], before: _Past) -> None:
-        """The operands of an op from before a barrier, where others come from behind it."""
+    def _mark_reused(self, op: Op, ancestries: Sequence[_Ancestry], before: _Ancestry) -> None:
+        """Mark the operands from before a barrier or shift whose op also has an operand from behind it."""
         last = max(before.dots, default=-1)
-        for v, past in zip(op.operands, pasts, strict=True):
+        for v, ancestry in zip(op.operands, ancestries, strict=True):
             if v in before.reduced:
-                if before.depth < 2 and self._weight(v) == _LOADED_ONCE:
+                if before.reductions < 2 and self._reuse_bytes(v) == _LOADED_ONCE:
                     continue
-                # Rows of a register are done one after the other, but not those that matrix units give.
-                if v.tile.shape[-1] > LANES or v in self.multiplied or before.depth > 1:
-                    self._keep(v, self._weight(v))
+                # A tile of one register in width is reduced register by register, unless matrix units produce it.
+                if v.tile.shape[-1] > LANES or v in self.dot_results or before.reductions > 1:
+                    self._mark(v, self._reuse_bytes(v))
             elif v in before.shifted:
-                self._keep(v, self._weight(v))
-                self._keep_shifted(op, v)
-            elif past.dots and max(past.dots) < last and not isinstance(self.made[v], Broadcast):
-                self._keep(v, self._weight(v))
+                self._mark(v, self._reuse_bytes(v))
+                self._mark_shifted(op, v)
+            elif ancestry.dots and max(ancestry.dots) < last and not isinstance(self.made[v], Broadcast):
+                self._mark(v, self._reuse_bytes(v))
 
-    def _keep_shifted(self, op: Op, value: Value) -> None:
-        """Lanes that are shifted wait, too."""
+    def _mark_shifted(self, op: Op, value: Value) -> None:
+        """Mark the other operands of an op that are shifted along the lanes: they wait as well."""
         for other in op.operands:
             by = self.made.get(other)
-            if value in self.made and not isinstance(self.made[value], Load) and by is not None and _shift(by) == 1:
-                self._keep(other, size_of(other, by, self.kernel))
+            if value in self.made and not isinstance(self.made[value], Load) and by is not None and _moved_dim(by) == 1:
+                self._mark(other, value_bytes(other, by, self.kernel))
 
-    def _by_itself(self, op: Op, before: _Past) -> None:
-        """The values that an op needs or makes as a whole whatever is done with them."""
+    def _mark_whole(self, op: Op, before: _Ancestry) -> None:
+        """Mark the values that an op needs or makes as a whole."""
         if isinstance(op, Dot):
             lhs = op.operands[0]
-            streams = is_once(op, self.kernel.chip) and lhs not in self.multiplied and lhs.tile.dtype != F32
-            if not streams and is_computed(lhs, self.made, SMALL // 2 if lhs in self.split else SMALL):
-                self._keep(lhs, size_of(lhs, self.made[lhs], self.kernel))
-        for value in _needed(op, before.depth > 0, self.made):
-            self._keep(value, size_of(value, self.made.get(value, op), self.kernel))
+            streams = is_one_column_pass(op, self.kernel.chip) and lhs not in self.dot_results and lhs.tile.dtype != F32
+            if not streams and is_computed(
+                lhs, self.made, REGISTER_TILE_BYTES // 2 if lhs in self.split_operands else REGISTER_TILE_BYTES
+            ):
+                self._mark(lhs, value_bytes(lhs, self.made[lhs], self.kernel))
+        for value in _whole_values(op, before.reductions > 0, self.made):
+            self._mark(value, value_bytes(value, self.made.get(value, op), self.kernel))
         if isinstance(op, Concatenate | Reshape):
-            self._keep(op.result, self._moved(op))
+            self._mark(op.result, self._moved_bytes(op))
         if isinstance(op, Reduce) and op.dims == (0,):
-            self._keep_column(op.operands[0])
-        if isinstance(op, Reduce) and before.depth and len(op.operands[0].tile.shape) == 2 and op.dims == (1,):
+            self._mark_column(op.operands[0])
+        if isinstance(op, Reduce) and before.reductions and len(op.operands[0].tile.shape) == 2 and op.dims == (1,):
             self.rows.append((op.result, op.operands[0]))
 
-    def _keep_column(self, value: Value) -> None:
-        """Sums over lanes wait, if a reduction over rows follows at once."""
+    def _mark_column(self, value: Value) -> None:
+        """Mark sums over lanes that a reduction over rows follows directly: they wait as columns."""
         op = self.made.get(value)
         while isinstance(op, Broadcast | Convert | Reshape):
             value = op.operands[0]
             op = self.made.get(value)
         if isinstance(op, Reduce) and len(value.tile.shape) == 1 and op.dims == (1,):
-            self._keep(value, value.tile.shape[0] * LANES * 4)
+            self._mark(value, value.tile.shape[0] * LANES * 4)
 
-    def _moved(self, op: Concatenate | Reshape) -> int:
-        """Of parts that are computed from the same tile, all but the first ones wait; so do reshaped lanes."""
+    def _moved_bytes(self, op: Concatenate | Reshape) -> int:
+        """The bytes of a concatenation or reshape that wait in VMEM.
+
+        Parts of a concatenation that are computed from one tile are computed together: all but the first wait.
+        """
         tile, rank = op.result.tile, len(op.result.tile.shape)
         if isinstance(op, Concatenate) and rank > 2 and op.dim == rank - 2 and tile.shape[-2] % SUBLANES:
-            return size_of(op.result, op, self.kernel) if any(map(self._is_made, op.operands)) else 0
+            return value_bytes(op.result, op, self.kernel) if any(map(self._is_computed_view, op.operands)) else 0
         if rank != 2:
             return 0
         size = padded_bytes(tile.shape, F32)
@@ -222,34 +236,34 @@ class _Search:
             moves = len(shape) == 2 and shape[1] != tile.shape[1] and min(shape[1], tile.shape[1]) > 1
             return size * (3 if tile.dtype.itemsize < 4 else 2) // 4 if moves else 0
         if op.dim == 1:
-            made = any(self.past[v].data for v in op.operands if self._is_made(v))
-            return size if _shift(op) == 1 and made and tile.shape[1] % LANES == 0 else 0
-        parts = [self.past[v].above for v in set(op.operands) if self._is_made(v)]
+            made = any(self.ancestry[v].has_data for v in op.operands if self._is_computed_view(v))
+            return size if _moved_dim(op) == 1 and made and tile.shape[1] % LANES == 0 else 0
+        parts = [self.ancestry[v].tiles for v in set(op.operands) if self._is_computed_view(v)]
         common = any(a & b for n, a in enumerate(parts) for b in parts[:n])
         return size * 2 // 3 if common else 0
 
-    def _is_made(self, value: Value) -> bool:
+    def _is_computed_view(self, value: Value) -> bool:
         op = self.made.get(value)
         while isinstance(op, (*_VIEWS, Slice)):
             op = self.made.get(op.operands[0])
         return op is not None and not isinstance(op, _FREE)
 
-    def _after(self, op: Op, n: int, before: _Past) -> _Past:
-        above = before.above.union(v for v in op.operands if self._weight(v))
+    def _ancestry_of(self, op: Op, n: int, before: _Ancestry) -> _Ancestry:
+        tiles = before.tiles.union(v for v in op.operands if self._reuse_bytes(v))
         if isinstance(op, _BARRIERS):
             over = op.dims if isinstance(op, Reduce) else (op.dim,) if isinstance(op, ArgReduce) else ()
-            depth = before.depth + (1 if over == (len(op.operands[0].tile.shape) - 1,) else 2)
+            reductions = before.reductions + (1 if over == (len(op.operands[0].tile.shape) - 1,) else 2)
             if isinstance(op, Dot):
-                return replace(before, above=above, reduced=before.reduced | above, dots=frozenset({n}))
-            return replace(before, above=above, reduced=before.reduced | above, dots=frozenset(), depth=depth)
+                return replace(before, tiles=tiles, reduced=before.reduced | tiles, dots=frozenset({n}))
+            return replace(before, tiles=tiles, reduced=before.reduced | tiles, dots=frozenset(), reductions=reductions)
         if isinstance(op, Transpose):
-            return replace(before, above=above, reduced=before.reduced | above)
-        shifted = before.shifted | above if _shift(op) is not None else before.shifted
-        return replace(before, above=above, shifted=shifted)
+            return replace(before, tiles=tiles, reduced=before.reduced | tiles)
+        shifted = before.shifted | tiles if _moved_dim(op) is not None else before.shifted
+        return replace(before, tiles=tiles, shifted=shifted)
 
 
-def _shift(op: Op) -> int | None:
-    """Along which of the last two dims an op moves elements within registers: 0, rows; 1, lanes; None: it does not."""
+def _moved_dim(op: Op) -> int | None:
+    """The dim along which an op moves elements within registers: 0 for rows, 1 for lanes, None if it moves none."""
     rank = len(op.results[0].tile.shape) if op.results and not op.regions else 0
     if rank < 2 or not isinstance(op, Slice | Concatenate):
         return None
@@ -262,61 +276,66 @@ def _shift(op: Op) -> int | None:
     return None
 
 
-def _captured(block: Block, kernel: Kernel, made: Mapping[Value, Op]) -> Iterator[tuple[Value, int]]:
-    """The values that loops use from around them: they are not loaded again in each iteration."""
+def _loop_captures(block: Block, kernel: KernelContext, made: Mapping[Value, Op]) -> Iterator[tuple[Value, int]]:
+    """The values from around the block's loops that they keep in VMEM, and do not load in each iteration."""
     for op in block.ops:
-        for value in captured(op) if kernel.repeats(op) else ():
+        for value in captured_values(op) if kernel.is_loop(op) else ():
             by = made.get(value)
-            if by is None or _streams(value, op, kernel.chip):
+            if by is None or _only_multiplied(value, op, kernel.chip):
                 continue
             if isinstance(by, Load) and len(value.tile.shape) > 1:
                 yield value, padded_bytes(value.tile.shape, value.tile.dtype)
             elif is_computed(value, made):
-                yield value, size_of(value, by, kernel)
+                yield value, value_bytes(value, by, kernel)
 
 
-def _streams(value: Value, loop: Op, chip: Chip) -> bool:
-    """True if all that a loop does with a value is to multiply it, in few passes through the matrix units."""
+def _only_multiplied(value: Value, loop: Op, chip: Chip) -> bool:
+    """True if a loop uses a value only in dots, whose depths take few passes through the matrix units."""
     users = [op for region in loop.regions for op in region.walk() if value in op.operands]
     depths = [prod(value.tile.shape[d] for d in op.contract[0]) for op in users if isinstance(op, Dot)]
     return len(depths) == len(users) and max(depths, default=0) < 4 * chip.matrix_size
 
 
-def captured(op: Op) -> set[Value]:
-    """The values from around an op that its regions use."""
+def captured_values(op: Op) -> set[Value]:
+    """The values that the regions of an op use, arrays aside."""
     inside = {v for region in op.regions for inner in region.walk() for v in inner.operands}
     return {v for v in inside if not isinstance(v.type, RefType)}
 
 
 @dataclass(frozen=True)
-class Shared:
-    """An operand of several dots is read once: from the first of them to the last, it is there, cut into its parts."""
+class SharedOperand:
+    """An operand of several dots, which lives with its narrow parts from the first of them to the last.
+
+    Attributes:
+      first, last: the numbers of these dots in their block.
+      size: the bytes of the operand and its parts.
+    """
 
     first: int
     last: int
     size: int
 
 
-def shared(block: Block) -> dict[Value, Shared]:
-    """Tiles, before they are turned, that are operands of several dots of a block."""
+def shared_operands(block: Block) -> dict[Value, SharedOperand]:
+    """The tiles that are operands of several dots of a block, transposed or not."""
     made = {r: op for op in block.ops for r in op.results}
     dots: dict[Value, dict[int, Dot]] = {}
     for n, op in enumerate(block.ops):
         if isinstance(op, Dot):
             for value in op.operands:
-                dots.setdefault(root_of(value, made), {})[n] = op
-    found: dict[Value, Shared] = {}
+                dots.setdefault(viewed_tile(value, made), {})[n] = op
+    found: dict[Value, SharedOperand] = {}
     for value, by in dots.items():
         size = padded_bytes(value.tile.shape, value.tile.dtype)
         if value.tile.dtype == F32:
-            size *= max(1 + PARTS[op.precision] if op.precision in PARTS else 1 for op in by.values())
-        if len(by) > 1 and size > SMALL:
-            found[value] = Shared(min(by), max(by), size)
+            size *= max(1 + BF16_PARTS[op.precision] if op.precision in BF16_PARTS else 1 for op in by.values())
+        if len(by) > 1 and size > REGISTER_TILE_BYTES:
+            found[value] = SharedOperand(min(by), max(by), size)
     return found
 
 
-def root_of(value: Value, made: Mapping[Value, Op]) -> Value:
-    """The tile that a value is a view of."""
+def viewed_tile(value: Value, made: Mapping[Value, Op]) -> Value:
+    """The tile that a value transposes or reshapes; the value itself otherwise."""
     op = made.get(value)
     while isinstance(op, Transpose | Reshape):
         value = op.operands[0]
@@ -324,19 +343,26 @@ def root_of(value: Value, made: Mapping[Value, Op]) -> Value:
     return value
 
 
-def is_once(op: Dot, chip: Chip) -> bool:
-    """True if the left operand is multiplied with one stretch of columns."""
+def is_one_column_pass(op: Dot, chip: Chip) -> bool:
+    """True if the columns of the right operand fit one pass, so that the left operand is read once."""
     return prod(op.operands[1].tile.shape[d] for d in op.free(1)) <= _STRETCH.get(chip.name, chip.matrix_size)
 
 
-def split(block: Block, chip: Chip) -> set[Value]:
-    """Weights of float32 that are cut into parts while logits are still on their way: they take twice their size."""
-    dots = [op for op in block.ops if isinstance(op, Dot) and op.operands[0].tile.dtype == F32 and is_once(op, chip)]
-    return {op.operands[0] for op in dots if op.precision in PARTS} & multiplied(block)
+def split_operands(block: Block, chip: Chip) -> set[Value]:
+    """The float32 operands that depend on a dot and are split into narrow parts while that dot still runs.
+
+    An example are the weights of attention. They take twice their size.
+    """
+    dots = [
+        op
+        for op in block.ops
+        if isinstance(op, Dot) and op.operands[0].tile.dtype == F32 and is_one_column_pass(op, chip)
+    ]
+    return {op.operands[0] for op in dots if op.precision in BF16_PARTS} & dot_results(block)
 
 
-def multiplied(block: Block) -> set[Value]:
-    """The results of dots of a block, and all that follows from them."""
+def dot_results(block: Block) -> set[Value]:
+    """The results of a block's dots, and the values that depend on them."""
     found = set[Value]()
     for op in block.ops:
         if isinstance(op, Dot) or not found.isdisjoint(op.operands):
@@ -344,8 +370,8 @@ def multiplied(block: Block) -> set[Value]:
     return found
 
 
-def _needed(op: Op, follows: bool, made: Mapping[Value, Op]) -> Sequence[Value]:
-    """The values that an op needs or makes as a whole; `follows` says whether from a reduction."""
+def _whole_values(op: Op, follows: bool, made: Mapping[Value, Op]) -> Sequence[Value]:
+    """The values that an op needs or makes as a whole; `follows` is True if it depends on a reduction."""
     match op:
         case Reshape() | Transpose() if len(op.result.tile.shape) > 2 or isinstance(op, Reshape):
             tile = op.result.tile
@@ -355,7 +381,7 @@ def _needed(op: Op, follows: bool, made: Mapping[Value, Op]) -> Sequence[Value]:
         case Load(access=access) if access.dims and op.result.tile.dtype.itemsize < 4:
             start = access.dims[-1].position.const
             return op.results if start % LANES or (start and len(op.result.tile.shape) > 2) else ()
-        case Broadcast() if _repeats_rows(op):
+        case Broadcast() if _is_row_broadcast(op):
             return () if isinstance(made.get(op.operands[0]), Reduce) else op.results
         case Take():
             return (op.operands[0], op.result)
@@ -363,18 +389,18 @@ def _needed(op: Op, follows: bool, made: Mapping[Value, Op]) -> Sequence[Value]:
             return ()
 
 
-def _repeats_rows(op: Op) -> bool:
-    """True if an op puts a dim between those of a tile's rows and lanes."""
+def _is_row_broadcast(op: Op) -> bool:
+    """True if an op is a broadcast that inserts a dim between the rows and the lanes."""
     return isinstance(op, Broadcast) and len(op.dims) > 1 and op.dims[-2:] == (len(op.shape) - 3, len(op.shape) - 1)
 
 
 def is_packed_row(op: Op) -> bool:
-    """True if an op gives a single row of numbers of two bytes."""
+    """True if an op converts to one row of a two-byte dtype."""
     return isinstance(op, Convert) and op.result.tile.shape[:-1] == (1,) and op.result.tile.dtype.itemsize == 2
 
 
-def is_computed(value: Value, made: Mapping[Value, Op], small: int = SMALL) -> bool:
-    """True if a value is a large tile that is computed here."""
+def is_computed(value: Value, made: Mapping[Value, Op], small: int = REGISTER_TILE_BYTES) -> bool:
+    """True if a value is a large tile that the block computes."""
     op = made.get(value)
     if op is None or len(value.tile.shape) < 2 or padded_bytes(value.tile.shape, value.tile.dtype) <= small:
         return False
@@ -383,22 +409,23 @@ def is_computed(value: Value, made: Mapping[Value, Op], small: int = SMALL) -> b
     return op is not None and not isinstance(op, _FREE)
 
 
-def is_wide(value: Value, made: Mapping[Value, Op]) -> bool:
-    """True if a value is a large tile that is loaded here, its rows too long for registers: most stays."""
+def has_long_rows(value: Value, made: Mapping[Value, Op]) -> bool:
+    """True if a value is a large tile that the block loads, with rows too long for the registers."""
     if not isinstance(made.get(value), Load):
         return False
     shape = value.tile.shape
-    return len(shape) > 1 and shape[-1] > _IN_REGISTERS and padded_bytes(shape, value.tile.dtype) > SMALL
+    return len(shape) > 1 and shape[-1] > _IN_REGISTERS and padded_bytes(shape, value.tile.dtype) > REGISTER_TILE_BYTES
 
 
-def size_of(value: Value, made: Op, kernel: Kernel) -> int:
-    """The bytes of a value: of a tile of more than two dims whole registers, of what is moved between lanes 32 bits.
+def value_bytes(value: Value, made: Op, kernel: KernelContext) -> int:
+    """The bytes of a value in VMEM.
 
-    A packed row fills a quarter of its registers, half on chips with vectors of bfloat16. Of what is loaded, long rows
-    are loaded again in part (measured: 5 % to all of it). Of a triangle, 58 to 84 % is there (measured).
+    A tile of more than two dims takes whole registers; a loaded tile takes 32 bits an element. A packed row fills a
+    quarter of its registers, half on chips with bfloat16 vectors. Loads of long rows are in part repeated (measured:
+    5 % to all of the tile stays). Of a triangle, 58 to 84 % is in VMEM (measured).
     """
     shape, dtype = value.tile.shape, F32 if isinstance(made, Load) else value.tile.dtype
-    if _repeats_rows(made):
+    if _is_row_broadcast(made):
         shape = (*shape[:-2], SUBLANES, shape[-1])
     if len(shape) > 2 and not isinstance(made, Reshape):
         shape = (*shape[:-2], -(-shape[-2] // SUBLANES) * SUBLANES, shape[-1])
@@ -407,4 +434,4 @@ def size_of(value: Value, made: Op, kernel: Kernel) -> int:
         return size * (2 if kernel.chip.bf16_vectors else 4)
     if isinstance(made, Select) and made.operands[0] in kernel.triangles:
         return size * 2 // 3
-    return size * 3 // 4 if is_wide(value, {value: made}) else size
+    return size * 3 // 4 if has_long_rows(value, {value: made}) else size

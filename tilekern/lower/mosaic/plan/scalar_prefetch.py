@@ -1,7 +1,7 @@
-"""Scalars computed ahead: where loops start and stop, if that depends on arrays in ways that no index map follows.
+"""Scalar prefetch: loop bounds and positions that index maps cannot compute become tables in scalar memory.
 
-A scalar that is computed from grid indices and inputs, say how many of a vector's elements lie below a tile, becomes a
-table with an element for each program. XLA fills it before the kernel starts, and scalar memory holds it.
+Such a scalar depends on grid indices and inputs, for example the number of a vector's elements below a tile. Its table
+has an element for each program that differs. XLA computes the table before the kernel starts.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from tilekern.ir.types import INDEX, RefType
 from tilekern.lower.mosaic.plan.scalars import Scalars
 from tilekern.passes.dce import dce
 
-_LARGEST = 1 << 16  # elements of a tile on the way
+_MOST_ELEMENTS = 1 << 16  # of an intermediate tile of a table's program
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """A Func whose loops have known bounds.
+class ScalarPrefetch:
+    """A Func that reads its loop bounds and positions from tables.
 
     Attributes:
-      func: its last inputs are the tables.
-      programs: what fills them, in order; each takes the inputs of the original, and has one output.
+      func: the Func; its last inputs are the tables.
+      programs: a Func for each table that computes it, in order, from the inputs of the original Func.
     """
 
     func: Func
     programs: tuple[Func, ...]
 
 
-def compute_ahead(func: Func, table_bytes: int) -> Ahead:
-    """Bounds and places that depend on inputs → loads from tables, as far as they fit `table_bytes`."""
+def prefetch_scalars(func: Func, table_bytes: int) -> ScalarPrefetch:
+    """Loop bounds and positions that depend on inputs → loads from tables, as far as these fit `table_bytes`."""
     scalars = Scalars(func, table_bytes)
     known = definitions(func)
-    depends = _Dependence(func, known)
+    depends = _GridAxes(func, known)
     top = {r for op in func.body.ops for r in op.results}
     tables: dict[Value, tuple[Value, tuple[int, ...]]] = {}
     programs: list[Func] = []
-    for value in dict.fromkeys(v for wanted in _wanted(func) for v in _roots(wanted, known, scalars)):
+    for value in dict.fromkeys(v for wanted in _index_scalars(func) for v in _roots(wanted, known, scalars)):
         axes = depends.of(value) if value in top else None
         if axes is None or value.type != INDEX or 4 * prod(func.grid[n] for n in axes) > table_bytes // 4:
             continue
@@ -53,18 +53,18 @@ def compute_ahead(func: Func, table_bytes: int) -> Ahead:
         shape = tuple(func.grid[n] for n in numbers)
         param = Value(RefType(shape, INDEX.dtype, "in"), f"{value.name or 'scalar'}_table{len(tables)}")
         tables[value] = param, numbers
-        programs.append(_program(func, value, numbers, shape))
+        programs.append(_table_program(func, value, numbers, shape))
     if not tables:
-        return Ahead(func, ())
+        return ScalarPrefetch(func, ())
     count = len(func.inputs)
     params = (*func.params[:count], *(param for param, _ in tables.values()), *func.params[count:])
     loads = {value: _load(func, param, numbers) for value, (param, numbers) in tables.items()}
 
-    return Ahead(dce(replace(_replaced(func, loads), params=params)), tuple(programs))
+    return ScalarPrefetch(dce(replace(_with_loads(func, loads), params=params)), tuple(programs))
 
 
-def _replaced(func: Func, loads: Mapping[Value, Load]) -> Func:
-    """Each value replaced by its load, at the top of the body."""
+def _with_loads(func: Func, loads: Mapping[Value, Load]) -> Func:
+    """The Func with each value replaced by its load, at the top of the body."""
     rewriter = Rewriter(lambda op, rewriter: None)
 
     def body(*_: Value) -> tuple[Value, ...]:
@@ -78,8 +78,8 @@ def _replaced(func: Func, loads: Mapping[Value, Load]) -> Func:
     return replace(func, body=rewriter.block(func.body.args, body))
 
 
-def _wanted(func: Func) -> list[Value]:
-    """The scalars by which loops are bounded and places found."""
+def _index_scalars(func: Func) -> list[Value]:
+    """The scalars that are bounds of loops or parts of positions."""
     found: dict[Value, None] = {}
     for op in func.walk():
         if isinstance(op, Fold):
@@ -90,7 +90,7 @@ def _wanted(func: Func) -> list[Value]:
 
 
 def _roots(value: Value, known: Mapping[Value, Op], scalars: Scalars) -> list[Value]:
-    """The scalars that index maps cannot compute, of which they can compute a value."""
+    """The unknown scalars from which index maps can compute a value, once tables hold them."""
     if scalars.key(value) is not None:
         return []
     op = known.get(value)
@@ -100,22 +100,22 @@ def _roots(value: Value, known: Mapping[Value, Op], scalars: Scalars) -> list[Va
     return roots if all(root.type == INDEX for root in roots) else [value]
 
 
-class _Dependence:
-    """On which axes of the grid a value depends, if on nothing else but inputs."""
+class _GridAxes:
+    """The axes of the grid that a value depends on, for values that depend on nothing else but inputs."""
 
     def __init__(self, func: Func, known: Mapping[Value, Op]) -> None:
         self._known = known
         self._found: dict[Value, frozenset[int] | None] = {a: frozenset([n]) for n, a in enumerate(func.body.args)}
 
     def of(self, value: Value) -> frozenset[int] | None:
-        """The numbers of the axes."""
+        """The numbers of the axes; None if the value depends on something else."""
         if value not in self._found:
             self._found[value] = self._computed(value)
         return self._found[value]
 
     def _computed(self, value: Value) -> frozenset[int] | None:
         op = self._known.get(value)
-        if op is None or op.regions or isinstance(op, Dot) or value.tile.size > _LARGEST:
+        if op is None or op.regions or isinstance(op, Dot) or value.tile.size > _MOST_ELEMENTS:
             return None
         if isinstance(op, Load):
             if op.ref.ref.role != "in":
@@ -126,8 +126,8 @@ class _Dependence:
         return None if any(p is None for p in parts) else frozenset[int]().union(*(p for p in parts if p is not None))
 
 
-def _program(func: Func, value: Value, numbers: tuple[int, ...], shape: tuple[int, ...]) -> Func:
-    """What stores a value for each place along the axes that it depends on."""
+def _table_program(func: Func, value: Value, numbers: tuple[int, ...], shape: tuple[int, ...]) -> Func:
+    """A Func that stores a value for each place along the axes that it depends on."""
     out = Value(RefType(shape, INDEX.dtype, "out"), "table")
     args = tuple(Value(INDEX, func.body.args[n].name) for n in numbers)
     cloner = Cloner()
@@ -137,7 +137,7 @@ def _program(func: Func, value: Value, numbers: tuple[int, ...], shape: tuple[in
     def body(*_: Value) -> tuple[Value, ...]:
         for op in backward_slice(func.body.ops, [value]):
             cloner.visit(op)
-        cloner.add(Store(operands=(out, cloner.value(value), *args), access=_one_place(len(numbers))))
+        cloner.add(Store(operands=(out, cloner.value(value), *args), access=_element(len(numbers))))
         return ()
 
     block = cloner.block(args, body)
@@ -147,9 +147,9 @@ def _program(func: Func, value: Value, numbers: tuple[int, ...], shape: tuple[in
 
 def _load(func: Func, param: Value, numbers: tuple[int, ...]) -> Load:
     places = (func.body.args[n] for n in numbers)
-    return Load(operands=(param, *places), access=_one_place(len(numbers)), hint=param.name)
+    return Load(operands=(param, *places), access=_element(len(numbers)), hint=param.name)
 
 
-def _one_place(rank: int) -> Access:
+def _element(rank: int) -> Access:
     """The element at the operands."""
     return Access(tuple(Dim("index", Position((Term(n, 1),)), in_bounds=True) for n in range(rank)))

@@ -1,8 +1,8 @@
-"""Scalars that are known outside of a kernel's body: where index maps, loop bounds and tables come from.
+"""Known scalars: those that index maps can compute.
 
 A scalar is *known* if it is computed from grid indices, constants and scalars loaded from small arrays, which Pallas
-prefetches into scalar memory before the first program runs. Two known scalars that are computed in the same way are
-one; that is how accesses in several loops over one axis are seen to read the same blocks.
+prefetches into scalar memory before the first program runs. Two known scalars with the same computation have the same
+key. So accesses in several loops over one axis turn out to read the same blocks.
 """
 
 from __future__ import annotations
@@ -21,45 +21,50 @@ from tilekern.ir.memory import Load, MemoryOp, Position
 from tilekern.ir.types import BOOL, I32, TileType
 from tilekern.lower.mosaic.chip import padded_bytes
 from tilekern.lower.mosaic.emit.ops import function_of
-from tilekern.lower.mosaic.storage import as_stored, choose, widened
+from tilekern.lower.mosaic.stored_dtypes import as_stored, select_wide, wide_dtype
 from tilekern.lower.positions import locate
 
 
 class Scalars:
-    """The scalars of a Func.
+    """The known scalars of a Func.
 
     Args:
       func: a legal Func.
-      table_bytes: how much scalar memory arrays may take.
+      table_bytes: the bytes of scalar memory that arrays may take.
 
     Attributes:
-      tables: the inputs that are read as scalars only, and are small enough for scalar memory.
+      tables: the inputs that are read as scalars only, as far as they fit scalar memory.
     """
 
     def __init__(self, func: Func, table_bytes: int) -> None:
         self._definitions = definitions(func)
         self._grid = {arg: n for n, arg in enumerate(func.body.args)}
-        self._counters: dict[Value, Value] = {}
+        self._loop_indices: dict[Value, Value] = {}
         self._keys: dict[Value, Hashable | None] = {}
         self.tables = _tables(func, table_bytes)
 
-    def count(self, index: Value, as_index: Value | None = None) -> None:
-        """From here on the index of a loop is known: it became an axis of the grid, that of `as_index` if given."""
-        self._counters[index] = as_index or index
+    def add_loop_index(self, index: Value, as_index: Value | None = None) -> None:
+        """Make the index of a loop known, for the loop is stepped by the grid or by a pipeline.
+
+        Args:
+          index: the index.
+          as_index: the index of another loop that is stepped along with this one.
+        """
+        self._loop_indices[index] = as_index or index
         self._keys.clear()
 
     def canonical(self, value: Value) -> Value:
-        """The index that stands for one of a loop in the grid; any other value itself."""
-        return self._counters.get(value, value)
+        """The index that stands for a loop's index; another value stands for itself."""
+        return self._loop_indices.get(value, value)
 
     def key(self, value: Value) -> Hashable | None:
-        """What a known scalar is computed from, equal for equal ones; None for all others."""
+        """The computation of a known scalar, as a hashable key; None for an unknown scalar."""
         if value not in self._keys:
             self._keys[value] = self._key(value)
         return self._keys[value]
 
     def position_key(self, position: Position, operands: Sequence[Value]) -> Hashable | None:
-        """The same for a position."""
+        """The computation of a position, as a hashable key; None if an operand is unknown."""
         keys = [self.key(operands[t.operand]) for t in position.terms]
         if None in keys:
             return None
@@ -67,24 +72,24 @@ class Scalars:
         return position.const, tuple((key, t.stride, t.div, t.mod) for key, t in terms)
 
     def axes(self, value: Value) -> frozenset[Value]:
-        """The grid indices, and indices of loops in the grid, that a known scalar depends on."""
-        if value in self._grid or value in self._counters:
+        """The indices, of the grid and of stepped loops, that a known scalar depends on."""
+        if value in self._grid or value in self._loop_indices:
             return frozenset([self.canonical(value)])
         op = self._definitions[value]
         return frozenset[Value]().union(*(self.axes(v) for v in _scalar_operands(op)))
 
-    def reads(self, value: Value) -> bool:
-        """Whether a known scalar depends on an array."""
+    def reads_array(self, value: Value) -> bool:
+        """True if a known scalar depends on an array."""
         op = self._definitions.get(value)
-        return op is not None and (isinstance(op, Load) or any(self.reads(v) for v in _scalar_operands(op)))
+        return op is not None and (isinstance(op, Load) or any(self.reads_array(v) for v in _scalar_operands(op)))
 
     def evaluate(self, value: Value, given: Mapping[Value, Any], tables: Mapping[Value, Any]) -> Any:
-        """A known scalar.
+        """The value of a known scalar; traceable by JAX.
 
         Args:
           value: the scalar.
-          given: the indices.
-          tables: what holds the elements of each table, see `flat_table`.
+          given: the values of the indices.
+          tables: the elements of each table, as `flat_table` lays them out.
         """
         value = self.canonical(value)
         if value in given:
@@ -97,16 +102,16 @@ class Scalars:
             return read_table(op, operands, tables[op.ref])
         return function_of(op)(*(jnp.asarray(operands[v]) for v in op.operands))
 
-    def beforehand(self, value: Value, given: Mapping[Value, Any]) -> Array:
-        """A known scalar that reads no array, on NumPy; `given` indices may be arrays of many of them."""
+    def evaluate_numpy(self, value: Value, given: Mapping[Value, Any]) -> Array:
+        """The value of a known scalar that reads no array, by NumPy; the `given` indices may be arrays."""
         value = self.canonical(value)
         if value in given:
             return np.asarray(given[value])
         op = self._definitions[value]
-        return np.asarray(op.evaluate(*np.broadcast_arrays(*(self.beforehand(v, given) for v in op.operands))))
+        return np.asarray(op.evaluate(*np.broadcast_arrays(*(self.evaluate_numpy(v, given) for v in op.operands))))
 
     def _key(self, value: Value) -> Hashable | None:
-        if value in self._grid or value in self._counters:
+        if value in self._grid or value in self._loop_indices:
             return ("index", self.canonical(value))
         op = self._definitions.get(value)
         if op is None or value.type != TileType((), value.tile.dtype):
@@ -138,7 +143,7 @@ def _scalar_operands(op: Op) -> tuple[Value, ...]:
 
 
 def _tables(func: Func, limit: int) -> tuple[Value, ...]:
-    """The arrays for scalar memory, as many as fit, in order."""
+    """The inputs that are read as scalars only, in order, until scalar memory is full."""
     touched: dict[Value, bool] = {}
     for op in func.walk():
         if isinstance(op, MemoryOp):
@@ -154,13 +159,13 @@ def _tables(func: Func, limit: int) -> tuple[Value, ...]:
 
 
 def flat_table(param: Value, array: Any) -> Any:
-    """An array as scalar memory holds it: one-dimensional, of 32 bits, not empty."""
-    flat = jnp.reshape(array, -1).astype(widened(param.ref.dtype))
+    """An array as scalar memory holds it: one-dimensional, 32 bits an element, not empty."""
+    flat = jnp.reshape(array, -1).astype(wide_dtype(param.ref.dtype))
     return flat if flat.size else jnp.zeros(1, flat.dtype)
 
 
 def read_table(op: Load, operands: Mapping[Value, Any], table: Any) -> Any:
-    """A scalar from a table: its fill where it is out of bounds."""
+    """The scalar that a load reads from a table; its fill if it is out of bounds."""
     shape, dtype = op.ref.ref.shape, op.result.tile.dtype
     fill: Any = np.zeros((), dtype) if op.fill is None else operands[op.fill]
     flat, inside = np.int32(0), None
@@ -175,5 +180,5 @@ def read_table(op: Load, operands: Mapping[Value, Any], table: Any) -> Any:
     if dtype != BOOL:
         number = number.astype(dtype)
     if inside is not None:
-        number = choose(inside, number, as_stored(jnp.asarray(fill)))
+        number = select_wide(inside, number, as_stored(jnp.asarray(fill)))
     return number != 0 if dtype == BOOL else number

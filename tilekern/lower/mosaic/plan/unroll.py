@@ -1,19 +1,14 @@
-"""Loops with several iterations written out at once, so that matrix and vector units work side by side.
+"""Unrolling of loops inside of the kernel, so that matrix and vector units work at the same time.
 
-Where vector units reduce what a dot gives, as for the maximum of logits, one of the two always waits for the other
-within an iteration. The first dot of the next iteration does not: it needs no carries. The compiler moves it up if both
-iterations are in one stretch of code. Attention forward takes 2 to 15 % less by the static estimate.
+A reduction of a dot's result, such as the maximum of logits, waits for the dot; so within one iteration the matrix
+units or the vector units are idle. The first dot of the next iteration needs no carries. If both iterations are in one
+basic block, the compiler moves that dot up. Attention forward takes 2 to 15 % less by the static estimate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
-
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
 from tilekern.ir.analysis.ranges import Interval
 from tilekern.ir.compute import Dot, Reduce
@@ -21,47 +16,46 @@ from tilekern.ir.control import Fold
 from tilekern.ir.core import Value
 from tilekern.ir.ordering import ArgReduce
 
-Body = Callable[[Any, Sequence[Any]], Sequence[Any]]
-
 
 @dataclass(frozen=True)
-class Rounds:
-    """How a loop inside of the kernel is written out.
+class Unrolling:
+    """The unrolling of a loop inside of the kernel.
 
     Attributes:
-      at_once: so many iterations of it in one round.
-      repeated: whether there is a loop over rounds; otherwise one round is all.
+      factor: the iterations in a row.
+      is_loop: False if there is no loop any more: all iterations are unrolled.
     """
 
-    at_once: int = 1
-    repeated: bool = True
+    factor: int = 1
+    is_loop: bool = True
 
 
-def rounds_of(op: Fold, ranges: Mapping[Value, Interval]) -> Rounds:
-    """How a loop is written out: one iteration a round, unless a dot or reduction uses what a dot of it gives.
+def unrolling_of(op: Fold, ranges: Mapping[Value, Interval]) -> Unrolling:
+    """The unrolling of a loop: none, unless a dot or a reduction in it depends on another dot in it.
 
-    Four iterations a round would take too much code where one to three may be left over.
+    The factor is 4 only where it divides the trip count: the code for one to three remaining iterations would be large.
     """
-    known = trips(op, ranges)
+    known = trip_count(op, ranges)
     if known in (0, 1):
-        return Rounds(1, False)
-    if not _waits(op):
-        return Rounds()
+        return Unrolling(1, False)
+    if not _has_dependent_compute(op):
+        return Unrolling()
     if known is not None and known <= 4:
-        return Rounds(known, False)
-    return Rounds(2 if known is None or known % 4 else 4)
+        return Unrolling(known, False)
+    return Unrolling(2 if known is None or known % 4 else 4)
 
 
-def trips(op: Fold, ranges: Mapping[Value, Interval]) -> int | None:
-    """How many iterations a loop has; None where that is not known before the program runs."""
+def trip_count(op: Fold, ranges: Mapping[Value, Interval]) -> int | None:
+    """The iterations of a loop; None if they are unknown before the program runs."""
     start, stop = (ranges.get(bound) for bound in (op.start, op.stop))
     if start is None or stop is None or not (start.known and stop.known):
         return None
     return max(0, op.axis.end_tile(stop.low) - op.axis.first_tile(start.low))
 
 
-def _waits(op: Fold) -> bool:
-    later = set[Value]()  # what dots of the iteration give, and all that follows from it
+def _has_dependent_compute(op: Fold) -> bool:
+    """True if a dot or a reduction of an iteration depends on another dot of it."""
+    later = set[Value]()  # results of the iteration's dots, and all values that depend on them
     for inner in op.body.ops:
         follows = not later.isdisjoint(inner.operands)
         if follows and isinstance(inner, Dot | Reduce | ArgReduce):
@@ -69,24 +63,3 @@ def _waits(op: Fold) -> bool:
         if follows or isinstance(inner, Dot):
             later.update(inner.results)
     return False
-
-
-def loop(first: Any, last: Any, body: Body, inits: Sequence[Any], count: int) -> Sequence[Any]:
-    """`lax.fori_loop`, with `count` iterations written out at once and the rest one by one. Few become no loop."""
-    known = isinstance(first, np.integer) and isinstance(last, np.integer)
-    tiles = max(last - first, np.int32(0)) if known else jnp.maximum(last - first, 0)
-    rounds = tiles // count if known else lax.div(tiles, jnp.asarray(count, tiles.dtype))
-
-    def several(i: Any, carried: Sequence[Any]) -> Sequence[Any]:
-        for n in range(count):
-            carried = body(first + count * i + n, carried)
-        return tuple(carried)
-
-    found = _repeat(np.int32(0), rounds, several, tuple(inits))
-    return _repeat(first + count * rounds, first + tiles, body, found) if count > 1 else found
-
-
-def _repeat(first: Any, last: Any, body: Body, inits: Sequence[Any]) -> Sequence[Any]:
-    if isinstance(first, np.integer) and isinstance(last, np.integer) and last - first <= 1:
-        return body(first, inits) if last > first else inits
-    return cast(Any, lax.fori_loop(first, last, body, inits))

@@ -1,9 +1,8 @@
-"""Which values of a kernel go through VMEM, beside the blocks and carries that are there anyway.
+"""Estimate of the VMEM that values of a kernel take, in addition to blocks and carries.
 
-`kept.py` says which values these are and what each one takes; here is when they are there, and what is there at once.
-
-This is an estimate; tests/lower/mosaic/test_library.py holds it against what libtpu reports for kernels of
-the library, test_random_tiles.py for random ones.
+`register_pressure.py` finds the values that do not stay in registers, and their sizes. This module finds how long they
+live, and how many bytes are live at once. Tests compare the estimate with the sizes that libtpu reports:
+tests/lower/mosaic/test_library.py for kernels of the library, plan/test_vmem_of_random_tiles.py for random ones.
 """
 
 from __future__ import annotations
@@ -23,136 +22,140 @@ from tilekern.ir.types import BOOL, F32
 from tilekern.lower.mosaic.chip import LANES, Chip, padded_bytes
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.register_pressure import (
-    PARTS,
-    SMALL,
-    Kernel,
-    Shared,
-    captured,
+    BF16_PARTS,
+    REGISTER_TILE_BYTES,
+    KernelContext,
+    SharedOperand,
+    captured_values,
     is_computed,
-    is_once,
-    kept,
-    root_of,
-    shared,
-    size_of,
-    split,
+    is_one_column_pass,
+    shared_operands,
+    split_operands,
+    value_bytes,
+    viewed_tile,
+    vmem_values,
 )
-from tilekern.lower.mosaic.plan.unroll import Rounds
+from tilekern.lower.mosaic.plan.unroll import Unrolling
 
 _BARRIERS = (Reduce, ArgReduce, Dot)
-_HELD = 124 << 10  # what stays in registers, where no dots need them (measured: 92 to 170)
+REGISTER_VALUES = 124 << 10  # what stays in registers, where no dots need them (measured: 92 to 170)
 _MOST_OPS = 2000
 
 
 def spilled_bytes(
-    body: Block, chip: Chip, rounds: Mapping[Fold, Rounds], layouts: Mapping[MemoryOp, Layout | None]
+    body: Block, chip: Chip, unrollings: Mapping[Fold, Unrolling], layouts: Mapping[MemoryOp, Layout | None]
 ) -> int:
     """The most bytes of VMEM that values of a kernel take at once.
 
     Args:
-      body: its ops.
+      body: the ops of the kernel.
       chip: the TPU.
-      rounds: how loops are written out.
-      layouts: how loads see their arrays.
+      unrollings: the unrolling of each loop.
+      layouts: the layout of each access's array.
     """
-    most = _spilled(body, Kernel(chip, rounds, layouts, _triangles(body)), repeated=False)
-    return most if any(isinstance(op, Dot) for op in body.walk()) else max(0, most - _HELD)
+    most = _block_bytes(body, KernelContext(chip, unrollings, layouts, _triangles(body)), in_loop=False)
+    return most if any(isinstance(op, Dot) for op in body.walk()) else max(0, most - REGISTER_VALUES)
 
 
-def _spilled(block: Block, kernel: Kernel, repeated: bool) -> int:
-    """The most that values of a block take, and of its loops: those have theirs beside it, though not at the same time.
+def _block_bytes(block: Block, kernel: KernelContext, in_loop: bool) -> int:
+    """The most bytes that values of a block take at once, plus those of its largest loop.
 
-    Only within one stretch of code do values take each other's place, and in that of a loop (`repeated`) only the parts
-    of an operand do.
+    Loops have memory of their own, which they share with each other but not with the block. Within a block, a value
+    takes the memory of one that dies at its op. Inside of a loop (`in_loop`) only parts of a split operand do so.
     """
     ops = block.ops
     made = {r: op for op in ops for r in op.results}
-    sizes = kept(block, kernel) if len(ops) <= _MOST_OPS else dict[Value, int]()
-    last, parts, together = _last_uses(block, sizes), split(block, kernel.chip), shared(block)
-    in_line = sum(kernel.rounds_of(op).at_once for op in ops if kernel.in_line(op))
+    sizes = vmem_values(block, kernel) if len(ops) <= _MOST_OPS else dict[Value, int]()
+    last, parts, shared = _last_uses(block, sizes), split_operands(block, kernel.chip), shared_operands(block)
+    is_unrolled_count = sum(kernel.unrolling_of(op).factor for op in ops if kernel.is_unrolled(op))
     most = loops = 0
     live = {v: sizes[v] for v in block.args if v in last}
     for n, op in enumerate(ops):
         for value in op.results:
             if value in last:
-                # It takes the place of one that ends here.
                 ends = [held for held in live if last[held] == n]
-                stays = isinstance(op, Take) or (repeated and value not in parts)
+                stays = isinstance(op, Take) or (in_loop and value not in parts)
                 for gone in [] if stays else ends[:1]:
                     del live[gone]
                 live[value] = sizes[value] * (2 if value in parts else 1)
-        inside = _inside(op, kernel, repeated, in_line)
-        if op.regions and not kernel.in_line(op):
+        inside = _region_bytes(op, kernel, in_loop, is_unrolled_count)
+        if op.regions and not kernel.is_unrolled(op):
             loops, inside = max(loops, inside), 0
-        beside = sum(s.size - live.get(v, 0) for v, s in together.items() if s.first <= n <= s.last)
-        most = max(most, sum(live.values()) + beside + inside + _copied(op, made, together, kernel))
+        beside = sum(s.size - live.get(v, 0) for v, s in shared.items() if s.first <= n <= s.last)
+        most = max(most, sum(live.values()) + beside + inside + _dot_copy_bytes(op, made, shared, kernel))
         live = {v: size for v, size in live.items() if last[v] > n}
-    return most + loops + sum(_passed(op, made, kernel) for op in ops if isinstance(op, Switch))
+    return most + loops + sum(_switch_bytes(op, made, kernel) for op in ops if isinstance(op, Switch))
 
 
-def _passed(op: Switch, made: Mapping[Value, Op], kernel: Kernel) -> int:
-    """What a switch gives, and the tiles from around it that it takes: nothing else takes their place."""
+def _switch_bytes(op: Switch, made: Mapping[Value, Op], kernel: KernelContext) -> int:
+    """The bytes of a switch's results and of the tiles that it captures: no other value takes their memory."""
     inside = {v for region in op.regions for inner in region.walk() for v in inner.operands}
     taken = [(v, made[v]) for v in inside if v in made and not isinstance(made[v], (Constant, Iota))]
     tiles = [*taken, *((v, op) for v in op.results)]
-    return sum(size_of(v, by, kernel) for v, by in tiles if len(v.tile.shape) > 1)
+    return sum(value_bytes(v, by, kernel) for v, by in tiles if len(v.tile.shape) > 1)
 
 
-def _inside(op: Op, kernel: Kernel, repeated: bool, in_line: int) -> int:
-    """What values inside of an op take. Of iterations in one stretch of code, operands of dots are there at once."""
+def _region_bytes(op: Op, kernel: KernelContext, in_loop: bool, is_unrolled_count: int) -> int:
+    """The bytes of values in an op's regions. The operands of dots of all unrolled iterations are live at once."""
     if not isinstance(op, Fold):
-        return max((_spilled(region, kernel, repeated) for region in op.regions), default=0)
-    found = kernel.rounds_of(op)
-    most = _spilled(op.body, kernel, found.repeated)
-    at_once = found.at_once if found.repeated else in_line
-    made, together = {r: inner for inner in op.body.ops for r in inner.results}, shared(op.body)
-    if found.repeated:
-        most += (at_once - 1) * sum(s.size for s in together.values())
+        return max((_block_bytes(region, kernel, in_loop) for region in op.regions), default=0)
+    found = kernel.unrolling_of(op)
+    most = _block_bytes(op.body, kernel, found.is_loop)
+    factor = found.factor if found.is_loop else is_unrolled_count
+    made, shared = {r: inner for inner in op.body.ops for r in inner.results}, shared_operands(op.body)
+    if found.is_loop:
+        most += (factor - 1) * sum(s.size for s in shared.values())
     for inner in op.body.ops:
-        if isinstance(inner, Dot) and at_once > 1:
+        if isinstance(inner, Dot) and factor > 1:
             lhs = inner.operands[0]
-            computed = size_of(lhs, made[lhs], kernel) if is_computed(lhs, made) else 0
-            copies = _copied(inner, made, together, kernel)
-            most += (at_once - 1) * (computed + copies) if computed else copies
+            computed = value_bytes(lhs, made[lhs], kernel) if is_computed(lhs, made) else 0
+            copies = _dot_copy_bytes(inner, made, shared, kernel)
+            most += (factor - 1) * (computed + copies) if computed else copies
     return most
 
 
-def _copied(op: Op, made: Mapping[Value, Op], together: Mapping[Value, Shared], kernel: Kernel) -> int:
-    """What a dot copies of its left operand.
+def _dot_copy_bytes(
+    op: Op, made: Mapping[Value, Op], shared: Mapping[Value, SharedOperand], kernel: KernelContext
+) -> int:
+    """The bytes of the copies that a dot makes of its left operand.
 
-    Float32 is cut into three narrow parts, which take as much as four copies with the operand itself (measured: 4.0 to
-    4.9). Of what is loaded and multiplied with one stretch of columns, only the parts of both operands for one pass
-    through the matrix units are there at a time.
+    A float32 operand is split into narrow parts: three parts and the operand take four times its size (measured: 4.0
+    to 4.9). If the operand is loaded, and the columns of the right operand fit one pass, only the parts of both
+    operands for one pass through the matrix units are live at a time.
 
-    Others stay in registers, unless they pass through the matrix units many times in depth, and for several stretches
-    of columns. Chips with units of 256 copy them only where a row of the block takes a multiple of eight tiles.
+    Other operands are copied only if their depth takes four passes or more, and the columns take several. Chips with
+    matrix units of 256 copy them only where a row of the block takes a multiple of eight tiles.
     """
-    if not isinstance(op, Dot) or root_of(op.operands[0], made) in together:
+    if not isinstance(op, Dot) or viewed_tile(op.operands[0], made) in shared:
         return 0
-    lhs, there, once = op.operands[0].tile, is_computed(op.operands[0], made), is_once(op, kernel.chip)
+    lhs, there, once = op.operands[0].tile, is_computed(op.operands[0], made), is_one_column_pass(op, kernel.chip)
     size, unit = padded_bytes(lhs.shape, lhs.dtype), kernel.chip.matrix_size
-    if size <= SMALL or (there and once):
+    if size <= REGISTER_TILE_BYTES or (there and once):
         return 0
-    if lhs.dtype == F32 and op.precision in PARTS:
-        parts, rows = PARTS[op.precision], prod(lhs.shape[d] for d in op.free(0))
+    if lhs.dtype == F32 and op.precision in BF16_PARTS:
+        parts, rows = BF16_PARTS[op.precision], prod(lhs.shape[d] for d in op.free(0))
         copies = (parts + (not there)) * size
         return min(copies, parts * (rows + unit) * unit * 4) if once else copies
     depth = -(-prod(lhs.shape[d] for d in op.contract[0]) // LANES) * LANES
-    banked = unit == LANES or _in_one_bank(op.operands[0], made, kernel)
+    banked = unit == LANES or _has_bank_conflict(op.operands[0], made, kernel)
     return 0 if there or once or depth < 4 * unit or not banked else size
 
 
-def _in_one_bank(value: Value, made: Mapping[Value, Op], kernel: Kernel) -> bool:
-    """Whether a row of the block that a value is loaded from takes a multiple of eight tiles (measured)."""
+def _has_bank_conflict(value: Value, made: Mapping[Value, Op], kernel: KernelContext) -> bool:
+    """True if a row of the block that a value is loaded from takes a multiple of eight tiles (measured)."""
     load = made.get(value)
     found = kernel.layouts.get(load) if isinstance(load, Load) else None
     return (found.buffer if found else value.tile.shape)[-1] % (8 * LANES) == 0
 
 
-def _last_uses(block: Block, kept: Collection[Value]) -> dict[Value, int]:
-    """The values that are in VMEM, and the number of the op by which all is computed that is streamed from them."""
+def _last_uses(block: Block, vmem_values: Collection[Value]) -> dict[Value, int]:
+    """For each value in VMEM, the number of the last op that reads it, directly or through streamed values.
+
+    A value that is computed from it register by register, and is not in VMEM itself, reads it again at each use.
+    """
     uses: dict[Value, list[int]] = {}
     for n, op in enumerate(block.ops):
-        for value in {*op.operands, *captured(op)}:
+        for value in {*op.operands, *captured_values(op)}:
             uses.setdefault(value, []).append(n)
     ends: dict[Value, int] = {}
 
@@ -162,17 +165,17 @@ def _last_uses(block: Block, kept: Collection[Value]) -> dict[Value, int]:
             for n in uses.get(value, ()):
                 op = block.ops[n]
                 streams = not isinstance(op, _BARRIERS) and not op.regions
-                onward = [end(r) for r in op.results if streams and r not in kept]
+                onward = [end(r) for r in op.results if streams and r not in vmem_values]
                 found = max(found, n, *onward)
             ends[value] = found
         return ends[value]
 
-    return {value: end(value) for value in kept}
+    return {value: end(value) for value in vmem_values}
 
 
 def _triangles(body: Block) -> frozenset[Value]:
-    """Masks that compare rows with columns, of numbers that are known."""
-    dims: dict[Value, frozenset[int]] = {}  # those along which known values differ
+    """Masks that compare row numbers with column numbers, such as a causal mask: the compiler knows their zeros."""
+    dims: dict[Value, frozenset[int]] = {}  # the dims along which compile-time values vary
     for op in body.walk():
         match op:
             case Constant():

@@ -1,12 +1,13 @@
-"""What a program sees of an array along each dim: how an access of the block IR becomes a block of a Pallas operand.
+"""Windows: the part of an array that is in VMEM for an access of the block IR, dim by dim.
 
-    at        one place, known before the program runs   → the dim is squeezed, the index map finds the place
-    tiled     a whole tile of a dim cut into tiles       → a block, the index map finds the tile
-    static    known places                               → all of the dim is in VMEM, sliced at known places
-    aligned   a tile of a dim, its number computed       → all of the dim is in VMEM, sliced at multiples of the tile
-    rows      any places                                 → all of the dim is in VMEM, row by row
+    at        one known position                → the dim is squeezed; the index map computes the position
+    tiled     a whole tile at a known position  → a block of the tile's size; the index map computes its number
+    static    constant positions                → all of the dim is in VMEM, sliced at constant positions
+    aligned   a tile at an unknown multiple     → all of the dim is in VMEM, sliced at multiples of the tile's size
+    rows      any positions                     → all of the dim is in VMEM, accessed row by row
 
-An input has an operand for each different way of seeing it. All accesses to an output see it in one way.
+*Known* means that index maps can compute it, see `scalars`. An input has one operand for each of its windows. An
+output has one window for all of its accesses.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ Kind = Literal["at", "tiled", "static", "aligned", "rows"]
 
 
 @dataclass(frozen=True)
-class Role:
-    """How one dim of an array is seen.
+class WindowDim:
+    """One dim of a window.
 
     Attributes:
       kind: see the module.
-      size: elements of a tile, of "tiled" and "aligned".
-      key: what the place is computed from, of "at" and "tiled".
-      position, operands: the place itself; equal keys mean equal places.
+      size: the elements of a tile, for "tiled" and "aligned"; 1 for "at".
+      key: the key of the position, for "at" and "tiled"; equal keys mean equal positions.
+      position, operands: the position itself.
     """
 
     kind: Kind
@@ -42,79 +43,82 @@ class Role:
 
 @dataclass(frozen=True)
 class Window:
-    """How an access sees an array: a role for each of its dims."""
+    """The part of an array that is in VMEM for an access."""
 
     param: Value
-    roles: tuple[Role, ...]
+    dims: tuple[WindowDim, ...]
 
 
 def window_of(op: MemoryOp, scalars: Scalars) -> Window:
-    """The narrowest window through which an access can be made."""
+    """The narrowest window of an access."""
     shape = op.ref.ref.shape
     pairs = zip(op.access.dims, shape, strict=True)
     return Window(op.ref, tuple(_role(dim, length, op, scalars) for dim, length in pairs))
 
 
-def _role(dim: Dim, length: int, op: MemoryOp, scalars: Scalars) -> Role:
+def _role(dim: Dim, length: int, op: MemoryOp, scalars: Scalars) -> WindowDim:
     position = dim.position
     if dim.kind == "gather" or length == 0:
-        return Role("rows") if length else Role("static")
+        return WindowDim("rows") if length else WindowDim("static")
     if not position.terms:
-        return Role("static")
+        return WindowDim("static")
     key = scalars.position_key(position, op.positions)
     if dim.kind == "index":
-        return Role("rows") if key is None else Role("at", 1, key, position, op.positions)
+        return WindowDim("rows") if key is None else WindowDim("at", 1, key, position, op.positions)
     if not is_aligned(position, dim.size):
-        return Role("rows")
+        return WindowDim("rows")
     if key is None:
-        return Role("aligned", dim.size)
-    return Role("tiled", dim.size, key, position, op.positions)
+        return WindowDim("aligned", dim.size)
+    return WindowDim("tiled", dim.size, key, position, op.positions)
 
 
 def is_aligned(position: Position, size: int) -> bool:
-    """Whether a position is a multiple of a tile's size."""
+    """True if a position is a multiple of a tile's size for all operands."""
     return size > 0 and all(n % size == 0 for n in (position.const, *(t.stride for t in position.terms)))
 
 
 def merge(windows: Sequence[Window]) -> Window:
-    """The window through which accesses of several windows can be made."""
+    """The narrowest window that contains several windows of one array."""
     first = windows[0]
-    roles = tuple(_merged(roles) for roles in zip(*(w.roles for w in windows), strict=True))
-    return Window(first.param, roles)
+    window_dims = tuple(_merged(window_dims) for window_dims in zip(*(w.dims for w in windows), strict=True))
+    return Window(first.param, window_dims)
 
 
-def _merged(roles: Sequence[Role]) -> Role:
-    if len(set(roles)) == 1:
-        return roles[0]
-    kinds = {r.kind for r in roles}
-    sizes = {r.size for r in roles}
+def _merged(window_dims: Sequence[WindowDim]) -> WindowDim:
+    if len(set(window_dims)) == 1:
+        return window_dims[0]
+    kinds = {r.kind for r in window_dims}
+    sizes = {r.size for r in window_dims}
     if kinds <= {"tiled", "aligned"} and len(sizes) == 1:
-        return Role("aligned", roles[0].size)
-    return Role("rows")
+        return WindowDim("aligned", window_dims[0].size)
+    return WindowDim("rows")
 
 
-def opened(window: Window, scalars: Scalars, axes: frozenset[Value] | None = None) -> Window:
-    """The window with all of the array in VMEM; given axes, all of the dims whose places depend on any of them."""
+def make_resident(window: Window, scalars: Scalars, axes: frozenset[Value] | None = None) -> Window:
+    """The window with all dims in VMEM as a whole; given `axes`, only those whose positions depend on any of them."""
     return Window(
         window.param,
-        tuple(opened_role(role) if axes is None or axes & _axes(role, scalars) else role for role in window.roles),
+        tuple(
+            resident_dim(window_dim) if axes is None or axes & _axes(window_dim, scalars) else window_dim
+            for window_dim in window.dims
+        ),
     )
 
 
-def opened_role(role: Role) -> Role:
-    """The role with all of the dim in VMEM."""
-    return {"tiled": Role("aligned", role.size), "at": Role("rows")}.get(role.kind, role)
+def resident_dim(window_dim: WindowDim) -> WindowDim:
+    """The dim of a window with all of the array's dim in VMEM."""
+    return {"tiled": WindowDim("aligned", window_dim.size), "at": WindowDim("rows")}.get(window_dim.kind, window_dim)
 
 
 def axes_of(window: Window, scalars: Scalars) -> frozenset[Value]:
-    """The indices, of the grid and of loops that are known, on which it depends what a window shows."""
-    return frozenset[Value]().union(*(_axes(role, scalars) for role in window.roles))
+    """The indices, of the grid and of stepped loops, that move a window's block."""
+    return frozenset[Value]().union(*(_axes(window_dim, scalars) for window_dim in window.dims))
 
 
-def _axes(role: Role, scalars: Scalars) -> frozenset[Value]:
-    return frozenset[Value]().union(*(scalars.axes(role.operands[t.operand]) for t in role.position.terms))
+def _axes(window_dim: WindowDim, scalars: Scalars) -> frozenset[Value]:
+    return frozenset[Value]().union(*(scalars.axes(window_dim.operands[t.operand]) for t in window_dim.position.terms))
 
 
 def tiles(length: int, size: int) -> int:
-    """How many tiles a dim has; at least one, for an empty one is never read."""
+    """The number of tiles of a dim; 1 for an empty dim, which is never read."""
     return max(1, cdiv(length, size))

@@ -16,7 +16,7 @@ import pytest
 from jax import lax
 
 import tilekern as tk
-from tests.lower.mosaic.random_tiles import program
+from tests.lower.mosaic.plan.random_tiles import program
 
 _SLACK = 256 << 10  # bytes that are no matter
 _ALL = range(200)

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import tilekern as tk
 from tests.lang.checks import refused
-from tests.lower.mosaic.kernels import TILE, double, large, looked_up, needs_libtpu
+from tests.lower.mosaic.pallas_kernels import TILE, double, large, looked_up, needs_libtpu
 from tilekern import _jax, source
 from tilekern.errors import CompileError, DependencyError, FallbackWarning, ResourceError, TargetError
 from tilekern.lower.mosaic.chip import CHIPS, Chip
@@ -72,7 +72,7 @@ def test_threads_compile_at_the_same_time() -> None:
 def test_two_processes_compile_at_the_same_time() -> None:
     """Libtpu's lock is for chips, and none are here."""
     code = (
-        "import sys, jax, tests.lower.mosaic.kernels as k\n"
+        "import sys, jax, tests.lower.mosaic.pallas_kernels as k\n"
         "from tilekern.lower.mosaic import chip, compile\n"
         "compile.compile_ahead(k.double, [jax.ShapeDtypeStruct((8, 128), 'f4')], chip.CHIPS['tpu:v6e'])\n"
         "print('compiled', flush=True)\n"

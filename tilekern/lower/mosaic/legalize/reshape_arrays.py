@@ -20,7 +20,7 @@ from tilekern.ir.types import RefType
 
 
 @dataclass(frozen=True)
-class Seen:
+class ReshapedFunc:
     """A Func whose arrays have the shapes in which it sees them.
 
     Attributes:
@@ -39,7 +39,7 @@ class Seen:
         return [arrays[number].reshape(param.ref.shape) for number, param in pairs]
 
 
-def as_seen(func: Func) -> Seen:
+def reshape_arrays(func: Func) -> ReshapedFunc:
     """Reshape the params instead of what accesses see of them.
 
     Raises:
@@ -67,7 +67,7 @@ def as_seen(func: Func) -> Seen:
     moved = [(param, shape) for param, shape in made if shape != param.ref.shape]
     notes = tuple(f"  {param.name}{list(param.ref.shape)} as {list(shape)}" for param, shape in moved)
     seen = replace(Rewriter(rule).run(func), params=tuple(made.values()))
-    return Seen(seen, origins, ("reshaped by XLA", *notes) if notes else ())
+    return ReshapedFunc(seen, origins, ("reshaped by XLA", *notes) if notes else ())
 
 
 def _several(param: Value, found: dict[tuple[int, ...], MemoryOp]) -> TargetError:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tilekern as tk
-from tests.lower.mosaic.forms import every_form, form_of
-from tests.lower.mosaic.kernels import needs_libtpu
+from tests.lower.mosaic.every_plan import every_plan, kind_of_plan
+from tests.lower.mosaic.pallas_kernels import needs_libtpu
 from tilekern.ir.interpret import interpret
 
 X = np.arange(1, 37 * 130 + 1, dtype=np.float32).reshape(37, 130)
@@ -51,10 +51,10 @@ def agree(traced: Any, *arrays: Any) -> set[str]:
     """Assert that all forms of a kernel give what it means; which ones there are."""
     wanted = interpret(traced.ir, *arrays)
     forms: set[str] = set()
-    for lowering in every_form(traced.ir):
-        forms.add(form_of(lowering.planned))
+    for lowering in every_plan(traced.ir):
+        forms.add(kind_of_plan(lowering.planned))
         for got, right in zip(lowering.interpret(*arrays), wanted, strict=True):
-            np.testing.assert_array_equal(got, right, form_of(lowering.planned))
+            np.testing.assert_array_equal(got, right, kind_of_plan(lowering.planned))
     return forms
 
 

@@ -11,10 +11,10 @@ import pytest
 
 import tilekern as tk
 from tests.lang.checks import kernel, like_first, refused
-from tests.lower.mosaic.kernels import needs_libtpu
+from tests.lower.mosaic.pallas_kernels import needs_libtpu
 from tilekern.errors import TargetError
 from tilekern.ir.interpret import interpret
-from tilekern.lower.mosaic.legalize.array_shapes import as_seen
+from tilekern.lower.mosaic.legalize.reshape_arrays import reshape_arrays
 from tilekern.passes import pipeline
 
 X = np.arange(6 * 20, dtype=np.float32).reshape(6, 20)
@@ -28,7 +28,7 @@ def in_several_shapes(x, out):
 
 def test_an_input_for_each_shape_in_which_it_is_seen() -> None:
     func = pipeline.run(in_several_shapes.trace(X).ir)
-    seen = as_seen(func)
+    seen = reshape_arrays(func)
     assert [p.ref.shape for p in seen.func.params] == [(12, 10), (40, 3), (6, 20), (12, 10)]
     assert seen.origins == (0, 0, 0)
     (found,) = interpret(seen.func, *seen.inputs([X]))
@@ -45,7 +45,7 @@ def test_a_func_that_sees_its_arrays_as_they_are_stays() -> None:
         out.T[:, i] = x.T[:, i]
 
     func = pipeline.run(f.trace(X).ir)
-    assert as_seen(func).func.params == func.params and as_seen(func).notes == ()
+    assert reshape_arrays(func).func.params == func.params and reshape_arrays(func).notes == ()
 
 
 def test_an_output_in_two_shapes() -> None:
@@ -96,7 +96,7 @@ def heads_first(x, out):
 
 
 @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape[::-1], x.dtype))
-def turned(x, out):
+def to_form(x, out):
     i, j = tk.parallel(x.shape[0], 128), tk.parallel(x.shape[1], 128)
     out[j, i] = x.T[j, i]
 
@@ -108,7 +108,7 @@ INTEGERS = jax.ShapeDtypeStruct((256,), jnp.int32)
 @needs_libtpu
 @pytest.mark.parametrize(
     ("function", "arrays"),
-    [(picked, (BF16, INTEGERS)), (counted, (INTEGERS, INTEGERS)), (heads_first, (BF16,)), (turned, (BF16,))],
+    [(picked, (BF16, INTEGERS)), (counted, (INTEGERS, INTEGERS)), (heads_first, (BF16,)), (to_form, (BF16,))],
 )
 def test_libtpu_compiles_points_and_moved_views(function: tk.Kernel, arrays: Any) -> None:
     assert function.trace(*arrays).lower("tpu:v5e").compile().resources.vmem_bytes > 0

@@ -38,7 +38,7 @@ class OneLoop(Generator):
 
     def _moves_without(self, names: Sequence[str], most: int) -> None:
         every, self._names = self._names, [n for n in self._names if n not in names]
-        self.moves(self.upto(most))
+        self.needs_copy(self.upto(most))
         self._names = every
 
     def position(self, most: int = 8, shape: tuple[int, ...] = ()) -> Value:

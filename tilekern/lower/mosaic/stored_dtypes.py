@@ -21,14 +21,14 @@ def as_stored(x: Any) -> Any:
     return jnp.where(x, 1, 0) if x.dtype == BOOL else x
 
 
-def choose(keep: Any, x: Any, other: Any) -> Any:
+def select_wide(keep: Any, x: Any, other: Any) -> Any:
     """`x` where `keep` holds, else `other`, in 32 bits: a mask of int32 comparisons has no layout for narrow tiles.
 
     Nor does Mosaic choose between narrow scalars; MLIR would make such a choice of one between widened scalars, so
     that these are chosen by what makes up their difference.
     """
     dtype: DType = np.dtype(x.dtype)
-    wide = widened(dtype)
+    wide = wide_dtype(dtype)
     first, second = x.astype(wide), jnp.broadcast_to(other.astype(wide), x.shape)
     if x.shape or wide == dtype:
         return jnp.where(keep, first, second).astype(dtype)
@@ -38,7 +38,7 @@ def choose(keep: Any, x: Any, other: Any) -> Any:
     return (second + jnp.where(keep, first - second, jnp.zeros_like(first))).astype(dtype)
 
 
-def widened(dtype: DType) -> DType:
+def wide_dtype(dtype: DType) -> DType:
     """The dtype of 32 bits that has all numbers of a dtype."""
     if dtype.itemsize >= 4:
         return dtype

@@ -1,4 +1,4 @@
-"""Which of two integers is the larger one, as far as it shows from how they are computed."""
+"""Proofs of x <= y between int32 scalars, from their ranges and from minima, maxima and products."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from tilekern.ir.analysis.ranges import INT32, analyze
 from tilekern.ir.core import Func, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 
-_DEPTH = 8  # of minima and maxima in each other that are looked through
+_DEPTH = 8  # of nested minima, maxima and products that a proof goes through
 
 
-class Order:
-    """The order of the int32 scalars of a Func."""
+class Inequalities:
+    """Provable inequalities between the int32 scalars of a Func."""
 
     def __init__(self, func: Func) -> None:
         self._known, self._ranges = definitions(func), analyze(func)
 
     def at_most(self, x: Value, y: Value, depth: int = _DEPTH) -> bool:
-        """Whether x <= y for sure."""
+        """True if x <= y can be proved; False says nothing."""
         if x is y:
             return True
         least, most = self._ranges.get(x), self._ranges.get(y)
@@ -37,13 +37,14 @@ class Order:
         return op.operands if isinstance(op, Elementwise) and op.function == function else ()
 
     def _multiples(self, x: Value, y: Value, depth: int) -> bool:
-        """Whether they are products of ordered numbers and one factor, which do not wrap around."""
+        """True if both are products with one positive factor, neither wraps around, and their numbers are ordered."""
         one, other = self._factor(x), self._factor(y)
         if one is None or other is None or one[1] != other[1]:
             return False
         return self.at_most(one[0], other[0], depth - 1)
 
     def _factor(self, value: Value) -> tuple[Value, int] | None:
+        """The number and the constant positive factor of a product that does not wrap around."""
         operands = self._operands(value, "mul")
         for number, factor in (operands, operands[::-1]) if operands else ():
             times, interval = self._ranges.get(factor), self._ranges.get(number)

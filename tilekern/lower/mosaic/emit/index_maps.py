@@ -15,13 +15,13 @@ from jax import lax
 from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.core import Value
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
-from tilekern.lower.mosaic.plan.plan_kernel import Plan
-from tilekern.lower.mosaic.plan.windows import Role
+from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
+from tilekern.lower.mosaic.plan.windows import WindowDim
 from tilekern.lower.positions import locate, tile_range
 
 
 @dataclass(frozen=True)
-class Step:
+class GridStep:
     """A step.
 
     Attributes:
@@ -33,7 +33,7 @@ class Step:
       live: whether a tile may run in it at all.
     """
 
-    plan: Plan
+    plan: KernelPlan
     indices: Mapping[Value, Any]
     tables: Mapping[Value, Any]
     tile: Any = None
@@ -46,7 +46,7 @@ class Step:
         return self.plan.scalars.evaluate(value, self.indices, self.tables)
 
 
-def step_of(plan: Plan, ids: Sequence[Any], tables: Mapping[Value, Any], steps: Any) -> Step:
+def decode_step(plan: KernelPlan, ids: Sequence[Any], tables: Mapping[Value, Any], steps: Any) -> GridStep:
     """The step at a place of the grid.
 
     Args:
@@ -55,80 +55,82 @@ def step_of(plan: Plan, ids: Sequence[Any], tables: Mapping[Value, Any], steps: 
       tables: the arrays in scalar memory.
       steps: the table of steps, for "pairs".
     """
-    args, serial = plan.func.body.args, plan.serial
+    args, grid_loop = plan.func.body.args, plan.grid_loop
     indices = {args[n]: ids[k] for k, n in enumerate(plan.order)}
-    if serial is None:
-        return Step(plan, indices, tables)
+    if grid_loop is None:
+        return GridStep(plan, indices, tables)
     place = ids[-1]
-    if serial.table is None:
-        count = serial.steps
-        tile = count - 1 - place if serial.reverse else place
-        indices[serial.index] = tile
-        return Step(plan, indices, tables, tile, place == 0, place == count - 1, True)
-    columns = [steps[n, place] for n in range(2 + len(serial.pairs))]
+    if grid_loop.table is None:
+        count = grid_loop.steps
+        tile = count - 1 - place if grid_loop.reverse else place
+        indices[grid_loop.index] = tile
+        return GridStep(plan, indices, tables, tile, place == 0, place == count - 1, True)
+    columns = [steps[n, place] for n in range(2 + len(grid_loop.table_axes))]
     tile, flags = columns[:2]
-    indices[serial.index] = tile
-    indices.update({args[n]: x for n, x in zip(serial.pairs, columns[2:], strict=True)})
+    indices[grid_loop.index] = tile
+    indices.update({args[n]: x for n, x in zip(grid_loop.table_axes, columns[2:], strict=True)})
     first, last, live = (flags & np.int32(bit) != 0 for bit in (1, 2, 4))
-    return Step(plan, indices, tables, tile, first, last, live)
+    return GridStep(plan, indices, tables, tile, first, last, live)
 
 
-def next_tile(step: Step) -> Step:
+def live_step(step: GridStep) -> GridStep:
     """The step that the index maps use: in place of a tile that does not run, the first one that does.
 
     A dead step behind the last tile fetches what the next program starts with.
     """
-    serial = step.plan.serial
-    if serial is None or serial.table is not None:
+    grid_loop = step.plan.grid_loop
+    if grid_loop is None or grid_loop.table is not None:
         return step
-    axis = serial.chain[0].axis
-    ranges = [tile_range(step.evaluate(f.start), step.evaluate(f.stop), axis) for f in serial.chain]
+    axis = grid_loop.chain[0].axis
+    ranges = [tile_range(step.evaluate(f.start), step.evaluate(f.stop), axis) for f in grid_loop.chain]
     low = reduce(jnp.minimum, (first for first, _ in ranges))
     high = reduce(jnp.maximum, (last for _, last in ranges))
     tile = step.tile
-    if serial.reverse:
-        found = jnp.where(tile >= low, jnp.minimum(tile, high - 1), serial.steps - 1)
+    if grid_loop.reverse:
+        found = jnp.where(tile >= low, jnp.minimum(tile, high - 1), grid_loop.steps - 1)
     else:
         found = jnp.where(tile < high, jnp.maximum(tile, low), 0)
     found = jnp.clip(found, 0, max(axis.tiles - 1, 0))
-    return Step(step.plan, {**step.indices, serial.index: found}, step.tables, found)
+    return GridStep(step.plan, {**step.indices, grid_loop.index: found}, step.tables, found)
 
 
-def block_index(found: Layout, step: Step) -> tuple[Any, ...]:
+def block_index(found: Layout, step: GridStep) -> tuple[Any, ...]:
     """Which block of an array a step sees."""
-    roles = found.window.roles
+    window_dims = found.window.dims
     index: list[Any] = []
     for view in found.dims:
-        role = roles[view.dim - (view.use == "fold")] if view.dim >= 0 else None
-        knows = role is not None and (view.use == "fold" or role.kind == ("at" if view.use == "place" else "tiled"))
-        if role is None or not knows or (view.use == "lane" and view.length == view.block):
+        window_dim = window_dims[view.dim - (view.use == "fold")] if view.dim >= 0 else None
+        knows = window_dim is not None and (
+            view.use == "fold" or window_dim.kind == ("at" if view.use == "place" else "tiled")
+        )
+        if window_dim is None or not knows or (view.use == "lane" and view.length == view.block):
             index.append(0)
             continue
-        intervals = _intervals(step.plan, role)
-        place = locate(role.position, _operands(step, role), intervals)
+        intervals = _intervals(step.plan, window_dim)
+        place = locate(window_dim.position, _operands(step, window_dim), intervals)
         count = view.length if view.use in ("place", "tile") else -(-view.length // view.block)
-        size = role.size if role.kind == "tiled" else 1
+        size = window_dim.size if window_dim.kind == "tiled" else 1
         number = lax.div(place, np.int32(size)) if size > 1 else place
-        known = position_interval(role.position, intervals)
+        known = position_interval(window_dim.position, intervals)
         inside = known is not None and known.within(0, count * size - 1)
         index.append(number if inside else jnp.clip(number, 0, count - 1))
     return tuple(index)
 
 
-def _operands(step: Step, role: Role) -> list[Any]:
+def _operands(step: GridStep, window_dim: WindowDim) -> list[Any]:
     """The operands of the access; those of other dims may be unknown, and stay 0."""
-    used = {t.operand for t in role.position.terms}
-    return [jnp.asarray(step.evaluate(v) if n in used else 0, jnp.int32) for n, v in enumerate(role.operands)]
+    used = {t.operand for t in window_dim.position.terms}
+    return [jnp.asarray(step.evaluate(v) if n in used else 0, jnp.int32) for n, v in enumerate(window_dim.operands)]
 
 
-def _intervals(plan: Plan, role: Role) -> list[Interval | None]:
+def _intervals(plan: KernelPlan, window_dim: WindowDim) -> list[Interval | None]:
     """What is known of the operands of a place in all tiles; the ranges of the Func hold in those that run."""
-    folds = (*plan.pipes, *(plan.serial.chain if plan.serial else ()))
+    folds = (*plan.pipelines, *(plan.grid_loop.chain if plan.grid_loop else ()))
     loops = {fold.body.args[0]: Interval(0, max(0, fold.axis.tiles - 1)) for fold in folds}
     grid = frozenset(plan.func.body.args)
-    used = {t.operand for t in role.position.terms}
+    used = {t.operand for t in window_dim.position.terms}
     found: list[Interval | None] = []
-    for n, value in enumerate(role.operands):
+    for n, value in enumerate(window_dim.operands):
         known = n in used and plan.scalars.axes(value) <= grid
         found.append(loops.get(value, plan.ranges.get(value) if known else None))
     return found
