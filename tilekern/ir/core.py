@@ -143,6 +143,11 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def round_up(n: int, multiple: int) -> int:
+    """The least multiple that is no smaller than non-negative n."""
+    return cdiv(n, multiple) * multiple
+
+
 @dataclass(frozen=True)
 class Axis:
     """`extent` elements cut into tiles of `block`; the last tile may reach past the end.

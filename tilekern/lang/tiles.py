@@ -13,7 +13,7 @@ import numpy as np
 
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, IndexingError, TraceError
-from tilekern.ir.core import Axis, cdiv
+from tilekern.ir.core import Axis, cdiv, round_up
 from tilekern.ir.types import FOUR_BITS
 from tilekern.lang import state
 from tilekern.lang.incomparable import Incomparable
@@ -182,7 +182,7 @@ class Tile(Incomparable):
 
     def _check_length(self) -> None:
         """Refuse positions as numbers where int32 does not count the elements of all tiles."""
-        end = cdiv(self.extent, max(self.size, 1)) * self.size
+        end = round_up(self.extent, max(self.size, 1))
         if end > LONGEST:
             raise IndexingError(
                 "the positions of a tile are int32, and its axis is longer than that",

@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from tilekern.ir.core import round_up
 from tilekern.ir.types import DType
 
 LANES = 128
@@ -105,15 +106,11 @@ def padded_bytes(shape: tuple[int, ...], dtype: DType) -> int:
     """
     size = _stored_bytes(dtype)
     if len(shape) < 2:
-        return _round_up(prod(shape) * size, 4 * LANES)
-    rows = _round_up(shape[-2], tile_rows(shape[-2], dtype))
-    return prod(shape[:-2]) * rows * _round_up(shape[-1], LANES) * size
+        return round_up(prod(shape) * size, 4 * LANES)
+    rows = round_up(shape[-2], tile_rows(shape[-2], dtype))
+    return prod(shape[:-2]) * rows * round_up(shape[-1], LANES) * size
 
 
 def _stored_bytes(dtype: DType) -> int:
     assert dtype.itemsize <= 4, f"no TPU has {dtype}"
     return 4 if dtype == np.bool_ else dtype.itemsize
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tilekern.ir.core import Value, cdiv
+from tilekern.ir.core import Value, round_up
 from tilekern.ir.debug import Print
 from tilekern.ir.types import BOOL
 from tilekern.lower.llvm.element_index import Coords
@@ -25,7 +25,7 @@ _ALIGNMENT = 64
 
 def scratch_bytes(op: Print) -> int:
     """The bytes of the copies of a print's operands."""
-    return sum(cdiv(x.tile.nbytes, _ALIGNMENT) * _ALIGNMENT for x in op.operands)
+    return sum(round_up(x.tile.nbytes, _ALIGNMENT) for x in op.operands)
 
 
 def emit_print(e: Elements, step: Step) -> None:
@@ -46,7 +46,7 @@ def _placed(op: Print) -> Iterator[PrintedValue]:
     offset = 0
     for x in op.operands:
         yield PrintedValue(x.tile.dtype, x.tile.shape, offset)
-        offset += cdiv(x.tile.nbytes, _ALIGNMENT) * _ALIGNMENT
+        offset += round_up(x.tile.nbytes, _ALIGNMENT)
 
 
 def _copy(e: Elements, x: Value, memory: Reg) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold, Switch, While
-from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
+from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv, round_up
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicUpdateSlice, Take
 from tilekern.ir.memory import Atomic, Load, Store
@@ -101,7 +101,7 @@ def _scratch_of(machine: Machine, op: Op, expressions: Expressions) -> tuple[int
 
 def _private_begin(planned: Plan) -> int:
     """The byte of the scratch memory from which on own copies lie."""
-    return -(-planned.scratch // ALIGNMENT) * ALIGNMENT
+    return round_up(planned.scratch, ALIGNMENT)
 
 
 class _ProgramEmitter:

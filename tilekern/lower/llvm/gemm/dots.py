@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilekern.ir.compute import Dot
-from tilekern.ir.core import Value, cdiv
+from tilekern.ir.core import Value, cdiv, round_up
 from tilekern.ir.memory import Load
 from tilekern.ir.shape import Reshape
 from tilekern.ir.types import strides_of
@@ -54,7 +54,7 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
     packing = Packing(_packs_left(shape, expressions), not _is_direct(shape, expressions, machine))
     total = shape.words * shape.padded_columns(machine) * shape.word_bytes if packing.packs_right else 0
     if packing.packs_left:
-        total = cdiv(total, _ALIGNMENT) * _ALIGNMENT + shape.words * shape.rows * shape.word_bytes
+        total = round_up(total, _ALIGNMENT) + shape.words * shape.rows * shape.word_bytes
     return total, packing
 
 
@@ -192,7 +192,7 @@ def _right(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare:
     used = shape.words * shape.padded_columns(machine) * word
     prefetcher = Prefetcher(e, shape.op.operands[1], batch[0] if batch else ZERO, shape.batch)
     panels = _Panels(spare, shape.words * width * word, width * word, last, prefetcher)
-    return panels, e.code.gep(spare, cdiv(used, _ALIGNMENT) * _ALIGNMENT)
+    return panels, e.code.gep(spare, round_up(used, _ALIGNMENT))
 
 
 def _multiply(e: Elements, shape: DotShape, left: _Matrix, right: _Panels, out: Reg, adds: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilekern.ir.core import cdiv
+from tilekern.ir.core import round_up
 from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.loop_nests import loop_over, tail_pieces
@@ -60,7 +60,7 @@ def pack(e: Elements, shape: DotShape, batch: Coords, spare: Reg, lanes: int, wi
 
     def panel(j: Index, columns: int) -> None:
         base = e.code.gep(spare, e.index_value(j.times(shape.words * width * shape.word_bytes)))
-        padded = cdiv(columns, lanes) * lanes
+        padded = round_up(columns, lanes)
         (_pack_transposed if transposes else _pack_rows)(e, shape, batch, j.times(width), columns, base, padded)
 
     loop_over(e, (whole,), lambda j: panel(j[0], width))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilekern.ir.compute import Dot
-from tilekern.ir.core import cdiv
+from tilekern.ir.core import cdiv, round_up
 from tilekern.ir.types import DType
 from tilekern.lower.llvm.element_index import Coords, Index
 from tilekern.lower.llvm.runtime.machine import Machine
@@ -68,7 +68,7 @@ class DotShape:
 
     def padded_columns(self, machine: Machine) -> int:
         """The columns in whole registers."""
-        return cdiv(self.columns, self.lanes(machine)) * self.lanes(machine)
+        return round_up(self.columns, self.lanes(machine))
 
 
 def dot_shape(op: Dot) -> DotShape:

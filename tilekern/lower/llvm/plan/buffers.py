@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tilekern.ir.core import Block, Func, Value
+from tilekern.ir.core import Block, Func, Value, round_up
 from tilekern.ir.types import TileType
 from tilekern.lower.llvm.plan.steps import AnyStep, Buffer, BufferCopies, Expressions, LoopNest, Plan, Step
 
@@ -199,9 +199,9 @@ class _OffsetAssigner:
         roots = dict.fromkeys(buffer.root for buffer in self._uses)
         placed: list[Buffer] = []
         for buffer in sorted(roots, key=lambda s: -s.nbytes):
-            size = _rounded(buffer.nbytes)
+            size = round_up(max(buffer.nbytes, 1), _ALIGNMENT)
             taken = sorted(
-                (p.offset, p.offset + _rounded(p.nbytes))
+                (p.offset, p.offset + round_up(max(p.nbytes, 1), _ALIGNMENT))
                 for p in placed
                 if p.first_use <= buffer.last_use and buffer.first_use <= p.last_use
             )
@@ -212,7 +212,3 @@ class _OffsetAssigner:
                 buffer.offset = max(buffer.offset, end)
             placed.append(buffer)
             self._plan.scratch = max(self._plan.scratch, buffer.offset + size)
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT

@@ -18,7 +18,7 @@ from math import prod
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold
-from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.core import Block, Func, Op, Value, round_up
 from tilekern.ir.memory import Atomic, AtomicKind, MemoryOp
 from tilekern.ir.types import DType, TileType, accumulator, kind_of
 from tilekern.lower.llvm.element_index import is_virtual
@@ -92,7 +92,7 @@ class TaskPartition:
     @property
     def private_bytes(self) -> int:
         """The scratch memory of the own copies."""
-        return sum(_rounded(private.size * private.ref.ref.dtype.itemsize) for private in self.private)
+        return sum(round_up(private.size * private.ref.ref.dtype.itemsize, ALIGNMENT) for private in self.private)
 
 
 def is_float_sum(op: Atomic) -> bool:
@@ -140,7 +140,7 @@ def _private_copies(func: Func, ops: list[tuple[Op, int]]) -> tuple[PrivateCopy,
         nbytes, lanes = prod(ref.ref.shape) * ref.ref.dtype.itemsize, sum(_work(op) * times for op, times in updates)
         if lanes >= _LANES and _updates_per_element(ref, func, ops) >= _OFTEN and offset + nbytes <= _OWN_BYTES:
             found.append(PrivateCopy(ref, updates[0][0].kind, offset))
-            offset += _rounded(nbytes)
+            offset += round_up(nbytes, ALIGNMENT)
     return tuple(found)
 
 
@@ -148,10 +148,6 @@ def _updates_per_element(ref: Value, func: Func, ops: list[tuple[Op, int]]) -> i
     """The number of updates of an element of an array, on average."""
     lanes = sum(_work(op) * times for op, times in ops if isinstance(op, Atomic) and op.ref is ref)
     return prod(func.grid) * lanes // max(prod(ref.ref.shape), 1)
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 # --- what programs do ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from tilekern.ir.core import Op, Value
+from tilekern.ir.core import Op, Value, round_up
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Concatenate, Pad, Reshape, Slice
 from tilekern.lower.mosaic.legalize.casts import cast, wide
@@ -86,7 +86,7 @@ def _apart(make: Make, x: Value, first: int, step: int, count: int) -> Value:
         some = min(LANES, count - n)
         start, stop = first + n * step, first + (n + some - 1) * step + 1
         base = start // LANES * LANES
-        within = make.part(lines, 1, base, min(size, -(-stop // LANES) * LANES))
+        within = make.part(lines, 1, base, min(size, round_up(stop, LANES)))
         index = make.of("add", make.of("mul", lanes(make, (rows, some), 1), step), start - base)
         found.append(gathered(make, within, index))
     return cast(make, make.reshape(make.joined(1, *found), (*front, count)), x.tile.dtype)

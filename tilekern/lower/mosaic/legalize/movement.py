@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilekern.ir.core import Value
+from tilekern.ir.core import Value, round_up
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.shape import Iota, Pad, Reverse, Slice
 from tilekern.ir.types import I32, TileType
@@ -218,6 +218,6 @@ def gathered(make: Make, x: Value, index: Value) -> Value:
 def _registers(make: Make, x: Value) -> Sequence[Value]:
     """The columns of a tile in parts of 128, the last one with zeros."""
     size = x.tile.shape[1]
-    whole = -(-size // LANES) * LANES
+    whole = round_up(size, LANES)
     x = make.joined(1, x, filled(make, make.number(0, _scalar(x)), x.tile.shape, 1, whole - size))
     return [make.part(x, 1, n, n + LANES) for n in range(0, whole, LANES)]

@@ -34,7 +34,7 @@ from math import prod
 
 from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, While
-from tilekern.ir.core import Block, Op, Value
+from tilekern.ir.core import Block, Op, Value, round_up
 from tilekern.ir.dynamic import Take
 from tilekern.ir.memory import Load, MemoryOp
 from tilekern.ir.ordering import ArgReduce
@@ -428,7 +428,7 @@ def value_bytes(value: Value, made: Op, kernel: KernelContext) -> int:
     if _is_row_broadcast(made):
         shape = (*shape[:-2], SUBLANES, shape[-1])
     if len(shape) > 2 and not isinstance(made, Reshape):
-        shape = (*shape[:-2], -(-shape[-2] // SUBLANES) * SUBLANES, shape[-1])
+        shape = (*shape[:-2], round_up(shape[-2], SUBLANES), shape[-1])
     size = padded_bytes(shape, dtype)
     if is_packed_row(made):
         return size * (2 if kernel.chip.bf16_vectors else 4)

@@ -8,6 +8,7 @@ from math import prod
 
 from tilekern import source
 from tilekern.errors import ResourceError
+from tilekern.ir.core import round_up
 from tilekern.lower.resources import Resources
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.compile.binary import Binary
@@ -62,13 +63,13 @@ def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip) -> fl
     system takes 1 KiB for each program.
     """
     warps = -(-threads // 32)
-    of_warp = -(-registers * 32 // 256) * 256
+    of_warp = round_up(registers * 32, 256)
     warps_by_registers = 4 * (chip.registers_per_core // 4 // of_warp)
     programs = min(
         chip.programs_per_core,
         chip.threads_per_core // 32 // warps,
         warps_by_registers // warps,
-        chip.shared_bytes_per_core // (-(-(shared_bytes + 1024) // 128) * 128),
+        chip.shared_bytes_per_core // round_up(shared_bytes + 1024, 128),
     )
     return programs * warps * 32 / chip.threads_per_core
 
