@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilekern.ir.analysis.ranges import INT32, Interval, analyze, position_interval, proved, update
+from tilekern.ir.analysis.ranges import INT32, Interval, analyze, position_interval, proved_dims, update
 from tilekern.ir.analysis.validity import Valid, Validity, sources
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
@@ -54,7 +54,7 @@ def _doubtful(func: Func, vectors: Sequence[Value], ranges: Mapping[Value, Inter
     outside: set[Value] = set()
     for op in func.walk():
         comes_from.update(_flow(op))
-        if isinstance(op, Load) and not op.filled and (op.masked or not all(_proved(op, ranges))):
+        if isinstance(op, Load) and not op.filled and (op.masked or not all(proved_dims(op, ranges))):
             outside.add(op.result)
     asked = _reached(vectors, comes_from)
     goes_to: dict[Value, list[Value]] = {}
@@ -90,12 +90,6 @@ def _reached(start: Iterable[Value], edges: Mapping[Value, Sequence[Value]]) -> 
             found.add(value)
             pending += edges.get(value, ())
     return found
-
-
-def _proved(op: MemoryOp, ranges: Mapping[Value, Interval]) -> list[bool]:
-    """For each dim, True if every lane is known to lie in the array."""
-    operands = [ranges.get(v) for v in op.positions]
-    return [proved(dim, n, operands) for dim, n in zip(op.access.dims, op.extents, strict=True)]
 
 
 def _span(dim: Dim, operands: Sequence[Interval | None]) -> Interval | None:
@@ -175,7 +169,7 @@ class _Guard(Rewriter):
 
     def _read(self, op: Load, make: Validity) -> Valid:
         """The lanes of a load without a fill that are in bounds and not masked."""
-        found, proofs = [op.mask], _proved(op, self._ranges)
+        found, proofs = [op.mask], proved_dims(op, self._ranges)
         for dim, lane, length, is_inside in zip(op.access.dims, op.access.lanes, op.extents, proofs, strict=True):
             if not is_inside:
                 inside = self._inside(op, dim, length, make)

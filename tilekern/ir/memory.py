@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, Literal
 
@@ -119,6 +120,11 @@ class Access:
     def in_bounds(self) -> bool:
         """Whether every lane is proved to be in bounds."""
         return all(d.in_bounds for d in self.dims)
+
+    def marked(self, in_bounds: Iterable[bool]) -> Access:
+        """The same access, its dims marked as proved in bounds or not."""
+        marks = zip(self.dims, in_bounds, strict=True)
+        return replace(self, dims=tuple(replace(dim, in_bounds=mark) for dim, mark in marks))
 
     @property
     def arity(self) -> int:

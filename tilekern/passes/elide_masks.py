@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilekern.ir.analysis.constants import constant
-from tilekern.ir.analysis.ranges import FALSE, TRUE, Interval, analyze, proved, update
+from tilekern.ir.analysis.ranges import FALSE, TRUE, Interval, analyze, proved_dims, update
 from tilekern.ir.compute import Constant, splat
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
@@ -71,13 +71,8 @@ def _memory(op: MemoryOp, ranges: dict[Value, Interval], rewriter: Rewriter) -> 
     mask = None if op.mask is None else ranges.get(op.mask)
     if mask == FALSE:
         return [_fill(op, rewriter)] if isinstance(op, Load) else []
-    positions = [ranges.get(v) for v in op.positions]
-    sizes = op.extents
-    dims = (
-        replace(d, in_bounds=d.in_bounds or proved(d, size, positions))
-        for d, size in zip(op.access.dims, sizes, strict=True)
-    )
-    access = replace(op.access, dims=tuple(dims))
+    dims = zip(op.access.dims, proved_dims(op, ranges), strict=True)
+    access = op.access.marked(dim.in_bounds or is_proved for dim, is_proved in dims)
     if mask == TRUE:
         behind = op.leading + op.access.arity
         op = replace(op, masked=False, operands=(*op.operands[:behind], *op.operands[behind + 1 :]))

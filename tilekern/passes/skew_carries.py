@@ -95,8 +95,7 @@ def _computed_at(tile: Value, ops: Sequence[Op], index: Value, builder: Builder)
     for op in ops:
         moved = op.copy(tuple(values.get(v, v) for v in op.operands))
         if isinstance(moved, Load):
-            dims = tuple(replace(d, in_bounds=False) for d in moved.access.dims)
-            moved = replace(moved, access=replace(moved.access, dims=dims))
+            moved = replace(moved, access=moved.access.marked(False for _ in moved.access.dims))
         values.update(zip(op.results, builder.add(moved), strict=True))
     return values
 

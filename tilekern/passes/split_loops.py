@@ -109,8 +109,8 @@ class _Proof:
             return splat(True, op.result.tile, loc=op.loc)
         if not isinstance(op, MemoryOp) or not self.dims.get(op):
             return op
-        dims = (replace(d, in_bounds=d.in_bounds or n in self.dims[op]) for n, d in enumerate(op.access.dims))
-        return replace(op, access=replace(op.access, dims=tuple(dims)))
+        marks = (dim.in_bounds or n in self.dims[op] for n, dim in enumerate(op.access.dims))
+        return replace(op, access=op.access.marked(marks))
 
 
 class _Middle(Cloner):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilekern.ir.analysis.ranges import analyze, proved, update
+from tilekern.ir.analysis.ranges import analyze, proved_dims, update
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.rewrite import Rewriter
@@ -21,9 +21,8 @@ def without_unproved(func: Func) -> Func:
         update(ranges, op)
         if not isinstance(op, MemoryOp):
             return None
-        where = [ranges.get(v) for v in op.positions]
-        pairs = zip(op.access.dims, op.extents, strict=True)
-        dims = tuple(replace(d, in_bounds=d.in_bounds and proved(d, size, where)) for d, size in pairs)
-        return None if dims == op.access.dims else rewriter.add(replace(op, access=replace(op.access, dims=dims)))
+        dims = zip(op.access.dims, proved_dims(op, ranges), strict=True)
+        access = op.access.marked(dim.in_bounds and is_proved for dim, is_proved in dims)
+        return None if access == op.access else rewriter.add(replace(op, access=access))
 
     return Rewriter(rule).run(func)

@@ -20,7 +20,7 @@ from tilekern.ir.compute import Constant, Convert, Reduce, Select
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Dim, Position, Term
+from tilekern.ir.memory import Dim, MemoryOp, Position, Term
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DType, TileType, kind_of
 
@@ -316,6 +316,12 @@ def proved(dim: Dim, size: int, operands: Sequence[Interval | None]) -> bool:
     where = position_interval(dim.position, operands)
     lanes = dim.size if dim.kind == "block" else 1
     return where is not None and where.within(0, size - lanes)
+
+
+def proved_dims(op: MemoryOp, ranges: Mapping[Value, Interval]) -> list[bool]:
+    """For each dim of an access, True if every lane is known to lie in the array."""
+    operands = [ranges.get(v) for v in op.positions]
+    return [proved(dim, size, operands) for dim, size in zip(op.access.dims, op.extents, strict=True)]
 
 
 def digit_interval(term: Term, operand: Interval | None) -> Interval | None:
