@@ -29,12 +29,21 @@ from tilekern.authoring import (
 from tilekern.errors import ArgumentError, TilekernError
 from tilekern.kernels.api import as_int32, as_real, is_float, is_integer, narrowed
 from tilekern.kernels.flash_attention.block_map import BlockMap, block_map
-from tilekern.kernels.flash_attention.mods import abstract_call, abstract_places, carried_by, with_carried
+from tilekern.kernels.flash_attention.mods import (
+    CarriedReadError,
+    abstract_call,
+    abstract_places,
+    carried_by,
+    with_carried,
+)
 
 hide_frames(__file__)
 
 # The granularity of block maps that are made for one call; schedules choose tiles that divide it.
 _MAP_BLOCK = 128
+
+# The parameters of the user's functions.
+_TAKES = {"mask_mod": "(b, n, i, j)", "score_mod": "(score, b, n, i, j)"}
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ def masks(
 ) -> tuple[Any, Any, BlockMap | None]:
     """The mask as an array [B or 1, N or 1, T or 1, S or 1], the function, and the map of the one or the other."""
     mask = None if mask is None else _as_scores("mask", mask, sizes)
-    mask_mod = None if mask_mod is None else _closed(mask_mod, partial(_mod, "mask_mod", sizes=sizes))
+    mask_mod = None if mask_mod is None else _closed("mask_mod", mask_mod, partial(_mod, "mask_mod", sizes=sizes))
     if given is not None:
         _check_map(given, mask, mask_mod, sizes)
         for what, name in (("queries", "block_q"), ("keys", "block_k")):
@@ -335,20 +344,22 @@ def backward_blocks(blocks: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 
 def score_mod(given: Any, sizes: Sizes, wide: Any) -> Any:
     """The function as a `Partial`; it must return scores, and index what it carries."""
-    return None if given is None else _closed(given, partial(_score_mod, sizes=sizes, wide=wide))
+    return None if given is None else _closed("score_mod", given, partial(_score_mod, sizes=sizes, wide=wide))
 
 
-def _closed(given: Any, check: Callable[[Any], Any]) -> Any:
-    """The result of `check` for a function. Traced arrays that it closes over are carried, if it reads them so.
+def _closed(name: str, given: Any, check: Callable[[Any], Any]) -> Any:
+    """The result of `check` for a function, made to carry the traced and the large arrays that it closes over.
 
-    Otherwise the forward kernel can still read them, and derivatives are refused.
+    If the function reads one of them in a way that tiles do not allow, it is checked as it is. Then the forward kernel
+    can still read the arrays, and derivatives are refused.
     """
     mod = carry_arrays(given) if callable(given) else None
     if isinstance(given, jax.tree_util.Partial) or not carried_by(mod):
         return check(given)
+    _check_arity(name, jax.tree_util.Partial(given))
     try:
         return check(mod)
-    except ArgumentError:
+    except CarriedReadError:
         return check(given)
 
 
@@ -357,7 +368,7 @@ def _score_mod(given: Any, sizes: Sizes, wide: Any) -> Any:
     for place in abstract_places(mod):
         shown = ", ".join(e if isinstance(e, str) else "…" for e in place.entries)
         if place.has("i") and place.has("j") and place.is_scattered:
-            raise ArgumentError(
+            raise CarriedReadError(
                 "score_mod reads an array at i, j and something that is made of b or n",
                 expected="of an array that is read at i and j, b and n themselves or static integers",
                 got=f"array {place.array}, indexed [{shown}]",
@@ -368,15 +379,16 @@ def _score_mod(given: Any, sizes: Sizes, wide: Any) -> Any:
 
 def _mod(name: str, given: Any, sizes: Sizes, wide: Any = None) -> Any:
     """A function of positions (with `wide`, of scores of that dtype, too) as a `Partial`, checked."""
-    takes, kind, wanted = ("(b, n, i, j)", jnp.bool_, "bool") if wide is None else (
-        "(score, b, n, i, j)", jnp.floating, "a float score")  # fmt: skip
+    kind, wanted = (jnp.bool_, "bool") if wide is None else (jnp.floating, "a float score")
     if not callable(given):
-        raise _wrong(name, f"a function of {takes}", given, "jax.tree_util.Partial(function, *arrays) carries arrays")
+        raise _wrong(
+            name, f"a function of {_TAKES[name]}", given, "jax.tree_util.Partial(function, *arrays) carries arrays"
+        )
     mod: Any = given if isinstance(given, jax.tree_util.Partial) else jax.tree_util.Partial(given)
     mod = with_carried(mod, [jnp.asarray(x) for x in carried_by(mod)])
     check_sizes("flash_attention", {f"array {k} of {name}": x for k, x in enumerate(carried_by(mod))})
     extents = {"b": sizes.flat, "n": sizes.heads, "i": sizes.queries, "j": sizes.keys}
-    _check_arity(name, mod, takes)
+    _check_arity(name, mod)
     try:
         found = abstract_call(mod, extents, *(() if wide is None else (wide,)))
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, ValueError) as error:
@@ -401,8 +413,9 @@ def _mod(name: str, given: Any, sizes: Sizes, wide: Any = None) -> Any:
     )
 
 
-def _check_arity(name: str, mod: Any, takes: str) -> None:
+def _check_arity(name: str, mod: Any) -> None:
     """Refuse a function that does not take the arguments that it is called with."""
+    takes = _TAKES[name]
     try:
         parameters = inspect.signature(mod.func)
     except (TypeError, ValueError):  # of a function that is not written in Python

@@ -49,6 +49,10 @@ class Place:
         return tuple(positions[e] if isinstance(e, str) else e for e in self.entries)
 
 
+class CarriedReadError(ArgumentError):
+    """A function reads an array that it carries in a way that tiles do not allow."""
+
+
 class Carried(Incomparable):
     """Stands for an array that a function of the user carries: to be indexed, by b, n, i and j."""
 
@@ -76,7 +80,7 @@ class Carried(Incomparable):
             return entry
         raise self._wrong(f"the index {describe(entry)}", "i or j themselves, and integers made of b and n")
 
-    def no_value(self, use: str, *others: Any) -> ArgumentError:
+    def no_value(self, use: str, *others: Any) -> CarriedReadError:
         return self._wrong(f"the array itself in {use}", "an element of it for each score, such as slopes[n]")
 
     def __jax_array__(self) -> Any:
@@ -90,8 +94,8 @@ class Carried(Incomparable):
             raise AttributeError(name)
         raise self._wrong(f"its {name}", "an element of it for each score, such as slopes[n]")
 
-    def _wrong(self, got: str, expected: str) -> ArgumentError:
-        return ArgumentError(
+    def _wrong(self, got: str, expected: str) -> CarriedReadError:
+        return CarriedReadError(
             f"a score_mod or mask_mod uses array {self._number} that it carries in a way that tiles do not allow",
             expected=expected,
             got=f"{got}, for {describe(self)}",
@@ -152,8 +156,8 @@ def abstract_call(mod: Any, extents: dict[str, int], *dtypes: Any) -> Any:
     """The type of what a `mask_mod` returns (of a `score_mod`, given the dtype of scores) for 2 queries and 3 keys.
 
     Raises:
-      ArgumentError: it reads an array at i or j twice, or one with too few elements for the `extents` of b, n, i, j; or
-        it is not elementwise.
+      CarriedReadError: it reads an array at i or j twice, or one with too few elements for the `extents` of b, n, i, j.
+      ArgumentError: it is not elementwise.
     """
     found = _jaxpr(mod, extents, dtypes, 2, 3)
     name = "score_mod" if dtypes else "mask_mod"
@@ -198,7 +202,7 @@ def _check_read(place: Place, array: Any, extents: dict[str, int]) -> None:
     short = any(isinstance(e, str) and n < extents.get(e, 0) for e, n in zip(place.entries, array.shape, strict=True))
     if short or any(names.count(e) > 1 for e in "ij"):
         sizes = [f"{extents.get(e, 0)} ({e})" if isinstance(e, str) else "any" for e in place.entries]
-        raise ArgumentError(
+        raise CarriedReadError(
             f"array {place.array} that a score_mod or mask_mod carries does not fit where it is read",
             expected=f"at least [{', '.join(sizes)}] elements, and i and j once each",
             got=describe(array),

@@ -11,7 +11,7 @@ import pytest
 from jax.tree_util import Partial
 
 from tilekern.authoring import carry_arrays
-from tilekern.errors import TraceError
+from tilekern.errors import ArgumentError, TraceError
 from tilekern.kernels.flash_attention import flash_attention
 
 pytestmark = pytest.mark.one_backend
@@ -113,3 +113,31 @@ def test_functions_without_traced_arrays_are_themselves() -> None:
     assert carry_arrays(function).func is function and carry_arrays(function).args == ()
     half_made = eval("lambda: later", {"later": 1})
     assert carry_arrays(half_made).func is half_made
+
+
+def test_a_function_that_closes_over_a_large_array_has_the_wrong_number_of_parameters() -> None:
+    table = jnp.zeros((64, 256))
+    with pytest.raises(ArgumentError, match=r"a function of \(s, b, n, i\): too many positional arguments") as caught:
+        flash_attention(Q, K, V, score_mod=lambda s, b, n, i: s + table[n, i])
+    assert caught.value.loc.file == __file__
+
+
+def test_a_function_is_checked_once() -> None:
+    """A second time only if it reads the array that it closes over as tiles do not allow."""
+    table, calls = jnp.zeros((64, 256)), [0, 0]
+
+    def count(number: int) -> None:
+        calls[number] += 1
+
+    def is_no_score(s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
+        count(0)
+        return table[i, j] > 0
+
+    def without_arrays(s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
+        count(1)
+        return i > j
+
+    for mod in (is_no_score, without_arrays):
+        with pytest.raises(ArgumentError, match="flash_attention cannot take this score_mod"):
+            flash_attention(Q, K, V, score_mod=mod)
+    assert 0 < calls[0] == calls[1]
