@@ -1,11 +1,13 @@
-"""Proof and speed of the kernels on an NVIDIA GPU: `python -m bench.gpu --out FOLDER`.
+"""Correctness and speed of the kernels on an NVIDIA GPU: `python -m bench.gpu --out FOLDER`.
 
-plan        what is done, most important first
-supervise   the parent: keeps a child at work, survives its crashes, writes gpu.json
-work        the child: takes item after item of the plan
-prepare     what needs no GPU (compiling, oracles), in parallel processes
-numerics    the kernels against float64 oracles; `programs`: random tile programs against the interpreter
-speed       the kernels against their peers; `peers`: who these are; `clock`: how they are timed
+plan        the items of a run, most important first; `item`: their base class
+supervise   the parent process: starts children, survives their crashes, writes gpu.json; `journal`: their records
+work        the child process: runs the items of the plan one after the other
+prepare     work without a GPU (compilation, oracles), in parallel processes
+numerics    the kernels against float64 oracles; `gradients`: those of attention with each feature
+programs    random tile programs against the interpreter
+speed       the kernels against their peers; `peers`: other implementations; `clock`: timing
 tune        variants of blocks, warps and stages
 report      the tables
+dry         without a GPU: compiles all programs and prints their resources
 """

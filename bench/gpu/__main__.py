@@ -1,7 +1,7 @@
-"""python -m bench.gpu --out FOLDER: prove the kernels on this machine's NVIDIA GPU, measure them, print tables.
+"""python -m bench.gpu --out FOLDER: check the kernels on this machine's NVIDIA GPU, time them, print tables.
 
-FOLDER gets gpu.json (all numbers; whole at every moment), journal.jsonl and log.txt. The exit status is 0 if no result
-of tilekern's was wrong.
+FOLDER gets gpu.json (all numbers; complete at any moment), journal.jsonl and log.txt. The exit status is 0 if no result
+of tilekern was wrong.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from bench.gpu.report import report, status
 from bench.gpu.supervise import supervise
 from bench.gpu.work import work
 
-SECONDS = 460.0  # of the 8 minutes, with time to end and print
+SECONDS = 460.0  # 8 minutes, less the time to stop and print
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").splitlines()[0])
     made.add_argument("--out", type=Path, default=Path("bench/out/gpu"), help="folder for the results")
-    made.add_argument("--seconds", type=float, default=SECONDS, help="begin nothing new after so many seconds")
-    made.add_argument("--seed", type=int, help="of all inputs; by default, fresh from the operating system")
-    made.add_argument("--only", default="", metavar="REGEX", help="items whose name it occurs in")
+    made.add_argument("--seconds", type=float, default=SECONDS, help="start no item after this time")
+    made.add_argument("--seed", type=int, help="seed of all inputs; by default a random one")
+    made.add_argument("--only", default="", metavar="REGEX", help="only items whose name matches")
     tunable = ("attention", "backward", "matmul")
     made.add_argument("--tune", default="", choices=tunable, help="rank variants of a schedule")
     made.add_argument("--dry", nargs="?", const="cuda:sm_90", metavar="TARGET", help="compile all; launch nothing")
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the command line says; return the exit status."""
+    """Run the command line, and return the exit status."""
     given = parser().parse_args(arguments)
     seed = secrets.randbits(32) if given.seed is None else given.seed
     options = Options(given.out.resolve(), seed, given.seconds, given.only, given.tune)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         kept = json.loads((options.out / "gpu.json").read_text())
     else:
         print(f"seed {seed}; results in {options.out}", file=sys.stderr, flush=True)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is known by then is still printed
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # prints the results so far
         kept = supervise(options)
     print(report(kept))
     if not kept["items"]:

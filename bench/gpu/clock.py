@@ -1,11 +1,11 @@
-"""Timing on a GPU: contestants take turns, and the device says how long each one kept it busy.
+"""Timing on a GPU: contestants take turns, and the device's own events give their times.
 
-JAX's programs are timed by XLA's profiler, which has CUPTI note when every kernel and copy began and ended: a sample is
-the time that the device was busy during a few calls, over their number. Neither the dispatch by the host nor gaps
-between kernels count, so that calls of microseconds can be compared as well. PyTorch's are timed by CUDA events around
-as many calls, since its own streams are out of XLA's hands. Where the profiler gives no device events, the host's clock
-serves: the time of 3 n calls less that of n, over 2 n, in which the cost of waiting cancels. That one is wrong for
-calls that take the host longer than the device, so the record of every contestant names its method.
+JAX's programs are timed by XLA's profiler: CUPTI records the begin and end of every kernel and copy. A sample is the
+time that the device was busy during a few calls, divided by their number. Dispatch by the host and gaps between kernels
+do not count, so that calls of microseconds can be compared, too. PyTorch's programs are timed by CUDA events around as
+many calls, because XLA's profiler need not see PyTorch's streams. Without device events the host's clock serves: the
+time of 3 n calls less that of n calls, divided by 2 n, in which the cost of waiting cancels. This is wrong for calls
+that take the host longer than the device, so each record names its method.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bench.gpu.item import Record
 
 ROUNDS = 9
 WINDOW_SECONDS = 3e-3  # of work in one sample
-MOST_CALLS = 16  # of one sample: their results are all kept until its end
-PAUSE = 1e-3  # between samples, far more than the clocks of host and device disagree
+MAX_CALLS = 16  # in one sample, which keeps all their results until its end
+PAUSE = 1e-3  # seconds between samples, far more than the difference between the clocks of host and device
 MARK = "bench.gpu sample "
-# What XLA's profiler says of kernels, copies, fills and CUDA graphs, and of nothing else (xplane_schema.cc), in lower
-# case: it writes "Memset_details".
+# Names of statistics that XLA's profiler gives for kernels, copies, fills and CUDA graphs alone (xplane_schema.cc). In
+# lower case, because it writes "Memset_details".
 WORK = frozenset({"kernel_details", "memcpy_details", "memset_details", "cuda_graph_exec_id"})
 
 Interval = tuple[float, float]
@@ -39,18 +39,18 @@ Interval = tuple[float, float]
 
 @dataclass
 class Contestant:
-    """One who takes part in a comparison.
+    """One implementation in a comparison.
 
     Attributes:
-      name: in the tables.
-      call: begins the work on one of the input sets and returns what `wait` takes; does not wait.
-      wait: for the end of the work.
-      fetch: the result as a NumPy array.
-      events: makes a CUDA event for those that the profiler is not asked about; None for JAX.
+      name: name in the tables.
+      call: starts the work on one of the input sets and returns a handle for `wait`; does not wait.
+      wait: waits for the end of the work.
+      fetch: returns the result as a NumPy array.
+      events: makes a CUDA event, for implementations outside of JAX; None for JAX, which the profiler times.
       samples: seconds of a call.
       method: "profiler", "events" or "host".
-      kernels: the names of what ran on the device, if known.
-      error: why it cannot take part.
+      kernels: names of the kernels that ran on the device, if known.
+      error: reason why it is not timed.
     """
 
     name: str
@@ -65,11 +65,11 @@ class Contestant:
 
     @property
     def median(self) -> float:
-        """Seconds of a call; NaN if it was not measured."""
+        """Median seconds of a call; NaN without samples."""
         return statistics.median(self.samples) if self.samples else math.nan
 
     def record(self) -> Record:
-        """For the journal; times in microseconds."""
+        """The record for the journal; times are microseconds."""
         if not self.samples:
             return {"error": self.error or "not measured"}
         micro = sorted(1e6 * s for s in self.samples)
@@ -84,7 +84,7 @@ class Contestant:
 
 
 def measure(contestants: Sequence[Contestant], rounds: int = ROUNDS) -> None:
-    """Fill the samples of all contestants. One that fails says so in `error`, and the others go on."""
+    """Take the samples of all contestants. A failure is recorded in `error`, and the others go on."""
     for contestant in contestants:
         with _noting(contestant):
             contestant.wait(contestant.call(0))
@@ -117,9 +117,9 @@ def _by_profiler(contestant: Contestant, found: Sequence[Sequence[tuple[float, f
 
 
 def _calls(contestant: Contestant) -> int:
-    """How many calls make a sample."""
+    """Number of calls in a sample."""
     seconds = _host_seconds(contestant, 2) / 2
-    return max(1, min(MOST_CALLS, math.ceil(WINDOW_SECONDS / max(seconds, 1e-6))))
+    return max(1, min(MAX_CALLS, math.ceil(WINDOW_SECONDS / max(seconds, 1e-6))))
 
 
 def _host_seconds(contestant: Contestant, calls: int) -> float:
@@ -131,7 +131,7 @@ def _host_seconds(contestant: Contestant, calls: int) -> float:
 def _traced(
     contestants: Sequence[Contestant], calls: dict[str, int], rounds: int
 ) -> tuple[dict[tuple[int, int], Interval], list[tuple[float, float, str]]]:
-    """Run all rounds under the profiler; return when each sample was taken, and what ran on the device, in ns."""
+    """Run all rounds under the profiler; return the window of each sample, and the device's events, in ns."""
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level, options.python_tracer_level = 1, 0
     with TemporaryDirectory() as folder:
@@ -164,7 +164,7 @@ def _sample(contestant: Contestant, calls: int) -> None:
 
 
 def windows_of(planes: Sequence[Any]) -> dict[tuple[int, int], Interval]:
-    """When each sample was taken, by contestant and round: nanoseconds."""
+    """The window of each sample in nanoseconds, by contestant and round."""
     windows: dict[tuple[int, int], Interval] = {}
     for event in (
         e for plane in planes if plane.name.startswith("/host:") for line in plane.lines for e in line.events
@@ -176,7 +176,7 @@ def windows_of(planes: Sequence[Any]) -> dict[tuple[int, int], Interval]:
 
 
 def device_events_of(planes: Sequence[Any]) -> list[tuple[float, float, str]]:
-    """The work of the GPU: begin, end, and the kernel's name. CUPTI's own overhead stands in the same lines."""
+    """The GPU's work: begin, end and name of each kernel, without CUPTI's overhead in the same lines."""
     lines = (line for plane in planes if plane.name.startswith("/device:GPU") for line in plane.lines)
     return [
         (event.start_ns, event.start_ns + event.duration_ns, event.name)
@@ -187,7 +187,7 @@ def device_events_of(planes: Sequence[Any]) -> list[tuple[float, float, str]]:
 
 
 def _within(window: Interval | None, device: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """The events whose middle lies in a window, or half a pause around it."""
+    """The events whose middle lies in a window, extended by half a pause on both sides."""
     if window is None:
         return []
     slack = 0.5e9 * PAUSE
@@ -195,7 +195,7 @@ def _within(window: Interval | None, device: Sequence[tuple[float, float, str]])
 
 
 def busy(intervals: Sequence[Interval]) -> float:
-    """The length of the union."""
+    """The length of the union of intervals."""
     total, reached = 0.0, -math.inf
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, reached))
@@ -205,7 +205,7 @@ def busy(intervals: Sequence[Interval]) -> float:
 
 @contextmanager
 def _noting(contestant: Contestant) -> Iterator[None]:
-    """An exception becomes the contestant's error: peers refuse sizes, and lack things on some machines."""
+    """Turn an exception into the contestant's error: peers refuse some sizes, and are missing on some machines."""
     try:
         yield
     except Exception as error:

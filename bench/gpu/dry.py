@@ -1,4 +1,4 @@
-"""Without a GPU: lower and compile all programs of the plan for a target, and say what each one takes."""
+"""Dry run, without a GPU: compile all programs of the plan for a target, and print their resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of attention with any of its features: what is checked, and what is timed."""
+"""Gradients of attention with each of its features, for checks and for timings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _relative(table: Any, s: Any, b: Any, n: Any, i: Any, j: Any) -> Any:
 
 
 def _normal(*dims: str) -> Callable[[Case, np.random.Generator], list[Any]]:
-    """One normal float32 array of some of a case's sizes."""
+    """Makes one normal float32 array, whose dims are the named sizes of a case."""
 
     def made(case: Case, random: np.random.Generator) -> list[Any]:
         return [random.standard_normal([getattr(case, dim) for dim in dims], np.float32)]
@@ -48,17 +48,17 @@ def _normal(*dims: str) -> Callable[[Case, np.random.Generator], list[Any]]:
 
 
 def _lengths(case: Case, random: np.random.Generator) -> list[Any]:
-    """Of each sequence of the batch, some of them all of it."""
+    """Lengths of the sequences of a batch; some are full."""
     return [random.integers(1, n + 2, case.batch, np.int32).clip(max=n) for n in (case.queries, case.keys)]
 
 
 def _segments(case: Case, random: np.random.Generator) -> list[Any]:
-    """Packed sequences."""
+    """Segment ids of packed sequences."""
     return [np.sort(random.integers(0, 4, (case.batch, n), np.int32)) for n in (case.queries, case.keys)]
 
 
 def _mask(case: Case, random: np.random.Generator) -> list[Any]:
-    """With tiles that are full, partial and dead."""
+    """A mask with full, partial and empty tiles."""
     mask = random.random((1, case.queries, case.keys)) < 0.9
     mask[:, :128, 128:256], mask[:, 128:, :128] = False, True
     return [mask]
@@ -79,8 +79,8 @@ class Feature:
     """A feature of attention.
 
     Attributes:
-      arrays: makes the arrays that it takes.
-      keywords: what of these, and of constants, `flash_attention` and its reference are given.
+      arrays: makes the arrays of the feature.
+      keywords: makes the keywords of `flash_attention` and its reference from these arrays.
     """
 
     arrays: Callable[[Case, np.random.Generator], list[Any]]
@@ -105,23 +105,23 @@ FEATURES = {
 
 @dataclass(frozen=True)
 class Featured:
-    """An attention with a feature, like a `Case`; its arrays end with the cotangent of out, and the feature's own."""
+    """A case of attention with a feature; its arrays end with the cotangent of out and the feature's own arrays."""
 
     case: Case
     feature: str = ""
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """The name in reports."""
         return f"{self.case.name} {self.feature}".strip()
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Of the functions of `gradients_of`."""
+        """The keywords of `ours` and `definition`."""
         return {"feature": self.feature} if self.feature else {**self.case.keywords, "feature": ""}
 
     def arrays(self, key: jax.Array, dtype: Any) -> Arrays:
-        """Query, key, value, the cotangent of out, and what the feature takes."""
+        """Query, key, value, the cotangent of out, and the arrays of the feature."""
         for_case, for_cotangent = jax.random.split(key)
         q, k, v = self.case.arrays(for_case, dtype)
         cotangent = jax.random.normal(for_cotangent, (*q.shape[:-1], v.shape[-1]), dtype)
@@ -129,7 +129,7 @@ class Featured:
         return [q, k, v, cotangent, *map(jnp.asarray, own)]
 
     def small(self) -> Featured:
-        """The same for fast tests; a feature stays at the size that its tiles need."""
+        """A smaller case for fast tests; one with a feature keeps the size that its tiles need."""
         return self if self.feature else Featured(self.case.small())
 
 
@@ -137,13 +137,13 @@ class Featured:
 
 
 def gradients_of(attention: Callable[..., Any], *arrays: Any, feature: str = "", **keywords: Any) -> Arrays:
-    """Out, logsumexp, and for a cotangent of out the gradients by query, key, value and the feature's float arrays.
+    """Compute out, logsumexp, and the gradients by query, key, value and the feature's float arrays.
 
     Args:
-      attention: takes what `flash_attention` takes and returns (out, logsumexp).
-      *arrays: those of `Featured.arrays`.
-      feature: a name of `FEATURES`.
-      **keywords: more of `attention`.
+      attention: has the arguments of `flash_attention` and returns (out, logsumexp).
+      *arrays: the arrays of `Featured.arrays`, the cotangent of out among them.
+      feature: a name in `FEATURES`.
+      **keywords: other keywords of `attention`.
     """
     q, k, v, cotangent, *own = arrays
     inputs = [q, k, v, *own]
@@ -169,14 +169,19 @@ def definition(*arrays: Any, feature: str = "", causal: bool = False, q_offset: 
 
 
 def longest_sum(query: Any, key: Any, *others: Any) -> int:
-    """The terms of the longest sum behind an element of the results."""
+    """Number of terms of the longest sum behind an element of the results."""
     del others
     group = query.shape[2] // key.shape[2]
     return query.shape[3] + key.shape[1] + query.shape[1] * group
 
 
 def loss_gradients(attention: Callable[..., Any], *arrays: Any) -> Any:
-    """The gradients by query, key and value alone of an attention that returns out, for a cotangent of it: a step."""
+    """The gradients of a training step: by query, key and value, for a cotangent of out.
+
+    Args:
+      attention: returns out alone.
+      *arrays: query, key, value, cotangent.
+    """
     *inputs, cotangent = arrays
     _, pull = jax.vjp(attention, *inputs)
     return pull(cotangent)

@@ -1,4 +1,4 @@
-"""What a plan is made of."""
+"""Items of a plan, and the options of a run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tilekern.lower.lowering import Lowering
 from tilekern.lower.target import Target
 
 Record = dict[str, Any]
-"""What is kept of an item: JSON. `ok` is False where tilekern is wrong, and missing where nothing was judged."""
+"""The JSON record of an item. `ok` is False if tilekern is wrong, and missing if nothing was checked."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says.
+    """The options of the command line.
 
     Attributes:
-      out: where results go.
-      seed: of all inputs.
-      seconds: after so many nothing new is begun.
-      only: a regular expression; items whose name it does not occur in are left out.
-      tune: the kernel whose variants are tried, "" for the whole benchmark.
+      out: folder of the results.
+      seed: seed of all inputs.
+      seconds: time after which no item is started.
+      only: regular expression; items whose name does not match are left out.
+      tune: kernel whose variants are timed, "" for the whole benchmark.
     """
 
     out: Path
@@ -37,31 +37,31 @@ class Options:
 
 
 class Item:
-    """One thing to do, with nothing in common with the others, so that it may fail or crash alone.
+    """One item of a plan. It shares nothing with the others, so that it may fail or crash alone.
 
     Attributes:
-      name: tells it from all others of a plan.
-      seconds: about how long it takes; it is not begun with less time left.
+      name: unique name in the plan.
+      seconds: estimate of its time; it is not started with less time left.
     """
 
     name: str
     seconds: float = 5.0
 
     def lowerings(self, target: Target, seed: int) -> Iterator[Lowering]:
-        """The programs of tilekern that will run, to be compiled in advance."""
+        """The programs of tilekern that the item runs, which are compiled in advance."""
         raise NotImplementedError
 
     def prepare(self, seed: int) -> Any:
-        """What `run` needs and takes long on a CPU; done in another process."""
+        """Compute the slow inputs of `run` on a CPU, in another process."""
         del seed
 
     def run(self, seed: int, prepared: Any) -> Record:
-        """Do it, on the GPU."""
+        """Run the item on the GPU."""
         raise NotImplementedError
 
 
 def lowerings_of(function: Callable[..., Any], avals: Sequence[Any], target: Target) -> Iterator[Lowering]:
-    """The kernels that a function calls on arguments of the given types, lowered for a target."""
+    """Lower the kernels that a function calls on arguments of the given types."""
     for equation in _calls(jax.make_jaxpr(function)(*avals).jaxpr):
         family = equation.params["family"]
         if isinstance(family, OpFamily):  # calls kernels in turn

@@ -1,4 +1,4 @@
-"""The journal of a run: a line of JSON when an item begins, one when it ends, so that no crash loses what was done."""
+"""The journal of a run: a line of JSON when an item begins, and one when it ends, so that a crash loses nothing."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Journal:
         self.path = path
 
     def begin(self, name: str) -> None:
-        """An item is begun."""
+        """Record the begin of an item."""
         self._append({"item": name, "begun": time.time()})
 
     def end(self, name: str, record: Record) -> None:
-        """An item is done."""
+        """Record the end of an item."""
         self._append({"item": name, "record": record})
 
     def read(self) -> dict[str, Record | None]:
-        """The record of every item that was begun; None where it did not end."""
+        """The records of all items that were begun; None for an item that did not end."""
         items: dict[str, Record | None] = {}
         for line in self.path.read_text().splitlines() if self.path.exists() else []:
             try:

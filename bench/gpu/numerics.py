@@ -54,11 +54,11 @@ class Kernel:
     Attributes:
       call: tilekern's function.
       reference: its definition, with the same results.
-      cases: sizes of real models, of which a shrunk version is checked.
-      large: what is checked as it is: many tiles, with ragged edges.
-      length: the number of terms of the longest sum, for the arrays of a call.
-      dtyped: whether the definition takes the dtype to compute in.
-      factor: how many times the naive error is allowed, see `tilekern.testing`.
+      cases: sizes of real models; smaller versions of them are checked.
+      large: cases that are checked at their own size: many tiles, with ragged edges.
+      length: number of terms of the longest sum, for the arrays of a call.
+      dtyped: True if the definition takes the dtype to compute in.
+      factor: limit of the error, in naive errors; see `tilekern.testing`.
     """
 
     call: Callable[..., Any]
@@ -71,7 +71,7 @@ class Kernel:
 
 
 def product(x: jax.Array, w: jax.Array) -> jax.Array:
-    """`matmul` as a plain function, which partial applications and processes can handle."""
+    """`matmul` as a plain function, which `partial` and processes can handle."""
     return matmul.matmul(x, w)
 
 
@@ -81,12 +81,12 @@ def _columns(x: Any, *others: Any) -> int:
 
 
 def _resized(cases: Sequence[Any], *sizes: dict[str, Any]) -> tuple[Any, ...]:
-    """Cases of the sizes given, the rest being that of the first real one."""
+    """Variants of the first case, with the given sizes."""
     return tuple(replace(cases[0], name=f"large{n}", **size) for n, size in enumerate(sizes))
 
 
 ROWS = ({"rows": 301, "columns": 1037}, {"rows": 67, "columns": 9001})
-# Heads as wide as those that are timed, at whole tiles, which masks and copies treat in another way than ragged ones.
+# Head widths of the timed cases, with whole tiles: their masks and copies differ from those of ragged tiles.
 WHOLE = tuple(
     Attention(f"d{d}_{'causal' if causal else 'full'}", 4, 4, d, d, 1024, 1024, causal=causal)
     for d in (64, 128, 256)
@@ -103,7 +103,7 @@ KERNELS = {
     "flash_attention_gradient": Kernel(
         gradients.ours,
         gradients.definition,
-        # Small ones, plain; then each feature once, at a few ragged tiles, and with grouped heads.
+        # Small cases without features; then each feature once, with a few ragged tiles and grouped heads.
         (
             *map(Featured, ATTENTIONS),
             *(Featured(Attention("few", 4, 2, 64, 32, 300, 333, batch=2), f) for f in FEATURES),
@@ -173,10 +173,10 @@ class Check(Item):
     """One kernel on one case.
 
     Attributes:
-      kernel: its name in `KERNELS`.
+      kernel: name in `KERNELS`.
       case: makes the arrays, and has the keywords.
-      dtype: of the arrays.
-      specials: whether a few elements are NaN or infinite.
+      dtype: dtype of the arrays.
+      specials: True if a few elements are NaN or infinite.
     """
 
     kernel: str
@@ -187,21 +187,21 @@ class Check(Item):
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] -- items are immutable
-        """Unique in the plan."""
+        """The unique name in the plan."""
         return f"numerics {self.kernel} {self.case.name} {self.dtype}{' specials' if self.specials else ''}"
 
     @property
     def call(self) -> Callable[..., Any]:
-        """tilekern's function of the arrays alone."""
+        """tilekern's function, with the keywords of the case."""
         return partial(KERNELS[self.kernel].call, **self.keywords)
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Of the call and of the reference."""
+        """The keywords of the call and of the reference."""
         return getattr(self.case, "keywords", {})
 
     def inputs(self, seed: int) -> list[Any]:
-        """The arrays; other ones for every check."""
+        """The arrays, different for every check."""
         own = crc32(self.name.encode()) ^ (seed & 0xFFFFFFFF)
         made = [np.array(x) for x in self.case.arrays(jax.random.key(own), self.dtype) if x is not None]
         random = np.random.default_rng(own)
@@ -220,7 +220,7 @@ class Check(Item):
         return Prepared(inputs, jax.tree.leaves(oracle), self._low(inputs))
 
     def _low(self, inputs: list[Any]) -> list[Any]:
-        """The naive computation, in the dtype of the inputs but for results that would lose theirs by that."""
+        """The naive computation in the dtype of the inputs, but for results whose own dtype that would change."""
         kernel = KERNELS[self.kernel]
         low = jax.tree.leaves(kernel.reference(*inputs, **self.keywords))
         if kernel.dtyped:
@@ -242,10 +242,10 @@ class Check(Item):
 
 
 def poisoned(function: Callable[..., Any], arrays: Sequence[Any]) -> list[list[np.ndarray]]:
-    """The results of `RUNS` runs of a function whose outputs lie where NaN stood.
+    """Run a function `RUNS` times, with outputs and temporaries in memory that held NaN; return the results.
 
-    NaN arrays of the outputs' types are donated, so that XLA puts the outputs there; others are freed right before, so
-    that the allocator hands out their memory for what lies between.
+    NaN arrays of the outputs' types are donated, so that XLA reuses them for the outputs. Other NaN arrays are freed
+    right before, so that the allocator reuses their memory for temporaries.
     """
     types = jax.tree.leaves(jax.eval_shape(function, *arrays))
 
@@ -264,19 +264,20 @@ def poisoned(function: Callable[..., Any], arrays: Sequence[Any]) -> list[list[n
 
 
 def checks() -> list[Check]:
-    """All checks, those of many tiles first."""
+    """All checks; cases of many tiles come first."""
     found: list[Check] = []
     for name, kernel in KERNELS.items():
         found += [Check(name, case, dtype) for case in kernel.large for dtype in ("bfloat16", "float32", "float16")]
         found += [Check(name, case.small(), "bfloat16") for case in kernel.cases]
-        # A NaN in a weight makes all results NaN, one in a cotangent those of all tiles that are not skipped.
+        # Left out: kernels with weights, where a NaN makes all results NaN; and gradients, where a NaN in a cotangent
+        # reaches all tiles that are not skipped.
         if name not in ("cross_entropy", "ragged_dot", "flash_attention_gradient"):
             found.append(Check(name, kernel.large[0], "float32", specials=True))
     return found
 
 
 def _error(out: Any, oracle: Any) -> float:
-    """‖out - oracle‖ / ‖oracle‖ over what is finite, for the record."""
+    """`‖out - oracle‖ / ‖oracle‖` over the finite elements of the oracle, for the record."""
     finite = np.isfinite(oracle)
     norm = np.linalg.norm(oracle[finite])
     return float(np.linalg.norm(out[finite].astype(np.float64) - oracle[finite]) / norm) if norm else 0.0

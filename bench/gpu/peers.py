@@ -1,4 +1,4 @@
-"""The contestants of the comparisons. Peers are at their best settings; each imports what it needs when it is made."""
+"""Contestants: other implementations at their best settings. Each imports its libraries only when it is made."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bench.gpu.gradients import loss_gradients
 Arrays = Sequence[jax.Array]
 
 STRIDE = 97
-"""Of the elements of a result, every so many are compared between contestants."""
+"""Distance between the elements of a result that are compared between contestants."""
 
-# (block_q, block_kv, max_concurrent_steps) of jax's Mosaic GPU attention by head width: the largest that fit 227 KiB.
+# (block_q, block_kv, max_concurrent_steps) of JAX's Mosaic GPU attention by head width: the largest that fit 227 KiB.
 MOSAIC_CONFIGS = {
     64: ((64, 256, 2), (64, 128, 4), (128, 128, 2)),
     128: ((64, 128, 2), (64, 64, 4)),
@@ -26,25 +26,25 @@ MOSAIC_CONFIGS = {
 }
 
 
-MOST_SCORES = 1 << 31
-"""XLA has several matrices of scores in memory at a time, of 4 bytes a score."""
+MAX_SCORES = 1 << 31
+"""Scores beyond which XLA is no peer: it holds several matrices of scores at a time, of 4 bytes a score."""
 
 
 class Peer(NamedTuple):
-    """A contestant to be: it may turn out only later that this machine cannot make it."""
+    """A contestant that is made later, which may fail on this machine."""
 
     name: str
     make: Callable[[], Contestant]
 
 
 def by_jax(name: str, function: Callable[..., Any], sets: Sequence[Arrays]) -> Contestant:
-    """A function of JAX's arrays, jitted."""
+    """A jitted function of JAX arrays."""
     jitted = jax.jit(function)
     return Contestant(name, lambda n: jitted(*sets[n % len(sets)]), fetch=_sample)
 
 
 def by_torch(name: str, function: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> Contestant:
-    """A function of PyTorch's tensors."""
+    """A function of PyTorch tensors."""
     import torch
 
     return Contestant(
@@ -68,11 +68,11 @@ def attention(sets: Sequence[Arrays], causal: bool) -> Iterator[Peer]:
 
 
 def attention_gradient(sets: Sequence[Arrays], causal: bool) -> Iterator[Peer]:
-    """The same for a step of training: gradients by query, key and value for a cotangent of the result."""
+    """The peers of a training step: gradients by query, key and value, for a cotangent of the result."""
     query, key, *_ = sets[0]
     scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[1]
     for implementation in ("cudnn", "xla"):
-        if implementation == "xla" and scores > MOST_SCORES:
+        if implementation == "xla" and scores > MAX_SCORES:
             continue
         attention = partial(jax.nn.dot_product_attention, is_causal=causal, implementation=implementation)
         name = f"jax {implementation}"
@@ -80,19 +80,19 @@ def attention_gradient(sets: Sequence[Arrays], causal: bool) -> Iterator[Peer]:
 
 
 def matmul(sets: Sequence[Arrays]) -> Iterator[Peer]:
-    """The peers of a matrix product: cuBLAS, as XLA chooses it (or a kernel of its own) and as PyTorch does."""
+    """The peers of a matrix product: cuBLAS (or a kernel of its own) by XLA's choice, and cuBLAS by PyTorch's."""
     yield Peer("xla", partial(by_jax, "xla", jnp.matmul, sets))
     yield Peer("torch", partial(_on_tensors, "torch", lambda x, w: x @ w, sets))
 
 
 def copy(sets: Sequence[Arrays]) -> Iterator[Peer]:
-    """Copies of one array: their best is the bandwidth that there is."""
+    """Copies of one array; the fastest one measures the memory's bandwidth."""
     yield Peer("xla", partial(by_jax, "xla", jnp.copy, sets))
     yield Peer("torch", partial(_on_tensors, "torch", lambda x: x.clone(), sets))
 
 
 def xla(function: Callable[..., Any], sets: Sequence[Arrays]) -> Iterator[Peer]:
-    """The same by XLA."""
+    """The same formula, compiled by XLA."""
     yield Peer("xla", partial(by_jax, "xla", function, sets))
 
 
@@ -101,7 +101,7 @@ def _on_tensors(name: str, function: Callable[..., Any], sets: Sequence[Arrays])
 
 
 def _mosaic(name: str, sets: Sequence[Arrays], causal: bool, config: tuple[int, int, int]) -> Contestant:
-    """JAX's Mosaic GPU kernel: float16 only (of jax 0.11.2), and without a scale, so the query has it in advance."""
+    """JAX's Mosaic GPU kernel. It takes only float16 (jax 0.11.2) and no scale, so the query is scaled before."""
     from jax.experimental.pallas.ops.gpu import attention_mgpu
 
     block_q, block_kv, steps = config
@@ -130,13 +130,13 @@ def _sdpa(name: str, backend: str, sets: Sequence[Arrays], causal: bool) -> Cont
 
 
 def _tensor(array: jax.Array) -> Any:
-    """The same memory as a tensor of PyTorch."""
+    """A PyTorch tensor on the same memory."""
     import torch
 
     return torch.from_dlpack(jax.block_until_ready(array))
 
 
 def _sample(result: Any) -> np.ndarray:
-    """Some elements of all results."""
+    """A sample of the elements of all results."""
     flat = [np.asarray(x).reshape(-1)[::STRIDE].astype(np.float32) for x in jax.tree.leaves(result)]
     return np.concatenate(flat)

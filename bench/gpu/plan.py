@@ -1,4 +1,4 @@
-"""What is done, the most important first: time may run out."""
+"""The plan of a run: its items, most important first, because time may run out."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def _benchmark() -> list[Item]:
 
 @dataclass
 class Budget:
-    """Time that runs out.
+    """A budget of time.
 
     Attributes:
-      seconds: in all.
+      seconds: the whole budget.
     """
 
     seconds: float
@@ -68,15 +68,15 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
+        """The seconds that are left."""
         return self.seconds - (time.monotonic() - self._start)
 
     def affords(self, item: Item) -> bool:
-        """Whether there is time for an item."""
+        """True if enough time is left for an item."""
         return self.left >= item.seconds
 
 
 def missing(plan: Sequence[Item], names: Sequence[str]) -> list[Item]:
-    """The items that are not among those named."""
+    """The items of a plan whose names are not among `names`."""
     known = frozenset(names)
     return [item for item in plan if item.name not in known]

@@ -1,4 +1,4 @@
-"""What needs no GPU, in parallel processes: programs are compiled into the cache on disk, oracles computed."""
+"""Preparation without a GPU, in parallel processes: programs are compiled into the disk cache, oracles are computed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tilekern.lower.target import resolve
 
 @dataclass(frozen=True)
 class Ready:
-    """An item that can run.
+    """A prepared item.
 
     Attributes:
-      prepared: what it made.
-      programs: what each program of tilekern takes of the GPU.
-      errors: why programs could not be compiled, or the rest not be prepared.
-      seconds: how long all this took.
+      prepared: result of `Item.prepare`.
+      programs: resources of each program of tilekern.
+      errors: failures to compile a program, or to prepare the item.
+      seconds: time of the preparation.
     """
 
     prepared: Any
@@ -36,7 +36,7 @@ class Ready:
 
 
 def ready(item: Item, target: str, seed: int, oracles: bool = True) -> Ready:
-    """Compile the programs of an item and prepare the rest. Whatever fails is only noted: the run will tell."""
+    """Compile the programs of an item and prepare it. Failures are recorded; the run fails by itself."""
     start, programs, errors, prepared = time.perf_counter(), [], [], None
     lowerings = item.lowerings(resolve(target), seed)
     while True:
@@ -58,7 +58,7 @@ def ready(item: Item, target: str, seed: int, oracles: bool = True) -> Ready:
 def pool(
     options: Options, items: Sequence[Item], target: str, oracles: bool = True
 ) -> Iterator[dict[str, Future[Ready]]]:
-    """The items by name, being made ready in as many processes as there are cores."""
+    """Prepare items in as many processes as there are cores; their futures by name."""
     workers = max(1, min(len(items), os.cpu_count() or 1))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_on_cpu) as executor:
         try:
@@ -68,7 +68,7 @@ def pool(
 
 
 def _on_cpu() -> None:
-    jax.config.update("jax_platforms", "cpu")  # the GPU is the parent's
+    jax.config.update("jax_platforms", "cpu")  # the parent uses the GPU
 
 
 def _ready(options: Options, name: str, target: str, oracles: bool) -> Ready:

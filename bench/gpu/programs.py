@@ -23,10 +23,10 @@ BATCH = 10
 
 @dataclass(frozen=True)
 class Programs(Item):
-    """A few random programs.
+    """A batch of random programs.
 
     Attributes:
-      number: of this batch.
+      number: number of the batch.
     """
 
     number: int
@@ -34,11 +34,11 @@ class Programs(Item):
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] -- items are immutable
-        """Unique in the plan."""
+        """The unique name in the plan."""
         return f"programs {self.number}"
 
     def programs(self, seed: int) -> Iterator[tuple[int, Program]]:
-        """The programs, each with the seed that makes it again."""
+        """The programs, each with its seed."""
         for n in range(BATCH):
             own = (seed & 0xFFFFFFFF) * 1000 + self.number * BATCH + n
             yield own, build(partial(random.Random(own).randint, 0))
@@ -67,7 +67,7 @@ class Programs(Item):
 
 
 def _lowered(program: Program, target: Target) -> Lowering | None:
-    """A program for a target; None if the target has no such thing."""
+    """Lower a program for a target; None if the target refuses it."""
     try:
         return lower(pipeline.run(program.func), target, {})
     except (TargetError, UnsupportedError):

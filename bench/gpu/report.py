@@ -1,4 +1,4 @@
-"""The tables: what gpu.json holds, in a few lines; the exit status."""
+"""The tables: gpu.json in a few lines; and the exit status."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def report(kept: Record) -> str:
 
 
 def status(kept: Record) -> int:
-    """0 if something ran and nothing of tilekern's failed."""
+    """The exit status: 0 if an item ran and nothing of tilekern failed."""
     records = [r for r in kept["items"].values() if r is not None]
     return 0 if records and all(r.get("ok", True) for r in records) else 1
 
 
 def correctness(items: Items) -> str:
-    """How many items were right, and the beginning of what the others say."""
+    """The number of items that were right, and the first line of each failure."""
     failed = [(name, r) for name, r in items.items() if r and not r.get("ok", True)]
     lines = [f"FAIL {name}: {_first_line(r.get('text', '') or _disagreement(r))}" for name, r in failed]
     lines += [
@@ -48,7 +48,7 @@ def correctness(items: Items) -> str:
 
 
 def speeds(items: Items) -> str:
-    """A line for each comparison: our time and rate, and our share of each peer's speed."""
+    """A line for each comparison: our time and rate, and our speed relative to each peer."""
     bandwidth = _bandwidth(items)
     rows = [("case", OURS, "rate", "share of the peers' speed, and their µs", "aim")]
     for name, record in items.items():
@@ -83,7 +83,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def best_of(contestants: Mapping[str, Record]) -> dict[str, float]:
-    """The median of each peer, in microseconds, settings of one peer ("mosaic 64/128/2") being one."""
+    """The median of each peer in microseconds; of several settings of one peer ("mosaic 64/128/2") the best."""
     best: dict[str, float] = {}
     for name, record in contestants.items():
         if name != OURS and "median_us" in record:
@@ -98,7 +98,7 @@ def median_us(record: Record, name: str) -> float:
 
 
 def judged(record: Record, bandwidth: float) -> float:
-    """Our share of what the aim is about: the speed of the best peer of a kind, or the bytes per second of a copy."""
+    """Our speed relative to that of the aim: the best peer of a kind, or the bandwidth of a copy."""
     ours = median_us(record, OURS)
     if record["aim_of"] == "copy":
         return record["bytes"] / (ours * 1e-6) / bandwidth
@@ -126,7 +126,7 @@ def _rate(record: Record, us: float) -> str:
 
 
 def _share(record: Record) -> float:
-    """Our share of the best peer's speed, or 1 / ms where there is none; -1 for what failed, to sort by."""
+    """A key to sort by: our speed relative to the best peer, 1 / ms without a peer, -1 after a failure."""
     peers, ours = best_of(record.get("contestants", {})), median_us(record, OURS)
     if math.isnan(ours):
         return -1.0

@@ -1,4 +1,4 @@
-"""The kernels against their peers: what is compared, on which sizes, and what is aimed at."""
+"""The kernels against their peers: comparisons, their sizes and their aims."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ from tilekern.lower.target import Target
 
 OURS = "tilekern"
 SET_BYTES = 256 << 20
-"""Inputs rotate among sets of at least so many bytes together, several times the L2 cache, so that no call finds its
-inputs there."""
+"""Bytes of all input sets together, at least: several times the L2 cache, so that no call finds its inputs there."""
 
-MOST_SETS = 8
-TOKENS, HIDDEN = 16384, 2048  # of attention at every length, as in the papers on FlashAttention
+MAX_SETS = 8
+TOKENS, HIDDEN = 16384, 2048  # of attention at all lengths, the setting of the papers on FlashAttention
 AGREE = 0.03
-"""‖ours - peer‖ / ‖peer‖ allowed with the peer that is nearest: several times what results in bfloat16 differ by."""
+"""Limit of ‖ours - peer‖ / ‖peer‖ for the nearest peer: several times the usual difference of bfloat16 results."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,13 @@ class Comparison(Item):
     """One kernel on one size.
 
     Attributes:
-      name: unique in the plan.
-      ours: tilekern's function.
+      name: unique name in the plan.
+      ours: tilekern's function; None for a comparison of peers alone.
       arrays: makes inputs from a key.
-      peers: of input sets.
-      flops: of one call.
-      aim: the share of the speed of the peers whose name contains `aim_of` that we want; of the bandwidth of a copy if
-        that is "copy".
+      peers: makes the peers for input sets.
+      flops: floating-point operations of one call.
+      aim: the speed that we want, relative to the best of the peers whose name contains `aim_of`; if `aim_of` is
+        "copy", relative to the bandwidth of a copy.
     """
 
     name: str
@@ -69,14 +68,14 @@ class Comparison(Item):
     def run(self, seed: int, prepared: Any) -> Record:
         types = jax.eval_shape(self.arrays, jax.random.key(0))
         each = _nbytes(types)
-        count = max(2, min(MOST_SETS, math.ceil(SET_BYTES / each)))
+        count = max(2, min(MAX_SETS, math.ceil(SET_BYTES / each)))
         key = jax.random.key(crc32(self.name.encode()) ^ (seed & 0xFFFFFFFF))
         arrays = jax.jit(self.arrays)
         sets = jax.block_until_ready([arrays(k) for k in jax.random.split(key, count)])
         contestants = [_made(peer) for peer in self._contestants(sets)]
         differences = _differences(contestants)
         if self.tags and contestants[0].error.startswith("ResourceError"):
-            # A variant that is too large for the GPU is no failure.
+            # A variant too large for the GPU is no failure.
             return {"refused": contestants[0].error, **self.tags}
         measure([c for c in contestants if not c.error])
         record: Record = {
@@ -100,7 +99,7 @@ class Comparison(Item):
         yield from self.peers(sets)
 
     def _output_bytes(self, types: Sequence[Any], ours: Contestant) -> int:
-        """Of a copy, and of what cannot be called, as many as of its input."""
+        """Bytes of the output; those of the input for a copy, and for a function that failed."""
         if self.ours is None or ours.error:
             return _nbytes(types)
         return _nbytes(jax.tree.leaves(jax.eval_shape(self.ours, *types)))
@@ -108,7 +107,7 @@ class Comparison(Item):
 
 @dataclass(frozen=True)
 class Clocks(Item):
-    """A matrix product by the profiler and by the host's clock: if they disagree, no number here is worth much."""
+    """A matrix product, timed by the profiler and by the host's clock; if they disagree, trust no number."""
 
     name: str = "clocks"
     size: int = 8192
@@ -149,7 +148,7 @@ def _made(peer: Peer) -> Contestant:
 
 
 def _differences(contestants: Sequence[Contestant]) -> dict[str, float]:
-    """‖ours - peer‖ / ‖peer‖ for each peer; who fails here takes no part in the race."""
+    """`‖ours - peer‖ / ‖peer‖` for each peer; a contestant that fails is not timed."""
     results: dict[str, np.ndarray] = {}
     for c in contestants:
         try:
@@ -172,17 +171,17 @@ def _nbytes(types: Sequence[Any]) -> int:
     return sum(math.prod(t.shape) * t.dtype.itemsize for t in types)
 
 
-# --- what is compared -------------------------------------------------------------------------------------------------
+# --- comparisons ------------------------------------------------------------------------------------------------------
 
 
 def attention_arrays(key: jax.Array, *, length: int, width: int) -> list[jax.Array]:
-    """Query, key and value [B, T, N, H] in bfloat16, B·T and N·H being the same at every length and width."""
+    """Query, key and value [B, T, N, H] in bfloat16, with the same B·T and N·H at all lengths and widths."""
     shape = (TOKENS // length, length, HIDDEN // width, width)
     return [jax.random.normal(k, shape, jnp.bfloat16) for k in jax.random.split(key, 3)]
 
 
 def attention_flops(length: int, causal: bool) -> float:
-    """Two products of every query with every key; half of them if causal."""
+    """Flops of the forward pass: two products of every query with every key, half of them if causal."""
     return 4.0 * TOKENS * length * HIDDEN * (0.5 if causal else 1.0)
 
 
@@ -201,14 +200,14 @@ def attention(length: int, width: int, causal: bool) -> Comparison:
 
 
 def gradient_arrays(key: jax.Array, *, length: int, width: int) -> list[jax.Array]:
-    """Those of `attention_arrays`, and a cotangent of the result."""
+    """The arrays of `attention_arrays`, and a cotangent of the result."""
     for_arrays, for_cotangent = jax.random.split(key)
     query, *others = attention_arrays(for_arrays, length=length, width=width)
     return [query, *others, jax.random.normal(for_cotangent, query.shape, query.dtype)]
 
 
 def attention_gradient(length: int, width: int, causal: bool) -> Comparison:
-    """Flash attention, forward and backward: the backward pass has five products for two of the forward one's."""
+    """Flash attention, forward and backward; the backward pass has five products where the forward pass has two."""
     forward = attention(length, width, causal)
     return Comparison(
         f"{forward.name} gradient",
@@ -236,7 +235,7 @@ def normal(key: jax.Array, *, shapes: Sequence[tuple[int, ...]], dtype: Any = jn
 
 
 def against_xla(name: str, ours: Any, theirs: Any, *shapes: tuple[int, ...], aim: float | None = 0.8) -> Comparison:
-    """A kernel that moves bytes, against the same formula by XLA."""
+    """A memory-bound kernel against the same formula compiled by XLA."""
     return Comparison(
         f"{name} {'×'.join(map(str, shapes[0]))}",
         ours,
@@ -248,7 +247,7 @@ def against_xla(name: str, ours: Any, theirs: Any, *shapes: tuple[int, ...], aim
 
 
 def rows() -> list[Comparison]:
-    """The kernels whose time is the memory's; whole rows in a tile, then longer ones."""
+    """Memory-bound kernels of rows: rows that fit a tile, then longer ones."""
     wide, long = (16384, 4096), (1024, 50257)
     softmaxes = [against_xla("softmax", softmax.softmax, jax.nn.softmax, shape) for shape in (wide, long)]
     return [
@@ -262,7 +261,7 @@ def rows() -> list[Comparison]:
 
 
 def ceilings() -> list[Item]:
-    """What the machine can do at best."""
+    """The limits of the machine: bandwidth of a copy, and a matrix product."""
     copy = Comparison("ceiling copy", None, lambda key: [jax.random.bits(key, (1 << 28,))], peers.copy)
     return [copy, Clocks()]
 

@@ -1,7 +1,7 @@
-"""The parent: begins children until the plan is done or time is up, ends those that hang, and writes gpu.json.
+"""The parent process: it starts children until the plan is done or time is up, kills those that hang, writes gpu.json.
 
-Work on a GPU may kill or poison its process, or never come back. So the parent touches no GPU; what a child left
-unfinished is recorded as a crash, and the next child goes on behind it.
+Work on a GPU may kill or break its process, or never end. So the parent uses no GPU. An item that a child leaves
+unfinished is recorded as a crash, and the next child continues behind it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from bench.gpu.plan import Budget
 from bench.gpu.work import NO_GPU
 
 STALL = 150.0
-"""Seconds without a line in the journal after which a child is ended; the first item waits for its preparation."""
+"""Seconds without a line in the journal after which a child is killed; the first item waits for its preparation."""
 
 POLL = 0.5
-RESERVE = 8.0  # seconds of the budget for ending, writing and printing
-LEAST = 20.0  # a child is not begun with less time
+RESERVE = 8.0  # seconds of the budget to stop, write and print
+LEAST = 20.0  # seconds that must be left to start a child
 CHILDREN = 25
 GPU_FACTS = ("name", "driver_version", "memory.total", "power.limit", "clocks.max.sm")
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "triton", "torch", "numpy", "nvidia-cudnn-cu13")
 
 
 def supervise(options: Options) -> Record:
-    """Run the plan in children; return what gpu.json holds in the end. An interrupt ends it early, and well."""
+    """Run the plan in children, and return the content of gpu.json. An interrupt ends the run early, without loss."""
     options.out.mkdir(parents=True, exist_ok=True)
     budget, journal = Budget(options.seconds - RESERVE), Journal(options.out / "journal.jsonl")
     journal.path.unlink(missing_ok=True)
@@ -61,8 +61,8 @@ def _run_children(options: Options, budget: Budget, journal: Journal, kept: Reco
 
 
 def _run_child(options: Options, budget: Budget, journal: Journal, kept: Record) -> int | str:
-    """One child's life: its exit status, or why it was ended."""
-    # JAX and PyTorch share the memory: JAX must not take most of it at once.
+    """Run one child, and return its exit status, or the reason why it was killed."""
+    # JAX and PyTorch share the GPU's memory, so JAX must not allocate most of it at its start.
     variables = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     with (options.out / "log.txt").open("ab") as log:
         child = subprocess.Popen(
@@ -71,14 +71,14 @@ def _run_child(options: Options, budget: Budget, journal: Journal, kept: Record)
         try:
             return _watch(child, options, budget, journal, kept)
         finally:
-            # Its preparing processes, too, which are of its session.
+            # The child's session includes the processes that prepare items.
             if child.poll() is None or not _gone(child.pid):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 
 
 def _command(options: Options, seconds: float) -> list[str]:
-    """What begins a child."""
+    """The command of a child."""
     command = [sys.executable, "-u", "-m", "bench.gpu", "--child", "--out", str(options.out)]
     command += ["--seed", str(options.seed), "--seconds", str(seconds), "--only", options.only]
     return command + (["--tune", options.tune] if options.tune else [])
@@ -110,7 +110,7 @@ def _gone(group: int) -> bool:
 
 
 def _close(journal: Journal, status: int | str) -> None:
-    """What the child left unfinished is its crash, unless only time ran out."""
+    """Record an unfinished item as a crash of the child, unless time ran out."""
     for name, record in journal.read().items():
         if record is None:
             judged: Record = {} if status == "time is up" else {"ok": False}
@@ -118,7 +118,7 @@ def _close(journal: Journal, status: int | str) -> None:
 
 
 def environment(options: Options) -> Record:
-    """What the numbers were measured with."""
+    """The conditions of the measurement: machine, versions, commit, options."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "gpu": _output("nvidia-smi", f"--query-gpu={','.join(GPU_FACTS)}", "--format=csv,noheader"),
@@ -133,14 +133,14 @@ def environment(options: Options) -> Record:
 
 
 def write(folder: Path, kept: Record) -> None:
-    """gpu.json, whole at every moment."""
+    """Write gpu.json by renaming, so that it is complete at any moment."""
     beside = folder / "gpu.json.new"
     beside.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     beside.replace(folder / "gpu.json")
 
 
 def _output(*command: str) -> str | None:
-    """What a program says; None if it is missing or fails."""
+    """The output of a command; None if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return None
     done: Any = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Variants of blocks, warps and stages, each against one peer in the same minutes, to choose schedules by."""
+"""Tuning: variants of blocks, warps and stages, each timed against the same peer, from which schedules are chosen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tilekern.kernels.matmul import matmul
 ATTENTION = {"block_q": (64, 128), "block_k": (32, 64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 4)}
 BACKWARD = {"block_q": (32, 64, 128), "block_k": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3)}
 BACKWARDS = {"query": (flash_attention_backward_query, 1.5), "key": (flash_attention_backward_key, 2.0)}
-"""The kernels of the backward pass, and their flops in those of the forward one."""
+"""The kernels of the backward pass, and their flops relative to the forward pass."""
 
 MATMUL = {
     "block_m": (64, 128, 256),
@@ -50,12 +50,12 @@ def variants(kernel: str) -> Iterator[Comparison]:
 
 
 def _backwards() -> Iterator[Comparison]:
-    """Each backward kernel alone; nobody else's can be timed alone."""
+    """Each backward kernel alone, without peers: those of other libraries cannot be timed alone."""
     for length, width, causal in itertools.product(LENGTHS, WIDTHS, (False, True)):
         forward, base = attention(length, width, causal), attention_gradient(length, width, causal)
         for (name, (_, share)), options in itertools.product(BACKWARDS.items(), _options(BACKWARD)):
             one = replace(base, name=f"{base.name} {name}", flops=share * forward.flops)
-            yield _variant(one, partial(_backward, name=name, causal=causal, options=options), options, _nobody)
+            yield _variant(one, partial(_backward, name=name, causal=causal, options=options), options, _no_peers)
 
 
 def _variant(base: Comparison, ours: Callable[..., Any], options: dict[str, int], peer: Any) -> Comparison:
@@ -78,7 +78,7 @@ def _first_product(sets: Any) -> Iterator[Peer]:
 
 
 def _forward(query: Any, key: Any, value: Any, *, causal: bool, options: dict[str, int]) -> Any:
-    """The forward kernel itself: the public function takes blocks, but no warps and stages."""
+    """The forward kernel itself, because the public function takes blocks, but no warps and stages."""
     out, _, _ = flash_attention_forward(
         *(query, key, value, Extras()),
         config=Config(scale=1 / math.sqrt(query.shape[-1]), causal=causal),
@@ -91,7 +91,7 @@ def _forward(query: Any, key: Any, value: Any, *, causal: bool, options: dict[st
 def _backward(
     query: Any, key: Any, value: Any, cotangent: Any, *, name: str, causal: bool, options: dict[str, int]
 ) -> Any:
-    """A backward kernel itself, on rows as they are where all scores are alike."""
+    """A backward kernel itself, with the residuals of rows whose scores are all equal."""
     kernel, _ = BACKWARDS[name]
     base = jnp.full(query.shape[:3], math.log2(key.shape[1]))
     return kernel(
@@ -101,7 +101,7 @@ def _backward(
     )
 
 
-def _nobody(sets: Any) -> Iterator[Peer]:
+def _no_peers(sets: Any) -> Iterator[Peer]:
     del sets
     yield from ()
 

@@ -1,4 +1,4 @@
-"""The child: takes items in their order, and writes what comes of each into the journal at once."""
+"""The child process: it runs items in order, and writes each record to the journal at once."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from bench.gpu.speed import Comparison, Dispatch
 from tilekern.lower.target import on_platform
 
 BROKEN = 3
-"""The exit status of a child whose GPU does not answer any more: an error of CUDA stays with the process."""
+"""Exit status of a child whose GPU stopped answering: a CUDA error stays until the process ends."""
 
 NO_GPU = 4
-"""The exit status where JAX sees no NVIDIA GPU."""
+"""Exit status if JAX sees no NVIDIA GPU."""
 
-PREPARED_IN = 120.0  # seconds for a single item, most of all for the first ones
+PREPARED_IN = 120.0  # seconds to wait for the preparation of one item; the first ones take longest
 
 
 def work(options: Options) -> int:
-    """Do what is not yet in the journal; return the exit status."""
+    """Run all items that are not in the journal yet, and return the exit status."""
     if not _has_gpu():
         return NO_GPU
     journal, budget = Journal(options.out / "journal.jsonl"), Budget(options.seconds)
@@ -37,13 +37,13 @@ def work(options: Options) -> int:
         quiet = False
         for item in todo:
             if not quiet and isinstance(item, (Comparison, Dispatch)):
-                _wait_for_all(futures)  # from here on the cores are the timing's
+                _wait_for_all(futures)  # from here on, no preparation disturbs the timing
                 quiet = True
             if not budget.affords(item):
                 continue
             journal.begin(item.name)
             journal.end(item.name, _record(item, futures[item.name], options.seed))
-            if os.getppid() != parent or not _healthy():  # nobody is left to go on for, or to go on with
+            if os.getppid() != parent or not _healthy():  # the parent has ended, or the GPU is broken
                 return BROKEN
     return 0
 
@@ -72,7 +72,7 @@ def _has_gpu() -> bool:
 
 
 def _healthy() -> bool:
-    """Whether the GPU still computes for this process."""
+    """True if the GPU still computes for this process."""
     try:
         return bool(jax.block_until_ready(jnp.ones(8) + 1).sum() == 16)
     except Exception:
