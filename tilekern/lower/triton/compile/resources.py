@@ -29,10 +29,10 @@ class Allocation:
     """One buffer in shared memory.
 
     Attributes:
-      shape: in elements; the first dim counts stages where the loads of a loop are pipelined.
-      dtype: in MLIR's words.
-      nbytes: its size.
-      line: of the generated source, 0 if unknown.
+      shape: shape in elements; the first dim counts stages if the loads of a loop are pipelined.
+      dtype: dtype in MLIR's notation.
+      nbytes: size in bytes.
+      line: line of the generated source, 0 if unknown.
     """
 
     shape: tuple[int, ...]
