@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ir.funcs import Source, edges
-from tests.lower.triton.legalize.meaning import SM_90, assert_keeps, one, several
+from tests.lower.triton.legalize.meaning import SM_90, assert_keeps, expanded_for, one, several
 from tests.lower.triton.legalize.promises import assert_expanded, ops_of
 from tilekern.ir.compute import Select
 from tilekern.ir.core import Func, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.types import DTYPES, DType, kind_of
-from tilekern.lower.triton.legalize.expand import expand
 
 INTEGERS = [n for n, d in DTYPES.items() if kind_of(d) in ("signed", "unsigned")]
 FLOATS = [n for n, d in DTYPES.items() if kind_of(d) == "float"]
@@ -24,7 +23,7 @@ SHIFTS = ("shift_left", "shift_right_logical", "shift_right_arithmetic")
 
 
 def expanded(func: Func) -> Func:
-    result = expand(func, SM_90)
+    result = expanded_for(func, SM_90)
     assert_expanded(result, SM_90)
     return result
 

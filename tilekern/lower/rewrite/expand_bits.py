@@ -1,34 +1,60 @@
-"""Integer functions and `nextafter` in terms of the bit operations that Triton has."""
+"""Write integer functions, `nextafter` and `is_finite` in terms of plain bit operations and comparisons.
+
+Needs: a verified Func. Gives: a Func with the same outputs, without the functions that a target lacks. Its shifts, if a
+target lacks any, are by fewer bits than there are; right shifts are arithmetic of signed numbers, logical of others.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from functools import partial
 
 import ml_dtypes
 import numpy as np
 
-from tilekern.ir.core import Value
+from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.types import F32, kind_of
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.types import BOOL, F32, kind_of
 from tilekern.lower.rewrite.make import Make
 
 
-def expand_bits(make: Make, op: Elementwise) -> Value | None:
-    """What stands for an op whose meaning lies in the bits; None for any other op."""
-    match op.function:
-        case "population_count":
-            return make.bitcast(_population_count(make, make.bits(op.operands[0])), op.result.tile.dtype)
-        case "clz":
-            return make.bitcast(_leading_zeros(make, make.bits(op.operands[0])), op.result.tile.dtype)
-        case "shift_left" | "shift_right_logical" | "shift_right_arithmetic":
-            return _shift(make, op)
-        case "nextafter":
-            return _nextafter(make, *op.operands)
-        case "sign" if kind_of(op.operands[0].tile.dtype) != "float":
-            return _sign(make, op.operands[0])
-        case _:
-            return None
+def expand_bits(func: Func, lacks: Set[str] | None = None) -> Func:
+    """Apply the rewrites.
+
+    Args:
+      func: the Func.
+      lacks: the functions that the target lacks; by default all of them.
+    """
+    return Rewriter(partial(_rule, _EXPANSIONS.keys() if lacks is None else lacks)).run(func)
 
 
-def _sign(make: Make, x: Value) -> Value:
+def _rule(lacks: Set[str], op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    if not isinstance(op, Elementwise) or op.operands[0].tile.dtype == BOOL or op.function not in lacks:
+        return None
+    found = _EXPANSIONS[op.function](Make(rewriter, op), op)
+    return None if found is None else [found]
+
+
+def _count_of_ones(make: Make, op: Elementwise) -> Value:
+    return make.bitcast(_population_count(make, make.bits(op.operands[0])), op.result.tile.dtype)
+
+
+def _count_of_zeros(make: Make, op: Elementwise) -> Value:
+    return make.bitcast(_leading_zeros(make, make.bits(op.operands[0])), op.result.tile.dtype)
+
+
+def _is_finite(make: Make, op: Elementwise) -> Value:
+    (x,) = op.operands
+    wide = x if x.tile.dtype.itemsize >= 4 else make.convert(x, F32)  # E4M3 has no infinity
+    return make.of("lt", make.of("abs", wide), np.inf)
+
+
+def _sign(make: Make, op: Elementwise) -> Value | None:
+    """Of integers; targets have the sign of floats, or a formula of their own."""
+    (x,) = op.operands
+    if kind_of(x.tile.dtype) == "float":
+        return None
     one = make.select(make.of("gt", x, 0), make.number(1, x.tile), 0)
     return one if kind_of(x.tile.dtype) == "unsigned" else make.select(make.of("lt", x, 0), -1, one)
 
@@ -96,11 +122,12 @@ def _guarded(make: Make, function: str, x: Value, amount: Value, width: int) -> 
     return shifted if function == "shift_right_arithmetic" else make.select(inside, shifted, 0)
 
 
-def _nextafter(make: Make, x: Value, y: Value) -> Value:
+def _nextafter(make: Make, op: Elementwise) -> Value:
     """The next float from x in the direction of y: of a number's bits, the next ones up or down.
 
     Floats of one sign are ordered as their bits are; from 0 the next is the smallest number with y's sign.
     """
+    x, y = op.operands
     dtype = x.tile.dtype
     bits, other = make.bits(x, signed=True), make.bits(y, signed=True)
     sign = int(ml_dtypes.iinfo(bits.tile.dtype).min)
@@ -116,3 +143,15 @@ def _nextafter(make: Make, x: Value, y: Value) -> Value:
     nan = make.of("or", make.of("ne", a, a), make.of("ne", b, b))
     bits_of_nan = int(np.asarray(np.nan).astype(dtype).view(bits.tile.dtype))
     return make.bitcast(make.select(nan, bits_of_nan, result), dtype)
+
+
+_EXPANSIONS: dict[str, Callable[[Make, Elementwise], Value | None]] = {
+    "population_count": _count_of_ones,
+    "clz": _count_of_zeros,
+    "shift_left": _shift,
+    "shift_right_logical": _shift,
+    "shift_right_arithmetic": _shift,
+    "nextafter": _nextafter,
+    "sign": _sign,
+    "is_finite": _is_finite,
+}

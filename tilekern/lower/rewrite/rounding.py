@@ -8,21 +8,28 @@ neighbour whose last bit is 1, which is never in the middle of two floats of at 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilekern.ir.core import Value
 from tilekern.ir.types import F32, F64, kind_of
 from tilekern.lower.rewrite.make import Make
 
 
-def to_float32(make: Make, x: Value) -> Value:
-    """Numbers as float32, exact or odd; of int64 and uint64 to 53 bits."""
+def to_float32(make: Make, x: Value, cast: Callable[[Value], Value] | None = None) -> Value:
+    """Numbers as float32, exact or rounded to odd; 64-bit integers are rounded to 53 bits before.
+
+    Args:
+      make: adds ops.
+      x: the numbers.
+      cast: how numbers that float32 has become float32; by default an op `Convert`.
+    """
+    cast = cast or (lambda y: make.convert(y, F32))
     dtype = x.tile.dtype
-    if kind_of(dtype) == "float" and dtype != F64:
-        return make.convert(x, F32)
-    if kind_of(dtype) != "float" and dtype.itemsize < 4:
-        return make.convert(x, F32)
-    if dtype.itemsize == 4:
-        return make.convert(to_odd(make, x), F32)
-    return _float64_to_float32(make, make.convert(x, F64))
+    if dtype.itemsize == 8:
+        return _float64_to_float32(make, make.convert(x, F64))
+    if kind_of(dtype) == "float" or dtype.itemsize < 4:
+        return cast(x)
+    return cast(to_odd(make, x))
 
 
 def to_odd(make: Make, x: Value) -> Value:

@@ -23,8 +23,8 @@ from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.shape import Iota, Transpose
 from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, F64, I32, DType, TileType, is_float8, kind_of
 from tilekern.lower.llvm.legalize import legalize
-from tilekern.lower.llvm.legalize.dots import is_canonical
 from tilekern.lower.llvm.runtime.machine import Machine
+from tilekern.lower.rewrite.matrices import is_of_matrices
 from tilekern.lower.support import SAMPLES, Sketch
 from tilekern.lower.support import sample as cell
 from tilekern.passes import pipeline
@@ -52,9 +52,8 @@ def is_legal(op: Op, machine: Machine) -> bool:
         case Iota():
             return op.dtype == I32
         case Dot():
-            return (
-                is_canonical(op) and set(dtypes[:2]) <= _PRODUCTS and (dtypes[0] != BF16 or machine.has_bfloat16_dots)
-            )
+            multiplied = set(dtypes[:2]) <= _PRODUCTS
+            return is_of_matrices(op) and multiplied and (dtypes[0] != BF16 or machine.has_bfloat16_dots)
         case TopK():
             return dtypes[0] in (I32, np.dtype(np.uint32))
         case Print() | Assert():

@@ -16,7 +16,7 @@ from tilekern.ir.interpret import interpret
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Reshape, Slice, Transpose
 from tilekern.ir.types import BF16, BOOL, DTYPES, F16, F32, I32, kind_of
 from tilekern.lower.mosaic.legalize import legalize
-from tilekern.lower.mosaic.legalize.casts import is_native
+from tilekern.lower.mosaic.legalize.casts import has_cast
 from tilekern.lower.mosaic.legalize.functions import _FUNCTIONS
 from tilekern.lower.mosaic.legalize.movement import LANES
 
@@ -65,7 +65,7 @@ def _check(op: Op) -> None:
     match op:
         case Convert():
             source = op.operands[0].tile.dtype
-            assert is_native(source, op.dtype) or (source, op.dtype) == (F32, I32), f"{source} to {op.dtype}"
+            assert has_cast(source, op.dtype) or (source, op.dtype) == (F32, I32), f"{source} to {op.dtype}"
         case Elementwise():
             _check_elementwise(op)
         case Select():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -19,8 +20,13 @@ from tilekern.ir.elementwise import TABLE
 from tilekern.ir.interpret import interpret
 from tilekern.ir.types import BOOL, F32, F64, DType, kind_of
 from tilekern.ir.verify import verify
+from tilekern.lower.rewrite.expand_bits import expand_bits
+from tilekern.lower.rewrite.legalize_dtypes import legalize_dtypes
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.legalize import legalize
+from tilekern.lower.triton.legalize.dtypes import TRITON
+from tilekern.lower.triton.legalize.expand import expand
+from tilekern.passes import pipeline
 
 SM_80, SM_90 = CHIPS["cuda:sm_80"], CHIPS["cuda:sm_90"]
 SIZES = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 12])
@@ -89,6 +95,11 @@ def assert_keeps(improve: Callable[[Func], Func], original: Func, arrays: Sequen
         found = interpret(improved, *arrays)
     _assert_same(found, interpret(original, *arrays))
     return improved
+
+
+def expanded_for(func: Func, chip: Any) -> Func:
+    """The Func after the passes that know dtypes and ops, but no sizes."""
+    return pipeline.run(func, (expand_bits, partial(expand, chip=chip), partial(legalize_dtypes, has=TRITON)))
 
 
 def assert_stays(original: Func, arrays: Sequence[Array], chip: Any = SM_90) -> Func:

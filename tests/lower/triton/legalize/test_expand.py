@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ir.funcs import Source, assert_near, edges
-from tests.lower.triton.legalize.meaning import SM_90, assert_keeps, hardware, one, several, shapes
+from tests.lower.triton.legalize.meaning import SM_90, assert_keeps, expanded_for, hardware, one, several, shapes
 from tests.lower.triton.legalize.promises import assert_expanded, ops_of
 from tilekern.ir.compute import Convert, Monoid, Reduce
 from tilekern.ir.core import Func, Op, Value
@@ -23,7 +23,6 @@ from tilekern.ir.parse import parse
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import BOOL, DTYPES, F32, F64, DType, kind_of
-from tilekern.lower.triton.legalize.expand import expand
 
 FLOATS = [n for n, d in DTYPES.items() if kind_of(d) == "float"]
 INTEGERS = [n for n, d in DTYPES.items() if kind_of(d) in ("signed", "unsigned")]
@@ -35,7 +34,7 @@ EXACT = {
 
 
 def expanded(func: Func) -> Func:
-    result = expand(func, SM_90)
+    result = expanded_for(func, SM_90)
     assert_expanded(result, SM_90)
     return result
 
@@ -198,6 +197,6 @@ func @f(%x: ref<f32[4], in>, %o: ref<f32[4], zeros>) {{
         return rewriter.add(Store(operands=op.operands, access=op.access)) if isinstance(op, Atomic) else None
 
     x = np.array([np.nan, -np.nan, 1, -1], np.float32)
-    (values,) = interpret(Rewriter(stored).run(expand(func, SM_90)), x)
+    (values,) = interpret(Rewriter(stored).run(expanded_for(func, SM_90)), x)
     assert np.isnan(values[:2]).all() and (np.signbit(values[:2]) == (kind == "min")).all()
     assert values[2:].tolist() == [1, -1]

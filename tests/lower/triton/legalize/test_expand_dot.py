@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lower.triton.legalize.meaning import SIZES, SM_80, SM_90, assert_keeps, one
+from tests.lower.triton.legalize.meaning import SIZES, SM_80, SM_90, assert_keeps, expanded_for, one
 from tests.lower.triton.legalize.promises import assert_expanded, ops_of
 from tilekern.ir.compute import PRECISIONS, Dot, Precision
 from tilekern.ir.core import Func
 from tilekern.ir.types import BF16, DTYPES, F16, F32, DType, kind_of
-from tilekern.lower.triton.legalize.expand import expand
 
 NUMBERS = [n for n in DTYPES if n != "bool"]
 
@@ -24,7 +23,7 @@ def whole(shape: tuple[int, ...], dtype: DType, seed: int) -> np.ndarray:
 
 
 def expanded(func: Func) -> Func:
-    result = expand(func, SM_90)
+    result = expanded_for(func, SM_90)
     assert_expanded(result, SM_90)
     return result
 
@@ -62,6 +61,6 @@ def test_only_the_precision_bf16_changes_what_is_multiplied(precision: Precision
 def test_8_bit_floats_where_tensor_cores_do_not_take_them() -> None:
     x = whole((3, 5), DTYPES["f8e5m2"], 0)
     func, arrays = one(Dot, x, x.T.copy(), contract=((1,), (0,)))
-    (dot,) = ops_of(assert_keeps(lambda f: expand(f, SM_80), func, arrays), Dot)
+    (dot,) = ops_of(assert_keeps(lambda f: expanded_for(f, SM_80), func, arrays), Dot)
     assert dot.operands[0].tile.dtype == F16
-    assert expand(func, SM_90) is func
+    assert expanded_for(func, SM_90) is func

@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ir.funcs import edges
-from tests.lower.triton.legalize.meaning import SM_90, assert_keeps, one, shapes
+from tests.lower.triton.legalize.meaning import SM_90, assert_keeps, expanded_for, one, shapes
 from tests.lower.triton.legalize.promises import assert_expanded
 from tilekern.ir.core import Func
 from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.types import DTYPES, DType, kind_of
-from tilekern.lower.triton.legalize.expand import expand
 
 
 def expanded(func: Func) -> Func:
-    result = expand(func, SM_90)
+    result = expanded_for(func, SM_90)
     assert_expanded(result, SM_90)
     return result
 

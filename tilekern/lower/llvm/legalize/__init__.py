@@ -5,8 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from tilekern.ir.core import Func
-from tilekern.lower.llvm.legalize.expand import expand, expand_casts
+from tilekern.lower.llvm.legalize.dtypes import LACKS, LLVM
+from tilekern.lower.llvm.legalize.expand import expand
 from tilekern.lower.llvm.runtime.machine import Machine
+from tilekern.lower.rewrite.expand_bits import expand_bits
+from tilekern.lower.rewrite.legalize_dtypes import legalize_dtypes
 from tilekern.lower.rewrite.remove_empty import remove_empty
 from tilekern.lower.sizes import refuse_large
 from tilekern.passes import pipeline
@@ -24,8 +27,9 @@ def passes(machine: Machine) -> tuple[Pass | Rounds, ...]:
         partial(refuse_large, backend="the backend for CPUs"),
         *(split_loops, IMPROVE),
         remove_empty,
+        partial(expand_bits, lacks=LACKS),
         partial(expand, machine=machine),
-        expand_casts,
+        partial(legalize_dtypes, has=LLVM),
         *(canonicalize, cse, hoist_invariants, cse, dce),
         verified,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
-from typing import Literal
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import BF16, F32, F64, I32, DType, kind_of
 from tilekern.lower.llvm.gemm import gemv
-from tilekern.lower.llvm.legalize.casts import cast
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.rewrite.make import Make
+from tilekern.lower.rewrite.matrices import Side, as_matrix, dims_of, is_of_matrices, product
 
 I16 = np.dtype(np.int16)
 
@@ -38,12 +38,11 @@ def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Val
         return _turned(make, op, machine, rewriter)
     dtype = unit(op.operands[0].tile.dtype, op.precision, machine, rows)
     moved = any(isinstance(rewriter.definition(x), Transpose) for x in op.operands)
-    if is_canonical(op) and op.operands[0].tile.dtype == dtype and not moved:
+    if is_of_matrices(op) and op.operands[0].tile.dtype == dtype and not moved:
         return None
-    (left, over_left), (right, over_right) = (_side(make, op, side, dtype, rewriter) for side in (0, 1))
-    batch = ((0,), (0,)) if op.batch[0] else ((), ())
-    found = make.add(Dot, left, right, contract=((over_left,), (over_right,)), batch=batch)
-    return make.reshape(found, op.result.tile.shape)
+    (left, left_last), (right, right_last) = (_matrix(make, op, side, dtype, rewriter) for side in (0, 1))
+    found = product(replace(op, precision="ieee"), left, right, (left_last, right_last))
+    return make.reshape(rewriter.one(found), op.result.tile.shape)
 
 
 def _turned(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value:
@@ -60,26 +59,13 @@ def _turned(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value:
     return make.reshape(found, op.result.tile.shape)
 
 
-def is_canonical(op: Dot) -> bool:
-    """Whether a dot is of matrices, or of stacks of matrices."""
-    stacked = op.batch == ((0,), (0,))
-    ranks = {len(x.tile.shape) for x in op.operands}
-    return ranks == {2 + stacked} and (stacked or op.batch == ((), ())) and len(op.contract[0]) == 1
-
-
-def _side(make: Make, op: Dot, side: Literal[0, 1], dtype: DType, rewriter: Rewriter) -> tuple[Value, int]:
-    """One operand as [B, free, contracted] or [B, contracted, free], whichever it is already; the contracted dim."""
-    x = op.operands[side]
-    groups = [op.batch[side], op.free(side), op.contract[side]]
+def _matrix(make: Make, op: Dot, side: Side, dtype: DType, rewriter: Rewriter) -> tuple[Value, bool]:
+    """An operand as a matrix in the order in which it lies, before any transposition; whether it is contracted last."""
+    x, dims = op.operands[side], dims_of(op, side)
     while isinstance(moved := rewriter.definition(x), Transpose):
         x = moved.operands[0]
-        groups = [tuple(moved.permutation[d] for d in group) for group in groups]
-    batches, free, contract = groups
-    lengths = [prod(x.tile.shape[d] for d in group) for group in groups]
-    first = 1 if batches else 0
-    inner_first = bool(free) and (*batches, *contract, *free) == tuple(range(len(x.tile.shape)))
-    order, sizes = (*batches, *free, *contract), lengths[1:]
-    if inner_first:
-        order, sizes = (*batches, *contract, *free), lengths[:0:-1]
-    matrix = make.reshape(make.transpose(x, order), (*lengths[:first], *sizes))
-    return cast(make, matrix, dtype), first + (not inner_first)
+        batch, free, contracted = (tuple(moved.permutation[d] for d in group) for group in dims)
+        dims = batch, free, contracted
+    batch, free, contracted = dims
+    last = not free or (*batch, *contracted, *free) != tuple(range(len(x.tile.shape)))
+    return make.convert(as_matrix(make, x, dims, last), dtype), last

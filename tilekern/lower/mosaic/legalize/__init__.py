@@ -5,17 +5,19 @@ from __future__ import annotations
 from functools import partial
 
 from tilekern.ir.core import Func
+from tilekern.lower.mosaic.legalize.casts import MOSAIC
 from tilekern.lower.mosaic.legalize.dots import expand_dots
 from tilekern.lower.mosaic.legalize.emulate_float16 import emulate_float16
 from tilekern.lower.mosaic.legalize.expand import expand
-from tilekern.lower.mosaic.legalize.expand_bit_ops import expand_bit_ops
 from tilekern.lower.mosaic.legalize.functions import expand_functions
 from tilekern.lower.mosaic.legalize.pointwise import separate_index_vectors
 from tilekern.lower.mosaic.legalize.refuse import refuse
 from tilekern.lower.mosaic.legalize.sines import expand_sines
 from tilekern.lower.mosaic.legalize.standard_forms import standard_forms
 from tilekern.lower.mosaic.legalize.unaligned_loads import align_loads
-from tilekern.lower.mosaic.legalize.widen import widen
+from tilekern.lower.mosaic.legalize.widen_moves import widen_moves
+from tilekern.lower.rewrite.expand_bits import expand_bits
+from tilekern.lower.rewrite.legalize_dtypes import legalize_dtypes
 from tilekern.lower.rewrite.remove_empty import remove_empty
 from tilekern.passes import pipeline
 from tilekern.passes.canonicalize import canonicalize
@@ -34,9 +36,10 @@ def passes(chip_name: str) -> tuple[Pass | Rounds, ...]:
         separate_index_vectors,
         *(remove_empty, dce),
         align_loads,
-        expand_bit_ops,
+        expand_bits,
         emulate_float16,
-        widen,
+        partial(legalize_dtypes, has=MOSAIC),
+        widen_moves,
         expand_sines,
         expand_functions,
         partial(expand_dots, chip_name=chip_name),

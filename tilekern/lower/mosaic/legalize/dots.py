@@ -21,6 +21,7 @@ from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import BF16, BOOL, F32, I32, DType, is_float8, kind_of
 from tilekern.lower.mosaic.legalize.casts import wide
 from tilekern.lower.rewrite.make import Make
+from tilekern.lower.rewrite.matrices import as_matrix, dims_of, is_of_matrices, product
 
 _EXACT = 1 << 24
 """Whole numbers up to this one are exact in float32."""
@@ -52,33 +53,16 @@ def _on(make: Make, op: Dot, dtype: DType, by: DType | None = None) -> Dot:
     return replace(op, operands=tuple(operands), precision="ieee")
 
 
-def _is_standard(op: Dot) -> bool:
-    ranks = [len(x.tile.shape) for x in op.operands]
-    batch = len(op.batch[0])
-    front = tuple(range(batch))
-    one_dim = all(len(dims) == 1 for dims in op.contract)
-    return one_dim and batch <= 1 and op.batch == (front, front) and ranks == [batch + 2] * 2
-
-
 def _standard(make: Make, op: Dot) -> Value:
-    if _is_standard(op):
+    """The product of matrices; the right one is contracted last if it lies so, which needs no transposition."""
+    if is_of_matrices(op):
         return _again(make, op)
     x, y = op.operands
-    size = tuple(prod(x.tile.shape[d] for d in dims) for dims in (op.batch[0], op.free(0), op.contract[0]))
-    columns = prod(y.tile.shape[d] for d in op.free(1))
-    front = size[:1] if op.batch[0] else ()
-    at = len(front)
-    left = make.transpose(x, (*op.batch[0], *op.free(0), *op.contract[0]))
-    left = make.reshape(left, (*front, *size[1:]))
-    # The right operand keeps its contracted dims last, if that is where they are: nothing has to be transposed.
-    last = op.contract[1] == tuple(range(len(y.tile.shape)))[len(y.tile.shape) - len(op.contract[1]) :]
-    inner = (*op.free(1), *op.contract[1]) if last else (*op.contract[1], *op.free(1))
-    right = make.transpose(y, (*op.batch[1], *inner))
-    right = make.reshape(right, (*front, columns, size[2]) if last else (*front, size[2], columns))
-    batch = tuple(range(at))
-    contract = ((at + 1,), (at + 1 if last else at,))
-    product = replace(op, operands=(left, right), contract=contract, batch=(batch, batch))
-    return make.reshape(_again(make, product), op.result.tile.shape)
+    rank, contracted = len(y.tile.shape), op.contract[1]
+    last = contracted == tuple(range(rank - len(contracted), rank))
+    left = as_matrix(make, x, dims_of(op, 0), contracted_last=True)
+    right = as_matrix(make, y, dims_of(op, 1), contracted_last=last)
+    return make.reshape(_again(make, product(op, left, right, (True, last))), op.result.tile.shape)
 
 
 def _again(make: Make, op: Dot) -> Value:
@@ -99,16 +83,19 @@ def _digits(make: Make, op: Dot) -> Value:
     count = 1 if dtype == BOOL else dtype.itemsize
     largest = 1 if dtype == BOOL else 255
     depth = prod(op.operands[0].tile.shape[d] for d in op.contract[0])
-    flat = [_flat(make, op, side) for side in (0, 1)]
+    x, y = (as_matrix(make, wide(make, op.operands[n]), dims_of(op, n), contracted_last=n == 0) for n in (0, 1))
+    at = len(x.tile.shape) - 1
     step = _EXACT // largest**2
     total: Value | None = None
     for start in range(0, depth, step):
         stop = min(depth, start + step)
-        sides = [_all_digits(make, make.part(x, at, start, stop), count, dtype) for x, at in flat]
-        for i, left in enumerate(sides[0]):
-            for j, right in enumerate(sides[1]):
+        lefts = _all_digits(make, make.part(x, at, start, stop), count, dtype)
+        rights = _all_digits(make, make.part(y, at - 1, start, stop), count, dtype)
+        for i, left in enumerate(lefts):
+            for j, right in enumerate(rights):
                 if i + j < 4:
-                    part = make.convert(_product(make, op, left, right), I32)
+                    dot = product(replace(op, precision="ieee"), left, right)
+                    part = make.convert(make.again(dot, *dot.operands), I32)
                     part = make.of("mul", part, _as_int32(1 << 8 * (i + j))) if i + j else part
                     total = part if total is None else make.of("add", total, part)
     assert total is not None
@@ -117,18 +104,6 @@ def _digits(make: Make, op: Dot) -> Value:
 
 def _as_int32(number: int) -> int:
     return number - (1 << 32) if number >= 1 << 31 else number
-
-
-def _flat(make: Make, op: Dot, side: int) -> tuple[Value, int]:
-    """An operand in 32 bits as [batch, rows, depth] or [batch, depth, columns], and where its depth is."""
-    x = wide(make, op.operands[side])
-    free = op.free(1 if side else 0)
-    batch, rows, depth = (prod(x.tile.shape[d] for d in dims) for dims in (op.batch[side], free, op.contract[side]))
-    inner = (*op.contract[side], *free) if side else (*free, *op.contract[side])
-    moved = make.transpose(x, (*op.batch[side], *inner))
-    front = (batch,) if op.batch[side] else ()
-    shape = (*front, depth, rows) if side else (*front, rows, depth)
-    return make.reshape(moved, shape), len(front) + (0 if side else 1)
 
 
 def _all_digits(make: Make, x: Value, count: int, dtype: DType) -> list[Value]:
@@ -140,9 +115,3 @@ def _all_digits(make: Make, x: Value, count: int, dtype: DType) -> list[Value]:
         digit = above if (signed and count < 4) or dtype == BOOL else make.of("and", above, 0xFF)
         found.append(make.convert(make.convert(make.bitcast(digit, I32), F32), BF16))
     return found
-
-
-def _product(make: Make, op: Dot, left: Value, right: Value) -> Value:
-    at = len(left.tile.shape) - 2
-    batch = tuple(range(at))
-    return make.add(Dot, left, right, contract=((at + 1,), (at,)), batch=(batch, batch))

@@ -63,10 +63,6 @@ def _sign(make: Make, x: Value) -> Value:
     return make.select(make.of("gt", x, 0.0), 1.0, make.select(make.of("lt", x, 0.0), make.number(-1, x.tile), x))
 
 
-def _is_finite(make: Make, x: Value) -> Value:
-    return make.of("lt", make.of("abs", x), INF)
-
-
 def _cbrt(make: Make, x: Value) -> Value:
     """exp2(log2(x) / 3), and two steps of Newton's method."""
     size = make.of("abs", x)
@@ -213,7 +209,9 @@ def _lgamma(make: Make, x: Value) -> Value:
     part = make.of("sub", size, make.of("floor", size))
     part = make.select(make.of("gt", part, 0.5), make.of("sub", 1.0, part), part)
     sine = make.of("log", make.of("sin", make.of("mul", part, math.pi)))
-    left = make.select(_is_finite(make, sine), make.of("sub", make.of("sub", math.log(math.pi), sine), right), INF)
+    left = make.select(
+        make.of("lt", make.of("abs", sine), INF), make.of("sub", make.of("sub", math.log(math.pi), sine), right), INF
+    )
     found = make.select(reflected, left, right)
     found = make.select(make.of("eq", size, INF), INF, found)
     return make.select(make.of("ne", x, x), x, found)
@@ -221,7 +219,6 @@ def _lgamma(make: Make, x: Value) -> Value:
 
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "sign": _sign,
-    "is_finite": _is_finite,
     "cbrt": _cbrt,
     "expm1": _expm1,
     "sinh": _sinh,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from tilekern.ir.core import Func
+from tilekern.lower.rewrite.expand_bits import expand_bits
+from tilekern.lower.rewrite.legalize_dtypes import legalize_dtypes
 from tilekern.lower.triton.chip import Chip
+from tilekern.lower.triton.legalize.dtypes import TRITON
 from tilekern.lower.triton.legalize.expand import expand
 from tilekern.lower.triton.legalize.pad_tiles import pad_tiles
 from tilekern.lower.triton.legalize.refuse import refuse, refuse_large_tiles
@@ -36,7 +39,9 @@ def passes(chip: Chip, split: bool = True) -> tuple[Pass | Rounds, ...]:
         partial(refuse, chip=chip),
         split_contractions,
         dce,
+        expand_bits,
         partial(expand, chip=chip),
+        partial(legalize_dtypes, has=TRITON),
         cse,
         pad_tiles,
         standard_forms,

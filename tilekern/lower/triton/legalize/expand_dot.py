@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Value
 from tilekern.ir.types import BF16, F16, F32, I32, DType, is_float8, kind_of
 from tilekern.lower.rewrite.make import Make
+from tilekern.lower.rewrite.matrices import as_matrix, dims_of
 from tilekern.lower.triton.chip import Chip
 
 
@@ -36,18 +35,9 @@ def _converted(make: Make, op: Dot, dtype: DType) -> Value:
 
 def _sum_of_products(make: Make, op: Dot) -> Value:
     """Every product at once, summed along the contracted dims; int32, wrapping around."""
-    left, right = (make.convert(x, I32) for x in op.operands)
-    batch = [left.tile.shape[d] for d in op.batch[0]]
-    free = [left.tile.shape[d] for d in op.free(0)], [right.tile.shape[d] for d in op.free(1)]
-    inner = [left.tile.shape[d] for d in op.contract[0]]
-    depth = prod(inner)
-    whole = (*batch, *free[0], *free[1], depth)
-    places = range(len(batch)), range(len(batch) + len(free[0]))
-    sides: list[Value] = []
-    for side, x, own in ((0, left, op.free(0)), (1, right, op.free(1))):
-        order = (*op.batch[side], *own, *op.contract[side])
-        flat = make.reshape(make.transpose(x, order), (*batch, *free[side], depth))
-        first = len(places[side])
-        dims = (*range(len(batch)), *range(first, first + len(free[side])), len(whole) - 1)
-        sides.append(make.broadcast(flat, whole, dims))
-    return make.reduce(make.of("mul", *sides), "sum", len(whole) - 1)
+    sides = [as_matrix(make, make.convert(op.operands[n], I32), dims_of(op, n), contracted_last=True) for n in (0, 1)]
+    front = len(sides[0].tile.shape) - 2
+    (*batch, rows, depth), columns = sides[0].tile.shape, sides[1].tile.shape[-2]
+    whole, stack = (*batch, rows, columns, depth), tuple(range(front))
+    left, right = (make.broadcast(x, whole, (*stack, front + n, front + 2)) for n, x in enumerate(sides))
+    return make.reshape(make.reduce(make.of("mul", left, right), "sum", front + 2), op.result.tile.shape)

@@ -23,6 +23,7 @@ from tilekern.ir.dynamic import Take
 from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.lower.rewrite.make import Make
+from tilekern.lower.rewrite.matrices import as_matrix, dims_of, is_of_matrices, product
 
 
 def standard_forms(func: Func) -> Func:
@@ -49,29 +50,17 @@ def least_depth(op: Dot) -> int:
 
 def _is_standard(op: Dot) -> bool:
     batch = len(op.batch[0])
-    ranks = {len(x.tile.shape) for x in op.operands}
-    places = (batch + 1,), (batch,)
-    front = tuple(range(batch))
-    depth = op.operands[0].tile.shape[-1] if op.operands[0].tile.shape else 0
-    fits = batch <= 1 and ranks == {batch + 2} and op.contract == places and op.batch == (front, front)
-    return fits and depth >= least_depth(op)
+    in_order = is_of_matrices(op) and op.contract == ((batch + 1,), (batch,))
+    return in_order and op.operands[0].tile.shape[-1] >= least_depth(op)
 
 
 def _dot(make: Make, op: Dot) -> Value:
-    x, y = op.operands
-    size = prod(x.tile.shape[d] for d in op.batch[0])
-    depth = prod(x.tile.shape[d] for d in op.contract[0])
-    rows = prod(x.tile.shape[d] for d in op.free(0))
-    columns = prod(y.tile.shape[d] for d in op.free(1))
-    front = (size,) if size > 1 else ()
-    left = make.transpose(x, (*op.batch[0], *op.free(0), *op.contract[0]))
-    right = make.transpose(y, (*op.batch[1], *op.contract[1], *op.free(1)))
-    left = _deepened(make, op, make.reshape(left, (*front, rows, depth)), len(front) + 1)
-    right = _deepened(make, op, make.reshape(right, (*front, depth, columns)), len(front))
-    at = len(front)
-    batch = tuple(range(at))
-    product = make.add(Dot, left, right, contract=((at + 1,), (at,)), batch=(batch, batch), precision=op.precision)
-    return make.reshape(product, op.result.tile.shape)
+    left = as_matrix(make, op.operands[0], dims_of(op, 0), contracted_last=True, drop_one=True)
+    right = as_matrix(make, op.operands[1], dims_of(op, 1), contracted_last=False, drop_one=True)
+    front = len(left.tile.shape) - 2
+    left, right = _deepened(make, op, left, front + 1), _deepened(make, op, right, front)
+    dot = product(op, left, right)
+    return make.reshape(make.again(dot, *dot.operands), op.result.tile.shape)
 
 
 def _deepened(make: Make, op: Dot, x: Value, dim: int) -> Value:

@@ -1,39 +1,33 @@
-"""Compute in 32 bits: narrow numbers and bools are loaded, stored, cast, multiplied (`Dot`) and moved as they are.
+"""Select, move and reinterpret narrow elements in 32 bits, where Mosaic does not do so as they are.
 
-Needs: a Func without float16, 64-bit numbers, and functions that `expand_bits` takes. Gives: a Func in which
+Needs: a Func after `legalize_dtypes`. Gives: a Func in which
 
-    converts      are `casts.is_native`, or from float32 to int32 of numbers that int32 has
-    elementwise   ops are of 32 bits; bools have and, or, xor and not, bfloat16 what is in `_NATIVE`
-    selects, and ops along a dim, are of 32 bits
-    moves         are of any dtype but bool, if they only cut and join; all others are of 32 bits
-    bitcasts      are between numbers of one width, and neither from bfloat16 nor to it
+    selects, sorts, top-k   are of 32 bits; bools are selected by `and` and `or`
+    moves                   are of any dtype but bool, if they only cut and join; all others are of 32 bits
+    bitcasts                are between numbers of one width, and neither from bfloat16 nor to it
+    max, min                of integers that were narrow are written by differences: see `_extreme`
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
-from tilekern.ir.compute import Bitcast, Constant, Convert, Reduce, Select
+from tilekern.ir.compute import Bitcast, Constant, Convert, Select
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.rewrite import Rewriter
-from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BF16, BOOL, F32, I32, DType, is_float8, kind_of
-from tilekern.lower.mosaic.legalize.casts import cast, is_native, wide
-from tilekern.lower.rewrite.logical import expand_logical
+from tilekern.lower.mosaic.legalize.casts import cast, wide
 from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.narrow_floats import encoded
 
-# What bfloat16 does by itself: functions of which float32 gives the same bits, rounded once.
-_NATIVE = ("add", "sub", "mul", "neg", "max", "min")
 
-
-def widen(func: Func) -> Func:
+def widen_moves(func: Func) -> Func:
     """Apply the rewrites above."""
     return Rewriter(_rule).run(func)
 
@@ -46,18 +40,12 @@ def is_wide(dtype: DType) -> bool:
 def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     make = Make(rewriter, op)
     match op:
-        case Convert():
-            found = None if is_native(op.operands[0].tile.dtype, op.dtype) else cast(make, op.operands[0], op.dtype)
         case Bitcast():
             found = _bitcast(make, op.operands[0], op.dtype)
-        case Elementwise():
-            found = _elementwise(make, op, rewriter)
+        case Elementwise(function="max" | "min") if all(_was_narrow(rewriter, x) for x in op.operands):
+            found = _extreme(make, op.function, *op.operands)
         case Select() if not is_wide(op.result.tile.dtype):
             found = _select(make, op)
-        case Iota() if op.dtype != I32:
-            found = cast(make, make.add(Iota, shape=op.shape, dtype=I32, dim=op.dim), op.dtype)
-        case Reduce() | Scan() | ArgReduce() if not is_wide(op.operands[0].tile.dtype):
-            found = _along(make, op)
         case Slice() | Concatenate() | Transpose() | Broadcast() | Reshape() if _moves_narrow(op):
             found = None
         case Slice() | Concatenate() | Transpose() | Broadcast() | Reshape() | Pad() | Reverse():
@@ -94,24 +82,14 @@ def _bitcast(make: Make, x: Value, dtype: DType) -> Value | None:
     return make.convert(make.convert(x, I32), dtype)
 
 
-def _elementwise(make: Make, op: Elementwise, rewriter: Rewriter) -> Value | None:
-    dtype, result = op.operands[0].tile.dtype, op.result.tile.dtype
-    if dtype == BOOL:
-        return expand_logical(make, op, partial(wide, make))
-    narrow_extreme = op.function in ("max", "min") and all(_was_narrow(rewriter, x) for x in op.operands)
-    if narrow_extreme or not (is_wide(dtype) or (dtype == BF16 and op.function in _NATIVE)):
-        numbers = [wide(make, x) for x in op.operands]
-        found = _extreme(make, op.function, *numbers) if narrow_extreme else make.of(op.function, *numbers)
-        return found if result == BOOL else cast(make, found, result)
-    return None
-
-
 def _was_narrow(rewriter: Rewriter, x: Value) -> bool:
     """Whether an integer has at most 16 bits, or came from such a one."""
     if kind_of(x.tile.dtype) not in ("signed", "unsigned"):
         return False
     if x.tile.dtype.itemsize < 4:
         return True
+    if x.tile.dtype != I32:
+        return False
     match rewriter.definition(x):
         case Convert(operands=(before,)) | Broadcast(operands=(before,)) | Reshape(operands=(before,)):
             return _was_narrow(rewriter, before)
@@ -123,8 +101,6 @@ def _was_narrow(rewriter: Rewriter, x: Value) -> bool:
 
 def _extreme(make: Make, function: str, x: Value, y: Value) -> Value:
     """max(x, y) = x + max(y - x, 0): MLIR narrows the maximum of widened integers again, to one that Mosaic lacks."""
-    if x.tile.dtype != I32:
-        return make.of(function, x, y)
     return make.of("add", x, make.of(function, make.of("sub", y, x), 0))
 
 
@@ -135,13 +111,6 @@ def _select(make: Make, op: Select) -> Value:
         on = make.of("and", predicate, on_true)
         return make.of("or", on, make.of("and", make.of("not", predicate), on_false))
     return cast(make, make.select(predicate, wide(make, on_true), wide(make, on_false)), dtype)
-
-
-def _along(make: Make, op: Reduce | Scan | ArgReduce) -> Value:
-    """Accumulate in 32 bits, round once; of bools, `max` and `min` of 0 and 1 are `or` and `and`."""
-    (x,) = op.operands
-    found = make.again(op, wide(make, x))
-    return found if isinstance(op, ArgReduce) else cast(make, found, x.tile.dtype)
 
 
 def _moves_narrow(op: Op) -> bool:

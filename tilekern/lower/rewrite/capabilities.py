@@ -1,0 +1,54 @@
+"""The dtypes that a target computes with: what `legalize_dtypes` and `cast` are told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tilekern.ir.types import BOOL, F32, I32, DType, kind_of
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """The dtypes of a target, by class of op.
+
+    Every target has the functions of float32, int32 and uint32, and of float64 and 64-bit integers unless it refuses
+    these dtypes; of bools `and`, `or`, `xor` and `not`.
+
+    Attributes:
+      casts: whether the target has a cast, from the first dtype to the second, as the language means it: rounded once,
+        integers saturated, NaN to 0.
+      float8_casts: whether it casts finite numbers from float32 to 8-bit floats; otherwise their bits are computed.
+      integer_bytes: the size of the narrowest integers that it computes with.
+      functions: its functions of floats narrower than float32; the others are computed in float32.
+      reduction_bytes: the size of the narrowest integers that it reduces and scans.
+      reduces_bools: whether it reduces bools by `and`, `or` and `xor`; otherwise they are reduced as int32.
+      ordered_bools: of bools as int32, whether it has the maximum and the minimum rather than `or` and `and`.
+      reduces_dims: whether it reduces several dims at once.
+      selects_float8: whether it selects between 8-bit floats; otherwise between their bits.
+    """
+
+    casts: Callable[[DType, DType], bool]
+    float8_casts: bool = False
+    integer_bytes: int = 1
+    functions: Mapping[DType, frozenset[str]] = field(default_factory=dict[DType, frozenset[str]])
+    reduction_bytes: int = 4
+    reduces_bools: bool = False
+    ordered_bools: bool = False
+    reduces_dims: bool = False
+    selects_float8: bool = True
+
+    def computed_in(self, function: str, dtype: DType) -> DType:
+        """The dtype in which a function of numbers is computed."""
+        if kind_of(dtype) == "float":
+            has = dtype.itemsize >= 4 or function in self.functions.get(dtype, ())
+            return dtype if has else F32
+        return dtype if dtype.itemsize >= self.integer_bytes else I32
+
+    def reduced_in(self, dtype: DType) -> DType:
+        """The dtype in which a tile is reduced or scanned."""
+        if dtype == BOOL:
+            return BOOL if self.reduces_bools else I32
+        if kind_of(dtype) == "float":
+            return dtype if dtype.itemsize >= 4 else F32
+        return dtype if dtype.itemsize >= self.reduction_bytes else I32

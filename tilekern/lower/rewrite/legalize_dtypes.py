@@ -1,0 +1,102 @@
+"""Compute in the dtypes that a target has (`Capabilities`), and round once to the dtypes that the program names.
+
+Needs: a verified Func whose ops on bits are expanded (`expand_bit_ops`). Gives: a Func with the same outputs, in which
+
+    casts           are those of the target: see `casts`
+    functions       of narrow floats and integers are computed in float32 and int32, unless the target has them;
+                    bools have `and`, `or`, `xor` and `not`, for comparisons by order they become int32
+    reductions      and scans are in float32 or int32 where the target has no narrower ones; arg-reductions, too
+    selects         between 8-bit floats are between their bits, where the target needs it
+    iota            is of int32
+
+Float32 has more than twice the digits of narrower floats, so a sum, a product, a quotient or a root that is computed in
+float32 and rounded again has the bits of the exact one rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from tilekern.ir.compute import Convert, Monoid, Reduce, Select, on_bools
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.ordering import ArgReduce, Scan
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.shape import Iota
+from tilekern.ir.types import BOOL, I32, is_float8
+from tilekern.lower.rewrite.capabilities import Capabilities
+from tilekern.lower.rewrite.casts import cast
+from tilekern.lower.rewrite.logical import expand_logical
+from tilekern.lower.rewrite.make import Make
+
+_ORDER: dict[Monoid, Monoid] = {"or": "max", "and": "min"}
+
+
+def legalize_dtypes(func: Func, has: Capabilities) -> Func:
+    """Apply the rewrites above."""
+    return Rewriter(partial(_rule, has)).run(func)
+
+
+def _rule(has: Capabilities, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+    make = Make(rewriter, op)
+    match op:
+        case Convert() if not _has_cast(op, has):
+            found = cast(make, op.operands[0], op.dtype, has)
+        case Iota() if op.dtype != I32:
+            found = cast(make, make.add(Iota, shape=op.shape, dtype=I32, dim=op.dim), op.dtype, has)
+        case Elementwise():
+            found = _elementwise(make, op, has)
+        case Reduce():
+            found = _reduce(make, op, has)
+        case Scan() | ArgReduce():
+            found = _along(make, op, has)
+        case Select() if is_float8(op.result.tile.dtype) and not has.selects_float8:
+            found = make.select(*op.operands)
+        case _:
+            found = None
+    return None if found is None else [found]
+
+
+def _has_cast(op: Convert, has: Capabilities) -> bool:
+    source = op.operands[0].tile.dtype
+    return source != op.dtype and has.casts(source, op.dtype)
+
+
+def _elementwise(make: Make, op: Elementwise, has: Capabilities) -> Value | None:
+    dtype, result = op.operands[0].tile.dtype, op.result.tile.dtype
+    if dtype == BOOL:
+        return expand_logical(make, op, lambda x: cast(make, x, I32, has))
+    wide = has.computed_in(op.function, dtype)
+    if wide == dtype:
+        return None
+    found = make.of(op.function, *(cast(make, x, wide, has) for x in op.operands))
+    return found if result == BOOL else cast(make, found, result, has)
+
+
+def _reduce(make: Make, op: Reduce, has: Capabilities) -> Value | None:
+    """One dim after the other, if the dtype or the monoid changes, or if there are several dims."""
+    (x,) = op.operands
+    dtype = x.tile.dtype
+    wide, monoid = has.reduced_in(dtype), op.monoid
+    if dtype == BOOL:
+        monoid = _ORDER.get(monoid, monoid) if has.ordered_bools else on_bools(monoid)
+    if (wide, monoid) == (dtype, op.monoid) and (len(op.dims) == 1 or has.reduces_dims):
+        return None
+    total = cast(make, x, wide, has)
+    if has.reduces_dims:
+        total = make.add(Reduce, total, monoid=monoid, dims=op.dims)
+    else:
+        for dim in sorted(op.dims, reverse=True):
+            total = make.reduce(total, monoid, dim)
+    return cast(make, total, dtype, has)
+
+
+def _along(make: Make, op: Scan | ArgReduce, has: Capabilities) -> Value | None:
+    (x,) = op.operands
+    dtype = x.tile.dtype
+    wide = has.reduced_in(dtype)
+    if wide == dtype:
+        return None
+    found = make.again(op, cast(make, x, wide, has))
+    return found if isinstance(op, ArgReduce) else cast(make, found, dtype, has)
