@@ -1,4 +1,4 @@
-"""Making ops in few words, for rewrites that replace one op by many."""
+"""A short notation for making ops, for rewrites that replace one op by many."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class Make:
         self._builder, self._loc = builder, UNKNOWN if origin is None else origin.loc
 
     def known(self, x: Value) -> int | None:
-        """The number that every lane of an integer tile is, if that is known."""
+        """The value of an integer tile whose lanes are all one known number; else None."""
         return integer_of(x, self._builder) if isinstance(self._builder, Rewriter) else None
 
     def add(self, op: type[Op], *operands: Value, **attributes: Any) -> Value:
-        """An op of one result."""
+        """Add an op of one result; the result."""
         return self._builder.one(op(operands=operands, loc=self._loc, **attributes))
 
     def again(self, op: Op, *operands: Value) -> Value:
-        """The same op of one result on other operands."""
+        """Add a copy of an op of one result, on other operands."""
         return self._builder.one(op.copy(operands))
 
     def of(self, function: str, *operands: Number) -> Value:
-        """An elementwise op."""
+        """An elementwise op, by the name of its function."""
         return self.add(Elementwise, *self._alike(operands), function=function)
 
     def select(self, which: Value, on_true: Number, on_false: Number) -> Value:
-        """Where `which` holds, `on_true`; 8-bit floats by their bits, for few machines choose between them."""
+        """`on_true` where `which` holds, else `on_false`; 8-bit floats by their bits, as few machines select them."""
         operands = self._alike((on_true, on_false))
         dtype = operands[0].tile.dtype
         if is_float8(dtype):
@@ -62,7 +62,7 @@ class Make:
         return self.add(Constant, array=array, shape=tile.shape)
 
     def convert(self, x: Value, dtype: DType) -> Value:
-        """A cast that the hardware does as it is; nothing if the dtype is right."""
+        """A cast that the target has; `x` itself if it has the dtype."""
         return x if x.tile.dtype == dtype else self.add(Convert, x, dtype=dtype)
 
     def bitcast(self, x: Value, dtype: DType) -> Value:
@@ -75,13 +75,13 @@ class Make:
         return self.bitcast(x, dtype) if kind_of(x.tile.dtype) != "bool" else x
 
     def reduce(self, x: Value, monoid: str, dim: int) -> Value:
-        """All elements along `dim` in one."""
+        """The reduction along `dim`."""
         return self.add(Reduce, x, monoid=monoid, dims=(dim,))
 
     # --- shapes ---
 
     def reshape(self, x: Value, shape: tuple[int, ...]) -> Value:
-        """The same elements under another shape."""
+        """The same elements in row-major order under another shape."""
         return x if x.tile.shape == shape else self.add(Reshape, x, shape=shape)
 
     def transpose(self, x: Value, permutation: tuple[int, ...]) -> Value:
@@ -91,16 +91,16 @@ class Make:
         return self.add(Transpose, x, permutation=permutation)
 
     def broadcast(self, x: Value, shape: tuple[int, ...], dims: tuple[int, ...]) -> Value:
-        """Dim `d` becomes dim `dims[d]` of `shape`."""
+        """`x` repeated to `shape`: its dim `d` becomes dim `dims[d]`."""
         return x if x.tile.shape == shape else self.add(Broadcast, x, shape=shape, dims=dims)
 
     def lanes(self, shape: tuple[int, ...], dim: int) -> Value:
-        """The number of every lane along `dim`, int32."""
+        """The index of each lane along `dim`, int32."""
         vector = self.add(Iota, shape=(shape[dim],), dtype=I32, dim=0)
         return self.broadcast(vector, shape, (dim,))
 
     def along(self, vector: Value, shape: tuple[int, ...], dim: int) -> Value:
-        """A vector as a tile that is the same everywhere but along `dim`."""
+        """A vector along `dim`, repeated along all other dims."""
         return self.broadcast(vector, shape, (dim,))
 
     def part(self, x: Value, dim: int, start: int, stop: int) -> Value:
@@ -113,12 +113,12 @@ class Make:
         return self.add(Slice, x, start=tuple(first), stop=tuple(behind), stride=(1,) * len(shape))
 
     def joined(self, dim: int, *tiles: Value) -> Value:
-        """Tiles one behind the other along `dim`; those without elements are left out."""
+        """The concatenation of tiles along `dim`; tiles without elements are left out."""
         some = [x for x in tiles if x.tile.shape[dim]] or list(tiles[:1])
         return some[0] if len(some) == 1 else self.add(Concatenate, *some, dim=dim)
 
     def take(self, x: Value, indices: Value, dim: int) -> Value:
-        """Elements at indices along `dim`, each from its own line; the indices must be in bounds."""
+        """Elements at indices along `dim`, each from the line of its index; the indices must be in bounds."""
         return self.add(Take, x, indices, dim=dim, along=True)
 
     def _alike(self, operands: tuple[Number, ...]) -> tuple[Value, ...]:

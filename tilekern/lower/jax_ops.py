@@ -1,4 +1,4 @@
-"""Pure ops that are one function of `jax.lax` on every backend that emits JAX."""
+"""Pure ops as functions of `jax.lax`, the same on every backend that emits JAX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def combiner(monoid: str) -> Function:
 
 
 def shared_function(op: Op) -> Function | None:
-    """The function of the op's operands that computes its result; None for an op that backends emit differently."""
+    """The function from an op's operands to its result; None for an op that the backends emit differently."""
     match op:
         case Elementwise(function="round_even" | "round_away"):
             return partial(lax.round, rounding_method=_ROUNDING[op.function])

@@ -1,7 +1,7 @@
 """Positions of accesses, and tiles of folds, as int32 for backends that emit JAX.
 
-A position is exact where it matters, elsewhere out of bounds. It is a sum of strides times digits, of which int32
-arithmetic finds the value modulo 2³²: that could make an element of the array of one that is far away.
+A position near the array is exact, any other one is out of bounds. It is a sum of strides times digits. Arithmetic in
+int32 computes the sum modulo 2³², so a position far from the array could wrap around into it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tilekern.ir.core import Axis
 from tilekern.ir.memory import Position
 
 FAR = 1 << 30
-"""Stands for positions that `locate` may not find."""
+"""The result of `locate` for positions outside of [-2³⁰, 2³⁰)."""
 
-# A sum of products of float32 is off by less than 2³⁰ if their magnitudes add up to at most this.
+# The float32 sum of products has an error below 2³⁰ if the magnitudes of the products add up to at most this.
 _ROUGH = 1 << 50
 _BITS = 11
 _DIGITS = 6  # of _BITS bits, for strides below 2⁶⁵
@@ -30,9 +30,9 @@ def locate(position: Position, operands: Sequence[Any], intervals: Sequence[Inte
     """A position as int32: exact in [-2³⁰, 2³⁰), `FAR` elsewhere. No dim of the array is longer than `FAR`.
 
     Args:
-      position: what to compute.
-      operands: numbers for its terms, int32.
-      intervals: what is known of them, if anything.
+      position: the position.
+      operands: the numbers of its terms, int32.
+      intervals: their intervals, or None for an unknown one; None if all are unknown.
     """
     found = position_interval(position, intervals) if intervals is not None else None
     total = _modulo(position, operands)
@@ -49,18 +49,18 @@ def locate(position: Position, operands: Sequence[Any], intervals: Sequence[Inte
 def index(
     position: Position, operands: Sequence[Any], intervals: Sequence[Interval | None], length: int, size: int
 ) -> Any:
-    """A position as int32, of the first of `size` lanes: each lane is exact, or out of bounds of a dim of `length`.
+    """The position of the first of `size` lanes as int32: each lane is exact, or out of bounds of a dim of `length`.
 
     Args:
-      position: what to compute.
-      operands: numbers for its terms, int32.
-      intervals: what is known of them.
-      length: the elements of the dim, at most 2³¹ - 1.
-      size: how many lanes follow each other.
+      position: the position.
+      operands: the numbers of its terms, int32.
+      intervals: their intervals, or None for an unknown one.
+      length: the number of elements along the dim, at most 2³¹ - 1.
+      size: the number of consecutive lanes.
     """
     found = position_interval(position, [interval or INT32 for interval in intervals])
     total = _modulo(position, operands)
-    # What int32 wraps around into [0, length) is at least 2³² away from it.
+    # A position that wraps around into [0, length) is at least 2³² away from it.
     if found is None or found.within(length - 2**32, 2**32 - size):
         return total
     return jnp.where(_fits(position, operands, 31), total, np.int32(INT32.low))
@@ -110,7 +110,7 @@ def _fits(position: Position, operands: Sequence[Any], bits: int) -> Any:
 
 
 def _digits(number: int) -> Iterator[int]:
-    """The digits of a number, the lowest first; the last one has its sign."""
+    """The digits of a number, lowest first; the last one has the number's sign."""
     for _ in range(_DIGITS - 1):
         yield number & (1 << _BITS) - 1
         number >>= _BITS

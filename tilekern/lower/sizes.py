@@ -1,4 +1,4 @@
-"""The sizes of arrays, grids and programs: what backends cannot count is refused, of slow compilers is warned."""
+"""Limits on the sizes of arrays, grids and programs: refusals beyond int32 or int64, warnings of slow compilation."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tilekern.ir.core import Func, Op
 from tilekern.ir.memory import MemoryOp
 
 LONGEST_INT32 = 2**31 - 1
-"""Elements along a dim, or programs, that int32 counts."""
+"""The largest number of elements along a dim, or of programs, that int32 counts."""
 
 MOST_PROGRAMS = 2**62
-"""Programs that int64 counts, with room for the rounding of their number."""
+"""The largest number of programs that int64 counts, with room to round it up."""
 
 MOST_OPERATIONS = 50_000
-"""Operations of a program from which on it takes compilers minutes; no kernel of the library has more than 2,000."""
+"""Operations of a program above which compilers take minutes; no kernel of the library has more than 2,000."""
 
 _NONE: Mapping[Op, int] = MappingProxyType({})
 
 
 def warn_large(func: Func, target: str, written_out: Mapping[Op, int] = _NONE) -> None:
-    """Issue a `LargeProgramWarning` at the line that makes most of a program that compilers take long for.
+    """Issue a `LargeProgramWarning` if a program takes compilers long; it names the line with most operations.
 
     Args:
       func: the Func, legal for the target.
-      target: its name.
-      written_out: of ops that the backend writes out, the number of operations.
+      target: the target's name.
+      written_out: the number of operations of each op that the backend unrolls.
     """
     lines = Counter[source.Loc]()
     for op in func.walk():
@@ -48,13 +48,16 @@ def warn_large(func: Func, target: str, written_out: Mapping[Op, int] = _NONE) -
 
 
 def refuse_large(func: Func, backend: str, *, longest: int | None = None, programs: int = MOST_PROGRAMS) -> Func:
-    """Raise a `TargetError` for an array or a grid that is larger than a backend counts.
+    """Refuse an array or a grid that is larger than a backend counts.
 
     Args:
       func: the Func, after `vmap` has added to its arrays and its grid.
-      backend: its name in the error.
-      longest: elements along a dim of an array; None for no limit.
-      programs: programs of the grid.
+      backend: the backend's name, for the error.
+      longest: the largest number of elements along a dim of an array; None for no limit.
+      programs: the largest number of programs of the grid.
+
+    Raises:
+      TargetError: the Func exceeds a limit.
     """
     seen = [(p, p.ref.shape) for p in func.params]
     seen += [(op.ref, op.extents) for op in func.walk() if isinstance(op, MemoryOp) and op.access.extents is not None]

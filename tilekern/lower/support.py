@@ -1,7 +1,7 @@
-"""Which backend can do what: a table op × dtype × backend, found by trying each cell on a smallest Func.
+"""The table of supported ops: op × dtype × backend. Each cell is found by lowering a minimal Func.
 
-A cell is supported, or rejected with a reason: by the language (the op's type rule does not accept the dtype), or by
-a backend, whose lowering raises a `TilekernError` that says why. Any other error is a bug, and stays one here.
+A cell is supported, or rejected with a reason: by the language, if the op's type rule does not accept the dtype, or by
+a backend, whose lowering raises a `TilekernError` with the reason. Any other error is a bug, and is raised.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHAPE = (2, 4)
 
 
 class Sketch(Builder):
-    """The body of a Func of one program that is made op by op; params come up as they are needed."""
+    """A builder of the body of a Func of one program; it makes params on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,20 +52,20 @@ class Sketch(Builder):
         return self.one(kind(operands=operands, **attributes))
 
     def ref(self, dtype: DType, shape: tuple[int, ...], role: Role) -> Value:
-        """A further param."""
+        """A new param."""
         self.params.append(Value(RefType(shape, dtype, role), f"x{len(self.params)}"))
         return self.params[-1]
 
     def tile(self, dtype: DType, shape: tuple[int, ...] = SHAPE) -> Value:
-        """The whole of a further input."""
+        """A load of the whole of a new input."""
         return self.op(Load, self.ref(dtype, shape, "in"), access=whole_access(shape))
 
     def splat(self, number: Any, dtype: DType = I32) -> Value:
-        """A known scalar."""
+        """A constant scalar."""
         return self.op(Constant, array=np.asarray(number).astype(dtype), shape=())
 
     def func(self, name: str, body: Callable[[], Iterable[Value]]) -> Func:
-        """The Func that stores each of the values that `body()` returns to an output of its own."""
+        """The Func that stores each value of `body()` to an output of its own."""
 
         def stored() -> tuple[Value, ...]:
             for value in body():
@@ -79,7 +79,7 @@ class Sketch(Builder):
 
 
 Sample = Callable[[Sketch, DType], Value]
-"""Appends one op, at work on a dtype; its result."""
+"""Appends one op on a dtype and returns its result."""
 
 
 # --- the samples ----------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def _pad(b: Sketch, d: DType) -> Value:
 
 
 def _atomic(kind: AtomicKind, b: Sketch, d: DType) -> Value:
-    """The atomic update is made to a param of its own; the result is any other."""
+    """An atomic update of a new param; the result is the tile that updates it."""
     whole = b.tile(d)
     b.add(Atomic(operands=(b.ref(d, SHAPE, "zeros"), whole), access=whole_access(SHAPE), kind=kind))
     return whole
@@ -196,11 +196,15 @@ SAMPLES: dict[str, Sample] = {
     "print": _print,
     "assert": _assert,
 }
-"""A smallest use of each op, by the name of its row in the table: the op's, and what it is told to do."""
+"""A minimal use of each op, by the name of its row: the op's name, and its attributes."""
 
 
 def sample(name: str, dtype: DType) -> Func:
-    """A Func of one program whose last output is the result of one op; `VerifyError` if the language has none."""
+    """A Func of one program whose last output is the result of one op.
+
+    Raises:
+      VerifyError: the op does not accept the dtype.
+    """
     b = Sketch()
     return b.func(name, lambda: [SAMPLES[name](b, dtype)])
 
@@ -241,7 +245,7 @@ ATTEMPTS: dict[str, Callable[[Func], None]] = {
     "mosaic": _lower_mosaic,
     "llvm": _lower_llvm,
 }
-"""What finds out for each backend whether it has a Func: it raises a `TilekernError` if not."""
+"""For each backend, the function that lowers a Func with it; it raises a `TilekernError` if the backend refuses."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ class Cell:
     Attributes:
       op: the name of the row.
       dtype: the short name of the dtype.
-      backend: which backend is asked; "" for the language itself.
+      backend: the backend; "" for the language itself.
       reason: why the cell is rejected; "" if it is supported.
     """
 
@@ -263,7 +267,7 @@ class Cell:
 
 @cache
 def table() -> tuple[Cell, ...]:
-    """Every cell: one for each backend, or just one of the language where the op does not accept the dtype."""
+    """All cells: one for each backend, or one of the language if the op does not accept the dtype."""
     return tuple(cell for op in SAMPLES for dtype in DTYPES for cell in _cells(op, dtype))
 
 
@@ -283,7 +287,7 @@ def _cells(op: str, dtype: str) -> Iterator[Cell]:
 
 
 def markdown() -> str:
-    """The table for the documentation: ✓ where every backend has the op, – where the language does not, else notes."""
+    """The table for the documentation: ✓ if all backends have the op, – if the language has not, else notes."""
     notes: dict[str, int] = {}
     marks: dict[tuple[str, str], str] = {}
     for cell in table():

@@ -1,4 +1,4 @@
-"""The machines that tilekern knows: records, and the names users write."""
+"""The machines that tilekern lowers for: their records, and the names that users write."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Target:
     Attributes:
       name: `platform:model`, e.g. "cuda:sm_90".
       platform: JAX's name of the platform: "cpu", "cuda" or "tpu".
-      backend: the package below `tilekern.lower` that lowers for it.
-      portable: whether the code has to run on later models, too.
-      has_fallback: whether the portable backend serves what this one refuses in calls that name no target.
-      falls_back: whether it serves these in calls that name this target, too: those that name "cpu".
+      backend: the package of `tilekern.lower` that lowers for it.
+      portable: True if the code must run on later models, too.
+      has_fallback: True if the portable backend takes the kernels that this one refuses, in calls that name no target.
+      falls_back: True if it takes them also in calls that name this target; these name it "cpu".
     """
 
     name: str
@@ -46,7 +46,7 @@ TARGETS: dict[str, Target] = {
     )
 }
 
-# JAX's names of TPUs, as its `tpu_info` reads them.
+# JAX's names of TPUs, as in its `tpu_info`.
 _TPUS = {
     "TPU v5 lite": "tpu:v5e",
     "TPU v5e": "tpu:v5e",
@@ -57,17 +57,20 @@ _TPUS = {
     "TPU7x": "tpu:7x",
 }
 
-# The portable backend, which runs on every platform.
+# The portable backend: it runs on every platform of JAX.
 DEFAULT = TARGETS["cpu:xla"]
 
 
 def on_platform(platform: str, asked: Target | None, exporting: bool = False) -> Target:
-    """The target of a call that is lowered for a platform of JAX.
+    """The target of a call that JAX lowers for a platform.
 
     Args:
       platform: "cpu", "cuda", "tpu" or any other.
-      asked: what the call asks for, if it does. The portable backend serves every platform.
-      exporting: whether the program is to run in another process, which has no machine code of this one.
+      asked: the target that the call names, if any. The portable backend runs on every platform.
+      exporting: True if the program runs in another process, without the machine code of this process.
+
+    Raises:
+      TargetError: the named target does not fit the platform or the export, or there is no code for this GPU.
     """
     if asked is None:
         here = {"cuda": _gpu_here, "tpu": _tpu_here, "cpu": partial(_cpu_here, exporting)}
@@ -92,7 +95,7 @@ def on_platform(platform: str, asked: Target | None, exporting: bool = False) ->
 
 
 def _gpu_here() -> Target:
-    """The target for this machine's GPU; code for any GPU where there is none, or one of a model we do not know."""
+    """The target for this machine's GPU; code for any GPU if there is no GPU, or one of an unknown model."""
     capability = _jax.compute_capability()
     if capability is None:
         return replace(TARGETS["cuda:sm_80"], portable=True)
@@ -103,13 +106,13 @@ def _gpu_here() -> Target:
             got=f"compute capability {capability // 10}.{capability % 10}",
             fix='call with target="cpu:xla": the portable backend runs on every GPU of JAX',
         )
-    # Machine code runs on later minor versions of its major version; what is special to 9.0 and 10.0, only there.
+    # Machine code runs on later minor versions of the same major version; features of 9.0 and 10.0 run only there.
     exact = TARGETS.get(f"cuda:sm_{capability}")
     return exact or replace(TARGETS["cuda:sm_80"], portable=capability >= 90)
 
 
 def _tpu_here() -> Target:
-    """The target for this machine's TPU; code for all four models where there is none, the portable one for others."""
+    """The target for this machine's TPU; code for all four models if there is no TPU, portable code for others."""
     kind = _jax.tpu_kind()
     if kind is None:
         return replace(TARGETS["tpu:v5e"], portable=True)
@@ -117,12 +120,16 @@ def _tpu_here() -> Target:
 
 
 def _cpu_here(exporting: bool = False) -> Target:
-    """LLVM's code for this CPU where llvmlite is installed."""
+    """Code by LLVM for this CPU if llvmlite is installed; exported programs have portable code."""
     return DEFAULT if exporting or find_spec("llvmlite") is None else TARGETS["cpu:llvm"]
 
 
 def resolve(name: str) -> Target:
-    """The target that a user names; "cpu" is the best one for a CPU."""
+    """The target of a name that a user writes; "cpu" is the fastest one for this CPU.
+
+    Raises:
+      TargetError: there is no such target.
+    """
     target = TARGETS.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
     if name == "cpu":
         target = replace(_cpu_here(), falls_back=True)
@@ -131,6 +138,6 @@ def resolve(name: str) -> Target:
             "there is no such target",
             expected=f"'cpu' or one of {', '.join(map(repr, TARGETS))}",
             got=f"target = {name!r}",
-            fix=f"this version lowers to {', '.join(map(repr, TARGETS))}",
+            fix=f"name one of these; {DEFAULT.name!r}, the portable backend, runs on every platform of JAX",
         )
     return target

@@ -1,1 +1,1 @@
-"""What the `legalize` of several backends is made of: rewrites of block IR that know no target."""
+"""Rewrites of block IR that several backends share. They know no target: `Capabilities` tells them of one."""

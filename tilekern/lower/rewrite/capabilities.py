@@ -1,4 +1,4 @@
-"""The dtypes that a target computes with: what `legalize_dtypes` and `cast` are told of it."""
+"""The record of the dtypes that a target computes with; `legalize_dtypes` and `cast` are driven by it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Capabilities:
     these dtypes; of bools `and`, `or`, `xor` and `not`.
 
     Attributes:
-      casts: whether the target has a cast, from the first dtype to the second, as the language means it: rounded once,
-        integers saturated, NaN to 0.
-      float8_casts: whether it casts finite numbers from float32 to 8-bit floats; otherwise their bits are computed.
-      integer_bytes: the size of the narrowest integers that it computes with.
-      functions: its functions of floats narrower than float32; the others are computed in float32.
+      casts: True for two dtypes if the target has the cast from the first to the second with the meaning of the
+        language: rounded once; to integers saturated, and NaN becomes 0.
+      float8_casts: True if it casts finite float32 numbers to 8-bit floats; otherwise their bits are computed.
+      integer_bytes: the size of the narrowest integers with which it computes.
+      functions: for each float dtype narrower than float32, its functions; others are computed in float32.
       reduction_bytes: the size of the narrowest integers that it reduces and scans.
-      reduces_bools: whether it reduces bools by `and`, `or` and `xor`; otherwise they are reduced as int32.
-      ordered_bools: of bools as int32, whether it has the maximum and the minimum rather than `or` and `and`.
-      reduces_dims: whether it reduces several dims at once.
-      selects_float8: whether it selects between 8-bit floats; otherwise between their bits.
+      reduces_bools: True if it reduces bools by `and`, `or` and `xor`; otherwise bools are reduced as int32.
+      ordered_bools: True if bools as int32 are reduced by `max` and `min` rather than by `or` and `and`.
+      reduces_dims: True if it reduces several dims at once.
+      selects_float8: True if it selects between 8-bit floats; otherwise their bits are selected.
     """
 
     casts: Callable[[DType, DType], bool]

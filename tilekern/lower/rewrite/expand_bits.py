@@ -64,7 +64,7 @@ def _repeated(byte: int, x: Value) -> int:
 
 
 def _population_count(make: Make, x: Value) -> Value:
-    """How many bits are 1: sums of 2, of 4, of 8 neighbours, side by side; then the sum of the bytes.
+    """The number of bits that are 1: sums of 2, of 4 and of 8 neighbours in parallel, then the sum of the bytes.
 
     Warren, Hacker's Delight, 2nd edition, section 5-1.
     """
@@ -82,7 +82,7 @@ def _population_count(make: Make, x: Value) -> Value:
 
 
 def _leading_zeros(make: Make, x: Value) -> Value:
-    """Copy the first 1 to all places below it: what stays 0 stood above it."""
+    """The leading zeros: copy the highest 1 to all lower places, and count the bits that stay 0."""
     width = 8 * x.tile.dtype.itemsize
     shift = 1
     while shift < width:
@@ -92,7 +92,7 @@ def _leading_zeros(make: Make, x: Value) -> Value:
 
 
 def _shift(make: Make, op: Elementwise) -> Value | None:
-    """By as many bits as there are, or more: all are shifted out. The hardware's result is unspecified there."""
+    """A shift by the width of the dtype or more shifts all bits out; the hardware's result is unspecified there."""
     x, amount = op.operands
     width = 8 * x.tile.dtype.itemsize
     signed = op.function == "shift_right_arithmetic"
@@ -118,14 +118,14 @@ def _guarded(make: Make, function: str, x: Value, amount: Value, width: int) -> 
     inside = make.of("lt", unsigned, width)
     small = make.bitcast(make.of("min", unsigned, width - 1), amount.tile.dtype)
     shifted = make.of(function, x, small)
-    # An arithmetic shift leaves the sign, which is what a shift by one bit less than there are has left.
+    # An arithmetic shift by the width or more leaves the sign, as the shift by width - 1 does.
     return shifted if function == "shift_right_arithmetic" else make.select(inside, shifted, 0)
 
 
 def _nextafter(make: Make, op: Elementwise) -> Value:
-    """The next float from x in the direction of y: of a number's bits, the next ones up or down.
+    """The next float from x in the direction of y: the next bit pattern up or down.
 
-    Floats of one sign are ordered as their bits are; from 0 the next is the smallest number with y's sign.
+    Floats of one sign have the order of their bits. The next float from 0 is the smallest number with the sign of y.
     """
     x, y = op.operands
     dtype = x.tile.dtype

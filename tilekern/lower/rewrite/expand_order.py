@@ -1,4 +1,4 @@
-"""Sorts and top-k: find positions by integer keys (`sort_key`), then take the elements."""
+"""Sorts and top-k by integer keys (`sort_key`): sort the positions by the keys, then take the elements there."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tilekern.lower.rewrite.sort_key import sort_key
 
 
 def expand_sort(make: Make, op: Sort, rewriter: Rewriter, key_of: Callable[[Make, Value], Value] = sort_key) -> Value:
-    """A sort → the operand asked for, at positions found by a sort of integer keys."""
+    """The picked operand of a sort, taken at positions that a sort of integer keys finds."""
     places = _positions(make, [key_of(make, x) for x in op.operands[: op.num_keys]], op.dim)
     return places if picks_places(op, rewriter) else make.take(op.operands[op.pick], places, op.dim)
 
 
 def expand_top_k(make: Make, op: TopK) -> Value:
-    """The first positions of a sort by the keys upside down."""
+    """The first positions of a sort by the inverted keys."""
     (x,) = op.operands
     places = _positions(make, [make.of("not", sort_key(make, x))], op.dim)
     zeros, ones = (0,) * len(x.tile.shape), (1,) * len(x.tile.shape)
@@ -28,7 +28,7 @@ def expand_top_k(make: Make, op: TopK) -> Value:
 
 
 def picks_places(op: Sort, rewriter: Rewriter) -> bool:
-    """True if a sort picks out of the numbers 0, 1, ... of each line."""
+    """True if the picked operand of a sort is the numbers 0, 1, ... of each line."""
     found, dim = rewriter.definition(op.operands[op.pick]), op.dim
     if isinstance(found, Broadcast) and dim in found.dims:
         found, dim = rewriter.definition(found.operands[0]), found.dims.index(dim)
@@ -36,6 +36,6 @@ def picks_places(op: Sort, rewriter: Rewriter) -> bool:
 
 
 def _positions(make: Make, keys: list[Value], dim: int) -> Value:
-    """Where the elements stand in ascending order of the keys, equal ones in their order; int32."""
+    """The positions of the elements in ascending order of the keys, equal ones in their order; int32."""
     lanes = make.lanes(keys[0].tile.shape, dim)
     return make.add(Sort, *keys, lanes, dim=dim, num_keys=len(keys), pick=len(keys))

@@ -12,12 +12,12 @@ _LOGICAL = {"max": "or", "min": "and", "ne": "xor"}
 
 
 def expand_logical(make: Make, op: Elementwise, number: Callable[[Value], Value]) -> Value | None:
-    """What stands for an elementwise op on bools; None if it stays.
+    """The result of an elementwise op on bools; None if the op stays as it is.
 
     Args:
       make: adds ops.
       op: the op.
-      number: gives 0 and 1 as int32, for comparisons by order.
+      number: converts a bool to 0 or 1 as int32, for comparisons by order.
     """
     if op.function in ("and", "or", "xor", "not"):
         return None

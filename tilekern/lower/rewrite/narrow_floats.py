@@ -1,9 +1,8 @@
-"""Floats narrower than float32 that a target lacks, in float32 and by their bits.
+"""Floats narrower than float32 that a target lacks: rounded in float32, encoded to their bits, decoded from them.
 
-A number of a narrow format is a float32 number as well; what makes it one is the rounding. Rounding to nearest even on
-the bits: add half of what is cut off, less one where the last bit kept is 0, then cut. Below the smallest normal number
-all numbers are multiples of one quantum q: (|x| + 2^23 q) - 2^23 q rounds to these, for float32 numbers from 2^23 q to
-2^24 q have a distance of q.
+Every number of a narrow format is a float32 number. To round to nearest even on the bits, add half of the dropped part,
+less one if the last kept bit is 0, then drop it. Below the smallest normal number all numbers are multiples of one
+quantum q: (|x| + 2^23 q) - 2^23 q rounds to these, since float32 numbers from 2^23 q to 2^24 q have a distance of q.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ _SIGN, _EXPONENT = -(1 << 31), 0x7F800000
 
 @dataclass(frozen=True)
 class Format:
-    """How a narrow float lies in its bits.
+    """The layout of a narrow float.
 
     Attributes:
-      width: all of its bits.
-      fraction: bits of the fraction.
-      bias: of the exponent.
+      width: the number of bits.
+      fraction: the number of bits of the fraction.
+      bias: the bias of the exponent.
       largest: the largest magnitude that does not round beyond the largest number.
-      infinity: the bits of infinity; those of NaN where there is none.
+      infinity: the bits of infinity; the bits of NaN in a format without infinity.
       nan: the bits of NaN.
     """
 
@@ -41,7 +40,7 @@ class Format:
 
     @property
     def dropped(self) -> int:
-        """How many bits of float32's fraction it lacks."""
+        """The bits of a float32 fraction beyond its own."""
         return 23 - self.fraction
 
     @property
@@ -59,7 +58,8 @@ def _below(x: float) -> float:
     return float(np.nextafter(np.float32(x), np.float32(0)))
 
 
-# Half a step above the largest number is a tie, to the even one: 448 of E4M3 is even, 57344 and 65504 are odd.
+# Half a step above the largest number is a tie; it rounds to the even neighbour: 448 of E4M3 is even, 57344 of E5M2 and
+# 65504 of float16 are odd.
 FORMATS: dict[DType, Format] = {
     F16: Format(16, 10, 15, _below(65520.0), 0x7C00, 0x7E00),
     DTYPES["f8e5m2"]: Format(8, 2, 15, _below(61440.0), 0x7C, 0x7E),
@@ -86,7 +86,7 @@ def rounded(make: Make, x: Value, dtype: DType) -> Value:
 
 
 def encoded(make: Make, x: Value, dtype: DType) -> Value:
-    """The bits of a narrow dtype's numbers, which are given as float32; int32."""
+    """The bits, as int32, of float32 numbers that a narrow dtype has."""
     form = FORMATS[dtype]
     bits = make.bits(x, signed=True)
     size = make.of("abs", x)
@@ -102,7 +102,7 @@ def encoded(make: Make, x: Value, dtype: DType) -> Value:
 
 
 def decoded(make: Make, bits: Value, dtype: DType) -> Value:
-    """The numbers of a narrow dtype with infinities, given by their bits in int32; float32."""
+    """The numbers, as float32, of the bits of a narrow dtype, which are given as int32."""
     form = FORMATS[dtype]
     size = make.of("and", bits, (1 << (form.width - 1)) - 1)
     sign = make.of("shift_left", make.of("shift_right_logical", bits, form.width - 1), 31)

@@ -1,13 +1,13 @@
-"""Nothing is computed from tiles without elements: there are no vectors of 0 elements.
+"""Replace ops on tiles without elements, of which no target has vectors.
 
-Needs: a verified Func. Gives: a Func of the same outputs, whose ops on such tiles have such results; unless they are
-carried through loops, `dce` then removes them.
+Needs: a verified Func. Gives: a Func with the same outputs. The ops left on tiles without elements have results without
+elements; `dce` removes them unless loops carry them.
 
     store, atomic of no element       → nothing
     reduce along a dim of size 0      → its identity
     dot of depth 0                    → 0
     pad of no element                 → the fill
-    concatenate                       → of the operands that have elements
+    concatenate                       → the concatenation of the operands that have elements
     update by no element              → the tile itself
 """
 

@@ -1,9 +1,10 @@
-"""Numbers on their way to a narrow float, through float32, rounded once.
+"""Casts to narrow floats by way of float32 with one rounding in effect: the first one is *to odd*.
 
-A number between two floats of the narrow dtype rounds by which of them is nearer. Rounded to float32 first it may come
-to lie in the middle, and then falls on the wrong side. So it is rounded *to odd* first: where it is not exact, to the
-neighbour whose last bit is 1, which is never in the middle of two floats of at least two bits less (Boldo and Melquiond
-2008, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", theorem 3).
+A number rounds to the nearer of two neighbours of the narrow dtype. Rounded to the nearest float32 first, it may become
+the midpoint of the two, and then the second rounding may go to the wrong one. Rounding to odd takes, for a number that
+is not exact, the neighbour whose last bit is 1. This is never the midpoint of two floats of at least two bits less
+(Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd",
+theorem 3).
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def to_float32(make: Make, x: Value, cast: Callable[[Value], Value] | None = Non
 
 
 def to_odd(make: Make, x: Value) -> Value:
-    """Integers of 32 bits that float32 has, and that round on to narrower floats as `x` does.
+    """32-bit integers rounded to odd: float32 has them, and they round to narrower floats as `x` does.
 
-    Of a number beyond 2^24, the last 9 bits count only as to whether they are all 0.
+    The last 9 bits of a number beyond 2^24 become 0 if they are all 0, else 2^8.
     """
     last = make.of("and", x, 0x1FF)
     cut = make.of("sub", x, last)
@@ -47,14 +48,14 @@ def to_odd(make: Make, x: Value) -> Value:
 
 
 def _float64_to_float32(make: Make, x: Value) -> Value:
-    """The nearest float32, or where that is inexact and even, its neighbour on the other side of the number."""
+    """Float64 rounded to odd: the nearest float32; if that is inexact and even, the neighbour beyond the number."""
     single = make.convert(x, F32)
     bits = make.bits(single, signed=True)
     back = make.convert(single, F64)
     below = make.of("lt", make.of("abs", back), make.of("abs", x))
     neighbour = make.select(below, make.of("add", bits, 1), make.of("sub", bits, 1))
     even = make.of("eq", make.of("and", bits, 1), 0)
-    # Of infinities and NaN there is nothing to round.
+    # Infinities and NaN are not rounded.
     finite = make.of("lt", make.of("abs", x), float("inf"))
     moves = make.of("and", make.of("and", make.of("ne", back, x), even), finite)
     return make.bitcast(make.select(moves, neighbour, bits), F32)

@@ -1,7 +1,7 @@
-"""The order of numbers as the order of integers.
+"""Integer keys that have the order of numbers.
 
-The order of floats is that of their bits, but for the sign: of negative numbers all other bits are flipped. -0, whose
-key would be -1, gets that of 0, and any NaN the greatest key.
+The bits of a float, as an integer, are in the order of the numbers once all bits but the sign of negative numbers are
+flipped. -0, whose key would be -1, gets the key of 0; every NaN gets the greatest key.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from tilekern.lower.rewrite.make import Make
 
 
 def sort_key(make: Make, x: Value) -> Value:
-    """An integer in the order of the elements: int32 of the range of a narrower dtype, else of the dtype's own width.
+    """Keys in the order of the elements: int32, in the range of the dtype, for narrow dtypes; else of the same width.
 
-    Unsigned integers of 32 bits and more stay unsigned, any other key is signed.
+    Unsigned integers of 32 bits and more stay unsigned; all other keys are signed.
     """
     dtype = x.tile.dtype
     narrow = dtype.itemsize < 4

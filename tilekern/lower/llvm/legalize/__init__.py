@@ -1,4 +1,4 @@
-"""Block IR → block IR of the ops that the emitter has; the interpreter runs the result of each pass as well."""
+"""The passes that make block IR of the ops that the emitter has; the interpreter runs the result of each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def legalize(func: Func, machine: Machine) -> Func:
 
     Args:
       func: went through the passes of every Func.
-      machine: what it shall run on.
+      machine: the CPU.
 
     Raises:
       TargetError: the Func does something that the backend does not have.

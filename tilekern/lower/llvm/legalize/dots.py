@@ -1,4 +1,4 @@
-"""Dots of [B, M, K] and [B, K, N] or [B, N, K] (no B where there is no batch), of the dtypes of `gemm.dots.KINDS`."""
+"""Bring dots to [B, M, K] and [B, K, N] or [B, N, K], or without B, of the dtypes that the matrix loops multiply."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ I16 = np.dtype(np.int16)
 
 
 def unit(dtype: DType, precision: str, machine: Machine, rows: int) -> DType:
-    """The dtype in which operands are multiplied; pairs of neighbours have to be copied, which few rows do not pay."""
+    """The dtype in which operands are multiplied.
+
+    Products of pairs, of int16 and of bfloat16, need operands copied into pairs. Few rows do not pay for the copies.
+    """
     if kind_of(dtype) != "float":
         fits = dtype.itemsize <= 2 and dtype != np.dtype(np.uint16)
         return I16 if rows > gemv.ROWS and machine.has_int16_pairs and fits else I32
@@ -46,7 +49,7 @@ def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Val
 
 
 def _turned(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value:
-    """A product with one column as one with one row; their elements lie alike."""
+    """A product with one column as a product with one row; the elements have the same order."""
     (left, right), (over_left, over_right), (batch_left, batch_right) = op.operands, op.contract, op.batch
     other = Dot(
         operands=(right, left),

@@ -1,8 +1,8 @@
 """Write the ops that the emitter lacks in terms of those that it has; `legalize_dtypes` does what dtypes need.
 
-arg-reduces, sorts, top-k   of integer keys; a top-k has keys of 32 bits
-assertions                  of one bool
-dots                        see `dots`
+arg-reductions, sorts, top-k   of integer keys; a top-k has keys of 32 bits
+assertions                     of one bool
+dots                           see `dots`
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ from tilekern.lower.rewrite.sort_key import sort_key
 
 
 def expand(func: Func, machine: Machine) -> Func:
-    """Apply the rewrites above.
-
-    Raises:
-      TargetError: the Func prints or asserts.
-    """
+    """Apply the rewrites above."""
     return Rewriter(partial(_rule, machine)).run(func)
 
 
@@ -58,14 +54,14 @@ def _rule(machine: Machine, op: Op, rewriter: Rewriter) -> Sequence[Value] | Non
 
 
 def _all(make: Make, x: Value) -> Value:
-    """Whether all elements of a tile of bools hold."""
+    """True if all elements of a tile of bools are."""
     for dim in reversed(range(len(x.tile.shape))):
         x = make.reduce(x, "and", dim)
     return x
 
 
 def _key(make: Make, op: ArgReduce) -> Value:
-    """Integers whose order is that of the elements, but that NaN comes first."""
+    """Integer keys in the order of the elements; NaN comes first, for both extremes."""
     (x,) = op.operands
     key = sort_key(make, x)
     if op.extreme == "max" or kind_of(x.tile.dtype) != "float":
@@ -76,6 +72,6 @@ def _key(make: Make, op: ArgReduce) -> Value:
 
 
 def _is_expanded(op: Sort, rewriter: Rewriter) -> bool:
-    """Whether a sort of integer keys finds positions."""
+    """True for a sort by integer keys that finds positions, the form that the emitter has."""
     keys = all(kind_of(x.tile.dtype) in ("signed", "unsigned") for x in op.operands)
     return keys and op.pick == op.num_keys == len(op.operands) - 1 and picks_places(op, rewriter)

@@ -1,4 +1,4 @@
-"""Block IR → block IR whose pure ops Mosaic has; the interpreter runs the result of each pass as well."""
+"""The passes that make block IR whose pure ops Mosaic has; the interpreter runs the result of each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tilekern.passes.split_loops import split_loops
 def passes(chip_name: str) -> tuple[Pass | Rounds, ...]:
     """The passes for a chip: "v5e", "v5p", "v6e" or "7x"."""
     return (
-        # Full tiles apart from ragged and diagonal ones, so that most iterations need no mask.
+        # Most iterations need no mask once full tiles are apart from ragged and diagonal ones.
         *(split_loops, IMPROVE),
         partial(refuse, chip_name=chip_name),
         separate_index_vectors,
@@ -55,7 +55,7 @@ def legalize(func: Func, chip_name: str) -> Func:
     """The Func in the form that `lower.mosaic.emit.ops` has functions for.
 
     Refs of float16 become refs of float32: the caller widens the arrays before, and narrows them after, which is exact.
-    Constants of several elements stay; the body of a Pallas kernel takes them as inputs.
+    Constants of several elements stay; a later step of the plan makes them inputs of the Pallas kernel.
 
     Args:
       func: went through the passes of every Func; its accesses see arrays in their own shapes.

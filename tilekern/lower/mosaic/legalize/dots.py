@@ -1,10 +1,10 @@
-"""Dots that the matrix unit does: of bfloat16, float32, int8 and 8-bit floats, with at most one batch and free dims.
+"""Bring dots to those of the matrix unit: of bfloat16, float32, int8 and 8-bit floats, of matrices or stacks of them.
 
-Needs: a widened Func. Gives: a Func whose dots contract one dim of tiles of rank 2, or of rank 3 with the first dim as
-batch, of those dtypes; float32 with precision "ieee", "bf16x3" or "tf32".
+Needs: a Func after `legalize_dtypes`. Gives: a Func whose dots contract one dim of tiles of rank 2, or of rank 3 with
+the first dim as batch, of those dtypes; float32 with precision "ieee", "bf16x3" or "tf32".
 
-Other integers are sums of digits of 8 bits. Products of digits are exact in float32, and so are sums of 256 of them;
-these are added up as int32, which wraps around as it should:
+Other integers are split into digits of 8 bits. A product of two digits is exact in float32, and so is a sum of 256
+products. These sums are added up as int32, which wraps around as the language wants it:
 
     dot(x, y) = Σ 2^(8 (i + j)) dot(digit i of x, digit j of y)      where i + j < 4
 """
@@ -24,7 +24,7 @@ from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.matrices import as_matrix, dims_of, is_of_matrices, product
 
 _EXACT = 1 << 24
-"""Whole numbers up to this one are exact in float32."""
+"""Integers up to this one are exact in float32."""
 
 
 def expand_dots(func: Func, chip_name: str) -> Func:
@@ -48,7 +48,7 @@ def _dot(make: Make, op: Dot, chip_name: str) -> Value:
 
 
 def _on(make: Make, op: Dot, dtype: DType, by: DType | None = None) -> Dot:
-    """The same dot of other numbers, by way of a dtype between the two."""
+    """The same dot of operands in another dtype, cast by way of the dtype `by`."""
     operands = (make.convert(make.convert(x, by) if by else x, dtype) for x in op.operands)
     return replace(op, operands=tuple(operands), precision="ieee")
 
@@ -66,7 +66,7 @@ def _standard(make: Make, op: Dot) -> Value:
 
 
 def _again(make: Make, op: Dot) -> Value:
-    """The dot; Pallas multiplies rows by one row elementwise, of which it has float32 only: that becomes a column."""
+    """Add the dot. Pallas multiplies rows by one row elementwise, but only in float32: other dtypes get a column."""
     x, y = op.operands
     if op.contract == ((1,), (1,)) and not op.batch[0] and y.tile.shape[0] == 1 and y.tile.dtype != F32:
         y = make.transpose(y, (1, 0))
@@ -78,7 +78,7 @@ def _again(make: Make, op: Dot) -> Value:
 
 
 def _digits(make: Make, op: Dot) -> Value:
-    """Every pair of digits that counts, of as many products at once as are exact."""
+    """The sum over the pairs of digits below 2^32, of as many products at once as float32 adds up exactly."""
     dtype = op.operands[0].tile.dtype
     count = 1 if dtype == BOOL else dtype.itemsize
     largest = 1 if dtype == BOOL else 255
@@ -107,7 +107,7 @@ def _as_int32(number: int) -> int:
 
 
 def _all_digits(make: Make, x: Value, count: int, dtype: DType) -> list[Value]:
-    """The digits of 8 bits, the lowest first, as bfloat16; the highest one of a narrow integer has its sign."""
+    """The digits of 8 bits as bfloat16, lowest first; the highest digit of a narrow integer has its sign."""
     found: list[Value] = []
     for n in range(count):
         above = x if n == 0 else make.of("shift_right_arithmetic", x, 8 * n)

@@ -1,7 +1,7 @@
-"""Float16 as float32 numbers that are rounded to float16 after every op: TPUs have no float16.
+"""Emulate float16, which TPUs lack: compute in float32 and round to float16 after each op.
 
-Needs: a Func after `expand_bits`. Gives: a Func whose refs and tiles of float16 are of float32. Its inputs are the
-float16 numbers in float32, its outputs such numbers, which a cast to float16 keeps.
+Needs: a Func after `expand_bits`. Gives: a Func whose refs and tiles of float16 are of float32. Its inputs and outputs
+are float32 arrays of numbers that float16 has, so the casts around the kernel are exact.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.narrow_floats import decoded, encoded, rounded
 from tilekern.lower.rewrite.rounding import to_float32
 
-# Functions whose result is one of the operands but for the sign, or a whole number no larger.
+# Functions whose result needs no rounding: an operand, up to its sign, or an integer that is no larger.
 _EXACT = ("neg", "abs", "sign", "max", "min", "floor", "ceil", "round_even", "round_away", "rem")
 
 
@@ -63,7 +63,7 @@ class _Widening(Rewriter):
         return [found]
 
     def _replacement(self, op: Op) -> Value | None:
-        """What stands for the result of an op whose own meaning depends on the dtype."""
+        """The result of an op whose meaning depends on the dtype; None for all other ops."""
         make = Make(self, op)
         operands = tuple(map(self.value, op.operands))
         if isinstance(op, Bitcast) and op.operands[0].tile.dtype == F16:

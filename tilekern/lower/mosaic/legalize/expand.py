@@ -1,7 +1,7 @@
-"""Write the ops that find, order and move elements in terms of those that Mosaic has.
+"""Write the ops that reduce, sort and move elements in terms of those that Mosaic has.
 
-Needs: a widened Func. Gives: a Func without `ArgReduce`, `Scan`, `Sort`, `TopK`, `Pad`, `Reverse`, `DynamicSlice`,
-`DynamicUpdateSlice` and strided slices; see `along`, `interleave`, `order`, `places`.
+Needs: a Func after `widen_moves`. Gives: a Func without `ArgReduce`, `Scan`, `Sort`, `TopK`, `Pad`, `Reverse`,
+`DynamicSlice`, `DynamicUpdateSlice` and strided slices; see `reductions`, `sorts`, `movement` and `interleave`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RULES: dict[type[Op], Callable[[Make, Any], Value]] = {
 
 def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if any(not v.tile.size for v in op.results):
-        return None  # removed in the end
+        return None  # `dce` removes it
     if (found := interleave(op, rewriter)) is not None:
         return [found]
     rule = _RULES.get(type(op))

@@ -1,9 +1,10 @@
 """Functions of float32 that Mosaic lacks, in terms of those that it has.
 
-Needs: a widened Func. Gives: a Func of the functions that Mosaic compiles, on tiles and on scalars; the results are off
-by a few units of the last place. Where a formula loses digits or overflows, another one takes over.
+Needs: a Func after `legalize_dtypes`. Gives: a Func of the functions that Mosaic compiles, on tiles and on scalars. The
+errors are a few units of the last place. A second formula covers the range where the first one loses digits or
+overflows.
 
-The coefficients are those of Cephes (S. Moshier, single/asinf.c, single/ndtrf.c), for lgamma of Lanczos with g = 7.
+Coefficients: Cephes (S. Moshier, single/asinf.c, single/ndtrf.c); for lgamma, the approximation of Lanczos with g = 7.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
 
 
 def _of_scalar(make: Make, op: Elementwise) -> Sequence[Value] | None:
-    """The scalar unit lacks two functions: these are computed on a tile of one element."""
+    """Functions that the scalar unit lacks, computed on a tile of one element."""
     if op.function not in ("pow", "logistic"):
         return None
     tiles = [make.broadcast(x, (1, 1), ()) for x in op.operands]
@@ -45,7 +46,7 @@ def _of_scalar(make: Make, op: Elementwise) -> Sequence[Value] | None:
 
 
 def polynomial(make: Make, x: Value, coefficients: Sequence[float]) -> Value:
-    """By Horner's rule, the highest coefficient first."""
+    """A polynomial by Horner's rule, the highest coefficient first."""
     total = make.number(coefficients[0], x.tile)
     for c in coefficients[1:]:
         total = make.of("add", make.of("mul", total, x), c)
@@ -59,12 +60,12 @@ def _with_sign(make: Make, size: Value, x: Value) -> Value:
 
 
 def _sign(make: Make, x: Value) -> Value:
-    """Zeros and NaN stay."""
+    """1 or -1; zeros and NaN stay as they are."""
     return make.select(make.of("gt", x, 0.0), 1.0, make.select(make.of("lt", x, 0.0), make.number(-1, x.tile), x))
 
 
 def _cbrt(make: Make, x: Value) -> Value:
-    """exp2(log2(x) / 3), and two steps of Newton's method."""
+    """exp2(log2(x) / 3), refined by two steps of Newton's method."""
     size = make.of("abs", x)
     y = make.of("exp2", make.of("mul", make.of("log2", size), 1 / 3))
     for _ in range(2):
@@ -75,7 +76,7 @@ def _cbrt(make: Make, x: Value) -> Value:
 
 
 def _expm1(make: Make, x: Value) -> Value:
-    """Taylor's series below 1: there exp(x) - 1 would lose digits."""
+    """Taylor's series for |x| < 1, where exp(x) - 1 would lose digits."""
     series = polynomial(make, x, [1 / math.factorial(n) for n in range(12, 1, -1)])
     near = make.of("add", x, make.of("mul", make.of("mul", x, x), series))
     far = make.of("sub", make.of("exp", x), 1.0)
@@ -83,7 +84,7 @@ def _expm1(make: Make, x: Value) -> Value:
 
 
 def _exponentials(make: Make, x: Value) -> tuple[Value, Value]:
-    """exp(|x|) / 2 and exp(-|x|) / 2; by way of exp(|x| / 2), which overflows later."""
+    """exp(|x|) / 2 and exp(-|x|) / 2, from exp(|x| / 2), which overflows later than exp(|x|)."""
     root = make.of("exp", make.of("mul", make.of("abs", x), 0.5))
     return make.of("mul", make.of("mul", root, 0.5), root), make.of("div", make.of("div", 0.5, root), root)
 
@@ -102,7 +103,7 @@ def _cosh(make: Make, x: Value) -> Value:
 
 
 def _asin_small(make: Make, x: Value) -> Value:
-    """For |x| <= 1/2."""
+    """asin(x) for |x| <= 1/2."""
     square = make.of("mul", x, x)
     cephes = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
     return make.of("add", make.of("mul", make.of("mul", polynomial(make, square, cephes), square), x), x)
@@ -131,7 +132,7 @@ def _atan(make: Make, x: Value) -> Value:
 
 
 def _asinh(make: Make, x: Value) -> Value:
-    """log(|x| + √(x² + 1)), near 0 as log1p of all but the 1."""
+    """log(|x| + √(x² + 1)), as log1p(|x| + x² / (√(x² + 1) + 1)); log(2 |x|) beyond 1e8."""
     size = make.of("abs", x)
     square = make.of("mul", size, size)
     root = make.of("add", make.of("sqrt", make.of("add", square, 1.0)), 1.0)
@@ -167,14 +168,14 @@ _ERFC_ABOVE_2 = (
 
 
 def _erfc(make: Make, x: Value) -> Value:
-    """1 - erf(x) below 1; above, exp(-x²) / x times a polynomial of 1 / x²."""
+    """1 - erf(x) for |x| <= 1; beyond, exp(-x²) / x times a polynomial of 1 / x²."""
     size = make.of("abs", x)
     inverse = make.of("div", 1.0, size)
     square = make.of("mul", inverse, inverse)
     below = polynomial(make, square, _ERFC_BELOW_2)
     above = polynomial(make, square, _ERFC_ABOVE_2)
     tail = make.of("mul", make.select(make.of("lt", size, 2.0), below, above), inverse)
-    # x² = h² + (x - h) (x + h): the square of the upper half h of the digits is exact.
+    # x² = h² + (x - h) (x + h), where h is x cut to half of its digits, so that h² is exact.
     high = make.bitcast(make.of("and", make.bits(size, signed=True), -(1 << 12)), F32)
     rest = make.of("mul", make.of("sub", size, high), make.of("add", size, high))
     decay = make.of(
@@ -194,7 +195,7 @@ _LANCZOS = (
 
 
 def _lgamma(make: Make, x: Value) -> Value:
-    """log|Γ(x)|; left of 1/2 by the reflection Γ(x) Γ(1 - x) = π / sin(π x)."""
+    """log|Γ(x)|; below 1/2 by the reflection Γ(x) Γ(1 - x) = π / sin(π x)."""
     reflected = make.of("lt", x, 0.5)
     z = make.select(reflected, make.of("neg", x), make.of("sub", x, 1.0))
     total = make.number(0.99999999999980993227684700473478, x.tile)

@@ -1,10 +1,10 @@
-"""Interleaved lines, a b a b ...: taken apart and put together by gathers along the lanes.
+"""Interleave and deinterleave lines, a b a b ..., by gathers along the lanes.
 
-x[..., p::k] takes apart, and so does part p of a reshape to [..., n, k]; k parts [..., n, 1], joined and reshaped
-to [..., n k], are put together, and a pad with something between the elements is. A tile of k lanes would take 128 / k
-times its size, and each of its rows a transposition.
+Deinterleaved are x[..., p::k], and part p of a reshape to [..., n, k]. Interleaved are k parts [..., n, 1], joined and
+reshaped to [..., n k], and pads between the elements of a line. Without gathers these would need a tile of k lanes, of
+which a register holds k of 128, and a transposition of each row.
 
-Needs and gives what `places` does; what is left of strides, and of pads between elements, is not along the lanes.
+Needs: a Func after `widen_moves`. Gives: a Func whose strides, and pads between elements, are not along the last dim.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilekern.lower.rewrite.make import Make
 
 
 def interleave(op: Op, rewriter: Rewriter) -> Value | None:
-    """What stands for an op that takes lines apart, or puts them together; None for any other."""
+    """The result of an op that interleaves or deinterleaves lines; None for any other op."""
     make = Make(rewriter, op)
     match op:
         case Slice(operands=(x,)) if op.stride[-1:] > (1,) and op.result.tile.shape[-1] > 1:
@@ -47,7 +47,7 @@ def interleave(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _rest(rewriter: Rewriter, op: Slice | Pad, x: Value, **last: int) -> Value:
-    """The same op on `x`, but for what it does along the last dim."""
+    """The same op on `x`, with other attributes along the last dim."""
     attributes = {name: (*getattr(op, name)[:-1], n) for name, n in last.items()}
     (found,) = rewriter.visit(replace(op, operands=(x, *op.operands[1:]), **attributes))
     return found
@@ -58,7 +58,7 @@ def _takes_one(op: Slice) -> bool:
 
 
 def _line(rewriter: Rewriter, x: Value) -> Value | None:
-    """What was reshaped to `x`, if that cut its last dim."""
+    """The operand of the reshape to `x`, if the reshape split its last dim."""
     made = rewriter.definition(x)
     if not isinstance(made, Reshape):
         return None
@@ -67,7 +67,7 @@ def _line(rewriter: Rewriter, x: Value) -> Value | None:
 
 
 def _parts(rewriter: Rewriter, x: Value, shape: tuple[int, ...]) -> Sequence[Value]:
-    """What was joined to the last dim of `x`, one lane of each, and is now reshaped to lines of `shape`."""
+    """The tiles of one lane that were joined to `x`, if a reshape to `shape` makes lines of them; else none."""
     made = rewriter.definition(x)
     if not isinstance(made, Concatenate) or made.dim != len(x.tile.shape) - 1:
         return ()
@@ -77,7 +77,7 @@ def _parts(rewriter: Rewriter, x: Value, shape: tuple[int, ...]) -> Sequence[Val
 
 
 def _apart(make: Make, x: Value, first: int, step: int, count: int) -> Value:
-    """The elements first, first + step, ... of each line: from no more registers than they are in."""
+    """The elements first, first + step, ... of each line, gathered from the registers that hold them."""
     *front, size = x.tile.shape
     rows = prod(front)
     lines = make.reshape(wide(make, x), (rows, size))
@@ -93,7 +93,7 @@ def _apart(make: Make, x: Value, first: int, step: int, count: int) -> Value:
 
 
 def _together(make: Make, parts: Sequence[Value]) -> Value:
-    """The elements of equal parts in turns, so many at once as fit one register."""
+    """The elements of equal parts in turns, as many at once as one register holds."""
     *front, size = parts[0].tile.shape
     rows, turns, dtype = prod(front), len(parts), parts[0].tile.dtype
     lines = [make.reshape(wide(make, part), (rows, size)) for part in parts]

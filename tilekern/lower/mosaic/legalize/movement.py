@@ -1,8 +1,8 @@
-"""Ops that move elements, in terms of those that Mosaic has: it cuts, joins, repeats, transposes and reshapes tiles.
+"""Ops that move elements, by slices, concatenations, broadcasts, transpositions and reshapes, which Mosaic has.
 
-Needs: a widened Func; `interleave` does what strides and interior pads do to the last dim. Gives: a Func without `Pad`,
-`Reverse`, `DynamicSlice`, `DynamicUpdateSlice` and strided slices, whose `Take`s are of [rows, 128] along the lanes: a
-vector register's lanes, of which the hardware gathers.
+Needs: a Func after `widen_moves`; `interleave` handles strides and interior pads along the last dim. Gives: a Func
+without `Pad`, `Reverse`, `DynamicSlice`, `DynamicUpdateSlice` and strided slices. Its `Take`s are of [rows, 128] along
+the lanes, since the hardware gathers within vector registers.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from tilekern.ir.types import I32, TileType
 from tilekern.lower.rewrite.make import Make
 
 LANES = 128
-"""Of a vector register."""
+"""The lanes of a vector register."""
 
 
 def lanes(make: Make, shape: tuple[int, ...], dim: int) -> Value:
-    """The number of every element along `dim`, int32."""
+    """The index of each element along `dim`, int32."""
     return make.add(Iota, shape=shape, dtype=I32, dim=dim)
 
 
 def filled(make: Make, value: Value, like: tuple[int, ...], dim: int, size: int) -> Value:
-    """A scalar, as a tile of the shape `like` but for the size along `dim`."""
+    """A scalar, repeated to the shape `like` with another size along `dim`."""
     return make.broadcast(value, (*like[:dim], size, *like[dim + 1 :]), ())
 
 
 def rolled(make: Make, x: Value, dim: int, by: int) -> Value:
-    """Element i comes to place i + by; what leaves at the end comes in at the start."""
+    """A rotation along `dim`: element i moves to i + by, modulo the size."""
     size = x.tile.shape[dim]
     cut = (size - by) % size
     return make.joined(dim, make.part(x, dim, cut, size), make.part(x, dim, 0, cut))
 
 
 def has_bit(make: Make, number: Value, bit: int) -> Value:
-    """Whether a bit of a number is set."""
+    """True where a number has a bit."""
     return make.of("ne", make.of("and", number, bit), 0)
 
 
 def exchanged(make: Make, x: Value, dim: int, distance: int) -> Value:
-    """Element i from place i xor distance; the distance is a power of two, and the size one of its multiples by two."""
+    """The elements i xor distance; the distance is a power of two, the size a multiple of twice the distance."""
     ahead, behind = rolled(make, x, dim, -distance), rolled(make, x, dim, distance)
     return make.select(has_bit(make, lanes(make, x.tile.shape, dim), distance), behind, ahead)
 
 
 def power_of_two(size: int) -> int:
-    """The least one that is no smaller."""
+    """The least power of two that is no smaller."""
     return 1 << max(size - 1, 0).bit_length()
 
 
@@ -57,7 +57,7 @@ def power_of_two(size: int) -> int:
 
 
 def reverse(make: Make, op: Reverse) -> Value:
-    """All along each dim at once: with a size of 2^k, element i comes from i xor (2^k - 1)."""
+    """Reverse along each dim in turn: of 2^k elements, element i comes from i xor (2^k - 1), bit by bit."""
     (x,) = op.operands
     for dim in op.dims:
         size = x.tile.shape[dim]
@@ -79,7 +79,7 @@ def _scalar(x: Value) -> TileType:
 
 
 def pad(make: Make, op: Pad) -> Value:
-    """Cut, spread, and join with the fill."""
+    """Along each dim in turn, spread the elements, join them with the fill, and cut negative pads."""
     x, fill = op.operands
     for dim, (low, high, interior) in enumerate(zip(op.low, op.high, op.interior, strict=True)):
         if interior and x.tile.shape[dim] > 1:
@@ -96,7 +96,7 @@ def pad(make: Make, op: Pad) -> Value:
 
 
 def _spread(make: Make, x: Value, fill: Value, dim: int, between: int) -> Value:
-    """Elements along `dim` with `between` fills between them: a new dim behind it, joined with them and merged."""
+    """Elements along `dim` with `between` fills after each, joined along a new dim that is then merged with `dim`."""
     front, size, behind = x.tile.shape[:dim], x.tile.shape[dim], x.tile.shape[dim + 1 :]
     alone = make.reshape(x, (*front, size, 1, *behind))
     pairs = make.joined(dim + 1, alone, filled(make, fill, alone.tile.shape, dim + 1, between))
@@ -105,7 +105,7 @@ def _spread(make: Make, x: Value, fill: Value, dim: int, between: int) -> Value:
 
 
 def slice_(make: Make, op: Slice) -> Value:
-    """Cut, then keep the first of each group of elements."""
+    """Cut along each dim; of a stride, keep the first of each group of elements."""
     (x,) = op.operands
     for dim, (start, stop, stride) in enumerate(zip(op.start, op.stop, op.stride, strict=True)):
         count = len(range(start, stop, stride))
@@ -127,7 +127,7 @@ def _thinned(make: Make, x: Value, dim: int, count: int, stride: int) -> Value:
 
 
 def _shifted(make: Make, x: Value, dim: int, start: Value, most: int, sign: int) -> Value:
-    """Rolled by a computed number of places from 0 to `most`, forward or back: by its bits, one after the other."""
+    """A rotation by a computed number from 0 to `most`, forward or back: by one of its bits after the other."""
     bit = 1
     while bit <= most:
         moved = rolled(make, x, dim, sign * bit)
@@ -142,7 +142,7 @@ def _clamped(make: Make, start: Value, room: int) -> Value:
 
 
 def dynamic_slice(make: Make, op: DynamicSlice) -> Value:
-    """What begins at a computed place is rolled to the front."""
+    """Rotate the slice to the front and cut it there."""
     x, *starts = op.operands
     for dim, (size, start) in enumerate(zip(op.sizes, starts, strict=True)):
         before = x.tile.shape[dim]
@@ -154,7 +154,7 @@ def dynamic_slice(make: Make, op: DynamicSlice) -> Value:
 
 
 def dynamic_update_slice(make: Make, op: DynamicUpdateSlice) -> Value:
-    """The update at the front of a tile of the whole size, rolled to its place."""
+    """Pad the update to the size of the tile, rotate it to its place, and select it there."""
     x, update, *starts = op.operands
     shape, sizes = x.tile.shape, update.tile.shape
     inside: Value | None = None
@@ -172,7 +172,7 @@ def dynamic_update_slice(make: Make, op: DynamicUpdateSlice) -> Value:
 
 
 def take(make: Make, op: Take) -> Value:
-    """Along the lanes, by 128: from each register of a row, and of these results the one that the index names."""
+    """A gather as gathers along the lanes, see `gathered`; one index of a whole tile is a dynamic slice."""
     x, indices = op.operands
     dim, shape = op.dim, x.tile.shape
     if not op.along and indices.tile.size == 1:
@@ -198,9 +198,12 @@ def take(make: Make, op: Take) -> Value:
 
 
 def gathered(make: Make, x: Value, index: Value) -> Value:
-    """Elements of x[rows, n] at index[rows, m] along the lanes, all in bounds."""
+    """Elements of x[rows, n] at index[rows, m] along the lanes, all in bounds.
+
+    For each register of indices, gather from each register of the row, and select by the index's upper bits.
+    """
     if x.tile.shape[0] == 1:
-        # Pallas takes a gather from one row for another kind of gather.
+        # Pallas lowers a gather from a single row to another kind of gather.
         return make.part(gathered(make, make.joined(0, x, x), make.joined(0, index, index)), 0, 0, 1)
     count = index.tile.shape[1]
     parts: list[Value] = []
@@ -216,7 +219,7 @@ def gathered(make: Make, x: Value, index: Value) -> Value:
 
 
 def _registers(make: Make, x: Value) -> Sequence[Value]:
-    """The columns of a tile in parts of 128, the last one with zeros."""
+    """The columns of a tile in parts of 128; the last part is padded with zeros."""
     size = x.tile.shape[1]
     whole = round_up(size, LANES)
     x = make.joined(1, x, filled(make, make.number(0, _scalar(x)), x.tile.shape, 1, whole - size))

@@ -1,11 +1,11 @@
-"""Index vectors that go together: one of them stays, of the others' dims the block holds all, and lanes are chosen.
+"""Separate index vectors that index pointwise: keep one of them, load the other dims whole, and select the lanes.
 
     load x[gather r, along c]            →  max(select(iota = c, load x[gather r, :], -inf))        along the columns
     store v to x[gather r, along c]      →  store v to x[gather r, :]  mask iota = c
     load x[gather i + iota, along c]     →  the same with x[i +: n, :], which takes no gather
 
-A row is read, or read and written, for each lane. Rows that are written twice are written one after the other, so
-that updates of elements in one row all count.
+For each lane a whole row is read, or read and written. Writes to the same row are made one after the other, so several
+lanes may update one row.
 
 Needs: a canonical Func. Gives: a Func whose index vectors are orthogonal.
 """
@@ -32,7 +32,7 @@ def separate_index_vectors(func: Func) -> Func:
     """Apply the rewrites above.
 
     Raises:
-      TargetError: int32 does not tell where a lane is.
+      TargetError: the position of a lane may not fit int32.
     """
     ranges = analyze(func)
 
@@ -47,11 +47,11 @@ def separate_index_vectors(func: Func) -> Func:
 
 
 class _Apart:
-    """One access, its index vectors taken apart.
+    """The rewrite of one access.
 
     Attributes:
-      stays: for each dim of the tile, the dim of the array that it is now.
-      chosen: the dims of which each lane chooses one place, and the dims of the tile that these lanes are.
+      stays: for each dim of the tile, the array's dim that keeps its index vector.
+      chosen: the array's dims that are loaded whole, each with the dim of the tile whose lanes select along it.
     """
 
     def __init__(self, op: MemoryOp, rewriter: Rewriter, ranges: Mapping[Value, Interval]) -> None:
@@ -69,7 +69,7 @@ class _Apart:
         self._places = {n: self._place(n) for n in self.chosen}
 
     def load(self, op: Load) -> Value:
-        """The lanes of a load."""
+        """The result of a load."""
         make, old = self._make, op.result.tile
         masks = (op.mask,) if op.mask is not None else ()
         fills = (op.fill,) if op.fill is not None else ()
@@ -86,7 +86,7 @@ class _Apart:
         return found
 
     def write(self) -> Sequence[Value]:
-        """A store or an update; lanes outside choose no place."""
+        """The write, masked to the selected places; lanes out of bounds select none."""
         op = self._op
         here = self._here()
         if op.mask is not None:
@@ -98,10 +98,10 @@ class _Apart:
     def _monoid(self) -> Monoid:
         return "or" if self._op.ref.ref.dtype == BOOL else "max"
 
-    # --- which dims stay ---
+    # --- the dims that keep their index vectors ---
 
     def _stays(self, lane: int) -> int:
-        """Of the dims that go together as a dim of the tile, the one that stays: of neighbours, if there is one."""
+        """Of the array's dims that a dim of the tile indexes, the one to keep: one of consecutive elements, if any."""
         members = [n for n, other in enumerate(self._op.access.lanes) if other == lane]
         return next((n for n in members if self._is_block(n)), members[0])
 
@@ -109,7 +109,7 @@ class _Apart:
         return self._counter(self._op.access.dims[number]) is not None
 
     def _counter(self, dim: Dim) -> Term | None:
-        """The term of a gather that counts its lanes."""
+        """The term of a gather that is the index of the lane, if any; its lanes are consecutive elements."""
         for term in dim.position.terms:
             made = self._rewriter.definition(self._op.positions[term.operand])
             if isinstance(made, Iota) and len(made.shape) == 1 and term.plain and term.stride == 1:
@@ -131,7 +131,7 @@ class _Apart:
     # --- places ---
 
     def _place(self, number: int) -> Value:
-        """The places of all lanes along a dim, int32, exact or out of bounds."""
+        """The positions of all lanes along a dim, int32, exact or out of bounds."""
         op, make = self._op, self._make
         dim, length = op.access.dims[number], op.extents[number]
         span = position_interval(dim.position, [self._ranges.get(v, INT32) for v in op.positions])
@@ -169,7 +169,7 @@ class _Apart:
             )
 
     def _here(self) -> Value:
-        """Of the lines of the new access, the places that are meant."""
+        """True at the selected places of the new access."""
         make, shape, lanes = self._make, self.access.shape, self.access.lanes
         found: Value | None = None
         for n, lane in self.chosen.items():
@@ -181,13 +181,13 @@ class _Apart:
         return found
 
     def _inside(self, number: int, shape: tuple[int, ...]) -> Value:
-        """Of the tile, the lanes that are in bounds along a dim."""
+        """True in the lanes of the tile that are in bounds along a dim."""
         make, place = self._make, self._places[number]
         inside = make.of("and", make.of("ge", place, 0), make.of("lt", place, self._op.extents[number]))
         return make.along(inside, shape, self.chosen[number])
 
     def _spread(self, tile: Value) -> Value:
-        """A tile of the access, the same along all lines of the new one."""
+        """A tile of the old access, repeated along the dims of the new one that are loaded whole."""
         lanes = self.access.lanes
         order = sorted(range(len(self.stays)), key=self.stays.__getitem__)
         places = tuple(lane for lane in (lanes[n] for n in sorted(self.stays)) if lane is not None)
@@ -195,6 +195,6 @@ class _Apart:
 
 
 def _renumbered(dim: Dim, used: Sequence[int]) -> Dim:
-    """The dim, its terms of operand number `used[n]` being of number n."""
+    """The dim with its operands renumbered: operand `used[n]` becomes n."""
     terms = tuple(replace(term, operand=used.index(term.operand)) for term in dim.position.terms)
     return replace(dim, position=replace(dim.position, terms=terms))

@@ -1,9 +1,9 @@
-"""Reductions and scans along a dim, in terms of sums, maxima and minima of float32 and int32: those Mosaic has.
+"""Reductions and scans, in terms of the sums, maxima and minima of float32 and int32 that Mosaic has.
 
 reduce                 one dim after the other; to a scalar, the last two at once
-reduce prod, and, ...  the upper half combined with the lower one, until one element is left
-scan                   element i with i - 1, then with i - 2, i - 4, ...: of all of these with what is before them
-arg_reduce             the least of the places where the extreme stands
+reduce prod, and, ...  combine the upper half with the lower one, until one element is left
+scan                   combine element i with i - 1, then with i - 2, i - 4, ... (Hillis and Steele)
+arg_reduce             the least index of an element that equals the extreme
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilekern.lower.rewrite.make import Make
 
 
 def reduce(make: Make, op: Reduce) -> Value:
-    """Of 32-bit elements."""
+    """A reduction of 32-bit elements."""
     (x,) = op.operands
     dims = sorted(op.dims)
     if x.tile.dtype not in (F32, I32) and op.monoid in ("sum", "max", "min"):
@@ -40,7 +40,7 @@ def reduce(make: Make, op: Reduce) -> Value:
 
 
 def _unsigned(make: Make, op: Reduce, x: Value) -> Value:
-    """Sums wrap around alike; the order is that of signed numbers once the highest bit is flipped."""
+    """A reduction of uint32 as int32: sums wrap around alike; maxima and minima flip the highest bit, for the order."""
     flips = op.monoid != "sum"
     number = make.bitcast(make.of("xor", x, 1 << 31) if flips else x, I32)
     signed = Reduce(operands=(number,), monoid=op.monoid, dims=op.dims)
@@ -49,7 +49,7 @@ def _unsigned(make: Make, op: Reduce, x: Value) -> Value:
 
 
 def _folded(make: Make, x: Value, monoid: Monoid, dim: int) -> Value:
-    """All elements along `dim` in one, which keeps its dim."""
+    """The reduction along `dim`, which stays as a dim of size 1."""
     function = combining(monoid)
     while (size := x.tile.shape[dim]) > 1:
         half = size // 2
@@ -60,7 +60,7 @@ def _folded(make: Make, x: Value, monoid: Monoid, dim: int) -> Value:
 
 
 def scan(make: Make, op: Scan) -> Value:
-    """Of 32-bit elements; what is shifted in is the identity."""
+    """A scan of 32-bit elements; the identity is shifted in."""
     (x,) = op.operands
     size, distance = x.tile.shape[op.dim], 1
     start: Any = -math.inf if op.monoid == "logsumexp" else identity(op.monoid, x.tile.dtype)
@@ -86,7 +86,7 @@ def _combined(make: Make, monoid: str, x: Value, y: Value) -> Value:
 
 
 def arg_reduce(make: Make, op: ArgReduce) -> Value:
-    """The first place where the extreme is, or NaN, which wins."""
+    """The first index of the extreme; NaN counts as the extreme."""
     (x,) = op.operands
     shape, dim = x.tile.shape, op.dim
     if len(shape) == 1:

@@ -1,4 +1,4 @@
-"""What no TPU does: refused with the user's line, the reason, and a way out."""
+"""Refuse what no TPU can do, with the user's line, the reason, and a way out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ _PORTABLE = 'use target="cpu:xla", the portable backend'
 
 
 def refuse(func: Func, chip_name: str) -> Func:
-    """Raise a `TargetError` for the first thing in a Func that TPUs do not have."""
+    """Refuse arrays and grids that int32 does not count, and dtypes of 64 bits.
+
+    Raises:
+      TargetError: for the first of these in the Func.
+    """
     refuse_large(func, "a TPU", longest=FAR, programs=LONGEST_INT32)
     for op in func.walk():
         with source.at(op.loc):

@@ -1,9 +1,9 @@
-"""Sines and cosines of float32 tiles: of one angle both at once, in a fraction of the time of Mosaic's own.
+"""Sines and cosines of float32 tiles, both of an angle at once, in a fraction of the time of Mosaic's own.
 
-Mosaic reduces every angle as the largest needs it, for the sine and again for the cosine. Here a tile whose angles are
-all below `LIMIT` takes a short way to r = x - k π/2; any other tile takes Mosaic's.
+Mosaic reduces every angle by the costly method of the largest ones, for the sine and again for the cosine. Here a tile
+whose angles are all below `LIMIT` is reduced by a short one, r = x - k π/2. Other tiles take Mosaic's functions.
 
-Needs: a widened Func. Gives: one in which sines and cosines of tiles stand in the last region of a switch only.
+Needs: a Func after `legalize_dtypes`. Gives: a Func with sines and cosines of tiles only in last regions of switches.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LIMIT = 2e5
 
 _DIGITS = Fraction(0x3243F6A8885A308D313198A2E03707344A4093822299F31D008, 1 << 201)  # π/2
 _COUNT, _BITS = 7, 7
-_ALONE = 4  # so many parts are subtracted one by one; next to a zero what is left has all its digits
+_ALONE = 4  # the parts that are subtracted one by one, so that a result near 0 has all its digits
 
 
 def _parts() -> tuple[float, ...]:
-    """π/2 as a sum of numbers of 7 bits each, but for the last one."""
+    """π/2 as a sum of numbers of 7 bits each, and a rest."""
     found: list[float] = []
     rest = _DIGITS
     for n in range(_COUNT):
@@ -50,7 +50,7 @@ def expand_sines(func: Func) -> Func:
 
 
 class _Sines(ScopedRewriter[Value]):
-    """Knows the sines and cosines that are there at the current place."""
+    """`known` maps an angle to its sine and cosine, as far as they are visible at the current place."""
 
     def __init__(self) -> None:
         super().__init__(self._sine_or_cosine)
@@ -75,7 +75,7 @@ class _Sines(ScopedRewriter[Value]):
 
 
 def _near(make: Make, x: Value) -> tuple[Value, Value]:
-    """Sine and cosine of finite angles below the limit, to 1.7 units of the last place."""
+    """The sine and cosine of finite angles below the limit, to 1.7 units of the last place."""
     k = make.of("floor", make.of("add", make.of("mul", x, 2 / math.pi), 0.5))
     r, d = _reduced(make, x, k)
     square = make.of("mul", r, r)
@@ -90,13 +90,13 @@ def _near(make: Make, x: Value) -> tuple[Value, Value]:
 
 
 def _signed(make: Make, x: Value, quadrant: Value) -> Value:
-    """Negated in the third and fourth quadrant, whose numbers have the bit 2."""
+    """`x`, negated in the third and fourth quadrants, whose numbers have the bit 2."""
     sign = make.of("shift_left", make.of("and", quadrant, 2), 30)
     return make.bitcast(make.of("xor", make.bits(x, signed=True), sign), F32)
 
 
 def _reduced(make: Make, x: Value, k: Value) -> tuple[Value, Value]:
-    """x - k π/2 as a sum r + d, where d is what r has no digits for."""
+    """x - k π/2 as a sum r + d; d is the rounding error of r."""
     exact = x
     for part in _PARTS[:_ALONE]:
         exact = make.of("sub", exact, make.of("mul", k, part))
@@ -110,13 +110,13 @@ def _reduced(make: Make, x: Value, k: Value) -> tuple[Value, Value]:
 
 
 def _difference(make: Make, x: Value, y: Value) -> tuple[Value, Value]:
-    """x - y rounded, and the error of that."""
+    """x - y rounded, and the rounding error."""
     difference = make.of("sub", x, y)
     return difference, make.of("sub", make.of("sub", x, difference), y)
 
 
 def _sine(make: Make, r: Value, d: Value, square: Value) -> Value:
-    """Of r + d, |r| <= π/4, by the coefficients of Cephes (S. Moshier, single/sinf.c)."""
+    """The sine of r + d, |r| <= π/4, with the coefficients of Cephes (S. Moshier, single/sinf.c)."""
     series = polynomial(make, square, (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
     return make.of("add", r, make.of("add", make.of("mul", series, make.of("mul", square, r)), d))
 

@@ -1,9 +1,9 @@
-"""Sorts by bitonic networks along a dim of the tile, top-k by one maximum after the other: Mosaic has neither.
+"""Sorts by bitonic networks, and top-k by repeated maxima or by a sort; Mosaic has neither.
 
-K. Batcher, "Sorting networks and their applications" (1968). The size is filled up to a power of two; for each group of
-2, 4, 8, ... elements and each distance of half a group, a quarter, ..., 1, element i is compared with i xor distance,
-and the smaller of the two stays below, or above in every other group. The place of an element is the last of its keys,
-so no two are equal: the sort is stable, and elements added at the end stay there.
+K. Batcher, "Sorting networks and their applications" (1968). The size is padded to a power of two. For groups of 2, 4,
+8, ... elements, and distances of half a group, a quarter, ..., 1, element i is compared with element i xor distance.
+The smaller one goes to the lower index, or to the higher index in every other group. The index of an element is its
+last key, so no two elements are equal: the sort is stable, and the padding stays at the end.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tilekern.lower.rewrite.sort_key import sort_key
 
 
 def sort(make: Make, op: Sort) -> Value:
-    """The operand asked for goes through the network along with the keys."""
+    """The picked operand, moved through the network along with the keys."""
     keys = [_signed(make, sort_key(make, x)) for x in op.operands[: op.num_keys]]
     return _sorted(make, keys, op.operands[op.pick], op.dim)
 
 
 _FEW = 16
-"""So many maxima of a line take fewer ops than a network, whose steps have some 20 each, and 28 steps for 128 lanes."""
+"""Up to so many maxima take fewer ops than a network, which has some 20 ops a step and 28 steps for 128 lanes."""
 
 
 def top_k(make: Make, op: TopK) -> Value:
-    """The first places in the order of the keys upside down."""
+    """The positions of the greatest elements: by repeated maxima, or the first ones of a sort by the inverted keys."""
     (x,) = op.operands
     key = _signed(make, sort_key(make, x))
     if op.k <= _FEW:
@@ -36,9 +36,9 @@ def top_k(make: Make, op: TopK) -> Value:
 
 
 def _selected(make: Make, key: Value, dim: int, count: int) -> Value:
-    """The places of the greatest keys: the first one of each maximum, which then gets the least key and is closed.
+    """The positions of the greatest keys, by repeated maxima: the first position of each is closed.
 
-    A closed place counts as `size`, so open places go before it, also where the maximum is the least key.
+    A closed position gets the least key and counts as `size`, so open ones win also if the maximum is the least key.
     """
     shape = key.tile.shape
     if len(shape) == 1:
@@ -58,12 +58,12 @@ def _selected(make: Make, key: Value, dim: int, count: int) -> Value:
 
 
 def _signed(make: Make, key: Value) -> Value:
-    """The same order as int32."""
+    """Keys as int32, in the same order."""
     return key if key.tile.dtype == I32 else make.bitcast(make.of("xor", key, 1 << 31), I32)
 
 
 def _sorted(make: Make, keys: list[Value], picked: Value | None, dim: int) -> Value:
-    """What is picked, or else the places of the elements, in the order of the keys."""
+    """The picked tile, or else the positions of the elements, in the order of the keys."""
     shape = keys[0].tile.shape
     size = shape[dim]
     whole = power_of_two(size)
@@ -72,7 +72,7 @@ def _sorted(make: Make, keys: list[Value], picked: Value | None, dim: int) -> Va
     if picked is not None:
         tiles.append(picked)
     for n, x in enumerate(tiles):
-        # What is added counts as the greatest key; places stay different.
+        # The padding has the greatest key; all positions are different.
         most = make.number((1 << 31) - 1 if n < len(keys) else 0, TileType((), x.tile.dtype))
         tiles[n] = make.joined(dim, x, filled(make, most, x.tile.shape, dim, whole - x.tile.shape[dim]))
     group = 2
@@ -86,7 +86,7 @@ def _sorted(make: Make, keys: list[Value], picked: Value | None, dim: int) -> Va
 
 
 def _step(make: Make, tiles: list[Value], count: int, dim: int, group: int, distance: int) -> list[Value]:
-    """One comparison of every pair at a distance; groups with the bit `group` in their places descend."""
+    """Compare and exchange all pairs at a distance; the groups whose positions have the bit `group` descend."""
     others = [exchanged(make, x, dim, distance) for x in tiles]
     lane = lanes(make, tiles[0].tile.shape, dim)
     smaller = _less(make, others[:count], tiles[:count])
@@ -98,7 +98,7 @@ def _step(make: Make, tiles: list[Value], count: int, dim: int, group: int, dist
 
 
 def _less(make: Make, left: list[Value], right: list[Value]) -> Value:
-    """Whether one of two lists of keys comes first, where no two are equal."""
+    """True where the left keys come first in lexicographic order; no two are equal."""
     less = make.of("lt", left[-1], right[-1])
     for a, b in zip(reversed(left[:-1]), reversed(right[:-1]), strict=True):
         less = make.of("or", make.of("lt", a, b), make.of("and", make.of("eq", a, b), less))

@@ -1,10 +1,10 @@
-"""Reshapes, and ops on vectors, in the forms that Mosaic and the emitter take.
+"""Bring reshapes, and ops on tiles of rank 1, to the forms that Mosaic and the emitter take.
 
 Needs: a Func whose other ops are legal. Gives: a Func in which
 
-    tiles of rank 1   are computed elementwise, repeated, made by reductions of rank 2, loaded, stored and carried; to
-                      and from [1, n] and [n, 1] they are reshaped, any other op is one of rank 2
-    reshapes          keep the last dim, or one of multiples of 128 on both sides; or are of one element, or of vectors
+    tiles of rank 1   are loaded, stored, carried, computed elementwise, broadcast, results of reductions of rank 2, and
+                      reshaped from and to [1, n] and [n, 1]; all other ops on them are rewritten as ops of rank 2
+    reshapes          keep the last dim, or have multiples of 128 there on both sides; or are of one element or vectors
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilekern.lower.mosaic.legalize.movement import LANES
 from tilekern.lower.rewrite.make import Make
 
 _PIECES = 32
-"""The most pieces into which a reshape cuts the last dim; with more of them the way through one column is shorter."""
+"""The most pieces into which a reshape cuts the last dim; beyond that, a reshape by way of one column is shorter."""
 
 Shape = tuple[int, ...]
 
@@ -59,7 +59,7 @@ def _vector(make: Make, row: Value) -> Value:
 
 
 def reshape(make: Make, x: Value, shape: Shape) -> Value:
-    """Any reshape in legal steps."""
+    """A reshape in steps that are legal."""
     before = x.tile.shape
     if before == shape:
         return x
@@ -81,13 +81,13 @@ def reshape(make: Make, x: Value, shape: Shape) -> Value:
 
 
 def is_native(before: Shape, after: Shape) -> bool:
-    """Whether Mosaic has a reshape of tiles of rank 2 and more."""
+    """Whether Mosaic has a reshape between two shapes of rank 2 and more."""
     last = before[-1], after[-1]
     return last[0] == last[1] or all(n % LANES == 0 for n in last)
 
 
 def _through_pieces(make: Make, x: Value, shape: Shape) -> Value:
-    """Cut the last dim into pieces that both shapes have whole numbers of, one under the other, and join them anew."""
+    """Cut the last dim into pieces whose size divides it in both shapes, stack them as rows, and join the rows anew."""
     size, before, after = prod(shape), x.tile.shape[-1], shape[-1]
     piece = gcd(before, after)
     if 1 in (before, after) or before // piece + after // piece > _PIECES:
@@ -104,7 +104,7 @@ def _through_pieces(make: Make, x: Value, shape: Shape) -> Value:
 
 
 def _to_column(make: Make, x: Value) -> Value:
-    """All elements one under the other, [n, 1]."""
+    """All elements as a column [n, 1]."""
     lanes = x.tile.shape[-1]
     rows = x.tile.size // lanes
     if lanes == 1:
@@ -116,7 +116,7 @@ def _to_column(make: Make, x: Value) -> Value:
 
 
 def _from_column(make: Make, x: Value, lanes: int) -> Value:
-    """[n, 1] with so many of them beside each other."""
+    """A column [n, 1] as rows of so many lanes."""
     rows = x.tile.size // lanes
     if lanes == 1:
         return x

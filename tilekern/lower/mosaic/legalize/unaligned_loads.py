@@ -1,15 +1,16 @@
-"""Loads at any place of an input, by loads of tiles that begin at multiples of their sizes.
+"""Write loads at any position of an input as loads of aligned tiles, and slices of these.
 
-Mosaic fetches and slices blocks at such places only. The halo of a stencil is a few rows or columns more.
+Mosaic fetches and slices blocks only at multiples of the sizes of a register. The halo of a stencil becomes a few more
+rows or columns.
 
-Needs: a verified Func. Gives: the loads of inputs that are left begin, along the last two dims of their tiles, at known
-places or at multiples of their sizes; digits of numbers, sums that may leave int32, and rows of arrays that may not fit
-vector memory stay as they are.
+Needs: a verified Func. Gives: a Func whose loads of inputs begin, along the last two dims of their tiles, at constants
+or at multiples of the sizes of a register. Positions with digits of numbers, sums that may leave int32, and rows of
+arrays that may not fit vector memory stay as they are.
 
     load x[64 i - 1 +: 64]   → (load x[64 i - 8 +: 8] ++ load x[64 i +: 64])[7:71]
     load x[n +: 8]           → (load x[8 (n // 8) +: 8] ++ load x[8 (n // 8) + 8 +: 8])[n % 8 : n % 8 + 8]
 
-Loads of one input in one block that overlap are parts of the same tiles.
+Overlapping loads of one input in one block become slices of the same tiles.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from tilekern.lower.rewrite.make import Make
 Span = tuple[int, int]
 
 _MOST_PIECES = 40
-_FAR = 1 << 28  # no dim of an array that fits vector memory is as long
-_SURELY_FITS = 8 << 20  # beside all else, in the vector memory of every chip
+_FAR = 1 << 28  # elements: more than any dim of an array that fits vector memory
+_SURELY_FITS = 8 << 20  # bytes of an array that fits the vector memory of every chip beside all other buffers
 
 
 @dataclass(frozen=True)
 class _Base:
-    """The tiles that are loaded along a dim.
+    """The aligned tiles that are loaded along a dim for a load.
 
     Attributes:
-      terms: of all places.
-      pieces: the constant and the size of each tile.
-      ahead: so many elements are loaded before those of the load.
-      behind: and so many more, if that is known only while the program runs.
+      terms: the terms of their positions.
+      pieces: the constant of each tile's position, and its size.
+      ahead: the number of elements loaded before those of the load.
+      behind: a further number of such elements, computed by the program; None for 0.
     """
 
     terms: tuple[Term, ...]
@@ -67,7 +68,7 @@ def align_loads(func: Func) -> Func:
 
 
 def _without_zeros(func: Func) -> Func:
-    """The same without fills of 0, the fill of loads that have none, so that loads that need none are alike."""
+    """Drop fills of 0: loads without a fill have it anyway, and loads must be equal to share tiles."""
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         fill = op.fill if isinstance(op, Load) else None
@@ -80,7 +81,7 @@ def _without_zeros(func: Func) -> Func:
 
 
 def _collect(block: Block, spans: dict[Load, Mapping[int, Span]], ranges: Mapping[Value, Interval]) -> None:
-    """Note the loads that are to be rewritten, and what of each dim is to be loaded for them, from the terms on."""
+    """Note the loads to rewrite, and the span of each dim to load for them, relative to the terms of the position."""
     alike: dict[Hashable, list[Load]] = {}
     for op in block.ops:
         for region in op.regions:
@@ -93,7 +94,7 @@ def _collect(block: Block, spans: dict[Load, Mapping[int, Span]], ranges: Mappin
 
 
 def _key(op: Load) -> Hashable:
-    """A key of loads that can be parts of the same tiles: all but the constants of places in tiles."""
+    """The key of loads that can share tiles: all of the load but the constants of its positions along aligned dims."""
     units = _units(op)
     dims = (_without_constant(d) if n in units else d for n, d in enumerate(op.access.dims))
     return op.ref, op.positions, op.fill, op.access.extents, tuple(replace(d, in_bounds=False) for d in dims)
@@ -104,7 +105,7 @@ def _without_constant(dim: Dim) -> Dim:
 
 
 def _units(op: Load) -> dict[int, int]:
-    """The dims that lie along the lanes and the rows of registers, and how many elements of them a register has."""
+    """The dims along the lanes and the rows of registers, each with the elements of a register along it."""
     last = [n for n, d in enumerate(op.access.dims) if d.kind == "block"][-2:]
     return dict(zip(reversed(last), (LANES, packing(op.ref.ref.dtype)), strict=False))
 
@@ -112,7 +113,7 @@ def _units(op: Load) -> dict[int, int]:
 def _widen(
     loads: Sequence[Load], d: int, unit: int, spans: dict[Load, Mapping[int, Span]], ranges: Mapping[Value, Interval]
 ) -> None:
-    """Group loads that overlap along a dim, and note what each group takes if one of them is at an odd place."""
+    """Group loads that overlap along a dim; note the span of each group with an unaligned load."""
     by_place = sorted(loads, key=lambda op: op.access.dims[d].position.const)
     starts = [op.access.dims[d].position.const for op in by_place]
     size = loads[0].access.dims[d].size
@@ -134,7 +135,7 @@ def _is_odd(group: Sequence[Load], d: int, unit: int, ranges: Mapping[Value, Int
 
 
 def _open(position: Position, intervals: Sequence[Interval | None]) -> Position:
-    """The position, its terms of which the number is known added to the constant."""
+    """The position, with terms of known numbers added to the constant."""
     const, terms = position.const, list[Term]()
     for term in position.terms:
         found = position_interval(Position((term,)), intervals)
@@ -179,14 +180,14 @@ class _Aligner(ScopedRewriter[Hashable]):
 
 
 class _Places:
-    """The numbers that the places of a load, and of what is loaded for it, are computed from."""
+    """The operands of the positions of a load, and of the aligned loads for it."""
 
     def __init__(self, op: Load, origin: Load, ranges: Mapping[Value, Interval], grid: frozenset[Value]) -> None:
         self._op, self._values, self._grid = op, list(op.positions), grid
         self._intervals = [ranges.get(v) for v in origin.positions]
 
     def base(self, make: Make, d: int, span: Span) -> _Base | None:
-        """From where tiles are loaded along a dim for a span of it; None if that cannot be computed."""
+        """The tiles to load along a dim for a span of it; None if their positions cannot be computed."""
         op = self._op
         unit, dim = _units(op)[d], op.access.dims[d]
         opened = _open(dim.position, self._intervals)
@@ -228,12 +229,12 @@ class _Places:
         return make.add(Load, *operands, access=access, filled=op.filled)
 
     def _is_near(self, terms: Sequence[Term], size: int) -> bool:
-        """True if rows at computed places are sure to be in VMEM; from HBM they are fetched one by one."""
+        """True if rows at computed positions are surely in VMEM; from HBM they are fetched one by one."""
         whole = padded_bytes(self._op.extents, F32) <= _SURELY_FITS and size >= SUBLANES
         return whole or all(self._values[t.operand] in self._grid for t in terms)
 
     def _sum(self, make: Make, terms: Sequence[Term], others: Position) -> Value | None:
-        """The sum of terms as a number that is exact in int32, or far from the array where the place is."""
+        """The sum of terms as a number that is exact in int32, or far from the array if the position is."""
         (first, *more), values = terms, self._values
         if not more and first.plain and first.stride == 1:
             return values[first.operand]
@@ -258,7 +259,7 @@ class _Places:
 
 
 def _pieces(low: int, high: int, step: int, unit: int) -> tuple[Span, ...]:
-    """Tiles that cover a span, counted from a multiple of `step`: the start of each and its size, a divisor."""
+    """Tiles that cover a span: the start and size of each; a size divides starts, and `step`, in registers."""
     found = list[Span]()
     start = low // unit * unit
     while start < high:

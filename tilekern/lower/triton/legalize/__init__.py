@@ -1,4 +1,4 @@
-"""Block IR → block IR that Triton can express; the interpreter runs the result of each pass as well."""
+"""The passes that make block IR that Triton can express; the interpreter runs the result of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tilekern.passes.hoist_invariants import hoist_invariants
 from tilekern.passes.pipeline import IMPROVE, Pass, Rounds, verified
 from tilekern.passes.split_loops import split_loops
 
-# The loops of most kernels have no masks; these passes cost the others a second legalisation.
+# The loops of most kernels have no masks, so the first legalisation is without these passes.
 _SPLIT = (split_loops, IMPROVE)
 
 
@@ -56,7 +56,7 @@ def legalize(func: Func, chip: Chip, split: bool = False) -> Func:
 
     Args:
       func: went through the passes of every Func.
-      chip: what it shall run on.
+      chip: the GPU.
       split: see `passes`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Dots of dtypes that `tl.dot` does not take."""
+"""Dots of dtypes that `tl.dot` does not multiply."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tilekern.lower.triton.chip import Chip
 
 
 def expand_dot(make: Make, op: Dot, chip: Chip) -> Value | None:
-    """Integers but int8 as sums of products, and floats as the dtype that is multiplied.
+    """A dot of other operands; None for a dot that Triton has.
 
-    That is for float32 the cheaper one that the precision names, and for 8-bit floats, where tensor cores do not take
-    them, float16, which has all their numbers.
+    Integers other than int8 become a sum of products. Float32 with the precision "bf16" becomes bfloat16. 8-bit floats
+    become float16, which has all their numbers, on GPUs whose tensor cores do not multiply them.
     """
     dtype = op.operands[0].tile.dtype
     if dtype == F32 and op.precision == "bf16":
@@ -34,7 +34,7 @@ def _converted(make: Make, op: Dot, dtype: DType) -> Value:
 
 
 def _sum_of_products(make: Make, op: Dot) -> Value:
-    """Every product at once, summed along the contracted dims; int32, wrapping around."""
+    """All products at once, summed along the contracted dims; int32, which wraps around."""
     sides = [as_matrix(make, make.convert(op.operands[n], I32), dims_of(op, n), contracted_last=True) for n in (0, 1)]
     front = len(sides[0].tile.shape) - 2
     (*batch, rows, depth), columns = sides[0].tile.shape, sides[1].tile.shape[-2]

@@ -1,10 +1,10 @@
 """Sorts and top-k by signed keys of 16, 32 or 64 bits.
 
-    sort x            → sort key(x), of integers, and back to x: equal elements have equal bits
-    sort x by keys    → take x at the places that a sort of the keys and of the places finds
+    sort x            → sort key(x), of integers, converted back to x: equal elements have equal bits
+    sort x by keys    → take x at the positions that a sort of (keys, positions) finds
     top_k x           → top_k key(x)
 
-A key has 16 bits where the elements have no more, which a sort puts into one word with the place.
+Keys of elements of at most 16 bits have 16 bits; a sort packs such a key and its position into one word.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _I16 = np.dtype(np.int16)
 
 
 def sort(make: Make, op: Sort, rewriter: Rewriter) -> Value:
-    """The operand asked for itself, if there is nothing to sort."""
+    """The picked operand, sorted; lines of one element stay as they are."""
     x, dtype = op.operands[op.pick], op.result.tile.dtype
     if op.result.tile.shape[op.dim] < 2:
         return x
@@ -33,7 +33,7 @@ def sort(make: Make, op: Sort, rewriter: Rewriter) -> Value:
 
 
 def top_k(make: Make, op: TopK) -> Value:
-    """Of one element the place is 0."""
+    """The positions of the greatest elements; in lines of one element they are 0."""
     (x,) = op.operands
     if x.tile.shape[op.dim] < 2:
         return make.number(0, op.result.tile)
@@ -50,7 +50,7 @@ def _key(make: Make, x: Value) -> Value:
 
 
 def _element(make: Make, key: Value, dtype: DType) -> Value:
-    """The integer, or bool, that has a key."""
+    """The integer or bool of a key."""
     if dtype == BOOL:
         return make.of("ne", key, 0)
     number = make.convert(key, np.dtype(f"i{dtype.itemsize}"))

@@ -1,8 +1,8 @@
-"""Ops that move elements, on padded tiles: every element is taken from where it is.
+"""Ops that move elements, on padded tiles, as gathers.
 
-Each lane of the result along a dim has one place that it comes from, so a slice, a reversal or a padding is a `Take`
-along the dim by a computed index, or several, one behind the other. A reshape that keeps the order of padded lanes
-stays one; any other goes through the flat tile.
+Each lane of the result along a dim comes from one lane of the operand. So a slice, a reversal or a padding is a `Take`
+by a computed index along each of its dims in turn. A reshape that keeps the order of the padded lanes stays a reshape;
+any other one is a `Take` from the flat tile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def padded(shape: Sequence[int]) -> Shape:
 
 
 class Movement:
-    """Makes the ops that stand for one op that moves elements.
+    """Rewrites one op that moves elements.
 
     Args:
       make: adds ops.
@@ -40,7 +40,7 @@ class Movement:
         self._make = make
 
     def of(self, op: Op, operands: tuple[Value, ...]) -> Value:
-        """What stands for the result of an op on padded operands."""
+        """The padded result of an op on padded operands."""
         x, *others = operands
         match op:
             case Slice():
@@ -70,12 +70,12 @@ class Movement:
         make = self._make
         target = padded(after)
         lane = make.lanes((prod(target),), 0)
-        # Row-major number of the element, of the coordinates that the padded lane has ...
+        # The row-major number of the element at the coordinates of the padded lane ...
         number = make.number(0, lane.tile)
         for size, stride, true in zip(target, strides_of(target), strides_of(after), strict=True):
             digit = make.of("rem", make.of("div", lane, stride), size)
             number = make.of("add", number, make.of("mul", digit, true))
-        # ... and the padded lane where that element is.
+        # ... and the padded lane of the operand where that element lies.
         source = padded(before)
         place = make.number(0, lane.tile)
         for size, stride, lanes in zip(before, strides_of(before), strides_of(source), strict=True):
@@ -87,9 +87,9 @@ class Movement:
     # --- along one dim ---
 
     def _pick(self, x: Value, dim: int, size: int, place: Callable[[Value], Value]) -> Value:
-        """`size` elements along a dim, each from the place that its lane, an int32 vector, comes from."""
+        """`size` elements along a dim; `place` maps the lanes of the result, an int32 vector, to lanes of `x`."""
         (lanes,) = padded((size,))
-        if x.tile.shape[dim] == 1:  # every lane comes from the only one
+        if x.tile.shape[dim] == 1:  # all lanes come from the only one
             shape = (*x.tile.shape[:dim], lanes, *x.tile.shape[dim + 1 :])
             return self._make.broadcast(x, shape, tuple(range(len(shape))))
         index = self._inside(place(self._make.lanes((lanes,), 0)), x.tile.shape[dim])
@@ -97,7 +97,7 @@ class Movement:
         return self._make.take(x, self._make.along(index, shape, dim), dim)
 
     def _inside(self, index: Value, size: int) -> Value:
-        """An index of an added lane may be anywhere: pull it inside."""
+        """An index clamped to the tile: in added lanes it may be anything."""
         return self._make.of("min", self._make.of("max", index, 0), size - 1)
 
     def _slice(self, op: Slice, x: Value) -> Value:
@@ -186,7 +186,7 @@ class Movement:
         return update if inside is None else make.select(inside, update, x)
 
     def _take(self, op: Take, x: Value, indices: Value) -> Value:
-        """Indices are clamped to what the tile had before it grew."""
+        """A gather whose indices are clamped to the size of the tile before padding."""
         make, dim = self._make, op.dim
         inside = self._inside(indices, op.operands[0].tile.shape[dim])
         if op.along:
@@ -201,10 +201,10 @@ class Movement:
 
 
 def _keeps_order(before: Shape, after: Shape) -> bool:
-    """Whether elements in row-major order are in row-major order of the padded lanes, too, at the same numbers.
+    """Whether a reshape of the padded tile has every element at its place.
 
-    Dims are matched group by group, of equal sizes, those of size 1 left out. In a group only the first dim may be
-    padded, which adds lanes at the end of the group, as many as on the other side.
+    The dims of both shapes, without those of size 1, are matched in groups of equal products. In each group only the
+    first dim may be padded: it adds lanes at the end of the group, and as many to both shapes.
     """
     long = [tuple(n for n in shape if n != 1) for shape in (before, after)]
     return all(
@@ -214,7 +214,7 @@ def _keeps_order(before: Shape, after: Shape) -> bool:
 
 
 def _groups(before: Shape, after: Shape) -> list[tuple[Shape, Shape]]:
-    """The dims of two shapes of as many elements, in the smallest groups of equal products."""
+    """The dims of two shapes of equally many elements, in the smallest groups of equal products."""
     groups: list[tuple[Shape, Shape]] = []
     left, right = list(before), list(after)
     while left or right:

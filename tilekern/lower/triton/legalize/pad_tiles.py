@@ -1,17 +1,17 @@
-"""Give every tile sizes that are powers of two, the only ones that Triton has.
+"""Pad every tile to sizes that are powers of two, the only ones that Triton has.
 
 Needs: a verified Func. Gives: a Func with the same outputs, whose tiles have such sizes.
 
-A tile grows at the end of each dim. What stands in a lane that is added is unspecified, and may be anything, NaN too:
+A tile grows at the end of each dim. The contents of the added lanes are unspecified, and may be NaN:
 
-    load x[p +: 48]            → load x[p +: 64]             the lanes of an array that are there, or the fill
+    load x[p +: 48]            → load x[p +: 64]             lanes beyond the array get the fill
     store y to x[p +: 48]      → store y to x[p +: 64] masked by lane < 48
     reduce x                   → reduce (select(lane < 48, x, identity))
     dot(x, y)                  → dot(x', y')                 along the contracted dims, added lanes are 0 on both sides
-    slice, pad, concatenate, ...: `Movement`                 elements that move are taken from where they are
+    slice, pad, concatenate, ...                             as gathers: see `Movement`
 
-A dot's operand that is a load gets the zeros as its fill, by a mask on the load: a select between a load and a dot
-would take the tile through registers, where the tensor core of sm_90 wants it in shared memory.
+If a dot's operand is a load, a mask on the load makes the zeros. A select between the load and the dot would move the
+tile to registers, but the tensor cores of sm_90 read it from shared memory.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ class _Padder(Builder):
         return self.add(replace(op, access=access, masked=bool(masks), operands=(*operands[:behind], *masks, *fills)))
 
     def _dim(self, dim: Dim) -> Dim:
-        """A padded dim is in bounds only where a later pass proves that all of its lanes are."""
+        """The padded dim; it is marked as in bounds only if it did not grow: a later pass may prove the others."""
         size = padded_size(dim.size)
         return replace(dim, size=size, in_bounds=dim.in_bounds and size == dim.size)
 
     def _masked_dims(self, op: MemoryOp) -> list[int]:
-        """The dims of the tile along which added lanes must not be touched, or must read 0."""
+        """The dims of the tile along which added lanes must be masked: neither read nor written, or read as 0."""
         outside = _ending_with_array(op)
         grown = [d for d, n in enumerate(op.access.shape) if padded_size(n) != n and d not in outside]
         if isinstance(op, WriteOp) or op.ref.ref.role != "in":
@@ -147,7 +147,7 @@ class _Padder(Builder):
         return self.one(replace(op, array=array, shape=shape))
 
     def _inside(self, make: Make, shape: Sequence[int], dim: int) -> Value:
-        """Whether a lane was there before, along one dim."""
+        """True in the lanes that the tile had before padding, along one dim."""
         whole = padded(shape)
         vector = make.of("lt", make.lanes((whole[dim],), 0), shape[dim])
         return make.along(vector, whole, dim)
@@ -162,7 +162,7 @@ class _Padder(Builder):
         return x
 
     def _along(self, make: Make, op: Reduce | ArgReduce | Scan | Sort | TopK, operands: tuple[Value, ...]) -> Value:
-        """Ops along dims: added lanes change nothing, as the identity, or because they come last."""
+        """Reductions, scans and sorts: added lanes get the identity, or the element that is sorted last."""
         if isinstance(op, Reduce):
             dims = op.dims
         elif isinstance(op, Scan) and not op.reverse:
@@ -182,7 +182,7 @@ class _Padder(Builder):
 
 
 def _neutral(op: Reduce | ArgReduce | Scan | Sort | TopK, dtype: DType) -> Any:
-    """An element that changes no result, standing behind all others (in front of them, for a reversed scan)."""
+    """The element of added lanes that changes no result; they lie behind all others, also for a reversed scan."""
     match op:
         case ArgReduce():
             return identity(op.extreme, dtype)
@@ -197,7 +197,7 @@ def _neutral(op: Reduce | ArgReduce | Scan | Sort | TopK, dtype: DType) -> Any:
 
 
 def _ending_with_array(op: MemoryOp) -> set[int]:
-    """The dims of the tile whose added lanes lie behind the end of the array."""
+    """The dims of the tile whose added lanes lie beyond the end of the array."""
     kept = [(op.access.dims[n], op.extents[n]) for n in op.access.kept]
     return {
         number
@@ -207,7 +207,7 @@ def _ending_with_array(op: MemoryOp) -> set[int]:
 
 
 class _ZeroLanes:
-    """Which dims of loads have to read 0 in added lanes, because a dot contracts them."""
+    """The dims of loads whose added lanes must read 0, because a dot contracts them."""
 
     def __init__(self, func: Func) -> None:
         self._definitions = definitions(func)
@@ -223,7 +223,7 @@ class _ZeroLanes:
         return self._of.get(op.results[0], set()) if isinstance(op, Load) else set()
 
     def has(self, value: Value, dim: int) -> bool:
-        """Whether the added lanes of a value along a dim are 0."""
+        """Whether a value is 0 in the added lanes along a dim."""
         return self._source(value, dim) is not None
 
     def _want(self, value: Value, dim: int) -> None:
@@ -232,7 +232,7 @@ class _ZeroLanes:
             self._of.setdefault(source[0], set()).add(source[1])
 
     def _source(self, value: Value, dim: int) -> tuple[Value, int] | None:
-        """The load whose elements a value has, and the dim that `dim` is there."""
+        """The load of which a value is a transposition or a cast, and its dim that becomes `dim`; else None."""
         op = self._definitions.get(value)
         while isinstance(op, (Transpose, Convert)):
             if isinstance(op, Convert) and BOOL in (op.dtype, op.operands[0].tile.dtype):

@@ -1,4 +1,4 @@
-"""What no Triton program for a GPU can do: refused with the user's line, the reason, and a way out.
+"""Refuse what no Triton program for a GPU can do, with the user's line, the reason, and a way out.
 
 Atomic updates: PTX ISA, "atom": 32 and 64 bits for integers; f16, bf16 (from sm_90 on), f32 and f64 for additions.
 """
@@ -18,16 +18,20 @@ from tilekern.ir.types import BF16, DTYPES, F16, F32, F64, DType, dtype_name
 from tilekern.lower.triton.chip import Chip
 
 LARGEST_TILE = 1 << 20
-"""Elements: Triton's own limit, `TRITON_MAX_TENSOR_NUMEL`."""
+"""The largest number of elements of a tile: Triton's `TRITON_MAX_TENSOR_NUMEL`."""
 
 LARGEST_GRID = 2**31 - 1
-"""Programs along the first axis of a grid; the CUDA C++ Programming Guide, "Technical Specifications"."""
+"""The largest number of programs along a grid's first axis; CUDA C++ Programming Guide, "Technical Specifications"."""
 
 _PORTABLE = 'use target="cpu:xla", the portable backend, which runs on GPUs too'
 
 
 def refuse(func: Func, chip: Chip) -> Func:
-    """Raise a `TargetError` for the first thing in a Func that the chip, or Triton, does not have."""
+    """Refuse dtypes and atomic updates that the GPU lacks, and grids that are too large.
+
+    Raises:
+      TargetError: for the first of these in the Func.
+    """
     for op in func.walk():
         with source.at(op.loc):
             for value in (*op.operands, *op.results):
@@ -47,7 +51,11 @@ def refuse(func: Func, chip: Chip) -> Func:
 
 
 def refuse_large_tiles(func: Func) -> Func:
-    """Raise a `TargetError` for the first tile of a legal Func that Triton does not take."""
+    """Refuse tiles with more elements than Triton allows.
+
+    Raises:
+      TargetError: for the first such tile of a legal Func.
+    """
     for op in func.walk():
         for value in op.results:
             if value.tile.size > LARGEST_TILE:
@@ -75,7 +83,7 @@ def _check_dtype(value: Value, chip: Chip) -> None:
 
 def _check_atomic(op: Atomic, chip: Chip) -> None:
     if op.ref.ref.role == "sum":
-        return  # a sum of one's own slot
+        return  # each program adds to a slot of its own
     dtype = op.ref.ref.dtype
     available = list(_atomic_dtypes(op, chip))
     if dtype not in available:

@@ -1,14 +1,14 @@
-"""Cut dots of loads into parts whose contracted size is a power of two.
+"""Split dots of loads into parts whose contracted size is a power of two.
 
 Needs: a verified Func, before `pad_tiles`. Gives: a Func with the same outputs, up to the order of additions.
 
     x = load a[.., p +: 192]; y = load b[p +: 192, ..]; dot(x, y)
         → dot(load a[.., p +: 128], load b[p +: 128, ..]) + dot(load a[.., p + 128 +: 64], load b[p + 128 +: 64, ..])
 
-    a last part of fewer than 16 elements is loaded as 16, with zeros behind
+    a last part of fewer than 16 elements is loaded as 16, with zeros behind them
 
-A size that is no power of two would be padded with zeros, which cost as much as numbers: 192 become 256, and a third
-more shared memory than a program has (measured for attention with d = 192: 262,144 against 212,992 bytes).
+Otherwise `pad_tiles` would pad the size with zeros, which cost as much as other numbers: 192 become 256. For attention
+with d = 192 that takes 262,144 bytes of shared memory, more than a program has; split, it takes 212,992 (measured).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def split_contractions(func: Func) -> Func:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A dim of a tile, the sizes of its parts, and the size that the last of them is loaded with."""
+    """The split of a dim of a tile: the sizes of its parts, and the loaded size of the last part."""
 
     dim: int
     sizes: tuple[int, ...]
@@ -42,7 +42,7 @@ class _Cut:
 
 
 def _cut(dim: int, size: int, least: int) -> _Cut:
-    """Powers of two, the largest first; what remains below the least part is one more."""
+    """Parts of powers of two, the largest first; a rest smaller than the least part is a part, too."""
     parts: list[int] = []
     while size >= least:
         parts.append(1 << (size.bit_length() - 1))
@@ -61,7 +61,7 @@ class _Splitter(Rewriter):
                 self._plan(op)
 
     def _plan(self, op: Dot) -> None:
-        """Note the cut of each value between the loads and the dot, where both operands can be cut alike."""
+        """Note the cut of each value between the loads and the dot, if both operands can be cut alike."""
         if len(op.contract[0]) != 1 or kind_of(op.operands[0].tile.dtype) != "float":
             return
         size, least = op.operands[0].tile.shape[op.contract[0][0]], least_depth(op)
@@ -75,7 +75,7 @@ class _Splitter(Rewriter):
             self._cuts.update(found)
 
     def _chain(self, value: Value, dim: int) -> list[tuple[Value, int]] | None:
-        """The values from a dot's operand up to the load that it comes from, each with the contracted dim."""
+        """The values from a dot's operand back to its load, each with the contracted dim; None for other operands."""
         chain = [(value, dim)]
         op = self._sources.get(value)
         while isinstance(op, Transpose):
@@ -87,7 +87,7 @@ class _Splitter(Rewriter):
         return chain if _tile_dims(op)[dim][1].kind == "block" else None
 
     def visit(self, op: Op) -> Sequence[Value]:
-        # The cuts are of values of the original.
+        # The keys of the cuts are values of the original Func.
         cut = self._cuts.get(op.results[0]) if len(op.results) == 1 else None
         if isinstance(op, Load) and cut is not None:
             self._parts[op.result] = [self._part(op, cut, n) for n in range(len(cut.sizes))]
@@ -107,7 +107,7 @@ class _Splitter(Rewriter):
         dims = list(op.access.dims)
         size = cut.sizes[number]
         wide = cut.last if number == len(cut.sizes) - 1 else size
-        # What was in bounds as a whole is so in parts.
+        # Parts of a dim in bounds are in bounds, unless they are loaded wider.
         dims[place] = Dim("block", position, wide, dim.in_bounds and wide == size)
         access = replace(op.access, dims=tuple(dims))
         operands = tuple(self.value(v) for v in op.operands)
@@ -133,5 +133,5 @@ class _Splitter(Rewriter):
 
 
 def _tile_dims(op: Load) -> list[tuple[int, Dim]]:
-    """For each dim of the loaded tile, its place among the array's dims, and the access's dim."""
+    """For each dim of the loaded tile, the array's dim: its number, and its part of the access."""
     return [(n, op.access.dims[n]) for n in op.access.kept]

@@ -1,12 +1,12 @@
-"""Bring dots, sorts and top-k on padded tiles to the one form that Triton has for them.
+"""Bring dots, sorts, top-k and gathers on padded tiles to the forms that Triton has.
 
 Needs: a padded Func (`pad_tiles`). Gives: a Func with the same outputs, in which
 
-    dot(x, y) {contract, batch}     → reshape(dot(x', y'))        x'[B, M, K], y'[B, K, N], or without B if that is 1
-    dot of a short contraction      → with zeros up to the least number of products that tensor cores add up
-    sort x, top_k x along dim       → of [rows, lanes]
-    take more than there is         → from the flat tile: of a tile of fewer lines than a warp has threads, Triton 3.6
-                                      does not compile a gather of more of them ("isWarpLocal" fails; 3.9 does)
+    dot(x, y) {contract, batch}     → reshape(dot(x', y'))        x'[B, M, K], y'[B, K, N], without B if that is 1
+    dot of a short contraction      → padded with zeros to the shortest contraction of tensor cores
+    sort x, top_k x along dim       → sort, top_k of [rows, lanes]
+    take of more lanes than x has   → take from the flat tile: if x has fewer lanes there than a warp has threads,
+                                      Triton 3.6 does not compile the gather ("isWarpLocal" fails; 3.9 does)
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
 
 
 def least_depth(op: Dot) -> int:
-    """The shortest contraction that `tl.dot` takes on all versions of Triton we support: 256 bits, at least 16."""
+    """The shortest contraction of `tl.dot` in all supported versions of Triton: 256 bits, at least 16 elements."""
     return max(16, 32 // op.operands[0].tile.dtype.itemsize)
 
 
@@ -64,7 +64,7 @@ def _dot(make: Make, op: Dot) -> Value:
 
 
 def _deepened(make: Make, op: Dot, x: Value, dim: int) -> Value:
-    """Zeros behind the elements along `dim`, up to the least depth."""
+    """The operand, padded with zeros along `dim` to the least depth."""
     shape, least = x.tile.shape, least_depth(op)
     if shape[dim] >= least:
         return x
