@@ -15,10 +15,10 @@ from tests.lower.triton.legalize.meaning import one
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Op, Value
 from tilekern.ir.interpret import interpret
+from tilekern.ir.make import Make
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import F32
 from tilekern.ir.verify import verify
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.matrices import as_matrix, dims_of, is_of_matrices, product
 
 

@@ -12,8 +12,8 @@ from tests.lower.triton.legalize.meaning import several
 from tilekern.ir.compute import Constant
 from tilekern.ir.core import Value
 from tilekern.ir.interpret import interpret
+from tilekern.ir.make import Make
 from tilekern.ir.types import DTYPES, F32, F64, I32
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.narrow_floats import FORMATS, decoded, encoded, rounded
 
 ORIGIN = Constant(array=np.zeros(()), shape=())

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 
 from tilekern.ir.core import Value
+from tilekern.ir.make import Make
 from tilekern.ir.types import BOOL, DTYPES, F32, F64, I32, DType, TileType, is_float8, kind_of
 from tilekern.lower.rewrite.capabilities import Capabilities
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.narrow_floats import decoded, encoded, rounded
 from tilekern.lower.rewrite.rounding import to_float32
 

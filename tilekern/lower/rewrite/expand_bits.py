@@ -14,9 +14,9 @@ import numpy as np
 
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import BOOL, F32, kind_of
-from tilekern.lower.rewrite.make import Make
 
 
 def expand_bits(func: Func, lacks: Set[str] | None = None) -> Func:

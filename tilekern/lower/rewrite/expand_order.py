@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilekern.ir.core import Value
+from tilekern.ir.make import Make
 from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Iota, Slice
 from tilekern.ir.types import I32
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.sort_key import sort_key
 
 

@@ -21,6 +21,7 @@ from functools import partial
 from tilekern.ir.compute import Convert, Monoid, Reduce, Select, on_bools
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
 from tilekern.ir.ordering import ArgReduce, Scan
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
@@ -28,7 +29,6 @@ from tilekern.ir.types import BOOL, I32, is_float8
 from tilekern.lower.rewrite.capabilities import Capabilities
 from tilekern.lower.rewrite.casts import cast
 from tilekern.lower.rewrite.logical import expand_logical
-from tilekern.lower.rewrite.make import Make
 
 _ORDER: dict[Monoid, Monoid] = {"or": "max", "and": "min"}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.lower.rewrite.make import Make
+from tilekern.ir.make import Make
 
 _LOGICAL = {"max": "or", "min": "and", "ne": "xor"}
 

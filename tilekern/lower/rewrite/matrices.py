@@ -12,7 +12,7 @@ from typing import Literal
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Value
-from tilekern.lower.rewrite.make import Make
+from tilekern.ir.make import Make
 
 Side = Literal[0, 1]
 Dims = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]

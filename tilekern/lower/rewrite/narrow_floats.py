@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilekern.ir.core import Value
+from tilekern.ir.make import Make
 from tilekern.ir.types import DTYPES, F16, F32, I32, DType
-from tilekern.lower.rewrite.make import Make
 
 _SIGN, _EXPONENT = -(1 << 31), 0x7F800000
 

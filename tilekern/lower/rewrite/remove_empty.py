@@ -21,10 +21,10 @@ from tilekern.ir.compute import Dot, Reduce, identity
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.debug import Assert
 from tilekern.ir.dynamic import DynamicUpdateSlice
+from tilekern.ir.make import Make
 from tilekern.ir.memory import WriteOp
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Concatenate, Pad
-from tilekern.lower.rewrite.make import Make
 
 
 def remove_empty(func: Func) -> Func:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilekern.ir.core import Value
+from tilekern.ir.make import Make
 from tilekern.ir.types import F32, F64, kind_of
-from tilekern.lower.rewrite.make import Make
 
 
 def to_float32(make: Make, x: Value, cast: Callable[[Value], Value] | None = None) -> Value:

@@ -7,8 +7,8 @@ flipped. -0, whose key would be -1, gets the key of 0; every NaN gets the greate
 from __future__ import annotations
 
 from tilekern.ir.core import Value
+from tilekern.ir.make import Make
 from tilekern.ir.types import F32, I32, kind_of
-from tilekern.lower.rewrite.make import Make
 
 
 def sort_key(make: Make, x: Value) -> Value:

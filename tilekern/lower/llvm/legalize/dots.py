@@ -9,12 +9,12 @@ import numpy as np
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Value
+from tilekern.ir.make import Make
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import BF16, F32, F64, I32, DType, kind_of
 from tilekern.lower.llvm.gemm import gemv
 from tilekern.lower.llvm.runtime.machine import Machine
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.matrices import Side, as_matrix, dims_of, is_of_matrices, product
 
 I16 = np.dtype(np.int16)

@@ -15,13 +15,13 @@ import ml_dtypes
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.debug import Assert
+from tilekern.ir.make import Make
 from tilekern.ir.ordering import ArgReduce, Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import F32, kind_of
 from tilekern.lower.llvm.legalize.dots import expand_dot
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.rewrite.expand_order import expand_sort, expand_top_k, picks_places
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.sort_key import sort_key
 
 

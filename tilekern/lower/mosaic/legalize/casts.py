@@ -7,10 +7,10 @@ float32, and from int32 to these and to float32; from float32 to int32 those num
 from __future__ import annotations
 
 from tilekern.ir.core import Value
+from tilekern.ir.make import Make
 from tilekern.ir.types import BF16, BOOL, F32, I32, DType, TileType, kind_of
 from tilekern.lower.rewrite import casts
 from tilekern.lower.rewrite.capabilities import Capabilities
-from tilekern.lower.rewrite.make import Make
 
 
 def has_cast(source: DType, target: DType) -> bool:

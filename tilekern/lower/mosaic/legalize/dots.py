@@ -17,10 +17,10 @@ from math import prod
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.make import Make
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import BF16, BOOL, F32, I32, DType, is_float8, kind_of
 from tilekern.lower.mosaic.legalize.casts import wide
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.matrices import as_matrix, dims_of, is_of_matrices, product
 
 _EXACT = 1 << 24

@@ -14,11 +14,11 @@ import numpy as np
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
 from tilekern.ir.ordering import Scan
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import F16, F32, I32, Type
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.narrow_floats import decoded, encoded, rounded
 from tilekern.lower.rewrite.rounding import to_float32
 

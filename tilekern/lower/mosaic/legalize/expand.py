@@ -12,12 +12,12 @@ from typing import Any
 from tilekern.ir.compute import Reduce
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.make import Make
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Pad, Reverse, Slice
 from tilekern.lower.mosaic.legalize import movement, reductions, sorts
 from tilekern.lower.mosaic.legalize.interleave import interleave
-from tilekern.lower.rewrite.make import Make
 
 
 def expand(func: Func) -> Func:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import F32, kind_of
-from tilekern.lower.rewrite.make import Make
 
 INF, NAN = math.inf, math.nan
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from math import prod
 
 from tilekern.ir.core import Op, Value, round_up
+from tilekern.ir.make import Make
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Concatenate, Pad, Reshape, Slice
 from tilekern.lower.mosaic.legalize.casts import cast, wide
 from tilekern.lower.mosaic.legalize.movement import LANES, filled, gathered, lanes
-from tilekern.lower.rewrite.make import Make
 
 
 def interleave(op: Op, rewriter: Rewriter) -> Value | None:

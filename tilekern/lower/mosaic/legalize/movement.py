@@ -12,9 +12,9 @@ from math import prod
 
 from tilekern.ir.core import Value, round_up
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.make import Make
 from tilekern.ir.shape import Iota, Pad, Reverse, Slice
 from tilekern.ir.types import I32, TileType
-from tilekern.lower.rewrite.make import Make
 
 LANES = 128
 """The lanes of a vector register."""

@@ -20,12 +20,12 @@ from tilekern.errors import TargetError
 from tilekern.ir.analysis.ranges import INT32, Interval, analyze, position_interval, update
 from tilekern.ir.compute import Monoid, Reduce, identity
 from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.make import Make
 from tilekern.ir.memory import Dim, Load, MemoryOp, Position, Term
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import BOOL, I32
 from tilekern.lower.positions import wrapped
-from tilekern.lower.rewrite.make import Make
 
 
 def separate_index_vectors(func: Func) -> Func:

@@ -13,10 +13,10 @@ from typing import Any
 
 from tilekern.ir.compute import Monoid, Reduce, combining, identity
 from tilekern.ir.core import Value
+from tilekern.ir.make import Make
 from tilekern.ir.ordering import ArgReduce, Scan
 from tilekern.ir.types import F32, I32, TileType, kind_of
 from tilekern.lower.mosaic.legalize.movement import filled, lanes
-from tilekern.lower.rewrite.make import Make
 
 
 def reduce(make: Make, op: Reduce) -> Value:

@@ -16,10 +16,10 @@ from tilekern.ir.compute import Reduce
 from tilekern.ir.control import Switch
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
 from tilekern.ir.rewrite import Rewriter, ScopedRewriter
 from tilekern.ir.types import F32, I32, TileType
 from tilekern.lower.mosaic.legalize.functions import polynomial
-from tilekern.lower.rewrite.make import Make
 
 LIMIT = 2e5
 """Below it k has 17 bits, and its product with 7 bits of π/2 is exact."""

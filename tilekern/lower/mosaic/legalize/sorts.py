@@ -9,10 +9,10 @@ last key, so no two elements are equal: the sort is stable, and the padding stay
 from __future__ import annotations
 
 from tilekern.ir.core import Value
+from tilekern.ir.make import Make
 from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.types import I32, TileType
 from tilekern.lower.mosaic.legalize.movement import exchanged, filled, has_bit, lanes, power_of_two
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.sort_key import sort_key
 
 

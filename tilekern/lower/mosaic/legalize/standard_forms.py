@@ -14,11 +14,11 @@ from math import gcd, prod
 
 from tilekern.ir.compute import Reduce
 from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.make import Make
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Concatenate, Reshape, Slice, Transpose
 from tilekern.lower.mosaic.legalize.casts import cast, wide
 from tilekern.lower.mosaic.legalize.movement import LANES
-from tilekern.lower.rewrite.make import Make
 
 _PIECES = 32
 """The most pieces into which a reshape cuts the last dim; beyond that, a reshape by way of one column is shorter."""

@@ -26,13 +26,13 @@ from tilekern.ir.analysis.ranges import Interval, analyze, position_interval, pr
 from tilekern.ir.compute import Constant
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.dynamic import DynamicSlice
+from tilekern.ir.make import Make
 from tilekern.ir.memory import Dim, Load, Position, Term
 from tilekern.ir.rewrite import Rewriter, ScopedRewriter
 from tilekern.ir.types import F32, INDEX
 from tilekern.lower.mosaic.chip import LANES, SUBLANES, padded_bytes
 from tilekern.lower.mosaic.plan.hbm_layout import packing
 from tilekern.lower.mosaic.plan.windows import is_aligned
-from tilekern.lower.rewrite.make import Make
 
 Span = tuple[int, int]
 

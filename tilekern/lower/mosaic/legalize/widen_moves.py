@@ -18,12 +18,12 @@ from tilekern.ir.compute import Bitcast, Constant, Convert, Select
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
 from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BF16, BOOL, F32, I32, DType, is_float8, kind_of
 from tilekern.lower.mosaic.legalize.casts import cast, wide
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.narrow_floats import encoded
 
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.make import Make
 from tilekern.ir.memory import Atomic
 from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import kind_of
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.legalize import expand_order
 from tilekern.lower.triton.legalize.expand_dot import expand_dot

@@ -6,8 +6,8 @@ import numpy as np
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Value
+from tilekern.ir.make import Make
 from tilekern.ir.types import BF16, F16, F32, I32, DType, is_float8, kind_of
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.matrices import as_matrix, dims_of
 from tilekern.lower.triton.chip import Chip
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from tilekern.ir.core import Value
+from tilekern.ir.make import Make
 from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import BOOL, DType, kind_of
 from tilekern.lower.rewrite.expand_order import expand_sort
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.sort_key import sort_key
 
 _I16 = np.dtype(np.int16)

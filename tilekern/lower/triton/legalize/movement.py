@@ -12,9 +12,9 @@ from math import prod
 
 from tilekern.ir.core import Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.make import Make
 from tilekern.ir.shape import Concatenate, Pad, Reverse, Slice
 from tilekern.ir.types import strides_of
-from tilekern.lower.rewrite.make import Make
 
 Shape = tuple[int, ...]
 

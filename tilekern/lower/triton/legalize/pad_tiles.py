@@ -26,11 +26,11 @@ from tilekern.ir.compute import Constant, Convert, Dot, Monoid, Reduce, identity
 from tilekern.ir.core import Block, Builder, Func, Op, Value, definitions
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.make import Make
 from tilekern.ir.memory import Dim, Load, MemoryOp, WriteOp
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DType, TileType
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.triton.legalize.movement import Movement, padded, padded_size
 from tilekern.lower.triton.legalize.padded_print import PaddedPrint
 

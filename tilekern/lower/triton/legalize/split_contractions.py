@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
 from tilekern.ir.memory import Dim, Load
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import kind_of
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.triton.legalize.standard_forms import least_depth
 
 

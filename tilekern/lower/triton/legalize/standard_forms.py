@@ -20,9 +20,9 @@ import numpy as np
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.dynamic import Take
+from tilekern.ir.make import Make
 from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.rewrite import Rewriter
-from tilekern.lower.rewrite.make import Make
 from tilekern.lower.rewrite.matrices import as_matrix, dims_of, is_of_matrices, product
 
 

@@ -1,9 +1,9 @@
 from tests.lower.triton.legalize.meaning import counting, one
 from tilekern.ir.compute import Constant, Convert
 from tilekern.ir.core import Builder, Op, Value
+from tilekern.ir.make import Make
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.types import BF16, F32, I32, TileType
-from tilekern.lower.rewrite.make import Make
 
 
 def maker() -> tuple[Make, Rewriter, Op]:
