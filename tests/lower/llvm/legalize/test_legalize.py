@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from tests.lower.llvm.funcs import func_of
 from tests.lower.llvm.machines import ALL, AVX2, BFLOAT16, NEON
 from tests.programs import Program
 from tests.programs.batches import check, sample
-from tilekern.errors import TargetError, VerifyError
+from tilekern.errors import DeviceAssertion, VerifyError
 from tilekern.ir.compute import Convert, Dot, Reduce
 from tilekern.ir.core import Func, Op
-from tilekern.ir.debug import Assert, Print
+from tilekern.ir.debug import Assert
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.interpret import interpret
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
@@ -56,8 +57,8 @@ def is_legal(op: Op, machine: Machine) -> bool:
             return is_of_matrices(op) and multiplied and (dtypes[0] != BF16 or machine.has_bfloat16_dots)
         case TopK():
             return dtypes[0] in (I32, np.dtype(np.uint32))
-        case Print() | Assert():
-            return False
+        case Assert():
+            return dtypes == [BOOL] and op.operands[0].tile.shape == ()
         case _:
             return True
 
@@ -205,11 +206,15 @@ def test_a_sort_that_picks_other_integers_than_places() -> None:
             assert not isinstance(op, Sort) or op.operands[op.pick] is not legal.inputs[1]
 
 
-@pytest.mark.parametrize("name", ["print", "assert"])
-def test_what_talks_is_refused(name: str) -> None:
-    with pytest.raises(TargetError, match=f"cpu:llvm has no {name}") as caught:
-        legalize(cell(name, F32), AVX2)
-    assert (caught.value.got, caught.value.fix) == (name, 'call with target="cpu:xla" while you look for the fault')
+@pytest.mark.parametrize("broken", [0, 1])
+def test_an_assertion_is_of_one_bool(broken: int) -> None:
+    func = cell("assert", F32)
+    legal = legalize(func, AVX2)
+    (op,) = (op for op in legal.walk() if isinstance(op, Assert))
+    assert is_legal(op, AVX2)
+    x = np.where(np.arange(8).reshape(2, 4) < broken, np.nan, np.float32(1))
+    with pytest.raises(DeviceAssertion) if broken else nullcontext():
+        interpret(legal, x.astype(F32))
 
 
 def test_the_form_is_not_trivial() -> None:
