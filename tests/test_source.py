@@ -166,3 +166,14 @@ def test_source_that_python_compiled_is_shown(tmp_path: Path) -> None:
 
 def test_a_location_is_one_line() -> None:
     assert str(Loc("a\n\x1b[31mb größe.py", 3)) == r"a\n\x1b[31mb größe.py:3"
+
+
+def test_equal_code_in_two_files_has_two_places() -> None:
+    """Python compares code objects without their file."""
+    text = "def body(x, out):\n    out[...] = x[...] + 1\n"
+    for file in ("first.py", "second.py"):
+        namespace: dict[str, Any] = {}
+        exec(compile(text, file, "exec"), namespace)
+        kernel = tilekern.kernel(out_type=lambda x: x)(namespace["body"])
+        func = kernel.trace(jax.ShapeDtypeStruct((4,), "float32")).ir
+        assert {op.loc.file for op in func.walk() if op.loc.line} == {file}

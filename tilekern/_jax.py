@@ -231,7 +231,8 @@ def has_symbols(shape: Sequence[Any]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _of_code(code: CodeType, lasti: int) -> source.Loc:
+def _of_code(file: str, code: CodeType, lasti: int) -> source.Loc:
+    """The place of an instruction; code objects that differ in their file alone are equal in Python."""
     return source.of_code(code, lasti)
 
 
@@ -243,7 +244,7 @@ def user_loc(eqn: JaxprEqn) -> source.Loc:
     codes, lastis = cast(tuple[list[CodeType], list[int]], traceback.raw_frames())
     for code, lasti in zip(codes, lastis, strict=True):
         if not source.is_internal(code.co_filename):
-            return _of_code(code, lasti)
+            return _of_code(code.co_filename, code, lasti)
     return source.UNKNOWN
 
 
@@ -253,7 +254,7 @@ def loc_of_exception(traceback: TracebackType | None) -> source.Loc:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not source.is_internal(code.co_filename):
-            found = _of_code(code, traceback.tb_lasti)
+            found = _of_code(code.co_filename, code, traceback.tb_lasti)
         traceback = traceback.tb_next
     return found
 

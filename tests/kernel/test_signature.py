@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pydoc
 from itertools import product
 from typing import Any, Literal
@@ -227,3 +228,39 @@ def test_a_static_argument_that_no_float_holds() -> None:
 def test_a_block_is_explained() -> None:
     text = pydoc.render_doc(tk.Block)
     assert "a block size" in text and "bit_count" not in text
+
+
+# --- for help and editors -------------------------------------------------------------------------------------------
+
+
+def test_the_signature_of_calls() -> None:
+    @tk.kernel(out_type=lambda x, y, n: (x, y))
+    def f(x, y, first, second, *, n: int, flag: bool = True, block: tk.Block = 4):
+        """What users read."""
+
+    @like_first
+    def one_output(x, y, out): ...
+
+    @tk.op(out_type=lambda x: x)
+    def op(x, *, splits: tk.Block):
+        return x
+
+    launch = "num_warps: 'int | None' = None, num_stages: 'int | None' = None"
+    options = f"target: 'str | None' = None, {launch})"
+    blocks = "block: 'int | None' = None"
+    assert str(inspect.signature(f)) == f"(x: 'Any', y: 'Any', *, n: int, flag: bool = True, {blocks}, {options}"
+    assert list(inspect.signature(one_output).parameters)[:2] == ["x", "y"]
+    assert "out" not in inspect.signature(one_output).parameters
+    assert list(inspect.signature(op).parameters)[:2] == ["x", "splits"]
+    text = pydoc.render_doc(f, renderer=pydoc.plaintext)
+    assert "f(x: 'Any', y: 'Any', *, n: int" in text and "What users read." in text
+
+
+def test_a_kernel_is_no_method_of_the_class_that_has_it() -> None:
+    class Holder:
+        @like_first
+        def copy(x, out):
+            out[...] = x[...]
+
+    assert Holder().copy is Holder.copy
+    np.testing.assert_array_equal(Holder().copy(np.ones(3)), np.ones(3))

@@ -34,6 +34,7 @@ def test_all_stages_from_types_alone() -> None:
     compiled = lowered.compile()
     np.testing.assert_array_equal(compiled(*ARGUMENTS)["sum"], X * 3)
     np.testing.assert_array_equal(tk.interpret(traced)(*ARGUMENTS)["sum"], X * 3)
+    np.testing.assert_array_equal(traced.interpret(*ARGUMENTS)["sum"], X * 3)
     assert lowered.target == "cpu:xla"
     assert compiled.memory_analysis().temp_size_in_bytes >= 0
 
@@ -59,6 +60,37 @@ def test_the_stages_of_the_portable_backend() -> None:
     compiled = lowered.compile()
     assert list(compiled.asm) == ["hlo"] and compiled.asm["hlo"].startswith("HloModule jit_add")
     assert compiled.resources.scratch_bytes == compiled.memory_analysis().temp_size_in_bytes
+
+
+@tk.kernel(out_type=lambda x, y: x)
+def product(x, y, out, *, block: tk.Block = 64):
+    i = tk.parallel(x.shape[0], block)
+    j = tk.parallel(y.shape[1], block)
+    steps = tk.serial(x.shape[1], block)
+    acc = tk.fold(steps, lambda k, acc: tk.dot(x[i, k], y[k, j], acc), tk.zeros((i, j)))
+    out[i, j] = acc.astype(out.dtype)
+
+
+PLANS = {
+    "cpu:xla": ("product on cpu:xla: 16 programs", "4 tiles of 64, 256 elements: 4 at once", "k: at most 4 tiles"),
+    "cpu:llvm": ("product: 16 tasks",),
+    "cuda:sm_90": (
+        "product on cuda:sm_90: 16 programs, 4 warps each",
+        "j: 4 tiles of 64",
+        "test_stages.py:",
+        "by TMA copies of [64, 64]",
+    ),
+    "tpu:v5e": ("product on tpu:v5e: ", "grid", "VMEM"),
+}
+
+
+@pytest.mark.parametrize("target", PLANS)
+def test_every_target_has_a_plan_in_words(target: str) -> None:
+    if target == "cpu:llvm":
+        pytest.importorskip("llvmlite", reason="needs llvmlite")
+    square = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    plan = product.trace(square, square).lower(target).plan
+    assert all(part in plan for part in PLANS[target]), plan
 
 
 def test_what_is_interpreted_has_the_types_it_was_traced_for() -> None:

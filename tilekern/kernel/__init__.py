@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 
 from tilekern.kernel.declared import Declared, required
+from tilekern.kernel.definition import Definition
 from tilekern.kernel.interface import of_call
 from tilekern.kernel.kernel_family import KernelFamily
 from tilekern.kernel.op import Op, op
@@ -93,6 +95,17 @@ class Kernel(Declared):
         function: Callable[..., None],
     ) -> None:
         super().__init__(out_type, function, donate, linear)
+
+    @staticmethod
+    def _count_outputs(definition: Definition) -> int:
+        """All parameters but those that `out_type` gets; the last one, if it gets any number of them."""
+        arrays = len(definition.signature.arrays)
+        parameters = inspect.signature(definition.out_type).parameters.values()
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            return 1
+        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        inputs = [p for p in parameters if p.kind in kinds and p.name not in definition.signature.statics]
+        return max(1, arrays - len(inputs))
 
     def trace(self, *args: Any, **keywords: Any) -> Traced:
         """Trace the kernel for arrays or `jax.ShapeDtypeStruct`s and static arguments."""

@@ -1,4 +1,4 @@
-"""What kernels and ops have in common: calls, static arguments, schedules."""
+"""Base of kernels and ops: calls, static arguments, schedules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -69,11 +69,21 @@ class Declared:
 
     def _begin(self, definition: Definition) -> None:
         functools.update_wrapper(self, definition.function)
+        self.__signature__ = definition.signature.of_calls(self._count_outputs(definition))
         self._definition = definition
         self.signature: Signature = definition.signature
         self._caches = DeclaredCaches()
         # True from the first call whose body closed over traced values: later calls may do so again.
         self._captures_tracers = False
+
+    @staticmethod
+    def _count_outputs(definition: Definition) -> int:
+        """The number of positional parameters that are outputs."""
+        return 0
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        """The thing itself, also as an attribute of a class; with it, `help` shows the signature of calls."""
+        return self
 
     def __repr__(self) -> str:
         return f"<tilekern {type(self).__name__.lower()} {self.signature.name}>"

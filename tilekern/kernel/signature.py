@@ -1,4 +1,4 @@
-"""The signature of a kernel: which parameters are arrays, static, or blocks; and the checks of them."""
+"""The signature of a kernel: parameters that are arrays, static arguments or blocks, and their checks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tilekern.errors import ArgumentError
 from tilekern.lang.tiles import describe, static_int
 
 LAUNCH = ("num_warps", "num_stages")
-"""What a schedule or a call may say besides blocks; targets that have no such thing do not look at it.
+"""Options besides blocks that a schedule or a call may give; targets without such a thing ignore them.
 
-num_warps: into how many warps of 32 threads a GPU program is cut; num_stages: how many iterations of a loop may have
-their loads in flight."""
+num_warps: the number of warps of 32 threads of a GPU program. num_stages: the number of iterations of a loop that may
+have loads in flight."""
 
 if TYPE_CHECKING:
     Block = Annotated[int, "a block size"]
@@ -53,6 +53,24 @@ class Signature:
     blocks: Mapping[str, Any]
     statics: Mapping[str, Any]
     hints: Mapping[str, Any]
+
+    def of_calls(self, outputs: int) -> inspect.Signature:
+        """The signature of calls, for `help` and editors.
+
+        Args:
+          outputs: how many of the last positional parameters are outputs, which calls do not give.
+        """
+        kind = inspect.Parameter
+        inputs = self.arrays[: len(self.arrays) - outputs]
+        parameters = [kind(name, kind.POSITIONAL_OR_KEYWORD, annotation="Any") for name in inputs]
+        for name, default in self.statics.items():
+            hint = self.hints.get(name, kind.empty)
+            parameters.append(kind(name, kind.KEYWORD_ONLY, default=default, annotation=hint or kind.empty))
+        options = (*(("block", name) for name in self.blocks), ("target", "target"), *(("launch", n) for n in LAUNCH))
+        for what, name in options:
+            hint = "str | None" if what == "target" else "int | None"
+            parameters.append(kind(name, kind.KEYWORD_ONLY, default=None, annotation=hint))
+        return inspect.Signature(parameters)
 
     def positional(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Move inputs that were given by keyword to their place; the rest are the static arguments."""
@@ -180,7 +198,7 @@ def _is_hashable(value: Any) -> bool:
 
 
 def _accepts(hint: Any, value: Any) -> bool:
-    """Whether a value fits an annotation made of plain classes, literals and unions; True for what is not."""
+    """True if a value fits an annotation of plain classes, literals and unions, and for all other annotations."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_accepts(h, value) for h in typing.get_args(hint))
@@ -218,7 +236,7 @@ def check_sizes(name: str, arrays: Mapping[str, Any]) -> None:
 
 
 def select(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `values` that `function` has keyword parameters for."""
+    """The `values` that `function` has keyword parameters for."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return dict(values)

@@ -75,7 +75,7 @@ class MosaicLowering:
 
     @property
     def plan(self) -> str:
-        """What became of each loop and each access, and what it costs."""
+        """The plan of each loop and each access, and its cost in vector memory."""
         return "\n".join([describe(self.planned), *map(visible, self._seen.notes)])
 
     def compile(self) -> MosaicCompiled:
@@ -117,7 +117,7 @@ class MosaicCompiled:
 
     @property
     def asm(self) -> Mapping[str, Any]:
-        """What the compiler made, by the names "hlo" and "mosaic"."""
+        """The compiler's output, by the names "hlo" and "mosaic"."""
         return compiler.asm(self._compiled)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, cast
 
 import jax
 
@@ -22,6 +22,7 @@ from tilekern.lower.triton.compile import resources
 from tilekern.lower.triton.compile.binary import Binary
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.interpret import interpret
+from tilekern.lower.triton.plan.describe import describe
 from tilekern.lower.triton.program import Program
 
 
@@ -48,14 +49,9 @@ class TritonLowering:
         return self.program.text
 
     @property
-    def plan(self) -> NoReturn:
-        """Triton source says it all."""
-        raise TargetError(
-            "there is no plan apart from the Triton source",
-            expected='a kernel lowered to a TPU, such as "tpu:v5e"',
-            got=f"target = {self.target.name!r}",
-            fix="look at .text",
-        )
+    def plan(self) -> str:
+        """The launch, the order of programs, their loops and copies, in words."""
+        return describe(self.program, self.func, self.target.name)
 
     @_jax.emits
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
@@ -98,7 +94,7 @@ class TritonCompiled:
 
     @property
     def asm(self) -> Mapping[str, Any]:
-        """What Triton made on the way, by the names "ttir", "ttgir", "ptx", "cubin" and "sass"."""
+        """Triton's output, by the names "ttir", "ttgir", "ptx", "cubin" and "sass"."""
         return {**self._binary.asm, "sass": self._binary.sass}
 
     @property

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from tilekern import _jax
-from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.ir.quote import visible
 from tilekern.lower.partitioning import Partitioning
@@ -18,6 +17,7 @@ from tilekern.lower.resources import Resources
 from tilekern.lower.sizes import warn_large
 from tilekern.lower.xla.emit import emit_xla
 from tilekern.lower.xla.legalize import legalize
+from tilekern.lower.xla.plan.describe import describe
 
 
 class XlaLowering:
@@ -48,14 +48,9 @@ class XlaLowering:
         return self._lowered.as_text()
 
     @property
-    def plan(self) -> NoReturn:
-        """XLA plans by itself."""
-        raise TargetError(
-            "there is no plan of what XLA does with a kernel",
-            expected='a kernel lowered to a TPU, such as "tpu:v5e"',
-            got='target = "cpu:xla"',
-            fix="look at .text, or at compile().asm",
-        )
+    def plan(self) -> str:
+        """The batches of programs that XLA computes at once, and their loops, in words."""
+        return describe(self.func)
 
     def interpret(self, *inputs: Array) -> Sequence[Array]:
         """The outputs: XLA runs here, so nothing has to be interpreted."""

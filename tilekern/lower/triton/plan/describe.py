@@ -1,0 +1,31 @@
+"""The plan of a Triton program in words: its launch, the order of programs, their loops and copies."""
+
+from __future__ import annotations
+
+from tilekern.ir.core import Func
+from tilekern.ir.quote import visible
+from tilekern.lower.plan_text import axis_text, loop_lines, section
+from tilekern.lower.triton.program import Argument, Program
+
+
+def describe(program: Program, func: Func, target: str) -> str:
+    """The plan, for people to read.
+
+    Args:
+      program: the emitted program.
+      func: the Func that it was made of.
+      target: its name.
+    """
+    launch = f"{program.num_warps} warps each, loads of {program.num_stages} iterations in flight"
+    lines = [f"{visible(func.name)} on {target}: {program.programs:,} programs, {launch}"]
+    lines += section("programs, the last axis fastest", (f"{a.name}: {axis_text(a)}" for a in func.axes))
+    lines += section("loops", loop_lines(func))
+    lines += section("arrays", map(_access, program.arguments))
+    return "\n".join(lines)
+
+
+def _access(argument: Argument) -> str:
+    box = argument.descriptor
+    if box is None:
+        return f"{argument.name}: {argument.dtype}, by pointers"
+    return f"{argument.name}: {argument.dtype}{list(box.shape)}, by TMA copies of {list(box.block)}"
