@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
+from tests.ir.funcs import assert_same
 from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select, splat
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Axis, Block, Builder, Func, Op, Value, index_value
 from tilekern.ir.elementwise import TABLE, Elementwise
+from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Access, Dim, Load, Position, Store, Term
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, F32, I32, INDEX, DType, RefType, TileType, kind_of
+from tilekern.ir.verify import verify
 
 EXTENTS = st.sampled_from([0, 1, 2, 5, 8, 13])
 BLOCKS = st.sampled_from([1, 2, 4, 8])
@@ -334,6 +337,14 @@ def arrays_for(func: Func, seed: int) -> tuple[Array, ...]:
     """Inputs of a Func: small numbers, signed zeros, infinities, NaN."""
     rng = np.random.default_rng(seed)
     return tuple(_array(p.ref, rng) for p in func.inputs)
+
+
+def assert_same_meaning(before: Func, after: Func, seed: int) -> None:
+    """Assert that both Funcs give the same bits for random inputs, and that `after` is well formed."""
+    verify(after)
+    arrays = arrays_for(before, seed)
+    for expected, found in zip(interpret(before, *arrays), interpret(after, *arrays), strict=True):
+        assert_same(found, expected)
 
 
 def _array(ref: RefType, rng: np.random.Generator) -> Array:

@@ -6,24 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ir.funcs import EXAMPLES, assert_same
-from tests.passes.strategies import arrays_for, funcs
+from tests.ir.funcs import EXAMPLES
+from tests.passes.strategies import assert_same_meaning, funcs
 from tilekern.errors import TargetError, VerifyError
 from tilekern.ir.core import Func
-from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Load
 from tilekern.ir.parse import parse
 from tilekern.ir.text import to_text
 from tilekern.ir.verify import verify
 from tilekern.passes.cse import cse
 from tilekern.passes.pipeline import IMPROVE, Rounds, run, verified
-
-
-def assert_same_meaning(before: Func, after: Func, seed: int) -> None:
-    verify(after)
-    arrays = arrays_for(before, seed)
-    for expected, found in zip(interpret(before, *arrays), interpret(after, *arrays), strict=True):
-        assert_same(found, expected)
 
 
 @pytest.mark.parametrize("improve", [*IMPROVE.passes, run])

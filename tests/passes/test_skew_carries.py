@@ -6,15 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ir.funcs import EXAMPLES, Lanes, Source, assert_same, at, func, ref, whole
+from tests.ir.funcs import EXAMPLES, Lanes, Source, at, func, ref, whole
 from tests.passes.golden import assert_becomes, func_of
-from tests.passes.strategies import arrays_for, funcs
+from tests.passes.strategies import assert_same_meaning, funcs
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.core import Axis, Func, Value
-from tilekern.ir.interpret import interpret
 from tilekern.ir.shape import Broadcast
 from tilekern.ir.types import I32
-from tilekern.ir.verify import verify
 from tilekern.passes.pipeline import run
 from tilekern.passes.skew_carries import skew_carries
 from tilekern.passes.split_loops import split_loops
@@ -102,13 +100,6 @@ def test_dots_that_stay(name: str) -> None:
           %6 = load %m[8*%k +: 8!, 0 +: 8!] : f32[8, 8] {STAY[name]}
         }} : f32[8, 8]""")
     assert skew_carries(before) is before
-
-
-def assert_same_meaning(before: Func, after: Func, seed: int) -> None:
-    verify(after)
-    arrays = arrays_for(before, seed)
-    for expected, found in zip(interpret(before, *arrays), interpret(after, *arrays), strict=True):
-        assert_same(found, expected)
 
 
 @given(func=funcs(), seed=st.integers(0, 1000))

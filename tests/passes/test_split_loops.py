@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.ir.funcs import EXAMPLES, Lanes, Source, assert_same, at, func, ref, whole
 from tests.passes.golden import assert_becomes
-from tests.passes.strategies import arrays_for, funcs
+from tests.passes.strategies import assert_same_meaning, funcs
 from tilekern.ir.compute import Select
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Axis, Func, Value
@@ -180,13 +180,6 @@ def test_folds_that_stay(name: str) -> None:
         f"%1 = constant 0 : i32[] %2 = constant 96 : i32[] fold %k in k[96 by 8] from %1 to %2 do {{{UNCHANGED[name]}}}"
     )
     assert_becomes(split_loops, text, text)
-
-
-def assert_same_meaning(before: Func, after: Func, seed: int) -> None:
-    verify(after)
-    arrays = arrays_for(before, seed)
-    for expected, found in zip(interpret(before, *arrays), interpret(after, *arrays), strict=True):
-        assert_same(found, expected)
 
 
 @given(func=funcs(), seed=st.integers(0, 1000))
