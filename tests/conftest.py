@@ -45,9 +45,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases of sweeps that the sample lacks; start the longest files first."""
+    """Leave out the cases of sweeps that the sample lacks; on several processes, start the longest files first."""
     left_out = sweeps.left_out(items, sweeps.choose(config))
     config.hook.pytest_deselected(items=left_out)
     gone = set(left_out)
     items[:] = [item for item in items if item not in gone]
-    durations.longest_first(items)
+    if hasattr(config, "workerinput"):
+        durations.longest_first(items)

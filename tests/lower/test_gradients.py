@@ -20,7 +20,6 @@ from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import resolve
 from tilekern.lower.triton.lowering import TritonLowering
 
-slow = pytest.mark.slow
 MATRIX, VECTOR = (4096, 4096), (4096,)
 # Functions, the shapes of their arrays, and the dtype: real sizes, long rows, and rows that no copy of 16 bytes fits.
 CASES = {
@@ -33,8 +32,7 @@ CASES = {
     "matmul": (matmul, (MATRIX, MATRIX), "bfloat16"),
     "matmul_odd": (matmul, ((1024, 768), (768, 50257)), "bfloat16"),
 }
-FEW = ("rms_norm", "layer_norm_wide", "softmax_vocabulary", "swiglu", "matmul_odd")
-some_first = pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FEW else slow) for n in CASES])
+all_cases = pytest.mark.parametrize("name", CASES)
 
 
 def lowered(name: str, target: str) -> list[Any]:
@@ -53,10 +51,9 @@ def lowered(name: str, target: str) -> list[Any]:
     return [lowering for lowering in found if lowering.func.name != f"{function.__name__}_forward" or function is rope]
 
 
-@some_first
-@pytest.mark.parametrize(
-    "target", [pytest.param("cuda:sm_80", marks=slow), "cuda:sm_90", pytest.param("cuda:sm_100", marks=slow)]
-)
+@pytest.mark.sweep(8)
+@all_cases
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100"])
 def test_no_program_of_a_gpu_spills(name: str, target: str) -> None:
     pytest.importorskip("triton", reason="needs triton")
     for lowering in lowered(name, target):
@@ -64,7 +61,8 @@ def test_no_program_of_a_gpu_spills(name: str, target: str) -> None:
         assert lowering.compile().resources.spills == 0
 
 
-@some_first
+@pytest.mark.sweep(4)
+@all_cases
 def test_a_tpu_compiles_them(name: str) -> None:
     pytest.importorskip("libtpu", reason="needs libtpu")
     for lowering in lowered(name, "tpu:v5e"):

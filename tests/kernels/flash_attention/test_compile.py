@@ -53,29 +53,14 @@ def key() -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 
-# Of a program in `make test`, three kernels are compiled; all others in `make test-full`.
-FEW = [
-    ("gpt2", "", "cuda:sm_80"),
-    ("llama3_8b", "", "cuda:sm_90"),
-    ("gpt2", "gpt_oss", "cuda:sm_90"),
-    ("gpt2", "bloom", "cuda:sm_90"),
-    ("deepseek_v3", "", "cuda:sm_100"),
-    ("gpt2", "padded", "cuda:sm_100"),
-    ("llama3_8b", "", "tpu:v5e"),
-    ("gpt2", "packed", "tpu:v5e"),
-    ("phi_2", "", "tpu:v5p"),
-    ("llama3_8b", "gemma_2", "tpu:v6e"),
-    ("gpt2", "bias", "tpu:7x"),
-    ("gpt2", "mask", "tpu:7x"),
-]
 ALL = [(case, "", target) for case in NAMED for target in TARGETS]
 ALL += [("gpt2", feature, target) for feature in FEATURES if feature for target in TARGETS]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(40)
 @pytest.mark.parametrize(
     ("case", "feature", "target"),
-    [*FEW, *(pytest.param(*one, marks=pytest.mark.slow) for one in ALL if one not in FEW)],
+    ALL,
 )
 def test_values_and_gradients_compile(case: str, feature: str, target: str) -> None:
     """And no kernel for a GPU spills more than a few registers."""

@@ -21,26 +21,6 @@ from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import resolve
 
 CHIPS = ("tpu:v5e", "tpu:v5p", "tpu:v6e", "tpu:7x")
-# One of each kernel, and one of each kind of trouble, in `make test`; all others in `make test-full`.
-FEW = [
-    ("cross_entropy", "llama3_8b", "bfloat16", "tpu:v5e"),
-    ("flash_attention", "llama3_8b", "bfloat16", "tpu:v5e"),
-    ("flash_attention", "llama3_8b", "bfloat16", "tpu:v5p"),
-    ("flash_attention", "llama3_8b", "bfloat16", "tpu:v6e"),
-    ("flash_attention", "llama3_8b", "bfloat16", "tpu:7x"),
-    ("flash_attention", "deepseek_v3", "bfloat16", "tpu:7x"),
-    ("flash_attention", "whisper_large_cross", "float32", "tpu:v6e"),
-    ("flash_attention", "llama3_8b_decode", "bfloat16", "tpu:v5e"),
-    ("layer_norm", "gpt2", "bfloat16", "tpu:v5p"),
-    ("matmul", "llama3_8b_up", "bfloat16", "tpu:v5e"),
-    ("matmul", "gpt2_logits", "float32", "tpu:7x"),
-    ("ragged_dot", "deepseek_v3_up", "bfloat16", "tpu:v6e"),
-    ("rms_norm", "llama3_8b", "bfloat16", "tpu:7x"),
-    ("rope", "deepseek_v3", "bfloat16", "tpu:7x"),
-    ("rope", "llama3_8b_keys", "bfloat16", "tpu:v5e"),
-    ("softmax", "gpt2_logits", "bfloat16", "tpu:v5e"),
-    ("swiglu", "llama3_8b", "bfloat16", "tpu:v6e"),
-]
 ALL = [
     (name, case.name, dtype, chip)
     for name, cases in CASES.items()
@@ -50,10 +30,10 @@ ALL = [
 ]
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(100)
 @pytest.mark.parametrize(
     ("name", "case", "dtype", "chip"),
-    [*FEW, *(pytest.param(*one, marks=pytest.mark.slow) for one in ALL if one not in FEW)],
+    ALL,
 )
 def test_it_compiles_and_takes_the_memory_that_it_asked_for(name: str, case: str, dtype: str, chip: str) -> None:
     pytest.importorskip("libtpu", reason="needs libtpu")

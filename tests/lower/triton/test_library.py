@@ -39,30 +39,6 @@ BACKWARD = tuple(
 )
 ALL += [("flash_attention", case, "bfloat16", target) for case in BACKWARD for target in ceilings.TARGETS]
 
-# One of each kind in `make test`, all others in `make test-full`.
-FEW = [
-    ("matmul", "llama3_8b_up", "bfloat16", "cuda:sm_80"),
-    ("matmul", "llama3_8b_up", "bfloat16", "cuda:sm_90"),
-    ("matmul", "llama3_8b_up", "bfloat16", "cuda:sm_100"),
-    ("matmul", "llama3_8b_decode", "bfloat16", "cuda:sm_90"),
-    ("matmul", "gpt2_logits", "float32", "cuda:sm_90"),
-    ("flash_attention", "llama3_8b", "bfloat16", "cuda:sm_80"),
-    ("flash_attention", "llama3_8b", "bfloat16", "cuda:sm_90"),
-    ("flash_attention", "llama3_8b", "bfloat16", "cuda:sm_100"),
-    ("flash_attention", "gpt2", "bfloat16", "cuda:sm_90"),
-    ("flash_attention", "deepseek_v3", "bfloat16", "cuda:sm_90"),
-    ("flash_attention", "whisper_large_cross", "float32", "cuda:sm_90"),
-    ("flash_attention", "llama3_8b:backward_query", "bfloat16", "cuda:sm_90"),
-    ("flash_attention", "llama3_8b:backward_key", "bfloat16", "cuda:sm_90"),
-    ("cross_entropy", "gemma2_2b", "bfloat16", "cuda:sm_90"),
-    ("ragged_dot", "deepseek_v3_up", "bfloat16", "cuda:sm_90"),
-    ("layer_norm", "square", "bfloat16", "cuda:sm_90"),
-    ("rms_norm", "llama3_8b", "bfloat16", "cuda:sm_90"),
-    ("rope", "llama3_8b_queries", "bfloat16", "cuda:sm_90"),
-    ("softmax", "gpt2_logits", "bfloat16", "cuda:sm_90"),
-    ("swiglu", "llama3_8b", "bfloat16", "cuda:sm_90"),
-]
-
 # Programs that multiply matrices of at least 64 rows; fewer are too few for wgmma.
 PRODUCTS = ("matmul", "flash_attention", "cross_entropy", "ragged_dot")
 
@@ -103,21 +79,21 @@ def shown(key: tuple[str, ...]) -> str:
 
 
 def parameters(wanted: Any) -> list[Any]:
-    """The configurations, those that are not of the `FEW` marked slow."""
-    found = [key for key in ALL if wanted(*key)]
-    return [pytest.param(*key, id=shown(key), marks=[] if key in FEW else [pytest.mark.slow]) for key in found]
+    """The configurations for which a predicate holds."""
+    return [pytest.param(*key, id=shown(key)) for key in ALL if wanted(*key)]
 
 
+@pytest.mark.sweep(80)
 @pytest.mark.parametrize(("name", "case", "dtype", "target"), parameters(lambda *key: True))
 def test_the_default_configuration_stays_below_its_ceilings(name: str, case: str, dtype: str, target: str) -> None:
-    """UPDATE_GOLDEN=1 writes the ceilings anew; read their diff."""
+    """UPDATE_GOLDEN=1, with --sweep all, writes the ceilings anew; read their diff."""
     if os.environ.get("UPDATE_GOLDEN"):
         taken = compiled(name, case, dtype, target).resources
         ceilings.record(name, (case, dtype, target), taken.registers, taken.shared_bytes)
     check(name, case, dtype, target, ceilings.read(name)[case, dtype, target])
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("target", ceilings.TARGETS)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_float16_takes_what_bfloat16_takes(name: str, target: str) -> None:
@@ -131,6 +107,7 @@ def _is_product(name: str, case: str, dtype: str, target: str) -> bool:
     return name in PRODUCTS and dtype == "bfloat16" and not few
 
 
+@pytest.mark.sweep(40)
 @pytest.mark.parametrize(("name", "case", "dtype", "target"), parameters(_is_product))
 def test_tensor_cores_multiply_what_the_memory_accelerator_copies(
     name: str, case: str, dtype: str, target: str
