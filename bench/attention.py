@@ -1,4 +1,4 @@
-"""Flash attention by the portable backend against `jax.nn`'s: time, and temporary memory as the length grows."""
+"""Flash attention on the portable backend, compared with `jax.nn`: time, and temporary memory as the length grows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _memory() -> Iterator[Result]:
 
 
 def _temporary_mb(attention: Wrapped, length: int) -> float:
-    """What XLA's memory analysis says of the compiled program; nothing runs."""
+    """Megabytes of temporary memory, from XLA's analysis of the compiled program. Nothing runs."""
     aval = jax.ShapeDtypeStruct((1, length, HEADS, HEAD_DIM), jnp.float32)
     compiled = attention.lower(aval, aval, aval).compile()
     return compiled.memory_analysis().temp_size_in_bytes / 1e6

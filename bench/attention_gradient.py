@@ -1,4 +1,4 @@
-"""Flash attention and its gradient, on both backends for CPUs, against `jax.nn.dot_product_attention`'s."""
+"""Flash attention with its gradient on both backends for CPUs, compared with `jax.nn.dot_product_attention`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels and their gradients, on both backends for CPUs, against XLA's gradients of the same formulas."""
+"""Kernels with their gradients on both backends for CPUs, compared with XLA's gradients of the same formulas."""
 
 from __future__ import annotations
 

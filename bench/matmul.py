@@ -1,4 +1,4 @@
-"""Matmul by the portable backend against XLA's own."""
+"""Matmul on the portable backend, compared with `jnp.matmul`."""
 
 from __future__ import annotations
 

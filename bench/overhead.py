@@ -1,4 +1,4 @@
-"""What a call by the portable backend costs besides its work: its dispatch, and the compilation of the first one."""
+"""The costs of a call on the portable backend besides its work: dispatch, and the compilation before the first call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPILE_LIMIT_S = 0.5
 
 @tk.kernel(out_type=lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype))
 def add(x, y, out):
-    """One program that adds two small arrays: nearly all of a call is dispatch."""
+    """One program that adds two small arrays, so that nearly all of a call is dispatch."""
     out[:] = x[:] + y[:]
 
 
@@ -44,7 +44,7 @@ def _dispatch() -> Iterator[Result]:
 
 
 def _compilation() -> Result:
-    """Trace, lower and compile; each round at another length, so that no cache answers."""
+    """Seconds to trace, lower and compile. Each round has another length, so that no cache has the program."""
     attention = partial(flash_attention, causal=True, target="cpu:xla")
     seconds: list[float] = []
     for length in (4096, 4608, 5120):

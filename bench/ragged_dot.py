@@ -1,4 +1,4 @@
-"""Grouped products by the portable backend against `jax.lax.ragged_dot`, and against one product of the same size."""
+"""Grouped products on the portable backend, compared with `jax.lax.ragged_dot` and with one product of that size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilekern.kernels.ragged_dot import ragged_dot
 from tilekern.kernels.ragged_dot.cases import CASES
 
 RATIO_LIMIT = 1.3
-# On CPUs XLA multiplies all rows with each matrix, so that its ragged_dot says little about the work that is needed.
+# On CPUs XLA's ragged_dot multiplies all rows by each matrix. One dense product is the measure of the necessary work.
 DENSE_RATIO_LIMIT = 2.0
 
 

@@ -1,4 +1,4 @@
-"""One line of the benchmark: what was measured, and whether it keeps its limit."""
+"""A line of the benchmark table: a measured number, its limit, and the verdict."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Result:
-    """A measured number, and the limit that holds for it or for its relation to a baseline.
+    """A measured number, and a limit for it or for its relation to a baseline.
 
     Attributes:
-      name: what was measured.
+      name: of the measurement.
       unit: of `value` and `baseline`: "ms", "µs", "s", "MB" or "GFLOP/s".
-      value: tilekern's number.
-      limit: of what `relation` says; None if it is only shown.
-      relation: "ratio" value / baseline, "difference" value - baseline, or "value" (a baseline is then only shown): at
-        most the limit. "share" value / baseline: at least the limit.
-      baseline: the other's number.
-      by_round: the median of the ratios of all rounds, which counts instead of value / baseline where it is known.
+      value: the number for tilekern.
+      limit: for the judged number, which `relation` selects; None if the result is shown without a verdict.
+      relation: "ratio", value / baseline, is at most the limit. "difference", value - baseline, is at most the limit.
+        "value", the value itself, is at most the limit, and a baseline is only shown. "share", value / baseline, is at
+        least the limit.
+      baseline: the number for the peer.
+      by_round: the median over rounds of the ratio within a round. Where it is given, it replaces value / baseline.
     """
 
     name: str
@@ -31,7 +32,7 @@ class Result:
 
     @property
     def judged(self) -> float:
-        """The number that the limit is for."""
+        """The number that is compared with the limit."""
         if self.relation == "value":
             return self.value
         assert self.baseline is not None
@@ -41,7 +42,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether the limit is kept."""
+        """True if the limit is kept, or if there is none."""
         if self.limit is None:
             return True
         return self.judged >= self.limit if self.relation == "share" else self.judged <= self.limit

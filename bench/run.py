@@ -1,6 +1,9 @@
-"""Run the benchmarks, print a table, write JSON to bench/out/; the exit status says whether all limits are kept.
+"""Run the benchmarks, print a table and write the results to bench/out/ as JSON.
 
-python -m bench.run [NAME...], a name of `FILES`, or "llvm" for all that begin with "llvm."
+    python -m bench.run [NAME...]
+
+NAME is a name of `FILES`; "llvm" stands for all that begin with "llvm.". Without names all benchmarks run. The exit
+status is 1 if a result misses its limit.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ FILES = {
 
 
 def main(names: list[str]) -> int:
-    """Run the benchmarks named, all of them by default."""
+    """Run the named benchmarks, or all of them; return the exit status."""
     results: list[Result] = []
     for name in chosen(names):
         print(f"bench: {name}", file=sys.stderr)
@@ -56,7 +59,7 @@ def main(names: list[str]) -> int:
 
 
 def chosen(names: list[str]) -> list[str]:
-    """The files that are named, alone or by what stands before the dot; all of them by default."""
+    """The benchmarks that the names select, by full name or by the part before the dot; all of them without names."""
     unknown = [name for name in names if not any(name in (file, file.partition(".")[0]) for file in FILES)]
     if unknown:
         sys.exit(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(FILES)}")
@@ -64,7 +67,7 @@ def chosen(names: list[str]) -> list[str]:
 
 
 def write(results: list[Result]) -> Path:
-    """The results, and what they were measured on, as a JSON file named by date and time."""
+    """Write the results and a description of the machine to a JSON file named by date and time; return its path."""
     path = Path(__file__).parent / "out" / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.parent.mkdir(exist_ok=True)
     rows = [asdict(r) | {"judged": r.judged, "passed": r.passed} for r in results]
@@ -80,7 +83,7 @@ def write(results: list[Result]) -> Path:
 
 
 def _processor() -> str:
-    """The processor's name; `platform` knows it on few systems."""
+    """The name of the processor; `platform` knows it on few systems, so Linux is asked first."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,12 +1,12 @@
-"""python -m bench.texts: a hash of what each backend makes of each kernel of the library, to compare two trees.
+"""python -m bench.texts: hashes of the program of each library kernel on each backend, to compare two trees.
 
     python -m bench.texts --out before.json
-    ... change what should leave the kernels alone ...
+    ... a change that should leave the programs as they are ...
     python -m bench.texts --out after.json --compare before.json
 
-Kernels are those that the library's functions and their gradients call for the named cases, with the schedules'
-blocks. Of each, the block IR and the target's program are hashed; lines of the source, which move, are left out. The
-status is 1 if two hashes differ, or if a kernel is in one file only.
+The kernels are those that the functions of the library and their gradients call for the named cases, with the blocks of
+the schedules. The block IR and the target's program of each kernel are hashed, without line numbers of the source. The
+exit status is 1 if two hashes differ, or if a kernel is in one of the files only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tilekern.primitive import calls_in
 _DTYPES = ("float32", "bfloat16")
 _PROGRAMS = ("cpu:llvm", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "tpu:v5e", "tpu:v6e", "tpu:7x")
 
-# Comments of Triton source, locations of MLIR: they name lines.
+# Comments of Triton source and locations of MLIR, which name lines of the source.
 _LINES = re.compile(r"\s*# .*$|\bloc\([^\n]*\)$", re.MULTILINE)
 
 
@@ -90,7 +90,7 @@ def _of_library_function(name: str, targets: Sequence[str]) -> dict[str, str]:
 
 
 def _gradient(call: Any, *arrays: Any) -> Any:
-    """The gradient of a sum, with respect to all arrays of floats."""
+    """The gradient of the sum of all results with respect to the arrays of floats."""
     moved = [n for n, x in enumerate(arrays) if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)]
 
     def total(*some: Any) -> Any:
@@ -103,7 +103,7 @@ def _gradient(call: Any, *arrays: Any) -> Any:
 
 
 def _texts(run: Any, arrays: Any, target: Target) -> Iterator[tuple[str, str]]:
-    """Names and hashes of what a function's kernels become, or of the error."""
+    """Names and hashes of the programs of a function's kernels, or of the error that refuses them."""
     try:
         calls = calls_in(jax.make_jaxpr(run)(*arrays))
     except TilekernError as error:

@@ -1,4 +1,4 @@
-"""Timing that is fair to every contestant: all of them in one run, round by round, and medians at the end."""
+"""Timing of contestants under equal conditions: they take turns in one process, and medians of the rounds count."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def medians(contestants: Mapping[str, Contestant], rounds: int = 7, pause: float
 def take_turns(clocks: Mapping[str, Clock], rounds: int = 7, pause: float = 0.1) -> dict[str, list[float]]:
     """Seconds of one call of each contestant, in every round.
 
-    Each round times every contestant once. Before that it sleeps `pause` seconds and makes an untimed call: XLA frees a
-    gigabyte behind `jax.nn.dot_product_attention` while the next program runs, and that is not the next one's time.
+    Each round times every contestant once. Before a timed call it sleeps for `pause` seconds and makes an untimed call.
+    Without these, a contestant pays for its predecessor: XLA frees a gigabyte of `jax.nn.dot_product_attention` while
+    the next program already runs.
     """
     times: dict[str, list[float]] = {name: [] for name in clocks}
     for _ in range(rounds):
@@ -38,17 +39,17 @@ def take_turns(clocks: Mapping[str, Clock], rounds: int = 7, pause: float = 0.1)
 
 
 def clock(call: Contestant) -> Clock:
-    """The clock of a contestant of this process."""
+    """A clock for a contestant that runs in this process."""
     return lambda: _seconds(call)
 
 
 def by_round(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the ratios of each round: a machine that changes its speed between rounds does not change it."""
+    """The median of the ratios within the rounds, which changes of the machine's speed between rounds do not affect."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def dispatch_medians(contestants: Mapping[str, Contestant], rounds: int = 100, calls: int = 100) -> dict[str, float]:
-    """Median seconds of one call of each contestant, for calls of microseconds: a round makes `calls` of them."""
+    """Median seconds of one call of each contestant, for calls of microseconds; each round times `calls` calls."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, call in contestants.items():

@@ -1,4 +1,4 @@
-"""A kernel under `jax.vmap`, by the portable backend, against the same kernel with a batch axis written by hand."""
+"""Kernels under `jax.vmap` on the portable backend, compared with kernels whose batch axis is written by hand."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The main job: a byte-level causal transformer reads and learns Python's own source, its attention being tilekern's.
+"""The main job: a byte-level causal transformer, with the attention of tilekern, reads and learns Python's own source.
 
-One `jax.jit` holds the whole model, its weights seeded and untrained, and then a whole step of training a smaller one.
-The same on `jax.nn.dot_product_attention` says whether the results are right, and what attention costs in time and
-memory. Run it with `make demo`.
+First a model with random weights reads 4096 bytes, as one program under `jax.jit`. Then a smaller model is trained,
+each step one program. The same models on `jax.nn.dot_product_attention` show whether the results are right, and how
+much time and memory attention takes. Run it with `make demo`.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ def model(weights: Weights, tokens: Array, attention: Attention) -> tuple[Array,
 
 @dataclass(frozen=True)
 class Run:
-    """What one compiled model did."""
+    """The results of one compiled model."""
 
     loss: float  # nats a byte
     logits: np.ndarray[Any, np.dtype[np.float32]]
     seconds: float  # median of one call
-    temporary_bytes: int  # by XLA's memory analysis
+    temporary_bytes: int  # from XLA's memory analysis
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def block_ir(config: Config) -> str:
 
 @dataclass(frozen=True)
 class Training:
-    """How a small model learns."""
+    """The training of a small model."""
 
     model: Config = Config(layers=2, width=128, heads=4, length=256)
     steps: int = 250
@@ -195,7 +195,7 @@ class Training:
 
 
 class State(NamedTuple):
-    """The weights, and what Adam (arXiv:1412.6980) remembers of their gradients."""
+    """The weights, and the running means of Adam (arXiv:1412.6980) over their gradients."""
 
     weights: Weights
     mean: Weights
@@ -204,7 +204,7 @@ class State(NamedTuple):
 
 
 def rounded(query: Array, key: Array, value: Array) -> Array:
-    """The attention of jax.nn, each number in and out of it moved by one rounding, up or down by chance."""
+    """The attention of jax.nn with a random rounding error in each input and output: one epsilon, up or down."""
 
     def moved(x: Array, seed: int) -> Array:
         return x * (1 + jnp.finfo(x.dtype).eps * jax.random.rademacher(jax.random.key(seed), x.shape, x.dtype))
@@ -212,7 +212,7 @@ def rounded(query: Array, key: Array, value: Array) -> Array:
     return moved(ATTENTIONS["jax.nn"](moved(query, 0), moved(key, 1), moved(value, 2)), 3)
 
 
-# The third says how far two runs come apart that are both right: training amplifies every rounding.
+# The third measures how far two correct runs may differ: training amplifies every rounding error.
 TRAINED: dict[str, Attention] = {**ATTENTIONS, "jax.nn, rounded": rounded}
 
 
@@ -231,7 +231,7 @@ def train_step(state: State, tokens: Array, attention: Attention, rate: float) -
 
 
 def batches(training: Training) -> Array:
-    """Parts of the standard library's source, by chance: tokens[steps, batch, time + 1]."""
+    """Random parts of the standard library's source: tokens[steps, batch, time + 1]."""
     folder = Path(sysconfig.get_path("stdlib"))
     data = np.frombuffer(b"".join(path.read_bytes() for path in sorted(folder.glob("[a-d]*.py"))), np.uint8)
     random, width = np.random.default_rng(training.model.seed), training.model.length + 1
@@ -252,10 +252,10 @@ class Learned:
 
     @property
     def same(self) -> bool:
-        """Whether tilekern is as near to jax.nn as roundings explain, by the rule of tilekern.testing.
+        """True if rounding errors explain the difference between tilekern and jax.nn, by the rule of tilekern.testing.
 
-        That is, three times what moving numbers by one rounding does, and the rounding of the loss itself. It takes a
-        rate at which training is stable: at 3e-3 a difference grows tenfold in 25 steps, whatever it comes from.
+        The bound is three times the effect of the random rounding errors of `rounded`, plus one rounding of the loss.
+        The learning rate must be one at which training is stable: at 3e-3 any difference grows tenfold in 25 steps.
         """
         resolution = float(np.spacing(np.max(self.losses["jax.nn"])))
         return self.difference("tilekern") <= 3 * self.difference("jax.nn, rounded") + resolution
@@ -303,10 +303,10 @@ def draw(learned: Learned, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-# --- what is printed ------------------------------------------------------------------------------------------------
+# --- the printed text -----------------------------------------------------------------------------------------------
 
 READ_ON = """\
-The kernel is kernels/flash_attention/kernel.py; what the ops of its block IR mean is in tilekern/ir/.
+The kernel is in kernels/flash_attention/kernel.py. The ops of the block IR are defined in tilekern/ir/.
 Start with README.md; CONTRIBUTING.md is the map of the tree. `make bench` measures speed and memory with care."""
 
 
@@ -328,7 +328,7 @@ def render(config: Config, report: Report) -> str:
 
 
 def render_training(training: Training, learned: Learned) -> str:
-    """What was learned, as text."""
+    """The losses of the training, as text."""
     config = training.model
     size = f"{config.layers} blocks, {config.heads} heads of {config.head_dim}"
     lines = [
@@ -340,16 +340,16 @@ def render_training(training: Training, learned: Learned) -> str:
         step = f"{learned.seconds[name] * 1e3:.0f} ms"
         lines.append(f"{name:<18}{losses[0]:>14.6f}{losses[-1]:>14.6f}{step:>18}")
     ours, noise = learned.difference("tilekern"), learned.difference("jax.nn, rounded")
-    verdict = "no more than roundings explain" if learned.same else "MORE THAN ROUNDINGS EXPLAIN"
+    verdict = "no more than rounding errors explain" if learned.same else "MORE THAN ROUNDING ERRORS EXPLAIN"
     lines += [
         "",
-        f"largest difference of the losses: {ours:.2g}, {verdict} ({noise:.2g} by those of jax.nn)",
+        f"largest difference of the losses: {ours:.2g}, {verdict} (jax.nn with random rounding errors: {noise:.2g})",
     ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Run and print; the arguments are the fields of Config, and how the small model is trained."""
+    """Run and print. The arguments are the fields of Config, and the steps and the plot of the training."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in vars(Config()).items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar=default)

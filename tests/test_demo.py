@@ -39,7 +39,7 @@ def test_the_model_learns_the_same_on_both_attentions(learned: Learned) -> None:
     assert learned.same
     assert 0 < learned.difference("jax.nn, rounded") < 1e-3
     shown = render_training(TINY, learned)
-    assert f"{learned.losses['tilekern'][-1]:.6f}" in shown and "no more than roundings explain" in shown
+    assert f"{learned.losses['tilekern'][-1]:.6f}" in shown and "no more than rounding errors explain" in shown
 
 
 def test_an_attention_that_is_wrong_by_a_part_in_ten_thousand(
@@ -49,7 +49,7 @@ def test_an_attention_that_is_wrong_by_a_part_in_ten_thousand(
     monkeypatch.setattr(demo, "TRAINED", {"tilekern": lambda q, k, v: right(q, k, v) * 1.0001})
     wrong = replace(learned, losses={**learned.losses, **train(TINY).losses})
     assert not wrong.same
-    assert "MORE THAN ROUNDINGS EXPLAIN" in render_training(TINY, wrong)
+    assert "MORE THAN ROUNDING ERRORS EXPLAIN" in render_training(TINY, wrong)
 
 
 def test_the_plot(tmp_path: Path) -> None:
