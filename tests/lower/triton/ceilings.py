@@ -1,7 +1,7 @@
-"""What the kernels of the library may take of a GPU: tables next to them, `kernels/<name>/resources.txt`.
+"""Resource ceilings of the library's kernels on GPUs: tables next to the kernels, `kernels/<name>/resources.txt`.
 
 One line for each case and dtype, and for each target two numbers: registers of a thread, and bytes of shared memory.
-"case:kernel" is not the kernel that the library's function calls, but one of its gradient.
+"case:kernel" names a kernel of the gradient instead of the forward kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 KERNELS = Path(__file__).parents[3] / "kernels"
 TARGETS = ("cuda:sm_80", "cuda:sm_90", "cuda:sm_100")
 
-# Registers are given to warps in units of eight for each thread: up to there, more of them take nothing from others.
+# Warps get registers in units of eight for each thread: rounding a ceiling up to such a unit costs nothing.
 UNIT = 8
 
 Key = tuple[str, str, str]
@@ -36,7 +36,7 @@ def read(kernel: str) -> dict[Key, tuple[int, int]]:
 
 
 def write(kernel: str, ceilings: dict[Key, tuple[int, int]]) -> None:
-    """The file anew; what is not known yet is 0."""
+    """The text of the file; unknown ceilings are 0."""
     cases = [case.name for case in importlib.import_module(f"tilekern.kernels.{kernel}.cases").CASES]
     rows = sorted(
         {(case, dtype) for case, dtype, _ in ceilings},
@@ -51,5 +51,5 @@ def write(kernel: str, ceilings: dict[Key, tuple[int, int]]) -> None:
 
 
 def record(kernel: str, key: Key, registers: int, shared_bytes: int) -> None:
-    """Raise or lower one ceiling to what was measured."""
+    """Set a ceiling to the measured resources."""
     write(kernel, {**read(kernel), key: (min(-(-registers // UNIT) * UNIT, 255), shared_bytes)})

@@ -1,4 +1,4 @@
-"""Kernels whose Triton source is kept as golden text; the lines of this file stand in it."""
+"""Kernels whose Triton source is kept as golden text, which names lines of this file."""
 
 from __future__ import annotations
 

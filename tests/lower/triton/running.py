@@ -1,4 +1,4 @@
-"""Funcs through the whole backend: what the emitted text computes in Triton's interpreter, and what it looks like."""
+"""Run Funcs through the whole backend, and check the results and the form of the emitted text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tilekern.passes import pipeline
 
 
 def program_of(func: Func, chip: str = "cuda:sm_90", **hints: int) -> Program:
-    """The program of a Func, which must be neat."""
+    """Build the program of a Func, and check the form of its text."""
     program = build(pipeline.run(func), CHIPS[chip], hints)
     assert_neat(program)
     return program
 
 
 def assert_runs(func: Func | str, *arrays: Array, chip: str = "cuda:sm_90") -> Program:
-    """Assert that the text computes what the Func means, in any order of programs; signs of zero do not matter."""
+    """Assert that the text computes the results of the Func, in any order of programs; signs of zero do not matter."""
     func = parse(func) if isinstance(func, str) else func
     program = program_of(func, chip)
     expected = interpret(func, *arrays)
@@ -36,11 +36,11 @@ def assert_runs(func: Func | str, *arrays: Array, chip: str = "cuda:sm_90") -> P
 
 
 def assert_kernel(kernel: tk.Kernel, *arrays: Array, chip: str = "cuda:sm_90", **options: Any) -> Program:
-    """The same for a kernel in the language."""
+    """Like `assert_runs`, for a kernel of the language."""
     return assert_runs(kernel.trace(*arrays, **options).ir, *arrays, chip=chip)
 
 
-# --- what the text looks like ---------------------------------------------------------------------------------------
+# --- the form of the text -------------------------------------------------------------------------------------------
 
 
 def entry(program: Program) -> ast.FunctionDef:
@@ -51,7 +51,7 @@ def entry(program: Program) -> ast.FunctionDef:
 
 
 def assert_neat(program: Program) -> None:
-    """Assert that the text is Python without a line that does nothing, and fits what it is launched with."""
+    """Assert that the text is Python without dead lines, and that its parameters agree with the launch."""
     functions = [f for f in ast.parse(program.text).body if isinstance(f, ast.FunctionDef)]
     for function in functions:
         _check_variables(function, program)

@@ -72,7 +72,7 @@ tl.store(out_ptr + i, tl.load(x_ptr + i))
 
 
 def spill() -> Program:
-    """One warp whose tile fills all registers of its threads."""
+    """One warp whose tile needs more registers than its threads have."""
     body = """
 i = tl.arange(0, 32)[:, None] * 256 + tl.arange(0, 256)[None, :]
 e = tl.exp(tl.load(x_ptr + i))

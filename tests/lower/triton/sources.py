@@ -21,7 +21,7 @@ LOC = Loc("user.py", 7, function="scale")
 
 
 def result(shape: Sequence[int], dtype: str, final: str = "", **options: Any) -> Result:
-    """A result by the short names of its dtypes."""
+    """A `Result`, by the short names of its dtypes."""
     return Result(tuple(shape), DTYPES[dtype], DTYPES[final or dtype], **options)
 
 
@@ -49,7 +49,7 @@ def program(
 
 
 def run(body: str, inputs: Sequence[np.ndarray], results: Sequence[Result], **options: Any) -> list[np.ndarray]:
-    """The results of such a program in Triton's interpreter."""
+    """The results of a program of `program` in Triton's interpreter."""
     return interpret(program(body, inputs, results, **options), inputs)
 
 

@@ -1,8 +1,8 @@
 """Whole XLA programs with our custom calls, compiled ahead of time for an H200 by XLA's own GPU compiler. No GPU.
 
-XLA hands the custom call's bytes to jaxlib, which parses them and, where there is no machine code yet, assembles the
-PTX: so what a GPU would be given is checked up to the launch. All programs are compiled in one child process, since JAX
-takes the plugin's settings from the environment when it is imported; this file is that process's main program, too.
+XLA hands the custom call's bytes to jaxlib, which parses them and, if there is no machine code yet, assembles the PTX.
+So everything up to the launch is checked. One child process compiles all programs, because JAX reads the plugin's
+settings from the environment when it is imported. This file is also that process's main program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tilekern.lower.triton.program import Argument, Descriptor, Program, Result
 
 ROOT = Path(__file__).parents[3]
 
-# XLA's description of the machine (stream_executor/device_description.proto), by which its compiler makes decisions.
+# XLA's description of the GPU (stream_executor/device_description.proto), from which its compiler decides.
 H200 = """
 gpu_device_info {
   threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048  core_count: 132  fpus_per_core: 128
@@ -109,14 +109,14 @@ def two_calls_among_plain_operations(x: Any = X, m: Any = M) -> Any:
 
 
 def library_kernels_in_a_layer(q: Any = QUERY, k: Any = KEYS, w: Any = WEIGHT) -> Any:
-    """As users call them; ragged, grouped heads, under vmap, in the same program for any GPU and for this one."""
+    """Kernels as users call them: ragged, with grouped heads, under vmap, for any GPU and for this one."""
     attended = flash_attention(q * 2, k, k, causal=True, target="cuda:sm_90")
     hidden = jax.vmap(lambda x: matmul(x.reshape(-1, 256), w, target="cuda:sm_90"))(attended)
     return softmax(hidden + 1)
 
 
 def the_gradient_of_attention(q: Any = QUERY, k: Any = KEYS, slopes: Any = SLOPES) -> Any:
-    """Of all float arrays: the forward kernel, those of query and key, and that of a term."""
+    """Gradients by all float arrays: the forward kernel, those by query and key, and that by a term."""
 
     def loss(q: Any, k: Any, slopes: Any) -> Any:
         mod = jax.tree_util.Partial(lambda slopes, s, b, n, i, j: s - slopes[n] * abs(i - j), slopes)
@@ -180,7 +180,7 @@ def bad_message(x: Any = X) -> Any:
 
 
 def _broken(made: Binary, word: str) -> Binary:
-    """jaxlib takes kernels of one name and one PTX for one and the same, so each needs a word of its own."""
+    """jaxlib takes kernels with the same name and PTX for one kernel, so each PTX needs a comment of its own."""
     return replace(made, asm={**made.asm, "ptx": made.text("ptx").replace("ret;", f"{word};")})
 
 
@@ -232,11 +232,11 @@ def main() -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What became of every program: (HLO, error)."""
+    """The outcome of every program: (HLO, error)."""
     triton = pytest.importorskip("triton", reason="needs triton")
     pytest.importorskip("jax_cuda13_plugin", reason="needs jax-cuda13-plugin")
     pytest.importorskip("jax_plugins.xla_cuda13", reason="needs jax-cuda13-pjrt")
-    # XLA looks for ptxas on the path first; Triton brings one along.
+    # XLA looks for ptxas on the path first; Triton's package has one.
     ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     environment = {
         **os.environ,

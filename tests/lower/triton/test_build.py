@@ -1,4 +1,4 @@
-"""Whole programs: the same bytes for the same Func, golden texts, and how they are launched."""
+"""Whole programs: the same bytes for the same Func, golden texts, and launch data."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_same_func_gives_the_same_bytes_in_every_process() -> None:
 
 
 def test_random_programs_are_neat() -> None:
-    """No line is there for nothing, every name is read, and the arguments are those of the call."""
+    """There is no dead line, every name is read, and the arguments are those of the call."""
     for seed in range(60):
         try:
             program = build(pipeline.run(sample(seed)[0].func), CHIPS["cuda:sm_90"], {})
@@ -131,7 +131,7 @@ func @f(%x: ref<f32[8], in>, %o: ref<f32[{extent}, 3, 8], out>) {{
 
 
 def test_only_the_iterations_that_need_masks_have_them() -> None:
-    """Keys before all queries of a tile are compared with none: a loop of their own."""
+    """Keys in front of all queries of a tile need no comparison: they have a loop of their own."""
     text = program_of(attention.trace(*[LIKE((1024, 4, 64), jnp.bfloat16)] * 3).ir).text
     first, second = text.split("    for j")[1:]
     assert "tl.where" not in first and "tl.where" in second

@@ -1,4 +1,4 @@
-"""Programs as custom calls: what jaxlib is told, what becomes of the results, and export. No GPU, no Triton."""
+"""Programs as custom calls: the message to jaxlib, the results, and export. No GPU, no Triton."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HERE = source.Loc(__file__, 1, function="kernel")
 
 
 def program(inputs: tuple[DType, ...], results: tuple[Result, ...], **changes: Any) -> Program:
-    """A program whose operands are its inputs, one for one."""
+    """A program whose operands are its inputs, in order."""
     dtypes = (*inputs, *(r.dtype for r in results))
     made = Program(
         name="twice",
@@ -74,7 +74,7 @@ def opaque(text: str) -> list[bytes]:
 
 
 def _unescaped(text: str) -> bytes:
-    """MLIR writes what is not printable, `"` and backslashes as two hexadecimal digits behind a backslash."""
+    """MLIR writes unprintable characters, `"` and backslashes as a backslash and two hexadecimal digits."""
     text = text.replace("\\\\", "\\5C")
     return re.sub(rb"\\([0-9A-F]{2})", lambda m: bytes.fromhex(m[1].decode()), text.encode())
 
@@ -99,7 +99,7 @@ def test_scratch_memory() -> None:
 
 
 def test_a_descriptor_is_followed_by_its_shape_and_strides() -> None:
-    """All numbers of element types; those of Triton that the driver numbers otherwise are 8, 9 and 10."""
+    """All numbers of element types; Triton and the driver differ in 8, 9 and 10."""
     first = Descriptor((5, 64), (128, 1), (16, 64))
     second = Descriptor((2, 3, 32), (96, 32, 1), (1, 1, 32))
     arguments = (Argument("x", BF16, first), Argument("p", F32), Argument("out", BF16, second))
@@ -168,7 +168,7 @@ def results(draw: st.DrawFn) -> Result:
 
 
 def _filled(result: Result) -> np.ndarray[Any, Any]:
-    """What a launch is taken to write: small numbers."""
+    """The buffers that a launch is assumed to write: small numbers."""
     return (np.arange(result.nbytes // result.dtype.itemsize).reshape(result.shape) % 4).astype(result.dtype)
 
 
@@ -180,7 +180,7 @@ def _expected(buffer: np.ndarray[Any, Any], result: Result) -> np.ndarray[Any, A
 
 @given(st.lists(results(), max_size=4).map(tuple), st.sampled_from([0, 1, 7]))
 def test_buffers_become_outputs(outputs: tuple[Result, ...], programs: int) -> None:
-    """Slots are summed, dtypes cast; zeros come out where nothing runs."""
+    """Partial sums are added up, and dtypes cast; results are zeros if no program runs."""
     made = program((F32,), outputs, programs=programs)
     runs = programs > 0 and any(0 not in r.shape for r in outputs)
     buffers = [_filled(r) for r in outputs]

@@ -1,4 +1,4 @@
-"""The message to jaxlib, byte for byte what jaxlib's own builder makes."""
+"""The message to jaxlib equals that of jaxlib's own builder, byte for byte."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_kind_of_parameter(kind: str, data: st.DataObject) -> None:
 
 @given(kernels, st.binary(min_size=1, max_size=300))
 def test_jaxlib_parses_a_message_with_machine_code(kernel: Kernel, cubin: bytes) -> None:
-    """jaxlib's builder makes no image. What lies behind one must still be found."""
+    """jaxlib's builder makes no image. Fields behind an image must still be found."""
     with_image = Launch("name", replace(kernel, cubin=cubin), 1, ()).encode()
     assert jaxlib.get_serialized_metadata(zlib.compress(with_image + b"\x1a\x04meta")) == b"meta"
 

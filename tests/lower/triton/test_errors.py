@@ -1,5 +1,5 @@
-"""Bad input, as a user meets it: through a kernel, its stages and jax.jit. What Triton's part of it raises by itself is
-tested next to it (`test_toolchain`, `test_failure`, `test_resources`, `legalize/test_refuse`)."""
+"""Bad input from the user's view: through a kernel, its stages and jax.jit. Errors of single modules are tested next to
+them (`test_toolchain`, `test_failure`, `test_resources`, `legalize/test_refuse`)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_interpreter_wants_the_same_versions(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("target", GPUS)
 def test_there_is_no_gpu(target: str) -> None:
-    """Or JAX has no CUDA plugin, and sees none."""
+    """JAX sees no GPU, or has no CUDA plugin."""
     pytest.importorskip("triton", reason="needs triton")
     compiled = double.trace(X).lower(target).compile()
     with refused(
@@ -182,7 +182,7 @@ SQUARE = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
 
 @pytest.mark.parametrize("how", ["compiled", "jitted"])
 def test_too_much_shared_memory(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bill names the user's lines; and nothing is launched, for the program is not even lowered."""
+    """The bill names the user's lines, and nothing is launched: the program is not even lowered."""
     pytest.importorskip("triton", reason="needs triton")
     monkeypatch.setattr(_jax, "compute_capability", lambda: 90)
     with pytest.raises(ResourceError, match="needs more bytes of shared memory than cuda:sm_90 allows") as caught:
@@ -214,7 +214,7 @@ def test_warps_that_no_program_has(option: str, value: int) -> None:
 
 
 def test_the_compiler_fails(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """A bug of ours or of Triton's: the user's line, the generated one, and where all the rest lies."""
+    """A compiler bug: the error shows the user's line, the generated line, and a file with all details."""
     triton = pytest.importorskip("triton", reason="needs triton")
     lowered = double.trace(X).lower("cuda:sm_90")
 

@@ -34,7 +34,7 @@ def ranges(x: Any, n: Any, out: Any, copy: Any, added: Any) -> None:
 
 
 def test_every_range_of_ten_elements() -> None:
-    """Tiles that the range starts or ends in are masked; an empty range has none."""
+    """The first and the last tile of a range are masked; an empty range has no tile."""
     func = ranges.trace(X, np.zeros(2, np.int32)).ir
     program = program_of(func)
     for low, high in product(range(-1, 12), range(-1, 12)):

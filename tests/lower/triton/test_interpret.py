@@ -1,4 +1,4 @@
-"""What happens around the run of a program: buffers, checks of memory, errors, and the process that runs it."""
+"""The interpreter around a program: buffers, checks of memory, errors, and the child process."""
 
 import os
 import subprocess
@@ -299,7 +299,7 @@ def test_prints_go_to_standard_output(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def pid() -> int:
-    """Of the process that interprets."""
+    """The number of the child process."""
     p = copy("tl.static_assert(False, os.getpid())")
     with pytest.raises(InterpreterError) as caught:
         interpret(replace(p, text=f"import os\n{p.text}"), [X])
@@ -356,7 +356,7 @@ else:
 
 
 def test_the_interpreter_goes_when_its_parent_is_killed() -> None:
-    """Even while a program loops."""
+    """The child ends even while a program loops."""
     code = """
 from tests.lower.triton.test_interpret import X, copy, interpret, pid
 print(pid(), flush=True)
@@ -389,7 +389,7 @@ def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("fault", ["raise OSError('libtriton.so: file too short')", "", "__version__ = '9.9'"])
 def test_a_broken_triton_is_an_error_of_ours(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package cannot be loaded, or lacks what it should have, though its metadata is right."""
+    """The package has the right metadata, but cannot be loaded, or lacks modules."""
     (tmp_path / "triton").mkdir()
     (tmp_path / "triton" / "__init__.py").write_text(fault)
     monkeypatch.syspath_prepend(tmp_path)

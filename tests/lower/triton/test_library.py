@@ -1,6 +1,6 @@
 """The kernels of the library at their default configuration, compiled for every target.
 
-Nothing spills, tensor cores and the Tensor Memory Accelerator do the work, what a program takes of a GPU does not grow.
+No kernel spills; tensor cores and the Tensor Memory Accelerator are used; resources do not grow.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ def test_tensor_cores_multiply_what_the_memory_accelerator_copies(
 
 @pytest.mark.parametrize("name", ["matmul", "flash_attention"])
 def test_the_loop_of_products_is_pipelined_and_keeps_its_layouts(name: str) -> None:
-    """Copies run ahead, on barriers; operands do not pass through registers on their way to shared memory."""
+    """Copies are asynchronous, with barriers; operands do not pass through registers on their way to shared memory."""
     ttgir = compiled(name, "llama3_8b_up" if name == "matmul" else "llama3_8b", "bfloat16", "cuda:sm_90").asm["ttgir"]
     start = ttgir.index("scf.for")
     loop = ttgir[start : ttgir.index("scf.yield", start)]
     for wanted in ("warp_group_dot ", "async_tma_copy_global_to_local", "wait_barrier"):
         assert wanted in loop
     assert "local_store" not in loop and "local_alloc" not in loop
-    # What attention converts is the layout of P as an operand, which is the same registers.
+    # Attention converts the layout of P to that of an operand, which is the same registers.
     converted = [line for line in loop.splitlines() if "convert_layout" in line]
     assert all("#mma> -> " in line and "dot_op<{opIdx = 0, parent = #mma" in line for line in converted)
     assert len(converted) == (name == "flash_attention")

@@ -1,4 +1,4 @@
-"""A Func lowered to Triton, and what one can do with it where there is no GPU."""
+"""A Func lowered to Triton, and its use without a GPU."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_threads_compile_a_program_once(compiled: list[str]) -> None:
 
 @pytest.mark.smoke
 def test_another_process_finds_the_code(folder: Path) -> None:
-    """It has no way to compile."""
+    """The other process has no compiler."""
     compile_program(samples.add(), HOPPER)
     code = """
 from tests.lower.triton import samples
@@ -182,7 +182,7 @@ print(compiler.compile_program(samples.add(), CHIPS["cuda:sm_90"]).num_warps)
 
 
 def test_triton_keeps_its_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our compilations leave nothing in Triton's cache; another thread's use it meanwhile, and everybody's after."""
+    """Our compilations leave nothing in Triton's cache, which other threads use meanwhile, and all threads afterwards."""
     theirs = tmp_path / "theirs"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(theirs))
     monkeypatch.setenv("TRITON_STORE_BINARY_ONLY", "1")  # would take the texts away

@@ -1,4 +1,4 @@
-"""What a user sees when Triton fails."""
+"""The user's view of a failure of Triton."""
 
 from __future__ import annotations
 

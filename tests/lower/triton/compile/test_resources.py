@@ -1,4 +1,4 @@
-"""What a program takes of a GPU."""
+"""Resources of a program on a GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 def test_occupancy_is_that_of_nvidias_calculator(
     chip: str, registers: int, shared: int, threads: int, programs: int
 ) -> None:
-    """The last column is what `cudaOccMaxActiveBlocksPerMultiprocessor` of the CUDA toolkit 12.8 computes."""
+    """The last column is computed by `cudaOccMaxActiveBlocksPerMultiprocessor` of the CUDA toolkit 12.8."""
     assert occupancy(registers, shared, threads, CHIPS[chip]) == programs * threads / 2048
 
 
@@ -97,7 +97,7 @@ def test_the_bill_of_too_much_shared_memory() -> None:
 
 
 def test_too_many_threads_or_columns() -> None:
-    """Warp specialization adds warps to those that were asked for."""
+    """Warp specialization adds warps to the requested ones."""
     pytest.importorskip("triton", reason="needs triton")
     program = samples.add()
     binary = compile_program(program, HOPPER)

@@ -61,7 +61,7 @@ def test_the_interpreter_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
 def test_assembling_again_gives_the_same_code(chip: Chip) -> None:
-    """So the report is about the code that runs."""
+    """The report is about the code that runs: assembling again gives the same cubin."""
     pytest.importorskip("triton", reason="needs triton")
     binary = compile_program(samples.spill() if chip.capability == 90 else samples.sine(), chip)
     cubin, report = toolchain.assemble(binary.text("ptx"), chip.capability)

@@ -1,4 +1,4 @@
-"""Where lanes are: the emitted text in int32 and int64 arithmetic that wraps around, as on a GPU."""
+"""Addresses of lanes: the emitted text is evaluated in int32 and int64 that wrap around, as on a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = st.sampled_from([1, 2, 4, 8])
 
 
 class Int:
-    """An int32 or int64 tile: division rounds toward zero, a Python number has the dtype of what it meets."""
+    """An int32 or int64 tile. Division rounds toward zero, and a Python number takes the dtype of the other operand."""
 
     def __init__(self, array: Any, dtype: Any = np.int32) -> None:
         self.array = np.asarray(array, dtype)
@@ -84,7 +84,7 @@ class Int:
 
 
 def language() -> dict[str, Any]:
-    """What the text may call."""
+    """The functions that the text may call."""
     from tilekern.lower.triton.emit.prelude import prelude
 
     def where(condition: Int, x: Any, y: Any) -> Int:
@@ -102,7 +102,7 @@ def language() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """An access and the numbers of its positions; the intervals are what is known of these."""
+    """An access, the values of its positions, and their known intervals."""
 
     op: Load
     numbers: tuple[Array, ...]
@@ -120,7 +120,7 @@ class Case:
         return np.ix_(*(np.atleast_1d(x) for x in found)) if found else []
 
     def evaluate(self) -> tuple[Array, Array]:
-        """The offset of every lane, and whether it is touched, by the text."""
+        """The offset and the mask of every lane, by the text."""
         variables = language()
         operands: list[Expr] = []
         for n, (number, literal) in enumerate(zip(self.numbers, self.literal, strict=True)):
@@ -214,7 +214,7 @@ def accesses(draw: Any, numbers: st.SearchStrategy[int] = NUMBERS, extents: st.S
 
 
 def _packed(dims: list[Dim], values: list[Array]) -> tuple[list[Dim], list[Value], list[Array]]:
-    """Only the operands that terms use, numbered in order."""
+    """Drop operands that no term uses, and renumber the others."""
     used = list(dict.fromkeys(t.operand for d in dims for t in d.position.terms))
     renumbered = [
         Dim(
@@ -236,7 +236,7 @@ def test_small_arrays(case: Case) -> None:
 
 @given(case=accesses())
 def test_any_numbers_and_arrays_of_any_size(case: Case) -> None:
-    """What wraps around on the way to a position never becomes an address that is in bounds."""
+    """A position whose arithmetic wraps around never becomes an address in bounds."""
     case.check()
 
 

@@ -1,4 +1,4 @@
-"""Each kind of statement: the text computes, in Triton's interpreter, what the Func means; and is neat."""
+"""Each kind of statement: in Triton's interpreter, its text has the meaning of the Func."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_gathers(rows: list[int]) -> None:
 
 
 def test_a_gather_of_one_row_again_and_again() -> None:
-    """Rows that are all alike, one way or the other."""
+    """Gathers whose indices are all equal, written in three ways."""
 
     @tk.kernel(out_type=lambda x, n: (LIKE((4, 3), x.dtype),) * 3)
     def take(x: Any, n: Any, a: Any, b: Any, c: Any) -> None:
@@ -114,7 +114,7 @@ def test_a_program_sees_what_it_stored() -> None:
     program = assert_kernel(turn, X)
     text = program.text
     assert program.results[0].alias == 0 and "x_before" in text
-    # Every access of what is both loaded and stored comes after a barrier.
+    # A barrier precedes each access to an array that is both loaded and stored.
     assert text.count("tl.debug_barrier()") == text.count("tl.load(") + text.count("tl.store(") > 6
 
 
@@ -166,7 +166,7 @@ def test_sums_of_all_programs(dtype: str) -> None:
     x = np.arange(36, dtype=np.float32).reshape(12, 3) % 5
     program = assert_kernel(columns, np.asarray(jnp.asarray(x, dtype)))
     (result,) = program.results
-    assert result.partial_sums and result.zeroed and result.shape == (3, 3)  # one slot for every tile of rows
+    assert result.partial_sums and result.zeroed and result.shape == (3, 3)  # a partial sum for every tile of rows
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -245,7 +245,7 @@ def test_carries_that_swap() -> None:
 
 
 def test_a_carry_that_the_others_read_keeps_its_old_value() -> None:
-    """The last statement of the body computes the first carry; the second one is the first as it was."""
+    """The last statement computes the first carry, while the second carry takes the first one's old value."""
     assert_runs(
         """
 func @f(%x: ref<f32[12], in>, %o: ref<f32[8], out>, %p: ref<f32[], out>) {

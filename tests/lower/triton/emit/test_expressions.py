@@ -1,4 +1,4 @@
-"""Expressions on numbers where things go wrong, and with literals for operands."""
+"""Expressions of special numbers, and of literals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tilekern.lower.triton.interpret import interpret as run
 
 pytest.importorskip("triton", reason="needs triton")
 
-# In the interpreter these have NumPy's or the C library's last bit, on a GPU CUDA's: see the tests of the corrections.
+# The last bit of these is NumPy's or the C library's in the interpreter, and CUDA's on a GPU.
 APPROXIMATE = [f for f in TABLE if f not in EXACT and TABLE[f].accepts == ("float",)]
 
 
@@ -34,7 +34,7 @@ def accepted(function: str, dtype: DType) -> bool:
 
 
 def subnormal(x: np.ndarray) -> np.ndarray:
-    """Which may read as 0."""
+    """Subnormal numbers may read as 0."""
     with np.errstate(all="ignore"):
         wide = np.abs(x.astype(F64))
         return (wide > 0) & (wide < 2.0**-126) if kind_of(x.dtype) == "float" else np.zeros(x.shape, bool)
@@ -42,7 +42,7 @@ def subnormal(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_exact_functions(name: str) -> None:
-    """Every row of the table that does not round more than once, on special numbers in random pairs."""
+    """All rows of the table that round at most once, on random pairs of special numbers."""
     dtype = DTYPES[name]
     found = [f for f in TABLE if accepted(f, dtype) and f not in APPROXIMATE]
     special = operands_of("add", dtype, np.random.default_rng(1)) if dtype != BOOL else [edges(dtype)] * 2
@@ -75,7 +75,7 @@ def literals(dtype: DType) -> list[Any]:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_literals_on_either_side(name: str) -> None:
-    """A number has the dtype of the tile that it meets, not that of Python."""
+    """A literal takes the dtype of the other operand, not that of Python."""
     dtype = DTYPES[name]
     functions = [f for f in ("add", "sub", "mul", "max", "and", "xor", "lt", "eq") if accepted(f, dtype)]
     x = edges(dtype, 16)
@@ -132,7 +132,7 @@ func @f(%x: ref<{name}[5], in>, %o: ref<{name}[8], out>, %p: ref<{name}[8], out>
 
 @pytest.mark.parametrize("function", APPROXIMATE)
 def test_approximations(function: str) -> None:
-    """Of float32: with the error that one rounding of a float64 result has."""
+    """Functions of float32 have the error of a float64 result that is rounded once."""
     x = np.linspace(0.01, 0.99, 64).astype(np.float32) + (function == "acosh")
     arrays = [x, x[::-1].copy()][: TABLE[function].arity]
 

@@ -1,4 +1,4 @@
-"""Bounds of loops in tiles: what is written divides as the elements do, whatever the index."""
+"""Loop bounds in tiles: the emitted quotient is exact for every index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TL = SimpleNamespace(minimum=min, maximum=max)
 
 
 class Scalars:
-    """Arithmetic on an index i in 0..HIGHEST, as ops, and what is known of them."""
+    """Arithmetic on an index i in 0..HIGHEST as ops, with their intervals."""
 
     def __init__(self) -> None:
         self.index = index_value("i")
@@ -47,7 +47,7 @@ class Scalars:
         return LoopBounds(self.definitions.get, self.ranges).tiles(value, block, up, names.__getitem__)
 
     def numbers(self, i: int) -> dict[str, int]:
-        """The number that each name stands for."""
+        """The values of the variables."""
         found: dict[Value, int] = {self.index: i}
         for value, op in self.definitions.items():
             found[value] = int(op.evaluate(*(_int32(found[v]) for v in op.operands)))

@@ -27,7 +27,7 @@ func @f(%a: ref<f32[8], in>, %b: ref<i32[8], inout>, %c: ref<f32[8], out>, %d: r
 
 
 def test_what_the_buffers_are() -> None:
-    """A sum of narrow floats is one of float32 until its end."""
+    """A sum of narrow floats is a float32 until the end."""
     program = program_of(parse(ROLES))
     b, c, d, e, g = program.results
     assert b == Result((8,), DTYPES["i32"], DTYPES["i32"], alias=1)

@@ -1,4 +1,4 @@
-"""Names of variables: the user's, each once, and none that means something else."""
+"""Names of variables: those of the user, unique, and none with another meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions in front of the kernel: those that it calls, and what they compute."""
+"""The prelude: it holds the functions that a kernel calls, and they compute the right results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ X = np.array([1, -1, np.nan, np.inf, -np.inf, 0, -0.0, 5], np.float32)
 
 
 def reduced(function: str, x: np.ndarray, oracle: Any) -> None:
-    """Combine pairs of all elements."""
+    """Combine all pairs of elements."""
     a, b = (m.reshape(-1) for m in np.meshgrid(x, x))
     body = f"i = tl.arange(0, {a.size})\ntl.store(y0 + i, {function}(tl.load(x0 + i), tl.load(x1 + i)))"
     (found,) = run(body, [a, b], [result(a.shape, {"f": "f32", "i": "i32"}[x.dtype.kind])], functions=prelude(function))

@@ -1,4 +1,4 @@
-"""Which tiles a program works on: the emitted lines, run as Python."""
+"""Grid decode: the emitted lines, run as Python."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_last_axis_is_fastest_and_descending_ones_start_at_the_end(axes: tup
 def test_a_group_runs_through_all_tiles_of_the_next_axis(
     rows: int, columns: int, group: int, down: bool, back: bool
 ) -> None:
-    """Group by group; in each, all its rows before the next column."""
+    """Groups follow each other; within a group, all rows run before the next column."""
     found = tiles((Axis("i", rows, 1, down, group), Axis("j", columns, 1, back)))
     row, column = range(rows)[:: -1 if down else 1], range(columns)[:: -1 if back else 1]
     if rows == 1 or columns == 1:
@@ -92,7 +92,7 @@ def test_lines_for_people() -> None:
 
 @pytest.mark.parametrize("group", [2, 3])
 def test_a_grid_of_many_programs_stays_within_int32(group: int) -> None:
-    """The largest numbers on the way are those of programs."""
+    """No intermediate number exceeds the number of programs."""
     axes = (Axis("i", 2**15), Axis("j", 2**14, 1, group=group), Axis("k", 4))
     names: dict[str, Any] = {}
     tl = SimpleNamespace(program_id=lambda _: prod(a.tiles for a in axes) - 1, minimum=min)

@@ -1,4 +1,4 @@
-"""Sorting networks: what they compute in Triton's interpreter, and what the compiler makes of them."""
+"""Sorting networks: their results in Triton's interpreter, and their machine code."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def several(names: str, shape: tuple[int, ...]) -> list[Array]:
     return [line(name, shape, seed) for seed, name in enumerate(names.split())]
 
 
-# Words that keys and places share or have to themselves: 16 + 16 bits in one of 32, 32 + 16 in one of 64, ...
+# Layouts of keys and places in words: 16 + 16 bits in one of 32, 32 + 16 in one of 64, ...
 KEYS = ("bf16", "f16", "f8e5m2", "u8", "bool", "i32", "f64", "u16 i8", "f32 u32", "i16 f32 u64 i8", "u64 i64")
 
 
 @pytest.mark.parametrize("names", KEYS)
 def test_sorts_find_places(names: str) -> None:
-    """The last operand is what the sort picks, and no key."""
+    """The sort picks the last operand, which is no key."""
     keys = several(names, (3, 12))
     func, arrays = meaning.one(Sort, *keys, line("i32", (3, 12)), dim=1, num_keys=len(keys), pick=len(keys))
     assert_runs(func, *arrays)
@@ -81,7 +81,7 @@ def wide(kind: Any, names: str, **attributes: int) -> Func:
 @pytest.mark.parametrize("func", [wide(Sort, "f32 i32", pick=1), wide(TopK, "f32", k=8)], ids=["sort", "top_k"])
 @pytest.mark.parametrize("chip", [pytest.param("cuda:sm_80", marks=pytest.mark.slow), "cuda:sm_90", "cuda:sm_100"])
 def test_wide_lines_stay_in_registers(func: Func, chip: str) -> None:
-    """Each of the ten distances has its code once: a network written out takes minutes to compile, and spills."""
+    """The code of each of the ten distances is there once; an unrolled network takes minutes to compile, and spills."""
     binary = compile_program(program_of(func, chip), CHIPS[chip])
     assert measure(binary, CHIPS[chip]).spills == 0
     assert binary.text("ptx").count("shfl.sync") < 10 * 8 * 1024 // 32

@@ -1,4 +1,4 @@
-"""Pieces of text: literals, shapes, lines and where they come from."""
+"""Pieces of text: literals, shapes, and lines with their places."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_empty_block_passes() -> None:
 
 
 def test_pruning_drops_what_nobody_reads() -> None:
-    """Names, then names that only these read, and comments on nothing; each line keeps its place."""
+    """Unread names go, then names that only those read, and comments without a line; other lines keep their places."""
     writer, place = Writer(), Loc("kernel.py", 7)
     writer.line("a = 1", place)
     writer.line("b = a + 1", Loc("kernel.py", 8))

@@ -1,4 +1,4 @@
-"""Triton's interpreter computes what a GPU does: each test fails without one of the corrections."""
+"""Triton's interpreter computes like a GPU; each test fails without one of the corrections."""
 
 import numpy as np
 import pytest
@@ -121,7 +121,7 @@ def test_bfloat16_divides_sorts_and_flips(x: np.ndarray, y: np.ndarray) -> None:
 @settings(max_examples=8)
 @given(data=st.data())
 def test_floats_round_to_nearest_even(source: str, target: str, data: st.DataObject) -> None:
-    """Also halfway between two neighbours; float8 saturates. By way of float32 where Triton converts in two steps."""
+    """Also halfway between two neighbours. Float8 saturates. The oracle goes by way of float32 where Triton does."""
     x = data.draw(narrow(source, SPECIALS))
     halfway = (x.astype(F64) * (1 + 2.0**-4)).astype(x.dtype)
     for values in (x, halfway, x * x.dtype.type(16)):

@@ -90,7 +90,7 @@ func @f(%x: ref<f32[96], in>, %o: ref<f32[96, 5], sum>) {
 
 
 def test_programs_that_touch_each_other_have_partial_sums_of_their_own() -> None:
-    """An update of a program's own place and one of its neighbour's: each for itself would need none."""
+    """One update at a program's own elements and one at its neighbour's; each alone would need no partial sum."""
     func = parse("""
 func @f(%x: ref<f32[96], in>, %o: ref<f32[96], sum>) {
   grid %i in i[96 by 8]

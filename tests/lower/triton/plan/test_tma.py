@@ -1,4 +1,4 @@
-"""Which loads and stores are copies of boxes by the hardware, and what they copy."""
+"""TMA copies: the loads and stores that become copies, and their descriptors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilekern.lower.triton.program import Descriptor
 
 
 def plan(func: Func, chip: str = "cuda:sm_90") -> dict[str, TmaCopy]:
-    """The copies by the name of what is loaded or stored."""
+    """The copies, by the name of their array."""
     found = plan_tma_copies(func, CHIPS[chip], ranges.analyze(func))
     return {op.ref.name: copy for op, copy in found.items() if isinstance(op, MemoryOp)}
 
@@ -27,7 +27,7 @@ def plan(func: Func, chip: str = "cuda:sm_90") -> dict[str, TmaCopy]:
 def product(
     x: str = "f16[64, 64]", at: str = "16*%i +: 16, 0 +: 64", tile: str = "16, 64", more: str = "", load: str = ""
 ) -> Func:
-    """x's tile times y; `more` comes before the store of the product."""
+    """A Func that multiplies tiles of x and y; `more` stands before the store of the product."""
     dtype = x.split("[")[0]
     wide = "i32" if dtype == "i8" else "f64" if dtype == "f64" else "f32"
     depth = tile.split(", ")[1]
@@ -84,7 +84,7 @@ def test_dims_that_the_tile_does_not_have_come_first() -> None:
 
 
 def test_positions_partly_outside_are_copies_too() -> None:
-    """What is outside reads as 0; other fills are no copies."""
+    """Elements outside the array read as 0, so loads with other fills are no copies."""
     assert "x" in plan(product("f16[60, 64]", "16*%i - 8 +: 16, 8 +: 64"))
 
 
@@ -121,7 +121,7 @@ def test_stores_are_copies_only_if_all_accesses_are_by_one_descriptor(more: str,
 def test_what_a_loop_multiplies_again_and_again_is_a_copy_if_shared_memory_is_multiplied(
     rows: int, copied: set[str]
 ) -> None:
-    """Fewer rows are multiplied in registers, and would stay there for all of the loop."""
+    """Operands of fewer rows are multiplied in registers, and would stay there for the whole loop."""
     func = parse(f"""
 func @f(%x: ref<bf16[128, 64], in>, %y: ref<bf16[512, 64], in>, %o: ref<f32[128, 64], out>) {{
   grid %i in i[128 by {rows}]
@@ -161,7 +161,7 @@ func @f(%x: ref<f16[64, 64], in>, %o: ref<f32[64, 64], out>) {
 
 @given(rows=st.integers(1, 40), depth=st.integers(1, 40), step=st.integers(-5, 5), dtype=st.sampled_from(["f16", "i8"]))
 def test_boxes_read_what_pointers_read(rows: int, depth: int, step: int, dtype: str) -> None:
-    """At the edges and beyond, for arrays of any size."""
+    """Boxes at the edges of arrays and beyond, for any size."""
     start, width = (16 // DTYPES[dtype].itemsize * n for n in (step, depth))
     wide = "i32" if dtype == "i8" else "f32"
     func = parse(f"""
@@ -178,7 +178,7 @@ func @f(%x: ref<{dtype}[{rows}, {width}], in>, %o: ref<{wide}[{rows}, {rows}], o
 
 
 def test_arrays_beyond_int32_have_coordinates_of_32_bits() -> None:
-    """An offset would need 64, a coordinate does not, and descriptors take none."""
+    """Offsets would need 64 bits; coordinates do not, and descriptors take only 32."""
     func = parse(f"""
 func @f(%x: ref<bf16[{2**16}, {2**16}], in>, %y: ref<bf16[{2**16}, 64], in>, %o: ref<f32[{2**16}, 64], out>) {{
   grid %i in i[{2**16} by 64]

@@ -1,4 +1,4 @@
-"""Which programs run at once; and that it makes no difference to the results."""
+"""Batches of programs, which make no difference to the results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_axis_that_decides_what_runs_is_a_loop() -> None:
 
 
 def test_an_axis_that_no_store_mentions_is_a_loop() -> None:
-    """All its programs would store the same elements: here only the first one does."""
+    """All programs along the axis store the same elements, so it is not batched."""
 
     @kernel(((6,), np.float32))
     def first(x, out):
@@ -88,7 +88,7 @@ def test_an_axis_that_no_store_mentions_is_a_loop() -> None:
 
 
 def _mixed() -> dict[str, tuple[tk.Kernel, Any]]:
-    """Kernels whose values depend on the batched axes in all the ways there are; and their oracles."""
+    """Kernels whose values depend on the batched axes in various ways; and their oracles."""
 
     @like_first
     def loops(x, out, *, block: tk.Block):
@@ -104,7 +104,7 @@ def _mixed() -> dict[str, tuple[tk.Kernel, Any]]:
 
     @like_first
     def gathers(x, out, *, block: tk.Block):
-        """Positions that no box covers: rows in reverse, columns by a vector, masks by program."""
+        """Positions that form no box: rows in reverse, columns by a vector, masks by program."""
         i, j = tk.parallel(x.shape[0]), tk.parallel(x.shape[1], block)
         columns = x.shape[1] - 1 - j.indices
         tile = x.load((x.shape[0] - 1 - i, columns), mask=(columns + i) % 3 != 0, fill=-1.0)

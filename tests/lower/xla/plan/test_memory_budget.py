@@ -1,4 +1,4 @@
-"""The memory that the portable backend reckons with, against XLA's own account; and the refusal of too much."""
+"""The memory budget: estimates against XLA's own account, and refusals."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ bits are flipped before the stage and after it.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 _LANES = {
     # Bit BIT of the lane numbers 0, 1, ..., 2^N - 1.
@@ -42,21 +43,49 @@ def is_network(name: str) -> bool:
     return name in _LANES or _NAME.fullmatch(name) is not None
 
 
+@dataclass(frozen=True)
+class _Elements:
+    """Elements of several words: the variables `x0`, `x1`, ... of an element, and `y0`, ... of its neighbour."""
+
+    count: int
+
+    @property
+    def x(self) -> str:
+        """The words of the element."""
+        return ", ".join(f"x{n}" for n in range(self.count))
+
+    @property
+    def y(self) -> str:
+        """The words of the neighbour."""
+        return ", ".join(f"y{n}" for n in range(self.count))
+
+    @property
+    def less(self) -> str:
+        """The condition that the neighbour is less."""
+        last = self.count - 1
+        text = f"y{last} < x{last}"
+        for n in reversed(range(last)):
+            text = f"(y{n} < x{n}) | ((y{n} == x{n}) & ({text}))"
+        return text
+
+    def each(self, line: str) -> str:
+        """A line for each word, with `{x}` and `{y}` for its variables."""
+        return "".join(f"    {line.format(x=f'x{n}', y=f'y{n}')}\n" for n in range(self.count))
+
+
 def networks(count: int) -> dict[str, str]:
     """The functions for elements of `count` words, by name.
 
     For N words `x0`, ..., each [rows, 2^n], `sortN(x0, ..., n)` returns the last word of each sorted line, and
     `leastN(x0, ..., n, m)` the last word of its 2^m least elements, sorted.
     """
-    words, others = ([f"{letter}{n}" for n in range(count)] for letter in "xy")
-    x, y = ", ".join(words), ", ".join(others)
+    texts = (*_steps(_Elements(count)), *_lines(_Elements(count)))
+    return _LANES | {f"{kind}{count}": text for kind, text in zip(_KINDS, texts, strict=True)}
 
-    def each(line: str, indent: int = 4) -> str:
-        return "".join(f"{' ' * indent}{line.format(x=w, y=o)}\n" for w, o in zip(words, others, strict=True))
 
-    less = f"{others[-1]} < {words[-1]}"
-    for word, other in zip(words[-2::-1], others[-2::-1], strict=True):
-        less = f"({other} < {word}) | (({other} == {word}) & ({less}))"
+def _steps(elements: _Elements) -> tuple[str, str, str]:
+    """The functions `lesser`, `exchange` and `merge`: parts of a stage."""
+    count, x, y, less, each = elements.count, elements.x, elements.y, elements.less, elements.each
     lesser = f"""
 @triton.jit
 def lesser{count}({x}, {y}):
@@ -79,14 +108,21 @@ def merge{count}({x}, stage, N: tl.constexpr, MOST: tl.constexpr):
             {x} = exchange{count}({x}, N, MOST - 1 - n)
 {each("{x} ^= flip.to({x}.dtype)")}    return {x}
 """
-    view = each("{x} = tl.reshape({x}, [{x}.shape[0]] + [2] * N)")
+    return lesser, exchange, merge
+
+
+def _lines(elements: _Elements) -> tuple[str, str]:
+    """The functions `sort` and `least`, of whole lines."""
+    count, x = elements.count, elements.x
+    last = f"x{count - 1}"
+    view = elements.each("{x} = tl.reshape({x}, [{x}.shape[0]] + [2] * N)")
     sort = f"""
 @triton.jit
 def sort{count}({x}, N: tl.constexpr):
     ROWS: tl.constexpr = x0.shape[0]
 {view}    for stage in range(1, N + 1):
         {x} = merge{count}({x}, stage, N, N)
-    return tl.reshape({words[-1]}, (ROWS, 2**N))
+    return tl.reshape({last}, (ROWS, 2**N))
 """
     pair = x if count == 1 else f"({x})"
     # The lesser elements of an ascending group and of the descending group behind it form a bitonic sequence.
@@ -100,10 +136,9 @@ def least{count}({x}, N: tl.constexpr, KEPT: tl.constexpr):
         {x} = tl.reduce({pair}, N - n - KEPT, lesser{count})
         if KEPT > 0:
             {x} = merge{count}({x}, KEPT, N - 1 - n, KEPT)
-    return tl.reshape({words[-1]}, (ROWS, 2**KEPT))
+    return tl.reshape({last}, (ROWS, 2**KEPT))
 """
-    texts = (lesser, exchange, merge, sort, least)
-    return _LANES | {f"{kind}{count}": text for kind, text in zip(_KINDS, texts, strict=True)}
+    return sort, least
 
 
 def networks_called(text: str) -> dict[str, str]:
