@@ -182,7 +182,7 @@ print(compiler.compile_program(samples.add(), CHIPS["cuda:sm_90"]).num_warps)
 
 
 def test_triton_keeps_its_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our compilations leave nothing in Triton's cache, which other threads use meanwhile, and all threads afterwards."""
+    """Our compilations leave nothing in Triton's cache, which other threads use as before."""
     theirs = tmp_path / "theirs"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(theirs))
     monkeypatch.setenv("TRITON_STORE_BINARY_ONLY", "1")  # would take the texts away
