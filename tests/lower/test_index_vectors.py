@@ -52,7 +52,7 @@ def by_triton(chains: Sequence[Chain]) -> Sequence[Outputs]:
 
 
 def by_mosaic(chains: Sequence[Chain]) -> Sequence[Outputs]:
-    lowerings = [MosaicLowering(c.func, TARGETS["tpu:v5e"]) for c in chains]
+    lowerings = [MosaicLowering(c.func, TARGETS["tpu:v5e"], run) for c in chains]
     return _together([partial(lowering.run, interpret=True) for lowering in lowerings], chains)
 
 

@@ -166,7 +166,7 @@ def interpreted(lowerings: Sequence[MosaicLowering], programs: Sequence[Program]
 def by_mosaic(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
     """The outputs of programs whose loops are inside of the kernels, each for some TPU."""
     targets = [t for t in TARGETS.values() if t.backend == "mosaic"]
-    lowerings = [MosaicLowering(pipeline.run(p.func), targets[p.seed % len(targets)]) for p in programs]
+    lowerings = [MosaicLowering(pipeline.run(p.func), targets[p.seed % len(targets)], run) for p in programs]
     return interpreted(lowerings, programs)
 
 

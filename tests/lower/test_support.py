@@ -87,7 +87,7 @@ def test_llvm_rejects_nothing() -> None:
 def test_supported_cells_compile_for_tpus(chip: str, name: str) -> None:
     pytest.importorskip("libtpu", reason="needs libtpu")
     for row in [c.op for c in support.table() if (c.dtype, c.backend, c.reason) == (name, "mosaic", "")]:
-        MosaicLowering(support.sample(row, DTYPES[name]), TARGETS[chip]).compile()
+        MosaicLowering(support.sample(row, DTYPES[name]), TARGETS[chip], emit_xla.run).compile()
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def by_triton(funcs: list[Func], many: list[list[np.ndarray]]) -> list[Any]:
 
 
 def by_mosaic(funcs: list[Func], many: list[list[np.ndarray]]) -> list[Any]:
-    lowerings = [MosaicLowering(func, TARGETS["tpu:v5e"]) for func in funcs]
+    lowerings = [MosaicLowering(func, TARGETS["tpu:v5e"], emit_xla.run) for func in funcs]
 
     def run(many: list[list[np.ndarray]]) -> list[Any]:
         pairs = zip(lowerings, many, strict=True)

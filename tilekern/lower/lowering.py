@@ -14,6 +14,7 @@ from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.resources import Resources
 from tilekern.lower.target import Target
 from tilekern.lower.triton.lowering import TritonLowering
+from tilekern.lower.xla.emit import emit_xla
 from tilekern.lower.xla.lowering import XlaLowering
 
 
@@ -83,7 +84,7 @@ def lower(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering:
         case "triton":
             return TritonLowering(func, target, launch)
         case "mosaic":
-            return MosaicLowering(func, target)
+            return MosaicLowering(func, target, emit_xla.run)
         case "llvm":
             return LlvmLowering(func)
         case _:

@@ -231,7 +231,7 @@ def _lower_triton(func: Func) -> None:
 
 
 def _lower_mosaic(func: Func) -> None:
-    assert MosaicLowering(func, TARGETS["tpu:v5e"]).text
+    assert MosaicLowering(func, TARGETS["tpu:v5e"], emit_xla.run).text
 
 
 def _lower_llvm(func: Func) -> None:

@@ -13,6 +13,7 @@ from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.mosaic.plan import plan_kernel as planner
 from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
 from tilekern.lower.target import TARGETS
+from tilekern.lower.xla.emit import emit_xla
 
 
 def kind_of_plan(plan: KernelPlan) -> str:
@@ -32,7 +33,7 @@ def kind_of_plan(plan: KernelPlan) -> str:
 def every_plan(func: Func, name: str = "tpu:v5e") -> Iterator[MosaicLowering]:
     """A Func that went through the passes, lowered in each way."""
     chip = CHIPS[name]
-    lowering = MosaicLowering(func, TARGETS[name])
+    lowering = MosaicLowering(func, TARGETS[name], emit_xla.run)
     legal = legalize(reshape_arrays(func).func, name.removeprefix("tpu:"))
     for plan in planner.candidates(legal, chip):
         other = copy(lowering)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,21 +17,24 @@ from tilekern.ir.quote import visible
 from tilekern.ir.types import DType, accumulator, kind_of
 from tilekern.lower.mosaic.emit.emit_pallas import Emitter
 from tilekern.lower.mosaic.emit.index_maps import block_index, decode_step, live_step, when
+from tilekern.lower.mosaic.emit.scalars import flat_table
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
-from tilekern.lower.mosaic.plan.scalars import flat_table
 from tilekern.lower.mosaic.plan.scratch_buffers import Scratch
 from tilekern.lower.mosaic.stored_dtypes import stored_dtype
-from tilekern.lower.xla.emit.emit_xla import run
+
+Evaluate = Callable[..., Sequence[jax.Array]]
+"""Gives the outputs of a Func, its first argument, for the inputs behind it; traceable by JAX."""
 
 
-def call(plan: KernelPlan, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
-    """The outputs of a Func, by its plan; traceable by JAX.
+def call(plan: KernelPlan, evaluate: Evaluate, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
+    """The outputs of a planned Func; traceable by JAX.
 
     Args:
       plan: the plan.
-      inputs: of the Func, without constants.
-      interpret: whether Pallas shall interpret the kernel; or how, `pltpu.InterpretParams`.
+      evaluate: runs the Funcs that compute tables of prefetched scalars.
+      inputs: the inputs of the Func, without constant arrays and tables.
+      interpret: True if Pallas shall interpret the kernel, or `pltpu.InterpretParams`.
     """
     func = plan.func
     arrays = dict(zip(func.inputs, (*inputs, *map(_as_array, plan.constants)), strict=False))
@@ -39,7 +42,7 @@ def call(plan: KernelPlan, *inputs: jax.Array, interpret: Any = False) -> tuple[
     with _jax.tracing_under(_jax.Settings(x64=False)):  # TPUs have nothing of 64 bits
         if plan.table_programs:
             typed = [jnp.asarray(x, p.ref.dtype) for p, x in arrays.items()]
-            tables = [run(program, *typed)[-1] for program in plan.table_programs]
+            tables = [evaluate(program, *typed)[-1] for program in plan.table_programs]
             arrays.update(zip(func.inputs[len(arrays) :], tables, strict=True))
         if 0 not in func.grid and plan.outputs:
             results.update(_Kernel(plan, interpret).run(arrays))

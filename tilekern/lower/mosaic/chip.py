@@ -1,4 +1,4 @@
-"""What Google's TPUs can do, and how their vector memory holds arrays."""
+"""Google's TPUs: memories, matrix units and rates of each model, and the layout of arrays in vector memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from tilekern.ir.core import round_up
 from tilekern.ir.types import DType
+from tilekern.lower.mosaic.calibration import TABLE_BYTES, VMEM_BUDGET
 
 LANES = 128
 """Elements of a row of a vector register."""
@@ -21,22 +22,22 @@ SUBLANES = 8
 class Chip:
     """One model of TPU. All numbers are of one TensorCore, of which a device of JAX has `cores`.
 
-    Sources: of the sizes of memories, matrix units and peak rates, the pages "TPU v5e", "TPU v5p", "TPU v6e" and
-    "TPU7x" of the Cloud TPU documentation, and `TpuInfo` of JAX; of what the compiler grants, libtpu 0.0.50 and 0.0.51,
-    asked for ever more (tests/lower/mosaic/test_chip.py repeats it).
+    Sources: the pages "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x" of the Cloud TPU documentation, and `TpuInfo` of JAX,
+    for the sizes of memories, matrix units and peak rates; libtpu 0.0.50 and 0.0.51 for the memory that the compiler
+    grants: kernels asked for ever more of it (tests/lower/mosaic/test_chip.py repeats that).
 
     Attributes:
-      name: of the target, "tpu:v5e".
-      device_kind: JAX's name of it.
-      topology: a slice of such chips, in libtpu's words.
-      cores: TensorCores of one device of JAX; over two of them, steps along parallel axes of a grid are split.
-      vmem_bytes: vector memory.
-      vmem_default: bytes of it that a kernel may take without asking for more by `vmem_limit_bytes`.
+      name: the target, such as "tpu:v5e".
+      device_kind: the chip's name in JAX.
+      topology: a slice of such chips, as libtpu names it.
+      cores: TensorCores of one device of JAX; two share the steps along parallel axes of a grid.
+      vmem_bytes: bytes of vector memory.
+      vmem_default: bytes of vector memory that a kernel may take without `vmem_limit_bytes`.
       matrix_size: rows and columns of a matrix unit.
-      matrix_units: how many there are.
-      bf16_vectors: whether vector arithmetic has bfloat16; without, it is float32's with conversions.
+      matrix_units: the number of matrix units.
+      bf16_vectors: True if the vector units compute in bfloat16; otherwise they convert to float32 and back.
       hbm_bandwidth: bytes per second from and to HBM.
-      bf16_flops: floating-point operations per second of the matrix units on bfloat16, a multiply-add counted as two.
+      bf16_flops: floating-point operations per second of the matrix units on bfloat16; a multiply-add counts as two.
     """
 
     name: str
@@ -58,16 +59,13 @@ class Chip:
 
     @property
     def vmem_budget(self) -> int:
-        """Bytes that a kernel may take by our own count; the rest is for what that misses."""
-        return self.vmem_limit * 7 // 8
+        """Bytes of vector memory that a plan may take by its own estimate."""
+        return int(self.vmem_limit * VMEM_BUDGET)
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of scalar memory for the prefetched arrays of a kernel, after padding.
-
-        Half of 1 MiB, of which the compiler itself takes 4 KiB at least, and more where scalars are spilled.
-        """
-        return 512 << 10
+        """Bytes of scalar memory for the prefetched arrays of a kernel, after padding."""
+        return TABLE_BYTES
 
 
 CHIPS: dict[str, Chip] = {
@@ -82,14 +80,14 @@ CHIPS: dict[str, Chip] = {
 """By the name of the target."""
 
 PORTABLE = replace(CHIPS["tpu:v5e"], vmem_bytes=min(chip.vmem_bytes for chip in CHIPS.values()))
-"""A v5e with the least memory of all: what is lowered for it compiles for every chip."""
+"""A v5e with the smallest vector memory of all chips: a kernel that is lowered for it compiles for every chip."""
 
 
 def tile_rows(rows: int, dtype: DType) -> int:
-    """The rows of the tiles in which vector memory holds a matrix of so many rows.
+    """The rows of a tile of vector memory, for a matrix with this number of rows.
 
-    The least power of two that holds them, at most `SUBLANES`, but not less than fills a sublane's 32 bits: two rows of
-    bfloat16, four of int8. So a few rows take less than a whole register.
+    It is the least power of two that holds the rows, at most `SUBLANES`, and at least the rows that share the 32 bits
+    of a sublane: two of bfloat16, four of int8. So a matrix of few rows takes less than whole registers.
     """
     fewest = 4 // _stored_bytes(dtype)
     found = fewest
@@ -102,7 +100,7 @@ def padded_bytes(shape: tuple[int, ...], dtype: DType) -> int:
     """The bytes that a buffer takes in vector memory, or in scalar memory, on every chip.
 
     The last dim is padded to `LANES`, the one before to tiles of `tile_rows`. A vector is padded to whole sublanes: 128
-    elements of 32 bits, 256 of 16, 512 of 8. A bool takes 32 bits, a scalar a sublane.
+    elements of 32 bits, 256 of 16, 512 of 8. A bool takes 32 bits; a scalar takes a sublane.
     """
     size = _stored_bytes(dtype)
     if len(shape) < 2:

@@ -14,7 +14,7 @@ from tilekern import _jax, source
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.ir.quote import visible
-from tilekern.lower.mosaic.call import call
+from tilekern.lower.mosaic.call import Evaluate, call
 from tilekern.lower.mosaic.chip import CHIPS, PORTABLE
 from tilekern.lower.mosaic.compile import ahead_of_time as compiler
 from tilekern.lower.mosaic.legalize import legalize
@@ -31,16 +31,21 @@ from tilekern.lower.target import Target
 class MosaicLowering:
     """A Func as a Pallas kernel.
 
+    Args:
+      func: the Func.
+      target: the TPU.
+      evaluate: runs the Funcs that compute tables of prefetched scalars, outside of the kernel.
+
     Attributes:
       func: the Func.
-      target: what it is for.
-      planned: how it runs.
+      target: the TPU.
+      planned: the plan of the kernel.
     """
 
     partitioning: ClassVar[Partitioning] = "refused"  # JAX cannot partition Mosaic kernels automatically
 
-    def __init__(self, func: Func, target: Target) -> None:
-        self.func, self.target = func, target
+    def __init__(self, func: Func, target: Target, evaluate: Evaluate) -> None:
+        self.func, self.target, self._evaluate = func, target, evaluate
         self._chip = PORTABLE if target.portable else CHIPS[target.name]
         self._seen = reshape_arrays(func)
         self.planned: KernelPlan = plan_kernel(
@@ -54,7 +59,7 @@ class MosaicLowering:
         """The outputs; traceable by JAX when it lowers for TPUs, and if it is to `interpret` the kernel, for any."""
         elsewhere = _jax.abstract_tpu(self._chip.device_kind, self._chip.cores)
         with nullcontext() if _jax.tpu_kind() == self._chip.device_kind else elsewhere:
-            results = call(self.planned, *self._seen.inputs(inputs), interpret=interpret)
+            results = call(self.planned, self._evaluate, *self._seen.inputs(inputs), interpret=interpret)
         pairs = zip(results, self.func.outputs, strict=True)
         return tuple(x.astype(p.ref.dtype).reshape(p.ref.shape) for x, p in pairs)
 

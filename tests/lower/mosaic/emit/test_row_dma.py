@@ -17,6 +17,7 @@ from tests.lower.mosaic.test_races import Call, on_two_cores
 from tilekern.ir.interpret import interpret
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS
+from tilekern.lower.xla.emit import emit_xla
 
 ROWS = 40
 
@@ -88,7 +89,7 @@ def test_a_table_that_does_not_fit_stays_in_hbm(dtype: Any) -> None:
     ids = jax.ShapeDtypeStruct((4096,), jnp.int32)
     for chip in ("tpu:v5e", "tpu:7x"):
         small, large = (
-            MosaicLowering(embed.trace(ids, jax.ShapeDtypeStruct((n, 1024), dtype)).ir, TARGETS[chip])
+            MosaicLowering(embed.trace(ids, jax.ShapeDtypeStruct((n, 1024), dtype)).ir, TARGETS[chip], emit_xla.run)
             for n in (1024, 1 << 18)
         )
         assert kind_of_plan(small.planned) == "resident" and kind_of_plan(large.planned) == "fetched"

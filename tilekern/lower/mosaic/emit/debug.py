@@ -1,4 +1,4 @@
-"""`Print` and `Assert` inside of a kernel."""
+"""`Print` and `Assert` inside of a kernel; TPUs print scalars only, and do not assert."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import jax.numpy as jnp
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.quote import visible
 from tilekern.ir.types import F32, I32, kind_of
-from tilekern.lower.xla.emit.debug import function_of
+from tilekern.lower.host_callbacks import callback_of
 
 
 def emit(op: Print | Assert, operands: Sequence[Any], interpreted: bool) -> None:
-    """Do what the op says, as the portable backend does in a kernel that is interpreted; a TPU prints scalars only."""
+    """Emit the op: a callback to the host in an interpreted kernel, else a print of scalars."""
     if interpreted:
-        function_of(op)(*operands)
+        callback_of(op)(*operands)
     elif isinstance(op, Print) and not any(x.shape for x in operands):
         fields = [number for _, number in op.pieces if number is not None]
         pl.debug_print(_format(op), *(_printed(operands[number]) for number in fields))
 
 
 def _format(op: Print) -> str:
-    """The format as TPUs have it: a plain `{}` for each value in order, and no other brace or dollar."""
+    """The format for TPUs: a plain `{}` for each value in order; other braces, and dollars, are escaped."""
     texts = ((re.sub(r"[{}$]", _escaped, visible(text)), number) for text, number in op.pieces)
     return "".join(text if number is None else f"{text}{{}}" for text, number in texts)
 
@@ -36,7 +36,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _printed(x: Any) -> jax.Array:
-    """A scalar in 32 bits, as TPUs print it."""
+    """A scalar in 32 bits: TPUs print no narrower one."""
     if x.dtype.itemsize == 4:
         return x
     return jnp.asarray(x, F32 if kind_of(x.dtype) == "float" else I32)

@@ -14,6 +14,7 @@ from jax import lax
 
 from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.core import Value
+from tilekern.lower.mosaic.emit.scalars import evaluate
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
 from tilekern.lower.mosaic.plan.windows import WindowDim
@@ -43,7 +44,7 @@ class GridStep:
 
     def evaluate(self, value: Value) -> Any:
         """A scalar that is known beforehand."""
-        return self.plan.scalars.evaluate(value, self.indices, self.tables)
+        return evaluate(self.plan.scalars, value, self.indices, self.tables)
 
 
 def decode_step(plan: KernelPlan, ids: Sequence[Any], tables: Mapping[Value, Any], steps: Any) -> GridStep:

@@ -26,9 +26,9 @@ from tilekern.lower.jax_ops import combiner
 from tilekern.lower.mosaic.chip import LANES
 from tilekern.lower.mosaic.emit.index_maps import when
 from tilekern.lower.mosaic.emit.row_dma import copy_rows
+from tilekern.lower.mosaic.emit.scalars import read_table
 from tilekern.lower.mosaic.emit.vectors import repeat_column, to_form
 from tilekern.lower.mosaic.plan.hbm_layout import Layout, LayoutDim, is_squeezed
-from tilekern.lower.mosaic.plan.scalars import read_table
 from tilekern.lower.mosaic.stored_dtypes import as_stored, select_wide, wide_dtype
 from tilekern.lower.positions import locate
 

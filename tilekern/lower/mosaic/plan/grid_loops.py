@@ -24,11 +24,11 @@ from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Block, Func, Op, Value
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.ordering import Scan, Sort, TopK
+from tilekern.lower.mosaic.calibration import MAX_TABLE_STEPS
 from tilekern.lower.mosaic.plan.inequalities import Inequalities
 from tilekern.lower.mosaic.plan.scalars import Scalars
 
 _EXPENSIVE = (Dot, Fold, While, Switch, Scan, Sort, TopK)
-_MOST_STEPS = 1 << 15  # of a table: three words of scalar memory each, out of 1 MiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ def with_step_table(func: Func, grid_loop: GridLoop, scalars: Scalars) -> GridLo
     args = func.body.args
     depends = frozenset[Value]().union(*(scalars.axes(b) for b in bounds))
     axes = tuple(n for n, arg in enumerate(args) if arg in depends)
-    if not axes or not 0 < np.prod([func.grid[n] for n in axes]) <= _MOST_STEPS:
+    if not axes or not 0 < np.prod([func.grid[n] for n in axes]) <= MAX_TABLE_STEPS:
         return None
     columns: list[tuple[int, ...]] = []
     for place in product(*(range(func.grid[n]) for n in axes)):
@@ -136,7 +136,7 @@ def with_step_table(func: Func, grid_loop: GridLoop, scalars: Scalars) -> GridLo
         for n, (tile, flags) in enumerate(steps):
             ends = (1 if n == 0 else 0) | (2 if n == len(steps) - 1 else 0)
             columns.append((tile, flags | ends, *place))
-    if len(columns) > _MOST_STEPS:
+    if len(columns) > MAX_TABLE_STEPS:
         return None
     table = np.asarray(columns, np.int32).T
     return GridLoop(grid_loop.chain, grid_loop.before, grid_loop.after, grid_loop.saved, axes, table)

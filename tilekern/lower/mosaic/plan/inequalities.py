@@ -5,8 +5,7 @@ from __future__ import annotations
 from tilekern.ir.analysis.ranges import INT32, analyze
 from tilekern.ir.core import Func, Value, definitions
 from tilekern.ir.elementwise import Elementwise
-
-_DEPTH = 8  # of nested minima, maxima and products that a proof goes through
+from tilekern.lower.mosaic.calibration import MAX_PROOF_DEPTH
 
 
 class Inequalities:
@@ -15,7 +14,7 @@ class Inequalities:
     def __init__(self, func: Func) -> None:
         self._known, self._ranges = definitions(func), analyze(func)
 
-    def at_most(self, x: Value, y: Value, depth: int = _DEPTH) -> bool:
+    def at_most(self, x: Value, y: Value, depth: int = MAX_PROOF_DEPTH) -> bool:
         """True if x <= y can be proved; False says nothing."""
         if x is y:
             return True

@@ -12,7 +12,7 @@ from tilekern.ir.analysis.ranges import Interval
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Func, Op, Value
 from tilekern.ir.memory import MemoryOp
-from tilekern.lower.mosaic.calibration import OPS_PER_ROW
+from tilekern.lower.mosaic.calibration import OPS_PER_ROW, VMEM_LIMIT_FACTOR, VMEM_LIMIT_SLACK
 from tilekern.lower.mosaic.chip import LANES, Chip, padded_bytes
 from tilekern.lower.mosaic.plan.grid_loops import GridLoop
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
@@ -129,7 +129,10 @@ class KernelPlan:
     @property
     def vmem_limit(self) -> int:
         """The bytes of VMEM that the compiler may give the kernel; XLA uses the rest around the call."""
-        return min(max(self.vmem_bytes * 3 // 2 + (4 << 20), self.chip.vmem_default), self.chip.vmem_limit)
+        return min(
+            max(int(self.vmem_bytes * VMEM_LIMIT_FACTOR) + VMEM_LIMIT_SLACK, self.chip.vmem_default),
+            self.chip.vmem_limit,
+        )
 
     def _largest_pipeline(self) -> list[Layout]:
         """The layouts of the pipeline with the largest blocks: pipelines run one after the other."""

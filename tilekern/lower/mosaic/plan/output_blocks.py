@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tilekern.ir.core import Array, Func, Value
+from tilekern.lower.mosaic.calibration import MAX_ENUMERATED_STEPS
 from tilekern.lower.mosaic.plan.grid_loops import GridLoop
 from tilekern.lower.mosaic.plan.scalars import Scalars
 from tilekern.lower.mosaic.plan.windows import Window, WindowDim, axes_of, tiles
-
-_MOST_STEPS = 1 << 20  # of a grid whose steps are enumerated while planning
 
 
 class OutputBlocks:
@@ -107,7 +106,7 @@ class OutputBlocks:
         grid_loop = self._grid_loop
         if grid_loop is not None:
             shape.append(grid_loop.steps)
-        if np.prod(shape, dtype=np.float64) > _MOST_STEPS:
+        if np.prod(shape, dtype=np.float64) > MAX_ENUMERATED_STEPS:
             return None
         grid = np.indices(shape, np.int32).reshape(len(shape), int(np.prod(shape)))
         self._coordinates = grid

@@ -12,13 +12,12 @@ from functools import partial
 from itertools import permutations, takewhile
 
 from tilekern.ir.core import Func, Value
+from tilekern.lower.mosaic.calibration import MAX_PERMUTED_AXES
 from tilekern.lower.mosaic.plan.grid_loops import GridLoop
 from tilekern.lower.mosaic.plan.hbm_layout import layout_of
 from tilekern.lower.mosaic.plan.output_blocks import OutputBlocks
 from tilekern.lower.mosaic.plan.scalars import Scalars
 from tilekern.lower.mosaic.plan.windows import Window, axes_of, make_resident
-
-_MOST_AXES = 6  # of a grid whose orders are all tried: 720
 
 
 def place_outputs(
@@ -76,7 +75,7 @@ def _cheapest(
         return sum(layout_of(w).block_bytes for w in wider)
 
     moving = [n for n in order if func.grid[n] > 1]
-    if len(moving) > _MOST_AXES:
+    if len(moving) > MAX_PERMUTED_AXES:
         return order
     still = tuple(n for n in order if func.grid[n] <= 1)
     return min(((*axes, *still) for axes in permutations(moving)), key=cost)

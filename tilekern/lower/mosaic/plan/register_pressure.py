@@ -40,6 +40,19 @@ from tilekern.ir.memory import Load, MemoryOp
 from tilekern.ir.ordering import ArgReduce
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Reshape, Slice, Transpose
 from tilekern.ir.types import F32, RefType
+from tilekern.lower.mosaic.calibration import (
+    CONCATENATED_SHARE,
+    LONG_ROW_SHARE,
+    MANY_PASSES,
+    NARROW_RESHAPED_SHARE,
+    PADDED_RESHAPE,
+    PASS_COLUMNS,
+    REGISTER_COLUMNS,
+    REGISTER_TILE_BYTES,
+    RELOADED_BYTES,
+    RESHAPED_SHARE,
+    TRIANGLE_SHARE,
+)
 from tilekern.lower.mosaic.chip import LANES, SUBLANES, Chip, padded_bytes
 from tilekern.lower.mosaic.plan.hbm_layout import Layout, packing
 from tilekern.lower.mosaic.plan.unroll import Unrolling
@@ -47,13 +60,7 @@ from tilekern.lower.mosaic.plan.unroll import Unrolling
 BF16_PARTS = {"ieee": 3, "bf16x6": 3, "bf16x3": 2}
 """Narrow numbers that one of float32 is cut into, by the precision of a dot."""
 
-REGISTER_TILE_BYTES = 208 << 10
-"""Bytes of a tile that fits the registers."""
-
-_STRETCH = {"tpu:7x": 512}  # columns that are multiplied at once, where those are not one matrix unit's
-_IN_REGISTERS = 16 * LANES  # columns of eight rows that fit them
-_LOADED_ONCE = 288 << 10  # of a tile of float32 that is loaded again behind a barrier (measured: 0 to 460)
-_FREE = (Constant, Iota, Load)  # read or made again where they are used
+_FREE = (Constant, Iota, Load)  # ops that are repeated at each use
 _BARRIERS = (Reduce, ArgReduce, Dot)
 _VIEWS = (Transpose, Reshape, Broadcast)
 
@@ -165,17 +172,17 @@ class _BlockAnalysis:
         if op is not None and not isinstance(op, Load):
             return value_bytes(value, op, self.kernel) if is_computed(value, self.made) else 0
         if has_long_rows(value, self.made):
-            return padded_bytes(value.tile.shape, F32) * 3 // 4
+            return int(padded_bytes(value.tile.shape, F32) * LONG_ROW_SHARE)
         if value.tile.dtype.itemsize < 4:
             return padded_bytes(value.tile.shape, F32 if value in self.converted_to_f32 else value.tile.dtype)
-        return min(padded_bytes(value.tile.shape, value.tile.dtype), _LOADED_ONCE)
+        return min(padded_bytes(value.tile.shape, value.tile.dtype), RELOADED_BYTES)
 
     def _mark_reused(self, op: Op, ancestries: Sequence[_Ancestry], before: _Ancestry) -> None:
         """Mark the operands from before a barrier or shift whose op also has an operand from behind it."""
         last = max(before.dots, default=-1)
         for v, ancestry in zip(op.operands, ancestries, strict=True):
             if v in before.reduced:
-                if before.reductions < 2 and self._reuse_bytes(v) == _LOADED_ONCE:
+                if before.reductions < 2 and self._reuse_bytes(v) == RELOADED_BYTES:
                     continue
                 # A tile of one register in width is reduced register by register, unless matrix units produce it.
                 if v.tile.shape[-1] > LANES or v in self.dot_results or before.reductions > 1:
@@ -234,13 +241,13 @@ class _BlockAnalysis:
         if isinstance(op, Reshape):
             shape = op.operands[0].tile.shape
             moves = len(shape) == 2 and shape[1] != tile.shape[1] and min(shape[1], tile.shape[1]) > 1
-            return size * (3 if tile.dtype.itemsize < 4 else 2) // 4 if moves else 0
+            return int(size * (NARROW_RESHAPED_SHARE if tile.dtype.itemsize < 4 else RESHAPED_SHARE)) if moves else 0
         if op.dim == 1:
             made = any(self.ancestry[v].has_data for v in op.operands if self._is_computed_view(v))
             return size if _moved_dim(op) == 1 and made and tile.shape[1] % LANES == 0 else 0
         parts = [self.ancestry[v].tiles for v in set(op.operands) if self._is_computed_view(v)]
         common = any(a & b for n, a in enumerate(parts) for b in parts[:n])
-        return size * 2 // 3 if common else 0
+        return int(size * CONCATENATED_SHARE) if common else 0
 
     def _is_computed_view(self, value: Value) -> bool:
         op = self.made.get(value)
@@ -293,7 +300,7 @@ def _only_multiplied(value: Value, loop: Op, chip: Chip) -> bool:
     """True if a loop uses a value only in dots, whose depths take few passes through the matrix units."""
     users = [op for region in loop.regions for op in region.walk() if value in op.operands]
     depths = [prod(value.tile.shape[d] for d in op.contract[0]) for op in users if isinstance(op, Dot)]
-    return len(depths) == len(users) and max(depths, default=0) < 4 * chip.matrix_size
+    return len(depths) == len(users) and max(depths, default=0) < MANY_PASSES * chip.matrix_size
 
 
 def captured_values(op: Op) -> set[Value]:
@@ -345,7 +352,7 @@ def viewed_tile(value: Value, made: Mapping[Value, Op]) -> Value:
 
 def is_one_column_pass(op: Dot, chip: Chip) -> bool:
     """True if the columns of the right operand fit one pass, so that the left operand is read once."""
-    return prod(op.operands[1].tile.shape[d] for d in op.free(1)) <= _STRETCH.get(chip.name, chip.matrix_size)
+    return prod(op.operands[1].tile.shape[d] for d in op.free(1)) <= PASS_COLUMNS.get(chip.name, chip.matrix_size)
 
 
 def split_operands(block: Block, chip: Chip) -> set[Value]:
@@ -375,7 +382,7 @@ def _whole_values(op: Op, follows: bool, made: Mapping[Value, Op]) -> Sequence[V
     match op:
         case Reshape() | Transpose() if len(op.result.tile.shape) > 2 or isinstance(op, Reshape):
             tile = op.result.tile
-            return op.results if padded_bytes(tile.shape, tile.dtype) > 4 * tile.nbytes else ()
+            return op.results if padded_bytes(tile.shape, tile.dtype) > PADDED_RESHAPE * tile.nbytes else ()
         case Convert():
             return op.results if follows and is_packed_row(op) else ()
         case Load(access=access) if access.dims and op.result.tile.dtype.itemsize < 4:
@@ -414,15 +421,17 @@ def has_long_rows(value: Value, made: Mapping[Value, Op]) -> bool:
     if not isinstance(made.get(value), Load):
         return False
     shape = value.tile.shape
-    return len(shape) > 1 and shape[-1] > _IN_REGISTERS and padded_bytes(shape, value.tile.dtype) > REGISTER_TILE_BYTES
+    return (
+        len(shape) > 1 and shape[-1] > REGISTER_COLUMNS and padded_bytes(shape, value.tile.dtype) > REGISTER_TILE_BYTES
+    )
 
 
 def value_bytes(value: Value, made: Op, kernel: KernelContext) -> int:
     """The bytes of a value in VMEM.
 
     A tile of more than two dims takes whole registers; a loaded tile takes 32 bits an element. A packed row fills a
-    quarter of its registers, half on chips with bfloat16 vectors. Loads of long rows are in part repeated (measured:
-    5 % to all of the tile stays). Of a triangle, 58 to 84 % is in VMEM (measured).
+    quarter of its registers, half on chips with bfloat16 vectors. Loads of long rows are in part repeated, and of
+    a triangle only a part is in VMEM.
     """
     shape, dtype = value.tile.shape, F32 if isinstance(made, Load) else value.tile.dtype
     if _is_row_broadcast(made):
@@ -433,5 +442,5 @@ def value_bytes(value: Value, made: Op, kernel: KernelContext) -> int:
     if is_packed_row(made):
         return size * (2 if kernel.chip.bf16_vectors else 4)
     if isinstance(made, Select) and made.operands[0] in kernel.triangles:
-        return size * 2 // 3
-    return size * 3 // 4 if has_long_rows(value, {value: made}) else size
+        return int(size * TRIANGLE_SHARE)
+    return int(size * LONG_ROW_SHARE) if has_long_rows(value, {value: made}) else size

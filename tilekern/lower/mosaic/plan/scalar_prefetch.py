@@ -18,10 +18,9 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, Dim, Load, MemoryOp, Position, Store, Term
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.types import INDEX, RefType
+from tilekern.lower.mosaic.calibration import MAX_PREFETCH_TILE, TABLE_SHARE
 from tilekern.lower.mosaic.plan.scalars import Scalars
 from tilekern.passes.dce import dce
-
-_MOST_ELEMENTS = 1 << 16  # of an intermediate tile of a table's program
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def prefetch_scalars(func: Func, table_bytes: int) -> ScalarPrefetch:
     programs: list[Func] = []
     for value in dict.fromkeys(v for wanted in _index_scalars(func) for v in _roots(wanted, known, scalars)):
         axes = depends.of(value) if value in top else None
-        if axes is None or value.type != INDEX or 4 * prod(func.grid[n] for n in axes) > table_bytes // 4:
+        if axes is None or value.type != INDEX or 4 * prod(func.grid[n] for n in axes) > table_bytes * TABLE_SHARE:
             continue
         numbers = tuple(sorted(axes))
         shape = tuple(func.grid[n] for n in numbers)
@@ -115,7 +114,7 @@ class _GridAxes:
 
     def _computed(self, value: Value) -> frozenset[int] | None:
         op = self._known.get(value)
-        if op is None or op.regions or isinstance(op, Dot) or value.tile.size > _MOST_ELEMENTS:
+        if op is None or op.regions or isinstance(op, Dot) or value.tile.size > MAX_PREFETCH_TILE:
             return None
         if isinstance(op, Load):
             if op.ref.ref.role != "in":

@@ -11,18 +11,14 @@ from collections.abc import Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from tilekern.ir.compute import Constant, Convert, Select
 from tilekern.ir.core import Array, Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp, Position
-from tilekern.ir.types import BOOL, I32, TileType
+from tilekern.ir.types import I32, TileType
 from tilekern.lower.mosaic.chip import padded_bytes
-from tilekern.lower.mosaic.emit.ops import function_of
-from tilekern.lower.mosaic.stored_dtypes import as_stored, select_wide, wide_dtype
-from tilekern.lower.positions import locate
 
 
 class Scalars:
@@ -57,6 +53,10 @@ class Scalars:
         """The index that stands for a loop's index; another value stands for itself."""
         return self._loop_indices.get(value, value)
 
+    def definition(self, value: Value) -> Op | None:
+        """The op that computes a value; None for an argument of a block."""
+        return self._definitions.get(value)
+
     def key(self, value: Value) -> Hashable | None:
         """The computation of a known scalar, as a hashable key; None for an unknown scalar."""
         if value not in self._keys:
@@ -76,31 +76,12 @@ class Scalars:
         if value in self._grid or value in self._loop_indices:
             return frozenset([self.canonical(value)])
         op = self._definitions[value]
-        return frozenset[Value]().union(*(self.axes(v) for v in _scalar_operands(op)))
+        return frozenset[Value]().union(*(self.axes(v) for v in scalar_operands(op)))
 
     def reads_array(self, value: Value) -> bool:
         """True if a known scalar depends on an array."""
         op = self._definitions.get(value)
-        return op is not None and (isinstance(op, Load) or any(self.reads_array(v) for v in _scalar_operands(op)))
-
-    def evaluate(self, value: Value, given: Mapping[Value, Any], tables: Mapping[Value, Any]) -> Any:
-        """The value of a known scalar; traceable by JAX.
-
-        Args:
-          value: the scalar.
-          given: the values of the indices.
-          tables: the elements of each table, as `flat_table` lays them out.
-        """
-        value = self.canonical(value)
-        if value in given:
-            return given[value]
-        op = self._definitions[value]
-        if isinstance(op, Constant):
-            return op.array.reshape(-1)[0]
-        operands = {v: self.evaluate(v, given, tables) for v in _scalar_operands(op)}
-        if isinstance(op, Load):
-            return read_table(op, operands, tables[op.ref])
-        return function_of(op)(*(jnp.asarray(operands[v]) for v in op.operands))
+        return op is not None and (isinstance(op, Load) or any(self.reads_array(v) for v in scalar_operands(op)))
 
     def evaluate_numpy(self, value: Value, given: Mapping[Value, Any]) -> Array:
         """The value of a known scalar that reads no array, by NumPy; the `given` indices may be arrays."""
@@ -136,7 +117,8 @@ class Scalars:
         return ("load", op.ref, positions, fill)
 
 
-def _scalar_operands(op: Op) -> tuple[Value, ...]:
+def scalar_operands(op: Op) -> tuple[Value, ...]:
+    """The operands of an op that computes a known scalar, the array of a load left out."""
     if not isinstance(op, Load):
         return op.operands
     return (*op.positions, *(() if op.fill is None else (op.fill,)))
@@ -156,29 +138,3 @@ def _tables(func: Func, limit: int) -> tuple[Value, ...]:
             found.append(param)
             limit -= size
     return tuple(found)
-
-
-def flat_table(param: Value, array: Any) -> Any:
-    """An array as scalar memory holds it: one-dimensional, 32 bits an element, not empty."""
-    flat = jnp.reshape(array, -1).astype(wide_dtype(param.ref.dtype))
-    return flat if flat.size else jnp.zeros(1, flat.dtype)
-
-
-def read_table(op: Load, operands: Mapping[Value, Any], table: Any) -> Any:
-    """The scalar that a load reads from a table; its fill if it is out of bounds."""
-    shape, dtype = op.ref.ref.shape, op.result.tile.dtype
-    fill: Any = np.zeros((), dtype) if op.fill is None else operands[op.fill]
-    flat, inside = np.int32(0), None
-    for dim, length in zip(op.access.dims, shape, strict=True):
-        place = locate(dim.position, [operands[v] for v in op.positions], None)
-        if not dim.in_bounds:
-            ok = (place >= 0) & (place < length)
-            inside = ok if inside is None else inside & ok
-            place = jnp.clip(place, 0, max(length - 1, 0))
-        flat = flat * np.int32(length) + place
-    number = jnp.asarray(table[flat])
-    if dtype != BOOL:
-        number = number.astype(dtype)
-    if inside is not None:
-        number = select_wide(inside, number, as_stored(jnp.asarray(fill)))
-    return number != 0 if dtype == BOOL else number

@@ -15,6 +15,7 @@ from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Value
 from tilekern.ir.ordering import ArgReduce
+from tilekern.lower.mosaic.calibration import DEFAULT_UNROLLED, MAX_UNROLLED
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,16 @@ class Unrolling:
 def unrolling_of(op: Fold, ranges: Mapping[Value, Interval]) -> Unrolling:
     """The unrolling of a loop: none, unless a dot or a reduction in it depends on another dot in it.
 
-    The factor is 4 only where it divides the trip count: the code for one to three remaining iterations would be large.
+    The factor is `MAX_UNROLLED` only where it divides the trip count: the code for remaining iterations would be large.
     """
     known = trip_count(op, ranges)
     if known in (0, 1):
         return Unrolling(1, False)
     if not _has_dependent_compute(op):
         return Unrolling()
-    if known is not None and known <= 4:
+    if known is not None and known <= MAX_UNROLLED:
         return Unrolling(known, False)
-    return Unrolling(2 if known is None or known % 4 else 4)
+    return Unrolling(DEFAULT_UNROLLED if known is None or known % MAX_UNROLLED else MAX_UNROLLED)
 
 
 def trip_count(op: Fold, ranges: Mapping[Value, Interval]) -> int | None:

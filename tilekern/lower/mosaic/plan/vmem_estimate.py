@@ -19,11 +19,17 @@ from tilekern.ir.memory import Load, MemoryOp
 from tilekern.ir.ordering import ArgReduce
 from tilekern.ir.shape import Broadcast, Iota
 from tilekern.ir.types import BOOL, F32
+from tilekern.lower.mosaic.calibration import (
+    BANKED_TILES,
+    MANY_PASSES,
+    MAX_ESTIMATED_OPS,
+    REGISTER_TILE_BYTES,
+    REGISTER_VALUES,
+)
 from tilekern.lower.mosaic.chip import LANES, Chip, padded_bytes
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.register_pressure import (
     BF16_PARTS,
-    REGISTER_TILE_BYTES,
     KernelContext,
     SharedOperand,
     captured_values,
@@ -38,8 +44,6 @@ from tilekern.lower.mosaic.plan.register_pressure import (
 from tilekern.lower.mosaic.plan.unroll import Unrolling
 
 _BARRIERS = (Reduce, ArgReduce, Dot)
-REGISTER_VALUES = 124 << 10  # what stays in registers, where no dots need them (measured: 92 to 170)
-_MOST_OPS = 2000
 
 
 def spilled_bytes(
@@ -65,7 +69,7 @@ def _block_bytes(block: Block, kernel: KernelContext, in_loop: bool) -> int:
     """
     ops = block.ops
     made = {r: op for op in ops for r in op.results}
-    sizes = vmem_values(block, kernel) if len(ops) <= _MOST_OPS else dict[Value, int]()
+    sizes = vmem_values(block, kernel) if len(ops) <= MAX_ESTIMATED_OPS else dict[Value, int]()
     last, parts, shared = _last_uses(block, sizes), split_operands(block, kernel.chip), shared_operands(block)
     is_unrolled_count = sum(kernel.unrolling_of(op).factor for op in ops if kernel.is_unrolled(op))
     most = loops = 0
@@ -138,14 +142,14 @@ def _dot_copy_bytes(
         return min(copies, parts * (rows + unit) * unit * 4) if once else copies
     depth = -(-prod(lhs.shape[d] for d in op.contract[0]) // LANES) * LANES
     banked = unit == LANES or _has_bank_conflict(op.operands[0], made, kernel)
-    return 0 if there or once or depth < 4 * unit or not banked else size
+    return 0 if there or once or depth < MANY_PASSES * unit or not banked else size
 
 
 def _has_bank_conflict(value: Value, made: Mapping[Value, Op], kernel: KernelContext) -> bool:
     """True if a row of the block that a value is loaded from takes a multiple of eight tiles (measured)."""
     load = made.get(value)
     found = kernel.layouts.get(load) if isinstance(load, Load) else None
-    return (found.buffer if found else value.tile.shape)[-1] % (8 * LANES) == 0
+    return (found.buffer if found else value.tile.shape)[-1] % (BANKED_TILES * LANES) == 0
 
 
 def _last_uses(block: Block, vmem_values: Collection[Value]) -> dict[Value, int]:

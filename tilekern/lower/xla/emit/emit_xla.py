@@ -17,8 +17,9 @@ from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Atomic, Load, Store, WriteOp
 from tilekern.ir.types import accumulator, kind_of
+from tilekern.lower.host_callbacks import callback_of
 from tilekern.lower.positions import tile_range
-from tilekern.lower.xla.emit import access, debug
+from tilekern.lower.xla.emit import access
 from tilekern.lower.xla.emit.access import Batched, GridIndex
 from tilekern.lower.xla.emit.atomics import atomic
 from tilekern.lower.xla.emit.ops import function_of
@@ -140,7 +141,7 @@ class Emitter:
 
     def _debug(self, op: Print | Assert) -> None:
         operands = [self.env[v] for v in op.operands]
-        function = debug.function_of(op)
+        function = callback_of(op)
         for axis in sorted({a for v in operands for a in v.axes}, reverse=True):
             function = jax.vmap(function, in_axes=tuple(0 if axis in v.axes else None for v in operands))
         function(*(access.as_array(v) for v in operands))

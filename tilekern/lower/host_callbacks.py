@@ -14,7 +14,7 @@ from tilekern.errors import DeviceAssertion
 from tilekern.ir.debug import Assert, Print
 
 
-def function_of(op: Print | Assert) -> Callable[..., None]:
+def callback_of(op: Print | Assert) -> Callable[..., None]:
     """The callback of an op, a function of its operands."""
     if isinstance(op, Print):
         return partial(jax.debug.print, op.format)
