@@ -1,4 +1,4 @@
-"""A plan → one `pallas_call`, and what XLA does around it."""
+"""One `pallas_call` for a plan, and the XLA ops around it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def call(plan: KernelPlan, evaluate: Evaluate, *inputs: jax.Array, interpret: An
 
 
 class _Kernel:
-    """The kernel of a plan and its operands, in the order of Pallas: scalar memory, inputs, aliased zeros; outputs."""
+    """The kernel of a plan. Its operands, in order: tables, blocked inputs, HBM inputs, zeros aliased to outputs."""
 
     def __init__(self, plan: KernelPlan, interpret: Any) -> None:
         self._plan, self._interpret = plan, interpret
@@ -60,7 +60,7 @@ class _Kernel:
         self._zeroed = tuple(p for p in zeroed if not plan.output_blocks.covers_array(p))
 
     def run(self, arrays: Mapping[Value, Any]) -> dict[Value, Any]:
-        """The results for arrays."""
+        """The outputs for the arrays of inputs."""
         plan = self._plan
         tables = [flat_table(p, arrays[p]) for p in self._tables]
         if self._has_step_table:
@@ -90,7 +90,7 @@ class _Kernel:
         return {p: out.restore(x).astype(p.ref.dtype) for (p, out), x in pairs}
 
     def _aliases(self, offset: int) -> dict[int, int]:
-        """Which operand's memory an output takes."""
+        """The output whose memory each aliased operand takes, by their numbers."""
         plan = self._plan
         outputs = list(plan.outputs)
         found: dict[int, int] = {}
@@ -110,7 +110,7 @@ class _Kernel:
         return self._spec(self._plan.outputs[param])
 
     def _split(self, refs: Sequence[Any]) -> tuple[dict[Value, Any], Any, Sequence[Any]]:
-        """Tables, the table of steps, and what follows."""
+        """The tables by their inputs, the step table, and the remaining refs."""
         count = len(self._tables)
         steps = refs[count] if self._has_step_table else None
         return dict(zip(self._tables, refs, strict=False)), steps, refs[count + self._has_step_table :]
@@ -138,7 +138,7 @@ class _Kernel:
         Emitter(plan, step, named, scratch, bool(self._interpret)).run()
 
     def _initialize(self, param: Value, out: Any, inputs: Mapping[Layout, Any], ids: Sequence[Any]) -> None:
-        """What an output's block holds before the first program writes it."""
+        """Initialise an output's block, in the first step that writes it."""
         if param.ref.role == "out":
             return
 
@@ -163,11 +163,11 @@ def _as_array(constant: Array) -> jax.Array:
 
 
 def _typed(arrays: Mapping[Value, Any], param: Value) -> jax.Array:
-    """The array of an input, which may be wider in the kernel than it is: float16 is float32 there."""
+    """The array of an input in its dtype of the kernel, which may be wider: float16 becomes float32."""
     return jnp.asarray(arrays[param], stored_dtype(param.ref.dtype))
 
 
 def kernel_dtype(param: Value) -> DType:
-    """The dtype of an output while the kernel runs: a sum of narrow floats is kept wide, and rounded once."""
+    """The dtype of an output inside of the kernel: a sum of narrow floats is accumulated wide, and rounded once."""
     wide = param.ref.role == "sum" and kind_of(param.ref.dtype) == "float"
     return accumulator(param.ref.dtype) if wide else stored_dtype(param.ref.dtype)

@@ -1,4 +1,4 @@
-"""Numbers in a kernel: what is of 32 bits there, though the language has it narrower."""
+"""Dtypes of values in VMEM and in registers: bools, and narrow scalars, take 32 bits there."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from tilekern.ir.types import BOOL, F32, I32, DType, kind_of
 
 
 def stored_dtype(dtype: DType) -> DType:
-    """How memory holds a dtype: a bool takes 32 bits in VMEM, and as a number it has all that those have."""
+    """The dtype in which VMEM holds a dtype: int32 for bools, which take 32 bits there in any case."""
     return I32 if dtype == BOOL else dtype
 
 
 def as_stored(x: Any) -> Any:
-    """Values as memory holds them."""
+    """The array in its stored dtype: bools as 0 and 1."""
     return jnp.where(x, 1, 0) if x.dtype == BOOL else x
 
 
 def select_wide(keep: Any, x: Any, other: Any) -> Any:
-    """`x` where `keep` holds, else `other`, in 32 bits: a mask of int32 comparisons has no layout for narrow tiles.
+    """`x` where `keep` holds, else `other`, selected in 32 bits.
 
-    Nor does Mosaic choose between narrow scalars; MLIR would make such a choice of one between widened scalars, so
-    that these are chosen by what makes up their difference.
+    Mosaic cannot select narrow tiles by a mask of int32 comparisons, nor narrow scalars at all. For scalars a select of
+    widened operands is not enough, since MLIR folds it back into a narrow one: floats are selected by their bits, and
+    integers by adding the selected difference.
     """
     dtype: DType = np.dtype(x.dtype)
     wide = wide_dtype(dtype)
@@ -39,7 +40,7 @@ def select_wide(keep: Any, x: Any, other: Any) -> Any:
 
 
 def wide_dtype(dtype: DType) -> DType:
-    """The dtype of 32 bits that has all numbers of a dtype."""
+    """The 32-bit dtype that represents all values of a dtype."""
     if dtype.itemsize >= 4:
         return dtype
     return {"float": F32, "signed": I32, "unsigned": np.dtype(np.uint32), "bool": I32}[kind_of(dtype)]

@@ -1,4 +1,4 @@
-"""A function with Pallas kernels → a program for TPUs, compiled by libtpu on a machine without any."""
+"""Ahead-of-time compilation of functions with Pallas kernels by libtpu, on a machine without a TPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tilekern.errors import CompileError, ResourceError, TilekernError
 from tilekern.lower.mosaic.chip import Chip
 from tilekern.lower.mosaic.compile import toolchain
 
-# By default XLA moves operands into vector memory before a kernel, where there is room, and Pallas gives those no
-# buffers. Without, a kernel takes what it would take among others, the most that it ever does.
+# By default XLA moves operands into vector memory before a kernel if there is room, and such operands need no buffers.
+# Without this option a kernel takes the most memory that it ever does: that of a kernel among others.
 _OPTIONS: dict[str, str | bool] = {"xla_msa_enable": False}
 
 _SHOWN_LINES, _SHOWN = 4, 600  # of the compiler's message
@@ -35,8 +35,8 @@ _SPACE = re.compile(r"memory space (\w+)|space=(\w+)")
 def compile_ahead(function: Callable[..., Any], types: Sequence[jax.ShapeDtypeStruct], chip: Chip) -> Any:
     """Compile `function` of arrays of these types for `chip`, which need not be here.
 
-    The program is a `jax.stages.Compiled`. Operands stay in HBM until the kernels fetch them, so what `vmem_used` tells
-    of it does not depend on what XLA finds room for. Errors are of the user's line at work (`source.at`).
+    The program is a `jax.stages.Compiled`. Operands stay in HBM until the kernels fetch them, so `vmem_used` of it does
+    not depend on the vector memory that XLA has free. Errors name the current line of the user (`source.at`).
 
     Raises:
       DependencyError: libtpu is missing, too old, or in use by another process.
@@ -58,13 +58,13 @@ def compile_ahead(function: Callable[..., Any], types: Sequence[jax.ShapeDtypeSt
 def vmem_used(compiled: Any) -> int:
     """The bytes of vector memory that the largest kernel of a program takes: blocks, scratch and spilled values.
 
-    libtpu writes it into the HLO of each kernel's custom call: `used_scoped_memory_configs`, memory space 1.
+    libtpu writes them into the HLO of each kernel's custom call: `used_scoped_memory_configs`, memory space 1.
     """
     return max((int(n) for call in _CALL.findall(compiled.as_text()) for n in _VMEM.findall(call)), default=0)
 
 
 def asm(compiled: Any) -> Mapping[str, str]:
-    """What the compiler made: "hlo", XLA's optimised program, and "mosaic", the MLIR of its kernels before Mosaic."""
+    """The stages of a program: "hlo" after XLA's optimisation, and "mosaic", the MLIR of its kernels before Mosaic."""
     hlo: str = compiled.as_text()
     bodies = [body for call in _CALL.findall(hlo) for body in cast(list[str], _BODY.findall(call))]
     return {"hlo": hlo, "mosaic": "\n".join(_jax.mosaic_text(base64.b64decode(body)) for body in bodies)}
@@ -89,7 +89,7 @@ def _explain(error: Exception, name: str, chip: Chip) -> TilekernError:
 
 
 def _figures(message: str) -> tuple[str, str]:
-    """What there is of a memory, and what a kernel wanted of it, from libtpu's message about too little of it."""
+    """The memory that is available, and the memory that a kernel needs, from libtpu's message of exhausted memory."""
     if found := _SCOPED.search(message):
         return f"at most {_unit(found[2])} of vmem, the kernel's vmem_limit_bytes", _unit(found[1])
     if found := _TOO_LARGE.search(message):
@@ -117,7 +117,7 @@ def _shorten(message: str) -> str:
 
 
 def kernel_text(function: Callable[..., Any], types: Sequence[jax.ShapeDtypeStruct], chip: Chip) -> str:
-    """The MLIR of the kernels of a function, as Mosaic is given it; no libtpu is needed."""
+    """The MLIR of the kernels of a function before Mosaic; it needs no libtpu."""
     with _jax.abstract_tpu(chip.device_kind, chip.cores):
         lowered = jax.jit(function).trace(*types).lower(lowering_platforms=("tpu",))
     bodies = cast(list[str], _ESCAPED_BODY.findall(lowered.as_text()))

@@ -1,4 +1,4 @@
-"""libtpu, the compiler and driver of TPUs: loaded when a kernel is compiled ahead of time, not before."""
+"""libtpu, the compiler and driver of TPUs, loaded by the first ahead-of-time compilation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from tilekern.errors import DependencyError
 from tilekern.lower.mosaic.chip import Chip
 
 OLDEST = (0, 0, 50)
-"""The first version of libtpu that compiles what we write: 0.0.48 refuses tiles of 8 bits with less than 32 rows, and
-does not read the kernels of jax 0.12."""
+"""The first version of libtpu that compiles our kernels.
 
-# What libtpu otherwise asks the machine's metadata server for, and complains about on standard error. Compilation ahead
-# of time names its chip itself. Without the last, one process at a time may have libtpu, to keep others off the chips.
+0.0.48 refuses 8-bit tiles with less than 32 rows, and does not read the kernels of jax 0.12.
+"""
+
+# Without these variables, libtpu asks the machine's metadata server for its chips, and complains on standard error;
+# ahead-of-time compilation names its chip itself. The last one lets several processes load libtpu: it has no chips to
+# guard here.
 _WITHOUT_CHIPS = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -42,7 +45,11 @@ def device(chip: Chip) -> Any:
 
 
 def check_version(version: str) -> None:
-    """Refuse a libtpu that is older than what tilekern was tested with."""
+    """Refuse a libtpu older than `OLDEST`.
+
+    Raises:
+      DependencyError: it is older.
+    """
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if found and tuple(map(int, found.groups())) >= OLDEST:
         return

@@ -35,14 +35,14 @@ from tilekern.lower.positions import tile_range
 
 
 class Emitter:
-    """Emits one program.
+    """Emits one step of the grid.
 
     Args:
-      plan: how the Func runs.
+      plan: the plan of the kernel.
       step: the step of the grid.
       refs: the blocks of inputs by layout, of outputs by param, and the tables.
-      scratch: the buffers of the plan.
-      interpreted: whether Pallas interprets the kernel.
+      scratch: the scratch buffers of the plan.
+      interpreted: True if Pallas interprets the kernel.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Emitter:
         self._use_counts = _use_counts(plan.func.body, plan.scratch_index)
 
     def run(self) -> None:
-        """Emit the program, or one step of it."""
+        """Emit the program, or one step of its grid loop."""
         grid_loop = self._plan.grid_loop
         if grid_loop is None:
             self.block(self._plan.func.body.ops)
@@ -99,7 +99,7 @@ class Emitter:
         when(self._step.last)(finish)
 
     def _recompute(self, values: Sequence[Value], saved: set[Value], stores: Sequence[Op]) -> None:
-        """Compute again what stands before the loop, as far as `values` need it."""
+        """Emit the ops before the grid loop that `values` depend on, and `stores`; read `saved` values from scratch."""
         grid_loop = self._plan.grid_loop
         assert grid_loop is not None
         self._load_scratch([v for v in grid_loop.saved if v in saved])
@@ -108,7 +108,7 @@ class Emitter:
         self.block([op for op in grid_loop.before if op in wanted])
 
     def _is_live(self, fold: Fold) -> Any:
-        """Whether the step's tile is one of a fold's."""
+        """True if the step's tile is within the bounds of a fold."""
         first, last = self._bounds(fold)
         tile = self._step.tile
         return self._step.live & (tile >= first) & (tile < last)
@@ -122,7 +122,7 @@ class Emitter:
         return self.get(value, "row")
 
     def get(self, value: Value, form: Form | None = None) -> Any:
-        """The array of a value; of a vector in a form."""
+        """The array of a value; a vector in the given form, or in any."""
         if not is_vector(value):
             return self._env[value]
         forms = self._vectors[value]
@@ -134,7 +134,7 @@ class Emitter:
         return forms[form]
 
     def set(self, value: Value, array: Any, form: Form = "row") -> None:
-        """Give a value its array."""
+        """Set the array of a value; a vector is converted to the forms in which it is used."""
         if not is_vector(value):
             self._env[value] = array
             return
@@ -177,7 +177,7 @@ class Emitter:
             number = op.array.reshape(-1)[0] if op.array.size else np.zeros((), op.array.dtype)
             self._env[result] = jnp.full(op.shape, number, op.array.dtype)
         elif isinstance(op, Elementwise) and not result.tile.shape and op.operands[0].tile.dtype.itemsize < 4:
-            # There is no narrow arithmetic on scalars; float32 and int32 round, and wrap around, to the same numbers.
+            # Mosaic has no narrow scalar arithmetic. In float32 and int32 the results are the same after the cast.
             dtype = op.operands[0].tile.dtype
             wide = dtype if dtype == BOOL else wide_dtype(dtype)
             number = function_of(op)(*(self._env[v].astype(wide) for v in op.operands))
@@ -189,11 +189,11 @@ class Emitter:
             self._env[result] = function_of(op)(*map(self._plain, op.operands))
 
     def _plain(self, value: Value) -> Any:
-        """A value in the shape that it has in the IR."""
+        """The array of a value in its shape of the IR."""
         return self.get(value, "row").reshape(-1) if is_vector(value) else self._env[value]
 
     def _vector(self, op: Op, form: Form) -> Any:
-        """A vector in one form."""
+        """The result of an op that is a vector, computed in one form."""
         shape = shape_in(form, op.result.tile.shape[0])
         match op:
             case Constant():
@@ -212,7 +212,7 @@ class Emitter:
                 return self._in_form(function_of(op)(*map(self._plain, op.operands)), form, shape)
 
     def _in_form(self, tile: Any, form: Form, shape: tuple[int, int]) -> Any:
-        """A vector computed as a tile: [1, n], [n, 1], or [n] as JAX's functions give it."""
+        """A vector in the given form, from a tile [1, n] or [n, 1], or from an array [n]."""
         if tile.ndim == 2 and tile.shape[1] == 1:
             column = jnp.broadcast_to(tile, (tile.shape[0], shape_in("column", 1)[1]))
             return column if form == "column" else to_form(column, "row")
@@ -220,7 +220,7 @@ class Emitter:
         return row if form == "row" else to_form(row, "column")
 
     def _from_vector(self, op: Op) -> Any:
-        """A tile made of one vector."""
+        """The result of an op whose only operand is a vector."""
         (x,) = op.operands
         shape = op.result.tile.shape
         match op:
@@ -247,7 +247,7 @@ class Emitter:
     # --- control ---
 
     def _bounds(self, op: Fold) -> tuple[Any, Any]:
-        """The first tile and the one behind the last."""
+        """The first tile of a fold, and the end of its tiles."""
         bounds = tile_range(self._bound(op.start), self._bound(op.stop), op.axis)
         first, last = (np.int32(b) if isinstance(b, int) else b for b in bounds)
         return first, last
@@ -284,7 +284,7 @@ class Emitter:
         self._load_scratch([r for r in op.results if r in scratch_index and self._use_counts.get(r)])
 
     def _pipeline(self, op: Fold, first: Any, last: Any) -> None:
-        """A loop whose tiles come and go by a pipeline of its own."""
+        """Emit a pipelined loop."""
         plan, pipeline = self._plan, self._plan.pipelines[op]
         index = plan.scalars.canonical(op.body.args[0])
         inputs = [found for found in plan.hbm_inputs if found.window in pipeline.inputs]
@@ -324,7 +324,7 @@ class Emitter:
         self._load_scratch([r for r in op.results if self._use_counts.get(r)])
 
     def _iteration(self, op: Fold, args: Sequence[Value]) -> tuple[Any, ...]:
-        """One iteration: carries in scratch are read, and all written at the end; the others are returned."""
+        """Emit one iteration; carries in scratch are read first and written last, all others are returned."""
         scratch_index = self._plan.scratch_index
         for arg, result in zip(args, op.results, strict=True):
             if result in scratch_index and self._use_counts.get(arg):
@@ -343,7 +343,7 @@ class Emitter:
         return self._forms.carried(value) if is_vector(value) else "row"
 
     def _pack(self, value: Value, as_carry: Value) -> Any:
-        """A value as loops carry it: a vector in one form, a bool as int32, a scalar in 32 bits."""
+        """A value in the representation of a carry: a vector in one form, a bool as int32, a scalar in 32 bits."""
         array = jnp.asarray(as_stored(self.get(value, self._carried(as_carry))))
         return array if array.shape else array.astype(wide_dtype(value.tile.dtype))
 
@@ -361,7 +361,7 @@ class Emitter:
         return _unpacked(self._scratch[number][... if value.tile.shape else 0], value)
 
     def _load_scratch(self, values: Sequence[Value]) -> None:
-        """Read values from scratch."""
+        """Set values that have a scratch buffer from it."""
         for value in values:
             if value in self._plan.scratch_index:
                 self.set(value, self._scratch_value(self._plan.scratch_index[value], value), self._carried(value))
@@ -423,7 +423,7 @@ def _unpacked(array: Any, value: Value) -> Any:
 
 
 def _use_counts(block: Block, scratch_index: Mapping[Value, int]) -> dict[Value, int]:
-    """How often values are used otherwise than as the first carries of a loop that goes on with them in scratch."""
+    """The number of uses of each value, not counting inits that are already in the scratch buffer of their carry."""
     found: dict[Value, int] = {}
 
     def count(values: Sequence[Value]) -> None:

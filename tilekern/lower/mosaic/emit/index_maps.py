@@ -1,4 +1,4 @@
-"""A step of the grid: which program it is of, and which tile of the loop that became an axis of the grid."""
+"""Index maps: from the place of a step in the grid to its program, its tile of the grid loop, and its blocks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tilekern.lower.positions import locate, tile_range
 
 @dataclass(frozen=True)
 class GridStep:
-    """A step.
+    """One step of the grid.
 
     Attributes:
-      plan: of the kernel.
-      indices: the index along each axis of the Func, and of the loop in the grid.
+      plan: the plan of the kernel.
+      indices: the index along each axis of the Func, and of the grid loop.
       tables: the arrays in scalar memory.
-      tile: of the loop.
-      first, last: whether it is the first or last step of its program.
-      live: whether a tile may run in it at all.
+      tile: the tile of the grid loop; None without one.
+      first, last: True in the first and in the last step of a program.
+      live: False if the step table says that no tile runs in this step.
     """
 
     plan: KernelPlan
@@ -43,7 +43,7 @@ class GridStep:
     live: Any = True
 
     def evaluate(self, value: Value) -> Any:
-        """A scalar that is known beforehand."""
+        """The value of a known scalar."""
         return evaluate(self.plan.scalars, value, self.indices, self.tables)
 
 
@@ -51,10 +51,10 @@ def decode_step(plan: KernelPlan, ids: Sequence[Any], tables: Mapping[Value, Any
     """The step at a place of the grid.
 
     Args:
-      plan: of the kernel.
+      plan: the plan of the kernel.
       ids: the place.
       tables: the arrays in scalar memory.
-      steps: the table of steps, for "pairs".
+      steps: the step table, if there is one.
     """
     args, grid_loop = plan.func.body.args, plan.grid_loop
     indices = {args[n]: ids[k] for k, n in enumerate(plan.order)}
@@ -75,9 +75,10 @@ def decode_step(plan: KernelPlan, ids: Sequence[Any], tables: Mapping[Value, Any
 
 
 def live_step(step: GridStep) -> GridStep:
-    """The step that the index maps use: in place of a tile that does not run, the first one that does.
+    """The step whose blocks the index maps fetch: a dead step fetches the blocks of the next live step.
 
-    A dead step behind the last tile fetches what the next program starts with.
+    A dead step before the first tile fetches that tile. One behind the last tile fetches the tile with which the next
+    program's axis starts.
     """
     grid_loop = step.plan.grid_loop
     if grid_loop is None or grid_loop.table is not None:
@@ -96,7 +97,7 @@ def live_step(step: GridStep) -> GridStep:
 
 
 def block_index(found: Layout, step: GridStep) -> tuple[Any, ...]:
-    """Which block of an array a step sees."""
+    """The block of an array in a step, as an index of blocks along each dim."""
     window_dims = found.window.dims
     index: list[Any] = []
     for view in found.dims:
@@ -119,13 +120,13 @@ def block_index(found: Layout, step: GridStep) -> tuple[Any, ...]:
 
 
 def _operands(step: GridStep, window_dim: WindowDim) -> list[Any]:
-    """The operands of the access; those of other dims may be unknown, and stay 0."""
+    """The operands of a position; those that it does not use may be unknown, and are 0."""
     used = {t.operand for t in window_dim.position.terms}
     return [jnp.asarray(step.evaluate(v) if n in used else 0, jnp.int32) for n, v in enumerate(window_dim.operands)]
 
 
 def _intervals(plan: KernelPlan, window_dim: WindowDim) -> list[Interval | None]:
-    """What is known of the operands of a place in all tiles; the ranges of the Func hold in those that run."""
+    """The intervals of a position's operands in all steps; the ranges of the Func hold in live steps only."""
     folds = (*plan.pipelines, *(plan.grid_loop.chain if plan.grid_loop else ()))
     loops = {fold.body.args[0]: Interval(0, max(0, fold.axis.tiles - 1)) for fold in folds}
     grid = frozenset(plan.func.body.args)
@@ -138,7 +139,7 @@ def _intervals(plan: KernelPlan, window_dim: WindowDim) -> list[Interval | None]
 
 
 def when(*conditions: Any) -> Callable[[Callable[[], None]], Any]:
-    """`pl.when` of all conditions, or the body itself where they are known to hold."""
+    """`pl.when` of all conditions; the body runs unconditionally if all are True."""
     open_ones = [c for c in conditions if c is not True]
     if not open_ones:
         return lambda body: body()

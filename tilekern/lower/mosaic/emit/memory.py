@@ -1,7 +1,7 @@
-"""Loads, stores and atomic updates inside of the kernel, on the blocks that are in VMEM.
+"""Loads, stores and atomic updates of blocks in VMEM.
 
-What a program may not touch is masked: lanes behind the end of an array, of which a block holds whatever was there, and
-places that the index map had to clamp. Rows (see `windows`) are read and written one by one.
+Masks cover the elements behind the end of an array, which are undefined in a block, and positions that the index map
+has clamped. Dims of kind "rows" (see `windows`) are accessed row by row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ Get = Callable[[Value], Any]
 
 @dataclass(frozen=True)
 class RowSlice:
-    """One row out of several: where it lies along each dim that is read by rows, and where its elements belong."""
+    """One row of an access by rows.
+
+    Attributes:
+      index: the position in the array along each dim of kind "rows", clamped into it.
+      inside: True if the row is in bounds; None if all rows are.
+      number: the place of the row in the accessed tile, along each of these dims.
+    """
 
     index: Mapping[int, Any]
     inside: Any
@@ -45,16 +51,16 @@ class RowSlice:
 
 
 class Memory:
-    """What a program does to memory.
+    """The accesses of one step to its blocks.
 
     Args:
-      layouts: how each access sees its array.
+      layouts: the layout of each access's array.
       inputs: the blocks of inputs, by layout.
       outputs: the blocks of outputs.
       tables: the arrays in scalar memory.
-      fetched: the layouts of inputs in HBM of which rows are fetched.
-      ranges: what is known of integers.
-      scalar, vector: give the value of a scalar, and of a vector as a row.
+      row_dma_inputs: the layouts of inputs in HBM whose rows a DMA copies.
+      ranges: the known intervals of integers.
+      scalar, vector: return the value of a scalar, and of a vector in row form.
     """
 
     def __init__(
@@ -74,7 +80,7 @@ class Memory:
 
     @contextmanager
     def with_blocks(self, inputs: Mapping[Layout, Any], outputs: Mapping[Value, Any]) -> Generator[None]:
-        """Inside, these are the blocks of arrays that otherwise are in HBM."""
+        """Within this context, use these blocks of arrays that are in HBM: those that a pipeline has fetched."""
         before = self._inputs, self._outputs
         self._inputs, self._outputs = {**self._inputs, **inputs}, {**self._outputs, **outputs}
         yield
@@ -87,7 +93,7 @@ class Memory:
     # --- the three kinds of access ---
 
     def load(self, op: Load, mask: Any) -> Any:
-        """The lanes: a scalar, a row [1, n], or a tile."""
+        """The elements of a load: a scalar, a row [1, n], or a tile."""
         if op.ref in self._tables:
             return self._load_scalar(op, mask)
         shape, dtype = _register_shape(op.access.shape), op.result.tile.dtype
@@ -105,11 +111,11 @@ class Memory:
         return x != 0 if dtype == BOOL else x
 
     def store(self, op: Store, value: Any, mask: Any) -> None:
-        """Write lanes."""
+        """Store elements."""
         self._write(op, value, mask, lambda old, new: new)
 
     def atomic(self, op: Atomic, value: Any, mask: Any) -> None:
-        """Combine lanes with what is there; programs that share elements run one after the other."""
+        """Combine elements with those in the block; programs that share elements run one after the other."""
         self._write(op, value, mask, lambda old, new: combine(op, old, new))
 
     # --- reading ---
@@ -124,7 +130,7 @@ class Memory:
         return chosen != 0 if op.result.tile.dtype == BOOL else chosen
 
     def _load_block(self, op: Load, found: Layout, ref: Any) -> Any:
-        """All lanes, in the order of the access; those outside of the array are anything."""
+        """All elements of a load, in the order of its dims; those out of bounds are undefined."""
         dims = op.access.dims
         if prod(op.access.shape) == 0:
             return jnp.zeros(_register_shape(op.access.shape), ref.dtype)
@@ -150,7 +156,7 @@ class Memory:
         return with_shape(x, _register_shape(op.access.shape))
 
     def _block(self, op: MemoryOp, found: Layout, ref: Any, lane: RowSlice) -> Any:
-        """What one row, or the only one, is of: the dims that are neither places nor rows, in order."""
+        """The slice of a block that one row covers: the dims that are neither single positions nor rows, in order."""
         x = ref[self._index(op, found, lane)]
         pairs = zip(op.access.dims, op.ref.ref.shape, strict=True)
         missing = [self._clipped_range(dim, length)[2:] for dim, length in pairs]
@@ -160,12 +166,12 @@ class Memory:
         return x
 
     def _clipped_range(self, dim: Dim, length: int) -> tuple[int, int, int, int]:
-        """Of a window at a known place: where it starts and stops in the array, and what is missing on either side."""
+        """The bounds of a dim at a constant position, clipped into the array, and the elements clipped on each side."""
         if dim.position.terms or dim.kind == "gather":
             return 0, 0, 0, 0
         low = min(max(dim.position.const, 0), length)
         high = min(max(dim.position.const + dim.size, low), length)
-        if low == high:  # nothing there: read anything
+        if low == high:  # all out of bounds: read any elements, which are masked
             low, high = 0, min(dim.size, length)
             return low, high, 0, dim.size - high
         return low, high, low - dim.position.const, dim.position.const + dim.size - high
@@ -196,18 +202,18 @@ class Memory:
     # --- places ---
 
     def _position(self, op: MemoryOp, d: int) -> Any:
-        """Where an access starts along a dim; of a gather, without the index vector's part."""
+        """The start of an access along a dim; for a gather, without the part of its index vector."""
         position = op.access.dims[d].position
         operands = [self._scalar(v) if v.tile.shape == () else np.int32(0) for v in op.positions]
         return locate(position, operands, [self._ranges.get(v) for v in op.positions])
 
     def _gather_places(self, op: MemoryOp, d: int) -> Any:
-        """The places of a gather, as a row."""
+        """The positions of a gather, as a row."""
         operands = [self._vector(v) if v.tile.shape else self._scalar(v) for v in op.positions]
         return locate(op.access.dims[d].position, operands, [self._ranges.get(v) for v in op.positions])
 
     def _row_slices(self, op: MemoryOp, found: Layout) -> list[RowSlice]:
-        """The rows of an access, clamped to those that exist."""
+        """The rows of an access, clamped into the array."""
         rows = _row_dims(found)
         places: dict[int, Any] = {}
         for d in rows:
@@ -229,7 +235,7 @@ class Memory:
         return row_slices
 
     def _bounds_mask(self, op: MemoryOp, shape: tuple[int, ...]) -> Any:
-        """Which lanes are in bounds, a scalar for a scalar; None if all are."""
+        """The mask of the elements in bounds, a scalar for a scalar access; None if all are in bounds."""
         found: Any = None
         one: Any = None
         kept = [d for d, dim in enumerate(op.access.dims) if dim.kind != "index"]
@@ -284,7 +290,7 @@ class Memory:
             when(*(c for c in (guard, lane.inside) if c is not None))(write)
 
     def _row_part(self, op: WriteOp, found: Layout, x: Any, lane: RowSlice) -> Any:
-        """The elements of a tile that belong to one row, and are inside of the array as far as that is known."""
+        """The elements of a tile that belong to one row, clipped to the array along dims at constant positions."""
         dims = op.access.dims
         rows = _row_dims(found)
         kept = [d for d in range(len(dims)) if dims[d].kind != "index"]
@@ -303,7 +309,7 @@ class Memory:
         return x if whole else x[tuple([slice(None)] * (x.ndim - len(cuts)) + cuts)]
 
     def _block_guard(self, op: WriteOp, found: Layout) -> Any:
-        """Whether the block that the index map found is the one that is meant; None if it always is."""
+        """True if the index map has not clamped the position of the block; None if it never does."""
         condition: Any = None
         for d, (dim, window_dim) in enumerate(zip(op.access.dims, found.window.dims, strict=True)):
             if dim.in_bounds or window_dim.kind == "rows":
@@ -323,7 +329,7 @@ class Memory:
 
 
 def _register_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a tile in registers: vectors are rows."""
+    """The shape of a tile in registers: a vector is a row."""
     return (1, *shape) if len(shape) == 1 else shape
 
 
@@ -336,12 +342,12 @@ def _lane_dims(found: Layout) -> list[LayoutDim]:
 
 
 def _element(x: Any) -> Any:
-    """The element of a tile of one; vectors of 32 bits only give one."""
+    """The element of a tile with one element; Mosaic extracts it from 32-bit vectors only."""
     return x.astype(wide_dtype(np.dtype(x.dtype)))[(0,) * x.ndim].astype(x.dtype)
 
 
 def with_shape(x: Any, shape: tuple[int, ...]) -> Any:
-    """The same elements under another shape; turned where they lie along the other one of the last two dims."""
+    """The array reshaped; a row becomes a column, and a column a row, by a conversion of vector forms."""
     if x.shape == shape:
         return x
     if not x.shape:
@@ -356,7 +362,7 @@ def with_shape(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _indexed_shape(index: Sequence[Any], buffer: Sequence[int]) -> tuple[int, ...]:
-    """The shape of what an index of a buffer means."""
+    """The shape of `buffer[index]`."""
     found: list[int] = []
     for i, n in zip(index, buffer, strict=True):
         if isinstance(i, slice):
@@ -367,7 +373,7 @@ def _indexed_shape(index: Sequence[Any], buffer: Sequence[int]) -> tuple[int, ..
 
 
 def _row_along_dim(row: Any, shape: tuple[int, ...], dim: int) -> Any:
-    """A row as a tile of a shape that varies along one dim only."""
+    """The tile of a shape that holds a row along one dim, and repeats it along all others."""
     if dim == len(shape) - 1:
         return jnp.broadcast_to(row.reshape((1,) * (len(shape) - 1) + (-1,)), shape)
     if len(shape) == 2:
@@ -379,12 +385,12 @@ def _row_along_dim(row: Any, shape: tuple[int, ...], dim: int) -> Any:
 
 
 def combine(op: Atomic, old: Any, new: Any) -> Any:
-    """Two numbers in one, in a dtype of 32 bits, rounded once."""
+    """Two elements combined by an atomic update, in 32 bits, and rounded once."""
     dtype: DType = np.dtype(old.dtype)
     wide, combined = wide_dtype(dtype), combiner(op.kind)
     if wide == dtype:
         return combined(old, new.astype(dtype))
-    # MLIR would make a narrow one of a maximum of widened numbers.
+    # MLIR would fold a maximum of widened operands into a narrow one, which Mosaic lacks.
     if kind_of(dtype) == "float":
         old, new = old.astype(wide), new.astype(wide)
         if op.kind in ("max", "min"):

@@ -1,6 +1,6 @@
-"""The pure ops of a legal Func as functions for the body of a Pallas kernel, where Mosaic compiles them.
+"""JAX functions of the pure ops of a legal Func, for the body of a Pallas kernel.
 
-They are plain JAX, too: outside of Mosaic they give what the ops mean.
+Outside of a kernel they compute the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PRECISION = {
 def function_of(op: Op) -> Function:
     """The function of a legal op's operands that computes its result.
 
-    Tiles of rank 2 and more, and scalars, come as they are; vectors in any shape in which the emitter has them.
+    Vectors may have either form, or the shape of the IR; all other operands have the shape of the IR.
     """
     match op:
         case Constant():
@@ -56,19 +56,19 @@ def function_of(op: Op) -> Function:
 
 
 def _constant(op: Constant) -> jax.Array:
-    """A splat; the emitter takes arrays of several elements as inputs."""
+    """A constant with one element; constants with several elements are inputs of the kernel."""
     assert op.array.size == 1, f"a constant of {op.array.size} elements in a kernel's body"
     return jnp.full(op.shape, op.array.reshape(-1)[0], op.array.dtype)
 
 
 def _convert(op: Convert, x: jax.Array) -> jax.Array:
-    """Legal casts need no care: what the result cannot hold is gone before."""
+    """A legal cast; legalisation has already clamped the values that its result cannot represent."""
     assert op.dtype != BOOL, "a cast to bool"
     return lax.convert_element_type(x, op.dtype)
 
 
 def _is_rolled(op: Slice, tile: TileType) -> bool:
-    """True if whole registers are cut out from between registers, along one dim."""
+    """True if a slice has the size of whole registers, and starts within one, along one dim."""
     if tile.dtype not in (F32, I32) or len(tile.shape) != 2:
         return False
     odd = [d for d, unit in enumerate((SUBLANES, LANES)) if op.start[d] % unit]
@@ -77,7 +77,7 @@ def _is_rolled(op: Slice, tile: TileType) -> bool:
 
 
 def _rolled(op: Slice, x: jax.Array) -> jax.Array:
-    """The slice, moved to the front first: of values that start within registers, each use would move them again."""
+    """The slice of a rotated tile, aligned to registers; otherwise each use of the slice would shift it again."""
     (dim,) = (d for d, unit in enumerate((SUBLANES, LANES)) if op.start[d] % unit)
     starts, stops = list(op.start), list(op.stop)
     moved = pltpu.roll(x, x.shape[dim] - starts[dim], dim)
@@ -86,7 +86,7 @@ def _rolled(op: Slice, x: jax.Array) -> jax.Array:
 
 
 def _only(x: jax.Array) -> jax.Array:
-    """The element of a tile of one."""
+    """The element of a tile with one element."""
     return x[(0,) * x.ndim]
 
 

@@ -16,13 +16,13 @@ from tilekern.lower.mosaic.stored_dtypes import wide_dtype
 
 
 def copy_rows(ref: Any, rows: Sequence[Any], start: Any, columns: int) -> Any:
-    """Rows of an array in HBM as a tile [rows, columns]; all copies are on their way at once.
+    """Rows of an array in HBM as a tile [rows, columns]; all copies start before the first one is awaited.
 
     Args:
       ref: the array.
       rows: the number of each row.
       start: the first column, a multiple of the lanes.
-      columns: how many.
+      columns: the number of columns.
     """
     unit, wide = rows_per_copy(np.dtype(ref.dtype)), wide_dtype(np.dtype(ref.dtype))
 

@@ -13,7 +13,10 @@ Body = Callable[[Any, Sequence[Any]], Sequence[Any]]
 
 
 def unrolled_loop(first: Any, last: Any, body: Body, inits: Sequence[Any], count: int) -> Sequence[Any]:
-    """`lax.fori_loop`, with `count` iterations written out at once and the rest one by one. Few become no loop."""
+    """A `lax.fori_loop` over [first, last), with `count` iterations unrolled; remaining ones run one by one.
+
+    No loop is emitted where the number of rounds is known to be 0 or 1.
+    """
     known = isinstance(first, np.integer) and isinstance(last, np.integer)
     tiles = max(last - first, np.int32(0)) if known else jnp.maximum(last - first, 0)
     rounds = tiles // count if known else lax.div(tiles, jnp.asarray(count, tiles.dtype))

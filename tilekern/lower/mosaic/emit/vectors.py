@@ -13,14 +13,14 @@ from tilekern.lower.mosaic.stored_dtypes import as_stored, wide_dtype
 
 
 def to_form(array: Any, form: Form) -> Any:
-    """A vector given in one form, in the other one: `form`."""
+    """A vector in the given form, converted from the other one."""
     wide = as_stored(array).astype(wide_dtype(array.dtype))
     found = jnp.broadcast_to(wide, (LANES, wide.shape[1])).T if form == "column" else wide.T[:1]
     return found != 0 if array.dtype == BOOL else found.astype(array.dtype)
 
 
 def repeat_column(column: Any, width: int) -> Any:
-    """A column as a tile of `width` equal lanes."""
+    """The tile of `width` equal lanes that repeats a column."""
     if column.dtype == BOOL:
         return repeat_column(as_stored(column), width) != 0
     whole = -(-width // LANES)

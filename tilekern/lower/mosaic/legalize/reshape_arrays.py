@@ -1,8 +1,8 @@
-"""Arrays in the shapes in which a kernel sees them: blocks in VMEM have the dims of their array, so XLA reshapes it.
+"""Reshape arrays outside of the kernel: blocks in VMEM have the dims of their array, so XLA makes reshaped views.
 
     x: [6, 4, 128]   load x as [24, 128][i +: 8, :]    →   x: [24, 128]   load x[i +: 8, :]
 
-An input that is seen in several shapes becomes an input for each of them. What is written is seen in one shape.
+An input that is viewed in several shapes becomes one input for each shape. An output must be viewed in one shape.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tilekern.ir.types import RefType
 
 @dataclass(frozen=True)
 class ReshapedFunc:
-    """A Func whose arrays have the shapes in which it sees them.
+    """A Func whose accesses see each array in its own shape.
 
     Attributes:
       func: the Func.
-      origins: for each of its inputs, the number of the original's input that it is, reshaped.
-      notes: what XLA reshapes, in words.
+      origins: for each of its inputs, the number of the original Func's input that it reshapes.
+      notes: the lines of the plan that tell what XLA reshapes.
     """
 
     func: Func
@@ -40,10 +40,10 @@ class ReshapedFunc:
 
 
 def reshape_arrays(func: Func) -> ReshapedFunc:
-    """Reshape the params instead of what accesses see of them.
+    """Reshape the params of a Func instead of the views of its accesses.
 
     Raises:
-      TargetError: an output is seen in several shapes.
+      TargetError: an output is viewed in several shapes.
     """
     shapes: dict[Value, dict[tuple[int, ...], MemoryOp]] = {p: {} for p in func.params}
     for op in func.walk():

@@ -1,4 +1,4 @@
-"""A plan in words: what became of each loop and each array, at which of the user's lines, and what it takes of VMEM."""
+"""A plan as text: the form of each loop and array with the user's lines, and the VMEM that each buffer takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def describe(plan: KernelPlan) -> str:
-    """The plan, for people to read."""
+    """The text of a plan."""
     return "\n".join(map(visible, _lines(plan)))
 
 

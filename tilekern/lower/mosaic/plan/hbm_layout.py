@@ -1,12 +1,13 @@
-"""How an array lies in HBM for a window: which rearrangement XLA makes around the call, and which blocks Pallas cuts.
+"""Layout of an array in HBM for a window: XLA's rearrangement of it around the call, and Pallas' blocks.
 
-Mosaic wants the last two dims of a block to be multiples of (8, 128), or whole. So places and rows come first, tiles
-last; a tile of another size becomes whole by a split of its dim into tiles and elements. In order of preference:
+Mosaic requires that the last two dims of a block are multiples of (8, 128), or whole. So single positions and rows come
+first, tiles last. The dim of a tile of another size is split into tiles and elements, which makes the tile whole. In
+order of preference:
 
-    as it is, with a unit dim if there is only one dim to tile
-    a place folded into the last dim: [B, T, N, H] as [B, T, N * H], blocks (1, T tile, H); XLA's own reshapes of a
-                                      projection cancel with this one
-    dims transposed, split and padded by XLA, at the cost of reading and writing the array
+    unchanged    with a unit dim if only one dim is tiled
+    folded       a single position is folded into the last dim: [B, T, N, H] as [B, T, N * H], blocks (1, T tile, H);
+                 XLA's own reshapes of a projection cancel with this one
+    rearranged   XLA transposes, splits and pads dims, which reads and writes the array once
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ Use = Literal["place", "tile", "row", "lane", "unit", "fold"]
 
 @dataclass(frozen=True)
 class LayoutDim:
-    """A dim of the rearranged array.
+    """One dim of the rearranged array.
 
     Attributes:
-      dim: of the array; -1 for a unit dim.
-      use: "place" is squeezed, at the place that the index map computes; "tile" counts tiles of a split dim, squeezed
-        where the index map knows the tile, else whole; "row" is whole and read one by one; "lane" is whole, or one tile
-        of a dim that is not split; "unit" has one element; "fold" holds a dim and, around it, the one before.
-      length: elements.
-      block: elements of a block.
+      dim: the dim of the array that it comes from; -1 for a unit dim.
+      use: "place" is squeezed, and the index map computes its position; "tile" numbers the tiles of a split dim, and is
+        squeezed if the index map computes the tile, else whole; "row" is whole, and accessed row by row; "lane" is
+        whole, or one tile of a dim that is not split; "unit" has one element; "fold" is a dim with the dim before it
+        folded in.
+      length: the elements of the dim.
+      block: the elements of a block along it.
     """
 
     dim: int
@@ -46,14 +48,14 @@ class LayoutDim:
 
 @dataclass(frozen=True)
 class Layout:
-    """A window's array in HBM.
+    """The layout of a window's array in HBM.
 
     Attributes:
       window: the window.
       dims: the dims of the rearranged array.
-      padded: the array's shape with what XLA adds behind.
-      parts: the padded dims after the splits: of array dim and size.
-      order: the parts in the order of `dims`.
+      padded: the shape of the array after XLA has padded it.
+      parts: the dims after the splits: for each its dim of the array, and its size.
+      permutation: the numbers of the parts in the order of `dims`.
     """
 
     window: Window
@@ -64,12 +66,12 @@ class Layout:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The rearranged array's."""
+        """The shape of the rearranged array."""
         return tuple(d.length for d in self.dims)
 
     @property
     def block(self) -> tuple[int | None, ...]:
-        """Pallas' block shape."""
+        """The block shape for Pallas; None for a squeezed dim."""
         return tuple(None if is_squeezed(d, self.window.dims) else d.block for d in self.dims)
 
     @property
@@ -85,7 +87,7 @@ class Layout:
 
     @property
     def needs_copy(self) -> bool:
-        """Whether XLA has to copy the array: another order, or other rows and columns for the tiles of HBM."""
+        """True if XLA has to copy the array: it is padded or permuted, or its last two dims change."""
         shape = self.window.param.ref.shape
         tiled = len(shape) < 2 or self.has_folded_dim or self.shape[-2:] == shape[-2:]
         return self.padded != shape or not self._in_order or not tiled
@@ -96,11 +98,11 @@ class Layout:
 
     @property
     def has_folded_dim(self) -> bool:
-        """Whether a place is folded into the last dim."""
+        """True if a single position is folded into the last dim."""
         return any(d.use == "fold" for d in self.dims)
 
     def rearrange(self, array: Any) -> Any:
-        """The array rearranged."""
+        """The array in this layout."""
         shape = self.window.param.ref.shape
         if self.padded != shape:
             array = jnp.pad(array, [(0, p - n) for n, p in zip(shape, self.padded, strict=True)])
@@ -110,7 +112,7 @@ class Layout:
         return jnp.reshape(array, self.shape)
 
     def restore(self, array: Any) -> Any:
-        """The rearranged array as it was."""
+        """The array in its own shape, given in this layout."""
         array = jnp.reshape(array, [self.parts[n][1] for n in self.permutation])
         if not self._in_order:
             array = jnp.transpose(array, [self.permutation.index(n) for n in range(len(self.permutation))])
@@ -122,8 +124,8 @@ class Layout:
 def check_blocks(found: Layout) -> None:
     """Refuse blocks that Mosaic cannot address.
 
-    Source: "Grids and BlockSpecs" of the Pallas documentation: on TPUs the last two dims of a block have to be
-    divisible by 8 and 128, or those of the whole array.
+    Source: "Grids and BlockSpecs" of the Pallas documentation: on TPUs the last two dims of a block must be divisible
+    by 8 and 128, or equal those of the array.
 
     Raises:
       TargetError: the layout breaks the rule.
@@ -140,16 +142,16 @@ def check_blocks(found: Layout) -> None:
 
 
 def is_squeezed(dim: LayoutDim, window_dims: Sequence[WindowDim]) -> bool:
-    """Whether a dim of the view is no dim of the block in VMEM."""
+    """True if the block in VMEM lacks a dim of the layout."""
     return dim.use == "place" or (dim.use == "tile" and window_dims[dim.dim].kind == "tiled")
 
 
 def layout_of(window: Window, whole: bool = False) -> Layout:
-    """How the array of a window lies in HBM.
+    """The layout of a window's array in HBM.
 
     Args:
       window: the window.
-      whole: whether all blocks have to be, so that XLA pads the array up to them; else Pallas cuts the last ones.
+      whole: True if all blocks must be whole, so that XLA pads the array; otherwise Pallas clips the last blocks.
     """
     ragged = any(r.size > 1 and n % r.size for r, n in zip(window.dims, window.param.ref.shape, strict=True))
     folded = None if whole and ragged else _folded(window)
@@ -157,12 +159,12 @@ def layout_of(window: Window, whole: bool = False) -> Layout:
 
 
 def packing(dtype: DType) -> int:
-    """How many rows of a dtype one native tile of VMEM has."""
+    """The rows of a native tile of VMEM: 8 for 32-bit elements, 16 for 16 bits, 32 for 8 bits."""
     return SUBLANES * max(1, 4 // dtype.itemsize)
 
 
 def _folded(window: Window) -> Layout | None:
-    """[..., N, H] with a place n and all of H, a multiple of the lanes, as [..., N * H]."""
+    """[..., N, H] as [..., N * H], for a single position n and all of H, a multiple of the lanes; else None."""
     shape, window_dims = window.param.ref.shape, window.dims
     if (
         len(shape) < 3
@@ -187,7 +189,7 @@ def _folded(window: Window) -> Layout | None:
 
 
 def _fits(window_dim: WindowDim, length: int, unit: int) -> bool:
-    """Whether Mosaic takes a dim as one of the last two of a block, as it is."""
+    """True if Mosaic accepts the dim, unchanged, as one of the last two of a block."""
     if window_dim.kind == "tiled":
         return window_dim.size % unit == 0 or (tiles(length, window_dim.size) == 1 and window_dim.size == length)
     return window_dim.kind == "static" or (window_dim.kind == "aligned" and window_dim.size % unit == 0)

@@ -16,7 +16,7 @@ from tilekern.lower.mosaic.stored_dtypes import stored_dtype
 
 
 def row_dma_windows(windows: Mapping[MemoryOp, Window]) -> frozenset[Window]:
-    """The windows of inputs [rows, columns] that are read by rows, all columns or tiles of whole registers."""
+    """The windows of inputs [rows, columns] whose rows are loaded by position, with all columns or aligned tiles."""
     by_rows = {op: w for op, w in windows.items() if len(w.dims) == 2 and w.dims[0].kind == "rows"}
     others = {window for op, window in by_rows.items() if not _is_row_load(op, window)}
     return frozenset(by_rows.values()) - others
@@ -35,19 +35,19 @@ def _is_row_load(op: MemoryOp, window: Window) -> bool:
 
 
 def rows_per_copy(dtype: DType) -> int:
-    """How many rows a copy has."""
+    """The rows of a copy: one of a 32-bit dtype, the rows of a tile of a narrower one."""
     return 1 if stored_dtype(dtype).itemsize == 4 else SUBLANES
 
 
 def row_dma_layout(window: Window) -> Layout:
-    """The array as it is, for XLA to leave alone."""
+    """The layout of an array whose rows a DMA copies: XLA does not rearrange it."""
     (rows, columns), (_, window_dim) = window.param.ref.shape, window.dims
     lanes = LayoutDim(1, "lane", columns, window_dim.size if window_dim.kind == "tiled" else columns)
     return Layout(window, (LayoutDim(0, "row", rows, 1), lanes), (rows, columns), ((0, rows), (1, columns)), (0, 1))
 
 
 def row_buffer_bytes(op: MemoryOp) -> int:
-    """What the rows of a load take of VMEM."""
+    """The bytes of VMEM that the copied rows of a load take."""
     dtype = stored_dtype(op.ref.ref.dtype)
     rows, columns = (1 if dim.kind == "index" else dim.size for dim in op.access.dims)
     return padded_bytes((rows * rows_per_copy(dtype), columns), dtype)

@@ -22,7 +22,7 @@ Form = Literal["row", "column"]
 
 
 def is_vector(value: Value) -> bool:
-    """Whether a value is of rank 1."""
+    """True if a value has rank 1."""
     return isinstance(value.type, TileType) and len(value.type.shape) == 1
 
 
@@ -32,9 +32,9 @@ def shape_in(form: Form, length: int) -> tuple[int, int]:
 
 
 class VectorForms:
-    """The forms in which the vectors of a Func are wanted.
+    """The forms in which the vectors of a Func are used.
 
-    A value that passes through loops or branches has one form at all places where it is the same.
+    A vector that loops carry or branches yield has one form throughout.
     """
 
     def __init__(self, func: Func) -> None:
@@ -48,14 +48,14 @@ class VectorForms:
             changes = sum(self._visit(op) for op in reversed(ops)) > 0
 
     def of(self, value: Value) -> tuple[Form, ...]:
-        """The forms wanted of a vector; at least one."""
+        """The forms in which a vector is computed; at least one."""
         forms = self._forms.get(self._root(value), set[Form]())
         if value in self._carried or not forms:
             return (self.carried(value),)
         return tuple(sorted(forms))
 
     def carried(self, value: Value) -> Form:
-        """The one form of a vector that loops or branches yield."""
+        """The single form of a vector that loops or branches yield: a column if any use is one."""
         return "column" if "column" in self._forms.get(self._root(value), ()) else "row"
 
     def _root(self, value: Value) -> Value:
@@ -82,7 +82,7 @@ class VectorForms:
                 return
         for group in groups:
             if is_vector(group[0]):
-                # What comes in from outside is turned where it comes in.
+                # Initial values are converted where they enter the loop.
                 inside = tuple(v for v in group if v not in op.operands)
                 self._tie(inside)
 
