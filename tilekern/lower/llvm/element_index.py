@@ -54,6 +54,11 @@ Coords = tuple[Index, ...]
 """One index for each dim of a tile."""
 
 
+def with_index(coords: Coords, dim: int, index: Index) -> Coords:
+    """The coordinates with one index more, at `dim`."""
+    return (*coords[:dim], index, *coords[dim:])
+
+
 def register(name: str, step: int = 0) -> Index:
     """The number in a register of type i64, and so many more for each lane."""
     return Index(((name, 1),), 0, step)

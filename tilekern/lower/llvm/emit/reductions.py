@@ -7,18 +7,13 @@ import numpy as np
 from tilekern.ir.compute import Reduce, identity
 from tilekern.ir.ordering import ArgReduce, Scan
 from tilekern.ir.types import I32 as INT32
-from tilekern.lower.llvm.element_index import Coords, Index
+from tilekern.lower.llvm.element_index import Coords, Index, with_index
 from tilekern.lower.llvm.element_types import element_constant
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.elementwise import compute, extreme
 from tilekern.lower.llvm.emit.loop_nests import apply_monoid, combine, for_each_vector
 from tilekern.lower.llvm.ir_builder import I64, Code, Reg, constant
 from tilekern.lower.llvm.math.functions import emit_function
-
-
-def _with(coords: Coords, dim: int, index: Index) -> Coords:
-    """A place with one index more."""
-    return (*coords[:dim], index, *coords[dim:])
 
 
 def reduce(e: Elements, op: Reduce) -> None:
@@ -29,7 +24,7 @@ def reduce(e: Elements, op: Reduce) -> None:
     def body(coords: Coords, lanes: int) -> None:
         def step(k: Reg, total: Reg) -> list[Reg]:
             with e.scope():
-                return [combine(e.code, op, total, e.element(x, _with(coords, dim, index_of(k)), lanes))]
+                return [combine(e.code, op, total, e.element(x, with_index(coords, dim, index_of(k)), lanes))]
 
         (total,) = e.code.loop(0, x.tile.shape[dim], 1, step, element_constant(start, op.result.tile.dtype, lanes))
         e.write(op.result, total, coords)
@@ -48,12 +43,12 @@ def scan(e: Elements, op: Scan) -> None:
 
         def step(k: Reg, total: Reg) -> list[Reg]:
             with e.scope():
-                where = _with(coords, op.dim, index(k))
+                where = with_index(coords, op.dim, index(k))
                 found = _combine_scan(e.code, op, total, e.element(x, where, lanes))
                 e.write(op.result, found, where)
                 return [found]
 
-        first = _with(coords, op.dim, index(constant(0, I64)))
+        first = with_index(coords, op.dim, index(constant(0, I64)))
         begin = e.element(x, first, lanes)
         e.write(op.result, begin, first)
         e.code.loop(1, length, 1, step, begin)
@@ -83,12 +78,12 @@ def arg_reduce(e: Elements, op: ArgReduce) -> None:
     def body(coords: Coords, lanes: int) -> None:
         def step(k: Reg, best: Reg, where: Reg) -> list[Reg]:
             with e.scope():
-                found = e.element(x, _with(coords, op.dim, index_of(k)), lanes)
+                found = e.element(x, with_index(coords, op.dim, index_of(k)), lanes)
                 better = compute(code, "gt" if op.extreme == "max" else "lt", dtype, found, best)
                 here = code.splat(code.cast("trunc", k, "i32"), lanes)
                 return [code.select(better, found, best), code.select(better, here, where)]
 
-        first = e.element(x, _with(coords, op.dim, Index()), lanes)
+        first = e.element(x, with_index(coords, op.dim, Index()), lanes)
         _, where = code.loop(1, shape[op.dim], 1, step, first, element_constant(0, INT32, lanes))
         e.write(op.result, where, coords)
 

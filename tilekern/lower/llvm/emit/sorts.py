@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.types import kind_of
-from tilekern.lower.llvm.element_index import Coords, Index
+from tilekern.lower.llvm.element_index import Coords, Index, with_index
 from tilekern.lower.llvm.emit import sorting_networks
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.elementwise import compute
@@ -19,11 +19,6 @@ from tilekern.lower.llvm.emit.loop_nests import loop_over, tail_pieces
 from tilekern.lower.llvm.ir_builder import I32, I64, PTR, VOID, Code, Reg, Type, constant
 from tilekern.lower.llvm.plan.steps import Step
 from tilekern.lower.llvm.runtime.machine import Machine
-
-
-def with_index(coords: Coords, dim: int, index: Index) -> Coords:
-    """A place with one index more."""
-    return (*coords[:dim], index, *coords[dim:])
 
 
 def sorts_words(op: Sort | TopK) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilekern.ir.core import round_up
 from tilekern.lower.llvm.ir_builder import I1, I8, I32, I64, PTR, VOID, Code, Module, Reg, Type, constant
 from tilekern.lower.llvm.program import TASK, Program
 from tilekern.lower.llvm.runtime.code_table import define_code_table
@@ -122,7 +123,7 @@ def with_handler(program: Program) -> Module:
     def build(code: Code, frame: Reg) -> None:
         numbers = module.data("tilekern_zeroed", np.array(program.zeroed, np.int64)) if program.zeroed else NULL
         # A load of one element that is masked reads the first bytes instead, also where no tile is kept there.
-        scratch = max(-(-program.scratch // 64), 1) * 64
+        scratch = round_up(max(program.scratch, 1), 64)
         counts = [constant(number, I64) for number in (program.tasks, scratch, len(program.zeroed))]
         task, name = Reg(f"@{TASK}", PTR), string(module, program.name)
         code.ret(code.call(RUN, PTR, frame, task, counts[0], counts[1], name, numbers, counts[2]))

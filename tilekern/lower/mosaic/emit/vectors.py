@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from tilekern.ir.core import cdiv
 from tilekern.ir.types import BOOL
 from tilekern.lower.mosaic.chip import LANES
 from tilekern.lower.mosaic.plan.vector_forms import Form
@@ -23,6 +24,6 @@ def repeat_column(column: Any, width: int) -> Any:
     """The tile of `width` equal lanes that repeats a column."""
     if column.dtype == BOOL:
         return repeat_column(as_stored(column), width) != 0
-    whole = -(-width // LANES)
+    whole = cdiv(width, LANES)
     tile = column if whole == 1 else jnp.concatenate([column] * whole, axis=1)
     return tile if tile.shape[1] == width else tile[:, :width]

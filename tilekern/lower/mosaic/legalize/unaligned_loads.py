@@ -24,7 +24,7 @@ from typing import cast
 
 from tilekern.ir.analysis.ranges import Interval, analyze, position_interval, proved
 from tilekern.ir.compute import Constant
-from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.core import Block, Func, Op, Value, cdiv
 from tilekern.ir.dynamic import DynamicSlice
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Dim, Load, Position, Term
@@ -263,7 +263,7 @@ def _pieces(low: int, high: int, step: int, unit: int) -> tuple[Span, ...]:
     found = list[Span]()
     start = low // unit * unit
     while start < high:
-        count, common = -(-(high - start) // unit), gcd(step, start) // unit
+        count, common = cdiv(high - start, unit), gcd(step, start) // unit
         size = count if not step else max(n for n in range(1, min(count, common) + 1) if common % n == 0)
         found.append((start, size * unit))
         start += size * unit

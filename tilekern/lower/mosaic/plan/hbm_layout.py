@@ -19,6 +19,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from tilekern.errors import TargetError
+from tilekern.ir.core import round_up
 from tilekern.ir.types import DType
 from tilekern.lower.mosaic.chip import LANES, SUBLANES, padded_bytes
 from tilekern.lower.mosaic.plan.windows import Window, WindowDim, tiles
@@ -83,7 +84,7 @@ class Layout:
     def block_bytes(self) -> int:
         """The bytes of a block in VMEM, in the compiler's unit of 1 KiB."""
         size = padded_bytes(self.buffer, self.window.param.ref.dtype)
-        return -(-size // 1024) * 1024
+        return round_up(size, 1024)
 
     @property
     def needs_copy(self) -> bool:

@@ -12,7 +12,7 @@ from math import prod
 
 from tilekern.ir.compute import Constant, Dot, Reduce
 from tilekern.ir.control import Fold, Switch
-from tilekern.ir.core import Block, Op, Value
+from tilekern.ir.core import Block, Op, Value, round_up
 from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp
@@ -140,7 +140,7 @@ def _dot_copy_bytes(
         parts, rows = BF16_PARTS[op.precision], prod(lhs.shape[d] for d in op.free(0))
         copies = (parts + (not there)) * size
         return min(copies, parts * (rows + unit) * unit * 4) if once else copies
-    depth = -(-prod(lhs.shape[d] for d in op.contract[0]) // LANES) * LANES
+    depth = round_up(prod(lhs.shape[d] for d in op.contract[0]), LANES)
     banked = unit == LANES or _has_bank_conflict(op.operands[0], made, kernel)
     return 0 if there or once or depth < MANY_PASSES * unit or not banked else size
 

@@ -8,7 +8,7 @@ from math import prod
 
 from tilekern import source
 from tilekern.errors import ResourceError
-from tilekern.ir.core import round_up
+from tilekern.ir.core import cdiv, round_up
 from tilekern.lower.resources import Resources
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.compile.binary import Binary
@@ -62,7 +62,7 @@ def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip) -> fl
     units of 256, from four equal parts of the register file. Programs get shared memory in units of 128 bytes, and the
     system takes 1 KiB for each program.
     """
-    warps = -(-threads // 32)
+    warps = cdiv(threads, 32)
     of_warp = round_up(registers * 32, 256)
     warps_by_registers = 4 * (chip.registers_per_core // 4 // of_warp)
     programs = min(
@@ -153,7 +153,7 @@ def allocations(ttgir: str) -> list[Allocation]:
 def _allocation(shape: str, dtype: str, line: int) -> Allocation:
     dims = tuple(int(dim) for dim in shape.split("x")[:-1])
     bits = re.search(r"\d+", dtype)
-    nbytes = -(-int(bits[0]) // 8) if bits else 1
+    nbytes = cdiv(int(bits[0]), 8) if bits else 1
     return Allocation(dims, dtype, prod(dims) * nbytes, line)
 
 
