@@ -1,4 +1,4 @@
-"""What the public functions of the kernels share: checks of their arrays, and the flattening of leading dims."""
+"""Shared parts of the public functions of kernels: checks of arrays, and leading dims made one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ hide_frames(__file__)
 
 
 def is_float(x: Any) -> bool:
-    """Whether x is an array of a float dtype that the kernels take."""
+    """True if x is an array of a float dtype that the kernels take."""
     return getattr(x, "dtype", None) in (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64)
 
 
 def is_integer(x: Any) -> bool:
-    """Whether x is an array of integers."""
+    """True if x is an array of integers."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.integer)
 
 

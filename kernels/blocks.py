@@ -15,13 +15,13 @@ Loads are then a fifth of the time for tiles of 128 × 256, and half of it for 6
 def even(extent: int, limit: int) -> int:
     """A block of at most `limit` that cuts `extent` into tiles of nearly equal size.
 
-    Where it divides the extent, there is no ragged tile to compute, and none to compile.
+    Where it divides the extent, there is no ragged tile to compute or to compile.
     """
     return max(1, tk.cdiv(extent, max(1, tk.cdiv(extent, limit))))
 
 
 def power_of_two(extent: int, limit: int, least: int = 1) -> int:
-    """The smallest power of two that holds `extent`, of those from `least` to `limit`; GPUs' tiles are such."""
+    """The smallest power of two from `least` to `limit` that holds `extent`: sizes of GPUs' tiles are powers of two."""
     return max(least, min(limit, 1 << max(extent - 1, 0).bit_length()))
 
 
@@ -36,17 +36,17 @@ def tiled(extent: int, limit: int, unit: int) -> int:
 
 
 def copies_well(row: int, itemsize: int) -> bool:
-    """Whether rows of so many elements start at multiples of 16 bytes: what one thread, or the TMA, copies at once."""
+    """True if rows of so many elements start at multiples of 16 bytes, the unit of copies of a thread or the TMA."""
     return row * itemsize % 16 == 0
 
 
 def depth(inner: int, itemsize: int) -> int:
-    """Contracted elements of a tile: 128 bytes of a row, the most that a GPU copies without conflicts of banks."""
+    """Contracted elements of a tile: 128 bytes of a row, the most that a GPU copies without bank conflicts."""
     return power_of_two(inner, 128 // itemsize, 16)
 
 
 def soonest(rows: int, columns: int, tiles: Sequence[tuple[int, int]], cores: int) -> tuple[int, int]:
-    """The one of `tiles` for a matrix [rows, columns] whose programs are done first, on so many multiprocessors.
+    """The one of `tiles` for a matrix [rows, columns] whose programs take the least time, on `cores` multiprocessors.
 
     Large tiles load less for each product; small ones keep more multiprocessors busy.
     """

@@ -46,9 +46,8 @@ def norm_backward(
 ) -> None:
     """x[R, C], weight[C], cotangent[R, C] -> dx[R, C], dweight[C], dbias[C], as far as they are `wanted`.
 
-    The sums over rows are in float32 (float64 for float64). A program goes over `tiles` tiles of whole rows, and adds
-    its part of them once. Rows that fit a block
-    are read once, longer ones, one tile for each program, twice.
+    The sums over rows are in float32 (float64 for float64). A program computes `tiles` tiles of whole rows, and adds
+    its part of the sums once. Rows that fit a block are read once. Longer rows are read twice, by programs of one tile.
     """
     rows, width = x.shape
     wide = tk.accumulator(x.dtype)
@@ -61,7 +60,7 @@ def norm_backward(
         return x[i, j].astype(wide), given, g
 
     def inverse(i: tk.Tile, squares: jax.Array) -> jax.Array:
-        """1 / σ, and 0 for rows that do not exist, lest they add NaN to sums where eps is 0."""
+        """1 / σ; 0 for rows past the end, which would add NaN to the sums where eps is 0."""
         return jnp.where(i.valid, jax.lax.rsqrt(squares / width + eps), 0)[:, None]
 
     def whole(i: tk.Tile) -> tuple[jax.Array, jax.Array]:
@@ -90,7 +89,7 @@ def norm_backward(
         s = jnp.where(j.valid[None, :], s - (mean + shift)[:, None], 0)
         between = before * count / (before + count)
         squares = squares + (s * s).sum(axis=1) + shift * shift * between
-        # Deviations from a mean add up to 0, so that of g none need be subtracted.
+        # Deviations from a mean add up to 0, so g needs no subtraction of its mean here.
         products = products + (g * s).sum(axis=1) + shift * shift_g * between
         share = count / (before + count)
         return mean + shift * share, mean_g + shift_g * share, squares, products
@@ -116,7 +115,7 @@ Addends = tuple[jax.Array | None, ...]
 def _over_rows(
     rows: int, block: int, tiles: int, whole: Callable[[tk.Tile], Addends], sums: tuple[tk.Ref | None, ...], wide: Any
 ) -> None:
-    """Run `whole` on all tiles of rows, `tiles` of them in a program, and add up the addends that it returns."""
+    """Run `whole` on all tiles of rows, `tiles` tiles in a program, and sum the addends that it returns."""
     if tiles == 1:
         _add(sums, slice(None), whole(tk.parallel(rows, block)))
         return
@@ -143,9 +142,9 @@ norm_backward.schedule("tpu")(tpu_blocks)
 
 @norm_backward.schedule("cuda")
 def _cuda(x: Any, weight: Any, cotangent: Any, *, device: tk.Device) -> dict[str, int]:
-    """So many programs as four for each multiprocessor: each adds its part of the sums over rows once.
+    """Four programs for each multiprocessor; each adds its part of the sums over rows once.
 
-    The sums stay in registers, beside x and the cotangent: longer rows than 8192 are cut.
+    The sums stay in registers beside x and the cotangent, so rows longer than 8192 are cut.
     """
     rows, columns = x.shape
     block_columns = power_of_two(columns, 8192) if columns <= 8192 else 4096

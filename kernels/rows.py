@@ -1,4 +1,4 @@
-"""What the kernels share that work on rows: the type of their output, and their blocks."""
+"""Shared parts of the kernels that work on rows: the type of their output, and their blocks."""
 
 from __future__ import annotations
 

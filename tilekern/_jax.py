@@ -1,4 +1,4 @@
-"""Private and semi-public JAX API is used here and in `_meshes`; all else goes through `jax`'s documented names.
+"""Private and semi-public API of JAX, used here and in `_meshes` alone.
 
 Supported: jax 0.11.2 up to, not including, 0.13.
 """
@@ -190,7 +190,7 @@ def equations(jaxpr: Jaxpr) -> Generator[JaxprEqn]:
 
 
 def split_scan(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many constants and how many carries a `scan` has; the rest of its operands are sliced per iteration."""
+    """The numbers of constants and carries of a `scan`; the rest of its operands are sliced per iteration."""
     constants, carries, _ = eqn.params["ft_in"].update(eqn.invars).unpack()
     return len(list(constants)), len(list(carries))
 
@@ -207,7 +207,7 @@ def is_tracing() -> bool:
 
 
 def is_live(value: Any) -> bool:
-    """Whether a value is known, or belongs to a trace that is going on: the current one, or one around it."""
+    """True if a value is known, or belongs to a trace that has not ended: the current one, or one around it."""
     if not isinstance(value, Tracer):
         return True
     trace = current_trace()
@@ -217,7 +217,7 @@ def is_live(value: Any) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Whether `value` is an array of JAX or NumPy, concrete or traced."""
+    """True if `value` is an array of JAX or NumPy, concrete or traced."""
     has_type = hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "ndim")
     return has_type and not isinstance(value, type)  # NumPy's scalar types have these attributes, too
 
@@ -260,7 +260,7 @@ def loc_of_exception(traceback: TracebackType | None) -> source.Loc:
 
 
 def written_in_jax(jaxpr: Jaxpr) -> bool:
-    """Whether a nested jaxpr is of a function of JAX: its equations carry the line of whoever called it first."""
+    """True if a nested jaxpr is of a function of JAX. JAX caches it: its equations have the line of its first call."""
     info = getattr(jaxpr, "debug_info", None)
     _, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
     return not place or source.is_internal(place)
@@ -317,7 +317,7 @@ def tpu_kind() -> str | None:
 
 
 def has_tpu_chips() -> bool:
-    """Whether TPU chips are attached to this machine, though JAX may not use them. It loads no driver."""
+    """True if TPU chips are attached to this machine, though JAX may not use them. It loads no driver."""
     return bool(hardware_utils.num_available_tpu_chips_and_device_id()[0])
 
 

@@ -117,7 +117,7 @@ class Site:
     gathered: int
 
 
-# Whether the operands of the call that is being lowered are whole on each device, and so those of calls inside of it.
+# True while a call is lowered whose operands are whole on each device: then those of calls inside of it are, too.
 _whole: ContextVar[bool] = ContextVar("_whole", default=False)
 
 

@@ -18,7 +18,7 @@ from tilekern.errors import ArgumentError
 
 
 class Family(Protocol):
-    """What the primitive needs to know of a kernel for given argument types."""
+    """A kernel or op for given argument types, as the primitive needs it."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
-"""How numeric results are judged: one tolerance rule, derived from a float64 oracle; and random arrays and lengths.
+"""One tolerance rule for numeric results, derived from a float64 oracle; and random arrays and lengths.
 
 The rule is that of FlashAttention's tests (https://github.com/Dao-AILab/flash-attention): a kernel may be as wrong as
-twice the naive computation in the dtype of its input. Nobody chooses a tolerance.
+twice the naive computation in the dtype of its input. No tolerance is chosen by hand.
 
     inputs = (q, k, v)
     oracle, _ = in_float64(reference, *inputs)
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["arrays", "assert_close", "in_float64", "lengths"]
 
 
-# What `in_float64` traces, so that one compiled oracle serves all values.
+# Types of arguments that `in_float64` traces, so that one compiled oracle serves all values.
 _TRACED = (int, float, np.ndarray, jax.Array)
 
 # An oracle runs once or twice: most of its time is XLA's compilation, which this halves.

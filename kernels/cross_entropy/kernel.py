@@ -96,7 +96,7 @@ def _llvm(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
 
 @cross_entropy_forward.schedule("cuda")
 def _cuda(hidden: Any, weight: Any, labels: Any, device: tk.Device) -> dict[str, int]:
-    """Each program reads all weights: as many tokens as keep the multiprocessors busy, and wide tiles of words."""
+    """Each program reads all weights, so tiles are large; but tokens must give work to all multiprocessors."""
     (tokens, width), itemsize = hidden.shape, hidden.dtype.itemsize
     if itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
@@ -126,7 +126,9 @@ def _tpu(hidden: Any, weight: Any, labels: Any, target: str) -> dict[str, int]:
     (tokens, width), itemsize = hidden.shape, hidden.dtype.itemsize
     block_t, block_v = tiled(tokens, 512, 128), tiled(weight.shape[1], 1024, 128)
     block_d = max(1, width) if width * block_v * itemsize <= 8 << 20 else tiled(width, 2048, 128)
-    copied = 4 * block_t * block_d * 4 if hidden.dtype == jnp.float32 else 0  # into what the matrix units multiply
+    copied = (
+        4 * block_t * block_d * 4 if hidden.dtype == jnp.float32 else 0
+    )  # bytes copied into operands of the matrix units
     most = 100 << 20 if target == "tpu:v6e" else 50 << 20
     if 2 * width * (block_t + block_v) * itemsize + copied > most:
         block_v = tiled(weight.shape[1], 512, 128)

@@ -1,4 +1,4 @@
-"""What the kernels of flash attention take besides query, key and value."""
+"""Arguments of the kernels of flash attention besides query, key and value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class Config:
-    """What is static about an attention.
+    """The static arguments of an attention.
 
     Attributes:
       scale: of the dot products.
@@ -32,15 +32,15 @@ class Config:
 
     @property
     def positional(self) -> bool:
-        """Whether the offset matters."""
+        """True if masks depend on the offset."""
         return self.causal or self.window != (None, None)
 
 
 class Residuals(NamedTuple):
-    """Of each row, [B, T, N] in the accumulator's dtype, what its weights are computed from: see `Scores.weights`.
+    """Two numbers for each row, [B, T, N] in the accumulator's dtype, from which `Scores.weights` computes its weights.
 
-    Two numbers, for a logsumexp in one number is rounded to half a unit in its last place, by which logits of 10^7
-    would move weights by e. A row that attends to nothing has zeros.
+    A logsumexp in one number would be rounded to half a unit in its last place; with logits of 10^7 this changes
+    weights by a factor of about e. A row that attends to nothing has zeros.
 
     Attributes:
       largest: the largest logit, as `Scores.logits` has it.
@@ -56,7 +56,7 @@ class Residuals(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """The arrays that scores depend on besides query and key; None: there is no such thing.
+    """The arrays that scores depend on besides query and key; None where a call has none.
 
     Attributes:
       bias: float [B or 1, N or 1, T or 1, S or 1].
@@ -89,7 +89,7 @@ class Extras(NamedTuple):
 
 
 class Tangents(NamedTuple):
-    """Tangents of what the scores and values are made of, each like its primal; None is zero.
+    """Tangents of the arrays that scores and values depend on, each like its primal; None is zero.
 
     Attributes:
       query: [B, T, N, H].

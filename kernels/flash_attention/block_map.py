@@ -1,4 +1,4 @@
-"""Which tiles of the score matrix a mask leaves something of, found once and used by many calls.
+"""Block maps: the tiles of the score matrix that a mask does not empty, found once and used by many calls.
 
 A tile is full (no element is masked: the mask need not be looked at), partial, or dead (all are masked: the tile need
 not be computed). After FlexAttention's BlockMask, Dong et al. 2024, https://arxiv.org/abs/2412.05496.
@@ -49,17 +49,17 @@ class BlockMap:
     block_k: int = field(metadata={"static": True})
 
     def along(self, what: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The live tiles of "keys" (or of "queries"), how many of them are full, and how many there are."""
+        """The live tiles of "keys" (or of "queries"), the number of full ones, and the number of all."""
         if what == "keys":
             return self.keys_of, self.full_keys, self.live_keys
         return self.queries_of, self.full_queries, self.live_queries
 
     def block(self, what: str) -> int:
-        """How many "keys" (or "queries") a tile has."""
+        """The number of "keys" (or "queries") of a tile."""
         return self.block_k if what == "keys" else self.block_q
 
     def parts(self, what: str, block: int) -> int:
-        """How many tiles of a kernel, of `block` keys (or queries), are one of the map.
+        """The number of a kernel's tiles, of `block` keys (or queries) each, in one tile of the map.
 
         Raises:
           ArgumentError: tiles of the kernel would lie in two of the map.
@@ -84,9 +84,9 @@ def block_map(
     block_q: int = 128,
     block_k: int = 128,
 ) -> BlockMap:
-    """The tiles of the score matrix that a mask leaves something of.
+    """The map of the tiles of the score matrix that a mask does not empty.
 
-    Of a function only `block_q` rows of the mask are in memory at a time. Works under `jax.jit`, too.
+    A `mask_mod` is evaluated for `block_q` rows at a time. It works under `jax.jit`, too.
 
     Args:
       mask: bool[B|1, N|1, T|1, S|1], True = attend; or a `mask_mod`, a function of int32 arrays (b, n, i, j) that

@@ -48,7 +48,7 @@ _TAKES = {"mask_mod": "(b, n, i, j)", "score_mod": "(score, b, n, i, j)"}
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of an attention: leading dims, queries T, keys S, heads N."""
+    """The sizes of an attention: leading dims, queries T, keys S, heads N."""
 
     batch: tuple[int, ...]
     queries: int
@@ -150,7 +150,7 @@ def masks(
 
 
 def _given_blocks(name: str, blocks: Mapping[str, Any]) -> list[int]:
-    """What the call says of a block, for the forward kernel and for the others."""
+    """The sizes that the call gives for a block, of the forward kernel and of the derivatives' kernels."""
     found = {key: blocks.get(key) for key in (name, f"backward_{name}")}
     return [static_int(size, key, 1) for key, size in found.items() if size is not None]
 
@@ -182,7 +182,7 @@ def _check_map(given: Any, mask: Any, mask_mod: Any, sizes: Sizes) -> None:
 
 
 def _depends(mask_mod: Any) -> tuple[bool, bool]:
-    """Whether a function looks at b, and whether at n."""
+    """Two bools: a function depends on b, it depends on n."""
     one, i, j = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (8, 1), (1, 8)))
     jaxpr = jax.make_jaxpr(mask_mod)(one, one, i, j).jaxpr
     used = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
@@ -281,7 +281,7 @@ def scale(given: Any, width: int) -> float:
 
 
 def causal(given: Any) -> bool:
-    """Whether attention is causal."""
+    """The argument `causal`, checked."""
     if isinstance(given, bool):
         return given
     raise _wrong("causal", "True or False", given, "it is static; mask_mod takes what is traced")

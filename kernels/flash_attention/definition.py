@@ -1,7 +1,7 @@
-"""The tangent of attention in plain JAX, by portions of queries: what derivatives of second and higher order come from.
+"""The tangent of attention in plain JAX, by portions of queries; JAX differentiates it for second and higher orders.
 
-JAX differentiates it any number of times. No portion keeps anything but its inputs for later (`jax.checkpoint`), so
-that memory stays linear in the number of keys at any order. The backward pass is the transpose.
+Each portion keeps only its inputs for the backward pass (`jax.checkpoint`), so that memory stays linear in the number
+of keys at any order. The backward pass is the transpose.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def tangent(
 ) -> tuple[jax.Array, jax.Array]:
     """The function that the tangent kernel, `flash_attention_tangent`, computes.
 
-    Weights are computed anew from the scores, whose derivatives they so have: residuals matter for their dtype alone.
+    Weights are computed from the scores again, so that JAX differentiates them. Residuals give their dtype only.
     """
     batch, queries, heads, _ = query.shape
     if not residuals.largest.size:
@@ -208,7 +208,7 @@ def _until(x: jax.Array, lengths: Any, start: Any) -> jax.Array:
 
 
 def _attends(config: Config, extras: Extras, b: jax.Array, n: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
-    """Which queries attend to which keys."""
+    """The mask: True where a query attends to a key."""
     offset = config.offset if extras.q_offset is None else extras.q_offset[:, None, None, None] + config.offset
     left, right = config.window
     found = jnp.ones((), bool)

@@ -1,7 +1,7 @@
-"""The derivatives of flash attention: which kernel is the tangent, which the transpose of which.
+"""The derivatives of flash attention: tangent kernel, backward op, and their transposes.
 
 The tangent kernel is linear in tangents, the backward op, of several kernels, linear in cotangents, and each is the
-other's transpose. In all else they depend on, both have the derivatives of their definition in plain JAX.
+other's transpose. Along all other inputs, both are differentiated by their definition in plain JAX.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _any_large(x: jax.Array) -> jax.Array:
 
 @_any_large.def_vmap
 def _any_large_of_batch(size: int, batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
-    """One answer for all of a batch, so that under `jax.vmap` one branch is run."""
+    """Under `jax.vmap` one result for the whole batch, so that only one branch runs."""
     return _any_large(x), False
 
 
@@ -197,7 +197,7 @@ def _term(
 
 
 def _reads(mod: Any, batch: int, heads: int) -> list[tuple[Place, list[jax.Array]]]:
-    """Where a `score_mod` reads its arrays, and the entries that are made of b and n, int32[B, N] each."""
+    """The places at which a `score_mod` reads its arrays, and their entries made of b and n, int32[B, N] each."""
 
     def traced(b: jax.Array, n: jax.Array) -> list[list[jax.Array]]:
         return [[jnp.asarray(e) for e in place.entries if not isinstance(e, (str, int))] for place in places(mod, b, n)]

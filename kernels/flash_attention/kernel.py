@@ -49,7 +49,7 @@ def flash_attention_forward(
 ) -> None:
     """query[B, T, N, H], key[B, S, K, H], value[B, S, K, Hv] -> out[B, T, N, Hv]; if wanted, the logsumexp[B, T, N].
 
-    With `return_residuals` also what the kernels of derivatives take of each row.
+    With `return_residuals` also the `Residuals`, which the kernels of derivatives take.
     """
     scores, g, i = of_queries(config, extras, query, key, block_q, block_n)
     wide = scores.wide
@@ -90,12 +90,12 @@ def flash_attention_forward(
 @flash_attention_forward.schedule("cpu")
 @of_map
 def _cpu(query: Any, key: Any, value: Any, extras: Extras) -> dict[str, int]:
-    """Coarse tiles: XLA's matrix products want them, and there is no register file to fit."""
+    """Coarse tiles: XLA's matrix products are faster on them, and no register file limits them."""
     return {"block_q": even(query.shape[1], 256), "block_k": even(key.shape[1], 256), **_together(query, key, 128)}
 
 
 def _together(query: Any, key: Any, rows: int) -> dict[str, int]:
-    """Heads that share a head of the keys, so many that their queries make `rows`: each key is loaded once for all."""
+    """Heads that share a head of the keys, up to `rows` queries of them in a tile: each key is loaded once for all."""
     queries, group = query.shape[1], query.shape[2] // max(key.shape[2], 1)
     return {"block_n": even(group, max(1, rows // max(queries, 1)))}
 
@@ -105,7 +105,7 @@ def _together(query: Any, key: Any, rows: int) -> dict[str, int]:
 def _llvm(query: Any, key: Any, value: Any, extras: Extras, config: Config) -> dict[str, int]:
     """Tiles of logits that stay in the second-level cache.
 
-    The more queries, the less often keys and values are packed; but on the diagonal, half of a tile is in vain.
+    The more queries, the less often keys and values are packed; but on the diagonal half of a tile is wasted.
     """
     narrow = query.dtype.itemsize == 2 and max(query.shape[3], value.shape[3]) <= 64
     block_q, block_k = (256, 256) if narrow else (256, 128) if config.causal else (512, 128)
@@ -122,7 +122,7 @@ _WIDE_TILES = ((256, (64, 16, 8, 2)), (768, (32, 16, 4, 2)), (1024, (32, 16, 8, 
 # For 16-bit numbers: queries, keys, warps and stages, for heads up to a width. The accumulator, the logits and their
 # exponentials have to fit the registers, keys and values of all stages the shared memory.
 _TILES = {
-    # 16 queries for a warp, for its operands are in registers, too; narrow heads leave room for three programs.
+    # 16 queries for a warp, whose operands are in registers, too; narrow heads leave room for three programs.
     "cuda:sm_80": ((64, (64, 64, 4, 3)), (192, (128, 64, 8, 2)), (256, (64, 64, 8, 2)), (512, (32, 32, 8, 2))),
     # Four warps multiply 64 queries. Narrow heads leave room for two programs on a multiprocessor: while one computes
     # exponentials, which take as long as its products, the other one multiplies.
@@ -134,7 +134,7 @@ _TILES = {
 @flash_attention_forward.schedule("cuda")
 @of_map
 def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, device: tk.Device) -> dict[str, int]:
-    """Tiles by the width of a head, with fewer queries where there are few."""
+    """Tiles by the width of a head; smaller tiles where there are few queries."""
     batch, queries, heads, _ = query.shape
     width = max(query.shape[3], value.shape[3])
     if query.dtype.itemsize > 2:
@@ -142,7 +142,7 @@ def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, devi
         tile = next((tile for limit, tile in _WIDE_TILES if width * query.dtype.itemsize <= limit), (16, 16, 8, 1))
         return _blocks(power_of_two(queries, tile[0], 16), *tile[1:])
     if queries <= 32:
-        # The time is that of loading keys and values, three stages ahead.
+        # Loading keys and values takes the time: three stages of loads are in flight.
         return _blocks(power_of_two(queries, 32, 16), power_of_two(8192 // max(width, 1), 64, 16), 4, 3)
     tiles = _TILES[device.target]
     block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
@@ -163,7 +163,7 @@ def _blocks(block_q: int, block_k: int, num_warps: int, num_stages: int) -> dict
 def _tpu(query: Any, key: Any, value: Any, extras: Extras, config: Config, target: str) -> dict[str, int]:
     """Best by the static estimate, for 1024 and 4096 queries and heads of 64 to 256: of 256 to 2048 queries and keys.
 
-    The larger a tile, the less is loaded, reduced and rescaled for a logit; but on the diagonal, half of it is in vain.
+    The larger a tile, the fewer loads, reductions and rescalings for a logit; but on the diagonal half of it is wasted.
     With two tiles of keys or more, matrix units work on one while vector units work on another. Up to 128 queries the
     time is that of loading keys into the matrix units: heads side by side share it, and tiles of many keys hide what
     follows each. Beyond, heads side by side gain less than a larger tile does.

@@ -1,7 +1,7 @@
 """Functions of the user over positions and scores, `mask_mod` and `score_mod`, and the arrays that they carry.
 
-An array is read at one place for each score, made of b and n, the query i and the key j: so a tile of scores needs a
-tile of the array, and the derivative is that of an elementwise function.
+For each score, a function reads an array at one place, made of b and n, the query i and the key j. So a tile of scores
+needs one tile of the array, and the derivative is that of an elementwise function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ hide_frames(__file__)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a score reads a term.
+    """The place of an array that a score reads.
 
     Attributes:
       array: the number of the term's array among the leaves of the function that carries it.
@@ -35,12 +35,12 @@ class Place:
     entries: tuple[Any, ...]
 
     def has(self, dim: str) -> bool:
-        """Whether a dim of the term is one of the scores'."""
+        """True if a dim of the array is the dim `dim` of the scores."""
         return any(isinstance(entry, str) and entry == dim for entry in self.entries)
 
     @property
     def is_scattered(self) -> bool:
-        """Whether an entry is an integer made of b and n, or b or n stands there twice."""
+        """True if an entry is an integer made of b and n, or if b or n indexes two dims."""
         names = [e for e in self.entries if isinstance(e, str)]
         return any(not isinstance(e, (str, int)) for e in self.entries) or len(names) > len(set(names))
 
@@ -54,7 +54,7 @@ class CarriedReadError(ArgumentError):
 
 
 class Carried(Incomparable):
-    """Stands for an array that a function of the user carries: to be indexed, by b, n, i and j."""
+    """A stand-in for an array that a function of the user carries: it can only be indexed, by b, n, i and j."""
 
     def __init__(self, array: Any, number: int, positions: dict[str, Any], read: Callable[[Place], Any]) -> None:
         self.shape, self.dtype = tuple(array.shape), array.dtype
@@ -127,7 +127,7 @@ def _flatten(mod: Any) -> tuple[list[Any], Any]:
 
 
 def places(mod: Any, b: Any, n: Any) -> list[Place]:
-    """Where a `score_mod` reads the arrays that it carries, in the order in which it does."""
+    """The places at which a `score_mod` reads the arrays that it carries, in the order of the reads."""
     found: list[Place] = []
     leaves = carried_by(mod)
 
@@ -135,14 +135,14 @@ def places(mod: Any, b: Any, n: Any) -> list[Place]:
         found.append(place)
         return jnp.zeros((1, 1) if place.has("i") or place.has("j") else (), leaves[place.array].dtype)
 
-    # Arrays of their own, by which entries are known.
+    # Each position is an array of its own: entries are recognised by identity.
     positions = {"b": b, "n": n, "i": jnp.zeros((1, 1), jnp.int32), "j": jnp.zeros((1, 1), jnp.int32)}
     call(mod, positions, read, jnp.zeros((1, 1)))
     return found
 
 
 def abstract_places(mod: Any) -> list[Place]:
-    """`places`, outside of a kernel: integers made of b and n are of no use there."""
+    """`places`, outside of a kernel, where integers made of b and n have no value."""
     found: list[Place] = []
 
     def run(b: jax.Array, n: jax.Array) -> None:
@@ -153,7 +153,7 @@ def abstract_places(mod: Any) -> list[Place]:
 
 
 def abstract_call(mod: Any, extents: dict[str, int], *dtypes: Any) -> Any:
-    """The type of what a `mask_mod` returns (of a `score_mod`, given the dtype of scores) for 2 queries and 3 keys.
+    """The result type of a `mask_mod` (of a `score_mod`, given the dtype of scores) for 2 queries and 3 keys.
 
     Raises:
       CarriedReadError: it reads an array at i or j twice, or one with too few elements for the `extents` of b, n, i, j.
@@ -211,5 +211,5 @@ def _check_read(place: Place, array: Any, extents: dict[str, int]) -> None:
 
 
 def place_of(shape: Sequence[int]) -> Place:
-    """Where a score reads an array [B or 1, N or 1, T or 1, S or 1]: a dim of size 1 is broadcast."""
+    """The place at which a score reads an array [B or 1, N or 1, T or 1, S or 1]; a dim of size 1 is broadcast."""
     return Place(0, tuple(0 if size == 1 else name for size, name in zip(shape, "bnij", strict=True)))

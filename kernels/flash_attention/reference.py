@@ -96,7 +96,7 @@ def _inside(x: Any, lengths: Any) -> jax.Array:
 
 
 def _positions(i: jax.Array, j: jax.Array, causal: bool, q_offset: Any, window: Any) -> jax.Array:
-    """Which keys j lie where query i may look."""
+    """The mask of `causal` and `window`: True where key j is in the range of query i."""
     left, right = window or (None, None)
     # So far away that no key is near, but not so far that a distance from there exceeds an int32.
     offset = jnp.clip(jnp.asarray(q_offset).astype(int), -(2**30), 2**30)
@@ -112,7 +112,7 @@ def _positions(i: jax.Array, j: jax.Array, causal: bool, q_offset: Any, window: 
 
 
 def _members(i: jax.Array, j: jax.Array, segment_ids: Any, q_lengths: Any, kv_lengths: Any) -> jax.Array:
-    """Which keys j are of the segment of query i, and which pairs are no padding."""
+    """The mask of segments and lengths: True where key j is of the segment of query i, and neither is padding."""
     attends = jnp.ones((), bool)
     if segment_ids is not None:
         pair = (segment_ids, segment_ids) if hasattr(segment_ids, "shape") else segment_ids

@@ -15,7 +15,7 @@ Schedule = Callable[..., Mapping[str, int]]
 
 
 def of_map(schedule: Schedule) -> Schedule:
-    """A schedule whose tiles divide those of the block map, if there is one."""
+    """A schedule made to choose tiles that divide those of the block map, if there is one."""
 
     @wraps(schedule)
     def chosen(query: Any, key: Any, value: Any, extras: Extras, *others: Any, **statics: Any) -> Mapping[str, int]:
@@ -49,8 +49,8 @@ def _cpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config:
     return {"block_q": even(query.shape[1], 256), "block_k": even(key.shape[1], 256), **dict(config.blocks)}
 
 
-# For 16-bit numbers, by kernel and target, for heads up to a width: queries, keys, warps and stages; then the same with
-# smaller tiles, for where there are few. Offline, no program of these spills registers, with grouped heads and causal.
+# For 16-bit numbers, by kernel and target, for heads up to a width: (queries, keys, warps, stages), then the same with
+# smaller tiles for few programs. Compiled with grouped heads and causal masks, no program of these spills registers.
 #
 # A kernel streams one kind of rows past the rows that it owns: the more it owns, the less it loads for each product,
 # and 128 is as many as the accumulators leave room for; FlashAttention-3 (https://arxiv.org/abs/2407.08608) has 128
@@ -125,7 +125,7 @@ _CUDA_WIDE_TILES: dict[str, tuple[tuple[int, tuple[int, int, int, int]], ...]] =
 
 
 def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, device: tk.Device) -> dict[str, int]:
-    """Tiles by kernel and the width of a head, with smaller ones where there are few."""
+    """Tiles by kernel and the width of a head; smaller tiles where there are few programs."""
     # The cotangents of terms are computed as those of queries, without their last product.
     kernel = kernel if kernel in _CUDA_TILES else "flash_attention_backward_query"
     (batch, queries, heads, width), (keys, groups) = query.shape, key.shape[1:3]
@@ -139,7 +139,7 @@ def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, devi
         owns_keys = kernel == "flash_attention_backward_key"
         programs = groups * tk.cdiv(keys, tile[1]) if owns_keys else heads * tk.cdiv(queries, tile[0])
         if batch * programs < device.cores:
-            tile = small  # so that more multiprocessors have work
+            tile = small  # more multiprocessors have work
     block_q, block_k, num_warps, num_stages = tile
     return {
         "block_q": power_of_two(queries, block_q, 16),
@@ -153,9 +153,9 @@ def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, devi
 def _tpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, target: str) -> dict[str, int]:
     """Best by the static estimate, for 1024 and 4096 queries and heads of 64 to 256: 1024 queries and keys, or 512.
 
-    On the diagonal half of a tile is in vain, which costs more than large tiles save where matrix units are slow, for
-    all derivatives are bound by these. What is computed of a score beside its exponential spills: large tiles then take
-    up to 35 MiB, and the compiler takes ten times as long. So does float32, of which products take several passes.
+    On the diagonal half of a tile is wasted. Where matrix units are slow this costs more than large tiles save, because
+    they bound all derivatives. Values between a score and its exponential spill: with large tiles they take up to
+    35 MiB, and compiling takes ten times as long. The same holds for float32, whose products take several passes.
     """
     slow = target in ("tpu:v5e", "tpu:v5p")
     long = extras.bias is not None or extras.score_mod is not None or config.softcap or config.dropout_rate
@@ -167,10 +167,10 @@ def _tpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config:
 def tpu_backward(
     query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, device: tk.Device
 ) -> dict[str, int]:
-    """One kernel for all cotangents, which computes scores once, if what it adds up of a head is in VMEM as a whole.
+    """One kernel for all cotangents, which computes scores once, if its sums of a head fit VMEM as a whole.
 
-    That is dq, and where heads share keys dk and dv, in float32; with query and its cotangent these may take 0.6 of
-    VMEM. Each has two buffers. Arrays with an element for each score leave no room.
+    The sums are dq, and where heads share keys dk and dv, in float32. With query and its cotangent they may take 0.6 of
+    VMEM, in two buffers each. Arrays with an element for each score leave no room.
     """
     (queries, heads, width), (keys, groups) = query.shape[1:], key.shape[1:3]
     width, of_values = (tk.cdiv(n, device.lanes) * device.lanes for n in (width, value.shape[3]))
@@ -183,5 +183,5 @@ def tpu_backward(
 
 
 def cpu_backward(query: Any, key: Any, value: Any, extras: Extras, *others: Any, target: str) -> dict[str, int]:
-    """XLA's dot products depend on shapes in their last bits; ours on whether there is one row."""
+    """Guard large logits: the last bits of XLA's dot products depend on shapes, those of cpu:llvm on having one row."""
     return {"guarded": 2 if target == "cpu:xla" or query.shape[1] == 1 else 1}

@@ -1,4 +1,4 @@
-"""The scores of attention: what becomes of a logit between its dot product and its softmax, and who attends to whom.
+"""The scores of attention: the way of a logit from its dot product to its softmax, and the masks.
 
 All kernels of flash attention, forward, tangent and backward, see the scores through `Scores`, tile by tile:
 
@@ -37,7 +37,7 @@ def of_queries(
 ) -> tuple[Scores, Any, tk.Tile]:
     """The scores of a program that owns a tile of queries: with the head of the keys, and the tile.
 
-    It owns them of one head, or of `block_n` of those that share a head of the keys, if these are `alike`.
+    A program owns queries of one head; if heads are `alike`, of `block_n` heads that share a head of the keys.
     """
     groups = key.shape[2]
     group = query.shape[2] // max(groups, 1)
@@ -53,7 +53,7 @@ def of_queries(
 
 
 def alike(config: Config, extras: Extras) -> bool:
-    """Whether scores are dot products that are masked by position, length and segment only: alike for all heads."""
+    """True if scores are dot products masked by position, length and segment only, alike for all heads."""
     terms = (extras.bias, extras.mask, extras.mask_mod, extras.score_mod, extras.block_map)
     return not config.dropout_rate and all(x is None for x in terms)
 
@@ -93,13 +93,13 @@ class Scores:
     # --- positions ---
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """A vector over queries, as it broadcasts against a tile of scores."""
+        """A vector over queries, in a shape that broadcasts against a tile of scores."""
         if self.heads is not None:
             x = jnp.broadcast_to(x[:, None], (x.size, self.heads[2].size)).reshape(-1)
         return x[None, :] if self.transposed else x[:, None]
 
     def columns(self, x: jax.Array) -> jax.Array:
-        """A vector over keys, as it broadcasts against a tile of scores."""
+        """A vector over keys, in a shape that broadcasts against a tile of scores."""
         return x[:, None] if self.transposed else x[None, :]
 
     def products(self, queries: jax.Array, keys: jax.Array, precision: str | None) -> jax.Array:
@@ -131,7 +131,7 @@ class Scores:
         return jnp.broadcast_to(numbers[None, :], (i.size, r.size)).reshape(-1)
 
     def _of_heads(self, array: Any, i: tk.Tile) -> tuple[Any, tuple[Any, ...]]:
-        """Where the rows of a tile are in an array like query."""
+        """An array like query, or a view of it, and the index of a tile of rows in it."""
         if self.heads is None:
             return array, (self.b, i, self.n)
         first, count, r = self.heads
@@ -258,7 +258,7 @@ class Scores:
         return ds, p
 
     def attends(self, i: tk.Tile, j: tk.Tile, *, full: bool = False) -> jax.Array:
-        """Which queries of a tile attend to which keys; `full`: the mask of the block map is known to be True."""
+        """The mask of a tile: True where a query attends to a key. `full`: the block map knows its mask to be True."""
         config, extras = self.config, self.extras
         found: Any = self.columns(j.valid)
         if self.sums_queries:
@@ -291,7 +291,7 @@ class Scores:
         return found
 
     def kept(self, i: tk.Tile, j: tk.Tile, weights: jax.Array) -> jax.Array:
-        """Weights with dropout: a share is 0, the others are larger."""
+        """Weights after dropout: a share of them is 0, the others are scaled up."""
         rate = self.config.dropout_rate
         if not rate:
             return weights
@@ -301,7 +301,7 @@ class Scores:
         return {"b": self.b, "n": self.n, "i": self.rows(i.indices), "j": self.columns(j.indices)}
 
     def _at(self, array: Any, place: Place, i: tk.Tile, j: tk.Tile) -> jax.Array:
-        """A term, so that it broadcasts against a tile of scores."""
+        """A term, in a shape that broadcasts against a tile of scores."""
         tile = array[place.index({"b": self.b, "n": self.n, "i": i, "j": j})]
         dims = [e for e in place.entries if isinstance(e, str) and e in "ij"]
         if not dims:

@@ -1,4 +1,4 @@
-"""Where segments of packed sequences begin and end."""
+"""The begins and ends of segments of packed sequences."""
 
 from __future__ import annotations
 

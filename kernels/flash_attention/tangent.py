@@ -1,4 +1,4 @@
-"""The tangent kernel of flash attention: the derivative of out and logsumexp along tangents of all that they depend on.
+"""The tangent kernel of flash attention: the derivative of out and logsumexp along tangents of all their inputs.
 
 With weights p, `Scores.weights`, and ds the tangents of the scores,
 

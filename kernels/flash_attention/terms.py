@@ -1,7 +1,7 @@
 """The cotangents of terms: of the bias, and of the arrays that a `score_mod` carries.
 
-In two stages, both deterministic: a kernel sums the cotangents of the scores over those dims, of b, n, i and j, that
-the array has not; then XLA puts the sums to the places where the array was read.
+Two deterministic stages: a kernel sums the cotangents of the scores over the dims b, n, i and j that the array lacks.
+Then XLA adds the sums at the places where the array was read.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ schedules.declare(flash_attention_backward_term)
 
 
 def kept_dims(place: Place) -> Dims:
-    """The dims of the scores that the cotangent of a term keeps before it is put to its places."""
+    """Bools for b, n, i, j: the dims of the scores that the kernel's sums for a term keep."""
     whole = place.is_scattered
     return whole or place.has("b"), whole or place.has("n"), place.has("i"), place.has("j")
 
 
 def put(place: Place, found: jax.Array, like: Any, made: Sequence[jax.Array]) -> jax.Array:
-    """The cotangent of a term's array, from what the kernel found of it.
+    """The cotangent of a term's array, from the kernel's sums.
 
     Args:
       place: where scores read the array.
@@ -139,7 +139,7 @@ def put(place: Place, found: jax.Array, like: Any, made: Sequence[jax.Array]) ->
         # The array may have more elements than there are positions.
         at = tuple(slice(found.shape["bnij".index(e)]) if isinstance(e, str) else e for e in place.entries)
         return jnp.zeros(like.shape, values.dtype).at[at].set(values).astype(like.dtype)
-    # One-hot products, for XLA may scatter in any order. What lies outside of the array was read as 0.
+    # One-hot products are deterministic; a scatter may add in any order. Reads outside of the array gave 0.
     batch, heads = found.shape[:2]
     b, n = (x.reshape(-1) for x in jnp.indices((batch, heads)))
     rest = iter(made)

@@ -49,7 +49,7 @@ def matmul(
     Any sizes, blocks need not divide them. With `transpose_x` x is given as [K, M], with `transpose_w` w as [N, K]; no
     transposed copy of them is made.
     """
-    # Programs that run together share eight tiles of rows and some of columns in the cache.
+    # Programs that run at the same time share eight tiles of rows, and some tiles of columns, in the cache.
     i, j = tk.grid((out.shape[0], block_m), (out.shape[1], block_n), order=tk.grouped(8))
 
     def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
@@ -151,16 +151,16 @@ def _cuda(
     transpose_x: bool = False,
     transpose_w: bool = False,
 ) -> dict[str, int]:
-    """The tile whose programs are done first, of those that fit the registers."""
+    """The tile with the shortest time for all programs, among those that fit the registers."""
     rows, inner, columns = _sizes(x, w, transpose_x, transpose_w)
     itemsize = x.dtype.itemsize
     fine = copies_well(x.shape[1], itemsize) and copies_well(w.shape[1], itemsize)
     deep = depth(inner, itemsize)
     if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype != jnp.int8:
-        # No tensor cores and no products of tiles: all products at once are in registers.
+        # Neither tensor cores nor a dot of tiles: all products of a tile are in registers at once.
         block_m, block_n, deep = 32, 32, 16
     elif rows <= 32:
-        # Few rows: the time is that of loading w, with all multiprocessors and long rows of it.
+        # Few rows: loading w takes the time. All multiprocessors load, in long rows.
         block_m, block_n = power_of_two(rows, 32, 16), power_of_two(columns // device.cores, 64, 16)
     elif itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
@@ -173,16 +173,15 @@ def _cuda(
         large = device.target != "cuda:sm_80" or not (transpose_x or transpose_w)
         block_m, block_n = soonest(rows, columns, tiles if large else tiles[1:], device.cores)
     else:
-        # Loads go through registers, and nothing but other programs hides how long they take. On sm_80, where
-        # operands are in registers as well, they are half as deep.
-        # A transposed w takes more of them.
+        # Loads go through registers, and only other programs hide their latency. On sm_80 operands are in registers,
+        # too, so tiles are half as deep. A transposed w takes more registers.
         block_m, block_n = 64, 64 if transpose_w else 128
         deep = deep // 2 if device.target == "cuda:sm_80" else deep
     return {
         "block_m": block_m,
         "block_n": block_n,
         "block_k": max(deep, 16),
-        # Four warps are what multiplies 64 rows on sm_90.
+        # On sm_90 four warps multiply 64 rows.
         "num_warps": 8 if block_m * block_n >= 128 * 128 else 4,
         "num_stages": 4 if itemsize <= 2 else 3,
     }

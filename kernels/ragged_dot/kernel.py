@@ -43,7 +43,7 @@ def ragged_dot_forward(
     every = ends[:]
 
     def add_group(g: jax.Array, out_tile: jax.Array) -> jax.Array:
-        begin, end = ends[g - 1], ends[g]  # in front of the first end is no element: 0 is read
+        begin, end = ends[g - 1], ends[g]  # ends[-1] is outside of the array: a load gives 0
 
         def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
             return tk.dot(lhs[i, k], rhs[g, k, j], acc)
@@ -53,7 +53,7 @@ def ragged_dot_forward(
         mine = (i.indices >= begin) & (i.indices < end)
         return jnp.where(mine[:, None], product, out_tile)
 
-    # Groups that end at or before the tile come first; those that begin behind it, last.
+    # Skip groups that end at or before the start of the tile, and groups that begin behind its end.
     first = (every <= i.start).sum(dtype=jnp.int32)
     last = (every < i.stop).sum(dtype=jnp.int32) + 1
     visited = tk.serial(groups, start=first, stop=last)
@@ -62,7 +62,7 @@ def ragged_dot_forward(
 
 @ragged_dot_forward.schedule("cpu")
 def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
-    """Few rows, for a border inside of a tile costs one product more; as much as the caches hold of the rest."""
+    """Few rows, because a border inside of a tile doubles its product; of the other dims as much as the caches hold."""
     return {
         "block_m": even(lhs.shape[0], 128),
         "block_n": even(rhs.shape[2], 1024),
@@ -72,7 +72,7 @@ def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
 
 @ragged_dot_forward.schedule("cpu:llvm")
 def _llvm(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
-    """As above; what is copied of `rhs` stays in the cache of a core."""
+    """Few rows, as on "cpu:xla"; smaller blocks of `rhs`, whose copies stay in the cache of a core."""
     return {
         "block_m": even(lhs.shape[0], 128),
         "block_n": even(rhs.shape[2], 512),
@@ -82,10 +82,10 @@ def _llvm(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
 
 @ragged_dot_forward.schedule("cuda")
 def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
-    """As a matmul, with a second accumulator: the products of a border's tile are chosen from two."""
+    """The blocks of a matmul with two accumulators: a tile with a border between groups selects from two products."""
     (rows, inner), groups, itemsize = lhs.shape, rhs.shape[0], lhs.dtype.itemsize
     if rows <= 32:
-        # The time is that of loading the matrices of the groups.
+        # Loading the matrices of the groups takes the time.
         block_m, block_n, num_warps = power_of_two(rows, 32, 16), 64, 4
     elif itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
@@ -93,7 +93,7 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
     elif rows >= 256 * groups:
         block_m, block_n, num_warps = 128, 128, 8
     else:
-        # A border costs as much as a tile: lower ones, but no lower than what sm_90 multiplies at once.
+        # A border costs as much as a tile, so tiles have few rows: 64, the least that sm_90 multiplies at once.
         block_m, block_n, num_warps = 64, 256, 8
     return {
         "block_m": block_m,
@@ -106,13 +106,15 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
 
 @ragged_dot_forward.schedule("tpu")
 def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
-    """As a matmul, of fewer rows: a border inside of a tile costs its product once more. All of a row is in VMEM.
+    """The blocks of a matmul, with fewer rows: a border inside of a tile doubles its product. Whole rows are in VMEM.
 
     The tiles fit the 64 MiB that each TPU has, for an exported program may run on any.
     """
     (rows, inner), columns, itemsize = lhs.shape, rhs.shape[2], lhs.dtype.itemsize
     block_k = max(1, inner) if inner * tiled(columns, 1024, 128) * itemsize <= 8 << 20 else tiled(inner, 2048, 128)
-    copied = 4 * block_k * 4 if lhs.dtype == jnp.float32 else 0  # of a row, into what the matrix units multiply
+    copied = (
+        4 * block_k * 4 if lhs.dtype == jnp.float32 else 0
+    )  # bytes of a row that are copied into operands of the matrix units
     tiles = [(tiled(rows, m, 8), tiled(columns, n, 128)) for m, n in ((256, 1024), (256, 512), (128, 256), (128, 128))]
     fitting = (t for t in tiles if 2 * inner * sum(t) * itemsize + t[0] * copied <= 50 << 20)
     block_m, block_n = next(fitting, tiles[-1])

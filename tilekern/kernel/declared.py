@@ -89,11 +89,11 @@ class Declared:
         return f"<tilekern {type(self).__name__.lower()} {self.signature.name}>"
 
     def __reduce__(self) -> str:
-        """Pickled as functions are, by the name under which a module has it; so a copy is the thing itself."""
+        """Pickled like a function, by its name in a module; so a copy is the object itself."""
         return str(vars(self)["__qualname__"])
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """Run it; see the class."""
+        """Call the kernel or op; see the class."""
         if is_traced(self._definition.function):
             raise UnsupportedError(
                 f"{self.signature.name} calls itself",
@@ -129,8 +129,8 @@ class Declared:
 
         `primals` is the tuple of the inputs. `tangents` is like it, with None for each array whose tangent is zero, and
         the rule may return None for a tangent that is zero. By keyword it gets those static arguments and blocks that
-        it has parameters for. The rule is JAX code: to be differentiated in reverse, too, what it computes of tangents
-        is plain JAX, or a kernel that is `linear` in them and has a transpose. Inputs that the kernel is linear in need
+        it has parameters for. The rule is JAX code. For reverse mode it must compute tangents by plain JAX, or by
+        kernels that are `linear` in them and have a transpose. Inputs that the kernel is linear in need
         no rule: it gets None for their tangents.
         """
         self._definition.rules.jvp = rule
@@ -228,7 +228,7 @@ def _check_names(signature: Signature, verb: str, what: str, names: Sequence[str
 
 
 def _callee(living: weakref.ref[Declared], kind: type[Declared], definition: Definition) -> Declared:
-    """A kernel or op, or another of its definition if it is gone: what was traced with it may be left."""
+    """A kernel or op. If it is gone, another of the same definition, for traces that outlive it."""
     found = living()
     if found is None:
         found = kind.__new__(kind)

@@ -1,4 +1,4 @@
-"""Derivatives of kernels and ops: the rules that their authors state, and what follows from linearity and `jax.vmap`.
+"""Derivatives of kernels and ops: by the rules of their authors, by linearity, and under `jax.vmap`.
 
 A forward kernel f has a tangent kernel L(x, dx), linear in dx, whose transpose is the backward kernel B(x, ct). Of
 these JAX makes every derivative: forward mode runs L, and reverse mode transposes L into B. B is linear in ct, and L is

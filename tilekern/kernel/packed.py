@@ -1,4 +1,4 @@
-"""Arrays of 4-bit numbers on their way into programs, and out of them: as bytes of two numbers each."""
+"""Arrays of 4-bit numbers as programs take and return them: bytes of two numbers each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilekern.ir.types import FOUR_BITS, packed_type
 
 
 def packed(operands: Sequence[Any]) -> list[Any]:
-    """Arrays as a program takes them. XLA holds 4-bit numbers two in a byte, too: what it copies is that small."""
+    """Arrays as a program takes them. XLA, too, holds two 4-bit numbers in a byte, so that copies are as small."""
     return [_packed(x) if getattr(x, "dtype", None) in FOUR_BITS else x for x in operands]
 
 
@@ -24,7 +24,7 @@ def unpacked(results: Sequence[Any], types: Sequence[jax.ShapeDtypeStruct]) -> l
 
 
 def before_pairs(type: jax.ShapeDtypeStruct, dim: int | None) -> int | None:
-    """The dim that counts the calls in an operand, whose last dim remains that of the pairs of 4-bit numbers."""
+    """The batch dim of an operand; it moves to the front where it would be the last dim, which is that of pairs."""
     return 0 if type.dtype in FOUR_BITS and dim == len(type.shape) else dim
 
 

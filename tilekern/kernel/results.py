@@ -1,4 +1,4 @@
-"""The results of a kernel: `Zeros`, `Sum`, and what `out_type` and `donate` say together."""
+"""The results of a kernel, from its `out_type` and `donate`; `Zeros` and `Sum`."""
 
 from __future__ import annotations
 
