@@ -1,6 +1,7 @@
 """The Triton backend, for NVIDIA GPUs.
 
 chip          hardware limits of each target
+dtypes        names of dtypes in Triton
 calibration   numbers that were chosen: default warps and stages, thresholds
 legalize      block IR → block IR that Triton can express: sizes are powers of two, dots are matrix products
 plan          TMA copies, partial sums, launch options

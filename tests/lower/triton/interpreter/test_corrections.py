@@ -9,8 +9,8 @@ from tests.lower.triton.sources import TILE, apply, assert_same, result, run
 from tilekern.errors import InterpreterError, OutOfBounds
 from tilekern.ir.elementwise import TABLE
 from tilekern.ir.types import DTYPES, F32, F64, round_to
+from tilekern.lower.triton.dtypes import TRITON_DTYPES
 from tilekern.lower.triton.interpreter.floats import convert
-from tilekern.lower.triton.interpreter.triton_interpreter import TRITON_DTYPES
 from tilekern.testing import arrays, assert_close
 
 pytest.importorskip("triton", reason="needs triton")

@@ -15,30 +15,13 @@ import numpy as np
 from tilekern.ir.core import Array
 from tilekern.ir.quote import code_of, visible
 from tilekern.ir.types import DType, dtype_name, kind_of
+from tilekern.lower.triton.dtypes import TRITON_DTYPES
 from tilekern.source import UNKNOWN, Loc
-
-TRITON_DTYPES = {
-    "f64": "tl.float64",
-    "f32": "tl.float32",
-    "f16": "tl.float16",
-    "bf16": "tl.bfloat16",
-    "f8e4m3fn": "tl.float8e4nv",
-    "f8e5m2": "tl.float8e5",
-    "i64": "tl.int64",
-    "i32": "tl.int32",
-    "i16": "tl.int16",
-    "i8": "tl.int8",
-    "u64": "tl.uint64",
-    "u32": "tl.uint32",
-    "u16": "tl.uint16",
-    "u8": "tl.uint8",
-    "bool": "tl.int1",
-}
 
 
 def dtype_text(dtype: DType) -> str:
     """Triton's name of a dtype."""
-    return TRITON_DTYPES[dtype_name(dtype)]
+    return f"tl.{TRITON_DTYPES[dtype_name(dtype)]}"
 
 
 @dataclass(frozen=True)

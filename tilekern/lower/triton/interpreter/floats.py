@@ -8,7 +8,8 @@ import numpy as np
 
 from tilekern.ir.core import Array
 from tilekern.ir.types import BF16, DTYPES, F64, DType, kind_of, round_to
-from tilekern.lower.triton.interpreter.triton_interpreter import TRITON_DTYPES, Correction, TritonInterpreter
+from tilekern.lower.triton.dtypes import TRITON_DTYPES
+from tilekern.lower.triton.interpreter.triton_interpreter import Correction, TritonInterpreter
 
 _LARGEST = {DTYPES["f8e4m3fn"]: 448.0, DTYPES["f8e5m2"]: 57344.0}
 """The largest finite numbers (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1)."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilekern.ir.core import Array
-from tilekern.ir.types import DTYPES
+from tilekern.lower.triton.dtypes import TRITON_DTYPES
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,5 @@ class TritonInterpreter:
         """Triton's dtype, by its short name."""
         return getattr(self.language, TRITON_DTYPES[name])
 
-
-TRITON_DTYPES: dict[str, str] = {
-    "f64": "float64",
-    "f32": "float32",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f8e4m3fn": "float8e4nv",
-    "f8e5m2": "float8e5",
-    "i64": "int64",
-    "i32": "int32",
-    "i16": "int16",
-    "i8": "int8",
-    "u64": "uint64",
-    "u32": "uint32",
-    "u16": "uint16",
-    "u8": "uint8",
-    "bool": "int1",
-}
-"""Names of the dtypes in `triton.language`, by their short names."""
-assert TRITON_DTYPES.keys() == DTYPES.keys()
 
 Correction = Callable[[TritonInterpreter], None]
