@@ -43,7 +43,7 @@ def _block(found: Plan, block: Block, indent: str) -> Iterator[str]:
                     yield f"{indent}copy {' '.join(str(a.nbytes) for a, _ in moves)}"
             case Step():
                 results = " ".join(str(r.type) for r in step.op.results)
-                yield f"{indent}{step.op.name} {results}{' added' if step.init else ''}".rstrip()
+                yield f"{indent}{step.op.name} {results}{' added' if step.accumulates else ''}".rstrip()
                 for region in step.op.regions:
                     yield from _block(found, region, indent + "  ")
 

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from tilekern.lower.llvm.call import call
 from tilekern.lower.llvm.compile import toolchain
-from tilekern.lower.llvm.ir_builder import F32, I8, I64, PTR, Code, Module, Reg, Type, constant
+from tilekern.lower.llvm.ir_builder import Code, Module
+from tilekern.lower.llvm.ir_values import F32, I8, I64, PTR, Reg, Type, constant
 from tilekern.lower.llvm.program import TASK, Program
 from tilekern.lower.llvm.runtime.machine import Machine
 

@@ -17,7 +17,8 @@ from jax import lax
 from tests.lower.llvm import tasks
 from tests.lower.llvm.tasks import add_up, like, numbers, process, run, scale, through_scratch
 from tilekern.lower.llvm.call import call
-from tilekern.lower.llvm.ir_builder import F32, Code, Reg
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import F32, Reg
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 

@@ -1,7 +1,7 @@
-"""Where an element of a tile lies, as a straight line in loop counters; and what ops that move elements do to it.
+"""Coordinates of elements as affine functions of loop counters, and the coordinates that virtual ops read.
 
-A *virtual* op is computed where its result is used, element by element, and has no memory of its own: it is
-elementwise, or only moves elements. `reads` says which elements of its operands an element of its result comes from.
+A *virtual* op needs no memory: its result is computed element by element where it is used. Virtual ops are elementwise,
+or only move elements. `operand_coords` maps the coordinates of a result's element to those of the operands' elements.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tilekern.ir.shape import Broadcast, Iota, Reshape, Reverse, Slice, Transpos
 
 @dataclass(frozen=True)
 class Index:
-    """`const`, plus strides times registers, plus `step` for each lane of a vector."""
+    """An affine index: `const`, plus a stride times each register in `terms`, plus `step` times the lane's number."""
 
     terms: tuple[tuple[str, int], ...] = ()
     const: int = 0
     step: int = 0
 
     def plus(self, other: Index) -> Index:
-        """The sum."""
+        """The sum of two indices."""
         terms = dict(self.terms)
         for name, stride in other.terms:
             terms[name] = terms.get(name, 0) + stride
@@ -34,38 +34,38 @@ class Index:
         return Index(kept, self.const + other.const, self.step + other.step)
 
     def times(self, factor: int) -> Index:
-        """A multiple."""
+        """The index times a constant."""
         if not factor:
             return ZERO
         return Index(tuple((n, s * factor) for n, s in self.terms), self.const * factor, self.step * factor)
 
     def shifted(self, by: int) -> Index:
-        """So many elements further on."""
+        """The index plus a constant."""
         return replace(self, const=self.const + by)
 
     def mentions(self, name: str) -> bool:
-        """Whether it depends on a register."""
+        """Whether the index depends on a register."""
         return any(n == name for n, _ in self.terms)
 
 
 ZERO = Index()
 
 Coords = tuple[Index, ...]
-"""One index for each dim of a tile."""
-
-
-def with_index(coords: Coords, dim: int, index: Index) -> Coords:
-    """The coordinates with one index more, at `dim`."""
-    return (*coords[:dim], index, *coords[dim:])
+"""The coordinates of an element, or of a vector of elements: one index for each dim of the tile."""
 
 
 def register(name: str, step: int = 0) -> Index:
-    """The number in a register of type i64, and so many more for each lane."""
+    """The value of an i64 register, plus `step` times the lane's number."""
     return Index(((name, 1),), 0, step)
 
 
+def insert_index(coords: Coords, dim: int, index: Index) -> Coords:
+    """Coordinates with one more index, that of dim number `dim`."""
+    return (*coords[:dim], index, *coords[dim:])
+
+
 def is_virtual(op: Op) -> bool:
-    """Whether the op needs no memory for its result. Loads do not of what no program stores to."""
+    """Whether an op is virtual. Loads are, of arrays that no program stores to."""
     match op:
         case Load():
             return op.ref.ref.role == "in"
@@ -77,21 +77,21 @@ def is_virtual(op: Op) -> bool:
 
 
 def changes_unit_dims_only(op: Reshape) -> bool:
-    """Whether a reshape adds and drops dims of size 1 only."""
-    return _long(op.operands[0].tile.shape) == _long(op.shape)
+    """Whether a reshape only adds and drops dims of size 1."""
+    return _other_dims(op.operands[0].tile.shape) == _other_dims(op.shape)
 
 
-def _long(shape: tuple[int, ...]) -> list[int]:
+def _other_dims(shape: tuple[int, ...]) -> list[int]:
     return [n for n in shape if n != 1]
 
 
 def operand_coords(op: Op, coords: Coords, clamped: Callable[[Value, int], Index]) -> list[tuple[Value, Coords]]:
-    """The elements of tile operands that the element at `coords` of a virtual op's result comes from.
+    """The tile operands that an element of a virtual op's result depends on, each with the coordinates it reads.
 
     Args:
-      op: virtual. Of a load, the mask, and the vectors of positions.
-      coords: of the element of the result.
-      clamped: an int32 scalar, limited to 0 .. n, as an index.
+      op: a virtual op. Operands of a load are its mask and its vectors of positions.
+      coords: the coordinates in the result.
+      clamped: gives an int32 scalar, limited to 0 .. n, as an index.
     """
     match op:
         case Elementwise() | Select() | Convert() | Bitcast():
@@ -114,12 +114,12 @@ def operand_coords(op: Op, coords: Coords, clamped: Callable[[Value, int], Index
             room = zip(coords, starts, x.tile.shape, op.sizes, strict=True)
             return [(x, tuple(i.plus(clamped(start, n - size)) for i, start, n, size in room))]
         case Load():
-            return _read_by_load(op, coords)
+            return _coords_of_load(op, coords)
         case _:
             return []
 
 
-def _read_by_load(op: Load, coords: Coords) -> list[tuple[Value, Coords]]:
+def _coords_of_load(op: Load, coords: Coords) -> list[tuple[Value, Coords]]:
     found: list[tuple[Value, Coords]] = []
     for dim, lane in zip(op.access.dims, op.access.lanes, strict=True):
         if lane is not None:

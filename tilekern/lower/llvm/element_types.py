@@ -1,4 +1,4 @@
-"""The types of LLVM in which elements are computed and stored."""
+"""LLVM types of elements in registers and in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 
 from tilekern.ir.types import BOOL, DType, dtype_name, kind_of
-from tilekern.lower.llvm.ir_builder import Code, Reg, Type, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import Reg, Type, constant
 
 _SCALARS = {
     "f64": "double",
@@ -22,17 +23,17 @@ _SCALARS = {
 
 
 def register_type(dtype: DType, lanes: int = 0) -> Type:
-    """The type of elements in registers: floats that LLVM computes as such, others by their bits."""
+    """The type of elements in registers. bfloat16 and 8-bit floats are integers with their bits."""
     return Type(_SCALARS.get(dtype_name(dtype), f"i{8 * dtype.itemsize}"), lanes)
 
 
 def memory_type(dtype: DType, lanes: int = 0) -> Type:
-    """The type of elements in memory; bools are bytes."""
+    """The type of elements in memory. Bools are bytes."""
     return Type("i8", lanes) if dtype == BOOL else register_type(dtype, lanes)
 
 
 def element_constant(number: Any, dtype: DType, lanes: int = 0) -> Reg:
-    """A known element."""
+    """A constant element, or a vector of it."""
     element = np.asarray(number).astype(dtype)
     if dtype == ml_dtypes.bfloat16 or (dtype.itemsize == 1 and kind_of(dtype) == "float"):
         element = element.view(f"u{dtype.itemsize}")
@@ -40,10 +41,10 @@ def element_constant(number: Any, dtype: DType, lanes: int = 0) -> Reg:
 
 
 def from_memory(code: Code, x: Reg, dtype: DType) -> Reg:
-    """Elements as they are computed, of those that were loaded."""
+    """Convert loaded elements to their type in registers."""
     return code.compare("icmp ne", x, 0) if dtype == BOOL else x
 
 
 def to_memory(code: Code, x: Reg, dtype: DType) -> Reg:
-    """Elements as they are stored."""
+    """Convert elements to their type in memory."""
     return code.cast("zext", x, "i8") if dtype == BOOL else x

@@ -6,14 +6,13 @@ work on scalars and on vectors alike; a Python number as an operand stands for a
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
+
+from tilekern.lower.llvm.ir_values import I1, I8, I32, I64, PTR, VOID, Operand, Reg, Type, constant
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -21,95 +20,11 @@ if TYPE_CHECKING:
     from tilekern.lower.llvm.runtime.machine import Machine
 
 
-@dataclass(frozen=True)
-class Type:
-    """A type of LLVM: a scalar, or a vector of `lanes` of them if that is not 0."""
-
-    scalar: str
-    lanes: int = 0
-
-    def __str__(self) -> str:
-        return f"<{self.lanes} x {self.scalar}>" if self.lanes else self.scalar
-
-    @property
-    def suffix(self) -> str:
-        """How names of intrinsics spell it."""
-        name = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}.get(
-            self.scalar, self.scalar
-        )
-        return f"v{self.lanes}{name}" if self.lanes else name
-
-    @property
-    def bits(self) -> int:
-        """The bits of one lane."""
-        return {"float": 32, "double": 64, "half": 16, "bfloat": 16, "ptr": 64}.get(self.scalar) or int(self.scalar[1:])
-
-    @property
-    def is_float(self) -> bool:
-        """Whether lanes are floats."""
-        return self.scalar in ("float", "double", "half", "bfloat")
-
-    def of(self, scalar: str) -> Type:
-        """As many lanes of another scalar."""
-        return Type(scalar, self.lanes)
-
-    @property
-    def element(self) -> Type:
-        """The type of one lane."""
-        return Type(self.scalar)
-
-    @property
-    def integer(self) -> Type:
-        """As many integers of as many bits."""
-        return self.of(f"i{self.bits}")
-
-
-VOID, PTR, I1, I8, I16, I32, I64 = (Type(t) for t in ("void", "ptr", "i1", "i8", "i16", "i32", "i64"))
-F32, F64 = Type("float"), Type("double")
-
-
-@dataclass(frozen=True)
-class Reg:
-    """An SSA value or a constant, as it stands in the text."""
-
-    text: str
-    type: Type
-
-    def __str__(self) -> str:
-        return f"{self.type} {self.text}"
-
-
-Operand = Reg | int | float
-
-
-def constant(number: Any, type: Type) -> Reg:
-    """A known number, in every lane."""
-    scalar = type.scalar
-    if scalar == "float":
-        text = f"0x{struct.unpack('<Q', struct.pack('<d', float(np.float32(number))))[0]:016X}"
-    elif scalar == "double":
-        text = f"0x{struct.unpack('<Q', struct.pack('<d', float(number)))[0]:016X}"
-    elif scalar == "half":
-        text = f"0xH{np.float16(number).view(np.uint16):04X}"
-    elif scalar == "bfloat":
-        text = f"0xR{np.asarray(number).astype(ml_dtypes.bfloat16).view(np.uint16):04X}"
-    elif scalar == "i1":
-        text = "true" if number else "false"
-    else:
-        text = str(int(number))
-    return Reg(f"splat ({scalar} {text})" if type.lanes else text, type)
-
-
-def vector_constant(numbers: Sequence[Any], type: Type) -> Reg:
-    """A known vector."""
-    return Reg("<" + ", ".join(str(constant(n, type.element)) for n in numbers) + ">", type)
-
-
 class Module:
-    """The text of a module.
+    """A module of LLVM IR as text.
 
     Attributes:
-      machine: what it is for.
+      machine: the machine it is for.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -120,26 +35,26 @@ class Module:
         self._names: dict[str, int] = {}
 
     def declare(self, name: str, result: Type, parameters: Sequence[Type], attributes: str = "") -> None:
-        """Declare a function of elsewhere; again is no error."""
+        """Declare an external function; declaring it again has no effect."""
         listed = ", ".join(map(str, parameters))
         self._declared[name] = f"declare {result} @{name}({listed}) {attributes}".rstrip()
 
     def data(self, name: str, array: np.ndarray[Any, Any]) -> Reg:
-        """The address of constant bytes, aligned for vectors."""
+        """The address of a constant array, aligned for vectors."""
         name = self.fresh(name)
         escaped = "".join(f"\\{byte:02X}" for byte in np.ascontiguousarray(array).tobytes())
         self._globals.append(f'@{name} = private constant [{len(escaped) // 3} x i8] c"{escaped}", align 64')
         return Reg(f"@{name}", PTR)
 
     def variable(self, name: str, type: Type) -> Reg:
-        """The address of a number that all threads share, 0 at first; the same one for the same name."""
+        """The address of a global number, initially 0. The same name gives the same variable."""
         if name not in self._names:
             self._names[name] = 1
             self._globals.append(f"@{name} = private global {type} 0")
         return Reg(f"@{name}", PTR)
 
     def fresh(self, name: str) -> str:
-        """A name that no function or global has."""
+        """An unused name of a function or a global."""
         number = self._names.get(name, 0)
         self._names[name] = number + 1
         return f"{name}.{number}" if number else name
@@ -154,16 +69,16 @@ class Module:
         noalias: bool = True,
         inline: bool = True,
     ) -> str:
-        """Define a function, if there is none of that name yet: `build(code, *parameters)` emits its body.
+        """Define a function unless it exists: `build(code, *parameters)` emits its body.
 
         Args:
-          name: without the @.
-          parameters: names and types.
+          name: its name, without the @.
+          parameters: their names and types.
           build: must end with `code.ret(...)`.
-          result: its type.
+          result: the type of its result.
           attributes: the linkage.
-          noalias: whether nothing else, other threads included, changes what its pointers point to.
-          inline: whether its code may become part of its callers'.
+          noalias: whether no other pointer, and no other thread, changes the memory of its pointers.
+          inline: whether LLVM may inline it.
         """
         if name not in self._functions:
             self._functions[name] = ""  # in the order of first use
@@ -178,19 +93,21 @@ class Module:
 
     @property
     def text(self) -> str:
-        """The module."""
+        """The module as text."""
         machine = self.machine
         head = [f'target triple = "{machine.triple}"', ""]
         return "\n".join([*head, *self._globals, "", *self._functions.values(), "", *self._declared.values()]) + "\n"
 
 
 class Code:
-    """The instructions of one function, appended at its end.
+    """Builder of one function: each method appends instructions.
+
+    Operands may be Python numbers, which become constants of the other operand's type.
 
     Attributes:
-      module: of the function.
-      lines: the text so far.
-      entry: what stands before: stack slots.
+      module: the module of the function.
+      lines: the instructions so far.
+      entry: instructions at the function's start, such as `alloca`.
     """
 
     def __init__(self, module: Module) -> None:
@@ -203,27 +120,27 @@ class Code:
     # --- the text ---
 
     def fresh(self, hint: str = "") -> str:
-        """A name of a local value or label, without the %."""
+        """An unused name of a local value or a label, without the %."""
         self._count += 1
         return f"{hint or 'v'}{self._count}"
 
     def fresh_value(self) -> str:
-        """A name of a local value, with the %."""
+        """An unused name of a local value, with the %."""
         return f"%{self.fresh()}"
 
     @property
     def here(self) -> str:
-        """The label of the block that is being written."""
+        """The label of the present basic block."""
         return self._label
 
     def emit(self, type: Type, text: str) -> Reg:
-        """An instruction with a result."""
+        """Append an instruction with a result."""
         name = f"%{self.fresh()}"
         self.lines.append(f"  {name} = {text}")
         return Reg(name, type)
 
     def do(self, text: str) -> None:
-        """An instruction without a result."""
+        """Append an instruction without a result."""
         self.lines.append(f"  {text}")
 
     def label(self, name: str) -> None:
@@ -233,28 +150,28 @@ class Code:
 
     # --- arithmetic ---
 
-    def _pair(self, a: Operand, b: Operand) -> tuple[Reg, Reg]:
+    def _same_type(self, a: Operand, b: Operand) -> tuple[Reg, Reg]:
         if isinstance(a, Reg):
             return a, b if isinstance(b, Reg) else constant(b, a.type)
         assert isinstance(b, Reg)
         return constant(a, b.type), b
 
     def binary(self, name: str, a: Operand, b: Operand) -> Reg:
-        """`name` is an instruction with its flags: "fadd", "add nsw", "shl"."""
-        x, y = self._pair(a, b)
+        """An instruction of two operands: "fadd", "add nsw", "shl"."""
+        x, y = self._same_type(a, b)
         return self.emit(x.type, f"{name} {x}, {y.text}")
 
     def unary(self, name: str, x: Reg) -> Reg:
-        """`name` is an instruction: "fneg"."""
+        """An instruction of one operand: "fneg"."""
         return self.emit(x.type, f"{name} {x}")
 
     def compare(self, name: str, a: Operand, b: Operand) -> Reg:
-        """`name` is a comparison with its predicate: "icmp slt", "fcmp oge"."""
-        x, y = self._pair(a, b)
+        """A comparison with its predicate: "icmp slt", "fcmp oge"."""
+        x, y = self._same_type(a, b)
         return self.emit(x.type.of("i1"), f"{name} {x}, {y.text}")
 
     def cast(self, name: str, x: Reg, scalar: str) -> Reg:
-        """`name` is a conversion: "sext", "bitcast", "fptrunc"; nothing if the type stays."""
+        """A conversion: "sext", "bitcast", "fptrunc". None is emitted if the type stays the same."""
         if x.type.scalar == scalar:
             return x
         to = x.type.of(scalar)
@@ -262,11 +179,11 @@ class Code:
 
     def select(self, condition: Reg, a: Operand, b: Operand) -> Reg:
         """`a` where the condition holds, else `b`."""
-        x, y = self._pair(a, b)
+        x, y = self._same_type(a, b)
         return self.emit(x.type, f"select {condition}, {x}, {y}")
 
     def call(self, name: str, result: Type, *operands: Reg, flags: str = "") -> Reg:
-        """Call a function; of one without result the value means nothing."""
+        """Call a function. The value of a call without a result has no meaning."""
         listed = ", ".join(map(str, operands))
         if result == VOID:
             self.do(f"call void @{name}({listed})")
@@ -274,44 +191,44 @@ class Code:
         return self.emit(result, f"call {flags} {result} @{name}({listed})")
 
     def intrinsic(self, name: str, first: Reg, *rest: Operand, flags: str = "") -> Reg:
-        """An intrinsic that is overloaded by its first operand's type, which is also the result's: "llvm.fma"."""
+        """An intrinsic whose first operand and result have the type that its name ends with: "llvm.fma"."""
         operands = [first, *(x if isinstance(x, Reg) else constant(x, first.type) for x in rest)]
         name = f"{name}.{first.type.suffix}"
         self.module.declare(name, first.type, [x.type for x in operands])
         return self.call(name, first.type, *operands, flags=flags)
 
     def intrinsic_with_flag(self, name: str, x: Reg) -> Reg:
-        """An intrinsic of one operand whose second one says whether an edge is undefined: it is not."""
+        """An intrinsic with a flag that makes an edge case poison, such as "llvm.abs" of the least number: not set."""
         name = f"{name}.{x.type.suffix}"
         self.module.declare(name, x.type, [x.type, I1])
         return self.call(name, x.type, x, constant(0, I1))
 
     def saturating_to_int(self, x: Reg, scalar: str, *, signed: bool) -> Reg:
-        """Floats as integers: toward zero, limited to what there is, NaN as 0."""
+        """Convert floats to integers: rounded toward 0, saturating, NaN to 0."""
         to = x.type.of(scalar)
         name = f"llvm.fpto{'s' if signed else 'u'}i.sat.{to.suffix}.{x.type.suffix}"
         self.module.declare(name, to, [x.type])
         return self.call(name, to, x)
 
     def to_bfloat16(self, x: Reg) -> Reg:
-        """16 float32 as bfloat16, by their bits; subnormal numbers as 0. Needs AVX512-BF16."""
+        """Round 16 float32 to bfloat16, as i16; subnormal numbers become 0. Needs AVX512-BF16."""
         name, to = "llvm.x86.avx512bf16.cvtneps2bf16.512", Type("bfloat", 16)
         self.module.declare(name, to, [x.type])
         return self.cast("bitcast", self.call(name, to, x), "i16")
 
     def dot_pairs(self, name: str, scalar: str, total: Reg, x: Reg, y: Reg) -> Reg:
-        """`total` and the products of the pairs that lanes of 32 bits hold, by an instruction of that name."""
+        """Add to each 32-bit lane of `total` the products of a pair of 16-bit elements, by the intrinsic `name`."""
         pairs = Type(scalar, 2 * total.type.lanes)
         self.module.declare(name, total.type, [total.type, pairs, pairs])
-        return self.call(name, total.type, total, *(self._as(v, pairs) for v in (x, y)))
+        return self.call(name, total.type, total, *(self._bitcast(v, pairs) for v in (x, y)))
 
     def products_of_pairs(self, name: str, x: Reg, y: Reg) -> Reg:
-        """The sums of the two products of each pair of int16 that lanes of 32 bits hold."""
+        """The sum of the two products of each pair of int16, by the intrinsic `name`."""
         pairs = Type("i16", 2 * x.type.lanes)
         self.module.declare(name, x.type, [pairs, pairs])
-        return self.call(name, x.type, *(self._as(v, pairs) for v in (x, y)))
+        return self.call(name, x.type, *(self._bitcast(v, pairs) for v in (x, y)))
 
-    def _as(self, x: Reg, type: Type) -> Reg:
+    def _bitcast(self, x: Reg, type: Type) -> Reg:
         return self.emit(type, f"bitcast {x} to {type}")
 
     def fma(self, a: Reg, b: Operand, c: Operand) -> Reg:
@@ -346,27 +263,27 @@ class Code:
     # --- memory ---
 
     def gep(self, base: Reg, index: Operand, scalar: str = "i8") -> Reg:
-        """The address of element number `index`; bytes by default."""
+        """The address of element number `index` (getelementptr); elements are bytes by default."""
         offset = index if isinstance(index, Reg) else constant(index, I64)
         if offset.text == "0":
             return base
         return self.emit(PTR, f"getelementptr inbounds {scalar}, ptr {base.text}, {offset}")
 
     def load(self, type: Type, address: Reg, align: int = 0) -> Reg:
-        """What lies there; `align` in bytes, that of one lane if 0."""
+        """Load from an address; `align` in bytes, that of one lane if 0."""
         return self.emit(type, f"load {type}, ptr {address.text}, align {align or max(type.bits // 8, 1)}")
 
     def store(self, x: Reg, address: Reg, align: int = 0) -> None:
-        """Store it there."""
+        """Store to an address; `align` as for `load`."""
         self.do(f"store {x}, ptr {address.text}, align {align or max(x.type.bits // 8, 1)}")
 
     def prefetch(self, address: Reg) -> None:
-        """Fetch what lies there into the second-level cache, to be read; no address is wrong."""
+        """Prefetch a cache line into the second-level cache, for reading. Any address is allowed."""
         self.module.declare("llvm.prefetch.p0", VOID, [PTR, I32, I32, I32])
         self.call("llvm.prefetch.p0", VOID, address, constant(0, I32), constant(2, I32), constant(1, I32))
 
     def masked_load(self, type: Type, address: Reg, mask: Reg, fill: Reg) -> Reg:
-        """The lanes of the mask; elsewhere the fill, and nothing is touched."""
+        """Load the lanes of the mask. The others are the fill; their memory is not read."""
         name, align = f"llvm.masked.load.{type.suffix}.p0", constant(max(type.bits // 8, 1), I32)
         self.module.declare(name, type, [PTR, I32, mask.type, type])
         return self.call(name, type, address, align, mask, fill)
@@ -378,14 +295,14 @@ class Code:
         self.call(name, VOID, x, address, align, mask)
 
     def gather(self, type: Type, addresses: Reg, mask: Reg | None = None, fill: Reg | None = None) -> Reg:
-        """What lies at the address of each lane; of those of the mask, elsewhere the fill."""
+        """Load each lane from its address; with a mask, its lanes only, and the fill for the others."""
         name, align = f"llvm.masked.gather.{type.suffix}.{addresses.type.suffix}", constant(max(type.bits // 8, 1), I32)
         mask = mask or constant(1, type.of("i1"))
         self.module.declare(name, type, [addresses.type, I32, mask.type, type])
         return self.call(name, type, addresses, align, mask, fill or Reg("poison", type))
 
     def scatter(self, x: Reg, addresses: Reg, mask: Reg | None = None) -> None:
-        """Store each lane at its address, the first lane first; those of the mask."""
+        """Store each lane at its address, in the order of the lanes; with a mask, its lanes only."""
         name, align = (
             f"llvm.masked.scatter.{x.type.suffix}.{addresses.type.suffix}",
             constant(max(x.type.bits // 8, 1), I32),
@@ -395,7 +312,7 @@ class Code:
         self.call(name, VOID, x, addresses, align, mask)
 
     def opaque_false(self) -> Reg:
-        """False, but LLVM has to take it for a variable: it is loaded where the function begins."""
+        """False, as a value that LLVM cannot know: it is loaded at the function's start."""
         found = Reg("%hidden", I1)
         if not any(line.lstrip().startswith("%hidden =") for line in self.entry):
             zero = self.module.variable("hidden", I8)
@@ -411,7 +328,7 @@ class Code:
         self.call("llvm.memcpy.p0.p0.i64", VOID, target, source, constant(nbytes, I64), constant(0, I1))
 
     def alloca(self, type: Type) -> Reg:
-        """A place on the stack, one for each call of the function."""
+        """Memory on the stack for one value, which lives as long as the call."""
         name = f"%{self.fresh('slot')}"
         self.entry.append(f"  {name} = alloca {type}, align 64")
         return Reg(name, PTR)
@@ -423,11 +340,11 @@ class Code:
         self.do("ret void" if x is None else f"ret {x}")
 
     def branch(self, to: str) -> None:
-        """Jump."""
+        """Branch to a label."""
         self.do(f"br label %{to}")
 
     def branch_if(self, condition: Reg, then: str, otherwise: str) -> None:
-        """Jump to one of two places."""
+        """Branch to one of two labels."""
         self.do(f"br {condition}, label %{then}, label %{otherwise}")
 
     def loop(
@@ -439,10 +356,10 @@ class Code:
         *inits: Reg,
         index: str = "",
     ) -> list[Reg]:
-        """While i < stop, from start on by steps: body(i, *values) returns the next values; the last ones.
+        """A loop over range(start, stop, step): `body(i, *values)` returns the next values. Returns the final values.
 
-        Bounds are i64. A loop that is known to run once is no loop, and its i a constant.
-        `index` is a fresh name for i.
+        Bounds are i64. If the loop is known to run at most once, no loop is emitted, and i is a constant. `index` is an
+        unused name for i.
         """
         first, end = (x if isinstance(x, Reg) else constant(x, I64) for x in (start, stop))
         known = isinstance(start, int) and isinstance(stop, int)
@@ -479,7 +396,7 @@ class Code:
 
     @contextmanager
     def when(self, condition: Reg) -> Generator[None]:
-        """What is emitted inside runs only if the condition holds."""
+        """Code that is emitted inside runs only if the condition holds."""
         then, done = self.fresh("then"), self.fresh("done")
         self.branch_if(condition, then, done)
         self.label(then)
@@ -488,7 +405,7 @@ class Code:
         self.label(done)
 
     def compute_if(self, condition: Reg, value: Reg, compute: Callable[[], Reg]) -> Reg:
-        """`compute()`, which runs only if the condition (one bit) holds, else `value`."""
+        """The value of `compute()`, which runs only if the condition (one bit) holds; else `value`."""
         before, then, done = self._label, self.fresh("then"), self.fresh("done")
         self.branch_if(condition, then, done)
         self.label(then)

@@ -1,4 +1,4 @@
-"""A Func as LLVM IR, ready to be compiled and called."""
+"""A kernel as a module of LLVM IR, and the facts that a call needs."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from tilekern.ir.debug import Assert
 from tilekern.lower.llvm.ir_builder import Module
 
 TASK = "task"
-"""The name of the module's function that runs one task: `void @task(ptr buffers, i64 number, ptr scratch)`.
+"""The function that runs one task: `void @task(ptr buffers, i64 number, ptr scratch)`.
 
-`buffers` points to the addresses of all arrays, results behind arguments; `scratch` to memory of the worker's own,
+`buffers` points to the addresses of all arrays, results after arguments. `scratch` points to memory of the thread,
 aligned to 64 bytes. Tasks are independent: they run in any order, on any number of threads.
 """
 
 
 @dataclass(frozen=True)
 class Program:
-    """Tasks to run in parallel.
+    """A kernel as tasks that may run in parallel.
 
     Attributes:
-      name: the kernel's.
-      module: has the function `TASK`.
-      tasks: how many there are.
-      scratch: the bytes that a worker needs.
+      name: the name of the kernel.
+      module: the module, with the function `TASK`.
+      tasks: the number of tasks.
+      scratch: the scratch memory of a thread, in bytes.
       zeroed: the numbers of the results that are set to 0 before any task runs.
-      checks: the assertions. If there are any, the last result is an int32: 0, or the greatest number of one that
-        failed, where the last of n assertions has the number 1 and the first one n.
+      checks: the assertions. If there are any, the last result is an int32: 0, or the greatest number of an assertion
+        that failed. Of n assertions, the last one has the number 1, and the first one n.
       prints: whether tasks call `HOST_PRINT`.
     """
 

@@ -13,10 +13,12 @@ import pytest
 from tests.lower.llvm import tasks
 from tests.lower.llvm.tasks import ARM, HASWELL, like, numbers, process, run, scale, through_scratch
 from tilekern.errors import DependencyError, ResourceError, TargetError
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.call import call
 from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.compile.toolchain import Compiled
-from tilekern.lower.llvm.ir_builder import F32, Code, Reg
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import F32, Reg
 from tilekern.lower.llvm.program import Program
 from tilekern.lower.llvm.runtime import ffi_handler
 
@@ -116,7 +118,7 @@ os._exit(0)
 
 def test_too_much_scratch() -> None:
     with pytest.raises(ResourceError, match="by_hand needs too much memory") as caught:
-        toolchain.compile(through_scratch(1, toolchain.MAX_SCRATCH + 64))
+        toolchain.compile(through_scratch(1, calibration.MAX_SCRATCH + 64))
     assert caught.value.got == "scratch = 1073741888 bytes"
     assert caught.value.loc.file == __file__
 

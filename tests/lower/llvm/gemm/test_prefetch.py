@@ -10,7 +10,8 @@ import pytest
 import tilekern as tk
 from tests.lower.llvm.fake_xla import FakeXla
 from tests.lower.llvm.tasks import handler
-from tilekern.lower.llvm.ir_builder import F32, Code, Reg
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import F32, Reg
 from tilekern.lower.llvm.lowering import LlvmLowering
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")

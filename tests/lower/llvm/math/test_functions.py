@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tilekern.ir.elementwise import TABLE
-from tilekern.lower.llvm.ir_builder import I64, PTR, VOID, Code, Module, Reg, Type
+from tilekern.lower.llvm.ir_builder import Code, Module
+from tilekern.lower.llvm.ir_values import I64, PTR, VOID, Reg, Type
 from tilekern.lower.llvm.math.functions import emit_function
 from tilekern.lower.llvm.runtime.machine import Machine
 

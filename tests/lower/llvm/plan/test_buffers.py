@@ -126,7 +126,7 @@ class Run:
         assert not any(
             overlap(a, b) for a in buffers for b in buffers if a.root is not b.root and a.nbytes and b.nbytes
         )
-        if step.init:
+        if step.accumulates:
             (target,) = {buffer.root for _, buffer in step.produces}
             (sum_,) = [v for v, _ in step.produces if v is not step.op.result]
             add = self.expressions.definition[sum_]

@@ -116,7 +116,7 @@ def test_attention_keeps_no_copy_of_its_accumulator(dtype: str, machine: Machine
     for fold in folds:
         inner = plan.steps[fold.op.body]
         scores, values = (s for s in inner if isinstance(s, Step) and s.op.name == "dot")
-        assert values.init and not scores.init
+        assert values.accumulates and not scores.accumulates
         carried = {buffer.root for buffer in plan.carry_buffers[fold.op] if buffer is not None}
         assert {buffer.root for _, buffer in values.produces} <= carried
         # The exponentials take the place of the scores, unless they are narrower.
@@ -151,7 +151,7 @@ def test_a_matmul_copies_its_right_operand_only(dtype: str, machine: Machine) ->
     plan, lines = library("matmul", dtype, machine)
     assert not [line for line in lines if "copy" in line]
     (dot,) = (s for s in every_step(plan) if isinstance(s, Step) and s.op.name == "dot")
-    assert dot.init and not dot.packing.packs_left
+    assert dot.accumulates and not dot.packing.packs_left
     assert not [
         s for s in every_step(plan) if isinstance(s, BufferCopies) and any(a.root is not b.root for a, b in s.moves)
     ]

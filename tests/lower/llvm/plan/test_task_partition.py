@@ -1,4 +1,4 @@
-"""Copies of updated arrays: own ones of integers, shares of floats, slices of columns."""
+"""Private copies of integers, partial sums of floats, and slices of columns."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def func_of(kernel: Any, *arrays: Any, **fields: Any) -> Func:
 
 
 def check(func: Func, *arrays: Any) -> TaskPartition:
-    """The code of all machines gives what the interpreter gives, in any order of tasks; how tasks are divided."""
+    """The code of all machines gives what the interpreter gives, in any order of tasks; the partition into tasks."""
     expected = interpret(func, *arrays, orders=1)
     for machine in (None, *here()):
         lowering = LlvmLowering(func, machine)
@@ -79,11 +79,11 @@ def places(count: int, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
-def test_integers_are_updated_in_own_copies(dtype: str) -> None:
+def test_integers_are_updated_in_private_copies(dtype: str) -> None:
     x = np.random.default_rng(0).integers(0, 100, 700).astype(dtype)
     for kind in KINDS if dtype == "int32" else ("add", "max"):
         partition = check(func_of(scattered, places(37, 700), x, count=37, kind=kind), places(37, 700), x)
-        assert [copy.ref.name for copy in partition.private] == ["out"] and partition.parts == 22 * 32 // 37
+        assert [copy.ref.name for copy in partition.private] == ["out"] and partition.max_parts == 22 * 32 // 37
 
 
 def test_integers_of_64_bits() -> None:
@@ -112,24 +112,24 @@ def test_rows_of_integers(width: int) -> None:
 
 
 @pytest.mark.parametrize(("shape", "count", "slices"), [((40, 128), 90, 4), ((40, 64), 90, 2), ((40, 96), 90, 1)])
-def test_columns_are_cut_where_shares_do_not_pay(shape: tuple[int, int], count: int, slices: int) -> None:
+def test_columns_are_cut_where_partial_sums_do_not_pay(shape: tuple[int, int], count: int, slices: int) -> None:
     x = np.random.default_rng(0).integers(-9, 9, shape).astype(np.float32)
     ids = places(count, shape[0])
     partition = check(func_of(rows, ids, x, count=count), ids, x)
-    assert (partition.parts, partition.slices, partition.partial_sums) == (1, slices, ()) and len(
+    assert (partition.max_parts, partition.slices, partition.partial_sums) == (1, slices, ()) and len(
         partition.in_place
     ) == 1
     narrow = check(func_of(rows, ids, x.astype(jnp.bfloat16), count=count), ids, x.astype(jnp.bfloat16))
     assert narrow.slices == slices and [s.count for s in narrow.partial_sums] == [1]
 
 
-def test_many_updates_of_few_floats_have_shares() -> None:
+def test_many_updates_of_few_floats_have_partial_sums() -> None:
     x, ids = np.ones((4096, 32), np.float32), places(3, 4096)
     partition = check(func_of(rows, ids, x, count=3), ids, x)
-    assert (partition.parts, partition.slices) == (16, 1) and [s.count for s in partition.partial_sums] == [16]
+    assert (partition.max_parts, partition.slices) == (16, 1) and [s.count for s in partition.partial_sums] == [16]
 
 
-def test_own_copies_are_for_arrays_that_one_kind_of_update_touches_often() -> None:
+def test_private_copies_are_for_arrays_that_one_kind_of_update_touches_often() -> None:
     x = np.arange(1000, dtype=np.int32)
     assert not check(func_of(two_ways, x), x).private
     where = places(900, 1000)
@@ -139,7 +139,7 @@ def test_own_copies_are_for_arrays_that_one_kind_of_update_touches_often() -> No
     assert not check(func_of(scattered, few, few, count=3, kind="add"), few, few).private
 
 
-def test_arrays_beyond_the_cache_have_no_own_copies() -> None:
+def test_arrays_beyond_the_cache_have_no_private_copies() -> None:
     size, count = 1 << 23, 1 << 19
     types = [jax.ShapeDtypeStruct((size,), jnp.int32)] * 2
     assert not partition_tasks(func_of(scattered, *types, count=count, kind="add")).private
@@ -160,4 +160,4 @@ def test_columns_are_not_cut_where_a_program_does_more_than_add() -> None:
 
     x = np.ones((40, 128), np.float32)
     partition = check(func_of(also_stores, x), x)
-    assert (partition.parts, partition.slices) == (1, 1)
+    assert (partition.max_parts, partition.slices) == (1, 1)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilekern.errors import DependencyError, ResourceError
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.compile.loaded_code import CodeTable, LoadedCode
 from tilekern.lower.llvm.program import Program
 from tilekern.lower.llvm.runtime import host_print
@@ -29,12 +30,6 @@ OLDEST, BEYOND = (0, 45), (0, 51)
 
 The first is the oldest with an LLVM, 20, that reads `splat (i32 1)`; the tests run with 0.45 and 0.50.
 """
-
-MAX_SCRATCH = 1 << 30
-"""The bytes of scratch that a worker may have."""
-
-# How much LLVM optimises, of 0 to 3: 3 takes a fifth longer, for code as fast.
-_LEVEL = 2
 
 lock = threading.RLock()
 """Held by whoever uses llvmlite. One compilation at a time: two threads that want a program should compile it once."""
@@ -75,7 +70,7 @@ def compile(program: Program) -> Compiled:
 
     Raises:
       DependencyError: llvmlite is missing, broken, too old or too new.
-      ResourceError: the program's scratch is larger than `MAX_SCRATCH`.
+      ResourceError: the program's scratch is larger than `calibration.MAX_SCRATCH`.
     """
     check_scratch(program)
     text, target = with_handler(program).text, program.module.machine
@@ -98,11 +93,11 @@ def imported() -> dict[str, int]:
 
 
 def check_scratch(program: Program) -> None:
-    """Refuse a program whose scratch is larger than `MAX_SCRATCH`."""
-    if program.scratch > MAX_SCRATCH:
+    """Refuse a program whose scratch is larger than `calibration.MAX_SCRATCH`."""
+    if program.scratch > calibration.MAX_SCRATCH:
         raise ResourceError(
             f"{program.name} needs too much memory for its intermediate values",
-            expected=f"at most {MAX_SCRATCH} bytes for each thread",
+            expected=f"at most {calibration.MAX_SCRATCH} bytes for each thread",
             got=f"scratch = {program.scratch} bytes",
             fix="use smaller blocks",
         )
@@ -217,7 +212,7 @@ def _runtime_text(target: Machine) -> str:
 @functools.cache
 def _linker() -> Any:
     llvm = llvmlite()
-    return llvm.create_lljit_compiler(_target_machine(host(), _LEVEL), use_jit_link=True)
+    return llvm.create_lljit_compiler(_target_machine(host(), calibration.OPTIMIZATION_LEVEL), use_jit_link=True)
 
 
 def _link(name: str, code: bytes, exported: Sequence[str], imported: dict[str, int]) -> Any:
@@ -247,7 +242,7 @@ def _target_machine(target: Machine, level: int) -> Any:
 class _Codegen:
     """A module after LLVM's passes on its IR, in an LLVM context of its own."""
 
-    def __init__(self, text: str, target: Machine, level: int = _LEVEL) -> None:
+    def __init__(self, text: str, target: Machine, level: int = calibration.OPTIMIZATION_LEVEL) -> None:
         llvm = llvmlite()
         self._context = llvm.create_context()
         try:

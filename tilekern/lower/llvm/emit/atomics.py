@@ -1,4 +1,4 @@
-"""Atomic updates of arrays, of the copies that `shares` plans, and what becomes of the own copies of threads."""
+"""Updates of arrays: by atomic instructions, in partial sums, or in private copies, which tasks fill and merge."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from tilekern.lower.llvm.element_types import element_constant, memory_type, reg
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.elementwise import compute, convert
 from tilekern.lower.llvm.emit.loop_nests import loop_over, tail_pieces
-from tilekern.lower.llvm.ir_builder import I1, I32, Code, Reg, Type, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import I1, I32, Reg, Type, constant
 from tilekern.lower.llvm.plan.task_partition import PrivateCopy, updates_rows
 from tilekern.lower.llvm.runtime.fp_mode import pause
 
 
 @dataclass(frozen=True)
 class UpdateTarget:
-    """The place in which this task updates an array, by loads and stores.
+    """Memory that only this task updates, so loads and stores do: a partial sum, a private copy, or the array itself.
 
     Attributes:
-      base: the address.
-      dtype: of its elements.
-      slices: into how many slices the columns are cut, and the number of this task's; None if there is but one.
+      base: its address.
+      dtype: the dtype of its elements.
+      slices: the number of slices that the columns are divided into.
+      slice: the number of this task's slice; None if there is one slice.
     """
 
     base: Reg
@@ -38,7 +40,7 @@ class UpdateTarget:
 
 
 def emit(e: Elements, op: Atomic, target: UpdateTarget | None) -> None:
-    """Emit an update of a copy, or of the array itself by atomic instructions, element after element."""
+    """Emit an update of `target`, or of the array by atomic instructions if there is none."""
     if target is not None and updates_rows(op) and not is_float8(op.ref.ref.dtype):
         loop_over(e, op.value.tile.shape[:-1], lambda row: _row(e, op, target, row))
         return
@@ -55,11 +57,11 @@ def emit(e: Elements, op: Atomic, target: UpdateTarget | None) -> None:
     loop_over(e, op.value.tile.shape, element)
 
 
-# --- copies ----------------------------------------------------------------------------------------------------------
+# --- targets ---------------------------------------------------------------------------------------------------------
 
 
 def _row(e: Elements, op: Atomic, target: UpdateTarget, row: Coords) -> None:
-    """Update one row, or this task's slice of it: neighbours by vectors."""
+    """Update one row, or this task's slice of it, by vectors."""
     code, lanes = e.code, e.code.module.machine.lanes
     width = op.value.tile.shape[-1] // target.slices
     first = Index() if target.slice is None else index_of(target.slice).times(width)
@@ -76,7 +78,7 @@ def _row(e: Elements, op: Atomic, target: UpdateTarget, row: Coords) -> None:
 
 
 def _load_positions(e: Elements, op: Atomic, row: Coords) -> None:
-    """Load now what says where a row lies: loads behind a store would be made again for each vector."""
+    """Load the positions of a row. LLVM cannot move loads out of the loop, which stores."""
     lanes = iter(row)
     for dim in op.access.dims[:-1]:
         if dim.kind == "index":
@@ -88,7 +90,7 @@ def _load_positions(e: Elements, op: Atomic, row: Coords) -> None:
 
 
 def _update_target(e: Elements, op: Atomic, target: UpdateTarget, coords: Coords, lanes: int) -> None:
-    """Update an element, or a vector of neighbours."""
+    """Update one element if `lanes` is 0, else a vector of neighbours."""
     code, dtype = e.code, op.ref.ref.dtype
     address, where = e.access_address(op, coords, op.mask, target.base, target.dtype, lanes)
     type = memory_type(target.dtype, lanes)
@@ -107,7 +109,7 @@ def _update_target(e: Elements, op: Atomic, target: UpdateTarget, coords: Coords
 
 
 def fill_private_copy(code: Code, private: PrivateCopy, base: Reg) -> None:
-    """Fill an own copy with what changes nothing."""
+    """Fill a private copy with the identity of its updates."""
     dtype = private.ref.ref.dtype
     number = identity(private.kind, dtype)
 
@@ -118,7 +120,12 @@ def fill_private_copy(code: Code, private: PrivateCopy, base: Reg) -> None:
 
 
 def merge_private_copies(code: Code, copies: list[tuple[PrivateCopy, Reg, Reg]]) -> None:
-    """Combine own copies with the arrays: each with the copy's and the array's address. No other task does so now."""
+    """Merge private copies into the arrays, under a lock.
+
+    Args:
+      code: where to emit.
+      copies: each with the addresses of the copy and of the array.
+    """
     with _locked(code):
         for private, target, array in copies:
 
@@ -134,7 +141,7 @@ def merge_private_copies(code: Code, copies: list[tuple[PrivateCopy, Reg, Reg]])
 
 
 def _for_each_vector(code: Code, private: PrivateCopy, body: Callable[[Reg, int], None]) -> None:
-    """`body(place, lanes)` for all elements."""
+    """Emit `body(index, lanes)` for all elements; `lanes` is 0 for those after the last whole vector."""
     lanes = code.module.machine.vector_bytes // private.ref.ref.dtype.itemsize
     whole = private.size // lanes * lanes
     for begin, end, width in ((0, whole, lanes), (whole, private.size, 0)):
@@ -147,7 +154,7 @@ def _for_each_vector(code: Code, private: PrivateCopy, body: Callable[[Reg, int]
 
 @contextmanager
 def _locked(code: Code) -> Generator[None]:
-    """The code that is emitted inside runs in one thread at a time."""
+    """Code that is emitted inside runs in one thread at a time."""
     lock = code.module.variable("lock", I32)
     code.module.declare("sched_yield", I32, [], "nounwind")
     look, again, entered = (code.fresh(name) for name in ("look", "again", "entered"))
@@ -168,7 +175,7 @@ def _locked(code: Code) -> Generator[None]:
 
 
 def _to_accumulator(code: Code, x: Reg, dtype: DType) -> Reg:
-    """A float in the dtype in which it is added up; one of 8 bits by a table."""
+    """Convert a float to the dtype of its sums; 8-bit floats by a table."""
     if not is_float8(dtype):
         return convert(code, x, dtype, accumulator(dtype))
     table = code.module.data("floats", np.arange(256, dtype=np.uint8).view(dtype).astype(F32))
@@ -201,7 +208,7 @@ def _atomic_update(code: Code, op: Atomic, x: Reg, address: Reg) -> None:
 
 
 def _exchange_extreme(code: Code, op: Atomic, x: Reg, address: Reg) -> None:
-    """Exchange the element for the extreme of both until nobody else has changed it meanwhile."""
+    """Replace an element by the extreme of both: a loop of compare-and-exchange."""
     dtype = op.ref.ref.dtype
     type, scalar = memory_type(dtype).integer, register_type(dtype).scalar
     before = code.emit(type, f"load atomic {type}, {address} monotonic, align {type.bits // 8}")

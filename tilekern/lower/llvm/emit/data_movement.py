@@ -1,4 +1,4 @@
-"""Tiles that are put together: joined, padded, updated, or picked element by element."""
+"""Ops that move elements and need memory for their results: concatenate, pad, dynamic update, take."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tilekern.ir.shape import Concatenate, Pad
 from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.loop_nests import for_each_vector
-from tilekern.lower.llvm.ir_builder import Reg
+from tilekern.lower.llvm.ir_values import Reg
 
 
 def _copy(e: Elements, source: Value, target: Value, shape: tuple[int, ...], to: Callable[[Coords], Coords]) -> None:
-    """The elements of a tile in a range of `shape`, each to its place in another one."""
+    """Copy a range of `shape` of a tile; `to` maps coordinates in the source to those in the target."""
 
     def body(coords: Coords, lanes: int) -> None:
         e.write(target, e.element(source, coords, lanes), to(coords))
@@ -24,7 +24,7 @@ def _copy(e: Elements, source: Value, target: Value, shape: tuple[int, ...], to:
 
 
 def concatenate(e: Elements, op: Concatenate) -> None:
-    """One part behind the other."""
+    """Copy the parts one after the other."""
     alone = len(op.operands) > 1 and all(x.tile.shape[op.dim] == 1 for x in op.operands)
     if alone and 0 < op.dim == len(op.result.tile.shape) - 1:
         stack(e, op)
@@ -40,7 +40,7 @@ def concatenate(e: Elements, op: Concatenate) -> None:
 
 
 def stack(e: Elements, op: Concatenate) -> None:
-    """Parts of one element along the last dim each: vectors along the dim before it, whose lanes take turns."""
+    """Interleave parts of size 1 along the last dim, by vectors along the dim before it."""
 
     def body(coords: Coords, lanes: int) -> None:
         parts = [e.element(x, (*coords, ZERO), lanes) for x in op.operands]
@@ -50,19 +50,19 @@ def stack(e: Elements, op: Concatenate) -> None:
             return
         while len(parts) > 1:
             half = len(parts) // 2
-            parts = [_by_turns(e, x, y) for x, y in zip(parts[:half], parts[half:], strict=True)]
+            parts = [_interleave(e, x, y) for x, y in zip(parts[:half], parts[half:], strict=True)]
         e.write(op.result, parts[0], (*coords[:-1], replace(coords[-1], step=0), Index(step=1)))
 
     for_each_vector(e, op.result.tile.shape[:-1], body)
 
 
-def _by_turns(e: Elements, x: Reg, y: Reg) -> Reg:
+def _interleave(e: Elements, x: Reg, y: Reg) -> Reg:
     lanes = x.type.lanes
     return e.code.shuffle(x, y, [n + side for n in range(lanes) for side in (0, lanes)])
 
 
 def pad(e: Elements, op: Pad) -> None:
-    """The padding everywhere, then the elements that are not cut off."""
+    """Fill the result with the padding, then copy the elements that negative padding does not cut off."""
     x, fill = op.operands
     for_each_vector(
         e, op.result.tile.shape, lambda coords, lanes: e.write(op.result, e.element(fill, (), lanes), coords)
@@ -88,7 +88,7 @@ def pad(e: Elements, op: Pad) -> None:
 
 
 def update(e: Elements, op: DynamicUpdateSlice) -> None:
-    """All of the tile, then what replaces a part of it."""
+    """Copy the tile, then the part that replaces some of it."""
     x, part, *starts = op.operands
     _copy(e, x, op.result, x.tile.shape, lambda coords: coords)
     room = [n - size for n, size in zip(x.tile.shape, part.tile.shape, strict=True)]
@@ -103,7 +103,7 @@ def update(e: Elements, op: DynamicUpdateSlice) -> None:
 
 
 def take(e: Elements, op: Take) -> None:
-    """Elements at computed places along a dim."""
+    """Gather elements along a dim."""
     x, indices = op.operands
     rank, most = len(indices.tile.shape), x.tile.shape[op.dim] - 1
 
@@ -114,7 +114,7 @@ def take(e: Elements, op: Take) -> None:
         else:
             where, behind = coords[op.dim : op.dim + rank], coords[op.dim + rank :]
         code = e.code
-        # Of one index for all lanes the elements are neighbours, else each lane has its own.
+        # If all lanes have the same index, their elements are neighbours. Else the lanes are gathered.
         width = lanes if any(i.step for i in where) else 0
         found = code.intrinsic("llvm.smax", e.element(indices, where, width), 0)
         found = code.cast("sext", code.intrinsic("llvm.smin", found, most), "i64")

@@ -16,7 +16,7 @@ from tilekern.ir.types import BOOL
 from tilekern.lower.llvm.element_index import Coords
 from tilekern.lower.llvm.emit.elements import Elements
 from tilekern.lower.llvm.emit.loop_nests import for_each_vector
-from tilekern.lower.llvm.ir_builder import PTR, VOID, Reg
+from tilekern.lower.llvm.ir_values import PTR, VOID, Reg
 from tilekern.lower.llvm.plan.steps import Step
 from tilekern.lower.llvm.runtime.host_print import HOST_PRINT, Message, PrintedValue
 

@@ -1,7 +1,7 @@
-"""The elements of tiles, computed where they are used: one, or a vector of them whose places differ in one dim.
+"""Elements of tiles, computed where they are used: one element, or a vector along one dim.
 
-What was computed once is known by the place it was computed for, as long as the code that is emitted lies behind it:
-`scope` begins a stretch of code whose results are forgotten at its end, for a loop's body or a branch.
+Computed elements are cached by their coordinates. `scope` limits the cache: values of a loop's body or of a branch are
+forgotten at its end, where they need not have been computed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from tilekern.ir.types import DType, strides_of
 from tilekern.lower.llvm.element_index import Coords, Index, is_virtual, operand_coords, register
 from tilekern.lower.llvm.element_types import element_constant, from_memory, memory_type, to_memory
 from tilekern.lower.llvm.emit import elementwise
-from tilekern.lower.llvm.ir_builder import I32, I64, Code, Reg, Type, constant, vector_constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import I32, I64, Reg, Type, constant, vector_constant
 from tilekern.lower.llvm.plan.steps import Buffer, Expressions
 
 
 class Elements:
-    """Computes elements.
+    """Emits code that computes, loads and stores elements.
 
     Attributes:
-      code: where to.
-      closures: knows the ops, and the tiles that are in memory.
+      code: the function that is emitted.
+      expressions: the definitions of values, and the tiles in memory.
       registers: the scalars that have been computed.
-      targets: the slots of the results of the present step.
-      loops: the indices of the folds around, and by how much they change.
+      targets: the buffers of the present step's results.
+      loops: the index of the innermost fold, and its change from one iteration to the next.
     """
 
     def __init__(self, code: Code, func: Func, arrays: Mapping[Value, Reg], scratch: Reg) -> None:
@@ -46,11 +47,11 @@ class Elements:
         self._data: dict[Value, Reg] = {}
         self._flushing = _only_multiplied(func)
 
-    # --- what is known ---
+    # --- the cache ---
 
     @contextmanager
     def scope(self) -> Generator[None]:
-        """What is computed inside is known inside only."""
+        """Cache elements that are computed inside until its end."""
         self._scopes.append({})
         yield
         self._scopes.pop()
@@ -66,7 +67,7 @@ class Elements:
     # --- elements ---
 
     def element(self, value: Value, coords: Coords, lanes: int = 0) -> Reg:
-        """The element at a place, or so many of them; of scalars the place is ()."""
+        """The element at some coordinates, or a vector of `lanes` elements. Scalars have no coordinates: ()."""
         if lanes and not any(index.step for index in coords):
             return self._cached(
                 ("splat", value, coords, lanes), lambda: self.code.splat(self.element(value, coords), lanes)
@@ -76,7 +77,7 @@ class Elements:
         return self._cached((value, coords, lanes), lambda: self._element(value, coords, lanes))
 
     def hoist(self, values: Iterable[Value], outer: Coords, inner: str) -> None:
-        """Compute now what is the same for all values of the register `inner`, the index of the last dim."""
+        """Compute the elements that do not depend on the register `inner`, the index of the last dim."""
         pending = [(value, (*outer, register(inner, 1))) for value in values]
         seen = set[tuple[Value, Coords]]()
         while pending:
@@ -129,7 +130,7 @@ class Elements:
     # --- numbers ---
 
     def index_value(self, index: Index) -> Reg:
-        """An index of one lane, i64."""
+        """The value of an index for lane 0, i64."""
         return self._cached(("number", index.terms, index.const), lambda: self._sum(index))
 
     def _sum(self, index: Index) -> Reg:
@@ -142,12 +143,12 @@ class Elements:
         return self.code.binary("add nsw", total, index.const) if index.const else total
 
     def lane_indices(self, index: Index, lanes: int) -> Reg:
-        """An index of every lane, i64."""
+        """The values of an index for all lanes, i64."""
         first = self.code.splat(self.index_value(index), lanes)
         return self.code.binary("add nsw", first, _steps(index.step, I64, lanes)) if index.step else first
 
     def clamped_index(self, value: Value, most: int) -> Index:
-        """An int32 scalar limited to 0 .. `most`."""
+        """An int32 scalar, limited to 0 .. `most`, as an index."""
 
         def make() -> Reg:
             low = self.code.intrinsic("llvm.smax", self.registers[value], 0)
@@ -156,7 +157,7 @@ class Elements:
         return register(self._cached(("clamped", value, most), make).text)
 
     def position(self, op: MemoryOp, position: Position) -> Index:
-        """The scalar part of a position of an access."""
+        """The scalar terms of a position of an access."""
         total = Index(const=position.const)
         for term in position.terms:
             value = op.positions[term.operand]
@@ -171,7 +172,7 @@ class Elements:
         return self._part(term, wide, negative=found is None or found.low < 0)
 
     def _part(self, term: Term, number: Reg, negative: bool) -> Reg:
-        """(number // div) % mod, rounded down."""
+        """(number // div) % mod, as in Python: rounded down."""
         code = self.code
         if term.div > 1:
             quotient = code.binary("sdiv", number, term.div)
@@ -189,22 +190,22 @@ class Elements:
     # --- memory ---
 
     def buffer_address(self, buffer: Buffer) -> Reg:
-        """The address of a slot."""
+        """The address of a buffer."""
         return self._cached(("slot", buffer.root), lambda: self.code.gep(self.scratch, buffer.root.offset))
 
     def load(self, base: Reg, shape: Sequence[int], dtype: DType, coords: Coords, lanes: int = 0) -> Reg:
-        """Elements of a tile that lies densely in memory."""
+        """Load elements of a tile that is dense in memory."""
         return self._load_at(base, _linear(coords, strides_of(tuple(shape))), dtype, lanes)
 
     def write(self, value: Value, x: Reg, coords: Coords) -> None:
-        """Elements of a result of the present step."""
+        """Store elements of a result of the present step; a scalar stays in its register."""
         if value.tile.shape:
             self.store(x, self.buffer_address(self.targets[value]), value.tile.shape, value.tile.dtype, coords)
         else:
             self.registers[value] = x
 
     def store(self, x: Reg, base: Reg, shape: Sequence[int], dtype: DType, coords: Coords) -> None:
-        """Store elements of such a tile."""
+        """Store elements of a tile that is dense in memory."""
         self._store_at(to_memory(self.code, x, dtype), base, _linear(coords, strides_of(tuple(shape))), dtype, None)
 
     def address(self, base: Reg, index: Index, dtype: DType) -> Reg:
@@ -224,7 +225,7 @@ class Elements:
         return from_memory(code, code.gather(type, addresses), dtype)
 
     def _store_at(self, x: Reg, base: Reg, index: Index, dtype: DType, mask: Reg | None) -> None:
-        """Store packed elements, those of the mask only if there is one."""
+        """Store elements of memory type; with a mask, only its lanes."""
         code, lanes = self.code, x.type.lanes
         if not lanes:
             address = self.address(base, index, dtype)
@@ -240,7 +241,7 @@ class Elements:
             code.scatter(x, self._addresses(base, self.lane_indices(index, lanes), dtype), mask)
 
     def opaque_mask(self, mask: Reg, x: Reg) -> Reg:
-        """A mask that the compiler cannot know to have one lane: LLVM 22 stores 32 bits for such a lane of 16 or 8."""
+        """A mask that LLVM cannot know to have one lane: LLVM 22 would store 32 bits for one lane of 16 or 8 bits."""
         if x.type.bits >= 32:
             return mask
         return self.code.binary("xor", mask, self.code.splat(self.code.opaque_false(), mask.type.lanes))
@@ -252,7 +253,14 @@ class Elements:
         )
 
     def gather(self, value: Value, coords: Coords, dim: int, numbers: Reg) -> Reg:
-        """Elements of a kept tile at a place, but for one dim, whose index each lane has for itself; i64."""
+        """Gather elements of a tile in memory.
+
+        Args:
+          value: the tile.
+          coords: the coordinates but for one dim, where they are 0.
+          dim: the dim that each lane has an index for.
+          numbers: these indices, i64.
+        """
         code, shape = self.code, value.tile.shape
         strides = strides_of(shape)
         rest = self.lane_indices(_linear(coords, strides), numbers.type.lanes)
@@ -264,7 +272,7 @@ class Elements:
     # --- accesses ---
 
     def load_access(self, op: Load, coords: Coords, lanes: int = 0) -> Reg:
-        """Elements of an array; those out of bounds or masked are the fill."""
+        """Load elements of an array. Elements that are masked or out of bounds are the fill."""
         code, dtype = self.code, op.ref.ref.dtype
         index, gathered, mask = self._resolve(op, coords, lanes, op.mask)
         base = self._arrays[op.ref]
@@ -289,12 +297,12 @@ class Elements:
         return from_memory(code, found, dtype)
 
     def prefetch_next(self, op: Load, coords: Coords) -> None:
-        """Fetch into the cache the element that the next iteration of the innermost fold will load."""
+        """Prefetch the element that the next iteration of the innermost fold will load."""
         index, _, _ = self._resolve(op, coords, 0, None)
         self.code.prefetch(self.address(self._arrays[op.ref], index.shifted(self.next_distance(op)), op.ref.ref.dtype))
 
     def next_distance(self, op: Load) -> int:
-        """How many elements further the next iteration of the innermost fold loads; 0 if that is not known."""
+        """Elements by which a load moves in one iteration of the innermost fold; 0 if unknown."""
         distance = 0
         for dim, stride in zip(op.access.dims, strides_of(op.extents), strict=True):
             for term in dim.position.terms:
@@ -303,7 +311,7 @@ class Elements:
         return distance
 
     def store_access(self, op: MemoryOp, x: Reg, coords: Coords, mask: Value | None) -> None:
-        """Store elements to an array, but those out of bounds or masked."""
+        """Store elements to an array, except those that are masked or out of bounds."""
         code, dtype, lanes = self.code, op.ref.ref.dtype, x.type.lanes
         index, gathered, where = self._resolve(op, coords, lanes, mask)
         stored_as = to_memory(code, x, dtype)
@@ -323,16 +331,16 @@ class Elements:
         dtype: DType | None = None,
         lanes: int = 0,
     ) -> tuple[Reg, Reg | None]:
-        """The address of one element of an access, or of the first of neighbours, and which are touched (None: all).
+        """The address of one element of an access, or of the first of a vector, and the mask of the lanes in bounds.
 
-        `base` and `dtype` are those of another array of the same shape.
+        The mask is None if all lanes are. `base` and `dtype` stand for another array of the same shape.
         """
         index, gathered, where = self._resolve(op, coords, lanes, mask)
         assert gathered is None and index.step == (lanes > 0)
         return self.address(base or self._arrays[op.ref], index, dtype or op.ref.ref.dtype), where
 
     def first_address(self, op: Load) -> Reg:
-        """The address of the first element of a load in bounds."""
+        """The address of the first element of a load that is in bounds."""
         index = Index()
         for dim, stride in zip(op.access.dims, strides_of(op.extents), strict=True):
             index = index.plus(self.position(op, dim.position).times(stride))
@@ -341,7 +349,7 @@ class Elements:
     def _resolve(
         self, op: MemoryOp, coords: Coords, lanes: int, mask: Value | None
     ) -> tuple[Index, Reg | None, Reg | None]:
-        """The linear index; those of every lane instead, if they are no straight line; which lanes are touched."""
+        """The linear index of an access, or those of all lanes if they are not affine; the mask of lanes in bounds."""
         code = self.code
         total, gathered, conditions = Index(), None, list[Reg]()
         sizes = zip(op.extents, strides_of(op.extents), strict=True)
@@ -371,7 +379,7 @@ class Elements:
         return total, gathered, self._all(conditions, lanes)
 
     def _vector_of(self, op: MemoryOp, position: Position, index: Index, lanes: int) -> Reg:
-        """What the vectors of a gathered position add to it, i64; of one lane if all are at the same place."""
+        """The sum of the vector terms of a gathered position, i64: one number if all lanes have the same index."""
         code, total = self.code, None
         lanes = lanes if index.step else 0
         for term in position.terms:
@@ -386,13 +394,14 @@ class Elements:
         return self.code.compare("icmp ult", numbers, length)
 
     def _within(self, op: MemoryOp, position: Position, index: Index, length: int, lanes: int) -> Reg | None:
-        """Which lanes along a dim are in bounds; of all lanes at once, if they are at the same place."""
+        """The mask of lanes in bounds along a dim: one bool if all lanes have the same index."""
         code = self.code
         if not index.step or not lanes:
             return self._inside(self.index_value(index), length)
         if abs(index.step) != 1:
             return self._inside(self.lane_indices(index, lanes), length)
-        # Lane n is at first + n: it is inside if -first <= n < length - first, with both limited to 0 .. lanes.
+        # Lane n has index first + n. It is in bounds if -first <= n < length - first; both limits are clamped to
+        # 0 .. lanes.
         first = self.index_value(index)
         if index.step == -1:
             return self._inside(self.lane_indices(index, lanes), length)
@@ -410,7 +419,7 @@ class Elements:
         return self.code.cast("trunc", self.code.intrinsic("llvm.smin", low, lanes), "i32")
 
     def _is_negative(self, op: MemoryOp, position: Position) -> bool:
-        """Whether a position may be less than 0."""
+        """Whether a position may be negative."""
         low = position.const
         for term in position.terms:
             value = op.positions[term.operand]
@@ -432,7 +441,7 @@ class Elements:
 
 
 def index_of(number: Reg, step: int = 0) -> Index:
-    """A register, or a constant, as an index, and so many more for each lane."""
+    """A register or a constant as an index, plus `step` times the lane's number."""
     return register(number.text, step) if number.text.startswith("%") else Index((), int(number.text), step)
 
 
@@ -449,7 +458,7 @@ def _linear(coords: Coords, strides: Sequence[int]) -> Index:
 
 
 def _only_multiplied(func: Func) -> frozenset[Value]:
-    """Casts to bfloat16 that only dots use, whose hardware takes subnormal numbers for 0 anyway."""
+    """Casts to bfloat16 that only dots use. The hardware's dots flush subnormal numbers to 0 anyway."""
     casts = {op.result for op in func.walk() if isinstance(op, Convert)}
     others = {v for op in func.walk() if not isinstance(op, Dot) for v in op.operands}
     others |= {v for op in func.walk() for region in op.regions for v in region.results}

@@ -7,11 +7,12 @@ from tilekern.ir.core import Op
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.types import BF16, BOOL, F16, DType, kind_of
 from tilekern.lower.llvm.element_types import register_type
-from tilekern.lower.llvm.ir_builder import Code, Reg
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import Reg
 from tilekern.lower.llvm.math.functions import emit_function
 
 KINDS = (Elementwise, Select, Convert, Bitcast)
-"""The ops that compute; what is virtual besides only moves elements."""
+"""Ops that compute; the other virtual ops only move data."""
 
 _INF = float("inf")
 
@@ -85,7 +86,7 @@ def _float(code: Code, name: str, *operands: Reg) -> Reg:
 
 
 def extreme(code: Code, name: str, x: Reg, y: Reg) -> Reg:
-    """The larger or smaller float; NaN if one is, and of two zeros any. The sooner of the two had better be `x`."""
+    """The larger or smaller float; NaN if one is NaN, and either of two zeros. `x` had better be ready first."""
     return code.intrinsic(f"llvm.{name}imum", x, y, flags="nsz")
 
 
@@ -121,7 +122,7 @@ def _integer(code: Code, name: str, signed: bool, *operands: Reg) -> Reg:
 
 
 def _quotient(code: Code, name: str, signed: bool, x: Reg, y: Reg) -> Reg:
-    """Division never traps: not by 0, for which there is 1, and not of the least number by -1, which is 0 minus it."""
+    """Divide without traps: 1 replaces a divisor of 0, and x / -1 is computed as 0 - x."""
     other = code.select(code.compare("icmp eq", y, 0), 1, y)
     if not signed:
         return code.binary(f"u{name}", x, other)
@@ -131,7 +132,7 @@ def _quotient(code: Code, name: str, signed: bool, x: Reg, y: Reg) -> Reg:
 
 
 def _shift(code: Code, name: str, x: Reg, amount: Reg) -> Reg:
-    """By as many bits as there are, or more: all are shifted out; what is left to the right is the sign."""
+    """Shift. Amounts from the number of bits on shift all bits out; an arithmetic shift then leaves the sign."""
     bits = x.type.bits
     least = code.intrinsic("llvm.umin", amount, bits - 1)
     shifted = code.binary(_SHIFTS[name], x, least)
@@ -144,7 +145,7 @@ def _shift(code: Code, name: str, x: Reg, amount: Reg) -> Reg:
 
 
 def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = False) -> Reg:
-    """A legal cast."""
+    """Emit a legal cast."""
     if source == dtype:
         return x
     scalar = register_type(dtype).scalar
@@ -157,7 +158,7 @@ def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = Fal
     if dtype == BF16:
         return _to_bfloat16(code, x, flushes)
     if dtype == F16:
-        # LLVM must not see what is rounded here: it would move a sign by rounding from float64, which has no code.
+        # The fence keeps LLVM from folding this with a cast from float64: a cast from float64 to half has no code.
         x = code.intrinsic("llvm.arithmetic.fence", x)
     if kinds == ("float", "float"):
         return code.cast("fpext" if dtype.itemsize > source.itemsize else "fptrunc", x, scalar)
@@ -169,13 +170,13 @@ def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = Fal
         return code.cast("trunc", x, scalar)
     found = code.cast("sext" if kinds[0] == "signed" else "zext", x, scalar)
     if source == BOOL and x.type.lanes in (2, 4) and code.module.machine.vector_bytes == 64:
-        # LLVM 22 counts so few bools, where a sum of them ends, as the bits of an i2 or i4, which it cannot select.
+        # LLVM 22 turns a sum of 2 or 4 bools into a population count of an i2 or i4, which it has no code for.
         return code.binary("xor", found, code.splat(code.cast("sext", code.opaque_false(), scalar), x.type.lanes))
     return found
 
 
 def _to_bfloat16(code: Code, x: Reg, flushes: bool) -> Reg:
-    """The upper half of the bits, rounded to nearest even; NaN stays NaN."""
+    """Round to the upper 16 bits, to nearest even; NaN stays NaN."""
     if flushes and x.type.lanes == 16 and code.module.machine.has_bfloat16_dots:
         return code.to_bfloat16(x)
     bits = code.cast("bitcast", x, "i32")

@@ -1,4 +1,4 @@
-"""A legal Func → a program: one function that runs one program of the grid, and one that runs a task, some of these."""
+"""Emits a legal Func as a module: a function for a program of the grid, and one for a task of several programs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from tilekern.ir.memory import Atomic, Load, Store
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.quote import visible
 from tilekern.ir.shape import Concatenate, Pad
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Index, is_virtual
 from tilekern.lower.llvm.element_types import register_type
 from tilekern.lower.llvm.emit import atomics, data_movement, debug_ops, loop_nests, reductions, sorts
 from tilekern.lower.llvm.emit.atomics import UpdateTarget
 from tilekern.lower.llvm.emit.elements import Elements
 from tilekern.lower.llvm.gemm import dots
-from tilekern.lower.llvm.ir_builder import I64, PTR, VOID, Code, Module, Reg
+from tilekern.lower.llvm.ir_builder import Code, Module
+from tilekern.lower.llvm.ir_values import I64, PTR, VOID, Reg
 from tilekern.lower.llvm.plan.buffers import assign_offsets
 from tilekern.lower.llvm.plan.loop_fusion import fuse_loops
 from tilekern.lower.llvm.plan.steps import BufferCopies, Expressions, LoopNest, Plan, Step
@@ -37,13 +39,11 @@ from tilekern.lower.llvm.plan.task_partition import (
 from tilekern.lower.llvm.program import TASK, Program
 from tilekern.lower.llvm.runtime.machine import Machine
 
-# The most tasks: of more programs, several are one task, so that claiming one costs little beside running it.
-_MAX_TASKS = 4096
 _PROGRAM = "program"
 
 
 def make_plan(func: Func, machine: Machine) -> Plan:
-    """The steps of a legal Func, and where their tiles lie."""
+    """The plan of a legal Func: its steps, and the offsets of its buffers."""
     planned = fuse_loops(func, partial(_scratch_of, machine))
     assign_offsets(func, planned)
     return planned
@@ -52,12 +52,13 @@ def make_plan(func: Func, machine: Machine) -> Plan:
 def emit(func: Func, planned: Plan, machine: Machine) -> Program:
     """The program of a legal Func.
 
-    Its arguments are the Func's inputs, its results the Func's outputs, then the shares of `shares_of`.
+    Its arguments are the Func's inputs. Its results are the Func's outputs, the partial sums of `partial_sums_of`, and
+    the number of an assertion that failed if there are assertions.
     """
     module = Module(machine)
     partition, programs = partition_tasks(func), prod(func.grid)
     body = _ProgramEmitter(func, planned, partition)
-    each = cdiv(programs, max(min(programs, partition.parts or _MAX_TASKS), 1))
+    each = cdiv(programs, max(min(programs, partition.max_parts or calibration.MAX_TASKS), 1))
     parts = cdiv(programs, max(each, 1))
     parameters = [("buffers", PTR), ("number", I64), ("scratch", PTR)]
 
@@ -100,12 +101,12 @@ def _scratch_of(machine: Machine, op: Op, expressions: Expressions) -> tuple[int
 
 
 def _private_begin(planned: Plan) -> int:
-    """The byte of the scratch memory from which on own copies lie."""
+    """The offset of the private copies in scratch memory."""
     return round_up(planned.scratch, ALIGNMENT)
 
 
 class _ProgramEmitter:
-    """Emits what one program of the grid does."""
+    """Emits the function of one program of the grid."""
 
     def __init__(self, func: Func, planned: Plan, partition: TaskPartition) -> None:
         self._func, self._plan, self._partition = func, planned, partition
@@ -115,7 +116,7 @@ class _ProgramEmitter:
 
     @contextmanager
     def private_copies(self, code: Code, addresses: Reg, scratch: Reg) -> Generator[None]:
-        """The programs of a task, between the begin and the end of its own copies."""
+        """Fill private copies before the code that is emitted inside, and merge them after it."""
         copies = list(self._private(code, scratch))
         for private, base in copies:
             atomics.fill_private_copy(code, private, base)
@@ -139,7 +140,7 @@ class _ProgramEmitter:
     def _set_update_targets(
         self, code: Code, addresses: Reg, task: Reg, arrays: dict[Value, Reg], scratch: Reg
     ) -> None:
-        """The copies that a task updates."""
+        """Set the memory that a task updates for each array."""
         slices, first = self._partition.slices, len(self._func.inputs) + len(self._func.outputs)
         part, column = (code.binary(name, task, slices) for name in ("udiv", "urem")) if slices > 1 else (task, None)
         self._update_targets = {
@@ -158,7 +159,15 @@ class _ProgramEmitter:
         }
 
     def run(self, code: Code, addresses: Reg, number: Reg, task: Reg, scratch: Reg) -> None:
-        """Emit the function of one program: its number, and that of its task."""
+        """Emit the function of one program.
+
+        Args:
+          code: the function.
+          addresses: points to the addresses of all arrays.
+          number: the program's number.
+          task: the number of its task.
+          scratch: the scratch memory of the thread.
+        """
         func = self._func
         arrays = {p: self._array(code, addresses, n) for p, n in self._array_numbers.items()}
         self._set_update_targets(code, addresses, task, arrays, scratch)
@@ -187,7 +196,7 @@ class _ProgramEmitter:
                 e.expressions.buffers.update(step.produces)
 
     def _inner(self, block: Block) -> list[Reg]:
-        """A block inside; the scalars that it yields."""
+        """Emit a block in a scope of its own; returns its scalar results."""
         with self._e.scope():
             self._block(block)
             return [self._e.element(v, ()) for v in block.results if not v.tile.shape]
@@ -246,7 +255,7 @@ class _ProgramEmitter:
                 self._scalar(op)
 
     def _load(self, op: Load) -> None:
-        """A tile of an array that the program stores to."""
+        """Load a tile of an array that the program stores to."""
         e = self._e
         loop_nests.for_each_vector(
             e, op.result.tile.shape, lambda at, lanes: e.write(op.result, e.load_access(op, at, lanes), at)
@@ -286,7 +295,7 @@ class _ProgramEmitter:
         e.registers.update(zip((r for r in op.results if not r.tile.shape), found, strict=True))
 
     def _tiles(self, bound: Value, axis: Axis, up: bool) -> Reg:
-        """A bound in tiles, i64: those before it, or those that begin before it."""
+        """A bound of a fold in tiles, i64, rounded up or down."""
         wide = self._e.index_value(self._e.clamped_index(bound, axis.extent))
         if up:
             wide = self._code.binary("add", wide, axis.block - 1)
@@ -354,10 +363,10 @@ def _number(x: Reg) -> Reg | int:
 
 
 def _decode(code: Code, axes: tuple[Axis, ...], number: Reg) -> list[Reg]:
-    """The index along each axis of program `number`; i64.
+    """The tile index along each axis of program `number`, i64.
 
-    The last axis runs fastest. A descending axis is counted from its end; tiles of a grouped axis run through the group
-    before the next axis makes a step, so that programs that are near in time share what they load.
+    The last axis runs fastest. A descending axis is counted from its end. The tiles of a group of an axis run before
+    the next axis advances, so that programs that run at about the same time load the same tiles.
     """
     found: dict[int, Reg] = {}
     rest, at = number, len(axes) - 1
@@ -382,7 +391,7 @@ def _turned(code: Code, axis: Axis, index: Reg) -> Reg:
 
 
 def _grouped(code: Code, first: Axis, second: Axis, within: Reg) -> tuple[Reg, Reg]:
-    """The indices along two axes, the first of which runs in groups; the last group may have fewer tiles."""
+    """The indices along two axes, the first of them grouped. The last group may have fewer tiles."""
     members = max(first.group * second.tiles, 1)
     group, place = code.binary("udiv", within, members), code.binary("urem", within, members)
     begin = code.binary("mul", group, first.group)

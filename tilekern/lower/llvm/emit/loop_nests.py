@@ -1,4 +1,4 @@
-"""The loop nest of a group: vectors along the last dim, the rest of it in smaller and smaller ones."""
+"""Loop nests: vectors along the last dim, and its tail by vectors of half, a quarter, ... of the lanes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import numpy as np
 
 from tilekern.ir.compute import Monoid, Reduce, combining, identity, on_bools
 from tilekern.ir.types import DType, kind_of
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Coords, Index
 from tilekern.lower.llvm.element_types import element_constant
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.elementwise import compute
-from tilekern.lower.llvm.ir_builder import Code, Reg
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import Reg
 from tilekern.lower.llvm.plan.steps import LoopNest
-
-# How many vectors of a long row are reduced side by side.
-_ACCUMULATORS = 4
 
 
 def emit(e: Elements, nest: LoopNest) -> None:
-    """Emit the loop nest."""
+    """Emit a loop nest."""
     if not _reduces_four_rows(e, nest):
         loop_over(e, nest.space[:-1], lambda coords: _row(e, nest, coords))
         return
@@ -36,14 +35,14 @@ def emit(e: Elements, nest: LoopNest) -> None:
 
 
 def _reduces_four_rows(e: Elements, nest: LoopNest) -> bool:
-    """Whether rows are reduced four at once: then their totals are found together, in a few shuffles."""
+    """Whether four rows are reduced at once: a few shuffles then reduce the lanes of all four."""
     if not nest.reduces or len(nest.space) < 2:
         return False
     return nest.space[-2] % 4 == 0 and nest.space[-1] > 0 and nest.space[-1] % e.code.module.machine.lanes == 0
 
 
 def _four_rows(e: Elements, nest: LoopNest, outer: Coords, first: Index) -> None:
-    """All that four rows of the last dim need."""
+    """Emit the loop over four rows, and the reductions of their lanes."""
     code, lanes, reduces = e.code, e.code.module.machine.lanes, nest.reduces
     name = code.fresh("i")
     rows = [(*outer, first.shifted(n)) for n in range(4)]
@@ -64,29 +63,29 @@ def _four_rows(e: Elements, nest: LoopNest, outer: Coords, first: Index) -> None
 
 
 def _reduce_four(code: Code, op: Reduce, rows: list[Reg]) -> Reg:
-    """The totals of four vectors, as one vector of four lanes."""
-    lanes, parts = rows[0].type.lanes, 1  # each vector has so many parts, one for a row
+    """Reduce the lanes of four vectors; the result is a vector of four lanes."""
+    lanes, parts = rows[0].type.lanes, 1  # each vector has so many parts, one for each row
     while len(rows) > 1:
         size = lanes // parts
         low = [p * size + n for p in range(2 * parts) for n in range(size // 2)]
         pairs = zip(rows[::2], rows[1::2], strict=True)
-        rows = [_halves(code, op, a, b, low, size // 2) for a, b in pairs]
+        rows = [_add_halves(code, op, a, b, low, size // 2) for a, b in pairs]
         parts *= 2
     (x,) = rows
     while x.type.lanes > parts:
         size = x.type.lanes // parts
         low = [p * size + n for p in range(parts) for n in range(size // 2)]
-        x = _halves(code, op, x, x, low, size // 2)
+        x = _add_halves(code, op, x, x, low, size // 2)
     return x
 
 
-def _halves(code: Code, op: Reduce, a: Reg, b: Reg, low: list[int], size: int) -> Reg:
-    """The lanes `low` of two vectors, each with the lane `size` further on."""
+def _add_halves(code: Code, op: Reduce, a: Reg, b: Reg, low: list[int], size: int) -> Reg:
+    """Combine the lanes `low` of two vectors with those `size` lanes further on."""
     return combine(code, op, code.shuffle(a, b, low), code.shuffle(a, b, [n + size for n in low]))
 
 
 def loop_over(e: Elements, shape: tuple[int, ...], body: Callable[[Coords], None], coords: Coords = ()) -> None:
-    """One loop for each dim, around `body(place)`."""
+    """Emit one loop for each dim around `body(coords)`."""
     if not shape:
         body(coords)
         return
@@ -99,7 +98,7 @@ def loop_over(e: Elements, shape: tuple[int, ...], body: Callable[[Coords], None
 
 
 def tail_pieces(size: int, lanes: int) -> Iterator[tuple[int, int]]:
-    """How to cover what is left of a dim behind the last whole vector: (from where on, so many lanes; 0 for one)."""
+    """The tail of a dim after its last whole vector, as vectors: (start, lanes), with 0 lanes for one element."""
     at = size // lanes * lanes
     while at < size:
         lanes //= 2
@@ -109,7 +108,7 @@ def tail_pieces(size: int, lanes: int) -> Iterator[tuple[int, int]]:
 
 
 def vector_loop(e: Elements, size: int, body: Callable[..., list[Reg]], *inits: Reg, name: str = "") -> list[Reg]:
-    """`body(index, lanes, *values)` for all whole vectors along a dim, and the last values."""
+    """Emit a loop of `body(index, lanes, *values)` over the whole vectors of a dim; returns the final values."""
     lanes = e.code.module.machine.lanes
 
     def inner(i: Reg, *values: Reg) -> list[Reg]:
@@ -122,9 +121,9 @@ def vector_loop(e: Elements, size: int, body: Callable[..., list[Reg]], *inits: 
 def for_each_vector(
     e: Elements, shape: tuple[int, ...], body: Callable[[Coords, int], None], scalars: bool = False
 ) -> None:
-    """`body(place, lanes)` for every vector of a space along its last dim, and for what is left of it.
+    """Emit `body(coords, lanes)` for every vector along the last dim of a space, tails included.
 
-    If `scalars`, for every element instead.
+    With `scalars`, for every element instead; `lanes` is 0 then.
     """
     if scalars or not shape:
         loop_over(e, shape, lambda coords: body(coords, 0))
@@ -144,24 +143,24 @@ def for_each_vector(
 
 
 def _row(e: Elements, nest: LoopNest, outer: Coords) -> None:
-    """All that one row of the last dim needs.
+    """Emit the loop over one row, and the reductions of its lanes.
 
-    Long rows are reduced to several totals side by side, for each addition waits for the one before it.
+    Long rows have several accumulators, since each addition waits for the previous one in its accumulator.
     """
     code, size, lanes = e.code, nest.space[-1], e.code.module.machine.lanes
     name = code.fresh("i")
     e.hoist(nest.sources, outer, f"%{name}")
-    side = _ACCUMULATORS if nest.reduces and size >= _ACCUMULATORS * lanes else 1
-    starts = [element_constant(_identity(op), op.result.tile.dtype, lanes) for op in nest.reduces] * side
+    count = calibration.ACCUMULATORS if nest.reduces and size >= calibration.ACCUMULATORS * lanes else 1
+    starts = [element_constant(_identity(op), op.result.tile.dtype, lanes) for op in nest.reduces] * count
 
     def body(i: Reg, *totals: Reg) -> list[Reg]:
         with e.scope():
             index = index_of(i, 1)
-            found = [x for n in range(side) for x in _vector(e, nest, (*outer, index.shifted(n * lanes)), lanes)]
-            return [combine(code, op, t, x) for op, t, x in zip(nest.reduces * side, totals, found, strict=True)]
+            found = [x for n in range(count) for x in _vector(e, nest, (*outer, index.shifted(n * lanes)), lanes)]
+            return [combine(code, op, t, x) for op, t, x in zip(nest.reduces * count, totals, found, strict=True)]
 
-    whole = size // (side * lanes) * side * lanes
-    many = code.loop(0, whole, side * lanes, body, *starts, index=name)
+    whole = size // (count * lanes) * count * lanes
+    many = code.loop(0, whole, count * lanes, body, *starts, index=name)
     parts = [many[n : n + len(nest.reduces)] for n in range(0, len(many), len(nest.reduces) or 1)]
     found: list[list[Reg]] = []
     if whole and nest.reduces:
@@ -185,13 +184,13 @@ def _combine_all(code: Code, nest: LoopNest, totals: list[Reg], more: list[Reg])
 
 
 def _vector(e: Elements, nest: LoopNest, coords: Coords, lanes: int) -> list[Reg]:
-    """Compute one vector of everything, then store; the elements to reduce."""
+    """Compute a vector of each result, then store tiles and arrays; returns the vectors to reduce."""
     mapped = [e.element(m.value, coords, lanes) for m in nest.maps]
     stored = [e.element(op.value, coords, lanes) for op in nest.stores]
     reduced = [e.element(op.operands[0], coords, lanes) for op in nest.reduces]
     for op in nest.stores:
         if op.mask is not None:
-            e.element(op.mask, coords, lanes)  # known from here on: a tile may take its place
+            e.element(op.mask, coords, lanes)  # computed before the stores, since a tile may overwrite its buffer
     for m, x in zip(nest.maps, mapped, strict=True):
         e.store(x, e.buffer_address(m.buffer), nest.space, m.value.tile.dtype, coords)
     for op, x in zip(nest.stores, stored, strict=True):
@@ -207,24 +206,24 @@ def _identity(op: Reduce) -> np.ndarray:
 
 
 def combine(code: Code, op: Reduce, total: Reg, x: Reg) -> Reg:
-    """A partial result, and more."""
+    """Combine an accumulator with another vector."""
     return apply_monoid(code, op.monoid, op.result.tile.dtype, x, total)
 
 
 def apply_monoid(code: Code, monoid: Monoid, dtype: DType, x: Reg, y: Reg) -> Reg:
-    """Two numbers under a monoid."""
+    """Combine two numbers by a monoid."""
     if kind_of(dtype) == "bool":
         return code.binary(on_bools(monoid), x, y)
     return compute(code, combining(monoid), dtype, x, y)
 
 
 def reduce_op_lanes(code: Code, op: Reduce, x: Reg) -> Reg:
-    """All lanes of a partial result in one."""
+    """Reduce the lanes of an accumulator."""
     return reduce_lanes(code, op.monoid, op.result.tile.dtype, x)
 
 
 def reduce_lanes(code: Code, monoid: Monoid, dtype: DType, x: Reg) -> Reg:
-    """All lanes under a monoid: the upper half with the lower half, and so on."""
+    """Reduce the lanes of a vector: combine the upper half with the lower one, and so on."""
     while x.type.lanes > 1:
         half = x.type.lanes // 2
         if half == 1:

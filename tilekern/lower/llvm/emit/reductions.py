@@ -1,4 +1,4 @@
-"""Ops along one dim: reductions of other dims than the last, scans, arg-reductions."""
+"""Reductions of dims other than the last, scans and arg-reductions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import numpy as np
 from tilekern.ir.compute import Reduce, identity
 from tilekern.ir.ordering import ArgReduce, Scan
 from tilekern.ir.types import I32 as INT32
-from tilekern.lower.llvm.element_index import Coords, Index, with_index
+from tilekern.lower.llvm.element_index import Coords, Index, insert_index
 from tilekern.lower.llvm.element_types import element_constant
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.elementwise import compute, extreme
 from tilekern.lower.llvm.emit.loop_nests import apply_monoid, combine, for_each_vector
-from tilekern.lower.llvm.ir_builder import I64, Code, Reg, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import I64, Reg, constant
 from tilekern.lower.llvm.math.functions import emit_function
 
 
@@ -24,7 +25,7 @@ def reduce(e: Elements, op: Reduce) -> None:
     def body(coords: Coords, lanes: int) -> None:
         def step(k: Reg, total: Reg) -> list[Reg]:
             with e.scope():
-                return [combine(e.code, op, total, e.element(x, with_index(coords, dim, index_of(k)), lanes))]
+                return [combine(e.code, op, total, e.element(x, insert_index(coords, dim, index_of(k)), lanes))]
 
         (total,) = e.code.loop(0, x.tile.shape[dim], 1, step, element_constant(start, op.result.tile.dtype, lanes))
         e.write(op.result, total, coords)
@@ -33,7 +34,7 @@ def reduce(e: Elements, op: Reduce) -> None:
 
 
 def scan(e: Elements, op: Scan) -> None:
-    """Every element combined with all before it; lines are vectors where the dim is not the last one."""
+    """Combine every element with all before it. Lanes are different lines, unless the dim is the last one."""
     (x,), shape = op.operands, op.result.tile.shape
     length = shape[op.dim]
 
@@ -43,12 +44,12 @@ def scan(e: Elements, op: Scan) -> None:
 
         def step(k: Reg, total: Reg) -> list[Reg]:
             with e.scope():
-                where = with_index(coords, op.dim, index(k))
+                where = insert_index(coords, op.dim, index(k))
                 found = _combine_scan(e.code, op, total, e.element(x, where, lanes))
                 e.write(op.result, found, where)
                 return [found]
 
-        first = with_index(coords, op.dim, index(constant(0, I64)))
+        first = insert_index(coords, op.dim, index(constant(0, I64)))
         begin = e.element(x, first, lanes)
         e.write(op.result, begin, first)
         e.code.loop(1, length, 1, step, begin)
@@ -60,7 +61,7 @@ def scan(e: Elements, op: Scan) -> None:
 def _combine_scan(code: Code, op: Scan, x: Reg, y: Reg) -> Reg:
     if op.monoid != "logsumexp":
         return apply_monoid(code, op.monoid, op.result.tile.dtype, x, y)
-    # max + log(1 + exp(min - max)); of equal numbers, infinities among them, the logarithm of 2 more.
+    # max + log(1 + exp(min - max)). For equal numbers, infinities included: x + log 2.
     distance = code.intrinsic("llvm.fabs", code.binary("fsub", x, y))
     small = emit_function(code, "exp", code.unary("fneg", distance))
     assert small is not None
@@ -71,19 +72,19 @@ def _combine_scan(code: Code, op: Scan, x: Reg, y: Reg) -> Reg:
 
 
 def arg_reduce(e: Elements, op: ArgReduce) -> None:
-    """The first of the greatest or least integers."""
+    """Find the position of the first extreme, of integers."""
     (x,), code = op.operands, e.code
     shape, dtype = x.tile.shape, x.tile.dtype
 
     def body(coords: Coords, lanes: int) -> None:
         def step(k: Reg, best: Reg, where: Reg) -> list[Reg]:
             with e.scope():
-                found = e.element(x, with_index(coords, op.dim, index_of(k)), lanes)
+                found = e.element(x, insert_index(coords, op.dim, index_of(k)), lanes)
                 better = compute(code, "gt" if op.extreme == "max" else "lt", dtype, found, best)
                 here = code.splat(code.cast("trunc", k, "i32"), lanes)
                 return [code.select(better, found, best), code.select(better, here, where)]
 
-        first = e.element(x, with_index(coords, op.dim, Index()), lanes)
+        first = e.element(x, insert_index(coords, op.dim, Index()), lanes)
         _, where = code.loop(1, shape[op.dim], 1, step, first, element_constant(0, INT32, lanes))
         e.write(op.result, where, coords)
 

@@ -1,4 +1,4 @@
-"""Sorting networks: numbers of 64 bits in memory, the greatest first, by vectors and without branches.
+"""Sorting networks for 64-bit integers in memory, in descending order, by vectors and without branches.
 
 A network (Batcher's bitonic one) sorts blocks of 1, 2, 4, ... numbers. Two sorted halves are merged by comparing each
 number with its mirror image in the block, then with those at half the distance, and so on. Distances below the width
@@ -9,25 +9,26 @@ of a vector are shuffles.
 
 from __future__ import annotations
 
-from tilekern.lower.llvm.ir_builder import I64, PTR, VOID, Code, Module, Reg, Type, constant
+from tilekern.lower.llvm.ir_builder import Code, Module
+from tilekern.lower.llvm.ir_values import I64, PTR, VOID, Reg, Type, constant
 from tilekern.lower.llvm.runtime.machine import Machine
 
 LEAST = -(2**63)
-"""Stands behind all others."""
+"""Pads blocks: the last number in descending order."""
 
 
 def width_of(machine: Machine) -> int:
-    """Numbers in a vector; a network sorts at least so many."""
+    """Numbers in a vector, the smallest size of a network."""
     return machine.vector_bytes // 8
 
 
 def sort(code: Code, words: Reg, count: int) -> None:
-    """Sort so many numbers: a power of two, at least `width_of` the machine."""
+    """Sort `count` numbers: a power of two, at least `width_of` the machine."""
     code.call(_sort(code.module), VOID, words, constant(count, I64))
 
 
 def merge(code: Code, words: Reg, count: int) -> None:
-    """Merge the sorted halves of so many numbers: a power of two, at least twice the `width_of` the machine."""
+    """Merge the sorted halves of `count` numbers: a power of two, at least twice the `width_of` the machine."""
     level = constant(count.bit_length() - 1, I64)
     code.call(_merge(code.module), VOID, words, constant(count, I64), level)
 
@@ -102,7 +103,7 @@ def _merge(module: Module) -> str:
 
 
 def _split(code: Code, at: Reg, half: Reg) -> tuple[Reg, Reg]:
-    """The start of the block of two halves in which a pair of numbers lies, and the pair's place in there."""
+    """For the pair number `at` of numbers that are `half` apart: its block's start, and its offset in the block."""
     place = code.binary("and", at, code.binary("sub", half, 1))
     return code.binary("shl", code.binary("sub", at, place), 1), place
 
@@ -112,14 +113,14 @@ def _reversed(code: Code, x: Reg) -> Reg:
 
 
 def _halved(code: Code, x: Reg, distance: int) -> Reg:
-    """Lanes compared with those at a distance, then at half of it, and so on."""
+    """Compare and exchange lanes at a distance, then at half of it, and so on."""
     while distance:
         x, distance = _exchanged(code, x, distance), distance // 2
     return x
 
 
 def _exchanged(code: Code, x: Reg, bits: int) -> Reg:
-    """Each lane compared with the one whose number has these bits flipped: the greater is the first of the two."""
+    """Compare and exchange lanes whose numbers differ in these bits: the greater lane comes first."""
     lanes = range(x.type.lanes)
     other = code.shuffle(x, x, [n ^ bits for n in lanes])
     great, small = (code.intrinsic(f"llvm.s{name}", x, other) for name in ("max", "min"))
@@ -127,6 +128,6 @@ def _exchanged(code: Code, x: Reg, bits: int) -> Reg:
 
 
 def _exponent(code: Code, power: Reg) -> Reg:
-    """Of a power of two."""
+    """The exponent of a power of two."""
     code.module.declare("llvm.cttz.i64", I64, [I64, Type("i1")])
     return code.call("llvm.cttz.i64", I64, power, constant(1, Type("i1")))

@@ -1,8 +1,8 @@
-"""Sorts, and the greatest elements: positions in the order of integer keys.
+"""Sorts and top-k: the positions of elements, ordered by integer keys.
 
-Keys of 32 bits are sorted together with their positions, as *words* of 64 bits: the key above; below it the position
-with all bits flipped, so that of equal keys the first one is the greatest. Networks sort words (`networks`). Of longer
-keys, or of several, positions are sorted by merging runs.
+A 32-bit key and its position form a 64-bit *word*: the key in the upper half, the inverted position in the lower one,
+so that the first of equal keys is the greatest word. Sorting networks sort words. Longer keys, or several keys, are
+sorted by a merge sort of positions.
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ from collections.abc import Callable
 
 from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.types import kind_of
-from tilekern.lower.llvm.element_index import Coords, Index, with_index
+from tilekern.lower.llvm import calibration
+from tilekern.lower.llvm.element_index import Coords, Index, insert_index
 from tilekern.lower.llvm.emit import sorting_networks
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.elementwise import compute
 from tilekern.lower.llvm.emit.loop_nests import loop_over, tail_pieces
-from tilekern.lower.llvm.ir_builder import I32, I64, PTR, VOID, Code, Reg, Type, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import I32, I64, PTR, VOID, Reg, Type, constant
 from tilekern.lower.llvm.plan.steps import Step
 from tilekern.lower.llvm.runtime.machine import Machine
 
 
 def sorts_words(op: Sort | TopK) -> bool:
-    """True if a sort is one of words."""
+    """Whether a sort is one of words."""
     return isinstance(op, TopK) or (op.num_keys == 1 and op.operands[0].tile.dtype.itemsize == 4)
 
 
 def scratch_bytes(op: Sort | TopK, machine: Machine) -> int:
-    """The memory that a line takes: its words, or two lines of positions."""
+    """The scratch memory of a line: its words, or two lines of positions."""
     length = op.operands[0].tile.shape[op.dim]
     if isinstance(op, TopK) and not _is_short(op, machine):
         return 8 * 2 * _kept_words(op, machine)
@@ -35,7 +37,7 @@ def scratch_bytes(op: Sort | TopK, machine: Machine) -> int:
 
 
 def emit(e: Elements, step: Step) -> None:
-    """Emit a sort or a top-k, line after line."""
+    """Emit a sort or a top-k, one line at a time."""
     op = step.op
     assert isinstance(op, (Sort, TopK)) and step.temporary is not None
     memory = e.buffer_address(step.temporary)
@@ -53,17 +55,17 @@ def emit(e: Elements, step: Step) -> None:
 
 
 def _padded(length: int, machine: Machine) -> int:
-    """The words of a network that sorts so many."""
+    """The size of the network that sorts `length` words."""
     return max(1 << (length - 1).bit_length(), sorting_networks.width_of(machine))
 
 
 def _kept_words(op: TopK, machine: Machine) -> int:
-    """The words that are kept of a line, at least those asked for; as many have room to be added."""
-    return max(_padded(op.k, machine), 4 * machine.lanes)
+    """The words of a line that a top-k keeps sorted; as many candidates have room after them."""
+    return max(_padded(op.k, machine), calibration.MIN_TOP_K_VECTORS * machine.lanes)
 
 
 def _is_short(op: TopK, machine: Machine) -> bool:
-    """True if lines are so short that all of their words are sorted."""
+    """Whether all words of a line are sorted, since it is short."""
     return op.operands[0].tile.shape[op.dim] <= 2 * _kept_words(op, machine)
 
 
@@ -71,16 +73,16 @@ def _is_short(op: TopK, machine: Machine) -> bool:
 
 
 def _key(e: Elements, op: Sort | TopK, coords: Coords, index: Index, lanes: int) -> Reg:
-    """Keys as signed integers, of which the greatest comes first."""
+    """Keys as signed integers in descending order."""
     key = op.operands[0]
-    found = e.element(key, with_index(coords, op.dim, index), lanes)
+    found = e.element(key, insert_index(coords, op.dim, index), lanes)
     if kind_of(key.tile.dtype) == "unsigned":
         found = e.code.binary("xor", found, -(2**31))
     return e.code.binary("xor", found, -1) if isinstance(op, Sort) else found
 
 
 def _words(e: Elements, key: Reg, index: Index) -> Reg:
-    """Keys with their positions."""
+    """Words of keys and their positions."""
     code, lanes = e.code, key.type.lanes
     position = e.lane_indices(index, lanes) if lanes else e.index_value(index)
     high = code.binary("shl", code.cast("sext", key, "i64"), 32)
@@ -88,7 +90,7 @@ def _words(e: Elements, key: Reg, index: Index) -> Reg:
 
 
 def _vectors(e: Elements, begin: int, end: int, body: Callable[[Index, int], None]) -> None:
-    """`body(index, lanes)` for every vector of a range that begins with a whole one, and for what is left behind."""
+    """Emit `body(index, lanes)` for every vector of a range, tails included; `begin` is a multiple of the lanes."""
     lanes = e.code.module.machine.lanes
 
     def vector(i: Reg) -> None:
@@ -102,7 +104,7 @@ def _vectors(e: Elements, begin: int, end: int, body: Callable[[Index, int], Non
 
 
 def _fill(e: Elements, op: Sort | TopK, coords: Coords, words: Reg, length: int, size: int) -> None:
-    """The words of the first elements of a line, and nothing behind."""
+    """Store the words of the first `length` elements of a line, padded to `size`."""
 
     def vector(index: Index, lanes: int) -> None:
         found = _words(e, _key(e, op, coords, index, lanes), index)
@@ -120,19 +122,19 @@ def _clear(code: Code, words: Reg, begin: int, end: int) -> None:
 
 
 def _write_positions(e: Elements, op: Sort | TopK, coords: Coords, words: Reg) -> None:
-    """The positions of the first words."""
+    """Write the positions of the first words to the result."""
     code = e.code
 
     def vector(index: Index, lanes: int) -> None:
         address = code.gep(words, e.index_value(Index(index.terms, index.const)), "i64")
         found = code.binary("xor", code.load(Type("i64", lanes), address), -1)
-        e.write(op.result, code.cast("trunc", found, "i32"), with_index(coords, op.dim, index))
+        e.write(op.result, code.cast("trunc", found, "i32"), insert_index(coords, op.dim, index))
 
     _vectors(e, 0, op.result.tile.shape[op.dim], vector)
 
 
 def _sort_words(e: Elements, op: Sort | TopK, coords: Coords, words: Reg) -> None:
-    """All words of a line, in order."""
+    """Sort all words of a line."""
     length = op.operands[0].tile.shape[op.dim]
     size = _padded(length, e.code.module.machine)
     _fill(e, op, coords, words, length, size)
@@ -140,14 +142,15 @@ def _sort_words(e: Elements, op: Sort | TopK, coords: Coords, words: Reg) -> Non
     _write_positions(e, op, coords, words)
 
 
-# --- the greatest ----------------------------------------------------------------------------------------------------
+# --- top-k -----------------------------------------------------------------------------------------------------------
 
 
 def _top_words(e: Elements, op: TopK, coords: Coords, words: Reg) -> None:
-    """The greatest words of a long line.
+    """Find the greatest words of a long line.
 
-    The greatest so far are kept in order. Keys above the last one wanted are *candidates*: they are collected behind
-    those, and merged into them when there is no room for more. An equal key is none: it stands further on.
+    The greatest words so far are kept sorted. Keys above the least of the k wanted ones are *candidates*. They are
+    collected after the sorted words, and merged into them when there is no room for another vector. Equal keys are no
+    candidates, since their positions are greater.
     """
     code, machine = e.code, e.code.module.machine
     size, length = _kept_words(op, machine), op.operands[0].tile.shape[op.dim]
@@ -190,7 +193,7 @@ def _any(code: Code, mask: Reg) -> Reg:
 
 
 def _collect(code: Code, words: Reg, mask: Reg, base: Reg, count: Reg) -> None:
-    """Store the words of the mask behind those that are there."""
+    """Append the words of the mask to the candidates."""
     before = code.load(I64, count)
     address = code.gep(base, before, "i64")
     if not words.type.lanes:
@@ -204,11 +207,11 @@ def _collect(code: Code, words: Reg, mask: Reg, base: Reg, count: Reg) -> None:
     code.store(code.binary("add", before, code.cast("zext", number, "i64")), count)
 
 
-# --- merging ---------------------------------------------------------------------------------------------------------
+# --- merge sort ------------------------------------------------------------------------------------------------------
 
 
 def _merge_sort(e: Elements, op: Sort, coords: Coords, now: Reg) -> None:
-    """A merge sort of positions, from runs of one element on."""
+    """Sort positions by merging runs, which begin as single elements."""
     code, length = e.code, op.result.tile.shape[op.dim]
     other = code.gep(now, 4 * length)
 
@@ -224,7 +227,7 @@ def _merge_sort(e: Elements, op: Sort, coords: Coords, now: Reg) -> None:
     def finish(i: Reg) -> None:
         with e.scope():
             found = code.load(I32, code.gep(now, i, "i32"))
-            e.write(op.result, found, with_index(coords, op.dim, index_of(i)))
+            e.write(op.result, found, insert_index(coords, op.dim, index_of(i)))
 
     code.loop(0, length, 1, finish)
 
@@ -251,23 +254,22 @@ def _merge_runs(e: Elements, op: Sort, coords: Coords, source: Reg, target: Reg,
 
             code.loop(left, end, 1, step, left, middle)
 
-    # `left` as a value, so that the loop inside is one of unknown bounds.
     code.loop(0, length, 2 * width, pair)
 
 
 def _position(e: Elements, source: Reg, at: Reg, length: int) -> Reg:
-    """The position that stands at a place; of a place behind the end, any."""
+    """Load a position; any one if `at` is beyond the end."""
     inside = e.code.intrinsic("llvm.smin", at, length - 1)
     return e.code.load(I32, e.code.gep(source, inside, "i32"))
 
 
 def _less(e: Elements, op: Sort, coords: Coords, a: Reg, b: Reg) -> Reg:
-    """True if the keys at one position come before those at another: the first key that differs decides."""
+    """Whether the keys at position `a` come before those at `b`: the first key that differs decides."""
     code = e.code
     found: Reg | None = None
     for key in reversed(op.operands[: op.num_keys]):
         first, second = (
-            e.element(key, with_index(coords, op.dim, index_of(code.cast("sext", p, "i64")))) for p in (a, b)
+            e.element(key, insert_index(coords, op.dim, index_of(code.cast("sext", p, "i64")))) for p in (a, b)
         )
         less = compute(code, "lt", key.tile.dtype, first, second)
         equal = code.compare("icmp eq", first, second)

@@ -1,14 +1,14 @@
-"""Dots: products of register blocks of the left operand by packed panels of the right one.
+"""Dots: products of blocks of rows of the left operand by packed panels of columns of the right one.
 
-    for each panel of columns:          as wide as `Kernel.vectors` registers
-        for each block of rows:         `ROWS` of them; all their sums are in registers
+    for each panel of columns:          `panel_vectors` registers wide
+        for each block of rows:         `register_rows` of them; all their sums are in registers
             for each k:                 sums += left[rows, k] * panel[k, columns]
 
-The right operand is packed: panel after panel, the rows of a panel one behind the other, so that each k takes the next
-few vectors. What is packed is computed on the way, so that a cast, say, needs no pass of its own. The left one is read
-element by element, wherever it lies.
+The right operand is packed: panel after panel, and within a panel row after row, so that each k reads the next few
+vectors. Packing computes the elements, so that a cast, for example, needs no pass over memory. The left operand is
+read in place, element by element.
 
-Elements of 16 bits are multiplied in pairs, two neighbours along k at once: a *word* is such a pair, or one element.
+16-bit elements are multiplied in pairs of neighbours along k. A *word* is such a pair, or one wider element.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tilekern.ir.core import Value, cdiv, round_up
 from tilekern.ir.memory import Load
 from tilekern.ir.shape import Reshape
 from tilekern.ir.types import strides_of
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.loop_nests import loop_over
@@ -29,29 +30,27 @@ from tilekern.lower.llvm.gemm.microkernel import Microkernel, panel_vectors, reg
 from tilekern.lower.llvm.gemm.packing import pack, pack_row, word_loader
 from tilekern.lower.llvm.gemm.prefetch import Prefetcher
 from tilekern.lower.llvm.gemm.shapes import DotShape, dot_shape
-from tilekern.lower.llvm.ir_builder import I64, VOID, Reg, constant
+from tilekern.lower.llvm.ir_values import I64, VOID, Reg, constant
 from tilekern.lower.llvm.plan.steps import Expressions, Step, is_addressable
 from tilekern.lower.llvm.runtime.machine import Machine
 
-# The bytes of a panel that stay in the first-level cache while all rows pass by.
-_PANEL = 32 << 10
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Which operands are copied before they are multiplied."""
+    """The operands that are packed before they are multiplied."""
 
     packs_left: bool
     packs_right: bool
 
 
 def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> tuple[int, Packing | None]:
-    """The bytes of the packed operands, and which they are; None if there are too few rows for that."""
+    """The bytes of the packed operands, and which operands they are; None for a dot of few rows, which packs none."""
     shape = dot_shape(op)
-    if shape.rows <= gemv.ROWS:
+    if shape.rows <= calibration.MAX_GEMV_ROWS:
         return 0, None
-    packing = Packing(_packs_left(shape, expressions), not _is_direct(shape, expressions, machine))
+    packing = Packing(_packs_left(shape, expressions), not _is_unpacked(shape, expressions, machine))
     total = shape.words * shape.padded_columns(machine) * shape.word_bytes if packing.packs_right else 0
     if packing.packs_left:
         total = round_up(total, _ALIGNMENT) + shape.words * shape.rows * shape.word_bytes
@@ -59,26 +58,26 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
 
 
 def _packs_left(shape: DotShape, expressions: Expressions) -> bool:
-    """Whether the left operand has to be copied: its pairs must be neighbours, and the last one whole."""
+    """Whether the left operand is packed: it has no address, or its pairs are no neighbours or not all whole."""
     if not is_addressable(shape.op.operands[0], expressions):
         return True
     neighbours = _element_strides(shape.op.operands[0], expressions)[shape.contract[0]] == 1
     return shape.paired and not (neighbours and shape.depth % 2 == 0)
 
 
-def _is_direct(shape: DotShape, expressions: Expressions, machine: Machine) -> bool:
-    """Whether the right operand is read where it lies: it is used for few rows only, or lies as if it were packed."""
+def _is_unpacked(shape: DotShape, expressions: Expressions, machine: Machine) -> bool:
+    """Whether the right operand is read in place: few rows use it, or its layout is that of one panel."""
     right = shape.op.operands[1]
     if shape.paired or not is_addressable(right, expressions) or shape.contract[1] == len(right.tile.shape) - 1:
         return False
     distances = _element_strides(right, expressions)
     width = panel_vectors(machine) * shape.lanes(machine)
     fits = distances[shape.contract[1]] == shape.columns <= width and shape.columns % shape.lanes(machine) == 0
-    return distances[len(right.tile.shape) - 1] == 1 and (shape.rows <= 16 or fits)
+    return distances[len(right.tile.shape) - 1] == 1 and (shape.rows <= calibration.MAX_UNPACKED_ROWS or fits)
 
 
 def _element_strides(value: Value, expressions: Expressions) -> list[int]:
-    """How many elements apart neighbours along each dim of an addressable tile lie."""
+    """The strides of an addressable tile, in elements."""
     if expressions.is_available(value):
         return list(strides_of(value.tile.shape))
     op = expressions.definition[value]
@@ -110,7 +109,7 @@ def _first_element(e: Elements, value: Value) -> Reg:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Words in memory: the address, and the bytes from one row, and from one k, to the next."""
+    """A matrix of words: its address, and the strides along rows and along k, in bytes."""
 
     base: Reg
     row: int
@@ -118,7 +117,7 @@ class _Matrix:
 
 
 def emit(e: Elements, step: Step) -> None:
-    """Emit a dot; its result is added to what its slot holds if the step has an `init`."""
+    """Emit a dot. If the step accumulates, its products are added to the values in its buffer."""
     assert isinstance(step.op, Dot)
     shape = dot_shape(step.op)
     target = e.buffer_address(e.targets[step.op.result])
@@ -130,12 +129,12 @@ def emit(e: Elements, step: Step) -> None:
             coords = (index,) if shape.has_batch else ()
             out = e.code.gep(target, e.index_value(index.times(bytes_of_product)))
             if step.packing is None:
-                gemv.emit(e, shape, coords, out, step.init)
+                gemv.emit(e, shape, coords, out, step.accumulates)
                 return
             spare = e.buffer_address(step.temporary) if step.temporary is not None else e.scratch
             right, spare = _right(e, shape, step.packing, coords, spare)
             left = _left(e, shape, step.packing, coords, spare)
-            _multiply(e, shape, left, right, out, step.init)
+            _multiply(e, shape, left, right, out, step.accumulates)
 
     e.code.loop(0, shape.batch, 1, product)
 
@@ -144,7 +143,7 @@ def _left(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare: 
     value, code = shape.op.operands[0], e.code
     word = shape.word_bytes
     if packing.packs_left:
-        # Word k of all rows, then the next one.
+        # The layout is [words, rows].
         for_k = word_loader(e, shape, 0, batch)
         loop_over(e, (shape.whole_words,), lambda k: pack_row(e, for_k, k[0], shape.rows, spare, shape.rows, Index()))
         if shape.words > shape.whole_words:
@@ -161,10 +160,10 @@ def _left(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare: 
 
 @dataclass(frozen=True)
 class _Panels:
-    """The right operand: the address, and the bytes from one panel, and from one k, to the next.
+    """The right operand: its address, and the strides from panel to panel and along k, in bytes.
 
-    The last panel may be narrower: then its k lie `last` bytes apart. If it was packed, `ahead` is what the next
-    iteration will pack.
+    The last panel may be narrower; its stride along k is `last`. If the operand was packed, `prefetcher` prefetches the
+    data that the next iteration packs.
     """
 
     base: Reg
@@ -175,7 +174,7 @@ class _Panels:
 
 
 def _right(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare: Reg) -> tuple[_Panels, Reg]:
-    """The right operand in panels, packed if need be; and the memory behind."""
+    """The right operand as panels, and the scratch memory that is left after packing."""
     machine, word = e.code.module.machine, shape.word_bytes
     lanes = shape.lanes(machine)
     width = panel_vectors(machine) * lanes
@@ -196,11 +195,11 @@ def _right(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare:
 
 
 def _multiply(e: Elements, shape: DotShape, left: _Matrix, right: _Panels, out: Reg, adds: bool) -> None:
-    """All panels by all rows, in portions of the depth whose panels stay in the cache."""
+    """Multiply all panels by all rows, in portions of the depth whose panels stay in the first-level cache."""
     machine, word = e.code.module.machine, shape.word_bytes
     lanes = shape.lanes(machine)
     width = panel_vectors(machine) * lanes
-    portion = max(8, _PANEL // (width * word))
+    portion = max(8, calibration.PANEL_BYTES // (width * word))
     portions = [(at, min(portion, shape.words - at)) for at in range(0, shape.words, portion)] or [(0, 0)]
     for at, depth in portions:
         _portion(e, shape, left, right, out, at, depth, adds or at > 0)
@@ -209,7 +208,7 @@ def _multiply(e: Elements, shape: DotShape, left: _Matrix, right: _Panels, out: 
 def _portion(
     e: Elements, shape: DotShape, left: _Matrix, right: _Panels, out: Reg, at: int, depth: int, adds: bool
 ) -> None:
-    """All panels by all rows, from word number `at` on; the first portion fetches what is packed next."""
+    """Multiply all panels by all rows for one portion. The first portion prefetches what is packed next."""
     code, width = e.code, panel_vectors(e.code.module.machine) * shape.lanes(e.code.module.machine)
     whole, rest = divmod(shape.columns, width)
     a = _Matrix(code.gep(left.base, at * left.k), left.row, left.k)
@@ -218,11 +217,11 @@ def _portion(
         b = code.gep(right.base, e.index_value(j.times(right.panel).shifted(at * k_bytes)))
         c = code.gep(out, e.index_value(j.times(width * shape.word_bytes)))
 
-        def fetch(block: Index, blocks: int) -> None:
+        def prefetch(block: Index, blocks: int) -> None:
             if right.prefetcher is not None and at == 0:
                 right.prefetcher.prefetch(j.times(blocks).plus(block), cdiv(shape.columns, width) * blocks)
 
-        _rows(e, shape, a, b, k_bytes, c, columns, depth, adds, fetch)
+        _rows(e, shape, a, b, k_bytes, c, columns, depth, adds, prefetch)
 
     loop_over(e, (whole,), lambda j: panel(j[0], width, right.k))
     if rest:
@@ -239,9 +238,9 @@ def _rows(
     columns: int,
     depth: int,
     adds: bool,
-    fetch: Callable[[Index, int], None],
+    prefetch: Callable[[Index, int], None],
 ) -> None:
-    """All rows by one panel; `fetch(n, of so many)` comes before each whole block of rows."""
+    """Multiply all rows by one panel; `prefetch(n, count)` is emitted before each whole block of rows."""
     code = e.code
     block = register_rows(code.module.machine, shape.rows, columns, shape.lanes(code.module.machine))
     row_bytes = shape.columns * shape.word_bytes
@@ -257,7 +256,7 @@ def _rows(
         code.call(name, VOID, first, stride, b, target, constant(depth, I64))
 
     def whole_block(n: Index) -> None:
-        fetch(n, blocks)
+        prefetch(n, blocks)
         call(n.times(block), block)
 
     loop_over(e, (blocks,), lambda n: whole_block(n[0]))

@@ -1,25 +1,20 @@
-"""Dots of a few rows: nothing is copied, for each element of the right operand is used once for every row only."""
+"""Dots of a few rows, without packing: each element of the right operand is used only once for each row."""
 
 from __future__ import annotations
 
 from tilekern.ir.types import kind_of
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Coords, Index
 from tilekern.lower.llvm.element_types import element_constant
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.loop_nests import reduce_lanes, tail_pieces
 from tilekern.lower.llvm.gemm.microkernel import accumulate
 from tilekern.lower.llvm.gemm.shapes import DotShape
-from tilekern.lower.llvm.ir_builder import Reg
-
-ROWS = 4
-"""The most rows of such a dot."""
-
-# How many sums of a row are computed side by side: each addition waits for the one before it.
-_ACCUMULATORS = 4
+from tilekern.lower.llvm.ir_values import Reg
 
 
 def emit(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool) -> None:
-    """Emit a product of a few rows; it is added to what is there if `adds`."""
+    """Emit a product of a few rows; if `adds`, it is added to the values at `out`."""
     if shape.contract[1] == len(shape.op.operands[1].tile.shape) - 1:
         _by_columns(e, shape, batch, out, adds)
     else:
@@ -30,7 +25,7 @@ def _element(e: Elements, shape: DotShape, side: int, batch: Coords, k: Index, f
     return e.element(shape.op.operands[side], shape.coords(side, batch, k, free), lanes)
 
 
-def _put(e: Elements, shape: DotShape, total: Reg, row: int, column: Index, out: Reg, adds: bool) -> None:
+def _store_sum(e: Elements, shape: DotShape, total: Reg, row: int, column: Index, out: Reg, adds: bool) -> None:
     code, matrix = e.code, (shape.rows, shape.columns)
     coords = (Index(const=row), column)
     if adds:
@@ -40,7 +35,7 @@ def _put(e: Elements, shape: DotShape, total: Reg, row: int, column: Index, out:
 
 
 def _by_columns(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool) -> None:
-    """Of an operand whose elements along k are neighbours: each column by vectors along k, a few columns at once."""
+    """Multiply by an operand that is contiguous along k: vectors along k, several columns at once."""
     code, lanes = e.code, e.code.module.machine.lanes
     dtype, whole = shape.sum_dtype, shape.depth // lanes * lanes
 
@@ -67,21 +62,21 @@ def _by_columns(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: boo
                 name = "fadd" if kind_of(dtype) == "float" else "add"
                 found = [code.binary(name, x, y) for x, y in zip(found, rest, strict=True)]
         for x, (r, n) in zip(found, sums, strict=True):
-            _put(e, shape, x, r, first.shifted(n), out, adds)
+            _store_sum(e, shape, x, r, first.shifted(n), out, adds)
 
     def several(n: Reg) -> None:
         with e.scope():
-            columns(index_of(n), _ACCUMULATORS)
+            columns(index_of(n), calibration.ACCUMULATORS)
 
-    even = shape.columns // _ACCUMULATORS * _ACCUMULATORS
-    code.loop(0, even, _ACCUMULATORS, several)
+    even = shape.columns // calibration.ACCUMULATORS * calibration.ACCUMULATORS
+    code.loop(0, even, calibration.ACCUMULATORS, several)
     for n in range(even, shape.columns):
         with e.scope():
             columns(Index(const=n), 1)
 
 
 def _by_depth(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool) -> None:
-    """Of an operand whose columns are neighbours: vectors of columns, a few at once, k after k."""
+    """Multiply by an operand whose columns are contiguous: several vectors of columns at once, in a loop over k."""
     code, lanes = e.code, e.code.module.machine.lanes
 
     def columns(first: Index, widths: list[tuple[int, int]]) -> None:
@@ -101,13 +96,13 @@ def _by_depth(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool)
 
         zeros = [element_constant(0, shape.sum_dtype, width) for _, _, width in sums]
         for x, (r, at, width) in zip(code.loop(0, shape.depth, 1, body, *zeros), sums, strict=True):
-            _put(e, shape, x, r, _lanes(first, at, width), out, adds)
+            _store_sum(e, shape, x, r, _lanes(first, at, width), out, adds)
 
-    step = _ACCUMULATORS * lanes
+    step = calibration.ACCUMULATORS * lanes
 
     def several(n: Reg) -> None:
         with e.scope():
-            columns(index_of(n), [(v * lanes, lanes) for v in range(_ACCUMULATORS)])
+            columns(index_of(n), [(v * lanes, lanes) for v in range(calibration.ACCUMULATORS)])
 
     even = shape.columns // step * step
     code.loop(0, even, step, several)
@@ -119,5 +114,5 @@ def _by_depth(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool)
 
 
 def _lanes(first: Index, at: int, width: int) -> Index:
-    """So many neighbouring columns."""
+    """The index of a vector of neighbouring columns."""
     return Index(first.terms, first.const + at, 1 if width else 0)

@@ -1,4 +1,4 @@
-"""The innermost loop of dots: a few rows of the left operand by one panel of the right one, sums in registers."""
+"""The microkernel of dots: a few rows of the left operand by one panel of the right one, with sums in registers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from dataclasses import dataclass
 
 from tilekern.ir.core import cdiv
 from tilekern.ir.types import BF16, F32, F64, I32, DType
-from tilekern.lower.llvm.ir_builder import I64, PTR, Code, Module, Reg, Type, constant, vector_constant
+from tilekern.lower.llvm import calibration
+from tilekern.lower.llvm.ir_builder import Code, Module
+from tilekern.lower.llvm.ir_values import I64, PTR, Reg, Type, constant, vector_constant
 from tilekern.lower.llvm.runtime.machine import Machine
 
 
 def panel_vectors(machine: Machine) -> int:
-    """The registers that a row of a panel fills."""
+    """Registers of a row of a panel."""
     return 4 if machine.registers >= 32 else 3 if machine.vector_bytes == 32 else 2
 
 
 def register_rows(machine: Machine, rows: int, columns: int, lanes: int) -> int:
-    """The rows whose sums fit the registers, beside a row of the panel and one element; a divisor of all, if near."""
+    """Rows whose sums fit the registers, besides a row of the panel and one element; a divisor of all rows if near."""
     vectors = cdiv(columns, lanes)
-    most = max(1, min(8, (machine.registers - vectors - 2) // vectors, 6 if vectors >= 4 else 8))
+    wide = vectors >= calibration.WIDE_PANEL_VECTORS
+    chosen = calibration.MAX_WIDE_MICROKERNEL_ROWS if wide else calibration.MAX_MICROKERNEL_ROWS
+    most = max(1, min(chosen, (machine.registers - vectors - 2) // vectors))
     return next((n for n in range(most, max(most // 2, 3), -1) if rows % n == 0), most)
 
 
@@ -27,12 +31,14 @@ class Microkernel:
     """A function that multiplies a few rows by one panel.
 
     Attributes:
-      dtype: of the elements.
-      rows: how many.
-      columns: of the panel.
-      left_k, right_k, out_row: bytes from one k, or row, to the next.
-      adds: to what is there.
-      unroll: how many k one iteration takes; it divides the depth.
+      dtype: the dtype of the operands.
+      rows: the number of rows.
+      columns: the columns of the panel.
+      left_k: the stride of the left operand along k, in bytes.
+      right_k: the stride of the right operand along k, in bytes.
+      out_row: the stride of the result along rows, in bytes.
+      adds: whether the sums are added to the values at `out`.
+      unroll: the number of k in one iteration; it divides the depth.
     """
 
     dtype: DType
@@ -45,7 +51,7 @@ class Microkernel:
     unroll: int
 
     def define(self, module: Module) -> str:
-        """The name of the function `(left, bytes from row to row, right, out, depth in words)`."""
+        """Define `void (left, stride of its rows in bytes, right, out, depth in words)`; returns its name."""
         sums = "adds" if self.adds else "sets"
         name = f"dot_{self.dtype}_{self.rows}x{self.columns}by{self.unroll}_{sums}"
         name += f"_{self.left_k}_{self.right_k}_{self.out_row}"
@@ -90,7 +96,7 @@ class Microkernel:
 
 
 def _sum_type(dtype: DType, machine: Machine) -> Type:
-    """A register of sums."""
+    """The type of a register of sums."""
     scalar = {F64: "double", F32: "float", BF16: "float"}.get(dtype, "i32")
     return Type(scalar, machine.vector_bytes // (8 if dtype == F64 else 4))
 
@@ -100,7 +106,7 @@ def _masked_load(code: Code, type: Type, address: Reg, mask: Reg | None) -> Reg:
 
 
 def accumulate(code: Code, dtype: DType, total: Reg, x: Reg, y: Reg) -> Reg:
-    """total + x * y, of words."""
+    """total + x * y for words."""
     if dtype in (F32, F64):
         return code.fma(x, y, total)
     if dtype == BF16:

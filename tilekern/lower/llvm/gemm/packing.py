@@ -1,4 +1,4 @@
-"""Packing the operands of dots: into panels, word by word."""
+"""Packing of a dot's operands into panels of words."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.loop_nests import loop_over, tail_pieces
 from tilekern.lower.llvm.gemm.shapes import DotShape
-from tilekern.lower.llvm.ir_builder import Code, Reg, Type
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import Reg, Type
 
 Words = Callable[[Index, Index, int], Reg]
-"""Word number k of the free places from an index on: as a vector, or as one element."""
+"""Maps (k, free index, lanes) to word number k of a vector of rows or columns, or of one if `lanes` is 0."""
 
 
 def word_loader(e: Elements, shape: DotShape, side: int, batch: Coords) -> Words:
-    """A function that gives word number k of the free places from an index on, as a vector, or as one element."""
+    """The function that computes the words of one operand."""
 
     def element(k: Index, free: Index, lanes: int) -> Reg:
         return e.element(shape.op.operands[side], shape.coords(side, batch, k, free), lanes)
@@ -34,7 +35,7 @@ def word_loader(e: Elements, shape: DotShape, side: int, batch: Coords) -> Words
 
 
 def pack_row(e: Elements, words: Words, k: Index, count: int, base: Reg, row: int, offset: Index) -> None:
-    """Store word number k of `count` free places, one behind the other."""
+    """Store word number k of `count` rows or columns, contiguously."""
     code, lanes = e.code, e.code.module.machine.lanes
 
     def put(free: Index, width: int) -> None:
@@ -53,7 +54,7 @@ def pack_row(e: Elements, words: Words, k: Index, count: int, base: Reg, row: in
 
 
 def pack(e: Elements, shape: DotShape, batch: Coords, spare: Reg, lanes: int, width: int) -> None:
-    """Pack the right operand."""
+    """Pack the right operand into panels of `width` columns."""
     whole, rest = divmod(shape.columns, width)
     contracted = shape.contract[1]
     transposes = contracted == len(shape.op.operands[1].tile.shape) - 1
@@ -69,7 +70,7 @@ def pack(e: Elements, shape: DotShape, batch: Coords, spare: Reg, lanes: int, wi
 
 
 def _pack_rows(e: Elements, shape: DotShape, batch: Coords, first: Index, columns: int, base: Reg, row: int) -> None:
-    """A panel of an operand whose columns are neighbours."""
+    """Pack a panel of an operand whose columns are contiguous."""
     words = word_loader(e, shape, 1, batch)
 
     def shifted(k: Index, free: Index, lanes: int) -> Reg:
@@ -93,7 +94,7 @@ def _pack_rows(e: Elements, shape: DotShape, batch: Coords, first: Index, column
 
 
 def _interleave_rows(e: Elements, shape: DotShape, batch: Coords, k: Index, first: Index, at: Reg, base: Reg) -> None:
-    """Word number k of two vectors of columns: the elements of two rows by turns."""
+    """Store word number k of two vectors of columns: interleave the elements of two rows."""
     code, lanes = e.code, e.code.module.machine.lanes
     free = Index(first.terms, first.const, 1)
     one, two = (e.element(shape.op.operands[1], (*batch, k.times(2).shifted(n), free), 2 * lanes) for n in (0, 1))
@@ -106,7 +107,7 @@ def _interleave_rows(e: Elements, shape: DotShape, batch: Coords, k: Index, firs
 def _pack_transposed(
     e: Elements, shape: DotShape, batch: Coords, first: Index, columns: int, base: Reg, row: int
 ) -> None:
-    """A panel of an operand whose words along k are neighbours: squares of words are loaded by rows, and turned."""
+    """Pack a panel of an operand that is contiguous along k: load squares of words by rows, and transpose them."""
     code, value = e.code, shape.op.operands[1]
     lanes = shape.lanes(code.module.machine)
     words, per_word = word_loader(e, shape, 1, batch), 1 + shape.paired
@@ -146,7 +147,7 @@ def _pack_transposed(
 
 
 def transpose(code: Code, rows: list[Reg]) -> list[Reg]:
-    """The columns of a square of vectors: blocks of 1, 2, 4, ... lanes change places across the diagonal."""
+    """Transpose a square of vectors: exchange blocks of 1, 2, 4, ... lanes across the diagonal."""
     count, width = len(rows), 1
     while width < count:
         turned = list(rows)

@@ -1,6 +1,7 @@
-"""Fetching what the next iteration of a fold will load, a few lines at a time while this one multiplies.
+"""Software prefetch of the data that the next iteration of a fold loads, a few cache lines before each microkernel.
 
-All of them at once would wait for each other, and for what is loaded meanwhile: a core has only so many on the way.
+A core has a limited number of loads in flight. If all lines were prefetched at once, they would wait for each other,
+and the present iteration's loads would wait for them.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from math import prod
 
 from tilekern.ir.core import Value, cdiv
 from tilekern.ir.memory import Load
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Index
 from tilekern.lower.llvm.emit.elements import Elements, index_of
-from tilekern.lower.llvm.ir_builder import Reg
+from tilekern.lower.llvm.ir_values import Reg
 
 _LINE = 64  # bytes, on all x86-64 and most ARM
-_FEW = 8  # lines that are fetched without a loop around
 
 
 class Prefetcher:
-    """The lines of memory that a value comes from in the next iteration of the innermost fold, or one part of them.
+    """Prefetches the cache lines that a value, or one part of it, needs in the next iteration of the innermost fold.
 
-    There are none of loads that do not move with the fold, or whose neighbours are no neighbours in memory.
+    Loads that do not move with the fold, or that are not dense, are not prefetched.
     """
 
     def __init__(self, e: Elements, value: Value, part: Index, parts: int) -> None:
@@ -29,7 +30,7 @@ class Prefetcher:
         self._loads = [op for op in ops if isinstance(op, Load) and _is_dense(op) and e.next_distance(op)]
 
     def prefetch(self, part: Index, parts: int) -> None:
-        """Fetch one of so many smaller parts into the second-level cache."""
+        """Prefetch part number `part` of `parts` into the second-level cache."""
         for op in self._loads:
             self._prefetch(op, self._part.times(parts).plus(part), self._parts * parts)
 
@@ -48,13 +49,13 @@ class Prefetcher:
 
         def few(first: Reg) -> None:
             with e.scope():
-                for n in range(min(each, _FEW)):
+                for n in range(min(each, calibration.PREFETCHED_LINES)):
                     line(part.times(each).plus(index_of(first)).shifted(n))
 
-        code.loop(0, each, _FEW, few)
+        code.loop(0, each, calibration.PREFETCHED_LINES, few)
 
 
 def _is_dense(op: Load) -> bool:
-    """Whether a load is of rows of neighbours, at places that the loops around know."""
+    """Whether a load reads contiguous rows, without gathers."""
     kinds = [dim.kind for dim in op.access.dims]
     return op.result.tile.size > 0 and "gather" not in kinds and kinds[-1] == "block"

@@ -1,4 +1,4 @@
-"""The sizes of a dot of matrices."""
+"""Sizes of a canonical dot: of matrices, or of stacks of matrices."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ class DotShape:
     """A canonical dot: `batch` products of [rows, depth] by [depth, columns].
 
     Attributes:
-      dtype: of the operands.
-      contract: which dim of each operand is contracted.
+      op: the dot.
+      batch: the number of products.
+      rows: rows of the left operand.
+      columns: columns of the right operand.
+      depth: the contracted size.
+      dtype: the dtype of the operands.
+      contract: the contracted dim of each operand.
     """
 
     op: Dot
@@ -30,7 +35,7 @@ class DotShape:
 
     @property
     def has_batch(self) -> bool:
-        """Whether there is a batch dim."""
+        """Whether the operands have a batch dim."""
         return bool(self.op.batch[0])
 
     @property
@@ -40,7 +45,7 @@ class DotShape:
 
     @property
     def word_bytes(self) -> int:
-        """The bytes of a word, which are those of a sum."""
+        """Bytes of a word, which are those of a sum."""
         return self.sum_dtype.itemsize
 
     @property
@@ -50,24 +55,24 @@ class DotShape:
 
     @property
     def sum_dtype(self) -> DType:
-        """The dtype of the result."""
+        """The dtype of the sums, which is that of the result."""
         return self.op.result.tile.dtype
 
     @property
     def whole_words(self) -> int:
-        """Those with all of their elements; the last pair may have one only."""
+        """The words with both elements; the last pair may have only one."""
         return self.depth // 2 if self.paired else self.depth
 
     def coords(self, side: int, batch: Coords, k: Index, free: Index) -> Coords:
-        """Where an element of an operand lies."""
+        """The coordinates of an element of an operand."""
         return (*batch, k, free) if self.contract[side] == len(batch) else (*batch, free, k)
 
     def lanes(self, machine: Machine) -> int:
-        """The columns in one register."""
+        """Columns in one register."""
         return machine.vector_bytes // self.sum_dtype.itemsize
 
     def padded_columns(self, machine: Machine) -> int:
-        """The columns in whole registers."""
+        """Columns, rounded up to whole registers."""
         return round_up(self.columns, self.lanes(machine))
 
 

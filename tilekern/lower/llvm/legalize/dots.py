@@ -13,7 +13,7 @@ from tilekern.ir.make import Make
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import BF16, F32, F64, I32, DType, kind_of
-from tilekern.lower.llvm.gemm import gemv
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.rewrite.matrices import Side, as_matrix, dims_of, is_of_matrices, product
 
@@ -27,11 +27,11 @@ def unit(dtype: DType, precision: str, machine: Machine, rows: int) -> DType:
     """
     if kind_of(dtype) != "float":
         fits = dtype.itemsize <= 2 and dtype != np.dtype(np.uint16)
-        return I16 if rows > gemv.ROWS and machine.has_int16_pairs and fits else I32
+        return I16 if rows > calibration.MAX_GEMV_ROWS and machine.has_int16_pairs and fits else I32
     if dtype == F64:
         return F64
     halved = dtype == BF16 or (dtype == F32 and precision == "bf16")
-    return BF16 if rows > gemv.ROWS and halved and machine.has_bfloat16_dots else F32
+    return BF16 if rows > calibration.MAX_GEMV_ROWS and halved and machine.has_bfloat16_dots else F32
 
 
 def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from tilekern.lower.llvm.ir_builder import Code, Reg, Type, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import Reg, Type, constant
 from tilekern.lower.llvm.math.exponentials import absolute, polynomial, split_log
 
 DoubleDouble = tuple[Reg, Reg]

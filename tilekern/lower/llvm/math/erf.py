@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from tilekern.lower.llvm.ir_builder import Code, Reg, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import Reg, constant
 from tilekern.lower.llvm.math.double_double import divide, evaluate_series, fast_two_sum, multiply, two_sum
 from tilekern.lower.llvm.math.exponentials import (
     absolute,

@@ -13,7 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilekern.lower.llvm.ir_builder import I32, Code, Reg, Type, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import I32, Reg, Type, constant
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tilekern.lower.llvm.ir_builder import Code, Reg, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import Reg, constant
 from tilekern.lower.llvm.math.erf import erf_inv, erfc
 from tilekern.lower.llvm.math.exponentials import absolute, clamp, exp, exp2, log, polynomial, with_sign
 from tilekern.lower.llvm.math.gamma import lgamma

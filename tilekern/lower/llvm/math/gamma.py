@@ -9,7 +9,8 @@ import math
 from fractions import Fraction
 from functools import cache
 
-from tilekern.lower.llvm.ir_builder import F64, Code, Reg, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import F64, Reg, constant
 from tilekern.lower.llvm.math.double_double import (
     DoubleDouble,
     add,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilekern.lower.llvm.ir_builder import F64, I32, PTR, Code, Reg, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import F64, I32, PTR, Reg, constant
 
 _PURE = "nounwind willreturn memory(none)"
 

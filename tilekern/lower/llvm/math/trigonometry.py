@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tilekern.lower.llvm.ir_builder import I1, Code, Reg, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import I1, Reg, constant
 from tilekern.lower.llvm.math.exponentials import absolute, format_of, polynomial, with_sign
 
 _SIN = (-0.16666659712791443, 0.008333069272339344, -0.00019809769582934678, 2.6060592972498853e-06)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tilekern.lower.llvm.ir_builder import Code, Reg, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import Reg, constant
 from tilekern.lower.llvm.math.exponentials import absolute, clamp, exp, expm1, log, log1p, polynomial, with_sign
 from tilekern.lower.llvm.math.libm import lgamma
 from tilekern.lower.llvm.math.trigonometry import atan2, tan

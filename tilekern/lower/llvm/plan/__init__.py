@@ -1,1 +1,1 @@
-"""Plan of a Func for a CPU: loop nests, buffers in scratch memory, private copies of updated arrays."""
+"""Plan of a Func for a CPU: loop nests, buffers in scratch memory, and the partition into tasks."""

@@ -1,11 +1,13 @@
-"""Where the slots of a plan lie in the scratch memory of a worker.
+"""Allocation of a plan's buffers in the scratch memory of a thread.
 
-A slot is needed from the step that writes it first to the one that reads it last; to the end of a loop that it was
-written before and is used in. Slots that are never needed at the same time may have the same memory.
+A buffer is live from the first step that writes it to the last step that reads it. If it is written before a loop and
+used in it, it is live until the loop's end. Buffers whose live ranges do not overlap may share memory.
 
-Before that, slots become one where that saves a copy: the next value of a carry is computed in the place of the old
-one if nobody reads the old one any more; a loop begins with its initial values where they are; and a tile takes the
-place of one that its group reads for the last time, lane by lane.
+Buffers are coalesced first, where that saves a copy:
+
+- The next value of a carry is computed in the carry's buffer, if no later step of the iteration reads the old value.
+- An initial value of a loop is the carry's buffer, if no later step reads it.
+- A tile is computed in the buffer of a tile that the loop nest reads for the last time, lane by lane.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _ALIGNMENT = 64
 
 @dataclass
 class _Use:
-    """A step reads or writes a slot; `lanewise`: each lane only where it is computed itself."""
+    """A step that reads or writes a buffer; if `lanewise`, a lane reads only the element that it computes."""
 
     number: int
     loops: tuple[Step, ...]
@@ -31,14 +33,14 @@ class _Use:
 
 @dataclass
 class _Uses:
-    """All uses of a slot."""
+    """All uses of a buffer."""
 
     writes: list[_Use] = field(default_factory=list[_Use])
     reads: list[_Use] = field(default_factory=list[_Use])
 
 
 def assign_offsets(func: Func, plan: Plan) -> None:
-    """Give every slot of the plan its offset, and the plan its `scratch`."""
+    """Set the offset of every buffer of a plan, and the plan's `scratch`."""
     _OffsetAssigner(func, plan).run()
 
 
@@ -51,24 +53,24 @@ class _OffsetAssigner:
 
     def run(self) -> None:
         for step, loops in self._walk(self._func.body, ()):
-            self._note(step, loops)
+            self._record(step, loops)
         for buffer, uses in self._uses.items():
-            self._span(buffer, uses)
-        for step in self._again(self._func.body):
+            self._set_live_range(buffer, uses)
+        for step in self._all_steps(self._func.body):
             if isinstance(step, BufferCopies):
-                self._merge_copies(step)  # of a loop behind another one, so that carries see one slot
-        self._merge_carries()
-        for step in self._again(self._func.body):
+                self._coalesce_copies(step)  # of nested loops: their carries then have one buffer
+        self._coalesce_carries()
+        for step in self._all_steps(self._func.body):
             if isinstance(step, BufferCopies):
-                self._merge_copies(step)
+                self._coalesce_copies(step)
             elif isinstance(step, LoopNest):
-                self._merge_lanes(step)
+                self._coalesce_lanes(step)
         self._allocate()
 
     # --- uses ---
 
     def _walk(self, block: Block, loops: tuple[Step, ...]) -> Iterator[tuple[AnyStep, tuple[Step, ...]]]:
-        """Number the steps of a block, and of those inside; a step with regions comes before these."""
+        """All steps in program order, each with the loops around it. Numbers the steps."""
         with self._expressions.inside(self._plan.live_in[block]):
             for step in self._plan.steps[block]:
                 step.number = self._next()
@@ -83,47 +85,47 @@ class _OffsetAssigner:
         self._count += 1
         return self._count
 
-    def _again(self, block: Block) -> Iterator[AnyStep]:
+    def _all_steps(self, block: Block) -> Iterator[AnyStep]:
         for step in self._plan.steps[block]:
             yield step
             if isinstance(step, Step):
                 for region in step.op.regions:
-                    yield from self._again(region)
+                    yield from self._all_steps(region)
 
-    def _note(self, step: AnyStep, loops: tuple[Step, ...]) -> None:
+    def _record(self, step: AnyStep, loops: tuple[Step, ...]) -> None:
         use = _Use(step.number, loops)
         if isinstance(step, BufferCopies):
             for source, target in step.moves:
-                self._of(source).reads.append(_Use(step.number, loops, lanewise=True))
-                self._of(target).writes.append(use)
+                self._uses_of(source).reads.append(_Use(step.number, loops, lanewise=True))
+                self._uses_of(target).writes.append(use)
             return
         if isinstance(step, LoopNest):
             for m in step.maps:
-                self._of(m.buffer).writes.append(use)
+                self._uses_of(m.buffer).writes.append(use)
             self._read(step.space, step.sources, use)
             for position in (v for op in step.stores for v in op.positions):
                 self._read(position.tile.shape, [position], use, lanewise=False)
         elif step.op.regions:
-            return  # the inner steps read and write
+            return  # the steps of its regions read and write
         else:
             for x in step.op.operands:
                 if isinstance(x.type, TileType):
                     self._read(x.tile.shape, [x], use, lanewise=False)
             if step.temporary is not None:
-                self._of(step.temporary).writes.append(use)
+                self._uses_of(step.temporary).writes.append(use)
         for _, buffer in step.produces:
-            self._of(buffer).writes.append(use)
+            self._uses_of(buffer).writes.append(use)
 
     def _read(self, space: tuple[int, ...], values: list[Value], use: _Use, lanewise: bool = True) -> None:
         for leaf, here in self._expressions.of(space, values).leaves.items():
             if leaf in self._expressions.buffers:
                 found = _Use(use.number, use.loops, lanewise and here)
-                self._of(self._expressions.buffers[leaf]).reads.append(found)
+                self._uses_of(self._expressions.buffers[leaf]).reads.append(found)
 
-    def _of(self, buffer: Buffer) -> _Uses:
+    def _uses_of(self, buffer: Buffer) -> _Uses:
         return self._uses.setdefault(buffer, _Uses())
 
-    def _span(self, buffer: Buffer, uses: _Uses) -> None:
+    def _set_live_range(self, buffer: Buffer, uses: _Uses) -> None:
         every = [*uses.writes, *uses.reads]
         buffer.first_use = min(use.number for use in every)
         buffer.last_use = buffer.first_use
@@ -131,10 +133,10 @@ class _OffsetAssigner:
             around = (loop.end for loop in use.loops if loop.number > buffer.first_use)
             buffer.last_use = max(buffer.last_use, next(around, use.number))
 
-    # --- merging ---
+    # --- coalescing ---
 
-    def _merge_carries(self) -> None:
-        """The next value of a carry is computed in the carry's place."""
+    def _coalesce_carries(self) -> None:
+        """Compute the next values of carries in the buffers of the carries."""
         for op, carry_buffers in self._plan.carry_buffers.items():
             if not any(buffer is not None for buffer in carry_buffers) or op.name == "switch":
                 continue
@@ -142,13 +144,13 @@ class _OffsetAssigner:
                 for step in self._plan.steps[region]:
                     if isinstance(step, BufferCopies):
                         for source, target in step.moves:
-                            if target in carry_buffers and self._replaces(source.root, target.root, region):
-                                self._join(source.root, target.root)
+                            if target in carry_buffers and self._can_overwrite(source.root, target.root, region):
+                                self._coalesce(source.root, target.root)
 
-    def _replaces(self, source: Buffer, target: Buffer, region: Block) -> bool:
-        """True if a slot is written in the region only after the last time that its target is read there.
+    def _can_overwrite(self, source: Buffer, target: Buffer, region: Block) -> bool:
+        """Whether `source` is written in the region only after the last read of `target` in it.
 
-        A loop inside may write it, if no loop inside reads the target: one iteration reads after another has written.
+        If an inner loop writes `source`, no inner loop may read `target`: a later iteration would read the new value.
         """
         if source is target or source.nbytes != target.nbytes:
             return False
@@ -164,15 +166,15 @@ class _OffsetAssigner:
             return False
         return all(use.number < source.first_use or (use.number == source.first_use and use.lanewise) for use in reads)
 
-    def _merge_copies(self, step: BufferCopies) -> None:
-        """What is copied and not needed any more is what the copy is."""
+    def _coalesce_copies(self, step: BufferCopies) -> None:
+        """Coalesce the two buffers of a copy if the source is read for the last time."""
         for source, target in step.moves:
             a, b = source.root, target.root
             if a is not b and a.nbytes == b.nbytes and a.last_use == step.number == b.first_use:
-                self._join(b, a)
+                self._coalesce(b, a)
 
-    def _merge_lanes(self, step: LoopNest) -> None:
-        """A tile takes the place of one that is read for the last time where it is computed."""
+    def _coalesce_lanes(self, step: LoopNest) -> None:
+        """Compute tiles in buffers that the loop nest reads for the last time."""
         for m in step.maps:
             target = m.buffer.root
             if target.first_use != step.number:
@@ -184,18 +186,18 @@ class _OffsetAssigner:
                 reads = [u for s, uses in self._uses.items() if s.root is root for u in uses.reads]
                 now = [u for u in reads if u.number == step.number]
                 if root.first_use < step.number and now and all(u.lanewise for u in now):
-                    self._join(target, root)
+                    self._coalesce(target, root)
                     break
 
-    def _join(self, buffer: Buffer, into: Buffer) -> None:
-        """One slot becomes part of another."""
+    def _coalesce(self, buffer: Buffer, into: Buffer) -> None:
+        """Make a buffer part of another one."""
         buffer.merged_into = into
         into.first_use, into.last_use = min(buffer.first_use, into.first_use), max(buffer.last_use, into.last_use)
 
     # --- offsets ---
 
     def _allocate(self) -> None:
-        """First fit, the largest first."""
+        """First fit, in order of decreasing size."""
         roots = dict.fromkeys(buffer.root for buffer in self._uses)
         placed: list[Buffer] = []
         for buffer in sorted(roots, key=lambda s: -s.nbytes):

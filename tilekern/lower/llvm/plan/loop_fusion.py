@@ -1,11 +1,10 @@
-"""What becomes of each op: which are computed in one loop nest, which have memory of their own, and where that lies.
+"""Loop fusion: groups the ops of each block into steps, and decides which tiles are materialised.
 
-A *step* is what the emitter makes one piece of code of. A `Group` is a loop nest over one space of lanes, in which
-several results are computed: tiles to keep, reductions of the last dim, stores. All ops that are virtual (see `index`)
-become part of the steps that use them. A tile that two steps use is kept by the first, if computing it again would cost
-more than loading it.
+A *step* is a unit of emitted code. A `LoopNest` computes several results over one iteration space: tiles, reductions of
+the last dim, and stores. Virtual ops (see `element_index`) are fused into the steps that use them. If two steps use a
+tile, the first one materialises it, unless recomputing it is cheaper than loading it.
 
-Tiles that are kept have a `Slot` in the worker's scratch memory; see `slots`.
+A materialised tile has a `Buffer` in the thread's scratch memory; `buffers` assigns the offsets.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from tilekern.ir.memory import MemoryOp, Store
 from tilekern.ir.ordering import Sort
 from tilekern.ir.shape import Broadcast, Reshape
 from tilekern.ir.types import TileType
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import is_virtual
 from tilekern.lower.llvm.emit.sorts import sorts_words
 from tilekern.lower.llvm.plan.steps import (
@@ -37,25 +37,26 @@ from tilekern.lower.llvm.plan.steps import (
     is_addressable,
 )
 
-# Instructions that computing a tile a second time may take, where it need not be kept then.
-_CHEAP = 2
-
 ScratchOf = Callable[[Op, Expressions], tuple[int, Any]]
-"""The bytes that the code of an op needs beside its results, and how it reads its operands."""
+"""The bytes that an op needs besides its results, and the operands that it packs if it is a dot."""
 
 
 def fuse_loops(func: Func, scratch_of: ScratchOf) -> Plan:
-    """The plan for a legal Func.
+    """The plan of a Func, without the offsets of its buffers.
 
     Args:
-      func: the Func.
-      scratch_of: the scratch memory of an op, and how it reads its operands.
+      func: a legal Func.
+      scratch_of: the scratch memory of an op, and the operands that it packs.
     """
     return _Fuser(func, scratch_of).run()
 
 
 class _Fuser:
-    """Collects the steps of block after block."""
+    """Collects the steps of all blocks.
+
+    `_producer` has the step of each value that a step produces, `_computes` the virtual tiles that each step computes;
+    those are True where each lane computes only its own element.
+    """
 
     def __init__(self, func: Func, scratch_of: ScratchOf) -> None:
         self._func, self._scratch_of = func, scratch_of
@@ -66,7 +67,7 @@ class _Fuser:
         self._steps: list[AnyStep] = []
         self._computes: dict[AnyStep, dict[Value, bool]] = {}
         self._uses = Counter(v for op in func.body.ops for v in op.uses())
-        # What dots in loops read again and again is copied: in the array its rows may be far apart.
+        # Left operands of dots in loops are materialised: in the array, their rows may be far apart.
         self._left_operands = {op.operands[0] for op in func.walk() if isinstance(op, Dot)}
         self._dot_sums = dict(_sums_of_dots(func, self._uses))
 
@@ -79,7 +80,7 @@ class _Fuser:
     def _block(
         self, block: Block, live_in: list[tuple[Value, Buffer]], buffers: Sequence[Buffer | None] | None
     ) -> None:
-        """The steps of a block, which puts what it yields into slots."""
+        """Collect the steps of a block, and copy its results to buffers if there are any."""
         outer, self._steps = self._steps, []
         self._plan.steps[block], self._plan.live_in[block] = self._steps, live_in
         with self._expressions.inside(live_in):
@@ -91,7 +92,7 @@ class _Fuser:
 
     def _op(self, op: Op) -> None:
         if op in self._dot_sums.values():
-            return  # becomes part of the addition
+            return  # computed by the addition's step
         dot = self._dot_sums.get(op)
         if dot is not None:
             self._dot(dot, op.result, next(v for v in op.operands if v is not dot.result))
@@ -112,7 +113,7 @@ class _Fuser:
             case Reshape() if not is_virtual(op) and op.result.tile.shape:
                 self._alias(op)
             case _ if op.results and op.result.tile.shape and is_virtual(op):
-                pass  # where it is used
+                pass  # fused into its users
             case _:
                 self._step(op)
 
@@ -128,7 +129,7 @@ class _Fuser:
             self._producer[op.result] = producer
 
     def _step(self, op: Op) -> Step:
-        """An op with code of its own, which computes its virtual operands by itself."""
+        """Add an op as a step. The step computes the op's virtual operands."""
         if isinstance(op, Take) or (isinstance(op, Sort) and not sorts_words(op)):
             for x in op.operands[: op.num_keys if isinstance(op, Sort) else 1]:
                 self._materialize(x)
@@ -143,23 +144,23 @@ class _Fuser:
         return step
 
     def _append(self, step: AnyStep, values: Sequence[Value]) -> None:
-        """Append a step that computes values; what is large and was computed before is kept from then on."""
+        """Append a step that computes values, and materialise costly tiles that an earlier step computes, too."""
         while (shared := self._computed_elsewhere(values, None)) is not None:
             self._materialize_in(*shared)
         self._computes[step] = {inner: False for v in values for inner in self._expressions.of(v.tile.shape, [v]).inner}
         self._steps.append(step)
 
     def _define(self, value: Value, step: Step | LoopNest, buffer: Buffer | None = None) -> None:
-        """A value that a step makes."""
+        """Note a value that a step produces."""
         self._producer[value] = step
         if value.tile.shape:
             found = self._buffers[value] = buffer or Buffer(value.tile.nbytes)
             step.produces.append((value, found))
 
-    # --- groups ---
+    # --- loop nests ---
 
     def _nest_for(self, space: tuple[int, ...], values: Sequence[Value], store: Store | None = None) -> LoopNest:
-        """The group that is to compute values for each lane of a space: one that there is, or a new one."""
+        """The loop nest that will compute values over an iteration space: an earlier one if possible, or a new one."""
         for value in values:
             self._materialize_broadcasts(value)
         while True:
@@ -177,7 +178,7 @@ class _Fuser:
         return nest
 
     def _nest_to_join(self, space: tuple[int, ...], values: Sequence[Value], store: Store | None) -> LoopNest | None:
-        """The last group that can compute the values as well."""
+        """The last loop nest that can compute the values, too."""
         leaves = self._expressions.of(space, values).leaves
         for step in reversed(self._steps):
             made = [leaf for leaf in leaves if self._producer.get(leaf) is step]
@@ -190,17 +191,17 @@ class _Fuser:
         return None
 
     def _computed_elsewhere(self, values: Sequence[Value], nest: LoopNest | None) -> tuple[Value, AnyStep] | None:
-        """The first large tile on the way to the values that another step of this block computes, and that step."""
+        """The first costly tile that the values need and another step of this block computes, and that step."""
         for value in values:
             for inner in self._expressions.of(value.tile.shape, [value]).inner:
                 for step in self._steps:
                     computed = step is not nest and inner in self._computes.get(step, ())
-                    if computed and self._expressions.cost(inner) > _CHEAP:
+                    if computed and self._expressions.cost(inner) > calibration.CHEAP_COST:
                         return inner, step
         return None
 
     def _materialize_in(self, value: Value, step: AnyStep) -> None:
-        """Keep a tile that a step computes: there, or just before."""
+        """Materialise a tile that a step computes: in that step, or in a new one before it."""
         buffer = Buffer(value.tile.nbytes)
         if not (isinstance(step, LoopNest) and self._computes[step][value]):
             expression = self._expressions.of(value.tile.shape, [value])
@@ -213,16 +214,16 @@ class _Fuser:
         self._define(value, step, buffer)
 
     def _materialize(self, value: Value) -> None:
-        """Keep a tile."""
+        """Materialise a tile."""
         if not self._expressions.is_available(value):
             buffer = Buffer(value.tile.nbytes)
             nest = self._nest_for(value.tile.shape, [value])
-            if not self._expressions.is_available(value):  # unless that has kept it
+            if not self._expressions.is_available(value):  # `_nest_for` may have materialised it
                 nest.maps.append(Map(value, buffer))
                 self._define(value, nest, buffer)
 
     def _materialize_broadcasts(self, value: Value) -> None:
-        """Keep tiles on the way that are computed once and read often: what is repeated."""
+        """Materialise costly operands of broadcasts, which would otherwise be recomputed for each element."""
         if self._expressions.is_available(value):
             return
         for inner in reversed(list(self._expressions.of(value.tile.shape, [value]).inner)):
@@ -232,7 +233,7 @@ class _Fuser:
                 if (
                     not self._expressions.is_available(x)
                     and x.tile.size < inner.tile.size
-                    and self._expressions.cost(x) > _CHEAP
+                    and self._expressions.cost(x) > calibration.CHEAP_COST
                 ):
                     self._materialize(x)
 
@@ -243,7 +244,7 @@ class _Fuser:
             x = op.operands[side]
             self._materialize_broadcasts(x)
             if (side == 0 and not is_addressable(x, self._expressions)) or (
-                self._uses[x] > 1 and self._expressions.cost(x) > _CHEAP
+                self._uses[x] > 1 and self._expressions.cost(x) > calibration.CHEAP_COST
             ):
                 self._materialize(x)
         buffer = Buffer(result.tile.nbytes)
@@ -257,7 +258,7 @@ class _Fuser:
             self._define(result, step, buffer)
 
     def _compute_into(self, value: Value, buffer: Buffer) -> None:
-        """Compute a tile into a slot, or copy it there."""
+        """Compute a tile into a buffer, or copy it there."""
         if self._expressions.is_available(value):
             self._steps.append(BufferCopies([(self._buffers[value], buffer)]))
             return
@@ -293,7 +294,7 @@ class _Fuser:
             self._define(result, step, buffer)
 
     def _yield(self, block: Block, buffers: Sequence[Buffer | None]) -> None:
-        """Copy what a block yields into the slots of the carries, all at once."""
+        """Copy the results of a block to the buffers of the carries, all at once."""
         moves: list[tuple[Buffer, Buffer]] = []
         for value, buffer in zip(block.results, buffers, strict=True):
             if buffer is None:
@@ -302,7 +303,7 @@ class _Fuser:
             source = self._buffers[value]
             if source is buffer:
                 continue
-            if source in buffers:  # another carry's: it may be overwritten before it is copied
+            if source in buffers:  # the buffer of another carry, which may be overwritten before it is read
                 source = Buffer(buffer.nbytes)
                 self._steps.append(BufferCopies([(self._buffers[value], source)]))
             moves.append((source, buffer))
@@ -311,7 +312,7 @@ class _Fuser:
 
 
 def _touches(step: AnyStep, store: Store | None) -> bool:
-    """Whether a step uses the array that is stored to, or may."""
+    """Whether a step may use the array of a store."""
     if store is None or isinstance(step, BufferCopies):
         return False
     if isinstance(step, LoopNest):
@@ -320,7 +321,7 @@ def _touches(step: AnyStep, store: Store | None) -> bool:
 
 
 def _free_values(op: Op) -> list[Value]:
-    """The tiles from outside that the regions of an op use."""
+    """The tiles that the regions of an op use, but do not define."""
     inside = {v for inner in op.walk() for region in inner.regions for v in region.args}
     inside |= {v for region in op.regions for inner in region.walk() for v in inner.results}
     used = [v for region in op.regions for inner in region.ops for v in inner.uses()]
@@ -329,7 +330,7 @@ def _free_values(op: Op) -> list[Value]:
 
 
 def _sums_of_dots(func: Func, uses: Counter[Value]) -> Iterator[tuple[Op, Dot]]:
-    """Additions of a dot that nobody else uses."""
+    """Additions of a dot that has no other user, each with the dot."""
     for block in (func.body, *(region for op in func.walk() for region in op.regions)):
         here = {op.result: op for op in block.ops if isinstance(op, Dot)}
         for op in block.ops:

@@ -1,4 +1,4 @@
-"""The plan of a program in words: its steps, the user's lines that they come from, and where tiles lie."""
+"""Text of a plan: the steps of a program, the user's lines they come from, and the offsets of tiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilekern.source import UNKNOWN, Loc
 
 
 def plan_text(program: Program, plan: Plan, body: Block) -> str:
-    """One line for each step; `@` and a number are the byte of the scratch memory where a tile begins."""
+    """One line for each step; `@` precedes the offset of a tile in scratch memory, in bytes."""
     head = f"{program.name}: {program.tasks} tasks, {program.scratch} bytes of scratch memory for each thread"
     return "\n".join([head, *_block(plan, body, "  ")])
 
@@ -41,7 +41,7 @@ def _step(step: AnyStep) -> str:
         return ""  # a scalar
     results = ", ".join(f"{value.type} {_at(buffer)}" for value, buffer in dict(step.produces).items())
     notes = f"; copies operands to {_at(step.temporary)}" if step.temporary is not None else ""
-    notes += "; adds to what is there" if step.init else ""
+    notes += "; adds to what is there" if step.accumulates else ""
     return f"{step.op.name}{': ' * bool(results)}{results}{notes}{_line(step.op.loc)}"
 
 

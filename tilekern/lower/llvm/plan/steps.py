@@ -1,6 +1,6 @@
-"""The steps of a plan, the memory they use, and what computing a value takes.
+"""Data of a plan: steps, their buffers, and the fused expressions that they compute.
 
-A *step* is what the emitter makes one piece of code of; see `plan`.
+A *step* is a unit of emitted code: an op, a loop nest, or copies of buffers. See `loop_fusion`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, Store
 from tilekern.ir.shape import Reshape, Transpose
 from tilekern.ir.types import TileType
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Coords, Index, is_virtual, operand_coords, register
 
 _ARITHMETIC = ("add", "sub", "mul", "max", "min", "neg", "abs", "sign", "floor", "ceil", "round_even", "is_finite")
 _BITS = ("and", "or", "xor", "not", "shift_left", "shift_right_logical", "shift_right_arithmetic")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
-# What takes one instruction or two.
+# Functions of one or two instructions.
 _FAST = frozenset((*_ARITHMETIC, *_BITS, *_COMPARISONS))
 
 
@@ -32,10 +33,10 @@ class Buffer:
 
     Attributes:
       nbytes: its size.
-      within: the slot that it became a part of.
-      offset: where it begins in the scratch memory.
-      first: the number of the step that writes it first.
-      last: the number of the last step that it must last for.
+      merged_into: the buffer that it was coalesced with.
+      offset: its first byte in the scratch memory.
+      first_use: the number of the first step that writes it.
+      last_use: the number of the last step of its live range.
     """
 
     nbytes: int
@@ -46,27 +47,28 @@ class Buffer:
 
     @property
     def root(self) -> Buffer:
-        """The slot that this one is now."""
+        """The buffer that this one was coalesced with in the end."""
         return self if self.merged_into is None else self.merged_into.root
 
 
 @dataclass(eq=False)
 class Step:
-    """One op that has code of its own.
+    """An op that is no part of a loop nest.
 
     Attributes:
       op: the op.
-      temporary: memory that the code needs beside its results.
-      form: how a dot reads its operands.
-      init: whether a dot adds its products to what its slot holds.
-      keeps: the tiles that are in memory from here on, and where.
-      number: its place in the program; `end` behind its regions.
+      temporary: memory that the op needs besides its results.
+      packing: the operands that a dot packs; None for a dot of few rows, and for other ops.
+      accumulates: whether a dot adds its products to the values in its buffer.
+      produces: the tiles that the step leaves in memory, with their buffers.
+      number: its position in the program.
+      end: the position of its end, after its regions.
     """
 
     op: Op
     temporary: Buffer | None = None
     packing: Any = None
-    init: bool = False
+    accumulates: bool = False
     produces: list[tuple[Value, Buffer]] = field(default_factory=list[tuple[Value, Buffer]])
     number: int = -1
     end: int = -1
@@ -74,7 +76,7 @@ class Step:
 
 @dataclass(eq=False)
 class Map:
-    """A tile that is computed into a slot."""
+    """A tile that is computed elementwise into a buffer."""
 
     value: Value
     buffer: Buffer
@@ -82,13 +84,15 @@ class Map:
 
 @dataclass(eq=False)
 class LoopNest:
-    """One loop nest.
+    """Loops over one iteration space, in which several results are computed.
 
     Attributes:
-      space: the sizes of its loops.
-      maps, reduces, stores: what it computes; reductions are of the last dim.
-      keeps: the tiles that are in memory from here on, and where.
-      number: its place in the program.
+      space: the extents of the loops.
+      maps: the tiles that it computes into buffers.
+      reduces: the reductions of the last dim.
+      stores: the stores to arrays.
+      produces: the tiles that the nest leaves in memory, with their buffers.
+      number: its position in the program.
     """
 
     space: tuple[int, ...]
@@ -100,14 +104,14 @@ class LoopNest:
 
     @property
     def sources(self) -> list[Value]:
-        """What is computed for every lane."""
+        """The values that are computed for each lane."""
         stored = [v for op in self.stores for v in (op.value, op.mask) if v is not None]
         return [*(m.value for m in self.maps), *(op.operands[0] for op in self.reduces), *stored]
 
 
 @dataclass(eq=False)
 class BufferCopies:
-    """Slots that are copied to others: each (from, to)."""
+    """Copies between buffers, each (source, target)."""
 
     moves: list[tuple[Buffer, Buffer]]
     produces: tuple[()] = ()
@@ -119,13 +123,13 @@ AnyStep = Step | LoopNest | BufferCopies
 
 @dataclass
 class Plan:
-    """The steps of every block, and the slots.
+    """The steps and buffers of a Func.
 
     Attributes:
-      steps: of each block.
-      enters: the tiles that are in memory where a block begins, and not before.
-      carried: the slots of the carries of each loop and of the results of each switch; None for scalars.
-      scratch: the bytes of all slots.
+      steps: the steps of each block.
+      live_in: the arguments of each block that are in memory, with their buffers.
+      carry_buffers: the buffers of the carries of each loop, and of the results of each switch; None for a scalar.
+      scratch: the bytes of all buffers.
     """
 
     steps: dict[Block, list[AnyStep]] = field(default_factory=dict[Block, "list[AnyStep]"])
@@ -136,11 +140,12 @@ class Plan:
 
 @dataclass
 class FusedExpression:
-    """What computing some values takes.
+    """The ops that are fused into the computation of some values.
 
     Attributes:
-      leaves: scalars and kept tiles that are read; whether the lane that is computed is the only one read.
-      inner: the virtual tiles on the way, each once.
+      leaves: the scalars and the tiles in memory that are read. True if each lane reads only the element that it
+        computes.
+      inner: the virtual tiles that are computed, each once; True as for `leaves`.
     """
 
     leaves: dict[Value, bool] = field(default_factory=dict[Value, bool])
@@ -148,16 +153,16 @@ class FusedExpression:
 
 
 def symbolic_start(value: Value, most: int) -> Index:
-    """A start of a dynamic slice, where only its name matters."""
+    """A name for the clamped start of a dynamic slice."""
     return register(f"start {id(value)} {most}")
 
 
 class Expressions:
-    """Finds closures.
+    """Fused expressions of values, given the tiles that are in memory.
 
     Attributes:
-      definition: the op of each value.
-      slots: of the tiles that are in memory at present.
+      definition: the op that defines each value.
+      buffers: the buffers of the tiles that are in memory at present.
     """
 
     def __init__(self, func: Func) -> None:
@@ -166,7 +171,7 @@ class Expressions:
 
     @contextmanager
     def inside(self, live_in: Iterable[tuple[Value, Buffer]]) -> Generator[None]:
-        """A block, in which more tiles are in memory; those that come to be so inside are forgotten at its end."""
+        """Enter a block, where more tiles are in memory. Tiles that the block adds are forgotten at its end."""
         outer = dict(self.buffers)
         self.buffers.update(live_in)
         yield
@@ -178,7 +183,7 @@ class Expressions:
         return not value.tile.shape or value in self.buffers
 
     def of(self, space: tuple[int, ...], values: Iterable[Value]) -> FusedExpression:
-        """The closure of values that are computed for each lane of a space."""
+        """The fused expression of values that are computed for each lane of an iteration space."""
         here = tuple(register(f"d{d}") for d in range(len(space)))
         found, seen = FusedExpression(), set[tuple[Value, Coords]]()
         for value in values:
@@ -203,27 +208,27 @@ class Expressions:
             self._visit(operand, where, here, found, seen)
 
     def cost(self, value: Value) -> int:
-        """The instructions, roughly, that an element of a tile takes."""
+        """Estimated instructions for one element of a tile."""
         return sum(_cost(self.definition[v]) for v in self.of(value.tile.shape, [value]).inner)
 
 
 def _cost(op: Op) -> int:
     match op:
         case Elementwise():
-            return 1 if op.function in _FAST else 12
+            return 1 if op.function in _FAST else calibration.FUNCTION_COST
         case Select() | Convert() | Bitcast():
             return 1
         case Load():
             gathers = sum(d.kind in ("gather", "along") for d in op.access.dims)
-            return 4 * gathers + (not op.access.in_bounds) + op.masked
+            return calibration.GATHER_COST * gathers + (not op.access.in_bounds) + op.masked
         case Transpose():
-            return 0 if op.permutation[-1:] == (len(op.permutation) - 1,) else 4
+            return 0 if op.permutation[-1:] == (len(op.permutation) - 1,) else calibration.GATHER_COST
         case _:
             return 0
 
 
 def is_addressable(value: Value, expressions: Expressions) -> bool:
-    """Whether a tile lies in memory, with its elements at fixed distances."""
+    """Whether a tile is in memory with constant strides: in a buffer, or in an array that is loaded in bounds."""
     if expressions.is_available(value):
         return True
     op = expressions.definition[value]

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilekern.lower.llvm.ir_builder import I32, I64, PTR, VOID, Code, Module, Reg, Type, constant
+from tilekern.lower.llvm.ir_builder import Code, Module
+from tilekern.lower.llvm.ir_values import I32, I64, PTR, VOID, Reg, Type, constant
 from tilekern.lower.llvm.runtime.ffi_structs import (
     API_BYTES,
     ATTR_TYPES,

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilekern.ir.core import round_up
-from tilekern.lower.llvm.ir_builder import I1, I8, I32, I64, PTR, VOID, Code, Module, Reg, Type, constant
+from tilekern.lower.llvm import calibration
+from tilekern.lower.llvm.ir_builder import Code, Module
+from tilekern.lower.llvm.ir_values import I1, I8, I32, I64, PTR, VOID, Reg, Type, constant
 from tilekern.lower.llvm.program import TASK, Program
 from tilekern.lower.llvm.runtime.code_table import define_code_table
 from tilekern.lower.llvm.runtime.ffi_structs import (
@@ -71,12 +73,6 @@ RUN = "tilekern_run"
 
 _LOOP, _HELP, _RELEASE = (f"tilekern_{name}" for name in ("loop", "help", "release"))
 
-# What fits the stack of any thread; more scratch comes from the heap.
-_MAX_STACK = 16 << 10
-
-# How often a waiting thread looks before it lets others run: some microseconds.
-_SPINS = 2000
-
 
 # --- the job: each counter on a cache line of its own ----------------------------------------------------------------
 
@@ -84,24 +80,21 @@ _NEXT = Field(0, I64)  # the first task that nobody has claimed
 _DONE = Field(64, I64)  # how many tasks have ended
 _USERS = Field(128, I64)  # how many threads will still touch the job
 _TASK, _TASKS, _SCRATCH = Field(192, PTR), Field(200, I64), Field(208, I64)  # what to run
-_SHARES = Field(216, I64)  # a thread claims so many times less than what is left
+_CLAIM_DIVISOR = Field(216, I64)  # guided scheduling: a claim takes 1 / divisor of the remaining tasks
 _ADDRESSES = Field(256, PTR)  # of the buffers
-
-# How often a thread comes back for more, about: neighbouring tasks touch neighbouring memory, the rest is for balance.
-_SHARES_OF_THREAD = 8
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What a handler passes on.
+    """Arguments that a handler passes to `RUN`.
 
     Attributes:
       task: the address of the program's `TASK`.
-      tasks: how many there are.
+      tasks: the number of tasks.
       scratch: the bytes that each thread needs, a multiple of 64.
-      name: the kernel's, for errors; ends with a zero.
+      name: the kernel's name, for errors; ends with a zero.
       zeroed: the numbers of the results that are set to 0 first.
-      zeros: how many these are.
+      zeros: the number of these results.
     """
 
     task: Reg
@@ -195,7 +188,7 @@ def _prefer_huge(code: Code, buffer: Reg) -> None:
 
 
 def _element_bytes(code: Code, buffer: Reg) -> Reg:
-    """The bytes of an element; 0 of an unknown dtype."""
+    """Bytes of an element; 0 for an unknown dtype."""
     table = np.zeros(DTYPES, np.uint8)
     for size, dtypes in ELEMENT_BYTES.items():
         table[list(dtypes)] = size
@@ -205,7 +198,7 @@ def _element_bytes(code: Code, buffer: Reg) -> Reg:
 
 
 def _nbytes(code: Code, buffer: Reg, element: Reg) -> Reg:
-    """The bytes of a buffer, whose elements have so many."""
+    """Bytes of a buffer; `element` are those of one element."""
     dims = DIMS.load(code, buffer)
 
     def multiply(axis: Reg, size: Reg) -> list[Reg]:
@@ -227,7 +220,9 @@ def _run_tasks(code: Code, check: Checks, frame: Reg, work: _Work) -> None:
         for place, value in ((_TASK, work.task), (_TASKS, work.tasks), (_SCRATCH, work.scratch)):
             place.store(code, job, value)
         helpers = _helpers(code, check.api, frame, work.tasks)
-        _SHARES.store(code, job, code.binary("mul", code.binary("add", helpers, 1), _SHARES_OF_THREAD))
+        _CLAIM_DIVISOR.store(
+            code, job, code.binary("mul", code.binary("add", helpers, 1), calibration.CLAIMS_PER_THREAD)
+        )
         _NEXT.store(code, job, constant(0, I64))
         _DONE.store(code, job, constant(0, I64))
         _USERS.store(code, job, code.binary("add", helpers, 1))
@@ -238,7 +233,7 @@ def _run_tasks(code: Code, check: Checks, frame: Reg, work: _Work) -> None:
 
 
 def _collect(code: Code, frame: Reg, addresses: Reg) -> None:
-    """Write down where the buffers are, results behind arguments."""
+    """Store the addresses of all buffers, results after arguments."""
     args, rets = (struct.address(code, frame) for struct in (ARGS, RETS))
 
     def write(first: Reg) -> Callable[[Reg, Reg], None]:
@@ -249,7 +244,7 @@ def _collect(code: Code, frame: Reg, addresses: Reg) -> None:
 
 
 def _helpers(code: Code, api: Reg, frame: Reg, tasks: Reg) -> Reg:
-    """How many threads may take part besides this one; none if XLA does not tell."""
+    """Number of threads that may help this one; 0 if XLA does not tell."""
     number = variable(code, constant(1, I64))
     with code.when(code.compare("icmp sgt", tasks, 1)):
         arguments = argument_struct(code, 32, FRAME_CONTEXT.load(code, frame), number)
@@ -262,7 +257,7 @@ def _helpers(code: Code, api: Reg, frame: Reg, tasks: Reg) -> Reg:
 
 
 def _schedule(code: Code, api: Reg, frame: Reg, job: Reg, helpers: Reg) -> None:
-    """Ask the pool to run `_HELP`; one that it refuses does not count on the job."""
+    """Ask the pool to run `_HELP` once for each helper. A helper that is refused is no user of the job."""
     arguments = argument_struct(code, 40, FRAME_CONTEXT.load(code, frame), Reg(f"@{_HELP}", PTR), job)
     schedule = SCHEDULE.load(code, api)
 
@@ -276,7 +271,7 @@ def _schedule(code: Code, api: Reg, frame: Reg, job: Reg, helpers: Reg) -> None:
 
 
 def _wait(code: Code, job: Reg, tasks: Reg) -> None:
-    """Until every task has ended. What is waited for runs already: nobody claims a task and then sleeps."""
+    """Wait until every task has ended. All are claimed by now, and a thread runs a task as soon as it claims it."""
     look, again, other, ended = (code.fresh(name) for name in ("look", "again", "yield", "ended"))
     looks = variable(code, constant(0, I64))
     code.branch(look)
@@ -287,7 +282,7 @@ def _wait(code: Code, job: Reg, tasks: Reg) -> None:
     pause(code)
     count = code.binary("add", code.load(I64, looks), 1)
     code.store(count, looks)
-    code.branch_if(code.compare("icmp ugt", count, _SPINS), other, look)
+    code.branch_if(code.compare("icmp ugt", count, calibration.SPINS_BEFORE_YIELD), other, look)
     code.label(other)
     code.call("sched_yield", I32)
     code.branch(look)
@@ -298,7 +293,7 @@ def _wait(code: Code, job: Reg, tasks: Reg) -> None:
 
 
 def _loop(code: Code, job: Reg, scratch: Reg) -> None:
-    """`void loop(job*, scratch*)`: run tasks as long as there are any, a few neighbours at a time, in the end one."""
+    """`void loop(job*, scratch*)`: guided scheduling. Claim and run neighbouring tasks until none are left."""
     claim, run, none = (code.fresh(name) for name in ("claim", "run", "none"))
     task, tasks, addresses = _TASK.load(code, job), _TASKS.load(code, job), _ADDRESSES.address(code, job)
     count = variable(code, constant(0, I64))
@@ -307,7 +302,7 @@ def _loop(code: Code, job: Reg, scratch: Reg) -> None:
         code.label(claim)
         seen = code.emit(I64, f"load atomic i64, {_NEXT.address(code, job)} monotonic, align 8")
         left = code.intrinsic("llvm.smax", code.binary("sub", tasks, seen), 0)
-        portion = code.intrinsic("llvm.umax", code.binary("udiv", left, _SHARES.load(code, job)), 1)
+        portion = code.intrinsic("llvm.umax", code.binary("udiv", left, _CLAIM_DIVISOR.load(code, job)), 1)
         first = code.emit(I64, f"atomicrmw add {_NEXT.address(code, job)}, {portion} monotonic")
         code.branch_if(code.compare("icmp slt", first, tasks), run, none)
         code.label(run)
@@ -325,7 +320,7 @@ def _loop(code: Code, job: Reg, scratch: Reg) -> None:
 
 
 def _help(code: Code, job: Reg) -> None:
-    """`void help(job*)`, the pool's task. Without memory it leaves the work to the others."""
+    """`void help(job*)`, a task of the pool. Without memory for scratch it runs nothing."""
     first = code.emit(I64, f"load atomic i64, {_NEXT.address(code, job)} monotonic, align 8")
     with (
         code.when(code.compare("icmp slt", first, _TASKS.load(code, job))),
@@ -347,8 +342,8 @@ def _release(code: Code, job: Reg) -> None:
 
 @contextmanager
 def _scratch(code: Code, size: Reg) -> Generator[tuple[Reg, Reg]]:
-    """Memory of a thread's own, aligned to 64 bytes, and whether there was enough."""
-    large = code.compare("icmp ugt", size, _MAX_STACK)
+    """Scratch memory of a thread, aligned to 64 bytes, and whether there was enough."""
+    large = code.compare("icmp ugt", size, calibration.MAX_STACK_SCRATCH)
     stack = code.emit(PTR, f"alloca i8, {code.select(large, 0, size)}, align 64")
     place = variable(code, NULL)
     with code.when(large):

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilekern.lower.llvm.ir_builder import I32, I64, PTR, VOID, Code, Module, Reg, Type, constant
+from tilekern.lower.llvm.ir_builder import Code, Module
+from tilekern.lower.llvm.ir_values import I32, I64, PTR, VOID, Reg, Type, constant
 
 API = (0, 4)
 """The version of XLA's interface that this is written for: that of the oldest supported jaxlib."""

@@ -1,16 +1,17 @@
-"""What threads tell the processor: how to compute with floats, and that they wait."""
+"""Modes of the CPU: IEEE 754 arithmetic for the duration of tasks, and a hint for loops that wait."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from tilekern.lower.llvm.ir_builder import I32, I64, PTR, VOID, Code, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import I32, I64, PTR, VOID, constant
 
 
 @contextmanager
 def ieee_mode(code: Code) -> Generator[None]:
-    """What is called inside runs with subnormals, rounds to nearest and traps nothing."""
+    """Run the code that is emitted inside with subnormals, rounding to nearest, and without traps."""
     module = code.module
     if module.machine.is_x86:
         save, load = "llvm.x86.sse.stmxcsr", "llvm.x86.sse.ldmxcsr"
@@ -32,7 +33,7 @@ def ieee_mode(code: Code) -> Generator[None]:
 
 
 def pause(code: Code) -> None:
-    """Tell the CPU that this loop waits."""
+    """Tell the CPU that the present loop only waits."""
     if code.module.machine.is_x86:
         code.module.declare("llvm.x86.sse2.pause", VOID, [])
         code.call("llvm.x86.sse2.pause", VOID)

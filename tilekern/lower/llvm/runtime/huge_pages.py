@@ -1,21 +1,22 @@
-"""What the system is told of memory: that large results should lie in huge pages.
+"""Huge pages for large results.
 
-A C library maps large memory anew for each result, and takes it back behind it, so each page of it is cleared when it
-is touched first. In pages of 4 KiB that takes several times as long as to read and write an array once.
+C libraries map memory of this size anew for each result, and unmap it afterwards. The system clears each page when it
+is first touched. With pages of 4 KiB this takes several times as long as reading and writing the array once.
 """
 
 from __future__ import annotations
 
-from tilekern.lower.llvm.ir_builder import I32, I64, PTR, Code, Reg, constant
+from tilekern.lower.llvm.ir_builder import Code
+from tilekern.lower.llvm.ir_values import I32, I64, PTR, Reg, constant
 
-# The bytes from which on glibc maps memory anew, whatever was freed before: DEFAULT_MMAP_THRESHOLD_MAX in mallopt(3).
+# Bytes from which on glibc always maps memory anew: DEFAULT_MMAP_THRESHOLD_MAX in mallopt(3).
 _MAPPED = 32 << 20
 _HUGE = 2 << 20  # of a huge page on x86-64, and on ARM with pages of 4 KiB
 _MADV_HUGEPAGE = 14  # Linux, include/uapi/asm-generic/mman-common.h
 
 
 def prefer_huge(code: Code, address: Reg, nbytes: Reg) -> None:
-    """Ask for huge pages where they fit whole. On systems that have none, or want none, nothing changes."""
+    """Ask for huge pages in the part of a buffer that holds whole ones. Systems without them ignore it."""
     if "linux" not in code.module.machine.triple:
         return
     code.module.declare("madvise", I32, [PTR, I64, I32], "nounwind")

@@ -1,4 +1,4 @@
-"""The CPUs that the LLVM backend compiles for: their instructions, as far as the code it emits depends on them."""
+"""CPUs that kernels are compiled for: the features that the emitted code depends on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilekern.errors import TargetError
+from tilekern.lower.llvm import calibration
 
-# The part of AVX-512 that every CPU with vectors of 512 bits has since 2017.
+# The subset of AVX-512 that all CPUs with 512-bit vectors have since 2017.
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _AVX2 = ("avx2", "fma", "f16c")
-# Their products of pairs of bfloat16 start every other cycle, multiply-adds of float32 twice a cycle: 85, 172 GFLOP/s
-# on a core of an Emerald Rapids. A Sapphire Rapids has the same cores. A virtual machine may show another number of
-# the model, but these cores have AMX: 108, 183 GFLOP/s on one that LLVM takes for a Rocket Lake.
-_SLOW_BFLOAT16 = ("sapphirerapids", "emeraldrapids")
 
 
 @dataclass(frozen=True)
@@ -21,14 +18,14 @@ class Machine:
     """A CPU.
 
     Attributes:
-      triple: LLVM's name of architecture and system.
+      triple: LLVM's name of the architecture and the system.
       cpu: LLVM's name of the model.
-      features: LLVM's names of what it has, each with a + or a - before.
-      vector_bytes: the width of a vector register.
-      registers: how many of them there are.
-      has_bfloat16: whether it multiplies pairs of bfloat16 and adds them up in float32 (AVX512-BF16), and faster than
-        float32.
-      has_pairs: whether it does so with int16 in int32 (AVX2's vpmaddwd, or better).
+      features: LLVM's names of features, each with a + (present) or a - (missing) in front.
+      vector_bytes: the bytes of a vector register.
+      registers: the number of vector registers.
+      has_bfloat16_dots: whether it multiplies pairs of bfloat16 and adds them up in float32 (AVX512-BF16), faster than
+        it multiplies float32.
+      has_int16_pairs: whether it multiplies pairs of int16 and adds them up in int32 (AVX2's vpmaddwd, or better).
     """
 
     triple: str
@@ -41,12 +38,12 @@ class Machine:
 
     @property
     def lanes(self) -> int:
-        """Numbers of 32 bits in a vector."""
+        """32-bit elements of a vector."""
         return self.vector_bytes // 4
 
     @property
     def is_x86(self) -> bool:
-        """Whether it is an x86-64; otherwise it is a 64-bit ARM."""
+        """Whether it is an x86-64. Otherwise it is a 64-bit ARM."""
         return self.triple.startswith("x86_64-")
 
     def runs_on(self, other: Machine) -> bool:
@@ -57,7 +54,7 @@ class Machine:
 
 
 def describe(triple: str, cpu: str, features: Mapping[str, bool]) -> Machine:
-    """A machine by what LLVM says of it.
+    """The machine with LLVM's names and features.
 
     Raises:
       TargetError: it is neither an x86-64 with AVX2 nor a 64-bit ARM with NEON, or its system is Windows.
@@ -76,7 +73,7 @@ def describe(triple: str, cpu: str, features: Mapping[str, bool]) -> Machine:
         return Machine(triple, cpu, listed, vector_bytes=16, registers=32)
     if not has.issuperset(_AVX512):
         return Machine(triple, cpu, listed, vector_bytes=32, registers=16, has_int16_pairs=True)
-    # LLVM would split vectors of 512 bits for some models, to keep their clock up.
+    # For some models LLVM would split 512-bit vectors, to keep the clock up.
     listed += ",-prefer-256-bit"
-    fast = "avx512bf16" in has and "amx-bf16" not in has and cpu not in _SLOW_BFLOAT16
+    fast = "avx512bf16" in has and "amx-bf16" not in has and cpu not in calibration.CPUS_WITH_SLOW_BFLOAT16
     return Machine(triple, cpu, listed, 64, 32, has_bfloat16_dots=fast, has_int16_pairs=True)
