@@ -11,17 +11,14 @@ SHARED = [
     ("block IR", "ir/", "typed SSA over tiles, verified"),
     ("passes", "passes/", "the same for all targets"),
 ]
-"""The stages of every kernel: title, folder, what it is."""
-
-ROOMS = ["legalize", "plan", "emit", "compile", "call"]
-"""The stages of a backend."""
+"""The stages of every kernel: title, folder, description."""
 
 BACKENDS: dict[str, list[tuple[str, str]]] = {
     "xla": [
         ("legalize/", "refuse what is too large"),
         ("plan/", "batches of programs"),
         ("emit/", "operations of JAX"),
-        ("", "XLA compiles them"),
+        ("", "no toolchain of its own"),
         ("", "no custom call"),
     ],
     "llvm": [
@@ -46,9 +43,10 @@ BACKENDS: dict[str, list[tuple[str, str]]] = {
         ("compile/", "libtpu"),
     ],
 }
-"""The rooms of each folder of `tilekern/lower/` in the order in which a kernel goes through them, and their results."""
+"""The five stages of each backend in their order: rooms of its folder in `tilekern/lower/`, and their results."""
 
 TARGETS = {"xla": "cpu:xla, any platform", "llvm": "cpu:llvm", "triton": "cuda:…", "mosaic": "tpu:…"}
+"""The targets of each backend."""
 
 WIDTH, COLUMN, GAP, BOX, STEP = 960, 221, 24, 52, 78
 
@@ -56,7 +54,7 @@ WIDTH, COLUMN, GAP, BOX, STEP = 960, 221, 24, 52, 78
 def svg() -> str:
     """The picture; colours and fonts are those of the page."""
     top = 127
-    height = top + len(ROOMS) * STEP + BOX + 30
+    height = top + 5 * STEP + BOX + 2
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="The way of a kernel through the tree" '
         'style="width:100%;height:auto" fill="none" stroke="currentColor" font-size="14">',
@@ -94,18 +92,12 @@ def _box(left: float, top: float, width: float, title: str, folder: str, text: s
     dashed = "" if folder or title else ' stroke-dasharray="4 4"'
     yield f'<rect x="{left + 1}" y="{top}" width="{width}" height="{BOX}" rx="6"{dashed}/>'
     middle = left + width / 2
-    if not folder:
-        first = [title] if title else []
-        yield _text(middle, top + (20 if first else 31), *first or [text], "bold" if first else "")
-        if first:
-            yield _text(middle, top + 41, text)
-        return
-    if title:
+    if title and folder:
         yield _text(left + 10, top + 20, title, "bold", anchor="start")
         yield _text(left + width - 8, top + 20, folder, "code", anchor="end")
-    else:
-        yield _text(middle, top + 20, folder, "code")
-    yield _text(middle, top + 41, text)
+    elif title or folder:
+        yield _text(middle, top + 20, title or folder, "bold" if title else "code")
+    yield _text(middle, top + (41 if title or folder else 31), text)
 
 
 def _text(x: float, y: float, text: str, style: str = "", anchor: str = "middle") -> str:
