@@ -62,7 +62,7 @@ class Generator(Memory):
         def body(*_: Value) -> tuple[Value, ...]:
             known = [Fact(max(1, c.axis.tiles)) for c in self.grid]
             with self.inner(args, known):
-                self.moves(2 + self.upto(_MOVES[0] - 2))
+                self.top_level()
                 for value in [*list(self.scope.unused)[::-1], *[self.any()] * (not self.outputs)][:4]:
                     self.store_value(value)
             return ()
@@ -70,6 +70,10 @@ class Generator(Memory):
         block = self.builder.block(args, body)
         outputs = sorted(self.outputs, key=lambda p: p.ref.role != "inout")
         return Func("f", (*self.inputs, *outputs), self.axes, block)
+
+    def top_level(self) -> None:
+        """Make the ops before the last stores."""
+        self.moves(2 + self.upto(_MOVES[0] - 2))
 
     def moves(self, count: int) -> None:
         """Make random moves."""

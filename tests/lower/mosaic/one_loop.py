@@ -18,27 +18,15 @@ from tilekern.ir.types import INDEX
 class OneLoop(Generator):
     """Makes Funcs: ops without stores, a loop, often with bounds that depend on the grid's indices, and the rest."""
 
-    def func(self) -> Func:
-        args = tuple(c.value for c in self.grid)
-
-        def body(*_: Value) -> tuple[Value, ...]:
-            known = [Fact(max(1, c.axis.tiles)) for c in self.grid]
-            with self.inner(args, known):
-                self._moves_without(("fold", "hoist", "store", "read_back", "overwrite", "partial", "atomic"), 4)
-                self._in_loop = True
-                self.fold()
-                self._moves_without(("fold", "loop", "switch"), 5)
-                for value in [*list(self.scope.unused)[::-1], *[self.any()] * (not self.outputs)][:4]:
-                    self.store_value(value)
-            return ()
-
-        block = self.builder.block(args, body)
-        outputs = sorted(self.outputs, key=lambda p: p.ref.role != "inout")
-        return Func("f", (*self.inputs, *outputs), self.axes, block)
+    def top_level(self) -> None:
+        self._moves_without(("fold", "hoist", "store", "read_back", "overwrite", "partial", "atomic"), 4)
+        self._in_loop = True
+        self.fold()
+        self._moves_without(("fold", "loop", "switch"), 5)
 
     def _moves_without(self, names: Sequence[str], most: int) -> None:
         every, self._names = self._names, [n for n in self._names if n not in names]
-        self.needs_copy(self.upto(most))
+        self.moves(self.upto(most))
         self._names = every
 
     def position(self, most: int = 8, shape: tuple[int, ...] = ()) -> Value:
