@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import jax
 
@@ -22,6 +22,34 @@ Mod = Callable[..., jax.Array]
 Precision = str | tuple[str | None, str | None] | None
 
 
+class Options(TypedDict, total=False):
+    """The keyword arguments of `flash_attention` but `return_logsumexp`, which decides the type of the result."""
+
+    scale: float | None
+    causal: bool
+    q_offset: int | jax.Array
+    window: tuple[int | None, int | None] | None
+    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None
+    q_lengths: jax.Array | None
+    kv_lengths: jax.Array | None
+    softcap: float | None
+    sinks: jax.Array | None
+    mask_mod: Mod | None
+    score_mod: Mod | None
+    block_map: BlockMap | None
+    dropout_rate: float
+    dropout_key: jax.Array | None
+    precision: Precision
+    target: str | None
+    block_q: int | None
+    block_k: int | None
+    block_n: int | None
+    backward_block_q: int | None
+    backward_block_k: int | None
+    num_warps: int | None
+    num_stages: int | None
+
+
 @overload
 def flash_attention(
     query: jax.Array,
@@ -30,24 +58,8 @@ def flash_attention(
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
     *,
-    scale: float | None = None,
-    causal: bool = False,
-    q_offset: int | jax.Array = 0,
-    window: tuple[int | None, int | None] | None = None,
-    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
-    q_lengths: jax.Array | None = None,
-    kv_lengths: jax.Array | None = None,
-    softcap: float | None = None,
-    sinks: jax.Array | None = None,
-    mask_mod: Mod | None = None,
-    score_mod: Mod | None = None,
-    block_map: BlockMap | None = None,
-    dropout_rate: float = 0.0,
-    dropout_key: jax.Array | None = None,
     return_logsumexp: Literal[False] = False,
-    precision: Precision = None,
-    target: str | None = None,
-    **blocks: int | None,
+    **options: Unpack[Options],
 ) -> jax.Array: ...
 @overload
 def flash_attention(
@@ -57,24 +69,8 @@ def flash_attention(
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
     *,
-    scale: float | None = None,
-    causal: bool = False,
-    q_offset: int | jax.Array = 0,
-    window: tuple[int | None, int | None] | None = None,
-    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
-    q_lengths: jax.Array | None = None,
-    kv_lengths: jax.Array | None = None,
-    softcap: float | None = None,
-    sinks: jax.Array | None = None,
-    mask_mod: Mod | None = None,
-    score_mod: Mod | None = None,
-    block_map: BlockMap | None = None,
-    dropout_rate: float = 0.0,
-    dropout_key: jax.Array | None = None,
     return_logsumexp: Literal[True],
-    precision: Precision = None,
-    target: str | None = None,
-    **blocks: int | None,
+    **options: Unpack[Options],
 ) -> tuple[jax.Array, jax.Array]: ...
 def flash_attention(
     query: jax.Array,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,17 @@ from tilekern.kernels.flash_attention import flash_attention
 _IMPLEMENTATIONS = (None, "xla", "cudnn")
 
 
+class Options(TypedDict, total=False):
+    """The keyword arguments of `dot_product_attention` but `return_residual`, which decides the type of the result."""
+
+    scale: float | None
+    is_causal: bool
+    query_seq_lengths: ArrayLike | None
+    key_value_seq_lengths: ArrayLike | None
+    local_window_size: int | tuple[int, int] | None
+    implementation: Literal["xla", "cudnn"] | None
+
+
 @overload
 def dot_product_attention(
     query: ArrayLike,
@@ -27,13 +38,8 @@ def dot_product_attention(
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: ArrayLike | None = None,
-    key_value_seq_lengths: ArrayLike | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    implementation: Literal["xla", "cudnn"] | None = None,
     return_residual: Literal[False] = ...,
+    **options: Unpack[Options],
 ) -> jax.Array: ...
 @overload
 def dot_product_attention(
@@ -43,13 +49,8 @@ def dot_product_attention(
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: ArrayLike | None = None,
-    key_value_seq_lengths: ArrayLike | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    implementation: Literal["xla", "cudnn"] | None = None,
     return_residual: Literal[True],
+    **options: Unpack[Options],
 ) -> tuple[jax.Array, jax.Array]: ...
 def dot_product_attention(
     query: ArrayLike,

@@ -1,6 +1,9 @@
 """The public function inside JAX programs, and its errors."""
 
+import importlib
+import inspect
 import math
+import typing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 from tests.kernels.flash_attention.problems import Problem, judge
 from tilekern.errors import ArgumentError, TargetError
 from tilekern.kernels.flash_attention import flash_attention
+from tilekern.nn import dot_product_attention
 
 PROBLEM = Problem((2,), 21, 37, 4, 2, 12, 20)
 CAUSAL = partial(flash_attention, causal=True, q_offset=3, block_q=16, block_k=16)
@@ -247,3 +251,13 @@ def assert_says(error: Any, summary: str, expected: str, got: str) -> None:
     """The parts of a message; and the user's line, which has the comment."""
     assert summary in error.summary and expected in error.expected and got in error.got and error.fix
     assert error.loc.file == __file__ and "# this line" in error.loc.snippet()
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("function", [flash_attention, dot_product_attention])
+def test_the_options_that_overloads_share_are_those_of_the_function(function: Any) -> None:
+    options = typing.get_type_hints(importlib.import_module(function.__module__).Options)
+    parameters = inspect.signature(function).parameters.values()
+    keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"return_logsumexp", "return_residual"}
+    blocks = {"block_q", "block_k", "block_n", "backward_block_q", "backward_block_k", "num_warps", "num_stages"}
+    assert set(options) == keywords | (blocks if function is flash_attention else set())
