@@ -1,7 +1,7 @@
-"""Derivatives of a kernel from two things: its definition in plain JAX, and kernels for its backward pass.
+"""Derivatives of a kernel, from its definition in plain JAX and from kernels for its backward pass.
 
-Reverse mode of first order runs the kernels. Forward mode is the definition's, which XLA fuses; and so are all
-derivatives of derivatives, in any mode and of any order. Residuals are the kernel's inputs, and nothing else.
+Reverse mode of first order runs the kernels. Forward mode, and all derivatives of higher order, differentiate the
+definition, which XLA fuses. Residuals are the kernel's inputs, and nothing else.
 """
 
 from __future__ import annotations

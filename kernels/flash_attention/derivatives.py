@@ -6,7 +6,7 @@ other's transpose. Along all other inputs, both are differentiated by their defi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -92,10 +92,10 @@ def flash_attention_backward(
 ) -> tuple[Tangents]:
     """The transpose of the tangent kernel: cotangents of out and logsumexp -> those of what is `wanted` (bools).
 
-    With `kernels=1`, those of query, key and value are of one kernel. With `guarded=2`, those of logits so large that
-    another rounding of dot products than the forward kernel's would matter are those of the definition, which has the
-    scores of a query in one place. That is for backends whose dot products depend on the shape of tiles in their last
-    bits.
+    With `kernels=1`, one kernel computes those of query, key and value. With `guarded=2`, the definition computes them
+    if logits are so large that another rounding of dot products than the forward kernel's would matter: it computes
+    the scores of a query in one place. This is for backends whose dot products depend on the shape of tiles in their
+    last bits.
     """
     arrays = query, key, value, extras, out, residuals, cotangents
     by_kernels = partial(_by_kernels, *arrays, config=config, wanted=wanted, kernels=kernels)
@@ -133,6 +133,7 @@ def _by_kernels(
     wanted: Tangents,
     kernels: int,
 ) -> Tangents:
+    """The cotangents, by the backward kernels."""
     wide = residuals.largest.dtype
     dout, dlogsumexp = cotangents
     dout = jnp.zeros_like(out) if dout is None else dout
@@ -155,21 +156,39 @@ def _by_kernels(
     elif wanted.query:
         dquery = flash_attention_backward_query(query, key, value, extras, *arrays, config=config)
     if wanted.sinks:
-        above = sink_logits(config, extras, extras.sinks, wide) - residuals.largest
-        weights = jnp.exp2(above * wide.type(factor(config, extras)) - residuals.log_sum)
-        dsinks = -jnp.sum(weights * delta, axis=(0, 1)).astype(extras.sinks.dtype)
+        dsinks = _of_sinks(config, extras, residuals, delta)
 
     first = 0 if extras.bias is None else 1
     of_term = partial(_term, query, key, value, extras, of_keys, arrays, config)
     if wanted.bias and extras.bias is not None:
         dbias = of_term(0, place_of(extras.bias.shape), extras.bias, []).reshape(extras.bias.shape)
-    leaves = carried_by(extras.score_mod)
-    carried: list[Any] = [jnp.zeros_like(x) if w else None for x, w in zip(leaves, wanted.carried, strict=True)]
-    if any(wanted.carried):
-        for number, (place, made) in enumerate(_reads(extras.score_mod, query.shape[0], query.shape[2])):
-            if carried[place.array] is not None:
-                carried[place.array] += of_term(first + number, place, leaves[place.array], made)
-    return Tangents(dquery, dkey if wanted.key else None, dvalue if wanted.value else None, dbias, dsinks, (*carried,))
+
+    def of_read(number: int, place: Place, like: jax.Array, made: Sequence[jax.Array]) -> jax.Array:
+        return of_term(first + number, place, like, made)
+
+    carried = _of_carried(extras.score_mod, wanted.carried, query, of_read)
+    return Tangents(dquery, dkey if wanted.key else None, dvalue if wanted.value else None, dbias, dsinks, carried)
+
+
+def _of_sinks(config: Config, extras: Extras, residuals: Residuals, delta: jax.Array) -> jax.Array:
+    """The cotangents of the sinks, whose weights have no value: -Σ p δ over the rows of a head."""
+    wide = residuals.largest.dtype
+    above = sink_logits(config, extras, extras.sinks, wide) - residuals.largest
+    weights = jnp.exp2(above * wide.type(factor(config, extras)) - residuals.log_sum)
+    return -jnp.sum(weights * delta, axis=(0, 1)).astype(extras.sinks.dtype)
+
+
+def _of_carried(
+    score_mod: Any, wanted: Sequence[bool], query: jax.Array, of_term: Callable[..., jax.Array]
+) -> tuple[Any, ...]:
+    """The cotangents of the arrays that a `score_mod` carries: sums over the places at which it reads each."""
+    leaves = carried_by(score_mod)
+    found: list[Any] = [jnp.zeros_like(x) if w else None for x, w in zip(leaves, wanted, strict=True)]
+    if any(wanted):
+        for number, (place, made) in enumerate(_reads(score_mod, query.shape[0], query.shape[2])):
+            if found[place.array] is not None:
+                found[place.array] += of_term(number, place, leaves[place.array], made)
+    return tuple(found)
 
 
 flash_attention_backward.schedule("tpu")(schedules.tpu_backward)
