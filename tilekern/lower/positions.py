@@ -67,7 +67,7 @@ def index(
 
 
 def tile_range(start: Any, stop: Any, axis: Axis) -> tuple[Any, Any]:
-    """The first tile of a fold and the one behind its last, from bounds in elements; ints from ints."""
+    """The tiles of a fold, from its bounds in elements: the first one, and the one after the last; ints from ints."""
     extent, block = np.int32(axis.extent), np.int32(axis.block)
     first = axis.first_tile(start) if isinstance(start, int) else lax.div(jnp.clip(start, 0, extent), block)
     end = axis.end_tile(stop) if isinstance(stop, int) else lax.div(jnp.clip(stop, 0, extent) + (block - 1), block)

@@ -1,7 +1,7 @@
-"""Casts as the language means them, out of those of a target.
+"""Casts with the meaning of the language, by casts that a target has.
 
-From floats to integers they go toward zero, numbers outside become the least or the greatest integer, NaN 0. To floats
-they round once, to the nearest even; beyond the largest number they give infinity, or NaN where there is none (E4M3).
+Casts from floats to integers round toward zero and saturate; NaN becomes 0. Casts to floats round once, to nearest
+even; numbers beyond the largest one become infinity, or NaN in a format without infinity (E4M3).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _from_bool(make: Make, x: Value, has: Capabilities) -> Value:
 
 
 def _between_integers(make: Make, x: Value, dtype: DType) -> Value:
-    """By way of int32, for a target that casts narrow integers from and to int32 only."""
+    """A cast by way of int32, for a target that casts narrow integers only from and to int32."""
     number = make.bitcast(make.convert(x, I32) if x.tile.dtype.itemsize < 4 else x, I32)
     return make.bitcast(number, dtype) if dtype.itemsize == 4 else make.convert(number, dtype)
 
@@ -73,7 +73,7 @@ def _to_float(make: Make, x: Value, dtype: DType, has: Capabilities) -> Value:
 
 
 def _uint32_to_float32(make: Make, x: Value) -> Value:
-    """From the halves: their sum is the only rounding."""
+    """Uint32 as float32, from two halves of 16 bits; only their sum is rounded."""
     assert x.tile.dtype == U32, f"no cast from {x.tile.dtype} to float32"
     high = make.bitcast(make.of("shift_right_logical", x, 16), I32)
     low = make.bitcast(make.of("and", x, 0xFFFF), I32)
@@ -81,7 +81,7 @@ def _uint32_to_float32(make: Make, x: Value) -> Value:
 
 
 def _saturated_to_float8(make: Make, x: Value, dtype: DType) -> Value:
-    """By a cast that saturates: numbers that round beyond the largest one are replaced by their bits.
+    """Float32 to an 8-bit float by a cast that saturates; larger numbers get the bits of infinity or NaN after it.
 
     The largest magnitude that rounds to the largest number lies half a step above it, and is a tie if that number's
     last bit is 0: E4M3's 448 = 0b1110 * 2^5 is even, so 464 becomes 448; E5M2's 57344 = 0b111 * 2^13 is odd, so 61440
@@ -100,7 +100,7 @@ def _saturated_to_float8(make: Make, x: Value, dtype: DType) -> Value:
 
 
 def _to_integer(make: Make, x: Value, dtype: DType, has: Capabilities) -> Value:
-    """From float32 or float64, by a cast of numbers that the integer has: the others are replaced before."""
+    """Float32 or float64 to integers, by a cast of numbers in range; other numbers are replaced before it."""
     limits = ml_dtypes.iinfo(dtype)
     below, above = make.of("lt", x, float(limits.min)), make.of("ge", x, float(limits.max))
     outside = make.of("or", make.of("or", below, above), make.of("ne", x, x))
@@ -113,7 +113,7 @@ def _to_integer(make: Make, x: Value, dtype: DType, has: Capabilities) -> Value:
 
 
 def _float32_to_uint32(make: Make, x: Value) -> Value:
-    """By a cast to int32: from 2^31 on of the number less 2^31, and then its highest bit."""
+    """Float32 in range to uint32 by a cast to int32: 2^31 is subtracted before and added after, where needed."""
     high = make.of("ge", x, 2.0**31)
     small = make.select(high, make.of("sub", x, 2.0**31), x)
     whole = make.bitcast(make.convert(small, I32), U32)

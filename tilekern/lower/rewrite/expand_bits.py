@@ -51,7 +51,7 @@ def _is_finite(make: Make, op: Elementwise) -> Value:
 
 
 def _sign(make: Make, op: Elementwise) -> Value | None:
-    """Of integers; targets have the sign of floats, or a formula of their own."""
+    """The sign of integers; None for floats, whose sign targets have, or write by a formula of their own."""
     (x,) = op.operands
     if kind_of(x.tile.dtype) == "float":
         return None
@@ -98,7 +98,7 @@ def _shift(make: Make, op: Elementwise) -> Value | None:
     signed = op.function == "shift_right_arithmetic"
     if kind_of(x.tile.dtype) == ("signed" if signed else "unsigned"):
         return None if _is_small(make, amount, width) else _guarded(make, op.function, x, amount, width)
-    # Triton shifts right by the sign of the dtype.
+    # Triton's right shifts are arithmetic for signed dtypes, logical for unsigned ones.
     number, count = make.bits(x, signed), make.bits(amount, signed)
     shifted = (
         make.of(op.function, number, count)

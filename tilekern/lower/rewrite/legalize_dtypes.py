@@ -1,6 +1,6 @@
 """Compute in the dtypes that a target has (`Capabilities`), and round once to the dtypes that the program names.
 
-Needs: a verified Func whose ops on bits are expanded (`expand_bit_ops`). Gives: a Func with the same outputs, in which
+Needs: a verified Func whose ops on bits are expanded (`expand_bits`). Gives: a Func with the same outputs, in which
 
     casts           are those of the target: see `casts`
     functions       of narrow floats and integers are computed in float32 and int32, unless the target has them;
@@ -75,7 +75,7 @@ def _elementwise(make: Make, op: Elementwise, has: Capabilities) -> Value | None
 
 
 def _reduce(make: Make, op: Reduce, has: Capabilities) -> Value | None:
-    """One dim after the other, if the dtype or the monoid changes, or if there are several dims."""
+    """A reduction in the dtype and by the monoid of the target, one dim after the other; None if the target has it."""
     (x,) = op.operands
     dtype = x.tile.dtype
     wide, monoid = has.reduced_in(dtype), op.monoid

@@ -19,7 +19,7 @@ Dims = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def is_of_matrices(op: Dot) -> bool:
-    """Whether the operands are matrices, or stacks of matrices."""
+    """True if the operands are matrices, or stacks of matrices."""
     stacked = len(op.batch[0])
     front = tuple(range(stacked))
     one_dim = all(len(dims) == 1 for dims in op.contract)

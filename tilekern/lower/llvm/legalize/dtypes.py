@@ -7,7 +7,7 @@ from tilekern.lower.rewrite.capabilities import Capabilities
 
 
 def has_cast(source: DType, target: DType) -> bool:
-    """Whether the emitter has a cast: from and to bfloat16 and float16 by float32 only, 8-bit floats not at all."""
+    """True if the emitter has a cast: of bfloat16 and float16 from and to float32 only, of 8-bit floats none."""
     if is_float8(source) or is_float8(target):
         return False
     if target in (BF16, F16):

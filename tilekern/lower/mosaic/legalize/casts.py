@@ -14,7 +14,7 @@ from tilekern.lower.rewrite.capabilities import Capabilities
 
 
 def has_cast(source: DType, target: DType) -> bool:
-    """Whether Mosaic has a cast as the language means it."""
+    """True if Mosaic has a cast with the meaning of the language."""
     if source == target:
         return True
     if kind_of(source) == "float":

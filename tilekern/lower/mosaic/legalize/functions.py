@@ -1,4 +1,4 @@
-"""Functions of float32 that Mosaic lacks, in terms of those that it has.
+"""Write functions of float32 that Mosaic lacks in terms of those that it has.
 
 Needs: a Func after `legalize_dtypes`. Gives: a Func of the functions that Mosaic compiles, on tiles and on scalars. The
 errors are a few units of the last place. A second formula covers the range where the first one loses digits or

@@ -1,4 +1,4 @@
-"""Sines and cosines of float32 tiles, both of an angle at once, in a fraction of the time of Mosaic's own.
+"""Compute the sine and the cosine of a float32 tile at once, in a fraction of the time of Mosaic's own.
 
 Mosaic reduces every angle by the costly method of the largest ones, for the sine and again for the cosine. Here a tile
 whose angles are all below `LIMIT` is reduced by a short one, r = x - k π/2. Other tiles take Mosaic's functions.
@@ -50,7 +50,7 @@ def expand_sines(func: Func) -> Func:
 
 
 class _Sines(ScopedRewriter[Value]):
-    """`known` maps an angle to its sine and cosine, as far as they are visible at the current place."""
+    """Computes each angle once: `known` has the sines and cosines that are visible at the current place."""
 
     def __init__(self) -> None:
         super().__init__(self._sine_or_cosine)
@@ -67,7 +67,7 @@ class _Sines(ScopedRewriter[Value]):
 
     def _both(self, x: Value, make: Make, op: Op) -> Sequence[Value]:
         most = make.add(Reduce, make.of("abs", x), monoid="max", dims=tuple(range(len(x.tile.shape))))
-        # A NaN is not below.
+        # A NaN fails the comparison, and takes Mosaic's functions.
         far = make.select(make.of("lt", most, LIMIT), make.number(0, TileType((), I32)), 1)
         near = self.block((), lambda: _near(make, x))
         any_ = self.block((), lambda: (make.of("sin", x), make.of("cos", x)))

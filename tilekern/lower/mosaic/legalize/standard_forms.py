@@ -81,7 +81,7 @@ def reshape(make: Make, x: Value, shape: Shape) -> Value:
 
 
 def is_native(before: Shape, after: Shape) -> bool:
-    """Whether Mosaic has a reshape between two shapes of rank 2 and more."""
+    """True if Mosaic has the reshape between two shapes of rank 2 and more."""
     last = before[-1], after[-1]
     return last[0] == last[1] or all(n % LANES == 0 for n in last)
 

@@ -208,7 +208,7 @@ class _Places:
         return _Base(terms, pieces, opened.const - pieces[0][0], make.of("and", number, unit - 1))
 
     def load(self, make: Make, dims: Sequence[Dim], bases: Mapping[int, _Base]) -> Value:
-        """All tiles of the bases, joined."""
+        """Load the tiles of all dims, and join them."""
         if not bases:
             return self._load(make, dims)
         d = min(bases)
@@ -259,7 +259,10 @@ class _Places:
 
 
 def _pieces(low: int, high: int, step: int, unit: int) -> tuple[Span, ...]:
-    """Tiles that cover a span: the start and size of each; a size divides starts, and `step`, in registers."""
+    """Tiles that cover a span: start and size of each.
+
+    Starts are relative to a multiple of `step`. The position of each tile is a multiple of its size.
+    """
     found = list[Span]()
     start = low // unit * unit
     while start < high:
@@ -271,7 +274,7 @@ def _pieces(low: int, high: int, step: int, unit: int) -> tuple[Span, ...]:
 
 
 def _cut(make: Make, x: Value, op: Load, d: int, base: _Base) -> Value:
-    """The lanes of a load, along one dim, out of what was loaded for it."""
+    """The elements of a load along one dim, cut out of the loaded tiles."""
     axis, size = _axis(op, d), op.access.dims[d].size
     if base.behind is None:
         return make.part(x, axis, base.ahead, base.ahead + size)

@@ -33,7 +33,7 @@ def widen_moves(func: Func) -> Func:
 
 
 def is_wide(dtype: DType) -> bool:
-    """Whether a dtype has 32 bits."""
+    """True for dtypes of 32 bits."""
     return dtype.itemsize == 4
 
 
@@ -68,7 +68,7 @@ def _bitcast(make: Make, x: Value, dtype: DType) -> Value | None:
     if source == dtype or (is_wide(source) and is_wide(dtype)):
         return None
     if BF16 in (source, dtype):
-        # The upper half of a float32's bits.
+        # The bits of bfloat16 are the upper half of those of float32.
         if source == BF16:
             high = make.of("shift_right_logical", make.bits(make.convert(x, F32), signed=True), 16)
             return make.convert(high, dtype)
@@ -83,7 +83,7 @@ def _bitcast(make: Make, x: Value, dtype: DType) -> Value | None:
 
 
 def _was_narrow(rewriter: Rewriter, x: Value) -> bool:
-    """Whether an integer has at most 16 bits, or came from such a one."""
+    """True for integers of at most 16 bits, and for int32 that was cast from such integers."""
     if kind_of(x.tile.dtype) not in ("signed", "unsigned"):
         return False
     if x.tile.dtype.itemsize < 4:
@@ -100,7 +100,7 @@ def _was_narrow(rewriter: Rewriter, x: Value) -> bool:
 
 
 def _extreme(make: Make, function: str, x: Value, y: Value) -> Value:
-    """max(x, y) = x + max(y - x, 0): MLIR narrows the maximum of widened integers again, to one that Mosaic lacks."""
+    """max(x, y) = x + max(y - x, 0): MLIR would narrow a maximum of widened integers to one that Mosaic lacks."""
     return make.of("add", x, make.of(function, make.of("sub", y, x), 0))
 
 
@@ -114,7 +114,7 @@ def _select(make: Make, op: Select) -> Value:
 
 
 def _moves_narrow(op: Op) -> bool:
-    """Whether Mosaic moves elements of the dtype as they are."""
+    """True if Mosaic has the move for its dtype."""
     dtype = op.result.tile.dtype
     if is_wide(dtype):
         return True
@@ -124,7 +124,7 @@ def _moves_narrow(op: Op) -> bool:
 
 
 def _moved(make: Make, op: Op, count: int) -> Value | None:
-    """The first `count` operands moved in 32 bits."""
+    """The move of the first `count` operands in 32 bits; None if they have 32 bits."""
     dtype = op.result.tile.dtype
     if is_wide(dtype):
         return None

@@ -9,7 +9,7 @@ _NARROW = frozenset(("add", "sub", "mul", "neg", "abs", "eq", "ne", "lt", "le", 
 
 
 def has_cast(source: DType, target: DType) -> bool:
-    """Whether Triton has a cast as the language means it.
+    """True if Triton has a cast with the meaning of the language.
 
     Its casts of floats to integers do not saturate, those to 8-bit floats do; those to bfloat16 and float16 round once
     from float32 only.

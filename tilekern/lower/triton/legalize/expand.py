@@ -48,7 +48,7 @@ def _rule(chip: Chip, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
 
 
 def _with_sign_of_nan(make: Make, op: Atomic) -> Atomic:
-    """Float maxima and minima are of the bits: there a NaN wins all maxima if its sign is +, all minima if it is -."""
+    """Give NaN the sign that wins: atomic maxima and minima compare bits, so +NaN is above all numbers, -NaN below."""
     value = op.value
     nan = np.copysign(np.asarray(np.nan, value.tile.dtype), 1 if op.kind == "max" else -1)
     marked = make.select(make.of("ne", value, value), make.constant(nan, value.tile), value)

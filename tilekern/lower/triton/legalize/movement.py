@@ -201,7 +201,7 @@ class Movement:
 
 
 def _keeps_order(before: Shape, after: Shape) -> bool:
-    """Whether a reshape of the padded tile has every element at its place.
+    """True if a reshape of the padded tile has every element at its place.
 
     The dims of both shapes, without those of size 1, are matched in groups of equal products. In each group only the
     first dim may be padded: it adds lanes at the end of the group, and as many to both shapes.

@@ -223,7 +223,7 @@ class _ZeroLanes:
         return self._of.get(op.results[0], set()) if isinstance(op, Load) else set()
 
     def has(self, value: Value, dim: int) -> bool:
-        """Whether a value is 0 in the added lanes along a dim."""
+        """True if a value is 0 in the added lanes along a dim."""
         return self._source(value, dim) is not None
 
     def _want(self, value: Value, dim: int) -> None:

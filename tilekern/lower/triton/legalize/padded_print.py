@@ -1,4 +1,4 @@
-"""A print of padded tiles, which knows their shapes without the padding."""
+"""An op that prints padded tiles without their padding."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tilekern.ir.debug import Print
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PaddedPrint(Print):
-    """Print the operands, of which only the first lanes along each dim count.
+    """Print the operands without the added lanes.
 
     Attributes:
-      shapes: for each operand, the shape that it had before it was padded.
+      shapes: for each operand, its shape before padding.
     """
 
     name: ClassVar[str] = "padded_print"
