@@ -18,7 +18,7 @@ Terms = tuple[int | str, ...]
 
 
 class DumpError(Exception):
-    """A dump of the compiler is not what this module expects; the message quotes it."""
+    """A dump of the compiler has an unexpected form; the message quotes it."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def parse(text: str) -> tuple[Bundle, ...]:
 
 
 def _instruction(text: str, spaces: Mapping[str, str]) -> Instruction | None:
-    """One instruction; None for those that decide nothing: vector instructions and phis of one register."""
+    """One instruction; None for those without effect here: vector instructions and phis of one register."""
     if not text:
         return None
     match = _INSTRUCTION.match(text)

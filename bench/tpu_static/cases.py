@@ -1,4 +1,4 @@
-"""What is compared: the shapes, what they cost at least, and the programs that run our kernels."""
+"""The compared cases: shapes, lower bounds of their cost, and the programs that run our kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For tables and `--only`."""
+        """The name of the case, for tables and `--only`."""
         if not self.head_dim:
             return f"{self.kernel} {self.size}"
         kind = ("causal" if self.causal else "full") + (" projected" if self.projected else "")
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Operations of the dots that the result needs, a multiply-add being two."""
+        """Floating-point operations of the dots that the result needs; a multiply-add counts as two."""
         if self.kernel == "matmul":
             return 2 * self.size**3
         pairs = self.size * (self.size + 1) // 2 if self.causal else self.size**2
@@ -62,7 +62,7 @@ class Case:
         return 2 * self.size**2 * 4 + (self.size * 4 if self.kernel == "rms_norm" else 0)
 
     def bound(self, machine: Chip) -> float:
-        """The microseconds that the matrix units or the HBM of a device need at least."""
+        """The lower bound of the time, in microseconds, by the matrix units or the HBM of a device."""
         return max(self.flops / (machine.peak * machine.cores), self.nbytes / (machine.bandwidth * machine.cores)) * 1e6
 
 
@@ -146,7 +146,7 @@ args = [jax.ShapeDtypeStruct((4, 1, {HEADS}, {case.head_dim}), "bfloat16"), cach
 
 
 def _backward(case: Case, chip: str) -> str:
-    """From the arrays and results of the forward pass, and the cotangent of out, to those of query, key and value."""
+    """The program of the backward pass: cotangents of query, key and value from those of out."""
     wide, rows = (1, case.size, HEADS, case.head_dim), (1, case.size, HEADS)
     return f"""
 import jax

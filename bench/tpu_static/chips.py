@@ -1,4 +1,4 @@
-"""The TPUs that the estimate knows: clocks, bandwidths, and what else the simulation needs of a core."""
+"""The TPUs of the estimate: clocks, bandwidths, and the other figures of a core that the simulation needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Chip:
-    """What one device of JAX is: a TensorCore of v5e, v6e and 7x, both TensorCores of a v5p.
+    """One device of JAX: a TensorCore of v5e, v6e and 7x, both TensorCores of a v5p.
 
     Sources: peak rates and bandwidths are Google's (https://cloud.google.com/tpu/docs/v5e, v5p, v6e, tpu7x), per core,
     as in `jax.experimental.pallas.tpu.get_tpu_info_for_chip`. The clock is the peak over the operations of a cycle.
@@ -42,12 +42,12 @@ class Chip:
 
     @property
     def bytes_per_cycle(self) -> float:
-        """HBM bytes of a core in a cycle."""
+        """Bytes of HBM traffic of a core per cycle."""
         return self.bandwidth / (self.ghz * 1e9)
 
     @property
     def peak(self) -> float:
-        """bfloat16 operations a second of a core, a multiply-add being two."""
+        """bfloat16 operations per second of a core; a multiply-add counts as two."""
         return 2e9 * self.ghz * self.mxus * self.macs
 
 

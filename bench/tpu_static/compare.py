@@ -1,4 +1,4 @@
-"""Our kernels and their peers on the chips: compile, estimate, keep what peers took."""
+"""Compare our kernels with their peers on each chip: compile, estimate, cache the figures of peers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _JOBS = 2  # compilers at a time
 
 
 def versions() -> dict[str, str]:
-    """What an estimate depends on, beside the program."""
+    """The versions that an estimate depends on."""
     return {name: metadata.version(name) for name in ("jax", "libtpu")}
 
 
@@ -41,7 +41,7 @@ def total(kernels: Sequence[Estimate]) -> Record:
 
 
 def measure(program: str, chip: str) -> Record:
-    """The record of a program, or {"error": the first line of why there is none}."""
+    """The record of a program, or {"error": the first line of its error}."""
     try:
         return total(estimate(program, chip))
     except (CompileError, DumpError, SimulationError) as error:
@@ -49,7 +49,7 @@ def measure(program: str, chip: str) -> Record:
 
 
 class PeerCache:
-    """What peers took, in a file, for one version of JAX and libtpu."""
+    """A file with the figures of peers, for one version of JAX and libtpu."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class PeerCache:
         self.records: dict[str, Record] = kept.get("records", {}) if kept.get("versions") == versions() else {}
 
     def save(self) -> None:
-        """Write the file: without the single kernels, which nobody reads, and without what only we could not follow."""
+        """Write the file, without single kernels and without errors of our own simulation."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         records = {
             key: {name: value for name, value in record.items() if name != "kernels"}

@@ -23,12 +23,12 @@ _BUNDLES = "packed-bundles-post-ra"
 
 
 class CompileError(Exception):
-    """The compiler, or the program itself, refused; the message ends with what it said."""
+    """The compiler, or the program itself, failed; the message ends with its output."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one kernel of a program takes on one device.
+    """The time, traffic and memory of one kernel of a program on one device.
 
     Attributes:
       name: of the HLO instruction; "asynchronous copies" for XLA's copies between HBM and VMEM, all together, and
@@ -63,7 +63,7 @@ class Estimate:
 
     @property
     def cycles(self) -> int:
-        """Bundles and stalls."""
+        """Cycles: bundles and stalls."""
         return self.bundles + self.stall
 
     @property
@@ -90,7 +90,7 @@ def call(function: str, shapes: Sequence[tuple[tuple[int, ...], str]], **static:
 
 
 def estimate(program: str, chip_name: str, keep: Path | None = None) -> list[Estimate]:
-    """What the kernels of a program take, in the order in which they run.
+    """The estimates of a program's kernels, in the order in which they run.
 
     Args:
       program: Python source that defines `fn`, a function, and `args`, its arguments: `jax.ShapeDtypeStruct`s, and
@@ -212,7 +212,7 @@ def _summary(name: str, chip_name: str, run: Run, table: slots.Slots, machine: C
 
 
 def _copies(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, machine: Chip) -> Estimate:
-    """XLA's asynchronous copies as one, as if nothing else ran at their time."""
+    """The estimate of XLA's asynchronous copies, as one kernel that overlaps with no other."""
     copies = [i for i in instructions.values() if i.opcode in hlo.COPIES]
     sizes = {True: 0, False: 0}  # by whether VMEM is the target
     for size, into in map(hlo.copied, copies):
@@ -222,7 +222,10 @@ def _copies(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, mach
 
 
 def _formats(instructions: Mapping[str, hlo.HloInstruction], chip_name: str, machine: Chip) -> Estimate:
-    """What SparseCores rearrange, as one: no dump tells their time, so the least that HBM needs, one after another."""
+    """The estimate of SparseCores' layout changes, as one kernel.
+
+    No dump tells their time: it is the least that HBM needs for one after the other.
+    """
     sizes = hlo.reformatted(instructions)
     stall = int(len(sizes) * machine.latency + 2 * sum(sizes) / machine.bytes_per_cycle)
     return Estimate("data formats by SparseCores", chip_name, 0, stall, sum(sizes), sum(sizes), len(sizes))

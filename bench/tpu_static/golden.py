@@ -1,4 +1,4 @@
-"""The cycles of our kernels that a change may not exceed: small cases, one number each."""
+"""Golden cycles: for small cases, the cycles of our kernels that a change may not exceed."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Golden:
         self.cycles: dict[str, int] = kept.get("cycles", {})
 
     def unfit(self) -> str:
-        """Why the numbers do not hold here; "" if they do."""
+        """The reason why the numbers do not hold here; "" if they do."""
         here = versions()["libtpu"]
         golden = self.versions.get("libtpu")
         return "" if golden in (None, here) else f"the cycles are those of libtpu {golden}, installed is {here}"
 
     def check(self, key: str, found: int) -> str:
-        """What is wrong with a number of cycles; "" if nothing."""
+        """The complaint about a number of cycles; "" if there is none."""
         if key not in self.cycles:
             return f"{key} has no number yet; UPDATE_GOLDEN=1 writes it"
         limit = math.floor(self.cycles[key] * SLACK)
@@ -61,7 +61,7 @@ class Golden:
         )
 
     def update(self, key: str, found: int) -> None:
-        """Write a number; those of another libtpu go."""
+        """Write a number; numbers of another libtpu are removed."""
         kept = self.cycles if not self.unfit() else {}
         self.cycles, self.versions = dict(sorted({**kept, key: found}.items())), versions()
         self.path.write_text(json.dumps({"versions": self.versions, "cycles": self.cycles}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The optimized HLO that libtpu dumps: which kernels a program runs, and the constants that they copy into SMEM."""
+"""The optimized HLO that libtpu dumps: the kernels of a program, and the constants that they copy into SMEM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COPIES = ("copy-start", "slice-start")
 DONE = ("copy-done", "slice-done")
 
 FORMATS = "sparse-core-data-format-call"
-"""How the name of an asynchronous call begins by which SparseCores give an array in HBM another layout, on 7x."""
+"""Prefix of the names of asynchronous calls in which SparseCores change an array's layout in HBM, on 7x."""
 
 _LAYOUT = re.compile(r"(\w+)\[([\d,]*)\](?:\{([\d,]*)(?::T\(([\d,]+)\))?((?:\([\d,]+\))*)[^}]*\})?")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s64": 8, "u64": 8, "f64": 8}
@@ -80,13 +80,13 @@ def _instruction(line: str) -> HloInstruction:
 
 
 def _attributes(rest: str) -> str:
-    """What of an instruction's text is its meaning, behind the operands."""
+    """The attributes behind an instruction's operands that affect its meaning, without metadata and sharding."""
     text = rest.partition("), ")[2]
     return re.sub(r"(metadata|sharding)=\{(?:[^{}]|\{[^{}]*\})*\},? ?", "", text)
 
 
 def twins(name: str, instructions: Mapping[str, HloInstruction]) -> list[str]:
-    """The other instructions that do the same with operands of the same shapes: XLA compiles one of them only."""
+    """The other instructions with the same meaning and operand shapes: XLA compiles only one of them."""
 
     def kind(i: HloInstruction) -> tuple[object, ...]:
         shapes = tuple(instructions[operand].shape for operand in i.operands)
@@ -147,7 +147,7 @@ def copied(copy: HloInstruction) -> tuple[int, bool]:
 
 
 def reformatted(instructions: Mapping[str, HloInstruction]) -> list[int]:
-    """The bytes of each array that SparseCores give another layout: of a call's start, update and done, the last."""
+    """The bytes of each array whose layout SparseCores change; of a call's start, update and done, the last counts."""
     calls = (i for i in instructions.values() if i.name.startswith(FORMATS))
     return [nbytes(i.shape) for i in calls if i.opcode.endswith("-done")]
 

@@ -1,4 +1,4 @@
-"""The peers: JAX's splash and flash attention for TPU, and what XLA makes of plain `jnp`, with the blocks to try."""
+"""The peers: JAX's splash and flash attention for TPU, and plain `jnp` compiled by XLA, with the blocks to try."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BACKWARD_BLOCKS = ((512, 512, 512), (1024, 1024, 512), (1024, 1024, 1024), (2048
 
 
 def peers(case: Case) -> Mapping[str, str]:
-    """The programs to compare with, by "peer blocks"; of each peer the fastest counts."""
+    """The programs of peers, by "peer blocks"; of each peer the fastest counts."""
     if case.kernel == "backward":
         fitting = [b for b in BACKWARD_BLOCKS if max(b) <= case.size]
         kinds = (("splash", False), ("splash-fused", True))

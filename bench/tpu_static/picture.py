@@ -1,4 +1,4 @@
-"""The picture of a comparison: how much of the bound each contestant reaches, a panel a chip."""
+"""The picture of a comparison: bound / time of each contestant, with a panel for each chip."""
 
 from __future__ import annotations
 

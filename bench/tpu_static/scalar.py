@@ -1,8 +1,8 @@
-"""What the scalar instructions compute: words of 32 bits, pointers, predicates, and values that nobody knows.
+"""Semantics of the scalar instructions, on 32-bit words, pointers, predicates and unknown values.
 
-A pointer is a Python integer far beyond 32 bits, so that it survives the shifts and sums that the compiler does with
-it. A float32 is the word of its bits. A value that comes from data (a vector, an operand without values) is `Unknown`;
-so is what is computed from it.
+A pointer is a Python integer far beyond 32 bits, so that it survives the compiler's shifts and sums of it. A float32 is
+the word of its bits. A value that comes from data (a vector, an operand without values) is `Unknown`, and so are all
+values computed from it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _UNARY: dict[str, Callable[[int], int]] = {
 
 
 def rule(op: str) -> Callable[..., Value] | None:
-    """What `op` computes from its operands; None for an instruction that this module does not know."""
+    """The function of an instruction's operands that computes its result; None for an unknown instruction."""
     stem, _, dtype = op.partition(".")
     if stem in _LOGIC:
         return _LOGIC[stem]
@@ -117,7 +117,7 @@ def _number(word: int) -> float:
 
 
 def _arithmetic(function: Callable[[float, float], float]) -> Callable[..., Value]:
-    """Of float32: exact in float64 (sum, difference and product of two float32 round once), then rounded."""
+    """An operation on float32: computed in float64, then rounded; sums and products of two float32 round only once."""
 
     def apply(a: int, b: int) -> int:
         return bits(function(_number(a), _number(b)))
@@ -141,7 +141,7 @@ def _strict(function: Callable[..., int]) -> Callable[..., Value]:
 
 
 def _comparison(dtype: str) -> Callable[..., Value] | None:
-    """Of a relation such as `eq.s32.totalorder`; NaN is unordered."""
+    """The comparison of a relation such as `eq.s32.totalorder`; NaN is unordered."""
     relation, kind, *_ = dtype.split(".")
     if kind not in _VIEWS or relation not in _COMPARISONS:
         return None
@@ -160,7 +160,7 @@ def _select(predicate: Value, true: Value, false: Value) -> Value:
 
 
 def _or(a: Value, b: Value) -> Value:
-    """A known true decides, whatever the other is."""
+    """The disjunction: True if one operand is known to be True, even if the other is unknown."""
     if any(x and x.__class__ is int for x in (a, b)):
         return 1
     return a if isinstance(a, Unknown) else b if isinstance(b, Unknown) else 0

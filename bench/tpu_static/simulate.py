@@ -1,8 +1,8 @@
-"""Execution of the scalar unit: how often each bundle runs, what the DMAs move, how long the core waits for them.
+"""Simulation of the scalar unit: executions of each bundle, bytes of the DMAs, cycles of waiting for them.
 
-A bundle takes one cycle, empty ones too. Loops, `pl.when`, the pipeline's prefetch and dynamic bounds are all scalar
-code, so the count of bundles is exact. The wait for a DMA is a model: one HBM of fixed bandwidth that serves requests
-in order, and a latency.
+A bundle takes one cycle, even an empty one. Loops, `pl.when`, the pipeline's prefetch and dynamic bounds are all scalar
+code, so the count of bundles is exact. The wait for a DMA is a model: one HBM of fixed bandwidth serves requests in
+order, with a latency.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _MAX_STEPS = 50_000_000
 
 
 class SimulationError(Exception):
-    """The program does what the simulation cannot follow; the message says what, and at which bundle."""
+    """The simulation cannot follow the program; the message tells the reason and the bundle."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one execution of a kernel took on one core.
+    """One execution of a kernel on one core.
 
     Attributes:
-      bundles: executed, one a cycle.
+      bundles: the executed bundles, one for each cycle.
       stall: cycles of waiting for DMAs.
-      executed: how often each bundle ran.
+      executed: the number of executions of each bundle.
       read: bytes from HBM.
       written: bytes to HBM.
-      dmas: DMAs started.
+      dmas: the DMAs started.
     """
 
     bundles: int
@@ -58,8 +58,8 @@ def simulate(
     Args:
       bundles: the program.
       chip: the machine.
-      operands: the words of the operands that the kernel copies into SMEM (scalar prefetch), as they lie in memory.
-      smem: words of SMEM that the runtime has set, by symbol.
+      operands: the words of the operands that the kernel copies into SMEM (scalar prefetch), in the order of memory.
+      smem: the words of SMEM that the runtime has set, by symbol.
 
     Raises:
       SimulationError: a branch or a DMA depends on a value that is not known, or a wait would not end.
@@ -90,7 +90,7 @@ class _Core:
     # --- control ------------------------------------------------------------------------------------------------------
 
     def run(self) -> Run:
-        """Bundle after bundle; stretches without scalar work in one step."""
+        """Execute bundle after bundle; consecutive bundles without scalar instructions take one step."""
         n = len(self.program)
         following = [n] * (n + 1)  # the next bundle with work, from each
         for i in reversed(range(n)):
@@ -117,7 +117,7 @@ class _Core:
         return Run(self.cycle, self.stall, executed, self.read, self.written, self.dmas)
 
     def step(self, at: int) -> None:
-        """Execute one bundle; its registers change when all its instructions have read theirs."""
+        """Execute one bundle; registers are written after all of its instructions have read theirs."""
         self.here, self.branch = at, None
         for instruction in self.program[at]:
             instruction()
@@ -126,7 +126,7 @@ class _Core:
         self.writes.clear()
 
     def following_branch(self, pending: tuple[int, int] | None, passed: int) -> tuple[int, int] | None:
-        """The branch under way after so many bundles: one begun earlier, or by the last of them."""
+        """The branch that is pending after `passed` bundles: an earlier one, or one of the last bundle."""
         if pending is None:
             return None if self.branch is None else (self.branch, self.chip.delay_slots)
         if self.branch is not None:
@@ -134,7 +134,7 @@ class _Core:
         return pending[0], pending[1] - passed
 
     def error(self, message: str) -> SimulationError:
-        """The error, with the bundle."""
+        """The error with the number of the bundle."""
         return SimulationError(f"bundle {self.here:#x}: {message}")
 
     # --- instructions -------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class _Core:
         return guarded
 
     def undecided(self, i: Instruction, predicate: Value) -> None:
-        """Whether `i` runs is not known: nor is, then, what it writes."""
+        """Execute an instruction whose predicate is unknown: the word or register that it writes becomes unknown."""
         assert isinstance(predicate, Unknown)
         if i.op == "sst":
             self.memory[self.known(self.operand(i.operands[0]), i)] = predicate
@@ -166,7 +166,7 @@ class _Core:
             raise self.error(f"{i.op} depends on an unknown value: {predicate.reason}")
 
     def action(self, i: Instruction) -> Callable[[], None]:
-        """What the instruction does where its predicate holds."""
+        """The effect of the instruction if its predicate holds."""
         operands = [self.operand(terms) for terms in i.operands]
         stem = i.op.partition(".")[0]
         if stem == "sbr":
@@ -210,7 +210,7 @@ class _Core:
         self.branch = target
 
     def divide(self, target: str, dividend: Value, divisor: Value) -> None:
-        """The quotient, then the remainder, wait to be popped."""
+        """Queue the quotient, then the remainder, of a division for pops."""
         if isinstance(dividend, Unknown) or isinstance(divisor, Unknown):
             unknown = dividend if isinstance(dividend, Unknown) else divisor
             self.quotients[target] = deque((unknown, unknown))
@@ -222,7 +222,7 @@ class _Core:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def base(self, symbol: str) -> int:
-        """A pointer of its own: an odd multiple, so that shifting it left gives no other's."""
+        """The pointer of a symbol: an odd multiple of a power of two, so that no left shift gives another's."""
         if symbol not in self.bases:
             self.bases[symbol] = (2 * len(self.bases) + 1) << _SPACING
         return self.bases[symbol]
@@ -251,7 +251,7 @@ class _Core:
         return total
 
     def known(self, read: Callable[[], Value], i: Instruction) -> int:
-        """The operand of an instruction that cannot do without."""
+        """The operand of an instruction that needs its value."""
         value = read()
         if isinstance(value, Unknown):
             raise self.error(f"{i.op} depends on an unknown value: {value.reason}")
@@ -285,7 +285,7 @@ class _Core:
         self.flights[flag].append((start + self.chip.latency, granules))
 
     def fill(self, source: int, target: int, words: int) -> None:
-        """SMEM gets an operand's words; without values, words that are unknown."""
+        """Copy an operand's words into SMEM; the words of an operand without values are unknown."""
         for symbol, base in self.bases.items():
             if symbol.startswith("operand ") and source in (base << shift for shift in (0, 4, 5)):
                 number = int(symbol.split()[1])
@@ -298,7 +298,7 @@ class _Core:
             self.memory[target + k] = Unknown("a copy into SMEM from the middle of an array")
 
     def wait(self, flag: int, granules: int) -> None:
-        """Wait until so many granules have arrived."""
+        """Wait until that many granules have arrived."""
         flights = self.flights[flag]
         while self.flags[flag] < granules:
             if not flights:

@@ -1,4 +1,4 @@
-"""How much of the core's slots each bundle fills, from the table that the compiler dumps."""
+"""Slot use: the slots of the core's units that each bundle fills, from a table that the compiler dumps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Slots:
     rows: tuple[tuple[int, ...], ...]
 
     def used(self, executed: Sequence[int]) -> dict[str, int]:
-        """The slots of each unit that bundles fill which run so often."""
+        """The slots of each unit that a run fills, given how often each bundle is executed."""
         if abs(len(self.rows) - len(executed)) > 1:
             raise DumpError(f"a table of {len(self.rows)} bundles for a program of {len(executed)}")
         totals = dict.fromkeys(self.capacity, 0)

@@ -79,7 +79,7 @@ class Aim:
 
 
 def aims(rows: Mapping[str, Record]) -> list[Aim]:
-    """What the estimate should show: attention not behind the best splash attention, matmul near the bound.
+    """The aims of the estimate: attention not behind the best splash attention, matmul near the bound.
 
     Programs are compared each from its own layout and on the same arrays, and kernels alone.
     """

@@ -204,7 +204,7 @@ def test_mosaic_kernels_with_loops_in_the_grid_agree_with_the_interpreter(chunk:
     seen = Counter[str]()
     seeds = range(chunk * _WITH_LOOPS, (chunk + 1) * _WITH_LOOPS)
     check(seeds, partial(by_mosaic_in_every_form, seen=seen), dtypes=NARROW, make=OneLoop)
-    assert min(seen[form] for form in ("steps", "pairs", "pipes")) >= 3, seen
+    assert min(seen[form] for form in ("grid_loop", "step_table", "pipelined")) >= 3, seen
 
 
 # --- the passes ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Every way in which the planner would run a Func, not only the fastest one that fits."""
+"""All candidate plans of a Func, not only the first one that fits."""
 
 from __future__ import annotations
 
@@ -17,21 +17,18 @@ from tilekern.lower.xla.emit import emit_xla
 
 
 def kind_of_plan(plan: KernelPlan) -> str:
-    """Where the loops of a plan are: inside of the kernel, in its grid, or in pipelines of their own.
-
-    "fetched": inside of the kernel, and rows are fetched from HBM.
-    """
+    """The form of a plan's loops: "resident", "grid_loop", "step_table", "pipelined" or "row_dma"."""
     if plan.row_dma_inputs:
-        return "fetched"
+        return "row_dma"
     if plan.pipelines:
-        return "pipes"
+        return "pipelined"
     if plan.grid_loop is None:
         return "resident"
-    return "steps" if plan.grid_loop.table is None else "pairs"
+    return "grid_loop" if plan.grid_loop.table is None else "step_table"
 
 
 def every_plan(func: Func, name: str = "tpu:v5e") -> Iterator[MosaicLowering]:
-    """A Func that went through the passes, lowered in each way."""
+    """The lowerings of a Func that went through the passes, one for each candidate plan."""
     chip = CHIPS[name]
     lowering = MosaicLowering(func, TARGETS[name], emit_xla.run)
     legal = legalize(reshape_arrays(func).func, name.removeprefix("tpu:"))

@@ -1,4 +1,4 @@
-"""What we say of TPUs, against the libraries that know them: JAX and libtpu."""
+"""Our facts about TPUs, against those of JAX and libtpu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TPUs cannot do is refused before the compiler sees it, at the user's line; or runs portably, with a warning."""
+"""Kernels that TPUs cannot run are refused before compilation, at the user's line, or run portably, with a warning."""
 
 from __future__ import annotations
 

@@ -104,40 +104,40 @@ ATTENTION = {"block_q": 8, "block_k": 8, "return_logsumexp": True}
 LOSS = {"block_t": 8, "block_v": 8, "block_d": 8}
 
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
-    "matmul": (lambda: matmul(normal(20, 21), normal(21, 12), **PRODUCT), "resident steps pipes"),
+    "matmul": (lambda: matmul(normal(20, 21), normal(21, 12), **PRODUCT), "resident grid_loop pipelined"),
     "matmul of nothing": (lambda: matmul(normal(20, 0), normal(0, 12), **PRODUCT), "resident"),
-    "softmax": (lambda: softmax(normal(5, 21), **ROWS), "resident pipes"),
-    "layer_norm": (lambda: layer_norm(normal(5, 21), normal(21), normal(21), **ROWS), "resident pipes"),
-    "rms_norm": (lambda: rms_norm(normal(5, 21), normal(21), **ROWS), "resident pipes"),
+    "softmax": (lambda: softmax(normal(5, 21), **ROWS), "resident pipelined"),
+    "layer_norm": (lambda: layer_norm(normal(5, 21), normal(21), normal(21), **ROWS), "resident pipelined"),
+    "rms_norm": (lambda: rms_norm(normal(5, 21), normal(21), **ROWS), "resident pipelined"),
     "rope": (lambda: rope(normal(1, 10, 3, 8), block_t=4, block_n=2), "resident"),
     "swiglu": (lambda: swiglu(normal(5, 21), normal(5, 21), **ROWS), "resident"),
     "cross_entropy": (
         lambda: cross_entropy(normal(12, 20), normal(20, 21), integers(*range(11), -100), **LOSS),
-        "resident steps pipes",
+        "resident grid_loop pipelined",
     ),
     "attention": (
         lambda: flash_attention(normal(1, 20, 2, 16), normal(1, 21, 1, 16), normal(1, 21, 1, 8), **ATTENTION),
-        "resident steps pipes",
+        "resident grid_loop pipelined",
     ),
     "causal attention": (
         lambda: flash_attention(*[normal(1, 20, 2, 16)] * 3, causal=True, **ATTENTION),
-        "resident pairs steps pipes",
+        "resident step_table grid_loop pipelined",
     ),
     "attention to nothing at first": (
         lambda: flash_attention(*[normal(1, 20, 1, 16)] * 3, causal=True, q_offset=-9, **ATTENTION),
-        "resident pairs steps pipes",
+        "resident step_table grid_loop pipelined",
     ),
     "attention with offsets in an array": (
         lambda: flash_attention(*[normal(2, 20, 1, 16)] * 3, causal=True, q_offset=integers(3, -12), **ATTENTION),
-        "resident pipes steps",
+        "resident pipelined grid_loop",
     ),
     "ragged_dot": (
         lambda: ragged_dot(normal(20, 12), normal(4, 12, 9), integers(0, 11, 0, 9), **PRODUCT),
-        "resident pipes steps",
+        "resident pipelined grid_loop",
     ),
     "ragged_dot of nothing": (
         lambda: ragged_dot(normal(20, 12), normal(2, 12, 9), integers(0, 0), **PRODUCT),
-        "resident pipes steps",
+        "resident pipelined grid_loop",
     ),
 }
 
@@ -203,13 +203,13 @@ def test_a_race_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
         on_two_cores(in_form(one.func, "resident"), one)
 
 
-@pytest.mark.parametrize("form", ["resident", "steps", "pipes"])
+@pytest.mark.parametrize("form", ["resident", "grid_loop", "pipelined"])
 def test_tiles_that_do_not_exist_are_not_fetched(form: str) -> None:
     one = call(LONG_LOOP)
     on_two_cores(in_form(one.func, form), one)
 
 
-@pytest.mark.parametrize("form", ["steps", "pipes"])
+@pytest.mark.parametrize("form", ["grid_loop", "pipelined"])
 def test_a_tile_that_does_not_exist_would_be_found(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def unclamped(found: Layout, step: GridStep) -> tuple[Any, ...]:
         tile = found.window.dims[0].operands

@@ -1,4 +1,4 @@
-"""What kernels compute, in every way in which the planner would run them: programs that were computed wrong once."""
+"""Results of kernels under every plan: programs that were computed wrong once."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_bounds_are_computed_for_every_step(size: int) -> None:
         """,
         integers(24, 128),
     )
-    assert not size or forms == {"resident", "pairs", "steps", "pipes"}
+    assert not size or forms == {"resident", "step_table", "grid_loop", "pipelined"}
 
 
 def test_bounds_computed_ahead() -> None:
@@ -152,7 +152,7 @@ def test_values_that_branches_inside_of_a_loop_yield() -> None:
         """,
         integers(16, 128),
     )
-    assert forms == {"resident", "steps", "pipes"}
+    assert forms == {"resident", "grid_loop", "pipelined"}
 
 
 def test_stores_in_a_branch_before_a_loop() -> None:
@@ -195,7 +195,7 @@ def test_a_loop_goes_on_with_the_carry_of_the_one_around_it(tile: str) -> None:
           }} : {kind}
           store %4 to %o[{place}]
         }}
-    """) == {"resident", "steps"}
+    """) == {"resident", "grid_loop"}
 
 
 @pytest.mark.parametrize("reverse", ["", "reverse"])
@@ -233,4 +233,4 @@ def test_loops_that_run_a_tile_again(reverse: str) -> None:
         """,
         integers(32, 128),
     )
-    assert forms == {"resident", "pipes"}
+    assert forms == {"resident", "pipelined"}

@@ -49,7 +49,7 @@ def types(*given: Any) -> list[jax.ShapeDtypeStruct]:
 
 def fetched(lowering: Any) -> MosaicLowering:
     """The form that fetches rows."""
-    (found,) = [form for form in every_plan(lowering.ir) if kind_of_plan(form.planned) == "fetched"]
+    (found,) = [form for form in every_plan(lowering.ir) if kind_of_plan(form.planned) == "row_dma"]
     return found
 
 
@@ -92,7 +92,7 @@ def test_a_table_that_does_not_fit_stays_in_hbm(dtype: Any) -> None:
             MosaicLowering(embed.trace(ids, jax.ShapeDtypeStruct((n, 1024), dtype)).ir, TARGETS[chip], emit_xla.run)
             for n in (1024, 1 << 18)
         )
-        assert kind_of_plan(small.planned) == "resident" and kind_of_plan(large.planned) == "fetched"
+        assert kind_of_plan(small.planned) == "resident" and kind_of_plan(large.planned) == "row_dma"
         assert large.compile().resources.vmem_bytes < 1 << 20
 
 

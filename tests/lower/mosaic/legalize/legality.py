@@ -1,4 +1,4 @@
-"""What holds for Funcs after `legalize`: the "Gives" of its rewrites; and that they mean what they meant."""
+"""Invariants of Funcs after `legalize`, and that they compute the same as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of itself."""
+"""The text of a plan."""
 
 from __future__ import annotations
 

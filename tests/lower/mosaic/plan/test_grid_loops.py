@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilekern.ir.analysis.backward_slice import backward_slice
-from tilekern.ir.core import Func, Value, cdiv
+from tilekern.ir.core import Func, cdiv
 from tilekern.ir.parse import parse
 from tilekern.lower.mosaic.chip import CHIPS
 from tilekern.lower.mosaic.plan.grid_loops import (
@@ -18,7 +14,6 @@ from tilekern.lower.mosaic.plan.grid_loops import (
     find_grid_loop,
     with_step_table,
 )
-from tilekern.lower.mosaic.plan.inequalities import Inequalities
 from tilekern.lower.mosaic.plan.scalars import Scalars
 
 TABLE_BYTES = CHIPS["tpu:v5e"].table_bytes
@@ -192,30 +187,10 @@ def test_when_there_is_no_table() -> None:
     assert pairs(parse(text.replace("%p: ref<f32[32, 128], out>", "%p: ref<f32[32, 128], zeros>"))) is None
 
 
-# --- what is computed again ------------------------------------------------------------------------------------------
+# --- saved values ------------------------------------------------------------------------------------------
 
 
-def test_what_is_needed() -> None:
-    func = chain(
-        "%n0",
-        "%n21",
-        before="""
-          %a = add(%i, %j) : i32[]
-          %b = switch(%i) do { %q = switch(%j) do { yield %a } do { yield %j } : i32[]
-            yield %q } do { yield %i } : i32[]
-          %c = add(%i, %i) : i32[]
-        """,
-    )
-    ops = func.body.ops
-    by_name: dict[str, Value] = {r.name: r for op in ops for r in op.results}
-    found = backward_slice(ops, [by_name["b"]], set())
-    assert {r.name for op in found for r in op.results} == {"a", "b"}
-    assert backward_slice(ops, [by_name["b"]], {by_name["b"]}) == []
-    (switch,) = (op for op in ops if op.name == "switch")
-    assert {by_name["a"], func.body.args[0], func.body.args[1]} <= set(switch.uses())
-
-
-def test_slow_values_are_kept() -> None:
+def test_expensive_values_are_saved() -> None:
     func = chain(
         "%n0",
         "%n21",
@@ -229,50 +204,3 @@ def test_slow_values_are_kept() -> None:
     )
     serial = find_grid_loop(func)
     assert serial is not None and [v.name for v in serial.saved] == ["part"]
-
-
-# --- the order of bounds ---------------------------------------------------------------------------------------------
-
-
-@given(data=st.data())
-def test_what_is_at_most_something_is(data: st.DataObject) -> None:
-    """Of random minima, maxima and products: what is claimed holds for all indices."""
-    lines = [f"%v{n} = constant {data.draw(st.integers(-4, 9))} : i32[]" for n in range(3)]
-    lines += ["%v3 = max(%i, %i) : i32[]", "%v4 = max(%j, %j) : i32[]"]
-    for n in range(5, 13):
-        function = data.draw(st.sampled_from(["min", "max", "min", "max", "mul", "add"]))
-        a, b = (data.draw(st.integers(0, n - 1)) for _ in range(2))
-        lines.append(f"%v{n} = {function}(%v{a}, %v{b}) : i32[]")
-    text = "\n".join(lines)
-    func = parse(f"func @f(%o: ref<i32[5, 7], out>) {{ grid %i in i[5 by 1], %j in j[7 by 1]\n {text}\n }}")
-    order, numbers = Inequalities(func), _numbers(func)
-    for x, first in numbers.items():
-        for y, second in numbers.items():
-            assert not order.at_most(x, y) or (first <= second).all(), (x, y)
-
-
-def _numbers(func: Func) -> dict[Value, Any]:
-    """The scalars of a Func in every program."""
-    found: dict[Value, Any] = dict(zip(func.body.args, np.indices(func.grid, np.int32), strict=True))
-    for op in func.body.ops:
-        found[op.result] = np.broadcast_to(op.evaluate(*(found[v] for v in op.operands)), func.grid)
-    return found
-
-
-def test_what_is_ordered() -> None:
-    func = parse("""
-        func @f(%o: ref<i32[5, 7], out>) {
-          grid %i in i[5 by 1], %j in j[7 by 1]
-          %two = constant 2 : i32[]
-          %low = min(%i, %j) : i32[]
-          %high = max(%i, %two) : i32[]
-          %a = mul(%low, %two) : i32[]
-          %b = mul(%high, %two) : i32[]
-          %c = max(%a, %two) : i32[]
-        }
-    """)
-    value = {r.name: r for op in func.body.ops for r in op.results} | {a.name: a for a in func.body.args}
-    order = Inequalities(func)
-    for pair in ("low i", "low j", "i high", "low high", "two high", "a b", "a c"):
-        x, y = pair.split()
-        assert order.at_most(value[x], value[y]) and not order.at_most(value[y], value[x]), pair

@@ -1,4 +1,4 @@
-"""How arrays lie in HBM: nothing is lost, blocks are where they belong, and are aligned to the tiles of memory."""
+"""Layouts in HBM: no element is lost, blocks hold the right elements, and are aligned to tiles of memory."""
 
 from __future__ import annotations
 

@@ -40,11 +40,11 @@ def parts(x: Any, out: Any) -> None:
 @pytest.mark.parametrize("ends", [(0, 13, 13, 37), (3, 5, 20, 40), (37, 38, 39, 40), (30, 20, 9, 11), (16, 24, 24, 32)])
 def test_every_form_has_the_rows_of_its_ranges(ends: tuple[int, ...]) -> None:
     forms = agree(split.trace(X, np.int32(ends)), X, np.int32(ends))
-    assert {"resident", "steps"} <= forms
+    assert {"resident", "grid_loop"} <= forms
 
 
 def test_tables_of_steps_have_the_rows_of_their_ranges() -> None:
-    assert "pairs" in agree(parts.trace(X), X)
+    assert "step_table" in agree(parts.trace(X), X)
 
 
 def agree(traced: Any, *arrays: Any) -> set[str]:

@@ -1,4 +1,4 @@
-"""Which steps of the grid write which block: against looking at every step."""
+"""The output blocks that steps of the grid write, against a loop over all steps."""
 
 from __future__ import annotations
 

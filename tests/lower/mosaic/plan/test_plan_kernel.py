@@ -1,4 +1,4 @@
-"""Which plans there are for a Func, and which of them fits."""
+"""The candidate plans of a Func, in order, and the first one that fits."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ TABLE = "%end = load %t[%i] : i32[]"
 @pytest.mark.parametrize(
     ("before", "forms"),
     [
-        ("", ["resident", "steps", "pipes"]),
-        (CAUSAL, ["resident", "pairs", "steps", "pipes"]),
-        (TABLE, ["resident", "pipes", "steps"]),  # steps that nobody needs are many, perhaps
+        ("", ["resident", "grid_loop", "pipelined"]),
+        (CAUSAL, ["resident", "step_table", "grid_loop", "pipelined"]),
+        (TABLE, ["resident", "pipelined", "grid_loop"]),  # steps that nobody needs are many, perhaps
     ],
 )
 def test_the_order_of_plans(before: str, forms: list[str]) -> None:
@@ -67,11 +67,11 @@ def test_the_order_of_plans(before: str, forms: list[str]) -> None:
 def test_loops_stay_inside_of_the_kernel_as_long_as_that_fits() -> None:
     small, large = product(2048, 2048, 1024), product(2048, 1 << 16, 1024)
     assert kind_of_plan(plan(small, V5E)) == "resident" and plan(small, V5E).grid == (4, 2)
-    assert kind_of_plan(plan(large, V5E)) == "steps" and plan(large, V5E).grid == (4, 2, 128)
+    assert kind_of_plan(plan(large, V5E)) == "grid_loop" and plan(large, V5E).grid == (4, 2, 128)
     assert plan(large, V5E).semantics == ("parallel", "parallel", "arbitrary")
     pairs = plan(product(1 << 16, 1 << 16, 1024, "%end", CAUSAL), V5E)
-    assert kind_of_plan(pairs) == "pairs" and pairs.grid == (2, 128 * 129 // 2)
-    assert kind_of_plan(plan(product(2048, 1 << 16, 1024, "%end", TABLE), V5E)) == "pipes"
+    assert kind_of_plan(pairs) == "step_table" and pairs.grid == (2, 128 * 129 // 2)
+    assert kind_of_plan(plan(product(2048, 1 << 16, 1024, "%end", TABLE), V5E)) == "pipelined"
 
 
 def test_of_two_sums_the_smaller_one_is_opened() -> None:
@@ -104,7 +104,7 @@ def test_of_two_sums_the_smaller_one_is_opened() -> None:
 def test_a_chip_with_less_memory_takes_another_plan() -> None:
     func = product(2048, 1 << 14, 1024)
     forms = {name: kind_of_plan(plan(func, chip)) for name, chip in CHIPS.items()}
-    assert forms == {"tpu:v5e": "resident", "tpu:v5p": "steps", "tpu:v6e": "resident", "tpu:7x": "steps"}
+    assert forms == {"tpu:v5e": "resident", "tpu:v5p": "grid_loop", "tpu:v6e": "resident", "tpu:7x": "grid_loop"}
 
 
 def test_the_bill() -> None:
@@ -131,7 +131,7 @@ def test_a_loop_that_runs_once_has_no_buffers() -> None:
     assert not once.scratch and not once.scratch_index
     assert [s.shape for s in twice.scratch] == [(512, 512)]
     # As an axis of the grid it has, for its steps are Pallas'.
-    steps = next(p for p in planner.candidates(product(1024, 512, 512), V5E) if kind_of_plan(p) == "steps")
+    steps = next(p for p in planner.candidates(product(1024, 512, 512), V5E) if kind_of_plan(p) == "grid_loop")
     assert [s.shape for s in steps.scratch] == [(512, 512)]
 
 
@@ -217,5 +217,5 @@ def _stepping(extent: int, block: int, start: int, stop: int, reverse: str) -> K
           store %3 to %o[0 +: {block}!, 0 +: 128!]
         }}
     """)
-    (found,) = (p for p in planner.candidates(func, V5E) if kind_of_plan(p) == "steps")
+    (found,) = (p for p in planner.candidates(func, V5E) if kind_of_plan(p) == "grid_loop")
     return found

@@ -54,7 +54,7 @@ def test_loops_with_such_bounds_run_in_every_form() -> None:
     for lowering in every_plan(traced.ir):
         forms.add(kind_of_plan(lowering.planned))
         np.testing.assert_allclose(lowering.interpret(X, ENDS)[0], expected, rtol=1e-6, atol=1e-6)
-    assert forms == {"resident", "steps", "pipes"}
+    assert forms == {"resident", "grid_loop", "pipelined"}
 
 
 def test_a_bound_that_is_cast_from_a_float_is_computed_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""Which values are counted as going through VMEM; test_library holds the count against the compiler's."""
+"""The values that the estimate puts into VMEM; test_library compares their bytes with the compiler's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of an array an access sees, and how Pallas' blocks are cut for it: one small Func for each kind."""
+"""The windows of accesses and the blocks that follow from them: one small Func for each kind."""
 
 from __future__ import annotations
 
