@@ -118,7 +118,7 @@ Parameter = Pointer | TensorMap | Int32 | Int64
 
 @dataclass(frozen=True)
 class Kernel:
-    """The machine code, and what a launch must provide.
+    """The machine code, and the resources that a launch must provide.
 
     Attributes:
       name: of the entry function.

@@ -35,8 +35,8 @@ def interpret(
     """Run a program on the Func's inputs, and return the Func's outputs.
 
     Poison (NaN, an odd bit pattern) fills buffers that need not be zero, and lanes that a masked load leaves undefined.
-    Narrow floats round to nearest even, and dots accumulate in float32. "tf32" rounds operands. Numbers that do not fit
-    an integer or float8 become those that a GPU makes of them. Prints go to standard output.
+    Narrow floats round to nearest even, and dots accumulate in float32. "tf32" rounds operands. Conversions of
+    numbers that do not fit an integer or float8 follow the GPU. Prints go to standard output.
 
     Args:
       program: the program.

@@ -92,8 +92,8 @@ class Addresses:
             return where if where.isidentifier() else self._bind("rows", where)
         lanes = f"tl.arange(0, {dim.size}).to(tl.int64)" if self._wide else f"tl.arange(0, {dim.size})"
         (name, *others) = [self._operands[t.operand].text for t in dim.position.terms] or [""]
-        wish = f"{name}_lanes" if name.isidentifier() and not others else "lanes"
-        return self._bind(wish, lanes if where == "0" else f"{where} + {lanes}")
+        hint = f"{name}_lanes" if name.isidentifier() and not others else "lanes"
+        return self._bind(hint, lanes if where == "0" else f"{where} + {lanes}")
 
     def _unsqueezed(self, vector: str, number: int) -> str:
         """A vector, expanded to lie along its dim of the tile; scalars stay scalars."""

@@ -15,7 +15,7 @@ _PRINT, _ASSERT = "tl.device_print(", "tl.device_assert("
 
 
 class DebugStatements:
-    """Writes the statements, and keeps for Triton's interpreter what they do not say."""
+    """Writes the statements, and keeps formats and messages for Triton's interpreter."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer

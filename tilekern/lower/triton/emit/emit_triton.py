@@ -82,12 +82,12 @@ class Emitter:
         """The expression of a value."""
         return self._env[value]
 
-    def bind(self, wish: str, text: str) -> str:
+    def bind(self, hint: str, text: str) -> str:
         """The variable of an expression; a new line assigns it unless an enclosing block has it."""
         for scope in reversed(self._scopes):
             if text in scope.bound:
                 return scope.bound[text]
-        name = self.names.fresh(wish)
+        name = self.names.fresh(hint)
         self.writer.line(f"{name} = {text}")
         self._scopes[-1].bound[text] = name
         return name
@@ -98,10 +98,10 @@ class Emitter:
         """Emit the body."""
         func = self._func
         self._scopes.append(_Scope())
-        wishes = tuple(self.names.fresh(arg.name) if axis.tiles > 1 else "" for arg, axis in self._axes())
-        for name, (arg, axis) in zip(wishes, self._axes(), strict=True):
+        hints = tuple(self.names.fresh(arg.name) if axis.tiles > 1 else "" for arg, axis in self._axes())
+        for name, (arg, axis) in zip(hints, self._axes(), strict=True):
             self._env[arg] = Expr(name, ()) if axis.tiles > 1 else self._zero()
-        for line in decode_program_id(func.axes, wishes, self.names.fresh):
+        for line in decode_program_id(func.axes, hints, self.names.fresh):
             self.writer.line(line)
         self._memory.begin(self)
         self._ops(func.body)
@@ -126,12 +126,12 @@ class Emitter:
         for op in block.ops:
             self._op(op, last.get(op, ()))
 
-    def _op(self, op: Op, wish: tuple[str, ...]) -> None:
+    def _op(self, op: Op, variables: tuple[str, ...]) -> None:
         match op:
             case Constant():
                 self._env[op.result] = expressions.constant(op)
             case Load():
-                self._name(op, self._memory.load(self, op), wish or (f"{op.ref.name}_tile",))
+                self._name(op, self._memory.load(self, op), variables or (f"{op.ref.name}_tile",))
             case Store() | Atomic():
                 self._memory.write(self, op)
             case Print() | Assert():
@@ -141,13 +141,13 @@ class Emitter:
             case While():
                 self._while(op, assigned(op.loc))
             case Switch():
-                self._switch(op, wish)
+                self._switch(op, variables)
             case Dot() if op in self._fused.values():
                 pass  # emitted with the addition
             case _:
-                self._pure(op, wish)
+                self._pure(op, variables)
 
-    def _pure(self, op: Op, wish: tuple[str, ...]) -> None:
+    def _pure(self, op: Op, variables: tuple[str, ...]) -> None:
         dot = self._fused.get(op)
         if dot is None:
             text = expressions.pure(op, [self._env[v] for v in op.operands])
@@ -158,7 +158,7 @@ class Emitter:
         if self._inlined(op, text):
             self._env[op.result] = text
         else:
-            self._name(op, text, wish)
+            self._name(op, text, variables)
 
     def _inlined(self, op: Op, text: Expr) -> bool:
         """True if an expression is inlined: it is short and cheap, and used once, by an op of the same line."""
@@ -169,21 +169,23 @@ class Emitter:
         user = self._last_users.get(op.result)
         return self._uses[op.result] == 1 and user is not None and _same_line(user.loc, op.loc)
 
-    def _name(self, op: Op, text: Expr, wish: tuple[str, ...]) -> None:
-        wished = wish[0] if len(wish) == 1 else op.hint or _DEFAULT_NAMES.get(type(op), "x")
+    def _name(self, op: Op, text: Expr, variables: tuple[str, ...]) -> None:
+        hint = variables[0] if len(variables) == 1 else op.hint or _DEFAULT_NAMES.get(type(op), "x")
         target, others = self._targets.get(op.result, ("", ()))
         read = any(re.search(rf"\b{target}\b", self._env[v].text) for v in others) if target else False
-        name = self.names.fresh(wished) if read or not target else target
+        name = self.names.fresh(hint) if read or not target else target
         self.writer.line(f"{name} = {text.text}", op.loc)
         self._env[op.result] = Expr(name, text.shape)
 
     # --- control ---
 
-    def _carry(self, values: Sequence[Value], inits: Sequence[Value], wish: tuple[str, ...], loc: Loc) -> list[str]:
+    def _carry(
+        self, values: Sequence[Value], inits: Sequence[Value], variables: tuple[str, ...], loc: Loc
+    ) -> list[str]:
         """The variables of carries, set to their initial values."""
-        wishes = wish if len(wish) == len(values) else [v.name or "carry" for v in values]
+        hints = variables if len(variables) == len(values) else [v.name or "carry" for v in values]
         names: list[str] = []
-        for w, init in zip(wishes, inits, strict=True):
+        for w, init in zip(hints, inits, strict=True):
             if init in self._scopes[-1].carried and self._uses[init] == 1:
                 names.append(self._env[init].text)  # continue in the variable of an earlier loop
                 continue
@@ -195,7 +197,7 @@ class Emitter:
         for value, name in zip(values, names, strict=True):
             self._env[value] = Expr(name, value.tile.shape)
 
-    def _carry_on(self, body: Block, names: Sequence[str]) -> None:
+    def _assign_carry_early(self, body: Block, names: Sequence[str]) -> None:
         """Let the last op of a loop's body assign its carry at once, unless another carry still reads the old value."""
         last = body.ops[-1] if body.ops else None
         carries = body.args[len(body.args) - len(names) :]
@@ -211,9 +213,9 @@ class Emitter:
         if pairs:
             self.writer.line(f"{', '.join(n for n, _ in pairs)} = {', '.join(t for _, t in pairs)}", loc)
 
-    def _fold(self, op: Fold, wish: tuple[str, ...]) -> None:
+    def _fold(self, op: Fold, variables: tuple[str, ...]) -> None:
         index, *carries = op.body.args
-        names = self._carry(carries, op.inits, wish, op.loc)
+        names = self._carry(carries, op.inits, variables, op.loc)
         self._bind_values(carries, names)
         first, last = self._bounds(op)
         name = self.names.fresh(index.name)
@@ -225,7 +227,7 @@ class Emitter:
                     f"{name} = {last} - 1 - {step}" if first == "0" else f"{name} = {first} + {last} - 1 - {step}"
                 )
             self._env[index] = Expr(name, ())
-            self._carry_on(op.body, names)
+            self._assign_carry_early(op.body, names)
             self._block(op.body)
             self._assign(names, op.body.results, op.loc)
         self._bind_values(op.results, names)
@@ -237,7 +239,7 @@ class Emitter:
         return self._named("first", first), self._named("last", last)
 
     def _tiles(self, op: Fold, value: Value, up: bool) -> str:
-        """A bound in tiles: those before it, or those that begin before it."""
+        """A bound in tiles: the number of whole tiles before it, or (`up`) of tiles that begin before it."""
         x, block, extent = self._env[value], op.axis.block, op.axis.extent
         if x.number is not None:
             number = int(x.number)
@@ -252,18 +254,18 @@ class Emitter:
         text = text if interval.high <= extent else f"tl.minimum({text}, {extent})"
         return f"tl.cdiv({text}, {block})" if up else f"{text} // {block}"
 
-    def _named(self, wish: str, text: str) -> str:
-        return text if text.isdigit() or text.isidentifier() else self.bind(wish, text)
+    def _named(self, hint: str, text: str) -> str:
+        return text if text.isdigit() or text.isidentifier() else self.bind(hint, text)
 
-    def _while(self, op: While, wish: tuple[str, ...]) -> None:
-        names = self._carry(op.body.args, op.operands, wish, op.loc)
+    def _while(self, op: While, variables: tuple[str, ...]) -> None:
+        names = self._carry(op.body.args, op.operands, variables, op.loc)
         self._bind_values(op.condition.args, names)
         self._bind_values(op.body.args, names)
         go = self.names.fresh("go")
         self._condition(op, go)
         self.writer.line(f"while {go}:", op.loc)
         with self.writer.indented():
-            self._carry_on(op.body, names)
+            self._assign_carry_early(op.body, names)
             self._block(op.body)
             self._assign(names, op.body.results, op.loc)
             self._condition(op, go)
@@ -273,13 +275,13 @@ class Emitter:
         (condition,) = self._block(op.condition)
         self.writer.line(f"{go} = {whole(condition, op.condition.results[0].tile)}", op.loc)
 
-    def _switch(self, op: Switch, wish: tuple[str, ...]) -> None:
+    def _switch(self, op: Switch, variables: tuple[str, ...]) -> None:
         if len(op.regions) == 1:
             self._ops(op.regions[0])
             self._env.update((r, self._env[v]) for r, v in zip(op.results, op.regions[0].results, strict=True))
             return
-        wishes = wish if len(wish) == len(op.results) else ["chosen"] * len(op.results)
-        names = [self.names.fresh(w) for w in wishes]
+        hints = variables if len(variables) == len(op.results) else ["chosen"] * len(op.results)
+        names = [self.names.fresh(w) for w in hints]
         index = self._env[op.operands[0]].operand
         for number, region in enumerate(op.regions):
             test = f"if {index} <= 0:" if number == 0 else f"elif {index} == {number}:"

@@ -30,7 +30,7 @@ class Host(Protocol):
         """The expression of a value."""
         ...
 
-    def bind(self, wish: str, text: str) -> str:
+    def bind(self, hint: str, text: str) -> str:
         """The variable of an expression."""
         ...
 
@@ -104,15 +104,15 @@ class Memory:
         """Emit the pointers to the program's own partial sums, in front of the body."""
         grid, indices = self._func.grid, self._func.body.args
         for param, axes in self._partial_sums.items():
-            slot = ""
+            partial = ""
             for n in axes:
                 if grid[n] > 1:
                     index = host.expr(indices[n]).text
-                    slot = f"({slot}) * {grid[n]} + {index}" if slot else index
-            if slot:
+                    partial = f"({partial}) * {grid[n]} + {index}" if partial else index
+            if partial:
                 size = prod(param.ref.shape)
                 wide = ".to(tl.int64)" if size * prod(grid[n] for n in axes) >= 2**31 else ""
-                place = f"{slot if slot.isidentifier() else f'({slot})'}{wide} * {size}"
+                place = f"{partial if partial.isidentifier() else f'({partial})'}{wide} * {size}"
                 self._pointers[param] = host.bind(f"{param.name}_slot", f"{self._pointers[param]} + {place}")
 
     # --- accesses ---

@@ -21,9 +21,9 @@ class Names:
     def __init__(self) -> None:
         self._used: set[str] = set()
 
-    def fresh(self, wish: str) -> str:
-        """A name like `wish`, with a number behind it if `wish` is taken."""
-        base = re.sub(r"[\W_]+", "_", wish, flags=re.ASCII).strip("_") or "x"
+    def fresh(self, hint: str) -> str:
+        """A name like `hint`, with a number behind it if `hint` is taken."""
+        base = re.sub(r"[\W_]+", "_", hint, flags=re.ASCII).strip("_") or "x"
         base = f"x{base}" if base[0].isdigit() else base
         name, number = base, 1
         while name in self._used or name in _TAKEN or keyword.iskeyword(name) or reserved(name):

@@ -29,7 +29,7 @@ def _print_in_the_users_format(triton: TritonInterpreter) -> None:
         if printed["last"]:
             operands = [self.printed.get(number) for number in range(1 + max(self.printed, default=-1))]
             self.printed.clear()
-            print(printed["format"].format(*operands))  # noqa: T201 -- what it is for
+            print(printed["format"].format(*operands))  # noqa: T201 -- its purpose
 
     builder.create_print = create_print
 

@@ -83,7 +83,7 @@ def _check_dtype(value: Value, chip: Chip) -> None:
 
 def _check_atomic(op: Atomic, chip: Chip) -> None:
     if op.ref.ref.role == "sum":
-        return  # each program adds to a slot of its own
+        return  # each program adds to a partial sum of its own
     dtype = op.ref.ref.dtype
     available = list(_atomic_dtypes(op, chip))
     if dtype not in available:

@@ -205,7 +205,7 @@ def _digits(boxes: Sequence[Window]) -> tuple[list[int], list[int | None]]:
 
 
 def _order(owner: Sequence[int | None]) -> tuple[list[int], tuple[int, ...]]:
-    """The permutation that brings the batched axes to the front, ascending; and those axes."""
+    """The permutation that brings the batched axes to the front, ascending; and these axes."""
     batched = sorted((axis, d) for d, axis in enumerate(owner) if axis is not None)
     lanes = [d for d, axis in enumerate(owner) if axis is None]
     return [*(d for _, d in batched), *lanes], tuple(axis for axis, _ in batched)

@@ -126,7 +126,7 @@ class _Varying:
                 self.of.update(dict.fromkeys(op.results, axes))
 
     def _loop(self, op: Op, inits: tuple[Value, ...], carries: tuple[Value, ...]) -> None:
-        """Carries depend on what their initial and their next values depend on: repeat until nothing changes."""
+        """Propagate dependences through a loop: from initial values and yields to carries, until nothing changes."""
         now = [self._union((v,)) for v in inits]
         while True:
             for region in op.regions:
