@@ -1,0 +1,82 @@
+"""Faults in calls, their derivatives, and the prebuilt kernels."""
+
+from tests.mutants.mutant import Mutant
+
+_ATTENTION = (
+    "tests/kernels/flash_attention/test_kernel.py",
+    "tests/kernels/flash_attention/test_large_logits.py",
+    "tests/kernels/flash_attention/test_derivatives.py",
+)
+
+MUTANTS = (
+    Mutant(
+        "meshes: cotangents do not vary over the axes of their operands",
+        "tilekern/_meshes.py",
+        "return _varying(value, missing) if missing else value",
+        "return value",
+        ("tests/meshes",),
+    ),
+    Mutant(
+        "ragged_dot: the first row of a group is the last of the one before",
+        "kernels/ragged_dot/kernel.py",
+        "mine = (i.indices >= begin)",
+        "mine = (i.indices > begin)",
+        ("tests/kernels/ragged_dot",),
+    ),
+    Mutant(
+        "cross_entropy: an infinite logit gives NaN",
+        "kernels/cross_entropy/kernel.py",
+        "base = jnp.where(jnp.abs(grown) == jnp.inf, 0, grown)",
+        "base = grown",
+        ("tests/kernels/cross_entropy",),
+    ),
+    Mutant(
+        "vmap: an operand that runs share gets one cotangent",
+        "tilekern/kernel/derivatives.py",
+        "return cotangent.sum(axis=0) if dim is None",
+        "return cotangent[0] if dim is None",
+        ("tests/kernel/test_derivatives.py", "tests/test_vmap.py"),
+    ),
+    Mutant(
+        "jvp: the tangent of a linear operand is left out",
+        "tilekern/kernel/derivatives.py",
+        "total = [m if t is None else t if m is None else t + m",
+        "total = [m if t is None else t",
+        ("tests/kernel/test_derivatives.py",),
+    ),
+    Mutant(
+        "packed: the last of an odd number of 4-bit numbers is cut off",
+        "tilekern/kernel/packed.py",
+        "[..., : wanted.shape[-1]]",
+        "[..., : wanted.shape[-1] // 2 * 2]",
+        ("tests/lang/test_four_bits.py",),
+    ),
+    Mutant(
+        "attention: the softmax is scaled before the maximum is subtracted",
+        "kernels/flash_attention/scores.py",
+        "jnp.exp2((logits - self.rows(rows.largest)) * self.factor - self.rows(rows.log_sum))",
+        "jnp.exp2(logits * self.factor - self.rows(rows.largest * self.factor) - self.rows(rows.log_sum))",
+        _ATTENTION,
+    ),
+    Mutant(
+        "attention: the diagonal is masked",
+        "kernels/flash_attention/scores.py",
+        "found = found & (rows >= columns)",
+        "found = found & (rows > columns)",
+        _ATTENTION,
+    ),
+    Mutant(
+        "attention: the softcap has no derivative",
+        "kernels/flash_attention/scores.py",
+        "            (ds,) = pull(ds)\n",
+        "",
+        _ATTENTION,
+    ),
+    Mutant(
+        "norms: the gradient of a long row leaves out a share",
+        "kernels/norms.py",
+        "products = products + (g * s).sum(axis=1) + shift * shift_g * between",
+        "products = products + (g * s).sum(axis=1)",
+        ("tests/kernels/rms_norm", "tests/kernels/layer_norm", "tests/kernels/test_derivatives.py"),
+    ),
+)
