@@ -50,7 +50,9 @@ def cast_like(found: Sequence[Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(None if f is None else f.astype(x.dtype) for f, x in zip(found, arrays, strict=True))
 
 
-def derive(kernel: Any, definition: Callable[..., Any], backward: Callable[..., Any]) -> tuple[tk.Op, tk.Op]:
+def derive(
+    kernel: Any, definition: Callable[..., Any], backward: Callable[..., Any]
+) -> tuple[tk.CustomOp, tk.CustomOp]:
     """State the derivatives of a kernel whose one result is like its first input.
 
     Args:

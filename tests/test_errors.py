@@ -57,6 +57,17 @@ def test_who_catches_what() -> None:
     assert not issubclass(VerifyError, TraceError)
 
 
+def test_every_error_says_so_in_its_name() -> None:
+    assert not [kind.__name__ for kind in EVERY if not kind.__name__.endswith("Error")]
+
+
+def test_an_old_name_is_the_new_class_and_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="OutOfBounds is now OutOfBoundsError"):
+        assert errors.OutOfBounds is errors.OutOfBoundsError
+    with pytest.raises(AttributeError, match="no attribute 'InBounds'"):
+        _ = errors.InBounds
+
+
 def test_errors_cross_processes() -> None:
     """pytest-xdist and multiprocessing pickle them."""
     error = IndexingError("an index is wrong", expected="an integer", got="x = 1", fix="use one")

@@ -13,6 +13,9 @@ Errors find the user's line by themselves (`source.current`). `assert` is for bu
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 from tilekern import source
 
 
@@ -121,23 +124,23 @@ class InterpreterError(TilekernError):
     """Base of the faults that only the interpreter sees; `loc` is the line of the access."""
 
 
-class OutOfBounds(InterpreterError):
+class OutOfBoundsError(InterpreterError):
     """An access that was proved to be in bounds was not: a bug of the compiler."""
 
 
-class Unwritten(InterpreterError):
+class UnwrittenError(InterpreterError):
     """An element of an output was never stored, or was loaded before it was stored."""
 
 
-class WriteConflict(InterpreterError):
+class WriteConflictError(InterpreterError):
     """Two programs stored the same element."""
 
 
-class DeviceAssertion(InterpreterError):
+class DeviceAssertionError(InterpreterError):
     """A `tk.device_assert` does not hold."""
 
 
-class OrderDependence(InterpreterError):
+class OrderDependenceError(InterpreterError):
     """The result depends on the order in which programs run."""
 
 
@@ -150,3 +153,16 @@ class VerifyError(TilekernError):
 
 class ParseError(TilekernError, ValueError):
     """A text is not the text form of a Func."""
+
+
+# --- old names, until the next version --------------------------------------------------------------------------------
+
+_OLD = ("OutOfBounds", "Unwritten", "WriteConflict", "OrderDependence", "DeviceAssertion")
+
+
+def __getattr__(name: str) -> Any:
+    """The class of an old name, with a DeprecationWarning."""
+    if name not in _OLD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"tilekern.errors.{name} is now {name}Error", DeprecationWarning, stacklevel=2)
+    return globals()[f"{name}Error"]

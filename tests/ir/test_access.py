@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ir.funcs import assert_same
-from tilekern.errors import VerifyError, WriteConflict
+from tilekern.errors import VerifyError, WriteConflictError
 from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.compute import splat
 from tilekern.ir.control import Fold
@@ -186,7 +186,7 @@ def test_stores_write_the_lanes_that_the_access_means(case: Case) -> None:
     array, expected = case.array.reshape(case.own), expected.reshape(case.own)
     for variant in (func, run(func, check=True)):
         if any(len(programs) > 1 for programs in owners.values()):
-            with pytest.raises(WriteConflict):
+            with pytest.raises(WriteConflictError):
                 interpret(variant, array, NUMBERS)
         else:
             assert_same(interpret(variant, array, NUMBERS)[0], expected)

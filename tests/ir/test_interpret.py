@@ -25,7 +25,14 @@ from tests.ir.funcs import (
     tile,
     whole,
 )
-from tilekern.errors import ArgumentError, InterpreterError, OrderDependence, OutOfBounds, Unwritten, WriteConflict
+from tilekern.errors import (
+    ArgumentError,
+    InterpreterError,
+    OrderDependenceError,
+    OutOfBoundsError,
+    UnwrittenError,
+    WriteConflictError,
+)
 from tilekern.ir.core import Array, Axis, Func, Op, Value, cdiv
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.interpret import interpret
@@ -230,7 +237,7 @@ def test_a_planted_proof_of_bounds_is_found_wrong(storing: bool, position: int, 
         b.load(out, *lanes, mask=off)
         return b.count
 
-    message = fault(OutOfBounds, *kernel_of(body, (3, 5), 1))
+    message = fault(OutOfBoundsError, *kernel_of(body, (3, 5), 1))
     for part in ("dim 1 of out", "0 <= index < 5", f"index={index}"):
         assert part in message
 
@@ -240,7 +247,7 @@ def test_an_element_that_nobody_stores() -> None:
         b.store(out, b.const(0, (), F32), at(i), at(b.const(0)))
         return 1000  # of the kernel: there is no access to blame
 
-    message = fault(Unwritten, *kernel_of(body, (4, 2)))
+    message = fault(UnwrittenError, *kernel_of(body, (4, 2)))
     assert "out[0, 1] is never stored" in message and "4 of 8 elements" in message
 
 
@@ -249,7 +256,7 @@ def test_a_load_of_what_nobody_stores() -> None:
         b.store(out, b.load(out, at(i)), at(i, const=99))
         return b.count - 1
 
-    assert "out[0] is loaded and never stored" in fault(Unwritten, *kernel_of(body))
+    assert "out[0] is loaded and never stored" in fault(UnwrittenError, *kernel_of(body))
 
 
 def test_a_load_before_the_programs_own_store() -> None:
@@ -257,7 +264,7 @@ def test_a_load_before_the_programs_own_store() -> None:
         b.store(out, b.load(out, at(i)), at(i))
         return b.count - 1
 
-    assert "out[0] is loaded before it is stored" in fault(Unwritten, *kernel_of(body))
+    assert "out[0] is loaded before it is stored" in fault(UnwrittenError, *kernel_of(body))
 
 
 def test_masked_lanes_are_not_loaded() -> None:
@@ -285,7 +292,7 @@ def test_two_programs_store_one_element(shift: int) -> None:
         last = b.store(out, b.const(0, (), F32), at(i, const=shift))
         return last if shift == -1 else line
 
-    message = fault(WriteConflict, *kernel_of(body))
+    message = fault(WriteConflictError, *kernel_of(body))
     assert "two programs store out[" in message
 
 
@@ -303,7 +310,7 @@ def test_a_load_of_what_another_program_stores(shift: int, store_first: bool) ->
             b.store(out, b.const(0, (), F32), at(i))
         return line
 
-    message = fault(OrderDependence, *kernel_of(body), orders=1)
+    message = fault(OrderDependenceError, *kernel_of(body), orders=1)
     assert "loads out[" in message and "which another program stores" in message
 
 
@@ -316,7 +323,7 @@ def test_a_load_between_two_stores_by_others_is_the_readers_fault() -> None:
         b.store(out, b.const(0, (), F32), at(i))
         return line
 
-    fault(OrderDependence, *kernel_of(body))
+    fault(OrderDependenceError, *kernel_of(body))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -346,7 +353,7 @@ def test_results_that_differ_between_orders(order: int) -> None:
     if order == 1:
         np.testing.assert_array_equal(run(kernel, orders=1), np.zeros(4))
     else:
-        assert "%out depends on the order" in fault(OrderDependence, kernel, line)
+        assert "%out depends on the order" in fault(OrderDependenceError, kernel, line)
 
 
 def test_the_orders_are_shuffled_by_the_seed() -> None:
@@ -376,7 +383,7 @@ def test_poison(name: str) -> None:
     def body(b: Source) -> None:
         b.op(Spy, b.load(out, whole(2)), see=lambda x: found.append(x) or x)
 
-    with pytest.raises(Unwritten):
+    with pytest.raises(UnwrittenError):
         interpret(func("f", (out,), (), body))
     (x,) = found
     if kind_of(x.dtype) == "float":

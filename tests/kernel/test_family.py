@@ -12,7 +12,7 @@ import pytest
 
 import tilekern as tk
 from tests.lang.checks import both, check, like_first, numbers, refused
-from tilekern.errors import ArgumentError, OutputError, Unwritten
+from tilekern.errors import ArgumentError, OutputError, UnwrittenError
 
 X = numbers(6)
 
@@ -192,7 +192,7 @@ def test_an_element_that_is_never_stored() -> None:
         i = tk.parallel(6, 4)
         out[i] = x[i]
 
-    with pytest.raises(Unwritten, match=r"out\[8\] is never stored") as raised:
+    with pytest.raises(UnwrittenError, match=r"out\[8\] is never stored") as raised:
         tk.interpret(f.trace(X))(X)
     assert raised.value.loc.function == "f"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tests.lang.checks import COMPILED, WIDE, both, check, interpreted, like_first, numbers, refused
-from tilekern.errors import InterpreterError, OrderDependence, OutputError, WriteConflict
+from tilekern.errors import InterpreterError, OrderDependenceError, OutputError, WriteConflictError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 INTEGERS = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
@@ -248,7 +248,7 @@ def test_updates_of_two_kinds() -> None:
         out.at[0].max(x[i])
         out.at[0].min(x[i])  # <-
 
-    found(OrderDependence, "out[0] is updated atomically, and loaded or updated in another way", f, X)
+    found(OrderDependenceError, "out[0] is updated atomically, and loaded or updated in another way", f, X)
 
 
 def test_updates_of_two_kinds_of_different_elements() -> None:
@@ -268,7 +268,7 @@ def test_a_store_to_what_is_updated() -> None:
         out.at[0].max(x[i])
         out[i] = x[i]  # <-
 
-    found(WriteConflict, "out[0] is stored and updated atomically", f, X)
+    found(WriteConflictError, "out[0] is stored and updated atomically", f, X)
 
 
 def test_an_update_of_what_is_stored() -> None:
@@ -278,7 +278,7 @@ def test_an_update_of_what_is_stored() -> None:
         out[i] = x[i]
         out.at[i].max(x[i])  # <-
 
-    found(WriteConflict, "out[0] is stored and updated atomically", f, X)
+    found(WriteConflictError, "out[0] is stored and updated atomically", f, X)
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -296,7 +296,7 @@ def test_a_load_of_what_is_updated(early: bool) -> None:
         out[i] = total[0] + x[i]  # <-
 
     summary = "total[0] is updated atomically, and loaded or updated in another way"
-    found(OrderDependence, summary, before if early else after, X)
+    found(OrderDependenceError, summary, before if early else after, X)
 
 
 def test_a_donated_input_that_another_program_overwrites() -> None:
@@ -305,7 +305,7 @@ def test_a_donated_input_that_another_program_overwrites() -> None:
         i = tk.parallel(6)
         x[i] = x[tk.ds(i + 1, 1)][0]  # <-
 
-    found(OrderDependence, "which another program stores", f, X)
+    found(OrderDependenceError, "which another program stores", f, X)
 
 
 def test_two_programs_store_an_element_that_starts_at_zero() -> None:
@@ -314,4 +314,4 @@ def test_two_programs_store_an_element_that_starts_at_zero() -> None:
         i = tk.parallel(6)
         out[i // 2] = x[i]  # <-
 
-    found(WriteConflict, "two programs store out[0]", f, X)
+    found(WriteConflictError, "two programs store out[0]", f, X)

@@ -14,7 +14,7 @@ from jax import lax
 
 import tilekern as tk
 from tests.lang.checks import check, interpreted, kernel, like_first, numbers, refused
-from tilekern.errors import ArgumentError, CarryError, DeviceAssertion, TraceError
+from tilekern.errors import ArgumentError, CarryError, DeviceAssertionError, TraceError
 from tilekern.ir.control import Hoist
 from tilekern.ir.core import Func
 
@@ -363,7 +363,7 @@ def test_prints_in_transformed_functions(transform: str, capfd: pytest.CaptureFi
 
     assert printed(f, capfd, X) == {str(X)}
     check(f, X, oracle=2 * X * X)
-    with pytest.raises(DeviceAssertion, match="too large"):
+    with pytest.raises(DeviceAssertionError, match="too large"):
         interpreted(f, X + 95)
 
 
@@ -431,7 +431,7 @@ def test_an_assertion_that_holds() -> None:
 
 
 def test_an_assertion_that_does_not_hold_in_the_interpreter() -> None:
-    with pytest.raises(DeviceAssertion, match="an element is too large") as caught:
+    with pytest.raises(DeviceAssertionError, match="an element is too large") as caught:
         interpreted(checked, X + 5)
     assert 'tk.device_assert((x[i] < 10) | ~i.valid, "an element is too large")' in caught.value.loc.snippet()
 
@@ -457,7 +457,7 @@ def test_an_assertion_without_a_message() -> None:
         tk.device_assert(x[...] > 1)
         out[...] = 0
 
-    with pytest.raises(DeviceAssertion, match="the assertion does not hold"):
+    with pytest.raises(DeviceAssertionError, match="the assertion does not hold"):
         interpreted(f, X)
 
 

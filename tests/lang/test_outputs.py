@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import tilekern as tk
 from tests.ir.funcs import assert_same
 from tests.lang.checks import COMPILED, check, interpreted, numbers, refused
-from tilekern.errors import ArgumentError, OutputError, Unwritten
+from tilekern.errors import ArgumentError, OutputError, UnwrittenError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 X = numbers(6)
@@ -213,5 +213,5 @@ def test_only_plain_outputs_must_be_stored() -> None:
     def f(x, zeros, sums, out):
         out[1:] = x[1:]
 
-    with pytest.raises(Unwritten, match=r"out\[0\] is never stored"):
+    with pytest.raises(UnwrittenError, match=r"out\[0\] is never stored"):
         interpreted(f, X)

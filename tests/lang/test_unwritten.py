@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tests.lang.checks import WIDE, check, kernel, like_first, numbers, refused
-from tilekern.errors import OutputError, TilekernError, Unwritten
+from tilekern.errors import OutputError, TilekernError, UnwrittenError
 
 X = numbers(8)
 REFUSED = "out is loaded before anything is stored to it"
@@ -281,11 +281,11 @@ def test_what_is_refused_the_interpreter_refuses(steps: Any) -> None:
         traced = f.trace(x)
     except OutputError as error:
         assert REFUSED in error.summary
-        with pytest.raises(Unwritten), pytest.MonkeyPatch.context() as patch:
+        with pytest.raises(UnwrittenError), pytest.MonkeyPatch.context() as patch:
             patch.setattr("tilekern.lang.trace.check_loads", lambda func: None)
             tk.interpret(f.trace(x))(x)
         return
     try:
         tk.interpret(traced)(x)
     except TilekernError as error:
-        assert type(error) is Unwritten
+        assert type(error) is UnwrittenError

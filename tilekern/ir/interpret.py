@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from tilekern import source
-from tilekern.errors import ArgumentError, DeviceAssertion, OrderDependence, OutOfBounds, Unwritten, WriteConflict
+from tilekern.errors import (
+    ArgumentError,
+    DeviceAssertionError,
+    OrderDependenceError,
+    OutOfBoundsError,
+    UnwrittenError,
+    WriteConflictError,
+)
 from tilekern.ir.compute import ufunc
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Block, Func, Op, Value
@@ -32,12 +39,12 @@ def interpret(func: Func, *arrays: Any, orders: int = 2, seed: int = 0) -> tuple
 
     Raises:
       ArgumentError: the arrays do not fit the inputs.
-      OutOfBounds: a dim proved in bounds has a lane outside.
-      Unwritten: an element of an output is never stored, or is loaded before its program stores it.
-      WriteConflict: two programs store one element, or it is both stored and updated atomically.
-      OrderDependence: a program loads an element that another stores, or two orders give different results; an element
-        is updated atomically, and loaded or updated in another way.
-      DeviceAssertion: a program asserts what does not hold.
+      OutOfBoundsError: a dim proved in bounds has a lane outside.
+      UnwrittenError: an element of an output is never stored, or is loaded before its program stores it.
+      WriteConflictError: two programs store one element, or it is both stored and updated atomically.
+      OrderDependenceError: a program loads an element that another stores, or two orders give different results; an
+        element is updated atomically, and loaded or updated in another way.
+      DeviceAssertionError: a program asserts what does not hold.
     """
     inputs = _check(func, arrays)
     programs = list(enumerate(product(*map(range, func.grid))))
@@ -48,7 +55,7 @@ def interpret(func: Func, *arrays: Any, orders: int = 2, seed: int = 0) -> tuple
         for param, first, second in zip(func.outputs, outputs, again, strict=True):
             if first.tobytes() != second.tobytes():
                 with source.at(func.loc):
-                    raise OrderDependence(f"the result %{param.name} depends on the order in which programs run")
+                    raise OrderDependenceError(f"the result %{param.name} depends on the order in which programs run")
     return outputs
 
 
@@ -109,7 +116,7 @@ class _Output:
         owner = self._owner[where]
         if (foreign := (owner != program) & (owner != _NOBODY)).any():
             with source.at(loc):
-                raise WriteConflict(f"two programs store {self._element(where[foreign][0])}")
+                raise WriteConflictError(f"two programs store {self._element(where[foreign][0])}")
         self._check_not_both(where[self._updated[where] != ""], loc)
         if (early := (owner == _NOBODY) & (self._read[where] != _NOBODY)).any():
             element = where[early][0]
@@ -152,25 +159,25 @@ class _Output:
     def _check_not_both(self, elements: Array, loc: Loc) -> None:
         if elements.size:
             with source.at(loc):
-                raise WriteConflict(f"{self._element(elements[0])} is stored and updated atomically")
+                raise WriteConflictError(f"{self._element(elements[0])} is stored and updated atomically")
 
     def _raise_mixed(self, element: int, loc: Loc) -> None:
         with source.at(loc):
-            raise OrderDependence(
+            raise OrderDependenceError(
                 f"{self._element(element)} is updated atomically, and loaded or updated in another way",
                 expected="updates of one kind only",
             )
 
     def _raise_dependence(self, element: int, loc: Loc) -> None:
         with source.at(loc):
-            raise OrderDependence(
+            raise OrderDependenceError(
                 f"a program loads {self._element(element)}, which another program stores",
                 expected="loads of what the same program stored before",
             )
 
     def _raise_unwritten(self, summary: str, loc: Loc, got: str = "") -> None:
         with source.at(loc):
-            raise Unwritten(summary, expected="every element of an output stored once", got=got)
+            raise UnwrittenError(summary, expected="every element of an output stored once", got=got)
 
 
 class _Program:
@@ -208,7 +215,7 @@ class _Program:
             case Assert():
                 if not np.all(self._values[op.operands[0]]):
                     with source.at(op.loc):
-                        raise DeviceAssertion(op.message)
+                        raise DeviceAssertionError(op.message)
                 return []
             case Fold():
                 return self._fold(op)
@@ -263,7 +270,7 @@ class _Program:
             inside = (indices >= 0) & (indices < length)
             if dim.in_bounds and not inside.all():
                 with source.at(op.loc):
-                    raise OutOfBounds(
+                    raise OutOfBoundsError(
                         f"a lane of dim {number} of {op.ref.name}, proved in bounds, is not",
                         expected=f"0 <= index < {length}",
                         got=f"index={np.extract(~inside, indices)[0]}",

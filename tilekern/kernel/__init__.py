@@ -13,7 +13,7 @@ from tilekern.kernel.declared import Declared, required
 from tilekern.kernel.definition import Definition
 from tilekern.kernel.interface import of_call
 from tilekern.kernel.kernel_family import KernelFamily
-from tilekern.kernel.op import Op, op
+from tilekern.kernel.op import CustomOp, op
 from tilekern.kernel.op_stages import CompiledOp, LoweredOp, TracedOp
 from tilekern.kernel.results import Sum, Zeros
 from tilekern.kernel.signature import Block, Signature
@@ -25,10 +25,10 @@ __all__ = [
     "Block",
     "Compiled",
     "CompiledOp",
+    "CustomOp",
     "Kernel",
     "Lowered",
     "LoweredOp",
-    "Op",
     "Signature",
     "Sum",
     "Traced",

@@ -17,7 +17,7 @@ from tilekern.primitive import call
 
 def op(
     function: None = None, /, *, out_type: Callable[..., Any] | None = None, linear: tuple[str, ...] = ()
-) -> Callable[[Callable[..., Any]], Op]:
+) -> Callable[[Callable[..., Any]], CustomOp]:
     """Make an op of a JAX function: traced for each target, with that target's blocks, when it is lowered.
 
     The function takes pytrees of arrays and static keyword-only arguments like a kernel, and returns arrays of the
@@ -37,10 +37,10 @@ def op(
       >>> total(jnp.ones(8))
       Array(8., dtype=float32)
     """
-    return partial(Op, required("op", function, out_type), linear)
+    return partial(CustomOp, required("op", function, out_type), linear)
 
 
-class Op(Declared):
+class CustomOp(Declared):
     """An op, made by `op`: call it like a function of arrays, inside or outside of `jax.jit`."""
 
     def __init__(self, out_type: Callable[..., Any], linear: tuple[str, ...], function: Callable[..., Any]) -> None:

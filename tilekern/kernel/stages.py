@@ -44,10 +44,10 @@ class Traced:
         It is slow and strict: it finds errors that no accelerator reports. The outputs are NumPy arrays.
 
         Raises:
-          tilekern.errors.Unwritten: an output element is never stored, or loaded before it is.
-          tilekern.errors.WriteConflict: two programs store the same element.
-          tilekern.errors.OrderDependence: the result depends on the order in which programs run.
-          tilekern.errors.OutOfBounds: an access left an array: a bug of the compiler.
+          tilekern.errors.UnwrittenError: an output element is never stored, or loaded before it is.
+          tilekern.errors.WriteConflictError: two programs store the same element.
+          tilekern.errors.OrderDependenceError: the result depends on the order in which programs run.
+          tilekern.errors.OutOfBoundsError: an access left an array: a bug of the compiler.
 
         Example:
           >>> import jax, jax.numpy as jnp, tilekern as tk

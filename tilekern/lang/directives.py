@@ -108,7 +108,8 @@ def debug_print(format: str, *values: Any) -> None:
 def device_assert(condition: Any, message: str = "the assertion does not hold") -> None:
     """Stop the kernel with `message` unless all of `condition`, a bool tile, holds.
 
-    `tk.interpret` raises `tilekern.errors.DeviceAssertion` with the line; compiled programs fail with an error of JAX.
+    `tk.interpret` raises `tilekern.errors.DeviceAssertionError` with the line; compiled programs fail with an error of
+    JAX.
     """
     trace, loc = state.current("tk.device_assert"), source.of_stack()
     predicate = _bool(condition, "the condition of tk.device_assert")

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from tilekern import source
-from tilekern.errors import DeviceAssertion
+from tilekern.errors import DeviceAssertionError
 from tilekern.ir.debug import Assert, Print
 
 
@@ -24,4 +24,4 @@ def callback_of(op: Print | Assert) -> Callable[..., None]:
 def _check(op: Assert, predicate: Any) -> None:
     if not np.all(predicate):
         with source.at(op.loc):
-            raise DeviceAssertion(op.message)
+            raise DeviceAssertionError(op.message)

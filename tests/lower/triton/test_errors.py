@@ -15,7 +15,7 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import kernel, like_first, marked_line, numbers, refused
 from tilekern import _jax
-from tilekern.errors import CompileError, DependencyError, DeviceAssertion, ResourceError, TargetError
+from tilekern.errors import CompileError, DependencyError, DeviceAssertionError, ResourceError, TargetError
 from tilekern.lower.triton import interpret as interpreter
 from tilekern.lower.triton.compile import compile_program as compiler
 
@@ -243,7 +243,7 @@ def test_an_assertion_that_does_not_hold() -> None:
 
     lowered = roots.trace(X).lower("cuda:sm_90")
     np.testing.assert_array_equal(lowered.interpret(X**2), X)
-    with pytest.raises(DeviceAssertion, match="a negative number has no root") as caught:
+    with pytest.raises(DeviceAssertionError, match="a negative number has no root") as caught:
         lowered.interpret(-X)
     assert "of the generated source: tl.device_assert(" in caught.value.got
     assert (caught.value.loc.file, caught.value.loc.line) == (__file__, line_of(roots))

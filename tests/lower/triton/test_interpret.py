@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tests.lower.triton.sources import LOC, program, result, run
 from tilekern.errors import (
     DependencyError,
-    DeviceAssertion,
+    DeviceAssertionError,
     InterpreterError,
-    OutOfBounds,
-    Unwritten,
-    WriteConflict,
+    OutOfBoundsError,
+    UnwrittenError,
+    WriteConflictError,
 )
 from tilekern.ir.types import DTYPES
 from tilekern.lower.triton import interpret as module
@@ -178,7 +178,7 @@ def test_a_descriptor_must_be_aligned() -> None:
     ],
 )
 def test_a_lane_outside_is_an_error_that_names_it(body: str, summary: str, got: str) -> None:
-    with pytest.raises(OutOfBounds) as caught:
+    with pytest.raises(OutOfBoundsError) as caught:
         interpret(copy(body), [X])
     assert summary in caught.value.summary and got in caught.value.got
     last = body.splitlines()[-1]
@@ -197,24 +197,24 @@ def test_a_mask_that_lets_one_lane_out_is_found(length: int, shift: int) -> None
     if shift == 0 or (shift > 0 and length % 32 == 0):
         interpret(p, [x])
         return
-    with pytest.raises(OutOfBounds if shift > 0 else Unwritten):
+    with pytest.raises(OutOfBoundsError if shift > 0 else UnwrittenError):
         interpret(p, [x])
 
 
 def test_an_element_that_nobody_stores_is_an_error() -> None:
-    with pytest.raises(Unwritten, match="element 0 of y0 is never stored") as caught:
+    with pytest.raises(UnwrittenError, match="element 0 of y0 is never stored") as caught:
         run("i = tl.arange(0, 64)\ntl.store(y0 + i + 1, 0.0)", [], [result([100], "f32")])
     assert "36 of 100 elements" in caught.value.got and caught.value.loc == LOC
 
 
 def test_programs_do_not_store_the_same_element() -> None:
-    with pytest.raises(WriteConflict, match="two programs store element 3 of y0") as caught:
+    with pytest.raises(WriteConflictError, match="two programs store element 3 of y0") as caught:
         run("tl.store(y0 + 3, 1.0)", [], [result([4], "f32", zeroed=True)], programs=2)
     assert "program 1, and program 0 before it" in caught.value.got
 
 
 def test_a_program_stores_to_results_only() -> None:
-    with pytest.raises(WriteConflict, match="writes to x0"):
+    with pytest.raises(WriteConflictError, match="writes to x0"):
         interpret(copy("tl.store(x0, 1.0)"), [X])
 
 
@@ -264,7 +264,7 @@ def test_an_error_in_a_function_is_at_its_line() -> None:
         def bad(x):
             return tl.load(x - 1)
     """
-    with pytest.raises(OutOfBounds, match=r"a load is outside x0") as caught:
+    with pytest.raises(OutOfBoundsError, match=r"a load is outside x0") as caught:
         run("tl.store(y0, bad(x0))", [X], [result([], "f32")], functions=functions)
     assert "line 7 of the generated source: return tl.load(x - 1)" in caught.value.got
 
@@ -282,7 +282,7 @@ def test_an_error_of_the_text_as_a_whole_shows_a_traceback() -> None:
 
 
 def test_an_assertion_has_its_message() -> None:
-    with pytest.raises(DeviceAssertion) as caught:
+    with pytest.raises(DeviceAssertionError) as caught:
         interpret(copy("tl.device_assert(tl.load(x0 + tl.arange(0, 4)) < 3, 'too large')"), [X])
     assert caught.value.summary == "too large" and caught.value.loc == LOC
 

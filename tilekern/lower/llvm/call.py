@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tilekern import _jax, _meshes, source
-from tilekern.errors import DeviceAssertion, TargetError
+from tilekern.errors import DeviceAssertionError, TargetError
 from tilekern.ir.debug import Assert
 from tilekern.lower.llvm.compile import toolchain
 from tilekern.lower.llvm.compile.loaded_code import LoadedCode
@@ -65,7 +65,7 @@ def _raise_failed(checks: tuple[Assert, ...], failed: jax.Array) -> None:
 def _raise(checks: tuple[Assert, ...], failed: Any) -> None:
     check = checks[len(checks) - int(failed)]
     with source.at(check.loc):
-        raise DeviceAssertion(check.message)
+        raise DeviceAssertionError(check.message)
 
 
 def _loaded(program: Program) -> LoadedCode:

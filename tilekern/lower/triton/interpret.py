@@ -45,10 +45,10 @@ def interpret(
       timeout: seconds after which a program counts as one that never ends.
 
     Raises:
-      OutOfBounds: an access is outside every array, or leaves the array of its other lanes.
-      Unwritten: an element of a result is never stored.
-      WriteConflict: two programs store one element, or a program stores to an input.
-      DeviceAssertion: a `tl.device_assert` does not hold.
+      OutOfBoundsError: an access is outside every array, or leaves the array of its other lanes.
+      UnwrittenError: an element of a result is never stored.
+      WriteConflictError: two programs store one element, or a program stores to an input.
+      DeviceAssertionError: a `tl.device_assert` does not hold.
       InterpreterError: the program is not valid Triton, does not end, or kills the interpreter.
       DependencyError: Triton is not installed, broken, or not of a supported version.
     """
@@ -95,7 +95,7 @@ def _raise(program: Program, fault: Header) -> None:
     number: int = fault["line"]
     got: str = fault["got"]
     summary: str = fault["summary"]
-    if fault["kind"] == "DeviceAssertion":
+    if fault["kind"] == "DeviceAssertionError":
         summary = program.messages.get(number, summary)  # in the generated text it has escapes
     if number:
         line = program.text.splitlines()[number - 1].strip()

@@ -169,7 +169,7 @@ def fails(call: Callable[[], Any]) -> tuple[type, str]:
     with pytest.raises(jax.errors.JaxRuntimeError) as caught:
         jax.block_until_ready(call())
         jax.effects_barrier()
-    return caught.type, str(caught.value)[str(caught.value).rindex("DeviceAssertion:") :].strip()
+    return caught.type, str(caught.value)[str(caught.value).rindex("DeviceAssertionError:") :].strip()
 
 
 @pytest.mark.parametrize(

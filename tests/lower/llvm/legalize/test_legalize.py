@@ -14,7 +14,7 @@ from tests.lower.llvm.funcs import func_of
 from tests.lower.llvm.machines import ALL, AVX2, BFLOAT16, NEON
 from tests.programs import Program
 from tests.programs.batches import check, sample
-from tilekern.errors import DeviceAssertion, VerifyError
+from tilekern.errors import DeviceAssertionError, VerifyError
 from tilekern.ir.compute import Convert, Dot, Reduce
 from tilekern.ir.core import Func, Op
 from tilekern.ir.debug import Assert
@@ -213,7 +213,7 @@ def test_an_assertion_is_of_one_bool(broken: int) -> None:
     (op,) = (op for op in legal.walk() if isinstance(op, Assert))
     assert is_legal(op, AVX2)
     x = np.where(np.arange(8).reshape(2, 4) < broken, np.nan, np.float32(1))
-    with pytest.raises(DeviceAssertion) if broken else nullcontext():
+    with pytest.raises(DeviceAssertionError) if broken else nullcontext():
         interpret(legal, x.astype(F32))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.lower.triton.running import program_of
-from tilekern.errors import DeviceAssertion
+from tilekern.errors import DeviceAssertionError
 from tilekern.ir.parse import parse
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.compile.compile_program import compile_program
@@ -78,6 +78,6 @@ func @f(%x: ref<f32[5], in>, %o: ref<f32[5], out>) {
 def test_assertions_have_the_users_message() -> None:
     program = program_of(parse(ASSERTS))
     run(program, [X[:5]])
-    with pytest.raises(DeviceAssertion) as caught:
+    with pytest.raises(DeviceAssertionError) as caught:
         run(program, [X[5:10]])
     assert caught.value.summary == 'a "small" number,\n%s große'

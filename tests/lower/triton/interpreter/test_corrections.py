@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lower.triton.sources import TILE, apply, assert_same, result, run
-from tilekern.errors import InterpreterError, OutOfBounds
+from tilekern.errors import InterpreterError, OutOfBoundsError
 from tilekern.ir.elementwise import TABLE
 from tilekern.ir.types import DTYPES, F32, F64, round_to
 from tilekern.lower.triton.dtypes import TRITON_DTYPES
@@ -47,7 +47,7 @@ def test_what_the_compiler_knows_ends_a_chain_of_conditions() -> None:
 
 def test_operands_of_and_are_all_evaluated() -> None:
     body = "n = tl.load(x0)\nif n > 5 and tl.load(x0 + n) > 0:\n    n = 0\ntl.store(y0, n)"
-    with pytest.raises(OutOfBounds):
+    with pytest.raises(OutOfBoundsError):
         run(body, [np.ones(1, np.int32)], [result([], "i32")])
 
 
@@ -318,7 +318,7 @@ def test_gather_stays_inside(index: int) -> None:
     if 0 <= index < 64:
         assert (apply(f"tl.gather(x, i * 0 + {index}, 0)", x) == index).all()
         return
-    with pytest.raises(OutOfBounds, match=r"tl.gather leaves the tile"):
+    with pytest.raises(OutOfBoundsError, match=r"tl.gather leaves the tile"):
         apply(f"tl.gather(x, i * 0 + {index}, 0)", x)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.ir.funcs import Source, edges
 from tests.lower.triton.legalize.meaning import assert_keeps, counting, hardware, one, several, shapes
 from tests.lower.triton.legalize.promises import assert_padded, ops_of
-from tilekern.errors import DeviceAssertion
+from tilekern.errors import DeviceAssertionError
 from tilekern.ir.compute import Dot, Monoid, Reduce, Select
 from tilekern.ir.core import Func, Value
 from tilekern.ir.debug import Assert
@@ -186,7 +186,7 @@ def test_added_lanes_fail_no_assertion() -> None:
     x = counting((5,), F32)
     func, arrays = several(body, x)
     assert_keeps(pad, func, arrays)
-    with pytest.raises(DeviceAssertion, match="small"), hardware():
+    with pytest.raises(DeviceAssertionError, match="small"), hardware():
         interpret(pad(func), *several(body, x + 7)[1])
 
 

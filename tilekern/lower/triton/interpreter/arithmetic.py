@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilekern.errors import DeviceAssertion, OutOfBounds
+from tilekern.errors import DeviceAssertionError, OutOfBoundsError
 from tilekern.ir.core import Array
 from tilekern.ir.types import F32, F64, kind_of
 from tilekern.lower.triton.interpreter.triton_interpreter import Correction, TritonInterpreter
@@ -70,7 +70,7 @@ def _gather_inside(triton: TritonInterpreter) -> None:
         wanted, size = indices.data, source.data.shape[axis]
         if ((wanted < 0) | (wanted >= size)).any():
             wrong = wanted[(wanted < 0) | (wanted >= size)][0]
-            raise OutOfBounds("tl.gather leaves the tile", expected=f"0 <= index < {size}", got=f"index={wrong}")
+            raise OutOfBoundsError("tl.gather leaves the tile", expected=f"0 <= index < {size}", got=f"index={wrong}")
         return triton.handle(np.take_along_axis(source.data, wanted, axis), source.dtype)
 
     triton.builder.create_gather = gather
@@ -87,11 +87,11 @@ def _invert_unsigned(triton: TritonInterpreter) -> None:
 
 
 def _assert(triton: TritonInterpreter) -> None:
-    """`tl.device_assert` raises a `DeviceAssertion` with its message, like the interpreter of the block IR."""
+    """`tl.device_assert` raises a `DeviceAssertionError` with its message, like the interpreter of the block IR."""
 
     def check(self: Any, condition: Any, message: str) -> None:
         if not condition.data.all():
-            raise DeviceAssertion(message)
+            raise DeviceAssertionError(message)
 
     triton.builder.create_assert = check
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tilekern.errors import OutOfBounds, Unwritten, WriteConflict
+from tilekern.errors import OutOfBoundsError, UnwrittenError, WriteConflictError
 from tilekern.ir.core import Array
 from tilekern.ir.types import BOOL, DType, kind_of
 
@@ -50,11 +50,11 @@ class Buffer:
         return self.data.view(np.uint8)[:whole].view(dtype)
 
     def check_written(self) -> None:
-        """Raise `Unwritten` if no program has stored an element of a fresh buffer."""
+        """Raise `UnwrittenError` if no program has stored an element of a fresh buffer."""
         if self.fresh and self.owner is not None and (missing := np.flatnonzero(self.owner == _NOBODY)).size:
             count = f"{missing.size} of {self.owner.size} elements left out"
             expected = "every element of a result stored"
-            raise Unwritten(f"element {missing[0]} of {self.name} is never stored", expected=expected, got=count)
+            raise UnwrittenError(f"element {missing[0]} of {self.name} is never stored", expected=expected, got=count)
 
 
 class Memory:
@@ -139,14 +139,14 @@ class Memory:
         """The buffer that the active lanes point to, and the element of each lane; None without active lanes.
 
         Raises:
-          OutOfBounds: a lane is outside the buffer of the first lane.
+          OutOfBoundsError: a lane is outside the buffer of the first lane.
         """
         addresses = _lanes(pointers, active).view(np.int64)
         if not addresses.size:
             return None
         number = (int(addresses[0]) >> _SPACING) - 1
         if not 0 <= number < len(self._buffers):
-            raise OutOfBounds(f"{access} through a pointer to no array", got=f"address={int(addresses[0]):#x}")
+            raise OutOfBoundsError(f"{access} through a pointer to no array", got=f"address={int(addresses[0]):#x}")
         buffer = self._buffers[number]
         offsets = addresses - buffer.base
         last = buffer.data.nbytes - dtype.itemsize
@@ -164,26 +164,26 @@ class Memory:
         got = (
             f"element={offsets[lane] / size:.10g} in lane {list(map(int, lane))}, the first of {wrong.sum()} wrong ones"
         )
-        raise OutOfBounds(f"{access} is outside {buffer.name}", expected=f"0 <= element < {count}", got=got)
+        raise OutOfBoundsError(f"{access} is outside {buffer.name}", expected=f"0 <= element < {count}", got=got)
 
     def _claim(self, buffer: Buffer, elements: Array, dtype: DType) -> None:
-        """Mark elements as stored by this program; raise `WriteConflict` if another one has stored one of them."""
+        """Mark elements as stored by this program; raise `WriteConflictError` if another one has stored one of them."""
         owners = self._owner(buffer, dtype)
         owner = owners[elements]
         foreign = (owner != self.program) & (owner != _NOBODY)
         if foreign.any():
             element, other = elements[foreign][0], owner[foreign][0]
             got = f"program {self.program}, and program {other} before it"
-            raise WriteConflict(f"two programs store element {element} of {buffer.name}", got=got)
+            raise WriteConflictError(f"two programs store element {element} of {buffer.name}", got=got)
         owners[elements] = self.program
 
     def _owner(self, buffer: Buffer, dtype: DType) -> Array:
         """The owner of each element of a buffer that programs write to as elements of `dtype`."""
         if buffer.owner is None:
-            raise WriteConflict(f"a program writes to {buffer.name}, which is no result")
+            raise WriteConflictError(f"a program writes to {buffer.name}, which is no result")
         if dtype.itemsize != buffer.data.dtype.itemsize:
             width = f"{buffer.data.dtype.itemsize} bytes"
-            raise WriteConflict(f"elements of {buffer.name} are accessed in parts", expected=width, got=str(dtype))
+            raise WriteConflictError(f"elements of {buffer.name} are accessed in parts", expected=width, got=str(dtype))
         return buffer.owner
 
 
