@@ -13,24 +13,17 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
 from tilekern.ir.analysis.backward_slice import backward_slice
-from tilekern.ir.compute import Bitcast, Constant, Convert, Reduce, Select
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Op, Value
 from tilekern.ir.debug import Assert, Print
-from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic, Load, Store, WriteOp
-from tilekern.ir.shape import Broadcast, Iota, Reshape
-from tilekern.ir.types import BOOL
 from tilekern.lower.mosaic.emit import debug
 from tilekern.lower.mosaic.emit.index_maps import GridStep, block_index, when
-from tilekern.lower.mosaic.emit.memory import Memory, with_shape
-from tilekern.lower.mosaic.emit.ops import function_of
+from tilekern.lower.mosaic.emit.memory import Memory
 from tilekern.lower.mosaic.emit.unrolled_loop import unrolled_loop
-from tilekern.lower.mosaic.emit.vectors import repeat_column, to_form
+from tilekern.lower.mosaic.emit.values import Values, from_carry
 from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
-from tilekern.lower.mosaic.plan.vector_forms import Form, is_vector, shape_in
-from tilekern.lower.mosaic.stored_dtypes import as_stored, select_wide, wide_dtype
 from tilekern.lower.positions import tile_range
 
 
@@ -55,11 +48,11 @@ class Emitter:
     ) -> None:
         self._plan, self._step, self._scratch, self._interpreted = plan, step, scratch, interpreted
         self._ranges = plan.ranges
-        self._forms = plan.forms
-        self._env: dict[Value, Any] = dict(step.indices)
-        self._vectors: dict[Value, dict[Form, Any]] = {}
+        self._values = Values(plan.forms, step.indices)
         arrays = refs["inputs"], refs["outputs"], refs["tables"]
-        self._memory = Memory(plan.layouts, *arrays, plan.row_dma_inputs, self._ranges, self._scalar, self._row)
+        self._memory = Memory(
+            plan.layouts, *arrays, plan.row_dma_inputs, self._ranges, self._values.scalar, self._values.row
+        )
         self._use_counts = _use_counts(plan.func.body, plan.scratch_index)
 
     def run(self) -> None:
@@ -83,7 +76,7 @@ class Emitter:
         for fold in grid_loop.chain:
 
             def body(fold: Fold = fold) -> None:
-                self._env[fold.body.args[0]] = self._step.tile
+                self._values.set(fold.body.args[0], self._step.tile)
                 used = [v for op in fold.body.ops for v in op.uses()]
                 self._recompute([*used, *fold.body.results], saved, ())
                 self._iteration(fold, fold.body.args[1:])
@@ -113,34 +106,6 @@ class Emitter:
         tile = self._step.tile
         return self._step.live & (tile >= first) & (tile < last)
 
-    # --- values ---
-
-    def _scalar(self, value: Value) -> Any:
-        return self._env[value]
-
-    def _row(self, value: Value) -> Any:
-        return self.get(value, "row")
-
-    def get(self, value: Value, form: Form | None = None) -> Any:
-        """The array of a value; a vector in the given form, or in any."""
-        if not is_vector(value):
-            return self._env[value]
-        forms = self._vectors[value]
-        if form is None:
-            form = next(iter(forms))
-        if form not in forms:
-            (other,) = forms.values()
-            return to_form(other, form)
-        return forms[form]
-
-    def set(self, value: Value, array: Any, form: Form = "row") -> None:
-        """Set the array of a value; a vector is converted to the forms in which it is used."""
-        if not is_vector(value):
-            self._env[value] = array
-            return
-        forms = self._forms.of(value)
-        self._vectors[value] = {f: array if f == form else to_form(array, f) for f in forms}
-
     # --- ops ---
 
     def block(self, ops: Sequence[Op]) -> None:
@@ -148,13 +113,13 @@ class Emitter:
         for op in ops:
             match op:
                 case Load():
-                    self.set(op.result, self._memory.load(op, self._mask(op.mask)))
+                    self._values.set(op.result, self._memory.load(op, self._mask(op.mask)))
                 case Store():
-                    self._memory.store(op, self.get(op.value, "row"), self._mask(op.mask))
+                    self._memory.store(op, self._values.get(op.value, "row"), self._mask(op.mask))
                 case Atomic():
-                    self._memory.atomic(op, self.get(op.value, "row"), self._mask(op.mask))
+                    self._memory.atomic(op, self._values.get(op.value, "row"), self._mask(op.mask))
                 case Print() | Assert():
-                    debug.emit(op, [self._plain(v) for v in op.operands], self._interpreted)
+                    debug.emit(op, [self._values.plain(v) for v in op.operands], self._interpreted)
                 case Fold():
                     self._fold(op)
                 case While():
@@ -162,87 +127,10 @@ class Emitter:
                 case Switch():
                     self._switch(op)
                 case _:
-                    self._pure(op)
+                    self._values.compute(op)
 
     def _mask(self, mask: Value | None) -> Any:
-        return None if mask is None else self.get(mask, "row")
-
-    def _pure(self, op: Op) -> None:
-        result = op.result
-        if is_vector(result):
-            self._vectors[result] = {form: self._vector(op, form) for form in self._forms.of(result)}
-        elif len(op.operands) == 1 and is_vector(op.operands[0]):
-            self._env[result] = self._from_vector(op)
-        elif isinstance(op, Constant):
-            number = op.array.reshape(-1)[0] if op.array.size else np.zeros((), op.array.dtype)
-            self._env[result] = jnp.full(op.shape, number, op.array.dtype)
-        elif isinstance(op, Elementwise) and not result.tile.shape and op.operands[0].tile.dtype.itemsize < 4:
-            # Mosaic has no narrow scalar arithmetic. In float32 and int32 the results are the same after the cast.
-            dtype = op.operands[0].tile.dtype
-            wide = dtype if dtype == BOOL else wide_dtype(dtype)
-            number = function_of(op)(*(self._env[v].astype(wide) for v in op.operands))
-            self._env[result] = number.astype(result.tile.dtype)
-        elif isinstance(op, Select) and not result.tile.shape:
-            which, x, y = (self._env[v] for v in op.operands)
-            self._env[result] = select_wide(which, as_stored(x), as_stored(y)).astype(result.tile.dtype)
-        else:
-            self._env[result] = function_of(op)(*map(self._plain, op.operands))
-
-    def _plain(self, value: Value) -> Any:
-        """The array of a value in its shape of the IR."""
-        return self.get(value, "row").reshape(-1) if is_vector(value) else self._env[value]
-
-    def _vector(self, op: Op, form: Form) -> Any:
-        """The result of an op that is a vector, computed in one form."""
-        shape = shape_in(form, op.result.tile.shape[0])
-        match op:
-            case Constant():
-                return jnp.full(shape, op.array.reshape(-1)[0] if op.array.size else 0, op.array.dtype)
-            case Iota():
-                return lax.broadcasted_iota(op.dtype, shape, 1 if form == "row" else 0)
-            case Broadcast(operands=(x,)):
-                return jnp.full(shape, self._env[x] if not is_vector(x) else self.get(x, "row")[0, 0])
-            case Reshape(operands=(x,)):
-                return self._in_form(self._env[x], form, shape)
-            case Reduce(operands=(x,)) if len(x.tile.shape) == 2:
-                return self._in_form(function_of(op)(self._env[x], keepdims=True), form, shape)
-            case Elementwise() | Select() | Convert() | Bitcast():
-                return function_of(op)(*(self.get(v, form) for v in op.operands))
-            case _:
-                return self._in_form(function_of(op)(*map(self._plain, op.operands)), form, shape)
-
-    def _in_form(self, tile: Any, form: Form, shape: tuple[int, int]) -> Any:
-        """A vector in the given form, from a tile [1, n] or [n, 1], or from an array [n]."""
-        if tile.ndim == 2 and tile.shape[1] == 1:
-            column = jnp.broadcast_to(tile, (tile.shape[0], shape_in("column", 1)[1]))
-            return column if form == "column" else to_form(column, "row")
-        row = tile.reshape(1, -1)
-        return row if form == "row" else to_form(row, "column")
-
-    def _from_vector(self, op: Op) -> Any:
-        """The result of an op whose only operand is a vector."""
-        (x,) = op.operands
-        shape = op.result.tile.shape
-        match op:
-            case Broadcast():
-                return self._broadcast(x, shape, op.dims[0])
-            case Reshape() if len(shape) == 2 and shape[1] == 1:
-                return self.get(x, "column")[:, :1]
-            case Reshape():
-                return with_shape(self.get(x, "row"), shape)
-            case _:
-                return function_of(op)(self._plain(x))
-
-    def _broadcast(self, x: Value, shape: tuple[int, ...], dim: int) -> Any:
-        if dim == len(shape) - 1:
-            row = self.get(x, "row")
-            return _spread(row.reshape((1,) * (len(shape) - 1) + row.shape[1:]), shape)
-        column = self.get(x, "column")
-        if len(shape) == 2:
-            return repeat_column(column, shape[1]) if column.shape[0] == shape[0] else _spread(column[:, :1], shape)
-        ones = [1] * len(shape)
-        ones[dim] = column.shape[0]
-        return _spread(column[:, :1].reshape(ones), shape)
+        return None if mask is None else self._values.get(mask, "row")
 
     # --- control ---
 
@@ -258,7 +146,7 @@ class Emitter:
             return known.low
         grid_loop = self._plan.grid_loop
         ahead = grid_loop is not None and self._plan.scalars.key(value) is not None
-        return self._step.evaluate(value) if ahead else self._env[value]
+        return self._step.evaluate(value) if ahead else self._values.scalar(value)
 
     def _fold(self, op: Fold) -> None:
         scratch_index = self._plan.scratch_index
@@ -272,15 +160,15 @@ class Emitter:
         scalars = [n for n, r in enumerate(op.results) if r not in scratch_index]
 
         def body(i: Any, carried: Sequence[Any]) -> Sequence[Any]:
-            self._env[op.body.args[0]] = first + last - 1 - i if op.reverse else i
+            self._values.set(op.body.args[0], first + last - 1 - i if op.reverse else i)
             for n, x in zip(scalars, carried, strict=True):
-                self.set(op.body.args[1 + n], _unpacked(x, op.results[n]), self._carried(op.results[n]))
+                self._values.set(op.body.args[1 + n], from_carry(x, op.results[n]), self._values.carried(op.results[n]))
             return self._iteration(op, op.body.args[1:])
 
-        inits = [self._pack(op.inits[n], op.results[n]) for n in scalars]
+        inits = [self._values.as_carry(op.inits[n], op.results[n]) for n in scalars]
         finals = unrolled_loop(first, last, body, inits, self._plan.unrollings[op].factor)
         for n, x in zip(scalars, finals, strict=True):
-            self.set(op.results[n], _unpacked(x, op.results[n]), self._carried(op.results[n]))
+            self._values.set(op.results[n], from_carry(x, op.results[n]), self._values.carried(op.results[n]))
         self._load_scratch([r for r in op.results if r in scratch_index and self._use_counts.get(r)])
 
     def _pipeline(self, op: Fold, first: Any, last: Any) -> None:
@@ -302,7 +190,7 @@ class Emitter:
             return pl.BlockSpec(found.block, index_map)
 
         def body(*refs: Any) -> None:
-            self._env[op.body.args[0]] = tile(pl.program_id(0))
+            self._values.set(op.body.args[0], tile(pl.program_id(0)))
             blocks = dict(zip(inputs, refs, strict=False))
             stored = dict(zip(pipeline.outputs, refs[len(inputs) :], strict=True))
             with self._memory.with_blocks(blocks, stored):
@@ -328,27 +216,19 @@ class Emitter:
         scratch_index = self._plan.scratch_index
         for arg, result in zip(args, op.results, strict=True):
             if result in scratch_index and self._use_counts.get(arg):
-                self.set(arg, self._scratch_value(scratch_index[result], result), self._carried(result))
+                self._values.set(arg, self._scratch_value(scratch_index[result], result), self._values.carried(result))
         self.block(op.body.ops)
         written = [
             (scratch_index[r], v, r) for v, r in zip(op.body.results, op.results, strict=True) if r in scratch_index
         ]
-        arrays = [self._pack(v, r) for _, v, r in written]
+        arrays = [self._values.as_carry(v, r) for _, v, r in written]
         for (number, _, _), array in zip(written, arrays, strict=True):
             self._store_scratch(number, array)
         rest = zip(op.body.results, op.results, strict=True)
-        return tuple(self._pack(v, r) for v, r in rest if r not in scratch_index)
-
-    def _carried(self, value: Value) -> Form:
-        return self._forms.carried(value) if is_vector(value) else "row"
-
-    def _pack(self, value: Value, as_carry: Value) -> Any:
-        """A value in the representation of a carry: a vector in one form, a bool as int32, a scalar in 32 bits."""
-        array = jnp.asarray(as_stored(self.get(value, self._carried(as_carry))))
-        return array if array.shape else array.astype(wide_dtype(value.tile.dtype))
+        return tuple(self._values.as_carry(v, r) for v, r in rest if r not in scratch_index)
 
     def _save(self, number: int, value: Value, as_carry: Value | None = None) -> None:
-        self._store_scratch(number, self._pack(value, as_carry or value))
+        self._store_scratch(number, self._values.as_carry(value, as_carry or value))
 
     def _store_scratch(self, number: int, array: Any) -> None:
         found = self._plan.scratch[number]
@@ -358,33 +238,35 @@ class Emitter:
             self._scratch[number][0] = array.astype(found.dtype)
 
     def _scratch_value(self, number: int, value: Value) -> Any:
-        return _unpacked(self._scratch[number][... if value.tile.shape else 0], value)
+        return from_carry(self._scratch[number][... if value.tile.shape else 0], value)
 
     def _load_scratch(self, values: Sequence[Value]) -> None:
         """Set values that have a scratch buffer from it."""
         for value in values:
             if value in self._plan.scratch_index:
-                self.set(value, self._scratch_value(self._plan.scratch_index[value], value), self._carried(value))
+                self._values.set(
+                    value, self._scratch_value(self._plan.scratch_index[value], value), self._values.carried(value)
+                )
             elif not value.tile.size:
-                self.set(value, jnp.zeros(value.tile.shape, value.tile.dtype))
+                self._values.set(value, jnp.zeros(value.tile.shape, value.tile.dtype))
 
     def _while(self, op: While) -> None:
         def place(args: Sequence[Value], carried: Sequence[Any]) -> None:
             for arg, x, result in zip(args, carried, op.results, strict=True):
-                self.set(arg, _unpacked(x, arg), self._carried(result))
+                self._values.set(arg, from_carry(x, arg), self._values.carried(result))
 
         def condition(carried: Sequence[Any]) -> Any:
             place(op.condition.args, carried)
             self.block(op.condition.ops)
-            return self._env[op.condition.results[0]]
+            return self._values.scalar(op.condition.results[0])
 
         def body(carried: Sequence[Any]) -> Sequence[Any]:
             place(op.body.args, carried)
             self.block(op.body.ops)
             pairs = zip(op.body.results, op.results, strict=True)
-            return tuple(self._pack(v, r) for v, r in pairs)
+            return tuple(self._values.as_carry(v, r) for v, r in pairs)
 
-        inits = tuple(self._pack(v, r) for v, r in zip(op.operands, op.results, strict=True))
+        inits = tuple(self._values.as_carry(v, r) for v, r in zip(op.operands, op.results, strict=True))
         place(op.results, lax.while_loop(condition, body, inits))
 
     def _switch(self, op: Switch) -> None:
@@ -394,32 +276,20 @@ class Emitter:
             region = op.regions[min(max(number, 0), len(op.regions) - 1)]
             self.block(region.ops)
             for result, value in zip(op.results, region.results, strict=True):
-                form = self._carried(result)
-                self.set(result, self.get(value, form), form)
+                form = self._values.carried(result)
+                self._values.set(result, self._values.get(value, form), form)
             return
 
         def branch(region: Block) -> Callable[[], tuple[Any, ...]]:
             def emit() -> tuple[Any, ...]:
                 self.block(region.ops)
-                return tuple(self._pack(v, r) for v, r in zip(region.results, op.results, strict=True))
+                return tuple(self._values.as_carry(v, r) for v, r in zip(region.results, op.results, strict=True))
 
             return emit
 
-        results = cast(Any, lax.switch(self._env[op.operands[0]], [branch(r) for r in op.regions]))
+        results = cast(Any, lax.switch(self._values.scalar(op.operands[0]), [branch(r) for r in op.regions]))
         for result, x in zip(op.results, results, strict=True):
-            self.set(result, _unpacked(x, result), self._carried(result))
-
-
-def _spread(x: Any, shape: tuple[int, ...]) -> Any:
-    spread = jnp.broadcast_to(as_stored(x), shape)
-    return spread != 0 if x.dtype == BOOL else spread
-
-
-def _unpacked(array: Any, value: Value) -> Any:
-    dtype = value.tile.dtype
-    if dtype == BOOL:
-        return array != 0
-    return array if array.dtype == dtype else array.astype(dtype)
+            self._values.set(result, from_carry(x, result), self._values.carried(result))
 
 
 def _use_counts(block: Block, scratch_index: Mapping[Value, int]) -> dict[Value, int]:

@@ -6,12 +6,12 @@ has clamped. Dims of kind "rows" (see `windows`) are accessed row by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import jax.experimental.pallas as pl
 import jax.numpy as jnp
@@ -23,11 +23,10 @@ from tilekern.ir.core import Value
 from tilekern.ir.memory import Atomic, Dim, Load, MemoryOp, Store, WriteOp
 from tilekern.ir.types import BOOL, I32, DType, kind_of
 from tilekern.lower.jax_ops import combiner
-from tilekern.lower.mosaic.chip import LANES
 from tilekern.lower.mosaic.emit.index_maps import when
 from tilekern.lower.mosaic.emit.row_dma import copy_rows
 from tilekern.lower.mosaic.emit.scalars import read_table
-from tilekern.lower.mosaic.emit.vectors import repeat_column, to_form
+from tilekern.lower.mosaic.emit.tile_shapes import indexed_shape, register_shape, row_along_dim, with_shape
 from tilekern.lower.mosaic.plan.hbm_layout import Layout, LayoutDim, is_squeezed
 from tilekern.lower.mosaic.stored_dtypes import as_stored, select_wide, wide_dtype
 from tilekern.lower.positions import locate
@@ -96,7 +95,7 @@ class Memory:
         """The elements of a load: a scalar, a row [1, n], or a tile."""
         if op.ref in self._tables:
             return self._load_scalar(op, mask)
-        shape, dtype = _register_shape(op.access.shape), op.result.tile.dtype
+        shape, dtype = register_shape(op.access.shape), op.result.tile.dtype
         fill = jnp.zeros((), dtype) if op.fill is None else self._scalar(op.fill)
         found = self._layouts[op]
         if found is None:
@@ -133,27 +132,26 @@ class Memory:
         """All elements of a load, in the order of its dims; those out of bounds are undefined."""
         dims = op.access.dims
         if prod(op.access.shape) == 0:
-            return jnp.zeros(_register_shape(op.access.shape), ref.dtype)
+            return jnp.zeros(register_shape(op.access.shape), ref.dtype)
         if found in self._row_dma_inputs:
             places, columns = [lane.index[0] for lane in self._row_slices(op, found)], dims[1].size
             start = 0 if columns == ref.shape[1] else pl.multiple_of(self._position(op, 1), columns)
-            return with_shape(copy_rows(ref, places, start, columns), _register_shape(op.access.shape))
+            return with_shape(copy_rows(ref, places, start, columns), register_shape(op.access.shape))
         rows = [d for d in _row_dims(found) if dims[d].kind != "index"]
         vectors = [d for d in range(len(dims)) if d not in _row_dims(found) and dims[d].kind != "index"]
         shape = tuple(dims[d].size for d in vectors)
         parts = [
-            with_shape(self._block(op, found, ref, lane), _register_shape(shape))
-            for lane in self._row_slices(op, found)
+            with_shape(self._block(op, found, ref, lane), register_shape(shape)) for lane in self._row_slices(op, found)
         ]
         if not rows:
             return parts[0]
         order = [*rows, *vectors]
         if order == sorted(order) and len(shape) == 1:
-            return with_shape(jnp.concatenate(parts, axis=0), _register_shape(op.access.shape))
+            return with_shape(jnp.concatenate(parts, axis=0), register_shape(op.access.shape))
         x = jnp.stack(parts).reshape((*(dims[d].size for d in rows), *shape))
         if order != sorted(order):
             x = jnp.transpose(x, [order.index(d) for d in sorted(order)])
-        return with_shape(x, _register_shape(op.access.shape))
+        return with_shape(x, register_shape(op.access.shape))
 
     def _block(self, op: MemoryOp, found: Layout, ref: Any, lane: RowSlice) -> Any:
         """The slice of a block that one row covers: the dims that are neither single positions nor rows, in order."""
@@ -249,7 +247,7 @@ class Memory:
                 continue
             at = len(shape) - len(kept) + kept.index(d)
             if dim.kind == "gather":
-                place = _row_along_dim(self._gather_places(op, d), shape, at)
+                place = row_along_dim(self._gather_places(op, d), shape, at)
                 ok = (place >= 0) & (place < length)
             else:
                 place, lane = self._position(op, d), lax.broadcasted_iota(jnp.int32, shape, at)
@@ -283,7 +281,7 @@ class Memory:
             def write(lane: RowSlice = lane, part: Any = part, chosen: Any = chosen) -> None:
                 index = self._index(op, found, lane)
                 old = ref[index] if chosen is not None or isinstance(op, Atomic) else None
-                shape = _indexed_shape(index, found.buffer)
+                shape = indexed_shape(index, found.buffer)
                 new = update(old, with_shape(part, shape)).astype(ref.dtype)
                 ref[index] = new if chosen is None else select_wide(with_shape(chosen, shape) != 0, new, old)
 
@@ -328,60 +326,12 @@ class Memory:
         return condition
 
 
-def _register_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a tile in registers: a vector is a row."""
-    return (1, *shape) if len(shape) == 1 else shape
-
-
 def _row_dims(found: Layout) -> list[int]:
     return [d for d, window_dim in enumerate(found.window.dims) if window_dim.kind == "rows"]
 
 
 def _lane_dims(found: Layout) -> list[LayoutDim]:
     return [v for v in found.dims if v.use in ("lane", "fold") and v.dim >= 0]
-
-
-def _element(x: Any) -> Any:
-    """The element of a tile with one element; Mosaic extracts it from 32-bit vectors only."""
-    return x.astype(wide_dtype(np.dtype(x.dtype)))[(0,) * x.ndim].astype(x.dtype)
-
-
-def with_shape(x: Any, shape: tuple[int, ...]) -> Any:
-    """The array reshaped; a row becomes a column, and a column a row, by a conversion of vector forms."""
-    if x.shape == shape:
-        return x
-    if not x.shape:
-        return jnp.full(shape, x)
-    if not shape:
-        return _element(x)
-    if len(x.shape) == len(shape) == 2 and x.shape == shape[::-1] and 1 in shape:
-        if shape[0] == 1:
-            return to_form(jnp.broadcast_to(x, (x.shape[0], LANES)), "row")
-        return to_form(x, "column")[:, :1]
-    return x.reshape(shape)
-
-
-def _indexed_shape(index: Sequence[Any], buffer: Sequence[int]) -> tuple[int, ...]:
-    """The shape of `buffer[index]`."""
-    found: list[int] = []
-    for i, n in zip(index, buffer, strict=True):
-        if isinstance(i, slice):
-            found.append(len(range(*i.indices(n))))
-        elif isinstance(i, pl.Slice):
-            found.append(cast(int, i.size))
-    return tuple(found)
-
-
-def _row_along_dim(row: Any, shape: tuple[int, ...], dim: int) -> Any:
-    """The tile of a shape that holds a row along one dim, and repeats it along all others."""
-    if dim == len(shape) - 1:
-        return jnp.broadcast_to(row.reshape((1,) * (len(shape) - 1) + (-1,)), shape)
-    if len(shape) == 2:
-        return repeat_column(to_form(row, "column"), shape[1])
-    column = to_form(row, "column")[:, :1]
-    ones = [1] * len(shape)
-    ones[dim] = shape[dim]
-    return jnp.broadcast_to(column.reshape(ones), shape)
 
 
 def combine(op: Atomic, old: Any, new: Any) -> Any:

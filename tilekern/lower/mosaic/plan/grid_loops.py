@@ -84,7 +84,7 @@ def find_grid_loop(func: Func) -> GridLoop | None:
     outputs = {p for p in func.params if p.ref.role != "in"}
     every = (inner for op in before for inner in op.walk())
     if any(isinstance(op, MemoryOp) and op.ref in outputs for op in every):
-        return None  # a step would see what a later one stored
+        return None  # a step would read the stores of a later step
     return GridLoop(chain, before, after, _saved_values(before, (*(f.body for f in chain),), after))
 
 

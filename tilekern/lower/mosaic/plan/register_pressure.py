@@ -32,13 +32,12 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import prod
 
-from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select
-from tilekern.ir.control import Fold, While
-from tilekern.ir.core import Block, Op, Value, round_up
+from tilekern.ir.compute import Convert, Dot, Reduce
+from tilekern.ir.core import Block, Op, Value
 from tilekern.ir.dynamic import Take
-from tilekern.ir.memory import Load, MemoryOp
+from tilekern.ir.memory import Load
 from tilekern.ir.ordering import ArgReduce
-from tilekern.ir.shape import Broadcast, Concatenate, Iota, Reshape, Slice, Transpose
+from tilekern.ir.shape import Broadcast, Concatenate, Reshape, Slice, Transpose
 from tilekern.ir.types import F32, RefType
 from tilekern.lower.mosaic.calibration import (
     CONCATENATED_SHARE,
@@ -46,52 +45,25 @@ from tilekern.lower.mosaic.calibration import (
     MANY_PASSES,
     NARROW_RESHAPED_SHARE,
     PADDED_RESHAPE,
-    PASS_COLUMNS,
-    REGISTER_COLUMNS,
     REGISTER_TILE_BYTES,
     RELOADED_BYTES,
     RESHAPED_SHARE,
-    TRIANGLE_SHARE,
 )
 from tilekern.lower.mosaic.chip import LANES, SUBLANES, Chip, padded_bytes
-from tilekern.lower.mosaic.plan.hbm_layout import Layout, packing
-from tilekern.lower.mosaic.plan.unroll import Unrolling
+from tilekern.lower.mosaic.plan.dot_operands import dot_results, is_one_column_pass, split_operands
+from tilekern.lower.mosaic.plan.hbm_layout import packing
+from tilekern.lower.mosaic.plan.value_sizes import (
+    REPEATED,
+    VIEWS,
+    KernelContext,
+    has_long_rows,
+    is_computed,
+    is_packed_row,
+    is_row_broadcast,
+    value_bytes,
+)
 
-BF16_PARTS = {"ieee": 3, "bf16x6": 3, "bf16x3": 2}
-"""Narrow numbers that one of float32 is cut into, by the precision of a dot."""
-
-_FREE = (Constant, Iota, Load)  # ops that are repeated at each use
 _BARRIERS = (Reduce, ArgReduce, Dot)
-_VIEWS = (Transpose, Reshape, Broadcast)
-
-
-@dataclass(frozen=True)
-class KernelContext:
-    """Facts that all blocks of a kernel share.
-
-    Attributes:
-      chip: the TPU.
-      unrollings: the unrolling of each loop inside of the kernel.
-      layouts: the layout of each access's array.
-      triangles: masks with a diagonal border that the compiler knows.
-    """
-
-    chip: Chip
-    unrollings: Mapping[Fold, Unrolling]
-    layouts: Mapping[MemoryOp, Layout | None]
-    triangles: frozenset[Value]
-
-    def unrolling_of(self, op: Op) -> Unrolling:
-        """The unrolling of a loop."""
-        return self.unrollings.get(op, Unrolling()) if isinstance(op, Fold) else Unrolling()
-
-    def is_unrolled(self, op: Op) -> bool:
-        """True if an op is a fold of which all iterations are unrolled."""
-        return isinstance(op, Fold) and not self.unrolling_of(op).is_loop
-
-    def is_loop(self, op: Op) -> bool:
-        """True if an op is a loop inside of the kernel, and is not unrolled whole."""
-        return isinstance(op, While) or (isinstance(op, Fold) and op in self.unrollings and not self.is_unrolled(op))
 
 
 @dataclass(frozen=True)
@@ -141,7 +113,7 @@ class _BlockAnalysis:
         self.dot_results, self.split_operands = dot_results(self.block), split_operands(self.block, self.kernel.chip)
         self.converted_to_f32 = {op.operands[0] for op in self.block.ops if isinstance(op, Convert) and op.dtype == F32}
         self.ancestry: dict[Value, _Ancestry] = {}
-        self.rows: list[tuple[Value, Value]] = []  # reductions behind reductions, and what they are of
+        self.rows: list[tuple[Value, Value]] = []  # reductions that depend on reductions, and their operands
 
     def run(self) -> dict[Value, int]:
         for n, op in enumerate(self.block.ops):
@@ -251,9 +223,9 @@ class _BlockAnalysis:
 
     def _is_computed_view(self, value: Value) -> bool:
         op = self.made.get(value)
-        while isinstance(op, (*_VIEWS, Slice)):
+        while isinstance(op, (*VIEWS, Slice)):
             op = self.made.get(op.operands[0])
-        return op is not None and not isinstance(op, _FREE)
+        return op is not None and not isinstance(op, REPEATED)
 
     def _ancestry_of(self, op: Op, n: int, before: _Ancestry) -> _Ancestry:
         tiles = before.tiles.union(v for v in op.operands if self._reuse_bytes(v))
@@ -309,74 +281,6 @@ def captured_values(op: Op) -> set[Value]:
     return {v for v in inside if not isinstance(v.type, RefType)}
 
 
-@dataclass(frozen=True)
-class SharedOperand:
-    """An operand of several dots, which lives with its narrow parts from the first of them to the last.
-
-    Attributes:
-      first, last: the numbers of these dots in their block.
-      size: the bytes of the operand and its parts.
-    """
-
-    first: int
-    last: int
-    size: int
-
-
-def shared_operands(block: Block) -> dict[Value, SharedOperand]:
-    """The tiles that are operands of several dots of a block, transposed or not."""
-    made = {r: op for op in block.ops for r in op.results}
-    dots: dict[Value, dict[int, Dot]] = {}
-    for n, op in enumerate(block.ops):
-        if isinstance(op, Dot):
-            for value in op.operands:
-                dots.setdefault(viewed_tile(value, made), {})[n] = op
-    found: dict[Value, SharedOperand] = {}
-    for value, by in dots.items():
-        size = padded_bytes(value.tile.shape, value.tile.dtype)
-        if value.tile.dtype == F32:
-            size *= max(1 + BF16_PARTS[op.precision] if op.precision in BF16_PARTS else 1 for op in by.values())
-        if len(by) > 1 and size > REGISTER_TILE_BYTES:
-            found[value] = SharedOperand(min(by), max(by), size)
-    return found
-
-
-def viewed_tile(value: Value, made: Mapping[Value, Op]) -> Value:
-    """The tile that a value transposes or reshapes; the value itself otherwise."""
-    op = made.get(value)
-    while isinstance(op, Transpose | Reshape):
-        value = op.operands[0]
-        op = made.get(value)
-    return value
-
-
-def is_one_column_pass(op: Dot, chip: Chip) -> bool:
-    """True if the columns of the right operand fit one pass, so that the left operand is read once."""
-    return prod(op.operands[1].tile.shape[d] for d in op.free(1)) <= PASS_COLUMNS.get(chip.name, chip.matrix_size)
-
-
-def split_operands(block: Block, chip: Chip) -> set[Value]:
-    """The float32 operands that depend on a dot and are split into narrow parts while that dot still runs.
-
-    An example are the weights of attention. They take twice their size.
-    """
-    dots = [
-        op
-        for op in block.ops
-        if isinstance(op, Dot) and op.operands[0].tile.dtype == F32 and is_one_column_pass(op, chip)
-    ]
-    return {op.operands[0] for op in dots if op.precision in BF16_PARTS} & dot_results(block)
-
-
-def dot_results(block: Block) -> set[Value]:
-    """The results of a block's dots, and the values that depend on them."""
-    found = set[Value]()
-    for op in block.ops:
-        if isinstance(op, Dot) or not found.isdisjoint(op.operands):
-            found.update(op.results)
-    return found
-
-
 def _whole_values(op: Op, follows: bool, made: Mapping[Value, Op]) -> Sequence[Value]:
     """The values that an op needs or makes as a whole; `follows` is True if it depends on a reduction."""
     match op:
@@ -388,59 +292,9 @@ def _whole_values(op: Op, follows: bool, made: Mapping[Value, Op]) -> Sequence[V
         case Load(access=access) if access.dims and op.result.tile.dtype.itemsize < 4:
             start = access.dims[-1].position.const
             return op.results if start % LANES or (start and len(op.result.tile.shape) > 2) else ()
-        case Broadcast() if _is_row_broadcast(op):
+        case Broadcast() if is_row_broadcast(op):
             return () if isinstance(made.get(op.operands[0]), Reduce) else op.results
         case Take():
             return (op.operands[0], op.result)
         case _:
             return ()
-
-
-def _is_row_broadcast(op: Op) -> bool:
-    """True if an op is a broadcast that inserts a dim between the rows and the lanes."""
-    return isinstance(op, Broadcast) and len(op.dims) > 1 and op.dims[-2:] == (len(op.shape) - 3, len(op.shape) - 1)
-
-
-def is_packed_row(op: Op) -> bool:
-    """True if an op converts to one row of a two-byte dtype."""
-    return isinstance(op, Convert) and op.result.tile.shape[:-1] == (1,) and op.result.tile.dtype.itemsize == 2
-
-
-def is_computed(value: Value, made: Mapping[Value, Op], small: int = REGISTER_TILE_BYTES) -> bool:
-    """True if a value is a large tile that the block computes."""
-    op = made.get(value)
-    if op is None or len(value.tile.shape) < 2 or padded_bytes(value.tile.shape, value.tile.dtype) <= small:
-        return False
-    while isinstance(op, _VIEWS):
-        op = made.get(op.operands[0])
-    return op is not None and not isinstance(op, _FREE)
-
-
-def has_long_rows(value: Value, made: Mapping[Value, Op]) -> bool:
-    """True if a value is a large tile that the block loads, with rows too long for the registers."""
-    if not isinstance(made.get(value), Load):
-        return False
-    shape = value.tile.shape
-    return (
-        len(shape) > 1 and shape[-1] > REGISTER_COLUMNS and padded_bytes(shape, value.tile.dtype) > REGISTER_TILE_BYTES
-    )
-
-
-def value_bytes(value: Value, made: Op, kernel: KernelContext) -> int:
-    """The bytes of a value in VMEM.
-
-    A tile of more than two dims takes whole registers; a loaded tile takes 32 bits an element. A packed row fills a
-    quarter of its registers, half on chips with bfloat16 vectors. Loads of long rows are in part repeated, and of
-    a triangle only a part is in VMEM.
-    """
-    shape, dtype = value.tile.shape, F32 if isinstance(made, Load) else value.tile.dtype
-    if _is_row_broadcast(made):
-        shape = (*shape[:-2], SUBLANES, shape[-1])
-    if len(shape) > 2 and not isinstance(made, Reshape):
-        shape = (*shape[:-2], round_up(shape[-2], SUBLANES), shape[-1])
-    size = padded_bytes(shape, dtype)
-    if is_packed_row(made):
-        return size * (2 if kernel.chip.bf16_vectors else 4)
-    if isinstance(made, Select) and made.operands[0] in kernel.triangles:
-        return int(size * TRIANGLE_SHARE)
-    return int(size * LONG_ROW_SHARE) if has_long_rows(value, {value: made}) else size

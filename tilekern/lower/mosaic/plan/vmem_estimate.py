@@ -27,21 +27,18 @@ from tilekern.lower.mosaic.calibration import (
     REGISTER_VALUES,
 )
 from tilekern.lower.mosaic.chip import LANES, Chip, padded_bytes
-from tilekern.lower.mosaic.plan.hbm_layout import Layout
-from tilekern.lower.mosaic.plan.register_pressure import (
+from tilekern.lower.mosaic.plan.dot_operands import (
     BF16_PARTS,
-    KernelContext,
     SharedOperand,
-    captured_values,
-    is_computed,
     is_one_column_pass,
     shared_operands,
     split_operands,
-    value_bytes,
     viewed_tile,
-    vmem_values,
 )
+from tilekern.lower.mosaic.plan.hbm_layout import Layout
+from tilekern.lower.mosaic.plan.register_pressure import captured_values, vmem_values
 from tilekern.lower.mosaic.plan.unroll import Unrolling
+from tilekern.lower.mosaic.plan.value_sizes import KernelContext, is_computed, value_bytes
 
 _BARRIERS = (Reduce, ArgReduce, Dot)
 
@@ -71,7 +68,7 @@ def _block_bytes(block: Block, kernel: KernelContext, in_loop: bool) -> int:
     made = {r: op for op in ops for r in op.results}
     sizes = vmem_values(block, kernel) if len(ops) <= MAX_ESTIMATED_OPS else dict[Value, int]()
     last, parts, shared = _last_uses(block, sizes), split_operands(block, kernel.chip), shared_operands(block)
-    is_unrolled_count = sum(kernel.unrolling_of(op).factor for op in ops if kernel.is_unrolled(op))
+    unrolled_iterations = sum(kernel.unrolling_of(op).factor for op in ops if kernel.is_unrolled(op))
     most = loops = 0
     live = {v: sizes[v] for v in block.args if v in last}
     for n, op in enumerate(ops):
@@ -82,7 +79,7 @@ def _block_bytes(block: Block, kernel: KernelContext, in_loop: bool) -> int:
                 for gone in [] if stays else ends[:1]:
                     del live[gone]
                 live[value] = sizes[value] * (2 if value in parts else 1)
-        inside = _region_bytes(op, kernel, in_loop, is_unrolled_count)
+        inside = _region_bytes(op, kernel, in_loop, unrolled_iterations)
         if op.regions and not kernel.is_unrolled(op):
             loops, inside = max(loops, inside), 0
         beside = sum(s.size - live.get(v, 0) for v, s in shared.items() if s.first <= n <= s.last)
@@ -99,13 +96,13 @@ def _switch_bytes(op: Switch, made: Mapping[Value, Op], kernel: KernelContext) -
     return sum(value_bytes(v, by, kernel) for v, by in tiles if len(v.tile.shape) > 1)
 
 
-def _region_bytes(op: Op, kernel: KernelContext, in_loop: bool, is_unrolled_count: int) -> int:
+def _region_bytes(op: Op, kernel: KernelContext, in_loop: bool, unrolled_iterations: int) -> int:
     """The bytes of values in an op's regions. The operands of dots of all unrolled iterations are live at once."""
     if not isinstance(op, Fold):
         return max((_block_bytes(region, kernel, in_loop) for region in op.regions), default=0)
     found = kernel.unrolling_of(op)
     most = _block_bytes(op.body, kernel, found.is_loop)
-    factor = found.factor if found.is_loop else is_unrolled_count
+    factor = found.factor if found.is_loop else unrolled_iterations
     made, shared = {r: inner for inner in op.body.ops for r in inner.results}, shared_operands(op.body)
     if found.is_loop:
         most += (factor - 1) * sum(s.size for s in shared.values())
