@@ -239,7 +239,7 @@ MUTANTS = (
     Mutant(
         "mosaic: stores outside of the array are made in its last row",
         "tilekern/lower/mosaic/emit/memory.py",
-        "when(*(c for c in (guard, lane.inside) if c is not None))(write)",
+        "when(*(c for c in (guard, row.inside) if c is not None))(write)",
         "when()(write)",
         _MOSAIC,
     ),

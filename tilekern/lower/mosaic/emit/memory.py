@@ -134,14 +134,14 @@ class Memory:
         if prod(op.access.shape) == 0:
             return jnp.zeros(register_shape(op.access.shape), ref.dtype)
         if found in self._row_dma_inputs:
-            places, columns = [lane.index[0] for lane in self._row_slices(op, found)], dims[1].size
+            places, columns = [row.index[0] for row in self._row_slices(op, found)], dims[1].size
             start = 0 if columns == ref.shape[1] else pl.multiple_of(self._position(op, 1), columns)
             return with_shape(copy_rows(ref, places, start, columns), register_shape(op.access.shape))
         rows = [d for d in _row_dims(found) if dims[d].kind != "index"]
         vectors = [d for d in range(len(dims)) if d not in _row_dims(found) and dims[d].kind != "index"]
         shape = tuple(dims[d].size for d in vectors)
         parts = [
-            with_shape(self._block(op, found, ref, lane), register_shape(shape)) for lane in self._row_slices(op, found)
+            with_shape(self._block(op, found, ref, row), register_shape(shape)) for row in self._row_slices(op, found)
         ]
         if not rows:
             return parts[0]
@@ -153,9 +153,9 @@ class Memory:
             x = jnp.transpose(x, [order.index(d) for d in sorted(order)])
         return with_shape(x, register_shape(op.access.shape))
 
-    def _block(self, op: MemoryOp, found: Layout, ref: Any, lane: RowSlice) -> Any:
+    def _block(self, op: MemoryOp, found: Layout, ref: Any, row: RowSlice) -> Any:
         """The slice of a block that one row covers: the dims that are neither single positions nor rows, in order."""
-        x = ref[self._index(op, found, lane)]
+        x = ref[self._index(op, found, row)]
         pairs = zip(op.access.dims, op.ref.ref.shape, strict=True)
         missing = [self._clipped_range(dim, length)[2:] for dim, length in pairs]
         widths = [missing[v.dim] for v in _lane_dims(found)]
@@ -174,7 +174,7 @@ class Memory:
             return low, high, 0, dim.size - high
         return low, high, low - dim.position.const, dim.position.const + dim.size - high
 
-    def _index(self, op: MemoryOp, found: Layout, lane: RowSlice) -> tuple[Any, ...]:
+    def _index(self, op: MemoryOp, found: Layout, row: RowSlice) -> tuple[Any, ...]:
         window_dims, dims, shape = found.window.dims, op.access.dims, op.ref.ref.shape
         split = {v.dim for v in found.dims if v.use == "tile"}
         index: list[Any] = []
@@ -185,7 +185,7 @@ class Memory:
                 tile = self._position(op, view.dim) // dims[view.dim].size
                 index.append(jnp.clip(tile, 0, view.length - 1))
             elif view.use == "row":
-                index.append(lane.index[view.dim])
+                index.append(row.index[view.dim])
             elif view.use in ("unit", "fold") or view.dim in split or window_dims[view.dim].kind == "tiled":
                 index.append(slice(None))
             elif window_dims[view.dim].kind == "static":
@@ -274,26 +274,26 @@ class Memory:
             return
         ref = self._outputs[op.ref]
         guard = self._block_guard(op, found)
-        for lane in self._row_slices(op, found):
-            part = self._row_part(op, found, as_stored(value), lane)
-            chosen = None if mask is None else self._row_part(op, found, as_stored(mask), lane)
+        for row in self._row_slices(op, found):
+            part = self._row_part(op, found, as_stored(value), row)
+            chosen = None if mask is None else self._row_part(op, found, as_stored(mask), row)
 
-            def write(lane: RowSlice = lane, part: Any = part, chosen: Any = chosen) -> None:
-                index = self._index(op, found, lane)
+            def write(row: RowSlice = row, part: Any = part, chosen: Any = chosen) -> None:
+                index = self._index(op, found, row)
                 old = ref[index] if chosen is not None or isinstance(op, Atomic) else None
                 shape = indexed_shape(index, found.buffer)
                 new = update(old, with_shape(part, shape)).astype(ref.dtype)
                 ref[index] = new if chosen is None else select_wide(with_shape(chosen, shape) != 0, new, old)
 
-            when(*(c for c in (guard, lane.inside) if c is not None))(write)
+            when(*(c for c in (guard, row.inside) if c is not None))(write)
 
-    def _row_part(self, op: WriteOp, found: Layout, x: Any, lane: RowSlice) -> Any:
+    def _row_part(self, op: WriteOp, found: Layout, x: Any, row: RowSlice) -> Any:
         """The elements of a tile that belong to one row, clipped to the array along dims at constant positions."""
         dims = op.access.dims
         rows = _row_dims(found)
         kept = [d for d in range(len(dims)) if dims[d].kind != "index"]
         if any(d in rows for d in kept):
-            picks = (slice(lane.number[rows.index(d)], lane.number[rows.index(d)] + 1) for d in kept if d in rows)
+            picks = (slice(row.number[rows.index(d)], row.number[rows.index(d)] + 1) for d in kept if d in rows)
             index = [next(picks) if d in rows else slice(None) for d in kept]
             x = x[tuple([slice(None)] * (x.ndim - len(kept)) + index)]
         sizes = [dims[v.dim].size for v in _lane_dims(found)]
