@@ -188,6 +188,8 @@ ERRORS = {
     "a bool is the byte 0 or 1": (MATMUL.replace("70 : i32[]", "0x0002 : bool[2]"), 5),
     "at most 64 blocks or lists": (MATMUL.replace("[[1]", "[" * 2000 + "[1]"), 9),
     "at most 64 blocks or lists inside": (MATMUL.replace("constant 70", "constant " + "- " * 2000 + "70"), 5),
+    "inputs stand before outputs": ("\nfunc @f(%o: ref<f32[9], out>, %x: ref<f32[9], in>) {\n}", 2),
+    "a Func yields nothing": ("func @f(%x: ref<f32[9], in>) {\n  grid %i in i[3 by 1]\n  yield %i\n}", 1),
     "at most 64 blocks or lists inside each other": ("func @f() {\n" + "hoist() do {\n" * 2000, 66),
 }
 

@@ -34,6 +34,18 @@ def test_a_tile_does_not_compare(compare: Callable[[Any, Any], Any], other: Any,
         f.trace(X)
 
 
+@pytest.mark.parametrize("use", [*COMPARISONS, operator.add])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_slice_does_not_compare(use: Callable[[Any, Any], Any], swapped: bool) -> None:
+    @like_first
+    def f(x, out):
+        part = tk.ds(tk.parallel(8, 4).start, 4)
+        use(0, part) if swapped else use(part, 0)  # <-
+
+    with refused(TraceError, "a tk.ds is used where a number is needed", got="tk.ds(int32[], 4)", fix="x[tk.ds("):
+        f.trace(X)
+
+
 @pytest.mark.parametrize("compare", COMPARISONS)
 @pytest.mark.parametrize("other", OTHERS, ids=repr)
 @pytest.mark.parametrize("swapped", [False, True])

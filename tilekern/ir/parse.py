@@ -13,7 +13,7 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from tilekern import source
-from tilekern.errors import ParseError
+from tilekern.errors import ParseError, VerifyError
 from tilekern.ir import compute, control, debug, dynamic, elementwise, memory, ordering, shape
 from tilekern.ir.analysis.marks import without_unproved
 from tilekern.ir.compute import Constant
@@ -22,6 +22,7 @@ from tilekern.ir.core import Array, Axis, Block, Func, Op, Value, index_value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.memory import Access, Dim, MemoryOp, Position, Term
 from tilekern.ir.types import BOOL, DTYPES, INDEX, RefType, Role, TileType, Type, kind_of
+from tilekern.ir.verify import verify
 from tilekern.source import UNKNOWN, Loc
 
 OPS: dict[str, type[Op]] = {
@@ -53,7 +54,8 @@ def parse(text: str) -> Func:
     """The Func that `text` describes. A `!` that the text does not prove is dropped: the access is checked.
 
     Raises:
-      ParseError: with the line of the text, where it is not the text form of a Func or an op's type rule fails.
+      ParseError: with the line of the text, where it is not the text form of a Func, an op's type rule fails, or the
+        Func breaks another rule of the verifier.
     """
     return without_unproved(_Parser(text).func())
 
@@ -255,6 +257,7 @@ class _Parser:
     # --- structure ---
 
     def func(self) -> Func:
+        begin = self._token
         self._expect("func")
         self._expect("@")
         name = self._name()
@@ -266,6 +269,10 @@ class _Parser:
         func = Func(name, params, tuple(axis for _, axis in grid), body, self._loc())
         if self._token.kind != "end":
             raise self._error(f"expected the end of the text, got {self._token.text}", self._token)
+        try:
+            verify(func)
+        except VerifyError as error:
+            raise self._error(error.summary, begin) from error
         return func
 
     def _block(self, args: tuple[Value, ...]) -> Block:

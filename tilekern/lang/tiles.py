@@ -269,12 +269,24 @@ def _is_wider(value: Any) -> bool:
     return _jax.is_array(value) and value.shape != ()
 
 
-@dataclass(frozen=True)
-class DynamicSlice:
+@dataclass(frozen=True, eq=False)
+class DynamicSlice(Incomparable):
     """`size` elements from `start` on, made by `ds`."""
 
     start: Any
     size: int
+
+    def __repr__(self) -> str:
+        return f"tk.ds({describe(self.start)}, {self.size})"
+
+    def no_value(self, use: str, *others: Any) -> TraceError:
+        """The error about a `tk.ds` in arithmetic, in a comparison, or as a truth value."""
+        return TraceError(
+            "a tk.ds is used where a number is needed",
+            expected="tk.ds(start, size) as an index of a ref",
+            got=" ".join([repr(self), use, *map(describe, others)]) if others else f"{use}({self!r})",
+            fix="compute with the start, then make the index: x[tk.ds(start + 1, size)]",
+        )
 
 
 def ds(start: Any, size: int) -> DynamicSlice:
