@@ -66,7 +66,7 @@ from tilekern.lower.llvm.runtime.huge_pages import prefer_huge
 from tilekern.lower.llvm.runtime.machine import Machine
 
 HANDLER = "tilekern_handler"
-"""The function of a program's module that XLA calls: `XLA_FFI_Error* (XLA_FFI_CallFrame*)`."""
+"""A program's own handler, which `code_table.EXECUTE` calls: `XLA_FFI_Error* (XLA_FFI_CallFrame*)`."""
 
 RUN = "tilekern_run"
 """The function of the runtime that handlers call: `XLA_FFI_Error* (XLA_FFI_CallFrame*, Work)`, see `_Work`."""
