@@ -36,7 +36,7 @@ def test_a_portable_program_for_tpus_has_the_least_memory() -> None:
 
 
 def test_an_unknown_device() -> None:
-    with refused(TargetError, "there is no such target", expected="'cpu' or one of", got="'gpu'", fix="'cuda:sm_90'"):
+    with refused(TargetError, "there is no such target", expected="'cpu' or one of", got="'gpu'", fix="'cpu:xla'"):
         tk.device("gpu")  # <-
 
 
