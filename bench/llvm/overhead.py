@@ -1,4 +1,4 @@
-"""What calling a kernel costs besides its work: dispatch, and the first call."""
+"""Overhead of a call: dispatch, and the first call."""
 
 from __future__ import annotations
 

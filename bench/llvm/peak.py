@@ -24,7 +24,7 @@ from tilekern.lower.llvm.runtime.machine import Machine
 DType = Literal["float32", "bfloat16"]
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-"""As many as XLA's thread pool has."""
+"""The number of threads of XLA's pool."""
 
 _SECONDS = 0.1
 

@@ -1,4 +1,4 @@
-"""What runs in PyTorch's environment: `python pytorch_child.py THREADS`, see `pytorch.py`.
+"""The process in PyTorch's environment: `python pytorch_child.py THREADS`, see `pytorch.py`.
 
 First it says its version. A JSON object with a case prepares it, an empty one makes a call. Arrays are [B, heads,
 length, width], as PyTorch likes them best.

@@ -33,12 +33,12 @@ Extension = struct(("next", P), ("metadata", P))
 
 
 class FakeError(Exception):
-    """What a handler returned."""
+    """The error that a handler returned."""
 
 
 @dataclass
 class FakeXla:
-    """What happens in a call.
+    """Behaviour of XLA in a call.
 
     Attributes:
       threads: what the pool says, None if there is none.

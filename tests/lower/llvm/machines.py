@@ -31,7 +31,7 @@ ALL = (AVX2, AVX512, BFLOAT16, NEON)
 
 
 def runs_here(machine: Machine) -> bool:
-    """Whether this CPU can be asked to run code for a machine."""
+    """True if this CPU can be asked to run code for a machine."""
     if importlib.util.find_spec("llvmlite") is None:
         return False
     try:

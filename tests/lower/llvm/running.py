@@ -62,7 +62,7 @@ class Canaries:
         return Memory(memory.address + self._MARGIN, nbytes, memory.owner)
 
     def untouched(self) -> bool:
-        """Whether they did."""
+        """True if they did."""
         all_bytes = [m.array((m.nbytes,), np.uint8) for m in self._given]
         around = (part for x in all_bytes for part in (x[: self._MARGIN], x[-self._MARGIN :]))
         return all((part == self._BYTE).all() for part in around)

@@ -100,7 +100,7 @@ def numbers(tasks: int, rows: int = 64) -> jax.Array:
 
 
 def process(code: str, **environment: str) -> str:
-    """What a new process prints."""
+    """The output of a new process."""
     paths = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths), **environment}
     head = "from tests.lower.llvm.tasks import *\nimport numpy as np\n"

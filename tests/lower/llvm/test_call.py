@@ -201,7 +201,7 @@ print("all" if found and not missed else "some" if found else "none")
 
 
 def test_dispatch(capsys: pytest.CaptureFixture[str]) -> None:
-    """How long a call takes, for people to read."""
+    """Print the time of a call, for people to read."""
     x = numbers(1)
     functions = {"x * 2 by XLA": jax.jit(lambda x: x * 2)}
     functions |= {f"{n} tasks": jax.jit(lambda x, n=n: run(scale(n, rows=64 // n), x)) for n in (1, 4)}

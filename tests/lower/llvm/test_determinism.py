@@ -76,7 +76,7 @@ CALLS: Mapping[str, Callable[[], Any]] = {
 
 
 def digests() -> dict[str, str]:
-    """What tells one result from another, for each call; all runs in this process must agree."""
+    """Hashes of the results of each call. All runs in this process must agree."""
     found: dict[str, str] = {}
     for name, call in CALLS.items():
         many = {_digest(call()) for _ in range(3)}

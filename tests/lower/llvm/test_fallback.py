@@ -1,4 +1,4 @@
-"""What LLVM code does not cover runs by the portable backend, with a warning; if asked for by name it is an error."""
+"""Kernels that cpu:llvm refuses run by the portable backend, with a warning. Asked for by name, they are errors."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Index:
         return replace(self, const=self.const + by)
 
     def mentions(self, name: str) -> bool:
-        """Whether the index depends on a register."""
+        """True if the index depends on a register."""
         return any(n == name for n, _ in self.terms)
 
 
@@ -65,7 +65,7 @@ def insert_index(coords: Coords, dim: int, index: Index) -> Coords:
 
 
 def is_virtual(op: Op) -> bool:
-    """Whether an op is virtual. Loads are, of arrays that no program stores to."""
+    """True if an op is virtual. Loads are, of arrays that no program stores to."""
     match op:
         case Load():
             return op.ref.ref.role == "in"
@@ -77,7 +77,7 @@ def is_virtual(op: Op) -> bool:
 
 
 def changes_unit_dims_only(op: Reshape) -> bool:
-    """Whether a reshape only adds and drops dims of size 1."""
+    """True if a reshape only adds and drops dims of size 1."""
     return _other_dims(op.operands[0].tile.shape) == _other_dims(op.shape)
 
 

@@ -36,7 +36,7 @@ class Type:
 
     @property
     def is_float(self) -> bool:
-        """Whether lanes are floats."""
+        """True if lanes are floats."""
         return self.scalar in ("float", "double", "half", "bfloat")
 
     def of(self, scalar: str) -> Type:

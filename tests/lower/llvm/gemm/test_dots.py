@@ -162,7 +162,7 @@ def test_precisions(precision: str) -> None:
 
 
 def test_a_cast_on_the_way_needs_no_pass_of_its_own() -> None:
-    """What is packed is computed on the way: the memory is that of the packed operand and of the result."""
+    """Packing computes the elements: scratch memory has room for the packed operand and the result only."""
 
     def make(b: Sketch) -> list[Value]:
         left, right = b.tile(BF16, (16, 64)), b.op(Convert, b.tile(F32, (64, 128)), dtype=BF16)

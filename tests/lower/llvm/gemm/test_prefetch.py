@@ -1,4 +1,4 @@
-"""What dots in a fold fetch for the next iteration."""
+"""Prefetches of dots in a fold, for the next iteration."""
 
 from __future__ import annotations
 

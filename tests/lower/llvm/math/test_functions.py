@@ -150,7 +150,7 @@ def operands_of(name: str, dtype: type, size: int) -> tuple[Array, ...]:
 
 
 def units32(got: Array, want: Array) -> Array:
-    """How far results of float32 are from those of float64, in units of the last place of these; infinite if wrong."""
+    """Errors of float32 results against float64, in units of the last place; infinite where special values differ."""
     rounded = want.astype(np.float32)
     finite = np.isfinite(rounded) & np.isfinite(got)
     units = np.abs(got - want) / np.spacing(np.abs(rounded)).astype(np.float64)
@@ -207,7 +207,7 @@ def exact(name: str, *operands: float) -> Any:
 
 
 def units64(name: str, got: Array, *operands: Array) -> Array:
-    """As `units32`, against numbers of many digits."""
+    """Errors as by `units32`, against numbers of many digits."""
     usual = TABLE[name].meaning(*operands)
     right = (got == usual) | (np.isnan(got) & np.isnan(usual))
     units, wanted = np.where(right, 0, np.inf), usual.copy()

@@ -42,7 +42,7 @@ def test_it_compiles(name: str, case: str, dtype: str, machine: Machine | None) 
 
 
 def missing(assembly: str) -> set[str]:
-    """What is called and nobody defines: neither the code itself nor this process, whose C library is as any other."""
+    """Functions that the code calls, and that neither the code nor this process (its C library) defines."""
     called = set(re.findall(r"^\s+(?:callq?|jmp|bl|b)\s+([A-Za-z_]\w*)", assembly, re.MULTILINE))
     process = ctypes.CDLL(None)
     return {name for name in called if f"\n{name}:" not in assembly and not hasattr(process, name)}

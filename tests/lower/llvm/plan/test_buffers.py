@@ -28,7 +28,7 @@ Tile = tuple[Value, tuple[int, ...]]
 
 @dataclass
 class Memory:
-    """What lies where: the tiles in each range of bytes; several if they are equal."""
+    """The tiles in each range of bytes; several if they are equal."""
 
     ranges: dict[tuple[int, int], set[Tile]] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class Run:
                 self._locate(region, depth + 1)
 
     def tile(self, value: Value) -> Tile:
-        """What a value is at present."""
+        """The tile that a value is at present."""
         op = self.expressions.definition.get(value)
         if isinstance(op, Reshape):
             (x,) = op.operands

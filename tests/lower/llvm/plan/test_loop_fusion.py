@@ -1,4 +1,4 @@
-"""What kernels do to memory, as facts of their plans: how many passes, what is kept, what is copied."""
+"""Plans of kernels: the number of passes over memory, the tiles that are materialised, the copies."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _advised(array: np.ndarray) -> list[tuple[int, int]]:
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="needs Linux with huge pages")
 @pytest.mark.parametrize(("mebibytes", "large"), [(31, False), (37, True)])
 def test_large_results_lie_in_huge_pages(mebibytes: int, large: bool) -> None:
-    """Those that fit into the result whole: what lies before and behind is somebody else's."""
+    """The huge pages that fit into the result; the memory around it belongs to somebody else."""
     size = mebibytes << 20
     memory = np.frombuffer(mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.float32)
     start = (-memory.ctypes.data + 4096) % HUGE  # a page behind the begin of a huge one

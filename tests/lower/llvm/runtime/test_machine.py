@@ -1,4 +1,4 @@
-"""What LLVM says of a CPU, and which code runs on it."""
+"""Machines by LLVM's descriptions of CPUs, and the code that runs on them."""
 
 from __future__ import annotations
 

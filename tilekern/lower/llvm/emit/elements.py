@@ -419,7 +419,7 @@ class Elements:
         return self.code.cast("trunc", self.code.intrinsic("llvm.smin", low, lanes), "i32")
 
     def _is_negative(self, op: MemoryOp, position: Position) -> bool:
-        """Whether a position may be negative."""
+        """True if a position may be negative."""
         low = position.const
         for term in position.terms:
             value = op.positions[term.operand]

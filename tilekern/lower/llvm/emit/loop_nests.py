@@ -35,7 +35,7 @@ def emit(e: Elements, nest: LoopNest) -> None:
 
 
 def _reduces_four_rows(e: Elements, nest: LoopNest) -> bool:
-    """Whether four rows are reduced at once: a few shuffles then reduce the lanes of all four."""
+    """True if four rows are reduced at once: a few shuffles then reduce the lanes of all four."""
     if not nest.reduces or len(nest.space) < 2:
         return False
     return nest.space[-2] % 4 == 0 and nest.space[-1] > 0 and nest.space[-1] % e.code.module.machine.lanes == 0

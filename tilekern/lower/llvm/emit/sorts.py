@@ -24,7 +24,7 @@ from tilekern.lower.llvm.runtime.machine import Machine
 
 
 def sorts_words(op: Sort | TopK) -> bool:
-    """Whether a sort is one of words."""
+    """True if a sort is one of words."""
     return isinstance(op, TopK) or (op.num_keys == 1 and op.operands[0].tile.dtype.itemsize == 4)
 
 
@@ -65,7 +65,7 @@ def _kept_words(op: TopK, machine: Machine) -> int:
 
 
 def _is_short(op: TopK, machine: Machine) -> bool:
-    """Whether all words of a line are sorted, since it is short."""
+    """True if all words of a line are sorted, since it is short."""
     return op.operands[0].tile.shape[op.dim] <= 2 * _kept_words(op, machine)
 
 
@@ -264,7 +264,7 @@ def _position(e: Elements, source: Reg, at: Reg, length: int) -> Reg:
 
 
 def _less(e: Elements, op: Sort, coords: Coords, a: Reg, b: Reg) -> Reg:
-    """Whether the keys at position `a` come before those at `b`: the first key that differs decides."""
+    """True if the keys at position `a` come before those at `b`: the first key that differs decides."""
     code = e.code
     found: Reg | None = None
     for key in reversed(op.operands[: op.num_keys]):

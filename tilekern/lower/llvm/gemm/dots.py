@@ -58,7 +58,7 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
 
 
 def _packs_left(shape: DotShape, expressions: Expressions) -> bool:
-    """Whether the left operand is packed: it has no address, or its pairs are no neighbours or not all whole."""
+    """True if the left operand is packed: it has no address, or its pairs are no neighbours or not all whole."""
     if not is_addressable(shape.op.operands[0], expressions):
         return True
     neighbours = _element_strides(shape.op.operands[0], expressions)[shape.contract[0]] == 1
@@ -66,7 +66,7 @@ def _packs_left(shape: DotShape, expressions: Expressions) -> bool:
 
 
 def _is_unpacked(shape: DotShape, expressions: Expressions, machine: Machine) -> bool:
-    """Whether the right operand is read in place: few rows use it, or its layout is that of one panel."""
+    """True if the right operand is read in place: few rows use it, or its layout is that of one panel."""
     right = shape.op.operands[1]
     if shape.paired or not is_addressable(right, expressions) or shape.contract[1] == len(right.tile.shape) - 1:
         return False

@@ -56,6 +56,6 @@ class Prefetcher:
 
 
 def _is_dense(op: Load) -> bool:
-    """Whether a load reads contiguous rows, without gathers."""
+    """True if a load reads contiguous rows, without gathers."""
     kinds = [dim.kind for dim in op.access.dims]
     return op.result.tile.size > 0 and "gather" not in kinds and kinds[-1] == "block"

@@ -35,12 +35,12 @@ class DotShape:
 
     @property
     def has_batch(self) -> bool:
-        """Whether the operands have a batch dim."""
+        """True if the operands have a batch dim."""
         return bool(self.op.batch[0])
 
     @property
     def paired(self) -> bool:
-        """Whether a word is two elements."""
+        """True if a word is two elements."""
         return self.dtype.itemsize == 2
 
     @property

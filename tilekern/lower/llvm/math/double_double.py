@@ -1,6 +1,6 @@
-"""Numbers of float64 with twice the digits: sums of two, of which the second one is at most half a unit of the first.
+"""Double-double arithmetic: a number is the sum of two float64, the second at most half a unit of the first.
 
-Results are off by some 2^-102 of the largest operand (Joldes, Muller and Popescu 2017), if nothing is subnormal.
+Relative errors are about 2^-102 of the largest operand (Joldes, Muller and Popescu 2017), unless a number is subnormal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LN2 = Fraction("0.6931471805599453094172321214581765680755")
 
 
 def from_exact(number: Fraction | float, type: Type) -> DoubleDouble:
-    """A known number."""
+    """A constant."""
     high = float(number)
     return constant(high, type), constant(float(Fraction(number) - Fraction(high)), type)
 
@@ -64,7 +64,7 @@ def negate(code: Code, a: DoubleDouble) -> DoubleDouble:
 
 
 def evaluate_series(code: Code, x: DoubleDouble, coefficients: Sequence[Fraction | float], exact: int) -> DoubleDouble:
-    """A polynomial, the lowest coefficient first: `exact` terms in pairs, the rest, which is small, in float64."""
+    """A polynomial, the lowest coefficient first: `exact` terms in double-double, the small rest in float64."""
     total = polynomial(code, x[0], [float(c) for c in coefficients[exact:]]), constant(0.0, x[0].type)
     for c in reversed(coefficients[:exact]):
         total = add(code, from_exact(c, x[0].type), multiply(code, x, total))

@@ -38,7 +38,7 @@ _WINITZKI = 0.147
 
 
 def erfc(code: Code, x: Reg) -> Reg:
-    """e^-x² times a polynomial, in pairs where it costs little: what is rounded is the result."""
+    """e^-x² times a polynomial, partly in double-double, so that only the result is rounded."""
     size = clamp(code, absolute(code, x), high=27.25)
     square = code.binary("fmul", size, size)
     lost = code.fma(size, size, code.unary("fneg", square))
@@ -57,7 +57,7 @@ def erfc(code: Code, x: Reg) -> Reg:
 def erf_inv(code: Code, x: Reg) -> Reg:
     """Halley's method, from Winitzki's approximation (2008), eq. 7, whose relative error is 0.2 percent.
 
-    It triples the digits at each step. Away from 0 it is about erfc, which keeps its digits where erf is flat.
+    Each step triples the digits. Away from 0 it solves for erfc, which keeps its digits where erf is flat.
     """
     size = absolute(code, x)
     left = code.binary("fsub", 1.0, size)

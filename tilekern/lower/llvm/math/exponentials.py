@@ -1,7 +1,7 @@
-"""exp, exp2 and log of float32 and of float64, from which most of the other functions are made.
+"""exp, exp2 and log of float32 and float64, which most other functions are made of.
 
-AVX-512 has instructions for the awkward parts: they cope with infinities, subnormals and overflow by themselves. Other
-machines, and other numbers of lanes than a register's, get the same bits by integer arithmetic.
+AVX-512 has instructions for range reduction and scaling, which handle infinities, subnormals and overflow. Other
+machines, and vectors that fill no register, compute the same bits by integer arithmetic.
 
 Coefficients: minimax of the result's relative error (Remez's algorithm); those of float32 are rounded one by one, and
 the higher ones fitted again.
@@ -19,14 +19,14 @@ from tilekern.lower.llvm.ir_values import I32, Reg, Type, constant
 
 @dataclass(frozen=True)
 class Format:
-    """What the functions need to know of a format.
+    """Constants of a floating-point format.
 
     Attributes:
-      mantissa: its bits.
-      bias: of the exponent.
-      exp_range: of x; e^x is 0 or infinity outside.
-      exp2_range: of x; 2^x is 0 or infinity outside.
-      ln2: the natural logarithm in two parts, the second one positive.
+      mantissa: bits of the mantissa.
+      bias: the bias of the exponent.
+      exp_range: the range of x outside of which e^x is 0 or infinity.
+      exp2_range: the range of x outside of which 2^x is 0 or infinity.
+      ln2: ln 2 in two parts, the second one positive.
       exp: (e^r - 1 - r) / r² for |r| <= ln(2) / 2, the lowest coefficient first.
       exp2: (2^r - 1) / r for |r| <= 1/2.
     """
@@ -41,7 +41,7 @@ class Format:
 
     @property
     def magic(self) -> float:
-        """Added to a small number, it rounds it to a whole one and leaves that, and twice the bias, in the low bits."""
+        """Adding this to a small number rounds it to an integer, whose sum with twice the bias is in the low bits."""
         return 1.5 * 2.0**self.mantissa + 2 * self.bias
 
     @property
@@ -99,7 +99,7 @@ def format_of(x: Reg) -> Format:
 
 
 def polynomial(code: Code, x: Reg, coefficients: Sequence[float]) -> Reg:
-    """By Horner's rule, the lowest coefficient first."""
+    """A polynomial by Horner's rule; the lowest coefficient comes first."""
     total = constant(coefficients[-1], x.type)
     for c in reversed(coefficients[:-1]):
         total = code.fma(x, total, c)
@@ -154,17 +154,17 @@ def split_exp(code: Code, x: Reg) -> tuple[Reg, Reg]:
     n = code.intrinsic("llvm.rint", code.binary("fmul", x, 1 / math.log(2)))
     r = code.fma(n, -form.ln2[0], x)
     r = code.fma(n, -form.ln2[1], r)
-    # Far outside of the range r is anything: then it must only be a finite number, and the scaling does the rest.
+    # Far outside of the range, r only has to be finite: the scaling gives 0 or infinity.
     return n, avx512(code, "range", r, constant(1.0, r.type), constant(_SMALLER_SIZE, I32)) if wide else r
 
 
 def scale(code: Code, x: Reg, n: Reg) -> Reg:
-    """x 2^n, rounded once, for 1/2 < x <= 2 and a whole n: outside of AVX-512 one of about `exp2_range`."""
+    """x 2^n, rounded once, for 1/2 < x <= 2 and an integer n. Without AVX-512, n must be about in `exp2_range`."""
     if has_avx512(code, x.type):
         return avx512(code, "scalef", x, n)
     form = format_of(x)
     bits = code.cast("bitcast", code.binary("fadd", n, form.magic), x.type.integer.scalar)
-    # The exponents of 2^(n/2), whose half of the two biases comes along, and of the rest.
+    # The exponent bits of 2^(n/2) and of the rest; each has half of the two biases.
     half = code.binary("shl", code.binary("lshr", bits, 1), form.mantissa)
     rest = code.binary("sub", code.binary("shl", bits, form.mantissa), half)
     for power in (half, rest):
@@ -173,7 +173,7 @@ def scale(code: Code, x: Reg, n: Reg) -> Reg:
 
 
 def expm1(code: Code, x: Reg) -> Reg:
-    """e^x - 1 for numbers that are neither very large nor very small: within +-100."""
+    """e^x - 1 for |x| <= 100."""
     n, r = split_exp(code, x)
     power = scale(code, constant(1.0, x.type), n)
     near = code.fma(code.binary("fmul", r, r), polynomial(code, r, format_of(x).exp), r)
@@ -187,7 +187,7 @@ def log(code: Code, x: Reg) -> Reg:
 
 
 def log1p(code: Code, x: Reg) -> Reg:
-    """log(1 + x) of float64, to the digits of float32."""
+    """log(1 + x) of float64, to float32's precision."""
     above = code.binary("fadd", x, 1.0)
     m, e = split_log(code, above)
     f = code.select(code.compare("fcmp olt", absolute(code, x), 0.25), x, code.binary("fsub", m, 1.0))
@@ -245,21 +245,21 @@ _TO_NEAREST, _SMALLER_SIZE, _FROM_3_4 = 0b0000, 0b0010, 0b1011
 
 
 def has_avx512(code: Code, type: Type) -> bool:
-    """Whether it fills one register of AVX-512, or two, four, ..."""
+    """True if a vector fills one, two, four, ... AVX-512 registers."""
     features = code.module.machine.features.split(",")
     registers, rest = divmod(type.lanes * type.bits, 512)
     return "+avx512f" in features and "+avx512dq" in features and not rest and registers.bit_count() == 1
 
 
 def avx512(code: Code, name: str, first: Reg, *rest: Reg) -> Reg:
-    """The instruction of that name on vectors, and its immediate operand if it has one."""
+    """Emit an AVX-512 instruction for vectors, with its immediate operand if it has one."""
     lanes = first.type.lanes
     if lanes * first.type.bits > 512:
         halves = [range(lanes // 2), range(lanes // 2, lanes)]
         low, high = (avx512(code, name, *(_part(code, x, half) for x in (first, *rest))) for half in halves)
         return code.shuffle(low, high, range(lanes))
     instruction = f"llvm.x86.avx512.mask.{name}.{'ps' if first.type.bits == 32 else 'pd'}.512"
-    # Behind the operands: what masked lanes get, the mask, and the rounding, which is the current one.
+    # Trailing operands: the values of masked lanes, the mask, and the rounding mode (4: the current one).
     all_lanes = constant((1 << lanes) - 1, Type(f"i{lanes}"))
     operands = (first, *rest, constant(0, first.type), all_lanes, constant(4, I32))
     code.module.declare(instruction, first.type, [x.type for x in operands])
@@ -267,5 +267,5 @@ def avx512(code: Code, name: str, first: Reg, *rest: Reg) -> Reg:
 
 
 def _part(code: Code, x: Reg, lanes: range) -> Reg:
-    """Some lanes of a vector; a scalar as it is."""
+    """Some lanes of a vector, or a scalar unchanged."""
     return code.shuffle(x, x, lanes) if x.type.lanes else x

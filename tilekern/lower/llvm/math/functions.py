@@ -1,8 +1,8 @@
-"""Mathematical functions: those that LLVM has no instruction for.
+"""Mathematical functions that LLVM has no instruction for.
 
-Straight-line code on any number of lanes, which gives every lane the bits that a scalar would get. Results are off by 2
-units of the last place at most, subnormal ones too; infinities, zeros' signs, poles and NaN are as in C99. float32
-needs no library but for lgamma.
+The code is straight-line, for any number of lanes; a lane has the same bits as a scalar. Errors are at most 2 units of
+the last place, also of subnormal results. Infinities, signs of zeros, poles and NaN are as in C99. float32 calls C's
+library for lgamma only.
 
 Coefficients: see `exponentials`.
 """
@@ -23,15 +23,15 @@ from tilekern.lower.llvm.math.via_float64 import emit_via_float64
 
 
 def emit_function(code: Code, name: str, *operands: Reg) -> Reg | None:
-    """Emit the function of float32 or float64, scalars or vectors of one type, which is also the result's.
+    """Emit a function of float32 or float64 operands, scalars or vectors.
 
     Args:
-      code: where to.
+      code: the function to emit in.
       name: a row of `tilekern.ir.elementwise`.
-      operands: of one type.
+      operands: of one type, which is also the result's.
 
     Returns:
-      None if the function is not one of those here.
+      None if LLVM has an instruction for it.
     """
     is_float = operands[0].type.scalar == "float"
     own = _EITHER | (_FLOAT if is_float else _DOUBLE)
@@ -53,11 +53,11 @@ _TANH = (-0.3333328068256378, 0.13331405818462372, -0.05373651534318924, 0.02062
 
 
 def _tanh(code: Code, x: Reg) -> Reg:
-    """1 - 2 / (e^2x + 1), and a polynomial where that would lose digits."""
+    """1 - 2 / (e^2x + 1), and a polynomial near 0, where that cancels."""
     size = absolute(code, x)
     square = code.binary("fmul", x, x)
     near = code.fma(code.binary("fmul", size, square), polynomial(code, square, _TANH), size)
-    # The rounding of the exponent matters little: the more there is, the smaller is what is subtracted.
+    # The rounding error of the exponent matters little: where it is large, the subtracted quotient is small.
     up = exp2(code, code.binary("fmul", size, 2.885390081777927))
     far = code.binary("fsub", 1.0, code.binary("fdiv", 2.0, code.binary("fadd", up, 1.0)))
     return with_sign(code, code.select(code.compare("fcmp olt", size, 0.625), near, far), x)
@@ -76,7 +76,7 @@ _ERF_FAR = (
 
 
 def _erf(code: Code, x: Reg) -> Reg:
-    """1 - erfc(x), the latter as a power of 2, and a polynomial near 0."""
+    """1 - erfc(x), with erfc as a power of 2, and a polynomial near 0."""
     size = absolute(code, x)
     square = code.binary("fmul", x, x)
     near = code.fma(size, polynomial(code, square, _ERF_NEAR), size)

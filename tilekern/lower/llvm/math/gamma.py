@@ -1,6 +1,6 @@
-"""log|Γ(x)| of float64: Stirling's series in pairs of float64, without regard to speed.
+"""log|Γ(x)| of float64: Stirling's series in double-double arithmetic, precise rather than fast.
 
-Near the function's zeros pairs have too few digits, too; there is a table of these.
+Near the zeros of log|Γ|, double-double has too few digits, too; a table has Taylor series there.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ _ZEROS = (
     (-7.000198333407325, -1.263203743493977e-12, 5044.0299411044625, 12710958.833919294),
 )
 """The float64 nearest to the zeros of log|Γ| down to -7.5, and the coefficients of Taylor's series there: log|Γ|, ψ and
-ψ' / 2 (mpmath, 500 bits). Beyond, no float64 is so near to a zero that pairs are not enough."""
+ψ' / 2 (mpmath, 500 bits). Further left, no float64 is so close to a zero that
+double-double is not precise enough."""
 
 _LARGEST = 2.556348163871691e305
-"""Of all x with a finite log|Γ(x)|."""
+"""The largest x with a finite log|Γ(x)|."""
 _LEAST = -20.5
-"""Where the product gives way to the reflection: pairs' digits are no longer needed."""
+"""Below this, the reflection replaces the product: double-double's digits are no longer needed."""
 _ENOUGH = 16
-"""Where Stirling's series may begin: its terms fall to 2^-107."""
+"""Stirling's series is used from here on: its terms fall to 2^-107."""
 _HALF_LOG_TAU = Fraction("0.9189385332046727417803297364056176398614")
 
 
@@ -64,7 +65,7 @@ def lgamma(code: Code, x: Reg) -> Reg:
 
 def _lane(code: Code, x: Reg) -> None:
     found = _near_zero(code, x, _of_stirling(code, x))
-    # There 1 / Γ(x) is x, and the product's lower half might be subnormal.
+    # For tiny x, 1 / Γ(x) is x, and the lower half of the product might be subnormal.
     size = absolute(code, x)
     tiny = code.compare("fcmp olt", size, 2.0**-60)
     found = code.select(tiny, code.unary("fneg", log(code, size)), found)
@@ -92,7 +93,7 @@ def _of_stirling(code: Code, x: Reg) -> Reg:
 
 
 def _reflection(code: Code, x: Reg) -> Reg:
-    """x sin(π x) / π but for its sign."""
+    """x sin(π x) / π, up to its sign."""
     rest = code.binary("fsub", x, code.intrinsic("llvm.rint", x))
     return code.binary(
         "fmul", x, code.binary("fdiv", call_libm(code, "sin", code.binary("fmul", rest, math.pi)), math.pi)
@@ -109,7 +110,7 @@ def _stirling(code: Code, z: DoubleDouble) -> DoubleDouble:
 
 @cache
 def _stirling_coefficients() -> list[Fraction]:
-    """B / (k (k - 1)) with k = 2, 4, ... and Bernoulli's numbers B, which follow from each other."""
+    """B / (k (k - 1)) for k = 2, 4, ..., with the Bernoulli numbers B by their recurrence."""
     numbers = [Fraction(1)]
     for n in range(1, 37):
         numbers.append(-sum((math.comb(n + 1, k) * b for k, b in enumerate(numbers)), Fraction(0)) / (n + 1))
@@ -117,7 +118,7 @@ def _stirling_coefficients() -> list[Fraction]:
 
 
 def _near_zero(code: Code, x: Reg, found: Reg) -> Reg:
-    """Two terms of Taylor's series where the third one is below 2^-58 of the first, else `found`."""
+    """Taylor's series close to a zero, where its next term is below 2^-58 of the first; else `found`."""
     for zero, value, slope, bend in _ZEROS:
         away = code.binary("fsub", x, zero)
         near = code.compare("fcmp olt", absolute(code, away), 2.0**-30 * abs(slope / bend))

@@ -1,4 +1,4 @@
-"""Functions of float64 out of C's library, called for one lane after the other.
+"""Functions of float64 from C's library, called for each lane in turn.
 
 Their errors are the library's: with glibc 2.36 below 2 units of the last place, but up to 4 for lgamma.
 """
@@ -16,16 +16,16 @@ _NAMES = frozenset(
     {"pow", "atan2", "expm1", "log2", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh"}
     | {"tanh", "asinh", "acosh", "atanh", "erf"}
 )
-"""Those whose names in C are ours, and which are right to 2 units."""
+"""Functions with the same name in C, whose results are within 2 units of the last place."""
 
 
 def emit_libm(code: Code, name: str, *operands: Reg) -> Reg | None:
-    """Emit the function of float64; None if it is not one of those here."""
+    """Emit a function of float64; None if its name is not in `_NAMES`."""
     return call_libm(code, name, *operands) if name in _NAMES else None
 
 
 def call_libm(code: Code, name: str, *operands: Reg) -> Reg:
-    """A function of C's, by its name there."""
+    """Call a function of C's library, by its name."""
     code.module.declare(name, F64, [F64] * len(operands), _PURE)
     return for_each_lane(code, lambda *lanes: code.call(name, F64, *lanes), *operands)
 
@@ -45,7 +45,7 @@ def lgamma(code: Code, x: Reg) -> Reg:
 
 
 def for_each_lane(code: Code, compute: Callable[..., Reg], *operands: Reg) -> Reg:
-    """A function of scalars on each lane."""
+    """Apply a function of scalars to each lane."""
     if not operands[0].type.lanes:
         return compute(*operands)
     result = constant(0.0, operands[0].type)

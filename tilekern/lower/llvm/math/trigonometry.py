@@ -1,4 +1,4 @@
-"""sin, cos, tan and atan2 of float32; the latter two of numbers widened to float64.
+"""sin, cos, tan and atan2 of float32; tan and atan2 take operands converted to float64.
 
 sin and cos are ±sin(r) with x = n π + r, for cos with n half of an odd number: then there is one polynomial, for
 |r| <= π / 2, and only the sign to choose.
@@ -20,10 +20,10 @@ _PI = (3.141592502593994, 1.5099578831723193e-07, 1.078060505991553e-14)
 """π as three float32; positive, or -0 would become 0."""
 
 _HUGE = 65536.0
-"""From here on three parts of π are too few."""
+"""From here on, three parts of π are too imprecise."""
 
 _INVERSE_PI = 0x517CC1B727220A94FE13ABE8FA9A6EE06DB14ACC9E21C820FF28
-"""The first 208 bits of 1 / π behind the point."""
+"""The first 208 bits of the fraction of 1 / π."""
 
 
 def sin(code: Code, x: Reg) -> Reg:
@@ -59,7 +59,7 @@ def _subtract_pi(code: Code, x: Reg, n: Reg) -> Reg:
 def _signed_sine(code: Code, r: Reg, whole: Reg) -> Reg:
     """(-1)^n sin(r), n in the low bits of `whole`."""
     square = code.binary("fmul", r, r)
-    # The sum with 0 is one with -0 for r = 0; a product would be -0, and the result 0 for r = -0.
+    # The addend 0 keeps the polynomial's product from being -0, so that r = -0 gives -0.
     size = code.fma(r, code.fma(square, polynomial(code, square, _SIN), 0.0), r)
     integer = r.type.integer.scalar
     sign = code.binary("shl", code.cast("bitcast", whole, integer), r.type.bits - 1)
@@ -67,7 +67,7 @@ def _signed_sine(code: Code, r: Reg, whole: Reg) -> Reg:
 
 
 def _huge(shift: float) -> Callable[[Code, Reg], Reg]:
-    """`_sine` of any number, slowly."""
+    """`_sine` of large numbers, slow but exact."""
 
     def sine(code: Code, x: Reg) -> Reg:
         high, low = turns(code, code.cast("fpext", x, "double"))
@@ -96,7 +96,7 @@ _HUGE_OF_WIDE = 2.0**30
 
 
 def tan(code: Code, x: Reg) -> Reg:
-    """The tangent of float64 that are float32, to the digits of those; x = n π / 2 + r."""
+    """The tangent of float32 numbers in float64, to float32's precision; x = n π / 2 + r."""
     magic = format_of(x).magic
     whole = code.fma(x, 2 / math.pi, magic)
     n = code.binary("fsub", whole, magic)
@@ -134,7 +134,7 @@ _ATAN = (
 
 
 def atan2(code: Code, y: Reg, x: Reg) -> Reg:
-    """The angle of the point (x, y), of float64 to the digits of float32: atan of the smaller ratio, unfolded."""
+    """The angle of the point (x, y), to float32's precision: atan of the ratio below 1, unfolded to all quadrants."""
     up, right = absolute(code, y), absolute(code, x)
     steep = code.compare("fcmp ogt", up, right)
     small, large = code.select(steep, right, up), code.select(steep, up, right)
@@ -149,10 +149,10 @@ def atan2(code: Code, y: Reg, x: Reg) -> Reg:
 
 
 def turns(code: Code, x: Reg) -> tuple[Reg, Reg]:
-    """x / π but for a multiple of 2, as a sum of two float64, of a float64 that is a float32.
+    """x / π modulo 2, as a sum of two float64, for a float64 that is a float32 (Payne and Hanek's reduction).
 
-    Times a piece of 29 bits of 1 / π it has 53 bits: exact, and so is the rest of a division by 2. The sums' rounding
-    errors are summed up too (Knuth's two-sum).
+    The product of x and a 29-bit piece of 1 / π has 53 bits, so it is exact, and so is its remainder modulo 2. Rounding
+    errors of the sums are added up, too (Knuth's two-sum).
     """
     high = low = constant(0.0, x.type)
     for number in range(1, 8):
@@ -169,7 +169,7 @@ def turns(code: Code, x: Reg) -> tuple[Reg, Reg]:
 
 
 def replace_rare_lanes(code: Code, rare: Reg, x: Reg, found: Reg, name: str, build: Callable[[Code, Reg], Reg]) -> Reg:
-    """`found`, but the function `build` of `x` in lanes that are rare: if there are any, it is called for all lanes."""
+    """`found`, with the slow `build(x)` in rare lanes. If there are any, `build` is called for all lanes."""
 
     def body(inner: Code, x: Reg) -> None:
         inner.ret(build(inner, x))
@@ -182,7 +182,7 @@ def replace_rare_lanes(code: Code, rare: Reg, x: Reg, found: Reg, name: str, bui
 
 
 def any_lane(code: Code, condition: Reg) -> Reg:
-    """Whether it holds in any lane."""
+    """True if the condition holds in any lane."""
     if not condition.type.lanes:
         return condition
     name = f"llvm.vector.reduce.or.{condition.type.suffix}"

@@ -1,4 +1,4 @@
-"""Functions of float32 that are computed in float64, where plain formulas have digits to lose.
+"""Functions of float32 that are computed in float64, where plain formulas may lose digits.
 
 Coefficients: minimax of the result's relative error (Remez's algorithm), some 2^-30 or better.
 """
@@ -16,7 +16,7 @@ from tilekern.lower.llvm.math.trigonometry import atan2, tan
 
 
 def emit_via_float64(code: Code, name: str, *operands: Reg) -> Reg | None:
-    """Emit the function of float32; None if it is not one of those here."""
+    """Emit a function of float32; None if it is not in `_FUNCTIONS`."""
     if name not in _FUNCTIONS:
         return None
     wide = (code.cast("fpext", x, "double") for x in operands)
@@ -51,16 +51,16 @@ def _pow(code: Code, x: Reg, y: Reg) -> Reg:
     """exp(y log|x|), and the special cases of C99, F.9.4.4."""
     size = absolute(code, x)
     found = exp(code, code.binary("fmul", y, log(code, size)))
-    # |x|^0 and 1^y are 1, whatever the other one is.
+    # x^0 and 1^y are 1, even if the other operand is NaN.
     one = code.binary("or", code.compare("fcmp oeq", y, 0.0), code.compare("fcmp oeq", x, 1.0))
-    # So is (-1)^±infinity, which like all of that size is even.
+    # (-1)^±infinity is 1, too: infinity counts as even.
     turning = code.binary("and", _is(code, size, 1.0), _is(code, absolute(code, y), math.inf))
     found = code.select(code.binary("or", one, turning), 1.0, found)
     whole = _is(code, code.intrinsic("llvm.rint", y), y)
     half = _half(code, y)
     odd = code.binary("and", whole, code.compare("fcmp one", code.intrinsic("llvm.rint", half), half))
     found = code.select(odd, with_sign(code, found, x), found)
-    # Negative numbers but -0 and -infinity have whole powers only.
+    # Negative numbers other than -0 and -infinity have integer powers only.
     negative = code.binary("and", code.compare("fcmp olt", x, 0.0), code.compare("fcmp one", size, math.inf))
     return code.select(
         code.binary("and", negative, code.compare("fcmp one", code.intrinsic("llvm.rint", y), y)), math.nan, found

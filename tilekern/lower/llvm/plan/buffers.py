@@ -148,7 +148,7 @@ class _OffsetAssigner:
                                 self._coalesce(source.root, target.root)
 
     def _can_overwrite(self, source: Buffer, target: Buffer, region: Block) -> bool:
-        """Whether `source` is written in the region only after the last read of `target` in it.
+        """True if `source` is written in the region only after the last read of `target` in it.
 
         If an inner loop writes `source`, no inner loop may read `target`: a later iteration would read the new value.
         """

@@ -312,7 +312,7 @@ class _Fuser:
 
 
 def _touches(step: AnyStep, store: Store | None) -> bool:
-    """Whether a step may use the array of a store."""
+    """True if a step may use the array of a store."""
     if store is None or isinstance(step, BufferCopies):
         return False
     if isinstance(step, LoopNest):

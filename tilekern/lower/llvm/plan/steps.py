@@ -179,7 +179,7 @@ class Expressions:
         self.buffers.update(outer)
 
     def is_available(self, value: Value) -> bool:
-        """Whether a value is in a register or in memory already."""
+        """True if a value is in a register or in memory already."""
         return not value.tile.shape or value in self.buffers
 
     def of(self, space: tuple[int, ...], values: Iterable[Value]) -> FusedExpression:
@@ -228,7 +228,7 @@ def _cost(op: Op) -> int:
 
 
 def is_addressable(value: Value, expressions: Expressions) -> bool:
-    """Whether a tile is in memory with constant strides: in a buffer, or in an array that is loaded in bounds."""
+    """True if a tile is in memory with constant strides: in a buffer, or in an array that is loaded in bounds."""
     if expressions.is_available(value):
         return True
     op = expressions.definition[value]

@@ -89,7 +89,7 @@ class TaskPartition:
 
 
 def is_float_sum(op: Atomic) -> bool:
-    """Whether an update adds floats."""
+    """True if an update adds floats."""
     return op.kind == "add" and kind_of(op.ref.ref.dtype) == "float"
 
 
@@ -189,5 +189,5 @@ def _is_scalar(op: Op) -> bool:
 
 
 def updates_rows(op: Atomic) -> bool:
-    """Whether neighbours along the last dim of the tile are neighbours in the array."""
+    """True if neighbours along the last dim of the tile are neighbours in the array."""
     return bool(op.access.dims) and op.access.dims[-1].kind == "block" and bool(op.value.tile.shape)

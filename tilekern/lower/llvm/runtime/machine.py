@@ -43,11 +43,11 @@ class Machine:
 
     @property
     def is_x86(self) -> bool:
-        """Whether it is an x86-64. Otherwise it is a 64-bit ARM."""
+        """True if it is an x86-64. Otherwise it is a 64-bit ARM."""
         return self.triple.startswith("x86_64-")
 
     def runs_on(self, other: Machine) -> bool:
-        """Whether code for this machine runs on the other one."""
+        """True if code for this machine runs on the other one."""
         needed = {feature for feature in self.features.split(",") if feature.startswith("+")}
         fits = self.vector_bytes <= other.vector_bytes and needed <= set(other.features.split(","))
         return self == other or (self.triple == other.triple and fits)
