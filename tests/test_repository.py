@@ -120,3 +120,12 @@ def test_the_code_of_the_readme_runs() -> None:
             pytest.importorskip("triton", reason="needs triton")
         above = "\n" * text.count("\n", 0, block.start(1))
         exec(compile(above + block[1], readme, "exec"), namespace)
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "design").glob("*.md"))], ids=lambda page: page.name
+)
+def test_the_modules_that_a_page_names_exist(page: Path) -> None:
+    """Modules with their folder, from the root or from `tilekern/`; a bare `kernel.py` stands for many files."""
+    named = re.findall(r"`((?:[\w<>]+/)+\w+\.py)`", page.read_text())
+    assert not [n for n in named if "<" not in n and not (ROOT / n).exists() and not (ROOT / "tilekern" / n).exists()]
