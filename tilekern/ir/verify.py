@@ -16,32 +16,40 @@ def verify(func: Func) -> None:
     require(not func.body.results, "a Func yields nothing")
     given = [p.ref.role in ("in", "inout") for p in func.params]
     require(given == sorted(given, reverse=True), "inputs stand before outputs")
-    _verify_block(func.body, frozenset(func.params), set())
+    _verify_block(func.body, set(func.params), set())
 
 
-def _verify_block(block: Block, visible: frozenset[Value], defined: set[Value]) -> None:
-    """`visible` may be used in the block; `defined` holds every value of the function met so far."""
-    scope = set(visible)
-    _define(block.args, scope, defined)
+def _verify_block(block: Block, visible: set[Value], defined: set[Value]) -> None:
+    """Verify a block in time linear in its ops, those of inner blocks included.
+
+    Args:
+      block: the block.
+      visible: the values that it may use; it adds its own, and removes them at its end.
+      defined: every value of the function met so far.
+    """
+    own = list(block.args)
+    _define(block.args, visible, defined)
     for op in block.ops:
         with source.at(op.loc):
-            _verify_op(op, scope, defined)
+            _verify_op(op, visible, defined)
+        own += op.results
     for value in block.results:
-        require(value in scope, f"a block yields %{value.name}: {value.type}, which is not defined there")
+        require(value in visible, f"a block yields %{value.name}: {value.type}, which is not defined there")
+    visible.difference_update(own)
 
 
-def _verify_op(op: Op, scope: set[Value], defined: set[Value]) -> None:
+def _verify_op(op: Op, visible: set[Value], defined: set[Value]) -> None:
     for value in op.operands:
-        require(value in scope, f"{op.name} uses %{value.name}: {value.type}, which is not defined there")
+        require(value in visible, f"{op.name} uses %{value.name}: {value.type}, which is not defined there")
     for region in op.regions:
-        _verify_block(region, frozenset(scope), defined)
+        _verify_block(region, visible, defined)
     types = tuple(v.type for v in op.results)
     require(op.infer() == types, f"{op.name} has results {types}, its rule gives {op.infer()}")
-    _define(op.results, scope, defined)
+    _define(op.results, visible, defined)
 
 
-def _define(values: tuple[Value, ...], scope: set[Value], defined: set[Value]) -> None:
+def _define(values: tuple[Value, ...], visible: set[Value], defined: set[Value]) -> None:
     for value in values:
         require(value not in defined, f"%{value.name}: {value.type} is defined twice")
         defined.add(value)
-        scope.add(value)
+        visible.add(value)
