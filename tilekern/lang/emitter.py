@@ -1,4 +1,4 @@
-"""What the rules for JAX's primitives are written in: a builder of ops, and the type of a rule."""
+"""IR builder for the import rules of JAX's primitives, and the type of a rule."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tilekern.source import UNKNOWN, Loc
 
 
 class Emitter(Builder):
-    """A builder that knows the user's line and JAX's implicit broadcasting."""
+    """Builder of ops that adds the user's line, and broadcasts as JAX does implicitly."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loc: Loc = UNKNOWN
 
     def op(self, kind: Callable[..., Op], *operands: Value, **attributes: Any) -> Value:
-        """Append an op at the user's line; its result."""
+        """Append an op at the user's line, and return its result."""
         plain = {name: _plain(value) for name, value in attributes.items()}
         return self.one(kind(operands=operands, loc=self.loc, **plain))
 
     def elementwise(self, function: str, *operands: Value) -> Value:
-        """Append an elementwise op, its operands broadcast to one shape."""
+        """Append an elementwise op whose operands are first broadcast to one shape."""
         return self.op(Elementwise, *self.broadcast(*operands), function=function)
 
     def broadcast(self, *operands: Value) -> list[Value]:
-        """Operands of one shape: scalars and dims of size 1 are repeated, as JAX does implicitly."""
+        """Broadcast operands to one shape: scalars and dims of size 1 are repeated, as JAX does implicitly."""
         shapes = [v.tile.shape for v in operands]
         rank = max(map(len, shapes))
         whole = [shape for shape in shapes if len(shape) == rank]
@@ -41,22 +41,22 @@ class Emitter(Builder):
         return [self.broadcast_to(v, shape) for v in operands]
 
     def broadcast_to(self, value: Value, shape: tuple[int, ...]) -> Value:
-        """A scalar, or a tile of the same rank, repeated to `shape`."""
+        """Broadcast a scalar, or a tile of the same rank, to `shape`."""
         if value.tile.shape == shape:
             return value
         return self.op(Broadcast, value, shape=shape, dims=tuple(range(len(value.tile.shape))))
 
     def convert(self, value: Value, dtype: DType) -> Value:
-        """A cast where one is needed."""
+        """Cast to another dtype; no op if the dtype is right already."""
         return value if value.tile.dtype == dtype else self.op(Convert, value, dtype=dtype)
 
     def splat(self, number: Any, like: TileType) -> Value:
-        """A tile of one number."""
+        """Constant tile of one number."""
         return self.one(splat(number, like, loc=self.loc))
 
 
 def _plain(value: Any) -> Any:
-    """An attribute with Python's integers: parameters of JAX's equations may hold NumPy's."""
+    """Convert NumPy integers in an attribute to Python's; parameters of JAX's equations may hold either."""
     if isinstance(value, tuple):
         return tuple(map(_plain, cast(tuple[Any, ...], value)))
     return int(cast(Any, value)) if isinstance(value, np.integer) else value
@@ -67,11 +67,11 @@ Rule = Callable[[Emitter, JaxprEqn, list[Value]], Value | list[Value]]
 
 
 def aval(eqn: JaxprEqn) -> TileType:
-    """The type of the first result of an equation."""
+    """Type of the first result of an equation."""
     return type_of(eqn.outvars[0])
 
 
 def type_of(var: Any) -> TileType:
-    """The type of a variable of a jaxpr; 4-bit numbers are held in a wider dtype."""
+    """Type of a variable of a jaxpr. 4-bit numbers are held in a wider dtype."""
     dtype = np.dtype(var.aval.dtype)
     return TileType(tuple(var.aval.shape), FOUR_BITS.get(dtype, dtype))

@@ -1,6 +1,6 @@
-"""Tiles of 4-bit numbers: loaded and stored two in a byte, in between held in a wider dtype that has the same numbers.
+"""Tiles of 4-bit numbers. Memory holds two numbers in a byte; values are held in a wider dtype with the same numbers.
 
-The block IR knows bytes only. What computes in 4 bits is refused: JAX has no promotion of these dtypes either.
+The block IR has no 4-bit dtypes. Arithmetic in 4 bits is refused: JAX does not promote these dtypes either.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilekern.lang.emitter import Emitter
 
 I8, U8 = DTYPES["i8"], DTYPES["u8"]
 
-# Primitives that mean the same of the wider dtype: they move, choose, compare or cast.
+# Primitives with the same result in the wider dtype: they move, select, compare or cast elements.
 _ALLOWED = frozenset(
     (
         *(
@@ -54,12 +54,12 @@ _ALLOWED = frozenset(
     )
 )
 
-# The magnitudes of E2M1 (0, 0.5, 1, 1.5, 2, 3, 4, 6) times two, 4 bits each, by code.
+# Table of E2M1's magnitudes (0, 0.5, 1, 1.5, 2, 3, 4, 6), doubled, 4 bits each; the code is the index.
 _DOUBLED = 0xC8643210
 
 
 def check_allowed(eqn: JaxprEqn) -> None:
-    """Refuse an equation that computes in 4 bits.
+    """Refuse an equation that does arithmetic in 4 bits.
 
     Raises:
       UnsupportedError: at the line of the equation.
@@ -79,7 +79,7 @@ def check_allowed(eqn: JaxprEqn) -> None:
 
 
 def narrowed(emit: Emitter, x: Value, dtype: DType) -> Value:
-    """A cast to 4 bits: integers wrap around, floats saturate, NaN becomes 0."""
+    """Cast to 4 bits: integers wrap around, floats saturate, NaN becomes 0."""
     if kind_of(dtype) == "float":
         return _rounded(emit, x)
     wide = FOUR_BITS[dtype]
@@ -91,7 +91,7 @@ def narrowed(emit: Emitter, x: Value, dtype: DType) -> Value:
 
 
 def _rounded(emit: Emitter, x: Value) -> Value:
-    """To the nearest number of E2M1, of two the even one: multiples of 0.5 below 2, of 1 below 4, of 2 up to 6."""
+    """Round to nearest even in E2M1, whose numbers are multiples of 0.5 below 2, of 1 below 4, and of 2 up to 6."""
     wide = x if x.tile.dtype == DTYPES["f64"] else emit.convert(x, F32)
 
     def number(value: float) -> Value:
@@ -101,7 +101,7 @@ def _rounded(emit: Emitter, x: Value) -> Value:
         scaled = emit.elementwise("mul", size, number(1 / step))
         return emit.elementwise("mul", emit.elementwise("round_even", scaled), number(step))
 
-    # min gives NaN where x is one: nothing below compares with it, and the result is 0.
+    # min keeps NaN. Every comparison below is then false, and the result is 0.
     size = emit.elementwise("min", emit.elementwise("abs", wide), number(6.0))
     coarse = emit.op(Select, emit.elementwise("lt", size, number(4.0)), multiple(1.0), multiple(2.0))
     found = emit.op(Select, emit.elementwise("lt", size, number(2.0)), multiple(0.5), coarse)
@@ -120,7 +120,7 @@ def _with_sign(emit: Emitter, size: Value, negative: Value) -> Value:
 
 
 def _low(emit: Emitter, x: Value) -> Value:
-    """The low 4 bits of each byte, with their sign if the bytes have one."""
+    """Low 4 bits of each byte, sign-extended if the bytes are signed."""
     four = emit.splat(4, x.tile)
     right = "shift_right_arithmetic" if x.tile.dtype == I8 else "shift_right_logical"
     return emit.elementwise(right, emit.elementwise("shift_left", x, four), four)
@@ -135,7 +135,7 @@ def _high(emit: Emitter, x: Value) -> Value:
 
 
 def load(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value]) -> Value:
-    """The numbers at an access, unpacked from the bytes that hold them."""
+    """Load the bytes that hold an access, and unpack its numbers."""
     access: Access = eqn.params["access"]
     dtype, last = np.dtype(eqn.params["dtype"]), access.dims[-1]
     if eqn.params["filled"]:
@@ -157,7 +157,7 @@ def store(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value], dtype: DType)
         raise _refused(ref, dtype, "a store with `mask`", "choose with jnp.where, and store all lanes")
     taken, first = _of_bytes(access, ref, dtype)
     last, size = access.dims[-1], (taken.extents or ref.ref.shape)[-1]
-    # An odd number of lanes may end in the last byte: no other lane of that is in the array.
+    # An odd number of lanes may end in the middle of the last byte, whose other half is padding.
     ends = not last.position.terms and taken.dims[-1].position.const + taken.dims[-1].size >= size
     if first or last.kind == "index" or (last.size % 2 and not ends):
         raise _refused(ref, dtype, f"a store of {last.size} at {_shown(last.position)}", "store pairs: an even block")
@@ -166,7 +166,7 @@ def store(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value], dtype: DType)
 
 
 def _of_bytes(access: Access, ref: Value, dtype: DType) -> tuple[Access, int]:
-    """The access to bytes, and at which half of its first byte the lanes along the last dim begin."""
+    """Turn an access to 4-bit numbers into one to bytes; also return the half of the first byte where lane 0 is."""
     last, extents = access.dims[-1], access.extents
     terms, fix = last.position.terms, "take blocks of an even size, tk.ds(2 * start, size), or index the loaded tile"
     seen = None if extents is None else (*extents[:-1], extents[-1] // 2)
@@ -197,7 +197,7 @@ def _refused(ref: Value, dtype: DType, got: str, fix: str) -> IndexingError:
 
 
 def _part(emit: Emitter, x: Value, first: int, last: int) -> Value:
-    """The elements from `first` to `last` along the last dim."""
+    """Slice [first, last) along the last dim."""
     *rest, size = x.tile.shape
     if (first, last) == (0, size):
         return x
@@ -206,7 +206,7 @@ def _part(emit: Emitter, x: Value, first: int, last: int) -> Value:
 
 
 def _unpacked(emit: Emitter, packed: Value, dtype: DType) -> Value:
-    """Twice as many numbers along the last dim as there are bytes, in their wider dtype."""
+    """Unpack bytes to numbers in their wider dtype; the last dim becomes twice as long."""
     *rest, size = packed.tile.shape
     halves = emit.op(Bitcast, packed, dtype=I8) if FOUR_BITS[dtype] == I8 else packed
     pair = [emit.op(Reshape, half(emit, halves), shape=(*rest, size, 1)) for half in (_low, _high)]
@@ -215,7 +215,7 @@ def _unpacked(emit: Emitter, packed: Value, dtype: DType) -> Value:
 
 
 def _decoded(emit: Emitter, codes: Value) -> Value:
-    """The numbers of E2M1 by their codes."""
+    """Decode E2M1 codes to numbers."""
     wide = emit.convert(codes, I32)
 
     def number(value: int) -> Value:
@@ -229,7 +229,7 @@ def _decoded(emit: Emitter, codes: Value) -> Value:
 
 
 def _packed(emit: Emitter, x: Value, dtype: DType) -> Value:
-    """Bytes of two numbers along the last dim each; behind an odd number of them, of 0."""
+    """Pack two neighbours along the last dim into each byte; an odd length is padded with 0."""
     codes = _encoded(emit, x) if kind_of(dtype) == "float" else x
     codes = codes if codes.tile.dtype == U8 else emit.op(Bitcast, codes, dtype=U8)
     *rest, size = codes.tile.shape
@@ -246,7 +246,7 @@ def _packed(emit: Emitter, x: Value, dtype: DType) -> Value:
 
 
 def _encoded(emit: Emitter, x: Value) -> Value:
-    """The codes of numbers of E2M1; doubled, their magnitudes are 0, 1, 2, 3, 4, 6, 8 and 12."""
+    """Encode E2M1 numbers. Their doubled magnitudes are the integers 0, 1, 2, 3, 4, 6, 8 and 12."""
     size = emit.elementwise("abs", x)
     doubled = emit.convert(emit.elementwise("mul", size, emit.splat(2.0, size.tile)), I32)
     code = emit.elementwise("min", doubled, emit.splat(4, doubled.tile))

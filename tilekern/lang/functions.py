@@ -27,17 +27,17 @@ _PRESETS: dict[Precision, Any] = {
 
 
 def precision_of(preset: Any) -> Precision:
-    """The language's name of a dot precision of JAX; whatever only lowers precision in JAX is exact here."""
+    """Translate JAX's dot precision to the language's name. Precisions below float32 in JAX are exact float32 here."""
     names: dict[Any, Precision] = {algorithm: name for name, algorithm in _PRESETS.items() if algorithm is not None}
     return names.get(preset, "ieee") if isinstance(preset, lax.DotAlgorithmPreset) else "ieee"
 
 
 def dot(a: Any, b: Any, acc: Any = None, *, precision: str | None = None) -> jax.Array:
-    """The matrix product of a [..., M, K] and b [..., K, N], plus `acc` [..., M, N].
+    """Matrix product of a [..., M, K] and b [..., K, N], plus `acc` [..., M, N].
 
-    The result is float32 (float64 for float64 operands, int32 for integers), and so are accumulation and `acc`.
-    `precision` (float32 operands only): None or "ieee" multiplies exactly as float32, "tf32", "bf16", "bf16x3" and
-    "bf16x6" allow a backend the cheaper product of that name.
+    The result, the accumulation and `acc` are float32; float64 for float64 operands, int32 for integers.
+    `precision` is for float32 operands only: None and "ieee" multiply in float32; "tf32", "bf16", "bf16x3" and
+    "bf16x6" allow a backend to use the cheaper product of that name.
     """
     left, right = (_operand(x, name) for x, name in ((a, "a"), (b, "b")))
     if left.dtype != right.dtype:
@@ -84,7 +84,7 @@ def _misfit(expected: str, left: jax.Array, right: jax.Array, fix: str) -> Argum
 
 
 def full(shape: Any, value: Any, dtype: Any = jnp.float32) -> jax.Array:
-    """A tile of `value`; entries of `shape` are ints or Tiles, which stand for their size. float32 unless said."""
+    """Tile filled with `value`, float32 by default. Entries of `shape` are ints or Tiles; a Tile counts as its size."""
     entries = cast(Sequence[Any], shape) if isinstance(shape, (tuple, list)) else (shape,)
     sizes = [e.size if isinstance(e, Tile) else static_int(e, "a size of the tile", 0) for e in entries]
     if _jax.is_array(value) and value.shape != ():
@@ -98,17 +98,17 @@ def full(shape: Any, value: Any, dtype: Any = jnp.float32) -> jax.Array:
 
 
 def zeros(shape: Any, dtype: Any = jnp.float32) -> jax.Array:
-    """A tile of zeros; see `full`."""
+    """Tile of zeros, float32 by default; `shape` is as in `full`."""
     return full(shape, 0, dtype)
 
 
 def accumulator(dtype: Any) -> DType:
-    """The dtype in which `dot` accumulates operands of `dtype`: float32, float64 for float64, int32 for integers."""
+    """Dtype in which `dot` accumulates operands of `dtype`: float32, float64 for float64, int32 for integers."""
     return _accumulator(jnp.dtype(dtype))
 
 
 def cdiv(a: Any, b: Any) -> Any:
-    """a / b rounded up, for a >= 0 and b > 0; ints or traced integers."""
+    """Quotient a / b rounded up, for a >= 0 and b > 0. Both are ints or traced integers."""
     if isinstance(a, int) and isinstance(b, int):
         return _cdiv(a, b)
     return (a + (b - 1)) // b

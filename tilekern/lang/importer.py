@@ -1,4 +1,4 @@
-"""From jaxpr to block IR: memory and control here, pure primitives in `rules`."""
+"""Importer from jaxpr to block IR: memory and control flow. Pure primitives are in `rules`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from tilekern.lang.reduction import reduction
 from tilekern.lang.rules_dynamic import element, with_element
 from tilekern.lang.tiles import describe, way_out
 
-# A captured array of up to so many bytes becomes a constant of the IR; a larger one becomes an operand of the kernel.
+# Limit in bytes: a captured array up to this size becomes a constant of the IR, a larger one an operand of the kernel.
 CONSTANT_BYTES = 4096
 
-# What to do instead of the primitives that people reach for first.
+# Remedies, in errors, for the unsupported primitives that users try most.
 _WAYS_OUT = {
     **dict.fromkeys(
         ("debug_print", "debug_callback"),
@@ -58,7 +58,7 @@ class Importer(Emitter):
     """Appends the ops of one jaxpr.
 
     Attributes:
-      captured: arrays closed over by the body that are no constants, each with the param that stands for it.
+      captured: arrays that the body closes over and that are operands, each with its param.
     """
 
     def __init__(self, grid: tuple[Value, ...]) -> None:
@@ -69,7 +69,7 @@ class Importer(Emitter):
         self.captured: list[tuple[Any, Value]] = []
 
     def run(self, jaxpr: Jaxpr, operands: Sequence[Value]) -> tuple[Value, ...]:
-        """Append the ops of `jaxpr` applied to `operands`; returns its results."""
+        """Append the ops of `jaxpr` applied to `operands`, and return its results."""
         inner: Any = jaxpr.jaxpr
         for var, array in zip(inner.constvars, jaxpr.consts, strict=True):
             with source.at(_first_use(inner, var)):
@@ -107,7 +107,7 @@ class Importer(Emitter):
         return results
 
     def _constant(self, array: Any) -> Value:
-        """A captured array: a constant if it is known and small, else a further operand, loaded whole."""
+        """Import a captured array: as a constant if it is known and small, else as one more operand, loaded whole."""
         if array.dtype in FOUR_BITS and not isinstance(array, _jax.Tracer):
             array = np.asarray(array).astype(FOUR_BITS[array.dtype])
         if jnp.issubdtype(array.dtype, jax.dtypes.extended) or not is_dtype(np.dtype(array.dtype)):
@@ -190,7 +190,7 @@ class Importer(Emitter):
         return results
 
     def _reduce(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
-        """`lax.reduce` with a combiner, which may be any function."""
+        """Import `lax.reduce`, whose combiner may be any function."""
         types = [jax.ShapeDtypeStruct(v.tile.shape, v.tile.dtype) for v in operands]
         fixed, self._loc_is_fixed = self._loc_is_fixed, True
         results = self.run(_jax.make_jaxpr(reduction(eqn), *types), operands)
@@ -214,7 +214,7 @@ class Importer(Emitter):
         return self.add(While(operands=tuple(inits), regions=regions, loc=self.loc))
 
     def _region(self, jaxpr: Jaxpr, shared: list[Value], inits: list[Value]) -> Block:
-        """A block for a jaxpr of a loop; its arguments are the carries."""
+        """Import the jaxpr of a loop as a block whose arguments are the carries."""
 
         def body(*args: Value) -> tuple[Value, ...]:
             return self.run(jaxpr, [*shared, *args])
@@ -222,12 +222,12 @@ class Importer(Emitter):
         return self.block(tuple(Value(v.type) for v in inits), body)
 
     def _fold(self, eqn: JaxprEqn, marker: JaxprEqn, shared: list[Value], inits: list[Value]) -> Sequence[Value]:
-        """A `while` made by `lang.loops.fold`: the counter is the tile index, the bounds are the marker's."""
+        """Import a `while` made by `lang.loops.fold`: its counter is the tile index; the marker holds its bounds."""
         body: Any = eqn.params["body_jaxpr"].jaxpr
         outside = dict(zip(body.invars, shared, strict=False))
         bounds = [outside[a] if not isinstance(a, _jax.Literal) else self._read(a) for a in marker.invars[1:]]
         axis: Axis = marker.params["axis"]
-        # JAX takes carries out that the body returns unchanged, and adds the tangents of differentiated ones.
+        # JAX removes carries that the body returns unchanged, and adds the tangents of differentiated carries.
         hint: str = marker.params["hint"] if len(inits) == 2 else ""
         args = (index_value(axis.name), *(Value(v.type, hint) for v in inits[1:]))
 
@@ -244,7 +244,7 @@ class Importer(Emitter):
                 loc=marker.params["loc"],
             )
         )
-        return [inits[0], *results]  # nobody reads the counter
+        return [inits[0], *results]  # the counter is not read after the loop
 
     def _fold_index(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         return [self._env[eqn.outvars[0]]]
@@ -292,12 +292,12 @@ _SPECIAL: dict[str, Callable[[Importer, JaxprEqn, list[Value]], Sequence[Value]]
 
 
 def _first_use(inner: Any, var: Any) -> source.Loc:
-    """The user's line of the first equation that uses `var`."""
+    """User's line of the first equation that uses `var`."""
     return next((_jax.user_loc(eqn) for eqn in inner.eqns if any(a is var for a in eqn.invars)), source.UNKNOWN)
 
 
 def escaped() -> TileScopeError:
-    """The error for a traced value, or a ref, that was kept when its loop or trace had ended."""
+    """Make the error for a traced value or a ref that is used after its loop or trace has ended."""
     return TileScopeError(
         "a traced value is used outside the loop, the function or the trace that made it",
         expected="values and refs of the body that is being traced",
@@ -307,7 +307,7 @@ def escaped() -> TileScopeError:
 
 
 def unknown_size(got: str) -> ConcreteValueError:
-    """The error for an array that a body closes over, whose size is a symbol of `jax.export`."""
+    """Make the error for a captured array whose size is a symbol of `jax.export`."""
     return ConcreteValueError(
         "a kernel closes over an array whose size is not known",
         expected="arrays of sizes that are known when the kernel is traced",

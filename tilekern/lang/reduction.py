@@ -1,4 +1,4 @@
-"""`lax.reduce` with any combiner, as JAX code that the language has: a tree of combinations of neighbours."""
+"""`lax.reduce` with any combiner, rewritten to JAX code that the language supports: a tree that combines neighbours."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ type Tiles = list[jax.Array]
 
 
 def reduction(eqn: JaxprEqn) -> Callable[..., Tiles]:
-    """The function of operands, then initial values, that an equation of `lax.reduce` stands for.
+    """Make the function that computes an equation of `lax.reduce` from its operands and initial values.
 
-    The combiner needs to be associative, and gets its operands in order, so that it need not be commutative. Each
-    initial value is combined once, from the left.
+    The combiner must be associative. It gets its operands in order, so it need not be commutative. Each initial value
+    is combined once, from the left.
     """
     jaxpr, dims, rank = eqn.params["jaxpr"], tuple(eqn.params["dimensions"]), len(cast(Any, eqn.invars[0].aval).shape)
     whole = _MONOIDS.get(_function_of(jaxpr))
@@ -45,7 +45,7 @@ def reduction(eqn: JaxprEqn) -> Callable[..., Tiles]:
 
 
 def _function_of(jaxpr: Jaxpr) -> str:
-    """The op that a combiner is, if it is one op of its two arguments; else an empty name."""
+    """Name of the op if the combiner is a single op of its two arguments; else an empty string."""
     inner = cast(Any, jaxpr.jaxpr)
     if len(inner.eqns) != 1:
         return ""
@@ -55,7 +55,7 @@ def _function_of(jaxpr: Jaxpr) -> str:
 
 
 def _combined(jaxpr: Jaxpr, left: Tiles, right: Tiles, rank: int) -> Tiles:
-    """The combiner, which is of scalars, on tiles."""
+    """Apply the combiner, a function of scalars, elementwise to tiles."""
 
     def of_scalars(*operands: Any) -> list[Any]:
         return _jax.evaluate(jaxpr, cast(Any, jaxpr).consts, operands)
@@ -67,14 +67,14 @@ def _combined(jaxpr: Jaxpr, left: Tiles, right: Tiles, rank: int) -> Tiles:
 
 
 def _tree(jaxpr: Jaxpr, tiles: Tiles, dims: Sequence[int]) -> Tiles:
-    """All elements along `dims`, which go, in one."""
+    """Reduce all elements along `dims`; the result lacks these dims."""
     for dim in dims:
         tiles = [lax.squeeze(x, (dim,)) for x in _one(jaxpr, tiles, dim)]
     return tiles
 
 
 def _one(jaxpr: Jaxpr, tiles: Tiles, dim: int) -> Tiles:
-    """All elements along a dim in one. Of an odd number the last is left over until the others are one."""
+    """Reduce a dim by combining neighbours; the last one of an odd number is combined at the end."""
     size, rank = tiles[0].shape[dim], len(tiles[0].shape)
     if size == 1:
         return tiles

@@ -1,7 +1,7 @@
-"""How JAX's pure primitives become IR ops: a table by primitive name.
+"""Import rules: a table from the names of JAX's pure primitives to functions that emit IR ops.
 
 A rule takes the `Emitter`, the equation and its operands, and returns the results. Elementwise primitives need no rule:
-the elementwise table names them. What is in neither table is refused by the importer.
+the elementwise table names their ops. The importer refuses primitives that are in neither table.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _iota(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
 
 
 def _empty(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    """What derivatives of branches carry where the other branch has a value: it is never read."""
+    """Fill an array that is never read. Derivatives of branches carry one where only the other branch has a value."""
     return emit.splat(0, aval(eqn))
 
 
@@ -90,7 +90,7 @@ def _unstack(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> list[Value]
 
 
 def _tile(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    """Copies of a tile side by side: a dim for the copies in front of each dim, merged with it."""
+    """Repeat a tile along each dim: broadcast along a new dim in front of it, then merge the two."""
     shape = operands[0].tile.shape
     copies = tuple(n for pair in zip(eqn.params["reps"], shape, strict=True) for n in pair)
     copied = emit.op(Broadcast, operands[0], shape=copies, dims=tuple(range(1, len(copies), 2)))
@@ -169,16 +169,16 @@ def _square(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
 
 
 def _one_minus_square(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    """1 - x², which the derivatives of tanh and its kin consist of, without cancellation: (1 - x) (1 + x)."""
+    """Compute 1 - x² as (1 - x) (1 + x), without cancellation; derivatives of tanh and similar functions use it."""
     one = emit.splat(1, operands[0].tile)
     return emit.elementwise("mul", emit.elementwise("sub", one, operands[0]), emit.elementwise("add", one, operands[0]))
 
 
 def floor_divide(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value | None:
-    """JAX's jitted `x // y` of integers, None for anything else.
+    """Emit JAX's jitted `x // y` of integers; None for any other function.
 
-    JAX decides by the signs of x and y whether to round down; by the sign of the remainder, which is that of x unless
-    it is 0, an interval of x tells that nothing need be rounded.
+    JAX decides by the signs of x and y whether to round down. This rule looks at the sign of the remainder, which is 0
+    or has the sign of x: where interval analysis knows that sign, the rounding is dropped.
     """
     if eqn.params.get("name") != "floor_divide":
         return None
@@ -232,7 +232,7 @@ RULES: dict[str, Rule] = {
     **{f"reduce_{monoid}": _reduce(monoid) for monoid in MONOIDS},
     "copy": _same,
     "copy_p": _same,
-    "reshard": _same,  # under a mesh, which only constants are of; a program is on one device
+    "reshard": _same,  # under a mesh, on constants only; a program runs on one device
     "stop_gradient": _same,
     "name": _same,
     **BITS,
@@ -242,7 +242,7 @@ RULES: dict[str, Rule] = {
 
 
 def apply(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value] | None:
-    """The results of an equation, or None if the language does not have its primitive."""
+    """Emit an equation and return its results; None if the language lacks its primitive."""
     name, values = eqn.primitive.name, list(operands)
     if name in RULES:
         results = RULES[name](emit, eqn, values)

@@ -1,4 +1,4 @@
-"""Import rules for computed places in tiles: dynamic slices, and the gathers of single elements."""
+"""Import rules for computed indices into tiles: dynamic slices, gathers and scatters of one window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Dim = tuple[str, int]
 
 
 def position(emit: Emitter, value: Value, length: int) -> Value:
-    """Positions as int32; of wider dtypes, one outside [0, length) becomes -1 or `length`."""
+    """Convert positions to int32. Those of wider dtypes are clamped first: outside [0, length) to -1 or `length`."""
     tile = value.tile
     if tile.dtype.itemsize > 4 or (kind_of(tile.dtype) == "unsigned" and tile.dtype.itemsize == 4):
         value = emit.elementwise("min", value, emit.splat(length, tile))
@@ -44,21 +44,21 @@ def _dynamic_update_slice(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -
 
 
 def element(emit: Emitter, x: Value, index: Value) -> Value:
-    """x[index]; the index, int32, is in bounds."""
+    """Return x[index]. The index is int32 and in bounds."""
     shape = x.tile.shape
     starts = [index, *(emit.splat(0, INDEX) for _ in shape[1:])]
     return _reshape(emit, emit.op(DynamicSlice, x, *starts, sizes=(1, *shape[1:])), shape[1:])
 
 
 def with_element(emit: Emitter, x: Value, value: Value, index: Value) -> Value:
-    """`x` with `value` in place of x[index]; the index, int32, is in bounds."""
+    """Return a copy of `x` whose element x[index] is `value`. The index is int32 and in bounds."""
     shape = x.tile.shape
     starts = [index, *(emit.splat(0, INDEX) for _ in shape[1:])]
     return emit.op(DynamicUpdateSlice, x, _reshape(emit, value, (1, *shape[1:])), *starts)
 
 
 def _gather(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    """A `Take` along the indexed dims, merged to one. The elements of a window there count as further lanes."""
+    """Gather by one `Take` along the indexed dims, which are merged into one; window elements become further lanes."""
     x, indices = operands
     numbers: Any = eqn.params["dimension_numbers"]
     taken: tuple[int, ...] = tuple(numbers.start_index_map)
@@ -98,7 +98,7 @@ def _gather(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
 
 
 def _result_dims(numbers: Any, offsets: list[int], windows: list[int], lanes: int) -> list[_Dim]:
-    """The dims of a gather's result: at its offset dims those of the tile in order, elsewhere those of the indices."""
+    """Dims of a gather's result: its offset dims are dims of the tile, in order; the others are dims of the indices."""
     of_tile, rest = dict(zip(numbers.offset_dims, offsets, strict=True)), iter(range(lanes))
     found: list[_Dim] = []
     for p in range(lanes + len(offsets)):
@@ -111,7 +111,7 @@ def _result_dims(numbers: Any, offsets: list[int], windows: list[int], lanes: in
 
 
 def _scatter(combine: str) -> Rule:
-    """One window written, or combined with what is there: `x.at[i].set(y)`, `x.at[:, :4].add(y)`."""
+    """Write one window, or combine it with the old elements: `x.at[i].set(y)`, `x.at[:, :4].add(y)`."""
 
     def rule(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
         x, indices, update = operands
@@ -140,10 +140,10 @@ def _scatter(combine: str) -> Rule:
 
 
 def _flat_index(emit: Emitter, indices: Value, dims: list[tuple[int, int]]) -> tuple[Value, Value]:
-    """Index vectors along the last dim as row-major places in `dims` (clamped), and which vectors lie inside.
+    """Flatten index vectors, along the last dim, to clamped row-major indices; also return which vectors are in bounds.
 
-    `dims` gives the length of each dim and the size of the window there, which becomes a further dim of the places (0:
-    a single element, no dim).
+    `dims` holds the length of each indexed dim and the size of its window. A window adds a dim to the result; the size
+    0 stands for a single element and adds none.
     """
     shape = indices.tile.shape
     lanes = shape[:-1]
@@ -168,7 +168,7 @@ def _flat_index(emit: Emitter, indices: Value, dims: list[tuple[int, int]]) -> t
 def _spread(
     emit: Emitter, flat: Value, names: tuple[list[_Dim], list[_Dim]], free: list[_Dim], sizes: dict[_Dim, int]
 ) -> Value:
-    """Indices with a dim for each of the tile's: the lanes that are paired with one in its place, the others merged."""
+    """Give the indices one dim for each dim of the tile: batch dims keep their place, all other lanes are merged."""
     before, behind = ([name for name in side if name[0] == "lane"] for side in names)
     flat = _transpose(emit, flat, tuple(k for _, k in (*before, *free, *behind)))
     count = int(np.prod([sizes[name] for name in free], dtype=np.int64))
@@ -180,7 +180,7 @@ def _spread(
 
 
 def _filled(emit: Emitter, eqn: JaxprEqn, result: Value, inside: Value) -> Value:
-    """What JAX puts outside, unless told: NaN, the least signed integer, the greatest unsigned one, true."""
+    """JAX's default fill value: NaN, the least signed integer, the greatest unsigned integer, or true."""
     fill, dtype = eqn.params["fill_value"], result.tile.dtype
     if fill is None:
         match kind_of(dtype):

@@ -1,4 +1,4 @@
-"""What is known while one body is being traced: its axes, its stores, and which scopes are open."""
+"""State of a trace: the axes and side effects so far, and the scopes that are open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilekern.source import Loc
 
 @dataclass
 class Scope:
-    """Where the tiles of one fold, or of one kernel, may be used."""
+    """Scope of the tiles of one fold or of one kernel; outside of it their use is an error."""
 
     what: str
     open: bool = True
@@ -33,16 +33,16 @@ class Scope:
 
 @dataclass
 class TraceState:
-    """The trace that is going on.
+    """State of the current trace.
 
     Attributes:
-      name: the kernel's.
-      function: its body.
-      axes: the grid so far.
-      scope: of the kernel's parallel tiles.
-      top: JAX's trace of the body itself, not of a loop or a function in it.
-      effects: the lines of all that must not get lost so far, and what stands there: a "store", "print" or "check".
-      outer: the trace inside of which this one began, if there is one.
+      name: name of the kernel.
+      function: body of the kernel.
+      axes: grid axes declared so far.
+      scope: scope of the kernel's parallel tiles.
+      top: JAX's trace of the body itself, outside of its loops and nested functions.
+      effects: line and kind ("store", "print" or "check") of each side effect so far, to find those that JAX drops.
+      outer: the enclosing trace, if there is one.
     """
 
     name: str
@@ -58,7 +58,7 @@ _state: ContextVar[TraceState | None] = ContextVar("tilekern_trace", default=Non
 
 
 def current(what: str) -> TraceState:
-    """The trace that is going on; `what` asks for it."""
+    """Return the current trace. `what`, the caller, is named in the error if there is none."""
     state = _state.get()
     if state is None:
         raise TraceError(
@@ -71,7 +71,7 @@ def current(what: str) -> TraceState:
 
 
 def is_traced(function: Callable[..., Any]) -> bool:
-    """True while the body `function` is being traced, or one that calls it."""
+    """True while `function`, the body of a kernel, is being traced, also in an outer trace."""
     state = _state.get()
     while state is not None and state.function is not function:
         state = state.outer
@@ -80,7 +80,7 @@ def is_traced(function: Callable[..., Any]) -> bool:
 
 @contextmanager
 def tracing(state: TraceState) -> Generator[TraceState]:
-    """Inside it, `state` is the trace that is going on."""
+    """Context in which `state` is the current trace."""
     state.outer = _state.get()
     token = _state.set(state)
     try:

@@ -33,7 +33,7 @@ from tilekern.lang.state import TraceState, tracing
 from tilekern.lang.tiles import describe
 from tilekern.lang.unwritten import check_loads
 
-# What JAX raises where Python needs the value of a tracer.
+# Errors that JAX raises where Python needs the value of a tracer.
 _CONCRETE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
@@ -51,7 +51,7 @@ _OVERFLOWS = ("An overflow was encountered", "Python int", "out of bounds for")
 
 @dataclass(frozen=True)
 class Param:
-    """An array of the kernel before it has a value: where in the signature it stands, and its type."""
+    """Array parameter of a kernel: its place in the signature, and its type."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,11 +61,11 @@ class Param:
 
 @dataclass(frozen=True)
 class Tracing:
-    """A traced body.
+    """Result of a trace.
 
     Attributes:
-      func: the Func, verified; its inputs are the params', then one for each captured array.
-      captured: arrays that the body closes over.
+      func: the verified Func. Its inputs are those of the params, then one for each captured array.
+      captured: arrays that the body closes over and that became operands.
     """
 
     func: Func
@@ -73,7 +73,7 @@ class Tracing:
 
     @property
     def captures_tracers(self) -> bool:
-        """Whether a captured array is itself being traced, so that this trace serves one call only."""
+        """True if a captured array is itself a tracer; this trace then serves one call only."""
         return any(isinstance(array, _jax.Tracer) for array in self.captured)
 
 
@@ -84,7 +84,7 @@ def trace(
     keywords: Mapping[str, Any],
     loc: source.Loc,
 ) -> Tracing:
-    """Trace `function(*arguments, **keywords)`, where the leaves of `arguments` are `Param`s."""
+    """Trace `function(*arguments, **keywords)`. The leaves of `arguments` are `Param`s."""
     params, tree = _jax.flatten(arguments)
     state = TraceState(name, function)
 
@@ -135,7 +135,7 @@ def _assemble(jaxpr: Any, name: str, params: list[Param], state: TraceState, loc
 
 
 def _check_hoists(func: Func) -> None:
-    """A hoisted value may depend on grid indices and inputs: on no loop around it, on nothing that programs write."""
+    """Refuse hoists that depend on a loop around them, or on an array that programs write."""
     defined = definitions(func)
     for hoist in (op for op in func.walk() if isinstance(op, Hoist)):
         known: set[Value] = {*func.params, *func.body.args}
@@ -192,7 +192,7 @@ def _check_stores(func: Func, state: TraceState) -> None:
 
 @contextmanager
 def _explained(name: str) -> Generator[None]:
-    """Turn JAX's errors about tracers and loops into ours, at the user's line."""
+    """Turn JAX's errors about tracers and loops into tilekern's, at the user's line."""
     try:
         yield
     except TilekernError:
@@ -247,7 +247,7 @@ def _given_to_numpy(name: str, text: str) -> ConcreteValueError:
 
 
 def _of_values(name: str, error: Exception, text: str) -> TraceError | None:
-    """The error about a value that stands where its kind cannot."""
+    """Make the error for a value of the wrong kind."""
     first = f"{type(error).__name__}: {text.partition(chr(10))[0]}"
     first = first if len(first) <= 300 else first[:297] + "..."
     if isinstance(error, OverflowError) and any(part in text for part in _OVERFLOWS):
@@ -282,7 +282,7 @@ def _of_values(name: str, error: Exception, text: str) -> TraceError | None:
 
 
 def _of_types(error: Exception, text: str) -> CarryError | None:
-    """The error about types of loops and branches that do not fit."""
+    """Make the error for a loop or branches with mismatched types."""
     if isinstance(error, TypeError) and any(part in text for part in _MISMATCHES):
         varies = "manual axis types do not match" in text
         return CarryError(
