@@ -1,9 +1,9 @@
 """Random kernels, and two that users wrote, compiled by libtpu: the vector memory that they take against their plans.
 
-The estimate (`vmem_estimate.py`) is within a tenth for kernels of the library. For others it is coarser. Where it is too
-small, the compiler refuses a kernel that there is room for; where it is too large, we do. Of 200 random kernels, one in
-ten is planned more than 15 % too small. `_FEW` are some of the others, which must not become worse. All 200 compile
-under the limit of their plan.
+The estimate (`vmem_estimate.py`) is within a tenth for kernels of the library. For others it is coarser. Where it is
+too small, the compiler refuses a kernel that there is room for; where it is too large, we do. Of 200 random kernels,
+one in ten is planned more than 15 % too small. `_FEW` are some of the others, which must not become worse. All 200
+compile under the limit of their plan.
 """
 
 from __future__ import annotations
