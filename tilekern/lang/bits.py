@@ -16,13 +16,14 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 def random_bits(key_data: Any, *coordinates: Any) -> jax.Array:
     """32 random bits for each element, a function of a key and of the element's coordinates only.
 
-    Threefry-2x32 with 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4) on
-    the coordinates, two at a time. With global coordinates (tile.indices) all backends and blocks give the same bits.
+    The generator is Threefry-2x32 with 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3",
+    section 4), applied to the coordinates in pairs. With global coordinates (`tile.indices`), all backends and all
+    block sizes give the same bits.
 
     Args:
       key_data: uint32[2], `jax.random.key_data(key)` of a threefry key, loaded from a ref.
-      *coordinates: integers or integer tiles that broadcast against each other. They count modulo 2³²: those of
-        64 bits that are equal there give the same bits.
+      *coordinates: integers or integer tiles that broadcast against each other. They are taken modulo 2³²: 64-bit
+        coordinates that are equal modulo 2³² give the same bits.
 
     Returns:
       uint32 of the broadcast shape.
@@ -68,7 +69,7 @@ def _threefry(k0: Any, k1: Any, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array
 
 
 def unpack(tile: Any, axis: int = -1) -> jax.Array:
-    """The 4-bit integers of a tile of bytes, the low half of a byte before the high one.
+    """Unpack the 4-bit integers of a tile of bytes. The low half of a byte comes before the high half.
 
     Args:
       tile: int8 (two signed integers in each byte) or uint8 (two unsigned ones).

@@ -1,4 +1,4 @@
-"""What steers a kernel besides loops: `when`, `hoist`, `debug_print`, `device_assert`."""
+"""Directives of a kernel besides loops: `when`, `hoist`, `debug_print`, `device_assert`."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def when(condition: Any) -> Callable[[Callable[[], object]], None]:
 
 
 def hoist(function: Callable[[], Any]) -> Any:
-    """The value of `function()`, a pytree of tiles that depends on grid indices and inputs only.
+    """Value of `function()`, a pytree of tiles that depends on grid indices and inputs only.
 
-    A backend may compute it for the whole grid beforehand, as a table: the bounds of loops that depend on data, say.
-    The function may load inputs, and use tiles of `tk.parallel` and what the body computed from these.
+    A backend may compute it in advance, as a table for the whole grid: loop bounds that depend on data, for example.
+    The function may load inputs. It may use tiles of `tk.parallel`, and values that the body computed from them.
     """
     state.current("tk.hoist")
 
@@ -86,8 +86,8 @@ def _is_ref(value: Any) -> bool:
 def debug_print(format: str, *values: Any) -> None:
     """Print tiles, in a format of `str.format`, while the kernel runs.
 
-    Each program prints its own; how often and in which order they do is up to the backend. Under `jax.vmap` inside the
-    kernel, what is mapped is printed whole.
+    Each program prints its own values. The order of programs is up to the backend, and so is the number of prints.
+    Under `jax.vmap` inside the kernel, mapped values are printed whole.
     """
     trace, tiles = state.current("tk.debug_print"), [_tile(v) for v in values]
     try:
@@ -106,10 +106,10 @@ def debug_print(format: str, *values: Any) -> None:
 
 
 def device_assert(condition: Any, message: str = "the assertion does not hold") -> None:
-    """Stop the kernel with `message` unless all of `condition`, a bool tile, holds.
+    """Stop the kernel with `message` unless all elements of `condition`, a bool tile, are true.
 
-    `tk.interpret` raises `tilekern.errors.DeviceAssertionError` with the line; compiled programs fail with an error of
-    JAX.
+    `tk.interpret` raises `tilekern.errors.DeviceAssertionError` with the line. A compiled program fails with an error
+    of JAX.
     """
     trace, loc = state.current("tk.device_assert"), source.of_stack()
     predicate = _bool(condition, "the condition of tk.device_assert")

@@ -1,4 +1,4 @@
-"""`Incomparable`: comparisons, truth values and operators that raise, in the place of Python's defaults."""
+"""`Incomparable`: comparisons, truth values and operators that raise, instead of Python's defaults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tilekern.errors import TilekernError
 
-# The ufuncs that NumPy calls for its own operators, with the methods of the other operand.
+# Ufuncs that NumPy calls for its operators, and the method of the other operand for the same operator.
 _REFLECTED = {
     "add": "__radd__",
     "subtract": "__rsub__",
@@ -23,7 +23,7 @@ _REFLECTED = {
 
 
 def _refused(use: str) -> Callable[..., Any]:
-    """An operator that raises."""
+    """Make an operator that raises."""
 
     def operator(self: Incomparable, *others: Any) -> Any:
         raise self.no_value(use, *others)
@@ -32,9 +32,9 @@ def _refused(use: str) -> Callable[..., Any]:
 
 
 class Incomparable:
-    """Base of objects that stand for values and have none themselves. Python would compare them by identity.
+    """Base of objects without a value, such as refs and tiles, which Python would compare by identity.
 
-    `x is None`, dicts and sets work as for any object. A subclass may define an operator that means something.
+    `x is None`, dicts and sets work as for any object. A subclass may define the operators that it supports.
     """
 
     __add__: Any = _refused("+")
@@ -72,7 +72,7 @@ class Incomparable:
     __len__: Any = _refused("len")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
-        """For NumPy: an operator of its scalars and arrays is this object's own; any other function is refused."""
+        """Hook of NumPy: operators of its scalars and arrays call this object's operator; other ufuncs are refused."""
         others = [x for x in inputs if x is not self]
         if ufunc.__name__ in _REFLECTED and len(others) == 1:
             return getattr(self, _REFLECTED[ufunc.__name__])(others[0])
@@ -84,7 +84,7 @@ class Incomparable:
         return str(self)
 
     def no_value(self, use: str, *others: Any) -> TilekernError:
-        """The error about an operator `use` with others, or about a use of the object alone: "bool"."""
+        """Make the error for an operator `use` with other operands, or for a use of the object alone, as in "bool"."""
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:

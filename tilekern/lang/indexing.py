@@ -1,4 +1,4 @@
-"""Indices of refs: from what the user writes between brackets to an `Access`, through views."""
+"""Indices of refs: conversion of the user's index, through views, to an `Access`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tilekern.lang.views import Selection
 
 @dataclass
 class Indexer:
-    """Turns the entries of an index of a view into a view, and what of it lies outside of the first one.
+    """Conversion of an index of a view to a new view, and to the mask of its lanes inside of the old view.
 
     Attributes:
-      name: of the ref.
-      base: what the ref is a view of.
-      operands: what the positions of `dims` refer to.
-      dims: the access so far.
-      live: its live lanes.
-      inside: where an index may leave a view that is smaller than its array: the lane dim, and a bool for each lane.
-      leads: the points whose first index array a dim of the access is.
+      name: name of the ref.
+      base: view that is indexed.
+      operands: traced values to which the positions of `dims` refer.
+      dims: dims of the access so far.
+      live: live lanes of each of these dims.
+      inside: bounds checks of indices that may leave a view smaller than its array: a dim, and a bool for each lane.
+      leads: for a dim of the access that is the first index array of points, these points.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Indexer:
     leads: dict[int, Points] = field(default_factory=dict[int, Points])
 
     def mask(self) -> jax.Array | None:
-        """The lanes that are live and inside the view, of the access's shape; None if the array's bounds say it all."""
+        """Mask of the lanes that are live and inside the view, in the access's shape; None if all are."""
         shape = Access(tuple(self.dims)).shape
         found: jax.Array | None = None
         for lane, inside in (*self.inside, *self._live_lanes()):
@@ -59,12 +59,12 @@ class Indexer:
                 yield lane, lanes[0] if dim.kind == "index" else lanes
 
     def select(self, index: Any) -> Selection:
-        """The view that an index selects."""
+        """Return the view that an index selects."""
         entries = self._entries(index)
         self.operands += self.base.operands
         pairs = zip(self.base.dims, self.base.live, self.base.extents, strict=True)
         lanes = iter(range(len(self.base.order)))
-        places: dict[int, int] = {}  # for each lane of the base, that of the access
+        places: dict[int, int] = {}  # the dim of the access's tile, for each dim of the base's tile
         for outer, live, extent in pairs:
             if outer.kind in ("index", "along"):
                 if outer.kind == "along" and self.base.dims[self._last_gather()].kind != "gather":
@@ -84,7 +84,7 @@ class Indexer:
         return self._selection(entries, places)
 
     def _selection(self, entries: Sequence[tuple[int, Any]], places: Mapping[int, int]) -> Selection:
-        """The view of the dims that were found."""
+        """Make the view from the dims so far."""
         order = [places[lane] for lane in self.base.order if lane in places]
         sizes = Access(tuple(self.dims)).shape
         forms: list[tuple[int, ...]] = [(n,) for n in sizes]
@@ -97,7 +97,7 @@ class Indexer:
         return Selection(self.base.extents, *parts)
 
     def _entries(self, index: Any) -> list[tuple[int, Any]]:
-        """For each dim of the base's tile, the number of the entry for it, and the entry."""
+        """Assign entries to dims: for each dim of the base's tile, an entry and its number in the index."""
         entries: list[Any] = list(cast(tuple[Any, ...], index)) if isinstance(index, tuple) else [index]
         shape = self.base.shape
         rank, taken = len(shape), sum(width(entry) for entry in entries)
@@ -125,7 +125,7 @@ class Indexer:
         return found
 
     def _still_live(self, outer: Live, inner: Dim, own: Live) -> Live:
-        """The live lanes of `inner`, an index of a view's dim: its own ones, as far as they are live in the view."""
+        """Live lanes of `inner`, an index of a view's dim: the lanes that are live in the index and in the view."""
         if outer[0] is None and outer[1] is None:
             return own
         place = self._start(inner)
@@ -137,7 +137,7 @@ class Indexer:
         return _narrower(jnp.maximum, low, own[0]), _narrower(jnp.minimum, high, own[1])
 
     def _compose(self, number: int, outer: Dim, inner: Dim) -> Dim:
-        """What `inner`, an index of a view's dim, touches in the array, of which the dim is `outer`."""
+        """Compose `inner`, an index of a view's dim, with `outer`, the view's dim as an index of the array."""
         if inner == Dim("block", Position(), outer.size):
             return outer
         if outer.kind == "gather":
@@ -150,7 +150,7 @@ class Indexer:
         return Dim(inner.kind, Position(terms, outer.position.const + position.const), inner.size)
 
     def _lane(self, inner: Dim) -> int:
-        """The dim of the access's tile that a dim, which is the next one, is or goes along."""
+        """Dim of the access's tile for `inner`, the next dim of the access."""
         lane = Access((*self.dims, inner)).lanes[-1]
         return len(Access(tuple(self.dims)).shape) if lane is None else lane
 
@@ -161,7 +161,7 @@ class Indexer:
         return (place >= 0) & (place < size)
 
     def _start(self, inner: Dim) -> Any:
-        """The place of lane 0 in the view; of a gather, of each lane."""
+        """Position of lane 0 in the view; for a gather, the position of each lane."""
         place: Any = 0
         for term in inner.position.terms:
             place = place + self.operands[term.operand] * term.stride
@@ -189,7 +189,7 @@ class Indexer:
         raise self._wrong_entry(number, entry)
 
     def _member(self, number: int, entry: Member, size: int) -> Dim:
-        """One of several index arrays that go together: the first one in the array leads."""
+        """Convert one index array of points. The first one makes a gather; the others go along with it."""
         what, index = f"index {number} of {self.name}", entry.index
         if not isinstance(index, Tile) and (not _jax.is_array(index) or index.shape == ()):
             static = as_index(index, what)
@@ -227,7 +227,7 @@ class Indexer:
         return self._scalar(position)
 
     def _static(self, number: int, position: int, size: int) -> int:
-        """A static index, counted from the start."""
+        """Count a static index from the start."""
         if not -size <= position < size:
             raise self._out_of_range(number, str(position), f"indices in [-{size}, {size})", size)
         return position % size
@@ -292,7 +292,7 @@ def _narrower(function: Any, x: jax.Array | None, y: jax.Array | None) -> jax.Ar
 
 
 def static_bound(bound: Any, number: int, name: str) -> int:
-    """A bound of a static slice as an int."""
+    """Return a bound of a static slice as an int."""
     position = as_index(bound, f"a slice bound of index {number} of {name}")
     assert isinstance(position, int)  # traced bounds were refused before
     return position

@@ -20,11 +20,11 @@ from tilekern.lang.tiles import Scalar, Tile, describe, make_axis, tile_at
 
 
 def fold(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any, Any], Any], init: Any) -> Any:
-    """Run `carry = body(tile, carry)` for the tiles of a serial axis in order; returns the last carry.
+    """Run `carry = body(tile, carry)` for the tiles of a serial axis in order, and return the last carry.
 
-    `init` is a pytree of arrays; the body must return the same structure, shapes and dtypes. Without a block the body
-    gets the element's index, a traced int32 scalar, in place of a tile. Of a tuple of axes the last runs fastest, and
-    the body gets a tuple of tiles.
+    `init` is a pytree of arrays. The body must return the same structure, shapes and dtypes. For an axis without a
+    block the body gets the element's index, a traced int32 scalar, instead of a tile. `axis` may be a tuple of axes:
+    the body then gets a tuple of tiles, and the last axis runs fastest.
     """
     state.current("tk.fold")
     if isinstance(axis, tuple):
@@ -43,8 +43,8 @@ def fold(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any, Any], A
     loc, hint = source.of_stack(), _hint(body, leaves)
     bounds, edges = tuple(jnp.asarray(b, jnp.int32) for b in axis.bounds()), axis.edges()
 
-    # A fresh function for each fold: JAX caches traced loop bodies by identity. The loop is a `while` whose real bounds
-    # are those of fold_index_p, by which the importer knows it for a fold; its condition only has to be traceable.
+    # A fresh function for each fold: JAX caches traced loop bodies by identity. The importer recognises the `while` as
+    # a fold by its fold_index_p, which holds the real bounds; the condition of the `while` only has to be traceable.
     def step(values: tuple[Any, ...]) -> tuple[Any, ...]:
         counter, *carry = values
         index = _jax.bind(fold_index_p, counter, *bounds, axis=loop, reverse=axis.reverse, loc=loc, hint=hint)
@@ -62,20 +62,20 @@ def fold(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any, Any], A
 
 
 def _tile(axis: Axis, index: jax.Array, scope: state.Scope, edges: tuple[Scalar | None, Scalar | None]) -> Tile:
-    """A tile of a loop; its live lanes lie between the edges of the loop's range."""
+    """Make a tile of a loop. Its live lanes lie between the edges of the loop's range."""
     low, high = (None if edge is None else edge - index * axis.block for edge in edges)
     return replace(tile_at(axis, index, scope), live=(low, high))
 
 
 def _nested(axes: tuple[SerialAxis, ...], tiles: tuple[Any, ...], body: Callable[[Any, Any], Any], init: Any) -> Any:
-    """A fold over several axes: a fold over the first, and in it one over the others."""
+    """Fold over several axes: a fold over the first axis that contains a fold over the others."""
     if not axes:
         return body(tiles, init)
     return fold(axes[0], lambda tile, carry: _nested(axes[1:], (*tiles, tile), body, carry), init)
 
 
 def foreach(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any], None]) -> None:
-    """Run `body(tile)` for the tiles of a serial axis in order, for its stores; of several axes as in `fold`."""
+    """Run `body(tile)` for its stores, for the tiles of a serial axis in order. A tuple of axes works as in `fold`."""
 
     def step(tile: Any, carry: tuple[()]) -> tuple[()]:
         returned = body(tile)
@@ -106,7 +106,7 @@ def _first_parameter(body: Callable[..., Any]) -> str:
 
 
 def _hint(body: Callable[..., Any], leaves: list[Any]) -> str:
-    """A name for the only carry: that of the body's second parameter."""
+    """Name for a single carry in errors: the name of the body's second parameter."""
     names = _parameters(body)
     return names[1] if len(leaves) == 1 and len(names) > 1 else ""
 

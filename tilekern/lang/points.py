@@ -1,4 +1,4 @@
-"""`tk.points`: index arrays that go together, pointwise, where vectors by themselves are orthogonal."""
+"""`tk.points`: index arrays that are paired element by element. Plain vectors index orthogonally."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tilekern.lang.tiles import Tile, as_positions, check_reach, describe, live_
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Index arrays that go together, made by `points`.
+    """Index arrays that are paired element by element, made by `points`.
 
     Attributes:
-      indices: one for each dim that they index.
-      shape: what they broadcast to.
+      indices: one index array for each dim that is indexed.
+      shape: shape to which the index arrays broadcast.
     """
 
     indices: tuple[Any, ...]
@@ -31,23 +31,23 @@ class Points:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """The index array number `number` of `points`, as the entry for one dim."""
+    """Index array number `number` of `points`, as the entry for one dim."""
 
     points: Points
     number: int
 
     @property
     def index(self) -> Any:
-        """The index array: a Tile, an integer, or an array of integers."""
+        """Index array: a Tile, an integer, or an array of integers."""
         return self.points.indices[self.number]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The dims that the index arrays are in the tile."""
+        """Shape of the points, which the tile has in place of the indexed dims."""
         return self.points.shape
 
     def vector(self, index: Any, size: int, what: str) -> jax.Array:
-        """The positions of all lanes, int32[n], in a dim of `size` elements; `index` is the index, or its number."""
+        """Positions of all lanes, int32[n], in a dim of `size` elements. `index` is the index array, normalised."""
         if isinstance(index, Tile):
             found, live = index.indices, live_lanes(index.live, index.size)
             found = found if live is None else jnp.where(live, found, -1)
@@ -58,14 +58,14 @@ class Member:
 
 
 def points(*indices: Any) -> Points:
-    """Index arrays that go together: `x[tk.points(rows, columns)]` is `x[rows[k], columns[k]]` for each k.
+    """Index of single points: `x[tk.points(rows, columns)]` is `x[rows[k], columns[k]]` for each k.
 
-    As an entry of an index it stands for one dim for each of `indices`: Tiles, integers and arrays of integers, which
-    broadcast against each other as in NumPy. In their place the tile has the dims that they broadcast to. A lane is in
-    bounds if all of its indices are. Loads, stores, masks, views and atomics take it: `x.at[tk.points(r, c)].add(v)`.
+    `indices` are Tiles, integers and arrays of integers. They broadcast against each other, as in NumPy, and each
+    indexes one dim. The tile has their common shape in place of these dims. A lane is in bounds if all of its indices
+    are. Loads, stores, masks, views and atomics take points: `x.at[tk.points(r, c)].add(v)`.
 
     Raises:
-      tilekern.errors.IndexingError: an index is of the wrong kind, or they do not broadcast.
+      tilekern.errors.IndexingError: an index is of the wrong kind, or the indices do not broadcast.
     """
     for number, index in enumerate(indices):
         if not (isinstance(index, Tile) or is_integers(index)):
@@ -102,12 +102,12 @@ def is_integers(index: Any) -> bool:
 
 
 def width(entry: Any) -> int:
-    """The dims that an entry of an index stands for; of `...`, none."""
+    """Number of dims that an entry of an index stands for; 0 for `...`."""
     return 0 if entry is ... else len(entry.indices) if isinstance(entry, Points) else 1
 
 
 def together(name: str, entries: Sequence[Any]) -> list[Any]:
-    """An entry for each dim: the members of points, and arrays of two dims and more as such, by NumPy's rule."""
+    """Expand points to one entry for each dim. Index arrays of two dims and more become points, by NumPy's rule."""
     ranks = {n: len(e.shape) for n, e in enumerate(entries) if _jax.is_array(e) and e.shape and is_integers(e)}
     found = list(entries)
     if max(ranks.values(), default=0) > 1:

@@ -1,4 +1,4 @@
-"""The JAX primitives of the language. They exist while a body is traced only: the importer turns them into IR.
+"""JAX primitives of the language. They exist only while a body is traced: the importer turns them into IR.
 
 A ref is a traced int32 scalar, its *token*, so that JAX's own plumbing carries refs into loops, branches and jitted
 helpers, and a body that JAX had cached from an earlier trace shows up as an unknown token, never as a wrong array.
@@ -76,7 +76,7 @@ def _no_batched_bounds(operands: Any, dims: Any, **params: Any) -> NoReturn:
 
 
 def _constant(made: _jax.Primitive) -> Any:
-    """The derivative of what has no results: the values alone."""
+    """JVP of a primitive without results: run it on the primals, and drop the tangents."""
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[Any]]:
         return _jax.bind(made, *primals, **params), []
@@ -85,7 +85,7 @@ def _constant(made: _jax.Primitive) -> Any:
 
 
 def _all_lanes(made: _jax.Primitive) -> Any:
-    """Mapped: once, with what is mapped whole."""
+    """Batching rule: run the primitive once, on the whole batch."""
 
     def rule(operands: Any, dims: Any, **params: Any) -> tuple[list[Any], list[Any]]:
         return _jax.bind(made, *operands, **params), []

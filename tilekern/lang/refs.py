@@ -1,4 +1,4 @@
-"""`Ref`: an array in memory, indexed by tiles."""
+"""`Ref`: array in memory, indexed by tiles."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tilekern.lang.primitives import atomic_p, load_p, store_p
 from tilekern.lang.tiles import describe
 from tilekern.lang.views import Selection, permutation, reshaped, sizes, transposed, whole
 
-# The attributes of arrays that refs do not have: each computes something, or looks at elements.
+# Attributes of arrays that refs lack, because they compute, or read elements.
 _METHODS = frozenset(name for name in dir(np.ndarray) if not name.startswith("_"))
 
 
 @jax.tree_util.register_pytree_node_class
 class Ref(Incomparable):
-    """An array in memory inside a kernel: loads and stores by index, nothing else.
+    """Array in memory, inside a kernel. It is loaded and stored by index; it has no arithmetic.
 
     An index has one entry for each dim; missing trailing entries, and `...`, stand for whole dims. Entries:
     a `Tile` or `tk.ds(start, size)` (consecutive elements), an integer (drops the dim), `:` or a static slice without
     step, an int32 vector (one element a lane; several vectors index orthogonally), `tk.points(...)` (index arrays that
-    go together). Traced positions never wrap or clamp: lanes outside the array read the fill value and store nothing.
-    Static negative integers and slice bounds count from the end, as in NumPy.
+    are paired element by element). Traced positions never wrap or clamp: lanes outside the array read the fill value
+    and store nothing. Static negative integers and slice bounds count from the end, as in NumPy.
 
     Attributes:
-      shape, dtype, ndim: of the array, or of the view.
-      name: of the parameter.
+      shape, dtype, ndim: those of the array, or of the view.
+      name: name of the parameter.
     """
 
     def __init__(self, token: Any, type: RefType, name: str, base: Selection | None = None) -> None:
@@ -45,22 +45,22 @@ class Ref(Incomparable):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array, or of the view."""
+        """Shape of the array, or of the view."""
         return self._base.shape
 
     @property
     def dtype(self) -> Any:
-        """The array's dtype."""
+        """Dtype of the array."""
         return self._type.dtype
 
     @property
     def ndim(self) -> int:
-        """The number of dims."""
+        """Number of dims."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         size = 1
         for n in self.shape:
             size *= n
@@ -68,17 +68,17 @@ class Ref(Incomparable):
 
     @property
     def at(self) -> At:
-        """`ref.at[index]` is the part of the array at an index, as a ref: a view."""
+        """Views by index: `ref.at[index]` is a ref to this part of the array."""
         return At(self)
 
     @property
     def T(self) -> Ref:
-        """The view with its dims in reverse order."""
+        """View with the dims in reverse order."""
         return self.transpose()
 
     @property
     def mT(self) -> Ref:
-        """The view with its last two dims exchanged."""
+        """View with the last two dims exchanged."""
         if self.ndim < 2:
             raise IndexingError(
                 f"{self.name} has no two dims to exchange",
@@ -89,14 +89,14 @@ class Ref(Incomparable):
         return self.transpose(*range(self.ndim - 2), -1, -2)
 
     def transpose(self, *axes: Any) -> Ref:
-        """The view whose dim `n` is dim `axes[n]`; without axes, its dims in reverse order. Nothing is moved."""
+        """View whose dim `n` is dim `axes[n]`; without axes, the dims in reverse order. No element is moved."""
         return self._view(transposed(self._base, permutation(axes, self.ndim, self.name), self.name))
 
     def reshape(self, *shape: Any) -> Ref:
-        """The view with its dims merged and split, in row-major order; one of `shape` may be -1. Nothing is moved.
+        """View with the dims merged and split, in row-major order. One entry of `shape` may be -1. No element is moved.
 
         Raises:
-          tilekern.errors.IndexingError: the elements would have to be moved, or their number is another one.
+          tilekern.errors.IndexingError: elements would have to be moved, or `shape` has another number of elements.
         """
         return self._view(reshaped(self._base, sizes(shape, self.size, self.name), self.name))
 
@@ -104,13 +104,13 @@ class Ref(Incomparable):
         return Ref(self._token, self._type, self.name, selection)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[RefType, str, Selection]]:
-        """For JAX: a ref travels as its token, and the positions and live lanes of its view."""
+        """Flatten for JAX: the leaves are the ref's token, and the positions and live lanes of its view."""
         static = replace(self._base, operands=(), live=())
         return (self._token, self._base.operands, self._base.live), (self._type, self.name, static)
 
     @classmethod
     def tree_unflatten(cls, auxiliary: tuple[RefType, str, Selection], children: tuple[Any, ...]) -> Ref:
-        """For JAX: the inverse of `tree_flatten`."""
+        """Unflatten for JAX: the inverse of `tree_flatten`."""
         type, name, static = auxiliary
         token, operands, live = children
         return cls(token, type, name, replace(static, operands=operands, live=live))
@@ -125,10 +125,10 @@ class Ref(Incomparable):
         self.store(index, value)
 
     def load(self, index: Any, *, mask: Any = None, fill: Any = None) -> jax.Array:
-        """The tile at `index`.
+        """Load the tile at `index`.
 
-        `mask` (bool, broadcast to the tile) and the array's bounds say which lanes are read; the others are `fill`
-        (a scalar; 0).
+        Lanes are read if they are in bounds and `mask` (bool, broadcast to the tile) holds. The others are `fill`, a
+        scalar, 0 by default.
         """
         state.current(f"a load from {self.name}")
         if self._type.role == "sum":
@@ -158,7 +158,7 @@ class Ref(Incomparable):
         return part.viewed(tile)
 
     def store(self, index: Any, value: Any, *, mask: Any = None) -> None:
-        """Write `value`, broadcast to the tile at `index`, to the lanes that are in bounds and not masked."""
+        """Write `value`, broadcast to the tile at `index`, to the lanes in bounds where `mask` holds."""
         if self._type.role == "sum":
             raise OutputError(
                 f"{self.name} is a tk.Sum and cannot be stored to",
@@ -184,7 +184,7 @@ class Ref(Incomparable):
         return indexer, part, part.access(self._type.shape)
 
     def _lanes(self, indexer: Indexer, part: Selection, mask: Any) -> list[jax.Array]:
-        """The mask of an access, if it has one."""
+        """Mask of an access, if it has one."""
         inside = indexer.mask()
         if mask is None:
             return [] if inside is None else [inside]
@@ -196,29 +196,29 @@ class Ref(Incomparable):
     def add(self, value: Any, *, mask: Any = None, ordered: bool = True) -> None:
         """Add `value` to this view atomically: `ref.at[index].add(value)`.
 
-        The ref must be a `tk.Sum` output (a deterministic sum over programs), or a `tk.Zeros` output or donated input,
-        where floats need `ordered=False`: the order in which programs add, and with it the rounding, is not fixed.
+        The ref must be a `tk.Sum` output, a `tk.Zeros` output or a donated input. A `tk.Sum` is deterministic. In the
+        other two, floats need `ordered=False`: the order in which programs add is not fixed, nor is the rounding.
         """
         self._atomic("add", value, mask, ordered)
 
     def max(self, value: Any, *, mask: Any = None) -> None:
-        """Replace each element of this view by the larger one of itself and `value`, atomically. NaN wins."""
+        """Replace each element of this view by the larger of itself and `value`, atomically. NaN wins."""
         self._atomic("max", value, mask, False)
 
     def min(self, value: Any, *, mask: Any = None) -> None:
-        """Replace each element of this view by the smaller one of itself and `value`, atomically. NaN wins."""
+        """Replace each element of this view by the smaller of itself and `value`, atomically. NaN wins."""
         self._atomic("min", value, mask, False)
 
     def and_(self, value: Any, *, mask: Any = None) -> None:
-        """Bitwise (for bool: logical) and of each element of this view with `value`, atomically."""
+        """Replace each element of this view by its bitwise (for bool: logical) AND with `value`, atomically."""
         self._atomic("and", value, mask, False)
 
     def or_(self, value: Any, *, mask: Any = None) -> None:
-        """Bitwise (for bool: logical) or of each element of this view with `value`, atomically."""
+        """Replace each element of this view by its bitwise (for bool: logical) OR with `value`, atomically."""
         self._atomic("or", value, mask, False)
 
     def xor(self, value: Any, *, mask: Any = None) -> None:
-        """Bitwise (for bool: logical) exclusive or of each element of this view with `value`, atomically."""
+        """Replace each element of this view by its bitwise (for bool: logical) XOR with `value`, atomically."""
         self._atomic("xor", value, mask, False)
 
     def _atomic(self, kind: AtomicKind, value: Any, mask: Any, ordered: bool) -> None:
@@ -268,7 +268,7 @@ class Ref(Incomparable):
         )
 
     def no_value(self, use: str, *others: Any) -> IndexingError:
-        """The error about a ref in arithmetic, in a comparison, as a truth value, or as an array."""
+        """Make the error for a ref in arithmetic, in a comparison, as a truth value, or as an array."""
         used = f"{self.name}{use}" if use[0] == "." else f"{use}({self.name})"
         used = " ".join([self.name, use, *map(describe, others)]) if others else used
         fix = f"use what you load, {self.name}[...]; ask for an argument with `{self.name} is not None`"
@@ -338,7 +338,10 @@ class Ref(Incomparable):
 
 
 def _as_array(value: Any, dtype: Any) -> jax.Array | None:
-    """An array as it is, a Python number in `dtype` (in its own where that would round it); None for anything else."""
+    """Convert a Python number to an array of `dtype`, or of its own dtype if `dtype` would round it.
+
+    Arrays stay as they are; None for any other value.
+    """
     if isinstance(value, (bool, int, float)):
         rounds = isinstance(value, float) and not jnp.issubdtype(dtype, jnp.floating)
         try:
@@ -349,7 +352,7 @@ def _as_array(value: Any, dtype: Any) -> jax.Array | None:
 
 
 class At:
-    """`ref.at`: index it for a view of the ref."""
+    """Value of `ref.at`; indexing it gives a view of the ref."""
 
     def __init__(self, ref: Ref) -> None:
         self._ref = ref

@@ -1,4 +1,4 @@
-"""Import rules for `lax.bitcast_convert_type` and `lax.reduce_precision`: numbers by their bits."""
+"""Import rules for `lax.bitcast_convert_type` and `lax.reduce_precision`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilekern.lang.emitter import Emitter, Rule, aval
 
 
 def _bitcast(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    """The bits as another dtype; between widths, numbers of the narrow one lie along a last dim, the low bits first."""
+    """Bitcast. Between widths, the narrow numbers of a wide one lie along the last dim, the low bits first."""
     x, dtype = operands[0], aval(eqn).dtype
     if x.tile.dtype == dtype:
         return x
@@ -31,7 +31,7 @@ def _as(emit: Emitter, x: Value, dtype: DType) -> Value:
 
 
 def _split(emit: Emitter, bits: Value, width: int) -> Value:
-    """Each unsigned integer as several of `width` bytes along a new last dim."""
+    """Split each unsigned integer into integers of `width` bytes, along a new last dim."""
     shape, dtype = bits.tile.shape, np.dtype(f"u{width}")
     parts = (_shifted(emit, "shift_right_logical", bits, 8 * at) for at in range(0, bits.tile.dtype.itemsize, width))
     narrow = [emit.op(Reshape, emit.convert(part, dtype), shape=(*shape, 1)) for part in parts]
@@ -39,7 +39,7 @@ def _split(emit: Emitter, bits: Value, width: int) -> Value:
 
 
 def _joined(emit: Emitter, bits: Value, width: int) -> Value:
-    """The unsigned integers along the last dim as one of `width` bytes."""
+    """Join the unsigned integers along the last dim into one of `width` bytes."""
     *rest, count = bits.tile.shape
     tile, step = TileType(tuple(rest), np.dtype(f"u{width}")), 8 * bits.tile.dtype.itemsize
     whole: Value | None = None
@@ -57,7 +57,7 @@ def _shifted(emit: Emitter, function: str, bits: Value, amount: int) -> Value:
     return emit.elementwise(function, bits, emit.splat(amount, bits.tile)) if amount else bits
 
 
-# The formats of lax.reduce_precision, in exponent and mantissa bits, that are dtypes.
+# Dtypes by the exponent and mantissa bits of a format of lax.reduce_precision.
 _FORMATS = {(11, 52): F64, (8, 23): F32, (8, 7): BF16, (5, 10): F16, (5, 2): DTYPES["f8e5m2"]}
 
 

@@ -1,4 +1,4 @@
-"""Import rules for what compares or accumulates along a dim: argmax, cumulative sums and their kin, sort, top-k."""
+"""Import rules for primitives along a dim that compare or accumulate: argmax, cumulative sums, sort, top-k."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _scan(monoid: Cumulative) -> Rule:
 
 
 def _sort(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
-    """One sort; several operands are taken in the order that it gives to their places."""
+    """Sort by one op. With several operands, sort their indices, and gather all operands in that order."""
     dim, num_keys = eqn.params["dimension"], eqn.params["num_keys"]
     if len(operands) == 1 or not operands[0].tile.shape[dim]:
         return [emit.op(Sort, x, dim=dim) for x in operands]

@@ -14,7 +14,7 @@ from tilekern.lang.tiles import LONGEST, Scalar, as_index, describe, make_axis
 
 @dataclass(frozen=True)
 class SerialAxis:
-    """A loop axis for `fold` and `foreach`, made by `serial`."""
+    """Loop axis for `fold` and `foreach`, made by `serial`."""
 
     extent: int
     block: int | None
@@ -33,23 +33,24 @@ class SerialAxis:
         )
 
     def edges(self) -> tuple[Scalar | None, Scalar | None]:
-        """Start and stop of the range if they may lie inside of a tile; None on a side that surely does not."""
+        """Start and stop of the range if they may lie inside of a tile; None for one that is surely a tile's edge."""
         start, stop, extent, block = self.start, self.stop, self.extent, self.block or 1
         if self.whole_tiles or block == 1:
             return None, None
         low = jnp.maximum(start, 0) if not isinstance(start, int) else None if self._starts_a_tile(block) else start
         if isinstance(stop, int):
             return low, None if stop >= extent or stop % block == 0 else stop
-        # Behind the extent it is for the bounds of arrays to say what there is, as in a loop without a stop.
+        # Past the extent, the bounds of arrays decide which lanes are read, as in a loop without a stop.
         return low, stop if extent % block == 0 else jnp.where(stop < extent, stop, cdiv(extent, block) * block)
 
     def _starts_a_tile(self, block: int) -> bool:
         return isinstance(self.start, int) and (self.start <= 0 or self.start % block == 0)
 
     def bounds(self) -> tuple[Scalar, Scalar]:
-        """Start and stop of the range for `ir.control.Fold`; an empty range stops at 0, in front of every tile.
+        """Start and stop of the range for `ir.control.Fold`. An empty range gets the stop 0.
 
-        A `Fold` runs the tiles from start // block to cdiv(stop, block): one, if both lie inside of it.
+        A `Fold` runs the tiles from start // block to cdiv(stop, block). Without the stop 0, an
+        empty range inside of a tile would run that tile.
         """
         start, stop, extent, block = self.start, self.stop, self.extent, self.block or 1
         if isinstance(stop, int):
@@ -76,12 +77,12 @@ def serial(
     reverse: bool = False,
     whole_tiles: bool = False,
 ) -> Any:
-    """A loop axis of `extent` elements, walked in tiles of `block` elements (one by one without).
+    """Loop axis of `extent` elements, walked in tiles of `block` elements, or element by element without a block.
 
-    `start` and `stop` (elements; ints or traced scalars; clamped to [0, extent]) choose the elements: the tiles that
-    have some of them run, none if start >= stop. Lanes outside [start, stop) read fill values, store nothing, and are
-    not `valid`. With `whole_tiles=True` they are as all others: for kernels that mask by themselves. `reverse` walks
-    the same tiles from the last to the first.
+    `start` and `stop` are positions in elements: ints or traced scalars, clamped to [0, extent]. The loop runs the
+    tiles that overlap [start, stop), and none if start >= stop. Lanes outside of the range read fill values, store
+    nothing, and are not `valid`. With `whole_tiles=True` they are ordinary lanes, for kernels with masks of their own.
+    `reverse` walks the same tiles from the last to the first.
     """
     axis = make_axis("", extent, block)
     _check_length(axis)
@@ -100,7 +101,7 @@ def serial(
 
 
 def _check_length(axis: Axis) -> None:
-    """Bounds of loops are int32, in elements, and backends add a block - 1 to round them up to whole tiles."""
+    """Refuse an axis whose bounds overflow int32. Backends add block - 1 to a bound, to round it up to whole tiles."""
     if axis.extent + axis.block - 1 > LONGEST:
         raise ArgumentError(
             "the axis of a loop is longer than its bounds can count: they are int32",

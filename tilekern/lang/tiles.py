@@ -35,7 +35,7 @@ MOST_PROGRAMS = 2**62
 
 
 def as_index(value: Any, what: str) -> Scalar:
-    """`value` as a Python int or a traced int32 scalar; anything else is an error that names `what`."""
+    """Convert `value` to a Python int or a traced int32 scalar. Any other value is an error that names `what`."""
     if isinstance(value, (bool, float)) or not (_jax.is_array(value) or hasattr(value, "__index__")):
         raise _not_an_integer(value, what)
     if not _jax.is_array(value):
@@ -48,9 +48,9 @@ def as_index(value: Any, what: str) -> Scalar:
 
 
 def as_positions(integers: Any) -> jax.Array:
-    """Integers as int32. Those that it cannot hold are clamped: outside of arrays that have no more elements.
+    """Convert integers to int32. Integers that do not fit are clamped: they stay outside of every array.
 
-    NumPy's are clamped by NumPy: without 64-bit types JAX would cut their upper bits off.
+    NumPy's integers are clamped by NumPy: without 64-bit types JAX would cut their upper bits off.
     """
     if is_wide(integers.dtype):
         library: Any = jnp if isinstance(integers, jax.Array) else np
@@ -64,7 +64,7 @@ def is_wide(dtype: Any) -> bool:
 
 
 def check_reach(value: Any, length: int, what: str) -> None:
-    """Refuse a traced position of a wide dtype along a dim that is longer than int32 counts: it would be clamped."""
+    """Refuse a traced position of a wide dtype along a dim longer than int32 can index: it would be clamped."""
     if length > LONGEST and _jax.is_array(value) and is_wide(value.dtype):
         raise IndexingError(
             f"{what} is not an int32, and the dim is longer than those reach",
@@ -75,16 +75,16 @@ def check_reach(value: Any, length: int, what: str) -> None:
 
 
 def describe(value: Any) -> str:
-    """A value in an error message: its type for arrays, itself otherwise."""
+    """Describe a value in an error message: an array by its type, any other value by its repr."""
     if _jax.is_array(value):
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-    digits = isinstance(value, int) and value.bit_length() > 1000  # Python refuses to write much longer ones
+    digits = isinstance(value, int) and value.bit_length() > 1000  # Python prints no much longer ones
     text = f"an integer of {cast(int, value).bit_length()} bits" if digits else repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
 def way_out(dtype: Any) -> str:
-    """The remedy for an array of a dtype that kernels do not take."""
+    """Remedy, in an error, for an array of an unsupported dtype."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return "pass jax.random.key_data(key), an array; tk.random_bits draws from it"
     if jnp.issubdtype(dtype, jnp.complexfloating):
@@ -108,7 +108,7 @@ def _not_an_integer(value: Any, what: str) -> ArgumentError:
 
 
 def static_int(value: Any, what: str, minimum: int) -> int:
-    """`value` as a Python int of at least `minimum`."""
+    """Convert `value` to a Python int of at least `minimum`."""
     if isinstance(value, (bool, _jax.Tracer)) or not hasattr(value, "__index__"):
         found = describe(value)
     elif operator.index(value) >= minimum:
@@ -128,16 +128,16 @@ class Tile(Incomparable):
     """`size` consecutive positions along an axis of `extent` elements; indexes refs.
 
     Attributes:
-      terms: traced scalars and their strides; the tile starts at their sum plus `const`, in elements.
-      const: see `terms`.
-      size: always the block, also where the tile reaches past the extent.
-      extent: the elements of the axis, for `valid`.
-      index: the number of the tile along its axis.
-      scope: where the tile may be used.
-      live: the lanes inside the range of the loop; the others read fill values and store nothing.
+      terms: traced scalars and their strides. The tile starts at Σ scalar * stride + `const`, in elements.
+      const: static part of the start.
+      size: the block, also where the tile reaches past the extent.
+      extent: number of elements of the axis.
+      index: number of the tile along its axis.
+      scope: loop or kernel in which the tile may be used.
+      live: range of lanes inside the range of the loop; the others read fill values and store nothing.
 
-    `tile + n` moves it by n elements (an int or a traced scalar), `tile * c` and `tile // c` scale it: one element of
-    the axis stands for c elements, or c elements for one. What is live moves and scales along.
+    `tile + n` moves the tile by n elements, an int or a traced scalar. `tile * c` scales it to an axis with c elements
+    for each one of this axis, `tile // c` to an axis with one element for each c. The live lanes move and scale, too.
     """
 
     terms: tuple[tuple[jax.Array, int], ...]
@@ -150,7 +150,7 @@ class Tile(Incomparable):
 
     @property
     def start(self) -> Scalar:
-        """The first position."""
+        """First position."""
         self.scope.check()
         self._check_length()
         total: Any = self.const
@@ -160,17 +160,17 @@ class Tile(Incomparable):
 
     @property
     def stop(self) -> Scalar:
-        """Behind the last position; may be larger than the extent."""
+        """Last position plus one; it may exceed the extent."""
         return self.start + self.size
 
     @property
     def indices(self) -> jax.Array:
-        """The positions, int32[size]."""
+        """Positions, int32[size]."""
         return jnp.arange(self.size, dtype=jnp.int32) + self.start
 
     @property
     def valid(self) -> jax.Array:
-        """bool[size]: the positions that are in the axis, 0 <= indices < extent, and in the range of the loop."""
+        """Mask, bool[size], of the positions in the axis, 0 <= indices < extent, and in the range of the loop."""
         indices = self.indices
         found = (indices >= 0) & (indices < self.extent)
         lanes = live_lanes(self.live, self.size)
@@ -181,7 +181,7 @@ class Tile(Incomparable):
         return f"Tile({place}: {self.size} positions, of an axis of {self.extent})"
 
     def _check_length(self) -> None:
-        """Refuse positions as numbers where int32 does not count the elements of all tiles."""
+        """Refuse positions as numbers if the axis, in whole tiles, is longer than int32 can index."""
         end = round_up(self.extent, max(self.size, 1))
         if end > LONGEST:
             raise IndexingError(
@@ -229,11 +229,11 @@ class Tile(Incomparable):
         strides = [stride for _, stride in self.terms]
         if all(n % c == 0 for n in (*strides, self.const, self.size)):
             divided = tuple((scalar, stride // c) for scalar, stride in self.terms)
-            low, high = self.live  # of c lanes, those count in which one does
+            low, high = self.live  # a lane is live if one of its c lanes is
             live = None if low is None else low // c, None if high is None else -(-high // c)
             size, extent = self.size // c, cdiv(self.extent, c)
             return replace(self, terms=divided, const=self.const // c, size=size, extent=extent, live=live)
-        # In one element of the coarser axis lies a tile that starts at a multiple of its size, which divides c.
+        # The tile starts at a multiple of its size, which divides c: it lies in one element of the coarser axis.
         if c % self.size or any(n % self.size for n in (*strides, self.const)):
             raise TraceError(
                 "a tile is divided by a number that does not line up with its block",
@@ -244,7 +244,7 @@ class Tile(Incomparable):
         position = self.start // c
         terms = () if isinstance(position, int) else ((position, 1),)
         const = position if isinstance(position, int) else 0
-        # A tile of a loop has a live lane, so the only one of this tile is live.
+        # Every tile of a loop has a live lane, so the only lane of the result is live.
         return replace(self, terms=terms, const=const, size=1, extent=cdiv(self.extent, c), live=ALL)
 
     def __index__(self) -> int:
@@ -254,7 +254,7 @@ class Tile(Incomparable):
         raise self.no_value("iter")
 
     def no_value(self, use: str, *others: Any) -> TraceError:
-        """The error about a tile as a number: in arithmetic, in a comparison, as a truth value, or any other."""
+        """Make the error for a tile that is used as a number: in arithmetic, a comparison, or as a truth value."""
         compared = " ".join(["tile", use, *map(describe, others)]) if others else f"{use}(tile)" if use else ""
         return TraceError(
             "a Tile is used where a number is needed",
@@ -265,13 +265,13 @@ class Tile(Incomparable):
 
 
 def _is_wider(value: Any) -> bool:
-    """True for an array that is no scalar."""
+    """True for an array with at least one dim."""
     return _jax.is_array(value) and value.shape != ()
 
 
 @dataclass(frozen=True, eq=False)
 class DynamicSlice(Incomparable):
-    """`size` elements from `start` on, made by `ds`."""
+    """Index of `size` elements from `start` on, made by `ds`."""
 
     start: Any
     size: int
@@ -280,7 +280,7 @@ class DynamicSlice(Incomparable):
         return f"tk.ds({describe(self.start)}, {self.size})"
 
     def no_value(self, use: str, *others: Any) -> TraceError:
-        """The error about a `tk.ds` in arithmetic, in a comparison, or as a truth value."""
+        """Make the error for a `tk.ds` in arithmetic, in a comparison, or as a truth value."""
         return TraceError(
             "a tk.ds is used where a number is needed",
             expected="tk.ds(start, size) as an index of a ref",
@@ -290,13 +290,13 @@ class DynamicSlice(Incomparable):
 
 
 def ds(start: Any, size: int) -> DynamicSlice:
-    """`size` elements (static) from `start` on (an int or a traced scalar), as an index of a ref."""
+    """Index of `size` consecutive elements from `start` on. `size` is static; `start` is an int or a traced scalar."""
     as_index(start, "the start of tk.ds")
     return DynamicSlice(start, static_int(size, "the size of tk.ds", 0))
 
 
 def live_lanes(live: Live, size: int) -> jax.Array | None:
-    """The live ones of `size` lanes, bool[size]; None if all are."""
+    """Mask of the live lanes, bool[size]; None if all are live."""
     low, high = live
     if low is None and high is None:
         return None
@@ -307,7 +307,7 @@ def live_lanes(live: Live, size: int) -> jax.Array | None:
 
 
 def tile_at(axis: Axis, index: Scalar, scope: state.Scope) -> Tile:
-    """Tile number `index` of an axis."""
+    """Make tile number `index` of an axis."""
     terms = () if isinstance(index, int) else ((index, axis.block),)
     const = index * axis.block if isinstance(index, int) else 0
     return Tile(terms, const, axis.block, axis.extent, index, scope)
@@ -316,9 +316,9 @@ def tile_at(axis: Axis, index: Scalar, scope: state.Scope) -> Tile:
 def parallel(extent: int, block: int | None = None, *, order: str | None = None) -> Any:
     """Declare a grid axis of `extent` elements: one program runs for each tile of `block` elements of it.
 
-    Returns the program's `Tile`, or without `block` the program's index, a traced int32 scalar. The last tile may
-    reach past the extent: its lanes there read fill values and store nothing. `order="descending"` starts the programs
-    of the last tiles first, for axes whose last tiles have the most work; it does not change results.
+    Returns the program's `Tile`; without `block`, the program's index, a traced int32 scalar. The last tile may reach
+    past the extent: its lanes there read fill values and store nothing. `order="descending"` starts the programs of
+    the last tiles first, for axes whose last tiles have the most work. It does not change results.
     """
     if order not in (None, "ascending", "descending"):
         raise ArgumentError(
@@ -356,15 +356,15 @@ def _declare(extent: int, block: int | None, descending: bool, group: int) -> An
 
 @dataclass(frozen=True)
 class Grouped:
-    """An order of programs, made by `grouped`."""
+    """Order of programs, made by `grouped`."""
 
     size: int
 
 
 def grouped(size: int) -> Grouped:
-    """For `grid`: walk the first axis in groups of `size` tiles, and the second axis for each group.
+    """Order of programs for `grid`: walk the first axis in groups of `size` tiles, and the second axis for each group.
 
-    Programs that run at the same time then share tiles of both operands of a matmul in the cache.
+    In a matmul, programs that run at the same time then share tiles of both operands in the cache.
     """
     return Grouped(static_int(size, "the size of tk.grouped", 1))
 
@@ -374,10 +374,10 @@ def grid(*axes: Any, order: Grouped | None = None) -> tuple[Any, ...]:
 
     Args:
       *axes: for each axis its extent, or (extent, block).
-      order: in which order programs start; it does not change results.
+      order: order in which programs start. It does not change results.
 
     Returns:
-      What `parallel` returns for each axis.
+      A tuple with the value of `parallel` for each axis.
     """
     if order is not None and (not isinstance(order, Grouped) or len(axes) < 2):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
         raise ArgumentError(
@@ -394,14 +394,14 @@ def grid(*axes: Any, order: Grouped | None = None) -> tuple[Any, ...]:
 
 
 def tile(extent: int, block: int, index: Any) -> Tile:
-    """Tile number `index` (an int or a traced scalar) of an axis of `extent` elements in tiles of `block`."""
+    """Tile number `index` of an axis of `extent` elements in tiles of `block`. `index` is an int or a traced scalar."""
     trace = state.current("tk.tile")
     axis = make_axis("", extent, static_int(block, "block", 1))
     return tile_at(axis, as_index(index, "the index of tk.tile"), trace.scope)
 
 
 def make_axis(name: str, extent: int, block: int | None) -> Axis:
-    """An axis, its numbers checked."""
+    """Make an axis, and check its extent and block."""
     size = 1 if block is None else static_int(block, "block", 1)
     axis = Axis(name, static_int(extent, "extent", 0), size)
     if axis.tiles > LONGEST:

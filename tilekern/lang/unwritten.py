@@ -1,10 +1,10 @@
-"""Loads of plain outputs that no store of the program can have preceded, refused while the kernel is traced.
+"""Check that a program stores to a plain output before it loads from it, while the kernel is traced.
 
-A plain output has no value before a program stores one. `out[i] += x[i]` loads it first. What the check cannot decide
-is left to `tk.interpret`, which knows each element: a load behind any store to the output, in the same program, passes.
+A plain output has no value before a program stores one; `out[i] += x[i]` loads it first. The check looks at arrays, not
+at elements: a load after any store to the output, in the same program, passes. `tk.interpret` checks each element.
 
-In a loop that stores to the output, a load before the store may follow one of an iteration before. It is refused
-only if it surely reads in the first iteration: under no condition, without a mask, from an element inside the array.
+In a loop that stores to the output, a load before the store may read the value of an earlier iteration. Such a load is
+refused only if it surely reads in the first iteration: under no condition, without a mask, inside of the array.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NONE: frozenset[Value] = frozenset()
 
 
 def check_loads(func: Func) -> None:
-    """Raise `OutputError` for a load of a plain output that reads what no store can have written."""
+    """Raise `OutputError` for a load of a plain output that no store can precede."""
     outputs = {p for p in func.outputs if p.ref.role == "out"}
     if any(isinstance(op, Load) and op.ref in outputs for op in func.walk()):
         loads = {op for op in _live(func) if isinstance(op, Load) and op.ref in outputs}
@@ -31,7 +31,7 @@ def check_loads(func: Func) -> None:
 
 
 def _live(func: Func) -> set[Op]:
-    """The ops that something uses; a load for its shape only is none."""
+    """Ops with an effect, and ops whose results are used. A load for its shape only is dead."""
     ops = [*func.walk()]
     used = {v for op in ops for region in op.regions for v in region.results}
     live: set[Op] = set()
@@ -47,9 +47,9 @@ class _Before:
     """Outputs that may be stored before an op runs.
 
     Attributes:
-      stored: outputs that a store before it, in program order, may have written.
-      looped: outputs that loops around it store to.
-      perhaps: those of them that an earlier iteration may have written whenever the op runs.
+      stored: outputs with a store before the op, in program order.
+      looped: outputs with a store in a loop around the op.
+      perhaps: outputs in `looped` that may have a value whenever the op runs, as it may not run in the first iteration.
     """
 
     stored: frozenset[Value]
@@ -57,24 +57,24 @@ class _Before:
     perhaps: frozenset[Value]
 
     def conditional(self) -> _Before:
-        """The same inside of what need not run in the first iteration of the loops around it."""
+        """State inside of a region that may not run in the first iteration of the loops around it."""
         return replace(self, perhaps=self.perhaps | self.looped)
 
 
 class _Check:
-    """Walks through a Func in program order; `loads` are those to check."""
+    """Walk through a Func in program order that checks `loads`."""
 
     def __init__(self, loads: Set[Op], ranges: Mapping[Value, Interval]) -> None:
         self._loads, self._ranges = loads, ranges
 
     def block(self, block: Block, before: _Before) -> frozenset[Value]:
-        """Check the loads of a block; what may be stored behind it."""
+        """Check the loads of a block; returns the outputs that may be stored after it."""
         for op in block.ops:
             before = replace(before, stored=before.stored | self._op(op, before))
         return before.stored
 
     def _op(self, op: Op, before: _Before) -> frozenset[Value]:
-        """Outputs that may be stored when an op has run."""
+        """Check an op; returns the outputs that it may store."""
         match op:
             case Load():
                 known = op not in self._loads or op.ref in before.stored | before.perhaps
@@ -100,7 +100,7 @@ class _Check:
         return stores
 
     def _runs(self, op: Fold | While) -> bool:
-        """True if a loop surely has an iteration."""
+        """True if a loop surely runs at least once."""
         if isinstance(op, While):
             return False
         start, stop = self._ranges.get(op.start), self._ranges.get(op.stop)
@@ -109,13 +109,13 @@ class _Check:
         return op.axis.first_tile(start.high) < op.axis.end_tile(stop.low)
 
     def _reads(self, op: Load, looped: bool) -> bool:
-        """True if a load surely reads an element; outside of loops with stores, a mask is taken to let one through."""
+        """True if a load surely reads an element. Outside of loops with stores, a mask is assumed to hold somewhere."""
         if op.mask is not None and (looped or self._ranges.get(op.mask) == FALSE):
             return False
         return all(self._inside(op, dim, size) for dim, size in zip(op.access.dims, op.extents, strict=True))
 
     def _inside(self, op: Load, dim: Dim, size: int) -> bool:
-        """True if a lane of a dim surely lies in an array of `size` elements."""
+        """True if at least one lane of a dim is surely inside an array of `size` elements."""
         where = position_interval(dim.position, [self._ranges.get(v) for v in op.positions])
         if where is None or not dim.size or not size:
             return False

@@ -1,4 +1,4 @@
-"""Views: the parts of arrays that refs stand for, transposed and reshaped without moving an element."""
+"""Views: parts of arrays, possibly transposed or reshaped, without moving an element."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tilekern.lang.tiles import ALL, Live
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of an array that a view is: an access, the operands that its positions refer to, the order of its dims.
+    """View of an array: an access, the operands of its positions, and the order of its dims.
 
     Attributes:
-      extents: the shape of the array, as the access sees it.
-      dims: of the access.
-      operands: what the positions of `dims` refer to.
-      live: for each dim, its live lanes; of an index, whether lane 0 is one.
-      order: the dims of the access's tile, in the order of the view.
-      forms: for each dim of the access's tile its dims in the view, one or those of index arrays.
+      extents: shape of the array for the access; a reshaped view sees another shape of the same array.
+      dims: dims of the access.
+      operands: traced values to which the positions of `dims` refer.
+      live: range of live lanes for each dim; an index has the single lane 0.
+      order: dims of the access's tile, in the order of the view.
+      forms: for each dim of the access's tile, the shape that it has in the view: one dim, or those of index arrays.
     """
 
     extents: tuple[int, ...]
@@ -37,21 +37,21 @@ class Selection:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the view."""
+        """Shape of the view."""
         return tuple(n for lane in self.order for n in self.forms[lane])
 
     def access(self, array: tuple[int, ...]) -> Access:
-        """The access, of an array of this shape."""
+        """Make the access to an array of this shape."""
         return Access(self.dims, None if self.extents == array else self.extents)
 
     def viewed(self, tile: jax.Array) -> jax.Array:
-        """A tile of the access in the shape of the view."""
+        """Transpose and reshape a tile of the access to the shape of the view."""
         if self.order != tuple(range(len(self.order))):
             tile = jnp.transpose(tile, self.order)
         return tile if tile.shape == self.shape else tile.reshape(self.shape)
 
     def accessed(self, tile: jax.Array) -> jax.Array:
-        """A tile of the view in the shape of the access."""
+        """Transpose and reshape a tile of the view to the shape of the access."""
         if self.order == tuple(range(len(self.order))):
             wanted = tuple(prod(form) for form in self.forms)
             return tile if tile.shape == wanted else tile.reshape(wanted)
@@ -60,7 +60,7 @@ class Selection:
 
 
 def whole(shape: tuple[int, ...]) -> Selection:
-    """The view of an array that is all of it."""
+    """View of a whole array."""
     dims = tuple(Dim("block", Position(), n) for n in shape)
     return Selection(shape, dims, (), (ALL,) * len(shape), tuple(range(len(shape))), tuple((n,) for n in shape))
 
@@ -69,7 +69,7 @@ def whole(shape: tuple[int, ...]) -> Selection:
 
 
 def transposed(view: Selection, axes: Sequence[int], name: str) -> Selection:
-    """The view with its dims in the order `axes`, a permutation."""
+    """Permute the dims of a view to the order `axes`."""
     owners = [lane for lane in view.order for _ in view.forms[lane]]
     if len(owners) != len(view.order):
         raise _by_index_arrays(name, "transposed")
@@ -77,7 +77,7 @@ def transposed(view: Selection, axes: Sequence[int], name: str) -> Selection:
 
 
 def permutation(axes: Sequence[Any], rank: int, name: str) -> tuple[int, ...]:
-    """The arguments of `transpose` as numbers of dims, each once; none stand for all, the last one first."""
+    """Check the arguments of `transpose`, and return them as a permutation. No arguments reverse the dims."""
     order = _arguments(axes) if axes not in ((), (None,)) else list(range(rank))[::-1]
     numbers = all(isinstance(axis, int) and -rank <= axis < rank for axis in order)
     found = tuple(axis % rank for axis in order) if numbers else ()
@@ -95,7 +95,7 @@ def permutation(axes: Sequence[Any], rank: int, name: str) -> tuple[int, ...]:
 
 
 def sizes(shape: Sequence[Any], size: int, name: str) -> tuple[int, ...]:
-    """The arguments of `reshape` as a shape of `size` elements, in which one dim may be -1."""
+    """Check the arguments of `reshape`, and return a shape of `size` elements. One argument may be -1."""
     found = _arguments(shape)
     if all(isinstance(n, int) and n >= -1 for n in found) and found.count(-1) <= 1:
         rest = prod(n for n in found if n >= 0)
@@ -112,16 +112,16 @@ def sizes(shape: Sequence[Any], size: int, name: str) -> tuple[int, ...]:
 
 
 def _arguments(given: Sequence[Any]) -> list[Any]:
-    """The arguments of a method that takes numbers, or one tuple of them."""
+    """Arguments of a method that takes numbers, or one tuple of numbers."""
     one = len(given) == 1 and isinstance(given[0], (tuple, list))
     return list(cast(Sequence[Any], given[0])) if one else list(given)
 
 
 def reshaped(view: Selection, shape: tuple[int, ...], name: str) -> Selection:
-    """The view with its dims merged and split: dims that neither are stay, whatever selects from them.
+    """Merge and split dims of a view. The other dims may select from the array in any way.
 
-    Merged or split are dims that follow each other in the array and that the view has whole. Of the first one, which
-    counts the others, it may have a part that starts at a multiple of what it is split into.
+    Dims that are merged or split must be adjacent in the array, and whole in the view. Only the first, outermost one
+    may be a part of the array's dim; the part must start at a multiple of the dims that it is split into.
     """
     if shape == view.shape:
         return view
@@ -137,7 +137,7 @@ def reshaped(view: Selection, shape: tuple[int, ...], name: str) -> Selection:
 
 
 def _groups(view: Selection, shape: tuple[int, ...], owners: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Dims of the array that become dims of the new view, as few at once as can be; unit dims are left out."""
+    """Find the smallest groups of old dims and new dims with the same number of elements; unit dims are left out."""
     old = [d for d in owners if view.dims[d].size != 1]
     new = [n for n, size in enumerate(shape) if size != 1]
     while old:
@@ -153,7 +153,7 @@ def _groups(view: Selection, shape: tuple[int, ...], owners: Sequence[int]) -> I
 def _assembled(
     view: Selection, shape: tuple[int, ...], groups: Sequence[tuple[list[int], list[int]]], name: str
 ) -> Selection:
-    """The view whose dims are those of the groups; new unit dims stand in front of the array's."""
+    """Make the view from its groups of dims. New unit dims are put in front of the array's dims."""
     units = [n for n, size in enumerate(shape) if size == 1]
     dims, live = [Dim("block", Position(), 1) for _ in units], [ALL for _ in units]
     extents, owners = [1 for _ in units], list(units)
@@ -162,7 +162,7 @@ def _assembled(
     for d, dim in enumerate(view.dims):
         if d in merged:
             continue
-        if d not in first:  # an index, what goes along a gather, or a unit dim, of which there is one element
+        if d not in first:  # an index, an index array behind the first one of points, or a unit dim
             dropped = dim if dim.kind in ("index", "along") else replace(dim, kind="index")
             if dim.kind == "gather":
                 raise _not_apart(view, shape, name)
@@ -181,7 +181,7 @@ def _assembled(
 def _split(
     view: Selection, before: Sequence[int], after: Sequence[int], shape: tuple[int, ...], name: str
 ) -> Iterator[tuple[Dim, int]]:
-    """The dims of a group, and the extents of the array along them."""
+    """Split or merge the dims of one group; yields each new dim with its extent in the array."""
     dim, extent = view.dims[before[0]], view.extents[before[0]]
     if len(before) == len(after) == 1:
         yield dim, extent
