@@ -73,8 +73,8 @@ def test_two_processes_compile_at_the_same_time() -> None:
     """Libtpu's lock is for chips, and none are here."""
     code = (
         "import sys, jax, tests.lower.mosaic.pallas_kernels as k\n"
-        "from tilekern.lower.mosaic import chip, compile\n"
-        "compile.compile_ahead(k.double, [jax.ShapeDtypeStruct((8, 128), 'f4')], chip.CHIPS['tpu:v6e'])\n"
+        "from tilekern.lower.mosaic import chip\nfrom tilekern.lower.mosaic.compile import ahead_of_time\n"
+        "ahead_of_time.compile_ahead(k.double, [jax.ShapeDtypeStruct((8, 128), 'f4')], chip.CHIPS['tpu:v6e'])\n"
         "print('compiled', flush=True)\n"
         "sys.stdin.read()\n"
     )
