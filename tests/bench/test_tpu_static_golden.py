@@ -12,7 +12,7 @@ pytest.importorskip("libtpu", reason="needs libtpu")
 GOLDEN = Path(__file__).with_name("golden_cycles.json")
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("chip", ["v5e", "v6e"])
 @pytest.mark.parametrize("case", KERNEL_CASES)
 def test_no_kernel_gets_slower(case: str, chip: str) -> None:

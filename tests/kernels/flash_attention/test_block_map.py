@@ -59,6 +59,7 @@ def test_a_function_with_arrays(mask: Any, blocks: dict[str, int], jit: bool) ->
     check((jax.jit(found) if jit else found)(mask), mask, blocks)
 
 
+@pytest.mark.sweep(2)
 @settings(max_examples=settings().max_examples // 3)
 @given(lengths(8), lengths(8), BLOCKS)
 @pytest.mark.parametrize(

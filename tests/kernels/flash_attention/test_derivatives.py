@@ -139,7 +139,7 @@ def test_forward_and_reverse_mode_are_transposes(backend: str) -> None:
     np.testing.assert_allclose(left, right, rtol=1e3 * np.finfo(dtype).eps)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_one_backward_kernel_computes_what_two_do(groups: int, backend: str) -> None:
     shapes = (2, QUERIES, 4, 8), (2, KEYS, groups, 8), (2, KEYS, groups, 6), (2, QUERIES, 4, 6)

@@ -114,6 +114,7 @@ ALONE = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", ALONE)
 def test_elementwise_functions_do_not_see_blocks(name: str, backend: str) -> None:
     if backend == "mosaic":

@@ -20,7 +20,7 @@ BLOCKS = {"block_q": 16, "block_k": 32, "backward_block_q": 32, "backward_block_
 ATTEND = partial(flash_attention, return_logsumexp=True)
 
 # Each example compiles a dozen programs; in interpreters these are slow, too.
-EXAMPLES = {"xla": 12, "llvm": 12, "triton": 2, "mosaic": 2}
+EXAMPLES = {"xla": 6, "llvm": 6, "triton": 1, "mosaic": 1}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
@@ -144,7 +144,7 @@ def test_an_array_without_elements_is_carried(queries: int, keys: int) -> None:
         assert (np.asarray(gradient) == 0).all()
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("width", "value_width"), [(16, 512), (512, 16), (192, 128), (80, 72)])
 def test_wide_heads(width: int, value_width: int) -> None:
     q, k, _ = problem(19, 23, 1, 2, 1, width)

@@ -157,6 +157,7 @@ def test_a_softmax_in_bfloat16_would_be_found() -> None:
 # --- real models ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", [case.small() for case in CASES], ids=lambda case: case.name)
 def test_small_cases(case: Case) -> None:
     check(*case.arrays(jax.random.key(0), "bfloat16"), blocks={"block_q": 32, "block_k": 32}, **case.keywords)
