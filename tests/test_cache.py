@@ -1,4 +1,4 @@
-"""`_jax.Cache`, and what does not outlive the user's functions, or at least not `jax.clear_caches`."""
+"""`_jax.Cache`, and objects that must be freed with the user's functions, or by `jax.clear_caches`."""
 
 import gc
 import weakref

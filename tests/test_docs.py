@@ -39,7 +39,7 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(name: str) -> None:
 
 
 def fits(shown: str, printed: str) -> bool:
-    """Whether a page shows what is printed; `...` stands for anything."""
+    """True if the text on a page is the printed text; `...` stands for any text."""
     return doctest.OutputChecker().check_output(shown.rstrip(), printed.rstrip(), doctest.ELLIPSIS)
 
 

@@ -48,7 +48,7 @@ def test_every_error_is_one_of_ours_and_documented(kind: type[TilekernError]) ->
 
 
 def test_who_catches_what() -> None:
-    """Users may catch Python's own classes."""
+    """Errors of tilekern are also errors of Python's classes."""
     assert issubclass(errors.ArgumentError, TypeError) and issubclass(errors.ArgumentError, ValueError)
     assert issubclass(errors.TraceError, TypeError)
     assert issubclass(errors.TargetError, ValueError)

@@ -1,4 +1,4 @@
-"""Runs tests/meshes, each file in a process of its own that has 8 devices: JAX counts its CPU devices as it starts."""
+"""Run each file of tests/meshes in a process with 8 devices: JAX fixes the number of CPU devices when it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JAX's debugging modes: under each of them a kernel does as plain jnp code does."""
+"""JAX's debugging modes: under each mode, kernels behave like jnp code."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def needs(target: str) -> str:
 
 
 def fresh(call: str, target: str) -> Callable[[Any], Any]:
-    """A function [T, N, H] -> [T, N, H], with kernels that nobody has traced, where they are our own."""
+    """Make a function [T, N, H] -> [T, N, H] of untraced kernels; kernels of the library may have been traced."""
 
     @like_first
     def own(x, out, *, block: tk.Block = 4):
@@ -132,7 +132,7 @@ def test_infinity_is_an_error_that_names_the_kernel(jit: bool, target: str) -> N
 
 
 def _library() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """Functions of the library and types of arguments, with a length that no other test has."""
+    """Functions of the library and the types of their arguments, with a length that no other test uses."""
 
     def floats(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -178,7 +178,7 @@ def test_more_modes_change_no_result() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_rows_that_attend_to_nothing_are_no_infinity(target: str) -> None:
-    """Neither their zeros nor what is kept for their gradients; their logsumexp is, where somebody asks for it."""
+    """Their results and residuals are finite; only a logsumexp that the caller requests is infinite."""
 
     def attention(x: jax.Array, **more: Any) -> Any:
         return flash_attention(x, x, x, causal=True, q_offset=-2, target=needs(target), **more)
@@ -201,7 +201,7 @@ def test_an_error_of_a_mode_leaves_no_trace_of_it() -> None:
 
 
 def test_strict_modes_reach_into_a_body() -> None:
-    """Results as those of plain jnp code, also when the kernel has been called without the mode."""
+    """Results equal those of jnp code, also if the kernel was called without the mode before."""
 
     @like_first
     def mixed(x, y, out):

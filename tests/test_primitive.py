@@ -1,4 +1,4 @@
-"""A kernel as a primitive of JAX: in every kind of program, and under every transformation."""
+"""Kernels as primitives of JAX, in every kind of program and under every transformation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_eager_and_jitted_calls_agree() -> None:
 
 
 def test_the_bare_primitive_runs_eagerly() -> None:
-    """What `jax.core.eval_jaxpr` and custom interpreters do with a jaxpr."""
+    """`jax.core.eval_jaxpr` and custom interpreters bind the primitive like this."""
     closed = jax.make_jaxpr(step)(X)
     (equation,) = closed.jaxpr.eqns
     (inner,) = equation.params["jaxpr"].eqns
@@ -109,7 +109,7 @@ def test_export_with_more_than_one_result() -> None:
 
 
 def test_threads_call_at_once() -> None:
-    """A kernel that nobody has traced yet, called from several threads with several types."""
+    """Several threads call an untraced kernel, with several types."""
 
     @like_first
     def fresh(x, out, *, block: tk.Block = 4):
@@ -129,7 +129,7 @@ def test_threads_call_at_once() -> None:
 
 @pytest.mark.parametrize(("target", "code"), [("cpu:xla", "stablehlo.while"), ("cpu:llvm", "@tilekern_llvm(")])
 def test_many_calls_share_one_computation(target: str, code: str) -> None:
-    """24 layers of one model: the kernel's loop, or the call of its code, is in the program once."""
+    """A model with 24 layers has the kernel's loop, or the call of its code, in the program once."""
     if target == "cpu:llvm":
         pytest.importorskip("llvmlite", reason="needs llvmlite")
 
@@ -238,7 +238,7 @@ def test_a_derivative_is_refused_at_its_line() -> None:
 
 
 def test_the_ways_out_of_derivatives() -> None:
-    """What the error proposes."""
+    """The remedies that the error proposes work."""
 
     @jax.custom_vjp
     def with_rule(x: Any) -> Any:

@@ -111,7 +111,7 @@ def _decorated(function):
 @_decorated
 @_decorated
 def documented():  # the line of `def`
-    """Decorators stand before."""
+    """Function with decorators above its `def`."""
 
 
 def test_a_function_is_where_its_def_is() -> None:
@@ -169,7 +169,7 @@ def test_a_location_is_one_line() -> None:
 
 
 def test_equal_code_in_two_files_has_two_places() -> None:
-    """Python compares code objects without their file."""
+    """Equality of Python's code objects ignores the file."""
     text = "def body(x, out):\n    out[...] = x[...] + 1\n"
     for file in ("first.py", "second.py"):
         namespace: dict[str, Any] = {}

@@ -44,7 +44,7 @@ def at_once(work: Callable[[int], None]) -> None:
 
 
 def make() -> tk.Kernel:
-    """A kernel that nobody has traced yet: a loop, a branch, a view, a helper that JAX caches, a captured array."""
+    """Make an untraced kernel with a loop, a branch, a view, a helper that JAX caches, and a captured array."""
     table = np.arange(3000, dtype=np.float32)
 
     @tk.kernel(out_type=lambda x, **_: (x, tk.Sum(jax.ShapeDtypeStruct((), x.dtype))))
@@ -140,7 +140,7 @@ print("right")
 
 
 def test_processes_share_the_compilation_cache(tmp_path: Path) -> None:
-    """Two start with an empty cache together; a third one finds all that it needs: no program differs by process."""
+    """Two processes start with an empty cache. A third one compiles nothing: programs are equal in all processes."""
     settings = {
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path),

@@ -29,7 +29,7 @@ TRACES: list[tuple[int, ...]] = []
 
 @tk.kernel(out_type=lambda x, w, n: (x, {"rows": jax.ShapeDtypeStruct(x.shape[:1], np.int32)}))
 def mixed(x, w, n, out, extra, *, block: tk.Block = 4):
-    """out[i, j] = x[i, j] * w[j] + n[0], and the number of each row."""
+    """out[i, j] = x[i, j] * w[j] + n[0], and the index of each row."""
     TRACES.append(x.shape)
     i = tk.parallel(x.shape[0], block)
     out[i] = x[i] * w[...] + n[0]
@@ -38,14 +38,14 @@ def mixed(x, w, n, out, extra, *, block: tk.Block = 4):
 
 @tk.kernel(out_type=lambda x, bounds, **_: jax.ShapeDtypeStruct((), x.dtype))
 def span(x, bounds, out, *, block: tk.Block = 2):
-    """Σ x over the elements from bounds[0] to bounds[1]."""
+    """Sum of x from bounds[0] to bounds[1]."""
     axis = tk.serial(x.shape[0], block, start=bounds[0], stop=bounds[1])
     out[...] = tk.fold(axis, lambda k, acc: acc + x[k].sum(), jnp.float32(0))
 
 
 @tk.kernel(out_type=lambda state, where: (tk.Zeros(where), tk.Sum(where)), donate=("state",))
 def roles(state, where, seen, total):
-    """A row of the state is written, elements of `seen` are counted, and everything is added up."""
+    """Write a row of the state, count elements in `seen`, and sum up all elements."""
     i = tk.parallel(where.shape[0])
     state[where[i]] = state[where[i]] + 1
     seen.at[where[i] // 2].add(1)
@@ -53,7 +53,7 @@ def roles(state, where, seen, total):
 
 
 def by_slices(function: Callable[..., Any], in_axes: Any, out_axes: Any, size: int, *args: Any) -> Any:
-    """What `jax.vmap` means: one call for each slice, the results stacked."""
+    """Oracle of `jax.vmap`: one call for each slice, and the results stacked."""
 
     def part(n: int, axis: int | None, x: Any) -> Any:
         return x if axis is None else jax.tree.map(lambda leaf: np.take(leaf, n, axis=axis), x)
@@ -73,7 +73,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 def stacked(x: np.ndarray, axis: int | None, size: int = SIZE) -> np.ndarray:
-    """`size` different versions of an array along an axis."""
+    """Stack `size` different versions of an array along an axis."""
     return x if axis is None else np.stack([x + n for n in range(size)], axis=axis).astype(x.dtype)
 
 
@@ -151,7 +151,7 @@ def test_donated_inputs_zeros_and_sums(in_axes: tuple[int | None, int | None]) -
 
 @pytest.mark.parametrize("size", [3, 5000])
 def test_a_body_that_closes_over_an_array(size: int) -> None:
-    """A small one is a constant of the IR, a large one an operand."""
+    """A small array is a constant of the IR, a large array is an operand."""
     table = np.arange(size, dtype=np.float32)
 
     @like_first
@@ -192,7 +192,7 @@ def test_missing_operands_and_pytrees() -> None:
 
 @tk.op(out_type=lambda x, w: (jax.ShapeDtypeStruct((x.shape[0],), x.dtype), x))
 def both_kernels(x, w, *, splits: tk.Block = 2):
-    """Σ over the row in parts, then the sum of the parts; and x times w."""
+    """Sums of parts of the row, then the sum of the parts; and x times w."""
     scaled, _ = mixed(x, w, jnp.zeros(1))
     parts = scaled.reshape(x.shape[0], splits, -1).sum(axis=2)
     return jax.vmap(lambda row: span(row, jnp.array([0, splits])))(parts), scaled
@@ -273,7 +273,7 @@ def test_a_batched_kernel_has_no_derivative_either() -> None:
 
 
 def family_of(function: Callable[..., Any], *args: Any) -> TileFamily:
-    """The family of the only call of a kernel in a function."""
+    """Family of the only kernel call in a function."""
 
     def search(jaxpr: Any) -> list[TileFamily]:
         found: list[TileFamily] = []
@@ -351,7 +351,7 @@ def test_nothing_is_traced_or_compiled_twice() -> None:
 @settings(max_examples=20)
 @given(st.lists(st.sampled_from([0, 1, -1]), min_size=1, max_size=4))
 def test_vmap_of_vmap(places: list[int]) -> None:
-    """The grid gets an axis for each, the outermost first, and the results a dim."""
+    """Each vmap adds an axis to the grid, the outermost first, and a dim to the results."""
     function, w, sizes = mixed, W, list[int]()
     for size, place in enumerate(places, 1):
         w = stacked(w, place, size)

@@ -1,4 +1,4 @@
-"""Run a kernel both ways, and hold errors to what they promise."""
+"""Helpers of these tests: run a kernel compiled and interpreted, and check errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDE = settings(max_examples=60)  # interpreted only
 
 
 def kernel(*outputs: Any) -> Callable[[Callable[..., None]], tk.Kernel]:
-    """A kernel whose outputs have these types: a dtype with a shape, or None for the type of the first input."""
+    """Decorator for a kernel with outputs of these types: (shape, dtype), or None for the type of the first input."""
 
     def out_type(*inputs: Any) -> Any:
         types = tuple(jax.ShapeDtypeStruct(*((inputs[0].shape, inputs[0].dtype) if o is None else o)) for o in outputs)
@@ -35,12 +35,12 @@ def kernel(*outputs: Any) -> Callable[[Callable[..., None]], tk.Kernel]:
 
 
 def like_first(function: Callable[..., None]) -> tk.Kernel:
-    """A kernel whose only output is of the type of the first input."""
+    """Decorator for a kernel whose only output has the type of the first input."""
     return kernel(None)(function)
 
 
 def both(function: tk.Kernel, *arrays: Any, **keywords: Any) -> list[np.ndarray]:
-    """The outputs of a kernel, which the compiled program and the interpreter must give bit for bit."""
+    """Run a kernel compiled and interpreted; the outputs must be equal bit for bit."""
     interpreted = jax.tree.leaves(tk.interpret(function.trace(*arrays, **keywords))(*arrays))
     compiled = [np.asarray(x) for x in jax.tree.leaves(function(*arrays, **keywords))]
     for got, expected in zip(compiled, interpreted, strict=True):
@@ -49,12 +49,12 @@ def both(function: tk.Kernel, *arrays: Any, **keywords: Any) -> list[np.ndarray]
 
 
 def interpreted(function: tk.Kernel, *arrays: Any, **keywords: Any) -> list[np.ndarray]:
-    """The outputs of a kernel by the interpreter."""
+    """Run a kernel in the interpreter."""
     return jax.tree.leaves(tk.interpret(function.trace(*arrays, **keywords))(*arrays))
 
 
 def check(function: tk.Kernel, *arrays: Any, oracle: Any, run: Callable[..., Any] = both, **keywords: Any) -> None:
-    """Compare the outputs with the arrays `oracle`, or with what it returns for the same arguments: bit for bit."""
+    """Compare outputs bit for bit with `oracle`: arrays, or a function that computes them from the same arguments."""
     expected = jax.tree.leaves(oracle(*arrays, **keywords) if callable(oracle) else oracle)
     found = run(function, *arrays, **keywords)
     for got, wanted in zip(found, expected, strict=True):
@@ -62,12 +62,12 @@ def check(function: tk.Kernel, *arrays: Any, oracle: Any, run: Callable[..., Any
 
 
 def numbers(*shape: int, start: int = 1) -> np.ndarray:
-    """Different small whole float32 numbers, so that sums of them are exact in any order."""
+    """Distinct small integers as float32: their sums are exact in any order."""
     return np.arange(start, start + int(np.prod(shape)), dtype=np.float32).reshape(shape)
 
 
 class refused:
-    """The block must raise `kind`, with these parts of its text, at the line of the caller's marked `# <-`."""
+    """Expect an error `kind`, with these parts in its text, at the caller's line marked `# <-`."""
 
     def __init__(self, kind: type[TilekernError], summary: str, *, expected: str = "", got: str = "", fix: str = ""):
         self.kind, self.parts = kind, {"summary": summary, "expected": expected, "got": got, "fix": fix}
@@ -90,7 +90,7 @@ class refused:
 
 
 def marked_line(code: CodeType) -> int:
-    """The line of a function with the comment `# <-`."""
+    """Line of a function with the comment `# <-`."""
     lines, first = inspect.getsourcelines(code)
     (line,) = [first + n for n, text in enumerate(lines) if "# <-" in text]
     return line

@@ -1,4 +1,4 @@
-"""Atomics: `ref.at[index].add(value)` and its kin."""
+"""Atomics: `ref.at[index].add(value)`, `max`, `min`, `and_`, `or_` and `xor`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEANING: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def update(view: tk.Ref, kind: str, value: Any, **options: Any) -> None:
-    """`view.add(value)` and its kin; float sums need no order here, for they are exact."""
+    """Update a view atomically by the method `kind`. Float sums are exact here, so they need no order."""
     more = {"ordered": False} if kind == "add" else {}
     getattr(view, kind)(value, **options, **more)
 
@@ -45,7 +45,7 @@ def zeros_like_first(x: Any, *_: Any, **__: Any) -> tk.Zeros:
 
 @tk.kernel(out_type=lambda start, *_, **__: None, donate=("start",))
 def scatter(start, where, value, mask, _, *, kind: str, block: tk.Block):
-    """Every program along j updates the same elements again, and vectors may name one element twice."""
+    """Programs along j update the same elements, and a vector may contain one element twice."""
     i = tk.parallel(where.shape[0], block)
     j = tk.parallel(2)
     update(start.at[where.load(i, fill=-1)], kind, value[i, j], mask=mask[i])
@@ -74,7 +74,7 @@ def test_updates_of_any_elements_in_any_number(run: Any) -> None:
 
 @tk.kernel(out_type=zeros_like_first)
 def windows(x, out, *, kind: str, block: tk.Block):
-    """Programs along i update overlapping windows, the first of which begins before the array."""
+    """Programs along i update overlapping windows; the first window begins before the array."""
     i = tk.parallel(x.shape[0], block)
     update(out.at[tk.ds(i.start // 2 - 1, block)], kind, x[i])
 
@@ -234,7 +234,7 @@ def test_a_value_of_another_shape() -> None:
 
 
 def found(kind: type[InterpreterError], summary: str, function: tk.Kernel, *arrays: Any) -> None:
-    """The interpreter must raise `kind` with this text, at the line of the kernel marked `# <-`."""
+    """Expect the interpreter to raise `kind` with this text, at the kernel's line marked `# <-`."""
     with pytest.raises(kind) as caught:
         interpreted(function, *arrays)
     assert summary in caught.value.summary

@@ -47,7 +47,7 @@ def threefry(key: Any, counter: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bits_of(key: Any, *coordinates: Any) -> np.ndarray:
-    """What `tk.random_bits` promises, for scalar coordinates."""
+    """Oracle of `tk.random_bits` for scalar coordinates."""
     words = [*coordinates, *([0] if len(coordinates) % 2 else [])]
     for pair in zip(words[::2], words[1::2], strict=True):
         key = threefry(key, pair)
@@ -69,7 +69,7 @@ def test_the_oracle_knows_the_published_vectors(key: Any, counter: Any, expected
 
 @kernel(((), U32), ((), U32))
 def both_words(key, counter, first, second):
-    """The first word of a block, and what a block with the two words as its key makes of (0, 0)."""
+    """First word of a block, and the block of (0, 0) under both of its words as the key."""
     first[...] = tk.random_bits(key[...], counter[0], counter[1])
     second[...] = tk.random_bits(key[...], counter[0], counter[1], 0, 0)
 

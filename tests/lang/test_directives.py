@@ -105,14 +105,14 @@ def test_a_body_that_returns_a_value() -> None:
 
 
 def hoists(function: tk.Kernel, *arrays: Any) -> int:
-    """How many hoisted values are left in the IR that backends see."""
+    """Number of hoisted values in the IR of the backends."""
     func: Func = function.trace(*arrays).ir
     return sum(isinstance(op, Hoist) for op in func.walk())
 
 
 @pytest.mark.smoke
 def test_loop_bounds_from_a_hoisted_search() -> None:
-    """out[i] = Σ x[k] over the k that belong to segment i, found by a fold inside the hoist."""
+    """out[i] = Σ x[k] over segment i, whose bounds a fold inside of the hoist finds."""
 
     @tk.kernel(out_type=lambda x, segments, **_: jax.ShapeDtypeStruct((4,), x.dtype))
     def sums(x, segments, out):
@@ -152,7 +152,7 @@ def test_a_hoist_of_values_computed_before_and_inside_loops_that_do_not_matter()
 
 
 def test_a_hoist_in_a_jitted_helper_serves_several_kernels() -> None:
-    """The cached trace must not bring back the refs of the kernel that was first."""
+    """The cached trace must not use the refs of the first kernel."""
 
     @jax.jit
     def doubled(rows: tk.Ref, i: jax.Array) -> jax.Array:
@@ -302,7 +302,7 @@ def test_a_grid_axis_declared_in_a_hoist() -> None:
 
 
 def printed(function: tk.Kernel, capfd: pytest.CaptureFixture[str], *arrays: Any) -> set[str]:
-    """The lines that the interpreter prints, and the compiled program, too."""
+    """Lines that the interpreter prints; the compiled program must print the same."""
     found: list[set[str]] = []
     for run in (interpreted, lambda f, *xs: jax.block_until_ready(jax.jit(f)(*xs))):
         capfd.readouterr()

@@ -24,13 +24,13 @@ few = settings(max_examples=5)
 
 
 def codes(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
-    """Numbers of all 16 codes, -0 among them."""
+    """Random numbers of all 16 codes, including -0."""
     drawn = np.random.default_rng(seed).integers(0, 16, shape).astype(np.uint8)
     return drawn.view(dtype)  # an array of NumPy has one in a byte
 
 
 def wide(x: Any) -> np.ndarray:
-    """Any numbers as float32, whose bits are compared."""
+    """Numbers as float32, to compare their bits."""
     return np.asarray(x).astype(np.float32)
 
 
@@ -41,12 +41,12 @@ def same(got: Any, expected: Any) -> None:
 
 
 def typed(*types: tuple[tuple[int, ...], Any]) -> Callable[[Any], tk.Kernel]:
-    """A kernel whose outputs have these shapes and dtypes."""
+    """Decorator for a kernel whose outputs have these shapes and dtypes."""
     return tk.kernel(out_type=lambda *_: tuple(jax.ShapeDtypeStruct(*t) for t in types))
 
 
 def by_tiles(x: np.ndarray, block: int) -> tk.Kernel:
-    """Copies of an array, in 4 bits and as float32."""
+    """Copy an array by tiles, in 4 bits and as float32."""
 
     @typed((x.shape, x.dtype), (x.shape, jnp.float32))
     def copies(x, same, wide):
@@ -80,7 +80,7 @@ def test_every_backend(dtype: Any, target: str) -> None:
 
 @tk.kernel(out_type=lambda x, w, scales: jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), x.dtype))
 def weight_only(x, w, scales, out, *, group: int = 8):
-    """x @ w for 4-bit weights, each `group` rows of a column with a scale."""
+    """x @ w for 4-bit weights, with one scale for each `group` rows of a column."""
     i, j = tk.parallel(x.shape[0], 4), tk.parallel(w.shape[1], 8)
 
     def step(k, acc):
@@ -94,7 +94,7 @@ def weight_only(x, w, scales, out, *, group: int = 8):
     ("dtype", "target"), [*((jnp.int4, target) for target in TARGETS), (jnp.float4_e2m1fn, "cpu:llvm")]
 )
 def test_a_product_with_packed_weights(dtype: Any, target: str) -> None:
-    """Of small whole numbers and powers of two, so that no sum rounds."""
+    """Operands are small integers, scales are powers of two: no sum rounds."""
     pytest.importorskip(TARGETS[target], reason=f"needs {TARGETS[target]}")
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.integers(-4, 5, (5, 20)), jnp.bfloat16)
@@ -110,7 +110,7 @@ def test_a_product_with_packed_weights(dtype: Any, target: str) -> None:
 @pytest.mark.parametrize(("axis", "out_axis"), [(0, 0), (1, 1), (2, 0)])
 @pytest.mark.parametrize("target", ["cpu:xla", "cpu"])
 def test_vmap_over_any_dim(axis: int, out_axis: int, target: str) -> None:
-    """Also over a dim behind that of the pairs."""
+    """The mapped dim may also come after the dim whose pairs share a byte."""
     x = codes((3, 4, 5), jnp.int4)
     one = by_tiles(np.take(x, 0, axis), 2)
     found = jax.vmap(lambda x: one(x, target=target), axis, out_axis)(jnp.asarray(x))

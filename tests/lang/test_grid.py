@@ -129,7 +129,7 @@ def test_an_axis_that_is_none(axis: Any) -> None:
 
 @tk.kernel(out_type=lambda x, bounds, **_: jax.ShapeDtypeStruct((), np.float32))
 def ordered_sum(x, bounds, out, *, bm: tk.Block, bn: tk.Block, reverse: bool):
-    """A sum that tells in which order the tiles came."""
+    """Sum whose value depends on the order of the tiles."""
     rows = tk.serial(x.shape[0], bm, reverse=reverse)
     columns = tk.serial(x.shape[1], bn, start=bounds[0], stop=bounds[1])
 
@@ -233,7 +233,7 @@ def test_tiles_of_an_inner_axis_end_with_it() -> None:
 
 @tk.kernel(out_type=lambda x, order, **_: x)
 def permuted(x, order, out, *, block: tk.Block):
-    """The programs take the tiles of x in a given order."""
+    """Programs read the tiles of x in a given order."""
     i = tk.parallel(order.shape[0])
     t = tk.tile(x.shape[0], block, order[i])
     out[t] = jnp.where(t.valid, x[t] + t.index, jnp.nan)

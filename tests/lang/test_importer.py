@@ -1,4 +1,4 @@
-"""From jaxpr to IR: control flow, nested functions, captured arrays."""
+"""Import of jaxprs: control flow, nested functions, captured arrays."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_switch_by_a_static_index_keeps_one_branch() -> None:
 @COMPILED
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9))
 def test_a_while_of_every_program(starts: list[int]) -> None:
-    """The length of Collatz sequences: every program loops for as long as it must."""
+    """Lengths of Collatz sequences: each program has its own number of iterations."""
 
     def length(n: int) -> int:
         return 0 if n == 1 else 1 + length(n // 2 if n % 2 == 0 else 3 * n + 1)
@@ -93,7 +93,7 @@ def collatz(x, out):
 
 @pytest.mark.smoke
 def test_a_while_loads_and_stores() -> None:
-    """Copies until it meets a marker, the condition loading from the ref."""
+    """A loop copies elements up to a marker; its condition loads from the ref."""
 
     @like_first
     def f(x, out):
@@ -157,7 +157,7 @@ def test_map_over_the_elements_of_a_tile() -> None:
 
 
 def test_refs_pass_through_control_flow() -> None:
-    """A ref may be an argument of anything that JAX traces, and a carry that stays the same."""
+    """A ref may be an argument of any function that JAX traces, and a carry that does not change."""
 
     @like_first
     def f(x, out):
@@ -272,7 +272,7 @@ def test_large_arrays_become_operands_once() -> None:
 @pytest.mark.smoke
 @pytest.mark.parametrize("size", [3, CONSTANT_BYTES])
 def test_values_that_the_enclosing_jit_traces(size: int) -> None:
-    """They are further operands; the next call has others."""
+    """Values traced by an enclosing jit are further operands, new ones for each call."""
 
     @jax.jit
     def outer(x, table):
@@ -342,7 +342,7 @@ def test_a_captured_key() -> None:
 
 
 def test_a_loop_body_of_the_module_that_kept_a_ref() -> None:
-    """JAX returns the body's first trace, whose ref belongs to another call: an error, never the wrong array."""
+    """JAX returns the body's first trace, whose ref belongs to another call: an error, not the wrong array."""
 
     @kernel(None)
     def f(x, y, out, *, which: int):

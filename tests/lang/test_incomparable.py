@@ -1,4 +1,4 @@
-"""Tiles and refs are no values: comparing them, or asking for their truth, is an error and never silently False."""
+"""Tiles and refs are not values: to compare them, or to ask for their truth, is an error, never silently False."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Index vectors with lanes from outside of an array, which address nothing."""
+"""Index vectors with lanes that were read outside of an array: these lanes address no element."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_comes_from_outside_addresses_nothing(data: st.DataObject) -> None:
 
 
 def test_a_loop_that_loads_by_its_vector() -> None:
-    """Each lane follows the array to 0 or 1; a lane of the tail follows nothing."""
+    """Each lane follows the array's links to 0 or 1; lanes past the extent follow no link."""
 
     @tk.kernel(out_type=counts())
     def followed(x, out):

@@ -1,4 +1,4 @@
-"""`fold` and `foreach`: which tiles run, in which order, and what they carry."""
+"""`fold` and `foreach`: their tiles, the order of the tiles, and the carries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ X = numbers(8)
 
 @tk.kernel(out_type=lambda x, bounds, **_: (jax.ShapeDtypeStruct((3,), np.int32), jax.ShapeDtypeStruct((), x.dtype)))
 def walk(x, bounds, order, total, *, block: int | None, start: int | None, stop: int | None, reverse: bool):
-    """A number that depends on which tiles ran in which order, and pytrees of carries. Bounds of None are traced."""
+    """Compute a number that depends on the tiles and their order, and pytrees of carries. Bounds of None are traced."""
     axis = tk.serial(
         x.shape[0],
         block,
@@ -147,7 +147,7 @@ def rows(x, out, *, block_m: tk.Block = 4, block_n: tk.Block = 4):
 
 
 def test_a_carry_may_stay_as_it_is() -> None:
-    """JAX takes such carries out of the loop."""
+    """JAX removes unchanged carries from the loop."""
 
     @kernel(((3,), np.float32))
     def f(x, out):

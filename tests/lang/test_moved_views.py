@@ -1,4 +1,4 @@
-"""Transposed and reshaped views of refs: loads, stores and updates through them, and what cannot be one."""
+"""Transposed and reshaped views of refs: loads, stores and updates through them, and the views that are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Step = tuple[str, tuple[Any, ...]]
 
 
 def moved(x: Any, steps: tuple[Step, ...]) -> Any:
-    """A view of a ref, or of an array, in which NumPy's views are views as well."""
+    """Apply the steps to a ref, or to an array of NumPy, whose results are views as well."""
     for kind, arguments in steps:
         if kind == "at":
             index = tuple(slice(*e) if isinstance(e, tuple) else e for e in arguments)
@@ -39,7 +39,7 @@ def moved(x: Any, steps: tuple[Step, ...]) -> Any:
 
 @st.composite
 def chains(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Step, ...]]:
-    """A shape, and steps that move no element of an array."""
+    """Draw a shape, and steps that move no element of the array."""
     shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=3)))
     view = np.zeros(shape)
     steps: list[Step] = []
@@ -145,7 +145,7 @@ def test_heads_beside_each_other_as_a_dim() -> None:
 
 
 def test_batch_and_tokens_as_one_dim() -> None:
-    """Tiles of the merged dim lie across the dims that it is merged of, and the last one is ragged."""
+    """Tiles of the merged dim cross the edges of the batch, and the last tile is ragged."""
 
     @tk.kernel(out_type=lambda x: x)
     def f(x, out):
@@ -195,7 +195,7 @@ def test_moved_views_in_loops_branches_and_helpers() -> None:
 
 
 def test_vmap_of_reshaped_arrays() -> None:
-    """The batch stands in front of what is seen in another shape, wherever it was before."""
+    """The batch dim is put in front of the reshaped dims, whatever its place was."""
 
     @kernel(((48,), np.float32))
     def f(x, out):

@@ -1,4 +1,4 @@
-"""Operations of JAX on tiles, each through the whole language: traced, compiled, interpreted, against JAX itself."""
+"""Operations of JAX on tiles: each is traced, compiled and interpreted, and compared with JAX."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = np.array([[3, 0], [1, 1], [7, 2], [0, -1]], np.int32)
 
 
 def as_kernel(function: Callable[..., Any], *arrays: Any) -> tk.Kernel:
-    """A kernel of one program whose outputs are the results of `function` for its whole inputs."""
+    """Make a kernel of one program whose outputs are the results of `function` for its whole inputs."""
     types = tuple(jax.tree.leaves(jax.eval_shape(function, *arrays)))
 
     @tk.kernel(out_type=lambda _: (types,))
@@ -44,7 +44,7 @@ def as_kernel(function: Callable[..., Any], *arrays: Any) -> tk.Kernel:
 
 
 def agrees(function: Callable[..., Any], *arrays: Any, exact: bool = True) -> list[Op]:
-    """Compare compiled, interpreted and JAX's own results; returns the ops of the kernel, which survive as text."""
+    """Compare the compiled, the interpreted and JAX's results; returns the kernel's ops, which survive a round trip."""
     expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*arrays))]
     made = as_kernel(function, *arrays)
     found = [np.asarray(x) for x in jax.tree.leaves(jax.jit(made)(arrays))]
@@ -61,7 +61,7 @@ def agrees(function: Callable[..., Any], *arrays: Any, exact: bool = True) -> li
     return list(func.walk())
 
 
-# What the values of X and the indices give exactly, in whatever order.
+# Operations whose results, for the values of X and the indices, are exact in any order.
 EXACT: dict[str, tuple[Any, ...]] = {
     "argmax and argmin": (lambda x: (jnp.argmax(x, 1), jnp.argmin(x, 0), jnp.argmax(x), jnp.argmin(x // 7, 1)), X),
     "argmax keepdims": (lambda x: jnp.argmax(x, 1, keepdims=True), X),
@@ -193,7 +193,7 @@ def test_rounded(case: str) -> None:
 
 
 def test_each_op_stands_for_its_function() -> None:
-    """None of the operations above is taken apart into smaller ones."""
+    """No operation above is imported as several smaller ones."""
     for function, arrays, kinds in (
         (lambda x: jnp.argmax(x, 1), (X,), {ArgReduce: 1}),
         (lambda x: jnp.cumsum(x, 1), (X,), {Scan: 1}),
@@ -260,7 +260,7 @@ def test_dtypes(dtype: str, x64: bool) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64", "uint32"])
 def test_index_dtypes(dtype: str) -> None:
-    """An index is never wrapped around by its cast to int32, as JAX's own are."""
+    """The cast of an index to int32 never wraps around, as it does in JAX."""
     limits = np.iinfo(dtype)
     far = [0, 7, 100, limits.max, limits.max - 1, 2**32 % (limits.max + 1), limits.min]
     idx = np.array([*far, *(() if limits.min == 0 else (-1, -8, -9))], dtype)

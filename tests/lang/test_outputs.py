@@ -63,7 +63,7 @@ def test_the_interpreter_adds_in_program_order_in_whichever_order_programs_run()
 
 @pytest.mark.parametrize("dtype", ["f2", BF16, ml_dtypes.float8_e5m2], ids=str)
 def test_narrow_sums_accumulate_wide(dtype: Any) -> None:
-    """One by one in bfloat16, 1 + ... + 1 stays at 256."""
+    """If ones were added in bfloat16, the sum would stay at 256."""
     x = np.ones((2048, 1), dtype)
     check(column_sums, x, oracle=np.array([2048], dtype), block=1)
 
@@ -106,7 +106,7 @@ def test_what_no_program_stores_is_zero() -> None:
 
 @tk.kernel(out_type=lambda cache, *_: jax.ShapeDtypeStruct((), cache.dtype), donate=("cache",))
 def append(cache, row, at, largest):
-    """Write a row of a cache in place; and the largest element of it."""
+    """Write a row of a cache in place, and return the cache's largest element."""
     cache[at[()]] = row[...]
     largest[()] = cache[...].max()
 

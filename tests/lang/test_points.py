@@ -1,4 +1,4 @@
-"""`tk.points`: index arrays that go together, in loads, stores, updates and views."""
+"""`tk.points`: index arrays that are paired element by element, in loads, stores, updates and views."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Problem:
 
     @property
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The dims of the view before the points, and behind."""
+        """Dims of the view before the points, and dims after them."""
         view = tuple(self.shape[axis] for axis in self.axes)
         return view[: self.first], view[self.first + len(self.indices) :]
 
@@ -57,7 +57,7 @@ class Problem:
         return (*before, *self.points, *behind)
 
     def lanes(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...] | None]]:
-        """For each lane of the tile the index in the view; None outside of the array."""
+        """Index in the view for each lane of the tile; None outside of the array."""
         before, behind = self.sides
         wide = np.broadcast_arrays(*self.indices)
         view = [self.shape[axis] for axis in self.axes]
@@ -215,7 +215,7 @@ def test_integers_and_static_negative_ones_among_points() -> None:
 
 
 def test_points_of_parts_and_parts_beside_points() -> None:
-    """Lanes outside of the part are outside, though the array has them."""
+    """Lanes outside of the part are out of bounds, also if the array has these elements."""
 
     @kernel(((6, 3), np.float32), ((2, 6), np.float32))
     def f(x, r, c, inside, beside):
@@ -244,7 +244,7 @@ def test_lanes_from_outside_address_nothing() -> None:
 
 
 def test_tiles_of_a_loop_that_stops_inside_of_one() -> None:
-    """The lanes of a tile outside of the range of the loop read the fill, and add nothing."""
+    """Lanes outside of the loop's range read the fill value, and add nothing."""
 
     @tk.kernel(
         out_type=lambda x, c: (jax.ShapeDtypeStruct((), np.float32), tk.Zeros(jax.ShapeDtypeStruct((6,), np.int32)))

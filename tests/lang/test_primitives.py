@@ -1,4 +1,4 @@
-"""JAX's transformations inside of a body: what is differentiated or mapped there, and what is refused."""
+"""JAX's transformations inside of a body: derivatives and vmap, and the cases that are refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_gradient_of_a_fori_loop() -> None:
 
 
 def test_the_gradient_of_a_load_is_none_of_its_index() -> None:
-    """What a function loads counts as constant."""
+    """A loaded value is a constant for differentiation."""
 
     @like_first
     def f(x, out):
@@ -217,7 +217,7 @@ def test_the_derivative_of_a_load_with_a_fill(how: str) -> None:
 
 @pytest.mark.parametrize("constant", [True, False], ids=["a store of a constant", "a store of what is differentiated"])
 def test_a_store_in_a_loop_in_a_vjp_is_not_dropped(constant: bool) -> None:
-    """JAX drops it without a word: the loop's body is traced twice, and effects are not counted."""
+    """JAX would drop the store silently: it traces the loop's body twice, and does not count effects."""
 
     @like_first
     def f(x, out):

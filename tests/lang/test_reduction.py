@@ -24,19 +24,19 @@ TARGETS = {"cpu:xla": "jax", "cpu:llvm": "llvmlite", "cuda:sm_90": "triton", "tp
 
 
 def affine(left: Any, right: Any) -> Any:
-    """The composition of two maps x -> a x + b of integers, of which the left one comes first; it does not commute."""
+    """Compose two integer maps x -> a x + b, the left one first. Composition does not commute."""
     (a, b), (c, d) = left, right
     return a * c, b * c + d
 
 
 def first_greatest(left: Any, right: Any) -> Any:
-    """Of two numbers with their places the greater one, of equals the first one."""
+    """Maximum of two (number, index) pairs; of equal numbers, the one with the smaller index."""
     wins = (left[0] > right[0]) | ((left[0] == right[0]) & (left[1] < right[1]))
     return tuple(jnp.where(wins, a, b) for a, b in zip(left, right, strict=True))
 
 
 def composed(x: np.ndarray, dims: tuple[int, ...]) -> list[np.ndarray]:
-    """The oracle: maps composed one after the other, in row-major order; modulo 2^32 as the tiles."""
+    """Oracle: compose the maps one after the other, in row-major order, modulo 2^32 as in the tiles."""
     kept = [d for d in range(x.ndim) if d not in dims]
     lines = x.transpose(*kept, *sorted(dims)).reshape(*(x.shape[d] for d in kept), prod(x.shape[d] for d in dims))
     result = np.ones(lines.shape[:-1], np.int32), np.zeros(lines.shape[:-1], np.int32)
@@ -47,7 +47,7 @@ def composed(x: np.ndarray, dims: tuple[int, ...]) -> list[np.ndarray]:
 
 
 def whole(function: Callable[[Any], Any], x: np.ndarray) -> tk.Kernel:
-    """A kernel of one program that stores the results of a function of the whole array."""
+    """Kernel of one program that stores the results of a function of the whole array."""
     types = tuple(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in jax.eval_shape(function, x))
 
     @tk.kernel(out_type=lambda x: (types,))

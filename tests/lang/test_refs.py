@@ -52,7 +52,7 @@ def _index(entries: tuple[Any, ...], tiles: tuple[tk.Tile, ...], numbers: tk.Ref
 
 
 def _lanes(entry: tuple[Any, ...], dim: int, at: tuple[int, ...], numbers: np.ndarray) -> Any:
-    """The positions of an entry: a list, or an int where the entry drops the dim."""
+    """Positions of an entry: a list, or an int if the entry drops the dim."""
     kind, *data = entry
     match kind:
         case "tile":
@@ -73,7 +73,7 @@ def _lanes(entry: tuple[Any, ...], dim: int, at: tuple[int, ...], numbers: np.nd
 
 
 def _positions(entries: tuple[Any, ...], shape: tuple[int, ...], at: tuple[int, ...], numbers: np.ndarray) -> Any:
-    """The shape of the tile, and for each lane of it the array's index, None where it is out of bounds."""
+    """Shape of the tile, and the array's index for each lane; None for a lane out of bounds."""
     whole = [("slice", None, None)]
     rest = next((n for n, e in enumerate(entries) if e[0] == "rest"), None)
     missing = whole * (len(shape) - len(entries) + (rest is not None))
@@ -86,7 +86,7 @@ def _positions(entries: tuple[Any, ...], shape: tuple[int, ...], at: tuple[int, 
 
 @st.composite
 def accesses(draw: st.DrawFn, unique: bool = False) -> tuple[tuple[int, ...], tuple[Any, ...], np.ndarray]:
-    """A shape, the entries of an index of it, and the numbers that the entries' slots point to."""
+    """Draw a shape, the entries of an index of it, and the operand to which the entries' slots point."""
     shape = tuple(draw(st.lists(st.sampled_from([1, 4, 5, 7, 8]), min_size=1, max_size=3)))
     slots: list[int] = []
     position = st.integers(-5, 12)
@@ -225,7 +225,7 @@ def test_a_fill_of_any_dtype(dtype) -> None:
 
 
 def test_an_own_store_is_visible() -> None:
-    """A running sum that reads back what it has just stored."""
+    """A running sum reads the element that it has just stored."""
 
     @like_first
     def f(x, out):

@@ -37,7 +37,7 @@ def cast(x, outs):
 
 
 def _cast(x: np.ndarray, to: np.dtype) -> np.ndarray:
-    """Casts by their definition, number by number."""
+    """Cast number by number, by the definition."""
     if to == np.bool_:
         return x != 0
     if to.kind not in "iu":
@@ -50,7 +50,7 @@ def _cast(x: np.ndarray, to: np.dtype) -> np.ndarray:
 
 
 def _normal(x: np.ndarray) -> np.ndarray:
-    """Without numbers that are subnormal in some dtype: those may be read as zero."""
+    """Drop numbers that are subnormal in some dtype: a backend may read them as zero."""
     magnitude = np.abs(x.astype(np.float64))
     return x[~((magnitude > 0) & (magnitude < 1e-4))]
 

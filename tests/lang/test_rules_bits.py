@@ -23,13 +23,13 @@ WIDTHS = [(a, b) for a, b in itertools.product(NUMBERS, NUMBERS) if a.itemsize !
 
 
 def anything(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int = 0) -> np.ndarray:
-    """Numbers of any bits, NaN among them."""
+    """Numbers with random bits, including NaN."""
     count = int(np.prod(shape)) * dtype.itemsize
     return np.random.default_rng(seed).integers(0, 256, count, np.uint8).view(dtype).reshape(shape)
 
 
 def normal(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Bits that are normal numbers of every float dtype: machines change the bits of NaN, and flush the smallest."""
+    """Bits that are normal numbers in every float dtype: machines change the bits of NaN, and flush subnormals."""
     rng, count = np.random.default_rng(1), int(np.prod(shape)) * dtype.itemsize
     return (
         (rng.integers(0x10, 0x70, count) + 0x80 * rng.integers(0, 2, count)).astype(np.uint8).view(dtype).reshape(shape)
@@ -37,7 +37,7 @@ def normal(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def cast(function: Callable[[Any], Any], x: np.ndarray) -> tuple[tk.Kernel, np.ndarray]:
-    """A kernel that applies a function to rows, and what JAX makes of it; the bits as bytes."""
+    """Make a kernel that applies a function to rows, and compute JAX's result."""
     expected = np.asarray(function(jnp.asarray(x)))
 
     @kernel((expected.shape, expected.dtype))

@@ -1,4 +1,4 @@
-"""`serial`: a loop over a range has the elements of the range, no more and no fewer."""
+"""`serial`: a loop over a range has exactly the elements of the range."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _types(x: Any, bounds: Any, **_: Any) -> Any:
 
 @tk.kernel(out_type=_types)
 def ranges(x, bounds, sums, copy, seen, added, *, block: int, start: int | None, stop: int | None, reverse: bool):
-    """The sum, the tiles and the valid lanes of a range; bounds of None are traced."""
+    """Sum a range, store and update its elements, and record its tiles and valid lanes. Bounds of None are traced."""
     axis = tk.serial(
         x.shape[0],
         block,
@@ -94,7 +94,7 @@ def test_bounds_of_any_int32(low: int, high: int) -> None:
 
 @tk.kernel(out_type=lambda x, **how: (jax.ShapeDtypeStruct((how["parts"],), x.dtype), tk.Sum(x)))
 def split_sum(x, partial, copy, *, parts: int, block: tk.Block, static: bool):
-    """The sums of equal parts, the last of which are short or empty."""
+    """Sums of equal parts; the last ones may be short or empty."""
     each = tk.cdiv(x.shape[0], parts)
 
     def add(t, total):
@@ -176,7 +176,7 @@ def test_tiles_and_views_carry_the_range_along(run: Any) -> None:
 
 
 def test_a_view_of_a_range_is_passed_on() -> None:
-    """Through JAX, which takes it apart, and to an atomic update."""
+    """The view passes through JAX's flattening, and to an atomic update."""
 
     @kernel(((), np.float32))
     def f(x, out):
@@ -202,7 +202,7 @@ def whole(x, bounds, sums, *, static: bool):
     ("low", "high", "total"), [(6, 9, [45, 2]), (5, 5, [0, 0]), (10, 12, [0, 0]), (9, 99, [19, 1])]
 )
 def test_whole_tiles(low: int, high: int, total: list[int]) -> None:
-    """The tiles that overlap the range, all lanes; none if the range is empty."""
+    """Tiles that overlap the range run with all lanes; an empty range has none."""
     check(whole, numbers(10), np.int32([low, high]), oracle=np.float32(total), static=False)
 
 

@@ -1,4 +1,4 @@
-"""What is used outside of a kernel, and traces inside of traces."""
+"""Uses of the language outside of a kernel, and nested traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_trace_ends_with_its_block() -> None:
 
 
 def test_a_kernel_traced_while_another_is_traced() -> None:
-    """Its axes and stores are its own."""
+    """A nested trace has its own axes and stores."""
     lengths: list[int] = []
 
     @like_first

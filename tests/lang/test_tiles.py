@@ -1,4 +1,4 @@
-"""Axes and tiles: what a tile says of itself, its arithmetic, `parallel`, `serial` and `ds`."""
+"""Axes and tiles: attributes and arithmetic of tiles, `parallel`, `serial` and `ds`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _oracle(x: np.ndarray, traced: np.ndarray, *, block: int, size: int, moves: 
 
 @st.composite
 def moves(draw: st.DrawFn) -> tuple[int, int, tuple[tuple[str, int], ...]]:
-    """A block, the size of the moved tile, and moves after which a division comes out even."""
+    """Draw a block, the size of the moved tile, and moves whose divisions have no remainder."""
     block = size = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     aligned = True  # every start is a multiple of the size
     found: list[tuple[str, int]] = []

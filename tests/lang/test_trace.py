@@ -1,4 +1,4 @@
-"""Tracing a body: its outputs, and what of Python it may not do."""
+"""Tracing of a body: its outputs, and the Python code that it may not contain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X = numbers(10)
 
 @pytest.mark.smoke
 def test_the_ir_of_a_kernel() -> None:
-    """The text form, complete: what every backend gets to see."""
+    """Complete text of the IR, from which every backend starts."""
 
     @like_first
     def scale(x, out, *, factor: float, block: tk.Block = 4):
@@ -234,7 +234,7 @@ def test_an_error_leaves_no_trace_behind() -> None:
         tk.parallel(10, 4)
 
 
-# --- values that stand where their kind cannot ----------------------------------------------------------------------
+# --- values of the wrong kind ---------------------------------------------------------------------------------------
 
 TABLE = jnp.arange(6.0)
 MISPLACED: list[tuple[Any, type[TilekernError], str, str]] = [

@@ -1,4 +1,4 @@
-"""Loads of plain outputs that read what nobody stored: refused when traced, and no right program with them."""
+"""Loads of plain outputs before any store: they are refused while tracing, and no correct program is refused."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_is_refused(body: Callable[[Any, Any], None]) -> None:
 
 @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
 def running(x, out):
-    """Before the first element there is none: 0 is read."""
+    """The load before the first element is out of bounds, and reads 0."""
 
     def step(k):
         out[k] = out[k - 1] + x[k]

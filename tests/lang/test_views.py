@@ -27,7 +27,7 @@ PROGRAMS = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of an index; `slot` is where a traced position stands in an operand."""
+    """Entry of an index; `slot` is the place of a traced position in an operand."""
 
     kind: str
     start: int = 0
@@ -72,7 +72,7 @@ Problem = tuple[tuple[int, ...], tuple[Entry, ...], tuple[Entry, ...], tuple[int
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    """A shape, the entries of a view of it, those of an index of the view, and the slots of traced positions."""
+    """Draw a shape, the entries of a view, those of an index of the view, and the slots of traced positions."""
     shape = tuple(draw(st.lists(st.sampled_from([1, 4, 7]), min_size=1, max_size=2)))
     slots: list[int] = []
 
@@ -101,7 +101,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 def lanes_of(problem: Problem, program: int) -> tuple[tuple[int, ...], list[tuple[int, ...] | None]]:
-    """The shape of the tile, and for each lane the array's index; None outside of the view or of the array."""
+    """Shape of the tile, and the array's index for each lane; None outside of the view or of the array."""
     shape, first, second, slots = problem
     known, rest = np.asarray(slots), iter(second)
     found: list[list[int | None] | int | None] = []
@@ -181,7 +181,7 @@ def test_a_store_writes_what_is_inside_the_view_and_the_array(run: Any) -> None:
 
 @jax.jit
 def total(rows: tk.Ref) -> jax.Array:
-    """A helper that knows nothing of the array behind its rows."""
+    """Helper that is independent of the array behind its rows."""
     return tk.fold(tk.serial(rows.shape[0], 2), lambda k, acc: acc + rows[k].sum(), jnp.float32(0))
 
 
@@ -298,7 +298,7 @@ def test_gathers_by_indices_of_any_integer_dtype(dtype: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "huge"), [("u4", 2**32 - 1), ("u4", 2**31), ("i8", 2**32), ("u8", 2**63 + 1)])
 def test_huge_indices_do_not_wrap_around_into_the_array(dtype: str, huge: int) -> None:
-    """As int32, 2**32 would be 0."""
+    """A cast of 2**32 to int32 would be 0."""
 
     @kernel(((3,), np.float32), ((3,), np.float32))
     def f(x, where, vector, scalar):
@@ -363,7 +363,7 @@ def test_a_view_of_a_view_that_may_reach_past_the_first(entry: str) -> None:
     [(2, "2", "indices in [-2, 2)"), (-3, "-3", "indices in [-2, 2)"), (slice(0, 3), "0:3", "slice bounds in [-2, 2]")],
 )
 def test_a_static_index_past_the_view(index: Any, got: str, wanted: str) -> None:
-    """The array has the element, the view has not."""
+    """The index is inside of the array, but outside of the view."""
 
     @like_first
     def f(x, out):

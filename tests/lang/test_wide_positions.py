@@ -1,4 +1,4 @@
-"""Positions of any integer dtype, and axes that int32 does not count: exact, out of bounds, or refused."""
+"""Positions of any integer dtype, and axes longer than int32 can index: exact, out of bounds, or refused."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tilekern.errors import ArgumentError, IndexingError, TilekernError
 
 N, SIZE = 10, 4
 DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
-# What wraps around to a place in an array of ten elements, and what does not.
+# Positions that would wrap around to a place in an array of ten elements, and positions that would not.
 NUMBERS = [0, 3, -2, 2**31 - 1, 2**31, -(2**31), 2**32 - 2, 2**32, 2**32 + 3, 2**40, -(2**32), 2**63 - 1, 2**64 - 2]
 
 
@@ -46,7 +46,7 @@ LANES: dict[Callable[..., None], int] = {of_tile: SIZE, of_slice: SIZE, of_scala
 
 
 def test_wide_numbers_are_never_wrapped() -> None:
-    """Each way to name a place, each dtype: a place outside of the array reads the fill."""
+    """For each kind of index and each dtype, a position outside of the array reads the fill value."""
     x = np.arange(N, dtype=np.int32)
     with jax.enable_x64(True):
         for body, lanes in LANES.items():
@@ -85,7 +85,7 @@ def test_wide_numbers_on_a_backend(target: str, dtype: str) -> None:
 
 
 def test_numpy_vectors_of_64_bits_are_not_cut_off() -> None:
-    """Without 64-bit types JAX makes 2³² + 3 a 3."""
+    """Without 64-bit types, JAX would cut 2³² + 3 to 3."""
 
     @like_first
     def picked(x: Any, out: Any) -> None:
@@ -232,7 +232,7 @@ def test_a_long_axis_indexes_arrays() -> None:
 
 @pytest.mark.parametrize("factors", [(2**10, 2**10), (2**15, 2**16), (2**20, 2**20), (2**30, 2**30, 2**30)], ids=str)
 def test_large_factors_are_exact_or_refused(factors: tuple[int, ...]) -> None:
-    """All but element 0 are far outside; in 64 bits they would wrap around to it."""
+    """All positions but the first are far outside; in 64 bits they would wrap around to element 0."""
 
     @tk.kernel(out_type=lambda x, at: jax.ShapeDtypeStruct((1,), x.dtype))
     def far(x: Any, at: Any, out: Any) -> None:

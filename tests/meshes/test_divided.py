@@ -1,4 +1,4 @@
-"""Kernels in programs that XLA divides among devices: a warning about what is gathered, an error on explicit meshes."""
+"""Kernels in programs that XLA partitions: a warning about gathered operands, an error on explicit meshes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def put(x: Any, mesh: Any, *spec: Any) -> jax.Array:
 
 
 def scaled(name: str = "scale") -> Any:
-    """A kernel of its own for each test, as a warning is given once for each kernel."""
+    """Make a new kernel for each test, because a kernel warns only once."""
 
     def scale(x, w, out):
         i = tk.parallel(x.shape[0], 2)
@@ -111,7 +111,7 @@ def mapped(function: Callable[..., Any], mesh: Any, check: bool = True) -> Calla
 
 
 def _beside(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """An op on whole arrays of a program that has divided ones, too."""
+    """An op on whole arrays, in a program that has sharded arrays, too."""
     op = tk.op(out_type=lambda x, w: x)(lambda x, w: kernel(x, w))
     return jax.jit(lambda x, w, other: op(x, w) + 0 * other)
 

@@ -71,7 +71,7 @@ def _outer_jvp(primals, tangents):
 
 @tk.op(out_type=outer_type)
 def outer_op(x, y, s):
-    """The kernel in an op, with a derivative of its own."""
+    """Op around the kernel, with its own derivative."""
     return outer(x, y, s)
 
 
@@ -87,7 +87,7 @@ def mesh_of(**sizes: int) -> Any:
 
 
 def agree(found: Any, wanted: Callable[..., Any], *arrays: Any, length: int) -> None:
-    """Gradients are those that one device has."""
+    """Compare gradients with those of a single device."""
     oracles, lows = in_float64(wanted, *arrays), jax.jit(wanted)(*arrays)
     for f, oracle, low in zip(found, oracles, lows, strict=True):
         assert_close(f, oracle, low, length=length, factor=3)
@@ -259,7 +259,7 @@ def test_rows_with_replicated_weights(kernel: Any, order: int, check: bool) -> N
 
 
 def test_attention_that_knows_its_place_on_the_mesh() -> None:
-    """Ring-like: queries divided, an offset from the device's index, sinks and the slopes of a score_mod replicated."""
+    """Queries are sharded, as in ring attention; the offset is the device's; sinks and slopes are replicated."""
     mesh = mesh_of(batch=2, time=2)
     q, k, v = (np.sin(n + numbers(2, 8, 2, 4)) for n in range(3))
     sinks, slopes = numbers(2) / 7, numbers(2) / 9
@@ -344,7 +344,7 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 def test_gradients_are_those_of_a_single_device(
     axes: Any, owners: Any, call: Any, target: str, wrapper: str, check: bool, inside: bool, rest: bool
 ) -> None:
-    """Over random meshes, manual or in part, operands that are divided or replicated, and transformations."""
+    """Meshes, manual or partly manual, the sharding of operands, and transformations are random."""
     # Another axis, XLA's, makes the mesh partly manual.
     rest = rest and np.prod([size for _, size in axes]) < 8
     mesh, manual = mesh_of(**dict(axes), **({"rest": 2} if rest else {})), {name for name, _ in axes}
