@@ -290,7 +290,7 @@ def test_no_points() -> None:
     def f(x, out):
         out[...] = x[tk.points()]  # <-
 
-    with refused(IndexingError, "tk.points is given no index", expected="each dim", got="tk.points()", fix="at least"):
+    with refused(IndexingError, "tk.points is given no index", expected="each indexed", got="()", fix="at least"):
         f.trace(X)
 
 

@@ -69,9 +69,9 @@ def check_allowed(eqn: JaxprEqn) -> None:
     if narrow and eqn.primitive.name not in _ALLOWED:
         raise UnsupportedError(
             f"`{eqn.primitive.name}` does not compute in {narrow[0]}",
-            expected="loads, stores, casts, comparisons and choices of 4-bit numbers, and what moves them",
+            expected="loads, stores, casts, comparisons, selects and moves of 4-bit numbers",
             got=f"{eqn.primitive.name}({', '.join(str(v.aval) for v in eqn.invars)})",
-            fix=f"cast before, with .astype(jnp.{FOUR_BITS[narrow[0]]}), and back behind it",
+            fix=f"cast the operands with .astype(jnp.{FOUR_BITS[narrow[0]]}), and cast the result back",
         )
 
 

@@ -78,7 +78,7 @@ def points(*indices: Any) -> Points:
     if not indices:
         raise IndexingError(
             "tk.points is given no index",
-            expected="an index for each dim that the points lie in",
+            expected="one index for each indexed dim",
             got="tk.points()",
             fix="give at least one Tile, integer or array of integers",
         )
@@ -117,7 +117,7 @@ def together(name: str, entries: Sequence[Any]) -> list[Any]:
                 f"the index arrays of {name} may go together or each for itself",
                 expected="arrays of the same number of dims for dims that follow each other, or vectors only",
                 got=f"index arrays {', '.join(f'{n}: {describe(entries[n])}' for n in ranks)}",
-                fix="say tk.points(rows, columns) for those that go together",
+                fix="write tk.points(rows, columns) for arrays that are paired",
             )
         found[first : last + 1] = [points(*entries[first : last + 1])]
     return [e for entry in found for e in _members(entry)]

@@ -71,7 +71,7 @@ def _no_batched_bounds(operands: Any, dims: Any, **params: Any) -> NoReturn:
             "the bounds of a fold cannot be mapped with jax.vmap",
             expected="the same start and stop for all lanes",
             got="jax.vmap of a function that folds from or to a mapped position",
-            fix="fold over the whole range, and select what counts with jnp.where",
+            fix="fold over the whole range, and select elements with jnp.where",
         )
 
 
