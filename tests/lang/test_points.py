@@ -290,7 +290,9 @@ def test_no_points() -> None:
     def f(x, out):
         out[...] = x[tk.points()]  # <-
 
-    with refused(IndexingError, "tk.points is given no index", expected="each indexed", got="()", fix="at least"):
+    with refused(
+        IndexingError, "tk.points is given no index", expected="each indexed", got="tk.points()", fix="at least"
+    ):
         f.trace(X)
 
 
