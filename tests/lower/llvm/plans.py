@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from tilekern.ir.core import Block, Func
-from tilekern.lower.llvm.emit import emit_llvm
+from tilekern.lower.llvm import emit_program
 from tilekern.lower.llvm.legalize import legalize
 from tilekern.lower.llvm.plan.buffers import assign_offsets
 from tilekern.lower.llvm.plan.loop_fusion import fuse_loops
@@ -17,7 +17,7 @@ from tilekern.lower.llvm.runtime.machine import Machine
 def planned(func: Func, machine: Machine) -> tuple[Func, Plan]:
     """The legal Func, and its plan with places."""
     legal = legalize(func, machine)
-    found = fuse_loops(legal, partial(emit_llvm._scratch_of, machine))
+    found = fuse_loops(legal, partial(emit_program._scratch_of, machine))
     assign_offsets(legal, found)
     return legal, found
 

@@ -14,7 +14,7 @@ from tilekern import _jax, source
 from tilekern.ir.core import Array, Func
 from tilekern.lower.llvm.call import call
 from tilekern.lower.llvm.compile import toolchain
-from tilekern.lower.llvm.emit.emit_llvm import emit, make_plan
+from tilekern.lower.llvm.emit_program import emit, make_plan
 from tilekern.lower.llvm.legalize import legalize
 from tilekern.lower.llvm.plan.plan_text import plan_text
 from tilekern.lower.llvm.plan.task_partition import partial_sums_of

@@ -19,13 +19,9 @@ from tilekern.lower.llvm.emit.elementwise import compute
 from tilekern.lower.llvm.emit.loop_nests import loop_over, tail_pieces
 from tilekern.lower.llvm.ir_builder import Code
 from tilekern.lower.llvm.ir_values import I32, I64, PTR, VOID, Reg, Type, constant
+from tilekern.lower.llvm.plan.loop_fusion import sorts_words
 from tilekern.lower.llvm.plan.steps import Step
 from tilekern.lower.llvm.runtime.machine import Machine
-
-
-def sorts_words(op: Sort | TopK) -> bool:
-    """True if a sort is one of words."""
-    return isinstance(op, TopK) or (op.num_keys == 1 and op.operands[0].tile.dtype.itemsize == 4)
 
 
 def scratch_bytes(op: Sort | TopK, machine: Machine) -> int:

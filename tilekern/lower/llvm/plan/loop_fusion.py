@@ -19,12 +19,11 @@ from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import MemoryOp, Store
-from tilekern.ir.ordering import Sort
+from tilekern.ir.ordering import Sort, TopK
 from tilekern.ir.shape import Broadcast, Reshape
 from tilekern.ir.types import TileType
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import is_virtual
-from tilekern.lower.llvm.emit.sorts import sorts_words
 from tilekern.lower.llvm.plan.steps import (
     AnyStep,
     Buffer,
@@ -338,3 +337,8 @@ def _sums_of_dots(func: Func, uses: Counter[Value]) -> Iterator[tuple[Op, Dot]]:
                 dots = [here[v] for v in op.operands if v in here and uses[v] == 1]
                 if dots:
                     yield op, dots[-1]
+
+
+def sorts_words(op: Sort | TopK) -> bool:
+    """True if a sort packs key and position of each element into one word."""
+    return isinstance(op, TopK) or (op.num_keys == 1 and op.operands[0].tile.dtype.itemsize == 4)
