@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.ir.funcs import EXAMPLES, constants, every_op, funcs, matmul
 from tilekern.errors import ParseError
 from tilekern.ir import text as text_module
-from tilekern.ir.analysis.marks import without_unproved
 from tilekern.ir.core import Axis, Block, Func, Op, Value
 from tilekern.ir.elementwise import TABLE
+from tilekern.ir.marks import without_unproved
 from tilekern.ir.memory import Access
 from tilekern.ir.parse import OPS, parse
 from tilekern.ir.text import to_text

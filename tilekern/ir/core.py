@@ -62,7 +62,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Op:
-    """Base of all ops. Subclasses add attributes as fields, and say what they mean in `infer` and `evaluate`.
+    """Base of all ops. Subclasses add attributes as fields, and define types in `infer` and meaning in `evaluate`.
 
     Attributes:
       operands: the values the op uses; ops with regions may use more inside them.
@@ -89,7 +89,7 @@ class Op:
         raise NotImplementedError
 
     def evaluate(self, *operands: Array) -> Array:
-        """What a pure op with one result and no region means, on NumPy arrays."""
+        """The result on NumPy arrays: the meaning of a pure op with one result and no region."""
         raise NotImplementedError(self.name)
 
     @property
@@ -153,7 +153,7 @@ class Axis:
     """`extent` elements cut into tiles of `block`; the last tile may reach past the end.
 
     The order in which the programs of a grid start is a hint, without influence on results: a `descending` axis starts
-    with its last tile; of an axis with a `group`, so many tiles run before the next axis makes a step.
+    with its last tile; `group` tiles of an axis run before the next axis advances by one tile.
     """
 
     name: str
@@ -164,12 +164,12 @@ class Axis:
 
     @property
     def tiles(self) -> int:
-        """How many tiles the axis has."""
+        """The number of tiles."""
         return cdiv(self.extent, self.block)
 
     @property
     def full_tiles(self) -> int:
-        """How many of them lie wholly inside the extent."""
+        """The number of tiles that lie wholly inside the extent."""
         return self.extent // self.block
 
     def first_tile(self, start: int) -> int:
@@ -199,6 +199,9 @@ class Func:
     body: Block
     loc: Loc = UNKNOWN
 
+    # Set by `tilekern.ir.text`, which knows the syntax of every op and so is above this module.
+    to_text: ClassVar[Callable[[Func], str]]
+
     @property
     def inputs(self) -> tuple[Value, ...]:
         """The params that have a value before the programs run."""
@@ -219,9 +222,7 @@ class Func:
         return self.body.walk()
 
     def __str__(self) -> str:
-        from tilekern.ir.text import to_text  # the text form is written in terms of this module
-
-        return to_text(self)
+        return Func.to_text(self)
 
 
 def index_value(name: str) -> Value:

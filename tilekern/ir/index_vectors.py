@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilekern.ir.analysis.ranges import INT32, Interval, analyze, position_interval, proved_dims, update
-from tilekern.ir.analysis.validity import Valid, Validity, sources
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
@@ -25,6 +24,7 @@ from tilekern.ir.memory import Dim, Load, MemoryOp, Position, Term
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Iota
 from tilekern.ir.types import BOOL, I32, INDEX, TileType
+from tilekern.ir.validity import Valid, Validity, sources
 
 _NOWHERE = -1
 _WRAP = 1 << 32  # int32 arithmetic is exact up to multiples of it
@@ -45,7 +45,7 @@ def _vectors(op: MemoryOp) -> list[Value]:
     return [v for v in op.positions if v.tile.shape]
 
 
-# --- which values are in question ------------------------------------------------------------------------------------
+# --- values of which lanes may be invalid ----------------------------------------------------------------------------
 
 
 def _doubtful(func: Func, vectors: Sequence[Value], ranges: Mapping[Value, Interval]) -> set[Value]:
@@ -65,7 +65,7 @@ def _doubtful(func: Func, vectors: Sequence[Value], ranges: Mapping[Value, Inter
 
 
 def _flow(op: Op) -> dict[Value, Sequence[Value]]:
-    """For what an op defines, the values that it may come from outside by."""
+    """For each value that an op defines, the values from which it takes lanes."""
     match op:
         case Load():
             return {op.result: () if op.filled else _vectors(op)}
@@ -93,7 +93,7 @@ def _reached(start: Iterable[Value], edges: Mapping[Value, Sequence[Value]]) -> 
 
 
 def _span(dim: Dim, operands: Sequence[Interval | None]) -> Interval | None:
-    """Between which places, exactly, all lanes of a dim lie."""
+    """The interval of the positions of all lanes of a dim, in exact arithmetic."""
     first = position_interval(dim.position, operands)
     return (
         None if first is None else Interval(first.low, first.high + dim.size - 1 if dim.kind == "block" else first.high)
@@ -104,7 +104,7 @@ def _span(dim: Dim, operands: Sequence[Interval | None]) -> Interval | None:
 
 
 class _Guard(Rewriter):
-    """Computes of the values in question which lanes are valid; both are known by the values of the original."""
+    """Computes the valid lanes of doubtful values; doubtful values and valid lanes are keyed by original values."""
 
     def __init__(self, doubtful: set[Value], ranges: dict[Value, Interval]) -> None:
         super().__init__(lambda op, rewriter: None)
@@ -135,7 +135,7 @@ class _Guard(Rewriter):
     # --- memory ---
 
     def _memory(self, op: MemoryOp) -> Sequence[Value]:
-        """Without the lanes of index vectors that are not valid."""
+        """The access, without the invalid lanes of its index vectors."""
         make, guarded = Validity(self, op), op.copy(tuple(self.value(v) for v in op.operands))
         masks: list[Valid] = []
         for lane, dim in zip(op.access.lanes, op.access.dims, strict=True):
@@ -212,7 +212,7 @@ class _Guard(Rewriter):
         return start if lanes is None else make.of("add", lanes, start)
 
     def _told_apart(self, op: Load, make: Validity) -> Value:
-        """The lanes that are read, where no arithmetic tells: the others are what they are filled with, 0 or 1."""
+        """The lanes that are read, found without arithmetic: two loads with fills 0 and 1 differ in the other lanes."""
         tile = op.result.tile
         one = make.number(1, TileType((), tile.dtype))
         (filled,) = self.add(replace(op, operands=(*op.operands, one), filled=True))
@@ -222,7 +222,7 @@ class _Guard(Rewriter):
     # --- control ---
 
     def _control(self, op: Fold | While | Switch) -> Sequence[Value]:
-        """With a further carry, or result, for each one in question."""
+        """A loop or switch with a further carry, or result, for each doubtful one: its valid lanes."""
         behind_index = 1 if isinstance(op, Fold) else 0
         carried = [region.args[behind_index:] for region in op.regions]
         groups = zip(op.results, *(args for args in carried if args), strict=True)
@@ -239,7 +239,7 @@ class _Guard(Rewriter):
         return results[: len(op.results)]
 
     def _region(self, op: Op, region: Block, carried: tuple[Value, ...], asked: Sequence[int]) -> Block:
-        """A region that takes, and yields, which lanes of the values asked for are valid."""
+        """A region that takes, and yields, the valid lanes of the doubtful carries."""
         more = tuple(Value(TileType(carried[n].tile.shape, BOOL)) for n in asked if carried)
 
         def body(*_: Value) -> tuple[Value, ...]:

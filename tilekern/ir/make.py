@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tilekern.ir.analysis.constants import integer_of
 from tilekern.ir.compute import Bitcast, Constant, Convert, Reduce, Select, splat
+from tilekern.ir.constants import integer_of
 from tilekern.ir.core import Builder, Op, Value
 from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise

@@ -15,11 +15,11 @@ import numpy as np
 from tilekern import source
 from tilekern.errors import ParseError, VerifyError
 from tilekern.ir import compute, control, debug, dynamic, elementwise, memory, ordering, shape
-from tilekern.ir.analysis.marks import without_unproved
 from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Axis, Block, Func, Op, Value, index_value
 from tilekern.ir.elementwise import TABLE, Elementwise
+from tilekern.ir.marks import without_unproved
 from tilekern.ir.memory import Access, Dim, MemoryOp, Position, Term
 from tilekern.ir.types import BOOL, DTYPES, INDEX, RefType, Role, TileType, Type, kind_of
 from tilekern.ir.verify import verify
@@ -108,7 +108,7 @@ class _Parser:
         return token.text
 
     def _accept(self, text: str) -> bool:
-        """Whether the next token is this one, which is then taken."""
+        """Take the next token if it is this one; True if it was."""
         found = self._token.text == text and self._token.kind in ("word", "mark")
         self._next += found
         return found
@@ -325,7 +325,7 @@ class _Parser:
         return op
 
     def _attributes(self, kind: type[Op], given: dict[str, Any]) -> None:
-        """The attributes in braces; which there are is what the fields of the op say."""
+        """The attributes in braces: those that the op has as fields."""
         base = {f.name for f in fields(Op)}
         known = {f.name: str(f.type) for f in fields(kind) if f.name not in base}
         while not self._accept("}"):

@@ -59,6 +59,9 @@ def to_text(func: Func, locations: bool = False) -> str:
     return _Printer(locations).func(func)
 
 
+Func.to_text = to_text
+
+
 class _Printer:
     def __init__(self, locations: bool) -> None:
         self._locations = locations

@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from tilekern.ir.analysis.carries import carries, with_carries
-from tilekern.ir.analysis.constants import constant, fold_constants, integer_of, splat_of
 from tilekern.ir.analysis.ranges import Interval, analyze, fold_index, update
+from tilekern.ir.carries import carries, with_carries
 from tilekern.ir.compute import Constant, Convert, Select, splat
+from tilekern.ir.constants import constant, fold_constants, integer_of, splat_of
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
@@ -119,7 +119,7 @@ def _excludes(x: Value, other: Value, rewriter: Rewriter) -> bool:
 
 
 def _is_splat(value: Value, number: float, rewriter: Rewriter) -> bool:
-    """Whether every lane has the bits of `number`: +0.0 is not -0.0."""
+    """True if every lane has the bits of `number`: +0.0 is not -0.0."""
     array = splat_of(value, rewriter)
     return array is not None and array.tobytes() == np.asarray(number).astype(array.dtype).tobytes()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilekern.ir.analysis.carries import carries, with_carries
+from tilekern.ir.carries import carries, with_carries
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.memory import Load

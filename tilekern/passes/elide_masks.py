@@ -19,9 +19,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilekern.ir.analysis.constants import constant
 from tilekern.ir.analysis.ranges import FALSE, TRUE, Interval, analyze, proved_dims, update
 from tilekern.ir.compute import Constant, splat
+from tilekern.ir.constants import constant
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp
@@ -84,7 +84,7 @@ def _memory(op: MemoryOp, ranges: dict[Value, Interval], rewriter: Rewriter) -> 
 
 
 def _fill(op: Load, rewriter: Rewriter) -> Value:
-    """What a load reads where it reads nothing."""
+    """The fill of a load: its result in lanes that it does not read."""
     tile = op.result.tile
     if op.fill is None:
         return rewriter.one(splat(0, tile, hint=op.hint, loc=op.loc))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tilekern.ir import control, debug, memory  # noqa: F401 -- all ops are defined
-from tilekern.ir.analysis.validity import Validity, sources
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.core import Array, Builder, Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
@@ -18,6 +17,7 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import F32, I32, TileType
+from tilekern.ir.validity import Validity, sources
 
 RANDOM = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""The carries of loops, as the passes that remove some of them see them."""
+"""The carries of loops, and loops with fewer carries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilekern.ir.core import Block, Value
 
 @dataclass(frozen=True)
 class Carry:
-    """One carry of a loop: where it comes from, its argument in each region, what the body yields, what comes out."""
+    """One carry of a loop: initial value, argument of each region, value that the body yields, result."""
 
     init: Value
     args: tuple[Value, ...]
@@ -38,5 +38,5 @@ def with_carries(op: Fold | While, kept: Sequence[Carry]) -> Fold | While:
 
 
 def _indices(op: Fold | While) -> int:
-    """How many arguments of the regions are no carries."""
+    """The number of region arguments before the carries."""
     return 1 if isinstance(op, Fold) else 0

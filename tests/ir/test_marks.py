@@ -8,9 +8,9 @@ from hypothesis import given
 
 from tests.ir.funcs import funcs
 from tests.lower.library import CASES, family
-from tilekern.ir.analysis.marks import without_unproved
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret
+from tilekern.ir.marks import without_unproved
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.parse import parse
 from tilekern.ir.text import to_text

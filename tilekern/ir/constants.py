@@ -1,4 +1,4 @@
-"""What the passes know of constants: reading them, making them, computing with them."""
+"""Constants: find those that define values, make them, and fold ops of constants."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def splat_of(value: Value, rewriter: Rewriter) -> Array | None:
 
 
 def integer_of(value: Value, rewriter: Rewriter) -> int | None:
-    """The number that every lane of an integer value is, if it is a splat constant."""
+    """The number in every lane of an integer value, if that is a splat constant."""
     array = splat_of(value, rewriter)
     return None if array is None else int(array)
 
@@ -43,7 +43,7 @@ def constant(array: Array, op: Op) -> Constant:
 
 
 def fold_constants(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-    """`f(constants)` → the constant it is, if that is a splat or small (see `canonicalize`)."""
+    """`f(constants)` → its constant result, if that is a splat or small (see `canonicalize`)."""
     if not op.pure or not op.operands or op.regions:
         return None
     found = [constant_of(v, rewriter) for v in op.operands]

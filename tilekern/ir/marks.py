@@ -1,4 +1,4 @@
-"""Marks by which a text claims that an access is in bounds: what does not follow from the text is not believed."""
+"""Marks of accesses as in bounds (`!` in the text form): those that a text claims without proof are dropped."""
 
 from __future__ import annotations
 
