@@ -75,7 +75,7 @@ class ConcreteValueError(TraceError):
 
 
 class OutputError(TraceError):
-    """What the kernel stores disagrees with its `out_type`."""
+    """Outputs disagree with the kernel's `out_type`."""
 
 
 class TargetError(TilekernError, ValueError):

@@ -397,7 +397,7 @@ def funcs(draw: Any) -> Func:
 
 
 def programs(func: Func) -> int:
-    """How many programs a Func has."""
+    """The number of programs of a Func."""
     return int(np.prod([cdiv(a.extent, a.block) for a in func.axes]))
 
 
@@ -410,7 +410,7 @@ def block_of(func: Func, ops: tuple[Op, ...]) -> Func:
 
 
 def evaluate(kind: type[Op], *arrays: np.ndarray, **fields: Any) -> np.ndarray:
-    """What an op gives for arrays, of the type that its rule says."""
+    """The result of an op on arrays, checked against the type that its rule gives."""
     op = kind(operands=tuple(Value(TileType(x.shape, x.dtype)) for x in arrays), **fields)
     result = np.asarray(op.evaluate(*arrays))
     assert op.result.type == TileType(result.shape, result.dtype)

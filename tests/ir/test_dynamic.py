@@ -38,7 +38,7 @@ def windows(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...], list[np.ndarra
 
 
 def place(index: tuple[int, ...], starts: Any, shape: Any, sizes: Any) -> tuple[int, ...]:
-    """Where the element at `index` of a window is in the whole."""
+    """The index in the whole of the element at `index` of a window."""
     bounds = zip(index, map(int, starts), shape, sizes, strict=True)
     return tuple(i + max(0, min(s, n - size)) for i, s, n, size in bounds)
 

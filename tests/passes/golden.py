@@ -19,7 +19,7 @@ def func_of(ops: str) -> Func:
 
 
 def assert_becomes(improve: Callable[[Func], Func], before: str, after: str) -> None:
-    """What a pass makes of ops; values of which only the number differs are the same."""
+    """Golden text of a pass; names that differ only in their number count as equal."""
     func = improve(func_of(before))
     verify(func)
     assert to_text(func) == to_text(func_of(after))

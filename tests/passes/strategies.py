@@ -37,7 +37,7 @@ _BOUND = 2**20  # of positions
 
 @dataclass
 class _Scope:
-    """What a block may use: values of all kinds, and the positions among them with their bounds."""
+    """The values that a block may use, and the positions among them with their bounds."""
 
     values: list[Value] = field(default_factory=list)
     positions: dict[Value, int] = field(default_factory=dict)

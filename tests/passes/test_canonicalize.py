@@ -7,7 +7,7 @@ from tilekern.passes.dce import dce
 
 
 def clean(func: Func) -> Func:
-    """What `canonicalize` leaves without uses says nothing about it."""
+    """Canonicalise, then remove unused ops, so that golden texts show the others only."""
     return dce(canonicalize(func))
 
 

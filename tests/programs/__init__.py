@@ -108,7 +108,7 @@ def assert_agrees(program: Program, outputs: Sequence[Any]) -> None:
 
 
 def differences(found: Array, expected: Array, tolerance: float) -> Array:
-    """Where two arrays of one type differ by more than `tolerance`; NaN equals NaN, -0 equals 0."""
+    """Mask of elements that differ by more than `tolerance`, in arrays of one type; NaN equals NaN, -0 equals 0."""
     equal = (found == expected) | ((found != found) & (expected != expected))
     if not tolerance:
         return ~equal

@@ -1,4 +1,4 @@
-"""What is known of a value of a random program whatever its inputs are: how large, how fine, how far a backend may err.
+"""Facts about a value of a random program that hold for all inputs: magnitude, granularity, error of backends.
 
 Floats are multiples of a power of two, of a known size. As long as both fit into the mantissa, sums, products, dots and
 reductions are exact in any order, fused or not, and every backend must give the same bits. What rounds has an error
@@ -27,7 +27,7 @@ _LARGEST, _LOOSEST = 64.0, 1 / 16
 
 @dataclass(frozen=True)
 class Fact:
-    """What holds for every element of a value, at any time, on every correct backend.
+    """Facts that hold for every element of a value, at any time, on every correct backend.
 
     Attributes:
       bound: of the magnitude of finite elements.
@@ -42,13 +42,13 @@ class Fact:
     inf: bool = False
 
     def within(self, other: Fact) -> bool:
-        """Whether what holds for `other` holds for this, too."""
+        """True if the facts of `other` hold for this, too."""
         finer = self.grain >= other.grain or other.error > 0
         return self.bound <= other.bound and finer and self.error <= other.error and self.inf <= other.inf
 
 
 def union(*facts: Fact) -> Fact:
-    """What holds for elements of any of these."""
+    """Facts that hold for elements of any of these."""
     return Fact(
         max(f.bound for f in facts),
         min(f.grain for f in facts),
@@ -63,7 +63,7 @@ def digits(dtype: DType) -> int:
 
 
 def roundoff(dtype: DType) -> float:
-    """How far neighbouring floats are, relative to their size."""
+    """The relative distance of neighbouring floats."""
     return 2.0 ** (1 - digits(dtype))
 
 
@@ -80,12 +80,12 @@ def limit(dtype: DType) -> float:
 
 
 def whole(dtype: DType) -> Fact:
-    """What holds for any integer or bool."""
+    """Facts that hold for any integer or bool."""
     return Fact(limit(dtype))
 
 
 def exact(fact: Fact, dtype: DType) -> bool:
-    """Whether `dtype` holds all these numbers, none of them subnormal."""
+    """True if `dtype` holds all these numbers, none of them subnormal."""
     inside = fact.bound <= 2.0 ** max(digits(dtype) + fact.grain, -1000)
     return not fact.error and inside and fact.grain >= ml_dtypes.finfo(dtype).minexp
 

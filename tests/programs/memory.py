@@ -313,7 +313,7 @@ class Memory(Places):
         self.overwrite_place(place)
 
     def _given(self, dtype: DType) -> Fact:
-        """What holds for an input."""
+        """Facts of an input."""
         return replace(numbers(dtype), inf=bool(self.seed % 2) and kind_of(dtype) == "float")
 
     def atomic(self) -> None:
@@ -392,7 +392,7 @@ class Memory(Places):
 
 
 def exact_numbers(dtype: DType) -> Fact:
-    """What shall hold for an output that several stores write to."""
+    """Facts required of an output that several stores write to."""
     return replace(numbers(dtype), grain=0)
 
 

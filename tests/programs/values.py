@@ -26,7 +26,7 @@ Choose = Callable[[int], int]
 
 
 def numbers(dtype: DType) -> Fact:
-    """What holds for the float elements of inputs and constants: small multiples of 1/4; and for any integer."""
+    """Facts of inputs and constants: floats are small multiples of 1/4, integers are any."""
     if kind_of(dtype) != "float":
         return facts.whole(dtype)
     return Fact(2.0 ** min(3, facts.digits(dtype) - 2), -2)

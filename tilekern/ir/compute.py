@@ -1,4 +1,4 @@
-"""The ops that compute and are not elementwise rows: constants, select, convert, bitcast, dot, reduce."""
+"""Ops that compute and have no row in the elementwise table: constant, select, convert, bitcast, dot, reduce."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def splat(value: Any, tile: TileType, **fields: Any) -> Constant:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Select(Op):
-    """Where the first operand (bool) holds, the second, elsewhere the third; all of one shape."""
+    """The second operand in lanes where the first one (bool) is True, else the third; all of one shape."""
 
     name: ClassVar[str] = "select"
 
@@ -153,7 +153,7 @@ class Dot(Op):
 
 
 def _cheapen(x: Array, precision: Precision) -> Array:
-    """The rounding of float32 operands that a precision allows (a split into several bf16 terms counts as exact)."""
+    """Float32 operands rounded as a precision allows; a split into several bf16 terms counts as exact."""
     if x.dtype != np.float32 or precision in ("ieee", "bf16x3", "bf16x6"):
         return x
     if precision == "bf16":

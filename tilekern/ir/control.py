@@ -19,7 +19,7 @@ class Fold(Op):
 
     Operands: `start` and `stop` (int32 scalars, in elements, clamped to [0, extent]), then the initial carries. The
     tiles t with start // block <= t < cdiv(stop, block) run, in descending order if `reverse`: whole tiles, one also if
-    start and stop are the same place inside of it (`lang.serial` gives an empty range the stop 0, and partial tiles
+    start and stop are the same element inside of it (`lang.serial` gives an empty range the stop 0, and partial tiles
     masks). The region's arguments are t and the carries; it yields the next carries.
     """
 
@@ -36,7 +36,7 @@ class Fold(Op):
 
     @property
     def stop(self) -> Value:
-        """Behind the last element."""
+        """The element behind the last one."""
         return self.operands[1]
 
     @property
@@ -46,7 +46,7 @@ class Fold(Op):
 
     @property
     def body(self) -> Block:
-        """What runs for each tile."""
+        """The block that runs for each tile."""
         return self.regions[0]
 
     def infer(self) -> tuple[TileType, ...]:

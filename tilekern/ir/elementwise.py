@@ -115,7 +115,7 @@ def _population_count(x: Array) -> Any:
 
 
 def _leading_zeros(x: Array) -> Any:
-    """How many zeros stand before the first one among the bits: those above it, once it is copied to all below it."""
+    """The number of zero bits above the highest set bit. That bit is first copied to all bits below it."""
     size = x.dtype.itemsize
     bits = x.view(f"u{size}")
     for power in range((8 * size).bit_length() - 1):
@@ -124,14 +124,14 @@ def _leading_zeros(x: Array) -> Any:
 
 
 def _shift(function: Callable[..., Any], view: Literal["i", "u"]) -> Callable[..., Any]:
-    """A shift of the bits as signed or unsigned numbers; by as many as there are, or more, all are shifted out."""
+    """A shift of the bits as signed or unsigned numbers; a shift by the width or more shifts all bits out."""
 
     def shifted(x: Array, y: Array) -> Any:
         bits = x.dtype.itemsize * 8
         amount = y.view(f"u{y.dtype.itemsize}")
         number = x.view(f"{view}{x.dtype.itemsize}")
         inside = function(number, np.minimum(amount, bits - 1).astype(number.dtype)).view(x.dtype)
-        # An arithmetic shift leaves the sign, which is what a shift by bits - 1 has left.
+        # An arithmetic shift by the width or more leaves copies of the sign, as does a shift by bits - 1.
         return np.where((amount < bits) | (view == "i"), inside, np.zeros_like(x))
 
     return shifted

@@ -262,7 +262,7 @@ class _Program:
         self._outputs[op.ref].store(where, self._values[op.value][touched], self._number, op.loc)
 
     def _lanes(self, op: MemoryOp) -> tuple[Array, Array]:
-        """Which lanes are touched, and the places in the flat array of those that are."""
+        """The flat indices of the accessed lanes, and a bool array that marks these lanes."""
         shape = op.access.shape
         flat, touched = np.zeros(shape, np.int64), np.ones(shape, BOOL)
         for number, (dim, lane, length) in enumerate(zip(op.access.dims, op.access.lanes, op.extents, strict=True)):
@@ -302,7 +302,7 @@ def _updated(data: Array, updates: list[tuple[int, AtomicKind, Array, Array]]) -
 
 
 def _poison(dtype: DType) -> Array:
-    """What stands in an element that nobody has stored."""
+    """The value of an element that no program has stored."""
     if kind_of(dtype) == "float":
         return np.asarray(np.nan, dtype)
     if dtype == BOOL:

@@ -32,12 +32,12 @@ class Term:
 
     @property
     def plain(self) -> bool:
-        """Whether the digit is the whole number."""
+        """True if the digit is the whole number."""
         return (self.div, self.mod) == (1, 0)
 
     @property
     def reach(self) -> int:
-        """The most that the magnitude of the term can be."""
+        """The greatest possible magnitude of the term."""
         return abs(self.stride) * (self.mod or -(-(2**31) // self.div))
 
     def digit(self, number: Any) -> Any:
@@ -56,7 +56,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Dim:
-    """What an access touches along one dim of the array.
+    """The positions of an access along one dim of the array.
 
     Attributes:
       kind: "block" is `size` consecutive elements from `position` on; "index" is the one element at `position`, and
@@ -74,7 +74,7 @@ class Dim:
 
     @property
     def reach(self) -> int:
-        """The most that the magnitude of a lane's position can be, whatever int32 its operands are."""
+        """The greatest possible magnitude of a lane's position, over all int32 operands."""
         return abs(self.position.const) + self.size + sum(term.reach for term in self.position.terms)
 
 
@@ -83,7 +83,7 @@ class Access:
     """One `Dim` for each dim of the array; the lanes are the product of the dims (orthogonal indexing).
 
     Attributes:
-      dims: for each dim, what is touched along it.
+      dims: the positions along each dim of the array.
       extents: the shape in which the array is seen, of as many elements in the same order; None for its own.
     """
 
@@ -102,7 +102,7 @@ class Access:
 
     @property
     def lanes(self) -> tuple[int | None, ...]:
-        """For each dim, the dim of the tile that it is; None for an index."""
+        """The dim of the tile for each dim of the array; None for an index."""
         found: list[int | None] = []
         count, gather = 0, None
         for dim in self.dims:
@@ -118,7 +118,7 @@ class Access:
 
     @property
     def in_bounds(self) -> bool:
-        """Whether every lane is proved to be in bounds."""
+        """True if every lane is proved to be in bounds."""
         return all(d.in_bounds for d in self.dims)
 
     def marked(self, in_bounds: Iterable[bool]) -> Access:
@@ -128,7 +128,7 @@ class Access:
 
     @property
     def arity(self) -> int:
-        """How many operands the positions refer to."""
+        """The number of operands that the positions refer to."""
         return 1 + max((t.operand for d in self.dims for t in d.position.terms), default=-1)
 
 
@@ -139,7 +139,7 @@ def whole_access(shape: tuple[int, ...]) -> Access:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MemoryOp(Op):
-    """Base of the ops that touch memory. Operands: the ref, what `leading` counts, the positions', then a mask."""
+    """Base of the ops that access memory. Operands: `leading` ones, the ref first; the positions'; the mask, if any."""
 
     pure: ClassVar[bool] = False
     leading: ClassVar[int] = 1
@@ -164,7 +164,7 @@ class MemoryOp(Op):
 
     @property
     def mask(self) -> Value | None:
-        """Which lanes are touched at all, bool of the access's shape."""
+        """The mask, bool of the access's shape: lanes where it is False are not accessed; None without one."""
         return self.operands[self.leading + self.access.arity] if self.masked else None
 
     def check_access(self) -> TileType:
@@ -207,7 +207,7 @@ class MemoryOp(Op):
 
     @property
     def trailing(self) -> int:
-        """How many operands follow the mask."""
+        """The number of operands behind the mask."""
         return 0
 
 
@@ -221,7 +221,7 @@ class Load(MemoryOp):
 
     @property
     def fill(self) -> Value | None:
-        """What stands in lanes that are not read."""
+        """The scalar in lanes that are not read; None for 0."""
         return self.operands[-1] if self.filled else None
 
     @property
@@ -243,7 +243,7 @@ class WriteOp(MemoryOp):
 
     @property
     def value(self) -> Value:
-        """What is written."""
+        """The tile that is written."""
         return self.operands[1]
 
     def infer(self) -> tuple[TileType, ...]:

@@ -27,7 +27,10 @@ def _ordered(x: Array) -> Array:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArgReduce(Op):
-    """Where along `dim` the largest or smallest element is, int32; the dim goes. The first of equals, the first NaN."""
+    """The int32 index along `dim` of the largest or smallest element; the dim goes.
+
+    Of equal elements the first one wins; so does the first NaN, over all numbers.
+    """
 
     name: ClassVar[str] = "arg_reduce"
 
@@ -106,7 +109,7 @@ class Sort(Op):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TopK(Op):
-    """Where along `dim` the `k` greatest elements are, int32, the greatest first; of equals the first one first."""
+    """The int32 indices along `dim` of the `k` greatest elements, the greatest first; ties in the order of indices."""
 
     name: ClassVar[str] = "top_k"
 

@@ -24,7 +24,7 @@ class Rewriter(Builder):
         self._definitions: dict[Value, Op] = {}
 
     def value(self, value: Value) -> Value:
-        """What stands for a value of the original."""
+        """The value that replaces a value of the original."""
         return self._replaced.get(value, value)
 
     def definition(self, value: Value) -> Op | None:

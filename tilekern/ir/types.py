@@ -50,7 +50,7 @@ def dtype_name(dtype: DType) -> str:
 
 
 def is_dtype(dtype: DType) -> bool:
-    """Whether the language has `dtype`."""
+    """True if `dtype` is a dtype of the language."""
     return dtype in _NAMES
 
 
@@ -60,7 +60,7 @@ def packed_type(shape: tuple[int, ...], dtype: DType) -> tuple[tuple[int, ...], 
 
 
 def kind_of(dtype: DType) -> Kind:
-    """Which of the four families of dtypes this one belongs to."""
+    """The kind of a dtype: one of four."""
     name = dtype_name(dtype)
     if name == "bool":
         return "bool"
@@ -68,12 +68,12 @@ def kind_of(dtype: DType) -> Kind:
 
 
 def is_float8(dtype: DType) -> bool:
-    """Whether a dtype is one of the 8-bit floats."""
+    """True for 8-bit floats."""
     return kind_of(dtype) == "float" and dtype.itemsize == 1
 
 
 def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """How many elements apart, in row-major order, neighbours along each dim are."""
+    """Strides of a row-major array, in elements."""
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 

@@ -90,7 +90,7 @@ def _skew(op: Fold, dots: list[Op], tiles: Interval, rewriter: Rewriter) -> Sequ
 
 
 def _computed_at(tile: Value, ops: Sequence[Op], index: Value, builder: Builder) -> Mapping[Value, Value]:
-    """What stands for the results of `ops` at another tile."""
+    """The results of copies of `ops` at another tile."""
     values = {index: tile}
     for op in ops:
         moved = op.copy(tuple(values.get(v, v) for v in op.operands))

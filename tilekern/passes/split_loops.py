@@ -57,12 +57,12 @@ def split_loops(func: Func) -> Func:
 
 
 class _Proof:
-    """What holds in the middle part of a fold.
+    """Facts that hold in the middle part of a fold.
 
     Attributes:
-      lines: what is at least 0 there and not known to be so elsewhere.
-      comparisons: they are true there.
-      dims: the numbers of the dims of a memory op that are in bounds there.
+      lines: at least 0 there, and possibly negative elsewhere; they bound the middle part.
+      comparisons: the ops that are true there.
+      dims: for each memory op, the numbers of the dims that are in bounds there.
     """
 
     def __init__(self, op: Fold, lines: Lines) -> None:
@@ -87,7 +87,7 @@ class _Proof:
                 self.comparisons.add(op)
 
     def _in_bounds(self, op: MemoryOp, number: int) -> bool:
-        """Whether a dim is in bounds in the middle part, by a split that concerns it."""
+        """True if a split proves that a dim is in bounds in the middle part."""
         dim, size = op.access.dims[number], op.extents[number]
         position = None if dim.in_bounds else self._lines.of_position(dim.position, op.positions)
         if position is None:
@@ -96,7 +96,7 @@ class _Proof:
         return self._take([position, between(size - lanes, size - lanes).plus(position, -1)])
 
     def _take(self, least: Sequence[Affine]) -> bool:
-        """Note what must be at least 0 for something to hold, if a split can bring it about."""
+        """Add the lines that must be at least 0, if a split can make all of them so; True if it can."""
         unknown = [line for line in least if not self._lines.at_least_zero(line)]
         if not unknown or not all(line.slope and self._lines.solvable(line) for line in unknown):
             return False

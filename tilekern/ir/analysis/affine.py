@@ -15,14 +15,14 @@ from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
 from tilekern.ir.types import INDEX
 
 LIMIT = 1 << 28
-"""How large a scalar of which nothing is known is taken to be at most."""
+"""Assumed bound of the magnitude of a scalar without a known interval."""
 
 
 @dataclass(frozen=True)
 class Affine:
-    """`slope` times the index, plus a sum of strides times scalars, plus for each lane something in `low`..`high`.
+    """`slope` times the index, plus a sum of strides times scalars, plus an offset of each lane in `low`..`high`.
 
-    A scalar that cancels out keeps the stride 0: something on the way would wrap around if it were large.
+    A scalar that cancels out keeps the stride 0: an intermediate sum would wrap around if the scalar were large.
     """
 
     slope: int = 0
@@ -32,7 +32,7 @@ class Affine:
 
     @property
     def lanes(self) -> Interval:
-        """The interval of what is added for each lane."""
+        """The interval of the offsets of lanes."""
         return Interval(self.low, self.high)
 
     def plus(self, other: Affine, factor: int = 1) -> Affine:
@@ -45,14 +45,14 @@ class Affine:
 
 
 def between(low: int, high: int) -> Affine:
-    """Something in `low`..`high`."""
+    """An unknown number in `low`..`high`, for each lane."""
     return Affine(low=low, high=high)
 
 
 class Lines:
-    """The values of one fold's body as lines, where they are and no arithmetic on the way wraps around.
+    """The values of one fold's body that are lines, computed without int32 overflow.
 
-    Scalars from outside the fold are taken as they are, and to be at most `LIMIT` in magnitude; see `unknown`.
+    Scalars from outside the fold are symbols. Their magnitude is assumed to be at most `LIMIT`; see `unknown`.
     """
 
     def __init__(self, op: Fold, definition: Callable[[Value], Op | None], ranges: Mapping[Value, Interval]) -> None:
@@ -85,17 +85,17 @@ class Lines:
         return total
 
     def at_least_zero(self, line: Affine) -> bool:
-        """Whether the intervals of the scalars tell that a line is nowhere negative."""
+        """True if the intervals of the scalars prove that a line is never negative."""
         return not self.unknown(line) and self._interval(line).low >= 0
 
     def solvable(self, line: Affine) -> bool:
-        """Whether int32 arithmetic finds the tile where the line crosses 0."""
+        """True if int32 arithmetic finds the tile where the line crosses 0."""
         flat = Affine(0, line.scalars, line.low, line.low)
         reach = INT32.high - abs(line.slope)
         return line.slope != 0 and self._interval(flat).within(-reach, reach)
 
     def unknown(self, line: Affine) -> list[Value]:
-        """The scalars of a line which have to be checked against `LIMIT`."""
+        """The scalars of a line that must be checked against `LIMIT` at run time."""
         return [v for v in line.scalars if v not in self._ranges]
 
     def _interval(self, line: Affine) -> Interval:

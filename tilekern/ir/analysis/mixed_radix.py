@@ -63,7 +63,7 @@ class Sum:
         return Position(tuple(sorted(terms, key=lambda t: (t.operand, -t.div, t.mod))), self.const)
 
     def within(self, low: int, high: int, ranges: Ranges) -> bool:
-        """Whether the sum is known to lie in `low`..`high`."""
+        """True if the sum is known to lie in `low`..`high`."""
         values = self.values
         interval = position_interval(self.position(values), [ranges.get(v) for v in values])
         return interval is not None and interval.within(low, high)

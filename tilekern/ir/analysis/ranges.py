@@ -34,16 +34,16 @@ class Interval:
 
     @property
     def empty(self) -> bool:
-        """Whether no integer lies inside."""
+        """True if no integer lies inside."""
         return self.low > self.high
 
     @property
     def known(self) -> bool:
-        """Whether exactly one integer lies inside."""
+        """True if exactly one integer lies inside."""
         return self.low == self.high
 
     def within(self, low: int, high: int) -> bool:
-        """Whether all of it lies in `low`..`high`."""
+        """True if all of it lies in `low`..`high`."""
         return low <= self.low and self.high <= high
 
     def plus(self, other: Interval) -> Interval:
@@ -301,7 +301,7 @@ _BITWISE: dict[str, Callable[[DType, Interval, Interval], Interval | None]] = {
 
 
 def position_interval(position: Position, operands: Sequence[Interval | None]) -> Interval | None:
-    """Where a position lies, in elements, given the intervals of the access's operands; in exact arithmetic."""
+    """The interval of a position, in elements, by the intervals of the access's operands; in exact arithmetic."""
     found = Interval(position.const, position.const)
     for term in position.terms:
         digit = digit_interval(term, operands[term.operand])
@@ -325,7 +325,7 @@ def proved_dims(op: MemoryOp, ranges: Mapping[Value, Interval]) -> list[bool]:
 
 
 def digit_interval(term: Term, operand: Interval | None) -> Interval | None:
-    """Where the digit of an operand lies."""
+    """The interval of a digit of an operand."""
     unknown = Interval(0, term.mod - 1) if term.mod else None
     if operand is None:
         return unknown
@@ -337,7 +337,7 @@ def digit_interval(term: Term, operand: Interval | None) -> Interval | None:
 
 
 def fold_index(op: Fold, start: Interval | None, stop: Interval | None) -> Interval:
-    """The tiles that can run, given where the bounds lie; empty if none does."""
+    """The tiles that can run, by the intervals of the bounds; empty if none does."""
     axis = op.axis
     first = 0 if start is None else axis.first_tile(start.low)
     return Interval(first, (axis.tiles if stop is None else axis.end_tile(stop.high)) - 1)
@@ -347,7 +347,7 @@ def fold_index(op: Fold, start: Interval | None, stop: Interval | None) -> Inter
 
 
 def analyze(func: Func) -> dict[Value, Interval]:
-    """The interval of every integer and bool value of which one is known, block arguments included."""
+    """The known intervals of integer and bool values, block arguments included."""
     ranges = {arg: Interval(0, axis.tiles - 1) for arg, axis in zip(func.body.args, func.axes, strict=True)}
     _analyze_block(func.body, ranges)
     return ranges
@@ -372,7 +372,7 @@ def _seed(
     yielded: Sequence[Value],
     ranges: MutableMapping[Value, Interval],
 ) -> None:
-    """The intervals of the carries, which a loop's body finds: unknown unless the body hands them on unchanged."""
+    """Add the intervals of a loop's carries in its body: unknown unless the body yields them unchanged."""
     for init, arg, result in zip(inits, args, yielded, strict=True):
         interval = ranges.get(init) if result in (arg, init) else _fallback(arg)
         if interval is not None:
@@ -380,7 +380,7 @@ def _seed(
 
 
 def update(ranges: MutableMapping[Value, Interval], op: Op) -> None:
-    """Add what is known of the results of an op, given its operands and the insides of its regions."""
+    """Add the intervals of the results of an op, by those of its operands and of the values in its regions."""
     if isinstance(op, (Fold, While)):
         inits = op.inits if isinstance(op, Fold) else op.operands
         sources = list(zip(inits, op.regions[-1].results, strict=True))
@@ -406,6 +406,6 @@ def _fallback(value: Value) -> Interval | None:
 
 
 def _joined(values: Sequence[Value], ranges: Mapping[Value, Interval]) -> Interval | None:
-    """The hull of the intervals of the values that a result may be one of."""
+    """The hull of the intervals of the values that a result may equal."""
     intervals = [ranges.get(v) for v in values]
     return hull(*intervals) if intervals and _all_known(intervals) else None
