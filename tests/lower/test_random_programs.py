@@ -71,6 +71,7 @@ def by_xla(programs: Sequence[Program], optimize: bool) -> Sequence[Sequence[np.
         return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
 
 
+@pytest.mark.sweep(2)
 @chunks(4)
 def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Every other chunk as users' programs come, the others with small batches of programs, and without passes.
@@ -95,6 +96,7 @@ def by_llvm(programs: Sequence[Program], machine: Machine | None) -> Sequence[Se
         return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
 
 
+@pytest.mark.sweep(2)
 @chunks(4)
 def test_llvm_code_agrees_with_the_interpreter(chunk: int) -> None:
     pytest.importorskip("llvmlite", reason="needs llvmlite")
@@ -130,6 +132,7 @@ def _triton(program: Program) -> Sequence[np.ndarray]:
     return triton_interpret(source, program.arrays)
 
 
+@pytest.mark.sweep(2)
 @chunks(4)
 def test_triton_source_agrees_with_the_interpreter(chunk: int) -> None:
     pytest.importorskip("triton", reason="needs triton")

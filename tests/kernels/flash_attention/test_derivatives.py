@@ -89,6 +89,7 @@ def _double() -> Any:
 MODES = {"forward": along, "reverse": against}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.one_backend
 @pytest.mark.parametrize("names", [("forward",), ("reverse",), ("forward", "reverse"), ("reverse", "reverse")], ids=str)
 def test_derivatives_are_differences(names: tuple[str, ...]) -> None:

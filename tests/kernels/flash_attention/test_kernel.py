@@ -28,7 +28,7 @@ FIXED = Problem((2,), 21, 37, 4, 2, 12, 20)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@settings(max_examples=settings().max_examples // 4)  # each compiles three programs
+@settings(max_examples=settings().max_examples // 8)  # each compiles three programs
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), blocks=st.sampled_from(BLOCKS))
 def test_all_shapes_and_keywords(causal: bool, data: st.DataObject, dtype: str, blocks: dict[str, int]) -> None:
     problem = data.draw(problems(causal))
