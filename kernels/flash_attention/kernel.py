@@ -148,6 +148,9 @@ def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, devi
     block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
     if config.dropout_rate:
         block_k = min(block_k, 64)  # the bits of a larger tile would not fit the registers, too
+    held = block_q * query.shape[3] + num_stages * block_k * (query.shape[3] + value.shape[3])
+    if held * query.dtype.itemsize >= device.fast_memory:
+        block_k //= 2  # queries, and keys and values of all stages, have to fit the shared memory
     programs = batch * heads * tk.cdiv(queries, block_q)
     if block_q == 128 and (queries <= 64 or programs < device.cores):
         block_q, num_warps = 64, 4  # so that more multiprocessors have work

@@ -1,4 +1,4 @@
-"""Compute what is computed twice once.
+"""Common subexpression elimination: replace an op by an equal op before it.
 
 Needs: a verified Func. Gives: no two equal ops in one block, or in a block and one around it.
 

@@ -1,4 +1,4 @@
-"""Remove what nothing depends on.
+"""Dead code elimination: remove ops, carries and results that no store depends on.
 
 Needs: a verified Func. Gives: a store, or the bounds of a loop around one, depends on every op that is left.
 

@@ -1,4 +1,4 @@
-"""Drop the checks that always come out the same.
+"""Drop masks, bounds checks and comparisons whose outcome is known.
 
 Needs: a verified Func. Gives: `Dim.in_bounds` where the intervals of `ir.ranges` prove it; no position outside the
 array is ever proved.

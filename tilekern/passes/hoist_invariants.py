@@ -1,4 +1,4 @@
-"""Compute once, before a loop, what is the same in each iteration.
+"""Loop-invariant code motion: compute before a loop the ops that are the same in each iteration.
 
 Needs: a verified Func. Gives: in no body of a fold, nor in a region of a while, stands an op that could move out.
 
@@ -9,8 +9,7 @@ It is safe even where the loop never runs: pure ops do not trap, lanes of a load
 is proved in bounds by the intervals of its operands, which hold before the loop, too. Ops in the branches of a switch
 stay: moved, they would run where their branch does not.
 
-What only makes a tile larger (a constant, an iota, a broadcast) costs less to compute again than to keep. It moves
-where an op that moves needs it.
+Constants, iotas and broadcasts cost less to compute again than to keep. They move only if an op that moves needs them.
 """
 
 from __future__ import annotations
