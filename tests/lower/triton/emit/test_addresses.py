@@ -91,7 +91,13 @@ def language() -> dict[str, Any]:
         pair = [v.array if isinstance(v, Int) else v for v in (x, y)]
         return Int(np.where(condition.array, *pair), next(v for v in (x, y) if isinstance(v, Int)).array.dtype)
 
-    tl = SimpleNamespace(int64=np.int64, int32=np.int32, arange=lambda a, b: Int(np.arange(a, b)), where=where)
+    def full(shape: tuple[int, ...], value: Any, dtype: Any) -> Int:
+        return Int(np.full(shape, value.array if isinstance(value, Int) else value), dtype)
+
+    def arange(start: int, stop: int) -> Int:
+        return Int(np.arange(start, stop))
+
+    tl = SimpleNamespace(int64=np.int64, int32=np.int32, arange=arange, full=full, where=where)
     found: dict[str, Any] = {"tl": tl, "triton": SimpleNamespace(jit=lambda f: f)}
     exec(prelude("floor_divide floor_remainder"), found)
     return found
