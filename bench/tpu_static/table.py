@@ -74,7 +74,7 @@ class Aim:
 
     @property
     def met(self) -> bool:
-        """Whether the limit is kept; not where a number is missing."""
+        """True if the limit is kept; False if a number is missing."""
         return self.ratio <= self.limit
 
 

@@ -1,4 +1,4 @@
-"""What of the benchmark for GPUs can be tested without one: the plan, the proof, and the processes."""
+"""The benchmark for GPUs, as far as it runs without one: the plan, the proof, and the processes."""
 
 import json
 import sys

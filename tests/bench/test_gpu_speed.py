@@ -1,4 +1,4 @@
-"""What of the benchmark for GPUs can be tested without one: the clock, the comparisons, and the tables."""
+"""The benchmark for GPUs, as far as it runs without one: the clock, the comparisons, and the tables."""
 
 from dataclasses import replace
 from functools import partial

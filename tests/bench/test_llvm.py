@@ -1,4 +1,4 @@
-"""What of the benchmark of `cpu:llvm` does not depend on the machine's speed."""
+"""The benchmark of `cpu:llvm`, as far as it does not depend on the machine's speed."""
 
 import re
 import subprocess
@@ -129,7 +129,7 @@ def test_the_share_is_that_of_each_round() -> None:
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """What is known of the machine is forgotten, before and behind."""
+    """Forget the figures of the machine, before and after the test."""
     for known in (peak.host, peak.peak):
         known.cache_clear()
     yield
@@ -177,7 +177,7 @@ FAKE = {
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """Where `bin/python` is a Python that has a `torch`."""
+    """A folder whose `bin/python` is a Python that has a `torch`."""
     for name, text in FAKE.items():
         file = tmp_path / "site" / name
         file.parent.mkdir(parents=True, exist_ok=True)

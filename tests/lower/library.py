@@ -18,7 +18,7 @@ CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES f
 
 
 def family(name: str, case: str, dtype: str) -> TileFamily:
-    """What the library's function calls for a case, and nothing else: all blocks are the schedule's."""
+    """The one kernel that a library function calls for a case, with the schedule's blocks."""
     (found,) = (c for c in CASES[name] if c.name == case)
     return family_of(name, found, dtype)
 

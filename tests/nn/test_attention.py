@@ -84,7 +84,7 @@ COMBINATIONS = list(pairs(OPTIONS))
 
 
 def attends(keywords: Mapping[str, Any]) -> np.ndarray:
-    """Which query [B, N, T] attends to some key."""
+    """True for queries [B, N, T] that attend to some key."""
     i, j, b = np.arange(T)[:, None], np.arange(S), np.arange(B)[:, None, None, None]
     found = np.ones((B, N, T, S), bool) if keywords["mask"] is None else np.broadcast_to(keywords["mask"], (B, N, T, S))
     if keywords["is_causal"]:
@@ -140,7 +140,7 @@ def test_all_pairs_of_arguments(number: int) -> None:
 
 
 def gradients_in(dtype: Any, q: Any, k: Any, v: Any, bias: Any, keywords: Mapping[str, Any]) -> list[Any]:
-    """Those of the naive computation with all numbers in a dtype."""
+    """Results of the naive computation with all numbers in a dtype."""
     window = keywords["local_window_size"]
     ranked = [None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (bias, keywords["mask"])]
 

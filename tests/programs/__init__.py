@@ -25,7 +25,7 @@ __all__ = ["FEATURES", "Program", "assert_agrees", "build", "inputs_of", "progra
 
 DTYPES_OF_VALUES = tuple(DTYPES.values())
 FEATURES = tuple(Generator.MOVES)
-"""What programs may contain beyond elementwise ops and plain loads and stores; see `programs`."""
+"""Features of programs beyond elementwise ops and plain loads and stores; see `programs`."""
 
 
 @dataclass(frozen=True, eq=False)

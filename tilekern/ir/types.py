@@ -119,8 +119,8 @@ class TileType:
 
 
 Role = Literal["in", "inout", "out", "zeros", "sum"]
-"""How programs use an array: "in" is loaded; "inout" is an input that is also stored to, and returned; "out" is stored
-to, every element once; "zeros" starts at 0 and may stay so; "sum" starts at 0 and is added to."""
+"""The use of an array by programs: "in" is loaded; "inout" is an input that is also stored to, and returned; "out" is
+stored to, every element once; "zeros" starts at 0 and may stay so; "sum" starts at 0 and is added to."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Featured:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What the strategies below share."""
+    """Sizes and random numbers that the strategies below share."""
 
     batch: tuple[int, ...]
     queries: int
@@ -323,7 +323,7 @@ def in_float64(featured: Featured) -> Featured:
 
 
 def judge_all(found: dict[str, Any], featured: Featured) -> None:
-    """What `values` or `grads` found keeps the rule: twice the naive error for values, three times for gradients."""
+    """Check results of `values` or `grads` by the rule: twice the naive error for values, three times for gradients."""
     dtype, of = featured.q.dtype, grads if len(found) > 2 else values
     oracle, low = of(reference, in_float64(featured)), of(reference, featured, dtype=dtype)
     if dtype.itemsize == 2:  # of such inputs, too, the logsumexp is in float32

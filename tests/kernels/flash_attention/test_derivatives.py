@@ -208,7 +208,7 @@ def test_vmap_and_loops_agree(backend: str) -> None:
 
 
 def calls(jaxpr: Any, name: str) -> int:
-    """How many calls of a kernel a program has."""
+    """The number of calls of a kernel in a program."""
     count = 0
     for eqn in jaxpr.eqns:
         count += eqn.primitive.name == "tilekern_call" and str(eqn.params["family"]) == name

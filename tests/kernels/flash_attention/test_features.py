@@ -87,7 +87,7 @@ def test_block_maps_change_nothing(name: str, backend: str) -> None:
 
 
 def test_what_is_empty_is_not_computed(backend: str) -> None:
-    """Where a tile is left out, NaN in it does no harm; where it is not, it does."""
+    """NaN does no harm in a tile that is left out, and spreads from one that is not."""
     if backend == "mosaic":
         pytest.skip("needs a backend that is not interpreted")
     q, k, v = problem(64, 256, batch=1)
@@ -183,7 +183,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [(5, 3), (None, 3), (5, None), (60, 60), (0, 0)], ids=str)
 def test_far_offsets_of_a_window(window: Any, causal: bool, backend: str) -> None:
-    """Where no query sees a key, some do and all do, and past that."""
+    """Offsets at which no query, some and all queries see a key, and beyond."""
     if backend in ("triton", "mosaic"):
         pytest.skip("needs a backend that is not interpreted")
     offsets = np.array([-(2**31), -90, -25, -19, 0, 22, 31, 90, 2**31 - 1], np.int32)

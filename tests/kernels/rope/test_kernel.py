@@ -67,7 +67,7 @@ def test_heads_without_width() -> None:
 @given(data=st.data(), shift=st.integers(-1000, 1000))
 @settings(max_examples=10)
 def test_products_depend_on_distances_only(data: st.DataObject, shift: int) -> None:
-    """What rope is for: <rope(q, m), rope(k, n)> is a function of m - n."""
+    """The purpose of rope: <rope(q, m), rope(k, n)> is a function of m - n."""
     q, k = (data.draw(arrays(np.float64, (1, 1, 16))) for _ in range(2))
 
     def product(q: Any, k: Any, m: Any, n: Any) -> jax.Array:

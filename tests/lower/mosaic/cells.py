@@ -57,5 +57,5 @@ def arrays_of(func: Func, seed: int = 0, ordinary: bool = False) -> list[Array]:
 
 
 def as_legal(arrays: list[Array]) -> list[Array]:
-    """What a legal Func takes for them."""
+    """The arrays that a legal Func takes for them."""
     return [x.astype(F32) if x.dtype == F16 else x for x in arrays]

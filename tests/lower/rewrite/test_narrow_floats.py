@@ -21,7 +21,7 @@ NAMES = ["f16", "f8e5m2", "f8e4m3fn"]
 
 
 def applied(function: Callable[..., Value], x: np.ndarray, name: str) -> np.ndarray:
-    """What a function of this module gives for a vector."""
+    """The results of a function of this module for a vector."""
     func, arrays = several(lambda b, v: [function(Make(b, ORIGIN), v, DTYPES[name])], x)
     with np.errstate(all="ignore"):
         (found,) = interpret(func, *arrays)

@@ -10,7 +10,7 @@ from tilekern.lower.triton.program import Argument, Descriptor, Program
 from tilekern.source import Loc
 
 USER = Path(__file__)
-"""Where the user's lines of all samples are: the first line of a program's body comes from line 1, and so on."""
+"""User's lines of all samples: the first line of a program's body comes from line 1, and so on."""
 
 _HEAD = """import triton
 import triton.language as tl

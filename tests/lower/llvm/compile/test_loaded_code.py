@@ -115,7 +115,7 @@ def test_code_is_dropped_while_it_runs() -> None:
 
 
 def test_a_program_without_its_code() -> None:
-    """As if XLA compiled text that another process has lowered."""
+    """A program whose code is not loaded, as if another process had lowered it."""
     run(scale(1), numbers(1))  # registers the handlers
     call = jax.ffi.ffi_call("tilekern_llvm", jax.ShapeDtypeStruct((4,), np.float32))
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"NOT_FOUND: .*its machine code is not loaded"):

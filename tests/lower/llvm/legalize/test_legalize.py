@@ -34,7 +34,7 @@ _PRODUCTS = {np.dtype(np.int16), I32, F64, F32, BF16}
 
 
 def is_legal(op: Op, machine: Machine) -> bool:
-    """Whether the emitter has an op: what the docstring of `legalize` says, and nothing of its code."""
+    """True if the emitter has an op, by the docstring of `legalize` and not by its code."""
     dtypes = [v.tile.dtype for v in (*op.operands, *op.results) if isinstance(v.type, TileType)]
     match op:
         case Elementwise():

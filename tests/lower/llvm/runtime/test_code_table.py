@@ -39,7 +39,7 @@ def table() -> CodeTable:
 
 
 def forget(table: CodeTable) -> None:
-    """As `jax.clear_caches` does for all tables."""
+    """Clear one table, as `jax.clear_caches` clears all."""
     table._recent.clear()
 
 

@@ -50,7 +50,7 @@ def test_angles_below_the_limit() -> None:
 
 
 def test_angles_next_to_the_zeros_of_both() -> None:
-    """What is left of an angle there is far smaller than its last digit."""
+    """The reduced angle there is far smaller than the angle's last digit."""
     zeros = (np.arange(1, int(LIMIT * 2 / np.pi)) * (np.pi / 2)).astype(F32)
     assert (
         worst(np.concatenate([np.nextafter(zeros, np.float32(0)), zeros, np.nextafter(zeros, np.float32(np.inf))]))

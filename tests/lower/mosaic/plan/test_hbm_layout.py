@@ -82,7 +82,7 @@ def _place(window_dim: WindowDim, length: int, data: st.DataObject) -> int:
 
 
 def _index(found: Layout, n: int, places: list[int]) -> int:
-    """Where a block begins along a dim of the rearranged array."""
+    """The first element of a block along a dim of the rearranged array."""
     dim, window_dims = found.dims[n], found.window.dims
     if dim.use == "fold":
         return places[dim.dim - 1] * dim.block

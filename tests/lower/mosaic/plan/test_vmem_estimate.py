@@ -214,7 +214,7 @@ AGAIN = """%d = constant 512 : i32[]
     ("rounds", "tiles"), [(Unrolling(1, False), 1.5), (Unrolling(2, False), 2.0), (Unrolling(2), 3.0)]
 )
 def test_code_around_a_loop_has_values_of_its_own(rounds: Unrolling, tiles: float) -> None:
-    """What is written out is one stretch of code, of which all weights are there; a loop has a place of its own."""
+    """Unrolled code is one stretch, whose weights all count; a loop has a stretch of its own."""
     func = parse(summed(after=AGAIN))
     first, second = (op for op in func.walk() if isinstance(op, Fold))
     assert spilled_bytes(func.body, V5E, {first: rounds, second: Unrolling(1, False)}, {}) == tiles * TILE

@@ -1,4 +1,4 @@
-"""What holds for Funcs after each step of `legalize`: the "Gives" of the docstrings."""
+"""Properties of Funcs after each step of `legalize`: the "Gives" of the docstrings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_float8(dtype: DType) -> bool:
 
 
 def assert_expanded(func: Func, chip: Chip) -> None:
-    """What `expand` gives."""
+    """The form that `expand` gives."""
     for op in func.walk():
         match op:
             case Convert():
@@ -80,7 +80,7 @@ def _check_elementwise(op: Elementwise) -> None:
 
 
 def assert_padded(func: Func) -> None:
-    """What `pad_tiles` gives."""
+    """The form that `pad_tiles` gives."""
     missing = (Slice, Reverse, Pad, Concatenate, DynamicSlice, DynamicUpdateSlice)
     for op in func.walk():
         assert not isinstance(op, missing), op.name
@@ -91,7 +91,7 @@ def assert_padded(func: Func) -> None:
 
 
 def assert_standard(func: Func) -> None:
-    """What `standard_forms` gives."""
+    """The form that `standard_forms` gives."""
     for op in func.walk():
         if isinstance(op, Dot):
             x, y = (v.tile.shape for v in op.operands)

@@ -1,4 +1,4 @@
-"""What no GPU has: an error at the user's line, that says what there is instead."""
+"""Features that no GPU has: an error at the user's line says what there is instead."""
 
 from __future__ import annotations
 

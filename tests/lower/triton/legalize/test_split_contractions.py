@@ -128,7 +128,7 @@ func @f(%x: ref<f32[48, 48], in>, %o: ref<f32[48, 48], out>, %p: ref<f32[48, 48]
 
 @pytest.mark.parametrize("size", [8, 15, 17, 40, 80, 100, 192])
 def test_no_select_stands_between_a_load_and_a_dot(size: int) -> None:
-    """What is not there is 0 by the load: tensor cores of sm_90 take operands from shared memory."""
+    """The load fills lanes out of bounds with 0: tensor cores of sm_90 take operands from shared memory."""
     func = legalize(product(size), SM_90)
     made = definitions(func)
     for dot in ops_of(func, Dot):
