@@ -33,10 +33,10 @@ demo: .venv/installed-demo
 	@.venv/bin/python examples/demo.py
 
 test: .venv/installed-test
-	@.venv/bin/python -m pytest -q -n $(JOBS) -m 'not slow'
+	@.venv/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow'
 
 test-full: .venv/installed-test
-	@.venv/bin/python -m pytest -q -n $(JOBS) --hypothesis-profile=full --sweep all
+	@.venv/bin/python -m pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile=full --sweep all
 
 mutants: .venv/installed-test
 	@.venv/bin/python -m tests.mutants --jobs $(JOBS) $(ARGS)
