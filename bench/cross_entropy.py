@@ -1,32 +1,74 @@
-"""Cross entropy on the portable backend, compared with the naive loss under `jax.jit`: time and temporary memory."""
+"""Cross entropy, forward and with its gradient, compared with the naive loss under `jax.jit`: time and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
+from bench.llvm.peak import host
 from bench.result import Result
-from bench.timing import medians
+from bench.timing import Contestant, by_round, clock, medians, take_turns
 from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.cross_entropy.cases import Case
 
 CASE = Case("bench", tokens=4096, width=1024, vocabulary=32768)
-TIME_LIMIT = 1.2
-MEMORY_LIMIT = 1 / 20
+TIME_LIMIT, GRADIENT_TIME_LIMIT = 1.2, 1.0
+MEMORY_LIMIT, GRADIENT_MEMORY_LIMIT = 1 / 20, 0.06
 
 
 def measure() -> Iterator[Result]:
     """All results of this file."""
+    yield from _forward()
+    for dtype in ("float32", "bfloat16"):
+        yield from _gradient(dtype)
+
+
+def _forward() -> Iterator[Result]:
     inputs = CASE.arrays(jax.random.key(0), jnp.float32)
     ours, theirs = jax.jit(partial(cross_entropy, target="cpu:xla")), jax.jit(naive)
-    seconds = medians({"ours": lambda: ours(*inputs), "theirs": lambda: theirs(*inputs)}, rounds=3)
-    name = f"cross_entropy {CASE.tokens}×{CASE.vocabulary}, D={CASE.width}, float32"
+    runs = {"ours": ours, "theirs": theirs}
+    seconds = medians({name: cast(Contestant, partial(run, *inputs)) for name, run in runs.items()}, rounds=3)
+    name = f"cross_entropy {_sizes(CASE)}, float32"
     yield Result(name, "ms", seconds["ours"] * 1e3, TIME_LIMIT, "ratio", seconds["theirs"] * 1e3)
-    ours_mb, theirs_mb = (f.lower(*inputs).compile().memory_analysis().temp_size_in_bytes / 1e6 for f in (ours, theirs))
+    ours_mb, theirs_mb = (_megabytes(f, *inputs) for f in (ours, theirs))
     yield Result(f"{name}, temporary memory", "MB", ours_mb, MEMORY_LIMIT, "ratio", theirs_mb)
+
+
+def _gradient(dtype: str) -> Iterator[Result]:
+    """Half as many tokens for times, for a call takes seconds."""
+    case = replace(CASE, tokens=CASE.tokens // 2)
+    targets = ["cpu:xla"] if host() is None else ["cpu:llvm", "cpu:xla"]
+    functions = {target: partial(cross_entropy, target=target) for target in targets} | {"theirs": naive}
+    runs = {name: jax.jit(partial(_with_gradient, function)) for name, function in functions.items()}
+    arrays = *case.arrays(jax.random.key(0), dtype), jax.random.normal(jax.random.key(1), (case.tokens,))
+    times = take_turns({name: clock(cast(Contestant, partial(run, *arrays))) for name, run in runs.items()}, rounds=3)
+    wide = jax.eval_shape(partial(CASE.arrays, dtype=dtype), jax.random.key(0))
+    cotangent = jax.ShapeDtypeStruct((CASE.tokens,), jnp.float32)
+    memory = {name: _megabytes(run, *wide, cotangent) for name, run in runs.items()}
+    baseline = statistics.median(times["theirs"]) * 1e3
+    for target in targets:
+        name, limited = f"cross_entropy and its gradient {{}}, {dtype}, {target}", target == "cpu:llvm"
+        ours, judged = statistics.median(times[target]) * 1e3, by_round(times[target], times["theirs"])
+        limit = GRADIENT_TIME_LIMIT if limited else None
+        yield Result(name.format(_sizes(case)), "ms", ours, limit, "ratio", baseline, judged)
+        limit, name = GRADIENT_MEMORY_LIMIT, name.format(f"{_sizes(CASE)}, temporary memory")
+        yield Result(name, "MB", memory[target], limit, "ratio", memory["theirs"])
+
+
+def _with_gradient(
+    loss: Callable[..., jax.Array], hidden: jax.Array, weight: jax.Array, labels: jax.Array, cotangent: jax.Array
+) -> Any:
+    def of_floats(hidden: jax.Array, weight: jax.Array) -> jax.Array:
+        return loss(hidden, weight, labels)
+
+    found, pull = cast(Any, jax.vjp(of_floats, hidden, weight))
+    return found, pull(cotangent.astype(found.dtype))
 
 
 def naive(hidden: jax.Array, weight: jax.Array, labels: jax.Array) -> jax.Array:
@@ -34,3 +76,12 @@ def naive(hidden: jax.Array, weight: jax.Array, labels: jax.Array) -> jax.Array:
     logits = hidden @ weight
     picked = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
     return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def _sizes(case: Case) -> str:
+    return f"{case.tokens}×{case.vocabulary}, D={case.width}"
+
+
+def _megabytes(run: Any, *arrays: Any) -> float:
+    """Temporary memory of a program, by XLA's account."""
+    return run.lower(*arrays).compile().memory_analysis().temp_size_in_bytes / 1e6

@@ -84,15 +84,21 @@ def cross_entropy(
     Returns:
       loss[*B]: one for each token, not averaged. With `return_logsumexp` also the logsumexp of the logits, [*B].
 
+    Under differentiation, the loss of a token is a constant if its label is ignored or no word. `loss` and `logsumexp`
+    have the names "cross_entropy_loss" and "cross_entropy_logsumexp" for the policies of `jax.checkpoint`: saving both
+    avoids a second forward pass.
+
     Raises:
       tilekern.errors.ArgumentError: shapes, dtypes or static arguments do not fit.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> from tilekern.kernels.cross_entropy import cross_entropy
       >>> hidden, weight = jnp.ones((3, 8)), jnp.zeros((8, 1000))
       >>> cross_entropy(hidden, weight, jnp.array([7, 999, -100]))  # ln 1000
       Array([6.9077554, 6.9077554, 0.       ], dtype=float32)
+      >>> jax.grad(lambda w: cross_entropy(hidden, w, jnp.array([7, 999, -100]), z_loss=1e-4).mean())(weight).shape
+      (8, 1000)
     """
     _check(hidden, weight, labels)
     _check_options(ignore_index, label_smoothing, softcap, z_loss)

@@ -23,6 +23,19 @@ def _out_type(hidden: Any, weight: Any, labels: Any) -> tuple[Any, Any]:
     return out, out
 
 
+def capped_logits(
+    hidden: tk.Ref, weight: tk.Ref, i: tk.Tile, j: tk.Tile, block_d: int, softcap: float | None
+) -> jax.Array:
+    """The logits of a tile of tokens and one of words, in the accumulator's dtype, after the softcap."""
+
+    def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
+        return tk.dot(hidden[i, k], weight[k, j], acc)
+
+    start = tk.zeros((i, j), tk.accumulator(hidden.dtype))
+    s = tk.fold(tk.serial(hidden.shape[1], block_d), step, start)
+    return s if softcap is None else softcap * jnp.tanh(s / softcap)
+
+
 @tk.kernel(out_type=_out_type)
 def cross_entropy_forward(
     hidden: tk.Ref,
@@ -42,19 +55,12 @@ def cross_entropy_forward(
     """hidden[T, D], weight[D, V], labels int32[T] -> loss[T], logsumexp[T] in float32 (float64 for float64)."""
     i = tk.parallel(hidden.shape[0], block_t)
     wide = tk.accumulator(hidden.dtype)
-    width, vocabulary = weight.shape
+    vocabulary = weight.shape[1]
     label = labels[i]
-
-    def logits(j: tk.Tile) -> jax.Array:
-        def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
-            return tk.dot(hidden[i, k], weight[k, j], acc)
-
-        s = tk.fold(tk.serial(width, block_d), step, tk.zeros((i, j), wide))
-        return s if softcap is None else softcap * jnp.tanh(s / softcap)
 
     def step(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         m, d, picked, total = carry
-        s = logits(j)
+        s = capped_logits(hidden, weight, i, j, block_d, softcap)
         picked = picked + jnp.where(j.indices[None, :] == label[:, None], s, 0).sum(axis=1)
         if label_smoothing:
             total = total + jnp.where(j.valid[None, :], s, 0).sum(axis=1)

@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from bench.gpu.item import lowerings_of
+from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.layer_norm import layer_norm
 from tilekern.kernels.matmul import matmul
 from tilekern.kernels.rms_norm import rms_norm
@@ -19,6 +21,12 @@ from tilekern.kernels.swiglu import swiglu
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import resolve
 from tilekern.lower.triton.lowering import TritonLowering
+
+
+def loss(hidden: jax.Array, weight: jax.Array) -> jax.Array:
+    """Cross entropy as a function of its floats alone."""
+    return cross_entropy(hidden, weight, jnp.zeros(hidden.shape[0], jnp.int32))
+
 
 MATRIX, VECTOR = (4096, 4096), (4096,)
 # Functions, the shapes of their arrays, and the dtype: real sizes, long rows, and rows that no copy of 16 bytes fits.
@@ -30,6 +38,9 @@ CASES = {
     "swiglu": (swiglu, ((4096, 14336),) * 2, "bfloat16"),
     "rope": (rope, ((1, 4096, 32, 128),), "bfloat16"),
     "matmul": (matmul, (MATRIX, MATRIX), "bfloat16"),
+    "cross_entropy": (loss, (MATRIX, (4096, 128256)), "bfloat16"),
+    "cross_entropy_odd": (loss, ((1024, 768), (768, 50257)), "bfloat16"),
+    "cross_entropy_float32": (loss, ((1024, 768), (768, 50257)), "float32"),
     "matmul_odd": (matmul, ((1024, 768), (768, 50257)), "bfloat16"),
 }
 all_cases = pytest.mark.parametrize("name", CASES)
@@ -46,9 +57,9 @@ def lowered(name: str, target: str) -> list[Any]:
 
     out = jax.eval_shape(function, *arrays)
     found = list(lowerings_of(partial(both, function), [out, *arrays], resolve(target)))
-    kinds = 3 if function is matmul else 2
+    kinds = {matmul: 3, loss: 4}.get(function, 2)
     assert len(found) == kinds, [lowering.func.name for lowering in found]
-    return [lowering for lowering in found if lowering.func.name != f"{function.__name__}_forward" or function is rope]
+    return [lowering for lowering in found if not lowering.func.name.endswith("_forward") or function is rope]
 
 
 @pytest.mark.sweep(8)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import tilekern as tk
 from tests.lang.checks import like_first, numbers
 from tilekern.errors import ArgumentError, CarryError
-from tilekern.kernels import layer_norm, matmul
+from tilekern.kernels import cross_entropy, layer_norm, matmul
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.nn import dot_product_attention
 from tilekern.testing import assert_close, in_float64
@@ -256,6 +256,24 @@ def test_rows_with_replicated_weights(kernel: Any, order: int, check: bool) -> N
     every = tuple(range(len(specs)))
     found = jax.jit(jax.grad(loss(mapped), every))(x, *others)
     agree(found, jax.grad(loss(reference), every), x, *others, length=x.size)
+
+
+@checks
+@pytest.mark.parametrize("order", [1, 2])
+def test_losses_of_tokens_on_each_device(order: int, check: bool) -> None:
+    """The weight is replicated: its gradient is a sum over all devices."""
+    hidden, weight, labels = numbers(8, 3) / 10, jnp.sin(numbers(3, 7)), jnp.arange(8) % 7
+
+    def loss(call: Callable[..., Any]) -> Callable[..., Any]:
+        first = lambda *a: (call(*a, labels) ** 2).sum()  # noqa: E731
+        if order == 1:
+            return first
+        return lambda *a: sum((g**2).sum() for g in jax.grad(first, (0, 1))(*a))
+
+    specs = P("data"), P(), P("data")
+    mapped = jax.shard_map(cross_entropy.cross_entropy, mesh=FOUR, in_specs=specs, out_specs=P("data"), check_vma=check)
+    found = jax.jit(jax.grad(loss(mapped), (0, 1)))(hidden, weight)
+    agree(found, jax.grad(loss(lambda *a: cross_entropy.reference(*a)[0]), (0, 1)), hidden, weight, length=24)
 
 
 def test_attention_that_knows_its_place_on_the_mesh() -> None:

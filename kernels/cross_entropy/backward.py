@@ -1,0 +1,171 @@
+"""The kernels of cross entropy's backward pass: the gradient of some words' logits, and products with it.
+
+With probabilities p = exp(s - logsumexp) and the target q = (1 - ε) onehot(label) + ε / V, cotangents g of the loss and
+h of the logsumexp give
+
+    ∂s = a p - g q,  a = g (1 + 2 z logsumexp) + h,
+
+times 1 - (s / softcap)² before the softcap. The backward op makes it for some words at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.kernels.blocks import depth, even, power_of_two, tiled
+from tilekern.kernels.cross_entropy.kernel import capped_logits
+
+
+def _logits_type(hidden: Any, weight: Any, *others: Any, **options: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((hidden.shape[0], weight.shape[1]), hidden.dtype)
+
+
+@tk.kernel(out_type=_logits_type)
+def cross_entropy_backward_logits(
+    hidden: tk.Ref,
+    weight: tk.Ref,
+    labels: tk.Ref,
+    logsumexp: tk.Ref,
+    of_words: tk.Ref,
+    of_target: tk.Ref,
+    done: tk.Ref,
+    out: tk.Ref,
+    *,
+    on_label: float,
+    on_each: float,
+    softcap: float | None,
+    block_t: tk.Block = 128,
+    block_v: tk.Block = 128,
+    block_d: tk.Block = 64,
+) -> None:
+    """hidden[T, D], weight[D, W] of W words, [T] for each token -> out[T, W], the cotangents of hidden @ weight.
+
+    Args:
+      hidden: of the forward kernel.
+      weight: its columns for these words.
+      labels: int32, counted from the first of these words.
+      logsumexp: of the forward kernel.
+      of_words: a, the factor of p.
+      of_target: g, the factor of q.
+      done: int32[]; words before this number get 0.
+      out: the result.
+      on_label: 1 - ε.
+      on_each: ε / V.
+      softcap: of the forward kernel.
+      block_t: tokens of a tile.
+      block_v: words of a tile.
+      block_d: elements of the inner dim in a tile.
+    """
+    i, j = tk.grid((out.shape[0], block_t), (out.shape[1], block_v), order=tk.grouped(8))
+    s = capped_logits(hidden, weight, i, j, block_d, softcap)
+    target = jnp.where(j.indices[None, :] == labels[i][:, None], on_label, 0).astype(s.dtype) + on_each
+    found = of_words[i][:, None] * jnp.exp(s - logsumexp[i][:, None]) - of_target[i][:, None] * target
+    if softcap is not None:
+        found = found * (1 - (s / softcap) * (s / softcap))
+    out[i, j] = jnp.where(j.indices[None, :] >= done[()], found, 0).astype(out.dtype)
+
+
+def _no_more(total: Any, x: Any, w: Any) -> tuple[()]:
+    return ()
+
+
+@tk.kernel(out_type=_no_more, donate=("total",))
+def cross_entropy_backward_hidden(
+    total: tk.Ref,
+    x: tk.Ref,
+    w: tk.Ref,
+    *,
+    block_t: tk.Block = 128,
+    block_d: tk.Block = 128,
+    block_v: tk.Block = 64,
+) -> None:
+    """total[T, D] + x[T, W] w[D, W]ᵀ, in the dtype of `total`, the accumulator's."""
+    i, k = tk.grid((total.shape[0], block_t), (total.shape[1], block_d), order=tk.grouped(8))
+
+    def step(j: tk.Tile, acc: jax.Array) -> jax.Array:
+        return tk.dot(x[i, j], w[k, j].T, acc)
+
+    total[i, k] = tk.fold(tk.serial(x.shape[1], block_v), step, total[i, k])
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+@cross_entropy_backward_logits.schedule("cpu")
+def _logits_cpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+    """XLA's own matrix product is fastest on large blocks."""
+    return {
+        "block_t": even(hidden.shape[0], 512),
+        "block_v": even(weight.shape[1], 2048),
+        "block_d": even(hidden.shape[1], 2048),
+    }
+
+
+@cross_entropy_backward_hidden.schedule("cpu")
+def _hidden_cpu(total: Any, x: Any, w: Any) -> dict[str, int]:
+    (tokens, width), words = total.shape, x.shape[1]
+    return {"block_t": even(tokens, 512), "block_d": even(width, 2048), "block_v": even(words, 2048)}
+
+
+@cross_entropy_backward_logits.schedule("cpu:llvm")
+def _logits_llvm(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+    """As of a matrix product: large blocks copy less of the operands, small ones keep more cores busy."""
+    (tokens, width), words = hidden.shape, weight.shape[1]
+    side = _side(tokens, words)
+    return {"block_t": even(tokens, side), "block_v": even(words, side), "block_d": even(width, 256)}
+
+
+@cross_entropy_backward_hidden.schedule("cpu:llvm")
+def _hidden_llvm(total: Any, x: Any, w: Any) -> dict[str, int]:
+    (tokens, width), words = total.shape, x.shape[1]
+    side = _side(tokens, width)
+    return {"block_t": even(tokens, side), "block_d": even(width, side), "block_v": even(words, 256)}
+
+
+def _side(rows: int, columns: int) -> int:
+    return next((n for n in (512, 256, 128) if tk.cdiv(rows, n) * tk.cdiv(columns, n) >= 16), 64)
+
+
+@cross_entropy_backward_logits.schedule("cuda")
+def _logits_cuda(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+    block_t, block_v, options = _cuda_tile(hidden.shape[0], hidden.dtype.itemsize)
+    return {"block_t": block_t, "block_v": block_v, "block_d": depth(hidden.shape[1], hidden.dtype.itemsize), **options}
+
+
+@cross_entropy_backward_hidden.schedule("cuda")
+def _hidden_cuda(total: Any, x: Any, w: Any) -> dict[str, int]:
+    block_t, block_d, options = _cuda_tile(x.shape[0], x.dtype.itemsize)
+    # On sm_80 deeper tiles of float32 would spill: the transposed one is in registers, too.
+    block_v = depth(x.shape[1], x.dtype.itemsize) if x.dtype.itemsize <= 2 else 16
+    return {"block_t": block_t, "block_d": block_d, "block_v": block_v, **options}
+
+
+def _cuda_tile(tokens: int, itemsize: int) -> tuple[int, int, dict[str, int]]:
+    """Rows and columns of a tile, and launch options; without tensor cores, operands and sums are all in registers."""
+    if itemsize > 2:
+        return power_of_two(tokens, 64, 16), 64, {"num_warps": 4, "num_stages": 3}
+    return power_of_two(tokens, 128, 16), 128, {"num_warps": 8, "num_stages": 3}
+
+
+@cross_entropy_backward_logits.schedule("tpu")
+def _logits_tpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+    """Whole rows and columns where they fit, as of `matmul`."""
+    (tokens, width), words = hidden.shape, weight.shape[1]
+    block_t, block_v = tiled(tokens, 512, 128), tiled(words, 1024, 128)
+    return {"block_t": block_t, "block_v": block_v, "block_d": _tpu_depth(width, block_t + block_v, hidden)}
+
+
+@cross_entropy_backward_hidden.schedule("tpu")
+def _hidden_tpu(total: Any, x: Any, w: Any) -> dict[str, int]:
+    (tokens, width), words = total.shape, x.shape[1]
+    block_t, block_d = tiled(tokens, 512, 8), tiled(width, 1024, 128)
+    return {"block_t": block_t, "block_d": block_d, "block_v": _tpu_depth(words, block_t + block_d, x)}
+
+
+def _tpu_depth(inner: int, lines: int, x: Any) -> int:
+    """All of the inner dim where so many rows and columns of it take 32 MiB at most, two of each."""
+    return max(1, inner) if 2 * inner * lines * x.dtype.itemsize <= 32 << 20 else tiled(inner, 2048, 128)
