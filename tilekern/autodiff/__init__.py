@@ -1,0 +1,1 @@
+"""Derivatives of a Func: its tangent Func, and the transpose of a Func that is linear in some inputs."""

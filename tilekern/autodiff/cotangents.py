@@ -1,0 +1,283 @@
+"""Transposition of the pure ops that are linear in some operands: one rule a class of op.
+
+The cotangent of a value of dtype `d` has the dtype `accumulator(d)`, as its tangent has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+from tilekern.autodiff.order import Define, is_permutation, order_of, put_back
+from tilekern.autodiff.tangents import dot_dtype, wide
+from tilekern.ir.compute import Convert, Dot, Reduce, Select
+from tilekern.ir.core import Op, Value
+from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
+from tilekern.ir.ordering import Scan, Sort
+from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.types import BOOL, TileType, accumulator
+
+Known = Sequence[Value | None]
+
+
+@dataclass(frozen=True)
+class Site:
+    """An op to transpose: `known` holds the operands in which it is not linear, None for the others."""
+
+    known: Known
+    linear: Sequence[bool]
+    make: Make
+    define: Define
+
+    def other(self, number: int) -> Value:
+        """An operand in which the op is not linear."""
+        value = self.known[number]
+        assert value is not None
+        return value
+
+
+Rule = Callable[[Any, Site, Value], list[Value | None]]
+
+
+def cotangents(
+    op: Op, known: Known, linear: Sequence[bool], cotangent: Value, make: Make, define: Define
+) -> list[Value | None]:
+    """The cotangent of each operand in which a pure op is linear; None for the others.
+
+    Args:
+      op: of the Func that is transposed, linear in the operands marked, together.
+      known: its other operands in the new function, None for the linear ones.
+      linear: True for each operand in which the op is linear.
+      cotangent: of its result, of dtype `accumulator(dtype)`.
+      make: adds ops to the new function.
+      define: the op that defines a value of the new function; None for arguments.
+    """
+    rule = RULES.get(type(op))
+    assert rule is not None, f"{op.name} is linear in no operand"
+    found = rule(op, Site(known, linear, make, define), cotangent)
+    return [c if is_linear else None for c, is_linear in zip(found, linear, strict=True)]
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def _elementwise(op: Elementwise, at: Site, c: Value) -> list[Value | None]:
+    of, dtype = at.make.of, c.tile.dtype
+    match op.function:
+        case "add":
+            return [c, c]
+        case "sub":
+            return [c, of("neg", c) if at.linear[1] else None]
+        case "neg":
+            return [of("neg", c)]
+        case "mul":
+            assert tuple(at.linear) in ((True, False), (False, True)), "a product of linear values is not linear"
+            other = at.make.convert(at.other(at.linear.index(False)), dtype)
+            return [of("mul", c, other)] * 2
+        case "div":
+            assert not at.linear[1], "a quotient is not linear in its divisor"
+            return [of("div", c, at.make.convert(at.other(1), dtype)), None]
+        case _:
+            raise AssertionError(f"{op.function} is linear in no operand")
+
+
+def _select(op: Select, at: Site, c: Value) -> list[Value | None]:
+    which = at.other(0)
+    on_true = at.make.select(which, c, 0) if at.linear[1] else None
+    return [None, on_true, at.make.select(which, 0, c) if at.linear[2] else None]
+
+
+def _convert(op: Convert, at: Site, c: Value) -> list[Value | None]:
+    return [at.make.convert(c, accumulator(op.operands[0].tile.dtype))]
+
+
+def _dot(op: Dot, at: Site, c: Value) -> list[Value | None]:
+    """The cotangent of the result by the other operand, contracted along the dims of that which the result has."""
+    assert tuple(at.linear) in ((True, False), (False, True)), "a product of linear values is not linear"
+    side: Literal[0, 1] = 0 if at.linear[0] else 1
+    far: Literal[0, 1] = 1 if at.linear[0] else 0
+    dtype = dot_dtype(at.other(far).tile.dtype)
+    batch = len(op.batch[side])
+    begin = batch + (len(op.free(0)) if far else 0)
+    contract = (tuple(range(begin, begin + len(op.free(far)))), op.free(far))
+    pairs = (tuple(range(batch)), op.batch[far])
+    factors = (at.make.convert(c, dtype), at.make.convert(at.other(far), dtype))
+    product = at.make.add(Dot, *factors, contract=contract, batch=pairs, precision=op.precision)
+    # Its dims: batch, free of the linear side, then the contracted dims as the other side orders them.
+    paired = dict(zip(op.contract[far], op.contract[side], strict=True))
+    order = (*op.batch[side], *op.free(side), *(paired[d] for d in sorted(paired)))
+    whole = at.make.transpose(product, tuple(order.index(d) for d in range(len(order))))
+    return [whole, whole]
+
+
+def _reduce(op: Reduce, at: Site, c: Value) -> list[Value | None]:
+    assert op.monoid == "sum", f"reduce {op.monoid} is not linear"
+    shape = op.operands[0].tile.shape
+    return [at.make.broadcast(c, shape, tuple(d for d in range(len(shape)) if d not in op.dims))]
+
+
+def _scan(op: Scan, at: Site, c: Value) -> list[Value | None]:
+    assert op.monoid == "sum", f"scan {op.monoid} is not linear"
+    return [at.make.add(Scan, c, monoid="sum", dim=op.dim, reverse=not op.reverse)]
+
+
+# --- movement to fixed places ----------------------------------------------------------------------------------------
+
+
+def _broadcast(op: Broadcast, at: Site, c: Value) -> list[Value | None]:
+    shape = op.operands[0].tile.shape
+    of_operand = dict(zip(op.dims, shape, strict=True))
+    dims = tuple(d for d, n in enumerate(op.shape) if n not in (1, of_operand.get(d)))
+    total = at.make.add(Reduce, c, monoid="sum", dims=dims) if dims else c
+    return [at.make.reshape(total, shape)]
+
+
+def _reshape(op: Reshape, at: Site, c: Value) -> list[Value | None]:
+    return [at.make.reshape(c, op.operands[0].tile.shape)]
+
+
+def _transpose(op: Transpose, at: Site, c: Value) -> list[Value | None]:
+    return [at.make.transpose(c, tuple(op.permutation.index(d) for d in range(len(op.permutation))))]
+
+
+def _reverse(op: Reverse, at: Site, c: Value) -> list[Value | None]:
+    return [at.make.again(op, c)]
+
+
+def _slice(op: Slice, at: Site, c: Value) -> list[Value | None]:
+    """Zeros around, and between, the elements that the slice takes."""
+    pairs = zip(op.start, c.tile.shape, op.stride, op.operands[0].tile.shape, strict=True)
+    high = tuple(n - start - (max(count - 1, 0) * stride + min(count, 1)) for start, count, stride, n in pairs)
+    return [_padded(at.make, c, op.start, high, tuple(n - 1 for n in op.stride))]
+
+
+def _padded(make: Make, x: Value, low: tuple[int, ...], high: tuple[int, ...], interior: tuple[int, ...]) -> Value:
+    if not any((*low, *high, *interior)):
+        return x
+    zero = make.number(0, TileType((), x.tile.dtype))
+    return make.add(Pad, x, zero, low=low, high=high, interior=interior)
+
+
+def _concatenate(op: Concatenate, at: Site, c: Value) -> list[Value | None]:
+    found, begin = list[Value | None](), 0
+    for value, is_linear in zip(op.operands, at.linear, strict=True):
+        end = begin + value.tile.shape[op.dim]
+        found.append(at.make.part(c, op.dim, begin, end) if is_linear else None)
+        begin = end
+    return found
+
+
+def _pad(op: Pad, at: Site, c: Value) -> list[Value | None]:
+    return [_unpadded(op, at.make, c) if at.linear[0] else None, _padding(op, at.make, c) if at.linear[1] else None]
+
+
+def _unpadded(op: Pad, make: Make, c: Value) -> Value:
+    """The elements at the places of the operand; zeros for those that were cut off."""
+    shape = op.operands[0].tile.shape
+    low, high = (tuple(-n for n in amounts) for amounts in (op.low, op.high))
+    grown = _padded(make, c, tuple(max(n, 0) for n in low), tuple(max(n, 0) for n in high), (0,) * len(shape))
+    start = tuple(max(-n, 0) for n in low)
+    stop = tuple(n - max(-h, 0) for n, h in zip(grown.tile.shape, high, strict=True))
+    stride = tuple(n + 1 for n in op.interior)
+    if (start, stop, stride) == ((0,) * len(shape), grown.tile.shape, (1,) * len(shape)):
+        return grown
+    return make.add(Slice, grown, start=start, stop=stop, stride=stride)
+
+
+def _padding(op: Pad, make: Make, c: Value) -> Value:
+    """The sum at the places of the padding."""
+    inside = make.number(False, TileType(op.operands[0].tile.shape, BOOL))
+    is_padding = make.again(op, inside, make.number(True, TileType((), BOOL)))
+    chosen = make.select(is_padding, c, 0)
+    return make.add(Reduce, chosen, monoid="sum", dims=tuple(range(len(c.tile.shape))))
+
+
+# --- movement to computed places -------------------------------------------------------------------------------------
+
+
+def _dynamic_slice(op: DynamicSlice, at: Site, c: Value) -> list[Value | None]:
+    zeros = at.make.number(0, wide(op.operands[0].tile))
+    starts = [at.other(n) for n in range(1, len(op.operands))]
+    return [at.make.add(DynamicUpdateSlice, zeros, c, *starts), *(None for _ in starts)]
+
+
+def _dynamic_update_slice(op: DynamicUpdateSlice, at: Site, c: Value) -> list[Value | None]:
+    starts = [at.other(n) for n in range(2, len(op.operands))]
+    sizes = op.operands[1].tile.shape
+    zeros = at.make.number(0, TileType(sizes, c.tile.dtype))
+    rest = at.make.again(op, c, zeros, *starts) if at.linear[0] else None
+    part = at.make.add(DynamicSlice, c, *starts, sizes=sizes) if at.linear[1] else None
+    return [rest, part, *(None for _ in starts)]
+
+
+def _take(op: Take, at: Site, c: Value) -> list[Value | None]:
+    """Sums of the elements that were taken from one place: a permutation is undone, others are found by comparison."""
+    indices, shape = at.other(1), op.operands[0].tile.shape
+    if op.along and indices.tile.shape == shape and is_permutation(indices, op.dim, at.define):
+        return [put_back(c, indices, op.dim, at.make), None]
+    place = at.make.of("min", at.make.of("max", indices, 0), shape[op.dim] - 1)
+    add_up = _along if op.along else _table
+    return [add_up(place, c, op.dim, shape, at.make), None]
+
+
+def _along(place: Value, c: Value, dim: int, shape: tuple[int, ...], make: Make) -> Value:
+    """Sums by place along a dim, each line by its own places: compared with a further dim, behind `dim`."""
+    count = c.tile.shape[dim]
+    if count == 0:
+        return make.number(0, TileType(shape, c.tile.dtype))
+    grown = (*shape[:dim], count, *shape[dim:])
+    dims = tuple(d for d in range(len(grown)) if d != dim + 1)
+    here = make.of("eq", make.broadcast(place, grown, dims), make.lanes(grown, dim + 1))
+    chosen = make.select(here, make.broadcast(c, grown, dims), 0)
+    return make.reshape(chosen, shape) if count == 1 else make.reduce(chosen, "sum", dim)
+
+
+def _table(place: Value, c: Value, dim: int, shape: tuple[int, ...], make: Make) -> Value:
+    """Sums by place along a dim, all lines by the same places: a dot with the one-hot tile of the places."""
+    before, behind = shape[:dim], shape[dim + 1 :]
+    count, length = prod(place.tile.shape), shape[dim]
+    rows, places = make.reshape(c, (*before, count, *behind)), make.reshape(place, (count,))
+    if count == 1:
+        here = make.of("eq", make.broadcast(make.reshape(place, ()), shape, ()), make.lanes(shape, dim))
+        return make.select(here, make.broadcast(rows, shape, tuple(range(len(shape)))), 0)
+    lanes = (count, length)
+    here = make.of("eq", make.along(places, lanes, 0), make.lanes(lanes, 1))
+    one_hot = make.convert(here, c.tile.dtype)
+    sums = make.add(Dot, one_hot, rows, contract=((0,), (dim,)))
+    order = (*range(1, dim + 1), 0, *range(dim + 1, len(shape)))
+    return make.transpose(sums, order)
+
+
+def _sort(op: Sort, at: Site, c: Value) -> list[Value | None]:
+    """An operand that is picked and no key."""
+    assert not any(at.linear[: op.num_keys]), "a sort is not linear in its keys"
+    keys = [at.other(n) for n in range(op.num_keys)]
+    found: list[Value | None] = [None for _ in op.operands]
+    found[op.pick] = put_back(c, order_of(op, keys, at.make), op.dim, at.make)
+    return found
+
+
+RULES: dict[type[Op], Rule] = {
+    Elementwise: _elementwise,
+    Select: _select,
+    Convert: _convert,
+    Dot: _dot,
+    Reduce: _reduce,
+    Scan: _scan,
+    Broadcast: _broadcast,
+    Reshape: _reshape,
+    Transpose: _transpose,
+    Reverse: _reverse,
+    Slice: _slice,
+    Concatenate: _concatenate,
+    Pad: _pad,
+    DynamicSlice: _dynamic_slice,
+    DynamicUpdateSlice: _dynamic_update_slice,
+    Take: _take,
+    Sort: _sort,
+}
+"""The rule of each class of op that is linear in some operand."""
