@@ -137,17 +137,18 @@ def _logits_cuda(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
 
 
 @cross_entropy_backward_hidden.schedule("cuda")
-def _hidden_cuda(total: Any, x: Any, w: Any) -> dict[str, int]:
+def _hidden_cuda(total: Any, x: Any, w: Any, device: tk.Device) -> dict[str, int]:
     block_t, block_d, options = _cuda_tile(x.shape[0], x.dtype.itemsize)
-    # On sm_80 deeper tiles of float32 would spill: the transposed one is in registers, too.
-    block_v = depth(x.shape[1], x.dtype.itemsize) if x.dtype.itemsize <= 2 else 16
+    block_v = depth(x.shape[1], x.dtype.itemsize)
+    if x.dtype.itemsize > 2 and device.target == "cuda:sm_80":
+        block_v = 16  # deeper tiles would spill
     return {"block_t": block_t, "block_d": block_d, "block_v": block_v, **options}
 
 
 def _cuda_tile(tokens: int, itemsize: int) -> tuple[int, int, dict[str, int]]:
     """Rows and columns of a tile, and launch options; without tensor cores, operands and sums are all in registers."""
     if itemsize > 2:
-        return power_of_two(tokens, 64, 16), 64, {"num_warps": 4, "num_stages": 3}
+        return power_of_two(tokens, 64, 16), 64, {"num_warps": 8, "num_stages": 3}
     return power_of_two(tokens, 128, 16), 128, {"num_warps": 8, "num_stages": 3}
 
 
