@@ -80,6 +80,10 @@ def _columns(x: Any, *others: Any) -> int:
     return x.shape[-1]
 
 
+def _longest_of_loss(hidden: Any, weight: Any, labels: Any) -> int:
+    return labels.shape[0] + sum(weight.shape)
+
+
 def _resized(cases: Sequence[Any], *sizes: dict[str, Any]) -> tuple[Any, ...]:
     """Variants of the first case, with the given sizes."""
     return tuple(replace(cases[0], name=f"large{n}", **size) for n, size in enumerate(sizes))
@@ -91,6 +95,11 @@ WHOLE = tuple(
     Attention(f"d{d}_{'causal' if causal else 'full'}", 4, 4, d, d, 1024, 1024, causal=causal)
     for d in (64, 128, 256)
     for causal in (False, True)
+)
+LARGE_LOSSES = _resized(
+    LOSSES,
+    {"tokens": 301, "width": 333, "vocabulary": 1037},
+    {"tokens": 256, "width": 512, "vocabulary": 4096},
 )
 KERNELS = {
     "flash_attention": Kernel(
@@ -140,12 +149,16 @@ KERNELS = {
         partial(cross_entropy.cross_entropy, return_logsumexp=True),
         cross_entropy.reference,
         LOSSES,
-        _resized(
-            LOSSES,
-            {"tokens": 301, "width": 333, "vocabulary": 1037},
-            {"tokens": 256, "width": 512, "vocabulary": 4096},
-        ),
-        lambda hidden, weight, labels: sum(weight.shape),
+        LARGE_LOSSES,
+        _longest_of_loss,
+    ),
+    "cross_entropy_gradient": Kernel(
+        partial(gradients.of_loss, partial(cross_entropy.cross_entropy, return_logsumexp=True)),
+        partial(gradients.of_loss, cross_entropy.reference),
+        LOSSES,
+        LARGE_LOSSES,
+        _longest_of_loss,
+        factor=3.0,
     ),
     "softmax": Kernel(softmax.softmax, softmax.reference, SOFTMAXES, _resized(SOFTMAXES, *ROWS), _columns),
     "rms_norm": Kernel(rms_norm.rms_norm, rms_norm.reference, RMS_NORMS, _resized(RMS_NORMS, *ROWS), _columns),
@@ -271,7 +284,7 @@ def checks() -> list[Check]:
         found += [Check(name, case.small(), "bfloat16") for case in kernel.cases]
         # Left out: kernels with weights, where a NaN makes all results NaN; and gradients, where a NaN in a cotangent
         # reaches all tiles that are not skipped.
-        if name not in ("cross_entropy", "ragged_dot", "flash_attention_gradient"):
+        if name not in ("cross_entropy", "cross_entropy_gradient", "ragged_dot", "flash_attention_gradient"):
             found.append(Check(name, kernel.large[0], "float32", specials=True))
     return found
 

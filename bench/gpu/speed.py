@@ -266,6 +266,11 @@ def ceilings() -> list[Item]:
     return [copy, Clocks()]
 
 
+def mean_gradients(loss: Any, hidden: jax.Array, weight: jax.Array, labels: jax.Array) -> Any:
+    """The gradients by hidden and weight of the mean of a loss."""
+    return jax.grad(lambda h, w: loss(h, w, labels).mean(dtype=jnp.float32), (0, 1))(hidden, weight)
+
+
 def others() -> list[Comparison]:
     """Grouped products and the loss, at sizes of real models."""
     (groups,) = (case for case in GROUPS if case.name == "mixtral_8x7b_up")
@@ -284,5 +289,12 @@ def others() -> list[Comparison]:
             partial(loss.arrays, dtype=jnp.bfloat16),
             partial(peers.xla, naive_cross_entropy),
             2.0 * loss.tokens * loss.width * loss.vocabulary,
+        ),
+        Comparison(
+            f"cross_entropy {loss.name} gradient",
+            partial(mean_gradients, cross_entropy.cross_entropy),
+            partial(loss.arrays, dtype=jnp.bfloat16),
+            partial(peers.xla, partial(mean_gradients, naive_cross_entropy)),
+            6.0 * loss.tokens * loss.width * loss.vocabulary,
         ),
     ]

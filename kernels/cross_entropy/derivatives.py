@@ -178,10 +178,19 @@ def _factors(labels: jax.Array, logsumexp: jax.Array, cotangents: Pair, vocabula
 
 @cross_entropy_backward.schedule("")
 def _words(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
-    """Logits for 32 MiB, but for 256 words at least, that a product with them be a large one."""
-    tokens, vocabulary = hidden.shape[0], weight.shape[1]
-    most = max(256, (32 << 20) // max(1, tokens * hidden.dtype.itemsize))
-    return {"words": tiled(vocabulary, most // 128 * 128, 128)}
+    """∂s of 32 MiB, but of 256 words at least, for products with it to be large ones."""
+    return _part(32 << 20, hidden, weight)
+
+
+@cross_entropy_backward.schedule("cpu")
+def _words_cpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+    """∂s of 8 MiB, which stays in the cache that all cores share."""
+    return _part(8 << 20, hidden, weight)
+
+
+def _part(nbytes: int, hidden: Any, weight: Any) -> dict[str, int]:
+    most = max(256, nbytes // max(1, hidden.shape[0] * hidden.dtype.itemsize) // 128 * 128)
+    return {"words": tiled(weight.shape[1], most, 128)}
 
 
 # --- transposes, and derivatives of derivatives -----------------------------------------------------------------------
