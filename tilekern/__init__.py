@@ -1,6 +1,6 @@
 """tilekern: tile kernels for JAX, from one source on GPU, TPU and CPU."""
 
-from tilekern import errors
+from tilekern import errors, export
 from tilekern.kernel import (
     Block,
     Compiled,
@@ -54,6 +54,7 @@ __all__ = [
     "dot",
     "ds",
     "errors",
+    "export",
     "fold",
     "foreach",
     "full",

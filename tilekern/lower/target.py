@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 
 from tilekern import _jax
@@ -67,14 +66,14 @@ def on_platform(platform: str, asked: Target | None, exporting: bool = False) ->
     Args:
       platform: "cpu", "cuda", "tpu" or any other.
       asked: the target that the call names, if any. The portable backend runs on every platform.
-      exporting: True if the program runs in another process, without the machine code of this process.
+      exporting: True if the program runs in another process, perhaps on another machine: then code is portable.
 
     Raises:
       TargetError: the named target does not fit the platform or the export, or there is no code for this GPU.
     """
     if asked is None:
-        here = {"cuda": _gpu_here, "tpu": _tpu_here, "cpu": partial(_cpu_here, exporting)}
-        return here[platform]() if platform in here else DEFAULT
+        here = {"cuda": _gpu_here, "tpu": _tpu_here, "cpu": _cpu_here}
+        return here[platform](exporting) if platform in here else DEFAULT
     if asked.falls_back and (exporting or asked.platform != platform):
         return DEFAULT
     if exporting and asked.backend == "llvm":
@@ -94,9 +93,9 @@ def on_platform(platform: str, asked: Target | None, exporting: bool = False) ->
     )
 
 
-def _gpu_here() -> Target:
+def _gpu_here(exporting: bool) -> Target:
     """The target for this machine's GPU; code for any GPU if there is no GPU, or one of an unknown model."""
-    capability = _jax.compute_capability()
+    capability = None if exporting else _jax.compute_capability()
     if capability is None:
         return replace(TARGETS["cuda:sm_80"], portable=True)
     if capability < 80:
@@ -111,9 +110,9 @@ def _gpu_here() -> Target:
     return exact or replace(TARGETS["cuda:sm_80"], portable=capability >= 90)
 
 
-def _tpu_here() -> Target:
+def _tpu_here(exporting: bool) -> Target:
     """The target for this machine's TPU; code for all four models if there is no TPU, portable code for others."""
-    kind = _jax.tpu_kind()
+    kind = None if exporting else _jax.tpu_kind()
     if kind is None:
         return replace(TARGETS["tpu:v5e"], portable=True)
     return TARGETS[_TPUS[kind]] if kind in _TPUS else DEFAULT

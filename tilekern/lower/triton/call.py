@@ -4,13 +4,8 @@ The call is jaxlib's `triton_kernel_call_ffi`, which JAX's CUDA plugin registers
 exporting such a program takes neither the plugin nor a GPU.
 
 An exported program runs only where jaxlib has this call. JAX promises years of compatibility for its own operations,
-but not for this call. So `jax.export` asks for consent:
-
-    jax.export.export(
-        jax.jit(function),
-        platforms=["cpu", "cuda"],
-        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("triton_kernel_call_ffi")],
-    )
+but not for this call. So `jax.export` asks for consent,
+which is `tilekern.export.checks()`.
 
 The code that runs is the binary's cubin, if it has one. Then jaxlib ignores the PTX, and does not look at the GPU
 before the first launch, which fails if the cubin is for another GPU. A cubin of sm_80 runs on 8.0 to 8.9. One of sm_90

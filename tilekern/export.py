@@ -1,0 +1,27 @@
+"""Consent to the custom calls of exported programs."""
+
+from __future__ import annotations
+
+import jax
+
+from tilekern.lower.triton.call import CUSTOM_CALL
+
+
+def checks() -> list[jax.export.DisabledSafetyCheck]:
+    """The consent that `jax.export` asks for before it exports kernels for NVIDIA GPUs.
+
+    JAX promises to run exported programs for years, but not those with a custom call that is none of its own. The only
+    such call is `triton_kernel_call_ffi` of JAX's CUDA plugin. Programs for CPUs and TPUs need no consent.
+
+    The exported program needs no tilekern where it runs: it holds portable code for CPUs, PTX for NVIDIA GPUs of
+    compute capability 8.0 or newer, and Mosaic's MLIR for TPUs. A call with a `target=` has the code of that target.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, tilekern as tk
+      >>> from tilekern.kernels.softmax import softmax
+      >>> export = jax.export.export(jax.jit(softmax), platforms=["cpu", "tpu"], disabled_checks=tk.export.checks())
+      >>> program = export(jnp.zeros((4, 8))).serialize()
+      >>> jax.export.deserialize(program).call(jnp.zeros((4, 8))).sum()
+      Array(4., dtype=float32)
+    """
+    return [jax.export.DisabledSafetyCheck.custom_call(CUSTOM_CALL)]
