@@ -36,12 +36,14 @@ class FamilyCaches:
       members: the traced bodies, by blocks or by target.
       programs: the jitted program and its partitioning, by target.
       batched: the family under `jax.vmap`, by size and dims.
+      derived: the families of its derivatives, by the operands that move, or that it is linear in.
     """
 
     def __init__(self) -> None:
         self.members = Cache[Any, Any](_MEMBERS)
         self.programs = Cache[Any, Any](_MEMBERS)
         self.batched = Cache[Any, Any](_BATCHES)
+        self.derived = Cache[Any, Any](_BATCHES)
 
 
 gather_warnings = Cache[tuple[Any, ...], None](_WARNINGS)

@@ -34,6 +34,11 @@ class Rules:
     jvp: Callable[..., Any] | None = None
     transpose: Callable[..., Any] | None = None
 
+    @property
+    def states_none(self) -> bool:
+        """True if the author states nothing, so that derivatives are derived."""
+        return not self.linear and self.jvp is None and self.transpose is None
+
 
 @dataclass(frozen=True)
 class Definition:

@@ -13,7 +13,7 @@ import numpy as np
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, TraceError
 from tilekern.ir.types import Role
-from tilekern.kernel import derivatives
+from tilekern.kernel import derivatives, derived
 from tilekern.kernel.declared_call import DeclaredCall
 from tilekern.kernel.definition import Definition
 from tilekern.kernel.results import Results, results
@@ -99,9 +99,13 @@ class KernelFamily(TileFamily):
         return [*jax.tree.leaves(self.declared.arguments), *captured]
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        if self.declared.rules.states_none:
+            return derived.jvp(self, primals, tangents)
         return derivatives.jvp(self.declared, primals, tangents)
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        if self.declared.rules.transpose is None:
+            return derived.transpose(self, cotangents, operands)
         return derivatives.transpose(self.declared, cotangents, operands)
 
     def _blocks(self, target: Target) -> _Blocks:

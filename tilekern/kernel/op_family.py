@@ -1,4 +1,4 @@
-"""The family of an op, and of an op under `jax.vmap`."""
+"""The family of an op."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from tilekern.errors import ArgumentError, TraceError, UnsupportedError
 from tilekern.kernel import derivatives
 from tilekern.kernel.declared_call import DeclaredCall
 from tilekern.kernel.definition import Definition
-from tilekern.kernel.derivatives import batched_jvp, batched_transpose
-from tilekern.kernel.family import Calls, Family, Program, stacked
+from tilekern.kernel.family import Calls
+from tilekern.kernel.function_family import FunctionFamily, called, traced
 from tilekern.kernel.inherited_target import inherit_target
 from tilekern.kernel.results import results
 from tilekern.kernel.signature import LAUNCH
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
-from tilekern.primitive import calls_in
 
 
-class OpFamily(Family):
+class OpFamily(FunctionFamily):
     """An op for arguments of given types.
 
     Attributes:
@@ -46,13 +45,6 @@ class OpFamily(Family):
         self.declared = DeclaredCall(definition, tuple(arguments), statics, blocks, target, found, settings)
         self.outputs = jax.tree.leaves(found.trees)
         self.function(self.target)
-
-    def function(self, target: Target) -> Callable[..., list[jax.Array]]:
-        """The op on flat operands, traced once with the blocks of a target."""
-        found = self.caches.members.get(target)
-        if found is None:
-            self.caches.members[target] = found = self._trace(target)
-        return found
 
     def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
         with _meshes.outside_of_meshes(), _jax.checking(self.declared.settings):
@@ -109,55 +101,24 @@ class OpFamily(Family):
                 fix="use a loop, or end the calls by a static argument",
             )
 
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        return jax.tree.leaves(self.declared.arguments)
+
     def traced(self, target: Target) -> tuple[_jax.Jaxpr, Calls]:
         """The jaxpr of the op with the blocks of a target, and the kernels that it calls."""
-        jaxpr = _traced(self.function(target), jax.tree.leaves(self.declared.arguments))
-        return jaxpr, _called(jaxpr, target)
-
-    def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
-        return self.traced(target)[1]
-
-    def program(self, target: Target) -> Program:
-        # The operations of the op are partitioned; each kernel inside is checked as a call of its own.
-        return jax.jit(self.function(target)), "partitioned"
-
-    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
-        return BatchedOpFamily(self, size, dims), dims
+        jaxpr = traced(self.function(target), self.types)
+        return jaxpr, called(jaxpr, target)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        if self.declared.rules.states_none:
+            return super().jvp(primals, tangents)
         return derivatives.jvp(self.declared, primals, tangents)
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        if self.declared.rules.states_none:
+            return super().transpose(cotangents, operands)
         return derivatives.transpose(self.declared, cotangents, operands)
-
-
-class BatchedOpFamily(Family):
-    """An op under `jax.vmap`: its function under `jax.vmap`, so that the kernels inside are batched."""
-
-    def __init__(self, inner: OpFamily | BatchedOpFamily, size: int, dims: tuple[int | None, ...]) -> None:
-        super().__init__(inner.name, inner.asked)
-        self._inner, self._size, self._dims = inner, size, dims
-        self.outputs = stacked(inner.outputs, size)
-
-    def function(self, target: Target) -> Callable[..., list[jax.Array]]:
-        """The batched op on flat operands."""
-        return jax.vmap(self._inner.function(target), in_axes=self._dims, axis_size=self._size)
-
-    def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
-        return _called(_traced(self.function(target), operands), target)
-
-    def program(self, target: Target) -> Program:
-        # The operations of the op are partitioned; each kernel inside is checked as a call of its own.
-        return jax.jit(self.function(target)), "partitioned"
-
-    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
-        return BatchedOpFamily(self, size, dims), dims
-
-    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        return batched_jvp(self._inner, self._size, self._dims, primals, tangents)
-
-    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
-        return batched_transpose(self._inner, self._size, self._dims, cotangents, operands)
 
 
 def _check_call(definition: Definition, arguments: Sequence[Any], blocks: Mapping[str, int]) -> None:
@@ -177,16 +138,3 @@ def _check_call(definition: Definition, arguments: Sequence[Any], blocks: Mappin
                 got=f"{option} = {blocks[option]}",
                 fix=f"give {option} to the kernels inside, or make it a static argument of the op",
             )
-
-
-def _traced(function: Callable[..., list[jax.Array]], operands: Sequence[jax.ShapeDtypeStruct]) -> _jax.Jaxpr:
-    with _meshes.outside_of_meshes():
-        return _jax.make_jaxpr(function, *operands)
-
-
-def _called(jaxpr: _jax.Jaxpr, target: Target) -> Calls:
-    """The kernels that a jaxpr calls, each different one once."""
-    found: Calls = []
-    for family, operands in calls_in(jaxpr):
-        found += family.kernels(family.asked or target, operands)
-    return list(dict.fromkeys(found))

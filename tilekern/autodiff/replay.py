@@ -1,0 +1,73 @@
+"""Copies of what a Func computes from some of its inputs alone."""
+
+from __future__ import annotations
+
+from tilekern.ir.carries import carries
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Block, Builder, Op, Value
+from tilekern.ir.debug import Assert, Print
+from tilekern.ir.memory import WriteOp
+
+
+class Replay(Builder):
+    """Copies what does not depend on the linear inputs, with fresh values: a block may be copied to several places."""
+
+    def __init__(self, active: set[Value]) -> None:
+        super().__init__()
+        self._active = active
+        self._known: dict[Value, Value] = {}
+
+    def known(self, value: Value) -> Value:
+        """The copy of a value."""
+        return self._known.get(value, value)
+
+    def replay(self, block: Block) -> None:
+        """Add the ops of a block that depend on nothing linear and store nothing."""
+        for op in block.ops:
+            self._replay(op)
+
+    def _replay(self, op: Op) -> None:
+        if isinstance(op, (WriteOp, Print, Assert)):
+            return
+        if isinstance(op, (Fold, While)):
+            self._replay_loop(op)
+        elif isinstance(op, Switch):
+            self._replay_switch(op)
+        elif self._active.isdisjoint(op.results):
+            copied = self.add(op.copy(tuple(map(self.known, op.operands))))
+            self._known.update(zip(op.results, copied, strict=True))
+
+    def _replay_loop(self, op: Fold | While) -> None:
+        kept = [c for c in carries(op) if c.result not in self._active]
+        regions: list[Block] = []
+        for number, region in enumerate(op.regions):
+            index = region.args[: len(region.args) - len(op.results)]
+            args = (*index, *(c.args[number] for c in kept))
+            fresh = tuple(Value(a.type, a.name) for a in args)
+            results = region.results if region is not op.regions[-1] else tuple(c.yielded for c in kept)
+
+            def body(*_: Value, region: Block = region, args=args, fresh=fresh, results=results) -> tuple[Value, ...]:
+                self._known.update(zip(args, fresh, strict=True))
+                self.replay_region(op, region)
+                return tuple(map(self.known, results))
+
+            regions.append(self.block(fresh, body))
+        bounds = op.operands[: len(op.operands) - len(op.results)]
+        operands = (*bounds, *(c.init for c in kept))
+        copied = self.add(op.copy(tuple(map(self.known, operands)), tuple(regions)))
+        self._known.update(zip((c.result for c in kept), copied, strict=True))
+
+    def _replay_switch(self, op: Switch) -> None:
+        kept = [n for n, r in enumerate(op.results) if r not in self._active]
+
+        def body(region: Block) -> tuple[Value, ...]:
+            self.replay_region(op, region)
+            return tuple(self.known(region.results[n]) for n in kept)
+
+        regions = tuple(self.block((), lambda region=region: body(region)) for region in op.regions)
+        copied = self.add(op.copy(tuple(map(self.known, op.operands)), regions))
+        self._known.update(zip((op.results[n] for n in kept), copied, strict=True))
+
+    def replay_region(self, op: Op, region: Block) -> None:
+        """Add the ops of a region of a loop or a switch."""
+        self.replay(region)

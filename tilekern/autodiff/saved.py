@@ -1,0 +1,131 @@
+"""The states of folds that a backward pass needs: the carries at each tile, saved by a Func of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilekern.autodiff.replay import Replay
+from tilekern.ir.carries import Carry, carries
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.memory import Access, Dim, Load, Position, Store, Term
+from tilekern.ir.types import RefType
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """One carry of a fold, at the start of each tile.
+
+    Attributes:
+      fold: the fold, of the Func that is transposed.
+      carry: of the fold.
+      param: the array of the states, [*tiles of the grid, *tiles of the folds around, tiles of the fold, *carry].
+    """
+
+    fold: Fold
+    carry: Carry
+    param: Value
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the array."""
+        return prod(self.param.ref.shape) * self.param.ref.dtype.itemsize
+
+
+class Places:
+    """The place of a program and of its folds in the array of a state."""
+
+    def __init__(self, func: Func) -> None:
+        self._tiles = [axis.tiles for axis in func.axes]
+        self._indices = list(func.body.args)
+
+    @contextmanager
+    def inside(self, fold: Fold, index: Value) -> Iterator[None]:
+        """Within a fold at a tile."""
+        self._tiles.append(fold.axis.tiles)
+        self._indices.append(index)
+        try:
+            yield
+        finally:
+            self._tiles.pop()
+            self._indices.pop()
+
+    @property
+    def indices(self) -> tuple[Value, ...]:
+        """The operands of an access to a state."""
+        return tuple(self._indices)
+
+    def shape(self, state: Value) -> tuple[int, ...]:
+        """The shape of the array of a state."""
+        return (*self._tiles, *state.tile.shape)
+
+    def access(self, state: Value) -> Access:
+        """The access to a state."""
+        places = (Dim("index", Position((Term(n, 1),)), in_bounds=True) for n in range(len(self._tiles)))
+        return Access((*places, *(Dim("block", Position(), size, in_bounds=True) for size in state.tile.shape)))
+
+
+class SavedStates:
+    """The states that a transposed Func may load; those that it does not need go with `needed`."""
+
+    def __init__(self, func: Func) -> None:
+        self.states: tuple[SavedState, ...] = ()
+        self._places = Places(func)
+
+    @contextmanager
+    def inside(self, fold: Fold, index: Value) -> Iterator[None]:
+        """Within the reverse of a fold, at a tile."""
+        with self._places.inside(fold, index):
+            yield
+
+    def load(self, fold: Fold, carry: Carry) -> Load:
+        """The load of a carry at the start of the present tile."""
+        value = carry.args[0]
+        name = f"{value.name or 'carry'}_saved{len(self.states)}"
+        param = Value(RefType(self._places.shape(value), value.tile.dtype, "in"), name)
+        self.states = (*self.states, SavedState(fold, carry, param))
+        return Load(operands=(param, *self._places.indices), access=self._places.access(value), loc=fold.loc)
+
+
+def save(func: Func, active: set[Value], states: Sequence[SavedState], inputs: Sequence[Value]) -> Func:
+    """The Func that saves states.
+
+    Args:
+      func: the Func that is transposed.
+      active: its values that depend on what it is linear in: no state does.
+      states: to be saved, its outputs.
+      inputs: its inputs, those of `func` that it is not linear in.
+    """
+    out = {(s.fold, s.carry.result): Value(replace(s.param.ref, role="zeros"), s.param.name) for s in states}
+    made = _Saver(func, active, out)
+
+    def body(*_: Value) -> tuple[Value, ...]:
+        made.replay(func.body)
+        return ()
+
+    block = made.block(func.body.args, body)
+    return Func(f"{func.name}_states", (*inputs, *out.values()), func.axes, block, func.loc)
+
+
+class _Saver(Replay):
+    """Stores the carries of folds at the start of each tile."""
+
+    def __init__(self, func: Func, active: set[Value], out: dict[tuple[Fold, Value], Value]) -> None:
+        super().__init__(active)
+        self._out, self._places = out, Places(func)
+
+    def replay_region(self, op: Op, region: Block) -> None:
+        if not isinstance(op, Fold):
+            super().replay_region(op, region)
+            return
+        with self._places.inside(op, self.known(region.args[0])):
+            for carry in carries(op):
+                ref = self._out.get((op, carry.result))
+                if ref is not None:
+                    state = self.known(carry.args[0])
+                    operands = (ref, state, *self._places.indices)
+                    self.add(Store(operands=operands, access=self._places.access(state), loc=op.loc))
+            super().replay_region(op, region)

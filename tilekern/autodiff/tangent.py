@@ -1,0 +1,221 @@
+"""The tangent of a Func, by forward-mode rules on its ops.
+
+    func @f(%x: in, %o: out) { %0 = load %x[a]   %1 = exp(%0)   store %1 to %o[a] }
+  →
+    func @f_tangent(%x: in, %x_t: in, %o_t: out) {
+      %0 = load %x[a]   %1 = exp(%0)   %2 = load %x_t[a]   %3 = mul(%2, %1)   store %3 to %o_t[a] }
+
+Every value has a tangent of `accumulator(dtype)`, or none if it depends on no input that moves. The tangent Func is
+linear in the tangents of inputs. It stores tangents of outputs and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilekern import source
+from tilekern.autodiff.activity import active_values, is_float, wide
+from tilekern.autodiff.tangents import tangents
+from tilekern.errors import NotDifferentiableError
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Block, Builder, Func, Op, Value
+from tilekern.ir.debug import Assert, Print
+from tilekern.ir.make import Make
+from tilekern.ir.memory import Atomic, Load, Store, WriteOp
+from tilekern.ir.types import DType, RefType
+
+
+def tangent_outputs(func: Func) -> tuple[bool, ...]:
+    """For each output, whether it has a tangent: those of floats have."""
+    return tuple(is_float(p) for p in func.outputs)
+
+
+def tangent(func: Func, wrt: Sequence[bool]) -> Func:
+    """The tangent of a Func.
+
+    Args:
+      func: a verified Func.
+      wrt: for each input, whether it moves; inputs of integers do not.
+
+    Returns:
+      A Func of the inputs, then the tangents of those that move. Its outputs are the tangents of the outputs of floats.
+
+    Raises:
+      NotDifferentiableError: an op that depends on what moves has no derivative, at the user's line.
+    """
+    _check_effects(func)
+    moving = [p for p, moved in zip(func.inputs, wrt, strict=True) if moved]
+    assert all(map(is_float, moving)), "only floats have tangents"
+    into = {p: Value(replace(p.ref, role="in"), f"{p.name}_t") for p in moving}
+    out = {p: Value(p.ref, f"{p.name}_t") for p in func.outputs if is_float(p)}
+    made = _Tangent(into, out, active_values(func, into))
+    body = made.block(func.body.args, lambda *_: made.inline(func.body))
+    return Func(f"{func.name}_tangent", (*func.inputs, *into.values(), *out.values()), func.axes, body, func.loc)
+
+
+def _check_effects(func: Func) -> None:
+    """Refuse a Func whose programs load what they store: its meaning is a sequence of states of memory."""
+    for op in func.walk():
+        if isinstance(op, Load) and op.ref.ref.role != "in":
+            what = "a donated input" if op.ref.ref.role == "inout" else "an output"
+            raise no_derivative(
+                op,
+                f"{func.name} loads {op.ref.name}, {what}, and so has no derivative",
+                "a kernel that loads inputs and stores outputs",
+                f"a load of {op.ref.name}, which programs also store to",
+                "keep the stored value in a variable or a carry; make a donated input an input and an output",
+            )
+    for param in func.params:
+        if param.ref.role == "inout" and is_float(param):
+            with source.at(func.loc):
+                raise NotDifferentiableError(
+                    f"{func.name} writes to its input {param.name}, and so has no derivative",
+                    expected="a kernel that loads inputs and stores outputs",
+                    got=f"{param.name} is donated",
+                    fix=f"leave {param.name} out of donate where derivatives are needed, or state the rule with defjvp",
+                )
+
+
+def no_derivative(op: Op, summary: str, expected: str, got: str, fix: str) -> NotDifferentiableError:
+    """The error for an op that cannot be differentiated, at the user's line."""
+    with source.at(op.loc):
+        return NotDifferentiableError(summary, expected=expected, got=got, fix=fix)
+
+
+class _Tangent(Builder):
+    """Copies blocks, with the tangent of each active value behind it."""
+
+    def __init__(self, into: dict[Value, Value], out: dict[Value, Value], active: set[Value]) -> None:
+        super().__init__()
+        self._into, self._out, self._active = into, out, active
+        self._known: dict[Value, Value] = {}
+        self._moving: dict[Value, Value] = {}
+
+    def known(self, value: Value) -> Value:
+        """The value in the tangent Func."""
+        return self._known.get(value, value)
+
+    def inline(self, block: Block) -> tuple[Value, ...]:
+        """Add the ops of a block; returns what it yields."""
+        for op in block.ops:
+            self._visit(op)
+        return tuple(map(self.known, block.results))
+
+    def _visit(self, op: Op) -> None:
+        if isinstance(op, (Print, Assert)):
+            return  # the kernel itself prints and asserts
+        if isinstance(op, Load):
+            self._load(op)
+        elif isinstance(op, WriteOp):
+            self._write(op)
+        elif isinstance(op, Switch):
+            self._switch(op)
+        elif isinstance(op, (Fold, While)):
+            self._loop(op)
+        else:
+            self._pure(op)
+
+    def _copy(self, op: Op) -> Op:
+        operands = tuple(map(self.known, op.operands))
+        return op if operands == op.operands else op.copy(operands)
+
+    def _define(self, op: Op, results: Sequence[Value]) -> None:
+        self._known.update(zip(op.results, results, strict=True))
+
+    def _pure(self, op: Op) -> None:
+        self._define(op, self.add(self._copy(op)))
+        if self._active.isdisjoint(op.results):
+            return
+        moving = [self._moving.get(v) for v in op.operands]
+        results = [self.known(r) for r in op.results]
+        found = tangents(op, [self.known(v) for v in op.operands], results, moving, Make(self, op))
+        self._moving.update((r, t) for r, t in zip(op.results, found, strict=True) if t is not None)
+
+    def _load(self, op: Load) -> None:
+        copy = self._copy(op)
+        self._define(op, self.add(copy))
+        make = Make(self, op)
+        fill = None if op.fill is None else self._moving.get(op.fill)
+        ref = self._into.get(op.ref)
+        if ref is None:
+            if fill is not None:
+                raise no_derivative(
+                    op,
+                    "a fill of a load cannot be differentiated",
+                    "a fill that depends on no array that is differentiated",
+                    f"the fill of a load of {op.ref.name}",
+                    "load with the default fill, and choose by jnp.where",
+                )
+            return
+        rest = copy.operands[1 : len(copy.operands) - copy.trailing]
+        filled = () if fill is None else (make.convert(fill, op.ref.ref.dtype),)
+        loaded = self.one(replace(copy, operands=(ref, *rest, *filled), filled=bool(filled)))
+        self._moving[op.result] = make.convert(loaded, wide(op.result.tile).dtype)
+
+    def _write(self, op: WriteOp) -> None:
+        ref = self._out.get(op.ref)
+        if ref is None:
+            return
+        if isinstance(op, Atomic) and op.kind != "add":
+            raise no_derivative(
+                op,
+                f"an atomic {op.kind} has no derivative",
+                "stores, and atomic additions",
+                f"an atomic {op.kind} of {op.ref.name}",
+                "reduce in a fold, or state the rule with defjvp",
+            )
+        copy = self._copy(op)
+        make = Make(self, op)
+        moving = self._moving.get(op.value)
+        if moving is None and isinstance(op, Atomic):
+            return
+        stored = make.number(0, op.value.tile) if moving is None else make.convert(moving, op.value.tile.dtype)
+        self.add(copy.copy((ref, stored, *copy.operands[2:])))
+
+    def _tangent_or_zeros(self, value: Value, make: Make) -> Value:
+        found = self._moving.get(value)
+        return make.number(0, wide(value.tile)) if found is None else found
+
+    def _loop(self, op: Fold | While) -> None:
+        inits = op.inits if isinstance(op, Fold) else op.operands
+        which = [n for n, r in enumerate(op.results) if r in self._active]
+        make = Make(self, op)
+        given = [self._tangent_or_zeros(inits[n], make) for n in which]
+        leading = len(op.operands) - len(inits)
+        regions: list[Block] = []
+        for region in op.regions:
+            carried = region.args[len(region.args) - len(inits) :]
+            moving = [Value(wide(carried[n].tile), f"{carried[n].name}_t") for n in which]
+
+            def body(*_: Value, region: Block = region, carried: Sequence[Value] = carried, moving=moving):
+                self._moving.update(zip((carried[n] for n in which), moving, strict=True))
+                results = self.inline(region)
+                if isinstance(op, While) and region is op.condition:
+                    return results
+                return (*results, *(self._tangent_or_zeros(region.results[n], make) for n in which))
+
+            regions.append(self.block((*region.args, *moving), body))
+        operands = (*map(self.known, op.operands[: leading + len(inits)]), *given)
+        results = self.add(op.copy(operands, tuple(regions)))
+        self._define(op, results[: len(inits)])
+        self._moving.update(zip((op.results[n] for n in which), results[len(inits) :], strict=True))
+
+    def _switch(self, op: Switch) -> None:
+        which = [n for n, r in enumerate(op.results) if r in self._active]
+        make = Make(self, op)
+
+        def body(region: Block) -> tuple[Value, ...]:
+            results = self.inline(region)
+            return (*results, *(self._tangent_or_zeros(region.results[n], make) for n in which))
+
+        regions = tuple(self.block((), lambda region=region: body(region)) for region in op.regions)
+        results = self.add(op.copy(tuple(map(self.known, op.operands)), regions))
+        self._define(op, results[: len(op.results)])
+        self._moving.update(zip((op.results[n] for n in which), results[len(op.results) :], strict=True))
+
+
+def output_types(func: Func) -> list[tuple[tuple[int, ...], DType]]:
+    """The shapes and dtypes of the outputs."""
+    refs: list[RefType] = [p.ref for p in func.outputs]
+    return [(r.shape, r.dtype) for r in refs]

@@ -1,0 +1,243 @@
+"""The transpose of a Func that is linear in some of its inputs, by reverse-mode rules on its ops.
+
+    func @f_tangent(%x: in, %x_t: in, %o_t: out) {
+      %0 = load %x[a]   %1 = exp(%0)   %2 = load %x_t[a]   %3 = mul(%2, %1)   store %3 to %o_t[a] }
+  →
+    func @f_transpose(%x: in, %o_ct: in, %x_ct: sum) {
+      %0 = load %x[a]   %1 = exp(%0)   %2 = load %o_ct[a]   %3 = mul(%2, %1)   atomic add %3 to %x_ct[a] }
+
+Each program runs backwards: a store becomes a load of the cotangent at the same access, and a load an addition to the
+cotangent of its array. What does not depend on the linear inputs is computed again, in each block where it is needed.
+A fold runs its tiles in the opposite order, with the cotangents of its carries as carries. The values that its other
+carries have at each tile are saved by another Func, `Transposed.saves`, and loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from tilekern.autodiff.activity import active_values, is_float, wide
+from tilekern.autodiff.cotangents import cotangents
+from tilekern.autodiff.replay import Replay
+from tilekern.autodiff.saved import SavedState, SavedStates
+from tilekern.autodiff.tangent import no_derivative
+from tilekern.ir.carries import carries
+from tilekern.ir.control import Fold, Switch, While
+from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.make import Make
+from tilekern.ir.memory import Atomic, Load, WriteOp
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """The transpose of a Func.
+
+    Attributes:
+      func: of the other inputs, then the cotangents of the outputs, then the saved states. Its outputs are sums over
+        programs: the cotangents of the inputs that the Func is linear in.
+      known: the inputs that the Func is not linear in.
+      cotangents: those of the outputs.
+      states: the carries of folds that `func` may load.
+      active: the values of the Func that depend on the inputs that it is linear in.
+    """
+
+    func: Func
+    known: tuple[Value, ...]
+    cotangents: tuple[Value, ...]
+    states: tuple[SavedState, ...]
+    active: set[Value]
+
+
+def transpose(func: Func, linear: Sequence[bool]) -> Transposed:
+    """The transpose of a Func.
+
+    Args:
+      func: a Func whose outputs are floats, which stores no input and loads no output.
+      linear: for each input, whether it is one of those in which, together, the Func is linear.
+
+    Raises:
+      NotDifferentiableError: an op cannot be transposed, at the user's line.
+    """
+    unknown = [p for p, is_linear in zip(func.inputs, linear, strict=True) if is_linear]
+    into = {p: Value(replace(p.ref, role="sum"), f"{p.name.removesuffix('_t')}_ct") for p in unknown}
+    out = {p: Value(replace(p.ref, role="in"), f"{p.name.removesuffix('_t')}_ct") for p in func.outputs}
+    active = active_values(func, into)
+    made = _Transposer(func, into, out, active)
+    body = made.block(func.body.args, lambda *_: made.backward())
+    known = tuple(p for p in func.inputs if p not in into)
+    states = made.saved.states
+    params = (*known, *out.values(), *(s.param for s in states), *into.values())
+    name = f"{func.name.removesuffix('_tangent')}_transpose"
+    return Transposed(Func(name, params, func.axes, body, func.loc), known, tuple(out.values()), states, active)
+
+
+class _Transposer(Replay):
+    """Emits the reverse of each op, with the cotangents found so far."""
+
+    def __init__(self, func: Func, into: dict[Value, Value], out: dict[Value, Value], active: set[Value]) -> None:
+        super().__init__(active)
+        self._func, self._into, self._out = func, into, out
+        self._cotangents: dict[Value, Value] = {}
+        self._definitions: dict[Value, Op] = {}
+        self.saved = SavedStates(func)
+
+    def add(self, op: Op) -> tuple[Value, ...]:
+        self._definitions.update(dict.fromkeys(op.results, op))
+        return super().add(op)
+
+    def one(self, op: Op) -> Value:
+        (value,) = self.add(op)
+        return value
+
+    def backward(self) -> tuple[Value, ...]:
+        """Add the whole body."""
+        self.replay(self._func.body)
+        self._sweep(self._func.body)
+        return ()
+
+    def _sweep(self, block: Block) -> None:
+        for op in reversed(block.ops):
+            self._transpose(op)
+
+    def _transpose(self, op: Op) -> None:
+        if isinstance(op, WriteOp):
+            self._write(op)
+        elif isinstance(op, (Fold, Switch, While)):
+            if self._is_linear(op):
+                self._control(op)
+        elif not self._active.isdisjoint(op.results):
+            found = self._cotangents.pop(op.result, None)
+            if found is not None:
+                self._load(op, found) if isinstance(op, Load) else self._pure(op, found)
+
+    def _is_linear(self, op: Op) -> bool:
+        """True if an op in the regions of a control op, or a result, depends on the linear inputs."""
+        return any(
+            not self._active.isdisjoint(inner.results) or (isinstance(inner, WriteOp) and inner.value in self._active)
+            for inner in op.walk()
+        )
+
+    def _control(self, op: Fold | Switch | While) -> None:
+        if isinstance(op, Fold):
+            self._fold(op)
+        elif isinstance(op, Switch):
+            self._switch(op)
+        else:
+            raise no_derivative(
+                op,
+                f"a while loop of {self._func.name} cannot run backwards",
+                "loops of a known largest number of steps, where reverse-mode derivatives pass",
+                "lax.while_loop, or a lax.fori_loop with traced bounds, over values that are differentiated",
+                "use tk.fold(tk.serial(...)), stop gradients before the loop (lax.stop_gradient), or use forward mode",
+            )
+
+    def _accumulate(self, value: Value, cotangent: Value, make: Make) -> None:
+        if value in self._active:
+            known = self._cotangents.get(value)
+            self._cotangents[value] = cotangent if known is None else make.of("add", known, cotangent)
+
+    def _write(self, op: WriteOp) -> None:
+        if op.value not in self._active:
+            return
+        make = Make(self, op)
+        rest = tuple(map(self.known, op.operands[2:]))
+        loaded = Load(operands=(self._out[op.ref], *rest), access=op.access, masked=op.masked, loc=op.loc)
+        self._accumulate(op.value, make.convert(self.one(loaded), wide(op.value.tile).dtype), make)
+
+    def _load(self, op: Load, cotangent: Value) -> None:
+        make = Make(self, op)
+        if op.fill is not None and op.fill in self._active:
+            raise no_derivative(
+                op,
+                "a load with a fill cannot be transposed",
+                "a fill that depends on nothing that is differentiated",
+                f"the fill of a load of {op.ref.name}",
+                "load with the default fill, and choose by jnp.where",
+            )
+        rest = op.operands[1 : len(op.operands) - op.trailing]
+        added = make.convert(cotangent, op.ref.ref.dtype)
+        operands = (self._into[op.ref], added, *map(self.known, rest))
+        self.add(Atomic(operands=operands, access=op.access, masked=op.masked, kind="add", loc=op.loc))
+
+    def _pure(self, op: Op, cotangent: Value) -> None:
+        make = Make(self, op)
+        linear = [v in self._active for v in op.operands]
+        known = [None if is_linear else self.known(v) for v, is_linear in zip(op.operands, linear, strict=True)]
+        found = cotangents(op, known, linear, cotangent, make, self._definitions.get)
+        for operand, addend in zip(op.operands, found, strict=True):
+            if addend is not None:
+                self._accumulate(operand, addend, make)
+
+    def _zeros(self, value: Value, make: Make) -> Value:
+        return make.number(0, wide(value.tile))
+
+    def _taken(self, value: Value, make: Make) -> Value:
+        """The cotangent of a value, which no earlier op uses."""
+        found = self._cotangents.pop(value, None)
+        return self._zeros(value, make) if found is None else found
+
+    @contextmanager
+    def _own_cotangents(self):
+        outer, self._cotangents = self._cotangents, {}
+        try:
+            yield
+        finally:
+            self._cotangents = outer
+
+    def _outer(self, op: Op) -> list[Value]:
+        """The linear values that the regions of an op use and do not define."""
+        inside = {r for inner in op.walk() for r in inner.results}
+        inside |= {a for inner in op.walk() for region in inner.regions for a in region.args}
+        used = (v for region in op.regions for v in (*(u for o in region.ops for u in o.uses()), *region.results))
+        return [v for v in dict.fromkeys(used) if v in self._active and v not in inside]
+
+    def _fold(self, op: Fold) -> None:
+        make = Make(self, op)
+        linear = [c for c in carries(op) if c.result in self._active]
+        outer = self._outer(op)
+        given = [self._taken(c.result, make) for c in linear]
+        starts = [*given, *(self._zeros(v, make) for v in outer)]
+        index = Value(op.body.args[0].type, op.body.args[0].name)
+        args = tuple(Value(v.type, f"{name.name}_ct") for v, name in zip(starts, [*(c.args[0] for c in linear), *outer], strict=True))
+
+        def body(*_: Value) -> tuple[Value, ...]:
+            self._known[op.body.args[0]] = index
+            with self.saved.inside(op, index):
+                for c in carries(op):
+                    if c.result not in self._active:
+                        self._known[c.args[0]] = self.one(self.saved.load(op, c))
+                self.replay(op.body)
+                with self._own_cotangents():
+                    for c, arg in zip(linear, args, strict=False):
+                        self._accumulate(c.yielded, arg, make)
+                    self._sweep(op.body)
+                    before = [self._taken(c.args[0], make) for c in linear]
+                    found = [self._cotangents.pop(v, None) for v in outer]
+            sums = zip(args[len(linear) :], found, strict=True)
+            return (*before, *(arg if f is None else make.of("add", arg, f) for arg, f in sums))
+
+        region = self.block((index, *args), body)
+        bounds = tuple(map(self.known, op.operands[:2]))
+        results = self.add(replace(op, operands=(*bounds, *starts), regions=(region,), reverse=not op.reverse))
+        for value, cotangent in zip([*(c.init for c in linear), *outer], results, strict=True):
+            self._accumulate(value, cotangent, make)
+
+    def _switch(self, op: Switch) -> None:
+        make = Make(self, op)
+        outer = self._outer(op)
+        given = [(n, self._taken(r, make)) for n, r in enumerate(op.results) if r in self._active]
+
+        def body(region: Block) -> tuple[Value, ...]:
+            self.replay(region)
+            with self._own_cotangents():
+                for number, cotangent in given:
+                    self._accumulate(region.results[number], cotangent, make)
+                self._sweep(region)
+                return tuple(self._taken(v, make) for v in outer)
+
+        regions = tuple(self.block((), lambda region=region: body(region)) for region in op.regions)
+        results = self.add(op.copy(tuple(map(self.known, op.operands)), regions))
+        for value, cotangent in zip(outer, results, strict=True):
+            self._accumulate(value, cotangent, make)

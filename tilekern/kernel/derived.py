@@ -1,0 +1,164 @@
+"""Derivatives that follow from the block IR, for kernels whose author states no rule.
+
+The tangent of a kernel is a kernel: `TangentFamily`. The transpose of a kernel is a backward pass of one or several
+kernels: `BackwardFamily`. Both are families like any other, so that they have derivatives, and go under `jax.vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from tilekern.autodiff.backward import Backward, backward
+from tilekern.autodiff.tangent import tangent
+from tilekern.ir.core import Func, Value
+from tilekern.kernel.function_family import FunctionFamily, filled, is_float
+from tilekern.kernel.tile_family import Member, TileFamily
+from tilekern.lower.target import Target
+from tilekern.passes import pipeline
+from tilekern.primitive import call
+
+
+def jvp(family: TileFamily, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The results of a kernel and their tangents, by the kernel's tangent kernel.
+
+    Raises:
+      NotDifferentiableError: an op of the kernel has no derivative, at the user's line.
+    """
+    moving = tuple(t is not None for t in tangents)
+    results = call(family, *primals)
+    made = family.caches.derived.get(moving)
+    if made is None:
+        family.caches.derived[moving] = made = TangentFamily(family, moving)
+    found = iter(call(made, *primals, *(t for t in tangents if t is not None)))
+    return results, [next(found) if is_float(o) else None for o in family.outputs]
+
+
+def transpose(family: TileFamily, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """The cotangents of those operands that are a `jax.ShapeDtypeStruct`, by the kernel's backward pass."""
+    linear = tuple(isinstance(x, jax.ShapeDtypeStruct) for x in operands)
+    key = ("transpose", linear)
+    made = family.caches.derived.get(key)
+    if made is None:
+        family.caches.derived[key] = made = BackwardFamily(family, linear)
+    known = [x for x, is_linear in zip(operands, linear, strict=True) if not is_linear]
+    found = iter(call(made, *known, *filled(cotangents, family.outputs)))
+    return [next(found) if is_linear else None for is_linear in linear]
+
+
+class DerivedTileFamily(TileFamily):
+    """Base of families whose members are derived from those of other families, and whose derivatives are derived."""
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        return jvp(self, primals, tangents)
+
+    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        return transpose(self, cotangents, operands)
+
+
+class TangentFamily(DerivedTileFamily):
+    """The tangents of a kernel's results, for the kernel's operands and the tangents of those that move."""
+
+    def __init__(self, of: TileFamily, moving: tuple[bool, ...]) -> None:
+        super().__init__(f"{of.name}_tangent", of.asked)
+        self._of, self._moving = of, moving
+        self.outputs = [o for o in of.outputs if is_float(o)]
+        self.member(self.target)  # so that an error comes with the call
+
+    def member(self, target: Target) -> Member:
+        found = self.caches.members.get(target)
+        if found is None:
+            self.caches.members[target] = found = self._member(self._of.member(target))
+        return found
+
+    def _member(self, of: Member) -> Member:
+        operands, moved = len(self._moving), [n for n, moves in enumerate(self._moving) if moves]
+        wrt = [number < operands and self._moving[number] for number in of.reads]
+        reads = [number if number < operands else number + len(moved) for number in of.reads]
+        reads += [operands + moved.index(number) for number, moves in zip(of.reads, wrt, strict=True) if moves]
+        return Member(pipeline.run(tangent(of.func, wrt)), tuple(reads), of.constants)
+
+    def launch(self, target: Target) -> Mapping[str, int]:
+        return self._of.launch(target)
+
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        types = self._of.types
+        return [*types, *(t for t, moves in zip(types, self._moving, strict=True) if moves)]
+
+
+class StageFamily(DerivedTileFamily):
+    """A kernel of a backward pass."""
+
+    def __init__(self, func: Func, of: TileFamily) -> None:
+        super().__init__(func.name, of.asked)
+        self._of, self._member = of, Member(func, tuple(range(len(func.inputs))))
+        self.outputs = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.outputs]
+
+    def member(self, target: Target) -> Member:
+        return self._member
+
+    def launch(self, target: Target) -> Mapping[str, int]:
+        return self._of.launch(target)
+
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        return [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in self._member.func.inputs]
+
+
+class BackwardFamily(FunctionFamily):
+    """The cotangents of operands in which a kernel is linear, for the other operands and the results' cotangents."""
+
+    def __init__(self, of: TileFamily, linear: tuple[bool, ...]) -> None:
+        super().__init__(f"{of.name.removesuffix('_tangent')}_backward", of.asked)
+        self._of, self._linear = of, linear
+        self.outputs = [t for t, is_linear in zip(of.types, linear, strict=True) if is_linear]
+        self.pass_for(self.target)  # so that an error comes with the call
+
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        pairs = zip(self._of.types, self._linear, strict=True)
+        return [*(t for t, is_linear in pairs if not is_linear), *self._of.outputs]
+
+    def pass_for(self, target: Target) -> Backward:
+        """The kernels for a target."""
+        member = self._of.member(target)
+        operands = len(self._linear)
+        return backward(member.func, [n < operands and self._linear[n] for n in member.reads])
+
+    def _function(self, target: Target) -> Callable[..., list[jax.Array]]:
+        member, made = self._of.member(target), self.pass_for(target)
+        operands, known = len(self._linear), [n for n, is_linear in enumerate(self._linear) if not is_linear]
+        families = [StageFamily(stage.func, self._of) for stage in made.stages]
+
+        def run(*given: jax.Array) -> list[jax.Array]:
+            by_number = dict(zip(known, given, strict=False))
+            by_number |= {operands + n: x for n, x in enumerate(member.constants)}
+            read = [by_number[n] for n in member.reads if n in by_number]
+            arrays: dict[Value, Any] = dict(zip(made.known, read, strict=True))
+            arrays |= dict(zip(made.cotangents, given[len(known) :], strict=True))
+            for stage, family in zip(made.stages, families, strict=True):
+                results = call(family, *(arrays[p] for p in stage.func.inputs))
+                arrays |= dict(zip(stage.results, results, strict=True))
+            return self._in_order(member, [arrays[p] for p in made.results])
+
+        return run
+
+    def _in_order(self, member: Member, found: Sequence[jax.Array]) -> list[jax.Array]:
+        """The cotangents in the order of the operands; zeros for one that no input of the Func reads."""
+        order = [n for n in member.reads if n < len(self._linear) and self._linear[n]]
+        by_number = dict(zip(order, found, strict=True))
+        linear = [n for n, is_linear in enumerate(self._linear) if is_linear]
+        return filled([by_number.get(n) for n in linear], self.outputs)
+
+    def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+        # In the cotangents of the results it is the transpose of what it is the transpose of.
+        unknown = [isinstance(x, jax.ShapeDtypeStruct) for x in operands]
+        first = len(self._linear) - sum(self._linear)
+        if any(unknown[:first]) or not all(unknown[first:]):
+            return super().transpose(cotangents, operands)
+        given, moving = iter(operands[:first]), iter(filled(cotangents, self.outputs))
+        found = call(self._of, *(next(moving) if is_linear else next(given) for is_linear in self._linear))
+        return [*[None] * first, *found]
