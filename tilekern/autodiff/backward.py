@@ -1,14 +1,30 @@
-"""The backward pass of a Func: the Funcs to run, one after the other, for the cotangents of its linear inputs."""
+"""The backward pass of a Func: the Funcs to run, one after the other, for the cotangents of its linear inputs.
+
+The transposed Func adds to sums over programs. Each such site becomes the cheapest thing that it may be:
+
+- a store, where no other tile of the grid or of a fold adds to the same elements;
+- a Func of its own with swapped loops (`swap`), where the addends would take much memory;
+- a sum over programs, in their order, else.
+
+All three are deterministic. The results of several sites of one array are added up behind.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
+from tilekern.autodiff.merge import merge
 from tilekern.autodiff.saved import SavedState, save
+from tilekern.autodiff.sites import Site, is_covering, is_injective, sites
+from tilekern.autodiff.swap import swap
 from tilekern.autodiff.transpose import transpose
-from tilekern.ir.core import Func, Value
-from tilekern.ir.memory import MemoryOp
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.make import Make
+from tilekern.ir.memory import MemoryOp, Store, WriteOp
+from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.types import DType, RefType
 from tilekern.passes import pipeline
 
 
@@ -33,29 +49,109 @@ class Backward:
       known: the inputs that the Func is not linear in, given.
       cotangents: of the outputs, given.
       stages: in their order.
-      results: for each linear input, its cotangent.
+      results: for each linear input, the arrays that add up to its cotangent; none for one that is zero.
     """
 
     known: tuple[Value, ...]
     cotangents: tuple[Value, ...]
     stages: tuple[Stage, ...]
-    results: tuple[Value, ...]
+    results: tuple[tuple[Value, ...], ...]
 
 
 def backward(func: Func, linear: Sequence[bool]) -> Backward:
     """The backward pass of a Func that is linear in some inputs; see `transpose`."""
     transposed = transpose(func, linear)
-    improved = pipeline.run(transposed.func)
+    improved = merge(pipeline.run(transposed.func))
     read = {op.ref for op in improved.walk() if isinstance(op, MemoryOp)}
     needed = [s for s in transposed.states if s.param in read]
-    dropped = {s.param for s in transposed.states} - read
-    improved = replace(improved, params=tuple(p for p in improved.params if p not in dropped))
-    stages = [Stage(improved, improved.outputs)]
+    unused = {s.param for s in transposed.states} - read
+    improved = replace(improved, params=tuple(p for p in improved.params if p not in unused))
+    dtypes = [p.ref.dtype for p, is_linear in zip(func.inputs, linear, strict=True) if is_linear]
+    made = _Stages(improved, dict(zip(improved.outputs, dtypes, strict=True)))
     if needed:
-        stages.insert(0, _saver(func, transposed.active, needed, transposed.known))
-    return Backward(transposed.known, transposed.cotangents, tuple(stages), improved.outputs)
+        made.stages.insert(0, _saver(func, transposed.active, needed, transposed.known))
+    return Backward(transposed.known, transposed.cotangents, tuple(made.stages), made.results)
 
 
 def _saver(func: Func, active: set[Value], states: list[SavedState], known: Sequence[Value]) -> Stage:
-    saver = pipeline.run(save(func, active, states, known))
-    return Stage(saver, tuple(s.param for s in states))
+    return Stage(pipeline.run(save(func, active, states, known)), tuple(s.param for s in states))
+
+
+class _Stages:
+    """The Funcs that a transposed Func is split into.
+
+    Attributes:
+      stages: in their order.
+      results: for each sum, the arrays that add up to it.
+    """
+
+    def __init__(self, func: Func, dtypes: dict[Value, DType]) -> None:
+        self._func, self._dtypes = func, dtypes
+        self._sites = sites(func)
+        self.stages: list[Stage] = []
+        self._arrays: dict[Value, list[Value]] = {ref: [] for ref in dtypes}
+        self._stores: dict[int, Value] = {}
+        dropped = {n for n, site in enumerate(self._sites) if self._is_elsewhere(n, site)}
+        if len(dropped) < len(self._sites):
+            self.stages.append(self._rest(dropped))
+        self.results = tuple(map(tuple, self._arrays.values()))
+
+    def _dtype(self, ref: Value) -> DType:
+        """The dtype of an array: addends are added up behind before they are rounded."""
+        return self._dtypes[ref] if sum(site.op.ref is ref for site in self._sites) == 1 else ref.ref.dtype
+
+    def _is_elsewhere(self, number: int, site: Site) -> bool:
+        """True if a site becomes a Func of its own, which is added to the stages; notes it if it becomes a store."""
+        ref = site.op.ref
+        if is_injective(site, site.axes):
+            role = "out" if is_covering(site, self._func) else "zeros"
+            self._stores[number] = stored = Value(RefType(ref.ref.shape, self._dtype(ref), role), f"{ref.name}{number}")
+            self._arrays[ref].append(stored)
+            return False
+        if not _takes_much(self._func, site):
+            return False
+        swapped = swap(self._func, number, self._dtype(ref))
+        if swapped is None:
+            return False
+        if swapped.saver is not None:
+            self.stages.append(Stage(swapped.saver, swapped.saved))
+        self.stages.append(Stage(swapped.func, swapped.func.outputs))
+        self._arrays[ref] += swapped.func.outputs
+        return True
+
+    def _rest(self, dropped: set[int]) -> Stage:
+        """The Func without the sites that have Funcs of their own."""
+        numbers = iter(range(len(self._sites)))
+
+        def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+            if not isinstance(op, WriteOp):
+                return None
+            number = next(numbers)
+            stored = self._stores.get(number)
+            if number in dropped:
+                return []
+            if stored is None:
+                return None
+            value = Make(rewriter, op).convert(op.value, stored.ref.dtype)
+            operands = (stored, value, *op.operands[2:])
+            return rewriter.add(Store(operands=operands, access=op.access, masked=op.masked, loc=op.loc))
+
+        func = Rewriter(rule).run(self._func)
+        summed = {op.ref for op in func.walk() if isinstance(op, WriteOp) and op.ref in self._arrays}
+        for ref in self._arrays:
+            if ref in summed:
+                self._arrays[ref].append(ref)
+        outputs = (*self._stores.values(), *(ref for ref in self._arrays if ref in summed))
+        read = {op.ref for op in func.walk() if isinstance(op, MemoryOp)}
+        func = pipeline.run(replace(func, params=(*(p for p in func.inputs if p in read), *outputs)))
+        return Stage(func, outputs)
+
+
+def _takes_much(func: Func, site: Site) -> bool:
+    """True if the addends of a site, one for each program that adds to an element, take more than all inputs."""
+    addends = prod(axis.tiles for index, axis in site.axes.items() if index not in site.used)
+    return addends * _nbytes(site.op.ref) > sum(map(_nbytes, func.inputs))
+
+
+def _nbytes(ref: Value) -> int:
+    return prod(ref.ref.shape) * ref.ref.dtype.itemsize

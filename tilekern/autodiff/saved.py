@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilekern.autodiff.replay import Replay
+from tilekern.autodiff.sites import runs_whole
 from tilekern.ir.carries import Carry, carries
 from tilekern.ir.control import Fold
-from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.core import Block, Func, Op, Value, definitions
 from tilekern.ir.memory import Access, Dim, Load, Position, Store, Term
-from tilekern.ir.types import RefType
+from tilekern.ir.types import RefType, Role
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def save(func: Func, active: set[Value], states: Sequence[SavedState], inputs: S
       states: to be saved, its outputs.
       inputs: its inputs, those of `func` that it is not linear in.
     """
-    out = {(s.fold, s.carry.result): Value(replace(s.param.ref, role="zeros"), s.param.name) for s in states}
+    out = {(s.fold, s.carry.result): Value(replace(s.param.ref, role=_role(func, s)), s.param.name) for s in states}
     made = _Saver(func, active, out)
 
     def body(*_: Value) -> tuple[Value, ...]:
@@ -108,6 +109,27 @@ def save(func: Func, active: set[Value], states: Sequence[SavedState], inputs: S
 
     block = made.block(func.body.args, body)
     return Func(f"{func.name}_states", (*inputs, *out.values()), func.axes, block, func.loc)
+
+
+def _role(func: Func, state: SavedState) -> Role:
+    """Out, where each tile of the fold, and of the folds around it, runs in any case."""
+    defined = definitions(func)
+    around = _around(func.body, state.fold)
+    assert around is not None
+    whole = all(isinstance(op, Fold) and runs_whole(op, defined) for op in (*around, state.fold))
+    return "out" if whole else "zeros"
+
+
+def _around(block: Block, fold: Op) -> list[Op] | None:
+    """The ops around a fold, the outermost first; None if it is not in a block."""
+    for op in block.ops:
+        if op is fold:
+            return []
+        for region in op.regions:
+            found = _around(region, fold)
+            if found is not None:
+                return [op, *found]
+    return None
 
 
 class _Saver(Replay):

@@ -28,6 +28,7 @@ from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Atomic, Load, WriteOp
+from tilekern.ir.types import RefType, accumulator
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def transpose(func: Func, linear: Sequence[bool]) -> Transposed:
       NotDifferentiableError: an op cannot be transposed, at the user's line.
     """
     unknown = [p for p, is_linear in zip(func.inputs, linear, strict=True) if is_linear]
-    into = {p: Value(replace(p.ref, role="sum"), f"{p.name.removesuffix('_t')}_ct") for p in unknown}
+    into = {p: Value(_sum_of(p.ref), f"{p.name.removesuffix('_t')}_ct") for p in unknown}
     out = {p: Value(replace(p.ref, role="in"), f"{p.name.removesuffix('_t')}_ct") for p in func.outputs}
     active = active_values(func, into)
     made = _Transposer(func, into, out, active)
@@ -71,6 +72,10 @@ def transpose(func: Func, linear: Sequence[bool]) -> Transposed:
     params = (*known, *out.values(), *(s.param for s in states), *into.values())
     name = f"{func.name.removesuffix('_tangent')}_transpose"
     return Transposed(Func(name, params, func.axes, body, func.loc), known, tuple(out.values()), states, active)
+
+
+def _sum_of(ref: RefType) -> RefType:
+    return RefType(ref.shape, accumulator(ref.dtype), "sum")
 
 
 class _Transposer(Replay):
@@ -157,8 +162,7 @@ class _Transposer(Replay):
                 "load with the default fill, and choose by jnp.where",
             )
         rest = op.operands[1 : len(op.operands) - op.trailing]
-        added = make.convert(cotangent, op.ref.ref.dtype)
-        operands = (self._into[op.ref], added, *map(self.known, rest))
+        operands = (self._into[op.ref], cotangent, *map(self.known, rest))
         self.add(Atomic(operands=operands, access=op.access, masked=op.masked, kind="add", loc=op.loc))
 
     def _pure(self, op: Op, cotangent: Value) -> None:
@@ -220,7 +224,10 @@ class _Transposer(Replay):
 
         region = self.block((index, *args), body)
         bounds = tuple(map(self.known, op.operands[:2]))
-        results = self.add(replace(op, operands=(*bounds, *starts), regions=(region,), reverse=not op.reverse))
+        # Sums alone do not depend on the order of tiles, and run forward: hardware loads ahead best in that order.
+        ordered = any(after is not arg for after, arg in zip(region.results, args[: len(linear)], strict=False))
+        reverse = op.reverse != ordered
+        results = self.add(replace(op, operands=(*bounds, *starts), regions=(region,), reverse=reverse))
         for value, cotangent in zip([*(c.init for c in linear), *outer], results, strict=True):
             self._accumulate(value, cotangent, make)
 

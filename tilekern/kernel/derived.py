@@ -6,6 +6,7 @@ kernels: `BackwardFamily`. Both are families like any other, so that they have d
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -142,16 +143,17 @@ class BackwardFamily(FunctionFamily):
             for stage, family in zip(made.stages, families, strict=True):
                 results = call(family, *(arrays[p] for p in stage.func.inputs))
                 arrays |= dict(zip(stage.results, results, strict=True))
-            return self._in_order(member, [arrays[p] for p in made.results])
+            return self._in_order(member, [_total([arrays[p] for p in parts]) for parts in made.results])
 
         return run
 
-    def _in_order(self, member: Member, found: Sequence[jax.Array]) -> list[jax.Array]:
+    def _in_order(self, member: Member, found: Sequence[jax.Array | None]) -> list[jax.Array]:
         """The cotangents in the order of the operands; zeros for one that no input of the Func reads."""
         order = [n for n in member.reads if n < len(self._linear) and self._linear[n]]
-        by_number = dict(zip(order, found, strict=True))
+        by_number = {n: x for n, x in zip(order, found, strict=True)}
         linear = [n for n, is_linear in enumerate(self._linear) if is_linear]
-        return filled([by_number.get(n) for n in linear], self.outputs)
+        arrays = filled([by_number.get(n) for n in linear], self.outputs)
+        return [x.astype(o.dtype) for x, o in zip(arrays, self.outputs, strict=True)]
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
         # In the cotangents of the results it is the transpose of what it is the transpose of.
@@ -162,3 +164,8 @@ class BackwardFamily(FunctionFamily):
         given, moving = iter(operands[:first]), iter(filled(cotangents, self.outputs))
         found = call(self._of, *(next(moving) if is_linear else next(given) for is_linear in self._linear))
         return [*[None] * first, *found]
+
+
+def _total(parts: Sequence[jax.Array]) -> jax.Array | None:
+    """The sum of arrays; None of none."""
+    return functools.reduce(jax.lax.add, parts) if parts else None

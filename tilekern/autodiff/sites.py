@@ -1,0 +1,109 @@
+"""The places where a transposed Func adds to the cotangents of its arrays, and what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from tilekern.ir.compute import Constant
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Axis, Block, Func, Op, Value, definitions
+from tilekern.ir.memory import Atomic, Dim
+
+
+@dataclass(frozen=True)
+class Site:
+    """An addition to a sum.
+
+    Attributes:
+      op: the addition.
+      path: the loops and switches around it, the outermost first, each with the block that leads to it.
+      axes: the axes of the grid and of the folds around it, by index.
+    """
+
+    op: Atomic
+    path: tuple[tuple[Op, Block], ...]
+    axes: dict[Value, Axis]
+
+    @property
+    def used(self) -> set[Value]:
+        """The indices that the access depends on."""
+        return {v for v in self.op.positions if v in self.axes}
+
+    @property
+    def regular(self) -> bool:
+        """True if all positions are blocks or indices at sums of strides times indices."""
+        dims = self.op.access.dims
+        plain = all(d.kind in ("block", "index") and all(t.plain for t in d.position.terms) for d in dims)
+        return plain and all(v in self.axes for v in self.op.positions)
+
+
+def sites(func: Func) -> list[Site]:
+    """The additions to sums, in program order."""
+    grid = dict(zip(func.body.args, func.axes, strict=True))
+    return list(_sites(func.body, (), grid))
+
+
+def _sites(block: Block, path: tuple[tuple[Op, Block], ...], axes: dict[Value, Axis]) -> Iterator[Site]:
+    for op in block.ops:
+        if isinstance(op, Atomic) and op.ref.ref.role == "sum":
+            yield Site(op, path, axes)
+        for region in op.regions:
+            inside = {**axes, region.args[0]: op.axis} if isinstance(op, Fold) else axes
+            yield from _sites(region, (*path, (op, region)), inside)
+
+
+def is_injective(site: Site, over: Collection[Value]) -> bool:
+    """True if different tiles of the axes `over` never touch the same element."""
+    if not site.regular:
+        return False
+    apart: set[Value] = set()
+    for dim in site.op.access.dims:
+        apart |= _apart(site, dim)
+    return all(index in apart or site.axes[index].tiles == 1 for index in over)
+
+
+def _apart(site: Site, dim: Dim) -> set[Value]:
+    """The indices whose tiles lie apart along a dim: each stride is at least the reach of the smaller ones."""
+    found: set[Value] = set()
+    reach = dim.size
+    for term in sorted(dim.position.terms, key=lambda t: abs(t.stride)):
+        index = site.op.positions[term.operand]
+        if site.axes[index].tiles == 1:
+            continue
+        if term.stride < reach or index in found:
+            return set()
+        found.add(index)
+        reach += term.stride * (site.axes[index].tiles - 1)
+    return found
+
+
+def is_covering(site: Site, func: Func) -> bool:
+    """True if each element of the array is touched, in any case."""
+    if not site.regular or site.op.masked:
+        return False
+    defined = definitions(func)
+    if not all(isinstance(op, Fold) and runs_whole(op, defined) for op, _ in site.path):
+        return False
+    pairs = zip(site.op.access.dims, site.op.extents, strict=True)
+    return all(_covers(site, dim, extent) for dim, extent in pairs)
+
+
+def _covers(site: Site, dim: Dim, extent: int) -> bool:
+    reach = dim.size
+    for term in sorted(dim.position.terms, key=lambda t: abs(t.stride)):
+        if not 0 < term.stride <= reach:
+            return False
+        reach += term.stride * (site.axes[site.op.positions[term.operand]].tiles - 1)
+    return dim.position.const <= 0 and dim.position.const + reach >= extent
+
+
+def runs_whole(fold: Fold, defined: Mapping[Value, Op]) -> bool:
+    """True if a fold runs all tiles of its axis, whatever the inputs are."""
+    start, stop = (_number(v, defined) for v in (fold.start, fold.stop))
+    return start is not None and start <= 0 and stop is not None and stop >= fold.axis.extent
+
+
+def _number(value: Value, defined: Mapping[Value, Op]) -> int | None:
+    op = defined.get(value)
+    return int(op.array) if isinstance(op, Constant) and op.array.shape == () else None
