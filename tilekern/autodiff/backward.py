@@ -19,6 +19,7 @@ from tilekern.autodiff.merge import merge
 from tilekern.autodiff.saved import SavedState, save
 from tilekern.autodiff.sites import Site, is_covering, is_injective, sites
 from tilekern.autodiff.swap import swap
+from tilekern.autodiff.tangent import no_derivative
 from tilekern.autodiff.transpose import transpose
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.make import Make
@@ -58,8 +59,17 @@ class Backward:
     results: tuple[tuple[Value, ...], ...]
 
 
-def backward(func: Func, linear: Sequence[bool]) -> Backward:
-    """The backward pass of a Func that is linear in some inputs; see `transpose`."""
+def backward(func: Func, linear: Sequence[bool], residuals: int) -> Backward:
+    """The backward pass of a Func that is linear in some inputs.
+
+    Args:
+      func: see `transpose`.
+      linear: see `transpose`.
+      residuals: the most bytes of carries that it may save.
+
+    Raises:
+      NotDifferentiableError: an op cannot be transposed, or the carries take more; at the user's line.
+    """
     transposed = transpose(func, linear)
     improved = merge(pipeline.run(transposed.func))
     read = {op.ref for op in improved.walk() if isinstance(op, MemoryOp)}
@@ -68,9 +78,27 @@ def backward(func: Func, linear: Sequence[bool]) -> Backward:
     improved = replace(improved, params=tuple(p for p in improved.params if p not in unused))
     dtypes = [p.ref.dtype for p, is_linear in zip(func.inputs, linear, strict=True) if is_linear]
     made = _Stages(improved, dict(zip(improved.outputs, dtypes, strict=True)))
+    _check_residuals(func, needed, residuals)
     if needed:
         made.stages.insert(0, _saver(func, transposed.active, needed, transposed.known))
     return Backward(transposed.known, transposed.cotangents, tuple(made.stages), made.results)
+
+
+def _check_residuals(func: Func, states: Sequence[SavedState], most: int) -> None:
+    total = sum(s.nbytes for s in states)
+    if total <= most:
+        return
+    largest = max(states, key=lambda s: s.nbytes)
+    shown = ", ".join(f"{s.carry.args[0].type} at each of {s.count} tiles" for s in states)
+    raise no_derivative(
+        largest.fold,
+        f"the backward pass of {func.name.removesuffix('_tangent')} would save {total} bytes of carries",
+        f"at most residuals = {most} bytes",
+        shown,
+        "use larger blocks, so that the loop has fewer tiles; stop gradients of a carry that does not change the "
+        "result, such as a running maximum (lax.stop_gradient); allow more by @tk.kernel(residuals=...); or state the "
+        "rule with defjvp",
+    )
 
 
 def _saver(func: Func, active: set[Value], states: list[SavedState], known: Sequence[Value]) -> Stage:
@@ -100,12 +128,18 @@ class _Stages:
         """The dtype of an array: addends are added up behind before they are rounded."""
         return self._dtypes[ref] if sum(site.op.ref is ref for site in self._sites) == 1 else ref.ref.dtype
 
+    def _name(self, ref: Value, number: int) -> str:
+        """The name of the array of a site: that of the sum, with a number where it has several."""
+        return ref.name if self._dtype(ref) == self._dtypes[ref] else f"{ref.name}{number}"
+
     def _is_elsewhere(self, number: int, site: Site) -> bool:
         """True if a site becomes a Func of its own, which is added to the stages; notes it if it becomes a store."""
         ref = site.op.ref
         if is_injective(site, site.axes):
             role = "out" if is_covering(site, self._func) else "zeros"
-            self._stores[number] = stored = Value(RefType(ref.ref.shape, self._dtype(ref), role), f"{ref.name}{number}")
+            self._stores[number] = stored = Value(
+                RefType(ref.ref.shape, self._dtype(ref), role), self._name(ref, number)
+            )
             self._arrays[ref].append(stored)
             return False
         if not _takes_much(self._func, site):

@@ -31,6 +31,11 @@ class SavedState:
     param: Value
 
     @property
+    def count(self) -> int:
+        """The number of saved carries."""
+        return prod(self.param.ref.shape) // max(1, self.carry.result.tile.size)
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the array."""
         return prod(self.param.ref.shape) * self.param.ref.dtype.itemsize

@@ -3,7 +3,7 @@
     func @f_tangent(%x: in, %x_t: in, %o_t: out) {
       %0 = load %x[a]   %1 = exp(%0)   %2 = load %x_t[a]   %3 = mul(%2, %1)   store %3 to %o_t[a] }
   →
-    func @f_transpose(%x: in, %o_ct: in, %x_ct: sum) {
+    func @f_backward(%x: in, %o_ct: in, %x_ct: sum) {
       %0 = load %x[a]   %1 = exp(%0)   %2 = load %o_ct[a]   %3 = mul(%2, %1)   atomic add %3 to %x_ct[a] }
 
 Each program runs backwards: a store becomes a load of the cotangent at the same access, and a load an addition to the
@@ -70,7 +70,7 @@ def transpose(func: Func, linear: Sequence[bool]) -> Transposed:
     known = tuple(p for p in func.inputs if p not in into)
     states = made.saved.states
     params = (*known, *out.values(), *(s.param for s in states), *into.values())
-    name = f"{func.name.removesuffix('_tangent')}_transpose"
+    name = f"{func.name.removesuffix('_tangent')}_backward"
     return Transposed(Func(name, params, func.axes, body, func.loc), known, tuple(out.values()), states, active)
 
 

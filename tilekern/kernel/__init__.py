@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
+from tilekern.errors import ArgumentError
 from tilekern.kernel.declared import Declared, required
-from tilekern.kernel.definition import Definition
+from tilekern.kernel.definition import RESIDUALS, Definition, Schedule
 from tilekern.kernel.interface import of_call
 from tilekern.kernel.kernel_family import KernelFamily
 from tilekern.kernel.op import CustomOp, op
@@ -18,6 +19,7 @@ from tilekern.kernel.op_stages import CompiledOp, LoweredOp, TracedOp
 from tilekern.kernel.results import Sum, Zeros
 from tilekern.kernel.signature import Block, Signature
 from tilekern.kernel.stages import Compiled, Lowered, Traced, interpret
+from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
 from tilekern.primitive import call
 
@@ -47,6 +49,7 @@ def kernel(
     out_type: Callable[..., Any] | None = None,
     donate: tuple[str, ...] = (),
     linear: tuple[str, ...] = (),
+    residuals: int = RESIDUALS,
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Make a JAX function of a function over refs.
 
@@ -68,6 +71,11 @@ def kernel(
       linear: names of inputs in which, taken together, the results are linear, None standing for an input of zeros: the
         tangents that a tangent kernel takes. The kernel is then its own derivative in these, see `Kernel.defjvp` and
         `Kernel.deftranspose`.
+      residuals: the most bytes of carries that the backward pass may save, where derivatives are derived; see
+        `Traced.gradient`.
+
+    A kernel has derivatives of all orders, in forward and reverse mode, which are derived from its body. Rules that the
+    author states by `Kernel.defjvp` and `Kernel.deftranspose` win.
 
     Example:
       >>> import jax, jax.numpy as jnp, tilekern as tk
@@ -78,7 +86,18 @@ def kernel(
       >>> double(jnp.arange(3.0))
       Array([0., 2., 4.], dtype=float32)
     """
-    return partial(Kernel, required("kernel", function, out_type), donate, linear)
+    return partial(Kernel, required("kernel", function, out_type), donate, linear, _checked(residuals))
+
+
+def _checked(residuals: Any) -> int:
+    if type(residuals) is not int or residuals < 0:
+        raise ArgumentError(
+            "residuals is no number of bytes",
+            expected="an int that is at least 0",
+            got=f"residuals = {describe(residuals)}",
+            fix=f"leave it out for {RESIDUALS >> 20} MiB",
+        )
+    return residuals
 
 
 class Kernel(Declared):
@@ -92,9 +111,10 @@ class Kernel(Declared):
         out_type: Callable[..., Any],
         donate: tuple[str, ...],
         linear: tuple[str, ...],
+        residuals: int,
         function: Callable[..., None],
     ) -> None:
-        super().__init__(out_type, function, donate, linear)
+        super().__init__(out_type, function, donate, linear, residuals)
 
     @staticmethod
     def _count_outputs(definition: Definition) -> int:
@@ -106,6 +126,18 @@ class Kernel(Declared):
         kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
         inputs = [p for p in parameters if p.kind in kinds and p.name not in definition.signature.statics]
         return max(1, arrays - len(inputs))
+
+    def gradient_schedule(self, target: str) -> Callable[[Schedule], Schedule]:
+        """Declare the blocks of derived derivatives for all targets whose name starts with `target`.
+
+        As `schedule`; without it, derivatives have the blocks of the kernel itself.
+        """
+
+        def register(schedule: Schedule) -> Schedule:
+            self._definition.gradient_schedules[target] = schedule
+            return schedule
+
+        return register
 
     def trace(self, *args: Any, **keywords: Any) -> Traced:
         """Trace the kernel for arrays or `jax.ShapeDtypeStruct`s and static arguments."""

@@ -14,7 +14,7 @@ from tilekern import _jax, source
 from tilekern.errors import ArgumentError, UnsupportedError
 from tilekern.kernel.arguments import check_argument
 from tilekern.kernel.caches import DeclaredCaches
-from tilekern.kernel.definition import Definition, Rules, Schedule
+from tilekern.kernel.definition import RESIDUALS, Definition, Rules, Schedule
 from tilekern.kernel.inherited_target import inherited_target
 from tilekern.kernel.signature import LAUNCH, Signature, of_function, static_key
 from tilekern.lang.state import is_traced
@@ -50,6 +50,7 @@ class Declared:
         function: Callable[..., Any],
         donate: tuple[str, ...] = (),
         linear: tuple[str, ...] = (),
+        residuals: int = RESIDUALS,
     ) -> None:
         if not hasattr(function, "__code__"):
             raise ArgumentError(
@@ -63,7 +64,7 @@ class Declared:
             signature = of_function(function)
             _check_names(signature, "donates", "donate", donate)
             _check_names(signature, "is linear in", "linear", linear)
-        definition = Definition(function, out_type, signature, donate, {}, Rules(linear), loc)
+        definition = Definition(function, out_type, signature, donate, {}, Rules(linear), loc, residuals)
         definition.rules.callee = partial(_callee, weakref.ref(self), type(self), definition)
         self._begin(definition)
 

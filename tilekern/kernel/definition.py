@@ -17,6 +17,9 @@ from tilekern.lower.target import Target
 
 Schedule = Callable[..., Mapping[str, int]]
 
+RESIDUALS = 1 << 30
+"""Bytes of carries that a derived backward pass saves at most, unless the kernel says otherwise."""
+
 
 @dataclass
 class Rules:
@@ -52,6 +55,9 @@ class Definition:
       schedules: by the target, or a prefix of its name.
       rules: for derivatives.
       loc: of the `def`.
+      residuals: the most bytes of carries that a derived backward pass may save.
+      gradient_schedules: of derived derivatives, like `schedules`, which serve where there is none.
+      derives: whether this is the definition that derivatives are derived from.
     """
 
     function: Callable[..., Any]
@@ -61,6 +67,9 @@ class Definition:
     schedules: dict[str, Schedule]
     rules: Rules
     loc: source.Loc
+    residuals: int = RESIDUALS
+    gradient_schedules: dict[str, Schedule] = field(default_factory=dict[str, Schedule])
+    derives: bool = False
 
     def settings(self) -> _jax.Settings:
         """The caller's settings of JAX; prebuilt kernels are not checked, for the modes check the user's code."""
@@ -100,10 +109,16 @@ class Definition:
         return chosen
 
     def _scheduled(self, target: Target, arguments: Sequence[Any], statics: Mapping[str, Any]) -> dict[str, int]:
-        prefixes = [p for p in self.schedules if target.name.startswith(p)]
-        if not prefixes:
+        own = _for_target(self.gradient_schedules, target) if self.derives else None
+        schedule = own or _for_target(self.schedules, target)
+        if schedule is None:
             return {}
-        schedule = self.schedules[max(prefixes, key=len)]
         known = {**statics, "target": target.name, "device": device_of(target)}
         values = schedule(*arguments, **select(schedule, known))
         return self.signature.check_blocks(values, f"the schedule {schedule.__name__}")
+
+
+def _for_target(schedules: Mapping[str, Schedule], target: Target) -> Schedule | None:
+    """The schedule of the longest name with which a target's name begins."""
+    names = [name for name in schedules if target.name.startswith(name)]
+    return schedules[max(names, key=len)] if names else None

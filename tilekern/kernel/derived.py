@@ -30,9 +30,7 @@ def jvp(family: TileFamily, primals: Sequence[Any], tangents: Sequence[Any]) -> 
     """
     moving = tuple(t is not None for t in tangents)
     results = call(family, *primals)
-    made = family.caches.derived.get(moving)
-    if made is None:
-        family.caches.derived[moving] = made = TangentFamily(family, moving)
+    made = tangent_family(family, moving)
     found = iter(call(made, *primals, *(t for t in tangents if t is not None)))
     return results, [next(found) if is_float(o) else None for o in family.outputs]
 
@@ -40,17 +38,42 @@ def jvp(family: TileFamily, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 def transpose(family: TileFamily, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     """The cotangents of those operands that are a `jax.ShapeDtypeStruct`, by the kernel's backward pass."""
     linear = tuple(isinstance(x, jax.ShapeDtypeStruct) for x in operands)
-    key = ("transpose", linear)
-    made = family.caches.derived.get(key)
-    if made is None:
-        family.caches.derived[key] = made = BackwardFamily(family, linear)
+    made = backward_family(family, linear)
     known = [x for x, is_linear in zip(operands, linear, strict=True) if not is_linear]
     found = iter(call(made, *known, *filled(cotangents, family.outputs)))
     return [next(found) if is_linear else None for is_linear in linear]
 
 
+def tangent_family(family: TileFamily, moving: tuple[bool, ...]) -> TangentFamily:
+    """The tangent kernel of a kernel, along those operands that move."""
+    found = family.caches.derived.get(moving)
+    if found is None:
+        family.caches.derived[moving] = found = TangentFamily(family.derives, moving)
+    return found
+
+
+def backward_family(family: TileFamily, linear: tuple[bool, ...]) -> BackwardFamily:
+    """The backward pass of a kernel that is linear in some operands."""
+    key = ("transpose", linear)
+    found = family.caches.derived.get(key)
+    if found is None:
+        family.caches.derived[key] = found = BackwardFamily(family, linear)
+    return found
+
+
 class DerivedTileFamily(TileFamily):
-    """Base of families whose members are derived from those of other families, and whose derivatives are derived."""
+    """Base of families whose members are derived from those of another family, and whose derivatives are derived."""
+
+    def __init__(self, name: str, of: TileFamily) -> None:
+        super().__init__(name, of.asked)
+        self._of = of
+
+    def launch(self, target: Target) -> Mapping[str, int]:
+        return self._of.launch(target)
+
+    @property
+    def residuals(self) -> int:
+        return self._of.residuals
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         return jvp(self, primals, tangents)
@@ -63,8 +86,8 @@ class TangentFamily(DerivedTileFamily):
     """The tangents of a kernel's results, for the kernel's operands and the tangents of those that move."""
 
     def __init__(self, of: TileFamily, moving: tuple[bool, ...]) -> None:
-        super().__init__(f"{of.name}_tangent", of.asked)
-        self._of, self._moving = of, moving
+        super().__init__(f"{of.name}_tangent", of)
+        self._moving = moving
         self.outputs = [o for o in of.outputs if is_float(o)]
         self.member(self.target)  # so that an error comes with the call
 
@@ -81,9 +104,6 @@ class TangentFamily(DerivedTileFamily):
         reads += [operands + moved.index(number) for number, moves in zip(of.reads, wrt, strict=True) if moves]
         return Member(pipeline.run(tangent(of.func, wrt)), tuple(reads), of.constants)
 
-    def launch(self, target: Target) -> Mapping[str, int]:
-        return self._of.launch(target)
-
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
         types = self._of.types
@@ -94,15 +114,12 @@ class StageFamily(DerivedTileFamily):
     """A kernel of a backward pass."""
 
     def __init__(self, func: Func, of: TileFamily) -> None:
-        super().__init__(func.name, of.asked)
-        self._of, self._member = of, Member(func, tuple(range(len(func.inputs))))
+        super().__init__(func.name, of)
+        self._member = Member(func, tuple(range(len(func.inputs))))
         self.outputs = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.outputs]
 
     def member(self, target: Target) -> Member:
         return self._member
-
-    def launch(self, target: Target) -> Mapping[str, int]:
-        return self._of.launch(target)
 
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
@@ -124,15 +141,26 @@ class BackwardFamily(FunctionFamily):
         return [*(t for t, is_linear in pairs if not is_linear), *self._of.outputs]
 
     def pass_for(self, target: Target) -> Backward:
-        """The kernels for a target."""
+        """The Funcs for a target, and how they follow each other."""
+        found = self.caches.batched.get(target)
+        if found is None:
+            self.caches.batched[target] = found = self._pass(target)
+        return found
+
+    def _pass(self, target: Target) -> Backward:
         member = self._of.member(target)
         operands = len(self._linear)
-        return backward(member.func, [n < operands and self._linear[n] for n in member.reads])
+        linear = [n < operands and self._linear[n] for n in member.reads]
+        return backward(member.func, linear, self._of.residuals)
+
+    def stages(self, target: Target) -> list[StageFamily]:
+        """The families of the kernels for a target."""
+        return [StageFamily(stage.func, self._of) for stage in self.pass_for(target).stages]
 
     def _function(self, target: Target) -> Callable[..., list[jax.Array]]:
         member, made = self._of.member(target), self.pass_for(target)
+        families = self.stages(target)
         operands, known = len(self._linear), [n for n, is_linear in enumerate(self._linear) if not is_linear]
-        families = [StageFamily(stage.func, self._of) for stage in made.stages]
 
         def run(*given: jax.Array) -> list[jax.Array]:
             by_number = dict(zip(known, given, strict=False))

@@ -57,6 +57,29 @@ class Interface:
                 raise self._other(f"{name} = {describe(aval)}", f"{name} = {describe(given)}")
         return jax.tree.leaves(arguments)
 
+    def moving(self, wrt: str | Sequence[str] | None) -> list[bool]:
+        """For each array of the arguments, whether it belongs to one of the parameters of some names.
+
+        Args:
+          wrt: names of parameters, or one name; None for all arrays of floats.
+        """
+        names = (wrt,) if isinstance(wrt, str) else wrt
+        pairs = zip(self.signature.arrays, self.arguments, strict=False)
+        leaves = [(name, leaf) for name, tree in pairs for leaf in jax.tree.leaves(tree)]
+        found = [
+            jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) and (names is None or name in names)
+            for name, leaf in leaves
+        ]
+        floats = {name for (name, _), moves in zip(leaves, found, strict=True) if moves}
+        if not floats or not floats.issuperset(names or ()):
+            raise ArgumentError(
+                f"{self.name} has no gradient with respect to that",
+                expected="names of inputs that have arrays of floats",
+                got=f"wrt = {describe(wrt)}",
+                fix=f"choose among {', '.join(dict.fromkeys(name for name, _ in leaves))}",
+            )
+        return found
+
     def _other(self, expected: str, got: str) -> ArgumentError:
         return ArgumentError(
             f"{self.name} was traced for other arguments",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -107,6 +108,19 @@ class KernelFamily(TileFamily):
         if self.declared.rules.transpose is None:
             return derived.transpose(self, cotangents, operands)
         return derivatives.transpose(self.declared, cotangents, operands)
+
+    @property
+    def residuals(self) -> int:
+        return self.declared.definition.residuals
+
+    @cached_property
+    def derives(self) -> KernelFamily:
+        """The family that derivatives are derived from: with other blocks, if there is a schedule for these."""
+        call = self.declared
+        if self.captures_tracers or not call.definition.gradient_schedules:
+            return self
+        definition = replace(call.definition, derives=True)
+        return KernelFamily(definition, call.arguments, call.statics, call.blocks, call.asked)
 
     def _blocks(self, target: Target) -> _Blocks:
         chosen = self.declared.blocks_for(target)

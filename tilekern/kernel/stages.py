@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy as np
 from tilekern.errors import ArgumentError, TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret as _interpret
-from tilekern.kernel.interface import Interface
+from tilekern.kernel.derived import backward_family, tangent_family
+from tilekern.kernel.interface import Interface, of_flat_arrays
 from tilekern.kernel.packed import packed
 from tilekern.kernel.tile_family import Member, TileFamily
 from tilekern.lang.tiles import describe
@@ -27,7 +28,7 @@ class Traced:
     """
 
     def __init__(self, family: TileFamily, interface: Interface, target: Target) -> None:
-        self._family, self._interface = family, interface
+        self._family, self._interface, self._target = family, interface, target
         self._member = family.member(target)
         self.ir: Func = self._member.func
 
@@ -37,6 +38,36 @@ class Traced:
     def lower(self, target: str = "cpu") -> Lowered:
         """Lower to a target, with the blocks that the kernel's schedule has for it."""
         return Lowered(self._family, self._interface, resolve(target))
+
+    def gradient(self, wrt: str | Sequence[str] | None = None) -> Gradient:
+        """The kernels that `jax.jvp` and `jax.grad` run, derived from the block IR.
+
+        A kernel whose author states rules (`Kernel.defjvp`) runs those instead.
+
+        Args:
+          wrt: names of the parameters that are differentiated, or one name; None for all inputs of floats.
+
+        Raises:
+          tilekern.errors.NotDifferentiableError: an op has no derivative, or the carries of a loop take more memory than
+            the kernel's `residuals`; at the user's line.
+          tilekern.errors.ArgumentError: a name is of no input, or of none of floats.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, tilekern as tk
+          >>> @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+          ... def square(x, out):
+          ...     out[...] = x[...] * x[...]
+          >>> print(square.trace(jnp.ones(3)).gradient().backward[0])
+          func @square_backward(%x: ref<f32[3], in>, %out_ct: ref<f32[3], in>, %x_ct: ref<f32[3], out>) {
+            %0 = load %x[0 +: 3!] : f32[3]
+            %1 = load %out_ct[0 +: 3!] : f32[3]
+            %2 = mul(%1, %0) : f32[3]
+            %3 = add(%2, %2) : f32[3]
+            store %3 to %x_ct[0 +: 3!]
+          }
+          <BLANKLINE>
+        """
+        return Gradient(self._family, self._interface, self._target, wrt)
 
     def interpret(self, *arrays: Any) -> Any:
         """Run the block IR on NumPy arrays, in the interpreter that defines the meaning of every operation.
@@ -58,6 +89,30 @@ class Traced:
           array([0, 2, 4], dtype=int32)
         """
         return self._interface.packed_arrays(_interpret(self.ir, *_inputs(self._interface, self._member, arrays)))
+
+
+class Gradient:
+    """The kernels of the derivatives of a kernel; prints as their block IR.
+
+    Attributes:
+      tangent: the kernel of forward mode: of the inputs, then of the tangents of those that are differentiated, to the
+        tangents of the results.
+      backward: the kernels of reverse mode, in their order. Together they compute the cotangents of the inputs that are
+        differentiated: each takes inputs of the kernel, cotangents of results, and results of those before.
+    """
+
+    def __init__(
+        self, family: TileFamily, interface: Interface, target: Target, wrt: str | Sequence[str] | None
+    ) -> None:
+        moving = interface.moving(wrt)
+        along = tangent_family(family, (*moving, *(False for _ in interface.captured)))
+        against = backward_family(along, (*(False for _ in family.types), *(True for m in moving if m)))
+        self.tangent = Traced(along, of_flat_arrays(along, target), target)
+        stages = against.stages(target)
+        self.backward: tuple[Traced, ...] = tuple(Traced(s, of_flat_arrays(s, target), target) for s in stages)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, (self.tangent, *self.backward)))
 
 
 class Lowered:

@@ -63,6 +63,16 @@ class TileFamily(Family):
         """The types of the operands."""
         raise NotImplementedError
 
+    @property
+    def residuals(self) -> int:
+        """The most bytes of carries that a derived backward pass may save."""
+        raise NotImplementedError
+
+    @property
+    def derives(self) -> TileFamily:
+        """The family that derivatives are derived from."""
+        return self
+
     def lowered(self, target: Target) -> Lowering:
         """The member for a target, lowered to it."""
         return lower(self.func(target), target, self.launch(target))
@@ -129,6 +139,10 @@ class BatchedFamily(TileFamily):
 
     def launch(self, target: Target) -> Mapping[str, int]:
         return self._inner.launch(target)
+
+    @property
+    def residuals(self) -> int:
+        return self._inner.residuals
 
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
