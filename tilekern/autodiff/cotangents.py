@@ -103,13 +103,18 @@ def _dot(op: Dot, at: Site, c: Value) -> list[Value | None]:
     dtype = dot_dtype(at.other(far).tile.dtype)
     batch = len(op.batch[side])
     begin = batch + (len(op.free(0)) if far else 0)
-    contract = (tuple(range(begin, begin + len(op.free(far)))), op.free(far))
-    pairs = (tuple(range(batch)), op.batch[far])
-    factors = (at.make.convert(c, dtype), at.make.convert(at.other(far), dtype))
-    product = at.make.add(Dot, *factors, contract=contract, batch=pairs, precision=op.precision)
-    # Its dims: batch, free of the linear side, then the contracted dims as the other side orders them.
+    free = tuple(range(begin, begin + len(op.free(far))))
+    factors = [at.make.convert(at.other(far), dtype), at.make.convert(c, dtype)]
+    contract, pairs = (op.free(far), free), (op.batch[far], tuple(range(batch)))
+    # The dims of the product: batch, contracted dims as the other side orders them, free dims of the linear side. The
+    # sides stay in their order, so that a product of matrices needs no transposition.
     paired = dict(zip(op.contract[far], op.contract[side], strict=True))
-    order = (*op.batch[side], *op.free(side), *(paired[d] for d in sorted(paired)))
+    inner = tuple(paired[d] for d in sorted(paired))
+    order = (*op.batch[side], *inner, *op.free(side))
+    if side == 0:
+        factors, contract, pairs = factors[::-1], contract[::-1], pairs[::-1]
+        order = (*op.batch[side], *op.free(side), *inner)
+    product = at.make.add(Dot, *factors, contract=contract, batch=pairs, precision=op.precision)
     whole = at.make.transpose(product, tuple(order.index(d) for d in range(len(order))))
     return [whole, whole]
 

@@ -67,8 +67,9 @@ def _renamed(first: Site, second: Site) -> dict[Value, Value]:
     if first.path == second.path:
         return {}
     (one, _), (other, _) = first.path[-1], second.path[-1]
-    both = isinstance(one, Fold) and isinstance(other, Fold)
-    return {one.body.args[0]: other.body.args[0]} if both else {}
+    if not (isinstance(one, Fold) and isinstance(other, Fold)):
+        return {}
+    return {one.body.args[0]: other.body.args[0]}
 
 
 def _same_access(one: Atomic, other: Atomic, renamed: dict[Value, Value]) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from tilekern.ir.carries import carries
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Builder, Op, Value
@@ -41,17 +44,11 @@ class Replay(Builder):
         kept = [c for c in carries(op) if c.result not in self._active]
         regions: list[Block] = []
         for number, region in enumerate(op.regions):
-            index = region.args[: len(region.args) - len(op.results)]
-            args = (*index, *(c.args[number] for c in kept))
+            args = (*region.args[: len(region.args) - len(op.results)], *(c.args[number] for c in kept))
             fresh = tuple(Value(a.type, a.name) for a in args)
-            results = region.results if region is not op.regions[-1] else tuple(c.yielded for c in kept)
-
-            def body(*_: Value, region: Block = region, args=args, fresh=fresh, results=results) -> tuple[Value, ...]:
-                self._known.update(zip(args, fresh, strict=True))
-                self.replay_region(op, region)
-                return tuple(map(self.known, results))
-
-            regions.append(self.block(fresh, body))
+            self._known.update(zip(args, fresh, strict=True))
+            results = region.results if region is not op.regions[-1] else [c.yielded for c in kept]
+            regions.append(self.block(fresh, partial(self._region, op, region, results)))
         bounds = op.operands[: len(op.operands) - len(op.results)]
         operands = (*bounds, *(c.init for c in kept))
         copied = self.add(op.copy(tuple(map(self.known, operands)), tuple(regions)))
@@ -59,14 +56,16 @@ class Replay(Builder):
 
     def _replay_switch(self, op: Switch) -> None:
         kept = [n for n, r in enumerate(op.results) if r not in self._active]
-
-        def body(region: Block) -> tuple[Value, ...]:
-            self.replay_region(op, region)
-            return tuple(self.known(region.results[n]) for n in kept)
-
-        regions = tuple(self.block((), lambda region=region: body(region)) for region in op.regions)
+        regions = tuple(
+            self.block((), partial(self._region, op, region, [region.results[n] for n in kept]))
+            for region in op.regions
+        )
         copied = self.add(op.copy(tuple(map(self.known, op.operands)), regions))
         self._known.update(zip((op.results[n] for n in kept), copied, strict=True))
+
+    def _region(self, op: Op, region: Block, results: Sequence[Value], *_: Value) -> tuple[Value, ...]:
+        self.replay_region(op, region)
+        return tuple(map(self.known, results))
 
     def replay_region(self, op: Op, region: Block) -> None:
         """Add the ops of a region of a loop or a switch."""

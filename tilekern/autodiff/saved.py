@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -49,7 +49,7 @@ class Places:
         self._indices = list(func.body.args)
 
     @contextmanager
-    def inside(self, fold: Fold, index: Value) -> Iterator[None]:
+    def inside(self, fold: Fold, index: Value) -> Generator[None]:
         """Within a fold at a tile."""
         self._tiles.append(fold.axis.tiles)
         self._indices.append(index)
@@ -82,7 +82,7 @@ class SavedStates:
         self._places = Places(func)
 
     @contextmanager
-    def inside(self, fold: Fold, index: Value) -> Iterator[None]:
+    def inside(self, fold: Fold, index: Value) -> Generator[None]:
         """Within the reverse of a fold, at a tile."""
         with self._places.inside(fold, index):
             yield

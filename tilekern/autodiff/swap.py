@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tilekern.autodiff.replay import Replay
 from tilekern.autodiff.saved import Places
@@ -187,14 +188,17 @@ class _Swapper(Replay):
     def _enter(self, op: Op, region: Block) -> Value:
         if isinstance(op, Switch):
             which = self.known(op.operands[0])
-            regions = [self.block((), lambda r=r: (self._value(r) if r is region else self._zeros(),)) for r in op.regions]
-            return self.one(op.copy((which,), tuple(regions)))
+            regions = tuple(self.block((), partial(self._branch, r if r is region else None)) for r in op.regions)
+            return self.one(op.copy((which,), regions))
         assert isinstance(op, Fold)
         if runs_whole(op, self._defined):
             return self._value(region)
         runs = self._make.convert(self._runs(op, self.known(region.args[0])), I32)
-        regions = (self.block((), lambda: (self._zeros(),)), self.block((), lambda: (self._value(region),)))
+        regions = tuple(self.block((), partial(self._branch, r)) for r in (None, region))
         return self.one(Switch(operands=(runs,), regions=regions, loc=op.loc))
+
+    def _branch(self, region: Block | None) -> tuple[Value]:
+        return (self._zeros() if region is None else self._value(region),)
 
     def _runs(self, fold: Fold, index: Value) -> Value:
         """Whether a fold runs a tile: start // block <= index < cdiv(stop, block), clamped to the extent."""

@@ -13,22 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from tilekern import source
-from tilekern.autodiff.activity import active_values, is_float, wide
-from tilekern.autodiff.tangents import tangents
+from tilekern.autodiff.activity import active_values, is_float
+from tilekern.autodiff.tangents import tangents, wide
 from tilekern.errors import NotDifferentiableError
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Builder, Func, Op, Value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.make import Make
-from tilekern.ir.memory import Atomic, Load, Store, WriteOp
-from tilekern.ir.types import DType, RefType
-
-
-def tangent_outputs(func: Func) -> tuple[bool, ...]:
-    """For each output, whether it has a tangent: those of floats have."""
-    return tuple(is_float(p) for p in func.outputs)
+from tilekern.ir.memory import Atomic, Load, WriteOp
 
 
 def tangent(func: Func, wrt: Sequence[bool]) -> Func:
@@ -116,7 +111,7 @@ class _Tangent(Builder):
         else:
             self._pure(op)
 
-    def _copy(self, op: Op) -> Op:
+    def _copy[T: Op](self, op: T) -> T:
         operands = tuple(map(self.known, op.operands))
         return op if operands == op.operands else op.copy(operands)
 
@@ -185,37 +180,26 @@ class _Tangent(Builder):
         leading = len(op.operands) - len(inits)
         regions: list[Block] = []
         for region in op.regions:
-            carried = region.args[len(region.args) - len(inits) :]
-            moving = [Value(wide(carried[n].tile), f"{carried[n].name}_t") for n in which]
-
-            def body(*_: Value, region: Block = region, carried: Sequence[Value] = carried, moving=moving):
-                self._moving.update(zip((carried[n] for n in which), moving, strict=True))
-                results = self.inline(region)
-                if isinstance(op, While) and region is op.condition:
-                    return results
-                return (*results, *(self._tangent_or_zeros(region.results[n], make) for n in which))
-
-            regions.append(self.block((*region.args, *moving), body))
+            carried = [region.args[len(region.args) - len(inits) + n] for n in which]
+            moving = tuple(Value(wide(arg.tile), f"{arg.name}_t") for arg in carried)
+            self._moving.update(zip(carried, moving, strict=True))
+            yielded = [] if isinstance(op, While) and region is op.condition else which
+            regions.append(self.block((*region.args, *moving), partial(self._region, region, yielded, make)))
         operands = (*map(self.known, op.operands[: leading + len(inits)]), *given)
         results = self.add(op.copy(operands, tuple(regions)))
         self._define(op, results[: len(inits)])
         self._moving.update(zip((op.results[n] for n in which), results[len(inits) :], strict=True))
 
+    def _region(self, region: Block, which: Sequence[int], make: Make, *_: Value) -> tuple[Value, ...]:
+        """Add the ops of a region; what it yields, and the tangents of some of it."""
+        results = self.inline(region)
+        return (*results, *(self._tangent_or_zeros(region.results[n], make) for n in which))
+
     def _switch(self, op: Switch) -> None:
         which = [n for n, r in enumerate(op.results) if r in self._active]
         make = Make(self, op)
 
-        def body(region: Block) -> tuple[Value, ...]:
-            results = self.inline(region)
-            return (*results, *(self._tangent_or_zeros(region.results[n], make) for n in which))
-
-        regions = tuple(self.block((), lambda region=region: body(region)) for region in op.regions)
+        regions = tuple(self.block((), partial(self._region, region, which, make)) for region in op.regions)
         results = self.add(op.copy(tuple(map(self.known, op.operands)), regions))
         self._define(op, results[: len(op.results)])
         self._moving.update(zip((op.results[n] for n in which), results[len(op.results) :], strict=True))
-
-
-def output_types(func: Func) -> list[tuple[tuple[int, ...], DType]]:
-    """The shapes and dtypes of the outputs."""
-    refs: list[RefType] = [p.ref for p in func.outputs]
-    return [(r.shape, r.dtype) for r in refs]

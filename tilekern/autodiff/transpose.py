@@ -17,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
-from tilekern.autodiff.activity import active_values, is_float, wide
+from tilekern.autodiff.activity import active_values
 from tilekern.autodiff.cotangents import cotangents
 from tilekern.autodiff.replay import Replay
 from tilekern.autodiff.saved import SavedState, SavedStates
 from tilekern.autodiff.tangent import no_derivative
+from tilekern.autodiff.tangents import wide
 from tilekern.ir.carries import carries
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
@@ -152,7 +154,6 @@ class _Transposer(Replay):
         self._accumulate(op.value, make.convert(self.one(loaded), wide(op.value.tile).dtype), make)
 
     def _load(self, op: Load, cotangent: Value) -> None:
-        make = Make(self, op)
         if op.fill is not None and op.fill in self._active:
             raise no_derivative(
                 op,
@@ -204,7 +205,10 @@ class _Transposer(Replay):
         given = [self._taken(c.result, make) for c in linear]
         starts = [*given, *(self._zeros(v, make) for v in outer)]
         index = Value(op.body.args[0].type, op.body.args[0].name)
-        args = tuple(Value(v.type, f"{name.name}_ct") for v, name in zip(starts, [*(c.args[0] for c in linear), *outer], strict=True))
+        args = tuple(
+            Value(v.type, f"{name.name}_ct")
+            for v, name in zip(starts, [*(c.args[0] for c in linear), *outer], strict=True)
+        )
 
         def body(*_: Value) -> tuple[Value, ...]:
             self._known[op.body.args[0]] = index
@@ -244,7 +248,7 @@ class _Transposer(Replay):
                 self._sweep(region)
                 return tuple(self._taken(v, make) for v in outer)
 
-        regions = tuple(self.block((), lambda region=region: body(region)) for region in op.regions)
+        regions = tuple(self.block((), partial(body, region)) for region in op.regions)
         results = self.add(op.copy(tuple(map(self.known, op.operands)), regions))
         for value, cotangent in zip(outer, results, strict=True):
             self._accumulate(value, cotangent, make)

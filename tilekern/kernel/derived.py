@@ -178,7 +178,7 @@ class BackwardFamily(FunctionFamily):
     def _in_order(self, member: Member, found: Sequence[jax.Array | None]) -> list[jax.Array]:
         """The cotangents in the order of the operands; zeros for one that no input of the Func reads."""
         order = [n for n in member.reads if n < len(self._linear) and self._linear[n]]
-        by_number = {n: x for n, x in zip(order, found, strict=True)}
+        by_number = dict(zip(order, found, strict=True))
         linear = [n for n, is_linear in enumerate(self._linear) if is_linear]
         arrays = filled([by_number.get(n) for n in linear], self.outputs)
         return [x.astype(o.dtype) for x, o in zip(arrays, self.outputs, strict=True)]

@@ -66,7 +66,7 @@ class FunctionFamily(Family):
 
 
 class BatchedFunctionFamily(Family):
-    """A family of a function under `jax.vmap`: the function under `jax.vmap`, so that the kernels inside are batched."""
+    """A function under `jax.vmap`, which batches the kernels inside."""
 
     def __init__(self, inner: FunctionFamily | BatchedFunctionFamily, size: int, dims: tuple[int | None, ...]) -> None:
         super().__init__(inner.name, inner.asked)
@@ -143,7 +143,8 @@ class FunctionTranspose(FunctionFamily):
                 given, moved = iter(operands[:count]), iter(moving)
                 return function(*(next(moved) if is_linear else next(given) for is_linear in self._linear))
 
-            return list(jax.linear_transpose(of_linear, *self.outputs)(list(operands[count:])))
+            pull: Callable[..., tuple[jax.Array, ...]] = jax.linear_transpose(of_linear, *self.outputs)
+            return list(pull(list(operands[count:])))
 
         return run
 

@@ -113,12 +113,12 @@ class KernelFamily(TileFamily):
     def residuals(self) -> int:
         return self.declared.definition.residuals
 
-    @cached_property
+    @property
     def derives(self) -> KernelFamily:
-        """The family that derivatives are derived from: with other blocks, if there is a schedule for these."""
         call = self.declared
         if self.captures_tracers or not call.definition.gradient_schedules:
             return self
+        # With the blocks that the author chose for derivatives.
         definition = replace(call.definition, derives=True)
         return KernelFamily(definition, call.arguments, call.statics, call.blocks, call.asked)
 

@@ -48,8 +48,8 @@ class Traced:
           wrt: names of the parameters that are differentiated, or one name; None for all inputs of floats.
 
         Raises:
-          tilekern.errors.NotDifferentiableError: an op has no derivative, or the carries of a loop take more memory than
-            the kernel's `residuals`; at the user's line.
+          tilekern.errors.NotDifferentiableError: an op has no derivative, or the carries of a loop take more
+            memory than the kernel's `residuals`; at the user's line.
           tilekern.errors.ArgumentError: a name is of no input, or of none of floats.
 
         Example:

@@ -1,0 +1,86 @@
+"""Derivatives of kernels without rules: those of the same function in plain JAX, under every transformation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.autodiff.kernels import CASES, Case
+
+TARGETS = ("cpu:llvm", "cpu:xla")
+
+
+def cases(*names: str) -> pytest.MarkDecorator:
+    chosen = [c for c in CASES if not names or c.name in names]
+    return pytest.mark.parametrize("case", chosen, ids=lambda c: c.name)
+
+
+@pytest.fixture(autouse=True)
+def _wide():
+    with jax.enable_x64(True):
+        yield
+
+
+def functions(case: Case, target: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The kernel and its reference, of the arrays that are differentiated."""
+    return lambda *x: case.kernel(*x, *case.rest, target=target), lambda *x: case.reference(*x, *case.rest)
+
+
+def same(found: Any, expected: Any) -> None:
+    """Equal but for the rounding of some hundred sums in float64."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10 * max(1.0, float(jnp.abs(y).max(initial=0))))
+
+
+def drawn(tree: Any, seed: int) -> Any:
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(random.standard_normal(x.shape), x.dtype), tree)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@cases()
+def test_both_modes(case: Case, target: str) -> None:
+    ours, theirs = functions(case, target)
+    arrays = case.arrays()
+    found, pull = jax.vjp(ours, *arrays)
+    expected, pull_theirs = jax.vjp(theirs, *arrays)
+    same(found, expected)
+    cotangent = drawn(expected, 1)
+    same(pull(cotangent), pull_theirs(cotangent))
+    tangents = case.arrays(2)
+    same(jax.jvp(ours, arrays, tangents)[1], jax.jvp(theirs, arrays, tangents)[1])
+
+
+def weighed(f: Callable[..., Any], cotangent: Any) -> Callable[..., Any]:
+    def total(*x: Any) -> Any:
+        return sum(jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(f(*x)), jax.tree.leaves(cotangent), strict=True))
+
+    return total
+
+
+@pytest.mark.sweep(3)
+@cases()
+def test_second_order(case: Case) -> None:
+    ours, theirs = functions(case, "cpu:llvm")
+    arrays, tangents = case.arrays(), case.arrays(2)
+    cotangent = drawn(jax.eval_shape(theirs, *arrays), 1)
+    which = tuple(range(len(arrays)))
+
+    def reverse_over_reverse(f: Callable[..., Any]) -> Any:
+        gradient = jax.grad(weighed(f, cotangent), which)
+        return jax.vjp(gradient, *arrays)[1](tangents)
+
+    def forward_over_reverse(f: Callable[..., Any]) -> Any:
+        return jax.jvp(jax.grad(weighed(f, cotangent), which), arrays, tangents)[1]
+
+    def reverse_over_forward(f: Callable[..., Any]) -> Any:
+        return jax.grad(lambda *x: weighed(lambda *y: jax.jvp(f, y, tangents)[1], cotangent)(*x), which)(*arrays)
+
+    for way in (reverse_over_reverse, forward_over_reverse, reverse_over_forward):
+        same(way(ours), way(theirs))
