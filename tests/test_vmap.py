@@ -17,7 +17,6 @@ from jax import lax
 import tilekern as tk
 from tests.ir.funcs import assert_same
 from tests.lang.checks import COMPILED, like_first, numbers
-from tilekern.errors import NotDifferentiableError
 from tilekern.kernel.kernel_family import KernelFamily
 from tilekern.kernel.tile_family import TileFamily
 from tilekern.kernels.flash_attention import flash_attention
@@ -264,9 +263,11 @@ def test_flash_attention_with_an_offset_for_each_slice(in_axes: tuple[int | None
         )
 
 
-def test_a_batched_kernel_has_no_derivative_either() -> None:
-    with pytest.raises(NotDifferentiableError, match="the kernel mixed has no derivative"):
-        jax.grad(lambda x: jax.vmap(lambda x: mixed(x, W, N)[0])(x).sum())(stacked(X, 0))
+def test_a_batched_kernel_has_derivatives() -> None:
+    found = jax.grad(lambda x, w: jax.vmap(lambda x: mixed(x, w, N)[0])(x).sum(), (0, 1))(stacked(X, 0), W)
+    x = stacked(X, 0)
+    np.testing.assert_array_equal(found[0], np.broadcast_to(W, x.shape))
+    np.testing.assert_array_equal(found[1], x.sum(axis=(0, 1)))
 
 
 # --- what it costs ---------------------------------------------------------------------------------------------------

@@ -292,7 +292,9 @@ _ROWS = np.array([0, 3, 3, 6, 1, 3, 0, 0, 5, 2, 3], np.int32)
 _KEY = np.array([7, 11], np.uint32)
 
 CASES = (
-    Case("pointwise", pointwise, lambda x, y: jnp.where(x > 0, jnp.exp(-x) * y, jnp.tanh(y) / (2 + x * x)), ((21,),) * 2),
+    Case(
+        "pointwise", pointwise, lambda x, y: jnp.where(x > 0, jnp.exp(-x) * y, jnp.tanh(y) / (2 + x * x)), ((21,),) * 2
+    ),
     Case("norm", norm, norm_reference, ((13, 21), (21,))),
     Case("product", product, jnp.matmul, ((13, 21), (21, 19))),
     Case("product and bias", product_and_bias, lambda x, w: jnp.sin(x @ w.T) + w.sum(axis=1), ((13, 21), (19, 21))),

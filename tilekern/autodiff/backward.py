@@ -19,7 +19,7 @@ from tilekern.autodiff.merge import merge
 from tilekern.autodiff.saved import SavedState, save
 from tilekern.autodiff.sites import Site, is_covering, is_injective, sites
 from tilekern.autodiff.swap import swap
-from tilekern.autodiff.tangent import no_derivative
+from tilekern.autodiff.tangent import name_of, no_derivative
 from tilekern.autodiff.transpose import transpose
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.make import Make
@@ -92,7 +92,7 @@ def _check_residuals(func: Func, states: Sequence[SavedState], most: int) -> Non
     shown = ", ".join(f"{s.carry.args[0].type} at each of {s.count} tiles" for s in states)
     raise no_derivative(
         largest.fold,
-        f"the backward pass of {func.name.removesuffix('_tangent')} would save {total} bytes of carries",
+        f"the backward pass of {name_of(func)} would save {total} bytes of carries",
         f"at most residuals = {most} bytes",
         shown,
         "use larger blocks, so that the loop has fewer tiles; stop gradients of a carry that does not change the "

@@ -62,6 +62,23 @@ def cotangents(
     return [c if is_linear else None for c, is_linear in zip(found, linear, strict=True)]
 
 
+def is_linear(op: Op, linear: Sequence[bool]) -> bool:
+    """Whether the result of a pure op is linear in the marked operands together, but for a constant."""
+    match op:
+        case Elementwise():
+            if op.function in ("mul", "div"):
+                return tuple(linear) in ((True, False), (False, op.function == "mul"))
+            return op.function in ("add", "sub", "neg")
+        case Dot():
+            return not all(linear)
+        case Reduce() | Scan():
+            return op.monoid == "sum"
+        case Sort():
+            return not any(linear[: op.num_keys])
+        case _:
+            return type(op) in RULES
+
+
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,15 @@ def tangent(func: Func, wrt: Sequence[bool]) -> Func:
     """
     _check_effects(func)
     moving = [p for p, moved in zip(func.inputs, wrt, strict=True) if moved]
-    assert all(map(is_float, moving)), "only floats have tangents"
+    for param in moving:
+        if not is_float(param):
+            with source.at(func.loc):
+                raise NotDifferentiableError(
+                    f"{param.name} of {func.name} has no tangent",
+                    expected="floats of at least 8 bits",
+                    got=f"{param.name} in two to a byte",
+                    fix="stop its gradient (lax.stop_gradient), or unpack it before the call",
+                )
     into = {p: Value(replace(p.ref, role="in"), f"{p.name}_t") for p in moving}
     out = {p: Value(p.ref, f"{p.name}_t") for p in func.outputs if is_float(p)}
     made = _Tangent(into, out, active_values(func, into))
@@ -76,6 +84,11 @@ def no_derivative(op: Op, summary: str, expected: str, got: str, fix: str) -> No
     """The error for an op that cannot be differentiated, at the user's line."""
     with source.at(op.loc):
         return NotDifferentiableError(summary, expected=expected, got=got, fix=fix)
+
+
+def name_of(func: Func) -> str:
+    """The name of the kernel that a Func is, or is the tangent of."""
+    return func.name.removesuffix("_tangent")
 
 
 class _Tangent(Builder):

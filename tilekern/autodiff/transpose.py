@@ -20,14 +20,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilekern.autodiff.activity import active_values
-from tilekern.autodiff.cotangents import cotangents
+from tilekern.autodiff.cotangents import cotangents, is_linear
 from tilekern.autodiff.replay import Replay
 from tilekern.autodiff.saved import SavedState, SavedStates
-from tilekern.autodiff.tangent import no_derivative
+from tilekern.autodiff.tangent import name_of, no_derivative
 from tilekern.autodiff.tangents import wide
 from tilekern.ir.carries import carries
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Atomic, Load, WriteOp
 from tilekern.ir.types import RefType, accumulator
@@ -72,7 +73,7 @@ def transpose(func: Func, linear: Sequence[bool]) -> Transposed:
     known = tuple(p for p in func.inputs if p not in into)
     states = made.saved.states
     params = (*known, *out.values(), *(s.param for s in states), *into.values())
-    name = f"{func.name.removesuffix('_tangent')}_backward"
+    name = f"{name_of(func)}_backward"
     return Transposed(Func(name, params, func.axes, body, func.loc), known, tuple(out.values()), states, active)
 
 
@@ -134,7 +135,7 @@ class _Transposer(Replay):
         else:
             raise no_derivative(
                 op,
-                f"a while loop of {self._func.name} cannot run backwards",
+                f"a while loop of {name_of(self._func)} cannot run backwards",
                 "loops of a known largest number of steps, where reverse-mode derivatives pass",
                 "lax.while_loop, or a lax.fori_loop with traced bounds, over values that are differentiated",
                 "use tk.fold(tk.serial(...)), stop gradients before the loop (lax.stop_gradient), or use forward mode",
@@ -169,6 +170,14 @@ class _Transposer(Replay):
     def _pure(self, op: Op, cotangent: Value) -> None:
         make = Make(self, op)
         linear = [v in self._active for v in op.operands]
+        if not is_linear(op, linear):
+            raise no_derivative(
+                op,
+                f"{name_of(self._func)} is not linear in what it is transposed in",
+                "sums, and products with what does not depend on it",
+                f"{op.function if isinstance(op, Elementwise) else op.name} of it",
+                "differentiate it first, as jax.vjp does, instead of jax.linear_transpose",
+            )
         known = [None if is_linear else self.known(v) for v, is_linear in zip(op.operands, linear, strict=True)]
         found = cotangents(op, known, linear, cotangent, make, self._definitions.get)
         for operand, addend in zip(op.operands, found, strict=True):
