@@ -144,3 +144,19 @@ def test_integers_have_no_tangents() -> None:
     np.testing.assert_array_equal(values, 3 * X)
     np.testing.assert_array_equal(of_x, 3 * X)
     assert of_n.dtype == jax.dtypes.float0 and wholes.dtype == n.dtype
+
+
+def test_a_kernel_with_a_rule_for_transposition_only() -> None:
+    """What it is linear in goes by its rule; there is none for the rest, and none is derived."""
+
+    @tk.kernel(out_type=lambda x, y: x, linear=("y",))
+    def product(x, y, out):
+        i = tk.parallel(x.shape[0])
+        out[i] = x[i] * y[i]
+
+    product.deftranspose(lambda ct, x, y: {"y": product(x, ct)})
+    np.testing.assert_array_equal(jax.grad(lambda y: product(X, y).sum())(X), X)
+    with refused(
+        NotDifferentiableError, "product has no derivative", expected="product.defjvp", got="product", fix="rule"
+    ):
+        jax.grad(lambda x: product(x, X).sum())(X)  # <-

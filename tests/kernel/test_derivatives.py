@@ -444,18 +444,6 @@ def test_a_rule_that_returns_no_pair() -> None:
         jax.jvp(pair, (X,), (X,))  # <-
 
 
-def test_a_kernel_without_rules() -> None:
-    """Its derivatives are derived; tests/autodiff has more of them."""
-
-    @tk.kernel(out_type=like)
-    def bare(x, out):
-        i = tk.parallel(x.shape[0])
-        out[i] = x[i] * x[i]
-
-    same(jax.grad(lambda x: bare(x).sum())(X), 2 * X)
-    same(jax.jvp(bare, (X,), (-X,)), (X * X, -2 * X * X))
-
-
 def test_a_linear_kernel_without_a_transpose() -> None:
     @tk.kernel(out_type=like, linear=("x",))
     def bare(x, out):
@@ -464,22 +452,6 @@ def test_a_linear_kernel_without_a_transpose() -> None:
 
     same(jax.jvp(bare, (X,), (-X,)), (2 * X, -2 * X))
     same(jax.grad(lambda x: bare(x).sum())(X), jnp.full(10, 2.0))
-
-
-def test_a_kernel_with_a_rule_for_transposition_only() -> None:
-    """What it is linear in goes by its rule; there is none for the rest, and none is derived."""
-
-    @tk.kernel(out_type=like, linear=("y",))
-    def product(x, y, out):
-        i = tk.parallel(x.shape[0])
-        out[i] = x[i] * y[i]
-
-    product.deftranspose(lambda ct, x, y: {"y": product(x, ct)})
-    same(jax.grad(lambda y: product(X, y).sum())(X), X)
-    with refused(
-        NotDifferentiableError, "product has no derivative", expected="product.defjvp", got="product", fix="rule"
-    ):
-        jax.grad(lambda x: product(x, X).sum())(X)  # <-
 
 
 def test_transposing_in_an_operand_that_is_not_linear() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -143,7 +143,7 @@ class FunctionTranspose(FunctionFamily):
                 given, moved = iter(operands[:count]), iter(moving)
                 return function(*(next(moved) if is_linear else next(given) for is_linear in self._linear))
 
-            pull: Callable[..., tuple[jax.Array, ...]] = jax.linear_transpose(of_linear, *self.outputs)
+            pull = cast(Callable[..., Any], jax.linear_transpose(of_linear, *self.outputs))
             return list(pull(list(operands[count:])))
 
         return run

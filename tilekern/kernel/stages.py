@@ -61,8 +61,8 @@ class Traced:
           func @square_backward(%x: ref<f32[3], in>, %out_ct: ref<f32[3], in>, %x_ct: ref<f32[3], out>) {
             %0 = load %x[0 +: 3!] : f32[3]
             %1 = load %out_ct[0 +: 3!] : f32[3]
-            %2 = mul(%1, %0) : f32[3]
-            %3 = add(%2, %2) : f32[3]
+            %2 = add(%1, %1) : f32[3]
+            %3 = mul(%2, %0) : f32[3]
             store %3 to %x_ct[0 +: 3!]
           }
           <BLANKLINE>
