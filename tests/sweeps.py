@@ -2,9 +2,11 @@
 
     @pytest.mark.sweep(8)      one case in eight is run; over eight days, each case once
     pytest --sweep 3           the sample of another day, to repeat a failure: a run prints its number at the end
-    pytest --sweep all         all cases, as in `make test-full`
+    pytest --sweep all         all cases, as in `make test-full`; a case that is named alone may need it, too
 
-Cases are dealt out by the hash of their names: a new case moves no other one.
+The cases of a function are dealt out in turn: if there are at least as many as parts, some run each day. The order is
+that of the hashes of their names, so that neighbours, which are alike, come on different days. Marks multiply: a test
+marked `sweep(2)` that a conftest marks `sweep(4)` has eight parts.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from __future__ import annotations
 import datetime
 import os
 import zlib
+from collections import defaultdict
 from collections.abc import Sequence
+from math import prod
 
 import pytest
 
@@ -31,12 +35,25 @@ def choose(config: pytest.Config) -> str:
 
 def left_out(items: Sequence[pytest.Item], sample: str) -> list[pytest.Item]:
     """The cases of sweeps that a sample does not run."""
-    return [] if sample == "all" else [item for item in items if not _is_chosen(item, int(sample))]
+    if sample == "all":
+        return []
+    dealt = defaultdict[tuple[str, int, bool], list[pytest.Item]](list)
+    for item in items:
+        parts = prod(marker.args[0] for marker in item.iter_markers("sweep"))
+        # An ordinary run leaves out what is slow; the others have samples of their own.
+        slow = any(item.iter_markers("slow"))
+        if parts > 1:
+            dealt[item.nodeid.partition("[")[0], parts, slow].append(item)
+    every = ((test, parts, cases) for (test, parts, _), cases in dealt.items())
+    return [item for group in every for item in _not_of_the_day(*group, int(sample))]
 
 
-def _is_chosen(item: pytest.Item, sample: int) -> bool:
-    marker = item.get_closest_marker("sweep")
-    if marker is None:
-        return True
-    (parts,) = marker.args
-    return zlib.crc32(item.nodeid.encode()) % parts == sample % parts
+def _not_of_the_day(test: str, parts: int, cases: list[pytest.Item], sample: int) -> list[pytest.Item]:
+    """The cases of other days; each test begins on a day of its own, so that all days have as much to do."""
+    day = sample + _hash(test)
+    ordered = sorted(cases, key=lambda item: (_hash(item.nodeid), item.nodeid))
+    return [item for place, item in enumerate(ordered) if (place - day) % parts]
+
+
+def _hash(name: str) -> int:
+    return zlib.crc32(name.encode())

@@ -80,6 +80,7 @@ def fresh(call: str, target: str) -> Callable[[Any], Any]:
     }[call]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("call", ["own", "op", "library", "gradient"])
 @pytest.mark.parametrize("mode", MODES)
@@ -111,6 +112,7 @@ def test_the_loops_of_a_gradient_leak_nothing(target: str) -> None:
     np.testing.assert_array_equal(found, jax.grad(loss)(a))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("call", ["own", "op", "library", "gradient"])
 @pytest.mark.parametrize("jit", [False, True])
@@ -161,6 +163,7 @@ def _library() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", _library())
 def test_strict_modes_leave_the_library_alone(name: str) -> None:
     function, types = _library()[name]

@@ -10,27 +10,40 @@ from tests import sweeps
 
 @dataclass(frozen=True)
 class Case:
-    """A test, as far as sweeps look at it; of no sweep if `parts` is 0."""
+    """A test, as far as sweeps look at it; of no sweep without `marks`."""
 
     nodeid: str
-    parts: int
+    marks: tuple[int, ...] = ()
+    slow: bool = False
 
-    def get_closest_marker(self, name: str) -> Any:
-        return pytest.mark.sweep(self.parts).mark if self.parts and name == "sweep" else None
+    def iter_markers(self, name: str) -> Any:
+        if name == "slow":
+            return iter([pytest.mark.slow.mark] if self.slow else [])
+        return (pytest.mark.sweep(parts).mark for parts in self.marks)
 
 
-SWEPT = [Case(f"tests/a.py::test_swept[{n}]", 3) for n in range(20)]
-OTHER = Case("tests/a.py::test_other", 0)
+SWEPT = [Case(f"tests/a.py::test_swept[{n}]", (3,)) for n in range(20)]
+TWICE = [Case(f"tests/a.py::test_swept_twice[{n}]", (3, 2)) for n in range(20)]
+WITH_SLOW = [Case(f"tests/a.py::test_with_slow[{n}]", (4,), slow=n > 3) for n in range(20)]
+ALONE = Case("tests/a.py::test_alone", (3,))
+OTHER = Case("tests/a.py::test_other")
 
 
 def left_out(sample: str) -> list[Any]:
-    return sweeps.left_out(cast(Any, [*SWEPT, OTHER]), sample)
+    return sweeps.left_out(cast(Any, [*SWEPT, OTHER, *TWICE, *WITH_SLOW, ALONE]), sample)
 
 
-def test_the_samples_of_as_many_days_as_parts_are_all_cases() -> None:
-    ran = [case for day in (7, 8, 9) for case in SWEPT if case not in left_out(str(day))]
-    assert sorted(case.nodeid for case in ran) == sorted(case.nodeid for case in SWEPT)
-    assert all(0 < len(left_out(str(day))) < len(SWEPT) for day in (7, 8, 9))
+def ran(cases: list[Case], day: int) -> list[str]:
+    return [case.nodeid for case in cases if case not in left_out(str(day))]
+
+
+@pytest.mark.parametrize(
+    ("cases", "parts"), [(SWEPT, 3), (TWICE, 6), (WITH_SLOW[:4], 4), (WITH_SLOW[4:], 4), ([ALONE], 3)]
+)
+def test_the_samples_of_as_many_days_as_parts_are_all_cases(cases: list[Case], parts: int) -> None:
+    days = [ran(cases, day) for day in range(7, 7 + parts)]
+    assert sorted(name for day in days for name in day) == sorted(case.nodeid for case in cases)
+    assert max(map(len, days)) - min(map(len, days)) <= 1
 
 
 def test_other_tests_run_each_day_and_all_cases_on_demand() -> None:

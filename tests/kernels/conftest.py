@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import pytest
 
+from tests import sweeps
 from tilekern.kernel import family
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS, Target
@@ -39,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test marked `one_backend` calls no kernel, or XLA's program in ways that a callback in it forbids.
 
     Of Mosaic `make test` sees small cases in bfloat16 and all else in float32. XLA has 64 bits to itself. Kernels in
-    interpreters are a sweep: the backends have tests of their own, and CPUs run each case.
+    interpreters are a sweep: the backends have tests of their own. So are random shapes and small cases on CPUs.
     """
     items[:] = [i for i in items if not (i.get_closest_marker("one_backend") and _backend(i) not in ("", "xla"))]
     for item in items:
@@ -47,7 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _backend(item) == "mosaic" and any(dtype in item.name for dtype in left_out):
             item.add_marker(pytest.mark.slow)
         if _backend(item) in ("triton", "mosaic"):
-            item.add_marker(pytest.mark.sweep(4))
+            item.add_marker(pytest.mark.sweep(6))
+        elif item.originalname in ("test_floats", "test_small_cases"):
+            item.add_marker(pytest.mark.sweep(2))
 
 
 def _backend(item: pytest.Item) -> str:
@@ -71,8 +74,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         elif request.param == "mosaic":
             patch.setattr(MosaicLowering, "run", _run_interpreted)
         jax.clear_caches()
-        # The interpreted kernels are large programs, and compile in three quarters of the time without optimizations.
-        jax.config.update("jax_disable_most_optimizations", request.param == "mosaic")
+        # Most of the time is that of XLA's compiler, whose optimizations only a run of all sweeps waits for.
+        jax.config.update("jax_disable_most_optimizations", sweeps.choose(request.config) != "all")
         yield request.param
     jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()

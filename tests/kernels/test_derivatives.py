@@ -129,6 +129,7 @@ def check(name: str, dtype: str, derivative: Callable[..., Any] = both_modes, **
         assert_close(f, oracle, low, length=arrays[0].size, factor=3)
 
 
+@pytest.mark.sweep(2)
 @every_kernel
 def test_both_modes(name: str, backend: str) -> None:
     """In bfloat16 where programs are interpreted, and in float32."""
@@ -136,6 +137,7 @@ def test_both_modes(name: str, backend: str) -> None:
     check(name, "bfloat16" if interpreted else "float32", pulled if interpreted else both_modes)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.one_backend
 @some_kernels
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
@@ -197,6 +199,7 @@ def second_order(function: Callable[..., Any], *arrays: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.one_backend
 @pytest.mark.usefixtures("double")
 @every_kernel

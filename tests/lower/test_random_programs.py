@@ -71,7 +71,7 @@ def by_xla(programs: Sequence[Program], optimize: bool) -> Sequence[Sequence[np.
         return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @chunks(4)
 def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Every other chunk as users' programs come, the others with small batches of programs, and without passes.
@@ -96,7 +96,7 @@ def by_llvm(programs: Sequence[Program], machine: Machine | None) -> Sequence[Se
         return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @chunks(4)
 def test_llvm_code_agrees_with_the_interpreter(chunk: int) -> None:
     pytest.importorskip("llvmlite", reason="needs llvmlite")
@@ -107,6 +107,7 @@ def test_llvm_code_agrees_with_the_interpreter(chunk: int) -> None:
 _OTHERS = 150
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("machine", [AVX2, AVX512], ids=lambda m: m.cpu)
 @chunks(1)
 def test_llvm_code_for_lesser_machines_agrees_with_the_interpreter(chunk: int, machine: Machine) -> None:
@@ -132,7 +133,7 @@ def _triton(program: Program) -> Sequence[np.ndarray]:
     return triton_interpret(source, program.arrays)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @chunks(4)
 def test_triton_source_agrees_with_the_interpreter(chunk: int) -> None:
     pytest.importorskip("triton", reason="needs triton")
@@ -152,7 +153,7 @@ def test_triton_compiles_random_programs(chunk: int) -> None:
 
 NARROW = tuple(d for d in DTYPES.values() if d.itemsize <= 4)
 # Pallas' interpreter makes large programs, which take time to compile.
-_INTERPRETED, _WITH_LOOPS = 100, 48
+_INTERPRETED, _WITH_LOOPS = 50, 24
 
 
 def interpreted(lowerings: Sequence[MosaicLowering], programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
@@ -173,7 +174,8 @@ def by_mosaic(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
     return interpreted(lowerings, programs)
 
 
-@chunks(1)
+@pytest.mark.sweep(2)
+@chunks(2)
 def test_mosaic_kernels_agree_with_the_interpreter(chunk: int) -> None:
     check(range(chunk * _INTERPRETED, (chunk + 1) * _INTERPRETED), by_mosaic, dtypes=NARROW)
 
@@ -202,7 +204,8 @@ def agrees(program: Program, outputs: Sequence[np.ndarray]) -> bool:
     return True
 
 
-@chunks(1)
+@pytest.mark.sweep(2)
+@chunks(2)
 def test_mosaic_kernels_with_loops_in_the_grid_agree_with_the_interpreter(chunk: int) -> None:
     seen = Counter[str]()
     seeds = range(chunk * _WITH_LOOPS, (chunk + 1) * _WITH_LOOPS)
@@ -228,6 +231,7 @@ def through_text(func: Func) -> Func:
     return again
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("improve", [partial(pipeline.run, check=True), on_request, through_text])
 @chunks(2)
 def test_the_meaning_stays(chunk: int, improve: Any) -> None:
@@ -237,11 +241,13 @@ def test_the_meaning_stays(chunk: int, improve: Any) -> None:
     check(seeds_of(chunk), by_interpreter)
 
 
+@pytest.mark.sweep(2)
 @chunks(2)
 def test_programs_may_run_in_any_order(chunk: int) -> None:
     check(seeds_of(chunk), lambda programs: [interpret(p.func, *p.arrays, orders=3) for p in programs])
 
 
+@pytest.mark.sweep(2)
 @chunks(2)
 def test_a_batch_is_as_many_runs(chunk: int) -> None:
     def by_batch(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:

@@ -112,6 +112,7 @@ def with_gradients(attention: Callable[..., Any], *arrays: Any, cotangent: Any, 
     return [*results, *pull((cotangent.astype(results[0].dtype), jnp.zeros_like(results[1])))]
 
 
+@pytest.mark.sweep(2)
 # Each takes a second, most of it XLA's.
 @pytest.mark.parametrize(
     "number",
@@ -254,6 +255,7 @@ def test_no_gradient_flows_through_the_residual() -> None:
 # --- shapes, dtypes and numbers that come in several forms -----------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "shapes",
     [((T, N, H), (S, 2, H)), ((T, N, H), (1, S, 2, H)), ((N, H), (S, 2, H)), ((H,), (H,)), ((0, N, H), (S, N, H))],
@@ -301,6 +303,7 @@ NOTHING: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", NOTHING)
 def test_a_query_that_attends_to_nothing(kind: str) -> None:
     """0, where jax.nn has the mean of all values, or NaN."""

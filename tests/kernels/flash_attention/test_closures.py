@@ -67,6 +67,7 @@ def loss(make: Callable[[Any], Any], q: Any, slopes: Any) -> Any:
     return (flash_attention(q, K, V, score_mod=make(slopes)) * V).sum()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("make", WRITTEN)
 def test_gradients_are_those_of_a_partial(make: Callable[[Any], Any]) -> None:
     wraps: list[Callable[..., Any]] = [lambda f: f, jax.jit]

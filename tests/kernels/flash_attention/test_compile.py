@@ -57,7 +57,7 @@ ALL = [(case, "", target) for case in NAMED for target in TARGETS]
 ALL += [("gpt2", feature, target) for feature in FEATURES if feature for target in TARGETS]
 
 
-@pytest.mark.sweep(40)
+@pytest.mark.sweep(60)
 @pytest.mark.parametrize(
     ("case", "feature", "target"),
     ALL,

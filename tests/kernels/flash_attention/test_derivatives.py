@@ -89,7 +89,7 @@ def _double() -> Any:
 MODES = {"forward": along, "reverse": against}
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.one_backend
 @pytest.mark.parametrize("names", [("forward",), ("reverse",), ("forward", "reverse"), ("reverse", "reverse")], ids=str)
 def test_derivatives_are_differences(names: tuple[str, ...]) -> None:
@@ -125,6 +125,7 @@ def test_the_hessian_is_that_of_the_reference() -> None:
     np.testing.assert_allclose(*jacobians, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sweep(2)
 def test_forward_and_reverse_mode_are_transposes(backend: str) -> None:
     """<ct, J t> = <Jᵀ ct, t>, to rounding."""
     dtype = jnp.float64 if backend in ("xla", "llvm") else jnp.float32
@@ -183,6 +184,7 @@ def test_one_backward_kernel_where_a_head_fits(
     assert blocks == {"kernels": kernels}
 
 
+@pytest.mark.sweep(2)
 def test_vmap_and_loops_agree(backend: str) -> None:
     if backend == "mosaic":
         pytest.skip("needs a backend that is not interpreted")

@@ -62,6 +62,7 @@ def gradients(function: Callable[..., Any], feature: str, backend: str) -> Calla
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "feature",
     ["plain", "causal", "gated", "sinks", *(pytest.param(f, marks=pytest.mark.slow) for f in list(FEATURES)[4:])],
@@ -91,6 +92,7 @@ def test_of_all_magnitudes(feature: str, backend: str) -> None:
     check()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("shape", [(64, 80, 16), (40, 50, 128), (300, 300, 64)], ids=str)
 def test_weights_sum_to_one(shape: tuple[int, int, int], backend: str) -> None:
     """Weights that the backward pass recomputes, of any arrays: gradients of values add up to the cotangents."""

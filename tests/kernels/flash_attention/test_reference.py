@@ -203,6 +203,7 @@ DEAD = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("sinks", [None, np.array([0.5, -1.0])], ids=["", "sinks"])
 @pytest.mark.parametrize("name", DEAD)
 def test_a_row_that_attends_to_nothing(name: str, sinks: Any) -> None:
@@ -229,6 +230,7 @@ def test_keys_of_minus_infinity_are_masked() -> None:
         assert_close(by_bias[name], expected, expected, length=8)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "options",
     [{}, {"softcap": 2.0}, {"score_mod": lambda s, b, n, i, j: s * abs(s)}],

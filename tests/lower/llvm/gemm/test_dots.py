@@ -102,6 +102,7 @@ def test_exact_products(name: str, machine: Machine | None) -> None:
         assert np.array_equal(got, wanted), f"{case}: {np.argwhere(got != wanted)[0]} of {got.shape}"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("machine", [None, *(m for m in here() if m.cpu == "haswell")], ids=shown)
 @pytest.mark.parametrize("name", ["f32", "bf16", "f16", "f64"])
 def test_real_numbers_and_special_ones(name: str, machine: Machine | None) -> None:
@@ -122,6 +123,7 @@ def test_real_numbers_and_special_ones(name: str, machine: Machine | None) -> No
             raise AssertionError(f"{case}: {error}") from error
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", [n for n, d in DTYPES.items() if kind_of(d) in ("signed", "unsigned")])
 def test_integers_wrap_around(name: str) -> None:
     dtype, many = DTYPES[name], cases(8)[:16]
