@@ -252,6 +252,7 @@ def everything(x: jax.Array, i: jax.Array) -> Any:
 CELLS = [*((d, True) for d in (*WIDE_DTYPES, "float32", "int32")), *((d, False) for d in (*NARROW_DTYPES, *UNSIGNED))]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("dtype", "x64"), CELLS)
 def test_dtypes(dtype: str, x64: bool) -> None:
     with jax.enable_x64(x64):

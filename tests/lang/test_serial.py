@@ -111,6 +111,7 @@ def split_sum(x, partial, copy, *, parts: int, block: tk.Block, static: bool):
         part(p)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("run", [pytest.param(both, id="compiled"), pytest.param(interpreted, id="wide")])
 def test_split_sums(run: Any, static: bool) -> None:

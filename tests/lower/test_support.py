@@ -201,12 +201,11 @@ class Backend:
     poor_in: Sequence[str] = ()
 
 
+NARROW = [n for n, d in DTYPES.items() if d.itemsize < 4]
 BACKENDS = {
     "xla": Backend("jax", lambda func: func, by_xla),
-    "triton": Backend(
-        "triton", for_triton, by_triton, r"cuda:sm_90 has no atomic \w+ of \w+", tuple(n for n, d in DTYPES.items() if d.itemsize < 4)
-    ),
-    "mosaic": Backend("jax", for_mosaic, by_mosaic, "TPUs have no numbers of 64 bits", tuple(DTYPES)),
+    "triton": Backend("triton", for_triton, by_triton, r"cuda:sm_90 has no atomic \w+ of \w+", NARROW),
+    "mosaic": Backend("jax", for_mosaic, by_mosaic, "TPUs have no numbers of 64 bits", [*DTYPES]),
     "llvm": Backend("llvmlite", LlvmLowering, by_llvm),
 }
 

@@ -62,6 +62,7 @@ def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) 
     return rng.integers(0, 2, shape).astype(dtype)  # labels, or sizes of groups
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("first", range(0, 60, 30))
 def test_random_programs_stay_inside(first: int) -> None:
     code = f"from tests.lower.llvm.test_memory_bounds import *\nrandom_programs(range({first}, {first + 30}))"

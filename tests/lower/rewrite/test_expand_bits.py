@@ -43,6 +43,7 @@ def amounts(draw: Any, dtype: DType, count: int = 16) -> np.ndarray:
     return np.array(draw(st.lists(fitting, min_size=count, max_size=count)), dtype)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("function", SHIFTS)
 @pytest.mark.parametrize("name", INTEGERS)
 @given(data=st.data())
@@ -64,6 +65,7 @@ def test_shifts_by_a_known_amount_are_not_guarded(function: str, name: str) -> N
     assert not ops_of(result, Select)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("function", ["population_count", "clz", "sign"])
 @pytest.mark.parametrize("name", INTEGERS)
 @given(data=st.data())

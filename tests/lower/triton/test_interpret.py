@@ -44,6 +44,7 @@ def copy(body: str = COPY) -> Program:
 # --- buffers -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(data=st.data(), length=st.integers(1, 70))
 def test_every_dtype_goes_in_and_out_unchanged(dtype: str, data: st.DataObject, length: int) -> None:

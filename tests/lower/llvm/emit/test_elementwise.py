@@ -79,6 +79,7 @@ def _assert_close(got: Array, wanted: Array) -> None:
     assert same.all(), f"{got[at]}, expected {wanted[at]}"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.cpu if m else "host")
 @pytest.mark.parametrize("name", DTYPES)
 def test_functions_of_one_number(name: str, machine: Machine | None) -> None:
@@ -95,6 +96,7 @@ def test_functions_of_one_number(name: str, machine: Machine | None) -> None:
         check(func_of(make), names, [x], machine)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.cpu if m else "host")
 @pytest.mark.parametrize("name", DTYPES)
 def test_functions_of_two_numbers(name: str, machine: Machine | None) -> None:
@@ -125,6 +127,7 @@ def test_integer_division(name: str) -> None:
     run(LlvmLowering(func_of(make)), [x, y])  # never a trap
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.cpu if m else "host")
 @pytest.mark.parametrize("name", DTYPES)
 def test_casts(name: str, machine: Machine | None) -> None:

@@ -92,12 +92,14 @@ def by_legal_form(programs: Sequence[Program], machine: Machine) -> Any:
     return found
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("machine", ALL, ids=lambda m: m.cpu)
 def test_the_meaning_of_random_programs_stays(machine: Machine) -> None:
     first = 60 * ALL.index(machine)
     check(range(first, first + 60), lambda programs: by_legal_form(programs, machine))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_cell_has_a_legal_form(name: str) -> None:
     for row in SAMPLES.keys() - {"print", "assert"}:

@@ -196,6 +196,7 @@ class Run:
         return found
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("first", range(0, 300, 100))
 def test_random_programs(first: int) -> None:
     buffers = 0

@@ -40,6 +40,7 @@ def cells(op: str, chip: str, shape: tuple[int, int] = SMALL) -> Iterator[Func]:
             continue
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("op", [op if op in QUICK else pytest.param(op, marks=pytest.mark.slow) for op in OPS])
 def test_what_ops_mean(op: str) -> None:
     for legal in cells(op, "v5e"):
@@ -58,7 +59,7 @@ def check(op: str, got: np.ndarray, wanted: np.ndarray) -> None:
     assert_near(got, wanted.astype(F64), least=8 * float(finite.max(initial=1)) if op in CHAINS else 0)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("op", QUICK)
 def test_ops_compile(op: str, chip: str) -> None:

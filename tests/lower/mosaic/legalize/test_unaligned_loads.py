@@ -109,6 +109,7 @@ def test_the_meaning_stays(found: list[str], shape: tuple[int, int], seed: int) 
     assert not odd_loads(rewritten)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("shape", "rows", "columns", "dtype"),
     [
@@ -129,6 +130,7 @@ def test_a_stencil(shape: tuple[int, int], rows: int, columns: int, dtype: Any) 
     assert lowered.text.count("\n") < 2000 and "row by row" not in lowered.plan
 
 
+@pytest.mark.sweep(2)
 @needs_libtpu
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8, jnp.bool_, jnp.float16])
 def test_a_stencil_compiles(dtype: Any) -> None:

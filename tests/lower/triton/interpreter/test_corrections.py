@@ -116,6 +116,7 @@ def test_bfloat16_divides_sorts_and_flips(x: np.ndarray, y: np.ndarray) -> None:
     assert_same(apply("x * 2.5 + tl.full((64,), 1.0, tl.bfloat16)", x), x * x.dtype.type(2.5) + x.dtype.type(1))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("target", FLOATS)
 @pytest.mark.parametrize("source", FLOATS)
 @settings(max_examples=8)
@@ -176,6 +177,7 @@ def test_nan_becomes_zero_except_of_or_as_64_bits(source: str, target: str) -> N
     assert (y.view(f"u{bits // 8}") == expected).all()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("target", FLOATS[:4])
 @pytest.mark.parametrize("source", [*INTEGERS, "bool"])
 @settings(max_examples=8)
@@ -203,6 +205,7 @@ def triton(dtype: str) -> str:
 # --- accesses ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "i32", "u32", "i64"])
 @given(data=st.data())
 def test_atomics_add_every_lane(dtype: str, data: st.DataObject) -> None:
@@ -230,6 +233,7 @@ def test_atomics_give_the_old_element_of_each_lane() -> None:
     assert (y.tolist(), old.tolist(), more.tolist()) == ([9, 5], [0, 1, 0, 3], [3, 9, 7])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "i32", "u32", "i64"])
 @pytest.mark.parametrize("kind", ["max", "min"])
 @given(data=st.data())
@@ -322,6 +326,7 @@ def test_gather_stays_inside(index: int) -> None:
         apply(f"tl.gather(x, i * 0 + {index}, 0)", x)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", INTEGERS)
 @given(data=st.data())
 def test_integers_are_inverted_divided_and_shifted(dtype: str, data: st.DataObject) -> None:
