@@ -77,7 +77,7 @@ def test_block_maps_change_nothing(name: str, backend: str) -> None:
     bn = ((b, n) for b in range(2) for n in range(4))
     dense = np.stack([np.broadcast_to(MODS[name](b, n, i, j), (150, 180)) for b, n in bn]).reshape(2, 4, 150, 180)
     made = block_map(MODS[name], queries=150, keys=180, batch=2, heads=4, block_q=64, block_k=32)
-    judge_all(grads(ATTEND, featured), featured)
+    judge_all(values(ATTEND, featured), featured)
     # Blocks that divide no power of two: the call's own map follows them.
     judge_all(grads(ATTEND, featured, block_q=100, block_k=48, backward_block_q=30), featured)
     plain = grads(ATTEND, featured, block_map=made, **blocks)
