@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partialmethod
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -40,22 +41,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test marked `one_backend` calls no kernel, or XLA's program in ways that a callback in it forbids.
 
     Of Mosaic `make test` sees small cases in bfloat16 and all else in float32. XLA has 64 bits to itself. Kernels in
-    interpreters are a sweep: the backends have tests of their own. So are random shapes and small cases on CPUs.
+    interpreters are a sweep: the backends have tests of their own. So are those on CPUs, whose two backends take turns.
     """
     items[:] = [i for i in items if not (i.get_closest_marker("one_backend") and _backend(i) not in ("", "xla"))]
     for item in items:
         left_out = ("float64", "float32") if "test_small_cases" in item.name else ("float64", "float16")
         if _backend(item) == "mosaic" and any(dtype in item.name for dtype in left_out):
             item.add_marker(pytest.mark.slow)
-        if _backend(item) in ("triton", "mosaic"):
-            item.add_marker(pytest.mark.sweep(6))
-        elif item.originalname in ("test_floats", "test_small_cases"):
-            item.add_marker(pytest.mark.sweep(2))
+        if parts := _parts(item):
+            item.add_marker(pytest.mark.sweep(parts))
+
+
+def _parts(item: pytest.Item) -> int:
+    """Of how many days one runs a test of kernels; 0 for all."""
+    if _backend(item) in ("triton", "mosaic"):
+        return 5
+    if not _backend(item) or item.get_closest_marker("one_backend"):
+        return 0
+    return 3 if item.originalname in ("test_floats", "test_small_cases") else 2
 
 
 def _backend(item: pytest.Item) -> str:
-    """The backend under test, of a test of kernels."""
-    return item.callspec.params.get("backend", "") if hasattr(item, "callspec") else ""
+    """The backend under test, of a test of kernels; this file sees the tests of other folders, too."""
+    of_kernels = item.path.is_relative_to(Path(__file__).parent)
+    return item.callspec.params.get("backend", "") if of_kernels and hasattr(item, "callspec") else ""
 
 
 _TARGETS = {"xla": "cpu:xla", "llvm": "cpu:llvm", "triton": "cuda:sm_90", "mosaic": "tpu:v5e"}

@@ -129,7 +129,6 @@ def check(name: str, dtype: str, derivative: Callable[..., Any] = both_modes, **
         assert_close(f, oracle, low, length=arrays[0].size, factor=3)
 
 
-@pytest.mark.sweep(2)
 @every_kernel
 def test_both_modes(name: str, backend: str) -> None:
     """In bfloat16 where programs are interpreted, and in float32."""

@@ -114,7 +114,7 @@ ALONE = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ALONE)
 def test_elementwise_functions_do_not_see_blocks(name: str, backend: str) -> None:
     if backend == "mosaic":
@@ -187,7 +187,7 @@ SPOILED = [
 ]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("mod", "bad"), SPOILED)
 def test_what_a_function_is_elsewhere_changes_no_gradient(mod: Callable[..., Any], bad: float, backend: str) -> None:
     queries, keys = (QUERIES, KEYS) if backend in ("xla", "llvm") else (19, 23)

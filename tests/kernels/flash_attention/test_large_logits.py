@@ -62,7 +62,6 @@ def gradients(function: Callable[..., Any], feature: str, backend: str) -> Calla
     )
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "feature",
     ["plain", "causal", "gated", "sinks", *(pytest.param(f, marks=pytest.mark.slow) for f in list(FEATURES)[4:])],
@@ -92,7 +91,6 @@ def test_of_all_magnitudes(feature: str, backend: str) -> None:
     check()
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("shape", [(64, 80, 16), (40, 50, 128), (300, 300, 64)], ids=str)
 def test_weights_sum_to_one(shape: tuple[int, int, int], backend: str) -> None:
     """Weights that the backward pass recomputes, of any arrays: gradients of values add up to the cotangents."""
@@ -136,7 +134,6 @@ def test_softcaps_that_no_float32_computes(softcap: Any) -> None:
     assert f"softcap = {softcap!r}" in caught.value.got and "leave it out" in caught.value.fix
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("softcap", [1e30, 1e6])
 def test_a_large_softcap_is_none(softcap: float) -> None:
     """To rounding: logits of size 8 are that far from a bound."""
