@@ -223,7 +223,7 @@ def lowered(backend: Backend, dtype: DType) -> dict[str, tuple[Func, Any]]:
     return taken
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_cells_run_or_are_refused(backend: str, name: str, capfd: pytest.CaptureFixture[str]) -> None:
