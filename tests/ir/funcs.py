@@ -12,6 +12,7 @@ from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select,
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Block, Builder, Func, Op, Value, cdiv, index_value
 from tilekern.ir.debug import Assert, Print
+from tilekern.ir.derivatives import Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, Atomic, Dim, Load, Position, Store, Term
@@ -256,7 +257,7 @@ def every_op() -> Func:
         small = b.one(Constant(array=np.array([[np.inf, -np.inf, np.nan, -0.0]], np.float16), shape=(1, 4)))
         dotted = b.op(Dot, small, small, contract=((1,), (1,)), batch=((0,), (0,)), precision="bf16x3")
         total = b.op(Reduce, b.op(Select, mask, padded, table), monoid="sum", dims=(0,))
-        kept = b.op(Convert, b.op(Reshape, dotted, shape=()), dtype=F32)
+        kept = b.op(Stop, b.op(Convert, b.op(Reshape, dotted, shape=()), dtype=F32))
 
         def more(c: Value, _: Value) -> tuple[Value, ...]:
             return (b.ew("lt", c, c),)

@@ -17,6 +17,7 @@ from tilekern.autodiff.scans import other_factors, scanned
 from tilekern.errors import NotDifferentiableError
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.core import Op, Value
+from tilekern.ir.derivatives import Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
@@ -162,8 +163,8 @@ def _whole(moving: Moving, known: Sequence[Value], make: Make) -> list[Value]:
     return found
 
 
-FLAT = (Constant, Iota, Bitcast, ArgReduce, TopK)
-"""Ops whose results do not change with their operands, but in steps."""
+FLAT = (Constant, Iota, Bitcast, ArgReduce, TopK, Stop)
+"""Ops whose results count as constant, or change only in steps."""
 
 RULES: dict[type[Op], Rule] = {
     Elementwise: _elementwise,

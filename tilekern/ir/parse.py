@@ -14,7 +14,7 @@ import numpy as np
 
 from tilekern import source
 from tilekern.errors import ParseError, VerifyError
-from tilekern.ir import compute, control, debug, dynamic, elementwise, memory, ordering, shape
+from tilekern.ir import compute, control, debug, derivatives, dynamic, elementwise, memory, ordering, shape
 from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Axis, Block, Func, Op, Value, index_value
@@ -27,7 +27,7 @@ from tilekern.source import UNKNOWN, Loc
 
 OPS: dict[str, type[Op]] = {
     c.name: c
-    for module in (compute, control, debug, dynamic, elementwise, memory, ordering, shape)
+    for module in (compute, control, debug, derivatives, dynamic, elementwise, memory, ordering, shape)
     for c in vars(module).values()
     if isinstance(c, type) and issubclass(c, Op) and c.name
 }

@@ -13,6 +13,7 @@ import numpy as np
 from tilekern._jax import JaxprEqn
 from tilekern.ir.compute import MONOIDS, Dot, Monoid, Reduce, Select
 from tilekern.ir.core import Value
+from tilekern.ir.derivatives import Stop
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, FOUR_BITS, kind_of
@@ -26,6 +27,11 @@ from tilekern.lang.rules_ordering import ORDERING
 
 def _same(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     return operands[0]
+
+
+def _stop_gradient(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+    (x,) = operands
+    return emit.op(Stop, x) if kind_of(x.tile.dtype) == "float" else x
 
 
 def _convert(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
@@ -233,7 +239,7 @@ RULES: dict[str, Rule] = {
     "copy": _same,
     "copy_p": _same,
     "reshard": _same,  # under a mesh, on constants only; a program runs on one device
-    "stop_gradient": _same,
+    "stop_gradient": _stop_gradient,
     "name": _same,
     **BITS,
     **ORDERING,

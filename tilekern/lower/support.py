@@ -22,6 +22,7 @@ from tilekern.ir.compute import MONOIDS, Bitcast, Constant, Convert, Dot, Monoid
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Builder, Func, Op, Value, index_value
 from tilekern.ir.debug import Assert, Print
+from tilekern.ir.derivatives import Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.interpret import interpret
@@ -35,6 +36,7 @@ from tilekern.lower.target import TARGETS
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.xla.emit import emit_xla
+from tilekern.lower.xla.lowering import XlaLowering
 
 SHAPE = (2, 4)
 """The shape of the tiles of a sample."""
@@ -165,6 +167,7 @@ SAMPLES: dict[str, Sample] = {
     "select": lambda b, d: b.op(Select, b.tile(BOOL), b.tile(d), b.tile(d)),
     **{f"convert to {name}": partial(_convert, dtype) for name, dtype in DTYPES.items()},
     "bitcast": _bitcast,
+    "stop_gradient": lambda b, d: b.op(Stop, b.tile(d)),
     "dot": lambda b, d: b.op(Dot, b.tile(d), b.tile(d), contract=((1,), (1,))),
     **{f"reduce {monoid}": partial(_reduce, monoid) for monoid in MONOIDS},
     "arg_reduce max": lambda b, d: b.op(ArgReduce, b.tile(d), extreme="max", dim=1),
@@ -223,7 +226,7 @@ def _interpret(func: Func) -> None:
 
 def _lower_xla(func: Func) -> None:
     with jax.enable_x64(True):
-        jax.eval_shape(partial(emit_xla.run, func), *_zeros(func))
+        jax.eval_shape(XlaLowering(func).run, *_zeros(func))
 
 
 def _lower_triton(func: Func) -> None:

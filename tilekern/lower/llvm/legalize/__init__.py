@@ -18,12 +18,14 @@ from tilekern.passes.cse import cse
 from tilekern.passes.dce import dce
 from tilekern.passes.hoist_invariants import hoist_invariants
 from tilekern.passes.pipeline import IMPROVE, Pass, Rounds, verified
+from tilekern.passes.remove_derivatives import remove_derivatives
 from tilekern.passes.split_loops import split_loops
 
 
 def passes(machine: Machine) -> tuple[Pass | Rounds, ...]:
     """The passes for a CPU."""
     return (
+        remove_derivatives,
         partial(refuse_large, backend="the backend for CPUs"),
         *(split_loops, IMPROVE),
         remove_empty,

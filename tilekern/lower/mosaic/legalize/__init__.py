@@ -24,12 +24,14 @@ from tilekern.passes.canonicalize import canonicalize
 from tilekern.passes.cse import cse
 from tilekern.passes.dce import dce
 from tilekern.passes.pipeline import IMPROVE, Pass, Rounds, verified
+from tilekern.passes.remove_derivatives import remove_derivatives
 from tilekern.passes.split_loops import split_loops
 
 
 def passes(chip_name: str) -> tuple[Pass | Rounds, ...]:
     """The passes for a chip: "v5e", "v5p", "v6e" or "7x"."""
     return (
+        remove_derivatives,
         # Most iterations need no mask once full tiles are apart from ragged and diagonal ones.
         *(split_loops, IMPROVE),
         partial(refuse, chip_name=chip_name),

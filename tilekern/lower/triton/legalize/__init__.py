@@ -21,6 +21,7 @@ from tilekern.passes.dce import dce
 from tilekern.passes.elide_masks import elide_masks
 from tilekern.passes.hoist_invariants import hoist_invariants
 from tilekern.passes.pipeline import IMPROVE, Pass, Rounds, verified
+from tilekern.passes.remove_derivatives import remove_derivatives
 from tilekern.passes.split_loops import split_loops
 
 # The loops of most kernels have no masks, so the first legalisation is without these passes.
@@ -35,6 +36,7 @@ def passes(chip: Chip, split: bool = True) -> tuple[Pass | Rounds, ...]:
       split: split loops into full, ragged and diagonal tiles; worth it for loops whose legal form has masks.
     """
     return (
+        remove_derivatives,
         *(_SPLIT if split else ()),
         partial(refuse, chip=chip),
         split_contractions,

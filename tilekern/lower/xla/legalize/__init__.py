@@ -9,8 +9,10 @@ from tilekern.lower.sizes import LONGEST_INT32, refuse_large
 from tilekern.lower.xla.plan.memory_budget import refuse_beyond_memory
 from tilekern.passes import pipeline
 from tilekern.passes.pipeline import Pass, Rounds
+from tilekern.passes.remove_derivatives import remove_derivatives
 
 PASSES: tuple[Pass | Rounds, ...] = (
+    remove_derivatives,
     partial(refuse_large, backend="the portable backend", longest=LONGEST_INT32),
     refuse_beyond_memory,
 )
