@@ -189,6 +189,27 @@ def equations(jaxpr: Jaxpr) -> Generator[JaxprEqn]:
             yield from equations(nested)
 
 
+def jvp_of(eqn: JaxprEqn) -> tuple[Jaxpr, list[int | None]]:
+    """The rule of a call of a function of `jax.custom_jvp`.
+
+    Returns:
+      A jaxpr of the operands and the tangents of those that are floats, without the leading constants of the call; and
+      for each result of the call, the number of its tangent among the results of the jaxpr, None if that is zero.
+    """
+    params: Any = eqn.params
+    avals = [cast(Any, v.aval) for v in eqn.invars[params["num_consts"] :]]
+    is_float = [bool(jax.numpy.issubdtype(a.dtype, np.floating)) for a in avals]
+    jaxpr, constants, is_zero = params["jvp_jaxpr_fun"].call_wrapped(*(not moves for moves in is_float))
+
+    def rule(*operands: Any) -> list[Any]:
+        return cast(Any, jax.core).eval_jaxpr(jaxpr, constants, *operands)
+
+    moving = [a for a, moves in zip(avals, is_float, strict=True) if moves]
+    made = make_jaxpr(rule, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*avals, *moving)))
+    places = iter(range(len(is_zero), len(made.jaxpr.outvars)))
+    return made, [None if zero else next(places) for zero in is_zero]
+
+
 def split_scan(eqn: JaxprEqn) -> tuple[int, int]:
     """The numbers of constants and carries of a `scan`; the rest of its operands are sliced per iteration."""
     constants, carries, _ = eqn.params["ft_in"].update(eqn.invars).unpack()

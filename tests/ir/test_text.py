@@ -32,6 +32,8 @@ def structure(func: Func, locations: bool) -> Any:
         return tuple((numbers.setdefault(v, len(numbers)), v.type) for v in values)
 
     def plain(value: Any) -> Any:
+        if isinstance(value, Block):
+            return block_of(value)
         return (value.shape, value.dtype, value.tobytes()) if isinstance(value, np.ndarray) else value
 
     def op_of(op: Op) -> Any:

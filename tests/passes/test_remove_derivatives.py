@@ -13,12 +13,15 @@ def test_the_operand_takes_the_place_of_the_result() -> None:
         """
         %1 = load %x[%i] : f32[]
         %2 = stop_gradient(%1) : f32[]
-        %3 = mul(%2, %1) : f32[]
-        store %3 to %fs[%i]""",
+        %3 = custom_derivative(%2, %1) {reason="none"} : f32[]
+        %4 = mul(%3, %1) : f32[]
+        %5 = add(%4, %4) : f32[]
+        store %5 to %fs[%i]""",
         """
-        %1 = load %x[%i] : f32[]
-        %3 = mul(%1, %1) : f32[]
-        store %3 to %fs[%i]""",
+        %1 = load %x[%i!] : f32[]
+        %4 = mul(%1, %1) : f32[]
+        %5 = add(%4, %4) : f32[]
+        store %5 to %fs[%i!]""",
     )
 
 

@@ -17,7 +17,7 @@ from tilekern.autodiff.scans import other_factors, scanned
 from tilekern.errors import NotDifferentiableError
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.core import Op, Value
-from tilekern.ir.derivatives import Stop
+from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
@@ -151,6 +151,22 @@ def _sort(op: Sort, known: Sequence[Value], result: Value, moving: Moving, make:
     return None if tangent is None else make.take(tangent, order_of(op, known, make), op.dim)
 
 
+def _custom(op: Custom, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value | None:
+    """The stated rule, in the dtypes of the operands."""
+    if op.rule is None:
+        with source.at(op.loc):
+            raise NotDifferentiableError(
+                "a function with a derivative of its own cannot be differentiated here",
+                expected="a rule by jax.custom_jvp, which a kernel can compute",
+                got=op.reason,
+                fix="state the function's derivative with jax.custom_jvp, or the kernel's rule with defjvp",
+            )
+    given = _whole(moving, known, make)
+    tangents = [make.convert(given[n], known[n].tile.dtype) for n in op.moving]
+    (found,) = make.inline(op.rule, result, *known[1:], *tangents)
+    return make.convert(found, accumulator(result.tile.dtype))
+
+
 def _whole(moving: Moving, known: Sequence[Value], make: Make) -> list[Value]:
     """The tangents of operands: zeros for floats that do not move, the operand itself for others."""
     found: list[Value] = []
@@ -176,5 +192,6 @@ RULES: dict[type[Op], Rule] = {
     **dict.fromkeys((Concatenate, Pad, DynamicUpdateSlice), _joined),
     Scan: _scan,
     Sort: _sort,
+    Custom: _custom,
 }
 """The rule of each class of op that has one."""

@@ -8,10 +8,10 @@ import numpy as np
 
 from tilekern.ir.compute import Bitcast, Constant, Convert, Reduce, Select, splat
 from tilekern.ir.constants import integer_of
-from tilekern.ir.core import Builder, Op, Value
+from tilekern.ir.core import Block, Builder, Op, Value
 from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.rewrite import Rewriter
+from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Reshape, Slice, Transpose
 from tilekern.ir.types import I32, DType, TileType, is_float8, kind_of
 from tilekern.source import UNKNOWN
@@ -40,6 +40,14 @@ class Make:
     def again(self, op: Op, *operands: Value) -> Value:
         """Add a copy of an op of one result, on other operands."""
         return self._builder.one(op.copy(operands))
+
+    def inline(self, block: Block, *args: Value) -> tuple[Value, ...]:
+        """A copy of the ops of a block, applied to other arguments; what it yields."""
+        cloner = Cloner()
+        copy = cloner.block((), lambda: cloner.inline(block, args))
+        for op in copy.ops:
+            self._builder.add(op)
+        return copy.results
 
     def of(self, function: str, *operands: Number) -> Value:
         """An elementwise op, by the name of its function."""

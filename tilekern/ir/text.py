@@ -34,6 +34,7 @@ import numpy as np
 from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Axis, Block, Func, Op, Value
+from tilekern.ir.derivatives import Custom
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Dim, MemoryOp, Position, Term
 from tilekern.ir.quote import quoted
@@ -51,6 +52,7 @@ _SHOWN: dict[type[Op], set[str]] = {
     Constant: {"array"},
     MemoryOp: {"access", "masked", "filled"},
     Fold: {"axis", "reverse"},
+    Custom: {"rule"},
 }
 
 
@@ -124,7 +126,7 @@ class _Printer:
         text += self._head(op)
         attributes = ", ".join(f"{name}={_literal(value)}" for name, value in _attributes(op))
         text += f" {{{attributes}}}" if attributes else ""
-        for region in op.regions:
+        for region in _regions(op):
             args = f" ({self._typed(region.args)})" if region.args and not isinstance(op, Fold) else ""
             text += f" do{args} {self._block(region, indent)}"
         text += f" : {', '.join(str(v.type) for v in op.results)}" if op.results else ""
@@ -191,6 +193,10 @@ class _Printer:
         text += " reverse" * op.reverse
         pairs = ", ".join(f"{self._use(c)} = {self._use(i)}" for c, i in zip(carries, op.inits, strict=True))
         return text + (f" with {pairs}" if pairs else "")
+
+
+def _regions(op: Op) -> tuple[Block, ...]:
+    return (op.rule,) if isinstance(op, Custom) and op.rule is not None else op.regions
 
 
 def _attributes(op: Op) -> Iterable[tuple[str, Any]]:

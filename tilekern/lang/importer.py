@@ -19,7 +19,7 @@ from tilekern.ir.core import Axis, Block, Value, index_value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Access, Atomic, Dim, Load, Position, Store
 from tilekern.ir.types import FOUR_BITS, INDEX, RefType, TileType, is_dtype
-from tilekern.lang import four_bits, rules
+from tilekern.lang import custom, four_bits, rules
 from tilekern.lang.emitter import Emitter, type_of
 from tilekern.lang.primitives import (
     HOIST,
@@ -59,6 +59,7 @@ class Importer(Emitter):
 
     Attributes:
       captured: arrays that the body closes over and that are operands, each with its param.
+      within: the call of the function whose derivative rule is imported, if one is.
     """
 
     def __init__(self, grid: tuple[Value, ...]) -> None:
@@ -67,6 +68,7 @@ class Importer(Emitter):
         self._env: dict[Any, Value] = {}
         self._loc_is_fixed = False
         self.captured: list[tuple[Any, Value]] = []
+        self.within: custom.Call | None = None
 
     def run(self, jaxpr: Jaxpr, operands: Sequence[Value]) -> tuple[Value, ...]:
         """Append the ops of `jaxpr` applied to `operands`, and return its results."""
@@ -189,6 +191,19 @@ class Importer(Emitter):
         self._loc_is_fixed = fixed
         return results
 
+    def _custom(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+        """Import a function that has a derivative of its own."""
+        if self.within is not None and self.within.is_it(eqn, operands):
+            return [self.within.result]
+        results = self._inline(eqn, [custom.stopped(self, v) for v in operands])
+        return custom.marked(self, eqn, operands, results, self._of_rule if self.within is None else None)
+
+    def _of_rule(self) -> Importer:
+        """Make the importer of a derivative rule, whose ops are at the line of the call."""
+        found = Importer(())
+        found.loc, found._loc_is_fixed = self.loc, True
+        return found
+
     def _reduce(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         """Import `lax.reduce`, whose combiner may be any function."""
         types = [jax.ShapeDtypeStruct(v.tile.shape, v.tile.dtype) for v in operands]
@@ -285,8 +300,12 @@ _SPECIAL: dict[str, Callable[[Importer, JaxprEqn, list[Value]], Sequence[Value]]
     "scan": Importer._scan,  # pyright: ignore[reportPrivateUsage]
     "cond": Importer._cond,  # pyright: ignore[reportPrivateUsage]
     **dict.fromkeys(
-        ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"),
+        ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"),
         Importer._inline,  # pyright: ignore[reportPrivateUsage]
+    ),
+    **dict.fromkeys(
+        ("custom_jvp_call", "custom_vjp_call"),
+        Importer._custom,  # pyright: ignore[reportPrivateUsage]
     ),
 }
 

@@ -22,7 +22,7 @@ from tilekern.ir.compute import MONOIDS, Bitcast, Constant, Convert, Dot, Monoid
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Builder, Func, Op, Value, index_value
 from tilekern.ir.debug import Assert, Print
-from tilekern.ir.derivatives import Stop
+from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.interpret import interpret
@@ -168,6 +168,7 @@ SAMPLES: dict[str, Sample] = {
     **{f"convert to {name}": partial(_convert, dtype) for name, dtype in DTYPES.items()},
     "bitcast": _bitcast,
     "stop_gradient": lambda b, d: b.op(Stop, b.tile(d)),
+    "custom_derivative": lambda b, d: b.op(Custom, b.tile(d), b.tile(d)),
     "dot": lambda b, d: b.op(Dot, b.tile(d), b.tile(d), contract=((1,), (1,))),
     **{f"reduce {monoid}": partial(_reduce, monoid) for monoid in MONOIDS},
     "arg_reduce max": lambda b, d: b.op(ArgReduce, b.tile(d), extreme="max", dim=1),
