@@ -1,13 +1,13 @@
-"""The derivatives of cross entropy: tangent op, backward op, and their transposes.
+"""The derivatives of cross entropy: tangent kernel, backward op, and their transposes.
 
-The tangent op is linear in tangents, the backward op linear in cotangents, and each is the other's transpose. Along all
-other inputs, both are differentiated by their definition in plain JAX, by portions of tokens. Each portion keeps only
-its inputs for the backward pass (`jax.checkpoint`), so that no order has the logits in memory.
+The tangent kernel is linear in tangents, the backward op linear in cotangents, and each is the other's transpose. Along
+all other inputs, both are differentiated by their definition in plain JAX, by portions of tokens. Each portion keeps
+only its inputs for the backward pass (`jax.checkpoint`), so that no order has the logits in memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any, cast
 
@@ -20,23 +20,12 @@ from tilekern.kernels.blocks import tiled
 from tilekern.kernels.cross_entropy.backward import cross_entropy_backward_hidden, cross_entropy_backward_logits
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
 from tilekern.kernels.cross_entropy.reference import reference
+from tilekern.kernels.cross_entropy.tangent import Options, Pair, cross_entropy_tangent
 from tilekern.kernels.derivatives import against, along
 from tilekern.kernels.matmul import matmul
 
-Pair = tuple[Any, Any]
-
 # Logits of a portion of tokens.
 _PORTION, _MOST_TOKENS = 1 << 22, 128
-
-
-@dataclass(frozen=True)
-class Options:
-    """The static arguments of the forward kernel that are no blocks."""
-
-    ignore_index: int
-    label_smoothing: float
-    softcap: float | None
-    z_loss: float
 
 
 @cross_entropy_forward.defjvp
@@ -60,9 +49,7 @@ def _forward_jvp(
 # --- the definition ---------------------------------------------------------------------------------------------------
 
 
-def definition(
-    labels: jax.Array, options: Options, hidden: jax.Array, weight: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def definition(labels: jax.Array, options: Options, hidden: jax.Array, weight: jax.Array) -> Pair:
     """The loss and the logsumexp, [T] each, by the reference on portions of tokens."""
     (tokens, width), vocabulary = hidden.shape, weight.shape[1]
     size = max(1, min(tokens, _MOST_TOKENS, _PORTION // max(1, vocabulary)))
@@ -80,25 +67,6 @@ def definition(
     )
     loss, logsumexp = cast(Any, jax.lax.map(partial(portion, weight), cut))
     return loss.reshape(-1)[:tokens], logsumexp.reshape(-1)[:tokens]
-
-
-def _rows_type(labels: Any, hidden: Any) -> Pair:
-    rows = jax.ShapeDtypeStruct(labels.shape, tk.accumulator(hidden.dtype))
-    return rows, rows
-
-
-def _tangent_type(hidden: Any, weight: Any, labels: Any, *others: Any, options: Options) -> Pair:
-    return _rows_type(labels, hidden)
-
-
-@tk.op(out_type=_tangent_type, linear=("tangents",))
-def cross_entropy_tangent(
-    hidden: jax.Array, weight: jax.Array, labels: jax.Array, logsumexp: jax.Array, tangents: Pair, *, options: Options
-) -> Pair:
-    """Tangents of hidden and weight (None: of zeros) -> those of the loss and the logsumexp, [T] each."""
-    if not labels.size or not weight.shape[1]:
-        return jnp.zeros_like(logsumexp), jnp.zeros_like(logsumexp)
-    return along(partial(definition, labels, options), (hidden, weight), tangents)
 
 
 # --- the backward op --------------------------------------------------------------------------------------------------
@@ -170,8 +138,7 @@ def cross_entropy_backward(
 def _factors(labels: jax.Array, logsumexp: jax.Array, cotangents: Pair, vocabulary: int, options: Options) -> Pair:
     """The factors of a token's probabilities and of its target, [T] each; a loss of no word's label is constant."""
     of_loss, of_logsumexp = (jnp.zeros_like(logsumexp) if c is None else c for c in cotangents)
-    counts = (labels >= 0) & (labels < vocabulary) & (labels != options.ignore_index)
-    of_target = jnp.where(counts, of_loss, 0)
+    of_target = jnp.where(options.counts(labels, vocabulary), of_loss, 0)
     of_words = of_target * (1 + 2 * options.z_loss * logsumexp) if options.z_loss else of_target
     return of_words + of_logsumexp, of_target
 

@@ -53,11 +53,13 @@ def lowered(name: str, target: str) -> list[Any]:
 
     def both(function: Callable[..., Any], cotangent: Any, *arrays: Any) -> Any:
         out, pull = jax.vjp(function, *arrays)
-        return out, pull(cotangent)
+        # Of the others, the tangent is XLA's, or is made of the same kernels.
+        tangent = jax.jvp(function, arrays, arrays)[1] if function is loss else None
+        return out, pull(cotangent), tangent
 
     out = jax.eval_shape(function, *arrays)
     found = list(lowerings_of(partial(both, function), [out, *arrays], resolve(target)))
-    kinds = {matmul: 3, loss: 4}.get(function, 2)
+    kinds = {matmul: 3, loss: 6}.get(function, 2)  # of the loss the forward kernel twice
     assert len(found) == kinds, [lowering.func.name for lowering in found]
     return [lowering for lowering in found if not lowering.func.name.endswith("_forward") or function is rope]
 

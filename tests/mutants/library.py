@@ -31,6 +31,13 @@ MUTANTS = (
         ("tests/kernels/cross_entropy",),
     ),
     Mutant(
+        "cross_entropy: words of two parts of the vocabulary count twice",
+        "kernels/cross_entropy/backward.py",
+        "jnp.where(j.indices[None, :] >= done[()], found, 0)",
+        "found",
+        ("tests/kernels/cross_entropy/test_derivatives.py",),
+    ),
+    Mutant(
         "vmap: an operand that runs share gets one cotangent",
         "tilekern/kernel/derivatives.py",
         "return cotangent.sum(axis=0) if dim is None",
