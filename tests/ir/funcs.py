@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
+from tests.ir.custom import derived
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select, splat
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Block, Builder, Func, Op, Value, cdiv, index_value
 from tilekern.ir.debug import Assert, Print
-from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, Atomic, Dim, Load, Position, Store, Term
@@ -198,8 +198,7 @@ def switched(length: int = 6) -> Func:
         a = b.load(x, at(i).sure, hint="a")
         branches = (lambda: (b.ew("neg", a),), lambda: (b.ew("add", a, a),), lambda: (a,))
         regions = tuple(b.block((), branch) for branch in branches)
-        which = b.ew("sub", i, b.const(1))
-        b.store(out, b.op(Switch, which, regions=regions, hint="a"), at(i).sure)
+        b.store(out, b.op(Switch, b.ew("sub", i, b.const(1)), regions=regions, hint="a"), at(i).sure)
 
     return func("switched", (x, out), (Axis("i", length),), body)
 
@@ -240,12 +239,6 @@ def take_rows(rows: int = 10, columns: int = 6, picked: int = 14) -> Func:
     return func("take_rows", (x, which, out), (Axis("i", picked, 4),), body)
 
 
-def product_rule(b: Source) -> Block:
-    """The rule of y(p), with the tangent t * y."""
-    y, p, t = (Value(TileType((), F32), name) for name in "ypt")
-    return b.block((y, p, t), lambda *_: (b.ew("mul", t, y),))
-
-
 def every_op() -> Func:
     """One of each class of op, with attributes other than the defaults, under awkward names."""
     x, out, tally = ref("x", (7, 9)), ref("an output", (7,), "out"), ref("tally", (7,), "zeros", I32)
@@ -263,8 +256,7 @@ def every_op() -> Func:
         small = b.one(Constant(array=np.array([[np.inf, -np.inf, np.nan, -0.0]], np.float16), shape=(1, 4)))
         dotted = b.op(Dot, small, small, contract=((1,), (1,)), batch=((0,), (0,)), precision="bf16x3")
         total = b.op(Reduce, b.op(Select, mask, padded, table), monoid="sum", dims=(0,))
-        kept = b.op(Stop, b.op(Convert, b.op(Reshape, dotted, shape=()), dtype=F32))
-        kept = b.op(Custom, b.op(Custom, kept, kept, rule=product_rule(b)), reason='none "here"')
+        kept = derived(b, b.op(Convert, b.op(Reshape, dotted, shape=()), dtype=F32))
 
         def more(c: Value, _: Value) -> tuple[Value, ...]:
             return (b.ew("lt", c, c),)

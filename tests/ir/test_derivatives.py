@@ -1,6 +1,7 @@
-from tests.ir.funcs import Source, assert_same, edges, evaluate, product_rule
+from tests.ir.custom import product_rule
+from tests.ir.funcs import assert_same, edges, evaluate
 from tests.ir.test_compute import rejected, value
-from tilekern.ir.core import Block, Value
+from tilekern.ir.core import Block, Builder, Value
 from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.types import BF16, F32, I32, TileType
 
@@ -18,7 +19,7 @@ def test_a_custom_derivative_is_its_first_operand() -> None:
 
 
 def test_a_rule_takes_operands_and_tangents_and_yields_a_tangent() -> None:
-    rule, x, n = product_rule(Source()), value(()), value((), I32)
+    rule, x, n = product_rule(Builder()), value(()), value((), I32)
     op = Custom(operands=(x, x), rule=rule)
     assert op.moving == (1,) and op.copy((x, x)).rule is rule and op.regions == ()
     assert Custom(operands=(x, n, x)).moving == (2,)
@@ -31,7 +32,7 @@ def test_a_rule_takes_operands_and_tangents_and_yields_a_tangent() -> None:
 
 def test_a_rule_uses_its_arguments_alone() -> None:
     x, outside = value(()), Value(TileType((), F32))
-    rule = product_rule(Source())
+    rule = product_rule(Builder())
     rejected("a rule uses its arguments alone", Custom, x, x, rule=Block(rule.args, rule.ops, (outside,)))
     wrong = rule.ops[0].copy((outside, outside))
     rejected("a rule uses its arguments alone", Custom, x, x, rule=Block(rule.args, (wrong,), wrong.results))
