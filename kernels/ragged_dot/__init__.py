@@ -1,7 +1,16 @@
-"""Products of consecutive groups of rows with a matrix each: `ragged_dot(lhs, rhs, group_sizes)`."""
+"""Products of groups of rows: `ragged_dot` with a matrix each, `ragged_contracting_dot` into a matrix each."""
 
-from tilekern.kernels.ragged_dot.api import ragged_dot
+from tilekern.kernels.ragged_dot import derivatives as derivatives  # the rules of the kernels
+from tilekern.kernels.ragged_dot.api import ragged_contracting_dot, ragged_dot
+from tilekern.kernels.ragged_dot.contracting import ragged_contracting_forward
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
-from tilekern.kernels.ragged_dot.reference import reference
+from tilekern.kernels.ragged_dot.reference import contracting_reference, reference
 
-__all__ = ["ragged_dot", "ragged_dot_forward", "reference"]
+__all__ = [
+    "contracting_reference",
+    "ragged_contracting_dot",
+    "ragged_contracting_forward",
+    "ragged_dot",
+    "ragged_dot_forward",
+    "reference",
+]

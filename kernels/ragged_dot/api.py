@@ -1,4 +1,4 @@
-"""The public function: checks, and the ends of the groups."""
+"""The public functions: checks, and the ends of the groups."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames
 from tilekern.kernels.api import as_int32, is_float, is_integer, require
+from tilekern.kernels.ragged_dot.contracting import ragged_contracting_forward
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
 
 hide_frames(__file__)
@@ -19,6 +20,7 @@ def ragged_dot(
     rhs: jax.Array,
     group_sizes: jax.Array,
     *,
+    transpose_rhs: bool = False,
     target: str | None = None,
     block_m: int | None = None,
     block_n: int | None = None,
@@ -29,12 +31,15 @@ def ragged_dot(
     The products of a mixture of experts, when tokens are sorted by expert. A border between groups may lie anywhere,
     groups may be empty, and what is in the rows and the matrix of one group (NaN, say) does not touch another.
 
+    Derivatives of any order, in both modes, are grouped products, too. That of rhs is `ragged_contracting_dot`.
+
     Args:
       lhs: [M, K], float32, bfloat16, float16 or float64 (accumulated in float64).
-      rhs: [G, K, N] of the same dtype.
+      rhs: [G, K, N] of the same dtype; [G, N, K] with `transpose_rhs`.
       group_sizes: integers [G]: the first group_sizes[0] rows are group 0's, the next group_sizes[1] group 1's, and
         so on. Rows that all groups together do not reach are 0 in the result; groups that reach beyond M are cut, for
         sizes of any magnitude, and those of a negative size are empty.
+      transpose_rhs: multiply by rhs[g] transposed, which is read in place.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
       block_n: columns of a tile.
@@ -53,12 +58,58 @@ def ragged_dot(
       >>> ragged_dot(jnp.ones((5, 1)), rhs, jnp.array([2, 0, 1])).ravel()
       Array([  1.,   1., 100.,   0.,   0.], dtype=float32)
     """
-    _check(lhs, rhs, group_sizes)
+    _check(lhs, rhs, group_sizes, transpose_rhs)
     rows, groups = lhs.shape[0], rhs.shape[0]
     if groups == 0:
-        return jnp.zeros((rows, rhs.shape[2]), lhs.dtype)
+        return jnp.zeros((rows, rhs.shape[1 if transpose_rhs else 2]), lhs.dtype)
     ends = _ends(as_int32(group_sizes), rows)
-    return ragged_dot_forward(lhs, rhs, ends, target=target, block_m=block_m, block_n=block_n, block_k=block_k)
+    blocks = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
+    return ragged_dot_forward(lhs, rhs, ends, transpose_rhs=transpose_rhs, target=target, **blocks)
+
+
+def ragged_contracting_dot(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    target: str | None = None,
+    block_m: int | None = None,
+    block_n: int | None = None,
+    block_k: int | None = None,
+) -> jax.Array:
+    """lhs[rows of group g]ᵀ @ rhs[rows of group g], a matrix for each group, accumulated in float32.
+
+    This is the gradient of `ragged_dot` by its matrices: the mode of `jax.lax.ragged_dot_general` with a ragged
+    contracting dim, and `tgmm` of Megablox, which takes lhs as [K, M]. The matrix of an empty group is 0. Rows that no
+    group has count nothing. Derivatives of any order, in both modes, are grouped products, too.
+
+    Args:
+      lhs: [M, K], float32, bfloat16, float16 or float64 (accumulated in float64).
+      rhs: [M, N] of the same dtype.
+      group_sizes: integers [G], as of `ragged_dot`.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+      block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
+      block_n: columns of a tile of the result.
+      block_k: rows of a tile of the result.
+
+    Returns:
+      out[G, K, N] in the dtype of lhs.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes or dtypes do not fit.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.ragged_dot import ragged_contracting_dot
+      >>> ragged_contracting_dot(jnp.arange(5.0)[:, None], jnp.ones((5, 1)), jnp.array([2, 0, 2])).ravel()
+      Array([1., 0., 5.], dtype=float32)
+    """
+    _check_contracting(lhs, rhs, group_sizes)
+    if group_sizes.shape[0] == 0:
+        return jnp.zeros((0, lhs.shape[1], rhs.shape[1]), lhs.dtype)
+    ends = _ends(as_int32(group_sizes), lhs.shape[0])
+    blocks = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
+    return ragged_contracting_forward(lhs, rhs, ends, target=target, **blocks)
 
 
 def _ends(sizes: jax.Array, rows: int) -> jax.Array:
@@ -72,15 +123,32 @@ def _ends(sizes: jax.Array, rows: int) -> jax.Array:
     return jax.lax.associative_scan(add, inside).astype(jnp.int32)
 
 
-def _check(lhs: Any, rhs: Any, group_sizes: Any) -> None:
-    fits = is_float(lhs) and is_float(rhs) and is_integer(group_sizes) and lhs.dtype == rhs.dtype
-    fits = fits and (lhs.ndim, rhs.ndim, group_sizes.ndim) == (2, 3, 1)
+def _check(lhs: Any, rhs: Any, group_sizes: Any, transpose_rhs: bool) -> None:
+    fits = _are_of_one_dtype(lhs, rhs, group_sizes) and (lhs.ndim, rhs.ndim, group_sizes.ndim) == (2, 3, 1)
+    matrices = "rhs[G, N, K]" if transpose_rhs else "rhs[G, K, N]"
     require(
-        fits and lhs.shape[1] == rhs.shape[1] and rhs.shape[0] == group_sizes.shape[0],
+        fits and lhs.shape[1] == rhs.shape[2 if transpose_rhs else 1] and rhs.shape[0] == group_sizes.shape[0],
         "ragged_dot",
-        expected="lhs[M, K] and rhs[G, K, N] of one float dtype of at least 16 bits, integer group_sizes[G]",
+        expected=f"lhs[M, K] and {matrices} of one float dtype of at least 16 bits, integer group_sizes[G]",
         fix="reshape leading dims into M; cast with .astype",
         lhs=lhs,
         rhs=rhs,
         group_sizes=group_sizes,
     )
+
+
+def _check_contracting(lhs: Any, rhs: Any, group_sizes: Any) -> None:
+    fits = _are_of_one_dtype(lhs, rhs, group_sizes) and (lhs.ndim, rhs.ndim, group_sizes.ndim) == (2, 2, 1)
+    require(
+        fits and lhs.shape[0] == rhs.shape[0],
+        "ragged_contracting_dot",
+        expected="lhs[M, K] and rhs[M, N] of one float dtype of at least 16 bits, integer group_sizes[G]",
+        fix="reshape leading dims into M; cast with .astype",
+        lhs=lhs,
+        rhs=rhs,
+        group_sizes=group_sizes,
+    )
+
+
+def _are_of_one_dtype(lhs: Any, rhs: Any, group_sizes: Any) -> bool:
+    return is_float(lhs) and is_float(rhs) and is_integer(group_sizes) and lhs.dtype == rhs.dtype

@@ -16,17 +16,23 @@ import tilekern as tk
 from tilekern.kernels.blocks import depth, even, power_of_two, tiled
 
 
-def _out_type(lhs: Any, rhs: Any, ends: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[2]), lhs.dtype)
+def _columns(rhs: Any, transpose_rhs: bool) -> int:
+    return rhs.shape[1 if transpose_rhs else 2]
 
 
-@tk.kernel(out_type=_out_type)
+def out_type(lhs: Any, rhs: Any, ends: Any, *, transpose_rhs: bool) -> jax.ShapeDtypeStruct:
+    """The type of the result."""
+    return jax.ShapeDtypeStruct((lhs.shape[0], _columns(rhs, transpose_rhs)), lhs.dtype)
+
+
+@tk.kernel(out_type=out_type, linear=("lhs",))
 def ragged_dot_forward(
     lhs: tk.Ref,
     rhs: tk.Ref,
     ends: tk.Ref,
     out: tk.Ref,
     *,
+    transpose_rhs: bool = False,
     block_m: tk.Block = 128,
     block_n: tk.Block = 128,
     block_k: tk.Block = 64,
@@ -34,10 +40,10 @@ def ragged_dot_forward(
     """lhs[M, K], rhs[G, K, N], ends int32[G] (ascending, in [0, M]) -> out[M, N].
 
     The rows of group g are ends[g - 1], ..., ends[g] - 1, and out[rows] = lhs[rows] @ rhs[g], accumulated in float32
-    (float64 for float64). Rows from ends[G - 1] on are 0.
+    (float64 for float64). Rows from ends[G - 1] on are 0. With `transpose_rhs` rhs is given as [G, N, K].
     """
     i = tk.parallel(lhs.shape[0], block_m)
-    j = tk.parallel(rhs.shape[2], block_n)
+    j = tk.parallel(out.shape[1], block_n)
     groups, inner = rhs.shape[0], lhs.shape[1]
     wide = tk.accumulator(lhs.dtype)
     every = ends[:]
@@ -46,7 +52,7 @@ def ragged_dot_forward(
         begin, end = ends[g - 1], ends[g]  # ends[-1] is outside of the array: a load gives 0
 
         def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
-            return tk.dot(lhs[i, k], rhs[g, k, j], acc)
+            return tk.dot(lhs[i, k], rhs[g, j, k].T if transpose_rhs else rhs[g, k, j], acc)
 
         needed = tk.serial(inner, block_k, stop=jnp.where(begin < end, inner, 0), whole_tiles=True)
         product = tk.fold(needed, step, tk.zeros((i, j), wide))
@@ -61,21 +67,21 @@ def ragged_dot_forward(
 
 
 @ragged_dot_forward.schedule("cpu")
-def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+def _cpu(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[str, int]:
     """Few rows, because a border inside of a tile doubles its product; of the other dims as much as the caches hold."""
     return {
         "block_m": even(lhs.shape[0], 128),
-        "block_n": even(rhs.shape[2], 1024),
+        "block_n": even(_columns(rhs, transpose_rhs), 1024),
         "block_k": even(lhs.shape[1], 1024),
     }
 
 
 @ragged_dot_forward.schedule("cpu:llvm")
-def _llvm(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+def _llvm(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[str, int]:
     """Few rows, as on "cpu:xla"; smaller blocks of `rhs`, whose copies stay in the cache of a core."""
     return {
         "block_m": even(lhs.shape[0], 128),
-        "block_n": even(rhs.shape[2], 512),
+        "block_n": even(_columns(rhs, transpose_rhs), 512),
         "block_k": even(lhs.shape[1], 256),
     }
 
@@ -105,12 +111,12 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
 
 
 @ragged_dot_forward.schedule("tpu")
-def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+def _tpu(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[str, int]:
     """The blocks of a matmul, with fewer rows: a border inside of a tile doubles its product. Whole rows are in VMEM.
 
     The tiles fit the 64 MiB that each TPU has, for an exported program may run on any.
     """
-    (rows, inner), columns, itemsize = lhs.shape, rhs.shape[2], lhs.dtype.itemsize
+    (rows, inner), columns, itemsize = lhs.shape, _columns(rhs, transpose_rhs), lhs.dtype.itemsize
     block_k = max(1, inner) if inner * tiled(columns, 1024, 128) * itemsize <= 8 << 20 else tiled(inner, 2048, 128)
     copied = (
         4 * block_k * 4 if lhs.dtype == jnp.float32 else 0

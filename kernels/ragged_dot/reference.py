@@ -1,4 +1,4 @@
-"""The definition of ragged_dot, in plain jnp: a product of all rows with each matrix."""
+"""The definitions of ragged_dot and of ragged_contracting_dot, in plain jnp: a product of all rows for each group."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 
 
-def reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, dtype: Any = None) -> jax.Array:
+def reference(
+    lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, dtype: Any = None, transpose_rhs: bool = False
+) -> jax.Array:
     """out[M, N] = lhs[M, K] @ rhs[g, K, N] for the rows of group g; the first group_sizes[0] rows are group 0's, etc.
 
     Rows behind the last group are 0. Accumulated in `dtype`: if None in float32, in float64 for float64 inputs; in the
-    dtype of lhs.
+    dtype of lhs. With `transpose_rhs` rhs is given as [G, N, K].
     """
+    rhs = rhs.swapaxes(1, 2) if transpose_rhs else rhs
     wide = dtype or jnp.promote_types(lhs.dtype, jnp.float32)
     rows = jnp.arange(lhs.shape[0])[:, None]
 
@@ -25,3 +28,16 @@ def reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, dtype: 
     out = jnp.zeros((lhs.shape[0], rhs.shape[2]), wide)
     (out, _), _ = jax.lax.scan(add, (out, jnp.zeros((), group_sizes.dtype)), (rhs, group_sizes))
     return out.astype(lhs.dtype)
+
+
+def contracting_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, dtype: Any = None) -> jax.Array:
+    """out[g, K, N] = lhs[rows, K]ᵀ @ rhs[rows, N] for the rows of group g, accumulated as in `reference`."""
+    wide = dtype or jnp.promote_types(lhs.dtype, jnp.float32)
+    rows = jnp.arange(lhs.shape[0])[:, None]
+    ends = jnp.cumsum(group_sizes)
+
+    def one(begin: jax.Array, end: jax.Array) -> jax.Array:
+        left, right = (jnp.where((rows >= begin) & (rows < end), x, 0) for x in (lhs, rhs))
+        return jnp.matmul(left.T, right, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
+
+    return jax.vmap(one)(ends - group_sizes, ends).astype(lhs.dtype)

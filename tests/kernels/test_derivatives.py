@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 from tests.kernels.programs import arrays_of, calls, equations
-from tilekern.kernels import layer_norm, matmul, rms_norm, rope, softmax, swiglu
+from tilekern.kernels import layer_norm, matmul, ragged_dot, rms_norm, rope, softmax, swiglu
 from tilekern.kernels.norms import norm_backward
 from tilekern.testing import assert_close, in_float64
 
@@ -73,6 +73,19 @@ def product(x: Any, w: Any, *, dtype: Any = None, transpose_x: bool = False, tra
     return matmul.reference(x.T if transpose_x else x, w.T if transpose_w else w)
 
 
+def grouped(lhs: Any, rhs: Any, *, of: Callable[..., Any], **keywords: Any) -> Any:
+    """A product of groups of rows, one of them empty, with rows that no group has; its definition accumulates as it."""
+    keywords.pop("dtype", None)
+    return of(lhs, rhs, np.array([5, 0, 3, 1], np.int32), **keywords)
+
+
+def differentiated_groups(name: str, *shapes: tuple[int, ...], **keywords: Any) -> Differentiated:
+    """A function of `ragged_dot` and its definition."""
+    definition = ragged_dot.reference if name == "ragged_dot" else ragged_dot.contracting_reference
+    ours, theirs = (partial(grouped, of=f) for f in (getattr(ragged_dot, name), definition))
+    return Differentiated(ours, theirs, shapes, keywords)
+
+
 LEFT, RIGHT = ((13, 21), (21, 21))
 KERNELS = {
     "rms_norm": Differentiated(rms_norm.rms_norm, rms_norm.reference, (MATRIX, VECTOR), {"offset": 1.0, "eps": 0.1}),
@@ -88,6 +101,9 @@ KERNELS = {
     "matmul_tt": Differentiated(
         matmul.matmul, product, (LEFT[::-1], RIGHT[::-1]), {"transpose_x": True, "transpose_w": True}
     ),
+    "ragged_dot": differentiated_groups("ragged_dot", (11, 6), (4, 6, 6)),
+    "ragged_dot_nt": differentiated_groups("ragged_dot", (11, 6), (4, 9, 6), transpose_rhs=True),
+    "ragged_contracting_dot": differentiated_groups("ragged_contracting_dot", (11, 6), (11, 9)),
     "rope": Differentiated(
         partial(turned, rotate=rope.rope), partial(turned, rotate=rope.reference), ((2, 7, 3, 10), (5,))
     ),
@@ -95,7 +111,7 @@ KERNELS = {
 }
 ROW_KERNELS = ("rms_norm", "layer_norm", "softmax", "swiglu")
 every_kernel = pytest.mark.parametrize("name", KERNELS)
-some_kernels = pytest.mark.parametrize("name", [*ROW_KERNELS, "matmul", "rope"])
+some_kernels = pytest.mark.parametrize("name", [*ROW_KERNELS, "matmul", "ragged_dot", "rope"])
 
 
 def pulled(function: Callable[..., Any], *arrays: Any) -> Any:

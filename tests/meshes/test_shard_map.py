@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import tilekern as tk
 from tests.lang.checks import like_first, numbers
 from tilekern.errors import ArgumentError, CarryError
-from tilekern.kernels import cross_entropy, layer_norm, matmul
+from tilekern.kernels import cross_entropy, layer_norm, matmul, ragged_dot
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.nn import dot_product_attention
 from tilekern.testing import assert_close, in_float64
@@ -256,6 +256,32 @@ def test_rows_with_replicated_weights(kernel: Any, order: int, check: bool) -> N
     every = tuple(range(len(specs)))
     found = jax.jit(jax.grad(loss(mapped), every))(x, *others)
     agree(found, jax.grad(loss(reference), every), x, *others, length=x.size)
+
+
+@checks
+@pytest.mark.parametrize("order", [1, 2])
+def test_groups_of_rows_with_replicated_matrices(order: int, check: bool) -> None:
+    """Each device has rows and sizes of its own; the gradients of the matrices are sums over all devices."""
+    lhs, rhs = jnp.sin(numbers(16, 3)), jnp.cos(numbers(2, 3, 4))
+    sizes = jnp.array([[1, 3], [0, 2], [4, 0], [2, 2]], jnp.int32)
+
+    def loss(call: Callable[..., Any]) -> Callable[..., Any]:
+        first = lambda *a: (call(*a) ** 2).sum()  # noqa: E731
+        if order == 1:
+            return first
+        return lambda *a: sum((g**2).sum() for g in jax.grad(first, (0, 1))(*a))
+
+    def local(lhs: Any, rhs: Any, sizes: Any) -> Any:
+        return ragged_dot.ragged_dot(lhs, rhs, sizes[0])
+
+    def naive(lhs: Any, rhs: Any) -> Any:
+        each = jax.vmap(ragged_dot.reference, (0, None, 0))(lhs.reshape(4, 4, 3), rhs, sizes)
+        return each.reshape(16, 4)
+
+    specs = P("data"), P(), P("data")
+    mapped = jax.shard_map(local, mesh=FOUR, in_specs=specs, out_specs=P("data"), check_vma=check)
+    found = jax.jit(jax.grad(loss(lambda *a: mapped(*a, sizes)), (0, 1)))(lhs, rhs)
+    agree(found, jax.grad(loss(naive), (0, 1)), lhs, rhs, length=48)
 
 
 @checks

@@ -1,0 +1,85 @@
+"""The kernel of a grouped product whose inner dim is the one that is cut into groups: a matrix for each group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+import tilekern as tk
+from tilekern.kernels.blocks import depth, even, power_of_two, tiled
+
+
+def out_type(lhs: Any, rhs: Any, ends: Any) -> jax.ShapeDtypeStruct:
+    """The type of the result."""
+    return jax.ShapeDtypeStruct((ends.shape[0], lhs.shape[1], rhs.shape[1]), lhs.dtype)
+
+
+@tk.kernel(out_type=out_type, linear=("lhs",))
+def ragged_contracting_forward(
+    lhs: tk.Ref,
+    rhs: tk.Ref,
+    ends: tk.Ref,
+    out: tk.Ref,
+    *,
+    block_k: tk.Block = 128,
+    block_n: tk.Block = 128,
+    block_m: tk.Block = 64,
+) -> None:
+    """lhs[M, K], rhs[M, N], ends int32[G] (ascending, in [0, M]) -> out[G, K, N].
+
+    The rows of group g are ends[g - 1], ..., ends[g] - 1, and out[g] = lhs[rows]ᵀ rhs[rows], accumulated in float32
+    (float64 for float64). A group of no rows has a matrix of zeros.
+    """
+    g = tk.parallel(ends.shape[0])
+    k, j = tk.grid((lhs.shape[1], block_k), (rhs.shape[1], block_n), order=tk.grouped(8))
+
+    def step(i: tk.Tile, acc: jax.Array) -> jax.Array:
+        return tk.dot(lhs[i, k].T, rhs[i, j], acc)
+
+    # ends[-1] is outside of the array: a load gives 0
+    rows = tk.serial(lhs.shape[0], block_m, start=ends[g - 1], stop=ends[g])
+    out[g, k, j] = tk.fold(rows, step, tk.zeros((k, j), tk.accumulator(lhs.dtype))).astype(out.dtype)
+
+
+@ragged_contracting_forward.schedule("cpu")
+def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+    """Few rows, because the lanes of a tile that another group has are computed, too."""
+    return {
+        "block_k": even(lhs.shape[1], 1024),
+        "block_n": even(rhs.shape[1], 1024),
+        "block_m": even(lhs.shape[0], 128),
+    }
+
+
+@ragged_contracting_forward.schedule("cpu:llvm")
+def _llvm(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+    """Large tiles, which copy less of the operands for a product; few rows, as on "cpu:xla"."""
+    return {
+        "block_k": even(lhs.shape[1], 512),
+        "block_n": even(rhs.shape[1], 512),
+        "block_m": even(lhs.shape[0], 128),
+    }
+
+
+@ragged_contracting_forward.schedule("cuda")
+def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
+    """The tiles of a matmul: without tensor cores, operands and sums are all in registers."""
+    inner, columns, itemsize = lhs.shape[1], rhs.shape[1], lhs.dtype.itemsize
+    side = 64 if itemsize > 2 else 128
+    return {
+        "block_k": power_of_two(inner, side, 16),
+        "block_n": power_of_two(columns, side, 16),
+        "block_m": depth(lhs.shape[0], itemsize),
+        "num_warps": 8,
+        "num_stages": 3,
+    }
+
+
+@ragged_contracting_forward.schedule("tpu")
+def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+    return {
+        "block_k": tiled(lhs.shape[1], 512, 128),
+        "block_n": tiled(rhs.shape[1], 512, 128),
+        "block_m": tiled(lhs.shape[0], 256, 128),
+    }
