@@ -15,6 +15,7 @@ from tilekern.kernel import (
     Zeros,
     interpret,
     kernel,
+    load,
     op,
 )
 from tilekern.lang.bits import random_bits, unpack
@@ -63,6 +64,7 @@ __all__ = [
     "hoist",
     "interpret",
     "kernel",
+    "load",
     "op",
     "parallel",
     "points",

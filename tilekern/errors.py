@@ -155,6 +155,10 @@ class ParseError(TilekernError, ValueError):
     """A text is not the text form of a Func."""
 
 
+class LoadError(TilekernError, ValueError):
+    """A file is not that of a saved kernel, was changed, or is of a newer version."""
+
+
 # --- old names, until the next version --------------------------------------------------------------------------------
 
 _OLD = ("OutOfBounds", "Unwritten", "WriteConflict", "OrderDependence", "DeviceAssertion")

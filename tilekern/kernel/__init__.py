@@ -18,7 +18,7 @@ from tilekern.kernel.op import CustomOp, op
 from tilekern.kernel.op_stages import CompiledOp, LoweredOp, TracedOp
 from tilekern.kernel.results import Sum, Zeros
 from tilekern.kernel.signature import Block, Signature
-from tilekern.kernel.stages import Compiled, Lowered, Traced, interpret
+from tilekern.kernel.stages import Compiled, Lowered, Traced, interpret, load
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target
 from tilekern.primitive import call
@@ -38,6 +38,7 @@ __all__ = [
     "Zeros",
     "interpret",
     "kernel",
+    "load",
     "op",
 ]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ class Interface:
       arguments: the inputs as pytrees of `jax.ShapeDtypeStruct`.
       results: the types of the results.
       captured: arrays that a body closes over, operands after those of the arguments.
+      statics: the static arguments, in words.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Interface:
     arguments: tuple[Any, ...]
     results: Results
     captured: tuple[Any, ...] = ()
+    statics: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def captures_tracers(self) -> bool:
@@ -99,7 +101,8 @@ class Interface:
 
 def of_call(call: DeclaredCall, captured: tuple[Any, ...] = ()) -> Interface:
     """The interface of a declared kernel or op."""
-    return Interface(call.name, call.signature, call.arguments, call.results, captured)
+    statics = {name: describe(value) for name, value in call.statics.items()}
+    return Interface(call.name, call.signature, call.arguments, call.results, captured, statics)
 
 
 def of_flat_arrays(family: TileFamily, target: Target) -> Interface:

@@ -100,7 +100,7 @@ class KernelFamily(TileFamily):
         return [*jax.tree.leaves(self.declared.arguments), *captured]
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        if self.declared.rules.states_none:
+        if not self.states_rules:
             return derived.jvp(self, primals, tangents)
         return derivatives.jvp(self.declared, primals, tangents)
 
@@ -112,6 +112,10 @@ class KernelFamily(TileFamily):
     @property
     def residuals(self) -> int:
         return self.declared.definition.residuals
+
+    @property
+    def states_rules(self) -> bool:
+        return not self.declared.rules.states_none
 
     @property
     def derives(self) -> KernelFamily:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +16,13 @@ from tilekern.ir.interpret import interpret as _interpret
 from tilekern.kernel.derived import backward_family, tangent_family
 from tilekern.kernel.interface import Interface, of_flat_arrays
 from tilekern.kernel.packed import packed
+from tilekern.kernel.saved import decode, encode
 from tilekern.kernel.tile_family import Member, TileFamily
 from tilekern.lang.tiles import describe
 from tilekern.lower.lowering import CompiledProgram
 from tilekern.lower.resources import Resources
 from tilekern.lower.target import Target, resolve
+from tilekern.primitive import call
 
 
 class Traced:
@@ -34,6 +39,41 @@ class Traced:
 
     def __str__(self) -> str:
         return str(self.ir)
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Call the kernel on arrays of the types it was traced for, inside or outside of `jax.jit`, as by its name."""
+        leaves = self._interface.flat(arrays)
+        return self._interface.results.pack(call(self._family, *leaves, *self._interface.captured))
+
+    def save(self, path: str | PathLike[str], targets: Sequence[str] | None = None) -> None:
+        """Write the block IR to a file, which `tilekern.load` reads where the kernel's source need not be.
+
+        The file is text: the version of its format; the kernel's name, types and static arguments; and the block IR for
+        each target, with its blocks and launch options. It holds the names of source files and the lines of each
+        operation, for errors. It is written whole or not at all.
+
+        Args:
+          path: the file.
+          targets: the targets to save the kernel for, and that of the trace besides. All by default, without those for
+            which the schedule raises an error.
+
+        Raises:
+          tilekern.errors.TargetError: there is no such target; or the body closes over values that are being traced.
+          tilekern.errors.ArgumentError: arguments are in containers other than tuples, lists and dicts.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, pathlib, tempfile, tilekern as tk
+          >>> @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+          ... def double(x, out):
+          ...     out[...] = x[...] * 2
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     path = pathlib.Path(folder, "double.tile")
+          ...     double.trace(jnp.arange(3)).save(path)
+          ...     tk.load(path)(jnp.arange(3))
+          Array([0, 2, 4], dtype=int32)
+        """
+        _check_closed(self._interface)
+        _write_whole(Path(path), encode(self._family, self._interface, self._target, targets))
 
     def lower(self, target: str = "cpu") -> Lowered:
         """Lower to a target, with the blocks that the kernel's schedule has for it."""
@@ -186,6 +226,29 @@ class Compiled:
     def memory_analysis(self) -> Any:
         """XLA's account of the program's memory; `.temp_size_in_bytes` is its scratch."""
         return self._compiled.memory_analysis()
+
+
+def load(path: str | PathLike[str]) -> Traced:
+    """The traced kernel that `Traced.save` wrote to a file.
+
+    It can be called, also under `jax.jit` and `jax.vmap`, interpreted, and lowered for the targets that it was saved
+    for: to the same programs. Its derivatives are derived from the block IR. A kernel whose author states
+    rules for them has none when it is loaded: the rules are Python functions.
+
+    Raises:
+      tilekern.errors.LoadError: it is no such file, was changed, or was saved by a newer version of tilekern.
+    """
+    return Traced(*decode(Path(path).read_text(encoding="ascii", errors="replace"), str(path)))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file under another name and rename it, so that no reader sees an incomplete one."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.write_text(text, encoding="ascii", newline="\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def interpret(traced: Traced) -> Callable[..., Any]:

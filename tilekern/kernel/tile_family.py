@@ -69,6 +69,11 @@ class TileFamily(Family):
         raise NotImplementedError
 
     @property
+    def states_rules(self) -> bool:
+        """True if the author states derivatives, so that none are derived from the block IR."""
+        return False
+
+    @property
     def derives(self) -> TileFamily:
         """The family that derivatives are derived from."""
         return self
@@ -143,6 +148,10 @@ class BatchedFamily(TileFamily):
     @property
     def residuals(self) -> int:
         return self._inner.residuals
+
+    @property
+    def states_rules(self) -> bool:
+        return self._inner.states_rules
 
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:

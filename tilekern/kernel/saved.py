@@ -1,0 +1,227 @@
+"""Traced kernels in files: a header, then the block IR as text.
+
+    tilekern kernel, version 1, sha256 90bf…
+    {"name": "double", "arguments": …, "results": …, "targets": …}
+
+    func @double(%x: ref<f32[8], in>, %out: ref<f32[8], out>) {
+      …
+
+The first line has the version of the format, and a hash of all that follows. The header is JSON, and ends at an empty
+line. There is one Func for each choice of blocks; each target names its Func and its launch options. `decode` trusts
+nothing: the verifier checks each Func, and its arrays must be those that the header tells callers.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from tilekern.errors import ArgumentError, LoadError, ParseError, TilekernError
+from tilekern.ir.core import Array, Func
+from tilekern.ir.parse import parse
+from tilekern.ir.text import to_text
+from tilekern.ir.types import DTYPES, FOUR_BITS, dtype_name, packed_type
+from tilekern.kernel.interface import Interface
+from tilekern.kernel.results import Results
+from tilekern.kernel.saved_family import SavedFamily
+from tilekern.kernel.signature import LAUNCH, Signature
+from tilekern.kernel.tile_family import Member, TileFamily
+from tilekern.lang.tiles import describe
+from tilekern.lower.target import TARGETS, Target, resolve
+
+VERSION = 1
+"""The version of the format. A change that older versions of tilekern cannot read takes the next number."""
+
+_FIRST_LINE = re.compile(r"tilekern kernel, version (\d{1,9}), sha256 ([0-9a-f]{64})\n", re.ASCII)
+_TYPE = re.compile(r"(\w+)\[((?:\d{1,18}(?:, )?)*)\]", re.ASCII)
+_DTYPES = {**DTYPES, **{str(dtype): dtype for dtype in FOUR_BITS}}
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def encode(family: TileFamily, interface: Interface, default: Target, targets: Sequence[str] | None) -> str:
+    """The text of a file with the kernel for some targets, or for all whose blocks the schedule knows."""
+    members: dict[str, dict[str, Any]] = {}
+    saved: dict[str, dict[str, Any]] = {}
+    chosen = TARGETS.values() if targets is None else [resolve(name) for name in targets]
+    for target in dict.fromkeys((default, *chosen)):
+        try:
+            member, launch = family.member(target), family.launch(target)
+        except TilekernError:
+            if targets is not None or target == default:
+                raise
+            continue  # the schedule has no blocks for it
+        text = to_text(member.func, locations=True)
+        members.setdefault(text, {"reads": list(member.reads), "constants": [_array_text(x) for x in member.constants]})
+        saved[target.name] = {"member": list(members).index(text), "launch": dict(launch)}
+    header = {
+        **_header(interface),
+        "asked": None if family.asked is None else family.asked.asked_as,
+        "default": default.name,
+        "residuals": None if family.states_rules else family.residuals,
+        "members": list(members.values()),
+        "targets": saved,
+    }
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in header.items())
+    rest = f"{{{lines}}}\n\n" + "\n".join(members)
+    return f"tilekern kernel, version {VERSION}, sha256 {_hash(rest)}\n{rest}"
+
+
+def _header(interface: Interface) -> dict[str, Any]:
+    name = interface.name
+    return {
+        "name": name,
+        "arrays": list(interface.signature.arrays),
+        "arguments": [_tree_text(name, tree) for tree in interface.arguments],
+        "results": [_tree_text(name, tree) for tree in interface.results.trees],
+        "single": interface.results.single,
+        "statics": dict(interface.statics),
+        "captured": [_array_text(array) for array in interface.captured],
+    }
+
+
+def _tree_text(name: str, tree: Any) -> Any:
+    """A pytree of types as JSON: an object is a dict, a list a tuple, a list behind "list" a list."""
+    if tree is None:
+        return None
+    if isinstance(tree, jax.ShapeDtypeStruct):
+        return f"{dtype_name(tree.dtype)}{list(tree.shape)}"
+    kind = cast(Any, type(tree))
+    if kind is dict and all(isinstance(key, str) for key in tree):
+        return {key: _tree_text(name, value) for key, value in tree.items()}
+    if kind in (tuple, list):
+        nodes = [_tree_text(name, value) for value in tree]
+        return nodes if kind is tuple else ["list", *nodes]
+    raise ArgumentError(
+        f"{name} cannot be saved with these arguments or results",
+        expected="arrays in tuples, lists and dicts with keys that are strings",
+        got=describe(tree),
+        fix="trace a kernel that takes a tuple or a dict in its place",
+    )
+
+
+def _array_text(array: Any) -> list[str]:
+    found = np.asarray(array)
+    return [f"{dtype_name(found.dtype)}{list(found.shape)}", base64.b64encode(found.tobytes()).decode()]
+
+
+def _hash(rest: str) -> str:
+    return hashlib.sha256(rest.encode()).hexdigest()
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def decode(text: str, file: str) -> tuple[SavedFamily, Interface, Target]:
+    """The kernel of a file.
+
+    Raises:
+      LoadError: the text is not the one of a saved kernel, was changed, or has a newer version.
+      ParseError: a Func in it breaks a rule of the block IR.
+    """
+    head, _, body = _checked(text, file).partition("\n\n")
+    try:
+        header = json.loads(head)
+        funcs = [parse(f"func {one}") for one in f"\n{body}".split("\nfunc ")[1:]]
+        return _kernel(header, funcs)
+    except ParseError:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise _unreadable(file, f"a header that does not fit: {type(error).__name__}: {error}") from error
+
+
+def _checked(text: str, file: str) -> str:
+    """All but the first line, which must be of this version and have the hash of the rest."""
+    first = _FIRST_LINE.match(text)
+    if first is None:
+        raise _unreadable(file, f"a file that begins with {describe(text[:20])}")
+    version, rest = int(first[1]), text[first.end() :]
+    if version > VERSION:
+        raise LoadError(
+            f"{file} was saved by a newer version of tilekern",
+            expected=f"version {VERSION} of the format, or an older one",
+            got=f"version = {version}",
+            fix="upgrade tilekern, or save the kernel again with this version",
+        )
+    if _hash(rest) != first[2]:
+        raise _unreadable(file, "a text that was changed after it was saved: its hash is another one")
+    return rest
+
+
+def _unreadable(file: str, got: str) -> LoadError:
+    return LoadError(
+        f"{file} is not the file of a saved kernel",
+        expected="a file as kernel.trace(...).save(path) writes it",
+        got=got,
+        fix="save the kernel again",
+    )
+
+
+def _kernel(header: Mapping[str, Any], funcs: Sequence[Func]) -> tuple[SavedFamily, Interface, Target]:
+    name = str(header["name"])
+    arguments, results = (tuple(map(_tree, header[key])) for key in ("arguments", "results"))
+    signature = Signature(name, tuple(map(str, header["arrays"])), {}, {}, {})
+    captured = tuple(map(_array, header["captured"]))
+    statics = {str(key): str(value) for key, value in header["statics"].items()}
+    interface = Interface(name, signature, arguments, Results(results, (), header["single"] is True), captured, statics)
+    types = [*jax.tree.leaves(arguments), *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in captured)]
+    outputs = jax.tree.leaves(results)
+    members = [_member(given, func, types, outputs) for given, func in zip(header["members"], funcs, strict=True)]
+    by_target = {t: (members[int(found["member"])], _launch(found)) for t, found in header["targets"].items()}
+    asked = None if header["asked"] is None else resolve(header["asked"])
+    default = TARGETS[header["default"]]
+    residuals = None if header["residuals"] is None else int(header["residuals"])
+    return SavedFamily(name, asked, types, outputs, by_target, residuals), interface, default
+
+
+def _member(given: Mapping[str, Any], func: Func, types: Sequence[Any], outputs: Sequence[Any]) -> Member:
+    """A member whose arrays are those that the header has; else compiled code would leave the arrays of a call."""
+    constants = tuple(map(_array, given["constants"]))
+    member = Member(func, tuple(map(int, given["reads"])), constants)
+    if not all(0 <= number < len(types) + len(constants) for number in member.reads):
+        raise ValueError(f"reads = {member.reads}")
+    pairs = (("inputs", member.inputs(types), func.inputs), ("outputs", outputs, func.outputs))
+    for what, told, params in pairs:
+        found = [(p.ref.shape, p.ref.dtype) for p in params]
+        wanted = [packed_type(tuple(t.shape), np.dtype(t.dtype)) for t in told]
+        if found != wanted:
+            raise ValueError(f"{what} of @{func.name} = {', '.join(str(p.ref) for p in params)}")
+    return member
+
+
+def _launch(found: Mapping[str, Any]) -> dict[str, int]:
+    launch = {str(name): int(value) for name, value in found["launch"].items()}
+    if not set(launch) <= set(LAUNCH) or min(launch.values(), default=1) < 1:
+        raise ValueError(f"launch = {launch}")
+    return launch
+
+
+def _tree(node: Any) -> Any:
+    if isinstance(node, str):
+        return _type(node)
+    if isinstance(node, list):
+        nodes = cast("list[Any]", node)
+        return list(map(_tree, nodes[1:])) if nodes[:1] == ["list"] else tuple(map(_tree, nodes))
+    return None if node is None else {key: _tree(value) for key, value in node.items()}
+
+
+def _type(text: str) -> jax.ShapeDtypeStruct:
+    found = _TYPE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"no type of an array: {text!r}")
+    return jax.ShapeDtypeStruct(tuple(int(n) for n in found[2].split(", ") if n), _DTYPES[found[1]])
+
+
+def _array(given: Any) -> Array:
+    text, data = given
+    of = _type(text)
+    array: Array = np.frombuffer(base64.b64decode(data, validate=True), of.dtype)
+    return array.reshape(of.shape)
