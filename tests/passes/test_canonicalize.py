@@ -95,6 +95,18 @@ VALUES = {
         "%4 = convert(%2) : f32[8] store %4 to %fs[0 +: 8]",
         "%4 = convert(%2) : f32[8] store %4 to %fs[0 +: 8]",
     ),
+    "convert to a wider float and back": (
+        "%4 = convert(%1) : f64[8] %5 = convert(%4) : f32[8] store %5 to %fs[0 +: 8]",
+        "store %1 to %fs[0 +: 8]",
+    ),
+    "convert to a narrower float and back": (
+        "%4 = convert(%1) : bf16[8] %5 = convert(%4) : f32[8] store %5 to %fs[0 +: 8]",
+        "%4 = convert(%1) : bf16[8] %5 = convert(%4) : f32[8] store %5 to %fs[0 +: 8]",
+    ),
+    "convert to an integer and back": (
+        "%4 = convert(%1) : i64[8] %5 = convert(%4) : f32[8] store %5 to %fs[0 +: 8]",
+        "%4 = convert(%1) : i64[8] %5 = convert(%4) : f32[8] store %5 to %fs[0 +: 8]",
+    ),
     "identity broadcast": (
         "%4 = broadcast(%1) {dims=[0]} : f32[8] store %4 to %fs[0 +: 8]",
         "store %1 to %fs[0 +: 8]",

@@ -12,6 +12,7 @@ Needs: a verified Func. Gives: no op of the left-hand sides below is left, where
     select(true, x, y), select(p, x, x)   → x
     select(false, x, y)                   → y
     convert x to its own dtype            → x
+    convert (convert x to a wider float) to x's own dtype → x
     broadcast, reshape, transpose, slice, pad that changes nothing → its operand
     broadcast (broadcast x), reshape (reshape x), transpose (transpose x) → one op on x
     switch of constant index              → that region
@@ -23,8 +24,9 @@ Needs: a verified Func. Gives: no op of the left-hand sides below is left, where
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 
 from tilekern.ir.analysis.ranges import Interval, analyze, fold_index, update
@@ -37,7 +39,7 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Pad, Reshape, Slice, Transpose
-from tilekern.ir.types import BOOL
+from tilekern.ir.types import BOOL, DType, kind_of
 from tilekern.passes.canonicalize_access import Absorber
 
 _Result = Sequence[Value] | None
@@ -134,8 +136,22 @@ def _select(op: Select, rewriter: Rewriter) -> _Result:
 
 
 def _convert(op: Convert, rewriter: Rewriter) -> _Result:
-    """Convert x to its own dtype → x."""
-    return op.operands if op.operands[0].tile.dtype == op.dtype else None
+    """Convert x to its own dtype → x, also by way of a float dtype that holds all of its numbers."""
+    (x,) = op.operands
+    if x.tile.dtype == op.dtype:
+        return [x]
+    inner = rewriter.definition(x)
+    if not isinstance(inner, Convert) or inner.operands[0].tile.dtype != op.dtype:
+        return None
+    return inner.operands if _holds(inner.dtype, op.dtype) else None
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    """True if a float dtype has all numbers of another one."""
+    if kind_of(wide) != "float" or kind_of(narrow) != "float":
+        return False
+    one, other = cast(Any, ml_dtypes.finfo(wide)), cast(Any, ml_dtypes.finfo(narrow))
+    return one.nmant >= other.nmant and one.maxexp >= other.maxexp and one.minexp <= other.minexp
 
 
 # --- shapes --------------------------------------------------------------------------------------------------------
