@@ -1,6 +1,6 @@
 """Random programs: their tangents are JAX's, of the portable program, and their backward passes the transposes.
 
-    ⟨J v, w⟩ = ⟨v, Jᵀ w⟩
+⟨J v, w⟩ = ⟨v, Jᵀ w⟩
 """
 
 from __future__ import annotations

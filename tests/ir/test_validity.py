@@ -12,6 +12,7 @@ import pytest
 from tilekern.ir import control, debug, memory  # noqa: F401 -- all ops are defined
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.core import Array, Builder, Op, Value
+from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
@@ -118,6 +119,8 @@ RULES: dict[str, tuple[type[Op], dict[str, Any], tuple[Array, ...], Oracle]] = {
     ),
     "reduce": (Reduce, {"monoid": "sum", "dims": (1,)}, (M,), lambda op, x, v: v[0].any(axis=1)),
     "reduce of no dim": (Reduce, {"monoid": "sum", "dims": ()}, (M,), every),
+    "stop_gradient": (Stop, {}, (M.astype(np.float32),), every),
+    "custom_derivative": (Custom, {}, (M.astype(np.float32), M), lambda op, x, v: v[0]),
     "arg_reduce": (ArgReduce, {"extreme": "max", "dim": 0}, (M,), lambda op, x, v: v[0].any(axis=0)),
     "scan": (Scan, {"monoid": "sum", "dim": 1}, (M,), every),
     "sort": (Sort, {"dim": 1}, (M,), ordered),

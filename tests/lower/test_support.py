@@ -28,6 +28,7 @@ from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.interpret import interpret as triton_interpret
 from tilekern.lower.xla.emit import emit_xla
+from tilekern.lower.xla.legalize import legalize
 from tilekern.testing import assert_close
 
 FLOATS = [n for n, d in DTYPES.items() if kind_of(d) == "float"]
@@ -203,7 +204,7 @@ class Backend:
 
 NARROW = [n for n, d in DTYPES.items() if d.itemsize < 4]
 BACKENDS = {
-    "xla": Backend("jax", lambda func: func, by_xla),
+    "xla": Backend("jax", legalize, by_xla),
     "triton": Backend("triton", for_triton, by_triton, r"cuda:sm_90 has no atomic \w+ of \w+", NARROW),
     "mosaic": Backend("jax", for_mosaic, by_mosaic, "TPUs have no numbers of 64 bits", [*DTYPES]),
     "llvm": Backend("llvmlite", LlvmLowering, by_llvm),

@@ -4,6 +4,7 @@ A load without a fill reads 0 in lanes that are out of bounds or masked. These l
 computed from them:
 
     elementwise, convert, bitcast   valid where all operands are
+    stated derivatives              as the value that has them
     a and b, a or b of bools        valid also where one operand is, and decides
     select(p, a, b)                 valid where p is, and the one that it chooses
     ops that move elements          as the element that is moved; what an op fills in is a scalar, as valid as that
@@ -21,6 +22,7 @@ from typing import Literal
 
 from tilekern.ir.compute import Dot, Reduce, Select
 from tilekern.ir.core import Builder, Op, Value
+from tilekern.ir.derivatives import Custom
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
@@ -35,7 +37,7 @@ Valid = Value | None
 def sources(op: Op) -> tuple[Value, ...]:
     """The operands of a pure op whose validity is that of its result."""
     match op:
-        case DynamicSlice():
+        case DynamicSlice() | Custom():
             return op.operands[:1]
         case DynamicUpdateSlice():
             return op.operands[:2]
