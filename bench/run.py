@@ -18,7 +18,18 @@ from pathlib import Path
 
 import jax
 
-from bench import attention, attention_gradient, cross_entropy, gradients, matmul, overhead, ragged_dot, rows, vmap
+from bench import (
+    attention,
+    attention_gradient,
+    cross_entropy,
+    derived,
+    gradients,
+    matmul,
+    overhead,
+    ragged_dot,
+    rows,
+    vmap,
+)
 from bench.llvm import attention as llvm_attention
 from bench.llvm import irregular as llvm_irregular
 from bench.llvm import matmul as llvm_matmul
@@ -37,6 +48,7 @@ FILES = {
     "attention": attention,
     "attention_gradient": attention_gradient,
     "cross_entropy": cross_entropy,
+    "derived": derived,
     "gradients": gradients,
     "matmul": matmul,
     "overhead": overhead,
