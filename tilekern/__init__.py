@@ -1,6 +1,7 @@
 """tilekern: tile kernels for JAX, from one source on GPU, TPU and CPU."""
 
 from tilekern import errors, export
+from tilekern.ir.analysis.costs import Cost
 from tilekern.kernel import (
     Block,
     Compiled,
@@ -35,6 +36,7 @@ __all__ = [
     "Block",
     "Compiled",
     "CompiledOp",
+    "Cost",
     "CustomOp",
     "Device",
     "Kernel",

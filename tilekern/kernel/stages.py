@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilekern.errors import ArgumentError, TargetError
+from tilekern.ir.analysis.costs import Cost, cost_of
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret as _interpret
 from tilekern.kernel.derived import backward_family, tangent_family
@@ -74,6 +75,10 @@ class Traced:
         """
         _check_closed(self._interface)
         _write_whole(Path(path), encode(self._family, self._interface, self._target, targets))
+
+    def cost(self) -> Cost:
+        """The floating-point operations and bytes of a call, with the blocks of the default target."""
+        return cost_of(self.ir)
 
     def lower(self, target: str = "cpu") -> Lowered:
         """Lower to a target, with the blocks that the kernel's schedule has for it."""
@@ -187,6 +192,10 @@ class Lowered:
         programs XLA computes at once.
         """
         return self._lowered.plan
+
+    def cost(self) -> Cost:
+        """The floating-point operations and bytes of a call, with the target's blocks."""
+        return cost_of(self.ir)
 
     def interpret(self, *arrays: Any) -> Any:
         """Run the program on this machine's CPU, without the target's hardware; the outputs are NumPy arrays.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from tilekern import _jax
+from tilekern.ir.analysis.costs import Cost
 from tilekern.ir.core import Array, Value
 from tilekern.ir.quote import visible
 from tilekern.ir.types import DType, accumulator, kind_of
@@ -27,11 +29,14 @@ Evaluate = Callable[..., Sequence[jax.Array]]
 """Gives the outputs of a Func, its first argument, for the inputs behind it; traceable by JAX."""
 
 
-def call(plan: KernelPlan, evaluate: Evaluate, *inputs: jax.Array, interpret: Any = False) -> tuple[jax.Array, ...]:
+def call(
+    plan: KernelPlan, cost: Cost, evaluate: Evaluate, *inputs: jax.Array, interpret: Any = False
+) -> tuple[jax.Array, ...]:
     """The outputs of a planned Func; traceable by JAX.
 
     Args:
       plan: the plan.
+      cost: for XLA's scheduler and for profiles.
       evaluate: runs the Funcs that compute tables of prefetched scalars.
       inputs: the inputs of the Func, without constant arrays and tables.
       interpret: True if Pallas shall interpret the kernel, or `pltpu.InterpretParams`.
@@ -45,15 +50,15 @@ def call(plan: KernelPlan, evaluate: Evaluate, *inputs: jax.Array, interpret: An
             tables = [evaluate(program, *typed)[-1] for program in plan.table_programs]
             arrays.update(zip(func.inputs[len(arrays) :], tables, strict=True))
         if 0 not in func.grid and plan.outputs:
-            results.update(_Kernel(plan, interpret).run(arrays))
+            results.update(_Kernel(plan, cost, interpret).run(arrays))
     return tuple(jnp.asarray(results[p]) for p in func.outputs)
 
 
 class _Kernel:
     """The kernel of a plan. Its operands, in order: tables, blocked inputs, HBM inputs, zeros aliased to outputs."""
 
-    def __init__(self, plan: KernelPlan, interpret: Any) -> None:
-        self._plan, self._interpret = plan, interpret
+    def __init__(self, plan: KernelPlan, cost: Cost, interpret: Any) -> None:
+        self._plan, self._cost, self._interpret = plan, cost, interpret
         self._tables = plan.scalars.tables
         self._has_step_table = plan.grid_loop is not None and plan.grid_loop.table is not None
         zeroed = (p for p in plan.outputs if p.ref.role in ("zeros", "sum"))
@@ -83,6 +88,7 @@ class _Kernel:
             out_shape=[jax.ShapeDtypeStruct(out.shape, kernel_dtype(p)) for p, out in plan.outputs.items()],
             input_output_aliases=self._aliases(len(tables)),
             compiler_params=pltpu.CompilerParams(dimension_semantics=plan.semantics, vmem_limit_bytes=plan.vmem_limit),
+            cost_estimate=pl.CostEstimate(**asdict(self._cost)),
             interpret=self._interpret,
             name=visible(plan.func.name),
         )(*tables, *blocks, *hbm_inputs, *zeros)

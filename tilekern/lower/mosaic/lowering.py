@@ -12,6 +12,7 @@ import numpy as np
 
 from tilekern import _jax, source
 from tilekern.errors import TargetError
+from tilekern.ir.analysis.costs import Cost, cost_of
 from tilekern.ir.core import Array, Func
 from tilekern.ir.quote import visible
 from tilekern.lower.mosaic.call import Evaluate, call
@@ -59,7 +60,7 @@ class MosaicLowering:
         """The outputs; traceable by JAX when it lowers for TPUs, and if it is to `interpret` the kernel, for any."""
         elsewhere = _jax.abstract_tpu(self._chip.device_kind, self._chip.cores)
         with nullcontext() if _jax.tpu_kind() == self._chip.device_kind else elsewhere:
-            results = call(self.planned, self._evaluate, *self._seen.inputs(inputs), interpret=interpret)
+            results = call(self.planned, self._cost, self._evaluate, *self._seen.inputs(inputs), interpret=interpret)
         pairs = zip(results, self.func.outputs, strict=True)
         return tuple(x.astype(p.ref.dtype).reshape(p.ref.shape) for x, p in pairs)
 
@@ -86,6 +87,10 @@ class MosaicLowering:
     def compile(self) -> MosaicCompiled:
         """Compile with libtpu, for a TPU that need not be here."""
         return MosaicCompiled(self)
+
+    @cached_property
+    def _cost(self) -> Cost:
+        return cost_of(self.func)
 
     @property
     def _program(self) -> Any:

@@ -1,0 +1,131 @@
+"""The work of a Func: operations and bytes, counted as XLA's `HloCostAnalysis` counts those of a program."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilekern.ir.analysis.iterations import Iterations
+from tilekern.ir.compute import Dot, Reduce
+from tilekern.ir.control import Fold, Switch
+from tilekern.ir.core import Axis, Block, Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Atomic, Load, MemoryOp
+from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.types import kind_of
+
+# Float functions that XLA counts apart, for each is several floating-point operations.
+_TRANSCENDENTAL = frozenset(
+    """
+    pow atan2 exp exp2 expm1 log log2 log1p sqrt rsqrt cbrt logistic sin cos tan asin acos atan sinh cosh tanh
+    asinh acosh atanh erf erfc erf_inv lgamma
+    """.split()  # noqa: SIM905 -- the formatter gives each name of a list a line
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The work of a call of a kernel: of all its programs. It depends on the target by its blocks alone.
+
+    Attributes:
+      flops: floating-point operations: one for each element of an arithmetic op or a comparison of floats, and two for
+        each product of a dot, also of integers. Other ops on integers, conversions and selects are none.
+      transcendentals: elements of functions such as exp, log, sqrt and tanh, which do not count as flops.
+      bytes_accessed: bytes of arrays that are read, and that are written. An array counts once, however many programs
+        load it; one of which programs load less than the whole, as by an index vector, counts by the loads.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, tilekern as tk
+      >>> @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+      ... def gelu(x, out, *, block: tk.Block = 128):
+      ...     i = tk.parallel(x.shape[0], block)
+      ...     out[i] = x[i] * jnp.tanh(x[i])
+      >>> gelu.trace(jnp.ones(1000)).cost()
+      Cost(flops=1000, transcendentals=1000, bytes_accessed=8000)
+    """
+
+    flops: int
+    transcendentals: int
+    bytes_accessed: int
+
+
+def cost_of(func: Func) -> Cost:
+    """The cost of a Func.
+
+    A grid's lanes outside of its extents do not count. Folds count their tiles, by bounds that depend on indices
+    exactly or by a sample of programs, and by bounds that depend on data as if these were random (`Iterations`). A
+    while counts once, and a switch as its most costly branch, as in XLA.
+    """
+    counts = _Counts(Iterations(func))
+    found = counts.block(func.body, math.prod(_tiles(axis) for axis in func.axes))
+    moved = 0.0
+    for param in func.params:
+        ref = param.ref
+        whole = math.prod(ref.shape)
+        written = whole if ref.role in ("zeros", "sum") else min(found["w", param], whole)
+        moved += (min(found["r", param], whole) + written) * ref.dtype.itemsize
+    return Cost(round(found["flops"]), round(found["transcendentals"]), round(moved))
+
+
+def _tiles(axis: Axis) -> float:
+    """The number of tiles, the last one in proportion to its part inside of the extent."""
+    return axis.extent / axis.block
+
+
+type _Counter = Counter[object]
+
+
+class _Counts:
+    def __init__(self, iterations: Iterations) -> None:
+        self._iterations = iterations
+
+    def block(self, block: Block, times: float) -> _Counter:
+        """The counts of a block that runs so many times: of flops, and of elements read and written of each array."""
+        found = Counter[object]()
+        for op in block.ops:
+            inner = times * self._iterations.of(op) if isinstance(op, Fold) else times
+            regions = [self.block(region, inner) for region in op.regions]
+            if isinstance(op, Switch):
+                regions = [_most(regions)]
+            for counts in (*regions, _of_op(op, times)):
+                found.update(counts)
+        return found
+
+
+def _most(branches: Iterable[_Counter]) -> _Counter:
+    """The greatest count of each kind."""
+    found = Counter[object]()
+    for counts in branches:
+        found |= counts
+    return found
+
+
+def _of_op(op: Op, times: float) -> Mapping[object, Any]:
+    match op:
+        case Dot():
+            lhs = op.operands[0].tile
+            return {"flops": times * 2 * op.result.tile.size * math.prod(lhs.shape[d] for d in op.contract[0])}
+        case MemoryOp():
+            elements = times * math.prod(op.access.shape)
+            ways = "r" if isinstance(op, Load) else "rw" if isinstance(op, Atomic) else "w"
+            return {(way, op.ref): elements for way in ways}
+        case Elementwise() | Reduce() | ArgReduce() | Scan() | Sort() | TopK() if _is_float(op.operands[0]):
+            kind = "transcendentals" if isinstance(op, Elementwise) and op.function in _TRANSCENDENTAL else "flops"
+            return {kind: times * _operations(op)}
+        case _:
+            return {}
+
+
+def _is_float(value: Value) -> bool:
+    return kind_of(value.tile.dtype) == "float"
+
+
+def _operations(op: Op) -> int:
+    """The operations on elements of an op on floats; a sort takes one for each element and halving."""
+    tile = op.operands[0].tile
+    if isinstance(op, Reduce | ArgReduce):
+        return max(0, tile.size - op.results[0].tile.size)
+    return tile.size * tile.shape[op.dim].bit_length() if isinstance(op, Sort | TopK) else tile.size
