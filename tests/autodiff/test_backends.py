@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from tests.autodiff.kernels import CASES, Case
+from tests.lower.library import CASES as LIBRARY
+from tests.lower.library import NAMES, family_of
 from tilekern.ir.types import kind_of
+from tilekern.kernel.derived import backward_family, tangent_family
 from tilekern.kernel.stages import Traced
+from tilekern.lower.target import resolve
 
 TARGETS = ("cuda:sm_90", "tpu:v5e")
 
@@ -56,6 +60,19 @@ def test_programs_agree_with_the_interpreter(case: Case, target: str) -> None:
 def test_programs_compile(case: Case, target: str) -> None:
     for traced in kernels(case, target):
         assert traced.lower(target).compile().asm
+
+
+@pytest.mark.sweep(6)
+@targets
+@pytest.mark.parametrize("name", NAMES)
+def test_derivatives_of_the_library_compile(name: str, target: str) -> None:
+    """Derived as if none were stated, with the blocks that the kernels have for a small case."""
+    family, machine = family_of(name, LIBRARY[name][0].small(), "bfloat16"), resolve(target)
+    moving = tuple(kind_of(t.dtype) == "float" for t in family.types)
+    tangent = tangent_family(family, moving)
+    backward = backward_family(tangent, (*(False for _ in moving), *(True for moves in moving if moves)))
+    for made in (tangent, *backward.stages(machine)):
+        assert cast(Any, made.lowered(machine)).compile().asm
 
 
 def _tuple(x: Any) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import tilekern as tk
+from tests.autodiff.kernels import CASES
 from tests.lang.checks import like_first, numbers
 from tilekern.errors import ArgumentError, CarryError
 from tilekern.kernels import cross_entropy, layer_norm, matmul, ragged_dot
@@ -49,12 +50,15 @@ def outer_type(x: Any, y: Any, s: Any) -> Any:
     return jax.ShapeDtypeStruct((x.shape[0], y.shape[0]), x.dtype)
 
 
-@tk.kernel(out_type=outer_type)
-def outer(x, y, s, out):
+def body(x, y, s, out):
     """out[i, j] = sin(x[i]) y[j] + s x[i]."""
     i = tk.parallel(x.shape[0], 2)
     j = tk.parallel(y.shape[0], 2)
     out[i, j] = tk.fold(tk.serial(2), lambda n, acc: acc + n * s[()] * x[i][:, None], jnp.sin(x[i])[:, None] * y[j])
+
+
+outer = tk.kernel(out_type=outer_type)(body)
+derived = tk.kernel(out_type=outer_type)(body)
 
 
 def plain(x: Any, y: Any, s: Any) -> Any:
@@ -302,6 +306,28 @@ def test_losses_of_tokens_on_each_device(order: int, check: bool) -> None:
     agree(found, jax.grad(loss(lambda *a: cross_entropy.reference(*a)[0]), (0, 1)), hidden, weight, length=24)
 
 
+@checks
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("name", ["norm", "product", "two passes", "nested"])
+def test_derived_gradients_with_replicated_operands(name: str, order: int, check: bool) -> None:
+    """Rows of the first operand are on all devices; what adds up over them, and saved carries, vary as they do."""
+    (case,) = (case for case in CASES if case.name == name)
+    _, *others = case.arrays(dtype=jnp.float32)
+    x = jnp.sin(numbers(8, case.shapes[0][1]))
+
+    def loss(call: Callable[..., Any]) -> Callable[..., Any]:
+        first = lambda *a: (call(*a) ** 2).sum()  # noqa: E731
+        if order == 1:
+            return first
+        return lambda *a: sum((g**2).sum() for g in jax.grad(first, tuple(range(len(a))))(*a))
+
+    specs = (P("data"), *[P()] * len(others))
+    mapped = jax.shard_map(case.kernel, mesh=FOUR, in_specs=specs, out_specs=P("data"), check_vma=check)
+    every = tuple(range(len(specs)))
+    found = jax.jit(jax.grad(loss(mapped), every))(x, *others)
+    agree(found, jax.grad(loss(case.reference), every), x, *others, length=x.size)
+
+
 def test_attention_that_knows_its_place_on_the_mesh() -> None:
     """Queries are sharded, as in ring attention; the offset is the device's; sinks and slopes are replicated."""
     mesh = mesh_of(batch=2, time=2)
@@ -374,11 +400,11 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 
 
-@settings(max_examples=12)
+@settings(max_examples=16)
 @given(
     axes=st.sampled_from([(("a", 4),), (("a", 2), ("b", 2)), (("a", 2), ("b", 4)), (("a", 2), ("b", 2), ("c", 2))]),
     owners=st.lists(st.sampled_from(["x", "y", "none"]), min_size=3, max_size=3),
-    call=st.sampled_from([outer, outer_op]),
+    call=st.sampled_from([outer, outer_op, derived]),
     target=st.sampled_from(["cpu", "cpu:xla"]),
     wrapper=st.sampled_from(sorted(WRAPPERS)),
     check=st.booleans(),

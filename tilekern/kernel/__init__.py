@@ -131,7 +131,7 @@ class Kernel(Declared):
     def gradient_schedule(self, target: str) -> Callable[[Schedule], Schedule]:
         """Declare the blocks of derived derivatives for all targets whose name starts with `target`.
 
-        As `schedule`; without it, derivatives have the blocks of the kernel itself.
+        As `schedule`; without it, derivatives have the blocks of the kernel itself, and the default launch options.
         """
 
         def register(schedule: Schedule) -> Schedule:

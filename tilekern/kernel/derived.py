@@ -69,7 +69,11 @@ class DerivedTileFamily(TileFamily):
         self._of = of
 
     def launch(self, target: Target) -> Mapping[str, int]:
-        return self._of.launch(target)
+        return self._of.launch(target) if self._of.is_for_derivatives else {}
+
+    @property
+    def is_for_derivatives(self) -> bool:
+        return self._of.is_for_derivatives
 
     @property
     def residuals(self) -> int:

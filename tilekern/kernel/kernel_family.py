@@ -118,6 +118,10 @@ class KernelFamily(TileFamily):
         return not self.declared.rules.states_none
 
     @property
+    def is_for_derivatives(self) -> bool:
+        return self.declared.definition.derives
+
+    @property
     def derives(self) -> KernelFamily:
         call = self.declared
         if self.captures_tracers or not call.definition.gradient_schedules:

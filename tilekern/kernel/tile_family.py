@@ -69,6 +69,11 @@ class TileFamily(Family):
         raise NotImplementedError
 
     @property
+    def is_for_derivatives(self) -> bool:
+        """True if the author chose blocks and launch options for derived derivatives."""
+        return False
+
+    @property
     def states_rules(self) -> bool:
         """True if the author states derivatives, so that none are derived from the block IR."""
         return False
@@ -144,6 +149,15 @@ class BatchedFamily(TileFamily):
 
     def launch(self, target: Target) -> Mapping[str, int]:
         return self._inner.launch(target)
+
+    @property
+    def derives(self) -> TileFamily:
+        inner = self._inner.derives
+        return self if inner is self._inner else BatchedFamily(inner, self._size, self._dims)
+
+    @property
+    def is_for_derivatives(self) -> bool:
+        return self._inner.is_for_derivatives
 
     @property
     def residuals(self) -> int:

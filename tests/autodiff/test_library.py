@@ -1,0 +1,102 @@
+"""Derived gradients of the library's kernels, as if nobody had stated theirs, against float64."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tilekern as tk
+from tests.lower.library import NAMES
+from tilekern.kernels.cross_entropy import reference as losses
+from tilekern.kernels.flash_attention import reference as attention
+from tilekern.testing import assert_close, in_float64
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of a library kernel.
+
+    Attributes:
+      shapes: of the arrays of floats.
+      length: of the longest sum in the gradient.
+      rest: the other arrays.
+      keywords: of the kernel and the reference.
+      blocks: which divide no dim.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    length: int
+    rest: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    blocks: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+_ROWS = {"block_rows": 5, "block_columns": 16}
+CASES = {
+    "rms_norm": Case(((12, 40), (40,)), 40, blocks=_ROWS),
+    "layer_norm": Case(((12, 40), (40,), (40,)), 40, blocks=_ROWS),
+    "softmax": Case(((12, 40),), 40, blocks=_ROWS),
+    "swiglu": Case(((12, 40),) * 2, 1, blocks=_ROWS),
+    "rope": Case(((2, 9, 3, 8),), 2, blocks={"block_t": 4, "block_n": 2}),
+    "matmul": Case(((20, 30), (30, 25)), 30, blocks={"block_m": 16, "block_n": 16, "block_k": 16}),
+    "ragged_dot": Case(((20, 12), (3, 12, 9)), 20, rest=(np.array([7, 0, 11], np.int32),), blocks={"block_m": 8}),
+    "cross_entropy": Case(
+        ((10, 12), (12, 21)),
+        21,
+        rest=(np.array([0, 20, 3, -100, 7, 7, 1, 2, 19, 5], np.int32),),
+        keywords={"label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 5.0},
+        blocks={"block_t": 4, "block_v": 8, "block_d": 8},
+    ),
+    "flash_attention": Case(
+        ((2, 20, 4, 8), (2, 20, 2, 8), (2, 20, 2, 8)),
+        20,
+        keywords={"causal": True, "softcap": 3.0},
+        blocks={"block_q": 8, "block_k": 8},
+    ),
+}
+REFERENCES = {
+    "cross_entropy": lambda *a, **k: losses(*a, **k)[0],
+    "flash_attention": lambda *a, **k: attention(*a, **k)[0],
+}
+
+
+def without_rules(monkeypatch: pytest.MonkeyPatch, name: str) -> Callable[..., jax.Array]:
+    """The public function of a kernel, on a copy of the kernel that has no stated derivative."""
+    module = importlib.import_module(f"tilekern.kernels.{name}")
+    if name == "matmul":
+        return _copy(module.matmul)
+    api, attribute = importlib.import_module(f"tilekern.kernels.{name}.api"), f"{name}_forward"
+    monkeypatch.setattr(api, attribute, _copy(getattr(api, attribute)))
+    return getattr(module, name)
+
+
+def _copy(kernel: Any) -> Any:
+    return tk.kernel(out_type=kernel._definition.out_type)(kernel.__wrapped__)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients(name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, kernel = CASES[name], without_rules(monkeypatch, name)
+    reference = REFERENCES.get(name) or importlib.import_module(f"tilekern.kernels.{name}").reference
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal(shape).astype(dtype) for shape in case.shapes]
+
+    def gradient(function: Callable[..., Any], *arrays: Any) -> Any:
+        out, pull = jax.vjp(lambda *a: function(*a, *case.rest, **case.keywords), *arrays)
+        weights = np.random.default_rng(1).standard_normal(out.shape).astype(dtype)
+        return pull(jnp.asarray(weights, out.dtype))
+
+    found = gradient(partial(kernel, **case.blocks), *arrays)
+    oracle = in_float64(partial(gradient, reference), *arrays)
+    low = gradient(partial(reference, dtype=dtype) if name != "matmul" else reference, *arrays)
+    for f, exact, naive in zip(found, oracle, low, strict=True):
+        assert_close(f, exact, naive, length=case.length, factor=3)
