@@ -6,7 +6,7 @@ Supported: jax 0.11.2 up to, not including, 0.13.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
@@ -38,9 +38,11 @@ __all__ = ["Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var"]
 
 for _module in (jax, jaxlib, np):
     source.register_internal(os.path.dirname(os.path.abspath(_module.__file__ or "")))
-# JAX's own locations (names in profiles, its error messages) should skip our frames too, but not the kernels'.
-for _directory in ("lang", "lower", "passes"):
-    source_info_util.register_exclusion(os.path.join(os.path.dirname(os.path.abspath(__file__)), _directory))
+# JAX's own locations (lines in profiles, its error messages) should skip our frames too, but not the libraries'.
+with os.scandir(os.path.dirname(os.path.abspath(__file__))) as _entries:
+    for _entry in _entries:
+        if _entry.name not in ("kernels", "nn"):
+            source_info_util.register_exclusion(_entry.path + os.sep * _entry.is_dir())
 
 Tracer = jax.core.Tracer
 ShapedArray = jax.core.ShapedArray
@@ -315,6 +317,33 @@ def register_lowering(
         return [lowering.lower_with_sharding_in_types(context, x, aval) for x, aval in typed]
 
     mlir.register_lowering(made, rule, platform=platform)
+
+
+def custom_call(
+    name: str, target: str, results: Sequence[Any], *operands: Any, aliases: Mapping[int, int], **attributes: Any
+) -> list[jax.Array]:
+    """The results of native code: as `jax.ffi.ffi_call`, but HLO and profiles show `name`, and not "ffi_call".
+
+    The code gets the attributes, but for `has_side_effect`: with it, XLA keeps a call whose results nobody needs.
+    """
+    types = tuple(ShapedArray(x.shape, x.dtype) for x in results)
+    given = (tuple(aliases.items()), tuple(attributes.items()))
+    return bind(_custom_call_p, *operands, name=name, target=target, types=types, given=given)
+
+
+def _lower_custom_call(context: Any, *operands: Any, name: str, target: str, given: Any, **_: Any) -> Any:
+    aliases, attributes = map(dict[Any, Any], given)
+    effect = attributes.pop("has_side_effect", False)
+    rule = cast(Any, jax.ffi.ffi_lowering)(target, operand_output_aliases=aliases, has_side_effect=effect)
+    # JAX's location of an op is its kind, around its path in the program, around its place in the source.
+    place = cast(Any, ir.Location.current).child_loc.child_loc
+    path = "/".join([*filter(None, [str(context.name_stack)]), name])
+    with ir.Location.name(f"{name}:", ir.Location.name(path, place)):
+        return rule(context, *operands, **attributes)
+
+
+_custom_call_p = primitive("tilekern_custom_call", lambda *_, **given: [*given["types"]], multiple_results=True)
+mlir.register_lowering(_custom_call_p, _lower_custom_call)
 
 
 def compute_capability() -> int | None:

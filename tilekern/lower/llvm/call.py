@@ -43,11 +43,9 @@ def call(
     results = (*outputs, *([jax.ShapeDtypeStruct((1,), jnp.int32)] if program.checks else []))
     assert all(number < len(results) for number in program.zeroed), program.name
     parameters = {"outputs": results, "aliases": tuple(aliases.items()), "prints": program.prints}
-    code = _loaded(program)
-    with jax.named_scope(program.name):
-        found = _jax.bind(native_call_p, *_meshes.alike(inputs), code=code, **parameters)
-        if program.checks:
-            _raise_failed(program.checks, found[-1][0])
+    found = _jax.bind(native_call_p, *_meshes.alike(inputs), name=program.name, code=_loaded(program), **parameters)
+    if program.checks:
+        _raise_failed(program.checks, found[-1][0])
     return tuple(found[: len(outputs)])
 
 
@@ -118,13 +116,14 @@ def _types(*operands: _jax.ShapedArray, outputs: Sequence[Any], **_: Any) -> lis
 def _lower(
     site: _meshes.Site,
     *operands: Any,
+    name: str,
     code: LoadedCode,
     outputs: Sequence[Any],
     aliases: Sequence[tuple[int, int]],
     prints: bool,
 ) -> Sequence[jax.Array]:
-    run = jax.ffi.ffi_call(_TARGET, outputs, input_output_aliases=dict(aliases), has_side_effect=prints)
-    return run(*operands, key=code.key)
+    options = {"key": code.key, "has_side_effect": prints}
+    return _jax.custom_call(name, _TARGET, outputs, *operands, aliases=dict(aliases), **options)
 
 
 def _eager(*operands: Any, **parameters: Any) -> Sequence[jax.Array]:

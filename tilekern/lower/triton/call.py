@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tilekern import _jax
 from tilekern.lower.triton.call_message import Int32, Int64, Kernel, Launch, Parameter, Pointer, TensorMap
 from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
 from tilekern.lower.triton.program import Descriptor, Program, Result
@@ -85,9 +86,9 @@ def _launch(program: Program, binary: Binary, operands: Sequence[jax.Array]) -> 
     assert [o.dtype for o in operands] == [a.dtype for a in program.arguments[: len(operands)]], program.name
     types = tuple(jax.ShapeDtypeStruct(result.shape, result.dtype) for result in program.results)
     aliases = {r.alias: number for number, r in enumerate(program.results) if r.alias is not None}
-    run = jax.ffi.ffi_call(CUSTOM_CALL, types, input_output_aliases=aliases, custom_call_api_version=4)
-    with jax.named_scope(program.name):  # in profiles; the GPU's own timeline shows the entry function
-        return run(*operands, opaque=zlib.compress(message(program, binary)))
+    opaque = zlib.compress(message(program, binary))
+    # The name is for profiles; the GPU's own timeline shows the entry function.
+    return _jax.custom_call(program.name, CUSTOM_CALL, types, *operands, aliases=aliases, opaque=opaque)
 
 
 def _parameters(program: Program, binary: Binary) -> list[Parameter]:
