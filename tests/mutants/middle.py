@@ -202,4 +202,25 @@ MUTANTS = (
         'make.of("xor", bits, make.of("and", sign, 0))',
         _REWRITE,
     ),
+    Mutant(
+        "costs: the tiles of a fold are counted without its start",
+        "tilekern/ir/analysis/iterations.py",
+        "elements = np.maximum(0, end - first // axis.block * axis.block)",
+        "elements = np.maximum(0, end)",
+        ("tests/ir/analysis/test_iterations.py",),
+    ),
+    Mutant(
+        "costs: an array counts each time that it is loaded",
+        "tilekern/ir/analysis/costs.py",
+        'min(found["r", param], whole)',
+        'found["r", param]',
+        ("tests/ir/analysis/test_costs.py",),
+    ),
+    Mutant(
+        "custom calls: HLO names them after JAX's primitive",
+        "tilekern/_jax.py",
+        "[str(context.name_stack)]), name])",
+        '[str(context.name_stack)]), "ffi_call"])',
+        ("tests/test_profiles.py",),
+    ),
 )
