@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from bench.llvm.peak import host
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
-from tilekern.kernels import layer_norm, matmul, rms_norm, rope, softmax, swiglu
+from tilekern.kernels import layer_norm, matmul, ragged_dot, rms_norm, rope, softmax, swiglu
+from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
 
 SIZE = 4096
 DTYPES = ("float32", "bfloat16")
@@ -43,7 +44,20 @@ def _matmul(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
     return matmul.matmul, jnp.matmul, random(SIZE // 2, SIZE // 2), random(SIZE // 2, SIZE // 2)
 
 
-LIMITS = {_rms_norm: 1.0, _layer_norm: 1.0, _softmax: 1.0, _swiglu: 1.1, _rope: 1.1, _matmul: 1.1}
+def _ragged_dot(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
+    """On CPUs XLA multiplies all rows by each matrix, and so it does for the gradient."""
+    (case,) = (case for case in GROUPS if case.name == "square")
+    _, _, sizes = case.arrays(jax.random.key(1), jnp.float32)
+
+    def ours(lhs: jax.Array, rhs: jax.Array, target: str | None = None) -> jax.Array:
+        return ragged_dot.ragged_dot(lhs, rhs, sizes, target=target)
+
+    ours.__name__ = f"ragged_dot of {case.groups} groups"
+    theirs = partial(jax.lax.ragged_dot, group_sizes=sizes)
+    return ours, theirs, random(case.rows, case.inner), random(case.groups, case.inner, case.columns)
+
+
+LIMITS = {_rms_norm: 1.0, _layer_norm: 1.0, _softmax: 1.0, _swiglu: 1.1, _rope: 1.1, _matmul: 1.1, _ragged_dot: 0.35}
 
 
 def measure() -> Iterator[Result]:

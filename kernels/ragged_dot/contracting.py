@@ -78,8 +78,11 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
 
 @ragged_contracting_forward.schedule("tpu")
 def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
-    return {
-        "block_k": tiled(lhs.shape[1], 512, 128),
-        "block_n": tiled(rhs.shape[1], 512, 128),
-        "block_m": tiled(lhs.shape[0], 256, 128),
-    }
+    """The largest tiles of which all rows fit vector memory, two of each; the groups of a tile are read from there."""
+    (rows, inner), columns, itemsize = lhs.shape, rhs.shape[1], lhs.dtype.itemsize
+    tiles = [
+        (tiled(inner, k, 128), tiled(columns, n, 128)) for k, n in ((512, 512), (256, 512), (256, 256), (128, 128))
+    ]
+    fitting = (t for t in tiles if 2 * rows * sum(t) * itemsize <= 48 << 20)
+    block_k, block_n = next(fitting, tiles[-1])
+    return {"block_k": block_k, "block_n": block_n, "block_m": tiled(rows, 256, 128)}

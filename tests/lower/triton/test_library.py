@@ -18,6 +18,7 @@ from bench.gpu.speed import loss_gradients
 from tests.lower.library import CASES, NAMES, family
 from tests.lower.triton import ceilings
 from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.ragged_dot import ragged_contracting_dot, ragged_dot
 from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.lower.target import resolve
 from tilekern.lower.triton.lowering import TritonCompiled, TritonLowering
@@ -39,6 +40,10 @@ BACKWARD = tuple(
 )
 ALL += [("flash_attention", case, "bfloat16", target) for case in BACKWARD for target in ceilings.TARGETS]
 
+# And both kernels of the gradient of grouped products.
+GROUPED = tuple(f"{case}:{of}" for case in ("square", "deepseek_v3_up") for of in ("dot", "contracting"))
+ALL += [("ragged_dot", case, dtype, target) for case in GROUPED for dtype in DTYPES for target in ceilings.TARGETS]
+
 # Programs that multiply matrices of at least 64 rows; fewer are too few for wgmma.
 PRODUCTS = ("matmul", "flash_attention", "cross_entropy", "ragged_dot")
 
@@ -51,13 +56,17 @@ def needs_triton() -> Iterator[None]:
 
 @cache
 def compiled(name: str, case: str, dtype: str, target: str) -> TritonCompiled:
-    lowering = _gradient(case, dtype, target) if ":" in case else family(name, case, dtype).lowered(resolve(target))
+    if ":" in case:
+        gradient = {"flash_attention": _attention_gradient, "ragged_dot": _grouped_gradient}[name]
+        lowering = gradient(case, dtype, target)
+    else:
+        lowering = family(name, case, dtype).lowered(resolve(target))
     assert isinstance(lowering, TritonLowering)
     return lowering.compile()
 
 
-def _gradient(case: str, dtype: str, target: str) -> Any:
-    """A kernel of the gradient of a case, "llama3_8b:backward_key"."""
+def _attention_gradient(case: str, dtype: str, target: str) -> Any:
+    """A kernel of the gradient of a case of attention, "llama3_8b:backward_key"."""
     name, kernel = case.split(":")
     (found,) = (c for c in CASES["flash_attention"] if c.name == name)
     q, k, v = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
@@ -65,6 +74,20 @@ def _gradient(case: str, dtype: str, target: str) -> Any:
     step = partial(loss_gradients, partial(flash_attention, **found.keywords))
     lowerings = lowerings_of(step, [q, k, v, cotangent], resolve(target))
     return next(lowering for lowering in lowerings if lowering.func.name == f"flash_attention_{kernel}")
+
+
+def _grouped_gradient(case: str, dtype: str, target: str) -> Any:
+    """A kernel of the gradient of a case of `ragged_dot`, "square:contracting"."""
+    name, kernel = case.split(":")
+    (found,) = (c for c in CASES["ragged_dot"] if c.name == name)
+    lhs, rhs, sizes = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
+    cotangent = jax.ShapeDtypeStruct((found.rows, found.columns), dtype)
+    pair, call = {
+        "dot": ((cotangent, rhs), partial(ragged_dot, transpose_rhs=True)),
+        "contracting": ((lhs, cotangent), ragged_contracting_dot),
+    }[kernel]
+    (lowering,) = lowerings_of(call, [*pair, sizes], resolve(target))
+    return lowering
 
 
 def check(name: str, case: str, dtype: str, target: str, ceiling: tuple[int, int]) -> None:
@@ -104,7 +127,9 @@ def test_float16_takes_what_bfloat16_takes(name: str, target: str) -> None:
 def _is_product(name: str, case: str, dtype: str, target: str) -> bool:
     # Heads of 256 leave room for the accumulators of 32 keys.
     few = case.endswith("decode") or (case, target) == ("gemma_2b:backward_key", "cuda:sm_90")
-    return name in PRODUCTS and dtype == "bfloat16" and not few
+    # The rows of a group begin anywhere: threads copy them, with masks.
+    masked = case.endswith(":contracting")
+    return name in PRODUCTS and dtype == "bfloat16" and not few and not masked
 
 
 @pytest.mark.sweep(40)
