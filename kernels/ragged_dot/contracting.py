@@ -31,8 +31,9 @@ def ragged_contracting_forward(
     The rows of group g are ends[g - 1], ..., ends[g] - 1, and out[g] = lhs[rows]ᵀ rhs[rows], accumulated in float32
     (float64 for float64). A group of no rows has a matrix of zeros.
     """
-    g = tk.parallel(ends.shape[0])
+    # One group after the other: on TPUs a tile's rows of all groups stay in vector memory.
     k, j = tk.grid((lhs.shape[1], block_k), (rhs.shape[1], block_n), order=tk.grouped(8))
+    g = tk.parallel(ends.shape[0])
 
     def step(i: tk.Tile, acc: jax.Array) -> jax.Array:
         return tk.dot(lhs[i, k].T, rhs[i, j], acc)
@@ -78,11 +79,23 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
 
 @ragged_contracting_forward.schedule("tpu")
 def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
-    """The largest tiles of which all rows fit vector memory, two of each; the groups of a tile are read from there."""
+    """The largest tiles that fit vector memory with all their rows: a tile's groups are read from there.
+
+    A group's last rows are a tile of their own, so tiles of small groups have few rows. The tiles fit the 64 MiB that
+    each TPU has, for an exported program may run on any.
+    """
     (rows, inner), columns, itemsize = lhs.shape, rhs.shape[1], lhs.dtype.itemsize
-    tiles = [
-        (tiled(inner, k, 128), tiled(columns, n, 128)) for k, n in ((512, 512), (256, 512), (256, 256), (128, 128))
-    ]
-    fitting = (t for t in tiles if 2 * rows * sum(t) * itemsize <= 48 << 20)
-    block_k, block_n = next(fitting, tiles[-1])
-    return {"block_k": block_k, "block_n": block_n, "block_m": tiled(rows, 256, 128)}
+    sides = (2048, 1024), (1024, 1024), (512, 1024), (512, 512), (256, 1024), (256, 512), (256, 256), (128, 128)
+    tiles = [(tiled(inner, k, 128), tiled(columns, n, 128)) for k, n in sides]
+
+    def nbytes(block_k: int, block_n: int) -> int:
+        # Two copies, of which one is loaded; one of what is loaded once. Sums have 4 bytes.
+        lines = sum(block if block == size else 2 * block for block, size in ((block_k, inner), (block_n, columns)))
+        return rows * lines * itemsize + block_k * block_n * (4 + 2 * itemsize)
+
+    block_k, block_n = next((t for t in tiles if nbytes(*t) <= 56 << 20), tiles[-1])
+    return {
+        "block_k": block_k,
+        "block_n": block_n,
+        "block_m": tiled(rows, 256 if rows >= 384 * ends.shape[0] else 128, 128),
+    }
