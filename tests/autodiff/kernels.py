@@ -288,6 +288,72 @@ def nested_reference(x, w):
     return total
 
 
+@tk.kernel(out_type=lambda x, y: (like(x), like(x)))
+def overwritten(x, y, out, last, *, block: tk.Block = 8):
+    """Elements are stored several times: on some conditions, in a loop over tiles that overlap, and by a constant."""
+    i = tk.parallel(x.shape[0], block)
+    out[i] = jnp.sin(x[i])
+
+    @tk.when(i.index != 1)
+    def _():
+        out[tk.ds(i.index * block + 2, 3)] = x[tk.ds(i.index * block + 2, 3)] * y[i][0]
+
+    def step(k, shift):
+        last[tk.ds(i.index * block + k, 8 - k)] = x[tk.ds(i.index * block + k, 8 - k)] ** (k + 1)
+        return shift
+
+    last[i] = y[i]
+    for k in range(1, 3):
+        step(k, 0)
+    out[i.index * block + 4] = 1.0
+
+
+def overwritten_reference(x, y):
+    lane, tile = jnp.arange(len(x)) % 8, jnp.arange(len(x)) // 8
+    moved = (lane >= 2) & (lane < 5) & (tile != 1)
+    out = jnp.where(moved, x * y[8 * tile], jnp.sin(x))
+    last = jnp.where(lane >= 2, x**3, jnp.where(lane >= 1, x**2, y))
+    return jnp.where(lane == 4, 1.0, out), last
+
+
+@tk.kernel(out_type=like)
+def last_of_loop(x, out, *, block: tk.Block = 4):
+    """Each iteration of a loop stores a tile that overlaps that of the one before; what comes last stays."""
+    i = tk.parallel(1)
+
+    def step(k, total):
+        total = total + x[tk.ds(3 * k, 5)].sum()
+        out[tk.ds(3 * k, 5)] = x[tk.ds(3 * k, 5)] * total
+        return total
+
+    tk.fold(tk.serial(x.shape[0] // 3), step, i * 0.0 + tk.zeros((), x.dtype))
+
+
+def last_of_loop_reference(x):
+    total, out = 0.0, jnp.zeros_like(x)
+    for k in range(0, len(x), 3):
+        total = total + x[k : k + 5].sum()
+        out = out.at[k : k + 5].set(x[k : k + 5] * total)
+    return out
+
+
+@tk.kernel(out_type=lambda x, y: of((x.shape[0], 2 * x.shape[1]), x))
+def halves(x, y, out, *, block: tk.Block = 4):
+    """Two stores in a loop that never meet; and loads of a diagonal."""
+    i = tk.parallel(x.shape[0], block)
+    half = x.shape[1]
+
+    def write(k):
+        out[i, k] = x[i, k] * y[i.index, i.index]
+        out[i, tk.ds(half + k.index * block, block)] = jnp.cos(x[i, k])
+
+    tk.foreach(tk.serial(half, block), write)
+
+
+def halves_reference(x, y):
+    return jnp.concatenate([x * jnp.diag(y)[jnp.arange(len(x)) // 4][:, None], jnp.cos(x)], 1)
+
+
 _ROWS = np.array([0, 3, 3, 6, 1, 3, 0, 0, 5, 2, 3], np.int32)
 _KEY = np.array([7, 11], np.uint32)
 
@@ -308,5 +374,8 @@ CASES = (
     Case("dropout", dropout, dropout_reference, ((21,),), (_KEY,)),
     Case("ordered", ordered, ordered_reference, ((6, 9),)),
     Case("heads", heads, heads_reference, ((5, 24), (2, 6))),
+    Case("overwritten", overwritten, overwritten_reference, ((24,), (24,))),
+    Case("last of loop", last_of_loop, last_of_loop_reference, ((21,),)),
+    Case("halves", halves, halves_reference, ((10, 8), (4, 5))),
     Case("nested", nested, nested_reference, ((6, 9), (5, 9))),
 )

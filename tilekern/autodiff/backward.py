@@ -74,13 +74,17 @@ def backward(func: Func, linear: Sequence[bool], residuals: int) -> Backward:
     improved = merge(pipeline.run(transposed.func))
     read = {op.ref for op in improved.walk() if isinstance(op, MemoryOp)}
     needed = [s for s in transposed.states if s.param in read]
-    unused = {s.param for s in transposed.states} - read
+    times = transposed.overwrites.times
+    unused = {*(s.param for s in transposed.states), *times.values()} - read
     improved = replace(improved, params=tuple(p for p in improved.params if p not in unused))
     dtypes = [p.ref.dtype for p, is_linear in zip(func.inputs, linear, strict=True) if is_linear]
     made = _Stages(improved, dict(zip(improved.outputs, dtypes, strict=True)))
     _check_residuals(func, needed, residuals)
     if needed:
         made.stages.insert(0, _saver(func, transposed.active, needed, transposed.known))
+    if not read.isdisjoint(times.values()):
+        writer = pipeline.run(transposed.overwrites.writer(transposed.active, transposed.known))
+        made.stages.insert(0, Stage(writer, tuple(times.values())))
     return Backward(transposed.known, transposed.cotangents, tuple(made.stages), made.results)
 
 

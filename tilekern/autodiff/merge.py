@@ -17,7 +17,7 @@ from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.make import Make
-from tilekern.ir.memory import Atomic, MemoryOp
+from tilekern.ir.memory import Atomic, MemoryOp, WriteOp
 from tilekern.ir.rewrite import Rewriter
 from tilekern.passes import pipeline
 
@@ -72,7 +72,7 @@ def _renamed(first: Site, second: Site) -> dict[Value, Value]:
     return {one.body.args[0]: other.body.args[0]}
 
 
-def _same_access(one: Atomic, other: Atomic, renamed: dict[Value, Value]) -> bool:
+def _same_access(one: WriteOp, other: WriteOp, renamed: dict[Value, Value]) -> bool:
     lanes = (a.access.marked([False] * len(a.access.dims)) for a in (one, other))
     return next(lanes) == next(lanes) and tuple(renamed.get(v, v) for v in one.positions) == other.positions
 

@@ -30,9 +30,11 @@ class Replay(Builder):
             self._replay(op)
 
     def _replay(self, op: Op) -> None:
-        if isinstance(op, (WriteOp, Print, Assert)):
+        if isinstance(op, (Print, Assert)):
             return
-        if isinstance(op, (Fold, While)):
+        if isinstance(op, WriteOp):
+            self.replay_write(op)
+        elif isinstance(op, (Fold, While)):
             self._replay_loop(op)
         elif isinstance(op, Switch):
             self._replay_switch(op)
@@ -66,6 +68,9 @@ class Replay(Builder):
     def _region(self, op: Op, region: Block, results: Sequence[Value], *_: Value) -> tuple[Value, ...]:
         self.replay_region(op, region)
         return tuple(map(self.known, results))
+
+    def replay_write(self, op: WriteOp) -> None:
+        """Leave a write out."""
 
     def replay_region(self, op: Op, region: Block) -> None:
         """Add the ops of a region of a loop or a switch."""

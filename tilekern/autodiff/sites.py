@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Axis, Block, Func, Op, Value, definitions
-from tilekern.ir.memory import Atomic, Dim
+from tilekern.ir.memory import Atomic, Dim, WriteOp
 
 
 @dataclass(frozen=True)
 class Site:
-    """An addition to a sum.
+    """A write, mostly an addition to a sum.
 
     Attributes:
-      op: the addition.
+      op: the write.
       path: the loops and switches around it, the outermost first, each with the block that leads to it.
       axes: the axes of the grid and of the folds around it, by index.
     """
 
-    op: Atomic
+    op: WriteOp
     path: tuple[tuple[Op, Block], ...]
     axes: dict[Value, Axis]
 
@@ -40,13 +40,18 @@ class Site:
 
 def sites(func: Func) -> list[Site]:
     """The additions to sums, in program order."""
+    return [site for site in writes(func) if isinstance(site.op, Atomic) and site.op.ref.ref.role == "sum"]
+
+
+def writes(func: Func) -> list[Site]:
+    """All writes, in program order."""
     grid = dict(zip(func.body.args, func.axes, strict=True))
     return list(_sites(func.body, (), grid))
 
 
 def _sites(block: Block, path: tuple[tuple[Op, Block], ...], axes: dict[Value, Axis]) -> Iterator[Site]:
     for op in block.ops:
-        if isinstance(op, Atomic) and op.ref.ref.role == "sum":
+        if isinstance(op, WriteOp):
             yield Site(op, path, axes)
         for region in op.regions:
             inside = {**axes, region.args[0]: op.axis} if isinstance(op, Fold) else axes
@@ -85,6 +90,9 @@ def is_covering(site: Site, func: Func) -> bool:
     defined = definitions(func)
     if not all(isinstance(op, Fold) and runs_whole(op, defined) for op, _ in site.path):
         return False
+    used = [site.op.positions[t.operand] for dim in site.op.access.dims for t in dim.position.terms]
+    if len(set(used)) < len(used):
+        return False  # a diagonal
     pairs = zip(site.op.access.dims, site.op.extents, strict=True)
     return all(_covers(site, dim, extent) for dim, extent in pairs)
 

@@ -21,6 +21,7 @@ from functools import partial
 
 from tilekern.autodiff.activity import active_values
 from tilekern.autodiff.cotangents import cotangents, is_linear
+from tilekern.autodiff.overwrites import Overwrites
 from tilekern.autodiff.replay import Replay
 from tilekern.autodiff.saved import SavedState, SavedStates
 from tilekern.autodiff.tangent import name_of, no_derivative
@@ -39,11 +40,12 @@ class Transposed:
     """The transpose of a Func.
 
     Attributes:
-      func: of the other inputs, then the cotangents of the outputs, then the saved states. Its outputs are sums over
+      func: of the other inputs, the cotangents of the outputs, the saved states and times. Its outputs are sums over
         programs: the cotangents of the inputs that the Func is linear in.
       known: the inputs that the Func is not linear in.
       cotangents: those of the outputs.
       states: the carries of folds that `func` may load.
+      overwrites: the times of the last stores to outputs that `func` may load.
       active: the values of the Func that depend on the inputs that it is linear in.
     """
 
@@ -51,6 +53,7 @@ class Transposed:
     known: tuple[Value, ...]
     cotangents: tuple[Value, ...]
     states: tuple[SavedState, ...]
+    overwrites: Overwrites
     active: set[Value]
 
 
@@ -72,9 +75,11 @@ def transpose(func: Func, linear: Sequence[bool]) -> Transposed:
     body = made.block(func.body.args, lambda *_: made.backward())
     known = tuple(p for p in func.inputs if p not in into)
     states = made.saved.states
-    params = (*known, *out.values(), *(s.param for s in states), *into.values())
+    times = made.overwrites.times.values()
+    params = (*known, *out.values(), *(s.param for s in states), *times, *into.values())
     name = f"{name_of(func)}_backward"
-    return Transposed(Func(name, params, func.axes, body, func.loc), known, tuple(out.values()), states, active)
+    transposed = Func(name, params, func.axes, body, func.loc)
+    return Transposed(transposed, known, tuple(out.values()), states, made.overwrites, active)
 
 
 def _sum_of(ref: RefType) -> RefType:
@@ -89,7 +94,7 @@ class _Transposer(Replay):
         self._func, self._into, self._out = func, into, out
         self._cotangents: dict[Value, Value] = {}
         self._definitions: dict[Value, Op] = {}
-        self.saved = SavedStates(func)
+        self.saved, self.overwrites = SavedStates(func), Overwrites(func)
 
     def add(self, op: Op) -> tuple[Value, ...]:
         self._definitions.update(dict.fromkeys(op.results, op))
@@ -152,7 +157,11 @@ class _Transposer(Replay):
         make = Make(self, op)
         rest = tuple(map(self.known, op.operands[2:]))
         loaded = Load(operands=(self._out[op.ref], *rest), access=op.access, masked=op.masked, loc=op.loc)
-        self._accumulate(op.value, make.convert(self.one(loaded), wide(op.value.tile).dtype), make)
+        cotangent = make.convert(self.one(loaded), wide(op.value.tile).dtype)
+        if op.ref in self.overwrites.times:
+            last = self.one(loaded.copy((self.overwrites.times[op.ref], *rest)))
+            cotangent = make.select(make.of("le", last, self.overwrites.time(op, self, make)), cotangent, 0)
+        self._accumulate(op.value, cotangent, make)
 
     def _load(self, op: Load, cotangent: Value) -> None:
         if op.fill is not None and op.fill in self._active:
