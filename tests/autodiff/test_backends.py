@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -10,9 +11,13 @@ import pytest
 from tests.autodiff.kernels import CASES, Case
 from tests.lower.library import CASES as LIBRARY
 from tests.lower.library import NAMES, family_of
+from tilekern.ir.core import Func
+from tilekern.ir.interpret import interpret
 from tilekern.ir.types import kind_of
 from tilekern.kernel.derived import backward_family, tangent_family
 from tilekern.kernel.stages import Traced
+from tilekern.kernel.tile_family import TileFamily
+from tilekern.lower.lowering import lower
 from tilekern.lower.target import resolve
 
 TARGETS = ("cuda:sm_90", "tpu:v5e")
@@ -25,15 +30,25 @@ def kernels(case: Case, target: str) -> list[Traced]:
     return [gradient.tangent, *gradient.backward]
 
 
-def inputs(case: Case, traced: Traced) -> list[Any]:
-    """Random arrays for the inputs of a derived kernel; those of the case that are no floats."""
+def inputs(func: Func, rest: Sequence[Any] = ()) -> list[Any]:
+    """Random floats for the inputs of a derived kernel; for other inputs an array of `rest` that fits, or zeros."""
     random = np.random.default_rng(0)
-    known = {(x.shape, x.dtype): x for x in case.rest}
-    refs = [p.ref for p in traced.ir.inputs]
+    known = {(x.shape, x.dtype): x for x in rest}
+    refs = [p.ref for p in func.inputs]
     return [
-        known[r.shape, r.dtype] if kind_of(r.dtype) != "float" else random.standard_normal(r.shape).astype(r.dtype)
+        random.standard_normal(r.shape).astype(r.dtype)
+        if kind_of(r.dtype) == "float"
+        else known.get((r.shape, r.dtype), np.zeros(r.shape, r.dtype))
         for r in refs
     ]
+
+
+def check(func: Func, lowering: Any, arrays: Sequence[Any]) -> None:
+    """Compare a program with the interpreter."""
+    for ours, theirs in zip(lowering.interpret(*arrays), interpret(func, *arrays), strict=True):
+        # Both round each of some hundred terms to float32, in other orders.
+        scale = max(1.0, float(np.abs(theirs[np.isfinite(theirs)]).max(initial=0)))
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5 * scale)
 
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -45,13 +60,8 @@ targets = pytest.mark.parametrize("target", TARGETS)
 @every
 def test_programs_agree_with_the_interpreter(case: Case, target: str) -> None:
     for traced in kernels(case, target):
-        arrays = inputs(case, traced)
-        expected = traced.interpret(*arrays)
-        found = traced.lower(target).interpret(*arrays)
-        for ours, theirs in zip(_tuple(found), _tuple(expected), strict=True):
-            # Both round each of some hundred terms to float32, in other orders.
-            scale = max(1.0, float(np.abs(theirs[np.isfinite(theirs)]).max(initial=0)))
-            np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5 * scale)
+        lowering = lower(traced.ir, resolve(target), {})
+        check(lowering.func, lowering, inputs(traced.ir, case.rest))
 
 
 @pytest.mark.sweep(5)
@@ -62,18 +72,27 @@ def test_programs_compile(case: Case, target: str) -> None:
         assert traced.lower(target).compile().asm
 
 
+def derived(name: str, dtype: str, target: str) -> list[TileFamily]:
+    """The kernels of both modes of a library kernel, derived as if none were stated, for a small case."""
+    family = family_of(name, LIBRARY[name][0].small(), dtype)
+    moving = tuple(kind_of(t.dtype) == "float" for t in family.types)
+    tangent = tangent_family(family, moving)
+    backward = backward_family(tangent, (*(False for _ in moving), *(True for moves in moving if moves)))
+    return [tangent, *backward.stages(resolve(target))]
+
+
 @pytest.mark.sweep(6)
 @targets
 @pytest.mark.parametrize("name", NAMES)
 def test_derivatives_of_the_library_compile(name: str, target: str) -> None:
-    """Derived as if none were stated, with the blocks that the kernels have for a small case."""
-    family, machine = family_of(name, LIBRARY[name][0].small(), "bfloat16"), resolve(target)
-    moving = tuple(kind_of(t.dtype) == "float" for t in family.types)
-    tangent = tangent_family(family, moving)
-    backward = backward_family(tangent, (*(False for _ in moving), *(True for moves in moving if moves)))
-    for made in (tangent, *backward.stages(machine)):
-        assert cast(Any, made.lowered(machine)).compile().asm
+    for family in derived(name, "bfloat16", target):
+        assert cast(Any, family.lowered(resolve(target))).compile().asm
 
 
-def _tuple(x: Any) -> tuple[Any, ...]:
-    return x if isinstance(x, tuple) else (x,)
+@pytest.mark.sweep(9)
+@targets
+@pytest.mark.parametrize("name", NAMES)
+def test_derivatives_of_the_library_agree_with_the_interpreter(name: str, target: str) -> None:
+    for family in derived(name, "float32", target):
+        func = family.func(resolve(target))
+        check(func, family.lowered(resolve(target)), inputs(func))
