@@ -87,7 +87,7 @@ class ResourceError(TilekernError, ValueError):
 
 
 class NotDifferentiableError(TilekernError, NotImplementedError):
-    """A kernel has no derivative rule."""
+    """An operation, an access or a loop of a kernel has no derivative, or a rule that is needed is not stated."""
 
 
 class NotBatchableError(TilekernError, NotImplementedError):

@@ -84,3 +84,16 @@ def test_second_order(case: Case) -> None:
 
     for way in (reverse_over_reverse, forward_over_reverse, reverse_over_forward):
         same(way(ours), way(theirs))
+
+
+def test_the_kernels_of_backward_passes() -> None:
+    """Each way to add up cotangents is taken by some case, so that the tests above test it."""
+    stages = {
+        "norm": ["norm_backward"],
+        "product": ["product_backward_w_ct", "product_backward_x_ct"],
+        "attention": ["attention_tangent_states", "attention_backward"],
+        "last of loop": ["last_of_loop_tangent_times", "last_of_loop_tangent_states", "last_of_loop_backward"],
+    }
+    found = {c.name: c.kernel.trace(*c.arrays(), *c.rest).gradient().backward for c in CASES if c.name in stages}
+    assert {name: [traced.ir.name for traced in found[name]] for name in stages} == stages
+    assert [p.ref.role for p in found["norm"][0].ir.outputs] == ["out", "sum"]
