@@ -101,6 +101,7 @@ def test_bundles_grow_with_the_grid() -> None:
     assert 4 * 128 < four < eight and eight - four == twelve - eight
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["copy 4", "copy 8", "copy v5p", "copy 7x"])
 def test_a_copy_reads_and_writes_its_bytes(name: str) -> None:
     blocks = 8 if "8" in name else 4
@@ -137,6 +138,7 @@ def test_a_step_that_is_not_active_costs_less() -> None:
     assert four.use["eup"] * four.cycles == pytest.approx(2 * two.use["eup"] * two.cycles)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("chip", ["v5e", "v6e", "7x"])
 def test_a_dot_keeps_the_matrix_units_for_its_operations(chip: str) -> None:
     (made,), machine = kernels(f"dot {chip}"), CHIPS[chip]

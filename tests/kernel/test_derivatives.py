@@ -132,6 +132,7 @@ TRANSFORMATIONS: dict[str, Callable[[Function], Function]] = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 @pytest.mark.parametrize("function", [cube, cube_op], ids=["kernel", "op"])
 def test_every_transformation(function: Any, name: str) -> None:

@@ -112,8 +112,8 @@ def with_gradients(attention: Callable[..., Any], *arrays: Any, cotangent: Any, 
     return [*results, *pull((cotangent.astype(results[0].dtype), jnp.zeros_like(results[1])))]
 
 
-@pytest.mark.sweep(2)
 # Each takes a second, most of it XLA's.
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "number",
     [pytest.param(n, marks=[pytest.mark.slow] if n % 4 else []) for n in range(len(COMBINATIONS))],

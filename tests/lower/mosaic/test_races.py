@@ -142,7 +142,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_library_is_free_of_races(name: str) -> None:
     function, forms = CALLS[name]

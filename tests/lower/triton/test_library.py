@@ -116,7 +116,7 @@ def test_the_default_configuration_stays_below_its_ceilings(name: str, case: str
     check(name, case, dtype, target, ceilings.read(name)[case, dtype, target])
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("target", ceilings.TARGETS)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_float16_takes_what_bfloat16_takes(name: str, target: str) -> None:

@@ -90,7 +90,7 @@ def shown(parameter: object) -> str | None:
     return parameter.cpu if isinstance(parameter, Machine) else "host" if parameter is None else None
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(("name", "machine"), EXACT, ids=shown)
 def test_exact_products(name: str, machine: Machine | None) -> None:
     dtype, many = DTYPES[name], cases(3 * list(DTYPES).index(name))

@@ -128,6 +128,7 @@ def turned(x: tk.Ref, out: tk.Ref, *, turns: int, block: tk.Block = 16) -> None:
     out[i] = jnp.stack([*parts[1:], parts[0]], axis=2).reshape(i.size, x.shape[1])
 
 
+@pytest.mark.sweep(4)
 @needs_libtpu
 @pytest.mark.parametrize("turns", [2, 3])
 @pytest.mark.parametrize("chip", CHIPS)

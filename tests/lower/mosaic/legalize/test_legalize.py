@@ -51,7 +51,7 @@ def test_random_programs(chunk: int) -> None:
 # --- every cell of the table ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(("op", "chip"), [*((op, "v5e") for op in OPS), ("dot", "7x")])
 def test_cells(op: str, chip: str) -> None:
     """Special numbers of every dtype; but where sums overflow depends on their order, so these are of ordinary ones."""
@@ -103,6 +103,7 @@ def assert_approximates(op: str, got: np.ndarray, wanted: np.ndarray, arrays: li
 # --- families of ops, on tiles of any rank --------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("move", MOVES)
 @given(data=st.data())
 def test_moves(move: str, data: st.DataObject) -> None:
@@ -126,6 +127,7 @@ def small(dtype: DType, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(low, 2, shape, endpoint=True).astype(dtype)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("monoid", ["sum", "prod", "max", "min", "and", "or", "xor"])
 @given(data=st.data())
 def test_reductions(monoid: Monoid, data: st.DataObject) -> None:
@@ -145,6 +147,7 @@ def test_a_reduction_of_nothing_is_the_identity() -> None:
         assert_stays(*one(Reduce, np.zeros((3, 0), dtype), monoid="max", dims=(1,)))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("monoid", ["sum", "prod", "max", "min"])
 @given(data=st.data())
 def test_scans(monoid: Cumulative, data: st.DataObject) -> None:

@@ -37,6 +37,7 @@ def parts(x: Any, out: Any) -> None:
     out[p] = tk.fold(axis, lambda t, total: total + x[t].sum(axis=0), jnp.zeros(x.shape[1]))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("ends", [(0, 13, 13, 37), (3, 5, 20, 40), (37, 38, 39, 40), (30, 20, 9, 11), (16, 24, 24, 32)])
 def test_every_form_has_the_rows_of_its_ranges(ends: tuple[int, ...]) -> None:
     forms = agree(split.trace(X, np.int32(ends)), X, np.int32(ends))

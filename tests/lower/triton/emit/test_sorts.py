@@ -38,6 +38,7 @@ def several(names: str, shape: tuple[int, ...]) -> list[Array]:
 KEYS = ("bf16", "f16", "f8e5m2", "u8", "bool", "i32", "f64", "u16 i8", "f32 u32", "i16 f32 u64 i8", "u64 i64")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("names", KEYS)
 def test_sorts_find_places(names: str) -> None:
     """The sort picks the last operand, which is no key."""
@@ -46,6 +47,7 @@ def test_sorts_find_places(names: str) -> None:
     assert_runs(func, *arrays)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", DTYPES)
 def test_sorts_of_elements(name: str) -> None:
     func, arrays = meaning.one(Sort, line(name, (6, 4)), dim=0)
