@@ -6,7 +6,8 @@
 
 The cases of a function are dealt out in turn: if there are at least as many as parts, some run each day. The order is
 that of the hashes of their names, so that neighbours, which are alike, come on different days. Marks multiply: a test
-marked `sweep(2)` that a conftest marks `sweep(4)` has eight parts.
+marked `sweep(2)` that a conftest marks `sweep(4)` has eight parts. `sweep(2, among=NAME)` deals out the cases of a name
+in the place of those of a function.
 """
 
 from __future__ import annotations
@@ -39,18 +40,20 @@ def left_out(items: Sequence[pytest.Item], sample: str) -> list[pytest.Item]:
         return []
     dealt = defaultdict[tuple[str, int, bool], list[pytest.Item]](list)
     for item in items:
-        parts = prod(marker.args[0] for marker in item.iter_markers("sweep"))
+        markers = list(item.iter_markers("sweep"))
+        parts = prod(marker.args[0] for marker in markers)
+        among = [marker.kwargs["among"] for marker in markers if "among" in marker.kwargs]
         # An ordinary run leaves out what is slow; the others have samples of their own.
         slow = any(item.iter_markers("slow"))
         if parts > 1:
-            dealt[item.nodeid.partition("[")[0], parts, slow].append(item)
-    every = ((test, parts, cases) for (test, parts, _), cases in dealt.items())
+            dealt[among[0] if among else item.nodeid.partition("[")[0], parts, slow].append(item)
+    every = ((name, parts, cases) for (name, parts, _), cases in dealt.items())
     return [item for group in every for item in _not_of_the_day(*group, int(sample))]
 
 
-def _not_of_the_day(test: str, parts: int, cases: list[pytest.Item], sample: int) -> list[pytest.Item]:
-    """The cases of other days; each test begins on a day of its own, so that all days have as much to do."""
-    day = sample + _hash(test)
+def _not_of_the_day(name: str, parts: int, cases: list[pytest.Item], sample: int) -> list[pytest.Item]:
+    """The cases of other days; each name begins on a day of its own, so that all days have as much to do."""
+    day = sample + _hash(name)
     ordered = sorted(cases, key=lambda item: (_hash(item.nodeid), item.nodeid))
     return [item for place, item in enumerate(ordered) if (place - day) % parts]
 

@@ -15,22 +15,25 @@ class Case:
     nodeid: str
     marks: tuple[int, ...] = ()
     slow: bool = False
+    among: str = ""
 
     def iter_markers(self, name: str) -> Any:
         if name == "slow":
             return iter([pytest.mark.slow.mark] if self.slow else [])
-        return (pytest.mark.sweep(parts).mark for parts in self.marks)
+        keywords = {"among": self.among} if self.among else {}
+        return (pytest.mark.sweep(parts, **keywords).mark for parts in self.marks)
 
 
 SWEPT = [Case(f"tests/a.py::test_swept[{n}]", (3,)) for n in range(20)]
 TWICE = [Case(f"tests/a.py::test_swept_twice[{n}]", (3, 2)) for n in range(20)]
 WITH_SLOW = [Case(f"tests/a.py::test_with_slow[{n}]", (4,), slow=n > 3) for n in range(20)]
+PAIRS = [Case(f"tests/a.py::test_pairs[{backend}-{n}]", (2,), among=f"{n}") for n in range(9) for backend in "ab"]
 ALONE = Case("tests/a.py::test_alone", (3,))
 OTHER = Case("tests/a.py::test_other")
 
 
 def left_out(sample: str) -> list[Any]:
-    return sweeps.left_out(cast(Any, [*SWEPT, OTHER, *TWICE, *WITH_SLOW, ALONE]), sample)
+    return sweeps.left_out(cast(Any, [*SWEPT, OTHER, *TWICE, *WITH_SLOW, *PAIRS, ALONE]), sample)
 
 
 def ran(cases: list[Case], day: int) -> list[str]:
@@ -44,6 +47,11 @@ def test_the_samples_of_as_many_days_as_parts_are_all_cases(cases: list[Case], p
     days = [ran(cases, day) for day in range(7, 7 + parts)]
     assert sorted(name for day in days for name in day) == sorted(case.nodeid for case in cases)
     assert max(map(len, days)) - min(map(len, days)) <= 1
+
+
+def test_each_name_has_a_sample_of_its_own() -> None:
+    for day in (7, 8):
+        assert sorted(nodeid.rpartition("-")[2] for nodeid in ran(PAIRS, day)) == [f"{n}]" for n in range(9)]
 
 
 def test_other_tests_run_each_day_and_all_cases_on_demand() -> None:

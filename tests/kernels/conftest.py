@@ -48,17 +48,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         left_out = ("float64", "float32") if "test_small_cases" in item.name else ("float64", "float16")
         if _backend(item) == "mosaic" and any(dtype in item.name for dtype in left_out):
             item.add_marker(pytest.mark.slow)
-        if parts := _parts(item):
-            item.add_marker(pytest.mark.sweep(parts))
+        if mark := _sweep(item):
+            item.add_marker(mark)
 
 
-def _parts(item: pytest.Item) -> int:
-    """Of how many days one runs a test of kernels; 0 for all."""
-    if _backend(item) in ("triton", "mosaic"):
-        return 5
-    if not _backend(item) or item.get_closest_marker("one_backend"):
-        return 0
-    return 3 if item.originalname in ("test_floats", "test_small_cases") else 2
+def _sweep(item: pytest.Item) -> pytest.MarkDecorator | None:
+    """The sweep of a test of kernels; most cases run each day on one of both CPU backends."""
+    backend = _backend(item)
+    if not backend or (backend in ("xla", "llvm") and item.get_closest_marker("one_backend")):
+        return None
+    if backend in ("triton", "mosaic"):
+        return pytest.mark.sweep(5)
+    if item.originalname in ("test_floats", "test_small_cases"):
+        return pytest.mark.sweep(3)
+    if item.get_closest_marker("sweep"):
+        return pytest.mark.sweep(2)
+    function, _, case = item.nodeid.partition("[")
+    return pytest.mark.sweep(2, among=f"{function}[{case.replace(backend, '', 1)}")
 
 
 def _backend(item: pytest.Item) -> str:

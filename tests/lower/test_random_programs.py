@@ -39,7 +39,7 @@ from tilekern.passes.skew_carries import skew_carries
 from tilekern.passes.split_loops import split_loops
 
 # How many programs one test takes, the unit of work of a test process.
-_CHUNK = 200
+_CHUNK = 150
 
 
 def chunks(count: int) -> pytest.MarkDecorator:
@@ -71,8 +71,8 @@ def by_xla(programs: Sequence[Program], optimize: bool) -> Sequence[Sequence[np.
         return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
 
 
-@pytest.mark.sweep(5)
-@chunks(5)
+@pytest.mark.sweep(6)
+@chunks(6)
 def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Every other chunk as users' programs come, the others with small batches of programs, and without passes.
     optimize = chunk % 2 == 0
@@ -96,8 +96,8 @@ def by_llvm(programs: Sequence[Program], machine: Machine | None) -> Sequence[Se
         return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
 
 
-@pytest.mark.sweep(5)
-@chunks(5)
+@pytest.mark.sweep(6)
+@chunks(6)
 def test_llvm_code_agrees_with_the_interpreter(chunk: int) -> None:
     pytest.importorskip("llvmlite", reason="needs llvmlite")
     check(seeds_of(chunk), partial(by_llvm, machine=None))
@@ -133,8 +133,8 @@ def _triton(program: Program) -> Sequence[np.ndarray]:
     return triton_interpret(source, program.arrays)
 
 
-@pytest.mark.sweep(5)
-@chunks(5)
+@pytest.mark.sweep(6)
+@chunks(6)
 def test_triton_source_agrees_with_the_interpreter(chunk: int) -> None:
     pytest.importorskip("triton", reason="needs triton")
     check(seeds_of(chunk), by_triton)
@@ -153,7 +153,7 @@ def test_triton_compiles_random_programs(chunk: int) -> None:
 
 NARROW = tuple(d for d in DTYPES.values() if d.itemsize <= 4)
 # Pallas' interpreter makes large programs, which take time to compile.
-_INTERPRETED, _WITH_LOOPS = 40, 36
+_INTERPRETED, _WITH_LOOPS = 40, 24
 
 
 def interpreted(lowerings: Sequence[MosaicLowering], programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
@@ -204,12 +204,13 @@ def agrees(program: Program, outputs: Sequence[np.ndarray]) -> bool:
     return True
 
 
-@chunks(1)
+@pytest.mark.sweep(2)
+@chunks(2)
 def test_mosaic_kernels_with_loops_in_the_grid_agree_with_the_interpreter(chunk: int) -> None:
     seen = Counter[str]()
     seeds = range(chunk * _WITH_LOOPS, (chunk + 1) * _WITH_LOOPS)
     check(seeds, partial(by_mosaic_in_every_form, seen=seen), dtypes=NARROW, make=OneLoop)
-    assert min(seen[form] for form in ("grid_loop", "step_table", "pipelined")) >= 2, seen
+    assert min(seen[form] for form in ("grid_loop", "step_table", "pipelined")) >= 1, seen
 
 
 # --- the passes ------------------------------------------------------------------------------------------------------
