@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import depth, even, power_of_two, tiled
+from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, tiled
 from tilekern.kernels.cross_entropy.kernel import capped_logits
 
 
@@ -132,38 +132,57 @@ def _side(rows: int, columns: int) -> int:
 
 @cross_entropy_backward_logits.schedule("cuda")
 def _logits_cuda(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
-    block_t, block_v, options = _cuda_tile(hidden.shape[0], hidden.dtype.itemsize)
+    block_t, block_v, options = _cuda_tile(hidden)
     return {"block_t": block_t, "block_v": block_v, "block_d": depth(hidden.shape[1], hidden.dtype.itemsize), **options}
 
 
 @cross_entropy_backward_hidden.schedule("cuda")
 def _hidden_cuda(total: Any, x: Any, w: Any, device: tk.Device) -> dict[str, int]:
-    block_t, block_d, options = _cuda_tile(x.shape[0], x.dtype.itemsize)
+    block_t, block_d, options = _cuda_tile(x)
     block_v = depth(x.shape[1], x.dtype.itemsize)
     if x.dtype.itemsize > 2 and device.target == "cuda:sm_80":
         block_v = 16  # deeper tiles would spill
     return {"block_t": block_t, "block_d": block_d, "block_v": block_v, **options}
 
 
-def _cuda_tile(tokens: int, itemsize: int) -> tuple[int, int, dict[str, int]]:
-    """Rows and columns of a tile, and launch options; without tensor cores, operands and sums are all in registers."""
-    if itemsize > 2:
-        return power_of_two(tokens, 64, 16), 64, {"num_warps": 8, "num_stages": 3}
-    return power_of_two(tokens, 128, 16), 128, {"num_warps": 8, "num_stages": 3}
+def _cuda_tile(x: Any) -> tuple[int, int, dict[str, int]]:
+    """Rows and columns of a tile, and launch options.
+
+    Without tensor cores, or copies of rows from memory to shared memory, operands are in registers beside the sums.
+    """
+    (tokens, width), itemsize = x.shape, x.dtype.itemsize
+    side = 128 if itemsize <= 2 and copies_well(width, itemsize) else 64
+    return power_of_two(tokens, side, 16), side, {"num_warps": 8, "num_stages": 3}
 
 
 @cross_entropy_backward_logits.schedule("tpu")
 def _logits_tpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
-    """Whole rows and columns where they fit, as of `matmul`."""
-    (tokens, width), words = hidden.shape, weight.shape[1]
-    block_t, block_v = tiled(tokens, 512, 128), tiled(words, 1024, 128)
+    """Whole rows and columns, or 2048 elements of them."""
+    width, words = weight.shape
+    block_t, block_v = tpu_tile(hidden, words, width * hidden.dtype.itemsize, 0)
     return {"block_t": block_t, "block_v": block_v, "block_d": _tpu_depth(width, block_t + block_v, hidden)}
+
+
+def tpu_tile(hidden: Any, words: int, line: int, first: int) -> tuple[int, int]:
+    """Tokens and words of a tile whose rows and columns, of `line` bytes each, take 40 MiB at most, two of each.
+
+    Float32 takes two more copies, the operands of the matrix units, and its products are long programs to compile.
+    """
+    sides = (512, 1024), (512, 512), (256, 512), (256, 256), (128, 256), (128, 128)
+    if hidden.dtype.itemsize > 2:
+        line, first = 3 * line, 2
+    fitting = (s for s in sides[first:] if 2 * line * sum(s) <= 40 << 20)
+    block_t, block_v = next(fitting, sides[-1])
+    return tiled(hidden.shape[0], block_t, 128), tiled(words, block_v, 128)
 
 
 @cross_entropy_backward_hidden.schedule("tpu")
 def _hidden_tpu(total: Any, x: Any, w: Any) -> dict[str, int]:
+    """Few tokens and all words, where these are many: a program computes while the rows of the next one are loaded."""
     (tokens, width), words = total.shape, x.shape[1]
-    block_t, block_d = tiled(tokens, 512, 8), tiled(width, 1024, 128)
+    block_t, block_d = tpu_tile(x, width, words * x.dtype.itemsize, 0)
+    if x.dtype.itemsize <= 2 and block_t < tiled(tokens, 512, 128):
+        return {"block_t": tiled(tokens, 128, 128), "block_d": tiled(width, 1024, 128), "block_v": max(1, words)}
     return {"block_t": block_t, "block_d": block_d, "block_v": _tpu_depth(words, block_t + block_d, x)}
 
 

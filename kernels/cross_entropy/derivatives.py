@@ -145,19 +145,24 @@ def _factors(labels: jax.Array, logsumexp: jax.Array, cotangents: Pair, vocabula
 
 @cross_entropy_backward.schedule("")
 def _words(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
-    """∂s of 32 MiB, but of 256 words at least, for products with it to be large ones."""
-    return _part(32 << 20, hidden, weight)
+    """∂s of 32 MiB, but of 256 words at least, for products with it to be large ones.
+
+    Its rows start at multiples of 128 elements for any vocabulary of at least as many words: GPUs copy these best.
+    """
+    vocabulary = weight.shape[1]
+    most = max(128, vocabulary // 128 * 128)
+    return {"words": tiled(vocabulary, min(most, _fitting(32 << 20, hidden)), 128)}
 
 
 @cross_entropy_backward.schedule("cpu")
 def _words_cpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
     """∂s of 8 MiB, which stays in the cache that all cores share."""
-    return _part(8 << 20, hidden, weight)
+    return {"words": tiled(weight.shape[1], _fitting(8 << 20, hidden), 128)}
 
 
-def _part(nbytes: int, hidden: Any, weight: Any) -> dict[str, int]:
-    most = max(256, nbytes // max(1, hidden.shape[0] * hidden.dtype.itemsize) // 128 * 128)
-    return {"words": tiled(weight.shape[1], most, 128)}
+def _fitting(nbytes: int, hidden: Any) -> int:
+    """Words of which ∂s has at most so many bytes."""
+    return max(256, nbytes // max(1, hidden.shape[0] * hidden.dtype.itemsize) // 128 * 128)
 
 
 # --- transposes, and derivatives of derivatives -----------------------------------------------------------------------

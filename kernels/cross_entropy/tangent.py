@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import depth, even, power_of_two, tiled
+from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, tiled
+from tilekern.kernels.cross_entropy.backward import tpu_tile
 
 Pair = tuple[Any, Any]
 
@@ -118,11 +119,12 @@ def _even(hidden: Any, weight: Any, side: int) -> dict[str, int]:
 @cross_entropy_tangent.schedule("cuda")
 def _cuda(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
     """Half a tile of the forward kernel, for there are two sums."""
-    block_v, stages = (128, 3) if hidden.dtype.itemsize <= 2 else (32, 2)
+    itemsize = hidden.dtype.itemsize
+    block_v, stages = (32, 2) if itemsize > 2 else (128, 3) if copies_well(hidden.shape[1], itemsize) else (32, 3)
     return {
         "block_t": power_of_two(hidden.shape[0], 64, 16),
         "block_v": block_v,
-        "block_d": depth(hidden.shape[1], hidden.dtype.itemsize),
+        "block_d": depth(hidden.shape[1], itemsize),
         "num_warps": 8,
         "num_stages": stages,
     }
@@ -130,10 +132,7 @@ def _cuda(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
 
 @cross_entropy_tangent.schedule("tpu")
 def _tpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
-    """Tiles of logits and of their tangents, 1 MiB each; 2048 elements of the inner dim, which four arrays have.
-
-    Half as many tokens in float32, whose products are longer programs, and take longer to compile.
-    """
-    (tokens, width), words = hidden.shape, weight.shape[1]
-    block_t = tiled(tokens, 512 if hidden.dtype.itemsize <= 2 else 256, 128)
-    return {"block_t": block_t, "block_v": tiled(words, 512, 128), "block_d": tiled(width, 2048, 128)}
+    """Tiles of logits and of their tangents, 1 MiB each; at most 2048 elements of the inner dim, of four arrays."""
+    width, words = weight.shape
+    block_t, block_v = tpu_tile(hidden, words, 2 * width * hidden.dtype.itemsize, 1)
+    return {"block_t": block_t, "block_v": block_v, "block_d": tiled(width, 2048, 128)}

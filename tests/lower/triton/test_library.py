@@ -17,6 +17,7 @@ from bench.gpu.item import lowerings_of
 from bench.gpu.speed import loss_gradients
 from tests.lower.library import CASES, NAMES, family
 from tests.lower.triton import ceilings
+from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.ragged_dot import ragged_contracting_dot, ragged_dot
 from tilekern.kernels.softmax.kernel import softmax_forward
@@ -40,6 +41,12 @@ BACKWARD = tuple(
 )
 ALL += [("flash_attention", case, "bfloat16", target) for case in BACKWARD for target in ceilings.TARGETS]
 
+# The kernels of both modes of cross entropy, with a vocabulary of odd size too.
+LOSS = tuple(
+    f"{case}:{of}" for case in ("llama3_8b", "gpt2") for of in ("backward_logits", "backward_hidden", "tangent")
+)
+ALL += [("cross_entropy", case, dtype, target) for case in LOSS for dtype in DTYPES for target in ceilings.TARGETS]
+
 # And both kernels of the gradient of grouped products.
 GROUPED = tuple(f"{case}:{of}" for case in ("square", "deepseek_v3_up") for of in ("dot", "contracting"))
 ALL += [("ragged_dot", case, dtype, target) for case in GROUPED for dtype in DTYPES for target in ceilings.TARGETS]
@@ -57,8 +64,7 @@ def needs_triton() -> Iterator[None]:
 @cache
 def compiled(name: str, case: str, dtype: str, target: str) -> TritonCompiled:
     if ":" in case:
-        gradient = {"flash_attention": _attention_gradient, "ragged_dot": _grouped_gradient}[name]
-        lowering = gradient(case, dtype, target)
+        lowering = GRADIENTS[name](case, dtype, target)
     else:
         lowering = family(name, case, dtype).lowered(resolve(target))
     assert isinstance(lowering, TritonLowering)
@@ -88,6 +94,25 @@ def _grouped_gradient(case: str, dtype: str, target: str) -> Any:
     }[kernel]
     (lowering,) = lowerings_of(call, [*pair, sizes], resolve(target))
     return lowering
+
+
+def _loss_gradient(case: str, dtype: str, target: str) -> Any:
+    """A kernel of a derivative of a case of `cross_entropy`, "gpt2:tangent"."""
+    name, kernel = case.split(":")
+    (found,) = (c for c in CASES["cross_entropy"] if c.name == name)
+    *arrays, labels = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
+
+    def both(hidden: Any, weight: Any, labels: Any) -> Any:
+        loss = partial(cross_entropy, labels=labels, **found.keywords)
+        return jax.jvp(loss, (hidden, weight), (hidden, weight)), jax.grad(lambda *a: loss(*a).sum(), (0, 1))(
+            hidden, weight
+        )
+
+    lowerings = lowerings_of(both, [*arrays, labels], resolve(target))
+    return next(lowering for lowering in lowerings if lowering.func.name == f"cross_entropy_{kernel}")
+
+
+GRADIENTS = {"flash_attention": _attention_gradient, "ragged_dot": _grouped_gradient, "cross_entropy": _loss_gradient}
 
 
 def check(name: str, case: str, dtype: str, target: str, ceiling: tuple[int, int]) -> None:
