@@ -328,6 +328,31 @@ def test_derived_gradients_with_replicated_operands(name: str, order: int, check
     agree(found, jax.grad(loss(case.reference), every), x, *others, length=x.size)
 
 
+@checks
+@pytest.mark.parametrize("divided", [(), (1,), (0, 1)], ids=["none", "second", "both"])
+@pytest.mark.parametrize("kernel", [ragged_dot, cross_entropy], ids=["ragged_dot", "cross_entropy"])
+def test_operands_of_each_device(kernel: Any, divided: tuple[int, ...], check: bool) -> None:
+    """The second operand is divided, or both, or the integers alone. Replicated ones get sums over devices."""
+    shapes = {ragged_dot: ((6, 3), (2, 3, 4)), cross_entropy: ((6, 3), (3, 7))}[kernel]
+    pair = [jnp.sin(numbers(*((4,) * (n in divided) + s)) + n) for n, s in enumerate(shapes)]
+    integers = (jnp.arange(8) % 5 if kernel is ragged_dot else jnp.arange(24) % 7).reshape(4, -1)
+    function = getattr(kernel, kernel.__name__.rpartition(".")[2])
+
+    def local(a: Any, b: Any, c: Any) -> Any:
+        a, b = (x[0] if n in divided else x for n, x in enumerate((a, b)))
+        return function(a, b, c[0])[None]
+
+    def reference(*operands: Any) -> Any:
+        out = kernel.reference(*operands)
+        return out[0] if kernel is cross_entropy else out
+
+    specs = *(P("data") if n in divided else P() for n in range(2)), P("data")
+    mapped = jax.shard_map(local, mesh=FOUR, in_specs=specs, out_specs=P("data"), check_vma=check)
+    naive = jax.vmap(reference, (*(0 if n in divided else None for n in range(2)), 0))
+    found, wanted = (jax.grad(lambda a, b, f=f: (f(a, b, integers) ** 2).sum(), (0, 1)) for f in (mapped, naive))
+    agree(jax.jit(found)(*pair), wanted, *pair, length=48)
+
+
 def test_attention_that_knows_its_place_on_the_mesh() -> None:
     """Queries are sharded, as in ring attention; the offset is the device's; sinks and slopes are replicated."""
     mesh = mesh_of(batch=2, time=2)
