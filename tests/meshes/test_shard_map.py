@@ -223,6 +223,24 @@ def test_a_rule_may_return_what_does_not_vary() -> None:
     np.testing.assert_array_equal(mapped(X), np.full(8, 3))
 
 
+def test_a_transpose_may_return_what_does_not_vary() -> None:
+    """JAX refuses the cotangent of an operand that varies if its type does not."""
+
+    @tk.kernel(out_type=lambda x, w: x, linear=("x",))
+    def nothing(x, w, out):
+        out[...] = x[...] * w[...] * 0
+
+    @nothing.deftranspose
+    def _(cotangent, x, w):
+        return {"x": jnp.zeros(x.shape)}
+
+    def local(x: Any, w: Any) -> Any:
+        return jax.grad(lambda w: (nothing(w, x) + x * w).sum())(w)
+
+    mapped = jax.shard_map(local, mesh=FOUR, in_specs=(P("data"), P()), out_specs=P())
+    np.testing.assert_array_equal(mapped(X, W), [12, 16])
+
+
 @checks
 @pytest.mark.parametrize("order", [1, 2])
 def test_attention_with_replicated_keys(order: int, check: bool) -> None:
