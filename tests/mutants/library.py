@@ -63,7 +63,7 @@ MUTANTS = (
         "kernels/flash_attention/scores.py",
         "jnp.exp2((logits - self.rows(rows.largest)) * self.factor - self.rows(rows.log_sum))",
         "jnp.exp2(logits * self.factor - self.rows(rows.largest * self.factor) - self.rows(rows.log_sum))",
-        _ATTENTION,
+        ("tests/kernels/flash_attention/test_large_logits.py", *_ATTENTION),
     ),
     Mutant(
         "attention: the diagonal is masked",
