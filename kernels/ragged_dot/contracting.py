@@ -79,23 +79,13 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
 
 @ragged_contracting_forward.schedule("tpu")
 def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
-    """The largest tiles that fit vector memory with all their rows: a tile's groups are read from there.
+    """Large tiles. All their rows are in vector memory where these fit, else they are copied in the fold.
 
-    A group's last rows are a tile of their own, so tiles of small groups have few rows. The tiles fit the 64 MiB that
-    each TPU has, for an exported program may run on any.
+    A group's last rows are a tile of their own, so tiles of small groups have few rows.
     """
-    (rows, inner), columns, itemsize = lhs.shape, rhs.shape[1], lhs.dtype.itemsize
-    sides = (2048, 1024), (1024, 1024), (512, 1024), (512, 512), (256, 1024), (256, 512), (256, 256), (128, 128)
-    tiles = [(tiled(inner, k, 128), tiled(columns, n, 128)) for k, n in sides]
-
-    def nbytes(block_k: int, block_n: int) -> int:
-        # Two copies, of which one is loaded; one of what is loaded once. Sums have 4 bytes.
-        lines = sum(block if block == size else 2 * block for block, size in ((block_k, inner), (block_n, columns)))
-        return rows * lines * itemsize + block_k * block_n * (4 + 2 * itemsize)
-
-    block_k, block_n = next((t for t in tiles if nbytes(*t) <= 56 << 20), tiles[-1])
+    rows = lhs.shape[0]
     return {
-        "block_k": block_k,
-        "block_n": block_n,
+        "block_k": tiled(lhs.shape[1], 1024, 128),
+        "block_n": tiled(rhs.shape[1], 1024, 128),
         "block_m": tiled(rows, 256 if rows >= 384 * ends.shape[0] else 128, 128),
     }

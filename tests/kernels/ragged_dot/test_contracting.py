@@ -222,6 +222,37 @@ def test_gradients_under_vmap() -> None:
         assert_close(f, o, n, length=11, factor=3)
 
 
+@pytest.mark.one_backend
+@pytest.mark.parametrize("policy", ["nothing_saveable", "dots_saveable", "everything_saveable"])
+def test_scans_and_checkpoints_agree_with_a_loop(policy: str) -> None:
+    """Two layers of experts, each computed again for its gradient, as far as the policy says."""
+    random = np.random.default_rng(3)
+    x, weights = (jnp.asarray(random.standard_normal(s, np.float32)) for s in ((11, 5), (2, 3, 5, 5)))
+    sizes = jnp.array([[3, 0, 8], [0, 4, 2]])
+
+    def layer(x: Any, parts: Any) -> Any:
+        return jnp.sin(ragged_dot(x, *parts)) + x, None
+
+    kept = jax.checkpoint(layer, policy=getattr(jax.checkpoint_policies, policy))
+
+    def scanned(x: Any, weights: Any) -> jax.Array:
+        return jnp.sum(jax.lax.scan(kept, x, (weights, sizes))[0] ** 2)
+
+    def by_definition(x: Any, weights: Any) -> jax.Array:
+        for w, s in zip(weights, sizes, strict=True):
+            x = jnp.sin(reference(x, w, s)) + x
+        return jnp.sum(x**2)
+
+    wanted = jax.grad(by_definition, (0, 1))
+    found, low, oracle = (
+        jax.jit(jax.grad(scanned, (0, 1)))(x, weights),
+        jax.jit(wanted)(x, weights),
+        in_float64(wanted, x, weights),
+    )
+    for f, o, n in zip(found, oracle, low, strict=True):
+        assert_close(f, o, n, length=20, factor=3)
+
+
 def test_sums_are_in_float32() -> None:
     """Sums of ones, which bfloat16 cannot count beyond 256."""
     ones = jnp.ones((1000, 3), "bfloat16")
