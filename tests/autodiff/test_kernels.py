@@ -15,9 +15,13 @@ from tests.autodiff.kernels import CASES, Case
 TARGETS = ("cpu:llvm", "cpu:xla")
 
 
-def cases(*names: str) -> pytest.MarkDecorator:
-    chosen = [c for c in CASES if not names or c.name in names]
-    return pytest.mark.parametrize("case", chosen, ids=lambda c: c.name)
+cases = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+
+
+def on_a_target(case: Case, target: str) -> Any:
+    """A case for a target; each day, each case has one target."""
+    mark = pytest.mark.sweep(len(TARGETS), among=f"both modes of {case.name}")
+    return pytest.param(case, target, marks=mark, id=f"{case.name}-{target}")
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +47,7 @@ def drawn(tree: Any, seed: int) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(random.standard_normal(x.shape), x.dtype), tree)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@cases()
+@pytest.mark.parametrize(("case", "target"), [on_a_target(case, target) for case in CASES for target in TARGETS])
 def test_both_modes(case: Case, target: str) -> None:
     ours, theirs = functions(case, target)
     arrays = case.arrays()
@@ -65,7 +68,7 @@ def weighed(f: Callable[..., Any], cotangent: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.sweep(3)
-@cases()
+@cases
 def test_second_order(case: Case) -> None:
     ours, theirs = functions(case, "cpu:llvm")
     arrays, tangents = case.arrays(), case.arrays(2)
