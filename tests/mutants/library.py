@@ -77,7 +77,7 @@ MUTANTS = (
         "kernels/flash_attention/scores.py",
         "            (ds,) = pull(ds)\n",
         "",
-        _ATTENTION,
+        ("tests/kernels/flash_attention/test_features.py", *_ATTENTION),
     ),
     Mutant(
         "norms: the gradient of a long row leaves out a share",
