@@ -19,6 +19,7 @@ from tilekern.kernel import (
     load,
     op,
 )
+from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.lang.bits import random_bits, unpack
 from tilekern.lang.directives import debug_print, device_assert, hoist, when
 from tilekern.lang.functions import accumulator, cdiv, dot, full, zeros
@@ -44,6 +45,7 @@ __all__ = [
     "LoweredOp",
     "Ref",
     "Resources",
+    "ShardingRule",
     "Sum",
     "Tile",
     "Traced",

@@ -58,6 +58,24 @@ def _named(aval: Any) -> list[str]:
     return [*of_dims, *spec.unreduced, *spec.reduced, *aval.mat.unreduced]
 
 
+def spec_of(aval: ShapedArray) -> tuple[tuple[str, ...], ...]:
+    """For each dim of a type the explicit axes that divide it."""
+    dims = [*aval.sharding.spec, *[None] * (aval.ndim - len(aval.sharding.spec))]
+    return tuple((d,) if isinstance(d, str) else tuple(d or ()) for d in dims)
+
+
+def is_addend(aval: ShapedArray) -> bool:
+    """True if a reduction of an array over devices is still to come, or made, by its type."""
+    spec = aval.sharding.spec
+    return bool(spec.unreduced or spec.reduced or aval.mat.unreduced)
+
+
+def explicit_axes(mesh: Any) -> frozenset[str]:
+    """The names of the explicit axes of a mesh."""
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return frozenset(name for name, kind in kinds if kind == AxisType.Explicit)
+
+
 def alike(operands: Sequence[Any]) -> Sequence[Any]:
     """Operands of one call, cast to vary over the same manual axes: those of all of them."""
     return cast(Any, core).auto_insert_reshard(*map(_plain, operands))

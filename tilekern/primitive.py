@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from tilekern import _jax, _meshes
-from tilekern.errors import ArgumentError
 
 
 class Family(Protocol):
@@ -43,6 +42,10 @@ class Family(Protocol):
         """The family of `size` calls at once, results stacked in dim 0; and how operands must be stacked for it."""
         ...
 
+    def divided(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """The results of a call of which explicit axes of a mesh divide operands."""
+        ...
+
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[Sequence[Any], Sequence[Any | None]]:
         """The results and their tangents; None is a tangent that is zero."""
         ...
@@ -53,20 +56,8 @@ class Family(Protocol):
 
 
 def _types(*operands: _jax.ShapedArray, family: Family) -> list[_jax.ShapedArray]:
-    for number, operand in enumerate(operands):
-        if _meshes.is_divided(operand):
-            raise _divided(family.name, number, operand)
+    assert not any(map(_meshes.is_divided, operands)), "`call` divides calls"
     return _meshes.result_types(kernel_call_p.name, operands, family.outputs)
-
-
-def _divided(name: str, number: int, operand: _jax.ShapedArray) -> ArgumentError:
-    return ArgumentError(
-        f"{name} is called with an array that a mesh divides by its type",
-        expected="arrays that are whole on each device, or a call in jax.shard_map",
-        got=f"array {number} = {operand.str_short(short_dtypes=True)}",
-        fix="wrap the call in jax.shard_map: then each device calls it for its own part; or make the array whole on "
-        "each device first, by jax.reshard(x, jax.P()), or jax.lax.psum of addends",
-    )
 
 
 def _run(platform: str, site: _meshes.Site, *operands: Any, family: Family) -> Sequence[jax.Array]:
@@ -103,7 +94,11 @@ def _stacked(x: Any, dim: int | None, wanted: int | None, size: int) -> Any:
 
 def call(family: Any, *operands: Any) -> list[Any]:
     """The results of a call of a `Family`."""
-    return _jax.bind(kernel_call_p, *_meshes.alike(operands), family=family)
+    alike = _meshes.alike(operands)
+    if any(_meshes.is_divided(jax.typeof(x)) for x in alike):
+        traced = any(isinstance(x, _jax.Tracer) for x in alike)
+        return list(family.divided(alike) if traced else family.eager(*alike))
+    return _jax.bind(kernel_call_p, *alike, family=family)
 
 
 def calls_in(jaxpr: _jax.Jaxpr) -> list[tuple[Any, list[jax.ShapeDtypeStruct]]]:

@@ -183,11 +183,11 @@ def test_an_axis_of_one_device_divides_nothing(target: str) -> None:
 
 @targets
 @pytest.mark.parametrize("way", ["call", "jit", "vmap", "vmap over the mesh"])
-def test_divided_arrays_on_an_explicit_mesh_are_refused(way: str, target: str) -> None:
+def test_divided_arrays_on_an_explicit_mesh(way: str, target: str) -> None:
     kernel = scaled()
 
     def call(x: Any, w: Any) -> Any:
-        return kernel(x, w, target=target)  # <-
+        return kernel(x, w, target=target)
 
     ways = {
         "call": call,
@@ -195,13 +195,30 @@ def test_divided_arrays_on_an_explicit_mesh_are_refused(way: str, target: str) -
         "vmap": jax.vmap(call, (None, 0)),
         "vmap over the mesh": jax.vmap(call, (0, None)),
     }
-    x = put(np.ones((4, 8), np.float32) if way == "vmap over the mesh" else X, EXPLICIT, "data")
-    w = put(np.ones((3, 2), np.float32) if way == "vmap" else W, EXPLICIT)
+    rows = np.stack([X + n for n in range(4)])
+    x = put(rows if way == "vmap over the mesh" else X, EXPLICIT, "data")
+    w = put(np.stack([W + n for n in range(3)]) if way == "vmap" else W, EXPLICIT)
+    wanted = {"vmap": np.stack([2 * X + 3 + n * (X + 1) for n in range(3)]), "vmap over the mesh": 2 * rows + 3}
+    with jax.set_mesh(EXPLICIT):
+        found = ways[way](x, w)
+        np.testing.assert_array_equal(found, wanted.get(way, WANTED))
+        assert jax.typeof(found).sharding.spec == (
+            P(None, "data") if way == "vmap" else P("data", *[None] * (x.ndim - 1))
+        )
+
+
+def test_an_op_on_divided_arrays_is_refused() -> None:
+    kernel = scaled()
+    op = tk.op(out_type=lambda x, w: x)(lambda x, w: kernel(x, w))
+
+    def call(x: Any, w: Any) -> Any:
+        return op(x, w)  # <-
+
     with jax.set_mesh(EXPLICIT), pytest.raises(ArgumentError) as raised:
-        ways[way](x, w)
+        call(put(X, EXPLICIT, "data"), put(W, EXPLICIT))
     error = raised.value
-    assert error.summary == "scale is called with an array that a mesh divides by its type"
-    assert error.got == ("array 0 = f32[4@data,8]" if way == "vmap over the mesh" else "array 0 = f32[8@data]")
+    assert error.summary == "<lambda> is called with an array that a mesh divides by its type"
+    assert error.got == "array 0 = f32[8@data]"
     assert "a call in jax.shard_map" in error.expected
     assert "jax.reshard(x, jax.P())" in error.fix
     assert (error.loc.file, error.loc.line) == (__file__, marked_line(call.__code__))

@@ -17,6 +17,7 @@ from tilekern.kernel.kernel_family import KernelFamily
 from tilekern.kernel.op import CustomOp, op
 from tilekern.kernel.op_stages import CompiledOp, LoweredOp, TracedOp
 from tilekern.kernel.results import Sum, Zeros
+from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.kernel.signature import Block, Signature
 from tilekern.kernel.stages import Compiled, Lowered, Traced, interpret, load
 from tilekern.lang.tiles import describe
@@ -139,6 +140,24 @@ class Kernel(Declared):
             return schedule
 
         return register
+
+    def sharding_rule(self, *args: Any, **keywords: Any) -> ShardingRule | None:
+        """The rule by which devices divide a call for arrays or `jax.ShapeDtypeStruct`s and static arguments.
+
+        It follows from the accesses of the body; None for a body that closes over traced values, and for 4-bit arrays.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, tilekern as tk
+          >>> @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+          ... def doubled_rows(x, out, *, block: tk.Block = 8):
+          ...     i = tk.parallel(x.shape[0], block)
+          ...     out[i, :] = x[i, :] * 2
+          >>> print(doubled_rows.sharding_rule(jnp.ones((16, 4))))
+          i x.1 -> i out.1
+        """
+        args, keywords = self.signature.positional(args, keywords)
+        family, _ = self._family(args, *self._check(keywords))
+        return family.sharding
 
     def trace(self, *args: Any, **keywords: Any) -> Traced:
         """Trace the kernel for arrays or `jax.ShapeDtypeStruct`s and static arguments."""

@@ -37,6 +37,7 @@ class FamilyCaches:
       programs: the jitted program and its partitioning, by target.
       batched: the family under `jax.vmap`, by size and dims.
       derived: the families of its derivatives, by the operands that move, or that it is linear in.
+      parts: the families of devices' parts, by their types.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class FamilyCaches:
         self.programs = Cache[Any, Any](_MEMBERS)
         self.batched = Cache[Any, Any](_BATCHES)
         self.derived = Cache[Any, Any](_BATCHES)
+        self.parts = Cache[Any, Any](_BATCHES)
 
 
 gather_warnings = Cache[tuple[Any, ...], None](_WARNINGS)

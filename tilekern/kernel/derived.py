@@ -7,8 +7,8 @@ kernels: `BackwardFamily`. Both are families like any other, so that they have d
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, cast
 
 import jax
 
@@ -16,6 +16,7 @@ from tilekern.autodiff.backward import Backward, backward
 from tilekern.autodiff.tangent import tangent
 from tilekern.ir.core import Func, Value
 from tilekern.kernel.function_family import FunctionFamily, filled, is_float
+from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.kernel.tile_family import Member, TileFamily
 from tilekern.lower.target import Target
 from tilekern.passes import pipeline
@@ -113,6 +114,22 @@ class TangentFamily(DerivedTileFamily):
         types = self._of.types
         return [*types, *(t for t, moves in zip(types, self._moving, strict=True) if moves)]
 
+    @property
+    def sharding(self) -> ShardingRule | None:
+        rule = self._of.sharding
+        return None if rule is None else rule.tangent(self._moving, [is_float(o) for o in self._of.outputs])
+
+    def part(
+        self,
+        operands: Sequence[jax.ShapeDtypeStruct],
+        results: Sequence[jax.ShapeDtypeStruct],
+        sizes: Collection[tuple[int, int]],
+    ) -> TangentFamily | None:
+        if len(results) < len(self._of.outputs):
+            return None
+        found = self._of.part(operands[: len(self._moving)], results, sizes)
+        return None if found is None else TangentFamily(cast(TileFamily, found), self._moving)
+
 
 class StageFamily(DerivedTileFamily):
     """A kernel of a backward pass."""
@@ -143,6 +160,23 @@ class BackwardFamily(FunctionFamily):
     def types(self) -> list[jax.ShapeDtypeStruct]:
         pairs = zip(self._of.types, self._linear, strict=True)
         return [*(t for t, is_linear in pairs if not is_linear), *self._of.outputs]
+
+    @property
+    def sharding(self) -> ShardingRule | None:
+        rule = self._of.sharding
+        return None if rule is None else rule.transposed(self._linear)
+
+    def part(
+        self,
+        operands: Sequence[jax.ShapeDtypeStruct],
+        results: Sequence[jax.ShapeDtypeStruct],
+        sizes: Collection[tuple[int, int]],
+    ) -> BackwardFamily | None:
+        known, cotangents = len(self._linear) - sum(self._linear), len(self._of.outputs)
+        given, moving = iter(operands[:known]), iter(results)
+        types = [next(moving) if is_linear else next(given) for is_linear in self._linear]
+        found = self._of.part(types, operands[known : known + cotangents], sizes)
+        return None if found is None else BackwardFamily(cast(TileFamily, found), self._linear)
 
     def pass_for(self, target: Target) -> Backward:
         """The Funcs for a target, and how they follow each other."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ import jax
 from tilekern import _jax, _meshes, source
 from tilekern.errors import GatherWarning, TargetError
 from tilekern.kernel.caches import FamilyCaches, gather_warnings
+from tilekern.kernel.divided import on_explicit_mesh
+from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.target import DEFAULT, Target, on_platform
 from tilekern.primitive import call
@@ -64,6 +66,30 @@ class Family:
     def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
         """The kernels that a call for a target runs, in the order in which their calls begin."""
         raise NotImplementedError
+
+    @property
+    def sharding(self) -> ShardingRule | None:
+        """The rule by which devices may divide a call; None if none is known."""
+        return None
+
+    def part(
+        self,
+        operands: Sequence[jax.ShapeDtypeStruct],
+        results: Sequence[jax.ShapeDtypeStruct],
+        sizes: Collection[tuple[int, int]],
+    ) -> Family | None:
+        """The same kernel or op on parts of the operands; None if it would not compute these parts of the results.
+
+        Args:
+          operands: the types of the parts.
+          results: the types of the parts of results, or of addends.
+          sizes: the sizes that are divided, each with that of a part.
+        """
+        return None
+
+    def divided(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """The results of a call of which explicit axes of a mesh divide operands."""
+        return on_explicit_mesh(self, operands)
 
     def call(self, platform: str, site: _meshes.Site) -> Callable[..., Sequence[jax.Array]]:
         """The jitted program for a platform; one object, so that many calls share one computation.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from math import gcd
 from typing import Any
 
 import jax
@@ -13,11 +14,13 @@ import numpy as np
 
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, TraceError
-from tilekern.ir.types import Role
+from tilekern.ir.analysis.same_program import difference
+from tilekern.ir.types import FOUR_BITS, Role
 from tilekern.kernel import derivatives, derived
 from tilekern.kernel.declared_call import DeclaredCall
 from tilekern.kernel.definition import Definition
 from tilekern.kernel.results import Results, results
+from tilekern.kernel.sharding_rule import Division, ShardingRule, rule_of
 from tilekern.kernel.signature import LAUNCH, check_sizes
 from tilekern.kernel.tile_family import Member, TileFamily
 from tilekern.lang.tiles import describe
@@ -159,7 +162,61 @@ class KernelFamily(TileFamily):
                 fix="pass it as an argument",
             )
 
+    @property
+    def sharding(self) -> ShardingRule | None:
+        if self.captures_tracers or any(t.dtype in FOUR_BITS for t in (*self.types, *self.outputs)):
+            return None
+        return self._rule
+
+    @cached_property
+    def _rule(self) -> ShardingRule:
+        found = rule_of(self._as_traced(self._first[0]).func, len(self.types) - len(self.captured))
+        for name in found.sizes:
+            found = self._tried(name, found)
+        return found
+
+    def _tried(self, name: str, rule: ShardingRule) -> ShardingRule:
+        """A rule, without a name along which the body of a part would be another one."""
+        common = gcd(*rule.sizes[name])
+        parts = next((p for p in range(2, common + 1) if common % p == 0), None)
+        if parts is None:
+            return rule
+        one = Division(rule, {name: ("parts",)}, {"parts": parts})
+        made = self._made(one.parts(self.types, one.operands))
+        different = self._difference(made, one.parts(self.outputs, one.results), one.sizes)
+        return rule.without(name, f"the body depends on its size ({different})") if different else rule
+
+    def part(
+        self,
+        operands: Sequence[jax.ShapeDtypeStruct],
+        results: Sequence[jax.ShapeDtypeStruct],
+        sizes: Collection[tuple[int, int]],
+    ) -> KernelFamily | None:
+        made = self._made(operands)
+        return None if self._difference(made, results, sizes) else made
+
+    def _made(self, operands: Sequence[jax.ShapeDtypeStruct]) -> KernelFamily:
+        """The kernel on other operands."""
+        call = self.declared
+        leaves, tree = _jax.flatten(call.arguments)
+        arguments = jax.tree.unflatten(tree, operands[: len(leaves)])
+        return KernelFamily(call.definition, arguments, call.statics, call.blocks, call.asked)
+
+    def _difference(
+        self, part: KernelFamily, results: Sequence[jax.ShapeDtypeStruct], sizes: Collection[tuple[int, int]]
+    ) -> str:
+        """The first thing in which the kernel of a part differs, in words; "" if it computes a part of the results."""
+        if [(x.shape, x.dtype) for x in part.outputs] != [(x.shape, x.dtype) for x in results]:
+            return "the shapes of results"
+        blocks, _ = part._first
+        return difference(self._as_traced(blocks).func, part._as_traced(blocks).func, sizes)
+
     def _trace(self, blocks: _Blocks) -> Tracing:
+        """The body with some blocks, after the passes of every Func."""
+        traced = self._as_traced(blocks)
+        return Tracing(pipeline.run(traced.func), traced.captured)
+
+    def _as_traced(self, blocks: _Blocks) -> Tracing:
         call, definition = self.declared, self.declared.definition
         names, roles = definition.signature.arrays, call.results.roles
         inputs = [
@@ -172,8 +229,7 @@ class KernelFamily(TileFamily):
         ]
         with _jax.tracing_under(call.settings):
             keywords = {**call.statics, **dict(blocks)}
-            traced = trace(definition.function, self.name, [*inputs, *outputs], keywords, definition.loc)
-        return Tracing(pipeline.run(traced.func), traced.captured)
+            return trace(definition.function, self.name, [*inputs, *outputs], keywords, definition.loc)
 
 
 def _results(definition: Definition, arguments: Sequence[Any], statics: Mapping[str, Any]) -> Results:

@@ -6,7 +6,7 @@ A family has a member for each target: the kernel traced with that target's bloc
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from tilekern.ir.core import Func
 from tilekern.kernel.derivatives import batched_jvp, batched_transpose
 from tilekern.kernel.family import Calls, Family, Program, stacked
 from tilekern.kernel.packed import before_pairs, packed, unpacked
+from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.lower.lowering import Lowering, lower
 from tilekern.lower.target import DEFAULT, Target
 from tilekern.passes.batch import batch, places
@@ -168,6 +169,24 @@ class BatchedFamily(TileFamily):
         return self._inner.states_rules
 
     @property
+    def sharding(self) -> ShardingRule | None:
+        inner = self._inner.sharding
+        return None if inner is None else inner.batched(self._dims, self._size)
+
+    def part(
+        self,
+        operands: Sequence[jax.ShapeDtypeStruct],
+        results: Sequence[jax.ShapeDtypeStruct],
+        sizes: Collection[tuple[int, int]],
+    ) -> BatchedFamily | None:
+        inner = self._inner.part(
+            [t if d is None else _without(t, d) for t, d in zip(operands, self._dims, strict=True)],
+            [_without(t, 0) for t in results],
+            sizes,
+        )
+        return None if inner is None else BatchedFamily(cast(TileFamily, inner), results[0].shape[0], self._dims)
+
+    @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
         pairs = zip(self._inner.types, self._dims, strict=True)
         shapes = [(t, t.shape if d is None else (*t.shape[:d], self._size, *t.shape[d:])) for t, d in pairs]
@@ -178,6 +197,10 @@ class BatchedFamily(TileFamily):
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
         return batched_transpose(self._inner, self._size, self._dims, cotangents, operands)
+
+
+def _without(type: jax.ShapeDtypeStruct, dim: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((*type.shape[:dim], *type.shape[dim + 1 :]), type.dtype)
 
 
 class MappedFamily(Family):

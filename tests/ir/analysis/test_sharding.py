@@ -1,0 +1,219 @@
+"""Factors: the dims of arrays that devices may divide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tilekern as tk
+from tests.autodiff.kernels import CASES as USERS
+from tests.lang.checks import like_first
+from tests.lower.library import CASES, NAMES, family_of
+from tilekern.kernel.sharding_rule import ShardingRule
+
+LIBRARY = {
+    "cross_entropy": "i hidden.1, weight.0 weight.1, i -> i, i",
+    "flash_attention": "b query.1 g query.3, b key.1 g key.3, b value.1 g value.3 -> b out.1 g out.3",
+    "layer_norm": "i x.1, weight.0, bias.0 -> i out.1",
+    "matmul": "axis0 k, k axis1 -> axis0 axis1",
+    "ragged_dot": "lhs.0 lhs.1, rhs.0 rhs.1 j, ends.0 -> out.0 j",
+    "rms_norm": "i x.1, weight.0 -> i out.1",
+    "rope": "b x.1 n x.3, frequencies.0 -> b out.1 n out.3",
+    "softmax": "i x.1 -> i out.1",
+    "swiglu": "i j, i j -> i j",
+}
+OF_USERS = {
+    "pointwise": "i, i -> i",
+    "norm": "i x.1, w.0 -> i out.1",
+    "product": "axis0 k, k axis1 -> axis0 axis1",
+    "product and bias": "axis0 x.1, axis1 w.1 -> axis0 axis1",  # the sum over k is in a sine
+    "softmax": "i x.1 -> i out.1",
+    "attention": "q.0 q.1, k.0 k.1, v.0 v.1 -> out.0 out.1",  # causal: positions decide
+    "two passes": "i q.1, k.0 k.1, v.0 v.1 -> i out.1",
+    "lookup": "table.0 table.1, i -> i out.1",
+    "recurrence": "x.0 c, a.0 c -> out.0 c",
+    "stencil": "x.0 -> out.0",
+    "sums and zeros": "x.0 x.1, w.0 -> total.0, part.0 part.1",
+    "dropout": "x.0, key.0 -> out.0",
+    "ordered": "i x.1 -> i out.1, i best.1",
+    "heads": "i x.1, w.0 w.1 -> i out.1",
+    "overwritten": "x.0, y.0 -> out.0, last.0",
+    "last of loop": "x.0 -> out.0",
+    "halves": "x.0 x.1, y.0 y.1 -> out.0 out.1",
+    "nested": "i x.1, w.0 w.1 -> i",
+}
+
+
+def first_line(rule: ShardingRule | None) -> str:
+    return str(rule).splitlines()[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rules_of_the_library(name: str) -> None:
+    assert first_line(family_of(name, CASES[name][0].small(), "float32").sharding) == LIBRARY[name]
+
+
+@pytest.mark.parametrize("case", USERS, ids=lambda c: c.name)
+def test_rules_of_users_kernels(case: Any) -> None:
+    rule = case.kernel.sharding_rule(*case.arrays(dtype=np.float32), *case.rest)
+    assert first_line(rule) == OF_USERS[case.name]
+
+
+def test_a_matrix_product_is_summed_over_the_inner_dim() -> None:
+    (case,) = (c for c in USERS if c.name == "product")
+    rule = case.kernel.sharding_rule(*case.arrays(dtype=np.float32))
+    assert str(rule) == "axis0 k, k axis1 -> axis0 axis1\nsummed over: k"
+    assert rule.sums["k"] == {0} and not rule.sums["axis0"]
+
+
+X = jnp.ones((16, 8))
+
+
+def rows(x, out):
+    i = tk.parallel(16, 4)
+    out[i, :] = x[i, :]
+
+
+def shifted(x, out):
+    i = tk.parallel(16, 4)
+    out[i, :] = x[tk.ds(i.index * 4 + 1, 4), :]
+
+
+def position(x, out):
+    i = tk.parallel(16, 4)
+    out[i, :] = x[i, :] + i.indices[:, None]
+
+
+def one_tile(x, out):
+    """The index of the only tile is 0 in each part, and so is the first row of each."""
+    i = tk.parallel(16, 16)
+    out[i, :] = x[i, :] + i.indices[:, None]
+
+
+def valid(x, out):
+    i = tk.parallel(16, 4)
+    out[i, :] = jnp.where(i.valid[:, None], x[i, :], 1)
+
+
+def other_mask(x, out):
+    i = tk.parallel(16, 4)
+    out[i, :] = jnp.where(i.indices[:, None] < 15, x[i, :], 1)
+
+
+def size(x, out):
+    i = tk.parallel(x.shape[0], 4)
+    out[i, :] = x[i, :] / x.shape[0]
+
+
+def branch(x, out):
+    i = tk.parallel(x.shape[0], 4)
+    out[i, :] = x[i, :] if x.shape[0] > 8 else -x[i, :]
+
+
+def pairs(x, out):
+    i = tk.parallel(x.shape[0], 4)
+    out[i, :] = x[i, :] + x[:, :].sum(axis=0)[None]
+
+
+def printed(x, out):
+    i = tk.parallel(x.shape[0], 4)
+    tk.debug_print("{}", i.index)
+    out[i, :] = x[i, :]
+
+
+def chosen(x, out):
+    i = tk.parallel(x.shape[0], 4)
+
+    @tk.when(i.index >= 0)
+    def _():
+        out[i, :] = x[i, :]
+
+
+def of_part(x, out):
+    i = tk.parallel(x.shape[0], 4)
+    out[i, :] = tk.fold(tk.serial(8, 2, start=2), lambda k, t: t + x[i, k].sum(axis=1), tk.zeros(i, x.dtype))[:, None]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (rows, ""),
+        (shifted, "its position in x is not that of a tile alone"),
+        (position, "the body computes with its index (convert)"),
+        (one_tile, "the body computes with its index (convert)"),
+        (valid, ""),
+        (other_mask, "the body computes with its index (lt)"),
+        (size, "the body depends on its size (a number that it computes with: 16.0 for all, 8.0 for a part)"),
+        (branch, "the body depends on its size (the number of operations)"),
+        (pairs, "x is read or written at other places than those of a tile"),
+        (printed, "the body computes with its index (print)"),
+        (chosen, "the body computes with its index"),
+        (of_part, ""),
+    ],
+)
+def test_the_reasons_of_rows(body: Callable[..., None], reason: str) -> None:
+    rule = like_first(body).sharding_rule(X)
+    assert ("i" in rule.sizes) == (not reason)
+    assert rule.reasons.get("i", "").startswith(reason)
+
+
+def sums(kind: str) -> Any:
+    """A product whose sum over k is used in some way."""
+
+    def body(x, w, out):
+        i = tk.parallel(x.shape[0], 4)
+
+        def step(k, total):
+            product = tk.dot(x[i, k], w[k, :], jnp.zeros((4, 8)))
+            if kind == "scaled carry":
+                return 0.5 * total + product
+            return (jnp.maximum(total, 1) if kind == "maximum" else total) + product
+
+        start = jnp.ones((4, 8)) if kind == "start" else jnp.zeros((4, 8))
+        total = tk.fold(tk.serial(x.shape[1], 4), step, start)
+        out[i, :] = {
+            "linear": lambda: (2 * total).astype(jnp.bfloat16).astype(jnp.float32),
+            "bias": lambda: total + 1,
+            "square": lambda: total * total,
+            "root": lambda: jnp.sqrt(total),
+            "chosen": lambda: jnp.where(total > 0, total, 0),
+        }.get(kind, lambda: total)()
+
+    return tk.kernel(out_type=lambda x, w: jax.ShapeDtypeStruct((x.shape[0], 8), x.dtype))(body)
+
+
+@pytest.mark.parametrize(
+    "kind", ["sum", "linear", "scaled carry", "maximum", "start", "bias", "square", "root", "chosen"]
+)
+def test_sums_over_a_loop(kind: str) -> None:
+    rule = sums(kind).sharding_rule(X, jnp.ones((8, 8)))
+    assert ("k" in rule.sizes) == (kind in ("sum", "linear"))
+    assert "i" in rule.sizes
+
+
+def test_an_array_that_the_body_closes_over_is_whole() -> None:
+    table = jnp.ones((16, 8))
+
+    @like_first
+    def plus(x, out):
+        i = tk.parallel(x.shape[0], 4)
+        out[i, :] = x[i, :] * jnp.asarray(table)[0]
+
+    assert "i" in plus.sharding_rule(X).sizes
+
+
+def test_calls_that_have_no_rule() -> None:
+    x = jnp.ones((8, 2), jnp.int4)
+    assert like_first(lambda x, out: out.__setitem__(..., x[...])).sharding_rule(x) is None
+
+
+def test_a_batch_is_divided() -> None:
+    family = like_first(rows).trace(X)._family
+    batched, _ = family.batched(5, (1,))
+    assert first_line(batched.sharding) == "i batch x.1 -> batch i out.1"
+    assert batched.sharding.sizes["batch"] == {5}

@@ -1,0 +1,177 @@
+"""Kernels on explicit meshes: each device runs its part, with the collectives that the rule predicts."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import tilekern as tk
+from tests.autodiff import kernels as users
+from tests.lang.checks import like_first
+from tilekern.errors import GatherWarning
+from tilekern.kernels.cross_entropy import cross_entropy
+from tilekern.kernels.cross_entropy import reference as losses
+from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.flash_attention import reference as attention
+from tilekern.kernels.layer_norm import layer_norm
+from tilekern.kernels.layer_norm import reference as normalized
+from tilekern.kernels.matmul import matmul
+from tilekern.kernels.rope import reference as rotated
+from tilekern.kernels.rope import rope
+from tilekern.kernels.swiglu import reference as gated
+from tilekern.kernels.swiglu import swiglu
+from tilekern.testing import assert_close, in_float64
+
+MESH = jax.make_mesh((2, 4), ("a", "b"), (AxisType.Explicit,) * 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel, the same in plain JAX, and shapes whose dims 8 devices divide."""
+
+    kernel: Callable[..., Any]
+    plain: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    rest: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def arrays(self) -> list[Any]:
+        random = np.random.default_rng(0)
+        return [random.standard_normal(shape).astype(np.float32) for shape in self.shapes]
+
+
+CASES = {
+    "matmul": Case(matmul, jnp.matmul, ((16, 24), (24, 8))),
+    "layer_norm": Case(layer_norm, normalized, ((16, 24), (24,), (24,))),
+    "swiglu": Case(swiglu, gated, ((16, 24), (16, 24))),
+    "rope": Case(rope, rotated, ((8, 8, 8, 16),)),
+    "attention": Case(
+        flash_attention,
+        lambda *a, **k: attention(*a, **k)[0],
+        ((8, 16, 8, 8), (8, 16, 4, 8), (8, 16, 4, 8)),
+        keywords={"causal": True},
+    ),
+    "cross_entropy": Case(
+        cross_entropy,
+        lambda *a: losses(*a)[0],
+        ((16, 8), (8, 24)),
+        rest=(np.array([0, 23, 3, 3, 7, 1, -100, 9] * 2, np.int32),),
+    ),
+    "a user's norm": Case(users.norm, users.norm_reference, ((16, 24), (24,))),
+    "a user's product": Case(users.product, jnp.matmul, ((16, 24), (24, 8))),
+    "a user's attention": Case(users.attention, users.attention_reference, ((16, 8),) * 3),
+    "a user's two passes": Case(users.two_passes, lambda q, k, v: jax.nn.softmax(q @ k.T) @ v, ((16, 8),) * 3),
+    "a user's recurrence": Case(users.recurrence, users.recurrence_reference, ((16, 8),) * 2),
+    "a user's heads": Case(users.heads, users.heads_reference, ((8, 24), (2, 6))),
+}
+
+
+def put(x: Any, spec: P) -> jax.Array:
+    return jax.device_put(x, NamedSharding(MESH, spec))
+
+
+@st.composite
+def specs(draw: Any, shapes: tuple[tuple[int, ...], ...]) -> list[P]:
+    """A random sharding of each array: axes on different dims, which they divide."""
+    found: list[P] = []
+    for shape in shapes:
+        dims: list[list[str]] = [[] for _ in shape]
+        for axis in draw(st.permutations(["a", "b"])):
+            fitting = [n for n, size in enumerate(shape) if size % (MESH.shape[axis] * (8 if dims[n] else 1)) == 0]
+            chosen = draw(st.sampled_from([None, *fitting]))
+            if chosen is not None:
+                dims[chosen].append(axis)
+        found.append(P(*(tuple(d) or None for d in dims)))
+    return found
+
+
+@settings(max_examples=16)
+@given(name=st.sampled_from(sorted(CASES)), data=st.data(), target=st.sampled_from(["cpu", "cpu:xla"]))
+def test_results_and_gradients_are_those_of_a_single_device(name: str, data: Any, target: str) -> None:
+    case = CASES[name]
+    given = [put(x, spec) for x, spec in zip(case.arrays(), data.draw(specs(case.shapes)), strict=True)]
+
+    def both(function: Callable[..., Any], *arrays: Any) -> Any:
+        out, pull = jax.vjp(lambda *a: function(*a, *case.rest, **case.keywords), *arrays)
+        return out, pull(jnp.cos(out))
+
+    with jax.set_mesh(MESH), warnings.catch_warnings():
+        warnings.simplefilter("ignore", GatherWarning)
+        found = jax.jit(lambda *a: both(lambda *b, **k: case.kernel(*b, target=target, **k), *a))(*given)
+    for x, g in zip(given, found[1], strict=True):
+        assert jax.typeof(x) == jax.typeof(g)
+    arrays = case.arrays()
+    oracle = in_float64(lambda *a: both(case.plain, *a), *arrays)
+    low = both(case.plain, *map(jnp.asarray, arrays))
+    for f, exact, naive in zip(*map(jax.tree.leaves, (found, oracle, low)), strict=True):
+        assert_close(np.asarray(f), exact, np.asarray(naive), length=64, factor=3)
+
+
+def collectives(function: Callable[..., Any], *arrays: Any) -> Counter[str]:
+    text = jax.jit(function).lower(*arrays).compile().as_text()
+    return Counter(re.findall(r" (all-[a-z-]+|collective-[a-z-]+|reduce-scatter)\(", text))
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "out", "wanted"),
+    [
+        (P("a"), P(), P("a", None), {}),
+        (P("a"), P(None, "b"), P("a", "b"), {}),
+        (P(None, "b"), P("b"), P(None, None), {"all-reduce": 1}),
+        (P("a", "b"), P("b"), P("a", None), {"all-reduce": 1}),
+        (P(("a", "b")), P(), P(("a", "b"), None), {}),
+        (P("a", "b"), P(), P("a", None), {"all-reduce": 1}),  # a part of w is at hand
+        (P("a"), P("a"), P("a", None), {"all-gather": 1}),  # one axis divides one name
+    ],
+)
+def test_the_collectives_of_a_product(x: P, w: P, out: P, wanted: dict[str, int]) -> None:
+    arrays = put(np.ones((16, 24), np.float32), x), put(np.ones((24, 8), np.float32), w)
+    with jax.set_mesh(MESH), warnings.catch_warnings():
+        warnings.simplefilter("ignore", GatherWarning)
+        assert jax.typeof(matmul(*arrays)).sharding.spec == out
+        assert collectives(matmul, *arrays) == wanted
+
+
+def test_what_cannot_be_divided_is_gathered_with_one_warning() -> None:
+    @like_first
+    def flipped(x, out):
+        out[:] = x[:][::-1]
+
+    x = put(np.arange(8, dtype=np.float32), P("a"))
+    with jax.set_mesh(MESH):
+        with pytest.warns(
+            GatherWarning, match=r"gathers operand 0 of flipped, 32 bytes.*P\('a',\).*P\(None,\)"
+        ) as caught:
+            result = flipped(x)
+        np.testing.assert_array_equal(result, np.arange(8.0)[::-1])
+        assert jax.typeof(result).sharding.spec == P(None)
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", GatherWarning)
+            flipped(x)
+
+
+def test_a_kernel_that_computes_with_the_size_of_an_array_is_not_divided_along_it() -> None:
+    """On a part it would divide by another number."""
+
+    @like_first
+    def shared_out(x, out):
+        i = tk.parallel(x.shape[0], 2)
+        out[i] = x[i] / x.shape[0]
+
+    x = put(np.arange(8, dtype=np.float32), P("a"))
+    with jax.set_mesh(MESH), pytest.warns(GatherWarning, match="operand 0 of shared_out"):
+        np.testing.assert_array_equal(shared_out(x), np.arange(8) / 8)

@@ -1,0 +1,338 @@
+"""The dims of arrays that devices may divide among themselves, each running the same kernel on its part.
+
+An axis of the grid, or of a fold, is a *factor* if the kernel on a part of it computes a part of the results:
+
+    grid %i in i[N]   %0 = load %x[B*%i +: B, ...]   store f(%0) to %o[B*%i +: B, ...]    x and o divided: independent
+    grid %i in i[N]   %0 = load %x[B*%i +: B, ...]   atomic add f(%0) to %s[...]          x divided, s an addend
+    fold %k in k[N]   %0 = load %x[..., B*%k +: B]   yield %total + f(%0)                 x divided, results addends
+
+No value may tell in which part a program is: an index of a factor is for positions in arrays that are divided with it,
+and for comparisons with the extent. The Func must be as it was traced: passes replace the index of a single tile by 0.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tilekern.ir.analysis.additive import addends
+from tilekern.ir.analysis.mixed_radix import Digit, Sum, Sums
+from tilekern.ir.analysis.ranges import analyze
+from tilekern.ir.compute import Constant, Convert
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Axis, Block, Func, Op, Value, definitions
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Atomic, Dim, MemoryOp, WriteOp
+from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
+from tilekern.ir.types import kind_of
+
+# A dim of an array: the number of the param, and of the dim.
+type Place = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A size that may be divided.
+
+    Attributes:
+      name: of the axis.
+      sizes: the extents of the axis and of the dims, each of which the number of parts must divide.
+      dims: the dims of params that are divided with it.
+      addends: the params, outputs, that are then addends of the whole results.
+    """
+
+    name: str
+    sizes: frozenset[int]
+    dims: frozenset[Place]
+    addends: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """What is known of a Func.
+
+    Attributes:
+      factors: those that there are; no two have a dim in common.
+      reasons: for other axes by name, why they cannot be divided.
+    """
+
+    factors: tuple[Factor, ...]
+    reasons: Mapping[str, str]
+
+
+def sharding_of(func: Func) -> Sharding:
+    """The factors of a Func as it was traced."""
+    return _Analysis(func).run()
+
+
+@dataclass
+class _Axis:
+    """An axis of the grid or of folds.
+
+    Attributes:
+      axis: the axis.
+      folds: those that go over it; none for one of the grid.
+      dims: the dims that are divided with it.
+      sizes: the extents of the axis and of the dims.
+      reason: why it cannot be divided.
+    """
+
+    axis: Axis
+    folds: list[Fold]
+    dims: set[Place]
+    sizes: list[int]
+    reason: str = ""
+
+
+class _Analysis:
+    def __init__(self, func: Func) -> None:
+        self._func = func
+        self._numbers = {param: n for n, param in enumerate(func.params)}
+        self._defined = definitions(func)
+        self._ranges = analyze(func)
+        self._sums = Sums(self._defined.get, self._ranges)
+        self._axes: dict[Value, _Axis] = {}
+        for index, axis in zip(func.body.args, func.axes, strict=True):
+            self._axes[index] = _Axis(axis, [], set(), [axis.extent])
+        for fold in (op for op in func.walk() if isinstance(op, Fold)):
+            self._axes[fold.body.args[0]] = _Axis(fold.axis, [fold], set(), [fold.axis.extent])
+        # Dims of which more is touched than parts along one axis.
+        self._whole: dict[Place, str] = {}
+
+    def run(self) -> Sharding:
+        """The factors, after all uses of indices are seen."""
+        for op in self._func.walk():
+            if isinstance(op, MemoryOp):
+                self._access(op)
+        self._observe()
+        axes = self._merged()
+        for axis in axes:
+            axis.reason = axis.reason or self._refused(axis)
+        factors = [self._factor(axis) for axis in axes if not axis.reason]
+        taken = {place: f for f in reversed(factors) for place in f.dims}
+        return Sharding(
+            tuple(f for f in factors if all(taken[place] is f for place in f.dims)),
+            {axis.axis.name: axis.reason for axis in axes if axis.reason},
+        )
+
+    # --- positions ---------------------------------------------------------------------------------------------------
+
+    def _access(self, op: MemoryOp) -> None:
+        number = self._numbers[op.ref]
+        shape = op.ref.ref.shape
+        moved = op.access.extents is not None and tuple(op.access.extents) != shape
+        extents = op.extents
+        for n, (dim, extent) in enumerate(zip(op.access.dims, extents, strict=True)):
+            # In a view only dims before those that it reshapes are those of the array.
+            same = not moved or (n < len(shape) and extents[: n + 1] == shape[: n + 1])
+            self._dim((number, n) if same else None, dim, extent, op)
+        if moved:
+            same = sum(1 for n in range(len(shape)) if extents[: n + 1] == shape[: n + 1])
+            self._whole |= {(number, n): f"{op.ref.name} is reshaped" for n in range(same, len(shape))}
+
+    def _dim(self, place: Place | None, dim: Dim, extent: int, op: MemoryOp) -> None:
+        position = self._position(dim, op)
+        used = [d for d in position.strides if d.value in self._axes]
+        lead = max(used, key=lambda d: position.strides[d], default=None)
+        if lead is not None and place is not None and self._follows(position, lead, dim, extent):
+            axis = self._axes[lead.value]
+            axis.dims.add(place)
+            axis.sizes.append(extent)
+            rest = [d for d in used if d is not lead]
+        else:
+            rest = used
+            if place is not None:
+                self._whole[place] = f"{op.ref.name} is read or written at other places than those of a tile"
+        for digit in rest:
+            self._fail(digit.value, f"its position in {op.ref.name} is not that of a tile alone")
+
+    def _position(self, dim: Dim, op: MemoryOp) -> Sum:
+        total = Sum({}, dim.position.const)
+        for term in dim.position.terms:
+            value = op.positions[term.operand]
+            if term.plain:
+                total = total.plus(self._sums.of(value), term.stride)
+            else:
+                total = total.plus(Sum({Digit(value, term.div, term.mod): 1}), term.stride)
+        return total
+
+    def _follows(self, position: Sum, lead: Digit, dim: Dim, extent: int) -> bool:
+        """True if parts of the axis of `lead` touch parts of the dim, of as many equal parts."""
+        axis, stride = self._axes[lead.value].axis, position.strides[lead]
+        if dim.kind not in ("block", "index") or lead.mod:
+            return False
+        if lead.div > 1:  # each element serves `div` tiles
+            return (
+                (axis.block, stride, dim.size) == (1, 1, 1)
+                and len(position.strides) == 1
+                and (extent * lead.div == axis.extent and position.const == 0)
+            )
+        below = Sum({d: s for d, s in position.strides.items() if d != lead}, position.const)
+        if extent * axis.block != stride * axis.extent:
+            return False
+        if not below.strides:
+            return below.const >= 0 and below.const + dim.size <= stride
+        return below.within(0, stride - dim.size, self._ranges) or (
+            dim.size == 1 and below.within(0, stride - 1, self._ranges)
+        )
+
+    # --- other uses of indices ---------------------------------------------------------------------------------------
+
+    def _fail(self, index: Value, reason: str) -> None:
+        axis = self._axes[index]
+        axis.reason = axis.reason or reason
+
+    def _observe(self) -> None:
+        """Fail axes whose index is used for more than positions, and comparisons with the extent."""
+        users: defaultdict[Value, list[Op]] = defaultdict(list)
+        for op in self._func.walk():
+            for value in op.operands:
+                users[value].append(op)
+        yielded = {r for block in _blocks(self._func.body) for r in block.results}
+        for index in self._axes:
+            pending, seen = [index], {index}
+            while pending:
+                value = pending.pop()
+                if value in yielded:
+                    self._fail(index, "its index is carried")
+                for op in users[value]:
+                    if _moves(op):
+                        pending += [r for r in op.results if r not in seen]
+                        seen.update(op.results)
+                    elif not self._is_position(op, value) and not self._compares_with_extent(op, index):
+                        self._fail(index, f"the body computes with its index ({_named(op)})")
+
+    def _is_position(self, op: Op, value: Value) -> bool:
+        """True if a value is a position of an access, which `_access` has judged, and nothing else."""
+        if not isinstance(op, MemoryOp) or value not in op.positions:
+            return False
+        others = [v for n, v in enumerate(op.operands) if not op.leading <= n < op.leading + op.access.arity]
+        gathers = [d for d in op.access.dims if d.kind in ("gather", "along")]
+        inside = {op.positions[t.operand] for d in gathers for t in d.position.terms}
+        return value not in others and value not in inside and self._is_judged(value)
+
+    def _is_judged(self, value: Value) -> bool:
+        """True if a position is a sum of digits of indices, and of values that do not depend on any."""
+        return all(d.value in self._axes or not self._depends(d.value) for d in self._sums.of(value).strides)
+
+    def _depends(self, value: Value) -> bool:
+        op = self._defined.get(value)
+        return value in self._axes or (op is not None and _moves(op) and any(map(self._depends, op.operands)))
+
+    def _compares_with_extent(self, op: Op, index: Value) -> bool:
+        """True for `position < extent` and `position >= 0`, which hold in each part as in the whole."""
+        if not isinstance(op, Elementwise) or op.function not in ("lt", "ge"):
+            return False
+        axis = self._axes[index].axis
+        limit = self._constant(op.operands[1])
+        return limit == (axis.extent if op.function == "lt" else 0) and self._is_lane_of(op.operands[0], index)
+
+    def _constant(self, value: Value) -> int | None:
+        op = self._defined.get(value)
+        if isinstance(op, (Broadcast, Reshape)):
+            return self._constant(op.operands[0])
+        if isinstance(op, Constant) and op.array.shape == () and kind_of(op.array.dtype) in ("signed", "unsigned"):
+            return int(op.array)
+        return None
+
+    def _is_lane_of(self, value: Value, index: Value) -> bool:
+        """True if a value is the positions of the lanes of a tile along an axis."""
+        axis, op = self._axes[index].axis, self._defined.get(value)
+        if isinstance(op, (Reshape, Transpose)) or (isinstance(op, Broadcast) and op.operands[0].tile.shape):
+            return self._is_lane_of(op.operands[0], index)
+        position = self._sums.of(value)
+        lanes = [d for d in position.strides if d.value.tile.shape]
+        plain = {Digit(index): axis.block, **dict.fromkeys(lanes, 1)}
+        if dict(position.strides) != plain or position.const or len(lanes) > 1:
+            return False
+        return all(self._is_iota(d.value) and d.value.tile.size <= axis.block for d in lanes)
+
+    def _is_iota(self, value: Value) -> bool:
+        return isinstance(self._defined.get(value), Iota)
+
+    # --- axes of the same dims ---------------------------------------------------------------------------------------
+
+    def _merged(self) -> list[_Axis]:
+        """Axes, those of folds over the same dims taken together."""
+        found: list[_Axis] = []
+        for axis in self._axes.values():
+            twins = [other for other in found if not other.dims.isdisjoint(axis.dims)]
+            merged = _Axis(axis.axis, [*axis.folds], {*axis.dims}, [*axis.sizes], axis.reason)
+            for twin in twins:
+                found.remove(twin)
+                if not (twin.folds and merged.folds):
+                    shared = self._func.params[min(twin.dims & merged.dims)[0]].name
+                    merged.reason = merged.reason or f"{shared} is read along {twin.axis.name}, too"
+                merged = _Axis(
+                    twin.axis,
+                    [*twin.folds, *merged.folds],
+                    twin.dims | merged.dims,
+                    [*twin.sizes, *merged.sizes],
+                    twin.reason or merged.reason,
+                )
+            found.append(merged)
+        return found
+
+    def _refused(self, axis: _Axis) -> str:
+        whole = next((reason for place, reason in self._whole.items() if place in axis.dims), None)
+        params = [number for number, _ in axis.dims]
+        inputs = {n for n in params if self._func.params[n].ref.role in ("in", "inout")}
+        if whole is not None:
+            return whole
+        if not inputs:
+            return "no input has a dim of its extent"
+        if len(set(params)) < len(params):
+            return "an array has two dims of it"
+        return self._carried(axis) if axis.folds else self._unstored(axis)
+
+    def _unstored(self, axis: _Axis) -> str:
+        """The reason why an axis of the grid cannot be divided: an output that neither follows it nor is a sum."""
+        writes = [op for op in self._func.walk() if isinstance(op, WriteOp)]
+        for param in self._apart(axis):
+            adds = all(isinstance(op, Atomic) and op.kind == "add" for op in writes if op.ref is param)
+            if not adds or param.ref.role != "sum" or kind_of(param.ref.dtype) != "float":
+                return f"{param.name} has no dim of its extent, and is no tk.Sum of floats"
+        return ""
+
+    def _carried(self, axis: _Axis) -> str:
+        """The reason why an axis of folds cannot be divided: a loop that carries more than sums."""
+        for fold in axis.folds:
+            bounds = [self._sums.of(v) for v in (fold.start, fold.stop)]
+            if any(b.strides for b in bounds) or (bounds[0].const, bounds[1].const) != (0, fold.axis.extent):
+                return "a loop goes over a part of it"
+        summed = addends(self._func, axis.folds)
+        if any(fold.results for fold in axis.folds) and (summed is None or self._stores_inside(axis)):
+            return "a loop over it carries values that are not sums alone"
+        rest = [param.name for param in self._apart(axis) if param not in (summed or ())]
+        return f"{rest[0]} has no dim of its extent, and is no sum over it" if rest else ""
+
+    def _apart(self, axis: _Axis) -> list[Value]:
+        """The outputs without a dim that is divided with an axis."""
+        divided = {number for number, _ in axis.dims}
+        return [p for p in self._func.outputs if self._numbers[p] not in divided]
+
+    def _stores_inside(self, axis: _Axis) -> bool:
+        return any(isinstance(op, WriteOp) for fold in axis.folds for op in fold.body.walk())
+
+    def _factor(self, axis: _Axis) -> Factor:
+        partial = {self._numbers[param] for param in self._apart(axis)}
+        return Factor(axis.axis.name, frozenset(axis.sizes), frozenset(axis.dims), frozenset(partial))
+
+
+def _moves(op: Op) -> bool:
+    """True for arithmetic on positions, and what moves their lanes."""
+    if isinstance(op, Convert):
+        return kind_of(op.dtype) in ("signed", "unsigned")
+    arithmetic = isinstance(op, Elementwise) and op.function in ("add", "sub", "mul", "neg", "div", "rem")
+    return arithmetic or isinstance(op, (Broadcast, Reshape, Transpose))
+
+
+def _named(op: Op) -> str:
+    return op.function if isinstance(op, Elementwise) else op.name
+
+
+def _blocks(block: Block) -> Iterator[Block]:
+    yield block
+    for op in block.walk():
+        yield from op.regions

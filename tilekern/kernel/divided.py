@@ -1,0 +1,119 @@
+"""Calls whose operands a mesh divides: each device runs the kernel on its part."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+from jax.sharding import PartitionSpec
+
+from tilekern import _meshes, source
+from tilekern.errors import ArgumentError, GatherWarning
+from tilekern.kernel.caches import gather_warnings
+from tilekern.kernel.sharding_rule import Division, Spec
+from tilekern.primitive import call
+
+if TYPE_CHECKING:
+    from tilekern.kernel.family import Family
+
+
+def divide(family: Family, types: Sequence[Any], specs: Sequence[Spec], mesh: Mapping[str, int]) -> Division | None:
+    """The division of a call by its operands' shardings; None if there is no rule for it.
+
+    Args:
+      family: of the call.
+      types: of the whole operands.
+      specs: the axes that divide them.
+      mesh: the sizes of the axes.
+    """
+    if family.sharding is None:
+        return None
+    found = family.sharding.assign(specs, mesh)
+    return found if local(family, types, found) is not None else replace(found, axes={})
+
+
+def local(family: Family, types: Sequence[Any], division: Division) -> Family | None:
+    """The family of a device's part; None if it computes anything else than a part of the whole."""
+    if not division.axes:
+        return family
+    operands = division.parts(types, division.operands)
+    results = division.parts(family.outputs, division.results)
+    key = tuple((x.shape, x.dtype) for x in (*operands, *results))
+    if key not in family.caches.parts:
+        family.caches.parts[key] = family.part(operands, results, division.sizes)
+    return family.caches.parts[key]
+
+
+def on_explicit_mesh(family: Family, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of a call of which explicit axes of a mesh divide operands.
+
+    Raises:
+      ArgumentError: operands cannot be divided in that way, and no rule says how else.
+    """
+    avals = [jax.typeof(x) for x in operands]
+    mesh = next(a.sharding.mesh for a in avals if not a.sharding.mesh.empty)
+    specs = [_meshes.spec_of(a) for a in avals]
+    found = None if any(map(_meshes.is_addend, avals)) else divide(family, avals, specs, dict(mesh.shape))
+    if found is None:
+        raise _refused(family, avals)
+    moved = [
+        _moved(family, n, x, *pair) for n, (x, *pair) in enumerate(zip(operands, specs, found.operands, strict=True))
+    ]
+    shard_map = cast(Callable[..., Any], jax.shard_map)
+    run = shard_map(
+        on_part(family, avals, found),
+        mesh=mesh,
+        in_specs=tuple(map(_partition_spec, found.operands)),
+        out_specs=tuple(map(_partition_spec, found.results)),
+        axis_names=_meshes.explicit_axes(mesh),
+    )
+    return list(run(*moved))
+
+
+def on_part(family: Family, types: Sequence[Any], division: Division) -> Callable[..., tuple[Any, ...]]:
+    """The function that each device runs on its parts, in a `jax.shard_map`."""
+    part = local(family, types, division)
+    assert part is not None
+
+    def run(*operands: Any) -> tuple[Any, ...]:
+        results = call(part, *operands)
+        pairs = ((r, division.summed(n)) for n, r in enumerate(results))
+        return tuple(cast(Any, jax.lax).psum(r, axes) if axes else r for r, axes in pairs)
+
+    return run
+
+
+def _partition_spec(spec: Spec) -> PartitionSpec:
+    return PartitionSpec(*(axes or None for axes in spec))
+
+
+def _moved(family: Family, number: int, operand: Any, given: Spec, wanted: Spec) -> Any:
+    """An operand, divided as wanted; a warning once, if devices gather it for that."""
+    if given == wanted:
+        return operand
+    gathers = any(set(axes) - set(kept) for axes, kept in zip(given, wanted, strict=True))
+    shape = (family.name, number, operand.shape, given)
+    if gathers and shape not in gather_warnings:
+        gather_warnings[shape] = None
+        message = (
+            f"each device gathers operand {number} of {family.name}, {operand.size * operand.dtype.itemsize} bytes, "
+            f"which is divided as {_partition_spec(given)}, and is needed as {_partition_spec(wanted)}.\n"
+            f"  fix: print kernel.sharding_rule(...) to see what may be divided, and why the rest may not"
+        )
+        loc = source.current()
+        warnings.warn_explicit(message, GatherWarning, loc.file, loc.line)
+    return cast(Any, jax).reshard(operand, _partition_spec(wanted))
+
+
+def _refused(family: Family, avals: Sequence[Any]) -> ArgumentError:
+    number, aval = next((n, a) for n, a in enumerate(avals) if _meshes.is_divided(a))
+    return ArgumentError(
+        f"{family.name} is called with an array that a mesh divides by its type",
+        expected="arrays that are whole on each device, or a call in jax.shard_map",
+        got=f"array {number} = {aval.str_short(short_dtypes=True)}",
+        fix="wrap the call in jax.shard_map: then each device calls it for its own part; or make the array whole on "
+        "each device first, by jax.reshard(x, jax.P()), or jax.lax.psum of addends",
+    )

@@ -1,0 +1,192 @@
+"""Sharding rules: which dims of a call's arrays devices may divide, and what each device then has of the results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import jax
+
+from tilekern.ir.analysis.sharding import sharding_of
+from tilekern.ir.core import Func
+
+# The names of the factors of the dims of an array.
+type Dims = tuple[str, ...]
+# For each dim of an array the axes of the mesh that divide it.
+type Spec = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class ShardingRule:
+    """How the work of a call may be divided among devices; prints in the notation of Shardy, as `i k, k j -> i j`.
+
+    Dims of one name are divided together. A name in `sizes` may be divided. All other dims are whole on each device.
+
+    Attributes:
+      operands: for each operand the names of its dims.
+      results: for each result the names of its dims.
+      sizes: by name, the extents that are divided: the number of devices must divide each.
+      sums: by name, the numbers of the results that are then addends, to be summed over the devices.
+      reasons: by name, why other dims cannot be divided.
+    """
+
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    sizes: Mapping[str, frozenset[int]]
+    sums: Mapping[str, frozenset[int]]
+    reasons: Mapping[str, str]
+
+    def __str__(self) -> str:
+        sides = (", ".join(" ".join(dims) for dims in side) for side in (self.operands, self.results))
+        lines = [" -> ".join(sides)]
+        summed = [name for name in self.sizes if self.sums.get(name)]
+        lines += [f"summed over: {', '.join(summed)}"] if summed else []
+        lines += [f"whole: {name}, for {reason}" for name, reason in self.reasons.items()]
+        return "\n".join(lines)
+
+    def without(self, name: str, reason: str) -> ShardingRule:
+        """The rule in which the dims of a name are whole."""
+        sizes = {n: size for n, size in self.sizes.items() if n != name}
+        return replace(self, sizes=sizes, reasons={**self.reasons, name: reason})
+
+    def batched(self, dims: Sequence[int | None], size: int) -> ShardingRule:
+        """The rule under `jax.vmap`: the batch is a factor."""
+        name = _unused("batch", self)
+        operands = zip(self.operands, dims, strict=True)
+        return replace(
+            self,
+            operands=tuple(o if d is None else (*o[:d], name, *o[d:]) for o, d in operands),
+            results=tuple((name, *r) for r in self.results),
+            sizes={name: frozenset((size,)), **self.sizes},
+        )
+
+    def tangent(self, moving: Sequence[bool], results: Sequence[bool]) -> ShardingRule:
+        """The rule of the tangent: operands, then tangents of those that move, to tangents of some results."""
+        kept = [n for n, is_kept in enumerate(results) if is_kept]
+        moved = (o for o, moves in zip(self.operands, moving, strict=True) if moves)
+        sums = {name: frozenset(kept.index(n) for n in numbers if n in kept) for name, numbers in self.sums.items()}
+        return replace(self, operands=(*self.operands, *moved), results=tuple(self.results[n] for n in kept), sums=sums)
+
+    def transposed(self, linear: Sequence[bool]) -> ShardingRule:
+        """The rule of the transpose: other operands, then cotangents of results, to those of the linear operands.
+
+        An operand that devices share has the sum of their cotangents.
+        """
+        pairs = [*zip(self.operands, linear, strict=True)]
+        results = tuple(o for o, is_linear in pairs if is_linear)
+        sums = {name: frozenset(n for n, r in enumerate(results) if name not in r) for name in self.sizes}
+        known = (o for o, is_linear in pairs if not is_linear)
+        return replace(self, operands=(*known, *self.results), results=results, sums=sums)
+
+    def assign(self, specs: Sequence[Spec], mesh: Mapping[str, int]) -> Division:
+        """The division of a call whose operands are divided by `specs`.
+
+        The most devices win; of as many, the first operand. An axis divides one name, and what it does not divide
+        evenly is left whole.
+        """
+        wishes: list[tuple[int, str, tuple[str, ...]]] = []
+        for dims, spec in zip(self.operands, specs, strict=True):
+            for name, axes in zip(dims, spec, strict=True):
+                fitting = self._fitting(name, axes, mesh)
+                if fitting:
+                    wishes.append((_devices(fitting, mesh), name, fitting))
+        found: dict[str, tuple[str, ...]] = {}
+        for _, name, axes in sorted(wishes, key=lambda wish: -wish[0]):
+            taken = {axis for some in found.values() for axis in some}
+            if name not in found and taken.isdisjoint(axes):
+                found[name] = axes
+        return Division(self, found, mesh)
+
+    def _fitting(self, name: str, axes: tuple[str, ...], mesh: Mapping[str, int]) -> tuple[str, ...]:
+        while axes and not self._is_even(name, _devices(axes, mesh)):
+            axes = axes[:-1]
+        return axes
+
+    def _is_even(self, name: str, parts: int) -> bool:
+        return name in self.sizes and not any(n % parts for n in self.sizes[name])
+
+
+@dataclass(frozen=True)
+class Division:
+    """The division of a call.
+
+    Attributes:
+      rule: of the call.
+      axes: by name of a factor, the axes of the mesh that divide it.
+      mesh: the sizes of the axes.
+    """
+
+    rule: ShardingRule
+    axes: Mapping[str, tuple[str, ...]]
+    mesh: Mapping[str, int]
+
+    @property
+    def operands(self) -> list[Spec]:
+        """The axes that divide the dims of operands."""
+        return [tuple(self.axes.get(name, ()) for name in dims) for dims in self.rule.operands]
+
+    @property
+    def results(self) -> list[Spec]:
+        """The axes that divide the dims of results."""
+        return [tuple(self.axes.get(name, ()) for name in dims) for dims in self.rule.results]
+
+    @property
+    def sizes(self) -> set[tuple[int, int]]:
+        """The sizes that are divided, each with that of a part."""
+        return {(n, n // _devices(axes, self.mesh)) for name, axes in self.axes.items() for n in self.rule.sizes[name]}
+
+    def summed(self, result: int) -> tuple[str, ...]:
+        """The axes of the mesh whose devices have addends of a result."""
+        names = (name for name in self.axes if result in self.rule.sums.get(name, ()))
+        return tuple(axis for name in names for axis in self.axes[name])
+
+    def parts(self, types: Sequence[Any], specs: Sequence[Spec]) -> list[jax.ShapeDtypeStruct]:
+        """The types of the parts of arrays that a device has."""
+        return [self._part(t, spec) for t, spec in zip(types, specs, strict=True)]
+
+    def _part(self, type: Any, spec: Spec) -> jax.ShapeDtypeStruct:
+        shape = (n // _devices(axes, self.mesh) for n, axes in zip(type.shape, spec, strict=True))
+        return jax.ShapeDtypeStruct(tuple(shape), type.dtype)
+
+
+def _devices(axes: Sequence[str], mesh: Mapping[str, int]) -> int:
+    return prod(mesh[axis] for axis in axes)
+
+
+def _unused(name: str, rule: ShardingRule) -> str:
+    used = {n for dims in (*rule.operands, *rule.results) for n in dims}
+    return next(n for n in (name, *(f"{name}{k}" for k in range(len(used) + 1))) if n not in used)
+
+
+def rule_of(func: Func, given: int) -> ShardingRule:
+    """The rule of a kernel as it was traced; the inputs behind the first ones are arrays that its body closes over."""
+    known = sharding_of(func)
+    names: dict[tuple[int, int], str] = {}
+    sizes: dict[str, frozenset[int]] = {}
+    sums: dict[str, frozenset[int]] = {}
+    reasons = dict(known.reasons)
+    numbers = {param: n for n, param in enumerate(func.params)}
+    outputs = [numbers[p] for p in func.outputs]
+    captured = {numbers[p] for p in func.inputs[given:]}
+    for factor in known.factors:
+        name = next(n for n in (factor.name, *(f"{factor.name}{k}" for k in range(99))) if n not in sizes)
+        if captured.intersection(n for n, _ in factor.dims):
+            reasons[name] = "the body closes over an array with a dim of its extent"
+            continue
+        names.update(dict.fromkeys(factor.dims, name))
+        sizes[name] = factor.sizes
+        sums[name] = frozenset(n for n, number in enumerate(outputs) if number in factor.addends)
+    return ShardingRule(
+        tuple(_dims(func, numbers[p], names) for p in func.inputs),
+        tuple(_dims(func, number, names) for number in outputs),
+        sizes,
+        sums,
+        reasons,
+    )
+
+
+def _dims(func: Func, number: int, names: Mapping[tuple[int, int], str]) -> Dims:
+    param: Any = func.params[number]
+    return tuple(names.get((number, n), f"{param.name}.{n}") for n in range(len(param.ref.shape)))
