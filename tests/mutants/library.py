@@ -84,6 +84,6 @@ MUTANTS = (
         "kernels/norms.py",
         "products = products + (g * s).sum(axis=1) + shift * shift_g * between",
         "products = products + (g * s).sum(axis=1)",
-        ("tests/kernels/rms_norm", "tests/kernels/layer_norm", "tests/kernels/test_derivatives.py"),
+        ("tests/kernels/test_derivatives.py", "tests/kernels/rms_norm", "tests/kernels/layer_norm"),
     ),
 )

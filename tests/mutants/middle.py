@@ -46,7 +46,7 @@ MUTANTS = (
         "tilekern/ir/interpret.py",
         "ufunc(kind).at(wide, where, values.astype(wide.dtype))",
         "wide[where] = ufunc(kind)(wide[where], values.astype(wide.dtype))",
-        _INTERPRETER,
+        ("tests/lang/test_atomics.py", *_INTERPRETER),
     ),
     Mutant(
         "monoids: the identity of and is 0",
