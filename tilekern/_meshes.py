@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import jax
 import jax.core
-from jax._src import config, core, sharding_impls
+from jax._src import config, core, dispatch, sharding_impls
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy  # pyright: ignore[reportMissingTypeStubs] -- jaxlib has none for it
@@ -60,8 +60,18 @@ def _named(aval: Any) -> list[str]:
 
 def spec_of(aval: ShapedArray) -> tuple[tuple[str, ...], ...]:
     """For each dim of a type the explicit axes that divide it."""
-    dims = [*aval.sharding.spec, *[None] * (aval.ndim - len(aval.sharding.spec))]
+    return spec_of_sharding(aval.sharding, aval.ndim)
+
+
+def spec_of_sharding(sharding: NamedSharding, ndim: int) -> tuple[tuple[str, ...], ...]:
+    """For each dim of an array the axes of the mesh that divide it."""
+    dims = [*sharding.spec, *[None] * (ndim - len(sharding.spec))]
     return tuple((d,) if isinstance(d, str) else tuple(d or ()) for d in dims)
+
+
+def replicated_like(sharding: Any) -> Any:
+    """The sharding of arrays that are whole on each of the devices of another sharding."""
+    return sharding_impls.GSPMDSharding.get_replicated(sharding._device_assignment)
 
 
 def is_addend(aval: ShapedArray) -> bool:
@@ -133,6 +143,11 @@ class Site:
     exporting: bool
     divided: str
     gathered: int
+
+
+def ask_for_devices(primitive: Any) -> None:
+    """Let JAX lower a primitive for known devices, which `custom_partitioning` inside of it needs."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 # True while a call is lowered whose operands are whole on each device: then those of calls inside of it are, too.

@@ -31,12 +31,13 @@ def put(x: Any, mesh: Any, *spec: Any) -> jax.Array:
     return jax.device_put(x, NamedSharding(mesh, P(*spec)))
 
 
-def scaled(name: str = "scale") -> Any:
-    """Make a new kernel for each test, because a kernel warns only once."""
+def scaled(name: str = "scale", divides: bool = False) -> Any:
+    """Make a new kernel for each test, because a kernel warns only once; one that sees positions does not divide."""
 
     def scale(x, w, out):
         i = tk.parallel(x.shape[0], 2)
-        out[i] = tk.fold(tk.serial(2), lambda n, acc: acc + n * w[0] * x[i], jnp.zeros(2) + w[1])
+        seen = 0.0 if divides else 0.0 * i.index
+        out[i] = tk.fold(tk.serial(2), lambda n, acc: acc + n * w[0] * x[i], jnp.zeros(2) + w[1] + seen)
 
     scale.__name__ = name
     kernel = tk.kernel(out_type=lambda x, w: x)(scale)
@@ -74,6 +75,36 @@ def test_divided_arguments_are_gathered_with_one_warning(jitted: bool) -> None:
     assert "jax.shard_map" in text
     assert warning.filename == __file__
     assert not warned(jax.jit(lambda x, w: kernel(x, w) + 0), x, W)
+
+
+@pytest.mark.parametrize("way", ["call", "jit", "asked inside", "op"])
+def test_a_kernel_that_divides_gathers_nothing(way: str) -> None:
+    kernel = scaled(f"divides_{way}", divides=True)
+    sharding = NamedSharding(AUTO, P("data"))
+    ways = {
+        "call": kernel,
+        "jit": jax.jit(lambda x, w: kernel(x, w)),
+        "asked inside": jax.jit(lambda x, w: kernel(jax.lax.with_sharding_constraint(x, sharding), w)),
+        "op": tk.op(out_type=lambda x, w: x)(lambda x, w: kernel(x, w) + 0),
+    }
+    x = put(X, AUTO) if way == "asked inside" else put(X, AUTO, "data")
+    assert not warned(ways[way], x, put(W, AUTO))
+    assert ways[way](x, put(W, AUTO)).sharding.is_equivalent_to(sharding, 1)
+
+
+@targets
+def test_a_kernel_that_asserts_is_not_divided(target: str) -> None:
+    """JAX would free the host's function before the program runs."""
+
+    @tk.kernel(out_type=lambda x, w: x)
+    def asserts(x, w, out):
+        i = tk.parallel(x.shape[0], 2)
+        tk.device_assert(x[i] >= 0, "negative")
+        out[i] = x[i] * w[0] + w[1]
+
+    with pytest.warns(GatherWarning) if target == "cpu:llvm" else warnings.catch_warnings():
+        found = jax.jit(lambda x, w: asserts(x, w, target=target))(put(X, AUTO, "data"), put(W, AUTO))
+    np.testing.assert_array_equal(found, WANTED)
 
 
 def test_other_shapes_warn_again() -> None:
@@ -184,7 +215,7 @@ def test_an_axis_of_one_device_divides_nothing(target: str) -> None:
 @targets
 @pytest.mark.parametrize("way", ["call", "jit", "vmap", "vmap over the mesh"])
 def test_divided_arrays_on_an_explicit_mesh(way: str, target: str) -> None:
-    kernel = scaled()
+    kernel = scaled(divides=True)
 
     def call(x: Any, w: Any) -> Any:
         return kernel(x, w, target=target)

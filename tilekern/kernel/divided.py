@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tilekern import _meshes, source
 from tilekern.errors import ArgumentError, GatherWarning
 from tilekern.kernel.caches import gather_warnings
-from tilekern.kernel.sharding_rule import Division, Spec
+from tilekern.kernel.sharding_rule import Division, ShardingRule, Spec
 from tilekern.primitive import call
 
 if TYPE_CHECKING:
@@ -117,3 +118,53 @@ def _refused(family: Family, avals: Sequence[Any]) -> ArgumentError:
         fix="wrap the call in jax.shard_map: then each device calls it for its own part; or make the array whole on "
         "each device first, by jax.reshard(x, jax.P()), or jax.lax.psum of addends",
     )
+
+
+# --- automatic meshes -------------------------------------------------------------------------------------------------
+
+
+def partitioned(family: Family, whole: Callable[..., Sequence[jax.Array]]) -> Callable[..., Sequence[jax.Array]]:
+    """The jitted program of a call in a program that XLA divides: XLA asks it for the program of a device's part."""
+    rule = family.sharding
+    assert rule is not None
+
+    def partition(mesh: Any, operands: Sequence[Any], results: Any) -> tuple[Any, ...]:
+        division = _division_for(family, rule, mesh, operands)
+        sharding = _shardings(mesh, operands)
+        run = on_part(family, operands, division)
+
+        def of_part(*operands: Any) -> tuple[Any, ...]:
+            with _meshes.outside_of_meshes():
+                return run(*operands)
+
+        return mesh, of_part, tuple(map(sharding, division.results)), tuple(map(sharding, division.operands))
+
+    def together(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(whole(*operands))
+
+    def program(*operands: jax.Array) -> Sequence[jax.Array]:
+        text, needed, sizes = rule.as_shardy(operands, family.outputs)
+        made = cast(Any, custom_partitioning)(together)
+        made.def_partition(partition=partition, sharding_rule=text, need_replication_factors=needed, **sizes)
+        return made(*operands)
+
+    program.__name__ = family.name
+    return jax.jit(program)
+
+
+def _division_for(family: Family, rule: ShardingRule, mesh: Any, operands: Sequence[Any]) -> Division:
+    """The division by the shardings that XLA found; none where they say nothing of a mesh."""
+    shardings = [x.sharding for x in operands]
+    if not all(isinstance(s, NamedSharding) for s in shardings):
+        return Division(rule, {}, {})
+    specs = [_meshes.spec_of_sharding(s, len(x.shape)) for s, x in zip(shardings, operands, strict=True)]
+    found = divide(family, operands, specs, dict(mesh.shape))
+    assert found is not None
+    return found
+
+
+def _shardings(mesh: Any, operands: Sequence[Any]) -> Callable[[Spec], Any]:
+    if all(isinstance(x.sharding, NamedSharding) for x in operands):
+        return lambda spec: NamedSharding(mesh, _partition_spec(spec))
+    replicated = _meshes.replicated_like(next(x.sharding for x in operands))
+    return lambda spec: replicated

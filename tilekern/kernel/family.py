@@ -12,7 +12,7 @@ import jax
 from tilekern import _jax, _meshes, source
 from tilekern.errors import GatherWarning, TargetError
 from tilekern.kernel.caches import FamilyCaches, gather_warnings
-from tilekern.kernel.divided import on_explicit_mesh
+from tilekern.kernel.divided import on_explicit_mesh, partitioned
 from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.target import DEFAULT, Target, on_platform
@@ -87,6 +87,10 @@ class Family:
         """
         return None
 
+    def calls_host(self, target: Target) -> bool:
+        """True if a call prints, or checks assertions, which the host may have to do."""
+        return False
+
     def divided(self, operands: Sequence[Any]) -> Sequence[Any]:
         """The results of a call of which explicit axes of a mesh divide operands."""
         return on_explicit_mesh(self, operands)
@@ -102,11 +106,23 @@ class Family:
         if found is None:
             self.caches.programs[target] = found = self.program(target)
         program, partitioning = found
+        if site.gathered and not site.exporting and target.platform in ("cpu", "cuda") and self._divides(target):
+            return self._partitioned(target, program)
         if site.divided and partitioning == "refused":
             raise self._not_partitioned(site)
         if site.divided and partitioning == "replicated":
             self._warn_gathered(site)
         return program
+
+    def _divides(self, target: Target) -> bool:
+        # JAX would free the host's functions that print or assert in a part's program, before it runs.
+        return self.sharding is not None and bool(self.sharding.sizes) and not self.calls_host(target)
+
+    def _partitioned(self, target: Target, program: Callable[..., Any]) -> Callable[..., Sequence[jax.Array]]:
+        key = (target, "partitioned")
+        if key not in self.caches.programs:
+            self.caches.programs[key] = partitioned(self, program)
+        return self.caches.programs[key]
 
     def _not_partitioned(self, site: _meshes.Site) -> TargetError:
         return TargetError(

@@ -46,6 +46,37 @@ class ShardingRule:
         lines += [f"whole: {name}, for {reason}" for name, reason in self.reasons.items()]
         return "\n".join(lines)
 
+    def as_shardy(self, operands: Sequence[Any], results: Sequence[Any]) -> tuple[str, tuple[str, ...], dict[str, int]]:
+        """The rule for XLA: its text, the factors that must be whole, and sizes of parts of compound dims.
+
+        Args:
+          operands: the types of the operands.
+          results: those of the results.
+        """
+        factors: dict[str, str] = {}
+        whole: list[str] = []
+        sizes: dict[str, int] = {}
+
+        def shown(name: str, size: int) -> str:
+            known = name in factors
+            factor = factors.setdefault(name, f"f{len(factors)}")
+            if name not in self.sizes:
+                whole.extend([] if known else [factor])
+                return factor
+            common = min(self.sizes[name])
+            if size == common:
+                return factor
+            rest = f"{factor}_{len(sizes)}"
+            sizes[rest] = size // common
+            whole.append(rest)
+            return f"({factor} {rest})"
+
+        def side(dims: Sequence[Dims], types: Sequence[Any]) -> str:
+            pairs = zip(dims, types, strict=True)
+            return ", ".join(" ".join(map(shown, names, t.shape)) for names, t in pairs)
+
+        return f"{side(self.operands, operands)} -> {side(self.results, results)}", tuple(whole), sizes
+
     def without(self, name: str, reason: str) -> ShardingRule:
         """The rule in which the dims of a name are whole."""
         sizes = {n: size for n, size in self.sizes.items() if n != name}

@@ -15,6 +15,7 @@ import jax
 from tilekern import _jax
 from tilekern.errors import DependencyError, FallbackWarning, TargetError
 from tilekern.ir.core import Func
+from tilekern.ir.debug import Assert, Print
 from tilekern.kernel.derivatives import batched_jvp, batched_transpose
 from tilekern.kernel.family import Calls, Family, Program, stacked
 from tilekern.kernel.packed import before_pairs, packed, unpacked
@@ -83,6 +84,9 @@ class TileFamily(Family):
     def derives(self) -> TileFamily:
         """The family that derivatives are derived from."""
         return self
+
+    def calls_host(self, target: Target) -> bool:
+        return any(isinstance(op, (Assert, Print)) for op in self.func(target).walk())
 
     def lowered(self, target: Target) -> Lowering:
         """The member for a target, lowered to it."""

@@ -1,4 +1,4 @@
-"""Kernels on explicit meshes: each device runs its part, with the collectives that the rule predicts."""
+"""Kernels on meshes that divide calls: each device runs its part, with the collectives that the rule predicts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -35,7 +36,10 @@ from tilekern.kernels.swiglu import reference as gated
 from tilekern.kernels.swiglu import swiglu
 from tilekern.testing import assert_close, in_float64
 
-MESH = jax.make_mesh((2, 4), ("a", "b"), (AxisType.Explicit,) * 2)
+MESHES = {kind: jax.make_mesh((2, 4), ("a", "b"), (getattr(AxisType, kind),) * 2) for kind in ("Auto", "Explicit")}
+MESHES["both"] = jax.make_mesh((2, 4), ("a", "b"), (AxisType.Auto, AxisType.Explicit))
+MESH = MESHES["Explicit"]
+kinds = pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,22 @@ CASES = {
 }
 
 
-def put(x: Any, spec: P) -> jax.Array:
-    return jax.device_put(x, NamedSharding(MESH, spec))
+def put(x: Any, spec: P, mesh: Any = MESH) -> jax.Array:
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def both(function: Callable[..., Any], case: Case, *arrays: Any) -> Any:
+    """The result, and the cotangents of all arrays."""
+    out, pull = jax.vjp(lambda *a: function(*a, *case.rest, **case.keywords), *arrays)
+    return out, pull(jnp.cos(out))
+
+
+@cache
+def on_one_device(name: str) -> tuple[Any, Any]:
+    """The same in float64, and naively."""
+    case = CASES[name]
+    plain, arrays = partial(both, case.plain, case), case.arrays()
+    return in_float64(plain, *arrays), jax.device_get(jax.jit(plain)(*arrays))
 
 
 @st.composite
@@ -99,25 +117,26 @@ def specs(draw: Any, shapes: tuple[tuple[int, ...], ...]) -> list[P]:
 
 
 @settings(max_examples=16)
-@given(name=st.sampled_from(sorted(CASES)), data=st.data(), target=st.sampled_from(["cpu", "cpu:xla"]))
-def test_results_and_gradients_are_those_of_a_single_device(name: str, data: Any, target: str) -> None:
-    case = CASES[name]
-    given = [put(x, spec) for x, spec in zip(case.arrays(), data.draw(specs(case.shapes)), strict=True)]
+@given(
+    name=st.sampled_from(sorted(CASES)),
+    data=st.data(),
+    kind=st.sampled_from(sorted(MESHES)),
+    target=st.sampled_from(["cpu", "cpu", "cpu:xla"]),
+)
+def test_results_and_gradients_are_those_of_a_single_device(name: str, data: Any, kind: str, target: str) -> None:
+    case, mesh = CASES[name], MESHES[kind]
+    drawn = data.draw(specs(case.shapes))
+    given = [put(x, spec, mesh) for x, spec in zip(case.arrays(), drawn, strict=True)]
 
-    def both(function: Callable[..., Any], *arrays: Any) -> Any:
-        out, pull = jax.vjp(lambda *a: function(*a, *case.rest, **case.keywords), *arrays)
-        return out, pull(jnp.cos(out))
-
-    with jax.set_mesh(MESH), warnings.catch_warnings():
+    with jax.set_mesh(mesh), warnings.catch_warnings():
         warnings.simplefilter("ignore", GatherWarning)
-        found = jax.jit(lambda *a: both(lambda *b, **k: case.kernel(*b, target=target, **k), *a))(*given)
+        kernel = partial(case.kernel, target=target)
+        found = jax.jit(partial(both, kernel, case))(*given)
     for x, g in zip(given, found[1], strict=True):
         assert jax.typeof(x) == jax.typeof(g)
-    arrays = case.arrays()
-    oracle = in_float64(lambda *a: both(case.plain, *a), *arrays)
-    low = both(case.plain, *map(jnp.asarray, arrays))
+    oracle, low = on_one_device(name)
     for f, exact, naive in zip(*map(jax.tree.leaves, (found, oracle, low)), strict=True):
-        assert_close(np.asarray(f), exact, np.asarray(naive), length=64, factor=3)
+        assert_close(np.asarray(f), exact, naive, length=64, factor=3)
 
 
 def collectives(function: Callable[..., Any], *arrays: Any) -> Counter[str]:
@@ -125,6 +144,7 @@ def collectives(function: Callable[..., Any], *arrays: Any) -> Counter[str]:
     return Counter(re.findall(r" (all-[a-z-]+|collective-[a-z-]+|reduce-scatter)\(", text))
 
 
+@kinds
 @pytest.mark.parametrize(
     ("x", "w", "out", "wanted"),
     [
@@ -137,11 +157,12 @@ def collectives(function: Callable[..., Any], *arrays: Any) -> Counter[str]:
         (P("a"), P("a"), P("a", None), {"all-gather": 1}),  # one axis divides one name
     ],
 )
-def test_the_collectives_of_a_product(x: P, w: P, out: P, wanted: dict[str, int]) -> None:
-    arrays = put(np.ones((16, 24), np.float32), x), put(np.ones((24, 8), np.float32), w)
-    with jax.set_mesh(MESH), warnings.catch_warnings():
+def test_the_collectives_of_a_product(x: P, w: P, out: P, wanted: dict[str, int], kind: str) -> None:
+    mesh = MESHES[kind]
+    arrays = put(np.ones((16, 24), np.float32), x, mesh), put(np.ones((24, 8), np.float32), w, mesh)
+    with jax.set_mesh(mesh), warnings.catch_warnings():
         warnings.simplefilter("ignore", GatherWarning)
-        assert jax.typeof(matmul(*arrays)).sharding.spec == out
+        assert matmul(*arrays).sharding.is_equivalent_to(NamedSharding(mesh, out), 2)
         assert collectives(matmul, *arrays) == wanted
 
 
