@@ -129,7 +129,15 @@ class Family:
             f"XLA cannot divide the kernel {self.name} among TPUs",
             expected="a program for one device, or a call in jax.shard_map over all axes of the mesh",
             got=f"a program that XLA divides among {site.divided}",
-            fix=_SHARD_MAP,
+            fix=_SHARD_MAP + self._by_rule(),
+        )
+
+    def _by_rule(self) -> str:
+        rule = self.sharding
+        if rule is None or not rule.sizes:
+            return ""
+        return (
+            f". It may divide dims that have one of the names {', '.join(rule.sizes)} in the rule\n    {rule.notation}"
         )
 
     def _warn_gathered(self, site: _meshes.Site) -> None:

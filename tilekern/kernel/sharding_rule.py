@@ -38,9 +38,13 @@ class ShardingRule:
     sums: Mapping[str, frozenset[int]]
     reasons: Mapping[str, str]
 
+    @property
+    def notation(self) -> str:
+        """The names of the dims of operands and results, as `i k, k j -> i j`."""
+        return " -> ".join(", ".join(" ".join(dims) for dims in side) for side in (self.operands, self.results))
+
     def __str__(self) -> str:
-        sides = (", ".join(" ".join(dims) for dims in side) for side in (self.operands, self.results))
-        lines = [" -> ".join(sides)]
+        lines = [self.notation]
         summed = [name for name in self.sizes if self.sums.get(name)]
         lines += [f"summed over: {', '.join(summed)}"] if summed else []
         lines += [f"whole: {name}, for {reason}" for name, reason in self.reasons.items()]
