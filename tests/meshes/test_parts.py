@@ -196,3 +196,33 @@ def test_a_kernel_that_computes_with_the_size_of_an_array_is_not_divided_along_i
     x = put(np.arange(8, dtype=np.float32), P("a"))
     with jax.set_mesh(MESH), pytest.warns(GatherWarning, match="operand 0 of shared_out"):
         np.testing.assert_array_equal(shared_out(x), np.arange(8) / 8)
+
+
+@kinds
+def test_a_stated_rule(kind: str) -> None:
+    """The author knows that rows come in pairs, which the accesses do not say."""
+
+    @tk.kernel(out_type=lambda x, w: (x, tk.Sum(w)))
+    def swapped(x, w, out, total):
+        i = tk.parallel(x.shape[0])
+        out[i, :] = x[i + 1 - 2 * (i % 2), :] * w[:]
+        total.at[:].add(x[i, :])
+
+    @swapped.defsharding
+    def _(x, w):
+        return "i j, j -> i j, j"
+
+    mesh = MESHES[kind]
+    x, w = (
+        put(np.arange(64.0, dtype=np.float32).reshape(8, 8), P("b", "a"), mesh),
+        put(np.ones(8, np.float32), P(), mesh),
+    )
+    with jax.set_mesh(mesh):
+        function = jax.jit(lambda x, w: swapped(x, w))
+        out, total = function(x, w)
+        assert collectives(lambda x, w: swapped(x, w), x, w) == {"all-reduce": 1}
+        gradient = jax.jit(jax.grad(lambda x: (swapped(x, w)[0] ** 2).sum()))(x)
+    expected = np.asarray(x).reshape(4, 2, 8)[:, ::-1].reshape(8, 8)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(total, np.asarray(x).sum(axis=0))
+    np.testing.assert_array_equal(gradient, 2 * np.asarray(x))

@@ -141,10 +141,35 @@ class Kernel(Declared):
 
         return register
 
+    def defsharding(self, rule: Callable[..., str]) -> Callable[..., str]:
+        """Declare how devices may divide a call, where accesses do not say it: `rule(*inputs)` returns a notation.
+
+        The inputs come as `jax.ShapeDtypeStruct`s, static arguments that the rule has parameters for by keyword. The
+        notation has a name for each dim of each array, inputs before results, as in "b i d, b j d -> b i d". Dims of
+        one name are divided together. A dim that is whole on each device is a dot. A result without a name is summed
+        over the devices among which that name is divided. Nothing is checked but the sizes of results: the kernel on
+        parts must compute the parts of its results, or addends.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, tilekern as tk
+          >>> @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+          ... def reversed_rows(x, out):
+          ...     i = tk.parallel(x.shape[0])
+          ...     out[i, :] = x[x.shape[0] - 1 - i, :]
+          >>> @reversed_rows.defsharding
+          ... def _(x):
+          ...     return ". j -> . j"
+          >>> print(reversed_rows.sharding_rule(jnp.ones((4, 8))))
+          x.0 j -> out.0 j
+        """
+        self._definition.rules.sharding = rule
+        return rule
+
     def sharding_rule(self, *args: Any, **keywords: Any) -> ShardingRule | None:
         """The rule by which devices divide a call for arrays or `jax.ShapeDtypeStruct`s and static arguments.
 
-        It follows from the accesses of the body; None for a body that closes over traced values, and for 4-bit arrays.
+        It follows from the accesses of the body, if `defsharding` states none; None for a body that closes over traced
+        values, and for 4-bit arrays.
 
         Example:
           >>> import jax, jax.numpy as jnp, tilekern as tk

@@ -23,23 +23,25 @@ RESIDUALS = 1 << 30
 
 @dataclass
 class Rules:
-    """The rules of a kernel or an op for its derivatives.
+    """The rules that the author of a kernel or an op states.
 
     Attributes:
       linear: names of inputs in which, together, the results are linear.
       callee: gives the kernel or op. It does not keep it: caches of JAX, which keep the rules, would never free it.
       jvp: the rule of `defjvp`, if there is one.
       transpose: the rule of `deftranspose`, if there is one.
+      sharding: the rule of `defsharding`, if there is one.
     """
 
     linear: tuple[str, ...] = ()
     callee: Callable[[], Callable[..., Any]] = field(init=False)
     jvp: Callable[..., Any] | None = None
     transpose: Callable[..., Any] | None = None
+    sharding: Callable[..., str] | None = None
 
     @property
     def states_none(self) -> bool:
-        """True if the author states nothing, so that derivatives are derived."""
+        """True if the author states nothing of derivatives, so that they are derived."""
         return not self.linear and self.jvp is None and self.transpose is None
 
 
@@ -53,7 +55,7 @@ class Definition:
       signature: the parameters.
       donate: names of inputs that the kernel also writes to.
       schedules: by the target, or a prefix of its name.
-      rules: for derivatives.
+      rules: those that the author states.
       loc: of the `def`.
       residuals: the most bytes of carries that a derived backward pass may save.
       gradient_schedules: of derived derivatives, like `schedules`, which serve where there is none.

@@ -21,7 +21,8 @@ from tilekern.kernel.declared_call import DeclaredCall
 from tilekern.kernel.definition import Definition
 from tilekern.kernel.results import Results, results
 from tilekern.kernel.sharding_rule import Division, ShardingRule, rule_of
-from tilekern.kernel.signature import LAUNCH, check_sizes
+from tilekern.kernel.signature import LAUNCH, check_sizes, select
+from tilekern.kernel.stated_sharding import stated
 from tilekern.kernel.tile_family import Member, TileFamily
 from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
@@ -170,10 +171,18 @@ class KernelFamily(TileFamily):
 
     @cached_property
     def _rule(self) -> ShardingRule:
-        found = rule_of(self._as_traced(self._first[0]).func, len(self.types) - len(self.captured))
+        func, given = self._as_traced(self._first[0]).func, len(self.types) - len(self.captured)
+        if self.declared.rules.sharding is not None:
+            return stated(self._stated_sharding(), func, given)
+        found = rule_of(func, given)
         for name in found.sizes:
             found = self._tried(name, found)
         return found
+
+    def _stated_sharding(self) -> str:
+        rule, call = self.declared.rules.sharding, self.declared
+        assert rule is not None
+        return rule(*call.arguments, **select(rule, call.statics))
 
     def _tried(self, name: str, rule: ShardingRule) -> ShardingRule:
         """A rule, without a name along which the body of a part would be another one."""
@@ -208,6 +217,8 @@ class KernelFamily(TileFamily):
         """The first thing in which the kernel of a part differs, in words; "" if it computes a part of the results."""
         if [(x.shape, x.dtype) for x in part.outputs] != [(x.shape, x.dtype) for x in results]:
             return "the shapes of results"
+        if self.declared.rules.sharding is not None:
+            return ""
         blocks, _ = part._first
         return difference(self._as_traced(blocks).func, part._as_traced(blocks).func, sizes)
 

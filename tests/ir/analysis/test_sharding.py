@@ -217,3 +217,23 @@ def test_a_batch_is_divided() -> None:
     batched, _ = family.batched(5, (1,))
     assert first_line(batched.sharding) == "i batch x.1 -> batch i out.1"
     assert batched.sharding.sizes["batch"] == {5}
+
+
+@pytest.mark.parametrize(
+    ("notation", "parts"),
+    [
+        ("i -> i j", {"summary": "does not fit its arrays", "expected": "'. . -> . .'", "got": "'i -> i j'"}),
+        ("i j", {"summary": "does not fit its arrays", "got": "'i j'"}),
+        ("i j, k -> i j", {"summary": "does not fit its arrays"}),
+        ("i . -> i k", {"summary": "has a name", "got": "k of sizes [8]", "fix": "a dot"}),
+        ("i i -> i .", {"summary": "has a name", "got": "i of sizes [8, 16]"}),
+        ("i-1 . -> . .", {"summary": "has a name", "expected": "an identifier"}),
+    ],
+)
+def test_stated_rules_that_do_not_fit(notation: str, parts: dict[str, str]) -> None:
+    kernel = like_first(rows)
+    kernel.defsharding(lambda x: notation)
+    with pytest.raises(tk.errors.ArgumentError) as raised:
+        kernel.sharding_rule(X)
+    for name, part in parts.items():
+        assert part in getattr(raised.value, name)
