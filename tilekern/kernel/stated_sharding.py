@@ -55,7 +55,7 @@ def _sizes(
         if not is_once or not name.isidentifier() or any(size % max(1, min(extents)) for size in extents):
             raise ArgumentError(
                 f"the sharding rule of {func.name} has a name that no mesh can divide",
-                expected="an identifier, at most once in an array, in some input, of sizes that are multiples of the least",
+                expected="an identifier, once in an array, in some input, of sizes that are multiples of the least",
                 got=f"{name} of sizes {sorted(extents)} in {notation!r}",
                 fix="write a dot for dims that must be whole",
             )
