@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.lang.checks import marked_line
@@ -55,8 +55,51 @@ def agree(found: Any, wanted: Callable[..., Any], *arrays: Any, factor: float = 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_products(function: Any, devices: int, bidirectional: bool) -> None:
+    x, w = operands(rows=3 * devices, inner=5 * devices, columns=7 * devices)
+    agree(mapped(function, devices, bidirectional=bidirectional)(x, w), naive, x, w, length=5 * devices)
+
+
+@both
+def test_an_explicit_mesh(function: Any) -> None:
+    """Inside of `jax.shard_map` its axes are as manual as others."""
+    (x, w), (ins, out) = operands(), SPECS[function]
+    mesh = jax.make_mesh((2,), ("model",), (AxisType.Explicit,), devices=jax.devices()[:2])
+    divided = (jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip((x, w), ins, strict=True))
+    local = lambda x, w: function(x, w, axis_name="model", target="cpu:xla")  # noqa: E731
+    found = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=ins, out_specs=out))(*divided)
+    agree(found, naive, x, w)
+
+
+@both
+def test_batches(function: Any) -> None:
     x, w = operands()
-    agree(mapped(function, devices, bidirectional=bidirectional)(x, w), naive, x, w)
+    many = jnp.stack([x, 2 * x])
+    ins, out = SPECS[function]
+    mesh = jax.make_mesh((2,), ("model",), (AxisType.Auto,), devices=jax.devices()[:2])
+
+    def local(x: Any, w: Any) -> Any:
+        return jax.vmap(lambda x: function(x, w, axis_name="model", target="cpu:xla"))(x)
+
+    found = jax.shard_map(local, mesh=mesh, in_specs=(P(None, *ins[0]), ins[1]), out_specs=P(None, *out))(many, w)
+    agree(found, naive, many, w)
+
+
+@both
+def test_a_mesh_of_data_and_model(function: Any) -> None:
+    """The rows of x are divided by data, too: the gradient of w is a sum over that axis."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    (x_spec, w_spec), out = SPECS[function]
+
+    def with_data(spec: P) -> P:
+        return P(("data", spec[0]) if spec[0] else "data", spec[1])
+
+    local = lambda x, w: function(x, w, axis_name="model", target="cpu:xla")  # noqa: E731
+    call = jax.shard_map(local, mesh=mesh, in_specs=(with_data(x_spec), w_spec), out_specs=with_data(out))
+
+    def gradients(call: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.grad(lambda x, w: (call(x, w) ** 2).sum(), (0, 1))
+
+    agree(jax.jit(gradients(call))(*operands()), gradients(naive), *operands(), factor=3)
 
 
 @both
@@ -69,7 +112,7 @@ def test_gradients(function: Any, dtype: Any, check: bool) -> None:
     def gradients(call: Callable[..., Any]) -> Callable[..., Any]:
         return jax.grad(lambda x, w: (call(x, w) * scale.astype(x.dtype)).sum(), (0, 1))
 
-    found = jax.jit(gradients(mapped(function, 4, check, target="cpu:xla")))(x, w)
+    found = jax.jit(gradients(mapped(function, 4, check, bidirectional=check, target="cpu:xla")))(x, w)
     agree(found, gradients(naive), x, w, factor=3)
 
 
@@ -139,6 +182,14 @@ def test_programs_exchange_blocks_only(function: Any, gradient: bool) -> None:
     assert not re.findall(r"all-gather|all-reduce|reduce-scatter|all-to-all", text)
     rings = 1 if not gradient else 3 if function is all_gather_matmul else 2
     assert len(re.findall(r" collective-permute(?:-start)?\(", text)) == 3 * rings
+
+
+@both
+def test_constants_have_no_products(function: Any) -> None:
+    """The gradient of x alone: a product forward and one backward for each of four devices."""
+    call = mapped(function, 4, target="cpu:llvm")
+    text = jax.jit(jax.grad(lambda x, w: (call(x, w) ** 2).sum())).lower(*operands()).compile().as_text()
+    assert [opcode for opcode, _ in instructions(text).values()].count(PRODUCT) == 8
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from tilekern.authoring import hide_frames
 from tilekern.distributed.axes import axis_size
@@ -169,12 +170,15 @@ def _gathered(axis: str, hops: Hops, dtype: Any, target: str | None, x: jax.Arra
     return jnp.roll(ordered, (lax.axis_index(axis) - hops[1]) * rows, axis=0)
 
 
-@_gathered.defjvp
+@partial(_gathered.defjvp, symbolic_zeros=True)
 def _gathered_jvp(axis: str, hops: Hops, dtype: Any, target: str | None, primals: Any, tangents: Any) -> Any:
     """Tangents travel and add up in float32, and so do the cotangents, which are the transpose."""
     (x, w), (dx, dw) = primals, tangents
     call: Callable[..., jax.Array] = partial(cast(Any, _gathered), axis, hops, dtype, target)
-    return call(x, w), call(_wide(dx), w) + call(x, _wide(dw))
+    # An instantiated zero would be multiplied, too.
+    found = [call(_wide(dx), w)] if not isinstance(dx, SymbolicZero) else []
+    found += [call(x, _wide(dw))] if not isinstance(dw, SymbolicZero) else []
+    return call(x, w), sum(found[1:], found[0])
 
 
 def _scattered(axis: str, hops: Hops, target: str | None, x: jax.Array, w: jax.Array) -> jax.Array:

@@ -1,0 +1,208 @@
+"""Mixtures of experts: tokens are sent to the devices that hold their experts, and results are sent back.
+
+Shazeer et al., Outrageously Large Neural Networks (ICLR 2017); no token is dropped, as in Gale et al., MegaBlocks
+(MLSys 2023). A "row" is a token for one of its experts: a token has as many rows as experts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tilekern.authoring import describe, hide_frames
+from tilekern.distributed.axes import axis_size
+from tilekern.distributed.exchange import METHODS, Layout, Method, receive, send
+from tilekern.distributed.routing import Gating, route
+from tilekern.errors import ArgumentError
+from tilekern.kernels.api import is_float, is_integer, require
+from tilekern.kernels.ragged_dot import ragged_dot
+from tilekern.kernels.swiglu import swiglu
+
+hide_frames(__file__)
+
+
+def moe(
+    x: jax.Array,
+    logits: jax.Array,
+    w_gate: jax.Array,
+    w_up: jax.Array,
+    w_down: jax.Array,
+    *,
+    experts_per_token: int,
+    gating: Gating = "softmax",
+    normalize: bool = True,
+    axis_name: str | None = None,
+    exchange: Method | None = None,
+    target: str | None = None,
+) -> jax.Array:
+    """A mixture of experts: `route` chooses experts for each token, `apply_experts` applies them.
+
+    Args:
+      x: [T, H], the tokens of this device: float32, bfloat16, float16 or float64.
+      logits: [T, E], a number for each token and expert, as a rule of the router: x @ w_router.
+      w_gate: [E / n, H, F] of the dtype of x, the experts of this device among n; the first device has the first ones.
+      w_up: [E / n, H, F].
+      w_down: [E / n, F, H].
+      experts_per_token: k, as of `route`.
+      gating: as of `route`.
+      normalize: as of `route`.
+      axis_name: the mesh axis that divides tokens and experts; None if this device has all experts.
+      exchange: as of `apply_experts`.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+
+    Returns:
+      out[T, H] in the dtype of x.
+
+    Raises:
+      tilekern.errors.ArgumentError: an array or an option does not fit, or the axis is unknown.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.distributed import moe
+      >>> one, scales = jnp.ones((2, 1, 1)), jnp.array([1.0, 10.0]).reshape(2, 1, 1)
+      >>> out = moe(jnp.ones((2, 1)), jnp.array([[9.0, 0.0], [0.0, 9.0]]), one, one, scales, experts_per_token=1)
+      >>> out.ravel() / out[0]
+      Array([ 1., 10.], dtype=float32)
+    """
+    _check("moe", x, w_gate, w_up, w_down)
+    devices = 1 if axis_name is None else axis_size(axis_name, "moe")
+    experts, gates = route(logits, experts_per_token=experts_per_token, gating=gating, normalize=normalize)
+    _check_logits(x, logits, w_gate.shape[0], devices, axis_name)
+    options: Any = {"axis_name": axis_name, "exchange": exchange, "target": target}
+    return apply_experts(x, experts, gates, w_gate, w_up, w_down, **options)
+
+
+def apply_experts(
+    x: jax.Array,
+    experts: jax.Array,
+    gates: jax.Array,
+    w_gate: jax.Array,
+    w_up: jax.Array,
+    w_down: jax.Array,
+    *,
+    axis_name: str | None = None,
+    exchange: Method | None = None,
+    target: str | None = None,
+) -> jax.Array:
+    """Σ_j gates[t, j] · swiglu(x[t] @ w_gate[e], x[t] @ w_up[e]) @ w_down[e] with e = experts[t, j].
+
+    No token is dropped, however uneven the routing is. Rows are sorted by expert and multiplied by `ragged_dot`. With
+    `axis_name`, inside of `jax.shard_map`, each of n devices has some tokens and E / n experts, and rows are sent to
+    the devices that have their experts, and back. Derivatives by x, gates and matrices, of any order, in both modes.
+
+    Each device has room for the rows that it gets if all tokens of all devices choose its experts:
+    n T min(k, E / n) rows. Room without rows costs memory, but is not multiplied.
+
+    Args:
+      x: [T, H], the tokens of this device: float32, bfloat16, float16 or float64.
+      experts: integers [T, k] in 0, ..., E - 1, counted over all devices. No two of a token's are equal, unless one
+        device has all experts. Other integers, -1, say, stand for no expert.
+      gates: [T, k] of a float dtype.
+      w_gate: [E / n, H, F] of the dtype of x, the experts of this device; the first device has the first ones.
+      w_up: [E / n, H, F].
+      w_down: [E / n, F, H].
+      axis_name: the mesh axis that divides tokens and experts; None if this device has all experts.
+      exchange: "ragged" sends the rows that there are by `jax.lax.ragged_all_to_all`; "dense" sends all room for rows
+        by `jax.lax.all_to_all`. None: dense on CPUs, for which XLA has no other, and ragged elsewhere.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+
+    Returns:
+      out[T, H] in the dtype of x; summed over experts in float32 (float64 for float64).
+
+    Raises:
+      tilekern.errors.ArgumentError: an array or an option does not fit, or the axis is unknown.
+    """
+    _check("apply_experts", x, w_gate, w_up, w_down)
+    _check_choice(x, experts, gates, exchange)
+    devices = 1 if axis_name is None else axis_size(axis_name, "apply_experts")
+    tokens, chosen = experts.shape
+    here = w_gate.shape[0]
+    flat = jnp.where((experts >= 0) & (experts < here * devices), experts, here * devices).reshape(-1)
+    order = jnp.argsort(flat, stable=True)
+    rows = _rows(x, chosen)[order]
+    counts = jnp.bincount(flat, length=here * devices).astype(jnp.int32)
+
+    def apply(rows: jax.Array, sizes: jax.Array) -> jax.Array:
+        gate, up = (ragged_dot(rows, w, sizes, target=target) for w in (w_gate, w_up))
+        return ragged_dot(swiglu(gate, up, target=target), w_down, sizes, target=target)
+
+    if axis_name is None:
+        results = apply(rows, counts)
+    else:
+        room = tokens * min(chosen, here)
+        layout = Layout.gathered(axis_name, counts.reshape(devices, here), sent=tokens * chosen, room=room)
+        results = receive(layout, apply(send(layout, rows, exchange), layout.sizes), exchange)
+    back = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
+    return _combined(results[back].reshape(tokens, chosen, x.shape[1]), gates)
+
+
+def _rows(x: jax.Array, chosen: int) -> jax.Array:
+    """Each token `chosen` times. Its cotangents add up in float32, so the copies are made there."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    copies = jnp.broadcast_to(wide[:, None], (x.shape[0], chosen, x.shape[1]))
+    return copies.reshape(-1, x.shape[1]).astype(x.dtype)
+
+
+def _combined(results: jax.Array, gates: jax.Array) -> jax.Array:
+    """Σ_j gates[t, j] results[t, j]."""
+    wide = jnp.promote_types(results.dtype, jnp.float32)
+    return (results.astype(wide) * gates.astype(wide)[..., None]).sum(1).astype(results.dtype)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _check(function: str, x: Any, w_gate: Any, w_up: Any, w_down: Any) -> None:
+    every = (x, w_gate, w_up, w_down)
+    fits = all(is_float(a) and a.dtype == x.dtype for a in every) and [a.ndim for a in every] == [2, 3, 3, 3]
+    require(
+        fits
+        and w_gate.shape == w_up.shape
+        and w_gate.shape[1] == x.shape[1]
+        and w_down.shape == (w_gate.shape[0], w_gate.shape[2], w_gate.shape[1]),
+        function,
+        expected="x[T, H], w_gate[E, H, F], w_up[E, H, F] and w_down[E, F, H] of one float dtype of at least 16 bits",
+        fix="reshape leading dims into T; cast with .astype",
+        x=x,
+        w_gate=w_gate,
+        w_up=w_up,
+        w_down=w_down,
+    )
+
+
+def _check_logits(x: Any, logits: Any, here: int, devices: int, axis_name: str | None) -> None:
+    experts = logits.shape[1]
+    if logits.shape[0] != x.shape[0] or experts != here * devices:
+        whole = axis_name is None
+        over = f" times {devices} devices of mesh axis {axis_name!r}" if not whole else ""
+        divide = f"let in_specs divide dim 0 of w_gate, w_up and w_down by {axis_name!r}"
+        padded = -(-experts // devices) * devices
+        pad = f"pad them to {padded} experts, with logits of -inf" if padded != experts else divide
+        raise ArgumentError(
+            "moe needs a logit for each token and expert",
+            expected=f"logits[{x.shape[0]}, {here * devices}]: {here} experts, dim 0 of w_gate,{over or ' in all'}",
+            got=f"logits = {describe(logits)}",
+            fix="give as many logits as w_gate has experts" if whole else pad,
+        )
+
+
+def _check_choice(x: Any, experts: Any, gates: Any, exchange: Any) -> None:
+    fits = is_integer(experts) and is_float(gates) and experts.ndim == 2 and experts.shape == gates.shape
+    require(
+        fits and experts.shape[0] == x.shape[0],
+        "apply_experts",
+        expected="x[T, H], integers experts[T, k] and gates[T, k] of a float dtype",
+        fix="use the results of tilekern.distributed.route",
+        x=x,
+        experts=experts,
+        gates=gates,
+    )
+    if exchange is not None and exchange not in METHODS:
+        raise ArgumentError(
+            "unknown exchange of apply_experts",
+            expected=f"None or one of {', '.join(map(repr, METHODS))}",
+            got=f"exchange={exchange!r}",
+            fix="leave it out: the platform decides",
+        )
