@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.lang.checks import marked_line
@@ -170,6 +172,23 @@ def test_exchanges_and_products_do_not_wait_for_each_other(function: Any, late: 
     program = instructions(text)
     assert waits(program, late, early) == [0] * (3 if late == EXCHANGE else 4)
     assert max(waits(program, early, late)) == 3
+
+
+@both
+def test_a_tpu_exchanges_beside_each_product(function: Any) -> None:
+    """In the schedule of XLA's compiler for four v5e, each exchange starts before a product and ends behind it."""
+    pytest.importorskip("libtpu", reason="needs libtpu")
+    for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):  # no device is asked, no lock is taken
+        os.environ.setdefault(name, "1")
+    topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
+    mesh, (ins, out) = Mesh(np.array(topology.devices), ("model",), axis_types=(AxisType.Auto,)), SPECS[function]
+    local = lambda x, w: function(x, w, axis_name="model")  # noqa: E731
+    shapes = [jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16, sharding=NamedSharding(mesh, spec)) for spec in ins]
+    mapped = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=ins, out_specs=out))
+    text = mapped.lower(*shapes).compile().as_text()
+    found = re.findall(r"= .* collective-permute-(start|done)\(|%(matmul)[.\d]* = .* custom-call\(", text)
+    order = "".join("<" if kind == "start" else ">" if kind == "done" else "x" for kind, _ in found)
+    assert order == ("<x><x><x>x" if function is all_gather_matmul else "x<x><x><x>")
 
 
 @both

@@ -63,7 +63,7 @@ def all_gather_matmul(
     """
     devices = axis_size(axis_name, "all_gather_matmul")
     _check("all_gather_matmul", x, w)
-    local = partial(cast(Any, _gathered), axis_name, _hops(devices, bidirectional), x.dtype, target)
+    local = partial(cast(Any, _gathered), axis_name, _hops(devices, bidirectional), x.dtype, target, True)
     return _recomputed(local)(x, w)
 
 
@@ -148,9 +148,15 @@ def _wide(x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
-def _gathered(axis: str, hops: Hops, dtype: Any, target: str | None, x: jax.Array, w: jax.Array) -> jax.Array:
-    """The rows of all devices times w. Blocks travel in the dtype of x; `dtype` is that of products and result."""
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3, 4))
+def _gathered(
+    axis: str, hops: Hops, dtype: Any, target: str | None, held: bool, x: jax.Array, w: jax.Array
+) -> jax.Array:
+    """The rows of all devices times w. Blocks travel in the dtype of x; `dtype` is that of products and result.
+
+    XLA does not know what a kernel costs, and may put all exchanges before the first product. `held` ones wait for the
+    product before the one beside which they are to run.
+    """
     devices, rows = sum(hops) + 1, x.shape[0]
 
     def product(block: jax.Array) -> jax.Array:
@@ -159,6 +165,10 @@ def _gathered(axis: str, hops: Hops, dtype: Any, target: str | None, x: jax.Arra
     received = {0: x}
     found: dict[int, jax.Array] = {}
     for step in range(max(hops) + 1):
+        if step and held:
+            arrived = {offset: received[offset] for offset in (step, -step) if offset in received}
+            tied, found[step - 1] = lax.optimization_barrier((arrived, found[step - 1]))
+            received.update(tied)
         # Asked for before the products of this step, which do not wait for it.
         if step < hops[0]:
             received[step + 1] = _send(received[step], axis, devices, -1)
@@ -171,14 +181,17 @@ def _gathered(axis: str, hops: Hops, dtype: Any, target: str | None, x: jax.Arra
 
 
 @partial(_gathered.defjvp, symbolic_zeros=True)
-def _gathered_jvp(axis: str, hops: Hops, dtype: Any, target: str | None, primals: Any, tangents: Any) -> Any:
+def _gathered_jvp(
+    axis: str, hops: Hops, dtype: Any, target: str | None, held: bool, primals: Any, tangents: Any
+) -> Any:
     """Tangents travel and add up in float32, and so do the cotangents, which are the transpose."""
     (x, w), (dx, dw) = primals, tangents
     call: Callable[..., jax.Array] = partial(cast(Any, _gathered), axis, hops, dtype, target)
+    # A barrier would make what is linear of all that it holds: JAX could not transpose the products.
     # An instantiated zero would be multiplied, too.
-    found = [call(_wide(dx), w)] if not isinstance(dx, SymbolicZero) else []
-    found += [call(x, _wide(dw))] if not isinstance(dw, SymbolicZero) else []
-    return call(x, w), sum(found[1:], found[0])
+    found = [call(False, _wide(dx), w)] if not isinstance(dx, SymbolicZero) else []
+    found += [call(False, x, _wide(dw))] if not isinstance(dw, SymbolicZero) else []
+    return call(held, x, w), sum(found[1:], found[0])
 
 
 def _scattered(axis: str, hops: Hops, target: str | None, x: jax.Array, w: jax.Array) -> jax.Array:
