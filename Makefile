@@ -9,11 +9,12 @@ ARGS ?=# more options of the benchmarks, see bench/README.md
 PYTORCH := torch==2.13.0# the peer of `make bench`
 OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0 llvmlite==0.45.0# the oldest supported versions
 
-.PHONY: help demo test test-full mutants test-oldest check bench pytorch bench-tpu gpu docs clean
+.PHONY: help demo train test test-full mutants test-oldest check bench pytorch bench-tpu gpu docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
 help:
 	@echo 'make demo         run the main job: a transformer that reads and learns Python source, on our flash attention'
+	@echo 'make train        train a transformer on a mesh of 8 virtual devices, and compare with one, and with plain JAX'
 	@echo 'make test         run the tests'
 	@echo 'make test-full    run also the slow tests, all cases of sweeps, and more random examples'
 	@echo 'make mutants      plant faults in copies of the tree; the tests must find each'
@@ -27,10 +28,13 @@ help:
 	@echo 'make clean        remove the environments and everything else that was made'
 
 # The tests' CUDA plugin, where it is installed, prints a traceback on machines without a GPU.
-demo bench docs: export JAX_PLATFORMS ?= cpu
+demo train bench docs: export JAX_PLATFORMS ?= cpu
 
 demo: .venv/installed-demo
 	@.venv/bin/python examples/demo.py
+
+train: .venv/installed-train
+	@.venv/bin/python examples/train.py --devices 8 --mesh data=4,model=2 --compare $(ARGS)
 
 test: .venv/installed-test
 	@.venv/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow'
