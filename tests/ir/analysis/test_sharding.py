@@ -196,6 +196,87 @@ def test_sums_over_a_loop(kind: str) -> None:
     assert "i" in rule.sizes
 
 
+# --- results that depend on where tiles begin -------------------------------------------------------------------------
+
+
+def tile_by_tile(kind: str, block: int) -> Any:
+    """Rows 16 or 18, in tiles of `block`; some results depend on which rows are in a tile."""
+
+    def body(x, out):
+        i = tk.parallel(x.shape[0], block)
+        tile = x[i, :]
+        out[i, :] = {
+            "row": lambda: tile / tile.sum(axis=1, keepdims=True),
+            "mean of tile": lambda: tile - tile.mean(axis=0, keepdims=True),
+            "maximum of tile": lambda: tile - tile.max(axis=0),
+            "order in tile": lambda: jnp.sort(tile, axis=0),
+            "order in row": lambda: jnp.sort(tile, axis=1),
+            "shift in tile": lambda: jnp.concatenate([tile[1:], tile[:1]]),
+            "shift in row": lambda: jnp.concatenate([tile[:, 1:], tile[:, :1]], axis=1),
+            "product of rows": lambda: tile @ (tile.T @ tile),
+            "count of rows": lambda: tile * i.valid.sum(),
+        }[kind]()
+
+    return like_first(body)
+
+
+@pytest.mark.parametrize("kind", ["row", "order in row", "shift in row"])
+def test_rows_by_themselves_are_divided_anywhere(kind: str) -> None:
+    assert tile_by_tile(kind, 4).sharding_rule(X).sizes["i"] == {16}
+
+
+@pytest.mark.parametrize(
+    "kind", ["mean of tile", "maximum of tile", "order in tile", "shift in tile", "product of rows", "count of rows"]
+)
+def test_what_combines_the_rows_of_a_tile_is_divided_between_tiles(kind: str) -> None:
+    assert tile_by_tile(kind, 4).sharding_rule(X).sizes["i"] == {16, 4}
+    rule = tile_by_tile(kind, 4).sharding_rule(jnp.ones((18, 8)))
+    assert rule.reasons["i"] == "the lanes of a tile are combined, and its tiles are not all whole"
+
+
+@pytest.mark.parametrize(
+    ("kind", "anywhere"), [("sum", True), ("weighed", True), ("maximum", False), ("square", False), ("count", False)]
+)
+def test_sums_over_programs(kind: str, anywhere: bool) -> None:
+    @tk.kernel(out_type=lambda x: tk.Sum(jax.ShapeDtypeStruct((8,), x.dtype)))
+    def total(x, out):
+        i = tk.parallel(x.shape[0], 4)
+        tile = x[i, :]
+        value = {
+            "sum": lambda: tile.sum(axis=0),
+            "weighed": lambda: 3 * (tile * tile).sum(axis=0),
+            "maximum": lambda: tile.max(axis=0),
+            "square": lambda: tile.sum(axis=0) ** 2,
+            "count": lambda: jnp.ones(8),
+        }[kind]()
+        out.at[:].add(value)
+
+    assert total.sharding_rule(X).sizes["i"] == ({16} if anywhere else {16, 4})
+
+
+@pytest.mark.parametrize(("kind", "anywhere"), [("dot", True), ("sum", True), ("square", False), ("maximum", False)])
+def test_sums_over_the_tiles_of_a_loop(kind: str, anywhere: bool) -> None:
+    @tk.kernel(out_type=lambda x, w: jax.ShapeDtypeStruct((x.shape[0], 8), x.dtype))
+    def summed(x, w, out):
+        i = tk.parallel(x.shape[0], 4)
+
+        def step(k, total):
+            tile = x[i, k]
+            return (
+                total
+                + {
+                    "dot": lambda: tk.dot(tile, w[k, :]),
+                    "sum": lambda: (tile[:, :, None] * w[k, :]).sum(axis=1),
+                    "square": lambda: tk.dot(tile, w[k, :]) ** 2,
+                    "maximum": lambda: tile.max(axis=1)[:, None] + 0 * w[k, :].max(axis=0),
+                }[kind]()
+            )
+
+        out[i, :] = tk.fold(tk.serial(x.shape[1], 2), step, jnp.zeros((4, 8)))
+
+    assert summed.sharding_rule(X, jnp.ones((8, 8))).sizes["k"] == ({8} if anywhere else {8, 4})
+
+
 def test_an_array_that_the_body_closes_over_is_whole() -> None:
     table = jnp.ones((16, 8))
 

@@ -33,7 +33,7 @@ def addends(func: Func, folds: Sequence[Fold]) -> set[Value] | None:
             adds = isinstance(op, Store) or (isinstance(op, Atomic) and op.kind == "add")
             if not adds or not active.isdisjoint(op.operands[2:]):
                 return None
-        elif op.regions or not _is_linear(op, active):
+        elif op.regions or not is_linear(op, active):
             return None
         active.update(op.results)
     writes = [op for op in func.walk() if isinstance(op, WriteOp)]
@@ -50,17 +50,18 @@ def _is_sum(carry: Carry, fold: Fold, defined: Mapping[Value, Op]) -> bool:
     """True if a carry begins at 0, and becomes the sum of itself and another value of the fold's body."""
     op = defined.get(carry.yielded)
     adds = isinstance(op, Elementwise) and op.function == "add" and carry.args[0] in op.operands
-    return adds and op in fold.body.ops and kind_of(carry.init.tile.dtype) == "float" and _is_zero(carry.init, defined)
+    return adds and op in fold.body.ops and kind_of(carry.init.tile.dtype) == "float" and is_zero(carry.init, defined)
 
 
-def _is_zero(value: Value, defined: Mapping[Value, Op]) -> bool:
+def is_zero(value: Value, defined: Mapping[Value, Op]) -> bool:
+    """True for a constant of zeros."""
     op = defined.get(value)
     if isinstance(op, (Broadcast, Reshape, Convert)):
-        return _is_zero(op.operands[0], defined)
+        return is_zero(op.operands[0], defined)
     return isinstance(op, Constant) and not op.array.any()
 
 
-def _is_linear(op: Op, active: Collection[Value]) -> bool:
+def is_linear(op: Op, active: Collection[Value]) -> bool:
     """True if the result of an op is linear in its active operands, and 0 where these are."""
     which = [v in active for v in op.operands]
     match op:

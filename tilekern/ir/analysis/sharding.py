@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilekern.ir.analysis.additive import addends
+from tilekern.ir.analysis.lanes import depends_on_tiles
 from tilekern.ir.analysis.mixed_radix import Digit, Sum, Sums
 from tilekern.ir.analysis.ranges import analyze
 from tilekern.ir.compute import Constant, Convert
@@ -284,7 +285,19 @@ class _Analysis:
             return "no input has a dim of its extent"
         if len(set(params)) < len(params):
             return "an array has two dims of it"
-        return self._carried(axis) if axis.folds else self._unstored(axis)
+        return (self._carried(axis) if axis.folds else self._unstored(axis)) or self._aligned(axis)
+
+    def _aligned(self, axis: _Axis) -> str:
+        """The reason why an axis cannot be divided: parts are no whole tiles, whose lanes results depend on."""
+        indices = [v for v, other in self._axes.items() if other.dims & axis.dims]
+        dims = [(self._func.params[number], n) for number, n in axis.dims]
+        if not depends_on_tiles(self._func, indices, dims):
+            return ""
+        blocks = {self._axes[v].axis.block for v in indices}
+        if len(blocks) > 1 or axis.axis.extent % axis.axis.block:
+            return "the lanes of a tile are combined, and its tiles are not all whole"
+        axis.sizes.append(axis.axis.tiles)
+        return ""
 
     def _unstored(self, axis: _Axis) -> str:
         """The reason why an axis of the grid cannot be divided: an output that neither follows it nor is a sum."""
