@@ -308,6 +308,7 @@ def register_lowering(
 
     def rule(context: Any, *operands: Any, **parameters: Any) -> Any:
         local = [ShapedArray(x.shape, x.dtype) for x in context.avals_in]
+        context = _meshes.with_devices(context)
         with _meshes.lowering_at(context) as site:
             lowered = cast(Any, mlir.lower_fun(partial(function, site), multiple_results=True))
             results = lowered(context.replace(avals_in=local), *operands, **parameters)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import jax
 import jax.core
-from jax._src import config, core, dispatch, sharding_impls
+from jax._src import config, core, sharding_impls
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy  # pyright: ignore[reportMissingTypeStubs] -- jaxlib has none for it
@@ -138,17 +138,76 @@ class Site:
       divided: among what XLA divides the program, in words; "" for a program of one device, and in a `jax.shard_map`
         over all axes of the mesh.
       gathered: bytes of operands that XLA gathers on each device for what it does not divide, at most.
+      has_devices: whether the devices are known, so that XLA may ask for the program of a device's part.
     """
 
     exporting: bool
     divided: str
     gathered: int
+    has_devices: bool = False
 
 
-def ask_for_devices(primitive: Any) -> None:
-    """Let JAX lower a primitive for known devices, which `custom_partitioning` inside of it needs."""
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
+def with_devices(context: Any) -> Any:
+    """A lowering context with devices, which `custom_partitioning` needs, and JAX gives for certain primitives alone.
 
+    Their places in the mesh matter, and nothing else, so that they may be any of this process.
+    """
+    module = context.module_context
+    axes = module.axis_context
+    if not isinstance(axes, sharding_impls.ShardingContext) or axes.num_devices == 1 or axes.device_assignment:
+        return context
+    devices = _devices(module.platforms[0], axes.num_devices)
+    mesh = axes.abstract_mesh or _mesh_in(module.module)
+    if devices is None or mesh is None or mesh.size != axes.num_devices:
+        return context
+    there = sharding_impls.ShardingContext(axes.num_devices, devices, mesh)
+    return context.replace(module_context=module.replace(axis_context=there))
+
+
+def _mesh_in(module: Any) -> AbstractMesh | None:
+    """The mesh by whose axes a program divides its arguments, or the values that it asks to divide."""
+    for sharding in _shardings_in(module):
+        mesh = sdy.TensorShardingAttr(sharding).mesh_or_ref
+        if sdy.MeshAttr.isinstance(mesh):
+            axes = [sdy.MeshAxisAttr(axis) for axis in sdy.MeshAttr(mesh).axes]
+            if axes:
+                return AbstractMesh(tuple(axis.size for axis in axes), tuple(axis.name for axis in axes))
+    return None
+
+
+def _shardings_in(module: Any) -> list[Any]:
+    found = [ir.DictAttr(a)["sdy.sharding"] for a in _arguments_of(module) if "sdy.sharding" in ir.DictAttr(a)]
+
+    def visit(operation: Any) -> Any:
+        if operation.name in _ASKS:
+            found.append(operation.attributes["sharding"])
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+def _arguments_of(module: Any) -> Any:
+    """The attributes of the arguments of a program's main function."""
+    functions = [f for f in module.body.operations if "sym_name" in f.attributes]
+    main = next(f for f in functions if ir.StringAttr(f.attributes["sym_name"]).value == "main")
+    return ir.ArrayAttr(main.attributes["arg_attrs"])
+
+
+def _devices(platform: str, count: int) -> tuple[Any, ...] | None:
+    """So many devices, of a platform if it has them here."""
+    for name in (platform, None):
+        try:
+            found = cast(list[Any], jax.devices(name))
+        except RuntimeError:  # no such platform here
+            continue
+        if len(found) >= count:
+            return tuple(found[:count])
+    return None
+
+
+# Operations that ask for a sharding.
+_ASKS = ("sdy.sharding_constraint", "sdy.reshard")
 
 # True while a call is lowered whose operands are whole on each device: then those of calls inside of it are, too.
 _whole: ContextVar[bool] = ContextVar("_whole", default=False)
@@ -164,9 +223,16 @@ def lowering_at(context: Any) -> Generator[Site]:
     token = _whole.set(whole)
     try:
         with outside_of_meshes():
-            yield Site(bool(module.lowering_parameters.for_export), divided, gathered)
+            exporting = bool(module.lowering_parameters.for_export)
+            yield Site(exporting, divided, gathered, _has_devices(module.axis_context))
     finally:
         _whole.reset(token)
+
+
+def _has_devices(axes: Any) -> bool:
+    if isinstance(axes, sharding_impls.ShardingContext):
+        return axes.device_assignment is not None
+    return isinstance(axes, sharding_impls.SPMDAxisContext) and not isinstance(cast(Any, axes.mesh), AbstractMesh)
 
 
 def _divided_among(axes: Any) -> str:
@@ -189,9 +255,7 @@ def _is_whole(module: Any, avals: Sequence[Any]) -> bool:
     meshes = [aval.sharding.mesh for aval in avals]
     if all(not mesh.empty and AxisType.Auto not in mesh.axis_types for mesh in meshes):
         return True
-    functions = list(module.body.operations)
-    main = next(f for f in functions if ir.StringAttr(f.attributes["sym_name"]).value == "main")
-    return all(map(_says_whole, ir.ArrayAttr(main.attributes["arg_attrs"]))) and not _asks_for_shardings(module)
+    return all(map(_says_whole, _arguments_of(module))) and not _asks_for_shardings(module)
 
 
 def _says_whole(argument: Any) -> bool:
@@ -207,7 +271,7 @@ def _asks_for_shardings(module: Any) -> bool:
     found: list[str] = []
 
     def visit(operation: Any) -> Any:
-        found.extend(["here"] * (operation.name in ("sdy.sharding_constraint", "sdy.reshard")))
+        found.extend(["here"] * (operation.name in _ASKS))
         return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)

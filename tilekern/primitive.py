@@ -114,4 +114,3 @@ for _platform in (None, "cpu", "cuda", "tpu"):
     _jax.register_lowering(kernel_call_p, partial(_run, _platform or "any other"), _platform)
 _jax.register_rules(kernel_call_p, batch=_batch)
 _jax.register_derivatives(kernel_call_p, _jvp, _transpose)
-_meshes.ask_for_devices(kernel_call_p)

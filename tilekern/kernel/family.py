@@ -106,7 +106,7 @@ class Family:
         if found is None:
             self.caches.programs[target] = found = self.program(target)
         program, partitioning = found
-        if site.gathered and not site.exporting and target.platform in ("cpu", "cuda") and self._divides(target):
+        if site.gathered and self._is_divided_at(site, target):
             return self._partitioned(target, program)
         if site.divided and partitioning == "refused":
             raise self._not_partitioned(site)
@@ -114,7 +114,10 @@ class Family:
             self._warn_gathered(site)
         return program
 
-    def _divides(self, target: Target) -> bool:
+    def _is_divided_at(self, site: _meshes.Site, target: Target) -> bool:
+        """True if XLA divides a call on automatic axes."""
+        if site.exporting or not site.has_devices or target.platform not in ("cpu", "cuda"):
+            return False
         # JAX would free the host's functions that print or assert in a part's program, before it runs.
         return self.sharding is not None and bool(self.sharding.sizes) and not self.calls_host(target)
 
