@@ -163,3 +163,22 @@ def test_no_program_sees_a_derivative() -> None:
         assert kinds[0].replace("kernel", "plain") == kinds[1]
         assert "custom_derivative" not in kernel.trace(x).lower(target).text
     np.testing.assert_array_equal(kernel(x), plain(x))
+
+
+def _scaled(factors: np.ndarray) -> Any:
+    @jax.custom_jvp
+    def scaled(x):
+        return x * jnp.asarray(factors)
+
+    scaled.defjvp(lambda primals, tangents: (scaled(*primals), tangents[0] * _TRIPLED(primals[0])))
+    return scaled
+
+
+_DOUBLED, _TRIPLED = _scaled(np.arange(4.0)), _scaled(np.arange(4.0) ** 2)
+
+
+def test_a_function_that_differs_in_its_constants_is_another_one() -> None:
+    x, t = X[:4], np.ones(4)
+    with jax.enable_x64(True):
+        _, wanted = jax.jvp(_DOUBLED, (x,), (t,))
+    assert_near(tangent(traced(lambda x: _DOUBLED(x), x), x, t), np.asarray(wanted))
