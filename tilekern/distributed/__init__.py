@@ -3,5 +3,25 @@
 from tilekern.distributed.collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from tilekern.distributed.moe import apply_experts, moe
 from tilekern.distributed.routing import route
+from tilekern.distributed.sequence_parallel import (
+    BytesSent,
+    attention_bytes,
+    from_zigzag,
+    ring_attention,
+    to_zigzag,
+    ulysses_attention,
+)
 
-__all__ = ["all_gather_matmul", "apply_experts", "matmul_reduce_scatter", "moe", "route"]
+__all__ = [
+    "BytesSent",
+    "all_gather_matmul",
+    "apply_experts",
+    "attention_bytes",
+    "from_zigzag",
+    "matmul_reduce_scatter",
+    "moe",
+    "ring_attention",
+    "route",
+    "to_zigzag",
+    "ulysses_attention",
+]
