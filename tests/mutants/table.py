@@ -1,6 +1,6 @@
 """All mutants."""
 
-from tests.mutants import autodiff, backends, library, middle
+from tests.mutants import autodiff, backends, library, meshes, middle
 from tests.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*middle.MUTANTS, *autodiff.MUTANTS, *backends.MUTANTS, *library.MUTANTS)
+MUTANTS: tuple[Mutant, ...] = (*middle.MUTANTS, *autodiff.MUTANTS, *backends.MUTANTS, *library.MUTANTS, *meshes.MUTANTS)
