@@ -34,15 +34,15 @@ class Value:
     @property
     def tile(self) -> TileType:
         """The type of a value that is a tile."""
-        require(isinstance(self.type, TileType), f"expected a tile, got {self.type}")
-        assert isinstance(self.type, TileType)
+        if not isinstance(self.type, TileType):
+            raise VerifyError(f"expected a tile, got {self.type}")
         return self.type
 
     @property
     def ref(self) -> RefType:
         """The type of a value that is a ref."""
-        require(isinstance(self.type, RefType), f"expected a ref, got {self.type}")
-        assert isinstance(self.type, RefType)
+        if not isinstance(self.type, RefType):
+            raise VerifyError(f"expected a ref, got {self.type}")
         return self.type
 
 

@@ -13,14 +13,14 @@ A Func without an index vector of which a lane may come from outside is returned
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilekern.ir.analysis.ranges import INT32, Interval, analyze, position_interval, proved_dims, update
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Dim, Load, MemoryOp, Position, Term
+from tilekern.ir.memory import Dim, Load, MemoryOp, Position, Term, WriteOp
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Broadcast, Iota
 from tilekern.ir.types import BOOL, I32, INDEX, TileType
@@ -39,6 +39,19 @@ def guard_index_vectors(func: Func) -> Func:
     ranges = analyze(func)
     doubtful = _doubtful(func, vectors, ranges)
     return _Guard(doubtful, ranges).run(func) if not doubtful.isdisjoint(vectors) else func
+
+
+def valid_lanes(func: Func) -> tuple[Func, Mapping[MemoryOp, Mapping[int, Value]]]:
+    """The Func, which computes the valid lanes of index vectors of writes as well, and these by access and dim.
+
+    They are bool tiles. No access is changed. Dims are left out whose lanes all are valid.
+    """
+    vectors = [v for op in func.walk() if isinstance(op, WriteOp) for v in _vectors(op)]
+    if not vectors:
+        return func, {}
+    ranges = analyze(func)
+    noting = _Noting(_doubtful(func, vectors, ranges), ranges)
+    return noting.run(func), noting.found
 
 
 def _vectors(op: MemoryOp) -> list[Value]:
@@ -138,13 +151,10 @@ class _Guard(Rewriter):
         """The access, without the invalid lanes of its index vectors."""
         make, guarded = Validity(self, op), op.copy(tuple(self.value(v) for v in op.operands))
         masks: list[Valid] = []
-        for lane, dim in zip(op.access.lanes, op.access.dims, strict=True):
-            number = next((t.operand for t in dim.position.terms if op.positions[t.operand].tile.shape), -1)
-            valid = self._valid.get(op.positions[number]) if number >= 0 else None
-            if valid is None or lane is None:
-                continue
-            vector = guarded.positions[number]
-            if dim.position == Position((Term(number, 1),)) and not self._is_sum(vector):
+        for dim, number, valid in self._invalid(op):
+            vector, lane = guarded.positions[number], op.access.lanes[dim]
+            assert lane is not None
+            if op.access.dims[dim].position == Position((Term(number, 1),)) and not self._is_sum(vector):
                 chosen = make.select(valid, vector, _NOWHERE)
                 guarded = guarded.copy(_with(guarded.operands, guarded.leading + number, chosen))
             else:
@@ -152,9 +162,21 @@ class _Guard(Rewriter):
         mask = make.all(guarded.mask, *masks)
         if mask is not None and mask is not guarded.mask:
             guarded = _masked(guarded, mask)
-        results = self.add(guarded)
-        if isinstance(guarded, Load) and op.results[0] in self._doubtful:
-            self._note(op.results[0], self._read(guarded, make))
+        return self._done(op, guarded)
+
+    def _invalid(self, op: MemoryOp) -> Iterator[tuple[int, int, Value]]:
+        """The dims whose index vector may have invalid lanes, the number of its operand, and the valid lanes."""
+        for number, dim in enumerate(op.access.dims):
+            operand = next((t.operand for t in dim.position.terms if op.positions[t.operand].tile.shape), -1)
+            valid = self._valid.get(op.positions[operand]) if operand >= 0 else None
+            if valid is not None:
+                yield number, operand, valid
+
+    def _done(self, op: MemoryOp, copy: MemoryOp) -> Sequence[Value]:
+        """Add the copy of an access, whose results replace those of the original."""
+        results = self.add(copy)
+        if isinstance(copy, Load) and op.results[0] in self._doubtful:
+            self._note(op.results[0], self._read(copy, Validity(self, op)))
         for before, after in zip(op.results, results, strict=True):
             self.replace(before, after)
         return results
@@ -180,6 +202,8 @@ class _Guard(Rewriter):
 
     def _inside(self, op: Load, dim: Dim, length: int, make: Validity) -> Valid:
         """The lanes of a dim that are in bounds, a scalar for an index; None if int32 arithmetic does not tell."""
+        if not all(term.plain for term in dim.position.terms):
+            return None
         span = _span(dim, [self._ranges.get(v, INT32) for v in op.positions])
         assert span is not None
         if not (span.within(length - _WRAP, _WRAP - 1) and length < _WRAP // 2):
@@ -198,7 +222,6 @@ class _Guard(Rewriter):
         const = _wrapped(dim.position.const)
         start = make.number(const, INDEX) if const else None
         for term in dim.position.terms:
-            assert term.plain, "positions have no digits before the passes"
             part = op.positions[term.operand]
             if term.stride != 1:
                 part = make.of("mul", part, _wrapped(term.stride))
@@ -253,6 +276,21 @@ class _Guard(Rewriter):
 
     def _whole(self, value: Value, op: Op) -> Value:
         return Validity(self, op).whole(self._valid.get(value), value)
+
+
+class _Noting(_Guard):
+    """Leaves the accesses as they are, and notes the valid lanes of their index vectors."""
+
+    def __init__(self, doubtful: set[Value], ranges: dict[Value, Interval]) -> None:
+        super().__init__(doubtful, ranges)
+        self.found: dict[MemoryOp, dict[int, Value]] = {}
+
+    def _memory(self, op: MemoryOp) -> Sequence[Value]:
+        copy = op.copy(tuple(self.value(v) for v in op.operands))
+        invalid = {dim: valid for dim, _, valid in self._invalid(op)}
+        if invalid and isinstance(op, WriteOp):
+            self.found[copy] = invalid
+        return self._done(op, copy)
 
 
 def _with(operands: tuple[Value, ...], number: int, value: Value) -> tuple[Value, ...]:

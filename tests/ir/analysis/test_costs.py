@@ -15,9 +15,10 @@ from hypothesis import given
 import tilekern as tk
 from tests.lang.checks import like_first
 from tests.lower.library import CASES, family
-from tests.programs import Program, programs
 from tilekern.ir.analysis.costs import cost_of
 from tilekern.lower.target import resolve
+from tilekern.testing.programs import Program
+from tilekern.testing.strategies import programs
 
 X = jnp.ones((100, 60))
 

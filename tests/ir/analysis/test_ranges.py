@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.passes.strategies import arrays_for, funcs
-from tilekern.ir.analysis.ranges import Interval, analyze, fold_index, position_interval, transfer, whole
+from tilekern.ir.analysis.ranges import (
+    Interval,
+    analyze,
+    digit_interval,
+    fold_index,
+    position_interval,
+    transfer,
+    whole,
+)
 from tilekern.ir.compute import Constant, Convert, Reduce, Select
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Axis, Block, Func, Op, Value, index_value
@@ -138,6 +146,12 @@ def test_a_position_is_exact_beyond_int32() -> None:
     assert position_interval(position, [Interval(0, 2**31 - 1), Interval(1, 2)]) == Interval(-1, 2**32)
     assert position_interval(position, [None, Interval(1, 2)]) is None
     assert position_interval(Position((), 5), []) == Interval(5, 5)
+
+
+@given(st.integers(-50, 50), st.integers(0, 40), st.integers(1, 6), st.integers(1, 9))
+def test_a_digit_stays_inside(low: int, span: int, div: int, mod: int) -> None:
+    found = digit_interval(Term(0, 1, div, mod), Interval(low, low + span))
+    assert inside(np.arange(low, low + span + 1) // div % mod, found)
 
 
 def fold(axis: Axis) -> Fold:

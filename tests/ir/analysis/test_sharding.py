@@ -19,7 +19,11 @@ from tilekern.kernel.sharding_rule import ShardingRule
 LIBRARY = {
     "cross_entropy": "i hidden.1, weight.0 weight.1, i -> i, i",
     "flash_attention": "b query.1 g query.3, b key.1 g key.3, b value.1 g value.3 -> b out.1 g out.3",
+    "gated_delta_rule": "b query.1 query.2 query.3, b key.1 key.2 key.3, b value.1 n j, b beta.1 n, b log_decay.1 n "
+    "-> b out.1 n j, b n final_state.2 j",
     "layer_norm": "i x.1, weight.0, bias.0 -> i out.1",
+    "linear_attention": "b query.1 query.2 query.3, b key.1 key.2 key.3, b value.1 n j, b log_decay.1 n "
+    "-> b out.1 n j, b n final_state.2 j",
     "matmul": "axis0 k, k axis1 -> axis0 axis1",
     "ragged_dot": "lhs.0 lhs.1, rhs.0 rhs.1 j, ends.0 -> out.0 j",
     "rms_norm": "i x.1, weight.0 -> i out.1",
