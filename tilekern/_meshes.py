@@ -15,6 +15,7 @@ from typing import Any, cast
 import jax
 import jax.core
 from jax._src import config, core, sharding_impls
+from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy  # pyright: ignore[reportMissingTypeStubs] -- jaxlib has none for it
@@ -145,6 +146,11 @@ class Site:
     divided: str
     gathered: int
     has_devices: bool = False
+
+
+def register_lowering_inside(made: Any, function: Any) -> None:
+    """Lower a primitive of several results by tracing a function inside of the `jax.shard_map` around it."""
+    mlir.register_lowering(made, cast(Any, mlir).lower_fun(function, multiple_results=True))
 
 
 def with_devices(context: Any) -> Any:

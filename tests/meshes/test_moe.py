@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
-from jax.sharding import AxisType
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.lang.checks import marked_line
@@ -42,10 +46,10 @@ def dense(x: Any, weights: Any, w_gate: Any, w_up: Any, w_down: Any) -> Any:
     return product("te,teh->th", weights.astype(x.dtype), product("tef,efh->teh", hidden, w_down))
 
 
-def naive(x: Any, logits: Any, *matrices: Any) -> Any:
+def naive(x: Any, logits: Any, *matrices: Any, chosen: int = CHOSEN) -> Any:
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    _, experts = lax.top_k(wide, CHOSEN)
-    weights = jax.nn.softmax(wide, where=jax.nn.one_hot(experts, EXPERTS).sum(1) > 0)
+    _, experts = lax.top_k(wide, chosen)
+    weights = jax.nn.softmax(wide, where=jax.nn.one_hot(experts, logits.shape[1]).sum(1) > 0)
     return dense(x, weights, *matrices)
 
 
@@ -74,6 +78,7 @@ def agree(found: Any, wanted: Callable[..., Any], *arrays: Any, factor: float = 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("devices", [0, 1, 2, 4, 8])
 def test_a_mixture_of_experts(devices: int) -> None:
     agree(mapped(devices)(*operands()), naive, *operands())
@@ -89,6 +94,7 @@ def test_the_native_backend() -> None:
     agree(mapped(4, target=None)(*operands()), naive, *operands())
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("devices", "check", "dtype"), [(0, True, jnp.bfloat16), (4, True, jnp.bfloat16), (4, False, jnp.float32)]
 )
@@ -107,8 +113,7 @@ def test_second_order_in_both_modes() -> None:
         slope = jax.grad(lambda *a: jnp.sin(call(*a)).sum(), tuple(range(5)))
 
         def both_modes(*a: Any) -> Any:
-            forward = jax.jvp(slope, a, a)[1]
-            return forward, jax.grad(lambda *a: sum((g * g).sum() for g in slope(*a)), tuple(range(5)))(*a)
+            return jax.jvp(slope, a, a)[1], jax.grad(lambda x: sum((g * g).sum() for g in slope(x, *a[1:])))(a[0])
 
         return both_modes
 
@@ -116,6 +121,28 @@ def test_second_order_in_both_modes() -> None:
     agree(found, seconds(naive), *operands(), factor=3, length=1024)
 
 
+@settings(max_examples=4)
+@given(
+    devices=st.sampled_from([2, 4]),
+    tokens=st.integers(1, 5),
+    experts=st.integers(1, 3),
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    data=st.data(),
+)
+def test_random_sizes_under_vmap(
+    devices: int, tokens: int, experts: int, sizes: tuple[int, int], data: st.DataObject
+) -> None:
+    """Two batches of tokens for the same experts."""
+    chosen = data.draw(st.integers(1, devices * experts))
+    random, (hidden, inner) = np.random.default_rng(tokens), sizes
+    shapes = [(2, devices * tokens, hidden), (2, devices * tokens, devices * experts)]
+    shapes += [(devices * experts, hidden, inner)] * 2 + [(devices * experts, inner, hidden)]
+    arrays = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+    found = jax.vmap(mapped(devices, experts_per_token=chosen), (0, 0, None, None, None))(*arrays)
+    agree(found, jax.vmap(partial(naive, chosen=chosen), (0, 0, None, None, None)), *arrays)
+
+
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("chosen", "devices"), [([7, 6], 4), ([EXPERTS, 3], 4), ([-1, 0], 0)], ids=str)
 def test_uneven_choices(chosen: list[int], devices: int) -> None:
     """All tokens choose the same experts. What is no expert adds nothing."""
@@ -209,6 +236,20 @@ def test_the_platform_decides_how_rows_are_exchanged(platform: str, gradient: bo
         0 if platform == "cpu" else 4 if gradient else 2
     )
     assert ("stablehlo.all_to_all" in text) == (platform == "cpu" or gradient)
+
+
+def test_the_ragged_exchange_compiles_for_four_tpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("libtpu", reason="needs libtpu")
+    for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):  # no device is asked, no lock is taken
+        monkeypatch.setenv(name, "1")
+    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+    mesh, each = Mesh(np.array(devices), ("expert",), axis_types=(AxisType.Auto,)), P("expert")
+    shapes = (256, 128), (256, 8), (8, 128, 256), (8, 128, 256), (8, 256, 128)
+    types = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, each)) for shape in shapes]
+    local = partial(moe, experts_per_token=2, axis_name="expert")
+    text = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=each, out_specs=each)).lower(*types).compile().as_text()
+    assert len(re.findall(r" ragged-all-to-all(?:-start)?\(", text)) == 2
+    assert not re.search(r" all-to-all(-start)?\(", text)
 
 
 @pytest.mark.parametrize("gradient", [False, True])

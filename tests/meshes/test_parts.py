@@ -185,6 +185,58 @@ def test_what_cannot_be_divided_is_gathered_with_one_warning() -> None:
             flipped(x)
 
 
+@pytest.mark.parametrize(
+    ("rows", "spec", "said"),
+    [
+        (16, P(None, "b"), "of normed, 1536 bytes, .*P(None, 'b').*P(None, None)"),
+        (10, P("b"), "of normed, 960 bytes, .*P('b', None).*P(None, None).*evenly"),
+    ],
+    ids=["what must be whole", "what does not divide"],
+)
+def test_xla_gathers_with_one_warning(rows: int, spec: P, said: str) -> None:
+    """Arguments must divide. Values inside of a program need not: XLA pads them, but not for a kernel."""
+    kernel = tk.kernel(out_type=lambda x: x)(normed)
+    mesh = MESHES["Auto"]
+    x = np.random.default_rng(0).standard_normal((rows, 24)).astype(np.float32)
+    function = jax.jit(lambda x: kernel(jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))))
+    with pytest.warns(GatherWarning) as caught:
+        found = function(x)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert re.search(said.replace("(", r"\(").replace(")", r"\)"), str(caught[0].message), re.DOTALL)
+    np.testing.assert_allclose(found, x / np.abs(x).sum(axis=1, keepdims=True), rtol=1e-5)
+
+
+def normed(x, out):
+    i = tk.parallel(x.shape[0], 2)
+    row = x[i, :]
+    out[i, :] = row / jnp.abs(row).sum(axis=1, keepdims=True)
+
+
+def test_arrays_that_the_devices_of_an_explicit_axis_do_not_divide() -> None:
+    """JAX itself refuses them, and says which dim."""
+    with jax.set_mesh(MESH), pytest.raises(ValueError, match="does not evenly divide the dimension size 10"):
+        jax.jit(lambda x, w: matmul(jax.reshard(x, P("b")), w))(np.ones((10, 24)), np.ones((24, 8)))
+
+
+def test_pmap() -> None:
+    """Of a gradient, and the gradient of a pmap."""
+    random = np.random.default_rng(0)
+    x, w = (random.standard_normal(shape).astype(np.float32) for shape in ((8, 4, 6), (6, 5)))
+
+    def loss(product: Any, x: Any, w: Any) -> Any:
+        return jnp.sin(product(x, w)).sum()
+
+    inside = jax.pmap(jax.grad(partial(loss, matmul), (0, 1)), in_axes=(0, None))(x, w)
+    outside = jax.grad(partial(loss, jax.pmap(matmul, in_axes=(0, None))), (0, 1))(x, w)
+    wanted, low = (
+        in_float64(jax.grad(partial(loss, jnp.matmul), (0, 1)), x, w),
+        jax.grad(partial(loss, jnp.matmul), (0, 1))(x, w),
+    )
+    for dx, dw in ((inside[0], inside[1].sum(axis=0)), outside):
+        assert_close(np.asarray(dx), wanted[0], np.asarray(low[0]), length=32, factor=3)
+        assert_close(np.asarray(dw), wanted[1], np.asarray(low[1]), length=32, factor=3)
+
+
 def test_a_kernel_that_computes_with_the_size_of_an_array_is_not_divided_along_it() -> None:
     """On a part it would divide by another number."""
 

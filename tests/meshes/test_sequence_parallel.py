@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.lang.checks import refused
@@ -22,7 +24,8 @@ from tilekern.testing import assert_close, in_float64
 
 MESH = jax.make_mesh((2, 4), ("batch", "time"), (AxisType.Auto,) * 2)
 BATCH, LENGTH, HEADS, KV_HEADS, WIDTH = 2, 32, 4, 2, 8
-SEGMENTS = np.repeat(np.array([[0, 0, 1, 2], [0, 1, 1, 1]], np.int32), 8, axis=1)
+# Not int32: ids are compared between devices, not their places among those of one.
+SEGMENTS = np.repeat(np.array([[7, 7, 1, 2], [0, 1, 1, 1]], np.uint32), 8, axis=1)
 FEATURES: dict[str, Mapping[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
@@ -70,12 +73,16 @@ def both(function: Callable[..., Any], *arrays: Any) -> Any:
     return out, pull(jnp.cos(out))
 
 
-def agree(function: Callable[..., Any], features: Mapping[str, Any], *arrays: Any) -> None:
+def agree(
+    function: Callable[..., Any], features: Mapping[str, Any], *arrays: Any, of: Callable[..., Any] = both
+) -> None:
+    """Compare what `of` makes of the function and of the arrays with what it makes of the reference."""
+
     def naive(*arrays: Any) -> Any:
         return reference(*arrays, **features)[0]
 
-    found = jax.jit(partial(both, function))(*arrays)
-    oracle, low = in_float64(partial(both, naive), *arrays), jax.jit(partial(both, naive))(*arrays)
+    found = jax.jit(partial(of, function))(*arrays)
+    oracle, low = in_float64(partial(of, naive), *arrays), jax.jit(partial(of, naive))(*arrays)
     for f, exact, rough in zip(*map(jax.tree.leaves, (found, oracle, low)), strict=True):
         assert_close(np.asarray(f), exact, np.asarray(rough), length=LENGTH, factor=3)
 
@@ -115,6 +122,57 @@ def test_the_gradient_of_sinks_is_a_sum_over_devices() -> None:
     assert_close(np.asarray(found), oracle, np.asarray(jax.jit(naive)(sinks, *arrays)), length=512, factor=3)
 
 
+def linearized(function: Callable[..., Any], *arrays: Any) -> Any:
+    """The tangents, by a linear function that also has a transpose."""
+    _, push = jax.linearize(function, *arrays)
+    return push(*map(jnp.cos, arrays))
+
+
+def along_keys(function: Callable[..., Any], query: Any, key: Any, value: Any) -> Any:
+    """A tangent of one operand, and the cotangent of that tangent."""
+
+    def moved(query: Any) -> Any:
+        return jax.jvp(lambda key: function(query, key, value), (key,), (jnp.cos(key),))[1]
+
+    return moved(query), jax.grad(lambda query: jnp.sin(moved(query)).sum())(query)
+
+
+def hessian_product(function: Callable[..., Any], *arrays: Any) -> Any:
+    """Forward mode over reverse mode, each step of which is computed again."""
+    gradient = jax.grad(lambda *a: jnp.sin(jax.checkpoint(function)(*a)).sum(), (0, 1, 2))
+    return jax.jvp(gradient, arrays, tuple(map(jnp.cos, arrays)))[1]
+
+
+def gradient_of_gradient(function: Callable[..., Any], *arrays: Any) -> Any:
+    def along(*arrays: Any) -> Any:
+        found = jax.grad(lambda *a: jnp.sin(function(*a)).sum(), (0, 1, 2))(*arrays)
+        return sum((f * jnp.cos(a)).sum() for f, a in zip(found, arrays, strict=True))
+
+    return jax.grad(along, (0, 1, 2))(*arrays)
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "way"),
+    [
+        (linearized, "lengths", in_zigzag),
+        (along_keys, "segments", divided),
+        (hessian_product, "sinks", divided),
+        (gradient_of_gradient, "softcap and scale", divided),
+    ],
+)
+def test_other_derivatives_of_a_ring(of: Any, name: str, way: Any) -> None:
+    agree(way(ring_attention, FEATURES[name]), FEATURES[name], *map(jnp.asarray, operands()), of=of)
+
+
+def test_a_ring_under_vmap() -> None:
+    """Of queries alone: the keys are those of all elements."""
+
+    def each(function: Callable[..., Any], query: Any, key: Any, value: Any) -> Any:
+        return jax.vmap(lambda query: both(function, query, key, value))(jnp.stack([query, -query]))
+
+    agree(divided(ring_attention, FEATURES["causal"]), FEATURES["causal"], *operands(), of=each)
+
+
 # --- the program ------------------------------------------------------------------------------------------------------
 
 
@@ -131,6 +189,52 @@ def test_no_device_has_more_than_one_other_part_and_no_exchange_waits() -> None:
     forward = jax.make_jaxpr(run)(*operands()).jaxpr.eqns[-1].params["jaxpr"]
     steps = [e.primitive.name for e in _flat(forward) if e.primitive.name in ("ppermute", "tilekern_call")]
     assert steps == ["ppermute", "ppermute", "tilekern_call"] * 3 + ["tilekern_call"]
+
+
+def test_the_backward_pass_computes_nothing_of_the_forward_pass_again_and_keeps_none_of_its_keys() -> None:
+    run = divided(partial(ring_attention, target="cpu:llvm"), {"causal": True})
+    text = jax.jit(jax.grad(lambda *a: run(*a).sum(), (0, 1, 2))).lower(*operands()).compile().as_text()
+    calls = re.findall(r"%flash_attention_([a-z_]+)[.\d]* = .*? custom-call\((.*?)\)", text)
+    assert Counter(name for name, _ in calls) == {"forward": 4, "backward_query": 4, "backward_key": 4}
+    keys: dict[str, set[str]] = {}
+    for name, operands_of in calls:
+        keys.setdefault(name, set()).update(re.findall(r"%ppermute[.\d]*", operands_of))
+    assert len(keys["forward"]) == len(keys["backward_key"]) == 6
+    assert keys["backward_query"] == keys["backward_key"] and keys["forward"].isdisjoint(keys["backward_key"])
+
+
+def test_the_memory_of_a_device_shrinks_with_their_number() -> None:
+    """A device that asks for the keys of all others at once would need as many parts as there are."""
+
+    def temporaries(devices: int) -> int:
+        mesh = jax.make_mesh((devices,), ("time",), (AxisType.Auto,), devices=jax.devices()[:devices])
+        local = partial(ring_attention, axis_name="time")
+        run = jax.shard_map(local, mesh=mesh, in_specs=P(None, "time"), out_specs=P(None, "time"))
+        x = jax.ShapeDtypeStruct((1, 512, 4, 32), jnp.float32)
+        gradient = jax.jit(jax.grad(lambda *a: (run(*a) ** 2).sum(), (0, 1, 2)))
+        return gradient.lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(8) < 0.6 * temporaries(4)
+
+
+def test_tpus_exchange_keys_beside_the_attention_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the schedule of XLA's compiler for four v5e: keys and values, asked for before a step and there behind it."""
+    pytest.importorskip("libtpu", reason="needs libtpu")
+    for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):  # no device is asked, no lock is taken
+        monkeypatch.setenv(name, "1")
+    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+    mesh, part = Mesh(np.array(devices), ("time",), axis_types=(AxisType.Auto,)), P(None, "time")
+    local = partial(ring_attention, axis_name="time", causal=True)
+    run = jax.shard_map(local, mesh=mesh, in_specs=part, out_specs=part)
+    x = jax.ShapeDtypeStruct((1, 2048, 2, 128), jnp.bfloat16, sharding=NamedSharding(mesh, part))
+    gradient = jax.jit(jax.grad(lambda *a: run(*a).astype(jnp.float32).sum(), (0, 1, 2)))
+    text = gradient.lower(x, x, x).compile().as_text()
+    found = re.findall(r"= .* collective-permute-(start|done)\(|%flash_attention_(forward|backward_key)[.\d]* = ", text)
+    order = "".join("<" if kind == "start" else ">" if kind == "done" else name[0] for kind, name in found)
+    kernels = [n for n, kind in enumerate(order) if kind in "fb"]
+    in_flight = [order[:n].count("<") - order[:n].count(">") for n in kernels]
+    assert (re.sub("[<>]", "", order), in_flight) == ("ffffbbbb", [2, 2, 2, 0, 0, 2, 2, 2])
+    assert not re.search(r" (all-[a-z]+|reduce-scatter)(-start)?\(", text)
 
 
 def _flat(jaxpr: Any) -> list[Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +13,11 @@ from jax import lax
 from tilekern import _meshes
 from tilekern.authoring import hide_frames
 from tilekern.distributed.axes import axis_size
+from tilekern.distributed.ring import Layout, Marks, Ring, attend
 from tilekern.errors import ArgumentError
-from tilekern.ir.types import accumulator
-from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.flash_attention import Config, checks, flash_attention
 
 hide_frames(__file__)
-
-Layout = Literal["contiguous", "zigzag"]
 
 
 def ring_attention(
@@ -48,7 +45,9 @@ def ring_attention(
     With `causal`, devices with early parts of a contiguous sequence have less to do. In the layout "zigzag" device i of
     n has the parts i and 2n - 1 - i of 2n, see `to_zigzag`: then all have as much.
 
-    Reverse mode of first order only, as of `jax.custom_vjp`.
+    Both modes of differentiation go around the ring once more, and compute nothing of the forward pass again. `out` and
+    logsumexp have the names of `flash_attention` for policies of `jax.checkpoint`. Derivatives of second and higher
+    order are those of the steps: they keep the keys of all devices.
 
     Source: Ring Attention, Liu et al. 2023, https://arxiv.org/abs/2310.01889.
 
@@ -73,183 +72,32 @@ def ring_attention(
     Raises:
       tilekern.errors.ArgumentError: there is no such axis; or a part cannot be halved for "zigzag".
     """
-    config = _Config(axis_name, axis_size(axis_name, "ring_attention"), causal, window, scale, softcap, layout, target)
+    devices = axis_size(axis_name, "ring_attention")
+    batch = checks.arrays(query, key, value)
     if layout == "zigzag":
         _check_halves(query, key)
-    ids = (None, None) if segment_ids is None else segment_ids
-    arrays: tuple[Any, ...] = (query, key, value, sinks, *ids, kv_lengths)
+    sizes = checks.Sizes(batch, query.shape[-3], key.shape[-3], query.shape[-2])
+    whole = replace(sizes, keys=devices * sizes.keys)
+    checks.positions(0, window, causal, sizes)
+    checks.segments(segment_ids, sizes)
+    config = Config(
+        scale=checks.scale(scale, query.shape[-1]),
+        causal=checks.causal(causal),
+        window=(None, None) if window is None else window,
+        softcap=checks.softcap(softcap),
+    )
+    flat = (x.reshape(sizes.flat, *x.shape[-3:]) for x in (query, key, value))
+    ids = (
+        (None, None) if segment_ids is None else (jnp.asarray(x).reshape(sizes.flat, x.shape[-1]) for x in segment_ids)
+    )
+    lengths = checks.lengths("kv_lengths", kv_lengths, whole)
+    arrays: tuple[Any, ...] = (*flat, checks.sinks(sinks, sizes), *ids, lengths)
     # The ring's own rule has no sums over devices that hold the same; the transpose of a cast to what varies has.
     alike = iter(_meshes.alike([*(x for x in arrays if x is not None), lax.axis_index(axis_name)]))
-    *given, of_queries, of_keys, lengths = (None if x is None else next(alike) for x in arrays)
-    return cast(jax.Array, _ring(config, *given, _Marks(of_queries, of_keys, lengths)))
-
-
-@dataclass(frozen=True)
-class _Config:
-    """The static arguments, and the number of devices."""
-
-    axis_name: str
-    devices: int
-    causal: bool
-    window: tuple[int | None, int | None] | None
-    scale: float | None
-    softcap: float | None
-    layout: Layout
-    target: str | None
-
-    def starts(self, device: Any, length: int) -> list[Any]:
-        """The positions where the runs of a device's part of some length begin."""
-        if self.layout == "contiguous":
-            return [device * length]
-        half = length // 2
-        return [device * half, (2 * self.devices - 1 - device) * half]
-
-    def send(self, tree: Any) -> Any:
-        """The arrays of the device before this one in the ring."""
-        ring = [(n, (n + 1) % self.devices) for n in range(self.devices)]
-        return lax.ppermute(tree, self.axis_name, ring)
-
-
-class _Marks(NamedTuple):
-    """What is not differentiated: segments of queries and keys, lengths of keys."""
-
-    of_queries: Any
-    of_keys: Any
-    lengths: Any
-
-
-class _Partial(NamedTuple):
-    """A result over some of the keys: [*B, T, N, Hv] and logsumexps [*B, T, N], in float32."""
-
-    out: Any
-    logsumexp: Any
-
-
-def _merged(one: _Partial, other: _Partial) -> _Partial:
-    total = jnp.logaddexp(one.logsumexp, other.logsumexp)
-    first, second = (p.out * _weights(p.logsumexp, total)[..., None] for p in (one, other))
-    return _Partial(first + second, total)
-
-
-def _weights(part: Any, total: Any) -> Any:
-    """exp(part - total); 0 where there is no key at all."""
-    return jnp.exp(part - jnp.where(total == -jnp.inf, 0, total))
-
-
-def _halves(config: _Config, x: Any, dim: int) -> list[Any]:
-    """The runs of a part that are contiguous in the whole sequence; None has as many."""
-    if config.layout == "contiguous":
-        return [x]
-    return [None, None] if x is None else jnp.split(x, 2, axis=dim)
-
-
-def _of_part(config: _Config, source: Any, marks: _Marks, query: Any, key: Any, value: Any) -> _Partial:
-    """The attention of this device's queries to the keys of another device."""
-    here = config.starts(lax.axis_index(config.axis_name), query.shape[-3])
-    there = config.starts(source, key.shape[-3])
-    keys = [
-        *zip(
-            there,
-            _halves(config, key, -3),
-            _halves(config, value, -3),
-            _halves(config, marks.of_keys, -1),
-            strict=True,
-        )
-    ]
-    of_queries = _halves(config, marks.of_queries, -1)
-    rows: list[_Partial] = []
-    for start, q, of_q in zip(here, _halves(config, query, -3), of_queries, strict=True):
-        found: _Partial | None = None
-        for first, k, v, of_k in keys:
-            at = marks._replace(of_queries=of_q, of_keys=of_k)
-            part = _of_run(config, start - first, first, at, q, k, v)
-            found = part if found is None else _merged(found, part)
-        assert found is not None
-        rows.append(found)
-    if len(rows) == 1:
-        return rows[0]
-    sums = [row.logsumexp for row in rows]
-    return _Partial(jnp.concatenate([row.out for row in rows], axis=-3), jnp.concatenate(sums, axis=-2))
-
-
-def _of_run(config: _Config, offset: Any, first: Any, marks: _Marks, query: Any, key: Any, value: Any) -> _Partial:
-    """The attention of queries to keys, which begin at `first`, and `offset` before the queries."""
-    placed = config.causal or config.window is not None
-    out, logsumexp = flash_attention(
-        query,
-        key,
-        value,
-        causal=config.causal,
-        window=config.window,
-        q_offset=offset if placed else 0,
-        scale=config.scale,
-        softcap=config.softcap,
-        segment_ids=None if marks.of_queries is None else (marks.of_queries, marks.of_keys),
-        kv_lengths=None if marks.lengths is None else jnp.clip(marks.lengths - first, 0, key.shape[-3]),
-        return_logsumexp=True,
-        target=config.target,
-    )
-    wide = accumulator(out.dtype)
-    return _Partial(out.astype(wide), logsumexp.astype(wide))
-
-
-# --- the ring ---------------------------------------------------------------------------------------------------------
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _ring(config: _Config, query: Any, key: Any, value: Any, sinks: Any, marks: _Marks) -> Any:
-    return _forward(config, query, key, value, sinks, marks)[0]
-
-
-def _forward(config: _Config, query: Any, key: Any, value: Any, sinks: Any, marks: _Marks) -> tuple[Any, Any]:
-    device, total = lax.axis_index(config.axis_name), None
-    moving: Any = (key, value, marks.of_keys)
-    for step in range(config.devices):
-        following: Any = config.send(moving) if step + 1 < config.devices else None
-        key_here, value_here, of_keys = moving
-        at = marks._replace(of_keys=of_keys)
-        part = _of_part(config, (device - step) % config.devices, at, query, key_here, value_here)
-        total = part if total is None else _merged(total, part)
-        moving = following
-    assert total is not None
-    if sinks is not None:
-        wide = sinks.astype(total.logsumexp.dtype)
-        with_sinks = jnp.logaddexp(total.logsumexp, wide)
-        total = _Partial(total.out * _weights(total.logsumexp, with_sinks)[..., None], with_sinks)
-    out = total.out.astype(query.dtype)
-    return out, (query, key, value, sinks, marks, out, total.logsumexp)
-
-
-def _backward(config: _Config, kept: Any, cotangent: Any) -> tuple[Any, ...]:
-    """Once more around the ring; the results of a step are computed again, and its share of the sum pulled back."""
-    query, key, value, sinks, marks, out, total = kept
-    device, wide = lax.axis_index(config.axis_name), total.dtype
-    cotangent = cotangent.astype(wide)
-    delta = (cotangent * out.astype(wide)).sum(axis=-1)
-    of_query = jnp.zeros_like(query, wide)
-    moving: Any = (key, value, marks.of_keys)
-    returned = (jnp.zeros_like(key, wide), jnp.zeros_like(value, wide))
-    for step in range(config.devices):
-        following: Any = config.send(moving) if step + 1 < config.devices else None
-        key_here, value_here, of_keys = moving
-        at = marks._replace(of_keys=of_keys)
-        run = partial(_of_part, config, (device - step) % config.devices, at)
-        part, pull = cast(tuple[_Partial, Any], jax.vjp(run, query, key_here, value_here))
-        weights = _weights(part.logsumexp, total)
-        of_sums = weights * ((cotangent * part.out).sum(axis=-1) - delta)
-        found = [f.astype(wide) for f in pull(_Partial(weights[..., None] * cotangent, of_sums))]
-        of_query += found[0]
-        returned = config.send((returned[0] + found[1], returned[1] + found[2]))
-        moving = following
-    of_sinks = None
-    if sinks is not None:
-        rows = tuple(range(delta.ndim - 1))
-        of_sinks = -(_weights(sinks.astype(wide), total) * delta).sum(axis=rows).astype(sinks.dtype)
-    found = of_query.astype(query.dtype), returned[0].astype(key.dtype), returned[1].astype(value.dtype)
-    return *found, of_sinks, _Marks(None, None, None)
-
-
-_ring.defvjp(_forward, _backward)
+    q, k, v, held, *marks = (None if x is None else next(alike) for x in arrays)
+    ring = Ring(config, axis_name, devices, layout, target)
+    out, _ = attend(ring, q, k, v, held, Marks(*marks))
+    return out.reshape(*query.shape[:-1], value.shape[-1])
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
