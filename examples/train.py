@@ -1,11 +1,12 @@
 """Train a Llama-style transformer on the kernels of tilekern, on any mesh of devices.
 
-    python examples/train.py --mesh data=4,model=2 --devices 8
+    python examples/train.py --mesh data=2,model=2,sequence=2 --devices 8
 
 The batch is divided over the axis `data`, and so are the weights where they lie (fully sharded data parallelism); heads
-and hidden units are divided over the axis `model` (tensor parallelism). The mesh is all that says so: the code of the
-model has no collectives, for XLA and the kernels' sharding rules place them. The same model on one device, and on plain
-`jnp`, shows whether the losses are right. Run it with `make train`.
+and hidden units, or experts, over the axis `model` (tensor and expert parallelism); and the time over `sequence`. The
+mesh is all that says so: XLA and the kernels' sharding rules place the collectives, but for those of `ring_attention`
+and `moe`. The same model on one device, and on plain `jnp`, shows whether the losses are right. Run it with
+`make train`.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
+from tilekern.distributed import moe, ring_attention, to_zigzag, ulysses_attention
 from tilekern.kernels import cross_entropy, matmul, rms_norm, rope, swiglu
 from tilekern.kernels.flash_attention import flash_attention
 
 BYTES = 256
+ROWS = ("data", "sequence")  # the axes that divide the rows of activations
 Array = jax.Array
 
 
@@ -46,6 +49,9 @@ class Config:
     heads: int = 8
     kv_heads: int = 4
     hidden: int = 512
+    experts: int = 0
+    experts_per_token: int = 2
+    attention: str = "ring"
     length: int = 256
     batch: int = 8
     steps: int = 60
@@ -62,32 +68,67 @@ class Config:
 
 
 class Functions(NamedTuple):
-    """What a model is made of: kernels, or plain JAX."""
+    """What a model is made of: kernels, or plain JAX. Rows are those of all sequences, in any order."""
 
+    divide: Callable[[Array], Array]  # x[rows, width] itself, divided among devices along rows
     dense: Callable[[Array, Array], Array]  # x[rows, inner], w[inner, columns]
     norm: Callable[[Array, Array], Array]
-    rotate: Callable[[Array], Array]
-    attend: Callable[[Array, Array, Array], Array]
+    attend: Callable[[Array, Array, Array, Array], Array]  # query, key, value[rows, heads · head_dim], positions[rows]
     gate: Callable[[Array, Array], Array]
+    mix: Callable[..., Array]  # x[rows, width], logits[rows, experts], and gate, up, down of each expert
     losses: Callable[[Array, Array, Array], Array]  # hidden[rows, width], head[width, BYTES], labels[rows]
 
 
-KERNELS = Functions(
-    matmul.matmul,
-    rms_norm.rms_norm,
-    rope.rope,
-    partial(flash_attention, causal=True),
-    swiglu.swiglu,
-    cross_entropy.cross_entropy,
-)
-PLAIN = Functions(
-    jnp.matmul,
-    rms_norm.reference,
-    rope.reference,
-    partial(jax.nn.dot_product_attention, is_causal=True),
-    swiglu.reference,
-    lambda hidden, head, labels: cross_entropy.reference(hidden, head, labels)[0],
-)
+def kernels(config: Config, mesh: Mesh) -> Functions:
+    """Kernels, which a mesh divides: by their rules, but for attention along the sequence, and experts."""
+    parts = mesh.shape["sequence"]
+    local = {
+        "ring": partial(ring_attention, axis_name="sequence", causal=True, layout="zigzag"),
+        "ulysses": partial(ulysses_attention, axis_name="sequence", causal=True),
+    }
+    attend = local[config.attention] if parts > 1 else partial(flash_attention, causal=True)
+    attend = of_rows(config, config.length // parts, rope.rope, attend)
+    if parts > 1:
+        each = P(ROWS, "model")
+        attend = jax.shard_map(attend, mesh=mesh, in_specs=(each, each, each, P(ROWS)), out_specs=each)
+    rows, experts = P((*ROWS, "model")), P("model")
+    mix = partial(moe, experts_per_token=config.experts_per_token, axis_name="model")
+    mix = jax.shard_map(mix, mesh=mesh, in_specs=(rows, rows, experts, experts, experts), out_specs=rows)
+    divide = partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, P(ROWS)))
+    return Functions(divide, matmul.matmul, rms_norm.rms_norm, attend, swiglu.swiglu, mix, cross_entropy.cross_entropy)
+
+
+def plain(config: Config, mesh: Mesh) -> Functions:
+    """Plain JAX, of all experts for all rows."""
+
+    def mix(x: Array, logits: Array, gate: Array, up: Array, down: Array) -> Array:
+        best, experts = jax.lax.top_k(logits, config.experts_per_token)
+        weights = jnp.einsum("rk,rke->re", jax.nn.softmax(best), jax.nn.one_hot(experts, config.experts))
+        hidden = swiglu.reference(jnp.einsum("rd,edf->erf", x, gate), jnp.einsum("rd,edf->erf", x, up))
+        return jnp.einsum("re,erf,efd->rd", weights, hidden, down)
+
+    attend = partial(jax.nn.dot_product_attention, is_causal=True)
+    return Functions(
+        lambda x: x,
+        jnp.matmul,
+        rms_norm.reference,
+        of_rows(config, config.length, rope.reference, attend),
+        swiglu.reference,
+        mix,
+        lambda hidden, head, labels: cross_entropy.reference(hidden, head, labels)[0],
+    )
+
+
+def of_rows(config: Config, length: int, rotate: Callable[..., Array], attend: Callable[..., Array]) -> Any:
+    """Attention of rows, from one of x[batch, length, heads, head_dim]."""
+
+    def run(query: Array, key: Array, value: Array, positions: Array) -> Array:
+        heads = (x.reshape(-1, length, x.shape[1] // config.head_dim, config.head_dim) for x in (query, key, value))
+        q, k, v = heads
+        places = positions.reshape(-1, length)
+        return attend(rotate(q, places), rotate(k, places), v).reshape(query.shape)
+
+    return run
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -102,7 +143,8 @@ class Block(NamedTuple):
     value: Any
     out: Any  # [heads · head_dim, width]
     hidden_norm: Any  # [width]
-    gate: Any  # [width, hidden]
+    router: Any  # [width, experts], None without
+    gate: Any  # [width, hidden], with a leading dim of experts
     up: Any
     down: Any  # [hidden, width]
 
@@ -116,21 +158,23 @@ class Weights(NamedTuple):
     head: Any  # [width, BYTES]
 
 
-# How a mesh divides the weights: over `model` the heads and hidden units, which some matrices make (columns) and others
-# use up (rows); over `data` the other dim, which XLA gathers for each product.
-_MADE, _USED = P(None, "data", "model"), P(None, "model", "data")
-SHARDINGS = Weights(
-    embedding=P(None, "data"),
-    blocks=Block(P(), _MADE, _MADE, _MADE, _USED, P(), _MADE, _MADE, _USED),
-    norm=P(),
-    head=P("data", None),
-)
+def shardings(config: Config) -> Weights:
+    """How a mesh divides the weights.
+
+    Over `model` the heads and hidden units, which some matrices make (columns) and others use up (rows), or the
+    experts; over `data` another dim, which XLA gathers for each product. The losses need the head whole.
+    """
+    made, used, experts = P(None, "data", "model"), P(None, "model", "data"), P(None, "model", "data")
+    attention = P(), made, made, made, used
+    inner = (P(), experts, experts, experts) if config.experts else (None, made, made, used)
+    return Weights(P(None, "model"), Block(*attention, P(), *inner), P(), P())
 
 
 def init(config: Config) -> Weights:
     """Normal weights, scaled by the square root of the number of inputs of each output; norms of ones. On the host."""
-    keys = iter(jax.random.split(jax.random.key(config.seed), 9))
+    keys = iter(jax.random.split(jax.random.key(config.seed), 10))
     n, d, f, h = config.layers, config.width, config.hidden, config.head_dim
+    each = (n, config.experts) if config.experts else (n,)
 
     def normal(*shape: int) -> Array:
         return jax.random.normal(next(keys), shape) * shape[-2] ** -0.5
@@ -142,42 +186,42 @@ def init(config: Config) -> Weights:
         value=normal(n, d, config.kv_heads * h),
         out=normal(n, config.heads * h, d),
         hidden_norm=jnp.ones((n, d)),
-        gate=normal(n, d, f),
-        up=normal(n, d, f),
-        down=normal(n, f, d),
+        router=normal(n, d, config.experts) if config.experts else None,
+        gate=normal(*each, d, f),
+        up=normal(*each, d, f),
+        down=normal(*each, f, d),
     )
     return jax.device_get(Weights(normal(BYTES, d) * math.sqrt(BYTES), blocks, jnp.ones(d), normal(d, BYTES)))
 
 
-def block(config: Config, use: Functions, x: Array, w: Block) -> Array:
-    """One pre-norm block on x[batch, time, width]."""
-    batch, length, width = x.shape
+class Rows(NamedTuple):
+    """Tokens of a batch as rows, int32[rows] each."""
 
-    def dense(x: Array, matrix: Array) -> Array:
-        return use.dense(x.reshape(batch * length, -1), matrix)
+    inputs: Any
+    labels: Any
+    positions: Any
 
-    def heads(x: Array) -> Array:
-        return x.reshape(batch, length, -1, config.head_dim)
 
+def block(use: Functions, x: Array, positions: Array, w: Block) -> Array:
+    """One pre-norm block on x[rows, width]."""
     normed = use.norm(x, w.attention_norm)
-    query, key, value = (heads(dense(normed, matrix)) for matrix in (w.query, w.key, w.value))
-    seen = use.attend(use.rotate(query), use.rotate(key), value)
-    x += dense(seen, w.out).reshape(batch, length, width)
+    query, key, value = (use.dense(normed, matrix) for matrix in (w.query, w.key, w.value))
+    x += use.dense(use.attend(query, key, value, positions), w.out)
     normed = use.norm(x, w.hidden_norm)
-    return x + dense(use.gate(dense(normed, w.gate), dense(normed, w.up)), w.down).reshape(batch, length, width)
+    if w.router is not None:
+        return x + use.mix(normed, jnp.matmul(normed, w.router), w.gate, w.up, w.down)
+    return x + use.dense(use.gate(use.dense(normed, w.gate), use.dense(normed, w.up)), w.down)
 
 
-def loss(config: Config, use: Functions, weights: Weights, tokens: Array) -> Array:
-    """The mean loss, in nats a byte, of predicting each of tokens[batch, time + 1] but the first."""
-    x = weights.embedding[tokens[:, :-1]]
+def loss(use: Functions, weights: Weights, rows: Rows) -> Array:
+    """The mean loss, in nats a byte, of predicting each label."""
 
     @jax.checkpoint
     def one(x: Array, w: Block) -> tuple[Array, None]:
-        return block(config, use, x, w), None
+        return use.divide(block(use, x, rows.positions, w)), None
 
-    x, _ = jax.lax.scan(one, x, weights.blocks)
-    hidden = use.norm(x, weights.norm).reshape(-1, config.width)
-    return use.losses(hidden, weights.head, tokens[:, 1:].reshape(-1)).mean()
+    x, _ = jax.lax.scan(one, use.divide(weights.embedding[rows.inputs]), weights.blocks)
+    return use.losses(use.norm(x, weights.norm), weights.head, rows.labels).mean()
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -202,11 +246,11 @@ def mesh_of(text: str) -> Mesh:
     Raises:
       ValueError: the text names other axes, or more devices than there are.
     """
-    sizes = {"data": 1, "model": 1}
+    sizes = {"data": 1, "model": 1, "sequence": 1}
     for part in filter(None, text.split(",")):
         name, _, size = part.partition("=")
         if name not in sizes or not size.isdigit() or not int(size):
-            raise ValueError(f"--mesh expects data=N,model=N, got {part!r} in {text!r}")
+            raise ValueError(f"--mesh expects data=N,model=N,sequence=N, got {part!r} in {text!r}")
         sizes[name] = int(size)
     count = math.prod(sizes.values())
     if count > jax.device_count():
@@ -217,20 +261,56 @@ def mesh_of(text: str) -> Mesh:
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=jax.devices()[:count])
 
 
+def placed(config: Config, mesh: Mesh, state: State) -> State:
+    """The shardings of a state: what the optimizer keeps of a weight is divided as the weight is."""
+    weights = jax.tree.map(partial(NamedSharding, mesh), shardings(config))
+    whole = NamedSharding(mesh, P())
+    kept = optax.tree_map_params(
+        optimizer(config), lambda _, s: s, state.optimizer, weights, transform_non_params=lambda _: whole
+    )
+    return State(weights, kept)
+
+
 def start(config: Config, mesh: Mesh, weights: Weights) -> State:
     """The first state, divided over a mesh."""
-    shardings = jax.tree.map(partial(NamedSharding, mesh), SHARDINGS, is_leaf=lambda x: isinstance(x, P))
-    divided = jax.device_put(weights, shardings)
-    everywhere = NamedSharding(mesh, P())
-    kept = optimizer(config).init(divided)
-    return State(divided, jax.tree.map(lambda x: x if x.ndim else jax.device_put(x, everywhere), kept))
+    state = State(weights, optimizer(config).init(weights))
+    return jax.device_put(state, placed(config, mesh, state))
 
 
-def step(config: Config, use: Functions, state: State, tokens: Array) -> tuple[State, Array]:
+Make = Callable[[Config, Mesh], Functions]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
+def step(config: Config, mesh: Mesh, make: Make, state: State, rows: Rows) -> tuple[State, Array]:
     """One step of training, and the loss before it."""
-    found, gradients = jax.value_and_grad(partial(loss, config, use))(state.weights, tokens)
+    found, gradients = jax.value_and_grad(partial(loss, make(config, mesh)))(state.weights, rows)
     updates, kept = optimizer(config).update(gradients, state.optimizer, state.weights)
-    return State(optax.apply_updates(state.weights, updates), kept), found
+    moved = State(optax.apply_updates(state.weights, updates), kept)
+    return jax.lax.with_sharding_constraint(moved, placed(config, mesh, moved)), found
+
+
+def as_rows(config: Config, mesh: Mesh, tokens: np.ndarray[Any, Any]) -> Rows:
+    """The rows of tokens[batch, time + 1], those of a device together; for `ring_attention` time is in a zigzag.
+
+    Raises:
+      ValueError: the mesh does not divide the batch, or the time.
+    """
+    data, parts = (mesh.shape[axis] for axis in ROWS)
+    ring = parts > 1 and config.attention == "ring"
+    if config.batch % data or config.length % (2 * parts if ring else parts):
+        raise ValueError(
+            f"--batch {config.batch} must be a multiple of data={data}, and --length {config.length} of "
+            f"{'two parts for each of ' * ring}sequence={parts}"
+        )
+    order = np.arange(config.length)
+    order = np.asarray(to_zigzag(jnp.asarray(order), parts, 0)) if ring else order
+
+    def rows(x: np.ndarray[Any, Any]) -> Array:
+        parted = x[:, order].reshape(data, config.batch // data, parts, config.length // parts)
+        return jax.device_put(parted.swapaxes(1, 2).reshape(-1), NamedSharding(mesh, P(ROWS)))
+
+    positions = np.broadcast_to(np.arange(config.length, dtype=np.int32), (config.batch, config.length))
+    return Rows(rows(tokens[:, :-1]), rows(tokens[:, 1:]), rows(positions))
 
 
 def batches(config: Config) -> np.ndarray[Any, Any]:
@@ -245,7 +325,7 @@ def batches(config: Config) -> np.ndarray[Any, Any]:
 def train(
     config: Config,
     mesh: Mesh,
-    use: Functions,
+    make: Make,
     weights: Weights,
     folder: Path | None = None,
     name: str = "",
@@ -256,7 +336,7 @@ def train(
     Args:
       config: of the model and the training.
       mesh: the devices.
-      use: the functions of the model.
+      make: the functions of the model, `kernels` or `plain`.
       weights: the first ones.
       folder: for checkpoints, None for none.
       name: of the progress bar.
@@ -265,11 +345,9 @@ def train(
     state, losses = start(config, mesh, weights), np.zeros(0, np.float32)
     if folder is not None and (folder / "state.npz").exists():
         state, losses = restore(folder, state)
-    run = jax.jit(partial(step, config, use), donate_argnums=0)
-    rows = NamedSharding(mesh, P("data"))
     with tqdm(total=config.steps, initial=len(losses), desc=name, disable=not name) as bar:
         for number, tokens in enumerate(batches(config)[len(losses) :], len(losses) + 1):
-            state, found = run(state, jax.device_put(tokens, rows))
+            state, found = step(config, mesh, make, state, as_rows(config, mesh, tokens))
             losses = np.append(losses, np.float32(found))
             bar.set_postfix(loss=f"{losses[-1]:.4f}")
             bar.update()
@@ -341,15 +419,15 @@ class Learned:
 
 def compare(config: Config, mesh: Mesh, progress: bool = False) -> Learned:
     """Train the same weights on the same batches on the mesh, on one device, and in plain JAX."""
-    one = Mesh(mesh.devices.reshape(-1)[:1].reshape(1, 1), mesh.axis_names, axis_types=mesh.axis_types)
+    one = Mesh(mesh.devices[:1, :1, :1], mesh.axis_names, axis_types=mesh.axis_types)
     weights = init(config)
-    runs: dict[str, tuple[Mesh, Functions, Weights]] = {
-        "the mesh": (mesh, KERNELS, weights),
-        "one device": (one, KERNELS, weights),
-        "jnp": (one, PLAIN, weights),
-        "jnp, rounded": (one, PLAIN, rounded(weights)),
+    runs: dict[str, tuple[Mesh, Make, Weights]] = {
+        "the mesh": (mesh, kernels, weights),
+        "one device": (one, kernels, weights),
+        "jnp": (one, plain, weights),
+        "jnp, rounded": (one, plain, rounded(weights)),
     }
-    losses = {name: train(config, m, use, w, name=name if progress else "") for name, (m, use, w) in runs.items()}
+    losses = {name: train(config, m, make, w, name=name if progress else "") for name, (m, make, w) in runs.items()}
     return Learned(losses)
 
 
@@ -376,8 +454,11 @@ def arguments() -> argparse.Namespace:
     """The arguments: the fields of Config, and where and how to train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in vars(Config()).items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, metavar=default)
-    parser.add_argument("--mesh", default="", metavar="data=4,model=2", help="devices of each axis; 1 if left out")
+        choices = ("ring", "ulysses") if name == "attention" else None
+        parser.add_argument(f"--{name}", type=type(default), default=default, metavar=default, choices=choices)
+    parser.add_argument(
+        "--mesh", default="", metavar="data=2,model=2,sequence=2", help="devices of each axis; 1 if left out"
+    )
     parser.add_argument("--devices", type=int, default=0, metavar="8", help="virtual devices of a CPU")
     parser.add_argument("--compare", action="store_true", help="train on one device and in plain JAX, too, and compare")
     parser.add_argument("--folder", type=Path, default=Path("build/train"), help="for the checkpoint and the plot")
@@ -402,7 +483,7 @@ def main() -> None:
             print(f"{name}: the losses differ from plain JAX by {learned.difference(name):.2g}, {verdict}")
         print(f"plain JAX from rounded weights: {learned.difference('jnp, rounded'):.2g}")
     else:
-        losses = {"loss": train(config, devices, KERNELS, init(config), folder, "training")}
+        losses = {"loss": train(config, devices, kernels, init(config), folder, "training")}
     last = next(iter(losses.values()))[-1]
     print(f"last loss {last:.4f} nats a byte, {time.perf_counter() - begin:.0f} s, mesh {dict(devices.shape)}")
     try:
