@@ -12,16 +12,18 @@ from jax import lax
 
 from tilekern.ir.analysis import ranges
 from tilekern.ir.analysis.ranges import Interval
+from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.memory import Atomic, Load, Store, WriteOp
-from tilekern.ir.types import accumulator, kind_of
+from tilekern.ir.types import BF16, accumulator, kind_of
 from tilekern.lower.host_callbacks import callback_of
 from tilekern.lower.positions import tile_range
 from tilekern.lower.xla.emit import access
 from tilekern.lower.xla.emit.access import Batched, GridIndex
 from tilekern.lower.xla.emit.atomics import atomic
+from tilekern.lower.xla.emit.narrow_dots import narrow_dot
 from tilekern.lower.xla.emit.ops import function_of
 from tilekern.lower.xla.plan.batching import BatchPlan, Segment, plan_batches
 
@@ -134,6 +136,8 @@ class Emitter:
         if interval is not None and interval.known:
             return Batched(jnp.full(tile.shape, interval.low, tile.dtype), (), interval)
         axes = tuple(sorted({a for v in operands for a in v.axes}))
+        if isinstance(op, Dot) and op.operands[0].tile.dtype == BF16:
+            return Batched(narrow_dot(op, operands[0], operands[1], axes), axes, interval)
         function = function_of(op)
         for axis in reversed(axes):
             function = jax.vmap(function, in_axes=tuple(0 if axis in v.axes else None for v in operands))
