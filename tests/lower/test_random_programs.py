@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,32 +13,35 @@ from hypothesis import given, settings
 from tests.lower.llvm.machines import AVX2, AVX512, runs_here
 from tests.lower.mosaic.every_plan import every_plan, kind_of_plan
 from tests.lower.mosaic.one_loop import OneLoop, in_two
-from tests.programs import Program, assert_agrees, programs
-from tests.programs.batches import check, sample
 from tilekern.errors import TargetError
-from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret
-from tilekern.ir.parse import parse
-from tilekern.ir.text import to_text
-from tilekern.ir.types import DTYPES
 from tilekern.ir.verify import verify
-from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.mosaic.lowering import MosaicLowering
-from tilekern.lower.target import TARGETS
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.compile.compile_program import compile_program
-from tilekern.lower.triton.interpret import interpret as triton_interpret
 from tilekern.lower.xla import calibration
-from tilekern.lower.xla.emit.emit_xla import run
 from tilekern.passes import pipeline
-from tilekern.passes.batch import batch
-from tilekern.passes.skew_carries import skew_carries
-from tilekern.passes.split_loops import split_loops
+from tilekern.testing.fuzz.modes import (
+    NARROW,
+    batched,
+    by_interpreter,
+    by_llvm,
+    by_mosaic,
+    by_triton,
+    by_xla,
+    in_any_order,
+    interpreted,
+    on_request,
+    through_text,
+)
+from tilekern.testing.programs import Program, assert_agrees
+from tilekern.testing.programs.batches import check, sample
+from tilekern.testing.strategies import programs
 
 # How many programs one test takes, the unit of work of a test process.
-_CHUNK = 150
+_CHUNK = 100
 
 
 def chunks(count: int) -> pytest.MarkDecorator:
@@ -48,27 +50,11 @@ def chunks(count: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("chunk", [*range(count), *slow])
 
 
-# XLA compiles in half of the time without LLVM's optimisations, which are not what is under test.
-_FAST = {"xla_backend_optimization_level": 0}
-
-
 def seeds_of(chunk: int) -> range:
     return range(chunk * _CHUNK, (chunk + 1) * _CHUNK)
 
 
 # --- the XLA backend -------------------------------------------------------------------------------------------------
-
-
-def by_xla(programs: Sequence[Program], optimize: bool) -> Sequence[Sequence[np.ndarray]]:
-    """The outputs of programs that are compiled as one function, with 64-bit types."""
-    funcs = [pipeline.run(p.func) if optimize else p.func for p in programs]
-
-    def together(*arrays: Sequence[jax.Array]) -> Any:
-        return tuple(run(func, *inputs) for func, inputs in zip(funcs, arrays, strict=True))
-
-    arrays = [p.arrays for p in programs]
-    with jax.enable_x64(True):
-        return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
 
 
 @pytest.mark.sweep(6)
@@ -82,18 +68,6 @@ def test_the_xla_backend_agrees_with_the_interpreter(chunk: int, monkeypatch: py
 
 
 # --- the LLVM backend ------------------------------------------------------------------------------------------------
-
-
-def by_llvm(programs: Sequence[Program], machine: Machine | None) -> Sequence[Sequence[np.ndarray]]:
-    """The outputs of programs that are called from one function, with 64-bit types."""
-    lowerings = [LlvmLowering(pipeline.run(p.func), machine) for p in programs]
-
-    def together(*arrays: Sequence[jax.Array]) -> Any:
-        return tuple(tuple(lowering.run(*x)) for lowering, x in zip(lowerings, arrays, strict=True))
-
-    arrays = [p.arrays for p in programs]
-    with jax.enable_x64(True):
-        return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
 
 
 @pytest.mark.sweep(6)
@@ -119,20 +93,6 @@ def test_llvm_code_for_lesser_machines_agrees_with_the_interpreter(chunk: int, m
 # --- the Triton backend ----------------------------------------------------------------------------------------------
 
 
-def by_triton(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
-    """The outputs, by Triton's interpreter; of a program that is refused, what they should be."""
-    return [_triton(program) or interpret(program.func, *program.arrays, orders=1) for program in programs]
-
-
-def _triton(program: Program) -> Sequence[np.ndarray]:
-    try:
-        source = build(pipeline.run(program.func), CHIPS["cuda:sm_90"], {})
-    except TargetError as error:
-        assert "has no atomic" in error.summary
-        return ()
-    return triton_interpret(source, program.arrays)
-
-
 @pytest.mark.sweep(6)
 @chunks(6)
 def test_triton_source_agrees_with_the_interpreter(chunk: int) -> None:
@@ -151,27 +111,8 @@ def test_triton_compiles_random_programs(chunk: int) -> None:
 
 # --- the Mosaic backend -----------------------------------------------------------------------------------------------
 
-NARROW = tuple(d for d in DTYPES.values() if d.itemsize <= 4)
 # Pallas' interpreter makes large programs, which take time to compile.
 _INTERPRETED, _WITH_LOOPS = 40, 24
-
-
-def interpreted(lowerings: Sequence[MosaicLowering], programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
-    """The outputs by Pallas' interpreter, compiled as one function."""
-
-    def together(*arrays: Sequence[jax.Array]) -> Any:
-        pairs = zip(lowerings, arrays, strict=True)
-        return tuple(lowering.run(*inputs, interpret=True) for lowering, inputs in pairs)
-
-    arrays = [p.arrays for p in programs]
-    return jax.device_get(jax.jit(together).lower(*arrays).compile(_FAST)(*arrays))
-
-
-def by_mosaic(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
-    """The outputs of programs whose loops are inside of the kernels, each for some TPU."""
-    targets = [t for t in TARGETS.values() if t.backend == "mosaic"]
-    lowerings = [MosaicLowering(pipeline.run(p.func), targets[p.seed % len(targets)], run) for p in programs]
-    return interpreted(lowerings, programs)
 
 
 @pytest.mark.sweep(3)
@@ -216,53 +157,23 @@ def test_mosaic_kernels_with_loops_in_the_grid_agree_with_the_interpreter(chunk:
 # --- the passes ------------------------------------------------------------------------------------------------------
 
 
-def on_request(func: Func) -> Func:
-    """The passes that backends ask for."""
-    for improve in (split_loops, skew_carries):
-        func = improve(pipeline.run(func, check=True))
-        verify(func)
-    return pipeline.run(func, check=True)
-
-
-def through_text(func: Func) -> Func:
-    text = to_text(func)
-    again = parse(text)
-    assert to_text(again) == text
-    return again
-
-
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("improve", [partial(pipeline.run, check=True), on_request, through_text])
 @chunks(2)
 def test_the_meaning_stays(chunk: int, improve: Any) -> None:
-    def by_interpreter(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
-        return [interpret(improve(p.func), *p.arrays, orders=1) for p in programs]
-
-    check(seeds_of(chunk), by_interpreter)
+    check(seeds_of(chunk), partial(by_interpreter, change=improve))
 
 
 @pytest.mark.sweep(2)
 @chunks(2)
 def test_programs_may_run_in_any_order(chunk: int) -> None:
-    check(seeds_of(chunk), lambda programs: [interpret(p.func, *p.arrays, orders=3) for p in programs])
+    check(seeds_of(chunk), in_any_order)
 
 
 @pytest.mark.sweep(2)
 @chunks(2)
 def test_a_batch_is_as_many_runs(chunk: int) -> None:
-    def by_batch(programs: Sequence[Program]) -> Sequence[Sequence[np.ndarray]]:
-        return [[output[1] for output in _batched(p)] for p in programs]
-
-    check(seeds_of(chunk), by_batch)
-
-
-def _batched(program: Program) -> Sequence[np.ndarray]:
-    """The outputs of two runs, the first one on zeros; inputs of odd number are shared."""
-    func, size = program.func, 2
-    dims = [0 if n % 2 == 0 or p.ref.role == "inout" else None for n, p in enumerate(func.inputs)]
-    pairs = zip(program.arrays, dims, strict=True)
-    arrays = [x if d is None else np.stack([np.zeros_like(x), x]) for x, d in pairs]
-    return interpret(batch(func, size, dims), *arrays, orders=1)
+    check(seeds_of(chunk), batched)
 
 
 # --- the programs themselves -----------------------------------------------------------------------------------------

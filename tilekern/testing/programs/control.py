@@ -7,13 +7,13 @@ from dataclasses import replace
 from math import prod
 from typing import ClassVar
 
-from tests.programs import facts
-from tests.programs.facts import Fact, union
-from tests.programs.memory import Counter, Memory, Place, exact_numbers, widened
-from tests.programs.values import Choose, Scope
 from tilekern.ir.control import Fold, Hoist, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Value, index_value
 from tilekern.ir.types import BOOL, INDEX, DType, TileType, kind_of
+from tilekern.testing.programs import facts
+from tilekern.testing.programs.facts import Fact, union
+from tilekern.testing.programs.memory import Counter, Memory, Place, exact_numbers, widened
+from tilekern.testing.programs.values import Choose, Scope
 
 # How many moves a block makes at most, by how deep it is nested.
 _MOVES = (11, 4, 2)
@@ -53,6 +53,8 @@ class Generator(Memory):
         left = [f for f in self.MOVES if f in features and (f == "elementwise" or not self.MOVES[f] or choose(1))]
         super().__init__(choose, left, dtypes)
         self.depth, self.hoisting = 0, False
+        # The folds around, with their starts and stops.
+        self.folds: list[tuple[Counter, Value, Value]] = []
         self._names = [*self._ALWAYS, *(name for feature in left for name in self.MOVES[feature])]
 
     def func(self) -> Func:
@@ -181,7 +183,9 @@ class Generator(Memory):
         def yields() -> list[Value]:
             return [self._next(a, i, axis.tiles) for a, i in zip(args[1:], inits, strict=True)]
 
+        self.folds.append((counter, *bounds))
         body = self.region(args, [Fact(max(1, axis.tiles)), *known], [counter], yields)
+        self.folds.pop()
         self.places = [p for p in self.places if p not in reopened]
         self.use(bounds)
         results = self.builder.add(
@@ -220,6 +224,8 @@ class Generator(Memory):
         self._define(self.builder.add(While(operands=tuple(inits), regions=(condition, body))), known)
 
     def condition(self, tests: list[Value], known: list[Fact], more: Callable[[], list[Value]]) -> Block:
+        """The block that says whether a while goes on."""
+
         def body(*_: Value) -> tuple[Value, ...]:
             with self.inner(tests, known):
                 return tuple(more())

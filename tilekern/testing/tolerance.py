@@ -1,4 +1,4 @@
-"""One tolerance rule for numeric results, derived from a float64 oracle; and random arrays and lengths.
+"""One tolerance rule for numeric results, derived from a float64 oracle.
 
 The rule is that of FlashAttention's tests (https://github.com/Dao-AILab/flash-attention): a kernel may be as wrong as
 twice the naive computation in the dtype of its input. No tolerance is chosen by hand.
@@ -7,27 +7,19 @@ twice the naive computation in the dtype of its input. No tolerance is chosen by
     oracle, _ = in_float64(reference, *inputs)
     low, _ = reference(*inputs, dtype=q.dtype)
     assert_close(flash_attention(*inputs), oracle, low, length=keys)
-
-`arrays` and `lengths` are strategies of Hypothesis, which the extra `tilekern[test]` installs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from tilekern.ir.core import Array
 from tilekern.ir.types import F64, DType, accumulator, dtype_name, kind_of
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
-__all__ = ["arrays", "assert_close", "in_float64", "lengths"]
-
 
 # Types of arguments that `in_float64` traces, so that one compiled oracle serves all values.
 _TRACED = (int, float, np.ndarray, jax.Array)
@@ -58,24 +50,40 @@ def assert_close(out: Any, oracle: Any, low: Any, *, length: int = 1, factor: fl
     _require(out.shape == oracle.shape == low.shape, f"shapes differ: {shown}")
     _require(oracle.dtype == F64, f"the oracle must be f64: {shown}")
     _require(kind_of(out.dtype) == "float" and out.dtype == low.dtype, f"out must have the float dtype of low: {shown}")
-    with np.errstate(over="ignore"):  # what is finite in float64 may be too large for the dtype of the result
-        expected = oracle.astype(out.dtype)
+    expected = _rounded(oracle, out.dtype)
     _require_same_specials(out, expected)
 
-    finite = np.isfinite(expected)
-    error, naive = _errors(out, oracle, finite), _errors(low, oracle, finite)
-    largest = float(np.max(np.abs(oracle), where=finite, initial=0.0))
-    allowed, rounding = factor * float(naive.max(initial=0.0)), _rounding(out.dtype, length) * largest
-    if error.max(initial=0.0) <= allowed + rounding:
+    naive = _errors(low, oracle, np.isfinite(expected))
+    error, bound = _errors(out, oracle, np.isfinite(expected)), bound_of(oracle, low, length=length, factor=factor)
+    if error.max(initial=0.0) <= bound:
         return
     worst = np.unravel_index(int(error.argmax()), error.shape)
     raise AssertionError(
         f"out {dtype_name(out.dtype)}{list(out.shape)} is too far from the oracle\n"
         f"  worst element: out{_at(worst)} = {float(out[worst])!r}, oracle {float(oracle[worst])!r}\n"
         f"  error: {error[worst]:.3e}; of the naive computation: {naive[worst]:.3e} there, {naive.max():.3e} at most\n"
-        f"  bound: {allowed + rounding:.3e} = {factor:g} * {naive.max():.3e} + {rounding:.3e} (rounding)\n"
-        f"  too far: {np.count_nonzero(error > allowed + rounding)} of {error.size} elements"
+        f"  bound: {bound:.3e} = {factor:g} * {naive.max():.3e} + {bound - factor * naive.max():.3e} (rounding)\n"
+        f"  too far: {np.count_nonzero(error > bound)} of {error.size} elements"
     )
+
+
+def bound_of(oracle: Array, low: Array, *, length: int = 1, factor: float = 2.0) -> float:
+    """The largest error that the rule allows: `factor` times that of `low`, and the rounding of the largest element."""
+    finite = np.isfinite(_rounded(oracle, low.dtype))
+    largest = float(np.max(np.abs(oracle), where=finite, initial=0.0))
+    return factor * float(_errors(low, oracle, finite).max(initial=0.0)) + _rounding(low.dtype, length) * largest
+
+
+def errors(out: Array, oracle: Array) -> Array:
+    """|out - oracle| where the oracle is finite in the dtype of `out`; elsewhere 0 where both agree, else infinity."""
+    expected = _rounded(oracle, out.dtype)
+    error = _errors(out, oracle, np.isfinite(expected))
+    return np.where(_same_specials(out, expected), error, np.inf)
+
+
+def _rounded(oracle: Array, dtype: DType) -> Array:
+    with np.errstate(over="ignore"):  # what is finite in float64 may be too large for the dtype of the result
+        return oracle.astype(dtype)
 
 
 def _errors(values: Array, oracle: Array, finite: Array) -> Array:
@@ -94,17 +102,17 @@ def _rounding(dtype: DType, length: int) -> float:
     w √(1 + 2 + … + n) ≈ w n / √2, where the whole sum has size √n: an error of w √(n / 2) relative to it. We allow four
     times that, four standard deviations, as there are many elements.
     """
-    return _unit_roundoff(dtype) + 4 * _unit_roundoff(accumulator(dtype)) * math.sqrt(max(length, 1) / 2)
+    return unit_roundoff(dtype) + 4 * unit_roundoff(accumulator(dtype)) * math.sqrt(max(length, 1) / 2)
 
 
-def _unit_roundoff(dtype: DType) -> float:
+def unit_roundoff(dtype: DType) -> float:
     """The largest relative error of rounding to nearest."""
     return float(np.spacing(np.ones((), dtype))) / 2
 
 
 def _require_same_specials(out: Array, expected: Array) -> None:
     """NaN and ±inf stand where the oracle has them, and nowhere else."""
-    same = (out == expected) | (np.isfinite(out) & np.isfinite(expected)) | (np.isnan(out) & np.isnan(expected))
+    same = _same_specials(out, expected)
     if same.all():
         return
     first = np.unravel_index(int(same.argmin()), same.shape)
@@ -113,6 +121,10 @@ def _require_same_specials(out: Array, expected: Array) -> None:
         f"  first element: out{_at(first)} = {float(out[first])!r}, oracle {float(expected[first])!r}\n"
         f"  different: {np.count_nonzero(~same)} of {same.size} elements"
     )
+
+
+def _same_specials(out: Array, expected: Array) -> Array:
+    return (out == expected) | (np.isfinite(out) & np.isfinite(expected)) | (np.isnan(out) & np.isnan(expected))
 
 
 def _require(condition: bool, message: str) -> None:
@@ -134,44 +146,3 @@ def in_float64(reference: Callable[..., Any], *arrays: Any, **keywords: Any) -> 
         static = [n for n, v in keywords.items() if isinstance(v, bool) or not isinstance(v, _TRACED)]
         oracle = jax.jit(reference, static_argnames=static, compiler_options=_QUICK)
         return jax.tree.map(np.asarray, oracle(*wide, **keywords))
-
-
-# --- random input ---------------------------------------------------------------------------------------------------
-
-
-def arrays(dtype: Any, shape: Sequence[int], specials: Sequence[float] = ()) -> SearchStrategy[Array]:
-    """Arrays of standard normal numbers (small integers for integer dtypes), a few of them replaced by `specials`.
-
-    Integers are in [-8, 8]. An array shrinks towards one without specials, not to smaller numbers.
-    """
-    st = _strategies()
-    size = math.prod(shape)
-    places = st.integers(0, max(size - 1, 0))
-    planted = st.dictionaries(places, st.sampled_from(specials), max_size=4) if specials and size else st.just({})
-
-    def build(seed: int, planted: dict[int, float]) -> Array:
-        random = np.random.default_rng(seed)
-        if kind_of(np.dtype(dtype)) == "float":
-            flat = random.standard_normal(size).astype(dtype)
-        else:
-            flat = random.integers(-8, 9, size).astype(dtype)
-        for place, special in planted.items():
-            flat[place] = special
-        return flat.reshape(shape)
-
-    return st.builds(build, st.integers(0, 2**16), planted)
-
-
-def lengths(block: int) -> SearchStrategy[int]:
-    """Extents that are awkward for tiles of `block`: 0, 1, primes, multiples of the block and their neighbours."""
-    primes = [n for n in range(2, 2 * block) if all(n % d for d in range(2, n))]
-    near = {block - 1, block, block + 1, 2 * block - 1, 2 * block, 2 * block + 1}
-    return _strategies().sampled_from(sorted({0, 1, *near, *primes[len(primes) // 2 :: 3]}))
-
-
-def _strategies() -> Any:
-    try:
-        from hypothesis import strategies
-    except ImportError as error:
-        raise ImportError("random test input needs Hypothesis: pip install hypothesis") from error
-    return strategies

@@ -1,31 +1,43 @@
-"""Random programs of the block IR, and how a backend's results for them are judged.
-
-@given(program=programs())
-def test_my_backend(program: Program) -> None:
-    assert_agrees(program, my_backend(program.func, *program.arrays))
-"""
+"""Random programs of the block IR, and the judgement of a backend's results for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from hypothesis import strategies as st
 
-from tests.programs.control import Generator
-from tests.programs.values import Choose, draw_array
-from tilekern.ir.core import Array, Func
+from tilekern.ir.core import Array, Func, Value
+from tilekern.ir.index_vectors import guard_index_vectors
 from tilekern.ir.interpret import interpret
+from tilekern.ir.memory import WriteOp
 from tilekern.ir.types import DTYPES, DType
+from tilekern.testing.programs.control import Generator
+from tilekern.testing.programs.facts import Fact
+from tilekern.testing.programs.values import Choose, draw_array
 
-__all__ = ["FEATURES", "Program", "assert_agrees", "build", "inputs_of", "programs"]
+__all__ = ["FEATURES", "Program", "assert_agrees", "build", "inputs_of"]
 
 DTYPES_OF_VALUES = tuple(DTYPES.values())
 FEATURES = tuple(Generator.MOVES)
-"""Features of programs beyond elementwise ops and plain loads and stores; see `programs`."""
+"""Features of programs beyond elementwise ops and plain loads and stores; leave out those that a backend rejects."""
+
+
+class Made(Protocol):
+    """A random Func that is made by choices."""
+
+    seed: int
+
+    @property
+    def facts(self) -> Mapping[Value, Fact]:
+        """Facts of the outputs of the Func, once it is made."""
+        ...
+
+    def func(self) -> Func:
+        """Make the Func."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,29 +74,18 @@ def inputs_of(func: Func, seed: int) -> tuple[Array, ...]:
     return tuple(draw_array(t.shape, t.dtype, 64 * n + seed, specials=bool(seed % 2)) for n, t in types)
 
 
-@st.composite
-def programs(
-    draw: st.DrawFn, features: Sequence[str] = FEATURES, dtypes: Sequence[DType] = DTYPES_OF_VALUES
-) -> Program:
-    """Random programs.
-
-    Args:
-      draw: by Hypothesis.
-      features: some of `FEATURES`; leave out what a backend rejects.
-      dtypes: those of the values, beside int32 and bool where positions and masks need them.
-    """
-    return build(lambda n: draw(st.integers(0, n)), features, dtypes)
-
-
 def build(
     choose: Choose,
     features: Sequence[str] = FEATURES,
     dtypes: Sequence[DType] = DTYPES_OF_VALUES,
-    make: type[Generator] = Generator,
+    make: Callable[[Choose, Sequence[str], Sequence[DType]], Made] = Generator,
 ) -> Program:
     """The program that some choices make."""
     generator = make(choose, features, dtypes)
     func = generator.func()
+    if any(isinstance(op, WriteOp) and any(d.kind == "gather" for d in op.access.dims) for op in func.walk()):
+        # As the language does: no lane writes at a position that was read outside of an array.
+        func = guard_index_vectors(func)
     return Program(func, generator.seed, tuple(generator.facts[p].error for p in func.outputs))
 
 

@@ -9,8 +9,10 @@ comparison, a floor, a cast to integer); `None` as the fact of a result says: do
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import ml_dtypes
+import numpy as np
 
 from tilekern.ir.compute import Monoid, Precision
 from tilekern.ir.types import BOOL, F32, I32, DType, accumulator, kind_of
@@ -57,9 +59,14 @@ def union(*facts: Fact) -> Fact:
     )
 
 
+def _info(dtype: DType) -> Any:
+    """The properties of a float dtype; ml_dtypes declares no types."""
+    return cast(Any, ml_dtypes.finfo(dtype))
+
+
 def digits(dtype: DType) -> int:
     """The bits of the mantissa of a float, the hidden one included."""
-    return int(ml_dtypes.finfo(dtype).nmant) + 1
+    return int(_info(dtype).nmant) + 1
 
 
 def roundoff(dtype: DType) -> float:
@@ -73,10 +80,9 @@ def limit(dtype: DType) -> float:
         case "bool":
             return 1.0
         case "float":
-            return float(ml_dtypes.finfo(dtype).max) / 2
+            return float(_info(dtype).max) / 2
         case _:
-            info = ml_dtypes.iinfo(dtype)
-            return float(max(-int(info.min), int(info.max)))
+            return float(max(-int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)))
 
 
 def whole(dtype: DType) -> Fact:
@@ -87,7 +93,7 @@ def whole(dtype: DType) -> Fact:
 def exact(fact: Fact, dtype: DType) -> bool:
     """True if `dtype` holds all these numbers, none of them subnormal."""
     inside = fact.bound <= 2.0 ** max(digits(dtype) + fact.grain, -1000)
-    return not fact.error and inside and fact.grain >= ml_dtypes.finfo(dtype).minexp
+    return not fact.error and inside and fact.grain >= int(_info(dtype).minexp)
 
 
 def rounded(fact: Fact | None, dtype: DType) -> Fact | None:

@@ -5,7 +5,8 @@ A lane of the model is a pair: its number, and whether it comes from inside of a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import tilekern as tk
-from tests.programs.values import Choose
-from tilekern.ir.core import Func
+from tilekern.ir.core import Array, Func, Value
+from tilekern.ir.types import DType
+from tilekern.testing.programs.facts import Fact
+from tilekern.testing.programs.values import Choose
 
 Lane = tuple[int, bool]
 Lanes = list[Lane]
+Model = Callable[[Any, Any, Any, Any], Lanes]
 PLACES = 9  # elements that an index vector may address
 
 
@@ -30,13 +34,15 @@ class Tile:
     size: int
     extent: int
 
-    def read(self, array: np.ndarray, shift: int = 0, mask: Callable[[int], bool] = lambda place: True) -> Lanes:
+    def read(self, array: Array, shift: int = 0, mask: Callable[[int], bool] = lambda place: True) -> Lanes:
+        """The lanes of a load of the tile."""
         places = [self.start + shift + n for n in range(self.size)]
         inside = [0 <= p < len(array) and mask(p - shift) for p in places]
         return [(int(array[p]), True) if ok else (0, False) for p, ok in zip(places, inside, strict=True)]
 
     @property
     def valid(self) -> list[bool]:
+        """The lanes inside of the extent."""
         return [self.start + n < self.extent for n in range(self.size)]
 
 
@@ -45,15 +51,15 @@ class Step:
     """A step of a chain: in the kernel, and in the model. Both get the refs, the tile and the vector so far."""
 
     kernel: Callable[[Any, Any, Any, Any], Any]
-    model: Callable[[np.ndarray, np.ndarray, Tile, Lanes], Lanes]
+    model: Model
 
 
-def each(function: Callable[[int], int]) -> Callable[..., Lanes]:
+def each(function: Callable[[int], int]) -> Model:
     """A function of each lane."""
     return lambda x, y, i, v: [(function(a), ok) for a, ok in v]
 
 
-def joined(function: Callable[[int, int], int], other: Callable[..., Lanes]) -> Callable[..., Lanes]:
+def joined(function: Callable[[int, int], int], other: Model) -> Model:
     """A function of each lane and that of another vector."""
 
     def model(x: Any, y: Any, i: Tile, v: Lanes) -> Lanes:
@@ -62,15 +68,22 @@ def joined(function: Callable[[int, int], int], other: Callable[..., Lanes]) -> 
     return model
 
 
+def not_of_three(place: int) -> bool:
+    """A mask."""
+    return place % 3 != 0
+
+
 def running(x: Any, y: Any, i: Tile, v: Lanes) -> Lanes:
+    """Running sums."""
     return [(sum(a for a, _ in v[: n + 1]), ok) for n, (_, ok) in enumerate(v)]
 
 
-def looked_up(x: Any, y: np.ndarray, i: Any, v: Lanes) -> Lanes:
+def looked_up(x: Any, y: Array, i: Any, v: Lanes) -> Lanes:
+    """The elements of `y` at the vector."""
     return [(int(y[a]), True) if ok and 0 <= a < len(y) else (0, False) for a, ok in v]
 
 
-def replaced(keep: Callable[[int, bool], bool], other: Callable[[int], int]) -> Callable[..., Lanes]:
+def replaced(keep: Callable[[int, bool], bool], other: Callable[[int], int]) -> Model:
     """Lanes that are kept, if the tile's own test says so, and numbers that the user chose for the others."""
 
     def model(x: Any, y: Any, i: Tile, v: Lanes) -> Lanes:
@@ -80,7 +93,7 @@ def replaced(keep: Callable[[int, bool], bool], other: Callable[[int], int]) -> 
     return model
 
 
-def summed(x: np.ndarray, y: Any, i: Tile, v: Lanes) -> Lanes:
+def summed(x: Array, y: Any, i: Tile, v: Lanes) -> Lanes:
     """The vector, and lane by lane all tiles of x."""
     for start in range(0, len(x), i.size):
         tile = Tile(start, i.size, len(x)).read(x)
@@ -89,10 +102,13 @@ def summed(x: np.ndarray, y: Any, i: Tile, v: Lanes) -> Lanes:
 
 
 def folded(x: Any, y: Any, i: Any, v: Any) -> Any:
+    """The vector plus all tiles of `x`."""
     return tk.fold(tk.serial(x.shape[0], i.size), lambda k, c: c + x[k], v)
 
 
 def searched(x: Any, y: Any, i: Any, v: Any) -> Any:
+    """Two turns of a loop that reads `y` at the vector."""
+
     def body(state: tuple[Any, Any]) -> tuple[Any, Any]:
         n, w = state
         return n + 1, jnp.where(w > 3, w - y[w], w)
@@ -100,7 +116,8 @@ def searched(x: Any, y: Any, i: Any, v: Any) -> Any:
     return jax.lax.while_loop(lambda state: state[0] < 2, body, (jnp.int32(0), v))[1]
 
 
-def searched_model(x: Any, y: np.ndarray, i: Tile, v: Lanes) -> Lanes:
+def searched_model(x: Any, y: Array, i: Tile, v: Lanes) -> Lanes:
+    """The same, lane by lane."""
     for _ in range(2):
         found = looked_up(x, y, i, v)
         v = [(a - b if a > 3 else a, p and (q or a <= 3)) for (a, p), (b, q) in zip(v, found, strict=True)]
@@ -108,10 +125,14 @@ def searched_model(x: Any, y: np.ndarray, i: Tile, v: Lanes) -> Lanes:
 
 
 def branched(x: Any, y: Any, i: Any, v: Any) -> Any:
-    return jax.lax.cond(i.index % 2 == 0, lambda: v + 1, lambda: i.indices % PLACES)
+    """One of two vectors, by the number of the tile."""
+    even, odd = (lambda: v + 1), (lambda: i.indices % PLACES)
+    cond: Callable[..., Any] = jax.lax.cond  # pyright: ignore[reportUnknownVariableType] -- of JAX
+    return cond(i.index % 2 == 0, even, odd)
 
 
 def branched_model(x: Any, y: Any, i: Tile, v: Lanes) -> Lanes:
+    """The same, lane by lane."""
     even = i.start // i.size % 2 == 0
     return [(a + 1, ok) if even else ((i.start + n) % PLACES, True) for n, (a, ok) in enumerate(v)]
 
@@ -143,7 +164,7 @@ STEPS = (
     Step(lambda x, y, i, v: v - y[i - 2], joined(lambda a, b: a - b, lambda x, y, i, v: i.read(y, -2))),
     Step(
         lambda x, y, i, v: v + x.load(i, mask=i.indices % 3 != 0),
-        joined(lambda a, b: a + b, lambda x, y, i, v: i.read(x, 0, lambda place: place % 3 != 0)),
+        joined(lambda a, b: a + b, lambda x, y, i, v: i.read(x, 0, not_of_three)),
     ),
     Step(
         lambda x, y, i, v: x.load(i, fill=3),
@@ -169,11 +190,12 @@ class Chain:
     """A kernel for two arrays, and what it returns."""
 
     kernel: tk.Kernel
-    arrays: tuple[np.ndarray, ...]
-    expected: tuple[np.ndarray, ...]
+    arrays: tuple[Array, ...]
+    expected: tuple[Array, ...]
 
     @property
     def func(self) -> Func:
+        """The block IR."""
         return self.kernel.trace(*self.arrays).ir
 
 
@@ -196,7 +218,7 @@ def chain(choose: Choose) -> Chain:
         )
 
     @tk.kernel(out_type=out_type)
-    def chained(x, y, read, stored, counted, added):
+    def chained(x: Any, y: Any, read: Any, stored: Any, counted: Any, added: Any) -> None:
         i = tk.parallel(x.shape[0], block)
         v = x[i]
         for step in steps:
@@ -210,7 +232,7 @@ def chain(choose: Choose) -> Chain:
     return Chain(chained, (x, y), _expected(x, y, block, [s.model for s in steps]))
 
 
-def _expected(x: np.ndarray, y: np.ndarray, block: int, steps: list[Callable[..., Lanes]]) -> tuple[np.ndarray, ...]:
+def _expected(x: Array, y: Array, block: int, steps: list[Model]) -> tuple[Array, ...]:
     tiles = -(-len(x) // block)
     read, stored = np.zeros(len(x), np.int32), np.zeros((PLACES * block, tiles), np.int32)
     counted, added = np.zeros(PLACES, np.int32), np.zeros((PLACES, 2), np.int32)
@@ -228,3 +250,16 @@ def _expected(x: np.ndarray, y: np.ndarray, block: int, steps: list[Callable[...
                 counted[a] += 1
                 added[a] += (place, place + 1)
     return read, stored, counted, added
+
+
+class Chains:
+    """Makes Funcs as `Generator` does, which are those of chains."""
+
+    def __init__(self, choose: Choose, features: Sequence[str] = (), dtypes: Sequence[DType] = ()) -> None:
+        """Chains have features and dtypes of their own."""
+        self._choose, self.seed = choose, choose(1000)
+        self.facts: defaultdict[Value, Fact] = defaultdict(lambda: Fact(0.0))
+
+    def func(self) -> Func:
+        """A chain's Func."""
+        return chain(self._choose).func

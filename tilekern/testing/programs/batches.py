@@ -6,24 +6,25 @@ program by program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import batched
 from random import Random
 from typing import Any
 
-from tests.programs import Program, assert_agrees, build
 from tilekern.ir.core import Op, Value
 from tilekern.ir.memory import Load, MemoryOp
 from tilekern.ir.rewrite import Rewriter
 from tilekern.passes.dce import dce
+from tilekern.testing.programs import Program, assert_agrees, build
 
 # From programs to the outputs of each.
 Backend = Callable[[Sequence[Program]], Sequence[Sequence[Any]]]
 
 _BATCH = 50
-# How many simpler programs are tried at most.
-_ATTEMPTS = 400
+# How many simpler programs are tried at most, and for how many seconds.
+_ATTEMPTS, _SECONDS = 400, 60.0
 
 
 class Choices:
@@ -63,12 +64,15 @@ def check(seeds: Iterable[int], backend: Backend, **options: Any) -> None:
                 assert_agrees(program, outputs)
         except Exception as error:
             for seed, (program, choices) in zip(batch, samples, strict=True):
-                if (problem := _problem(program, backend)) is not None:
-                    raise AssertionError(f"seed {seed}: {_simplest(choices, backend, problem, options)}") from error
+                if (problem := problem_of(program, backend)) is not None:
+                    smallest = simplest(choices, backend, problem, options)
+                    shown = f"{problem_of(smallest, backend)!r}\n{smallest!r}"
+                    raise AssertionError(f"seed {seed}: {shown}") from error
             raise  # only all of them together fail
 
 
-def _problem(program: Program, backend: Backend) -> Exception | None:
+def problem_of(program: Program, backend: Backend) -> Exception | None:
+    """The error that a backend raises for a program, or that its outputs are; None if all is well."""
     try:
         assert_agrees(program, backend([program])[0])
     except Exception as error:
@@ -76,25 +80,26 @@ def _problem(program: Program, backend: Backend) -> Exception | None:
     return None
 
 
-def _simplest(choices: list[int], backend: Backend, problem: Exception, options: dict[str, Any]) -> str:
-    """A simple program with a problem of the same class, and what that is."""
+def simplest(choices: list[int], backend: Backend, problem: Exception, options: Mapping[str, Any]) -> Program:
+    """A simple program with a problem of the same class."""
 
     def fails(program: Program) -> bool:
-        return type(_problem(program, backend)) is type(problem)
+        return type(problem_of(program, backend)) is type(problem)
 
     program = shrink(choices, fails, **options)
     for output in program.func.outputs:
         smaller = without(program, output)
         program = smaller if smaller is not None and fails(smaller) else program
-    return f"{_problem(program, backend)!r}\n{program!r}"
+    return program
 
 
 def shrink(choices: list[int], fails: Callable[[Program], bool], **options: Any) -> Program:
     """A simpler program that fails too: choices are left out or made 0 as long as that goes."""
     tried: set[tuple[int, ...]] = set()
+    end = time.monotonic() + _SECONDS
 
     def attempt(candidate: list[int]) -> bool:
-        if tuple(candidate) in tried or len(tried) >= _ATTEMPTS:
+        if tuple(candidate) in tried or len(tried) >= _ATTEMPTS or time.monotonic() > end:
             return False
         tried.add(tuple(candidate))
         return fails(build(Choices(candidate), **options))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tests.programs import facts
-from tests.programs.facts import Fact, union
-from tests.programs.values import LARGEST, Values
 from tilekern.ir.compute import Bitcast
 from tilekern.ir.core import Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort
 from tilekern.ir.types import BOOL, I32, INDEX, TileType, kind_of
+from tilekern.testing.programs import facts
+from tilekern.testing.programs.facts import Fact, union
+from tilekern.testing.programs.values import LARGEST, Values
 
 
 class Places(Values):
@@ -26,6 +26,7 @@ class Places(Values):
     # --- order ---
 
     def arg_reduce(self) -> Value | None:
+        """The place of the extreme along a dim."""
         x = self._ranked()
         dim = self._dim_of(x)
         if self.facts[x].error or x.tile.dtype == BOOL:
@@ -44,6 +45,7 @@ class Places(Values):
         return self.emit(op, self.facts[op.operands[pick]])
 
     def scan(self) -> Value | None:
+        """A cumulative reduction along a dim."""
         x = self._ranked()
         dim, kind = self._dim_of(x), kind_of(x.tile.dtype)
         if kind == "bool":
@@ -67,11 +69,13 @@ class Places(Values):
         return tuple(self.value(INDEX) for _ in range(count))
 
     def dynamic_slice(self) -> Value:
+        """A slice that starts where values say."""
         x = self._ranked()
         sizes = tuple(n - self.upto(min(n, 8) - 1) for n in x.tile.shape)
         return self.emit(DynamicSlice(operands=(x, *self._starts(len(sizes))), sizes=sizes), self.facts[x])
 
     def dynamic_update(self) -> Value:
+        """A tile with a slice replaced, where values say."""
         x = self._ranked()
         sizes = tuple(n - self.upto(min(n, 8) - 1) for n in x.tile.shape)
         update = self.value(TileType(sizes, x.tile.dtype))
@@ -79,6 +83,7 @@ class Places(Values):
         return self.emit(op, union(*self.fact(x, update)))
 
     def take(self) -> Value | None:
+        """Elements along a dim, by index vectors."""
         x = self._ranked()
         dim, along = self._dim_of(x), bool(self.upto(1))
         shape = list(x.tile.shape)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tests.programs import facts
-from tests.programs.facts import Fact, union
 from tilekern.ir.compute import PRECISIONS, Constant, Convert, Dot, Monoid, Reduce, Select, splat
 from tilekern.ir.core import Array, Builder, Op, Value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, I32, DType, TileType, dtype_name, kind_of
+from tilekern.testing.programs import facts
+from tilekern.testing.programs.facts import Fact, union
 
 # A tile has no more elements than this.
 LARGEST = 256
@@ -36,8 +36,8 @@ def numbers(dtype: DType) -> Fact:
 class Scope:
     """The values that the current block may use, and those made in it that nothing uses."""
 
-    values: list[Value] = field(default_factory=list)
-    unused: dict[Value, None] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list[Value])
+    unused: dict[Value, None] = field(default_factory=dict[Value, None])
 
 
 class Values:
@@ -62,6 +62,7 @@ class Values:
     # --- choices ---
 
     def pick[T](self, items: Sequence[T]) -> T:
+        """One of some items; the first one is the simplest."""
         return items[self.upto(len(items) - 1)] if len(items) > 1 else items[0]
 
     def chance(self, n: int) -> bool:
@@ -87,6 +88,7 @@ class Values:
         return value
 
     def use(self, values: Sequence[Value]) -> None:
+        """Note that values are used."""
         for value in values:
             self.scope.unused.pop(value, None)
 
@@ -102,6 +104,7 @@ class Values:
             self.scope = outer
 
     def fact(self, *values: Value) -> tuple[Fact, ...]:
+        """The facts of values."""
         return tuple(self.facts[v] for v in values)
 
     # --- operands ---
@@ -130,6 +133,7 @@ class Values:
         return self.constant(tile)
 
     def constant(self, tile: TileType) -> Value:
+        """A constant tile."""
         fact = numbers(tile.dtype)
         if not self.upto(3):
             number = self.pick([0, 1, -1, 2, 3, -2])
@@ -171,6 +175,7 @@ class Values:
         return converted and self.reshaped(converted, tile.shape)
 
     def reshaped(self, x: Value, shape: tuple[int, ...]) -> Value | None:
+        """A value in another shape; None if the sizes differ."""
         have, fact = x.tile.shape, self.facts[x]
         if have == shape:
             return x
@@ -248,6 +253,7 @@ class Values:
         return fact and self.emit(Elementwise(function=function, operands=operands), fact)
 
     def compare(self) -> Value | None:
+        """A comparison of two values."""
         x = self.any()
         if self.facts[x].error:
             return None
@@ -259,12 +265,14 @@ class Values:
         return self.constant(tile) if self.facts[value].error else value
 
     def select(self) -> Value:
+        """A choice between two values, by a mask."""
         x = self.any()
         which = self.value(TileType(x.tile.shape, BOOL))
         operands = self.pick([(x, self.value(x.tile)), (self.value(x.tile), x)])
         return self.emit(Select(operands=(which, *operands)), union(*self.fact(*operands)))
 
     def convert(self) -> Value | None:
+        """A cast to another dtype."""
         return self.converted(self.any(), self.pick(self.dtypes))
 
     def converted(self, x: Value, dtype: DType) -> Value | None:
@@ -325,6 +333,7 @@ class Values:
         return Concatenate(operands=self.pick([(x, self.value(x.tile)), (self.value(x.tile), x)]), dim=dim)
 
     def iota(self) -> Value:
+        """The indices along a dim."""
         shape = self.shape(2) or (self.pick(self.sizes),)
         dtype = self.pick([d for d in self.dtypes if d != BOOL] or [I32])
         while kind_of(dtype) == "float" and not facts.exact(Fact(max(shape)), dtype):
@@ -332,6 +341,7 @@ class Values:
         return self.emit(Iota(shape=shape, dtype=dtype, dim=self.upto(len(shape) - 1)), Fact(max(shape)))
 
     def reduce(self) -> Value | None:
+        """A reduction over dims."""
         x = self.any()
         dims = tuple(d for d in range(len(x.tile.shape)) if self.upto(1))
         monoids: dict[str, list[Monoid]] = {"float": ["sum", "max", "min", "prod"], "bool": ["or", "and", "max", "min"]}
@@ -368,10 +378,11 @@ class Values:
         operands = tuple(self.tame(self.value(TileType(s, dtype)), 8) for s in shapes)
         dims = [[tuple(order.index(n) for n in part) for order in orders] for part in (labels[:inner], labels[inner:])]
         precision = self.pick(PRECISIONS)
-        fact = facts.dot(*self.fact(*operands), prod(shared[:inner]), dtype, precision)
-        contract, batched = (tuple(d) for d in dims)
+        x, y = self.fact(*operands)
+        fact = facts.dot(x, y, prod(shared[:inner]), dtype, precision)
+        (contract, batched) = ((d[0], d[1]) for d in dims)
         op = Dot(operands=operands, contract=contract, batch=batched, precision=precision)
-        return fact and (None if op.result.tile.size > LARGEST else self.emit(op, fact))
+        return None if fact is None or op.result.tile.size > LARGEST else self.emit(op, fact)
 
 
 def _embedding(have: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -1,0 +1,143 @@
+"""Arguments of the command line: names of functions, types of arrays, static arguments."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tilekern.errors import ArgumentError
+from tilekern.kernel import CustomOp, Kernel
+from tilekern.testing.values import dtype_of
+
+# Dims have at most so many digits, those of 2^63.
+_DIGITS = 19
+
+_TYPE = re.compile(r"\s*(?:(?P<none>None)|(?P<dtype>\w+)\s*\[(?P<dims>[0-9,\s]*)\])\s*(?:,|$)")
+
+
+def add_function(parser: argparse.ArgumentParser) -> None:
+    """Add the name of the function, and its static arguments."""
+    parser.add_argument("function", metavar="MODULE:KERNEL", help="a kernel, op or function; MODULE may be a file.py")
+    parser.add_argument(
+        "--static", action="append", default=[], metavar="K=V", help="a static argument or block, as a Python literal"
+    )
+
+
+def function(name: str) -> Any:
+    """The function of a name `module:function` or `file.py:function`.
+
+    Raises:
+      ArgumentError: there is no such module, it fails when it is imported, or it has no such function.
+    """
+    module_name, colon, attribute = name.rpartition(":")
+    if not colon or not module_name or not attribute:
+        raise ArgumentError(
+            "this is no name of a kernel",
+            expected="MODULE:KERNEL, as in my_package.kernels:my_kernel or kernels.py:my_kernel",
+            got=repr(name),
+            fix="put a colon between the module and the kernel",
+        )
+    module = _module(module_name)
+    found: Any = module
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        known = [n for n in dir(module) if isinstance(getattr(module, n), Kernel | CustomOp) and n[0] != "_"]
+        raise ArgumentError(
+            f"{module_name} has no function {attribute!r}",
+            expected=f"one of its kernels: {', '.join(known)}" if known else "a kernel, op or function in that module",
+            got=repr(found) if found is not None else "nothing of this name",
+            fix="correct the name",
+        )
+    return found
+
+
+def _module(name: str) -> Any:
+    try:
+        return _from_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+    except Exception as error:  # whatever the module's code raises
+        raise ArgumentError(
+            f"the module {name} cannot be imported",
+            expected="a module that Python can import from here, or the path of a file",
+            got=f"{type(error).__name__}: {error}",
+            fix="check the name and the working directory, and that `python -c` can import it",
+        ) from error
+
+
+def _from_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.absolute()))
+    spec.loader.exec_module(module)
+    return module
+
+
+def types(text: str) -> tuple[jax.ShapeDtypeStruct | None, ...]:
+    """The types of arrays as the IR writes them: `f32[128,64], bf16[64], i32[]`; None for an argument that is left out.
+
+    Raises:
+      ArgumentError: the text is something else.
+    """
+    found: list[jax.ShapeDtypeStruct | None] = []
+    place = 0
+    while place < len(text):
+        match = _TYPE.match(text, place)
+        if match is None or any(len(d.strip()) > _DIGITS for d in (match["dims"] or "").split(",")):
+            raise ArgumentError(
+                "these are no types of arrays",
+                expected='a dtype and dims for each array, as in --shapes "f32[128,64], i32[]"',
+                got=f"{text[place : place + 40]!r}",
+                fix="write dims in brackets, with commas",
+            )
+        if match["none"]:
+            found.append(None)
+        else:
+            dims = tuple(int(d) for d in match["dims"].split(",") if d.strip())
+            with jax.enable_x64(True):
+                found.append(jax.ShapeDtypeStruct(dims, dtype_of(match["dtype"])))
+        place = match.end()
+    return tuple(found)
+
+
+def has_64_bits(arguments: Sequence[Any]) -> bool:
+    """True if an array has 64 bits, which JAX must be told to take."""
+    return any(x is not None and x.dtype.itemsize == 8 for x in arguments)
+
+
+def statics(texts: Sequence[str]) -> dict[str, Any]:
+    """Static arguments from `name=value`: a Python literal, or else text.
+
+    Raises:
+      ArgumentError: there is no `=`.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ArgumentError(
+                "this is no static argument",
+                expected="--static NAME=VALUE",
+                got=repr(text),
+                fix='write, for example, --static "eps=1e-5"',
+            )
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):  # Python's parser has limits of depth
+            found[name] = value
+    return found
+
+
+def names(text: str | None) -> list[str] | None:
+    """Names with commas between them; None for none."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]

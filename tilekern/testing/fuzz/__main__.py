@@ -1,0 +1,16 @@
+"""The child process of the fuzzer; see `tilekern.testing.fuzz.run`."""
+
+import json
+import sys
+from pathlib import Path
+
+from tilekern.testing.fuzz.worker import State, run_some, work
+
+if __name__ == "__main__":
+    task = json.loads(sys.argv[1])
+    folder = Path(task["folder"])
+    if "one" in task:
+        name, number = task["one"]
+        run_some(State.load(folder / "state.json"), folder, name, number, 1)
+    else:
+        work(folder, task["names"], task["seconds"], stop=task["stop"], shrink=task["shrink"])

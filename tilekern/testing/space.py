@@ -1,0 +1,165 @@
+"""The random calls of a function: shapes that are awkward for tiles, dtypes, blocks, numbers, batches, gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilekern.errors import ArgumentError
+from tilekern.ir.types import DTYPES, FOUR_BITS, DType, kind_of
+from tilekern.testing.calls import Call
+from tilekern.testing.layouts import (
+    Layout,
+    Trial,
+    block_names,
+    blocks_in,
+    found_layouts,
+    known_to,
+    layout_of_case,
+    static_choices,
+)
+from tilekern.testing.strategies import awkward, hypothesis_strategies
+from tilekern.testing.values import NUMBERS
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+type _Pick = Callable[[Sequence[Any]], Any]
+
+# An array has no more elements than this, so that interpreters end.
+_ELEMENTS = 1 << 14
+_LARGEST_BLOCK = 128
+_BLOCKS = (4, 8, 16, 5)
+_FLOATS = ("f32", "bf16", "f16", "f64")
+
+
+@dataclass(frozen=True)
+class Space:
+    """The calls that a check draws from.
+
+    Attributes:
+      layouts: of the arguments.
+      statics: values of static arguments.
+      blocks: names of blocks, and sizes of tiles.
+      floats: the dtypes of floats.
+      trial: whether a call is taken.
+      batches, gradients: whether calls are batched and differentiated.
+    """
+
+    layouts: Sequence[Layout]
+    statics: Mapping[str, Sequence[Any]]
+    blocks: tuple[str, ...]
+    tiles: Sequence[int]
+    trial: Trial
+    batches: bool = True
+    gradients: bool = True
+
+    def strategy(self, rejected: Counter[str] | None = None) -> SearchStrategy[Call]:
+        """Calls that the function takes; those that it does not take are counted."""
+        from hypothesis import reject
+
+        st = hypothesis_strategies()
+
+        def make(draw: Any) -> Call:
+            def pick(values: Sequence[Any]) -> Any:
+                return draw(st.sampled_from(list(values)))
+
+            layout = pick(self.layouts)
+            keywords = {n: pick(values) for n, values in self.statics.items()} | self._blocks(pick)
+            sizes = [pick(self._sizes(size)) for size in layout.sizes]
+            types = layout.types(sizes, self._dtypes(pick, layout.dtypes))
+            if any(prod(t.shape) > _ELEMENTS for t in types):
+                reject()
+            call = Call(layout.tree, types, keywords, pick(NUMBERS), draw(st.integers(0, 999)))
+            if refusal := self.trial.refusal(call.tree, types, call.keywords):
+                if rejected is not None:
+                    rejected[refusal] += 1
+                reject()
+            return self._transformed(pick, call)
+
+        return st.composite(make)()
+
+    def _sizes(self, known: int) -> list[int]:
+        """Sizes of a dim: one that is taken for sure, some around it, and what is awkward for the tiles."""
+        near = [known, 2 * known, 3 * known, max(known // 2, 1)]
+        return list(dict.fromkeys([*near[:1], *(n for b in self.tiles for n in awkward(b)), *near[1:]]))
+
+    def _blocks(self, pick: _Pick) -> dict[str, int]:
+        """No blocks, so that the schedule's are taken; or small ones, so that small arrays have many tiles."""
+        if not self.blocks or pick((False, True, True)) is False:
+            return {}
+        return {name: pick(_BLOCKS) for name in self.blocks}
+
+    def _dtypes(self, pick: _Pick, known: Sequence[DType]) -> list[DType]:
+        floats = DTYPES[pick(_FLOATS)]
+        return [floats if kind_of(d) == "float" and d not in FOUR_BITS else d for d in known]
+
+    def _transformed(self, pick: _Pick, call: Call) -> Call:
+        way = pick(("call", "call", *["batch"] * self.batches, *["gradient"] * self.gradients))
+        if way == "batch" and call.types:
+            axes = tuple(pick([0, None, len(t.shape)]) for t in call.types)
+            axes = axes if any(a is not None for a in axes) else (0, *axes[1:])
+            return replace(call, in_axes=axes, size=pick((2, 1, 3)))
+        # At ordinary numbers: at corners and infinities a derivative is what a rule says.
+        floats = any(kind_of(np.dtype(t.dtype)) == "float" for t in call.types)
+        return replace(call, gradient=True, numbers="normal") if way == "gradient" and floats else call
+
+
+def space(
+    function: Callable[..., Any],
+    reference: Callable[..., Any] | None = None,
+    cases: Sequence[Any] | None = None,
+    keywords: Mapping[str, Any] | None = None,
+    *,
+    batches: bool = True,
+    gradients: bool = True,
+) -> Space:
+    """The calls of a function, from cases or by trial.
+
+    Static arguments that the reference has no parameter for keep their defaults.
+
+    Raises:
+      ArgumentError: no arguments are found, or a case is refused.
+    """
+    if not callable(function):
+        raise ArgumentError(
+            "only functions can be checked",
+            expected="a kernel, an op, or a function that calls some",
+            got=f"{function!r}",
+            fix="give the kernel itself, not its result",
+        )
+    given = keywords or {}
+    trial = Trial((function,) if reference is None else (function, reference))
+    statics = static_choices(function, given)
+    if reference is not None:
+        known = known_to(reference, statics)
+        statics = {name: values if name in known else values[:1] for name, values in statics.items()}
+    simplest = {name: values[0] for name, values in statics.items()}
+    if cases is None:
+        layouts = found_layouts(trial, simplest)
+    else:
+        layouts = [layout_of_case(trial, tuple(case), simplest) for case in map(_as_case, cases)]
+    tiles = {b for layout in layouts for b in _tiles(trial, layout, simplest)}
+    blocks = tuple(name for name in block_names(function) if name not in given)
+    tiles = {4, 8} | tiles if blocks or not tiles else tiles
+    return Space(layouts, statics, blocks, sorted(tiles), trial, batches, gradients)
+
+
+def _tiles(trial: Trial, layout: Layout, keywords: Mapping[str, Any]) -> list[int]:
+    return [b for b in blocks_in(trial, layout, keywords) if 1 < b <= _LARGEST_BLOCK]
+
+
+def _as_case(case: Any) -> Sequence[Any]:
+    if isinstance(case, tuple | list):
+        return case  # pyright: ignore[reportUnknownVariableType] -- the user's
+    raise ArgumentError(
+        "a case is no tuple",
+        expected="cases=[(x, y), ...]: for each case a tuple of arrays or jax.ShapeDtypeStructs",
+        got=f"case = {case!r}",
+        fix="put the arguments into a tuple, also a single one: (x,)",
+    )
