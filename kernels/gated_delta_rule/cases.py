@@ -1,0 +1,50 @@
+"""Gated delta rules of real models, shared by tests and benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tilekern.kernels.matmul.cases import shrunk
+
+
+@dataclass(frozen=True)
+class Case:
+    """query, key[batch, tokens, groups, depth], value[batch, tokens, heads, width]; beta and log decays of tokens."""
+
+    name: str
+    batch: int
+    tokens: int
+    heads: int
+    groups: int
+    depth: int
+    width: int
+
+    def arrays(self, key: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
+        """Random query, unit keys, value, beta between 0 and 1; log decays in float32, -0.1 on average."""
+        for_query, for_key, for_value, for_beta, for_decay = jax.random.split(key, 5)
+        shape = (self.batch, self.tokens, self.groups, self.depth)
+        query = jax.random.normal(for_query, shape, dtype) / max(self.depth, 1) ** 0.5
+        keys = jax.random.normal(for_key, shape)
+        keys = keys / jnp.maximum(jnp.sqrt((keys * keys).sum(axis=-1, keepdims=True)), 1e-6)
+        value = jax.random.normal(for_value, (self.batch, self.tokens, self.heads, self.width), dtype)
+        of_tokens = (self.batch, self.tokens, self.heads)
+        beta = jax.random.uniform(for_beta, of_tokens, jnp.float32)
+        decays = -0.1 * jax.random.exponential(for_decay, of_tokens, jnp.float32)
+        return query.astype(dtype), keys.astype(dtype), value, beta, decays
+
+    def small(self) -> Case:
+        """The same for fast tests: at most two heads of a group, sizes below 96 with their remainders modulo 32."""
+        sizes = {name: shrunk(getattr(self, name)) for name in ("tokens", "depth", "width")}
+        heads = min(2, self.heads // self.groups)
+        return replace(self, name=f"{self.name}_small", batch=1, heads=heads, groups=1, **sizes)
+
+
+CASES = (
+    # https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct: 16 heads of keys, 32 of values.
+    Case("qwen3_next", 1, 4096, 32, 16, 128, 128),
+    Case("gated_deltanet_1p3b", 1, 1000, 6, 6, 256, 512),  # https://github.com/NVlabs/GatedDeltaNet
+)

@@ -1,0 +1,121 @@
+"""The gated_delta_rule kernel and its blocks.
+
+Let S be the state before a chunk of tokens, c_i the sum of log decays up to token i, and u_i the vector that token i
+adds to the state with its key. The rule is linear in all u (Yang et al. 2024, https://arxiv.org/abs/2412.06464, section
+3.3):
+
+    u_i = β_i (v_i - exp(c_i) Sᵀ k_i - Σ_{j < i} exp(c_i - c_j) (k_i · k_j) u_j)
+
+With the strictly lower triangular A_ij = β_i exp(c_i - c_j) (k_i · k_j) this is (I + A) U = B (V - exp(c) K S). The
+rest is linear attention with U for the values. The inverse of I + A comes from those of its diagonal blocks, whose size
+doubles from 1: [[P, 0], [R, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ R P⁻¹, Q⁻¹]], for all pairs of blocks at once in two products. Its
+errors are those of substitution; a power series of A has terms that are far larger than their sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.kernels.blocks import even, power_of_two, tiled
+from tilekern.kernels.recurrences import decays_of
+
+
+def _out_type(
+    query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
+) -> tuple[Any, Any]:
+    batch, _, heads, width = value.shape
+    state = jax.ShapeDtypeStruct((batch, heads, query.shape[3], width), tk.accumulator(value.dtype))
+    return jax.ShapeDtypeStruct(value.shape, value.dtype), state
+
+
+def unit_lower_inverse(a: jax.Array, precision: str | None = None) -> jax.Array:
+    """(I + a)⁻¹ for a strictly lower triangular a[C, C]; `precision` is that of its products."""
+    size = a.shape[0]
+    rows, columns = (jax.lax.broadcasted_iota(jnp.int32, a.shape, d) for d in (0, 1))
+    inverse = jnp.where(rows == columns, 1, 0).astype(a.dtype)
+    block = 1
+    while block < size:
+        pair = (rows // (2 * block) == columns // (2 * block)) & (rows // block % 2 == 1) & (columns // block % 2 == 0)
+        below = jnp.where(pair, a, 0)
+        if block > 1:
+            below = tk.dot(inverse, tk.dot(below, inverse, precision=precision), precision=precision)
+        inverse = inverse - below
+        block *= 2
+    return inverse
+
+
+@tk.kernel(out_type=_out_type)
+def gated_delta_rule_forward(
+    query: tk.Ref,
+    key: tk.Ref,
+    value: tk.Ref,
+    beta: tk.Ref,
+    log_decay: tk.Ref,
+    initial_state: tk.Ref | None,
+    segment_ids: tk.Ref | None,
+    out: tk.Ref,
+    final_state: tk.Ref,
+    *,
+    block_t: tk.Block = 64,
+    block_v: tk.Block = 128,
+) -> None:
+    """query, key[B, T, G, K], value[B, T, H, V], beta, log_decay[B, T, H], initial_state[B, H, K, V] -> two results.
+
+    Head h reads the query and the key of head h // (H // G). The state, A and U are in float32 (float64 for float64);
+    operands of the other products are in the dtype of the inputs. `segment_ids` is [B, T].
+    """
+    groups, shared = query.shape[2], value.shape[2] // query.shape[2]
+    b = tk.parallel(value.shape[0])
+    g = tk.parallel(groups)
+    n = tk.parallel(shared)
+    j = tk.parallel(value.shape[3], block_v)
+    h = n if groups == 1 else g * shared + n
+    wide, narrow = tk.accumulator(value.dtype), value.dtype
+    precision = "bf16x6" if narrow.itemsize == 2 else None
+
+    def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
+        q, k, v = query[b, t, g], key[b, t, g], value[b, t, h, j]
+        rate = beta[b, t, h].astype(wide)[:, None]
+        decays = decays_of(t, log_decay[b, t, h].astype(wide), segment_ids, b)
+        earlier = t.indices[:, None] > t.indices[None, :]
+        a = jnp.where(earlier, rate * decays.between * tk.dot(k, k.T), 0)
+        known = tk.dot(k, state.astype(narrow)) * decays.before[:, None]
+        added = tk.dot(unit_lower_inverse(a, precision), rate * (v.astype(wide) - known), precision=precision).astype(
+            narrow
+        )
+        before = tk.dot(q, state.astype(narrow)) * decays.before[:, None]
+        scores = (tk.dot(q, k.T) * decays.between).astype(narrow)
+        out[b, t, h, j] = tk.dot(scores, added, before).astype(out.dtype)
+        kept = (k.astype(wide) * decays.after[:, None]).astype(narrow)
+        return tk.dot(kept.T, added, state * decays.whole)
+
+    start = tk.zeros((key.shape[3], j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
+    final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
+
+
+@gated_delta_rule_forward.schedule("cpu")
+def _cpu(
+    query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
+) -> dict[str, int]:
+    """Chunks of 32 tokens: their inverse costs less than their products with the state."""
+    return {"block_t": even(value.shape[1], 32), "block_v": even(value.shape[3], 256)}
+
+
+@gated_delta_rule_forward.schedule("cuda")
+def _cuda(
+    query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
+) -> dict[str, int]:
+    """Chunks of 16 tokens, which spill least: the inverse and its operands are in registers, in float32."""
+    return {"block_t": 16, "block_v": power_of_two(value.shape[3], 32, 16), "num_warps": 8}
+
+
+@gated_delta_rule_forward.schedule("tpu")
+def _tpu(
+    query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
+) -> dict[str, int]:
+    """Chunks of 64 tokens: half of a matrix unit, for an inverse of six doublings."""
+    return {"block_t": tiled(value.shape[1], 64, 8), "block_v": tiled(value.shape[3], 256, 128)}

@@ -1,0 +1,91 @@
+"""The linear_attention kernel and its blocks.
+
+Within a chunk of tokens, c_i is the sum of the log decays up to token i. The chunk form of the recurrence (Dao and Gu
+2024, https://arxiv.org/abs/2405.21060, section 6) is
+
+    out_i = exp(c_i) q_iᵀ S + Σ_{j ≤ i} exp(c_i - c_j) (q_i · k_j) v_j
+    S'    = exp(c_last) S + Σ_j exp(c_last - c_j) k_j v_jᵀ
+
+for the state S before the chunk and S' behind it: four matrix products a chunk. No exponent is positive, so that
+nothing overflows. Tokens beyond the end read 0: they have no keys, and a log decay of 0 keeps the state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+import tilekern as tk
+from tilekern.kernels.blocks import even, power_of_two, tiled
+from tilekern.kernels.recurrences import decays_of
+
+
+def _out_type(
+    query: Any, key: Any, value: Any, log_decay: Any, initial_state: Any, segment_ids: Any
+) -> tuple[Any, Any]:
+    batch, _, heads, width = value.shape
+    state = jax.ShapeDtypeStruct((batch, heads, query.shape[3], width), tk.accumulator(value.dtype))
+    return jax.ShapeDtypeStruct(value.shape, value.dtype), state
+
+
+@tk.kernel(out_type=_out_type)
+def linear_attention_forward(
+    query: tk.Ref,
+    key: tk.Ref,
+    value: tk.Ref,
+    log_decay: tk.Ref,
+    initial_state: tk.Ref | None,
+    segment_ids: tk.Ref | None,
+    out: tk.Ref,
+    final_state: tk.Ref,
+    *,
+    block_t: tk.Block = 64,
+    block_v: tk.Block = 128,
+) -> None:
+    """query, key[B, T, G, K], value[B, T, H, V], log_decay[B, T, H], initial_state[B, H, K, V] -> out, final_state.
+
+    Head h reads the query and the key of head h // (H // G). The state is in float32 (float64 for float64); operands of
+    products are in the dtype of the inputs. `segment_ids` is [B, T].
+    """
+    groups, shared = query.shape[2], value.shape[2] // query.shape[2]
+    b = tk.parallel(value.shape[0])
+    g = tk.parallel(groups)
+    n = tk.parallel(shared)
+    j = tk.parallel(value.shape[3], block_v)
+    h = n if groups == 1 else g * shared + n
+    wide, narrow = tk.accumulator(value.dtype), value.dtype
+
+    def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
+        q, k, v = query[b, t, g], key[b, t, g], value[b, t, h, j]
+        decays = decays_of(t, log_decay[b, t, h].astype(wide), segment_ids, b)
+        before = tk.dot(q, state.astype(narrow)) * decays.before[:, None]
+        scores = (tk.dot(q, k.T) * decays.between).astype(narrow)
+        out[b, t, h, j] = tk.dot(scores, v, before).astype(out.dtype)
+        kept = (k.astype(wide) * decays.after[:, None]).astype(narrow)
+        return tk.dot(kept.T, v, state * decays.whole)
+
+    start = tk.zeros((key.shape[3], j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
+    final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
+
+
+@linear_attention_forward.schedule("cpu")
+def _cpu(query: Any, key: Any, value: Any, log_decay: Any, initial_state: Any, segment_ids: Any) -> dict[str, int]:
+    """Chunks whose scores cost about as much as their states; the columns of a state together."""
+    return {"block_t": even(value.shape[1], 64), "block_v": even(value.shape[3], 256)}
+
+
+@linear_attention_forward.schedule("cuda")
+def _cuda(
+    query: Any, key: Any, value: Any, log_decay: Any, initial_state: Any, segment_ids: Any, target: str
+) -> dict[str, int]:
+    """64 columns of the state in registers; 32 of float32, whose products of whole heads spill with any tiles."""
+    narrow = value.dtype.itemsize == 2
+    block_t = power_of_two(value.shape[1], 64 if narrow and target != "cuda:sm_80" else 32, 16)
+    return {"block_t": block_t, "block_v": power_of_two(value.shape[3], 64 if narrow else 32, 16), "num_warps": 8}
+
+
+@linear_attention_forward.schedule("tpu")
+def _tpu(query: Any, key: Any, value: Any, log_decay: Any, initial_state: Any, segment_ids: Any) -> dict[str, int]:
+    """Chunks of 128 tokens, the size of a matrix unit."""
+    return {"block_t": tiled(value.shape[1], 128, 8), "block_v": tiled(value.shape[3], 256, 128)}

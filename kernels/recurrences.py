@@ -1,0 +1,114 @@
+"""Shared parts of chunked linear recurrences: weights of decays within a chunk, and checks of arrays."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.authoring import hide_frames
+from tilekern.kernels.api import is_float, is_integer, require
+
+hide_frames(__file__)
+
+
+# Sums of 297 log decays of at most 110 are multiples of it below 2^24 of them: exact in float32.
+_STEP = 2.0**-9
+
+
+class Decays(NamedTuple):
+    """Products of decays within a chunk of C tokens; 0 from one packed sequence to another.
+
+    Attributes:
+      between: [C, C], those of the tokens after column j up to row i, and 0 where i < j.
+      before: [C], those of the tokens up to i: the weight of the state before the chunk.
+      after: [C], those of the tokens after i: the weight of token i in the state behind the chunk.
+      whole: those of all tokens: the weight of the state before the chunk in the state behind it.
+    """
+
+    between: jax.Array
+    before: jax.Array
+    after: jax.Array
+    whole: jax.Array
+
+
+def decays_of(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any) -> Decays:
+    """The products of decays in chunk t of the tokens; `segment_ids` is the ref, b the sequence.
+
+    They are exponentials of differences of sums, none of which is positive, so that nothing overflows. Multiples of
+    `_STEP` add up without rounding, and the rest is small: a difference is exact to 1e-8 beside its own rounding,
+    however large the sums are. A decay of e^-110 (e^-750 for float64) is 0.
+    """
+    log_decays = jnp.maximum(log_decays, -750 if log_decays.dtype == jnp.float64 else -110)
+    coarse = jnp.round(log_decays / _STEP) * _STEP
+    parts = coarse, log_decays - coarse
+    sums, totals = [jnp.cumsum(x) for x in parts], [x.sum() for x in parts]
+    before, whole = jnp.exp(sums[0] + sums[1]), jnp.exp(totals[0] + totals[1])
+    after = jnp.exp((totals[0] - sums[0]) + (totals[1] - sums[1]))
+    related = t.indices[:, None] >= t.indices[None, :]
+    if segment_ids is not None:
+        ids = segment_ids[b, t]
+        first = segment_ids[b, jnp.maximum(t.start - 1, 0)]
+        last = segment_ids[b, jnp.minimum(t.stop, segment_ids.shape[1]) - 1]
+        related &= ids[:, None] == ids[None, :]
+        before = jnp.where(ids == first, before, 0)
+        after = jnp.where(ids == last, after, 0)
+        whole = jnp.where(first == last, whole, 0)
+    differences = (x[:, None] - x[None, :] for x in sums)
+    between = jnp.exp(jnp.where(related, sum(differences), -jnp.inf))
+    return Decays(between, before, after, whole)
+
+
+def continues(segment_ids: jax.Array | None, shape: tuple[int, ...]) -> jax.Array:
+    """True[B, T] for tokens that continue the sequence of the token before; the first one continues the state."""
+    if segment_ids is None:
+        return jnp.ones(shape, bool)
+    same = segment_ids[:, 1:] == segment_ids[:, :-1]
+    return jnp.concatenate([jnp.ones((shape[0], 1), bool), same], axis=1)
+
+
+def check_tokens(
+    function: str,
+    query: Any,
+    key: Any,
+    value: Any,
+    of_tokens: dict[str, Any],
+    initial_state: Any,
+    segment_ids: Any,
+    *,
+    constant: bool = False,
+) -> None:
+    """Raise an `ArgumentError` unless the arrays fit.
+
+    `of_tokens` are arrays [B, T, H], or with `constant` also [H].
+    """
+    floats = {"query": query, "key": key, "value": value, **of_tokens, "initial_state": initial_state}
+    named = {name: x for name, x in floats.items() if x is not None}
+    fits = all(map(is_float, named.values())) and _shapes_fit(query, key, value, initial_state)
+    fits = fits and all(_of_tokens(x, value, constant) for x in of_tokens.values() if x is not None)
+    fits = fits and (segment_ids is None or (is_integer(segment_ids) and segment_ids.shape == value.shape[:2]))
+    require(
+        fits,
+        function,
+        expected="query[B, T, G, K], key[B, T, G, K] and value[B, T, H, V] of one float dtype of at least 16 bits, H a "
+        f"multiple of G, {', '.join(f'{n}[B, T, H]' for n in of_tokens)}{' or [H]' if constant else ''}, "
+        "initial_state[B, H, K, V] or None, of any such dtypes, segment_ids[B, T] of integers or None",
+        fix="heads come after tokens: use swapaxes(1, 2); cast with .astype",
+        **named,
+        **({} if segment_ids is None else {"segment_ids": segment_ids}),
+    )
+
+
+def _shapes_fit(query: Any, key: Any, value: Any, initial_state: Any) -> bool:
+    if not (query.ndim == value.ndim == 4 and query.dtype == key.dtype == value.dtype and query.shape == key.shape):
+        return False
+    (batch, tokens, groups, depth), (_, _, heads, width) = query.shape, value.shape
+    shared = heads == 0 if groups == 0 else heads % groups == 0
+    state_fits = initial_state is None or initial_state.shape == (batch, heads, depth, width)
+    return shared and state_fits and value.shape[:2] == (batch, tokens)
+
+
+def _of_tokens(x: Any, value: Any, constant: bool) -> bool:
+    return x.shape == value.shape[:3] or (constant and x.shape == value.shape[2:3])
