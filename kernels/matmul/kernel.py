@@ -12,7 +12,8 @@ from tilekern.errors import ArgumentError
 from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, soonest, tiled
 
 
-def _out_type(x: Any, w: Any, *, transpose_x: bool, transpose_w: bool) -> jax.ShapeDtypeStruct:
+def matmul_type(x: Any, w: Any, *, transpose_x: bool, transpose_w: bool) -> jax.ShapeDtypeStruct:
+    """The type of x @ w."""
     fits = len(x.shape) == 2 and len(w.shape) == 2 and x.dtype == w.dtype
     if not fits or x.shape[0 if transpose_x else 1] != w.shape[1 if transpose_w else 0]:
         left, right = ("[K, M]" if transpose_x else "[M, K]"), ("[N, K]" if transpose_w else "[K, N]")
@@ -32,7 +33,7 @@ def _sizes(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> tuple[int, i
     return rows, inner, w.shape[0 if transpose_w else 1]
 
 
-@tk.kernel(out_type=_out_type)
+@tk.kernel(out_type=matmul_type)
 def matmul(
     x: tk.Ref,
     w: tk.Ref,
@@ -66,7 +67,7 @@ def matmul(
 
 def _tangent_type(x: Any, w: Any, dx: Any, dw: Any, *, transpose_x: bool, transpose_w: bool) -> jax.ShapeDtypeStruct:
     left, right = (x, dw) if dx is None or w is None else (dx, w)
-    return _out_type(left, right, transpose_x=transpose_x, transpose_w=transpose_w)
+    return matmul_type(left, right, transpose_x=transpose_x, transpose_w=transpose_w)
 
 
 @tk.op(out_type=_tangent_type, linear=("dx", "dw"))
@@ -125,7 +126,7 @@ def _tangent_transpose(
 
 
 @matmul.schedule("cpu")
-def _cpu(
+def cpu_blocks(
     x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, transpose_x: bool = False, transpose_w: bool = False
 ) -> dict[str, int]:
     """XLA's own matrix product is fastest on large blocks."""
@@ -134,7 +135,7 @@ def _cpu(
 
 
 @matmul.schedule("cpu:llvm")
-def _llvm(
+def llvm_blocks(
     x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, transpose_x: bool = False, transpose_w: bool = False
 ) -> dict[str, int]:
     """Large blocks copy less of the operands for a product; small ones keep more cores busy."""
@@ -144,7 +145,7 @@ def _llvm(
 
 
 @matmul.schedule("cuda")
-def _cuda(
+def cuda_blocks(
     x: jax.ShapeDtypeStruct,
     w: jax.ShapeDtypeStruct,
     device: tk.Device,
@@ -188,7 +189,7 @@ def _cuda(
 
 
 @matmul.schedule("tpu")
-def _tpu(
+def tpu_blocks(
     x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str, transpose_x: bool = False, transpose_w: bool = False
 ) -> dict[str, int]:
     """Whole rows and columns where they fit, for the matrix units add up by themselves; else 2048 elements of them.

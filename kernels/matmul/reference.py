@@ -1,6 +1,9 @@
-"""The definition of `matmul`, in plain jnp."""
+"""The definitions of `matmul` and `fused_matmul`, in plain jnp."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,3 +14,19 @@ def reference(x: jax.Array, w: jax.Array) -> jax.Array:
     wide = jnp.int32 if not jnp.issubdtype(x.dtype, jnp.floating) else jnp.promote_types(x.dtype, jnp.float32)
     product = jnp.matmul(x, w, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
     return product.astype(x.dtype)
+
+
+def fused_reference(
+    x: jax.Array,
+    w: jax.Array,
+    *operands: jax.Array,
+    epilogue: Callable[..., Any],
+    transpose_x: bool = False,
+    transpose_w: bool = False,
+    dtype: Any = None,
+) -> jax.Array:
+    """epilogue(x @ w, *operands) in the dtype of x, computed in `dtype`: if None in float32 (float64 for float64)."""
+    wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
+    left, right = (x.T if transpose_x else x), (w.T if transpose_w else w)
+    product = jnp.matmul(left, right, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
+    return epilogue(product, *(o.astype(wide) for o in operands)).astype(x.dtype)

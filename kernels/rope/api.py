@@ -59,15 +59,10 @@ def rope(
       >>> rope(x, jnp.array([1])).ravel().round(4)  # cos 1, sin 1
       Array([0.5403, 0.8415], dtype=float32)
     """
-    _check(x, positions, frequencies)
-    *batch, length, heads, width = x.shape
-    if frequencies is None:
-        frequencies = jnp.asarray(_frequencies(theta, width // 2, tk.accumulator(x.dtype)))
-    if positions is not None:
-        positions = jnp.broadcast_to(_exact(positions, tk.accumulator(x.dtype)), (*batch, length))
-        positions = positions.reshape(math.prod(batch), length)
+    check_rope(x, positions, frequencies, "rope")
+    positions, frequencies = angle_inputs(x, positions, frequencies, theta)
     out = rope_forward(
-        x.reshape(math.prod(batch), length, heads, width),
+        x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]),
         positions,
         frequencies,
         interleaved=interleaved,
@@ -76,6 +71,17 @@ def rope(
         block_n=block_n,
     )
     return out.reshape(x.shape)
+
+
+def angle_inputs(x: Any, positions: Any, frequencies: Any, theta: Any) -> tuple[jax.Array | None, jax.Array]:
+    """positions[B, T] or None, and frequencies[H / 2], for the kernel."""
+    *batch, length, _, width = x.shape
+    if frequencies is None:
+        frequencies = jnp.asarray(_frequencies(theta, width // 2, tk.accumulator(x.dtype)))
+    if positions is not None:
+        positions = jnp.broadcast_to(_exact(positions, tk.accumulator(x.dtype)), (*batch, length))
+        positions = positions.reshape(math.prod(batch), length)
+    return positions, frequencies
 
 
 def _frequencies(theta: Any, half: int, dtype: Any) -> np.ndarray[Any, Any]:
@@ -100,7 +106,8 @@ def _exact(positions: Any, dtype: Any) -> jax.Array:
     return jnp.asarray(found if found.dtype == np.int32 else found.astype(dtype))
 
 
-def _check(x: Any, positions: Any, frequencies: Any) -> None:
+def check_rope(x: Any, positions: Any, frequencies: Any, function: str) -> None:
+    """Raise unless the arrays of `rope`, or of a function like it, fit."""
     fits = is_float(x) and x.ndim >= 3 and x.shape[-1] % 2 == 0
     if fits and positions is not None:
         fits = is_integer(positions) and positions.shape in (x.shape[-3:-2], x.shape[:-2])
@@ -108,7 +115,7 @@ def _check(x: Any, positions: Any, frequencies: Any) -> None:
         fits = is_float(frequencies) and frequencies.shape == (x.shape[-1] // 2,)
     require(
         fits,
-        "rope",
+        function,
         expected="x[*B, T, N, H] of a float dtype of at least 16 bits, H even, integer positions[T] or [*B, T] or "
         "None, float frequencies[H / 2] or None",
         fix="the layout is batch, time, heads, width; cast with .astype",

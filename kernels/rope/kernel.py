@@ -71,21 +71,23 @@ def _jvp(
 
 
 @rope_forward.schedule("cpu")
-def _cpu(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
+def cpu_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
+    """All heads, and as many positions as make a large tile."""
     _, length, heads, width = x.shape
     block_t, _ = coarse(length, heads * width)
     return {"block_t": block_t, "block_n": max(1, heads)}
 
 
 @rope_forward.schedule("cpu:llvm")
-def _llvm(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
+def llvm_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
+    """All heads, and as many positions as stay in a core's cache."""
     _, length, heads, width = x.shape
     block_t, _ = cached(length, heads * width)
     return {"block_t": block_t, "block_n": max(1, heads)}
 
 
 @rope_forward.schedule("cuda")
-def _cuda(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
+def cuda_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
     """Many heads of a position in one program, for they share its sines and cosines; 32 pairs for a thread."""
     _, length, heads, width = x.shape
     block_n = power_of_two(heads, 32)
@@ -95,7 +97,7 @@ def _cuda(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
 
 
 @rope_forward.schedule("tpu")
-def _tpu(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
+def tpu_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
     """All heads, for they share sines and cosines, and as many positions as make a mebibyte of float32."""
     _, length, heads, width = x.shape
     block_n = tiled(heads, 64, 8)

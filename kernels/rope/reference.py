@@ -1,4 +1,4 @@
-"""The definition of rotary position embedding, in plain jnp."""
+"""The definitions of rotary position embedding, and of the one behind a norm, in plain jnp."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from tilekern.kernels.rms_norm.reference import reference as rms_norm
 
 
 def reference(
@@ -34,3 +36,20 @@ def reference(
     pairs = x.astype(wide).reshape(*x.shape[:-1], *((half, 2) if interleaved else (2, half)))
     u, v = jnp.take(pairs, 0, axis), jnp.take(pairs, 1, axis)
     return jnp.stack([u * cos - v * sin, v * cos + u * sin], axis).reshape(x.shape).astype(x.dtype)
+
+
+def normed_reference(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    positions: jax.Array | None = None,
+    *,
+    theta: float = 10000.0,
+    frequencies: jax.Array | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    dtype: Any = None,
+) -> jax.Array:
+    """`reference` of rms_norm(x, weight), in the dtype of x, without rounding between them."""
+    wide = x.astype(dtype or jnp.promote_types(x.dtype, jnp.float32))
+    normed = rms_norm(wide, weight, eps=eps, offset=offset, dtype=dtype)
+    return reference(normed, positions, theta=theta, frequencies=frequencies, dtype=dtype).astype(x.dtype)

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import power_of_two, tiled
 from tilekern.kernels.derivatives import derive
 from tilekern.kernels.rows import cached_blocks, coarse_blocks, like_first, warps_for
-from tilekern.kernels.swiglu.reference import reference
+from tilekern.kernels.swiglu.reference import ACTIVATIONS, reference
 
 
 @tk.kernel(out_type=like_first)
 def swiglu_forward(
-    gate: tk.Ref, up: tk.Ref, out: tk.Ref, *, block_rows: tk.Block = 8, block_columns: tk.Block = 512
+    gate: tk.Ref,
+    up: tk.Ref,
+    out: tk.Ref,
+    *,
+    activation: str = "silu",
+    block_rows: tk.Block = 8,
+    block_columns: tk.Block = 512,
 ) -> None:
-    """out[R, C] = silu(gate[R, C]) * up[R, C], computed in float32 (float64 for float64)."""
+    """out[R, C] = activation(gate[R, C]) * up[R, C], computed in float32 (float64 for float64)."""
     i = tk.parallel(gate.shape[0], block_rows)
     j = tk.parallel(gate.shape[1], block_columns)
     wide = tk.accumulator(gate.dtype)
-    out[i, j] = (jax.nn.silu(gate[i, j].astype(wide)) * up[i, j].astype(wide)).astype(out.dtype)
+    out[i, j] = (ACTIVATIONS[activation](gate[i, j].astype(wide)) * up[i, j].astype(wide)).astype(out.dtype)
 
 
-def _backward_types(gate: Any, up: Any, cotangent: Any, *, wanted: tuple[bool, bool]) -> tuple[Any, ...]:
+def _backward_types(
+    gate: Any, up: Any, cotangent: Any, *, wanted: tuple[bool, bool], activation: str
+) -> tuple[Any, ...]:
     return tuple(like_first(x) if w else None for x, w in zip((gate, up), wanted, strict=True))
 
 
@@ -37,22 +48,36 @@ def swiglu_backward_kernel(
     dup: tk.Ref | None,
     *,
     wanted: tuple[bool, bool],
+    activation: str = "silu",
     block_rows: tk.Block = 8,
     block_columns: tk.Block = 512,
 ) -> None:
-    """The `wanted` cotangents of gate and up, [R, C]: with σ = 1 / (1 + exp(-gate)), of the cotangent of gate σ up.
+    """The `wanted` cotangents of gate and up, [R, C], of the cotangent of a(gate) up for an activation a.
 
-    dgate = cotangent up σ (1 + gate (1 - σ)) and dup = cotangent gate σ.
+    dgate = cotangent up a'(gate) and dup = cotangent a(gate).
     """
     i = tk.parallel(gate.shape[0], block_rows)
     j = tk.parallel(gate.shape[1], block_columns)
     wide = tk.accumulator(gate.dtype)
     g, given = gate[i, j].astype(wide), cotangent[i, j].astype(wide)
-    share = jax.nn.sigmoid(g)
+    value, slope = _with_slope(activation, g)
     if dgate is not None:
-        dgate[i, j] = (given * up[i, j].astype(wide) * (share * (1 + g * (1 - share)))).astype(dgate.dtype)
+        dgate[i, j] = (given * up[i, j].astype(wide) * slope()).astype(dgate.dtype)
     if dup is not None:
-        dup[i, j] = (given * (g * share)).astype(dup.dtype)
+        dup[i, j] = (given * value()).astype(dup.dtype)
+
+
+def _with_slope(activation: str, g: jax.Array) -> tuple[Callable[[], jax.Array], Callable[[], jax.Array]]:
+    """Functions that compute the activation of g and its derivative: of g σ, with the sigmoid σ, σ (1 + g (1 - σ))."""
+    if activation == "silu":
+        share = jax.nn.sigmoid(g)
+        return lambda: g * share, lambda: share * (1 + g * (1 - share))
+    if activation == "gelu":
+        # g Φ(g) for the normal distribution Φ, whose lower tail erfc keeps; the derivative is Φ(g) + g Φ'(g).
+        below = 0.5 * jax.lax.erfc(g * -math.sqrt(0.5))
+        return lambda: g * below, lambda: below + g * jnp.exp(-0.5 * g * g) / math.sqrt(2 * math.pi)
+    value, slope = jax.jvp(ACTIVATIONS[activation], (g,), (jnp.ones_like(g),))
+    return lambda: value, lambda: slope
 
 
 swiglu_tangent, swiglu_backward = derive(swiglu_forward, reference, swiglu_backward_kernel)

@@ -58,13 +58,13 @@ def _sweep(item: pytest.Item) -> pytest.MarkDecorator | None:
     if not backend or (backend in ("xla", "llvm") and item.get_closest_marker("one_backend")):
         return None
     if backend in ("triton", "mosaic"):
-        return pytest.mark.sweep(5)
+        return pytest.mark.sweep(8)
     if item.originalname in ("test_floats", "test_small_cases"):
-        return pytest.mark.sweep(3)
+        return pytest.mark.sweep(4)
     if item.get_closest_marker("sweep"):
         return pytest.mark.sweep(2)
     function, _, case = item.nodeid.partition("[")
-    return pytest.mark.sweep(2, among=f"{function}[{case.replace(backend, '', 1)}")
+    return pytest.mark.sweep(4, among=f"{function}[{case.replace(backend, '', 1)}")
 
 
 def _backend(item: pytest.Item) -> str:

@@ -9,7 +9,7 @@ from tilekern.ir.core import cdiv
 from tilekern.kernels.blocks import copies_well, depth, power_of_two, soonest, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.kernel import _cuda as attention_schedule
-from tilekern.kernels.matmul.kernel import _cuda as matmul_schedule
+from tilekern.kernels.matmul.kernel import cuda_blocks as matmul_schedule
 from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.rows import PER_THREAD, gpu_blocks
 from tilekern.lower.target import TARGETS, on_platform

@@ -86,24 +86,46 @@ def differentiated_groups(name: str, *shapes: tuple[int, ...], **keywords: Any) 
     return Differentiated(ours, theirs, shapes, keywords)
 
 
+def added(*arrays: Any, of: Callable[..., Any], **keywords: Any) -> Any:
+    """Both results of `add_rms_norm`, or of its definition."""
+    return jnp.stack(of(*arrays, **keywords))
+
+
+def gated(product: Any, bias: Any, gate: Any) -> Any:
+    """An epilogue."""
+    return jax.nn.silu(product + bias) * gate
+
+
 LEFT, RIGHT = ((13, 21), (21, 21))
 KERNELS = {
     "rms_norm": Differentiated(rms_norm.rms_norm, rms_norm.reference, (MATRIX, VECTOR), {"offset": 1.0, "eps": 0.1}),
     "rms_norm_plain": Differentiated(rms_norm.rms_norm, rms_norm.reference, (MATRIX,)),
+    "add_rms_norm": Differentiated(
+        partial(added, of=rms_norm.add_rms_norm), partial(added, of=rms_norm.add_reference), (MATRIX, MATRIX, VECTOR)
+    ),
     "layer_norm": Differentiated(layer_norm.layer_norm, layer_norm.reference, (MATRIX, VECTOR, VECTOR)),
     "layer_norm_plain": Differentiated(layer_norm.layer_norm, layer_norm.reference, (MATRIX,), {"eps": 0.1}),
     "softmax": Differentiated(softmax.softmax, softmax.reference, (MATRIX,)),
     "softmax_axis": Differentiated(softmax.softmax, softmax.reference, ((3, 5, 7),), {"axis": 1}),
     "swiglu": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX)),
+    "geglu": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX), {"activation": "gelu"}),
+    "geglu_tanh": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX), {"activation": "gelu_tanh"}),
+    "reglu": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX), {"activation": "relu"}),
     "matmul": Differentiated(matmul.matmul, product, (LEFT, RIGHT)),
     "matmul_tn": Differentiated(matmul.matmul, product, (LEFT[::-1], RIGHT), {"transpose_x": True}),
     "matmul_nt": Differentiated(matmul.matmul, product, (LEFT, RIGHT[::-1]), {"transpose_w": True}),
     "matmul_tt": Differentiated(
         matmul.matmul, product, (LEFT[::-1], RIGHT[::-1]), {"transpose_x": True, "transpose_w": True}
     ),
+    "fused_matmul": Differentiated(
+        matmul.fused_matmul, matmul.fused_reference, (LEFT, RIGHT, RIGHT[1:], LEFT), {"epilogue": gated}
+    ),
     "ragged_dot": differentiated_groups("ragged_dot", (11, 6), (4, 6, 6)),
     "ragged_dot_nt": differentiated_groups("ragged_dot", (11, 6), (4, 9, 6), transpose_rhs=True),
     "ragged_contracting_dot": differentiated_groups("ragged_contracting_dot", (11, 6), (11, 9)),
+    "rms_norm_rope": Differentiated(
+        rope.rms_norm_rope, rope.normed_reference, ((2, 7, 3, 10), (10,)), {"offset": 1.0, "eps": 0.1}
+    ),
     "rope": Differentiated(
         partial(turned, rotate=rope.rope), partial(turned, rotate=rope.reference), ((2, 7, 3, 10), (5,))
     ),

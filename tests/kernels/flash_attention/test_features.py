@@ -63,7 +63,7 @@ IDS = np.sort(np.random.default_rng(1).integers(0, 4, (2, 180), np.int32))
 MODS: dict[str, Any] = {"prefix": prefix, "documents": Partial(documents, IDS), "by_head": by_head}
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", MODS)
 def test_block_maps_change_nothing(name: str, backend: str) -> None:
     """Lengths of several tiles of the map, and of others; a map that the call makes, and that of a dense mask."""

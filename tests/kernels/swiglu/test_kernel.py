@@ -19,7 +19,7 @@ FLOATS = ("float32", "bfloat16", "float16", "float64")
 BLOCKS = ({}, {"block_rows": 4, "block_columns": 8}, {"block_rows": 3, "block_columns": 7}, {"block_columns": 1})
 
 
-naive = jax.jit(reference, static_argnames="dtype")
+naive = jax.jit(reference, static_argnames=("activation", "dtype"))
 
 
 def check(gate: Any, up: Any, **blocks: int) -> None:
@@ -34,6 +34,22 @@ def check(gate: Any, up: Any, **blocks: int) -> None:
 def test_floats(dtype: str, data: st.DataObject, rows: int, columns: int, blocks: dict[str, int]) -> None:
     gate, up = (data.draw(arrays(jnp.dtype(dtype), (rows, columns))) for _ in range(2))
     check(gate, up, **blocks)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "sigmoid"])
+@settings(max_examples=5)
+@given(data=st.data(), dtype=st.sampled_from(["float32", "bfloat16"]), columns=lengths(16))
+def test_other_activations(activation: str, data: st.DataObject, dtype: str, columns: int) -> None:
+    gate, up = (data.draw(arrays(jnp.dtype(dtype), (3, columns))) for _ in range(2))
+    out, low = swiglu(gate, up, activation=activation), naive(gate, up, activation=activation, dtype=gate.dtype)
+    assert_close(out, in_float64(partial(reference, activation=activation), gate, up), low)
+
+
+@pytest.mark.one_backend
+def test_an_unknown_activation() -> None:
+    with pytest.raises(ArgumentError, match="activation = 'tanh'") as caught:
+        swiglu(jnp.zeros(3), jnp.zeros(3), activation="tanh")  # here
+    assert "# here" in caught.value.loc.snippet()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

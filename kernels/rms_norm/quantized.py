@@ -1,0 +1,138 @@
+"""RMS norm and the quantisation of its rows, in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.authoring import describe, hide_frames
+from tilekern.errors import ArgumentError
+from tilekern.kernels.api import as_rows, is_float, require
+from tilekern.kernels.rows import cached_blocks, coarse_blocks, gpu_blocks, tpu_blocks
+
+hide_frames(__file__)
+
+# The largest number of each dtype that a scaled row is mapped to.
+LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
+
+
+def rms_norm_quantized(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    *,
+    dtype: Any = "int8",
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    target: str | None = None,
+    block_rows: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """rms_norm(x, weight) as values of 8 bits and a scale for each row: the norm is about values * scales[..., None].
+
+    The norm, computed in float32, is divided by the scale, rounded to the nearest number, and never in memory. The
+    largest element of a row becomes 127 (int8) or 448 (float8_e4m3fn) in size. A row of zeros has the scale 1, one with
+    NaN the scale NaN. Derivatives take both results as constants.
+
+    Args:
+      x: [*B, C], float32, bfloat16 or float16. A program holds whole rows.
+      weight: [C] of any of these dtypes; None for ones (`offset` is then not used).
+      dtype: of the values, int8 or float8_e4m3fn.
+      eps: added to the mean square.
+      offset: added to the weight: 1 for Gemma.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+      block_rows: rows of a tile, instead of the schedule's.
+
+    Returns:
+      values: [*B, C] of the dtype.
+      scales: [*B], float32.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes or dtypes do not fit.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.rms_norm import rms_norm_quantized
+      >>> values, scales = rms_norm_quantized(jnp.array([[3.0, -1.0]]))
+      >>> values
+      Array([[127, -42]], dtype=int8)
+    """
+    fits = is_float(x) and x.ndim > 0 and x.dtype != jnp.float64 and x.shape[-1] > 0
+    require(
+        fits and (weight is None or (is_float(weight) and weight.shape == x.shape[-1:])),
+        "rms_norm_quantized",
+        expected="x[*B, C] of float32, bfloat16 or float16 with C > 0, and weight[C] of floats, or None",
+        fix="the last axis is normalised: move it there; cast with .astype",
+        x=x,
+        weight=weight,
+    )
+    if str(dtype) not in LARGEST and getattr(dtype, "__name__", "") not in LARGEST:
+        raise ArgumentError(
+            "rms_norm_quantized has no values of this dtype",
+            expected="int8 or float8_e4m3fn",
+            got=f"dtype = {describe(dtype)}",
+            fix='leave it out for int8, or give "float8_e4m3fn"',
+        )
+    rows, batch = as_rows(x), x.shape[:-1]
+    if x.size == 0:
+        return jnp.zeros(x.shape, dtype), jnp.ones(batch, jnp.float32)
+    x, weight = jax.lax.stop_gradient((rows, weight))
+    name = jnp.dtype(dtype).name
+    values, scales = rms_norm_quantized_forward(
+        x, weight, dtype=name, eps=eps, offset=offset, target=target, block_rows=block_rows
+    )
+    return values.reshape(*batch, values.shape[-1]), scales.reshape(batch)
+
+
+def _types(x: Any, weight: Any, *, dtype: str, eps: float, offset: float) -> tuple[Any, Any]:
+    return jax.ShapeDtypeStruct(x.shape, dtype), jax.ShapeDtypeStruct(x.shape[:1], jnp.float32)
+
+
+@tk.kernel(out_type=_types)
+def rms_norm_quantized_forward(
+    x: tk.Ref,
+    weight: tk.Ref | None,
+    values: tk.Ref,
+    scales: tk.Ref,
+    *,
+    dtype: str,
+    eps: float,
+    offset: float,
+    block_rows: tk.Block = 4,
+) -> None:
+    """x[R, C], weight[C] -> values[R, C] and scales[R]; a program reads its rows once."""
+    i = tk.parallel(x.shape[0], block_rows)
+    s = x[i].astype(jnp.float32)
+    s = s * jax.lax.rsqrt((s * s).sum(axis=1) / x.shape[1] + eps)[:, None]
+    s = s if weight is None else s * (weight[:].astype(jnp.float32) + offset)[None, :]
+    largest = jnp.abs(s).max(axis=1)
+    scale = jnp.where(largest == 0, 1, largest / LARGEST[dtype])
+    scaled = s / scale[:, None]
+    scaled = jnp.round(scaled) if dtype == "int8" else scaled
+    values[i] = jnp.clip(scaled, -LARGEST[dtype], LARGEST[dtype]).astype(values.dtype)
+    scales[i] = scale
+
+
+def _rows_alone(blocks: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in blocks.items() if name != "block_columns"}
+
+
+@rms_norm_quantized_forward.schedule("cpu")
+def _cpu(x: Any, weight: Any) -> dict[str, int]:
+    return _rows_alone(coarse_blocks(x))
+
+
+@rms_norm_quantized_forward.schedule("cpu:llvm")
+def _llvm(x: Any, weight: Any) -> dict[str, int]:
+    return _rows_alone(cached_blocks(x))
+
+
+@rms_norm_quantized_forward.schedule("cuda")
+def _cuda(x: Any, weight: Any) -> dict[str, int]:
+    return _rows_alone(gpu_blocks(x))
+
+
+@rms_norm_quantized_forward.schedule("tpu")
+def _tpu(x: Any, weight: Any) -> dict[str, int]:
+    return _rows_alone(tpu_blocks(x))
