@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import error_examples
 from picture import svg
 
 from tilekern.lower import sequence, support
@@ -22,4 +23,5 @@ if __name__ == "__main__":
     BUILD.mkdir(exist_ok=True)
     (BUILD / "support.md").write_text(support.markdown())
     (BUILD / "sequences.md").write_text(sequences())
+    (BUILD / "errors.md").write_text(error_examples.markdown())
     (BUILD / "architecture.svg").write_text(svg())

@@ -13,7 +13,14 @@ Errors find the user's line by themselves (`source.current`). `assert` is for bu
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
+import re
+import reprlib
 import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from tilekern import source
@@ -125,7 +132,10 @@ class InterpreterError(TilekernError):
 
 
 class OutOfBoundsError(InterpreterError):
-    """An access that was proved to be in bounds was not: a bug of the compiler."""
+    """An access that was proved to be in bounds was not, or took its position from outside of an array.
+
+    It is a bug of the compiler, or of a Func that was written by hand.
+    """
 
 
 class UnwrittenError(InterpreterError):
@@ -157,6 +167,78 @@ class ParseError(TilekernError, ValueError):
 
 class LoadError(TilekernError, ValueError):
     """A file is not that of a saved kernel, was changed, or is of a newer version."""
+
+
+# --- wrong calls ------------------------------------------------------------------------------------------------------
+
+# Errors that Python and JAX raise for arguments that do not fit.
+FOREIGN = (TypeError, ValueError, OverflowError, ZeroDivisionError, AttributeError)
+_PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+# An error in here is a bug of the compiler.
+_COMPILER = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("autodiff", "ir", "lower", "passes"))
+
+
+def checked[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of a public function: an error of Python or JAX about its arguments becomes an `ArgumentError`."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return function(*args, **keywords)
+        except FOREIGN as error:
+            refuse(error, function, args, keywords)
+            raise
+
+    return call
+
+
+def refuse(
+    error: Exception, function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], name: str = ""
+) -> None:
+    """Raise an `ArgumentError` in the place of an error that a call of a public function raised.
+
+    It returns for errors of ours, for those of the user's own code, such as the body of a loop, for those of the
+    compiler, and for those of a running program, which XLA raises with a status ("INTERNAL: ...").
+    """
+    is_of_program = re.match(r"[A-Z_]+: ", str(error))
+    if isinstance(error, TilekernError) or is_of_program or not _is_of_call(error.__traceback__):
+        return
+    of_class = function.__qualname__.removesuffix(".__init__")
+    name = name or ("" if "." in of_class else "tk.") + of_class
+    shown = [*map(_shown, args), *(f"{key}={_shown(value)}" for key, value in keywords.items())]
+    usage = " ".join((inspect.getdoc(function) or "").split("\n\n", 1)[0].split())
+    raise ArgumentError(
+        f"{name} does not take these arguments: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        expected=f"{name}{_parameters(function)}",
+        got=f"({', '.join(shown)})",
+        fix=f"see help({name}): {usage}",
+    ) from error
+
+
+def _is_of_call(traceback: TracebackType | None) -> bool:
+    """True unless an error was raised in the user's code, in the compiler, or below these."""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        is_pythons = file.startswith(_PYTHON) and "site-packages" not in file
+        if file.startswith(_COMPILER) or not (source.is_internal(file) or is_pythons):
+            return False
+        traceback = traceback.tb_next
+    return True
+
+
+def _parameters(function: Callable[..., Any]) -> str:
+    parameters = inspect.signature(function).parameters.values()
+    names = [{p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "") + p.name for p in parameters]
+    return f"({', '.join(name for name in names if name != 'self')})"
+
+
+def _shown(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{type(value).__name__} of {value.dtype}{value.shape}"
+    if type(value).__repr__ is object.__repr__:
+        return f"an object of {type(value).__name__}"
+    return reprlib.repr(value)
 
 
 # --- old names, until the next version --------------------------------------------------------------------------------
