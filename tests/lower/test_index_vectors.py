@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import tilekern as tk
-from tests.programs.index_vectors import Chain, chain
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS
@@ -21,6 +20,7 @@ from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.interpret import interpret as triton_interpret
 from tilekern.lower.xla.emit.emit_xla import run
+from tilekern.testing.programs.index_vectors import Chain, chain
 
 Outputs = Sequence[np.ndarray]
 # XLA compiles in half of the time without LLVM's optimisations, which are not what is under test.

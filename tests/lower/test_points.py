@@ -13,7 +13,7 @@ import pytest
 
 import tilekern as tk
 from tests.lower.test_index_vectors import Outputs, by_interpreter, by_llvm, by_mosaic, by_triton, by_xla
-from tests.programs.index_vectors import Chain
+from tilekern.testing.programs.index_vectors import Chain
 
 X = np.arange(6 * 20, dtype=np.float32).reshape(6, 20) - 7
 ROWS = np.array([3, 1, 0, 5, 1, 1, 2, 0, 4, 5], np.int32)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tests.ir.funcs import assert_near
-from tests.programs import inputs_of
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret
 from tilekern.ir.parse import parse
 from tilekern.ir.types import kind_of
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.xla.emit.emit_xla import run
+from tilekern.testing.programs import inputs_of
 
 # What was wrong, and the program.
 PROGRAMS = {

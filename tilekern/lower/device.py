@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilekern.errors import checked
 from tilekern.lower.mosaic.chip import CHIPS as TPUS
 from tilekern.lower.mosaic.chip import LANES, PORTABLE, SUBLANES
 from tilekern.lower.target import Target, resolve
@@ -58,6 +59,7 @@ def device_of(target: Target) -> Device:
     return Device(target.name, target.platform)
 
 
+@checked
 def device(target: str) -> Device:
     """The record of the machine that a target names.
 

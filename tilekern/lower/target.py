@@ -130,7 +130,7 @@ def resolve(name: str) -> Target:
       TargetError: there is no such target.
     """
     target = TARGETS.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
-    if name == "cpu":
+    if isinstance(name, str) and name == "cpu":  # pyright: ignore[reportUnnecessaryIsInstance] -- as above
         target = replace(_cpu_here(), falls_back=True)
     if target is None:
         raise TargetError(

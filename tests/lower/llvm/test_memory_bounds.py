@@ -12,13 +12,13 @@ from tests.lower.library import CASES, family_of
 from tests.lower.llvm.machines import here
 from tests.lower.llvm.running import guarded, run
 from tests.lower.llvm.tasks import process
-from tests.programs import assert_agrees
-from tests.programs.batches import sample
 from tilekern.ir.core import Array
 from tilekern.ir.types import kind_of
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.target import TARGETS
 from tilekern.passes import pipeline
+from tilekern.testing.programs import assert_agrees
+from tilekern.testing.programs.batches import sample
 
 pytest.importorskip("llvmlite", reason="needs llvmlite")
 

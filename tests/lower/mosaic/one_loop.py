@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.programs.control import Generator
-from tests.programs.facts import Fact
 from tilekern.ir.compute import Constant
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.rewrite import Cloner, Rewriter
 from tilekern.ir.types import INDEX
+from tilekern.testing.programs.control import Generator
+from tilekern.testing.programs.facts import Fact
 
 
 class OneLoop(Generator):

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from tests.lower.triton.kernels import LIKE, attention, histogram, matmul, softmax
 from tests.lower.triton.running import assert_kernel, assert_neat, assert_runs, program_of
-from tests.programs.batches import sample
 from tilekern.errors import TargetError
 from tilekern.ir.core import Func
 from tilekern.ir.parse import parse
@@ -25,6 +24,7 @@ from tilekern.ir.types import F32, I32
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.passes import pipeline
+from tilekern.testing.programs.batches import sample
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -78,3 +78,25 @@ def test_a_stray_store_is_found() -> None:
     assert place.untouched()
     Memory(memory.address + 10, 1, memory.owner).array((1,), np.uint8)[...] = 0
     assert not place.untouched()
+
+
+@pytest.mark.parametrize("dtype", ["i8", "bf16", "f32", "f64"])
+def test_reversed_tiles(dtype: str) -> None:
+    """Whole vectors are loaded, of an array and of a tile in memory, and turned around."""
+    func = parse(f"""
+func @reversed(%x: ref<{dtype}[67], in>, %out: ref<{dtype}[64], out>, %sums: ref<{dtype}[64], out>) {{
+  grid %i in i[1 by 1]
+  %0 = load %x[0 +: 64] : {dtype}[64]
+  %1 = reverse(%0) {{dims=[0]}} : {dtype}[64]
+  store %1 to %out[0 +: 64]
+  %2 = scan(%0) {{monoid="max", dim=0, reverse=false}} : {dtype}[64]
+  %3 = reverse(%2) {{dims=[0]}} : {dtype}[64]
+  store %3 to %sums[0 +: 64]
+}}""")
+    (param,) = func.inputs
+    x = np.random.default_rng(0).permutation(67).astype(param.ref.dtype)
+    largest = np.maximum.accumulate(x[:64].astype(np.float64))
+    for machine in (None, *here()):
+        out, sums = run(LlvmLowering(func, machine), [x])
+        np.testing.assert_array_equal(out, x[:64][::-1])
+        np.testing.assert_array_equal(sums.astype(np.float64), largest[::-1])

@@ -12,8 +12,6 @@ import pytest
 from tests.ir.funcs import assert_same
 from tests.lower.llvm.funcs import func_of
 from tests.lower.llvm.machines import ALL, AVX2, BFLOAT16, NEON
-from tests.programs import Program
-from tests.programs.batches import check, sample
 from tilekern.errors import DeviceAssertionError, VerifyError
 from tilekern.ir.compute import Convert, Dot, Reduce
 from tilekern.ir.core import Func, Op
@@ -29,6 +27,8 @@ from tilekern.lower.rewrite.matrices import is_of_matrices
 from tilekern.lower.support import SAMPLES, Sketch
 from tilekern.lower.support import sample as cell
 from tilekern.passes import pipeline
+from tilekern.testing.programs import Program
+from tilekern.testing.programs.batches import check, sample
 
 _PRODUCTS = {np.dtype(np.int16), I32, F64, F32, BF16}
 

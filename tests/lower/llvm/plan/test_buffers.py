@@ -13,7 +13,6 @@ import tilekern as tk
 from tests.lower.library import CASES, family
 from tests.lower.llvm.machines import ALL
 from tests.lower.llvm.plans import every_step, planned
-from tests.programs.batches import sample
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.shape import Reshape
@@ -21,6 +20,7 @@ from tilekern.ir.types import TileType
 from tilekern.lower.llvm.plan.steps import AnyStep, Buffer, BufferCopies, Expressions, LoopNest, Plan, Step
 from tilekern.lower.target import TARGETS
 from tilekern.passes import pipeline
+from tilekern.testing.programs.batches import sample
 
 Tile = tuple[Value, tuple[int, ...]]
 """A value in one iteration of the loops around the block that defines it."""

@@ -18,7 +18,6 @@ from tests.lower.triton.legalize.meaning import counting, one
 from tests.lower.triton.legalize.test_expand_order import few
 from tests.lower.triton.legalize.test_movement import MOVES
 from tests.lower.triton.legalize.test_refuse import copy
-from tests.programs.batches import check
 from tilekern.errors import TargetError, VerifyError
 from tilekern.ir.compute import Dot, Monoid, Reduce
 from tilekern.ir.elementwise import TABLE
@@ -29,6 +28,7 @@ from tilekern.ir.types import BOOL, DTYPES, F32, F64, I32, DType, kind_of
 from tilekern.lower.mosaic.legalize import legalize
 from tilekern.passes import pipeline
 from tilekern.passes.split_loops import split_loops
+from tilekern.testing.programs.batches import check
 
 _CHUNK = 100
 _SEEDS = [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]

@@ -9,8 +9,6 @@ import pytest
 
 from tests.lower.triton.legalize.meaning import hardware
 from tests.lower.triton.legalize.promises import assert_legal, ops_of
-from tests.programs import Program
-from tests.programs.batches import check
 from tilekern.errors import TargetError
 from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Atomic
@@ -18,6 +16,8 @@ from tilekern.ir.types import DTYPES
 from tilekern.lower.triton.chip import CHIPS, Chip
 from tilekern.lower.triton.legalize import legalize
 from tilekern.passes import pipeline
+from tilekern.testing.programs import Program
+from tilekern.testing.programs.batches import check
 
 _CHUNK = 125
 _SEEDS = [*range(1), *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]

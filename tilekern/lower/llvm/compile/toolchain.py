@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import importlib
-import itertools
 import os
 import re
 import sys
@@ -33,9 +32,6 @@ The first is the oldest with an LLVM, 20, that reads `splat (i32 1)`; the tests 
 
 lock = threading.RLock()
 """Held by whoever uses llvmlite. One compilation at a time: two threads that want a program should compile it once."""
-
-# Numbers for the linker's names of libraries, which cannot be used twice.
-_numbers = itertools.count()
 
 if sys.platform != "win32":
     # No other thread uses llvmlite while this one forks, so the child finds its lock, that of its import and ours free.
@@ -83,7 +79,7 @@ def _loaded(name: str, text: str, target: Machine) -> LoadedCode:
     table, key = code_table(), name[-KEY_BYTES:]
     if (found := table.find(key)) is not None:
         return found
-    library = _link(f"{name}_{next(_numbers)}", _Codegen(text, target).object(), [HANDLER], imported())
+    library = _link(name, _Codegen(text, target).object(), [HANDLER], imported())
     return table.add(key, library, library[HANDLER])
 
 
@@ -200,7 +196,8 @@ def _code_table() -> CodeTable:
     exported = [RUN, *EXPORTED]
     library = _link("tilekern_runtime", _Codegen(_runtime_text(host()), host(), level=0).object(), exported, {})
     functions = {name: library[name] for name in exported}
-    library.detach()  # it stays loaded: XLA keeps the addresses of the handlers
+    for owner in (library, library.linker):
+        owner.detach()  # it stays loaded: XLA keeps the addresses of the handlers
     return CodeTable(functions, lock)
 
 
@@ -209,26 +206,24 @@ def _runtime_text(target: Machine) -> str:
     return runtime(target).text
 
 
-@functools.cache
-def _linker() -> Any:
-    llvm = llvmlite()
-    return llvm.create_lljit_compiler(_target_machine(host(), calibration.OPTIMIZATION_LEVEL), use_jit_link=True)
-
-
 def _link(name: str, code: bytes, exported: Sequence[str], imported: dict[str, int]) -> Any:
     """Load an object file into this process: llvmlite's tracker, which has the addresses of the exported functions.
 
-    The code goes with the tracker.
+    The code goes with the tracker. So does its linker: one for all would keep 10 KiB of each library.
     """
-    builder = llvmlite().JITLibraryBuilder().add_object_img(code).add_current_process()
+    llvm = llvmlite()
+    linker = llvm.create_lljit_compiler(_target_machine(host(), calibration.OPTIMIZATION_LEVEL), use_jit_link=True)
+    builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
     for symbol in exported:
         builder.export_symbol(symbol)
     for symbol, address in imported.items():
         builder.import_symbol(symbol, address)
     try:
-        return builder.link(_linker(), name)
+        library = builder.link(linker, name)
     except RuntimeError as error:  # code that calls a function which this process does not have
         raise AssertionError(f"{name}: {error}") from error
+    library.linker = linker
+    return library
 
 
 def _target_machine(target: Machine, level: int) -> Any:
@@ -237,6 +232,14 @@ def _target_machine(target: Machine, level: int) -> Any:
     return found.create_target_machine(
         cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="small", jit=True
     )
+
+
+def _free(passes: Any) -> None:
+    """Free a pass manager, 60 KiB. llvmlite does not: of two inherited methods it calls the one that does nothing."""
+    dispose = [vars(kind)["_dispose"] for kind in type(passes).__mro__ if kind.__name__ == "NewPassManager"]
+    if dispose:
+        dispose[0](passes)
+        passes.detach()  # freed once, also by an llvmlite without that mistake
 
 
 class _Codegen:
@@ -257,7 +260,9 @@ class _Codegen:
         options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = False
         options.loop_unrolling = False  # a third of the compile time
         builder = llvm.create_pass_builder(self._machine, options)
-        builder.getModulePassManager().run(self._module, builder)
+        passes = builder.getModulePassManager()
+        passes.run(self._module, builder)
+        _free(passes)
 
     def object(self) -> bytes:
         return self._machine.emit_object(self._module)

@@ -2,7 +2,10 @@
 
 An entry is one zip archive. A temporary file is renamed to it, so it appears complete, and any number of processes may
 read and write. An entry that does not pass the archive's checksums counts as absent. A folder without write permission
-is no error: the next process repeats the work.
+is no error: the next process repeats the work. Nor is a full disk.
+
+The files become code that runs. So the folder is for its user only. A folder that another user owns, or may write to,
+is not used.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -45,7 +49,7 @@ def key(parts: Iterable[str]) -> str:
 def load(name: str, names: Iterable[str]) -> dict[str, bytes] | None:
     """Read the files `names` of entry `name`; None if one of them is missing or damaged."""
     path = _path(name)
-    if path is None:
+    if path is None or not _is_private(path.parent):
         return None
     try:
         with zipfile.ZipFile(path) as archive:
@@ -60,14 +64,27 @@ def store(name: str, files: Mapping[str, bytes]) -> None:
     if path is None:
         return
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, files)
-        _remove_oldest(path.parent)
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if _is_private(path.parent):
+            _replace(path, files)
+            _remove_oldest(path.parent)
 
 
 def _path(name: str) -> Path | None:
     base = folder()
     return base and base / "triton" / f"{name}.zip"
+
+
+def _is_private(directory: Path) -> bool:
+    """True if no other user can have written to a folder."""
+    if os.name != "posix":
+        return True
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _replace(path: Path, files: Mapping[str, bytes]) -> None:
@@ -86,11 +103,11 @@ def _replace(path: Path, files: Mapping[str, bytes]) -> None:
 def _remove_oldest(directory: Path) -> None:
     """Remove the oldest files, leftovers of killed processes among them, until the rest fits `MAX_BYTES`."""
     with os.scandir(directory) as entries:
-        status = [(entry.stat(), entry.path) for entry in entries if entry.is_file()]
-    excess = sum(stat.st_size for stat, _ in status) - MAX_BYTES
-    for stat, path in sorted(status, key=lambda item: item[0].st_mtime):
+        files = [(entry.stat(), entry.path) for entry in entries if entry.is_file()]
+    excess = sum(status.st_size for status, _ in files) - MAX_BYTES
+    for status, path in sorted(files, key=lambda item: item[0].st_mtime):
         if excess <= 0:
             return
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             os.unlink(path)
-        excess -= stat.st_size
+        excess -= status.st_size

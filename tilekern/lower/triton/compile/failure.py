@@ -130,7 +130,8 @@ def _dump(error: Exception, program: Program, chip: Chip, messages: str, stages:
     if base is not None:
         with contextlib.suppress(OSError):
             path = base / "failures" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            base.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
             path.write_text(content)
             return str(path)
     with contextlib.suppress(OSError):
