@@ -21,7 +21,9 @@ from bench.gpu.item import Item, Record, lowerings_of
 from tilekern.kernels import (
     cross_entropy,
     flash_attention,
+    gated_delta_rule,
     layer_norm,
+    linear_attention,
     matmul,
     ragged_dot,
     rms_norm,
@@ -32,7 +34,9 @@ from tilekern.kernels import (
 from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
 from tilekern.kernels.flash_attention.cases import CASES as ATTENTIONS
 from tilekern.kernels.flash_attention.cases import Case as Attention
+from tilekern.kernels.gated_delta_rule.cases import CASES as DELTA_RULES
 from tilekern.kernels.layer_norm.cases import CASES as LAYER_NORMS
+from tilekern.kernels.linear_attention.cases import CASES as LINEAR_ATTENTIONS
 from tilekern.kernels.matmul.cases import CASES as PRODUCTS
 from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
 from tilekern.kernels.rms_norm.cases import CASES as RMS_NORMS
@@ -44,6 +48,16 @@ from tilekern.lower.target import Target
 from tilekern.testing import assert_close, in_float64
 
 RUNS = 3
+# Kernels with weights or states, where a NaN makes all later results NaN; and gradients, where a NaN in a cotangent
+# reaches all tiles that are not skipped.
+WITHOUT_SPECIALS = (
+    "cross_entropy",
+    "cross_entropy_gradient",
+    "flash_attention_gradient",
+    "gated_delta_rule",
+    "linear_attention",
+    "ragged_dot",
+)
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0)
 
 
@@ -80,6 +94,11 @@ def _columns(x: Any, *others: Any) -> int:
     return x.shape[-1]
 
 
+def _tokens_and_depth(query: Any, *others: Any) -> int:
+    del others
+    return query.shape[1] + query.shape[3]
+
+
 def _longest_of_loss(hidden: Any, weight: Any, labels: Any) -> int:
     return labels.shape[0] + sum(weight.shape)
 
@@ -90,6 +109,10 @@ def _resized(cases: Sequence[Any], *sizes: dict[str, Any]) -> tuple[Any, ...]:
 
 
 ROWS = ({"rows": 301, "columns": 1037}, {"rows": 67, "columns": 9001})
+TOKENS = (
+    {"tokens": 333, "heads": 4, "groups": 2, "depth": 128, "width": 128},
+    {"tokens": 512, "heads": 2, "groups": 2, "depth": 64, "width": 200},
+)
 # Head widths of the timed cases, with whole tiles: their masks and copies differ from those of ragged tiles.
 WHOLE = tuple(
     Attention(f"d{d}_{'causal' if causal else 'full'}", 4, 4, d, d, 1024, 1024, causal=causal)
@@ -168,6 +191,20 @@ KERNELS = {
     "swiglu": Kernel(swiglu.swiglu, swiglu.reference, GATES, _resized(GATES, *ROWS), lambda *arrays: 1),
     "rope": Kernel(
         rope.rope, rope.reference, ROTATIONS, _resized(ROTATIONS, {"length": 301, "heads": 11}), lambda *arrays: 1
+    ),
+    "linear_attention": Kernel(
+        linear_attention.linear_attention,
+        linear_attention.reference,
+        LINEAR_ATTENTIONS,
+        _resized(LINEAR_ATTENTIONS, *TOKENS),
+        _tokens_and_depth,
+    ),
+    "gated_delta_rule": Kernel(
+        gated_delta_rule.gated_delta_rule,
+        gated_delta_rule.reference,
+        DELTA_RULES,
+        _resized(DELTA_RULES, *TOKENS),
+        _tokens_and_depth,
     ),
 }
 
@@ -282,9 +319,7 @@ def checks() -> list[Check]:
     for name, kernel in KERNELS.items():
         found += [Check(name, case, dtype) for case in kernel.large for dtype in ("bfloat16", "float32", "float16")]
         found += [Check(name, case.small(), "bfloat16") for case in kernel.cases]
-        # Left out: kernels with weights, where a NaN makes all results NaN; and gradients, where a NaN in a cotangent
-        # reaches all tiles that are not skipped.
-        if name not in ("cross_entropy", "cross_entropy_gradient", "ragged_dot", "flash_attention_gradient"):
+        if name not in WITHOUT_SPECIALS:
             found.append(Check(name, kernel.large[0], "float32", specials=True))
     return found
 

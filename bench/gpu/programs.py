@@ -12,11 +12,11 @@ import jax
 import numpy as np
 
 from bench.gpu.item import Item, Record
-from tests.programs import Program, assert_agrees, build
 from tilekern.errors import TargetError, TilekernError, UnsupportedError
 from tilekern.lower.lowering import Lowering, lower
 from tilekern.lower.target import Target, on_platform
 from tilekern.passes import pipeline
+from tilekern.testing.programs import Program, assert_agrees, build
 
 BATCH = 10
 
