@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
-from types import CodeType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any, cast
 
 import jax
@@ -242,7 +242,8 @@ def is_live(value: Any) -> bool:
 def is_array(value: object) -> bool:
     """True if `value` is an array of JAX or NumPy, concrete or traced."""
     has_type = hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "ndim")
-    return has_type and not isinstance(value, type)  # NumPy's scalar types have these attributes, too
+    # NumPy's scalar types, and the module jax.numpy, have these attributes, too.
+    return has_type and not isinstance(value, (type, ModuleType))
 
 
 def has_symbols(shape: Sequence[Any]) -> bool:

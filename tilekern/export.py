@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import jax
 
+from tilekern.errors import checked
 from tilekern.lower.triton.call import CUSTOM_CALL
 
 
+@checked
 def checks() -> list[jax.export.DisabledSafetyCheck]:
     """The consent that `jax.export` asks for before it exports kernels for NVIDIA GPUs.
 

@@ -6,7 +6,9 @@ blocks, is decided when the call is lowered, for then the platform is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol
 
@@ -64,9 +66,27 @@ def _run(platform: str, site: _meshes.Site, *operands: Any, family: Family) -> S
     return family.call(platform, site)(*operands)
 
 
+# Runs a call outside of jit, in the place of XLA.
+type Runner = Callable[[Any, Sequence[Any]], Sequence[Any]]
+
+_runner: ContextVar[Runner | None] = ContextVar("tilekern_runner", default=None)
+
+
 def _eager(*operands: Any, family: Family) -> Sequence[jax.Array]:
+    runner = _runner.get()
     with jax.disable_jit(False):  # else what is under jit would be this again
-        return family.eager(*operands)
+        return family.eager(*operands) if runner is None else runner(family, operands)
+
+
+@contextmanager
+def calls_run_by(runner: Runner) -> Generator[None]:
+    """All calls run by `runner(family, operands)`: nothing is under `jax.jit`, so each call has known operands."""
+    token = _runner.set(runner)
+    try:
+        with jax.disable_jit():
+            yield
+    finally:
+        _runner.reset(token)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any | None], *, family: Family) -> tuple[Any, Any]:

@@ -100,6 +100,11 @@ def is_internal(file: str) -> bool:
     return file.startswith("<frozen") or any(file.startswith(d) for d in _internal)
 
 
+def _is_generated(frame: FrameType) -> bool:
+    """True for methods that `dataclass` writes for classes of this package."""
+    return frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith("tilekern.")
+
+
 def is_prebuilt(loc: Loc) -> bool:
     """True if a place is in a kernel of the package itself."""
     return any(loc.file.startswith(d) for d in _kernels)
@@ -123,7 +128,7 @@ def current() -> Loc:
 def of_stack() -> Loc:
     """The innermost stack frame that is the user's."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] -- the one documented way to walk frames
-    while frame is not None and is_internal(frame.f_code.co_filename):
+    while frame is not None and (is_internal(frame.f_code.co_filename) or _is_generated(frame)):
         frame = frame.f_back
     return UNKNOWN if frame is None else of_code(frame.f_code, frame.f_lasti)
 

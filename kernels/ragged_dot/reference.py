@@ -13,8 +13,8 @@ def reference(
 ) -> jax.Array:
     """out[M, N] = lhs[M, K] @ rhs[g, K, N] for the rows of group g; the first group_sizes[0] rows are group 0's, etc.
 
-    Rows behind the last group are 0. Accumulated in `dtype`: if None in float32, in float64 for float64 inputs; in the
-    dtype of lhs. With `transpose_rhs` rhs is given as [G, N, K].
+    Rows behind the last group are 0; a group of a negative size is empty. Accumulated in `dtype`: if None in float32,
+    in float64 for float64 inputs; in the dtype of lhs. With `transpose_rhs` rhs is given as [G, N, K].
     """
     rhs = rhs.swapaxes(1, 2) if transpose_rhs else rhs
     wide = dtype or jnp.promote_types(lhs.dtype, jnp.float32)
@@ -26,7 +26,7 @@ def reference(
         return (jnp.where((rows >= start) & (rows < start + size), product, out), start + size), None
 
     out = jnp.zeros((lhs.shape[0], rhs.shape[2]), wide)
-    (out, _), _ = jax.lax.scan(add, (out, jnp.zeros((), group_sizes.dtype)), (rhs, group_sizes))
+    (out, _), _ = jax.lax.scan(add, (out, jnp.int32(0)), (rhs, _sizes(lhs, group_sizes)))
     return out.astype(lhs.dtype)
 
 
@@ -34,10 +34,16 @@ def contracting_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
     """out[g, K, N] = lhs[rows, K]ᵀ @ rhs[rows, N] for the rows of group g, accumulated as in `reference`."""
     wide = dtype or jnp.promote_types(lhs.dtype, jnp.float32)
     rows = jnp.arange(lhs.shape[0])[:, None]
-    ends = jnp.cumsum(group_sizes)
+    sizes = _sizes(lhs, group_sizes)
+    ends = jnp.cumsum(sizes)
 
     def one(begin: jax.Array, end: jax.Array) -> jax.Array:
         left, right = (jnp.where((rows >= begin) & (rows < end), x, 0) for x in (lhs, rhs))
         return jnp.matmul(left.T, right, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
 
-    return jax.vmap(one)(ends - group_sizes, ends).astype(lhs.dtype)
+    return jax.vmap(one)(ends - sizes, ends).astype(lhs.dtype)
+
+
+def _sizes(lhs: jax.Array, group_sizes: jax.Array) -> jax.Array:
+    """Sizes that int32 holds the sum of; none is negative."""
+    return jnp.clip(group_sizes, 0, lhs.shape[0]).astype(jnp.int32)

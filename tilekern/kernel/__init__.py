@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, checked
 from tilekern.kernel.declared import Declared, required
 from tilekern.kernel.definition import RESIDUALS, Definition, Schedule
 from tilekern.kernel.interface import of_call
@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 
+@checked
 def kernel(
     function: None = None,
     /,
@@ -129,6 +130,7 @@ class Kernel(Declared):
         inputs = [p for p in parameters if p.kind in kinds and p.name not in definition.signature.statics]
         return max(1, arrays - len(inputs))
 
+    @checked
     def gradient_schedule(self, target: str) -> Callable[[Schedule], Schedule]:
         """Declare the blocks of derived derivatives for all targets whose name starts with `target`.
 
@@ -141,6 +143,7 @@ class Kernel(Declared):
 
         return register
 
+    @checked
     def defsharding(self, rule: Callable[..., str]) -> Callable[..., str]:
         """Declare how devices may divide a call, where accesses do not say it: `rule(*inputs)` returns a notation.
 
@@ -165,6 +168,7 @@ class Kernel(Declared):
         self._definition.rules.sharding = rule
         return rule
 
+    @checked
     def sharding_rule(self, *args: Any, **keywords: Any) -> ShardingRule | None:
         """The rule by which devices divide a call for arrays or `jax.ShapeDtypeStruct`s and static arguments.
 
@@ -184,6 +188,7 @@ class Kernel(Declared):
         family, _ = self._family(args, *self._check(keywords))
         return family.sharding
 
+    @checked
     def trace(self, *args: Any, **keywords: Any) -> Traced:
         """Trace the kernel for arrays or `jax.ShapeDtypeStruct`s and static arguments."""
         args, keywords = self.signature.positional(args, keywords)

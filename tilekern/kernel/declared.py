@@ -6,12 +6,12 @@ import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import jax
 
 from tilekern import _jax, source
-from tilekern.errors import ArgumentError, UnsupportedError
+from tilekern.errors import FOREIGN, ArgumentError, UnsupportedError, checked, refuse
 from tilekern.kernel.arguments import check_argument
 from tilekern.kernel.caches import DeclaredCaches
 from tilekern.kernel.definition import RESIDUALS, Definition, Rules, Schedule
@@ -110,8 +110,13 @@ class Declared:
         except (KeyError, TypeError):
             args, keywords = self.signature.positional(args, keywords)
             call = self._prepare(keywords)
-        return call(*args)
+        try:
+            return call(*args)
+        except FOREIGN as error:
+            refuse(error, self._definition.function, args, keywords, self.signature.name)
+            raise
 
+    @checked
     def schedule(self, target: str) -> Callable[[Schedule], Schedule]:
         """Declare the blocks for all targets whose name starts with `target`; the longest such name decides.
 
@@ -125,6 +130,7 @@ class Declared:
 
         return register
 
+    @checked
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Declare the derivative: `rule(primals, tangents)` returns (results, their tangents).
 
@@ -137,6 +143,7 @@ class Declared:
         self._definition.rules.jvp = rule
         return rule
 
+    @checked
     def deftranspose(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Declare the transpose of a kernel that is `linear` in some inputs: `rule(cotangents, *inputs)`.
 
@@ -218,8 +225,9 @@ class Declared:
         return known or family, True
 
 
-def _check_names(signature: Signature, verb: str, what: str, names: Sequence[str]) -> None:
-    if not set(names) <= set(signature.arrays):
+def _check_names(signature: Signature, verb: str, what: str, names: Any) -> None:
+    known = isinstance(names, (tuple, list)) and set(signature.arrays).issuperset(cast(Sequence[Any], names))
+    if not known:
         raise ArgumentError(
             f"{signature.name} {verb} something that is no parameter",
             expected=f"names among {', '.join(signature.arrays)}",

@@ -114,9 +114,8 @@ class TangentFamily(DerivedTileFamily):
         types = self._of.types
         return [*types, *(t for t, moves in zip(types, self._moving, strict=True) if moves)]
 
-    @property
-    def sharding(self) -> ShardingRule | None:
-        rule = self._of.sharding
+    def rule(self, *, checked: bool) -> ShardingRule | None:
+        rule = self._of.rule(checked=checked)
         return None if rule is None else rule.tangent(self._moving, [is_float(o) for o in self._of.outputs])
 
     def part(
@@ -161,9 +160,8 @@ class BackwardFamily(FunctionFamily):
         pairs = zip(self._of.types, self._linear, strict=True)
         return [*(t for t, is_linear in pairs if not is_linear), *self._of.outputs]
 
-    @property
-    def sharding(self) -> ShardingRule | None:
-        rule = self._of.sharding
+    def rule(self, *, checked: bool) -> ShardingRule | None:
+        rule = self._of.rule(checked=checked)
         return None if rule is None else rule.transposed(self._linear)
 
     def part(

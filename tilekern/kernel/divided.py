@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -30,10 +29,15 @@ def divide(family: Family, types: Sequence[Any], specs: Sequence[Spec], mesh: Ma
       specs: the axes that divide them.
       mesh: the sizes of the axes.
     """
-    if family.sharding is None:
-        return None
-    found = family.sharding.assign(specs, mesh)
-    return found if local(family, types, found) is not None else replace(found, axes={})
+    # The parts of this call are checked first, so that most calls need no other check.
+    for checked in (False, True):
+        rule = family.rule(checked=checked)
+        if rule is None:
+            return None
+        found = rule.assign(specs, mesh)
+        if local(family, types, found) is not None:
+            return found
+    return Division(rule, {}, mesh)
 
 
 def local(family: Family, types: Sequence[Any], division: Division) -> Family | None:
@@ -95,18 +99,24 @@ def _moved(family: Family, number: int, operand: Any, given: Spec, wanted: Spec)
     """An operand, divided as wanted; a warning once, if devices gather it for that."""
     if given == wanted:
         return operand
+    _warn_if_gathered(family, number, operand, given, wanted)
+    return cast(Any, jax).reshard(operand, _partition_spec(wanted))
+
+
+def _warn_if_gathered(family: Family, number: int, operand: Any, given: Spec, wanted: Spec) -> None:
     gathers = any(set(axes) - set(kept) for axes, kept in zip(given, wanted, strict=True))
     shape = (family.name, number, operand.shape, given)
-    if gathers and shape not in gather_warnings:
-        gather_warnings[shape] = None
-        message = (
-            f"each device gathers operand {number} of {family.name}, {operand.size * operand.dtype.itemsize} bytes, "
-            f"which is divided as {_partition_spec(given)}, and is needed as {_partition_spec(wanted)}.\n"
-            f"  fix: print kernel.sharding_rule(...) to see what may be divided, and why the rest may not"
-        )
-        loc = source.current()
-        warnings.warn_explicit(message, GatherWarning, loc.file, loc.line)
-    return cast(Any, jax).reshard(operand, _partition_spec(wanted))
+    if not gathers or shape in gather_warnings:
+        return
+    gather_warnings[shape] = None
+    message = (
+        f"each device gathers operand {number} of {family.name}, {operand.size * operand.dtype.itemsize} bytes, "
+        f"which is divided as {_partition_spec(given)}, and is needed as {_partition_spec(wanted)}.\n"
+        f"  fix: print kernel.sharding_rule(...) to see what may be divided, and why the rest may not; devices must "
+        f"divide a dim evenly"
+    )
+    loc = source.current()
+    warnings.warn_explicit(message, GatherWarning, loc.file, loc.line)
 
 
 def _refused(family: Family, avals: Sequence[Any]) -> ArgumentError:
@@ -123,9 +133,9 @@ def _refused(family: Family, avals: Sequence[Any]) -> ArgumentError:
 # --- automatic meshes -------------------------------------------------------------------------------------------------
 
 
-def partitioned(family: Family, whole: Callable[..., Sequence[jax.Array]]) -> Callable[..., Sequence[jax.Array]]:
+def partitioned(family: Family) -> Callable[..., Sequence[jax.Array]]:
     """The jitted program of a call in a program that XLA divides: XLA asks it for the program of a device's part."""
-    rule = family.sharding
+    rule = family.rule(checked=False)
     assert rule is not None
 
     def partition(mesh: Any, operands: Sequence[Any], results: Any) -> tuple[Any, ...]:
@@ -140,7 +150,7 @@ def partitioned(family: Family, whole: Callable[..., Sequence[jax.Array]]) -> Ca
         return mesh, of_part, tuple(map(sharding, division.results)), tuple(map(sharding, division.operands))
 
     def together(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(whole(*operands))
+        return tuple(call(family, *operands))  # for its types: JAX lowers what `partition` returns
 
     def program(*operands: jax.Array) -> Sequence[jax.Array]:
         text, needed, sizes = rule.as_shardy(operands, family.outputs)
@@ -160,6 +170,10 @@ def _division_for(family: Family, rule: ShardingRule, mesh: Any, operands: Seque
     specs = [_meshes.spec_of_sharding(s, len(x.shape)) for s, x in zip(shardings, operands, strict=True)]
     found = divide(family, operands, specs, dict(mesh.shape))
     assert found is not None
+    # An axis that divides another dim is XLA's choice, as for weights that are gathered for a product.
+    wanted = rule.fitting(specs, dict(mesh.shape)) if found.axes else found.operands
+    for number, (operand, *pair) in enumerate(zip(operands, specs, wanted, strict=True)):
+        _warn_if_gathered(family, number, operand, *pair)
     return found
 
 

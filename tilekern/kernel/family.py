@@ -70,6 +70,10 @@ class Family:
     @property
     def sharding(self) -> ShardingRule | None:
         """The rule by which devices may divide a call; None if none is known."""
+        return self.rule(checked=True)
+
+    def rule(self, *, checked: bool) -> ShardingRule | None:
+        """The rule; unless `checked`, a `part` of a call by it may be None, where its body depends on its size."""
         return None
 
     def part(
@@ -102,12 +106,12 @@ class Family:
           TargetError: XLA would have to partition the program among devices, and cannot.
         """
         target = on_platform(platform, self.asked, site.exporting)
+        if site.gathered and self._is_divided_at(site, target):
+            return self._partitioned(target)
         found = self.caches.programs.get(target)
         if found is None:
             self.caches.programs[target] = found = self.program(target)
         program, partitioning = found
-        if site.gathered and self._is_divided_at(site, target):
-            return self._partitioned(target, program)
         if site.divided and partitioning == "refused":
             raise self._not_partitioned(site)
         if site.divided and partitioning == "replicated":
@@ -119,12 +123,13 @@ class Family:
         if site.exporting or not site.has_devices or target.platform not in ("cpu", "cuda"):
             return False
         # JAX would free the host's functions that print or assert in a part's program, before it runs.
-        return self.sharding is not None and bool(self.sharding.sizes) and not self.calls_host(target)
+        rule = self.rule(checked=False)
+        return rule is not None and bool(rule.sizes) and not self.calls_host(target)
 
-    def _partitioned(self, target: Target, program: Callable[..., Any]) -> Callable[..., Sequence[jax.Array]]:
+    def _partitioned(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
         key = (target, "partitioned")
         if key not in self.caches.programs:
-            self.caches.programs[key] = partitioned(self, program)
+            self.caches.programs[key] = partitioned(self)
         return self.caches.programs[key]
 
     def _not_partitioned(self, site: _meshes.Site) -> TargetError:

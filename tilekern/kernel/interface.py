@@ -55,8 +55,8 @@ class Interface:
         for (path, leaf), aval in zip(with_paths, jax.tree.leaves(self.arguments), strict=True):
             name = self.signature.leaf_name(path)
             given = check_argument(self.name, name, leaf)
-            if given != aval:
-                raise self._other(f"{name} = {describe(aval)}", f"{name} = {describe(given)}")
+            if given != aval or isinstance(leaf, jax.ShapeDtypeStruct):
+                raise self._other(f"{name} = {describe(aval)}", f"{name} = {describe(leaf)}")
         return jax.tree.leaves(arguments)
 
     def moving(self, wrt: str | Sequence[str] | None) -> list[bool]:
@@ -65,7 +65,7 @@ class Interface:
         Args:
           wrt: names of parameters, or one name; None for all arrays of floats.
         """
-        names = (wrt,) if isinstance(wrt, str) else wrt
+        names = (wrt,) if isinstance(wrt, str) else wrt if wrt is None else tuple(wrt)
         pairs = zip(self.signature.arrays, self.arguments, strict=False)
         leaves = [(name, leaf) for name, tree in pairs for leaf in jax.tree.leaves(tree)]
         found = [
@@ -73,7 +73,7 @@ class Interface:
             for name, leaf in leaves
         ]
         floats = {name for (name, _), moves in zip(leaves, found, strict=True) if moves}
-        if not floats or not floats.issuperset(names or ()):
+        if not floats or not all(name in floats for name in names or ()):
             raise ArgumentError(
                 f"{self.name} has no gradient with respect to that",
                 expected="names of inputs that have arrays of floats",

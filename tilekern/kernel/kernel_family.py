@@ -15,6 +15,7 @@ import numpy as np
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, TraceError
 from tilekern.ir.analysis.same_program import difference
+from tilekern.ir.debug import Assert, Print
 from tilekern.ir.types import FOUR_BITS, Role
 from tilekern.kernel import derivatives, derived
 from tilekern.kernel.declared_call import DeclaredCall
@@ -55,12 +56,19 @@ class KernelFamily(TileFamily):
         self.outputs = jax.tree.leaves(found.trees)
         # Members of a body that closes over traced values, which can be traced while these live only.
         self._traced_early: dict[_Blocks, Member] = {}
+        # Traces without passes, which the first member and the rule share, and the checks of parts.
+        self._raw: dict[_Blocks, Tracing] = {}
 
     @cached_property
     def _first(self) -> tuple[_Blocks, Tracing]:
-        """The blocks and the trace for `self.target`, which decides what the operands are."""
+        """The blocks and the trace, without passes, for `self.target`, which decides what the operands are."""
         blocks = self._blocks(self.target)
-        return blocks, self._trace(blocks)
+        return blocks, self._as_traced(blocks)
+
+    @cached_property
+    def _first_member(self) -> Member:
+        func = self._trace(self._first[0]).func
+        return Member(func, tuple(range(len(func.inputs))))
 
     @property
     def captured(self) -> tuple[Any, ...]:
@@ -74,9 +82,8 @@ class KernelFamily(TileFamily):
 
     def member(self, target: Target) -> Member:
         blocks = self._blocks(target)
-        first, traced = self._first
-        if blocks == first:
-            return Member(traced.func, tuple(range(len(traced.func.inputs))))
+        if blocks == self._first[0]:
+            return self._first_member
         if self.captures_tracers:
             # A target that `trace_early` could not trace for has the blocks of the first one.
             return self._traced_early.get(blocks) or self.member(self.target)
@@ -163,37 +170,42 @@ class KernelFamily(TileFamily):
                 fix="pass it as an argument",
             )
 
-    @property
-    def sharding(self) -> ShardingRule | None:
+    def rule(self, *, checked: bool) -> ShardingRule | None:
         if self.captures_tracers or any(t.dtype in FOUR_BITS for t in (*self.types, *self.outputs)):
             return None
-        return self._rule
+        return self._checked_rule if checked else self._rule
 
     @cached_property
     def _rule(self) -> ShardingRule:
-        func, given = self._as_traced(self._first[0]).func, len(self.types) - len(self.captured)
+        func, given = self._first[1].func, len(self.types) - len(self.captured)
         if self.declared.rules.sharding is not None:
             return stated(self._stated_sharding(), func, given)
-        found = rule_of(func, given)
-        for name in found.sizes:
-            found = self._tried(name, found)
+        return rule_of(func, given)
+
+    @cached_property
+    def _checked_rule(self) -> ShardingRule:
+        found = self._rule
+        if self.declared.rules.sharding is None and self._tried([*found.sizes], found):
+            for name in found.sizes:
+                different = self._tried([name], found)
+                found = found.without(name, f"the body depends on its size ({different})") if different else found
         return found
+
+    def calls_host(self, target: Target) -> bool:
+        return any(isinstance(op, (Assert, Print)) for op in self._first[1].func.walk())
 
     def _stated_sharding(self) -> str:
         rule, call = self.declared.rules.sharding, self.declared
         assert rule is not None
         return rule(*call.arguments, **select(rule, call.statics))
 
-    def _tried(self, name: str, rule: ShardingRule) -> ShardingRule:
-        """A rule, without a name along which the body of a part would be another one."""
-        common = gcd(*rule.sizes[name])
-        parts = next((p for p in range(2, common + 1) if common % p == 0), None)
-        if parts is None:
-            return rule
-        one = Division(rule, {name: ("parts",)}, {"parts": parts})
+    def _tried(self, names: Sequence[str], rule: ShardingRule) -> str:
+        """The first thing in which the body of a part along some names would be another one, in words; else ""."""
+        common = {name: gcd(*rule.sizes[name]) for name in names}
+        parts = {n: next(p for p in range(2, size + 1) if size % p == 0) for n, size in common.items() if size > 1}
+        one = Division(rule, {name: (name,) for name in parts}, parts)
         made = self._made(one.parts(self.types, one.operands))
-        different = self._difference(made, one.parts(self.outputs, one.results), one.sizes)
-        return rule.without(name, f"the body depends on its size ({different})") if different else rule
+        return self._difference(made, one.parts(self.outputs, one.results), one.sizes) if parts else ""
 
     def part(
         self,
@@ -201,8 +213,11 @@ class KernelFamily(TileFamily):
         results: Sequence[jax.ShapeDtypeStruct],
         sizes: Collection[tuple[int, int]],
     ) -> KernelFamily | None:
-        made = self._made(operands)
-        return None if self._difference(made, results, sizes) else made
+        key = tuple((x.shape, x.dtype) for x in (*operands, *results))
+        if key not in self.caches.parts:
+            made = self._made(operands)
+            self.caches.parts[key] = None if self._difference(made, results, sizes) else made
+        return self.caches.parts[key]
 
     def _made(self, operands: Sequence[jax.ShapeDtypeStruct]) -> KernelFamily:
         """The kernel on other operands."""
@@ -219,7 +234,7 @@ class KernelFamily(TileFamily):
             return "the shapes of results"
         if self.declared.rules.sharding is not None:
             return ""
-        blocks, _ = part._first
+        blocks = part._blocks(part.target)
         return difference(self._as_traced(blocks).func, part._as_traced(blocks).func, sizes)
 
     def _trace(self, blocks: _Blocks) -> Tracing:
@@ -228,6 +243,13 @@ class KernelFamily(TileFamily):
         return Tracing(pipeline.run(traced.func), traced.captured)
 
     def _as_traced(self, blocks: _Blocks) -> Tracing:
+        """The body with some blocks, before all passes, which change nothing in it."""
+        found = self._raw.get(blocks)
+        if found is None:
+            found = self._raw[blocks] = self._traced(blocks)
+        return found
+
+    def _traced(self, blocks: _Blocks) -> Tracing:
         call, definition = self.declared, self.declared.definition
         names, roles = definition.signature.arrays, call.results.roles
         inputs = [

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from tilekern.errors import checked
 from tilekern.kernel.declared import Declared, required
 from tilekern.kernel.op_family import OpFamily
 from tilekern.kernel.op_stages import TracedOp
@@ -15,6 +16,7 @@ from tilekern.lower.target import Target
 from tilekern.primitive import call
 
 
+@checked
 def op(
     function: None = None, /, *, out_type: Callable[..., Any] | None = None, linear: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Any]], CustomOp]:
@@ -46,6 +48,7 @@ class CustomOp(Declared):
     def __init__(self, out_type: Callable[..., Any], linear: tuple[str, ...], function: Callable[..., Any]) -> None:
         super().__init__(out_type, function, linear=linear)
 
+    @checked
     def trace(self, *args: Any, **keywords: Any) -> TracedOp:
         """Trace the op, and the kernels that it calls, for arrays or `jax.ShapeDtypeStruct`s and static arguments."""
         args, keywords = self.signature.positional(args, keywords)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 
 from tilekern import _jax
-from tilekern.errors import TargetError
+from tilekern.errors import TargetError, checked
 from tilekern.kernel.family import Calls
 from tilekern.kernel.interface import of_call, of_flat_arrays
 from tilekern.kernel.stages import Compiled, Lowered, Traced
@@ -39,6 +39,7 @@ class TracedOp:
     def __str__(self) -> str:
         return "\n\n".join(map(str, (self.jaxpr, *self.kernels)))
 
+    @checked
     def lower(self, target: str = "cpu") -> LoweredOp:
         """Lower to a target, with the blocks that the schedules of the op and of its kernels have for it."""
         found = resolve(target)
@@ -90,6 +91,7 @@ class CompiledOp:
     def __init__(self, family: OpFamily, target: Target, kernels: tuple[Compiled, ...]) -> None:
         self._family, self._target, self.kernels = family, target, kernels
 
+    @checked
     def __call__(self, *arrays: Any) -> Any:
         call = self._family.declared
         return call.results.pack(self._program(*of_call(call).flat(arrays)))

@@ -10,12 +10,23 @@ import jax
 import numpy as np
 
 from tilekern import _jax
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, checked
 from tilekern.ir.types import FOUR_BITS, DType, Role, is_dtype
 from tilekern.lang.tiles import describe
 
 
-@dataclass(frozen=True)
+def _type_of_one(name: str, aval: Any) -> Any:
+    if isinstance(aval, jax.ShapeDtypeStruct) or _jax.is_array(aval):
+        return aval
+    raise ArgumentError(
+        f"{name} takes the type of one array",
+        expected="a jax.ShapeDtypeStruct",
+        got=f"aval = {describe(aval)}",
+        fix=f"write {name}(jax.ShapeDtypeStruct(shape, dtype)) for each array of the output",
+    )
+
+
+@dataclass(frozen=True, init=False)
 class Zeros:
     """In `out_type`: an output that starts at 0, of which programs may leave elements unwritten.
 
@@ -25,8 +36,12 @@ class Zeros:
 
     aval: Any
 
+    @checked
+    def __init__(self, aval: Any) -> None:
+        object.__setattr__(self, "aval", _type_of_one("tk.Zeros", aval))
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, init=False)
 class Sum:
     """In `out_type`: an output that is a sum over programs, each of which does `out.at[...].add(value)`.
 
@@ -37,6 +52,10 @@ class Sum:
     """
 
     aval: Any
+
+    @checked
+    def __init__(self, aval: Any) -> None:
+        object.__setattr__(self, "aval", _type_of_one("tk.Sum", aval))
 
 
 _ROLES: dict[type, Role] = {Zeros: "zeros", Sum: "sum"}

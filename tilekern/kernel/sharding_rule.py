@@ -122,17 +122,19 @@ class ShardingRule:
         evenly is left whole.
         """
         wishes: list[tuple[int, str, tuple[str, ...]]] = []
-        for dims, spec in zip(self.operands, specs, strict=True):
-            for name, axes in zip(dims, spec, strict=True):
-                fitting = self._fitting(name, axes, mesh)
-                if fitting:
-                    wishes.append((_devices(fitting, mesh), name, fitting))
+        for dims, spec in zip(self.operands, self.fitting(specs, mesh), strict=True):
+            wishes += [(_devices(axes, mesh), name, axes) for name, axes in zip(dims, spec, strict=True) if axes]
         found: dict[str, tuple[str, ...]] = {}
         for _, name, axes in sorted(wishes, key=lambda wish: -wish[0]):
             taken = {axis for some in found.values() for axis in some}
             if name not in found and taken.isdisjoint(axes):
                 found[name] = axes
         return Division(self, found, mesh)
+
+    def fitting(self, specs: Sequence[Spec], mesh: Mapping[str, int]) -> list[Spec]:
+        """The axes of `specs` that may divide the dims of operands, each by itself."""
+        pairs = zip(self.operands, specs, strict=True)
+        return [tuple(self._fitting(n, axes, mesh) for n, axes in zip(dims, s, strict=True)) for dims, s in pairs]
 
     def _fitting(self, name: str, axes: tuple[str, ...], mesh: Mapping[str, int]) -> tuple[str, ...]:
         while axes and not self._is_even(name, _devices(axes, mesh)):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tilekern.errors import ArgumentError, TargetError
+from tilekern.errors import ArgumentError, TargetError, checked
 from tilekern.ir.analysis.costs import Cost, cost_of
 from tilekern.ir.core import Func
 from tilekern.ir.interpret import interpret as _interpret
@@ -41,11 +41,13 @@ class Traced:
     def __str__(self) -> str:
         return str(self.ir)
 
+    @checked
     def __call__(self, *arrays: Any) -> Any:
         """Call the kernel on arrays of the types it was traced for, inside or outside of `jax.jit`, as by its name."""
         leaves = self._interface.flat(arrays)
         return self._interface.results.pack(call(self._family, *leaves, *self._interface.captured))
 
+    @checked
     def save(self, path: str | PathLike[str], targets: Sequence[str] | None = None) -> None:
         """Write the block IR to a file, which `tilekern.load` reads where the kernel's source need not be.
 
@@ -80,10 +82,12 @@ class Traced:
         """The floating-point operations and bytes of a call, with the blocks of the default target."""
         return cost_of(self.ir)
 
+    @checked
     def lower(self, target: str = "cpu") -> Lowered:
         """Lower to a target, with the blocks that the kernel's schedule has for it."""
         return Lowered(self._family, self._interface, resolve(target))
 
+    @checked
     def gradient(self, wrt: str | Sequence[str] | None = None) -> Gradient:
         """The kernels that `jax.jvp` and `jax.grad` run, derived from the block IR.
 
@@ -114,16 +118,19 @@ class Traced:
         """
         return Gradient(self._family, self._interface, self._target, wrt)
 
+    @checked
     def interpret(self, *arrays: Any) -> Any:
         """Run the block IR on NumPy arrays, in the interpreter that defines the meaning of every operation.
 
-        It is slow and strict: it finds errors that no accelerator reports. The outputs are NumPy arrays.
+        It is strict: it finds errors that no accelerator reports. Attention of 512 queries and 4 heads takes it a tenth
+        of a second. The outputs are NumPy arrays.
 
         Raises:
           tilekern.errors.UnwrittenError: an output element is never stored, or loaded before it is.
           tilekern.errors.WriteConflictError: two programs store the same element.
           tilekern.errors.OrderDependenceError: the result depends on the order in which programs run.
-          tilekern.errors.OutOfBoundsError: an access left an array: a bug of the compiler.
+          tilekern.errors.OutOfBoundsError: an access left an array, or wrote at a position that was read outside of
+            one: a bug of the compiler.
 
         Example:
           >>> import jax, jax.numpy as jnp, tilekern as tk
@@ -197,6 +204,7 @@ class Lowered:
         """The floating-point operations and bytes of a call, with the target's blocks."""
         return cost_of(self.ir)
 
+    @checked
     def interpret(self, *arrays: Any) -> Any:
         """Run the program on this machine's CPU, without the target's hardware; the outputs are NumPy arrays.
 
@@ -216,6 +224,7 @@ class Compiled:
     def __init__(self, interface: Interface, member: Member, compiled: CompiledProgram) -> None:
         self._interface, self._member, self._compiled = interface, member, compiled
 
+    @checked
     def __call__(self, *arrays: Any) -> Any:
         return self._interface.packed(self._compiled(*_operands(self._interface, self._member, arrays)))
 
@@ -237,6 +246,7 @@ class Compiled:
         return self._compiled.memory_analysis()
 
 
+@checked
 def load(path: str | PathLike[str]) -> Traced:
     """The traced kernel that `Traced.save` wrote to a file.
 
@@ -260,6 +270,7 @@ def _write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+@checked
 def interpret(traced: Traced) -> Callable[..., Any]:
     """The function `traced.interpret`, see there.
 

@@ -172,9 +172,8 @@ class BatchedFamily(TileFamily):
     def states_rules(self) -> bool:
         return self._inner.states_rules
 
-    @property
-    def sharding(self) -> ShardingRule | None:
-        inner = self._inner.sharding
+    def rule(self, *, checked: bool) -> ShardingRule | None:
+        inner = self._inner.rule(checked=checked)
         return None if inner is None else inner.batched(self._dims, self._size)
 
     def part(

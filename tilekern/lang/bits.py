@@ -7,12 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, checked
 from tilekern.lang.tiles import describe
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
+@checked
 def random_bits(key_data: Any, *coordinates: Any) -> jax.Array:
     """32 random bits for each element, a function of a key and of the element's coordinates only.
 
@@ -68,6 +69,7 @@ def _threefry(k0: Any, k1: Any, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array
     return x0, x1
 
 
+@checked
 def unpack(tile: Any, axis: int = -1) -> jax.Array:
     """Unpack the 4-bit integers of a tile of bytes. The low half of a byte comes before the high half.
 

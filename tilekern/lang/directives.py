@@ -10,14 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax, source
-from tilekern.errors import ArgumentError, CarryError, TraceError
+from tilekern.errors import ArgumentError, CarryError, TraceError, checked
 from tilekern.ir.debug import pieces
 from tilekern.lang import state
+from tilekern.lang.loops import not_callable
 from tilekern.lang.primitives import HOIST, assert_p, print_p
 from tilekern.lang.refs import Ref
 from tilekern.lang.tiles import describe
 
 
+@checked
 def when(condition: Any) -> Callable[[Callable[[], object]], None]:
     """Run the decorated function, for its stores, if `condition`, a bool scalar, holds.
 
@@ -36,6 +38,9 @@ def when(condition: Any) -> Callable[[Callable[[], object]], None]:
         )
 
     def run(body: Callable[[], object]) -> None:
+        if not callable(body):
+            raise not_callable("tk.when", "body", body)
+
         # Fresh functions: JAX caches traced branches by identity.
         def yes() -> None:
             returned = body()
@@ -55,6 +60,7 @@ def when(condition: Any) -> Callable[[Callable[[], object]], None]:
     return run
 
 
+@checked
 def hoist(function: Callable[[], Any]) -> Any:
     """Value of `function()`, a pytree of tiles that depends on grid indices and inputs only.
 
@@ -62,6 +68,9 @@ def hoist(function: Callable[[], Any]) -> Any:
     The function may load inputs. It may use tiles of `tk.parallel`, and values that the body computed from them.
     """
     state.current("tk.hoist")
+
+    if not callable(function):
+        raise not_callable("tk.hoist", "function", function)
 
     def hoisted() -> Any:
         value = function()
@@ -83,6 +92,7 @@ def _is_ref(value: Any) -> bool:
     return isinstance(value, Ref)
 
 
+@checked
 def debug_print(format: str, *values: Any) -> None:
     """Print tiles, in a format of `str.format`, while the kernel runs.
 
@@ -105,6 +115,7 @@ def debug_print(format: str, *values: Any) -> None:
     _jax.bind(print_p, *tiles, format=format, loc=loc)
 
 
+@checked
 def device_assert(condition: Any, message: str = "the assertion does not hold") -> None:
     """Stop the kernel with `message` unless all elements of `condition`, a bool tile, are true.
 
@@ -113,6 +124,13 @@ def device_assert(condition: Any, message: str = "the assertion does not hold") 
     """
     trace, loc = state.current("tk.device_assert"), source.of_stack()
     predicate = _bool(condition, "the condition of tk.device_assert")
+    if not isinstance(message, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+        raise ArgumentError(
+            "the message of tk.device_assert is no text",
+            expected="a str that is known when the kernel is traced",
+            got=f"message = {describe(message)}",
+            fix="print values with tk.debug_print",
+        )
     trace.effects[loc] = "check"
     _jax.bind(assert_p, predicate, message=message, loc=loc)
 

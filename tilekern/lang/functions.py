@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from tilekern import _jax
-from tilekern.errors import ArgumentError
+from tilekern.errors import ArgumentError, checked
 from tilekern.ir.compute import PRECISIONS, Precision
 from tilekern.ir.core import cdiv as _cdiv
-from tilekern.ir.types import DType, dtype_name
+from tilekern.ir.types import DTYPES, FOUR_BITS, DType, dtype_name, is_dtype
 from tilekern.ir.types import accumulator as _accumulator
 from tilekern.lang.tiles import Tile, describe, static_int
 
@@ -32,6 +32,7 @@ def precision_of(preset: Any) -> Precision:
     return names.get(preset, "ieee") if isinstance(preset, lax.DotAlgorithmPreset) else "ieee"
 
 
+@checked
 def dot(a: Any, b: Any, acc: Any = None, *, precision: str | None = None) -> jax.Array:
     """Matrix product of a [..., M, K] and b [..., K, N], plus `acc` [..., M, N].
 
@@ -83,32 +84,58 @@ def _misfit(expected: str, left: jax.Array, right: jax.Array, fix: str) -> Argum
     return ArgumentError("the operands of tk.dot do not fit", expected=expected, got=got, fix=fix)
 
 
+@checked
 def full(shape: Any, value: Any, dtype: Any = jnp.float32) -> jax.Array:
     """Tile filled with `value`, float32 by default. Entries of `shape` are ints or Tiles; a Tile counts as its size."""
     entries = cast(Sequence[Any], shape) if isinstance(shape, (tuple, list)) else (shape,)
     sizes = [e.size if isinstance(e, Tile) else static_int(e, "a size of the tile", 0) for e in entries]
-    if _jax.is_array(value) and value.shape != ():
+    wanted = _dtype(dtype)
+    if isinstance(value, complex) or (_jax.is_array(value) and value.shape != ()):
         raise ArgumentError(
             "a tile is filled with one scalar",
-            expected=f"a scalar of dtype {dtype_name(jnp.dtype(dtype))}",
+            expected=f"a scalar of dtype {dtype_name(wanted)}",
             got=f"value = {describe(value)}",
             fix="use jnp.broadcast_to for a tile",
         )
-    return jnp.full(sizes, value, dtype)
+    return jnp.full(sizes, value, wanted)
 
 
+def _dtype(dtype: Any) -> DType:
+    found = None if dtype is None or _jax.is_array(dtype) else jnp.dtype(dtype)
+    if found is not None and (is_dtype(found) or found in FOUR_BITS):
+        return found
+    raise ArgumentError(
+        "tiles have no such dtype",
+        expected=f"one of {', '.join(DTYPES)}, as jnp.float32",
+        got=f"dtype = {describe(dtype)}",
+        fix="name a dtype of jax.numpy",
+    )
+
+
+@checked
 def zeros(shape: Any, dtype: Any = jnp.float32) -> jax.Array:
     """Tile of zeros, float32 by default; `shape` is as in `full`."""
     return full(shape, 0, dtype)
 
 
+@checked
 def accumulator(dtype: Any) -> DType:
     """Dtype in which `dot` accumulates operands of `dtype`: float32, float64 for float64, int32 for integers."""
-    return _accumulator(jnp.dtype(dtype))
+    return _accumulator(_dtype(dtype))
 
 
+@checked
 def cdiv(a: Any, b: Any) -> Any:
     """Quotient a / b rounded up, for a >= 0 and b > 0. Both are ints or traced integers."""
     if isinstance(a, int) and isinstance(b, int):
         return _cdiv(a, b)
+    given: dict[str, Any] = {"a": a, "b": b}
+    for name, number in given.items():
+        if isinstance(number, float) or (_jax.is_array(number) and not jnp.issubdtype(number.dtype, jnp.integer)):
+            raise ArgumentError(
+                "tk.cdiv divides integers",
+                expected="Python ints or traced integers",
+                got=f"{name} = {describe(number)}",
+                fix="cast floats to integers first",
+            )
     return (a + (b - 1)) // b

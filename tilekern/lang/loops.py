@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from tilekern import _jax, source
-from tilekern.errors import ArgumentError, CarryError
+from tilekern.errors import ArgumentError, CarryError, checked
 from tilekern.ir.core import Axis
 from tilekern.lang import state
 from tilekern.lang.primitives import fold_index_p
@@ -19,6 +19,7 @@ from tilekern.lang.serial import SerialAxis
 from tilekern.lang.tiles import Scalar, Tile, describe, make_axis, tile_at
 
 
+@checked
 def fold(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any, Any], Any], init: Any) -> Any:
     """Run `carry = body(tile, carry)` for the tiles of a serial axis in order, and return the last carry.
 
@@ -36,6 +37,8 @@ def fold(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any, Any], A
             got=f"axis = {describe(axis)}",
             fix="wrap the extent: tk.fold(tk.serial(n, block), body, init)",
         )
+    if not callable(body):
+        raise not_callable("tk.fold", "body", body)
     leaves, tree = _jax.flatten(init)
     carries = [_carry(leaf, "init") for leaf in leaves]
     name = _first_parameter(body)
@@ -74,8 +77,11 @@ def _nested(axes: tuple[SerialAxis, ...], tiles: tuple[Any, ...], body: Callable
     return fold(axes[0], lambda tile, carry: _nested(axes[1:], (*tiles, tile), body, carry), init)
 
 
+@checked
 def foreach(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any], None]) -> None:
     """Run `body(tile)` for its stores, for the tiles of a serial axis in order. A tuple of axes works as in `fold`."""
+    if not callable(body):
+        raise not_callable("tk.foreach", "body", body)
 
     def step(tile: Any, carry: tuple[()]) -> tuple[()]:
         returned = body(tile)
@@ -92,6 +98,16 @@ def foreach(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any], Non
         [inspect.Parameter(_first_parameter(body), inspect.Parameter.POSITIONAL_ONLY)]
     )
     fold(axis, step, ())
+
+
+def not_callable(name: str, what: str, value: Any) -> ArgumentError:
+    """Make the error for something else where a function is expected."""
+    return ArgumentError(
+        f"{name} takes a function",
+        expected=f"{what}, a function that {name} calls",
+        got=f"{what} = {describe(value)}",
+        fix=f"pass a def or a lambda, as {what}, without calling it",
+    )
 
 
 def _parameters(body: Callable[..., Any]) -> list[str]:

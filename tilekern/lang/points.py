@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax
-from tilekern.errors import IndexingError
+from tilekern.errors import IndexingError, checked
 from tilekern.lang.tiles import Tile, as_positions, check_reach, describe, live_lanes
 
 
@@ -57,6 +57,7 @@ class Member:
         return jnp.broadcast_to(found, self.shape).reshape(prod(self.shape))
 
 
+@checked
 def points(*indices: Any) -> Points:
     """Index of single points: `x[tk.points(rows, columns)]` is `x[rows[k], columns[k]]` for each k.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax, source
-from tilekern.errors import IndexingError, OutputError
+from tilekern.errors import IndexingError, OutputError, checked
 from tilekern.ir.memory import ATOMICS, Access, AtomicKind
 from tilekern.ir.types import RefType, dtype_name, kind_of
 from tilekern.lang import state
@@ -88,10 +88,12 @@ class Ref(Incomparable):
             )
         return self.transpose(*range(self.ndim - 2), -1, -2)
 
+    @checked
     def transpose(self, *axes: Any) -> Ref:
         """View whose dim `n` is dim `axes[n]`; without axes, the dims in reverse order. No element is moved."""
         return self._view(transposed(self._base, permutation(axes, self.ndim, self.name), self.name))
 
+    @checked
     def reshape(self, *shape: Any) -> Ref:
         """View with the dims merged and split, in row-major order. One entry of `shape` may be -1. No element is moved.
 
@@ -118,12 +120,15 @@ class Ref(Incomparable):
     def __repr__(self) -> str:
         return f"Ref({self.name}: {self._type})"
 
+    @checked
     def __getitem__(self, index: Any) -> jax.Array:
         return self.load(index)
 
+    @checked
     def __setitem__(self, index: Any, value: Any) -> None:
         self.store(index, value)
 
+    @checked
     def load(self, index: Any, *, mask: Any = None, fill: Any = None) -> jax.Array:
         """Load the tile at `index`.
 
@@ -157,6 +162,7 @@ class Ref(Incomparable):
         )
         return part.viewed(tile)
 
+    @checked
     def store(self, index: Any, value: Any, *, mask: Any = None) -> None:
         """Write `value`, broadcast to the tile at `index`, to the lanes in bounds where `mask` holds."""
         if self._type.role == "sum":
@@ -193,6 +199,7 @@ class Ref(Incomparable):
 
     # --- atomics ---
 
+    @checked
     def add(self, value: Any, *, mask: Any = None, ordered: bool = True) -> None:
         """Add `value` to this view atomically: `ref.at[index].add(value)`.
 
@@ -201,22 +208,27 @@ class Ref(Incomparable):
         """
         self._atomic("add", value, mask, ordered)
 
+    @checked
     def max(self, value: Any, *, mask: Any = None) -> None:
         """Replace each element of this view by the larger of itself and `value`, atomically. NaN wins."""
         self._atomic("max", value, mask, False)
 
+    @checked
     def min(self, value: Any, *, mask: Any = None) -> None:
         """Replace each element of this view by the smaller of itself and `value`, atomically. NaN wins."""
         self._atomic("min", value, mask, False)
 
+    @checked
     def and_(self, value: Any, *, mask: Any = None) -> None:
         """Replace each element of this view by its bitwise (for bool: logical) AND with `value`, atomically."""
         self._atomic("and", value, mask, False)
 
+    @checked
     def or_(self, value: Any, *, mask: Any = None) -> None:
         """Replace each element of this view by its bitwise (for bool: logical) OR with `value`, atomically."""
         self._atomic("or", value, mask, False)
 
+    @checked
     def xor(self, value: Any, *, mask: Any = None) -> None:
         """Replace each element of this view by its bitwise (for bool: logical) XOR with `value`, atomically."""
         self._atomic("xor", value, mask, False)
@@ -305,7 +317,7 @@ class Ref(Incomparable):
         return self._broadcast(array, shape, "value")
 
     def _mask(self, mask: Any, shape: tuple[int, ...]) -> jax.Array:
-        array = _as_array(mask, jnp.bool_)
+        array = None if isinstance(mask, (int, float)) and not isinstance(mask, bool) else _as_array(mask, jnp.bool_)
         if array is None or array.dtype != jnp.bool_:
             raise IndexingError(
                 "a mask must be bool", expected="a bool tile", got=f"mask = {describe(mask)}", fix="compare: mask != 0"
@@ -357,6 +369,7 @@ class At:
     def __init__(self, ref: Ref) -> None:
         self._ref = ref
 
+    @checked
     def __getitem__(self, index: Any) -> Ref:
         ref = self._ref
         indexer = Indexer(ref.name, ref._base)  # pyright: ignore[reportPrivateUsage] -- a part of Ref

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tilekern.errors import ArgumentError, TraceError
+from tilekern.errors import ArgumentError, TraceError, checked
 from tilekern.ir.core import Axis, cdiv
 from tilekern.lang.tiles import LONGEST, Scalar, as_index, describe, make_axis
 
@@ -68,6 +68,7 @@ class SerialAxis:
         return start, jnp.where(runs, stop, 0)
 
 
+@checked
 def serial(
     extent: int,
     block: int | None = None,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tilekern import _jax, source
-from tilekern.errors import ArgumentError, IndexingError, TraceError
+from tilekern.errors import ArgumentError, IndexingError, TraceError, checked
 from tilekern.ir.core import Axis, cdiv, round_up
 from tilekern.ir.types import FOUR_BITS
 from tilekern.lang import state
@@ -108,17 +108,15 @@ def _not_an_integer(value: Any, what: str) -> ArgumentError:
 
 
 def static_int(value: Any, what: str, minimum: int) -> int:
-    """Convert `value` to a Python int of at least `minimum`."""
-    if isinstance(value, (bool, _jax.Tracer)) or not hasattr(value, "__index__"):
-        found = describe(value)
-    elif operator.index(value) >= minimum:
-        return operator.index(value)
-    else:
-        found = str(operator.index(value))
+    """Convert `value` to a Python int of at least `minimum`, below 2⁶²."""
+    is_static = hasattr(value, "__index__") and not isinstance(value, (bool, _jax.Tracer))
+    number = operator.index(cast(int, value)) if is_static else -1
+    if minimum <= number < 1 << 62:
+        return number
     raise ArgumentError(
         f"{what} must be a static integer of at least {minimum}",
-        expected=f"a Python int >= {minimum}",
-        got=f"{what} = {found}",
+        expected=f"a Python int >= {minimum}, below 2⁶²",
+        got=f"{what} = {number if is_static and number < 1 << 62 else describe(value)}",
         fix="pass an int that is known when the kernel is traced, e.g. from x.shape or a keyword-only argument",
     )
 
@@ -289,6 +287,7 @@ class DynamicSlice(Incomparable):
         )
 
 
+@checked
 def ds(start: Any, size: int) -> DynamicSlice:
     """Index of `size` consecutive elements from `start` on. `size` is static; `start` is an int or a traced scalar."""
     as_index(start, "the start of tk.ds")
@@ -313,6 +312,7 @@ def tile_at(axis: Axis, index: Scalar, scope: state.Scope) -> Tile:
     return Tile(terms, const, axis.block, axis.extent, index, scope)
 
 
+@checked
 def parallel(extent: int, block: int | None = None, *, order: str | None = None) -> Any:
     """Declare a grid axis of `extent` elements: one program runs for each tile of `block` elements of it.
 
@@ -361,6 +361,7 @@ class Grouped:
     size: int
 
 
+@checked
 def grouped(size: int) -> Grouped:
     """Order of programs for `grid`: walk the first axis in groups of `size` tiles, and the second axis for each group.
 
@@ -369,6 +370,7 @@ def grouped(size: int) -> Grouped:
     return Grouped(static_int(size, "the size of tk.grouped", 1))
 
 
+@checked
 def grid(*axes: Any, order: Grouped | None = None) -> tuple[Any, ...]:
     """Declare several grid axes: `i, j = tk.grid((M, block_m), (N, block_n), order=tk.grouped(8))`.
 
@@ -393,6 +395,7 @@ def grid(*axes: Any, order: Grouped | None = None) -> tuple[Any, ...]:
     return tuple(found)
 
 
+@checked
 def tile(extent: int, block: int, index: Any) -> Tile:
     """Tile number `index` of an axis of `extent` elements in tiles of `block`. `index` is an int or a traced scalar."""
     trace = state.current("tk.tile")
