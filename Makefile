@@ -34,7 +34,7 @@ demo: .venv/installed-demo
 	@.venv/bin/python examples/demo.py
 
 train: .venv/installed-train
-	@.venv/bin/python examples/train.py --devices 8 --mesh data=4,model=2 --compare $(ARGS)
+	@.venv/bin/python examples/train.py --devices 8 --mesh data=2,model=2,sequence=2 --compare $(ARGS)
 
 test: .venv/installed-test
 	@.venv/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow'

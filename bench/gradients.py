@@ -40,6 +40,24 @@ def _rope(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
     return rope.rope, rope.reference, random(1, SIZE, SIZE // 128, 128)
 
 
+def _rms_norm_rope(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
+    return rope.rms_norm_rope, rope.normed_reference, random(1, SIZE, SIZE // 128, 128), random(128)
+
+
+def _fused_matmul(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
+    """With a bias, an activation and a residual."""
+
+    def epilogue(product: jax.Array, bias: jax.Array, residual: jax.Array) -> jax.Array:
+        return jax.nn.gelu(product + bias) + residual
+
+    def fused_matmul(*arrays: jax.Array, target: str | None = None) -> jax.Array:
+        return matmul.fused_matmul(*arrays, epilogue=epilogue, target=target)
+
+    size = SIZE // 2
+    formula = partial(matmul.fused_reference, epilogue=epilogue)
+    return fused_matmul, formula, random(size, size), random(size, size), random(size), random(size, size)
+
+
 def _matmul(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
     return matmul.matmul, jnp.matmul, random(SIZE // 2, SIZE // 2), random(SIZE // 2, SIZE // 2)
 
@@ -57,7 +75,17 @@ def _ragged_dot(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
     return ours, theirs, random(case.rows, case.inner), random(case.groups, case.inner, case.columns)
 
 
-LIMITS = {_rms_norm: 1.0, _layer_norm: 1.0, _softmax: 1.0, _swiglu: 1.1, _rope: 1.1, _matmul: 1.1, _ragged_dot: 0.35}
+LIMITS = {
+    _rms_norm: 1.0,
+    _layer_norm: 1.0,
+    _softmax: 1.0,
+    _swiglu: 1.1,
+    _rope: 1.1,
+    _rms_norm_rope: 1.0,
+    _matmul: 1.1,
+    _fused_matmul: 1.1,
+    _ragged_dot: 0.35,
+}
 
 
 def measure() -> Iterator[Result]:

@@ -27,7 +27,9 @@ from bench import (
     matmul,
     overhead,
     ragged_dot,
+    recurrences,
     rows,
+    sharding,
     vmap,
 )
 from bench.llvm import attention as llvm_attention
@@ -53,7 +55,9 @@ FILES = {
     "matmul": matmul,
     "overhead": overhead,
     "ragged_dot": ragged_dot,
+    "recurrences": recurrences,
     "rows": rows,
+    "sharding": sharding,
     "vmap": vmap,
 }
 

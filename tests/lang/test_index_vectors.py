@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tests.lang.checks import WIDE, check, interpreted, kernel, like_first
-from tests.programs.index_vectors import chain
+from tilekern.testing.programs.index_vectors import chain
 
 COUNTS = (tk.Zeros, 6)
 

@@ -48,6 +48,20 @@ MUTANTS = (
         ("tests/test_meshes.py",),
     ),
     Mutant(
+        "divided: nobody compares the body of a part with that of the whole",
+        "tilekern/kernel/divided.py",
+        "if local(family, types, found) is not None:",
+        "if local(family, types, found) is not None or not checked:",
+        ("tests/test_meshes.py",),
+    ),
+    Mutant(
+        "ring: a device asks for all keys at once",
+        "tilekern/distributed/ring.py",
+        "            if hold:\n",
+        "            if hold and number < 0:\n",
+        ("tests/test_meshes.py",),
+    ),
+    Mutant(
         "sharding rule: the cotangents of a shared operand are not summed",
         "tilekern/kernel/sharding_rule.py",
         "frozenset(n for n, r in enumerate(results) if name not in r) for name in self.sizes}\n        known",

@@ -22,14 +22,14 @@ def _of_pass(name: str) -> tuple[str, ...]:
 MUTANTS = (
     Mutant(
         "interpreter: lanes before the array are touched",
-        "tilekern/ir/interpret.py",
+        "tilekern/ir/interpret_accesses.py",
         "inside = (indices >= 0) & (indices < length)",
         "inside = indices < length",
         _INTERPRETER,
     ),
     Mutant(
         "interpreter: a conflict of stores is overlooked",
-        "tilekern/ir/interpret.py",
+        "tilekern/ir/interpret_outputs.py",
         "        if (foreign := (owner != program) & (owner != _NOBODY)).any():\n            with source.at(loc):",
         "        if (foreign := owner != owner).any():\n            with source.at(loc):",
         _INTERPRETER,
@@ -43,7 +43,7 @@ MUTANTS = (
     ),
     Mutant(
         "interpreter: an element that a program updates twice counts once",
-        "tilekern/ir/interpret.py",
+        "tilekern/ir/interpret_outputs.py",
         "ufunc(kind).at(wide, where, values.astype(wide.dtype))",
         "wide[where] = ufunc(kind)(wide[where], values.astype(wide.dtype))",
         ("tests/lang/test_atomics.py", *_INTERPRETER),
