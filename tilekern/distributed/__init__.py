@@ -2,7 +2,13 @@
 
 from tilekern.distributed.collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from tilekern.distributed.moe import apply_experts, moe
-from tilekern.distributed.routing import route
+from tilekern.distributed.routing import (
+    balanced_bias,
+    limit_capacity,
+    load_balancing_loss,
+    route,
+    router_z_loss,
+)
 from tilekern.distributed.sequence_parallel import (
     BytesSent,
     attention_bytes,
@@ -17,11 +23,15 @@ __all__ = [
     "all_gather_matmul",
     "apply_experts",
     "attention_bytes",
+    "balanced_bias",
     "from_zigzag",
+    "limit_capacity",
+    "load_balancing_loss",
     "matmul_reduce_scatter",
     "moe",
     "ring_attention",
     "route",
+    "router_z_loss",
     "to_zigzag",
     "ulysses_attention",
 ]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from tilekern.authoring import describe, hide_frames
 from tilekern.distributed.axes import axis_size
 from tilekern.distributed.exchange import METHODS, Layout, Method, receive, send
-from tilekern.distributed.routing import Gating, route
+from tilekern.distributed.routing import Gating, limit_capacity, route
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float, is_integer, require
 from tilekern.kernels.ragged_dot import ragged_dot
@@ -33,6 +33,11 @@ def moe(
     experts_per_token: int,
     gating: Gating = "softmax",
     normalize: bool = True,
+    bias: jax.Array | None = None,
+    groups: int = 1,
+    top_groups: int | None = None,
+    scale: float = 1.0,
+    capacity: int | None = None,
     axis_name: str | None = None,
     exchange: Method | None = None,
     target: str | None = None,
@@ -48,6 +53,11 @@ def moe(
       experts_per_token: k, as of `route`.
       gating: as of `route`.
       normalize: as of `route`.
+      bias: as of `route`.
+      groups: as of `route`.
+      top_groups: as of `route`.
+      scale: as of `route`.
+      capacity: rows that an expert takes from the tokens of each device, as of `limit_capacity`; None: all rows.
       axis_name: the mesh axis that divides tokens and experts; None if this device has all experts.
       exchange: as of `apply_experts`.
       target: lower for this target's blocks, e.g. "cpu:xla".
@@ -68,8 +78,19 @@ def moe(
     """
     _check("moe", x, w_gate, w_up, w_down)
     devices = 1 if axis_name is None else axis_size(axis_name, "moe")
-    experts, gates = route(logits, experts_per_token=experts_per_token, gating=gating, normalize=normalize)
+    experts, gates = route(
+        logits,
+        experts_per_token=experts_per_token,
+        gating=gating,
+        normalize=normalize,
+        bias=bias,
+        groups=groups,
+        top_groups=top_groups,
+        scale=scale,
+    )
     _check_logits(x, logits, w_gate.shape[0], devices, axis_name)
+    if capacity is not None:
+        experts, gates = limit_capacity(experts, gates, num_experts=logits.shape[1], capacity=capacity)
     options: Any = {"axis_name": axis_name, "exchange": exchange, "target": target}
     return apply_experts(x, experts, gates, w_gate, w_up, w_down, **options)
 
