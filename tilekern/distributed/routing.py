@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -231,8 +231,7 @@ def _counts(experts: jax.Array, number: int, axis_name: str | None, function: st
     if axis_name is None:
         return counts
     axis_size(axis_name, function)
-    total: Any = lax.psum(counts, axis_name)
-    return total
+    return cast(jax.Array, lax.psum(counts, axis_name))
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
