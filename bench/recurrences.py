@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from bench.llvm.peak import host
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
-from tilekern.kernels import gated_delta_rule, linear_attention
+from tilekern.kernels import causal_conv1d, gated_delta_rule, linear_attention
+from tilekern.kernels.causal_conv1d.cases import CASES as CONVOLUTIONS
 from tilekern.kernels.gated_delta_rule.cases import CASES as DELTA_RULES
 from tilekern.kernels.linear_attention.cases import CASES
 
@@ -22,6 +23,7 @@ DTYPES = ("float32", "bfloat16")
 # Of the better one of both formulas, and of the scan.
 LIMIT, SCAN_LIMIT = 1.0, 0.3
 _CHUNK, _ROUNDS = 64, 3
+_SIZES = ("tokens", "heads", "channels", "depth", "width")
 _DELTA_TOKENS = 1024  # the gradient of the scan keeps the state of each token: 26 GB for 4096 of them
 
 
@@ -32,14 +34,19 @@ def measure() -> Iterator[Result]:
         yield from _compare(linear_attention.linear_attention, CASES[1], dtype, peers)
         case = replace(DELTA_RULES[0], tokens=_DELTA_TOKENS)
         yield from _compare(gated_delta_rule.gated_delta_rule, case, dtype, {"scan": gated_delta_rule.reference})
+        yield from _compare(
+            causal_conv1d.causal_conv1d, CONVOLUTIONS[0], dtype, {"shifted sums": causal_conv1d.reference}
+        )
 
 
 def _compare(kernel: Callable[..., Any], case: Any, dtype: str, peers: dict[str, Any]) -> Iterator[Result]:
     target = "cpu:xla" if host() is None else "cpu:llvm"
     arrays = case.arrays(jax.random.key(0), dtype)
-    shape = f"{case.tokens}×{case.heads}×{case.depth}×{case.width}"
+    shape = "×".join(str(getattr(case, size)) for size in _SIZES if hasattr(case, size))
+    keywords = getattr(case, "keywords", {})
     for way, call in (("", _forward), (" and its gradient", _with_gradient)):
-        functions = {"ours": partial(kernel, target=target)} | peers
+        functions = {who: partial(f, **keywords) for who, f in peers.items()}
+        functions["ours"] = partial(kernel, target=target, **keywords)
         clocks = {name: clock(call(function, arrays)) for name, function in functions.items()}
         times = take_turns(clocks, rounds=_ROUNDS)
         for peer in peers:

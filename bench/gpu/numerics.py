@@ -19,6 +19,7 @@ from bench.gpu import gradients
 from bench.gpu.gradients import FEATURES, Featured
 from bench.gpu.item import Item, Record, lowerings_of
 from tilekern.kernels import (
+    causal_conv1d,
     cross_entropy,
     flash_attention,
     gated_delta_rule,
@@ -31,6 +32,7 @@ from tilekern.kernels import (
     softmax,
     swiglu,
 )
+from tilekern.kernels.causal_conv1d.cases import CASES as CONVOLUTIONS
 from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
 from tilekern.kernels.flash_attention.cases import CASES as ATTENTIONS
 from tilekern.kernels.flash_attention.cases import Case as Attention
@@ -205,6 +207,13 @@ KERNELS = {
         DELTA_RULES,
         _resized(DELTA_RULES, *TOKENS),
         _tokens_and_depth,
+    ),
+    "causal_conv1d": Kernel(
+        causal_conv1d.causal_conv1d,
+        causal_conv1d.reference,
+        CONVOLUTIONS,
+        _resized(CONVOLUTIONS, {"tokens": 301, "channels": 1037}, {"taps": 2, "tokens": 67, "batch": 3}),
+        lambda x, weight, *others: weight.shape[0] + 1,
     ),
 }
 

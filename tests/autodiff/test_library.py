@@ -59,6 +59,7 @@ CASES = {
         keywords={"causal": True, "softcap": 3.0},
         blocks={"block_q": 8, "block_k": 8},
     ),
+    "causal_conv1d": Case(((2, 20, 12), (4, 12), (12,)), 40, blocks={"block_t": 8, "block_c": 8}),
     "gated_delta_rule": Case(
         ((2, 20, 2, 8), (2, 20, 2, 8), (2, 20, 4, 12)),
         32,

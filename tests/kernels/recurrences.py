@@ -14,16 +14,16 @@ from tilekern.testing import assert_close, in_float64
 
 def check(function: Callable[..., Any], definition: Callable[..., Any], arrays: Sequence[Any]) -> None:
     """Compare both results of a recurrence with its definition, by the rule."""
-    value = arrays[2]
-    with jax.enable_x64(value.dtype == np.float64):
-        found, lows = function(*arrays), jax.jit(partial(definition, dtype=value.dtype))(*arrays)
+    dtype = arrays[0].dtype
+    with jax.enable_x64(dtype == np.float64):
+        found, lows = function(*arrays), jax.jit(partial(definition, dtype=dtype))(*arrays)
     for out, oracle, low in zip(found, in_float64(definition, *arrays), lows, strict=True):
-        assert_close(out, oracle, low, length=value.shape[1] + arrays[0].shape[3])
+        assert_close(out, oracle, low, length=arrays[0].shape[1] + arrays[0].shape[-1])
 
 
 def check_gradients(function: Callable[..., Any], definition: Callable[..., Any], arrays: Sequence[Any]) -> None:
     """Of all arrays, with random cotangents."""
-    low_of = partial(definition, dtype=arrays[2].dtype)
+    low_of = partial(definition, dtype=arrays[0].dtype)
     random = np.random.default_rng(9)
     types = jax.eval_shape(low_of, *arrays)
     cotangents = [random.standard_normal(t.shape).astype(t.dtype) for t in types]
@@ -32,7 +32,7 @@ def check_gradients(function: Callable[..., Any], definition: Callable[..., Any]
     count = len(arrays)
     oracles = in_float64(lambda *a: _pulled(definition, a[:count], tuple(a[count:])), *arrays, *cotangents)
     for out, oracle, low in zip(found, oracles, lows, strict=True):
-        assert_close(out, oracle, low, length=arrays[2].shape[1] * 12, factor=3)
+        assert_close(out, oracle, low, length=arrays[0].shape[1] * 12, factor=3)
 
 
 def _pulled(function: Any, arrays: Any, cotangents: Any) -> Any:

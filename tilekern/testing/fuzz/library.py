@@ -19,6 +19,7 @@ KERNELS = (
     "flash_attention",
     "linear_attention",
     "gated_delta_rule",
+    "causal_conv1d",
 )
 
 # Their references return the logsumexp, too, which the functions return on request.

@@ -67,6 +67,19 @@ def test_a_softmax_computes_each_exponential_once() -> None:
     assert steps(f, (64, 32)) == expected
 
 
+def test_overlapping_slices_read_a_costly_tile_that_is_kept() -> None:
+    def overlapping(x, out):
+        y = jnp.exp(x[...])
+        out[...] = y[:-1] + y[1:]
+
+    def apart(x, out):
+        y = jnp.exp(x[...])
+        out[...] = y[:8] + y[8:]
+
+    assert steps(overlapping, (16, 32), out=(15, 32)) == ["for [16, 32]: keep f32[16, 32]", "for [15, 32]: store out"]
+    assert steps(apart, (16, 32), out=(8, 32)) == ["for [8, 32]: store out"]
+
+
 def test_two_reductions_of_one_tile_are_one_pass() -> None:
     def f(x, out):
         i = tk.parallel(64, 16)

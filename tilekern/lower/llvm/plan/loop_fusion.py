@@ -20,7 +20,7 @@ from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import MemoryOp, Store
 from tilekern.ir.ordering import Sort, TopK
-from tilekern.ir.shape import Broadcast, Reshape
+from tilekern.ir.shape import Broadcast, Reshape, Slice
 from tilekern.ir.types import TileType
 from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import is_virtual
@@ -68,6 +68,11 @@ class _Fuser:
         self._uses = Counter(v for op in func.body.ops for v in op.uses())
         # Left operands of dots in loops are materialised: in the array, their rows may be far apart.
         self._left_operands = {op.operands[0] for op in func.walk() if isinstance(op, Dot)}
+        # Tiles whose elements several slices have in common.
+        self._sliced = Counter[Value]()
+        for op in func.walk():
+            if isinstance(op, Slice):
+                self._sliced[op.operands[0]] += op.result.tile.size
         self._dot_sums = dict(_sums_of_dots(func, self._uses))
 
     def run(self) -> Plan:
@@ -222,19 +227,21 @@ class _Fuser:
                 self._define(value, nest, buffer)
 
     def _materialize_broadcasts(self, value: Value) -> None:
-        """Materialise costly operands of broadcasts, which would otherwise be recomputed for each element."""
+        """Materialise costly operands of broadcasts and of slices, which would otherwise be recomputed."""
         if self._expressions.is_available(value):
             return
         for inner in reversed(list(self._expressions.of(value.tile.shape, [value]).inner)):
             op = self._expressions.definition[inner]
-            if isinstance(op, Broadcast) and inner not in self._buffers:
+            if inner not in self._buffers and self._repeats(op):
                 (x,) = op.operands
-                if (
-                    not self._expressions.is_available(x)
-                    and x.tile.size < inner.tile.size
-                    and self._expressions.cost(x) > calibration.CHEAP_COST
-                ):
+                if not self._expressions.is_available(x) and self._expressions.cost(x) > calibration.CHEAP_COST:
                     self._materialize(x)
+
+    def _repeats(self, op: Op) -> bool:
+        """True for a broadcast to more elements, and a slice of a tile whose slices overlap."""
+        if isinstance(op, Slice):
+            return self._sliced[op.operands[0]] > op.operands[0].tile.size
+        return isinstance(op, Broadcast) and op.operands[0].tile.size < op.result.tile.size
 
     # --- dots ---
 
