@@ -18,7 +18,7 @@ def double(x, out, *, block: tk.Block = 64):
 KNOWN = {
     "cpu:xla": ("scratch_bytes",),
     "cpu:llvm": ("scratch_bytes",),
-    "cuda:sm_90": ("registers", "spills", "shared_bytes", "threads", "occupancy"),
+    "cuda:sm_90": ("registers", "spills", "shared_bytes", "threads", "occupancy", "serialized"),
     "tpu:v5e": ("vmem_bytes", "planned_bytes"),
 }
 NEEDS = {"cpu:llvm": "llvmlite", "cuda:sm_90": "triton", "tpu:v5e": "libtpu"}
@@ -35,8 +35,8 @@ def test_each_target_reports_its_own(target: str) -> None:
 
 
 def test_units() -> None:
-    found = tk.Resources(32, 0, 16384, 128, 0.5, 1 << 20, 1000, 64)
+    found = tk.Resources(32, 0, 16384, 128, 0.5, 1 << 20, 1000, 64, serialized=True)
     assert str(found) == (
         "registers: 32 a thread, spills: 0 bytes a thread, shared_bytes: 16,384, threads: 128 a program, "
-        "occupancy: 50 %, vmem_bytes: 1,048,576, planned_bytes: 1,000, scratch_bytes: 64"
+        "occupancy: 50 %, vmem_bytes: 1,048,576, planned_bytes: 1,000, scratch_bytes: 64, serialized: yes"
     )

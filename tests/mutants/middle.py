@@ -112,8 +112,8 @@ MUTANTS = (
         _of_pass("elide_ranges"),
     ),
     Mutant(
-        "split loops: the middle begins a tile early",
-        "tilekern/passes/split_loops.py",
+        "middle tiles: they begin a tile early",
+        "tilekern/passes/middle_tiles.py",
         "line.slope - 1 - line.low if rises",
         "-1 - line.low if rises",
         _of_pass("split_loops"),
@@ -124,6 +124,27 @@ MUTANTS = (
         "in reversed(parts) if op.reverse else parts:",
         "in parts:",
         _of_pass("split_loops"),
+    ),
+    Mutant(
+        "guard masks: the last of the middle tiles is masked as if it were the first",
+        "tilekern/passes/guard_masks.py",
+        'make.of("lt", fresh[0]',
+        'make.of("le", fresh[0]',
+        _of_pass("guard_masks"),
+    ),
+    Mutant(
+        "delay dots: the last tile is that behind the end",
+        "tilekern/passes/delay_dots.py",
+        'make.of("sub", end, 1)',
+        "end",
+        _of_pass("delay_dots"),
+    ),
+    Mutant(
+        "delay dots: a ragged fold of one tile runs it again",
+        "tilekern/passes/delay_dots.py",
+        "if op.axis.full_tiles < op.axis.tiles:",
+        "if False:",
+        _of_pass("delay_dots"),
     ),
     Mutant(
         "dce: carries that only others read are lost",

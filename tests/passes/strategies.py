@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.ir.funcs import assert_same
+from tests.ir.funcs import Lanes, Source, assert_same, at, func, ref, whole
 from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select, splat
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Axis, Block, Builder, Func, Op, Value, index_value
@@ -337,6 +337,46 @@ def arrays_for(func: Func, seed: int) -> tuple[Array, ...]:
     """Inputs of a Func: small numbers, signed zeros, infinities, NaN."""
     rng = np.random.default_rng(seed)
     return tuple(_array(p.ref, rng) for p in func.inputs)
+
+
+@st.composite
+def softmaxes(draw: st.DrawFn) -> Func:
+    """A fold of dots of loaded tiles, masked by positions, that a second dot adds up; bounds of many kinds."""
+    axis = Axis("k", draw(st.integers(1, 30)), draw(st.sampled_from([1, 4, 8])))
+    n, x, y = (ref(name, shape, dtype=I32) for name, shape in (("n", (6,)), ("x", (4, 4)), ("y", (25, 4))))
+    out, most = ref("out", (3, 4, 4), "out", I32), ref("most", (3, 4, 4), "out", I32)
+    start = draw(st.sampled_from(["none", "index", "loaded"]))
+    stop = draw(st.sampled_from(["extent", "index", "loaded"]))
+    masked, shift, shared = draw(st.booleans()), draw(st.sampled_from([0, -3, 5])), draw(st.booleans())
+
+    def body(b: Source, i: Value) -> None:
+        first = {"none": b.const(0), "index": i, "loaded": b.load(n, at(i, 1))}[start]
+        last = {
+            "extent": b.const(axis.extent),
+            "index": b.ew("add", b.ew("mul", i, b.const(5)), b.const(1)),
+            "loaded": b.load(n, at(i, 1, 3)),
+        }[stop]
+        left = b.load(x, whole(4), whole(4))
+
+        def step(k: Value, m: Value, total: Value) -> tuple[Value, ...]:
+            logits = b.op(Dot, left, b.load(y, Lanes("block", ((k, 4),), 4, shift), whole(4)), contract=((1,), (1,)))
+            if masked:
+                row, column = (
+                    b.ew("add", b.op(Broadcast, at_, shape=(4, 4), dims=()), b.op(Iota, shape=(4, 4), dtype=I32, dim=d))
+                    for d, at_ in enumerate((b.ew("mul", i, b.const(4)), b.ew("mul", k, b.const(4))))
+                )
+                logits = b.op(Select, b.ew("ge", row, column), logits, b.const(-9, (4, 4)))
+            grown = b.ew("max", m, logits)
+            weights = b.ew("sub", grown, logits)
+            values = b.load(y, Lanes("block", ((k, 4), (i, 1)), 4, -shift), whole(4))
+            scaled = b.ew("mul", total, grown if shared else b.ew("sub", grown, m))
+            return grown, b.ew("add", b.op(Dot, weights, values, contract=((1,), (0,))), scaled)
+
+        m, total = b.fold(axis, first, last, (b.const(-9, (4, 4)), b.const(1, (4, 4))), step, False)
+        b.store(out, total, at(i), whole(4), whole(4))
+        b.store(most, m, at(i), whole(4), whole(4))
+
+    return func("f", (n, x, y, out, most), (Axis("i", 3),), body)
 
 
 def assert_same_meaning(before: Func, after: Func, seed: int) -> None:

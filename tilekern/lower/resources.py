@@ -19,6 +19,8 @@ class Resources:
       vmem_bytes: bytes of a TPU's vector memory, by the compiler: blocks, scratch and spilled values.
       planned_bytes: bytes of vector memory that the plan counted on.
       scratch_bytes: bytes of scratch memory, of each thread for "cpu:llvm", of the whole program for "cpu:xla".
+      serialized: True if a GPU's compiler makes matrix products of warpgroups wait for one another (ptxas' warning
+        C7515), which costs much of their speed.
 
     Example:
       >>> print(Resources(registers=32, spills=0, occupancy=0.5))
@@ -33,6 +35,7 @@ class Resources:
     vmem_bytes: int | None = None
     planned_bytes: int | None = None
     scratch_bytes: int | None = None
+    serialized: bool | None = None
 
     def __str__(self) -> str:
         known = ((name, value, unit) for name, unit in _UNITS.items() if (value := getattr(self, name)) is not None)
@@ -48,9 +51,12 @@ _UNITS = {
     "vmem_bytes": "",
     "planned_bytes": "",
     "scratch_bytes": "",
+    "serialized": "",
 }
 assert set(_UNITS) == {field.name for field in fields(Resources)}
 
 
 def _amount(value: float, unit: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:.0%}".replace("%", " %") if unit == "%" else f"{value:,} {unit}".rstrip()

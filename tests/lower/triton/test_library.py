@@ -6,6 +6,7 @@ No kernel spills; tensor cores and the Tensor Memory Accelerator are used; resou
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
@@ -122,6 +123,7 @@ GRADIENTS = {"flash_attention": _attention_gradient, "ragged_dot": _grouped_grad
 def check(name: str, case: str, dtype: str, target: str, ceiling: tuple[int, int]) -> None:
     taken = compiled(name, case, dtype, target).resources
     assert taken.spills == 0
+    assert not taken.serialized
     assert taken.registers <= ceiling[0]
     assert taken.shared_bytes <= ceiling[1]
 
@@ -190,6 +192,20 @@ def test_the_loop_of_products_is_pipelined_and_keeps_its_layouts(name: str) -> N
     assert all("#mma> -> " in line and "dot_op<{opIdx = 0, parent = #mma" in line for line in converted)
     assert len(converted) == (name == "flash_attention")
     assert "async_tma_copy_local_to_global" in ttgir
+
+
+@pytest.mark.parametrize("case", ["llama3_8b", "vit_large"])
+def test_the_exponentials_of_attention_run_beside_its_products(case: str) -> None:
+    """Between the last product of an iteration and the wait for it stand all exponentials of the loop."""
+    sass = compiled("flash_attention", case, "bfloat16", "cuda:sm_90").asm["sass"]
+    found = re.findall(r"\b(HGMMA|MUFU\.EX2|WARPGROUP\.DEPBAR|BRA)\b", sass)
+    # Waits end the first product, both products of the loop, and the product behind it.
+    parts = " ".join(found).split("WARPGROUP.DEPBAR")
+    first, logits, values, last = (part.split() for part in parts[:4])
+    assert "HGMMA" in first and "HGMMA" in logits and "HGMMA" in last
+    exponentials = [n for n, name in enumerate(values) if name == "MUFU.EX2"]
+    assert len(exponentials) >= 64 and "HGMMA" in values[: exponentials[-1]]
+    assert "MUFU.EX2" not in logits[logits.index("HGMMA") :]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,10 +1,10 @@
-"""Backward slices: the ops of a block that values depend on."""
+"""Backward slices: the ops of a block that values depend on, and the values that depend on its index alone."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from tilekern.ir.core import Op, Value
+from tilekern.ir.core import Block, Op, Value
 
 
 def backward_slice(ops: Sequence[Op], values: Iterable[Value], given: Collection[Value] = ()) -> list[Op]:
@@ -16,3 +16,13 @@ def backward_slice(ops: Sequence[Op], values: Iterable[Value], given: Collection
             found.append(op)
             wanted.update(op.uses())
     return found[::-1]
+
+
+def index_values(body: Block) -> set[Value]:
+    """The results in a fold's body that depend on nothing but the index and what is outside, by pure ops."""
+    inside = {*body.args, *(v for op in body.ops for v in op.results)}
+    found: set[Value] = set()
+    for op in body.ops:
+        if op.pure and not op.regions and all(v not in inside or v is body.args[0] or v in found for v in op.uses()):
+            found.update(op.results)
+    return found

@@ -38,9 +38,10 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
       chip: the GPU to run on.
       hints: `num_warps` and `num_stages`, where a schedule or the call gives them.
     """
-    legal, copies = _planned(func, chip)
+    warps = hints.get("num_warps") or default_warps(func)
+    legal, copies = _planned(func, chip, warps)
     if _has_masked_loops(legal.func, copies):
-        legal, copies = _planned(func, chip, split=True)
+        legal, copies = _planned(func, chip, warps, split=True)
     warn_large(legal.func, chip.name)
     names = Names()
     entry = names.fresh(func.name)
@@ -69,8 +70,8 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     )
 
 
-def _planned(func: Func, chip: Chip, split: bool = False) -> tuple[Closed, dict[Op, TmaCopy]]:
-    legal = constants_as_inputs(legalize(func, chip, split), "table")
+def _planned(func: Func, chip: Chip, warps: int, split: bool = False) -> tuple[Closed, dict[Op, TmaCopy]]:
+    legal = constants_as_inputs(legalize(func, chip, split, warps), "table")
     return legal, plan_tma_copies(legal.func, chip, ranges.analyze(legal.func))
 
 

@@ -33,6 +33,20 @@ DEFAULT_STAGES = 2
 Two are double buffering: shared memory grows with the stages, so more of them may not fit. Chosen on 2026-11-20.
 """
 
+OTHER_REGISTERS = 50
+"""Registers of a thread beside the carries of its loop and the largest product there, for `delay_dots`.
+
+By what ptxas 12.8 and 12.9 make of attention for sm_90: with 64 registers each for the values, the exponentials and the
+logits a thread takes 241 to 246 of its 255, and none spills. Compiled on 2026-11-23.
+"""
+
+DELAYED_SUM_REGISTERS = 64
+"""Registers of a thread for the sum to which a delayed product is added, at most.
+
+With 96, attention of heads of 192 takes up to 255 registers and spills 8 bytes with windows; with 128, heads of 256
+spill 28 to 76 bytes. Compiled on 2026-11-23.
+"""
+
 MIN_TMA_BYTES = 1024
 """Bytes of the smallest tile that the Tensor Memory Accelerator copies; a pointer loads smaller ones.
 

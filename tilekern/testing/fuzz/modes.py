@@ -33,6 +33,8 @@ from tilekern.lower.triton.interpret import interpret as triton_interpret
 from tilekern.lower.xla.emit.emit_xla import run
 from tilekern.passes import pipeline
 from tilekern.passes.batch import batch
+from tilekern.passes.delay_dots import delay_dots
+from tilekern.passes.guard_masks import guard_masks
 from tilekern.passes.skew_carries import skew_carries
 from tilekern.passes.split_loops import split_loops
 from tilekern.primitive import call
@@ -167,10 +169,17 @@ def by_interpreter(programs: Sequence[Program], *, change: Callable[[Func], Func
 
 def on_request(func: Func) -> Func:
     """The passes that backends ask for."""
-    for improve in (split_loops, skew_carries):
+    guard = partial(guard_masks, beside=_always)
+    delay = partial(delay_dots, beside=_always, pays=_always)
+    for improve in (guard, delay, split_loops, skew_carries):
         func = improve(pipeline.run(func, check=True))
         verify(func)
     return pipeline.run(func, check=True)
+
+
+def _always(given: Any) -> bool:
+    del given
+    return True
 
 
 def through_text(func: Func) -> Func:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from tilekern.ir.core import Func
+from tilekern.ir.compute import Dot
+from tilekern.ir.core import Func, cdiv, round_up
+from tilekern.ir.types import kind_of
 from tilekern.lower.rewrite.expand_bits import expand_bits
 from tilekern.lower.rewrite.legalize_dtypes import legalize_dtypes
+from tilekern.lower.triton.calibration import DELAYED_SUM_REGISTERS, OTHER_REGISTERS
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.legalize.dtypes import TRITON
 from tilekern.lower.triton.legalize.expand import expand
@@ -18,7 +21,9 @@ from tilekern.passes import pipeline
 from tilekern.passes.canonicalize import canonicalize
 from tilekern.passes.cse import cse
 from tilekern.passes.dce import dce
+from tilekern.passes.delay_dots import Sizes, delay_dots
 from tilekern.passes.elide_masks import elide_masks
+from tilekern.passes.guard_masks import guard_masks
 from tilekern.passes.hoist_invariants import hoist_invariants
 from tilekern.passes.pipeline import IMPROVE, Pass, Rounds, verified
 from tilekern.passes.remove_derivatives import remove_derivatives
@@ -28,17 +33,19 @@ from tilekern.passes.split_loops import split_loops
 _SPLIT = (split_loops, IMPROVE)
 
 
-def passes(chip: Chip, split: bool = True) -> tuple[Pass | Rounds, ...]:
+def passes(chip: Chip, split: bool = True, num_warps: int = 8) -> tuple[Pass | Rounds, ...]:
     """The passes for a GPU.
 
     Args:
       chip: the GPU.
       split: split loops into full, ragged and diagonal tiles; worth it for loops whose legal form has masks.
+      num_warps: warps of a program, whose registers bound what `delay_dots` may keep.
     """
     return (
         remove_derivatives,
-        *(_SPLIT if split else ()),
         partial(refuse, chip=chip),
+        *(_overlapped(chip, num_warps) if chip.wgmma else ()),
+        *(_SPLIT if split else ()),
         split_contractions,
         dce,
         expand_bits,
@@ -53,15 +60,36 @@ def passes(chip: Chip, split: bool = True) -> tuple[Pass | Rounds, ...]:
     )
 
 
-def legalize(func: Func, chip: Chip, split: bool = False) -> Func:
+def _overlapped(chip: Chip, num_warps: int) -> tuple[Pass | Rounds, ...]:
+    """The passes by which products of warpgroups run beside the instructions between them."""
+    delay = partial(delay_dots, beside=_of_warpgroups, pays=partial(_pays, chip=chip, threads=32 * num_warps))
+    return (partial(guard_masks, beside=_of_warpgroups), dce, IMPROVE, delay, IMPROVE)
+
+
+def _pays(sizes: Sizes, chip: Chip, threads: int) -> bool:
+    """True if registers hold what a delayed product needs, and as many programs fit a multiprocessor as without it."""
+    before, after = (cdiv(elements, threads) + OTHER_REGISTERS for elements in (sizes.before, sizes.after))
+    programs = [chip.registers_per_core // (threads * round_up(registers, 8)) for registers in (before, after)]
+    fits = after <= chip.registers_per_thread and sizes.total <= threads * DELAYED_SUM_REGISTERS
+    return fits and programs[0] == programs[1]
+
+
+def _of_warpgroups(dot: Dot) -> bool:
+    """True for dots that Triton multiplies by `wgmma`: of 16-bit floats, with at least 64 rows."""
+    shape, dtype = dot.result.tile.shape, dot.operands[0].tile.dtype
+    return kind_of(dtype) == "float" and dtype.itemsize == 2 and len(shape) >= 2 and shape[-2] >= 64
+
+
+def legalize(func: Func, chip: Chip, split: bool = False, num_warps: int = 8) -> Func:
     """The Func in the form that emitters take.
 
     Args:
       func: went through the passes of every Func.
       chip: the GPU.
       split: see `passes`.
+      num_warps: see `passes`.
 
     Raises:
       TargetError: the Func does something that the chip, or Triton, does not have.
     """
-    return pipeline.run(func, passes(chip, split))
+    return pipeline.run(func, passes(chip, split, num_warps))

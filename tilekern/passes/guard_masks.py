@@ -1,0 +1,108 @@
+"""Mask only the tiles that need it, by a branch in the loop, on request of a backend.
+
+Needs: a canonical Func. Gives: a Func for the pipeline of passes, which simplifies the branches.
+
+    fold k { s = select(m, x, y) }                → fold k { s = switch(k in the middle) {select(m, x, y)} {x} }
+
+Some comparisons of positions hold for all lanes in the middle tiles of a fold; see `middle_tiles`. There a select by
+them needs no mask, and elsewhere the branch computes it. `split_loops` makes loops of these tiles instead, with a copy
+of the body each. One loop has less code, fills its pipeline once, and leaves no matrix product in flight where one loop
+ends and the next may not run at all, for which NVIDIA's assembler would make all products of the kernel wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+
+from tilekern.ir.analysis.affine import Lines
+from tilekern.ir.analysis.backward_slice import backward_slice, index_values
+from tilekern.ir.analysis.ranges import analyze, update
+from tilekern.ir.compute import Dot, Select
+from tilekern.ir.control import Fold, Switch
+from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.make import Make
+from tilekern.ir.rewrite import Cloner, Rewriter
+from tilekern.ir.shape import Broadcast, Reshape, Transpose
+from tilekern.ir.types import INDEX
+from tilekern.passes.middle_tiles import Middle, Proof, crossing
+
+
+def guard_masks(func: Func, *, beside: Callable[[Dot], bool]) -> Func:
+    """Apply the rewrite above to every fold that has such masks.
+
+    Args:
+      func: a canonical Func.
+      beside: True for dots that a machine computes beside other ops; folds without are left as they are.
+    """
+    ranges = analyze(func)
+
+    def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        update(ranges, op)
+        if (
+            not isinstance(op, Fold)
+            or op.axis.tiles < 2
+            or not any(isinstance(o, Dot) and beside(o) for o in op.body.ops)
+        ):
+            return None
+        lines = Lines(op, rewriter.definition, ranges)
+        proof = Proof(op, lines, accesses=False)
+        masks: dict[Op, list[Op]] = {
+            o: s for o in op.body.ops if isinstance(o, Select) and (s := _mask(op.body, o, proof))
+        }
+        return _guard(op, proof, masks, lines, rewriter) if masks else None
+
+    return Rewriter(rule).run(func)
+
+
+def _mask(body: Block, select: Select, proof: Proof) -> list[Op]:
+    """The ops that make a mask of comparisons that hold in the middle, and of others; none if it has no such."""
+    made = {op.results[0]: op for op in body.ops if len(op.results) == 1}
+    found, wanted = set[Op](), [select.operands[0]]
+    while wanted:
+        op = made.get(wanted.pop())
+        combines = isinstance(op, Elementwise) and op.function in ("and", "or", "xor", "not")
+        if op is not None and (op in proof.comparisons or combines or isinstance(op, (Broadcast, Reshape, Transpose))):
+            found.add(op)
+            wanted += [] if op in proof.comparisons else op.operands
+    compared = found & proof.comparisons
+    positions = index_values(body)
+    before = backward_slice(body.ops, [v for op in compared for v in op.operands])
+    found.update(op for op in before if positions.issuperset(op.results))
+    return [op for op in body.ops if op in found] if compared else []
+
+
+def _guard(op: Fold, proof: Proof, masks: dict[Op, list[Op]], lines: Lines, rewriter: Rewriter) -> Sequence[Value]:
+    outside, cloner = Make(rewriter), Cloner()
+    rising = [crossing(outside, line, lines, op.axis.tiles) for line in proof.lines if line.slope > 0]
+    falling = [crossing(outside, line, lines, op.axis.tiles) for line in proof.lines if line.slope < 0]
+    fresh = tuple(Value(arg.type, arg.name) for arg in op.body.args)
+    for old, new in zip(op.body.args, fresh, strict=True):
+        cloner.replace(old, new)
+
+    def body(*_: Value) -> tuple[Value, ...]:
+        make = Make(cloner)
+        inside = [make.of("ge", fresh[0], reduce(partial(make.of, "max"), rising))] if rising else []
+        inside += [make.of("lt", fresh[0], reduce(partial(make.of, "min"), falling))] if falling else []
+        middle = make.convert(reduce(partial(make.of, "and"), inside), INDEX.dtype)
+        for inner in op.body.ops:
+            if inner in masks:
+                regions = (
+                    _copied(Cloner(), masks[inner], inner, cloner),
+                    _copied(Middle(proof), masks[inner], inner, cloner),
+                )
+                (result,) = cloner.add(Switch(operands=(middle,), regions=regions, loc=inner.loc))
+                cloner.replace(inner.result, result)
+            else:
+                cloner.visit(inner)
+        return tuple(cloner.value(v) for v in op.body.results)
+
+    return rewriter.add(op.copy(regions=(cloner.block(fresh, body),)))
+
+
+def _copied(copier: Cloner, mask: Sequence[Op], select: Op, names: Rewriter) -> Block:
+    """A region that computes a select with its mask; values from outside of it are those of `names`."""
+    for value in (v for op in (*mask, select) for v in op.operands):
+        copier.replace(value, names.value(value))
+    return copier.block((), lambda: tuple([copier.visit(op) for op in (*mask, select)][-1]))
