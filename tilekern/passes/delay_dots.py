@@ -46,7 +46,7 @@ class Sizes:
 
     Attributes:
       total: of the carry that the dot adds to.
-      before: of all carries, and of the largest other dot.
+      before: of all carries, and of the other dots.
       after: the same, with the new carries.
     """
 
@@ -60,7 +60,7 @@ def delay_dots(func: Func, *, beside: Callable[[Dot], bool], pays: Callable[[Siz
 
     Args:
       func: a canonical Func.
-      beside: True for dots that a machine computes beside other ops.
+      beside: True for dots that a machine computes beside other ops; others in the same body keep all where they are.
       pays: True if registers, say, can hold so many elements.
     """
     ranges = analyze(func)
@@ -112,7 +112,12 @@ def _found(body: Block, number: int, beside: Callable[[Dot], bool]) -> _Delayed 
     if not isinstance(total, Elementwise) or total.function != "add" or body.results.count(total.result) > 1:
         return None
     dot = next((op for op in body.ops if isinstance(op, Dot) and op.result in total.operands), None)
-    if dot is None or not beside(dot) or users.get(total.result) or not _follows(body, dot):
+    if (
+        dot is None
+        or not all(beside(op) for op in body.ops if isinstance(op, Dot))
+        or users.get(total.result)
+        or not _follows(body, dot)
+    ):
         return None
     late: set[Op] = {total}
     of_carry = _depending(body.ops, carry)
@@ -133,8 +138,8 @@ def _found(body: Block, number: int, beside: Callable[[Dot], bool]) -> _Delayed 
         return None
     added = [v for v in kept if v not in body.results]
     yielded = [*body.results, *added]
-    before = max((op.result.tile.size for op in early if isinstance(op, Dot)), default=0)
-    before += sum(value.tile.size for value in body.results)
+    dots = [op.result for op in early if isinstance(op, Dot)]
+    before = sum(value.tile.size for value in (*body.results, *dots))
     sizes = Sizes(total.result.tile.size, before, before + sum(value.tile.size for value in added))
     return _Delayed(number, ordered, early, {v: yielded.index(v) for v in kept}, sizes)
 

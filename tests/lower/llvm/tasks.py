@@ -105,6 +105,6 @@ def process(code: str, **environment: str) -> str:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths), **environment}
     head = "from tests.lower.llvm.tasks import *\nimport numpy as np\n"
     command = [sys.executable, "-W", "ignore", "-c", head + code]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

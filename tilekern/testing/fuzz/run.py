@@ -89,7 +89,7 @@ def fuzz(
     while (left := end - time.monotonic()) > 0:
         if _watch(_child(folder, names, left, stop, shrink), path, hangs, progress) == 0:
             break
-        _blame(folder, path, hangs / 3, stop)
+        _blame(folder, path, _HANGS / 3, stop)
         if stop and State.load(path).findings:
             break
     state = State.load(path)
@@ -113,7 +113,8 @@ def _watch(command: Sequence[str], path: Path, hangs: float, progress: Callable[
                     last, since = state.current, time.monotonic()
                     if progress is not None:
                         progress(_line(state))
-                if time.monotonic() - since > hangs:
+                # Before the first program the process imports, which takes long on a busy machine.
+                if time.monotonic() - since > (_HANGS if state.current is None else hangs):
                     child.kill()
         finally:
             child.kill()

@@ -41,10 +41,13 @@ def passes(chip: Chip, split: bool = True, num_warps: int = 8) -> tuple[Pass | R
       split: split loops into full, ragged and diagonal tiles; worth it for loops whose legal form has masks.
       num_warps: warps of a program, whose registers bound what `delay_dots` may keep.
     """
+    guard = partial(guard_masks, beside=_of_warpgroups)
+    delay = partial(delay_dots, beside=_is_whole, pays=partial(_pays, chip=chip, threads=32 * num_warps))
     return (
         remove_derivatives,
         partial(refuse, chip=chip),
-        *(_overlapped(chip, num_warps) if chip.wgmma else ()),
+        # Products of warpgroups run beside the instructions between them.
+        *((guard, dce, IMPROVE, delay, IMPROVE) if chip.wgmma else ()),
         *(_SPLIT if split else ()),
         split_contractions,
         dce,
@@ -60,12 +63,6 @@ def passes(chip: Chip, split: bool = True, num_warps: int = 8) -> tuple[Pass | R
     )
 
 
-def _overlapped(chip: Chip, num_warps: int) -> tuple[Pass | Rounds, ...]:
-    """The passes by which products of warpgroups run beside the instructions between them."""
-    delay = partial(delay_dots, beside=_of_warpgroups, pays=partial(_pays, chip=chip, threads=32 * num_warps))
-    return (partial(guard_masks, beside=_of_warpgroups), dce, IMPROVE, delay, IMPROVE)
-
-
 def _pays(sizes: Sizes, chip: Chip, threads: int) -> bool:
     """True if registers hold what a delayed product needs, and as many programs fit a multiprocessor as without it."""
     before, after = (cdiv(elements, threads) + OTHER_REGISTERS for elements in (sizes.before, sizes.after))
@@ -78,6 +75,12 @@ def _of_warpgroups(dot: Dot) -> bool:
     """True for dots that Triton multiplies by `wgmma`: of 16-bit floats, with at least 64 rows."""
     shape, dtype = dot.result.tile.shape, dot.operands[0].tile.dtype
     return kind_of(dtype) == "float" and dtype.itemsize == 2 and len(shape) >= 2 and shape[-2] >= 64
+
+
+def _is_whole(dot: Dot) -> bool:
+    """True for such dots that `split_contractions` leaves whole: registers hold no parts of their operands."""
+    (dims, _), operand = dot.contract, dot.operands[0].tile
+    return _of_warpgroups(dot) and all(operand.shape[d] & (operand.shape[d] - 1) == 0 for d in dims)
 
 
 def legalize(func: Func, chip: Chip, split: bool = False, num_warps: int = 8) -> Func:
