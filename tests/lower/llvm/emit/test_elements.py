@@ -8,6 +8,7 @@ import pytest
 
 from tests.lower.llvm.machines import here
 from tests.lower.llvm.running import Canaries, Memory, run
+from tilekern.ir.interpret import interpret
 from tilekern.ir.parse import parse
 from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.lower.llvm.lowering import LlvmLowering
@@ -100,3 +101,20 @@ func @reversed(%x: ref<{dtype}[67], in>, %out: ref<{dtype}[64], out>, %sums: ref
         out, sums = run(LlvmLowering(func, machine), [x])
         np.testing.assert_array_equal(out, x[:64][::-1])
         np.testing.assert_array_equal(sums.astype(np.float64), largest[::-1])
+
+
+def test_digits_of_negative_positions() -> None:
+    """Quotients round down and remainders are not negative, as Python's; the interpreter reads the same rows."""
+    func = parse("""
+func @digits(%n: ref<i32[16], in>, %x: ref<f32[16, 16], in>, %out: ref<f32[16, 4], out>) {
+  grid %i in i[16 by 1]
+  %0 = load %n[%i!] : i32[]
+  %1 = load %x[(%0 // 3) + 8, 4*(%0 // 2 % 3) +: 4] : f32[4]
+  store %1 to %out[%i!, 0 +: 4!]
+}""")
+    n = np.arange(-11, 5, dtype=np.int32)
+    x = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+    wanted = np.stack([x[int(i) // 3 + 8, 4 * (int(i) // 2 % 3) :][:4] for i in n])
+    np.testing.assert_array_equal(interpret(func, n, x)[0], wanted)
+    for machine in (None, *here()):
+        np.testing.assert_array_equal(run(LlvmLowering(func, machine), [n, x])[0], wanted)

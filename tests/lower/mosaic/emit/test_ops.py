@@ -23,6 +23,7 @@ from tilekern.ir.interpret import interpret
 from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
 from tilekern.ir.shape import Concatenate, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import DTYPES, F64, kind_of
+from tilekern.lower.mosaic.emit.ops import function_of
 from tilekern.lower.mosaic.legalize import legalize
 
 # XLA's functions on a CPU are approximations as well, and more of them follow one another in these.
@@ -145,3 +146,13 @@ def test_every_cell_compiles(op: str, chip: str) -> None:
 def compile_cell(legal: Func, chip: str) -> None:
     shapes = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in legal.inputs]
     compiled(lambda *a: run(legal, *a, interpret=False), shapes, chip)
+
+
+@pytest.mark.parametrize(("precision", "wanted"), [("ieee", "HIGHEST"), ("bf16x3", "HIGH")])
+def test_products_of_float32_have_the_precision_of_the_dot(precision: str, wanted: str) -> None:
+    """A CPU computes any precision exactly, so the operation itself has to name it."""
+    b, tile = Source(), np.zeros((8, 8), np.float32)
+    x = b.const(0, (8, 8), np.dtype(np.float32))
+    dot = Dot(operands=(x, x), contract=((1,), (0,)), precision=precision)  # pyright: ignore[reportArgumentType]
+    (found,) = (e for e in jax.make_jaxpr(function_of(dot))(tile, tile).eqns if e.primitive.name == "dot_general")
+    assert found.params["precision"] == (jax.lax.Precision[wanted],) * 2

@@ -17,6 +17,7 @@ from tilekern.ir.core import Value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.interpret import interpret
 from tilekern.ir.ordering import ArgReduce, Scan
+from tilekern.ir.parse import parse
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import BOOL, DTYPES, F32, F64, DType, TileType, dtype_name, kind_of
 from tilekern.lower.triton.emit import expressions
@@ -195,3 +196,16 @@ def test_tiles_stay_small_until_the_full_shape_is_needed() -> None:
     assert expressions.whole(total, TileType((4, 8), F32)) == "tl.broadcast_to(row[None, :] + 2.0, (4, 8))"
     assert expressions.whole(A, TileType((4, 8), F32)) == "a"
     assert expressions.whole(TWO, TileType((4, 8), F32)) == "tl.full((4, 8), 2.0, tl.float32)"
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_products_of_float32_have_the_precision_of_the_dot(precision: str) -> None:
+    """Triton's default is tf32, which its interpreter computes exactly: the text has to name the precision."""
+    func = parse(f"""
+func @product(%x: ref<f32[32, 32], in>, %out: ref<f32[32, 32], out>) {{
+  grid %i in i[1 by 1]
+  %0 = load %x[0 +: 32!, 0 +: 32!] : f32[32, 32]
+  %1 = dot(%0, %0) {{contract=[[1], [0]], precision="{precision}"}} : f32[32, 32]
+  store %1 to %out[0 +: 32!, 0 +: 32!]
+}}""")
+    assert f'input_precision="{precision}"' in program_of(func).text

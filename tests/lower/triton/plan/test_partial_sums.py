@@ -99,3 +99,14 @@ func @f(%x: ref<f32[96], in>, %o: ref<f32[96], sum>) {
   atomic %0 to %o[8*%i + 8 +: 8] {kind="add"}
 }""")
     assert partial_sum_axes(func, func.outputs[0]) == (0,)
+
+
+def test_neighbours_whose_tiles_overlap_have_partial_sums_of_their_own() -> None:
+    """Tiles of 8 at steps of 4: each element is added to by two programs."""
+    func = parse("""
+func @f(%x: ref<f32[8], in>, %o: ref<f32[96], sum>) {
+  grid %i in i[22 by 1]
+  %0 = load %x[0 +: 8!] : f32[8]
+  atomic %0 to %o[4*%i +: 8!] {kind="add"}
+}""")
+    assert partial_sum_axes(func, func.outputs[0]) == (0,)
