@@ -26,6 +26,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    temperature: float = 1.0,
     return_logsumexp: Literal[False] = False,
     target: str | None = None,
     block_t: int | None = None,
@@ -42,6 +43,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    temperature: float = 1.0,
     return_logsumexp: Literal[True],
     target: str | None = None,
     block_t: int | None = None,
@@ -57,6 +59,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    temperature: float = 1.0,
     return_logsumexp: bool = False,
     target: str | None = None,
     block_t: int | None = None,
@@ -75,6 +78,7 @@ def cross_entropy(
       label_smoothing: ε in [0, 1]: the target is (1 - ε) the label and ε the uniform distribution.
       softcap: if given, logits become softcap * tanh(logits / softcap) first; from 1e-30 to 1e30.
       z_loss: times logsumexp² is added to the loss (PaLM, https://arxiv.org/abs/2204.02311, section 5: 1e-4).
+      temperature: logits are divided by it, after the softcap; from 1e-30 to 1e30.
       return_logsumexp: return (loss, logsumexp).
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_t: tokens of a tile, instead of the schedule's; no block changes the result beyond rounding.
@@ -100,8 +104,8 @@ def cross_entropy(
       >>> jax.grad(lambda w: cross_entropy(hidden, w, jnp.array([7, 999, -100]), z_loss=1e-4).mean())(weight).shape
       (8, 1000)
     """
-    _check(hidden, weight, labels)
-    _check_options(ignore_index, label_smoothing, softcap, z_loss)
+    check_arrays("cross_entropy", hidden, weight, labels)
+    check_options(ignore_index, label_smoothing, softcap, z_loss, temperature)
     batch = labels.shape
     loss, logsumexp = cross_entropy_forward(
         as_rows(hidden),
@@ -112,6 +116,7 @@ def cross_entropy(
         label_smoothing=label_smoothing,
         softcap=softcap,
         z_loss=z_loss,
+        temperature=temperature,
         target=target,
         block_t=block_t,
         block_v=block_v,
@@ -120,12 +125,13 @@ def cross_entropy(
     return (loss.reshape(batch), logsumexp.reshape(batch)) if return_logsumexp else loss.reshape(batch)
 
 
-def _check(hidden: Any, weight: Any, labels: Any) -> None:
+def check_arrays(function: str, hidden: Any, weight: Any, labels: Any) -> None:
+    """Refuse arrays that are no operands of `cross_entropy`."""
     fits = is_float(hidden) and is_float(weight) and is_integer(labels) and hidden.dtype == weight.dtype
     fits = fits and hidden.ndim > 0 and weight.ndim == 2
     require(
         fits and hidden.shape[-1] == weight.shape[0] and hidden.shape[:-1] == labels.shape,
-        "cross_entropy",
+        function,
         expected="hidden[*B, D] and weight[D, V] of one float dtype of at least 16 bits, integer labels[*B]",
         fix="labels are class numbers, not one-hot; cast with .astype",
         hidden=hidden,
@@ -134,7 +140,7 @@ def _check(hidden: Any, weight: Any, labels: Any) -> None:
     )
 
 
-def _check_options(ignore_index: Any, label_smoothing: Any, softcap: Any, z_loss: Any) -> None:
+def check_options(ignore_index: Any, label_smoothing: Any, softcap: Any, z_loss: Any, temperature: Any) -> None:
     """Refuse what the kernel cannot compute with.
 
     A label beyond int32 becomes an end of int32, so that these two cannot be ignored. In float32 a logit over a
@@ -150,6 +156,8 @@ def _check_options(ignore_index: Any, label_smoothing: Any, softcap: Any, z_loss
         raise _wrong("label_smoothing", "a number from 0 to 1", label_smoothing, "leave it out for the plain loss")
     if not _between(z_loss, -1e30, 1e30):
         raise _wrong("z_loss", "a number from -1e30 to 1e30", z_loss, "leave it out for the plain loss")
+    if not _between(temperature, 1e-30, 1e30):
+        raise _wrong("temperature", "a number from 1e-30 to 1e30", temperature, "1 leaves the logits as they are")
 
 
 def _between(value: Any, low: float, high: float) -> bool:

@@ -5,7 +5,8 @@ h of the logsumexp give
 
     ∂s = a p - g q,  a = g (1 + 2 z logsumexp) + h,
 
-times 1 - (s / softcap)² before the softcap. The backward op makes it for some words at a time.
+over the temperature, and times 1 - (s / softcap)² before the softcap. The loss of a part of the vocabulary has no p:
+there a = h. The backward op makes ∂s for some words at a time.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def cross_entropy_backward_logits(
     on_label: float,
     on_each: float,
     softcap: float | None,
+    temperature: float,
     block_t: tk.Block = 128,
     block_v: tk.Block = 128,
     block_d: tk.Block = 64,
@@ -56,6 +58,7 @@ def cross_entropy_backward_logits(
       on_label: 1 - ε.
       on_each: ε / V.
       softcap: of the forward kernel.
+      temperature: of the forward kernel.
       block_t: tokens of a tile.
       block_v: words of a tile.
       block_d: elements of the inner dim in a tile.
@@ -63,7 +66,10 @@ def cross_entropy_backward_logits(
     i, j = tk.grid((out.shape[0], block_t), (out.shape[1], block_v), order=tk.grouped(8))
     s = capped_logits(hidden, weight, i, j, block_d, softcap)
     target = jnp.where(j.indices[None, :] == labels[i][:, None], on_label, 0).astype(s.dtype) + on_each
-    found = of_words[i][:, None] * jnp.exp(s - logsumexp[i][:, None]) - of_target[i][:, None] * target
+    log_p = (s if temperature == 1 else s / temperature) - logsumexp[i][:, None]
+    found = of_words[i][:, None] * jnp.exp(log_p) - of_target[i][:, None] * target
+    if temperature != 1:
+        found = found / temperature
     if softcap is not None:
         found = found * (1 - (s / softcap) * (s / softcap))
     out[i, j] = jnp.where(j.indices[None, :] >= done[()], found, 0).astype(out.dtype)

@@ -37,9 +37,11 @@ def _forward_jvp(
     label_smoothing: float,
     softcap: float | None,
     z_loss: float,
+    temperature: float,
+    vocabulary: int | None,
     **blocks: int,
 ) -> tuple[Pair, Pair]:
-    options = Options(ignore_index, label_smoothing, softcap, z_loss)
+    options = Options(ignore_index, label_smoothing, softcap, z_loss, temperature, vocabulary)
     loss, logsumexp = cross_entropy_forward(*primals, **asdict(options), **blocks)
     logsumexp = checkpoint_name(logsumexp, "cross_entropy_logsumexp")
     moved = cross_entropy_tangent(*primals, logsumexp, tangents[:2], options=options)
@@ -121,8 +123,9 @@ def cross_entropy_backward(
             of_target,
             done,
             on_label=1 - options.label_smoothing,
-            on_each=options.label_smoothing / vocabulary,
+            on_each=options.on_each(vocabulary),
             softcap=options.softcap,
+            temperature=options.temperature,
         )
         if dhidden is not None:
             dhidden = cross_entropy_backward_hidden(dhidden, dlogits, some)
@@ -139,6 +142,8 @@ def _factors(labels: jax.Array, logsumexp: jax.Array, cotangents: Pair, vocabula
     """The factors of a token's probabilities and of its target, [T] each; a loss of no word's label is constant."""
     of_loss, of_logsumexp = (jnp.zeros_like(logsumexp) if c is None else c for c in cotangents)
     of_target = jnp.where(options.counts(labels, vocabulary), of_loss, 0)
+    if options.vocabulary is not None:
+        return of_logsumexp, of_target
     of_words = of_target * (1 + 2 * options.z_loss * logsumexp) if options.z_loss else of_target
     return of_words + of_logsumexp, of_target
 

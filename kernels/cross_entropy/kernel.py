@@ -5,6 +5,8 @@ softmax (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867, algorith
 smoothing the sum of the logits. In the end logsumexp = m + ln d. With the target q = (1 - ε) onehot(label) + ε / V
 
     loss = -Σ q ln p = Σ q (logsumexp - s) = logsumexp - (1 - ε) s[label] - ε mean s.
+
+Where the weight is a part of the vocabulary, the losses of parts are their shares of -Σ q s, which add up.
 """
 
 from __future__ import annotations
@@ -48,19 +50,39 @@ def cross_entropy_forward(
     label_smoothing: float,
     softcap: float | None,
     z_loss: float,
+    temperature: float = 1.0,
+    vocabulary: int | None = None,
     block_t: tk.Block = 128,
     block_v: tk.Block = 128,
     block_d: tk.Block = 64,
 ) -> None:
-    """hidden[T, D], weight[D, V], labels int32[T] -> loss[T], logsumexp[T] in float32 (float64 for float64)."""
+    """hidden[T, D], weight[D, V], labels int32[T] -> loss[T], logsumexp[T] in float32 (float64 for float64).
+
+    Args:
+      hidden: the tokens.
+      weight: the words, all or some of them.
+      labels: the number of a word, counted from the first one of `weight`.
+      loss: of each token; for some words their share of -Σ q s.
+      logsumexp: of the logits with these words.
+      ignore_index: label of tokens whose loss is 0, if `weight` has all words.
+      label_smoothing: ε.
+      softcap: c of c tanh(logit / c), or None.
+      z_loss: factor of logsumexp², if `weight` has all words.
+      temperature: logits are divided by it, after the softcap.
+      vocabulary: V if `weight` has some of V words; None if it has all.
+      block_t: tokens of a tile.
+      block_v: words of a tile.
+      block_d: elements of the inner dim in a tile.
+    """
     i = tk.parallel(hidden.shape[0], block_t)
     wide = tk.accumulator(hidden.dtype)
-    vocabulary = weight.shape[1]
+    words = weight.shape[1]
     label = labels[i]
 
     def step(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         m, d, picked, total = carry
         s = capped_logits(hidden, weight, i, j, block_d, softcap)
+        s = s if temperature == 1 else s / temperature
         picked = picked + jnp.where(j.indices[None, :] == label[:, None], s, 0).sum(axis=1)
         if label_smoothing:
             total = total + jnp.where(j.valid[None, :], s, 0).sum(axis=1)
@@ -73,16 +95,20 @@ def cross_entropy_forward(
 
     zeros = tk.zeros(i, wide)
     start = tk.full(i, -jnp.inf, wide), zeros, zeros, zeros
-    m, d, picked, total = tk.fold(tk.serial(vocabulary, block_v), step, start)
+    m, d, picked, total = tk.fold(tk.serial(words, block_v), step, start)
     log_total = m + jnp.log(d)
     logsumexp[i] = log_total
 
-    result = log_total - (1 - label_smoothing) * picked
+    base = log_total if vocabulary is None else 0
+    result = base - (1 - label_smoothing) * picked
     if label_smoothing:
-        result = result - (label_smoothing / vocabulary) * total
+        result = result - (label_smoothing / (vocabulary or words)) * total
+    if vocabulary is not None:
+        loss[i] = result
+        return
     if z_loss:
         result = result + z_loss * (log_total * log_total)
-    inside = (label >= 0) & (label < vocabulary)
+    inside = (label >= 0) & (label < words)
     loss[i] = jnp.where(label == ignore_index, 0, jnp.where(inside, result, jnp.nan))
 
 

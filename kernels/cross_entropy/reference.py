@@ -17,24 +17,32 @@ def reference(
     label_smoothing: float = 0.0,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    temperature: float = 1.0,
+    vocabulary: int | None = None,
     dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The loss of every token, and the logsumexp of its logits hidden[*B, D] @ weight[D, V].
 
     Computed in `dtype`: if None in float32, in float64 for float64 inputs. A label outside [0, V) gives NaN, but
-    `ignore_index` gives 0.
+    `ignore_index` gives 0. If `weight` is a part of a vocabulary, of which the size is given, the loss is the share of
+    -Σ target logits, and no label is out of range or ignored.
     """
     out = jnp.promote_types(hidden.dtype, jnp.float32)
     wide = dtype or out
     logits = jnp.matmul(hidden.astype(wide), weight.astype(wide), precision=jax.lax.Precision.HIGHEST)
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
+    logits = logits / temperature
     logsumexp = jax.nn.logsumexp(logits, axis=-1)
     target = jax.nn.one_hot(labels, weight.shape[1], dtype=jnp.bool_)
     picked = jnp.sum(logits, axis=-1, where=target)
-    loss = logsumexp - (1 - label_smoothing) * picked
+    loss = -(1 - label_smoothing) * picked
     # A term that is switched off is left out, for 0 * inf is NaN.
-    loss = jnp.where(label_smoothing == 0, loss, loss - label_smoothing * jnp.mean(logits, axis=-1))
+    each = label_smoothing / (vocabulary or weight.shape[1])
+    loss = jnp.where(label_smoothing == 0, loss, loss - each * jnp.sum(logits, axis=-1))
+    if vocabulary is not None:
+        return loss.astype(out), logsumexp.astype(out)
+    loss = loss + logsumexp
     loss = jnp.where(z_loss == 0, loss, loss + z_loss * logsumexp**2)
     loss = jnp.where(target.any(axis=-1), loss, jnp.nan)
     return jnp.where(labels == ignore_index, 0, loss).astype(out), logsumexp.astype(out)

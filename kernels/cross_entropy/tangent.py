@@ -28,10 +28,18 @@ class Options:
     label_smoothing: float
     softcap: float | None
     z_loss: float
+    temperature: float = 1.0
+    vocabulary: int | None = None
 
-    def counts(self, labels: jax.Array, vocabulary: int) -> jax.Array:
+    def counts(self, labels: jax.Array, words: int) -> jax.Array | bool:
         """True for tokens whose loss is no constant."""
-        return (labels >= 0) & (labels < vocabulary) & (labels != self.ignore_index)
+        if self.vocabulary is not None:
+            return True
+        return (labels >= 0) & (labels < words) & (labels != self.ignore_index)
+
+    def on_each(self, words: int) -> float:
+        """The target of a word besides the label."""
+        return self.label_smoothing / (words if self.vocabulary is None else self.vocabulary)
 
 
 def _out_type(hidden: Any, weight: Any, labels: Any, *others: Any, options: Options) -> Pair:
@@ -57,7 +65,7 @@ def cross_entropy_tangent(
     """The arrays of the forward kernel, its logsumexp, tangents of hidden and weight -> the tangents of its results."""
     i = tk.parallel(hidden.shape[0], block_t)
     wide = tk.accumulator(hidden.dtype)
-    width, vocabulary = weight.shape
+    width, words = weight.shape
     label, softcap = labels[i], options.softcap
     dhidden, dweight = tangents
 
@@ -74,10 +82,10 @@ def cross_entropy_tangent(
             return s, ds
 
         s, ds = tk.fold(tk.serial(width, block_d), step, (tk.zeros((i, j), wide),) * 2)
-        if softcap is None:
-            return s, ds
-        share = jnp.tanh(s / softcap)
-        return softcap * share, ds * (1 - share * share)
+        if softcap is not None:
+            share = jnp.tanh(s / softcap)
+            s, ds = softcap * share, ds * (1 - share * share)
+        return (s, ds) if options.temperature == 1 else (s / options.temperature, ds / options.temperature)
 
     def step(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         moved, picked, total = carry
@@ -90,13 +98,14 @@ def cross_entropy_tangent(
         return moved, picked, total
 
     zeros = (tk.zeros(i, wide),) * 3
-    moved, picked, total = tk.fold(tk.serial(vocabulary, block_v), step, zeros)
+    moved, picked, total = tk.fold(tk.serial(words, block_v), step, zeros)
     logsumexp_tangent[i] = moved
-    found = moved + 2 * options.z_loss * logsumexp[i] * moved if options.z_loss else moved
-    found = found - (1 - options.label_smoothing) * picked
+    found = -(1 - options.label_smoothing) * picked
     if options.label_smoothing:
-        found = found - (options.label_smoothing / vocabulary) * total
-    loss_tangent[i] = jnp.where(options.counts(label, vocabulary), found, 0)
+        found = found - options.on_each(words) * total
+    if options.vocabulary is None:
+        found = found + (moved + 2 * options.z_loss * logsumexp[i] * moved if options.z_loss else moved)
+    loss_tangent[i] = jnp.where(options.counts(label, words), found, 0)
 
 
 @cross_entropy_tangent.schedule("cpu")

@@ -1,6 +1,7 @@
 """Functions inside of `jax.shard_map` whose arrays several devices hold in parts: kernels between exchanges."""
 
 from tilekern.distributed.collective_matmul import all_gather_matmul, matmul_reduce_scatter
+from tilekern.distributed.cross_entropy import vocab_parallel_cross_entropy
 from tilekern.distributed.moe import apply_experts, moe
 from tilekern.distributed.routing import (
     balanced_bias,
@@ -34,4 +35,5 @@ __all__ = [
     "router_z_loss",
     "to_zigzag",
     "ulysses_attention",
+    "vocab_parallel_cross_entropy",
 ]

@@ -29,9 +29,9 @@ OPTIONS = (
     {**PLAIN, "label_smoothing": 0.1},
     {**PLAIN, "softcap": 3.0},
     {**PLAIN, "z_loss": 1e-2},
-    {"label_smoothing": 1.0, "softcap": 30.0, "z_loss": 1e-4},
+    {"label_smoothing": 1.0, "softcap": 30.0, "z_loss": 1e-4, "temperature": 0.7},
 )
-naive = jax.jit(reference, static_argnames=("softcap", "dtype"))
+naive = jax.jit(reference, static_argnames=("softcap", "dtype", "vocabulary"))
 
 
 def check(hidden: Any, weight: Any, labels: Any, options: dict[str, Any], **blocks: int) -> None:
@@ -220,6 +220,8 @@ def test_wide_labels_do_not_wrap(labels: list[int], x64: bool, ignored: int) -> 
         ("label_smoothing", float("nan")),
         ("z_loss", float("inf")),
         ("z_loss", None),
+        ("temperature", 0),
+        ("temperature", None),
         ("softcap", 10**400),
         ("label_smoothing", 10**400),
         ("label_smoothing", "a"),
