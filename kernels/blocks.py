@@ -45,6 +45,15 @@ def depth(inner: int, itemsize: int) -> int:
     return power_of_two(inner, 128 // itemsize, 16)
 
 
+def stages(nbytes: int, most: int, device: tk.Device) -> int:
+    """The stages, at most `most`, whose loads of `nbytes` each fit the shared memory of a program, beside 1 KiB.
+
+    Where products take operands from registers, one stage is there, and the others are in shared memory.
+    """
+    fit = (device.fast_memory - 1024) // max(1, nbytes)
+    return max(1, min(most, fit + (device.matrix_unit == "mma")))
+
+
 def soonest(rows: int, columns: int, tiles: Sequence[tuple[int, int]], cores: int) -> tuple[int, int]:
     """The one of `tiles` for a matrix [rows, columns] whose programs take the least time, on `cores` multiprocessors.
 

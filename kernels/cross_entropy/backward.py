@@ -146,8 +146,8 @@ def _logits_cuda(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
 def _hidden_cuda(total: Any, x: Any, w: Any, device: tk.Device) -> dict[str, int]:
     block_t, block_d, options = _cuda_tile(x)
     block_v = depth(x.shape[1], x.dtype.itemsize)
-    if x.dtype.itemsize > 2 and device.target == "cuda:sm_80":
-        block_v = 16  # deeper tiles would spill
+    if x.dtype.itemsize > 2 and device.matrix_unit == "mma" and device.fast_memory > 128 << 10:
+        block_v = 16  # deeper tiles would spill; GPUs with less memory have fewer threads, each with more registers
     return {"block_t": block_t, "block_d": block_d, "block_v": block_v, **options}
 
 

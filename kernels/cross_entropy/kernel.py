@@ -133,7 +133,7 @@ def _cuda(hidden: Any, weight: Any, labels: Any, device: tk.Device) -> dict[str,
     if itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
         block_t, block_v, num_warps, num_stages = 64, 64, 8, 3
-    elif device.target == "cuda:sm_80":
+    elif device.matrix_unit == "mma":
         block_t, block_v, num_warps, num_stages = 64, 128, 4, 4
     elif tk.cdiv(tokens, 128) >= device.cores:
         block_t, block_v, num_warps, num_stages = 128, 128, 8, 4

@@ -123,11 +123,11 @@ _WIDE_TILES = ((256, (64, 16, 8, 2)), (768, (32, 16, 4, 2)), (1024, (32, 16, 8, 
 # exponentials have to fit the registers, keys and values of all stages the shared memory.
 _TILES = {
     # 16 queries for a warp, whose operands are in registers, too; narrow heads leave room for three programs.
-    "cuda:sm_80": ((64, (64, 64, 4, 3)), (192, (128, 64, 8, 2)), (256, (64, 64, 8, 2)), (512, (32, 32, 8, 2))),
+    "mma": ((64, (64, 64, 4, 3)), (192, (128, 64, 8, 2)), (256, (64, 64, 8, 2)), (512, (32, 32, 8, 2))),
     # Four warps multiply 64 queries. Narrow heads leave room for two programs on a multiprocessor: while one computes
     # exponentials, which take as long as its products, the other one multiplies.
-    "cuda:sm_90": ((64, (128, 64, 8, 3)), (192, (128, 128, 8, 2)), (256, (128, 64, 8, 2)), (512, (64, 32, 8, 2))),
-    "cuda:sm_100": ((192, (128, 128, 8, 2)), (256, (128, 64, 8, 2)), (512, (64, 32, 8, 2))),
+    "wgmma": ((64, (128, 64, 8, 3)), (192, (128, 128, 8, 2)), (256, (128, 64, 8, 2)), (512, (64, 32, 8, 2))),
+    "tcgen05": ((192, (128, 128, 8, 2)), (256, (128, 64, 8, 2)), (512, (64, 32, 8, 2))),
 }
 
 
@@ -144,7 +144,7 @@ def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, devi
     if queries <= 32:
         # Loading keys and values takes the time: three stages of loads are in flight.
         return _blocks(power_of_two(queries, 32, 16), power_of_two(8192 // max(width, 1), 64, 16), 4, 3)
-    tiles = _TILES[device.target]
+    tiles = _TILES[device.matrix_unit]
     block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
     if config.dropout_rate:
         block_k = min(block_k, 64)  # the bits of a larger tile would not fit the registers, too

@@ -56,58 +56,59 @@ def _cpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config:
 # and 128 is as many as the accumulators leave room for; FlashAttention-3 (https://arxiv.org/abs/2407.08608) has 128
 # keys and 64 to 128 queries, with the backward kernels in one. Where heads are narrow, two programs fit on a
 # multiprocessor, and one multiplies while the other computes exponentials.
-_Tiles = tuple[tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]], ...]
+_Tile = tuple[int, int, int, int]
+_Tiles = tuple[tuple[int, _Tile, _Tile], ...]
 _CUDA_TILES: dict[str, dict[str, _Tiles]] = {
     "flash_attention_backward_key": {
-        "cuda:sm_80": (
+        "mma": (
             (64, (32, 128, 8, 2), (32, 64, 4, 3)),
             (128, (64, 64, 8, 2), (64, 64, 8, 2)),
             (192, (64, 64, 8, 1), (64, 64, 8, 1)),
             (256, (32, 64, 8, 2), (32, 64, 8, 2)),
         ),
-        "cuda:sm_90": (
+        "wgmma": (
             (64, (64, 128, 8, 3), (64, 64, 4, 3)),
             (128, (32, 128, 8, 2), (32, 64, 4, 2)),
             (192, (32, 64, 8, 2), (32, 64, 8, 2)),
             # 64 keys would spill: products of 32 are not those of warpgroups.
             (256, (64, 32, 8, 2), (64, 32, 8, 2)),
         ),
-        "cuda:sm_100": (
+        "tcgen05": (
             (64, (64, 128, 8, 2), (64, 64, 4, 2)),
             (192, (64, 64, 8, 2), (64, 64, 8, 2)),
             (256, (32, 64, 8, 1), (32, 64, 8, 1)),
         ),
     },
     "flash_attention_backward_query": {
-        "cuda:sm_80": (
+        "mma": (
             (128, (64, 64, 4, 2), (64, 64, 4, 2)),
             (192, (64, 32, 8, 2), (64, 32, 8, 2)),
             (256, (32, 32, 4, 2), (32, 32, 4, 2)),
         ),
-        "cuda:sm_90": (
+        "wgmma": (
             (64, (128, 64, 8, 3), (64, 64, 4, 3)),
             (128, (128, 64, 8, 2), (64, 64, 4, 2)),
             (256, (128, 32, 8, 2), (64, 32, 4, 2)),
         ),
-        "cuda:sm_100": (
+        "tcgen05": (
             (128, (128, 64, 8, 2), (64, 64, 4, 2)),
             (192, (128, 64, 8, 2), (64, 64, 4, 1)),
             (256, (128, 32, 8, 2), (64, 64, 4, 1)),
         ),
     },
     "flash_attention_tangent": {
-        "cuda:sm_80": (
+        "mma": (
             (64, (64, 32, 4, 2), (64, 32, 4, 2)),
             (128, (32, 32, 4, 2), (32, 32, 4, 2)),
             (192, (32, 32, 4, 1), (32, 32, 4, 1)),
             (256, (16, 32, 4, 1), (16, 32, 4, 1)),
         ),
-        "cuda:sm_90": (
+        "wgmma": (
             (128, (128, 64, 8, 2), (64, 64, 4, 2)),
             (192, (128, 32, 8, 2), (64, 64, 4, 1)),
             (256, (128, 16, 8, 1), (64, 16, 4, 1)),
         ),
-        "cuda:sm_100": (
+        "tcgen05": (
             (128, (128, 64, 8, 2), (64, 64, 4, 2)),
             (192, (128, 64, 8, 1), (64, 64, 4, 1)),
             (256, (64, 32, 8, 1), (64, 32, 8, 1)),
@@ -134,12 +135,13 @@ def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, devi
         row = width * query.dtype.itemsize
         tile = next((tile for limit, tile in _CUDA_WIDE_TILES[kernel] if row <= limit), (16, 16, 8, 1))
     else:
-        table = _CUDA_TILES[kernel][device.target]
+        table = _CUDA_TILES[kernel][device.matrix_unit]
         tile, small = next((pair for limit, *pair in table if width <= limit), ((16, 16, 8, 1), (16, 16, 8, 1)))
         owns_keys = kernel == "flash_attention_backward_key"
         programs = groups * tk.cdiv(keys, tile[1]) if owns_keys else heads * tk.cdiv(queries, tile[0])
         if batch * programs < device.cores:
             tile = small  # more multiprocessors have work
+        tile = _fitting(kernel, tile, query.shape[3], value.shape[3], device)
     block_q, block_k, num_warps, num_stages = tile
     return {
         "block_q": power_of_two(queries, block_q, 16),
@@ -148,6 +150,26 @@ def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, devi
         "num_stages": num_stages,
         **dict(config.blocks),
     }
+
+
+def _fitting(kernel: str, tile: _Tile, width: int, of_values: int, device: tk.Device) -> _Tile:
+    """A tile of 16-bit numbers whose operands fit the shared memory: the streamed rows are halved until they do.
+
+    Smaller tiles have one stage, because with more some would spill.
+    Beside the operands there is a tile of scores, on its way from sums to operands; or three of them, of different
+    layouts, where products take operands from registers.
+    """
+    block_q, block_k, num_warps, num_stages = tile
+    owns_keys = kernel == "flash_attention_backward_key"
+    own, streamed = (block_k, block_q) if owns_keys else (block_q, block_k)
+    owned = each = width + of_values
+    if kernel == "flash_attention_tangent":
+        owned, each = 2 * width, 2 * (width + of_values)
+    in_registers = device.matrix_unit == "mma"
+    buffers, scores = max(1, num_stages - in_registers), 3 if in_registers else 1  # buffers as in `stages`
+    while streamed > 16 and 2 * (own * owned + streamed * (buffers * each + scores * own)) > device.fast_memory:
+        streamed, num_stages, buffers = streamed // 2, 1, 1
+    return (streamed, own, num_warps, num_stages) if owns_keys else (own, streamed, num_warps, num_stages)
 
 
 def _tpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, target: str) -> dict[str, int]:

@@ -77,12 +77,16 @@ def _cpu(query: Any, key: Any, value: Any, log_decay: Any, initial_state: Any, s
 
 @linear_attention_forward.schedule("cuda")
 def _cuda(
-    query: Any, key: Any, value: Any, log_decay: Any, initial_state: Any, segment_ids: Any, target: str
+    query: Any, key: Any, value: Any, log_decay: Any, initial_state: Any, segment_ids: Any, device: tk.Device
 ) -> dict[str, int]:
-    """64 columns of the state in registers; 32 of float32, whose products of whole heads spill with any tiles."""
+    """64 columns of the state in registers; 32 of float32, whose products of whole heads spill with any tiles.
+
+    On GPUs with little shared memory 64 columns spill up to 80 bytes.
+    """
     narrow = value.dtype.itemsize == 2
-    block_t = power_of_two(value.shape[1], 64 if narrow and target != "cuda:sm_80" else 32, 16)
-    return {"block_t": block_t, "block_v": power_of_two(value.shape[3], 64 if narrow else 32, 16), "num_warps": 8}
+    block_t = power_of_two(value.shape[1], 64 if narrow and device.matrix_unit != "mma" else 32, 16)
+    block_v = 64 if narrow and device.fast_memory > 128 << 10 else 32
+    return {"block_t": block_t, "block_v": power_of_two(value.shape[3], block_v, 16), "num_warps": 8}
 
 
 @linear_attention_forward.schedule("tpu")

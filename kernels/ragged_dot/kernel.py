@@ -87,7 +87,7 @@ def _llvm(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[st
 
 
 @ragged_dot_forward.schedule("cuda")
-def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
+def _cuda(lhs: Any, rhs: Any, ends: Any, device: tk.Device) -> dict[str, int]:
     """The blocks of a matmul with two accumulators: a tile with a border between groups selects from two products."""
     (rows, inner), groups, itemsize = lhs.shape, rhs.shape[0], lhs.dtype.itemsize
     if rows <= 32:
@@ -106,7 +106,7 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
         "block_n": block_n,
         "block_k": depth(inner, itemsize),
         "num_warps": num_warps,
-        "num_stages": 3 if itemsize > 2 or target == "cuda:sm_80" else 4,
+        "num_stages": 3 if itemsize > 2 or device.matrix_unit == "mma" else 4,
     }
 
 

@@ -102,12 +102,15 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         (None, "cuda:sm_80", True),  # none here: code for whichever runs it
         (80, "cuda:sm_80", False),
-        (86, "cuda:sm_80", False),
-        (89, "cuda:sm_80", False),
+        (86, "cuda:sm_86", False),
+        (87, "cuda:sm_80", True),  # no target of its own
+        (89, "cuda:sm_89", False),
         (90, "cuda:sm_90", False),
         (100, "cuda:sm_100", False),
-        (103, "cuda:sm_80", True),
-        (120, "cuda:sm_80", True),
+        (103, "cuda:sm_103", False),
+        (110, "cuda:sm_80", True),
+        (120, "cuda:sm_120", False),
+        (121, "cuda:sm_80", True),
     ],
 )
 def test_the_gpu_that_is_here_decides(gpu: Any, capability: int | None, name: str, portable: bool) -> None:
@@ -201,7 +204,7 @@ def test_the_portable_backend_in_a_module_for_every_platform() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "architecture", "machine_code"),
-    [(None, "sm_80", False), (89, "sm_80", True), (90, "sm_90a", True), (120, "sm_80", False)],
+    [(None, "sm_80", False), (89, "sm_89", True), (90, "sm_90a", True), (120, "sm_120a", True), (121, "sm_80", False)],
 )
 def test_the_code_fits_the_gpu_that_is_here(gpu: Any, capability: int, architecture: str, machine_code: bool) -> None:
     """Machine code where the GPU is known; PTX of sm_80, which every later GPU takes, where it is not."""

@@ -9,9 +9,7 @@ from tilekern.lower.mosaic.chip import CHIPS as TPUS
 from tilekern.lower.mosaic.chip import LANES, PORTABLE, SUBLANES
 from tilekern.lower.target import Target, resolve
 from tilekern.lower.triton.chip import CHIPS as GPUS
-
-# Multiprocessors of the largest GPU of each target: A100, H100 and H200, B200 (NVIDIA's architecture whitepapers).
-_MULTIPROCESSORS = {"cuda:sm_80": 108, "cuda:sm_90": 132, "cuda:sm_100": 148}
+from tilekern.lower.triton.chip import chip_of
 
 
 @dataclass(frozen=True)
@@ -23,12 +21,17 @@ class Device:
     Attributes:
       target: its name, "cuda:sm_90".
       platform: JAX's name of the platform: "cpu", "cuda" or "tpu".
-      cores: multiprocessors of the largest GPU of the target, or TensorCores of one device of JAX on a TPU.
+      cores: multiprocessors of a GPU, or TensorCores of one device of JAX on a TPU.
       fast_memory: bytes that one program may take, of shared memory on a GPU, of vector memory on a TPU.
       registers: 32-bit registers of a multiprocessor of a GPU.
       lanes: threads of a warp on a GPU, elements of a row of a vector register on a TPU.
       sublanes: rows of a vector register of a TPU, each of `lanes` elements of 32 bits.
       matrix_size: rows and columns of a matrix unit of a TPU.
+      gpu: the GPU of the target that `cores`, `bandwidth` and `flops` are of, "H100 SXM"; "" on other platforms.
+      matrix_unit: the instruction by which a GPU multiplies matrices: "mma", "wgmma" or "tcgen05"; "" elsewhere. "mma"
+        takes its operands from registers, the others from shared memory.
+      bandwidth: bytes a second that the memory of a GPU delivers at most.
+      flops: multiplications and additions of bfloat16 matrices that a GPU does in a second at most.
 
     Example:
       >>> import tilekern as tk
@@ -44,14 +47,28 @@ class Device:
     lanes: int = 0
     sublanes: int = 0
     matrix_size: int = 0
+    gpu: str = ""
+    matrix_unit: str = ""
+    bandwidth: float = 0
+    flops: float = 0
 
 
 def device_of(target: Target) -> Device:
     """The record of a target."""
     if target.name in GPUS:
-        gpu = GPUS[target.name]
-        cores, registers = _MULTIPROCESSORS[target.name], gpu.registers_per_core
-        return Device(target.name, target.platform, cores, gpu.shared_bytes, registers, lanes=32)
+        chip = chip_of(target)
+        return Device(
+            target.name,
+            target.platform,
+            cores=chip.cores,
+            fast_memory=chip.shared_bytes,
+            registers=chip.registers_per_core,
+            lanes=32,
+            gpu=chip.gpu,
+            matrix_unit=chip.matrix_unit,
+            bandwidth=chip.bandwidth,
+            flops=chip.flops,
+        )
     if target.name in TPUS:
         tpu = PORTABLE if target.portable else TPUS[target.name]
         memory, side = tpu.vmem_budget, tpu.matrix_size

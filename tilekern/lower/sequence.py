@@ -12,7 +12,7 @@ from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.mosaic import legalize as mosaic
 from tilekern.lower.target import Target
 from tilekern.lower.triton import legalize as triton
-from tilekern.lower.triton.chip import CHIPS
+from tilekern.lower.triton.chip import chip_of
 from tilekern.lower.xla import legalize as xla
 from tilekern.passes.pipeline import IMPROVE, Pass, Rounds, function_of, name_of
 
@@ -22,7 +22,7 @@ _ANY_CPU = Machine("aarch64-unknown-linux-gnu", "generic", "", vector_bytes=16, 
 _PASSES: dict[str, Callable[[Target], Sequence[Pass | Rounds]]] = {
     "xla": lambda _: xla.PASSES,
     "llvm": lambda _: llvm.passes(_ANY_CPU),
-    "triton": lambda target: triton.passes(CHIPS[target.name]),
+    "triton": lambda target: triton.passes(chip_of(target)),
     "mosaic": lambda target: mosaic.passes(target.name.removeprefix("tpu:")),
 }
 

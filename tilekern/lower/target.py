@@ -35,12 +35,14 @@ class Target:
         return self.platform if self.falls_back else self.name
 
 
+NVIDIA = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target("cpu:xla", "cpu", "xla"),
         Target("cpu:llvm", "cpu", "llvm", has_fallback=True),
-        *(Target(f"cuda:{model}", "cuda", "triton") for model in ("sm_80", "sm_90", "sm_100")),
+        *(Target(f"cuda:{model}", "cuda", "triton") for model in NVIDIA),
         *(Target(f"tpu:{model}", "tpu", "mosaic", has_fallback=True) for model in ("v5e", "v5p", "v6e", "7x")),
     )
 }
@@ -105,9 +107,7 @@ def _gpu_here(exporting: bool) -> Target:
             got=f"compute capability {capability // 10}.{capability % 10}",
             fix='call with target="cpu:xla": the portable backend runs on every GPU of JAX',
         )
-    # Machine code runs on later minor versions of the same major version; features of 9.0 and 10.0 run only there.
-    exact = TARGETS.get(f"cuda:sm_{capability}")
-    return exact or replace(TARGETS["cuda:sm_80"], portable=capability >= 90)
+    return TARGETS.get(f"cuda:sm_{capability}") or replace(TARGETS["cuda:sm_80"], portable=True)
 
 
 def _tpu_here(exporting: bool) -> Target:

@@ -1,7 +1,8 @@
+from dataclasses import replace
 from itertools import pairwise
 
 from tilekern.lower.target import TARGETS
-from tilekern.lower.triton.chip import CHIPS
+from tilekern.lower.triton.chip import CHIPS, chip_of
 
 
 def test_every_gpu_target_has_its_chip() -> None:
@@ -11,8 +12,21 @@ def test_every_gpu_target_has_its_chip() -> None:
 
 
 def test_newer_chips_can_do_what_older_ones_can() -> None:
+    """Those for workstations have less shared memory and no copies of operands, but all dtypes."""
     chips = sorted(CHIPS.values(), key=lambda c: c.capability)
     for older, newer in pairwise(chips):
-        for ability in ("tma", "float8", "bf16_atomics", "shared_bytes", "shared_bytes_per_core"):
+        for ability in ("float8", "bf16_atomics"):
+            assert getattr(older, ability) <= getattr(newer, ability)
+    large = [chip for chip in chips if chip.capability in (80, 90, 100, 103)]
+    for older, newer in pairwise(large):
+        for ability in ("tma", "shared_bytes", "shared_bytes_per_core", "bandwidth", "flops"):
             assert getattr(older, ability) <= getattr(newer, ability)
     assert all(c.shared_bytes < c.shared_bytes_per_core for c in chips)
+
+
+def test_portable_code_fits_every_chip() -> None:
+    portable = chip_of(replace(TARGETS["cuda:sm_80"], portable=True))
+    assert portable.capability == min(chip.capability for chip in CHIPS.values())
+    assert portable.shared_bytes == min(chip.shared_bytes for chip in CHIPS.values()) == 99 << 10
+    assert not any((portable.tma, portable.float8, portable.bf16_atomics))
+    assert chip_of(TARGETS["cuda:sm_80"]) is CHIPS["cuda:sm_80"]

@@ -2,51 +2,165 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from tilekern.lower.target import Target
 
 
 @dataclass(frozen=True)
 class Chip:
     """One compute capability.
 
-    Source of the numbers: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per
-    Compute Capability"; of the dtypes: PTX ISA, "Alternate Floating-Point Data Formats".
+    Source of the limits: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per
+    Compute Capability", and `cuda_occupancy.h` of the CUDA toolkit; of the dtypes: PTX ISA, "Alternate Floating-Point
+    Data Formats". Numbers of multiprocessors and bandwidths are those of XLA's records of GPUs
+    (xla/backends/gpu/target_config/specs), peaks those of NVIDIA's data sheets and architecture whitepapers.
 
     Attributes:
       name: name of the target, "cuda:sm_90".
       capability: 10 * major + minor, 90.
+      gpu: the common GPU that `cores`, `bandwidth` and `flops` are of.
+      cores: number of its multiprocessors.
+      bandwidth: of its memory, in bytes a second.
+      flops: multiplications and additions of dense bfloat16 matrices a second, with sums in float32.
+      matrix_unit: instruction that multiplies matrices: "mma" takes operands from registers, "wgmma" and "tcgen05" from
+        shared memory, and "wgmma" runs beside other instructions; "tcgen05" has its sums in tensor memory.
       shared_bytes: limit of shared memory for one program.
       shared_bytes_per_core: shared memory of a multiprocessor.
       threads_per_core: limit of resident threads on a multiprocessor.
       programs_per_core: limit of resident programs on a multiprocessor.
       registers_per_core: 32-bit registers of a multiprocessor.
       registers_per_thread: limit of 32-bit registers for one thread.
-      wgmma: True if warpgroups multiply beside their other instructions (PTX ISA, "Asynchronous wgmma Operations").
-      tma: True if the GPU has the Tensor Memory Accelerator.
+      ptx_version: 10 * major + minor of the PTX ISA to write: the first with this target, but 8.6 at least.
+      tma: True if the Tensor Memory Accelerator copies operands of matrix products.
       float8: True if the GPU converts from and to the E4M3 format.
       bf16_atomics: True if the GPU adds bfloat16 atomically.
     """
 
     name: str
     capability: int
+    gpu: str
+    cores: int
+    bandwidth: float
+    flops: float
+    matrix_unit: str
     shared_bytes: int
     shared_bytes_per_core: int
     threads_per_core: int = 2048
     programs_per_core: int = 32
     registers_per_core: int = 65536
     registers_per_thread: int = 255
-    wgmma: bool = False
+    ptx_version: int = 86
     tma: bool = False
     float8: bool = False
     bf16_atomics: bool = False
 
 
+_AMPERE = Chip(
+    name="cuda:sm_80",
+    capability=80,
+    gpu="A100 SXM 80 GB",
+    cores=108,
+    bandwidth=2.039e12,
+    flops=312e12,
+    matrix_unit="mma",
+    shared_bytes=163 << 10,
+    shared_bytes_per_core=164 << 10,
+)
+
+# GPUs of workstations and servers for inference: less shared memory, and fewer threads.
+_SMALL = replace(_AMPERE, shared_bytes=99 << 10, shared_bytes_per_core=100 << 10, threads_per_core=1536)
+
+_HOPPER = Chip(
+    name="cuda:sm_90",
+    capability=90,
+    gpu="H100 SXM",
+    cores=132,
+    bandwidth=3.352e12,
+    flops=989e12,
+    matrix_unit="wgmma",
+    shared_bytes=227 << 10,
+    shared_bytes_per_core=228 << 10,
+    tma=True,
+    float8=True,
+    bf16_atomics=True,
+)
+
+_BLACKWELL = replace(
+    _HOPPER,
+    name="cuda:sm_100",
+    capability=100,
+    gpu="B200",
+    cores=148,
+    bandwidth=7.672e12,
+    flops=2250e12,
+    matrix_unit="tcgen05",
+)
+
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
-        Chip("cuda:sm_80", 80, shared_bytes=163 << 10, shared_bytes_per_core=164 << 10),
-        Chip("cuda:sm_90", 90, 227 << 10, 228 << 10, wgmma=True, tma=True, float8=True, bf16_atomics=True),
-        Chip("cuda:sm_100", 100, 227 << 10, 228 << 10, tma=True, float8=True, bf16_atomics=True),
+        _AMPERE,
+        replace(
+            _SMALL,
+            name="cuda:sm_86",
+            capability=86,
+            gpu="RTX A6000",
+            cores=84,
+            bandwidth=0.768e12,
+            flops=155e12,
+            programs_per_core=16,
+        ),
+        replace(
+            _SMALL,
+            name="cuda:sm_89",
+            capability=89,
+            gpu="L40S",
+            cores=142,
+            bandwidth=0.864e12,
+            flops=362e12,
+            programs_per_core=24,
+            float8=True,
+        ),
+        _HOPPER,
+        _BLACKWELL,
+        # PTX ISA 8.8 introduced sm_103a, 8.7 sm_120a ("PTX ISA release history").
+        replace(
+            _BLACKWELL,
+            name="cuda:sm_103",
+            capability=103,
+            gpu="B300",
+            cores=158,
+            bandwidth=7.936e12,
+            ptx_version=88,
+        ),
+        # It has the Tensor Memory Accelerator, but its matrix products take operands from registers, which loads by
+        # pointers fill as well.
+        replace(
+            _SMALL,
+            name="cuda:sm_120",
+            capability=120,
+            gpu="RTX PRO 6000 Blackwell",
+            cores=188,
+            bandwidth=1.792e12,
+            flops=504e12,
+            programs_per_core=24,
+            ptx_version=87,
+            float8=True,
+            bf16_atomics=True,
+        ),
     )
 }
 """Chips by the name of their target."""
+
+PORTABLE = replace(
+    _AMPERE,
+    shared_bytes=min(chip.shared_bytes for chip in CHIPS.values()),
+    shared_bytes_per_core=min(chip.shared_bytes_per_core for chip in CHIPS.values()),
+)
+"""A GPU of capability 8.0 with the least shared memory of all: a program for it fits every later GPU."""
+
+
+def chip_of(target: Target) -> Chip:
+    """The chip to lower for: with the limits of all GPUs if the code must run on every later one."""
+    return PORTABLE if target.portable else CHIPS[target.name]

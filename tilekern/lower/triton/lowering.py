@@ -17,7 +17,7 @@ from tilekern.lower.resources import Resources
 from tilekern.lower.target import Target
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.call import call
-from tilekern.lower.triton.chip import CHIPS
+from tilekern.lower.triton.chip import chip_of
 from tilekern.lower.triton.compile import resources
 from tilekern.lower.triton.compile.binary import Binary
 from tilekern.lower.triton.compile.compile_program import compile_program
@@ -32,6 +32,7 @@ class TritonLowering:
     Attributes:
       func: the Func.
       target: what it is for.
+      chip: its limits and features.
       program: the source, and how it is launched.
     """
 
@@ -39,8 +40,8 @@ class TritonLowering:
 
     def __init__(self, func: Func, target: Target, launch: Mapping[str, int]) -> None:
         self.func, self.target = func, target
-        self._chip = CHIPS[target.name]
-        self.program: Program = build(func, self._chip, launch)
+        self.chip = chip_of(target)
+        self.program: Program = build(func, self.chip, launch)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
 
     @property
@@ -68,8 +69,8 @@ class TritonLowering:
 
     @cached_property
     def _binary(self) -> Binary:
-        binary = compile_program(self.program, self._chip)
-        resources.check_fits(binary, self.program, self._chip)
+        binary = compile_program(self.program, self.chip)
+        resources.check_fits(binary, self.program, self.chip)
         # Machine code is used as it is, and fails on other GPUs; without it, the driver compiles the PTX.
         return replace(binary, asm={**binary.asm, "cubin": b""}) if self.target.portable else binary
 
@@ -104,7 +105,7 @@ class TritonCompiled:
 
     @cached_property
     def _resources(self) -> Resources:
-        return resources.measure(self._binary, CHIPS[self._lowering.target.name])
+        return resources.measure(self._binary, self._lowering.chip)
 
     def __call__(self, *inputs: Any) -> Sequence[jax.Array]:
         return self._on_gpu(*inputs)

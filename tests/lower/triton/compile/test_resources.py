@@ -37,13 +37,22 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
         ("cuda:sm_100", 74, 212261, 512, 1),
         ("cuda:sm_100", 16, 0, 1024, 2),
         ("cuda:sm_100", 109, 0, 256, 2),
+        ("cuda:sm_86", 45, 0, 32, 16),
+        ("cuda:sm_86", 66, 30000, 64, 3),
+        ("cuda:sm_86", 40, 0, 256, 6),
+        ("cuda:sm_89", 45, 0, 32, 24),
+        ("cuda:sm_89", 152, 46468, 64, 2),
+        ("cuda:sm_103", 66, 30000, 64, 7),
+        ("cuda:sm_120", 128, 33000, 128, 3),
+        ("cuda:sm_120", 205, 84276, 256, 1),
     ],
 )
 def test_occupancy_is_that_of_nvidias_calculator(
     chip: str, registers: int, shared: int, threads: int, programs: int
 ) -> None:
     """The last column is computed by `cudaOccMaxActiveBlocksPerMultiprocessor` of the CUDA toolkit 12.8."""
-    assert occupancy(registers, shared, threads, CHIPS[chip]) == programs * threads / 2048
+    limit = CHIPS[chip].threads_per_core
+    assert occupancy(registers, shared, threads, CHIPS[chip]) == programs * threads / limit
 
 
 @given(

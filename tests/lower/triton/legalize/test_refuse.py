@@ -51,7 +51,7 @@ def refused(made: Func, chip: Chip, line: int, *parts: str) -> None:
 
 
 def test_dtypes_of_newer_chips() -> None:
-    refused(copy(DTYPES["f8e4m3fn"]), SM_80, 1, "cuda:sm_80 has no f8e4m3fn", "sm_90 or newer", 'target="cpu:xla"')
+    refused(copy(DTYPES["f8e4m3fn"]), SM_80, 1, "cuda:sm_80 has no f8e4m3fn", "sm_89 or newer", 'target="cpu:xla"')
     legalize(copy(DTYPES["f8e4m3fn"]), SM_90)
     for dtype in DTYPES.values():
         if dtype != DTYPES["f8e4m3fn"]:
@@ -75,8 +75,8 @@ def test_atomics(kind: str, chip: Chip) -> None:
         if kind not in ATOMICS[kind_of(dtype)]:
             continue
         made = update(kind, dtype)
-        if name not in AVAILABLE[kind] or (dtype == BF16 and chip is SM_80):
-            refused(made, chip, 1 if name == "f8e4m3fn" and chip is SM_80 else 2, f"{chip.name} has no")
+        if name not in AVAILABLE[kind] or (dtype == BF16 and not chip.bf16_atomics):
+            refused(made, chip, 1 if name == "f8e4m3fn" and not chip.float8 else 2, f"{chip.name} has no")
         else:
             legalize(made, chip)
 

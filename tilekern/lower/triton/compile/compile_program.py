@@ -62,9 +62,9 @@ def options(program: Program, chip: Chip) -> dict[str, Any]:
         "num_ctas": 1,
         "warp_size": 32,
         "maxnreg": None,
-        # PTX ISA 8.6 is the first with sm_100a, so every driver for our chips reads it. By default Triton writes the
-        # newest version of its own ptxas, which the ptxas or the driver of a machine may refuse.
-        "ptx_version": 86,
+        # The oldest with the chip, so every driver for it reads it. By default Triton writes the newest version of its
+        # own ptxas, which the ptxas or the driver of a machine may refuse.
+        "ptx_version": chip.ptx_version,
         "ptx_options": "",
         "enable_fp_fusion": True,
         "enable_reflect_ftz": True,

@@ -51,7 +51,7 @@ def measure(binary: Binary, chip: Chip) -> Resources:
         spills=sum(max(int(stored), int(loaded)) for stored, loaded in spills),
         shared_bytes=binary.shared_bytes,
         threads=threads,
-        serialized="C7515" in binary.report if chip.wgmma else None,
+        serialized="C7515" in binary.report if chip.matrix_unit == "wgmma" else None,
         occupancy=occupancy(registers, binary.shared_bytes, threads, chip),
     )
 

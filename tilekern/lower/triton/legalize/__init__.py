@@ -47,7 +47,7 @@ def passes(chip: Chip, split: bool = True, num_warps: int = 8) -> tuple[Pass | R
         remove_derivatives,
         partial(refuse, chip=chip),
         # Products of warpgroups run beside the instructions between them.
-        *((guard, dce, IMPROVE, delay, IMPROVE) if chip.wgmma else ()),
+        *((guard, dce, IMPROVE, delay, IMPROVE) if chip.matrix_unit == "wgmma" else ()),
         *(_SPLIT if split else ()),
         split_contractions,
         dce,

@@ -75,7 +75,7 @@ def _check_dtype(value: Value, chip: Chip) -> None:
     if dtype == DTYPES["f8e4m3fn"] and not chip.float8:
         raise TargetError(
             f"{chip.name} has no {dtype_name(dtype)}",
-            expected="sm_90 or newer; f8e5m2, bf16 and wider floats are there",
+            expected="sm_89 or newer; f8e5m2, bf16 and wider floats are there",
             got=str(value.type),
             fix=f"convert the array before the call (.astype), or {_PORTABLE}",
         )
