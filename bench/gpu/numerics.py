@@ -21,6 +21,7 @@ from bench.gpu.item import Item, Record, lowerings_of
 from tilekern.kernels import (
     causal_conv1d,
     cross_entropy,
+    distillation,
     flash_attention,
     gated_delta_rule,
     layer_norm,
@@ -34,6 +35,7 @@ from tilekern.kernels import (
 )
 from tilekern.kernels.causal_conv1d.cases import CASES as CONVOLUTIONS
 from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
+from tilekern.kernels.distillation.cases import CASES as DISTILLATIONS
 from tilekern.kernels.flash_attention.cases import CASES as ATTENTIONS
 from tilekern.kernels.flash_attention.cases import Case as Attention
 from tilekern.kernels.gated_delta_rule.cases import CASES as DELTA_RULES
@@ -55,6 +57,7 @@ RUNS = 3
 WITHOUT_SPECIALS = (
     "cross_entropy",
     "cross_entropy_gradient",
+    "distillation",
     "flash_attention_gradient",
     "gated_delta_rule",
     "linear_attention",
@@ -184,6 +187,13 @@ KERNELS = {
         LARGE_LOSSES,
         _longest_of_loss,
         factor=3.0,
+    ),
+    "distillation": Kernel(
+        distillation.distillation,
+        distillation.reference,
+        DISTILLATIONS,
+        _resized(DISTILLATIONS, {"tokens": 301, "width": 333, "of_teacher": 77, "vocabulary": 1037}),
+        lambda hidden, weight, *teacher: sum(weight.shape),
     ),
     "softmax": Kernel(softmax.softmax, softmax.reference, SOFTMAXES, _resized(SOFTMAXES, *ROWS), _columns),
     "rms_norm": Kernel(rms_norm.rms_norm, rms_norm.reference, RMS_NORMS, _resized(RMS_NORMS, *ROWS), _columns),

@@ -7,25 +7,27 @@ only its inputs for the backward pass (`jax.checkpoint`), so that no order has t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name  # pyright: ignore[reportUnknownVariableType] -- JAX's annotation
 
 import tilekern as tk
-from tilekern.kernels.blocks import tiled
-from tilekern.kernels.cross_entropy.backward import cross_entropy_backward_hidden, cross_entropy_backward_logits
+from tilekern.kernels.cross_entropy.backward import cross_entropy_backward_logits
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
+from tilekern.kernels.cross_entropy.portions import (
+    by_tokens,
+    gradients_by_words,
+    words_at_a_time,
+    words_at_a_time_on_cpus,
+)
 from tilekern.kernels.cross_entropy.reference import reference
 from tilekern.kernels.cross_entropy.tangent import Options, Pair, cross_entropy_tangent
 from tilekern.kernels.derivatives import against, along
-from tilekern.kernels.matmul import matmul
-
-# Logits of a portion of tokens.
-_PORTION, _MOST_TOKENS = 1 << 22, 128
 
 
 @cross_entropy_forward.defjvp
@@ -53,22 +55,11 @@ def _forward_jvp(
 
 def definition(labels: jax.Array, options: Options, hidden: jax.Array, weight: jax.Array) -> Pair:
     """The loss and the logsumexp, [T] each, by the reference on portions of tokens."""
-    (tokens, width), vocabulary = hidden.shape, weight.shape[1]
-    size = max(1, min(tokens, _MOST_TOKENS, _PORTION // max(1, vocabulary)))
-    count = tk.cdiv(tokens, size)
-    more = count * size - tokens
 
-    @jax.checkpoint
-    def portion(weight: jax.Array, cut: tuple[jax.Array, jax.Array]) -> Any:
-        hidden, labels = cut
+    def portion(hidden: jax.Array, labels: jax.Array) -> Any:
         return reference(hidden, weight, labels, **asdict(options))
 
-    cut = (
-        jnp.pad(hidden, ((0, more), (0, 0))).reshape(count, size, width),
-        jnp.pad(labels, (0, more), constant_values=options.ignore_index).reshape(count, size),
-    )
-    loss, logsumexp = cast(Any, jax.lax.map(partial(portion, weight), cut))
-    return loss.reshape(-1)[:tokens], logsumexp.reshape(-1)[:tokens]
+    return by_tokens(portion, (hidden, labels), weight.shape[1])
 
 
 # --- the backward op --------------------------------------------------------------------------------------------------
@@ -97,26 +88,13 @@ def cross_entropy_backward(
 
     The gradient of the logits is in memory for `words` words at a time, for all tokens.
     """
-    (tokens, width), vocabulary = hidden.shape, weight.shape[1]
-    wide = tk.accumulator(hidden.dtype)
-    dhidden = jnp.zeros(hidden.shape, wide) if wanted[0] else None
-    dweight = jnp.zeros(weight.shape, weight.dtype) if wanted[1] else None
-    if not tokens * width * vocabulary:
-        return None if dhidden is None else dhidden.astype(hidden.dtype), dweight
+    vocabulary = weight.shape[1]
     of_words, of_target = _factors(labels, logsumexp, cotangents, vocabulary, options)
-    words = min(words, vocabulary)
-    count = tk.cdiv(vocabulary, words)
 
-    def step(number: Any, carry: Pair) -> Pair:
-        # Each step has as many words. The first one is that of the last words, and leaves those before them out.
-        dhidden, dweight = carry
-        number = jnp.asarray(number, jnp.int32)
-        first = jnp.where(number == 0, vocabulary - words, (number - 1) * words)
-        done = jnp.where(number == 0, count * words - vocabulary, 0)
-        some = jax.lax.dynamic_slice_in_dim(weight, first, words, axis=1)
-        dlogits = cross_entropy_backward_logits(
+    def of_logits(first: jax.Array, done: jax.Array, some: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        return cross_entropy_backward_logits(
             hidden,
-            some,
+            some(weight),
             labels - first,
             logsumexp,
             of_words,
@@ -127,15 +105,8 @@ def cross_entropy_backward(
             softcap=options.softcap,
             temperature=options.temperature,
         )
-        if dhidden is not None:
-            dhidden = cross_entropy_backward_hidden(dhidden, dlogits, some)
-        if dweight is not None:
-            found = matmul(hidden, dlogits, transpose_x=True)
-            dweight = jax.lax.dynamic_update_slice_in_dim(dweight, found, first, axis=1)
-        return dhidden, dweight
 
-    dhidden, dweight = cast(Pair, jax.lax.fori_loop(0, count, step, (dhidden, dweight)))
-    return None if dhidden is None else dhidden.astype(hidden.dtype), dweight
+    return gradients_by_words(hidden, weight, of_logits, wanted=wanted, words=words)
 
 
 def _factors(labels: jax.Array, logsumexp: jax.Array, cotangents: Pair, vocabulary: int, options: Options) -> Pair:
@@ -150,24 +121,12 @@ def _factors(labels: jax.Array, logsumexp: jax.Array, cotangents: Pair, vocabula
 
 @cross_entropy_backward.schedule("")
 def _words(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
-    """∂s of 32 MiB, but of 256 words at least, for products with it to be large ones.
-
-    Its rows start at multiples of 128 elements for any vocabulary of at least as many words: GPUs copy these best.
-    """
-    vocabulary = weight.shape[1]
-    most = max(128, vocabulary // 128 * 128)
-    return {"words": tiled(vocabulary, min(most, _fitting(32 << 20, hidden)), 128)}
+    return {"words": words_at_a_time(hidden, weight)}
 
 
 @cross_entropy_backward.schedule("cpu")
 def _words_cpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
-    """∂s of 8 MiB, which stays in the cache that all cores share."""
-    return {"words": tiled(weight.shape[1], _fitting(8 << 20, hidden), 128)}
-
-
-def _fitting(nbytes: int, hidden: Any) -> int:
-    """Words of which ∂s has at most so many bytes."""
-    return max(256, nbytes // max(1, hidden.shape[0] * hidden.dtype.itemsize) // 128 * 128)
+    return {"words": words_at_a_time_on_cpus(hidden, weight)}
 
 
 # --- transposes, and derivatives of derivatives -----------------------------------------------------------------------

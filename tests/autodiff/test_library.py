@@ -53,6 +53,13 @@ CASES = {
         keywords={"label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 5.0},
         blocks={"block_t": 4, "block_v": 8, "block_d": 8},
     ),
+    "distillation": Case(
+        ((10, 12), (12, 21)),
+        21,
+        rest=(np.linspace(-2, 2, 210, dtype=np.float32).reshape(10, 21),),
+        keywords={"divergence": "jensen_shannon", "softcap": 5.0},
+        blocks={"block_t": 4, "block_v": 8, "block_d": 8},
+    ),
     "flash_attention": Case(
         ((2, 20, 4, 8), (2, 20, 2, 8), (2, 20, 2, 8)),
         20,

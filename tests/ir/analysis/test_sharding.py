@@ -19,6 +19,7 @@ from tilekern.kernel.sharding_rule import ShardingRule
 LIBRARY = {
     "causal_conv1d": "b x.1 c, weight.0 c, c -> b out.1 c",
     "cross_entropy": "i hidden.1, weight.0 weight.1, i -> i, i",
+    "distillation": "i hidden.1, weight.0 weight.1, i teacher.1, teacher_weight.0 teacher_weight.1 -> i, i, i, i",
     "flash_attention": "b query.1 g query.3, b key.1 g key.3, b value.1 g value.3 -> b out.1 g out.3",
     "gated_delta_rule": "b query.1 query.2 query.3, b key.1 key.2 key.3, b value.1 n j, b beta.1 n, b log_decay.1 n "
     "-> b out.1 n j, b n final_state.2 j",

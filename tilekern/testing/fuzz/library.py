@@ -20,6 +20,7 @@ KERNELS = (
     "linear_attention",
     "gated_delta_rule",
     "causal_conv1d",
+    "distillation",
 )
 
 # Their references return the logsumexp, too, which the functions return on request.

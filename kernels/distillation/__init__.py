@@ -1,0 +1,8 @@
+"""Divergences of a student's words from a teacher's, without the logits in memory: `distillation`."""
+
+from tilekern.kernels.distillation import derivatives as derivatives  # the rules of the kernels
+from tilekern.kernels.distillation.api import distillation
+from tilekern.kernels.distillation.kernel import distillation_forward
+from tilekern.kernels.distillation.reference import reference
+
+__all__ = ["distillation", "distillation_forward", "reference"]

@@ -1,0 +1,207 @@
+"""The forward kernel of distillation and its blocks.
+
+For each tile of the vocabulary, the logits s of the student and t of the teacher, and their running maxima m and n,
+and sums d and e of exponentials, as in online softmax (Milakov and Gimelshein 2018, https://arxiv.org/abs/1805.02867,
+algorithm 3). A Kullback-Leibler divergence is a mean of differences of logits from their maxima,
+
+    forward KL = Σ p ((t - n) - (s - m)) - ln e + ln d,
+
+so that one pass over the words finds it; the reverse one has both in each other's places. Where a maximum grows, so do
+the differences before. That of Jensen and Shannon takes a second pass, for both probabilities of a word.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, tiled
+from tilekern.kernels.cross_entropy.backward import tpu_tile
+from tilekern.kernels.cross_entropy.kernel import capped_logits
+from tilekern.kernels.distillation.options import Options
+
+
+def _out_type(hidden: Any, *others: Any, options: Options) -> tuple[Any, ...]:
+    return (jax.ShapeDtypeStruct(hidden.shape[:1], tk.accumulator(hidden.dtype)),) * 4
+
+
+def both_logits(
+    hidden: tk.Ref,
+    weight: tk.Ref,
+    teacher: tk.Ref,
+    teacher_weight: tk.Ref | None,
+    tiles: tuple[tk.Tile, tk.Tile],
+    blocks: tuple[int, int],
+    options: Options,
+) -> tuple[jax.Array, jax.Array]:
+    """A tile of the student's logits and of the teacher's, in the accumulator's dtype, before the temperature.
+
+    Args:
+      hidden: of the student.
+      weight: of the student.
+      teacher: hidden of the teacher, or its logits.
+      teacher_weight: of the teacher, or None if `teacher` has logits.
+      tiles: of tokens and words.
+      blocks: elements of the two inner dims.
+      options: of the kernel.
+    """
+    i, j = tiles
+    s = capped_logits(hidden, weight, i, j, blocks[0], options.softcap)
+    if teacher_weight is not None:
+        return s, capped_logits(teacher, teacher_weight, i, j, blocks[1], options.teacher_softcap)
+    t = teacher[i, j].astype(s.dtype)
+    softcap = options.teacher_softcap
+    return s, t if softcap is None else softcap * jnp.tanh(t / softcap)
+
+
+@tk.kernel(out_type=_out_type)
+def distillation_forward(
+    hidden: tk.Ref,
+    weight: tk.Ref,
+    teacher: tk.Ref,
+    teacher_weight: tk.Ref | None,
+    loss: tk.Ref,
+    logsumexp: tk.Ref,
+    teacher_logsumexp: tk.Ref,
+    slope: tk.Ref,
+    *,
+    options: Options,
+    block_t: tk.Block = 64,
+    block_v: tk.Block = 128,
+    block_d: tk.Block = 64,
+    block_e: tk.Block = 64,
+) -> None:
+    """hidden[T, D], weight[D, V], teacher[T, E], teacher_weight[E, V] -> four numbers [T] for each token.
+
+    Args:
+      hidden: of the student.
+      weight: of the student.
+      teacher: hidden of the teacher, or its logits [T, V].
+      teacher_weight: of the teacher, or None for logits.
+      loss: the divergence.
+      logsumexp: of the student's logits.
+      teacher_logsumexp: of the teacher's.
+      slope: Σ φ of `Options.slopes`. The last three are constants under differentiation.
+      options: all but blocks.
+      block_t: tokens of a tile.
+      block_v: words of a tile.
+      block_d: elements of the student's inner dim in a tile.
+      block_e: elements of the teacher's.
+    """
+    i = tk.parallel(hidden.shape[0], block_t)
+    wide = tk.accumulator(hidden.dtype)
+    words = tk.serial(weight.shape[1], block_v)
+    forward, mixed = options.divergence == "forward_kl", options.divergence == "jensen_shannon"
+
+    def logits(j: tk.Tile) -> tuple[jax.Array, jax.Array]:
+        both = both_logits(hidden, weight, teacher, teacher_weight, (i, j), (block_d, block_e), options)
+        s, t = (jnp.where(j.valid[None, :], x / options.temperature, -jnp.inf) for x in both)
+        return s, t
+
+    def sums(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        m_s, d_s, m_t, d_t, total = carry
+        s, t = (_shifted(m, x) for m, x in zip((m_s, m_t), logits(j), strict=True))
+        d_s, d_t = d_s * s.kept, d_t * t.kept
+        if not mixed:
+            mean, other, d = (t, s, d_t) if forward else (s, t, d_s)
+            total = total * mean.kept + d * (mean.moved - other.moved)
+            total = total + jnp.where(mean.e > 0, mean.e * (mean.below - other.below), 0).sum(axis=1)
+        return s.maximum, d_s + s.e.sum(axis=1), t.maximum, d_t + t.e.sum(axis=1), total
+
+    none, zeros = tk.full(i, -jnp.inf, wide), tk.zeros(i, wide)
+    m_s, d_s, m_t, d_t, total = tk.fold(words, sums, (none, zeros, none, zeros, zeros))
+    logsumexp[i], teacher_logsumexp[i] = m_s + jnp.log(d_s), m_t + jnp.log(d_t)
+    if not mixed:
+        found = total / d_t - jnp.log(d_t) + jnp.log(d_s) if forward else total / d_s - jnp.log(d_s) + jnp.log(d_t)
+        loss[i] = found
+        slope[i] = tk.full(i, -1, wide) if forward else found
+        return
+
+    def shares(j: tk.Tile, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        found, slopes = carry
+        s, t = logits(j)
+        log_q = s - _finite(m_s)[:, None] - jnp.log(d_s)[:, None]
+        log_p = t - _finite(m_t)[:, None] - jnp.log(d_t)[:, None]
+        found = found + options.shares(log_q, log_p).sum(axis=1)
+        return found, slopes + options.slopes(log_q, log_p).sum(axis=1)
+
+    loss[i], slope[i] = tk.fold(words, shares, (zeros, zeros))
+
+
+class _Shifted(NamedTuple):
+    """Logits below their maximum so far.
+
+    Attributes:
+      maximum: with these logits.
+      moved: how much the maximum before was below it.
+      kept: exp(moved), the factor of sums before.
+      below: the logits minus the maximum.
+      e: their exponentials.
+    """
+
+    maximum: jax.Array
+    moved: jax.Array
+    kept: jax.Array
+    below: jax.Array
+    e: jax.Array
+
+
+def _shifted(m: jax.Array, s: jax.Array) -> _Shifted:
+    grown = jnp.maximum(m, s.max(axis=1))
+    base = _finite(grown)
+    below = s - base[:, None]
+    return _Shifted(grown, _finite(m) - base, jnp.exp(m - base), below, jnp.exp(below))
+
+
+def _finite(m: jax.Array) -> jax.Array:
+    """0 for an infinite maximum: exp(±inf - 0) is inf or 0, as it should, and ±inf - ±inf would be NaN."""
+    return jnp.where(jnp.abs(m) == jnp.inf, 0, m)
+
+
+@distillation_forward.schedule("cpu")
+def _cpu(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
+    """Tiles of logits, and of the weights, in the cache."""
+    return _even(hidden, weight, teacher, 1024)
+
+
+@distillation_forward.schedule("cpu:llvm")
+def _llvm(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
+    """Tiles of logits, and of the weights, in the cache of a core."""
+    return _even(hidden, weight, teacher, 256)
+
+
+def _even(hidden: Any, weight: Any, teacher: Any, side: int) -> dict[str, int]:
+    tokens, width = hidden.shape
+    sizes = {"block_t": tokens, "block_v": weight.shape[1], "block_d": width, "block_e": teacher.shape[1]}
+    return {name: even(size, side) for name, size in sizes.items()}
+
+
+@distillation_forward.schedule("cuda")
+def _cuda(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
+    """Half a tile of cross entropy's, for there are two sums."""
+    itemsize = hidden.dtype.itemsize
+    block_v, stages = (32, 2) if itemsize > 2 else (128, 3) if copies_well(hidden.shape[1], itemsize) else (32, 3)
+    return {
+        "block_t": power_of_two(hidden.shape[0], 64, 16),
+        "block_v": block_v,
+        "block_d": depth(hidden.shape[1], itemsize),
+        "block_e": depth(teacher.shape[1], itemsize),
+        "num_warps": 8,
+        "num_stages": stages,
+    }
+
+
+@distillation_forward.schedule("tpu")
+def _tpu(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
+    """Two tiles of logits of 1 MiB; at most 2048 elements of the inner dims."""
+    widest = max(hidden.shape[1], teacher.shape[1] if teacher_weight is not None else 0)
+    block_t, block_v = tpu_tile(hidden, weight.shape[1], 2 * widest * hidden.dtype.itemsize, 1)
+    return {
+        "block_t": block_t,
+        "block_v": block_v,
+        "block_d": tiled(hidden.shape[1], 2048, 128),
+        "block_e": tiled(teacher.shape[1], 2048, 128),
+    }

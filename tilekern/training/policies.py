@@ -1,0 +1,231 @@
+"""Losses of policies on the log probabilities of tokens, without logits in memory: those are of `cross_entropy`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tilekern.authoring import describe, hide_frames
+from tilekern.errors import ArgumentError
+from tilekern.kernels.api import as_real, is_float, require
+from tilekern.kernels.cross_entropy import cross_entropy
+
+hide_frames(__file__)
+
+
+def token_log_probabilities(
+    hidden: jax.Array,
+    weight: jax.Array,
+    labels: jax.Array,
+    *,
+    ignore_index: int = -100,
+    softcap: float | None = None,
+    temperature: float = 1.0,
+    target: str | None = None,
+) -> jax.Array:
+    """The log probability of each token's label under softmax(hidden @ weight / temperature).
+
+    Derivatives of any order, and no logits in memory at any: see `tilekern.kernels.cross_entropy.cross_entropy`, whose
+    loss is the negative of this.
+
+    Args:
+      hidden: [*B, D], float32, bfloat16, float16 or float64.
+      weight: [D, V] of the same dtype.
+      labels: integers [*B] in [0, V), the tokens that follow, or `ignore_index`. Any other label gives NaN.
+      ignore_index: tokens with this label, such as prompts and padding, have the log probability 0 and no gradient.
+      softcap: if given, logits become softcap * tanh(logits / softcap) first.
+      temperature: logits are divided by it.
+      target: lower for this target, e.g. "cpu:xla".
+
+    Returns:
+      [*B] in float32 (float64 for float64 inputs), natural logarithms.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes, dtypes or static arguments do not fit.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from tilekern.training import token_log_probabilities
+      >>> found = token_log_probabilities(jnp.ones((1, 3, 8)), jnp.zeros((8, 1000)), jnp.array([[7, 999, -100]]))
+      >>> found.sum(axis=1)  # of the sequence: -2 ln 1000
+      Array([-13.815511], dtype=float32)
+    """
+    loss = cross_entropy(
+        hidden,
+        weight,
+        labels,
+        ignore_index=ignore_index,
+        softcap=softcap,
+        temperature=temperature,
+        target=target,
+    )
+    return -loss
+
+
+class Preferences(NamedTuple):
+    """The results of `dpo_loss`, [*B] each.
+
+    Attributes:
+      loss: of each pair.
+      chosen_reward: β (log probability - that of the reference) of the better answer, without a gradient.
+      rejected_reward: of the worse answer. A pair is ranked as people rank it where the chosen reward is greater.
+    """
+
+    loss: jax.Array
+    chosen_reward: jax.Array
+    rejected_reward: jax.Array
+
+
+def dpo_loss(
+    chosen: jax.Array,
+    rejected: jax.Array,
+    reference_chosen: jax.Array,
+    reference_rejected: jax.Array,
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+) -> Preferences:
+    """Direct preference optimisation, from log probabilities of pairs of answers.
+
+    loss = -(1 - ε) ln σ(β Δ) - ε ln σ(-β Δ) with Δ = (chosen - reference_chosen) - (rejected - reference_rejected).
+    Source: Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, equation 7; with ε, the share of pairs that people
+    ranked wrongly, Mitchell 2023, https://ericmitchell.ai/cdpo.pdf.
+
+    Args:
+      chosen: [*B], the log probability of each better answer: sums of `token_log_probabilities` over its tokens; means,
+        if answers of different lengths are to count alike.
+      rejected: [*B], of each worse answer.
+      reference_chosen: [*B], of the better answer under the model before training. A constant under differentiation.
+      reference_rejected: [*B], of the worse answer under it.
+      beta: β, how much the model is held to the reference; a number above 0.
+      label_smoothing: ε from 0 to 1/2.
+
+    Returns:
+      the loss and both rewards, [*B] each.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes, dtypes or numbers do not fit.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.training import dpo_loss, token_log_probabilities
+      >>> hidden, weight = jnp.ones((2, 4, 8)), jnp.zeros((8, 1000))  # a pair of answers of 4 tokens
+      >>> labels = jnp.array([[7, 8, 9, -100], [3, 4, -100, -100]])
+      >>> chosen, rejected = token_log_probabilities(hidden, weight, labels).sum(axis=1)
+      >>> dpo_loss(chosen, rejected, chosen, rejected).loss  # ln 2: as likely as under the reference
+      Array(0.6931472, dtype=float32)
+    """
+    given = {
+        "chosen": chosen,
+        "rejected": rejected,
+        "reference_chosen": reference_chosen,
+        "reference_rejected": reference_rejected,
+    }
+    fits = all(map(is_float, given.values())) and len({x.shape for x in given.values()}) == 1
+    require(
+        fits,
+        "dpo_loss",
+        expected="float arrays [*B] of one shape, a log probability for each answer",
+        fix="sum those of tokens: token_log_probabilities(...).sum(axis=-1)",
+        **given,
+    )
+    if not _between(beta, 0, jnp.inf) or beta == 0:
+        raise _wrong("dpo_loss", "beta", "a number above 0", beta, "0.1 is usual")
+    if not _between(label_smoothing, 0, 0.5):
+        raise _wrong("dpo_loss", "label_smoothing", "a number from 0 to 0.5", label_smoothing, "leave it out")
+    for_chosen = beta * (chosen - jax.lax.stop_gradient(reference_chosen))
+    for_rejected = beta * (rejected - jax.lax.stop_gradient(reference_rejected))
+    margin = for_chosen - for_rejected
+    loss = -(1 - label_smoothing) * jax.nn.log_sigmoid(margin)
+    if label_smoothing:
+        loss = loss - label_smoothing * jax.nn.log_sigmoid(-margin)
+    return Preferences(loss, *map(jax.lax.stop_gradient, (for_chosen, for_rejected)))
+
+
+def grpo_loss(
+    log_probabilities: jax.Array,
+    advantages: jax.Array,
+    *,
+    old: jax.Array | None = None,
+    reference: jax.Array | None = None,
+    beta: float = 0.0,
+    clip: float | tuple[float, float] = 0.2,
+) -> jax.Array:
+    """Group relative policy optimisation: the clipped loss of each token, and its distance to a reference.
+
+    With r = exp(log_probabilities - old), loss = -min(r A, clip(r, 1 - ε₁, 1 + ε₂) A) + β (exp(d) - d - 1) with
+    d = reference - log_probabilities. Source: Shao et al. 2024, https://arxiv.org/abs/2402.03300, equations 3 and 4;
+    Yu et al. 2025, https://arxiv.org/abs/2503.14476, clip with ε₂ = 0.28 above ε₁ = 0.2.
+
+    Args:
+      log_probabilities: [*B, T], of the tokens of sampled answers: `token_log_probabilities`.
+      advantages: [*B], one for each answer, or [*B, T]. In a group of answers to a question, the reward minus their
+        mean, over their standard deviation; a constant under differentiation.
+      old: [*B, T], of the policy that sampled the answers. None: it is still the same, and r is 1 and has a gradient.
+      reference: [*B, T], of the model before training; None leaves the distance out.
+      beta: β, the factor of the distance; needs a `reference` unless it is 0.
+      clip: ε, or the pair ε₁ in [0, 1] below and ε₂ ≥ 0 above.
+
+    Returns:
+      loss[*B, T] for each token. Average it over the tokens that count: those of an answer and then answers (GRPO), all
+      tokens (DAPO), or by a constant length (Dr. GRPO, https://arxiv.org/abs/2503.20783). Tokens of the prompt, with
+      the label `ignore_index` of `token_log_probabilities`, have no gradient, but a loss: leave them out of the mean.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes, dtypes or numbers do not fit.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from tilekern.training import grpo_loss, token_log_probabilities
+      >>> rewards = jnp.array([1.0, 0.0, 0.0, 1.0])  # of four answers to a question
+      >>> advantages = (rewards - rewards.mean()) / rewards.std()
+      >>> hidden, weight, labels = jnp.ones((4, 5, 8)), jnp.zeros((8, 1000)), jnp.full((4, 5), 7)
+      >>> loss = lambda h: grpo_loss(token_log_probabilities(h, weight, labels), advantages).mean()
+      >>> jax.value_and_grad(loss)(hidden)[0]
+      Array(0., dtype=float32)
+    """
+    given = {"log_probabilities": log_probabilities, "advantages": advantages}
+    given |= {name: x for name, x in (("old", old), ("reference", reference)) if x is not None}
+    fits = all(map(is_float, given.values())) and log_probabilities.ndim > 0
+    fits = fits and all(x is None or x.shape == log_probabilities.shape for x in (old, reference))
+    fits = fits and advantages.shape in (log_probabilities.shape, log_probabilities.shape[:-1])
+    require(
+        fits,
+        "grpo_loss",
+        expected="float arrays: log_probabilities, old and reference [*B, T], advantages [*B] or [*B, T]",
+        fix="one advantage for each answer, or for each token",
+        **given,
+    )
+    low, high = clip if isinstance(clip, tuple) else (clip, clip)
+    if not _between(low, 0, 1) or not _between(high, 0, jnp.inf):
+        raise _wrong("grpo_loss", "clip", "a number from 0 to 1, or a pair of them", clip, "0.2 is usual")
+    if not _between(beta, 0, jnp.inf):
+        raise _wrong("grpo_loss", "beta", "a number of at least 0", beta, "0 leaves the distance out")
+    if beta and reference is None:
+        raise ArgumentError(
+            "grpo_loss has no reference to be near to",
+            expected="reference[*B, T] where beta is not 0",
+            got=f"beta = {beta}, reference = None",
+            fix="give the log probabilities of the model before training, or leave beta out",
+        )
+    advantages = jax.lax.stop_gradient(advantages)
+    if advantages.ndim < log_probabilities.ndim:
+        advantages = advantages[..., None]
+    ratio = jnp.exp(log_probabilities - jax.lax.stop_gradient(log_probabilities if old is None else old))
+    loss = -jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - low, 1 + high) * advantages)
+    if beta and reference is not None:
+        apart = jax.lax.stop_gradient(reference) - log_probabilities
+        loss = loss + beta * (jnp.expm1(apart) - apart)
+    return loss
+
+
+def _between(value: Any, low: float, high: float) -> bool:
+    number = as_real(value)
+    return number is not None and low <= number <= high and number != jnp.inf
+
+
+def _wrong(function: str, name: str, expected: str, given: Any, fix: str) -> ArgumentError:
+    what = f"the {name} of {function} is out of range"
+    return ArgumentError(what, expected=expected, got=f"{name} = {describe(given)}", fix=fix)
