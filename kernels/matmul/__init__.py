@@ -1,7 +1,17 @@
-"""Matrix multiplication: `matmul(x, w)`, and `fused_matmul(x, w, *operands, epilogue=function)`."""
+"""Matrix multiplication: `matmul(x, w)`, `fused_matmul(x, w, *operands, epilogue=function)`, `symmetric_matmul(x)`."""
 
 from tilekern.kernels.matmul.fused import fused_matmul, fused_matmul_forward
 from tilekern.kernels.matmul.kernel import matmul
-from tilekern.kernels.matmul.reference import fused_reference, reference
+from tilekern.kernels.matmul.reference import fused_reference, reference, symmetric_reference
+from tilekern.kernels.matmul.symmetric import symmetric_matmul, symmetric_matmul_forward
 
-__all__ = ["fused_matmul", "fused_matmul_forward", "fused_reference", "matmul", "reference"]
+__all__ = [
+    "fused_matmul",
+    "fused_matmul_forward",
+    "fused_reference",
+    "matmul",
+    "reference",
+    "symmetric_matmul",
+    "symmetric_matmul_forward",
+    "symmetric_reference",
+]

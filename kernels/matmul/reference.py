@@ -1,4 +1,4 @@
-"""The definitions of `matmul` and `fused_matmul`, in plain jnp."""
+"""The definitions of `matmul`, `fused_matmul` and `symmetric_matmul`, in plain jnp."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ def fused_reference(
     left, right = (x.T if transpose_x else x), (w.T if transpose_w else w)
     product = jnp.matmul(left, right, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
     return epilogue(product, *(o.astype(wide) for o in operands)).astype(x.dtype)
+
+
+def symmetric_reference(
+    x: jax.Array,
+    added: jax.Array | None = None,
+    *,
+    scale: float = 1.0,
+    scale_added: float = 1.0,
+    dtype: Any = None,
+) -> jax.Array:
+    """scale x xᵀ + scale_added added in the dtype of x, computed in `dtype`: if None in float32, or float64 for it."""
+    wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
+    precision = jax.lax.Precision.HIGHEST
+    out = scale * jnp.matmul(x, x.mT, preferred_element_type=wide, precision=precision)
+    return (out if added is None else out + scale_added * added.astype(wide)).astype(x.dtype)

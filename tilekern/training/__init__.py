@@ -1,5 +1,15 @@
-"""What training steps compute besides layers: losses on the log probabilities of tokens."""
+"""What training steps compute besides layers: losses on the log probabilities of tokens, and optimizers."""
 
+from tilekern.training.muon import MuonState, Optimizer, muon, newton_schulz
 from tilekern.training.policies import Preferences, dpo_loss, grpo_loss, token_log_probabilities
 
-__all__ = ["Preferences", "dpo_loss", "grpo_loss", "token_log_probabilities"]
+__all__ = [
+    "MuonState",
+    "Optimizer",
+    "Preferences",
+    "dpo_loss",
+    "grpo_loss",
+    "muon",
+    "newton_schulz",
+    "token_log_probabilities",
+]
