@@ -67,7 +67,7 @@ def newton_schulz(
     flip = x.shape[-2] > x.shape[-1]
     y = (x.mT if flip else x).astype(wide)
     norm = jnp.sqrt(jnp.sum(y * y, axis=(-2, -1), keepdims=True))
-    y = (y / jnp.maximum(norm, float(jnp.finfo(wide).tiny))).astype(dtype)
+    y = (y / jnp.maximum(norm, 1e-37)).astype(dtype)
     for a, b, c in each:
         gram = symmetric_matmul(y, target=target)
         mixed = symmetric_matmul(gram, gram, scale=c, scale_added=b, target=target)
