@@ -1,4 +1,4 @@
-"""Linear recurrences on the native backend, forward and with gradient, against `lax.scan` and chunks in `jnp`."""
+"""Linear recurrences on the native backend, forward and with gradient, against scans and chunks in `jnp`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from bench.llvm.peak import host
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
-from tilekern.kernels import causal_conv1d, gated_delta_rule, linear_attention
+from tilekern.kernels import causal_conv1d, gated_delta_rule, linear_attention, rg_lru
 from tilekern.kernels.causal_conv1d.cases import CASES as CONVOLUTIONS
 from tilekern.kernels.gated_delta_rule.cases import CASES as DELTA_RULES
 from tilekern.kernels.linear_attention.cases import CASES
+from tilekern.kernels.rg_lru.cases import CASES as GATED_UNITS
 
 DTYPES = ("float32", "bfloat16")
-# Of the better one of both formulas, and of the scan.
+# Of chunks or sums in `jnp`, and of scans.
 LIMIT, SCAN_LIMIT = 1.0, 0.3
 _CHUNK, _ROUNDS = 64, 3
 _SIZES = ("tokens", "heads", "channels", "depth", "width")
@@ -34,6 +35,8 @@ def measure() -> Iterator[Result]:
         yield from _compare(linear_attention.linear_attention, CASES[1], dtype, peers)
         case = replace(DELTA_RULES[0], tokens=_DELTA_TOKENS)
         yield from _compare(gated_delta_rule.gated_delta_rule, case, dtype, {"scan": gated_delta_rule.reference})
+        scans = {"scan": rg_lru.reference, "associative scan": _by_doubling}
+        yield from _compare(rg_lru.rg_lru, GATED_UNITS[0], dtype, scans)
         yield from _compare(
             causal_conv1d.causal_conv1d, CONVOLUTIONS[0], dtype, {"shifted sums": causal_conv1d.reference}
         )
@@ -52,7 +55,7 @@ def _compare(kernel: Callable[..., Any], case: Any, dtype: str, peers: dict[str,
         for peer in peers:
             ours, theirs = (statistics.median(times[who]) * 1e3 for who in ("ours", peer))
             name = f"{kernel.__name__}{way} {shape} {dtype}, {target}, to {peer}"
-            limit = SCAN_LIMIT if peer == "scan" else LIMIT
+            limit = SCAN_LIMIT if "scan" in peer else LIMIT
             yield Result(name, "ms", ours, limit, "ratio", theirs, by_round(times["ours"], times[peer]))
 
 
@@ -93,3 +96,23 @@ def _in_chunks(query: jax.Array, key: jax.Array, value: jax.Array, log_decay: ja
     before = jnp.einsum("bnihk,nbhkv->bnihv", q, states.astype(q.dtype), preferred_element_type=wide)
     out = inner + before * jnp.exp(sums)[..., None]
     return out.reshape(value.shape).astype(value.dtype), last
+
+
+def _by_doubling(
+    x: jax.Array, input_gate: jax.Array, recurrence_gate: jax.Array, a_param: jax.Array, *, scale_first: bool
+) -> tuple[jax.Array, jax.Array]:
+    """`rg_lru` by `lax.associative_scan`."""
+    wide = jnp.float32
+    log_a = -8 * jax.nn.softplus(a_param) * jax.nn.sigmoid(recurrence_gate.astype(wide))
+    added = jnp.sqrt(-jnp.expm1(2 * log_a)) * jax.nn.sigmoid(input_gate.astype(wide)) * x.astype(wide)
+    out = _doubled(jnp.exp(log_a), added)
+    return out.astype(x.dtype), out[:, -1]
+
+
+def _doubled(factors: jax.Array, terms: jax.Array) -> jax.Array:
+    """h_t = factors_t h_{t-1} + terms_t along the second dim."""
+
+    def after(left: Any, right: Any) -> Any:
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    return jax.lax.associative_scan(after, (factors, terms), axis=1)[1]

@@ -61,6 +61,16 @@ def decays_of(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any) -> De
     return Decays(between, before, after, whole)
 
 
+def first_of_run(t: tk.Tile, segment_ids: Any, b: Any) -> jax.Array | None:
+    """True for tokens of chunk t that begin a packed sequence behind another one; None without `segment_ids`.
+
+    `segment_ids` is the ref, b the sequence. Tokens beyond the end begin none.
+    """
+    if segment_ids is None:
+        return None
+    return t.valid & (segment_ids[b, t] != segment_ids.load((b, t - 1), fill=segment_ids[b, 0]))
+
+
 def continues(segment_ids: jax.Array | None, shape: tuple[int, ...]) -> jax.Array:
     """True[B, T] for tokens that continue the sequence of the token before; the first one continues the state."""
     if segment_ids is None:

@@ -25,6 +25,7 @@ from tilekern.lang.directives import debug_print, device_assert, hoist, when
 from tilekern.lang.functions import accumulator, cdiv, dot, full, zeros
 from tilekern.lang.loops import fold, foreach
 from tilekern.lang.points import points
+from tilekern.lang.recurrences import linear_scan
 from tilekern.lang.refs import Ref
 from tilekern.lang.serial import serial
 from tilekern.lang.tiles import Tile, ds, grid, grouped, parallel, tile
@@ -68,6 +69,7 @@ __all__ = [
     "hoist",
     "interpret",
     "kernel",
+    "linear_scan",
     "load",
     "op",
     "parallel",

@@ -410,12 +410,15 @@ def mosaic_text(body: bytes) -> str:
         return str(module)
 
 
-def register_rules(
-    made: Primitive, *, jvp: Callable[..., Any] | None = None, batch: Callable[..., Any] | None = None
-) -> None:
+_Rule = Callable[..., Any] | None
+
+
+def register_rules(made: Primitive, *, jvp: _Rule = None, transpose: _Rule = None, batch: _Rule = None) -> None:
     """Attach differentiation and batching rules to a primitive."""
     if jvp is not None:
         ad.primitive_jvps[made] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[made] = transpose
     if batch is not None:
         batching.primitive_batchers[made] = batch
 
@@ -446,6 +449,11 @@ def register_derivatives(made: Primitive, jvp: Callable[..., Any], transpose: Ca
 
     ad.primitive_jvps[made] = jvp_rule
     ad.primitive_transposes[made] = transpose_rule
+
+
+def instantiated(tangent: Any) -> Any:
+    """A tangent or cotangent as an array, also if it is zero."""
+    return cast(Any, ad.instantiate_zeros(tangent))
 
 
 def _is_zero(tangent: Any) -> bool:

@@ -28,6 +28,7 @@ from tilekern.kernels import (
     linear_attention,
     matmul,
     ragged_dot,
+    rg_lru,
     rms_norm,
     rope,
     softmax,
@@ -43,6 +44,7 @@ from tilekern.kernels.layer_norm.cases import CASES as LAYER_NORMS
 from tilekern.kernels.linear_attention.cases import CASES as LINEAR_ATTENTIONS
 from tilekern.kernels.matmul.cases import CASES as PRODUCTS
 from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
+from tilekern.kernels.rg_lru.cases import CASES as GATED_UNITS
 from tilekern.kernels.rms_norm.cases import CASES as RMS_NORMS
 from tilekern.kernels.rope.cases import CASES as ROTATIONS
 from tilekern.kernels.softmax.cases import CASES as SOFTMAXES
@@ -62,6 +64,7 @@ WITHOUT_SPECIALS = (
     "gated_delta_rule",
     "linear_attention",
     "ragged_dot",
+    "rg_lru",
 )
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0)
 
@@ -217,6 +220,13 @@ KERNELS = {
         DELTA_RULES,
         _resized(DELTA_RULES, *TOKENS),
         _tokens_and_depth,
+    ),
+    "rg_lru": Kernel(
+        rg_lru.rg_lru,
+        rg_lru.reference,
+        GATED_UNITS,
+        _resized(GATED_UNITS, {"tokens": 301, "channels": 1037}, {"tokens": 512, "batch": 2}),
+        lambda x, *others: x.shape[1],
     ),
     "causal_conv1d": Kernel(
         causal_conv1d.causal_conv1d,

@@ -73,6 +73,7 @@ CASES = {
         rest=tuple(sign * np.linspace(0.01, 0.2, 160, dtype=np.float32).reshape(2, 20, 4) for sign in (1, -1)),
         blocks={"block_t": 8, "block_v": 8},
     ),
+    "rg_lru": Case(((2, 20, 12), (2, 20, 12), (2, 20, 12), (12,)), 40, blocks={"block_t": 8, "block_c": 8}),
     "linear_attention": Case(
         ((2, 20, 2, 8), (2, 20, 2, 8), (2, 20, 4, 12)),
         32,

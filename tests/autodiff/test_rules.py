@@ -24,7 +24,7 @@ from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.interpret import interpret
 from tilekern.ir.make import Make
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.parse import OPS
 from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BF16, DTYPES, F16, F32, F64, I32, TileType, accumulator, dtype_name, kind_of
@@ -404,6 +404,18 @@ def test_scan(monoid: Any, function: Any, size: int, reverse: bool) -> None:
     x = np.concatenate([normal(3, size), tied])
     fields = {"monoid": monoid, "dim": 1, "reverse": reverse}
     against_jax(Scan, lambda x: function(x, axis=1, reverse=reverse), [x], 10.0, **fields)
+
+
+@pytest.mark.parametrize("size, reverse", [(0, False), (1, False), (2, True), (8, False), (13, True)])
+def test_linear_scan(size: int, reverse: bool) -> None:
+    factors, terms = normal(3, size), normal(3, size, seed=1)
+    factors[:, size // 2 :: 4] = 0
+
+    def function(a: Any, b: Any) -> Any:
+        after = lambda left, right: (left[0] * right[0], right[0] * left[1] + right[1])  # noqa: E731 -- an argument
+        return lax.associative_scan(after, (a, b), axis=1, reverse=reverse)[1]
+
+    against_jax(LinearScan, function, [factors, terms], 10.0, dim=1, reverse=reverse)
 
 
 @pytest.mark.parametrize("dim", [0, 1])

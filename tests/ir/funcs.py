@@ -16,7 +16,7 @@ from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Access, Atomic, Dim, Load, Position, Store, Term
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BF16, BOOL, DTYPES, F32, I32, INDEX, DType, RefType, TileType
 from tilekern.source import Loc
@@ -271,7 +271,7 @@ def every_op() -> Func:
         eight = b.op(Broadcast, folded[1], shape=(8,), dims=())
         true = b.const(True, (8,), BOOL)
         b.store(out, eight, tile(i, 8), mask=true)
-        scanned = b.op(Scan, table, monoid="logsumexp", dim=0, reverse=True)
+        scanned = b.op(LinearScan, b.op(Scan, table, monoid="logsumexp", dim=0, reverse=True), table, dim=0)
         at = b.op(ArgReduce, b.op(Sort, lanes, scanned, dim=0, num_keys=2, pick=1), extreme="min", dim=0)
         b.op(TopK, scanned, dim=0, k=5)
         piece = b.op(DynamicSlice, scanned, at, sizes=(2,))

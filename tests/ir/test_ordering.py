@@ -12,7 +12,7 @@ from jax import lax
 from tests.ir.funcs import assert_near, assert_same, edges, evaluate
 from tilekern.errors import VerifyError
 from tilekern.ir.core import Op, Value
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.types import BOOL, DTYPES, F32, I32, TileType, kind_of
 
 every_dtype = pytest.mark.parametrize("name", DTYPES)
@@ -115,6 +115,20 @@ def test_narrow_scans_accumulate_in_float32(name: str, many: int) -> None:
     assert float(evaluate(Scan, np.ones(many, DTYPES[name]), monoid="sum", dim=0)[-1]) == many
 
 
+@pytest.mark.parametrize("name", ["f32", "f64"])
+@given(shapes(), st.booleans(), SEEDS)
+def test_linear_scan(name: str, shape_dim: Any, reverse: bool, seed: int) -> None:
+    shape, dim = shape_dim
+    factors, terms = np.random.default_rng(seed).integers(-2, 3, (2, *shape)).astype(DTYPES[name])
+    got = np.moveaxis(evaluate(LinearScan, factors, terms, dim=dim, reverse=reverse), dim, -1)
+    for (index, line), (_, added) in zip(lines(factors, dim), lines(terms, dim), strict=True):
+        state, found = 0.0, list[float]()
+        for a, b in list(zip(line, added, strict=True))[:: -1 if reverse else 1]:
+            state = a * state + b
+            found.append(state)
+        assert_same(got[index], np.array(found[:: -1 if reverse else 1], DTYPES[name]), zeros=False)
+
+
 def log_sum_exp(line: list[float]) -> float:
     top = max(line, key=lambda x: math.inf if x != x else x, default=-math.inf)
     if math.isinf(top) or math.isnan(top):
@@ -208,6 +222,11 @@ def test_type_rules() -> None:
     rejected("not different dims", Scan, value(), monoid="sum", dim=1)
     rejected(r"scan sum does not accept bool\[2\]", Scan, value(dtype=BOOL), monoid="sum", dim=0)
     rejected(r"scan logsumexp does not accept i32\[2\]", Scan, value(dtype=I32), monoid="logsumexp", dim=0)
+    rejected("linear_scan takes 2 operands, got 1", LinearScan, value(), dim=0)
+    rejected(r"one type, got f32\[2\], f32\[3\]", LinearScan, value(), value((3,)), dim=0)
+    rejected(r"one type, got f32\[2\], i32\[2\]", LinearScan, value(), value(dtype=I32), dim=0)
+    rejected(r"linear_scan does not accept i32\[2\]", LinearScan, value(dtype=I32), value(dtype=I32), dim=0)
+    rejected("not different dims", LinearScan, value(), value(), dim=1)
     rejected("sort of 0 operands by 1 keys", Sort, dim=0)
     rejected("sort of 1 operands by 0 keys", Sort, value(), dim=0, num_keys=0)
     rejected("sort of 1 operands by 2 keys", Sort, value(), dim=0, num_keys=2)

@@ -15,7 +15,7 @@ from tilekern.ir.core import Array, Builder, Op, Value
 from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import F32, I32, TileType
 from tilekern.ir.validity import Validity, sources
@@ -123,6 +123,7 @@ RULES: dict[str, tuple[type[Op], dict[str, Any], tuple[Array, ...], Oracle]] = {
     "custom_derivative": (Custom, {}, (M.astype(np.float32), M), lambda op, x, v: v[0]),
     "arg_reduce": (ArgReduce, {"extreme": "max", "dim": 0}, (M,), lambda op, x, v: v[0].any(axis=0)),
     "scan": (Scan, {"monoid": "sum", "dim": 1}, (M,), every),
+    "linear_scan": (LinearScan, {"dim": 1}, (M.astype(np.float32), M.astype(np.float32)), every),
     "sort": (Sort, {"dim": 1}, (M,), ordered),
     "sort of another": (Sort, {"dim": 0, "num_keys": 2, "pick": 2}, (M % 2, M, M, M), ordered),
     "top_k": (TopK, {"dim": 1, "k": 2}, (M,), lambda op, x, v: np.take_along_axis(v[0], op.evaluate(x[0]), 1)),

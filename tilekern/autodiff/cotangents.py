@@ -11,13 +11,14 @@ from math import prod
 from typing import Any, Literal
 
 from tilekern.autodiff.order import Define, is_permutation, order_of, put_back
+from tilekern.autodiff.scans import shifted
 from tilekern.autodiff.tangents import dot_dtype, wide
 from tilekern.ir.compute import Convert, Dot, Reduce, Select
 from tilekern.ir.core import Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
-from tilekern.ir.ordering import Scan, Sort
+from tilekern.ir.ordering import LinearScan, Scan, Sort
 from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, TileType, accumulator
 
@@ -73,6 +74,8 @@ def is_linear(op: Op, linear: Sequence[bool]) -> bool:
             return not all(linear)
         case Reduce() | Scan():
             return op.monoid == "sum"
+        case LinearScan():
+            return not linear[0]
         case Sort():
             return not any(linear[: op.num_keys])
         case _:
@@ -145,6 +148,13 @@ def _reduce(op: Reduce, at: Site, c: Value) -> list[Value | None]:
 def _scan(op: Scan, at: Site, c: Value) -> list[Value | None]:
     assert op.monoid == "sum", f"scan {op.monoid} is not linear"
     return [at.make.add(Scan, c, monoid="sum", dim=op.dim, reverse=not op.reverse)]
+
+
+def _linear_scan(op: LinearScan, at: Site, c: Value) -> list[Value | None]:
+    """g_i = c_i + a_{i+1} g_{i+1}: a linear scan the other way, with the factors of the elements behind."""
+    assert not at.linear[0], "a linear scan is not linear in its factors"
+    factors = shifted(at.other(0), op.dim, 1 if op.reverse else -1, 0, at.make)
+    return [None, at.make.add(LinearScan, factors, c, dim=op.dim, reverse=not op.reverse)]
 
 
 # --- movement to fixed places ----------------------------------------------------------------------------------------
@@ -290,6 +300,7 @@ RULES: dict[type[Op], Rule] = {
     Dot: _dot,
     Reduce: _reduce,
     Scan: _scan,
+    LinearScan: _linear_scan,
     Broadcast: _broadcast,
     Reshape: _reshape,
     Transpose: _transpose,

@@ -22,17 +22,19 @@ def other_factors(x: Value, dims: tuple[int, ...], make: Make) -> Value:
     kept = tuple(shape[d] for d in order[: len(order) - len(dims)])
     rows = make.reshape(make.transpose(x, order), (*kept, prod(shape[d] for d in dims)))
     last = len(kept)
-    before = _shifted(make.add(Scan, rows, monoid="prod", dim=last), last, 1, make)
-    behind = _shifted(make.add(Scan, rows, monoid="prod", dim=last, reverse=True), last, -1, make)
+    before = shifted(make.add(Scan, rows, monoid="prod", dim=last), last, 1, 1, make)
+    behind = shifted(make.add(Scan, rows, monoid="prod", dim=last, reverse=True), last, -1, 1, make)
     product = make.reshape(make.of("mul", before, behind), tuple(shape[d] for d in order))
     return make.transpose(product, tuple(order.index(d) for d in range(len(shape))))
 
 
-def _shifted(x: Value, dim: int, by: int, make: Make) -> Value:
-    """The elements moved along a dim, with 1 where none comes."""
+def shifted(x: Value, dim: int, by: int, fill: float, make: Make) -> Value:
+    """The elements moved along a dim, with a number where none comes."""
+    if not x.tile.shape[dim]:
+        return x
     low = tuple(by if d == dim else 0 for d in range(len(x.tile.shape)))
-    one = make.number(1, TileType((), x.tile.dtype))
-    return make.add(Pad, x, one, low=low, high=tuple(-n for n in low), interior=(0,) * len(low))
+    number = make.number(fill, TileType((), x.tile.dtype))
+    return make.add(Pad, x, number, low=low, high=tuple(-n for n in low), interior=(0,) * len(low))
 
 
 def scanned(op: Scan, x: Value, tangent: Value, make: Make) -> Value:

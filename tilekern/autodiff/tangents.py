@@ -13,7 +13,7 @@ from typing import Any
 from tilekern import source
 from tilekern.autodiff.elementwise import ROWS, Point, moved
 from tilekern.autodiff.order import order_of
-from tilekern.autodiff.scans import other_factors, scanned
+from tilekern.autodiff.scans import other_factors, scanned, shifted
 from tilekern.errors import NotDifferentiableError
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.core import Op, Value
@@ -21,7 +21,7 @@ from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.make import Make
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BF16, DType, TileType, accumulator, is_float8, kind_of
 
@@ -146,6 +146,17 @@ def _scan(op: Scan, known: Sequence[Value], result: Value, moving: Moving, make:
     return scanned(op, make.convert(known[0], tangent.tile.dtype), tangent, make)
 
 
+def _linear_scan(op: LinearScan, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
+    """dh_i = a_i dh_{i-1} + da_i h_{i-1} + db_i: a linear scan with the same factors."""
+    factors, (dfactors, terms) = known[0], moving
+    if dfactors is not None:
+        before = shifted(result, op.dim, -1 if op.reverse else 1, 0, make)
+        moved = make.of("mul", dfactors, before)
+        terms = moved if terms is None else make.of("add", moved, terms)
+    assert terms is not None
+    return make.again(op, factors, terms)
+
+
 def _sort(op: Sort, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value | None:
     tangent = moving[op.pick]
     return None if tangent is None else make.take(tangent, order_of(op, known, make), op.dim)
@@ -191,6 +202,7 @@ RULES: dict[type[Op], Rule] = {
     **dict.fromkeys((Broadcast, Reshape, Transpose, Slice, Reverse, DynamicSlice, Take), _first),
     **dict.fromkeys((Concatenate, Pad, DynamicUpdateSlice), _joined),
     Scan: _scan,
+    LinearScan: _linear_scan,
     Sort: _sort,
     Custom: _custom,
 }

@@ -1,4 +1,4 @@
-"""The ops that compare or accumulate along one dim: arg-reduce, scan, sort, top-k.
+"""The ops that compare or accumulate along one dim: arg-reduce, scan, linear scan, sort, top-k.
 
 The order of numbers is that of `jax.lax.sort`: -0 equals 0, every NaN is the same and greater than all numbers.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from tilekern.ir.compute import ufunc
 from tilekern.ir.core import Array, Op, require, require_dims
 from tilekern.ir.elementwise import show
-from tilekern.ir.types import BOOL, F64, I32, TileType, accumulator, kind_of, round_to
+from tilekern.ir.types import BOOL, F32, F64, I32, TileType, accumulator, kind_of, round_to
 
 Extreme = Literal["max", "min"]
 Cumulative = Literal["sum", "prod", "max", "min", "logsumexp"]
@@ -79,6 +79,36 @@ class Scan(Op):
         with np.errstate(all="ignore"):
             run = combine.accumulate(x[places].astype(wide), axis=self.dim, dtype=wide)[places]
             return round_to(run, x.dtype) if kind_of(x.dtype) == "float" else run
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LinearScan(Op):
+    """h_i = a_i h_{i-1} + b_i along `dim` (h_{i+1}, if `reverse`), for the operands a and b; 0 comes before the first.
+
+    Backends may multiply neighbouring factors first: if such products overflow, or a factor is not finite, results
+    may be NaN.
+    """
+
+    name: ClassVar[str] = "linear_scan"
+
+    dim: int
+    reverse: bool = False
+
+    def infer(self) -> tuple[TileType, ...]:
+        factors, terms = self.tiles(2)
+        require(factors == terms, f"linear_scan needs operands of one type, got {show((factors, terms))}")
+        require_dims((self.dim,), terms)
+        require(terms.dtype in (F32, F64), f"linear_scan does not accept {terms}")
+        return (terms,)
+
+    def evaluate(self, *operands: Array) -> Array:
+        factors, terms = (np.moveaxis(x, self.dim, 0) for x in operands)
+        found = np.zeros_like(terms)
+        state = np.zeros(terms.shape[1:], terms.dtype)
+        with np.errstate(all="ignore"):
+            for i in reversed(range(len(terms))) if self.reverse else range(len(terms)):
+                found[i] = state = factors[i] * state + terms[i]
+        return np.moveaxis(found, 0, self.dim)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilekern._jax import JaxprEqn
 from tilekern.ir.core import Value
 from tilekern.ir.dynamic import Take
-from tilekern.ir.ordering import CUMULATIVE, ArgReduce, Cumulative, Extreme, Scan, Sort, TopK
+from tilekern.ir.ordering import CUMULATIVE, ArgReduce, Cumulative, Extreme, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import I32
 from tilekern.lang.emitter import Emitter, Rule, aval
@@ -24,6 +24,10 @@ def _scan(monoid: Cumulative) -> Rule:
         return emit.op(Scan, operands[0], monoid=monoid, dim=eqn.params["axis"], reverse=eqn.params["reverse"])
 
     return rule
+
+
+def _linear_scan(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
+    return emit.op(LinearScan, *operands, dim=eqn.params["axis"], reverse=eqn.params["reverse"])
 
 
 def _sort(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> list[Value]:
@@ -48,6 +52,7 @@ ORDERING: dict[str, Rule] = {
     "argmax": _arg_reduce("max"),
     "argmin": _arg_reduce("min"),
     **{f"cum{monoid}": _scan(monoid) for monoid in CUMULATIVE},
+    "linear_scan": _linear_scan,
     "sort": _sort,
     "top_k": _top_k,
 }

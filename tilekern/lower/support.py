@@ -27,7 +27,7 @@ from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import ATOMICS, Atomic, AtomicKind, Load, Store, whole_access
-from tilekern.ir.ordering import CUMULATIVE, ArgReduce, Cumulative, Scan, Sort, TopK
+from tilekern.ir.ordering import CUMULATIVE, ArgReduce, Cumulative, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DTYPES, I32, INDEX, DType, RefType, Role, TileType, kind_of
 from tilekern.lower.llvm.lowering import LlvmLowering
@@ -174,6 +174,7 @@ SAMPLES: dict[str, Sample] = {
     "arg_reduce max": lambda b, d: b.op(ArgReduce, b.tile(d), extreme="max", dim=1),
     "arg_reduce min": lambda b, d: b.op(ArgReduce, b.tile(d), extreme="min", dim=1),
     **{f"scan {monoid}": partial(_scan, monoid) for monoid in CUMULATIVE},
+    "linear_scan": lambda b, d: b.op(LinearScan, b.tile(d), b.tile(d), dim=1),
     "sort": lambda b, d: b.op(Sort, b.tile(d), b.tile(I32), dim=1, pick=1),
     "top_k": lambda b, d: b.op(TopK, b.tile(d), dim=1, k=3),
     "broadcast": lambda b, d: b.op(Broadcast, b.tile(d), shape=(3, *SHAPE), dims=(1, 2)),

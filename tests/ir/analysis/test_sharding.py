@@ -27,6 +27,7 @@ LIBRARY = {
     "linear_attention": "b query.1 query.2 query.3, b key.1 key.2 key.3, b value.1 n j, b log_decay.1 n "
     "-> b out.1 n j, b n final_state.2 j",
     "matmul": "axis0 k, k axis1 -> axis0 axis1",
+    "rg_lru": "b x.1 j, b input_gate.1 j, b recurrence_gate.1 j, j -> b out.1 j, b j",
     "ragged_dot": "lhs.0 lhs.1, rhs.0 rhs.1 j, ends.0 -> out.0 j",
     "rms_norm": "i x.1, weight.0 -> i out.1",
     "rope": "b x.1 n x.3, frequencies.0 -> b out.1 n out.3",

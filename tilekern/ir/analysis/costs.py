@@ -11,10 +11,10 @@ from typing import Any
 from tilekern.ir.analysis.iterations import Iterations
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold, Switch
-from tilekern.ir.core import Axis, Block, Func, Op, Value
+from tilekern.ir.core import Axis, Block, Func, Op
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic, Load, MemoryOp
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.types import kind_of
 
 # Float functions that XLA counts apart, for each is several floating-point operations.
@@ -112,15 +112,15 @@ def _of_op(op: Op, times: float) -> Mapping[object, Any]:
             elements = times * math.prod(op.access.shape)
             ways = "r" if isinstance(op, Load) else "rw" if isinstance(op, Atomic) else "w"
             return {(way, op.ref): elements for way in ways}
-        case Elementwise() | Reduce() | ArgReduce() | Scan() | Sort() | TopK() if _is_float(op.operands[0]):
+        case Elementwise() | Reduce() | ArgReduce() | Scan() | LinearScan() | Sort() | TopK() if _on_floats(op):
             kind = "transcendentals" if isinstance(op, Elementwise) and op.function in _TRANSCENDENTAL else "flops"
             return {kind: times * _operations(op)}
         case _:
             return {}
 
 
-def _is_float(value: Value) -> bool:
-    return kind_of(value.tile.dtype) == "float"
+def _on_floats(op: Op) -> bool:
+    return kind_of(op.operands[0].tile.dtype) == "float"
 
 
 def _operations(op: Op) -> int:
@@ -128,4 +128,6 @@ def _operations(op: Op) -> int:
     tile = op.operands[0].tile
     if isinstance(op, Reduce | ArgReduce):
         return max(0, tile.size - op.results[0].tile.size)
+    if isinstance(op, LinearScan):
+        return 2 * tile.size
     return tile.size * tile.shape[op.dim].bit_length() if isinstance(op, Sort | TopK) else tile.size

@@ -17,7 +17,7 @@ from tilekern.ir.core import Block, Func, Op, Value, definitions
 from tilekern.ir.dynamic import DynamicSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp, WriteOp
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
 
 # For each tile with lanes of the axis, the dims along which they are.
@@ -181,7 +181,7 @@ class _Lanes:
                 return [n for n, d in enumerate(kept) if d in lanes[0]]
             case Dot():
                 return self._dot(op, lanes)
-            case Scan() | Sort() | TopK() if all(op.dim not in s for s in lanes):
+            case Scan() | LinearScan() | Sort() | TopK() if all(op.dim not in s for s in lanes):
                 return frozenset[int]().union(*lanes)
             case ArgReduce() if op.dim not in lanes[0]:
                 return [d - (d > op.dim) for d in lanes[0]]

@@ -14,7 +14,7 @@ from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv, round_up
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicUpdateSlice, Take
 from tilekern.ir.memory import Atomic, Load, Store
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.quote import visible
 from tilekern.ir.shape import Concatenate, Pad
 from tilekern.lower.llvm import calibration
@@ -222,6 +222,8 @@ class _ProgramEmitter:
                 reductions.reduce(e, op)
             case Scan():
                 reductions.scan(e, op)
+            case LinearScan():
+                reductions.linear_scan(e, op)
             case ArgReduce():
                 reductions.arg_reduce(e, op)
             case Sort() | TopK():

@@ -21,6 +21,7 @@ KERNELS = (
     "gated_delta_rule",
     "causal_conv1d",
     "distillation",
+    "rg_lru",
 )
 
 # Their references return the logsumexp, too, which the functions return on request.

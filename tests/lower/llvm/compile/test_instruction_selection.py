@@ -18,7 +18,7 @@ from tilekern.errors import TilekernError
 from tilekern.ir.compute import MONOIDS, Bitcast, Convert, Dot, Reduce, Select
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import TABLE, Elementwise
-from tilekern.ir.ordering import CUMULATIVE, ArgReduce, Scan, Sort
+from tilekern.ir.ordering import CUMULATIVE, ArgReduce, LinearScan, Scan, Sort
 from tilekern.ir.shape import Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DTYPES
 from tilekern.lower import support
@@ -81,6 +81,7 @@ def _op(rng: random.Random, b: support.Sketch, pool: list[Value]) -> Value:
         lambda: b.op(Select, rng.choice(masks), x, like()),
         lambda: b.op(Bitcast, x, dtype=rng.choice([d for d in BITS if d.itemsize == tile.dtype.itemsize])),
         lambda: b.op(Scan, x, monoid=rng.choice(CUMULATIVE), dim=dim),
+        lambda: b.op(LinearScan, x, like(), dim=dim),
         lambda: b.op(ArgReduce, x, extreme="max", dim=dim),
         lambda: b.op(Sort, x, like(), dim=dim, pick=rng.choice([0, 1])),
         lambda: b.op(Reverse, x, dims=(dim,)),

@@ -22,7 +22,7 @@ from tilekern.errors import TargetError, VerifyError
 from tilekern.ir.compute import Dot, Monoid, Reduce
 from tilekern.ir.elementwise import TABLE
 from tilekern.ir.interpret import interpret
-from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, Cumulative, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Concatenate, Pad, Slice
 from tilekern.ir.types import BOOL, DTYPES, F32, F64, I32, DType, kind_of
 from tilekern.lower.mosaic.legalize import legalize
@@ -155,6 +155,15 @@ def test_scans(monoid: Cumulative, data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     dim, reverse = data.draw(st.integers(0, len(shape) - 1)), data.draw(st.booleans())
     assert_stays(*one(Scan, small(dtype, shape, dim), monoid=monoid, dim=dim, reverse=reverse))
+
+
+@given(data=st.data())
+def test_linear_scans(data: st.DataObject) -> None:
+    """Small integers have no rounding errors."""
+    shape = data.draw(SHAPES)
+    dim, reverse = data.draw(st.integers(0, len(shape) - 1)), data.draw(st.booleans())
+    factors, terms = np.random.default_rng(data.draw(st.integers(0, 99))).integers(-1, 2, (2, *shape)).astype(F32)
+    assert_stays(*one(LinearScan, factors, terms, dim=dim, reverse=reverse))
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])

@@ -16,7 +16,7 @@ from tilekern.ir.compute import Constant, Convert, Select
 from tilekern.ir.core import Value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.interpret import interpret
-from tilekern.ir.ordering import ArgReduce, Scan
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan
 from tilekern.ir.parse import parse
 from tilekern.ir.shape import Transpose
 from tilekern.ir.types import BOOL, DTYPES, F32, F64, DType, TileType, dtype_name, kind_of
@@ -187,6 +187,7 @@ def test_text_for_people() -> None:
     assert expression(Elementwise, A, B, function="max").text == "maximum(a, b)"
     assert expression(Transpose, A, permutation=(1, 0)).text == "tl.trans(a)"
     assert expression(Scan, A, monoid="sum", dim=1, reverse=True).text == "tl.associative_scan(a, 1, add, reverse=True)"
+    assert expression(LinearScan, A, B, dim=0).text == "tl.associative_scan((a, b), 0, linear_step)[1]"
     assert expression(ArgReduce, A, extreme="max", dim=1).text.endswith("1, arg_maximum)[1]")
 
 

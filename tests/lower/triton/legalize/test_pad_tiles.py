@@ -16,7 +16,7 @@ from tilekern.ir.core import Func, Value
 from tilekern.ir.debug import Assert
 from tilekern.ir.interpret import interpret
 from tilekern.ir.memory import Load, Store
-from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, Cumulative, LinearScan, Scan, Sort, TopK
 from tilekern.ir.parse import parse
 from tilekern.ir.types import DTYPES, F32, I32
 from tilekern.lower.triton.legalize.pad_tiles import pad_tiles, padded, padded_size
@@ -71,6 +71,15 @@ def test_scans(monoid: Cumulative, reverse: bool, data: st.DataObject) -> None:
     shape = data.draw(shapes(1))
     x = counting(shape, I32 if monoid != "logsumexp" else F32) - 5
     assert_keeps(pad, *one(Scan, x, monoid=monoid, dim=data.draw(st.integers(0, len(shape) - 1)), reverse=reverse))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@given(data=st.data())
+def test_linear_scans(reverse: bool, data: st.DataObject) -> None:
+    shape = data.draw(shapes(1))
+    terms = counting(shape, F32)
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    assert_keeps(pad, *one(LinearScan, terms % 3 - 1, terms, dim=dim, reverse=reverse))
 
 
 @given(data=st.data())

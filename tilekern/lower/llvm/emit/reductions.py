@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilekern.ir.compute import Reduce, identity
-from tilekern.ir.ordering import ArgReduce, Scan
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan
 from tilekern.ir.types import I32 as INT32
 from tilekern.lower.llvm.element_index import Coords, Index, insert_index
 from tilekern.lower.llvm.element_types import element_constant
@@ -53,6 +53,28 @@ def scan(e: Elements, op: Scan) -> None:
         begin = e.element(x, first, lanes)
         e.write(op.result, begin, first)
         e.code.loop(1, length, 1, step, begin)
+
+    if length:
+        for_each_vector(e, (*shape[: op.dim], *shape[op.dim + 1 :]), body, scalars=op.dim == len(shape) - 1)
+
+
+def linear_scan(e: Elements, op: LinearScan) -> None:
+    """Multiply the last result, in registers, by a factor and add a term. Lanes are as those of scans."""
+    factors, terms = op.operands
+    shape = op.result.tile.shape
+    length = shape[op.dim]
+
+    def body(coords: Coords, lanes: int) -> None:
+        def step(k: Reg, state: Reg) -> list[Reg]:
+            with e.scope():
+                index = index_of(k).times(-1).shifted(length - 1) if op.reverse else index_of(k)
+                where = insert_index(coords, op.dim, index)
+                factor, term = (e.element(x, where, lanes) for x in (factors, terms))
+                found = e.code.fma(factor, state, term)
+                e.write(op.result, found, where)
+                return [found]
+
+        e.code.loop(0, length, 1, step, element_constant(0, op.result.tile.dtype, lanes))
 
     if length:
         for_each_vector(e, (*shape[: op.dim], *shape[op.dim + 1 :]), body, scalars=op.dim == len(shape) - 1)

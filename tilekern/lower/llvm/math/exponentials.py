@@ -172,12 +172,12 @@ def scale(code: Code, x: Reg, n: Reg) -> Reg:
     return x
 
 
-def expm1(code: Code, x: Reg) -> Reg:
-    """e^x - 1 for |x| <= 100."""
+def expm1(code: Code, x: Reg, power: float = 1.0) -> Reg:
+    """(e^x - 1) times a power of two, 1 or 1/2, for |x| <= 100."""
     n, r = split_exp(code, x)
-    power = scale(code, constant(1.0, x.type), n)
+    scaled = scale(code, constant(power, x.type), n)
     near = code.fma(code.binary("fmul", r, r), polynomial(code, r, format_of(x).exp), r)
-    return with_sign(code, code.fma(power, near, code.binary("fsub", power, 1.0)), x)
+    return with_sign(code, code.fma(scaled, near, code.binary("fsub", scaled, power)), x)
 
 
 def log(code: Code, x: Reg) -> Reg:

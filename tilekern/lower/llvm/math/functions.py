@@ -15,7 +15,7 @@ from collections.abc import Callable
 from tilekern.lower.llvm.ir_builder import Code
 from tilekern.lower.llvm.ir_values import Reg, constant
 from tilekern.lower.llvm.math.erf import erf_inv, erfc
-from tilekern.lower.llvm.math.exponentials import absolute, clamp, exp, exp2, log, polynomial, with_sign
+from tilekern.lower.llvm.math.exponentials import absolute, clamp, exp, exp2, expm1, log, polynomial, with_sign
 from tilekern.lower.llvm.math.gamma import lgamma
 from tilekern.lower.llvm.math.libm import emit_libm
 from tilekern.lower.llvm.math.trigonometry import cos, sin
@@ -46,6 +46,12 @@ def _logistic(code: Code, x: Reg) -> Reg:
     t = code.binary("fdiv", e, code.binary("fadd", e, 1.0))
     factor = code.select(code.compare("fcmp olt", x, 0.0), e, 1.0)
     return code.fma(code.unary("fneg", factor), t, factor)
+
+
+def _expm1(code: Code, x: Reg) -> Reg:
+    """Half of the result, twice: 2^n of the largest results is infinite."""
+    half = expm1(code, clamp(code, x, -104.0, 89.0), power=0.5)
+    return with_sign(code, code.binary("fadd", half, half), x)
 
 
 _TANH = (-0.3333328068256378, 0.13331405818462372, -0.05373651534318924, 0.02062816731631756, -0.005692295264452696)
@@ -109,6 +115,7 @@ _EITHER: dict[str, Callable[..., Reg]] = {
     "rsqrt": _rsqrt,
 }
 _FLOAT: dict[str, Callable[..., Reg]] = {
+    "expm1": _expm1,
     "tanh": _tanh,
     "erf": _erf,
     "sin": sin,

@@ -31,10 +31,6 @@ def _log2(code: Code, x: Reg) -> Reg:
     return code.binary("fmul", log(code, x), 1 / math.log(2))
 
 
-def _expm1(code: Code, x: Reg) -> Reg:
-    return expm1(code, clamp(code, x, -100.0, 100.0))
-
-
 def _sinh(code: Code, x: Reg) -> Reg:
     """(e^x - e^-x) / 2 in terms of e^x - 1."""
     e = expm1(code, clamp(code, absolute(code, x), high=100.0))
@@ -152,7 +148,6 @@ def _erf_inv(code: Code, x: Reg) -> Reg:
 _FUNCTIONS: dict[str, Callable[..., Reg]] = {
     "pow": _pow,
     "atan2": atan2,
-    "expm1": _expm1,
     "log2": _log2,
     "log1p": log1p,
     "tan": tan,

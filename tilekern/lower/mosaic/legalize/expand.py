@@ -1,7 +1,7 @@
 """Write the ops that reduce, sort and move elements in terms of those that Mosaic has.
 
-Needs: a Func after `widen_moves`. Gives: a Func without `ArgReduce`, `Scan`, `Sort`, `TopK`, `Pad`, `Reverse`,
-`DynamicSlice`, `DynamicUpdateSlice` and strided slices; see `reductions`, `sorts`, `movement` and `interleave`.
+Needs: a Func after `widen_moves`. Gives: a Func without `ArgReduce`, `Scan`, `LinearScan`, `Sort`, `TopK`, `Pad`,
+`Reverse`, `DynamicSlice`, `DynamicUpdateSlice` and strided slices; see `reductions`, `sorts`, `movement`, `interleave`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tilekern.ir.compute import Reduce
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.make import Make
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Pad, Reverse, Slice
 from tilekern.lower.mosaic.legalize import movement, reductions, sorts
@@ -29,6 +29,7 @@ _RULES: dict[type[Op], Callable[[Make, Any], Value]] = {
     Reduce: reductions.reduce,
     ArgReduce: reductions.arg_reduce,
     Scan: reductions.scan,
+    LinearScan: reductions.linear_scan,
     Sort: sorts.sort,
     TopK: sorts.top_k,
     Pad: movement.pad,

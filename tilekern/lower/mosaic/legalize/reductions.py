@@ -2,6 +2,7 @@
 
 reduce                 one dim after the other; to a scalar, the last two at once
 reduce prod, and, ...  combine the upper half with the lower one, until one element is left
+linear_scan            row after row along a dim of whole registers; else as scan, with pairs of a factor and a term
 scan                   combine element i with i - 1, then with i - 2, i - 4, ... (Hillis and Steele)
 arg_reduce             the least index of an element that equals the extreme
 """
@@ -14,7 +15,7 @@ from typing import Any
 from tilekern.ir.compute import Monoid, Reduce, combining, identity
 from tilekern.ir.core import Value
 from tilekern.ir.make import Make
-from tilekern.ir.ordering import ArgReduce, Scan
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan
 from tilekern.ir.types import F32, I32, TileType, kind_of
 from tilekern.lower.mosaic.legalize.movement import filled, lanes
 
@@ -64,16 +65,45 @@ def scan(make: Make, op: Scan) -> Value:
     (x,) = op.operands
     size, distance = x.tile.shape[op.dim], 1
     start: Any = -math.inf if op.monoid == "logsumexp" else identity(op.monoid, x.tile.dtype)
-    fill = make.number(start, TileType((), x.tile.dtype))
     while distance < size:
-        edge = filled(make, fill, x.tile.shape, op.dim, distance)
-        if op.reverse:
-            moved = make.joined(op.dim, make.part(x, op.dim, distance, size), edge)
-        else:
-            moved = make.joined(op.dim, edge, make.part(x, op.dim, 0, size - distance))
-        x = _combined(make, op.monoid, moved, x)
+        x = _combined(make, op.monoid, _shifted(make, x, op, start, distance), x)
         distance *= 2
     return x
+
+
+def _shifted(make: Make, x: Value, op: Scan | LinearScan, start: Any, distance: int) -> Value:
+    """The elements so far before each one, along the dim and in the order of a scan; `start` where there is none."""
+    fill = make.number(start, TileType((), x.tile.dtype))
+    edge, size = filled(make, fill, x.tile.shape, op.dim, distance), x.tile.shape[op.dim]
+    if op.reverse:
+        return make.joined(op.dim, make.part(x, op.dim, distance, size), edge)
+    return make.joined(op.dim, edge, make.part(x, op.dim, 0, size - distance))
+
+
+def linear_scan(make: Make, op: LinearScan) -> Value:
+    """A linear scan: of n elements n steps where they are in registers of their own, else 2 log2(n) with shifts."""
+    factors, terms = op.operands
+    size, distance = terms.tile.shape[op.dim], 1
+    if op.dim < len(terms.tile.shape) - 2:
+        return _by_rows(make, op)
+    while distance < size:
+        terms = make.of("add", make.of("mul", factors, _shifted(make, terms, op, 0, distance)), terms)
+        if 2 * distance < size:
+            factors = make.of("mul", factors, _shifted(make, factors, op, 1, distance))
+        distance *= 2
+    return terms
+
+
+def _by_rows(make: Make, op: LinearScan) -> Value:
+    factors, terms = op.operands
+    size = terms.tile.shape[op.dim]
+    state: Value | None = None
+    found: list[Value] = []
+    for i in range(size)[:: -1 if op.reverse else 1]:
+        factor, term = (make.part(x, op.dim, i, i + 1) for x in (factors, terms))
+        state = term if state is None else make.of("add", make.of("mul", factor, state), term)
+        found.append(state)
+    return make.joined(op.dim, *found[:: -1 if op.reverse else 1]) if found else terms
 
 
 def _combined(make: Make, monoid: str, x: Value, y: Value) -> Value:

@@ -23,12 +23,12 @@ from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Array, Block, Func, Op, Value
 from tilekern.ir.memory import MemoryOp
-from tilekern.ir.ordering import Scan, Sort, TopK
+from tilekern.ir.ordering import LinearScan, Scan, Sort, TopK
 from tilekern.lower.mosaic.calibration import MAX_TABLE_STEPS
 from tilekern.lower.mosaic.plan.inequalities import Inequalities
 from tilekern.lower.mosaic.plan.scalars import Scalars
 
-_EXPENSIVE = (Dot, Fold, While, Switch, Scan, Sort, TopK)
+_EXPENSIVE = (Dot, Fold, While, Switch, Scan, LinearScan, Sort, TopK)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Monoid, Reduce,
 from tilekern.ir.core import Op
 from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.ordering import ArgReduce, Cumulative, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, Cumulative, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
 from tilekern.ir.types import BOOL, F32, F64, I32, DType, TileType, is_float8, kind_of
 from tilekern.lower.triton.emit.sorts import sorting
@@ -215,6 +215,9 @@ def _of_whole_tiles(op: Op, texts: Sequence[str]) -> Expr:
         case Scan():
             reverse = ", reverse=True" if op.reverse else ""
             return Expr(f"tl.associative_scan({texts[0]}, {op.dim}, {_COMBINE[op.monoid]}{reverse})", shape)
+        case LinearScan():
+            reverse = ", reverse=True" if op.reverse else ""
+            return Expr(f"tl.associative_scan(({', '.join(texts)}), {op.dim}, linear_step{reverse})[1]", shape)
         case ArgReduce():
             return Expr(_arg_reduce(op, texts[0]), shape)
         case Take():

@@ -26,6 +26,12 @@ def log_add_exp(x, y):
     low = minimum(x, y)
     return tl.where(low == high, high + tl.log(tl.full((), 2.0, high.dtype)), high + tl.log(1.0 + tl.exp(low - high)))
 """,
+    # h -> a h + b, and then h -> c h + d.
+    "linear_step": """
+@triton.jit
+def linear_step(a, b, c, d):
+    return a * c, c * b + d
+""",
     # Of equal elements the first one wins; a NaN wins against numbers.
     "arg_maximum": """
 @triton.jit

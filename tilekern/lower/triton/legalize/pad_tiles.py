@@ -28,11 +28,13 @@ from tilekern.ir.debug import Assert, Print
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Dim, Load, MemoryOp, WriteOp
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, DType, TileType
 from tilekern.lower.triton.legalize.movement import Movement, padded, padded_size
 from tilekern.lower.triton.legalize.padded_print import PaddedPrint
+
+_Along = Reduce | ArgReduce | Scan | LinearScan | Sort | TopK
 
 
 def pad_tiles(func: Func) -> Func:
@@ -123,7 +125,7 @@ class _Padder(Builder):
                 return [self.one(replace(op, operands=operands, shape=padded(op.shape)))]
             case Reshape():
                 return [movement.reshape(operands[0], op.operands[0].tile.shape, op.shape)]
-            case Reduce() | ArgReduce() | Scan() | Sort() | TopK():
+            case Reduce() | ArgReduce() | Scan() | LinearScan() | Sort() | TopK():
                 return [self._along(make, op, operands)]
             case Dot():
                 return [self._dot(make, op, operands)]
@@ -161,11 +163,11 @@ class _Padder(Builder):
                 x = make.select(inside, x, make.constant(np.asarray(fill, x.tile.dtype), x.tile))
         return x
 
-    def _along(self, make: Make, op: Reduce | ArgReduce | Scan | Sort | TopK, operands: tuple[Value, ...]) -> Value:
+    def _along(self, make: Make, op: _Along, operands: tuple[Value, ...]) -> Value:
         """Reductions, scans and sorts: added lanes get the identity, or the element that is sorted last."""
         if isinstance(op, Reduce):
             dims = op.dims
-        elif isinstance(op, Scan) and not op.reverse:
+        elif isinstance(op, Scan | LinearScan) and not op.reverse:
             dims = ()
         else:
             dims = (op.dim,)
@@ -181,7 +183,7 @@ class _Padder(Builder):
         return self.one(op.copy(tuple(sides)))
 
 
-def _neutral(op: Reduce | ArgReduce | Scan | Sort | TopK, dtype: DType) -> Any:
+def _neutral(op: _Along, dtype: DType) -> Any:
     """The element of added lanes that changes no result; they lie behind all others, also for a reversed scan."""
     match op:
         case ArgReduce():
@@ -192,6 +194,8 @@ def _neutral(op: Reduce | ArgReduce | Scan | Sort | TopK, dtype: DType) -> Any:
             return identity("max", dtype)
         case Scan(monoid="logsumexp"):
             return -np.inf
+        case LinearScan():
+            return np.zeros((), dtype)  # both operands: the result stays 0
         case Reduce(monoid=monoid) | Scan(monoid=monoid):
             return identity(cast(Monoid, monoid), dtype)
 

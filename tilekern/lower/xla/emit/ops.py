@@ -12,7 +12,7 @@ from tilekern.ir.compute import Constant, Convert, Dot, Reduce, identity
 from tilekern.ir.core import Op
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.ordering import ArgReduce, Scan, Sort, TopK
+from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Pad, Reverse
 from tilekern.ir.types import BF16, DTYPES, F32, F64, DType, accumulator, is_float8, kind_of
 from tilekern.lower.jax_ops import Function, combiner, shared_function
@@ -49,6 +49,8 @@ def _place_function(op: Op) -> Function:
             return partial(find, axis=op.dim, index_dtype=jnp.int32)
         case Scan():
             return partial(_scan, op)
+        case LinearScan():
+            return partial(_linear_scan, op)
         case Sort():
             return partial(_sort, op)
         case TopK():
@@ -114,6 +116,13 @@ def _reduce(op: Reduce, x: jax.Array) -> jax.Array:
 def _scan(op: Scan, x: jax.Array) -> jax.Array:
     wide = accumulator(x.dtype) if kind_of(x.dtype) == "float" else x.dtype
     return getattr(lax, f"cum{op.monoid}")(x.astype(wide), axis=op.dim, reverse=op.reverse).astype(x.dtype)
+
+
+def _linear_scan(op: LinearScan, factors: jax.Array, terms: jax.Array) -> jax.Array:
+    def after(first: tuple[jax.Array, jax.Array], second: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return first[0] * second[0], second[0] * first[1] + second[1]
+
+    return lax.associative_scan(after, (factors, terms), reverse=op.reverse, axis=op.dim)[1]
 
 
 def _sort(op: Sort, *operands: jax.Array) -> jax.Array:

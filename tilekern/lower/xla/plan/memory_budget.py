@@ -18,11 +18,11 @@ from tilekern.ir.control import Fold, While
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.dynamic import Take
 from tilekern.ir.memory import Load
-from tilekern.ir.ordering import Scan, Sort, TopK
+from tilekern.ir.ordering import LinearScan, Scan, Sort, TopK
 from tilekern.lower.xla.calibration import ASSUMED_MEMORY
 
 # Ops whose operands and results XLA keeps as arrays.
-_COMPUTED = (Dot, Sort, Scan, TopK, Take)
+_COMPUTED = (Dot, Sort, Scan, LinearScan, TopK, Take)
 # Ops whose results never reuse the memory of an operand.
 _APART = (Dot, TopK, Take)
 

@@ -1,0 +1,93 @@
+"""The rg_lru kernel and its blocks.
+
+A program computes some channels of one sequence, chunk after chunk. Within a chunk the recurrence is one
+`tk.linear_scan`; the last row of a chunk is the carry. Tokens beyond the end have a decay of 1 and add nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.kernels.blocks import even, power_of_two, tiled
+from tilekern.kernels.recurrences import first_of_run
+
+
+def _out_type(
+    x: Any, input_gate: Any, recurrence_gate: Any, a_param: Any, initial_state: Any, segment_ids: Any
+) -> tuple[Any, Any]:
+    state = jax.ShapeDtypeStruct((x.shape[0], x.shape[2]), tk.accumulator(x.dtype))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype), state
+
+
+@tk.kernel(out_type=_out_type)
+def rg_lru_forward(
+    x: tk.Ref,
+    input_gate: tk.Ref,
+    recurrence_gate: tk.Ref,
+    a_param: tk.Ref,
+    initial_state: tk.Ref | None,
+    segment_ids: tk.Ref | None,
+    out: tk.Ref,
+    final_state: tk.Ref,
+    *,
+    c: float = 8.0,
+    scale_first: bool = True,
+    block_t: tk.Block = 64,
+    block_c: tk.Block = 128,
+) -> None:
+    """x, both gates[B, T, C], a_param[C], initial_state[B, C], segment_ids[B, T] -> out[B, T, C], final_state[B, C].
+
+    Computed in float32 (float64 for float64).
+    """
+    b = tk.parallel(x.shape[0])
+    j = tk.parallel(x.shape[2], block_c)
+    wide = tk.accumulator(x.dtype)
+    rate = -c * jax.nn.softplus(a_param[j].astype(wide))[None, :]
+
+    def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
+        log_a = jnp.where(t.valid[:, None], rate * jax.nn.sigmoid(recurrence_gate[b, t, j].astype(wide)), 0)
+        square = -jnp.expm1(2 * log_a)
+        factor = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+        decays = jnp.exp(log_a)
+        first = first_of_run(t, segment_ids, b)
+        if first is not None:
+            decays = jnp.where(first[:, None], 0, decays)
+        if not scale_first:
+            begins = t.indices == 0 if initial_state is None else None
+            begins = first if begins is None else begins if first is None else begins | first
+            factor = factor if begins is None else jnp.where(begins[:, None], 1, factor)
+        added = factor * jax.nn.sigmoid(input_gate[b, t, j].astype(wide)) * x[b, t, j].astype(wide)
+        rows = jax.lax.broadcasted_iota(jnp.int32, added.shape, 0)
+        found = tk.linear_scan(decays, jnp.where(rows == 0, decays * state[None, :] + added, added))
+        out[b, t, j] = found.astype(out.dtype)
+        return jnp.where(rows == block_t - 1, found, 0).sum(axis=0)
+
+    start = tk.zeros(j, wide) if initial_state is None else initial_state[b, j].astype(wide)
+    final_state[b, j] = tk.fold(tk.serial(x.shape[1], block_t), chunk, start)
+
+
+@rg_lru_forward.schedule("cpu")
+def _cpu(x: Any, *others: Any) -> dict[str, int]:
+    """Chunks that stay in a core's cache, and enough programs for all cores."""
+    return {"block_t": even(x.shape[1], 64), "block_c": even(x.shape[2], 256)}
+
+
+@rg_lru_forward.schedule("cuda")
+def _cuda(x: Any, *others: Any) -> dict[str, int]:
+    return {"block_t": power_of_two(x.shape[1], 32), "block_c": power_of_two(x.shape[2], 64), "num_warps": 4}
+
+
+@rg_lru_forward.gradient_schedule("cuda")
+def _cuda_gradient(x: Any, *others: Any) -> dict[str, int]:
+    """Smaller tiles, for the backward kernel holds ten of them in registers."""
+    columns = 64 // x.dtype.itemsize
+    return {"block_t": power_of_two(x.shape[1], 32), "block_c": power_of_two(x.shape[2], columns), "num_warps": 4}
+
+
+@rg_lru_forward.schedule("tpu")
+def _tpu(x: Any, *others: Any) -> dict[str, int]:
+    return {"block_t": tiled(x.shape[1], 128, 8), "block_c": tiled(x.shape[2], 256, 128)}
