@@ -348,24 +348,29 @@ _custom_call_p = primitive("tilekern_custom_call", lambda *_, **given: [*given["
 mlir.register_lowering(_custom_call_p, _lower_custom_call)
 
 
+def _devices(platform: str) -> list[Any]:
+    """The devices of a platform; none if JAX has no such platform here."""
+    try:
+        return cast(list[Any], jax.devices(platform))
+    except RuntimeError:
+        return []
+
+
 def compute_capability() -> int | None:
     """10 * major + minor of this machine's NVIDIA GPU (the least, if they differ), None if JAX sees none."""
-    try:
-        devices = cast(list[Any], jax.devices("cuda"))
-    except RuntimeError:  # no such platform here
-        return None
-    return min(round(10 * float(d.compute_capability)) for d in devices)
+    return min((round(10 * float(d.compute_capability)) for d in _devices("cuda")), default=None)
+
+
+def amd_architecture() -> str | None:
+    """The architecture of this machine's AMD GPU, such as "gfx942"; None if JAX sees none."""
+    # XLA's name may have features behind a colon, "gfx942:sramecc+:xnack-".
+    return next((str(d.compute_capability).partition(":")[0] for d in _devices("rocm")), None)
 
 
 def tpu_kind() -> str | None:
     """The kind of this machine's TPU in JAX's words, such as "TPU v5 lite"; None if JAX sees none."""
-    if not has_tpu_chips():
-        return None  # libtpu would complain at length
-    try:
-        devices = cast(list[Any], jax.devices("tpu"))
-    except RuntimeError:  # no such platform here
-        return None
-    return str(devices[0].device_kind)
+    # Without chips, libtpu would complain at length.
+    return next((str(d.device_kind) for d in _devices("tpu")), None) if has_tpu_chips() else None
 
 
 def has_tpu_chips() -> bool:

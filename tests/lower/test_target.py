@@ -163,7 +163,7 @@ def test_a_gpu_that_is_too_old(gpu: Any) -> None:
     assert "stablehlo" in asked.as_text()
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu", "any other"])
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu", "any other"])
 @pytest.mark.parametrize("asked", TARGETS.values(), ids=lambda t: t.name)
 def test_what_a_call_asks_for_it_gets_or_an_error(gpu: Any, asked: Target, platform: str) -> None:
     """The portable backend serves every platform; the others are for one."""
