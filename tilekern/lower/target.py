@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from tilekern import _jax
+from tilekern import _machine
 from tilekern.errors import TargetError
 
 
@@ -101,7 +101,7 @@ def on_platform(platform: str, asked: Target | None, exporting: bool = False) ->
 
 def _gpu_here(exporting: bool) -> Target:
     """The target for this machine's GPU; code for any GPU if there is no GPU, or one of an unknown model."""
-    capability = None if exporting else _jax.compute_capability()
+    capability = None if exporting else _machine.compute_capability()
     if capability is None:
         return replace(TARGETS["cuda:sm_80"], portable=True)
     if capability < 80:
@@ -116,7 +116,7 @@ def _gpu_here(exporting: bool) -> Target:
 
 def _tpu_here(exporting: bool) -> Target:
     """The target for this machine's TPU; code for all four models if there is no TPU, portable code for others."""
-    kind = None if exporting else _jax.tpu_kind()
+    kind = None if exporting else _machine.tpu_kind()
     if kind is None:
         return replace(TARGETS["tpu:v5e"], portable=True)
     return TARGETS[_TPUS[kind]] if kind in _TPUS else DEFAULT

@@ -14,7 +14,7 @@ import pytest
 
 import tilekern as tk
 from tests.lang.checks import kernel, like_first, marked_line, numbers, refused
-from tilekern import _jax
+from tilekern import _machine
 from tilekern.errors import CompileError, DependencyError, DeviceAssertionError, ResourceError, TargetError
 from tilekern.lower.triton import interpret as interpreter
 from tilekern.lower.triton.compile import compile_program as compiler
@@ -184,7 +184,7 @@ SQUARE = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
 def test_too_much_shared_memory(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bill names the user's lines, and nothing is launched: the program is not even lowered."""
     pytest.importorskip("triton", reason="needs triton")
-    monkeypatch.setattr(_jax, "compute_capability", lambda: 90)
+    monkeypatch.setattr(_machine, "compute_capability", lambda: 90)
     with pytest.raises(ResourceError, match="needs more bytes of shared memory than cuda:sm_90 allows") as caught:
         if how == "compiled":
             matmul.trace(SQUARE, SQUARE, block_k=256, num_stages=4).lower("cuda:sm_90").compile()

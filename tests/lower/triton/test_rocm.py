@@ -16,7 +16,7 @@ import tilekern as tk
 from tests.lang.checks import like_first, refused
 from tests.lower.triton import samples
 from tests.lower.triton.test_call import opaque
-from tilekern import _jax
+from tilekern import _machine
 from tilekern.errors import DependencyError, ResourceError, TargetError
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.matmul import matmul
@@ -232,13 +232,13 @@ def test_a_call_for_amd_is_not_lowered_for_another_platform(platform: str) -> No
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(_jax.amd_architecture() is not None, reason="needs a machine without a GPU of AMD")
+@pytest.mark.skipif(_machine.amd_architecture() is not None, reason="needs a machine without a GPU of AMD")
 def test_running_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = twice.trace(X).lower("rocm:gfx942").compile()
     with pytest.raises(TargetError, match="there is no GPU here to run twice on") as caught:
         found(X)
     assert "an AMD GPU, and JAX with ROCm" in str(caught.value.expected)
-    monkeypatch.setattr(_jax, "amd_architecture", lambda: "gfx90a")
+    monkeypatch.setattr(_machine, "amd_architecture", lambda: "gfx90a")
     with pytest.raises(TargetError, match="compiled for another GPU") as other:
         found(X)
     assert "rocm:gfx942, MI300X" in str(other.value.expected) and "gfx90a" in str(other.value.got)
@@ -249,7 +249,7 @@ def test_running_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_architecture_of_a_gpu(name: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = type("Device", (), {"compute_capability": name})
     monkeypatch.setattr(jax, "devices", lambda platform: {"rocm": [device()]}[platform])
-    assert _jax.amd_architecture() == expected
+    assert _machine.amd_architecture() == expected
 
 
 def test_triton_without_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 import jax
 
-from tilekern import _jax
+from tilekern import _jax, _machine
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.lower.partitioning import Partitioning
@@ -80,14 +80,14 @@ class TritonLowering:
         vendor = self.chip.vendor
         if vendor is AMD:
             self._check_architecture()
-        elif _jax.compute_capability() is None:
+        elif _machine.compute_capability() is None:
             raise self._no_gpu(vendor)
         device = jax.sharding.SingleDeviceSharding(cast(Any, jax).devices(vendor.platform)[0])
         return jax.jit(self.run, in_shardings=device, out_shardings=device).lower(*self._types).compile()
 
     def _check_architecture(self) -> None:
         """Refuse GPUs of AMD of another architecture: there is no machine code for several."""
-        here = _jax.amd_architecture()
+        here = _machine.amd_architecture()
         if here is None:
             raise self._no_gpu(AMD)
         if here != self.chip.architecture:
