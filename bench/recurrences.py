@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from bench.llvm.peak import host
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
-from tilekern.kernels import causal_conv1d, gated_delta_rule, linear_attention, rg_lru
+from tilekern.kernels import causal_conv1d, gated_delta_rule, linear_attention, rg_lru, selective_scan
 from tilekern.kernels.causal_conv1d.cases import CASES as CONVOLUTIONS
 from tilekern.kernels.gated_delta_rule.cases import CASES as DELTA_RULES
 from tilekern.kernels.linear_attention.cases import CASES
 from tilekern.kernels.rg_lru.cases import CASES as GATED_UNITS
+from tilekern.kernels.selective_scan.cases import CASES as SELECTIVE_SCANS
 
 DTYPES = ("float32", "bfloat16")
 # Of chunks or sums in `jnp`, and of scans.
@@ -37,6 +38,8 @@ def measure() -> Iterator[Result]:
         yield from _compare(gated_delta_rule.gated_delta_rule, case, dtype, {"scan": gated_delta_rule.reference})
         scans = {"scan": rg_lru.reference, "associative scan": _by_doubling}
         yield from _compare(rg_lru.rg_lru, GATED_UNITS[0], dtype, scans)
+        scans = {"scan": selective_scan.reference, "associative scan": _selective_by_doubling}
+        yield from _compare(selective_scan.selective_scan, SELECTIVE_SCANS[0], dtype, scans)
         yield from _compare(
             causal_conv1d.causal_conv1d, CONVOLUTIONS[0], dtype, {"shifted sums": causal_conv1d.reference}
         )
@@ -107,6 +110,27 @@ def _by_doubling(
     added = jnp.sqrt(-jnp.expm1(2 * log_a)) * jax.nn.sigmoid(input_gate.astype(wide)) * x.astype(wide)
     out = _doubled(jnp.exp(log_a), added)
     return out.astype(x.dtype), out[:, -1]
+
+
+def _selective_by_doubling(
+    x: jax.Array,
+    delta: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array,
+    d: jax.Array,
+    z: jax.Array,
+    delta_bias: jax.Array,
+    *,
+    delta_softplus: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """`selective_scan` by `lax.associative_scan`."""
+    assert delta_softplus
+    x, delta, b, c, z = (array.astype(jnp.float32) for array in (x, delta, b, c, z))
+    steps = jax.nn.softplus(delta + delta_bias)
+    states = _doubled(jnp.exp(steps[..., None] * a), (steps * x)[..., None] * b[:, :, None, :])
+    out = jnp.einsum("btcn,btn->btc", states, c) + d * x
+    return out * jax.nn.silu(z), states[:, -1]
 
 
 def _doubled(factors: jax.Array, terms: jax.Array) -> jax.Array:

@@ -31,6 +31,7 @@ from tilekern.kernels import (
     rg_lru,
     rms_norm,
     rope,
+    selective_scan,
     softmax,
     swiglu,
 )
@@ -47,6 +48,7 @@ from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
 from tilekern.kernels.rg_lru.cases import CASES as GATED_UNITS
 from tilekern.kernels.rms_norm.cases import CASES as RMS_NORMS
 from tilekern.kernels.rope.cases import CASES as ROTATIONS
+from tilekern.kernels.selective_scan.cases import CASES as SELECTIVE_SCANS
 from tilekern.kernels.softmax.cases import CASES as SOFTMAXES
 from tilekern.kernels.swiglu.cases import CASES as GATES
 from tilekern.lower.lowering import Lowering
@@ -65,6 +67,7 @@ WITHOUT_SPECIALS = (
     "linear_attention",
     "ragged_dot",
     "rg_lru",
+    "selective_scan",
 )
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0)
 
@@ -227,6 +230,13 @@ KERNELS = {
         GATED_UNITS,
         _resized(GATED_UNITS, {"tokens": 301, "channels": 1037}, {"tokens": 512, "batch": 2}),
         lambda x, *others: x.shape[1],
+    ),
+    "selective_scan": Kernel(
+        selective_scan.selective_scan,
+        selective_scan.reference,
+        SELECTIVE_SCANS,
+        _resized(SELECTIVE_SCANS, {"tokens": 301, "channels": 1037, "states": 13}, {"tokens": 512, "batch": 2}),
+        lambda x, delta, a, *others: x.shape[1] + a.shape[1],
     ),
     "causal_conv1d": Kernel(
         causal_conv1d.causal_conv1d,

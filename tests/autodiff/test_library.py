@@ -74,6 +74,16 @@ CASES = {
         blocks={"block_t": 8, "block_v": 8},
     ),
     "rg_lru": Case(((2, 20, 12), (2, 20, 12), (2, 20, 12), (12,)), 40, blocks={"block_t": 8, "block_c": 8}),
+    "selective_scan": Case(
+        ((2, 20, 12), (2, 20, 12)),
+        80,
+        rest=(
+            -np.linspace(0.1, 2, 48, dtype=np.float32).reshape(12, 4),
+            *np.cos(np.arange(320, dtype=np.float32)).reshape(2, 2, 20, 4),
+        ),
+        blocks={"block_t": 8, "block_c": 8},
+        keywords={"delta_softplus": True},
+    ),
     "linear_attention": Case(
         ((2, 20, 2, 8), (2, 20, 2, 8), (2, 20, 4, 12)),
         32,

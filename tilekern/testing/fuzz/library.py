@@ -22,6 +22,7 @@ KERNELS = (
     "causal_conv1d",
     "distillation",
     "rg_lru",
+    "selective_scan",
 )
 
 # Their references return the logsumexp, too, which the functions return on request.
