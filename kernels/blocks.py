@@ -45,13 +45,23 @@ def depth(inner: int, itemsize: int) -> int:
     return power_of_two(inner, 128 // itemsize, 16)
 
 
+def takes_registers(device: tk.Device) -> bool:
+    """True if products take their operands from registers, and not from shared memory."""
+    return device.matrix_unit in ("mma", "mfma")
+
+
 def stages(nbytes: int, most: int, device: tk.Device) -> int:
     """The stages, at most `most`, whose loads of `nbytes` each fit the shared memory of a program, beside 1 KiB.
 
     Where products take operands from registers, one stage is there, and the others are in shared memory.
     """
+    if device.matrix_unit == "mfma":
+        # On gfx942 one stage is in registers. On gfx950, which copies to shared memory beside other instructions, all
+        # are there, with up to 1/16 between their rows.
+        fit = device.fast_memory // max(1, nbytes + nbytes // 16)
+        return max(1, min(most, fit + (device.target == "rocm:gfx942")))
     fit = (device.fast_memory - 1024) // max(1, nbytes)
-    return max(1, min(most, fit + (device.matrix_unit == "mma")))
+    return max(1, min(most, fit + takes_registers(device)))
 
 
 def soonest(rows: int, columns: int, tiles: Sequence[tuple[int, int]], cores: int) -> tuple[int, int]:

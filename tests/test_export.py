@@ -17,7 +17,7 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import like_first, numbers
 from tests.lower.triton.test_call import opaque
-from tilekern import _jax
+from tilekern import _machine
 from tilekern.kernels.softmax import softmax
 from tilekern.lower.target import TARGETS, on_platform
 
@@ -79,7 +79,7 @@ def copy(x, out):
 
 def test_a_machine_with_a_gpu_exports_for_other_gpus_too(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="needs triton")
-    monkeypatch.setattr(_jax, "compute_capability", lambda: 90)
+    monkeypatch.setattr(_machine, "compute_capability", lambda: 90)
     export = jax.export.export(jax.jit(copy), platforms=["cuda"], disabled_checks=tk.export.checks())
     (portable,) = opaque(export(X).mlir_module())
     assert b".target sm_80\n" in portable and b"\x7fELF" not in portable
@@ -88,6 +88,6 @@ def test_a_machine_with_a_gpu_exports_for_other_gpus_too(monkeypatch: pytest.Mon
 
 
 def test_a_machine_with_a_tpu_exports_for_all_tpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_jax, "tpu_kind", lambda: "TPU7x")
+    monkeypatch.setattr(_machine, "tpu_kind", lambda: "TPU7x")
     assert on_platform("tpu", None) is TARGETS["tpu:7x"]
     assert on_platform("tpu", None, exporting=True) == replace(TARGETS["tpu:v5e"], portable=True)

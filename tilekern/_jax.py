@@ -1,4 +1,4 @@
-"""Private and semi-public API of JAX, used here and in `_meshes` alone.
+"""Private and semi-public API of JAX, used here, in `_machine` and in `_meshes` alone.
 
 Supported: jax 0.11.2 up to, not including, 0.13.
 """
@@ -20,7 +20,6 @@ import jaxlib
 import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
-from jax._src import hardware_utils
 from jax._src import util as _util
 from jax._src.interpreters import mlir as lowering
 from jax._src.interpreters import partial_eval as _partial_eval
@@ -346,31 +345,6 @@ def _lower_custom_call(context: Any, *operands: Any, name: str, target: str, giv
 
 _custom_call_p = primitive("tilekern_custom_call", lambda *_, **given: [*given["types"]], multiple_results=True)
 mlir.register_lowering(_custom_call_p, _lower_custom_call)
-
-
-def compute_capability() -> int | None:
-    """10 * major + minor of this machine's NVIDIA GPU (the least, if they differ), None if JAX sees none."""
-    try:
-        devices = cast(list[Any], jax.devices("cuda"))
-    except RuntimeError:  # no such platform here
-        return None
-    return min(round(10 * float(d.compute_capability)) for d in devices)
-
-
-def tpu_kind() -> str | None:
-    """The kind of this machine's TPU in JAX's words, such as "TPU v5 lite"; None if JAX sees none."""
-    if not has_tpu_chips():
-        return None  # libtpu would complain at length
-    try:
-        devices = cast(list[Any], jax.devices("tpu"))
-    except RuntimeError:  # no such platform here
-        return None
-    return str(devices[0].device_kind)
-
-
-def has_tpu_chips() -> bool:
-    """True if TPU chips are attached to this machine, though JAX may not use them. It loads no driver."""
-    return bool(hardware_utils.num_available_tpu_chips_and_device_id()[0])
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def calls_in(jaxpr: _jax.Jaxpr) -> list[tuple[Any, list[jax.ShapeDtypeStruct]]]:
 kernel_call_p = _jax.primitive("tilekern_call", _types, multiple_results=True)
 _jax.forget_parameters(kernel_call_p)
 kernel_call_p.def_impl(_eager)
-for _platform in (None, "cpu", "cuda", "tpu"):
+for _platform in (None, "cpu", "cuda", "rocm", "tpu"):
     _jax.register_lowering(kernel_call_p, partial(_run, _platform or "any other"), _platform)
 _jax.register_rules(kernel_call_p, batch=_batch)
 _jax.register_derivatives(kernel_call_p, _jvp, _transpose)

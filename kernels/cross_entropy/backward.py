@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, tiled
+from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, takes_registers, tiled
 from tilekern.kernels.cross_entropy.kernel import capped_logits
 
 
@@ -146,7 +146,7 @@ def _logits_cuda(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
 def _hidden_cuda(total: Any, x: Any, w: Any, device: tk.Device) -> dict[str, int]:
     block_t, block_d, options = _cuda_tile(x)
     block_v = depth(x.shape[1], x.dtype.itemsize)
-    if x.dtype.itemsize > 2 and device.matrix_unit == "mma" and device.fast_memory > 128 << 10:
+    if x.dtype.itemsize > 2 and takes_registers(device) and device.fast_memory > 128 << 10:
         block_v = 16  # deeper tiles would spill; GPUs with less memory have fewer threads, each with more registers
     return {"block_t": block_t, "block_d": block_d, "block_v": block_v, **options}
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import depth, even, power_of_two, tiled
+from tilekern.kernels.blocks import depth, even, power_of_two, stages, takes_registers, tiled
 
 
 def _out_type(hidden: Any, weight: Any, labels: Any) -> tuple[Any, Any]:
@@ -133,18 +133,19 @@ def _cuda(hidden: Any, weight: Any, labels: Any, device: tk.Device) -> dict[str,
     if itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
         block_t, block_v, num_warps, num_stages = 64, 64, 8, 3
-    elif device.matrix_unit == "mma":
+    elif takes_registers(device):
         block_t, block_v, num_warps, num_stages = 64, 128, 4, 4
     elif tk.cdiv(tokens, 128) >= device.cores:
         block_t, block_v, num_warps, num_stages = 128, 128, 8, 4
     else:
         block_t, block_v, num_warps, num_stages = 64, 256, 8, 4
+    block_d = depth(width, itemsize)
     return {
         "block_t": power_of_two(tokens, block_t, 16),
         "block_v": block_v,
-        "block_d": depth(width, itemsize),
+        "block_d": block_d,
         "num_warps": num_warps,
-        "num_stages": num_stages,
+        "num_stages": stages((block_t + block_v) * block_d * itemsize, num_stages, device),
     }
 
 

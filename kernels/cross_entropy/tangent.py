@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, tiled
+from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, stages, tiled
 from tilekern.kernels.cross_entropy.backward import tpu_tile
 
 Pair = tuple[Any, Any]
@@ -126,16 +126,17 @@ def _even(hidden: Any, weight: Any, side: int) -> dict[str, int]:
 
 
 @cross_entropy_tangent.schedule("cuda")
-def _cuda(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+def _cuda(hidden: Any, weight: Any, *others: Any, device: tk.Device) -> dict[str, int]:
     """Half a tile of the forward kernel, for there are two sums."""
     itemsize = hidden.dtype.itemsize
-    block_v, stages = (32, 2) if itemsize > 2 else (128, 3) if copies_well(hidden.shape[1], itemsize) else (32, 3)
+    block_v, most = (32, 2) if itemsize > 2 else (128, 3) if copies_well(hidden.shape[1], itemsize) else (32, 3)
+    block_d = depth(hidden.shape[1], itemsize)
     return {
         "block_t": power_of_two(hidden.shape[0], 64, 16),
         "block_v": block_v,
-        "block_d": depth(hidden.shape[1], itemsize),
+        "block_d": block_d,
         "num_warps": 8,
-        "num_stages": stages,
+        "num_stages": stages(2 * (64 + block_v) * block_d * itemsize, most, device),
     }
 
 

@@ -127,7 +127,9 @@ _TILES = {
     # Four warps multiply 64 queries. Narrow heads leave room for two programs on a multiprocessor: while one computes
     # exponentials, which take as long as its products, the other one multiplies.
     "wgmma": ((64, (128, 64, 8, 3)), (192, (128, 128, 8, 2)), (256, (128, 64, 8, 2)), (512, (64, 32, 8, 2))),
-    "tcgen05": ((192, (128, 128, 8, 2)), (256, (128, 64, 8, 2)), (512, (64, 32, 8, 2))),
+    "mfma": ((192, (128, 64, 8, 2)), (256, (64, 64, 8, 2)), (512, (32, 32, 8, 2))),
+    # 128 keys of narrow heads would spill: with tensor memory for two programs, a thread has 128 registers.
+    "tcgen05": ((64, (128, 64, 8, 3)), (192, (128, 128, 8, 2)), (256, (128, 64, 8, 2)), (512, (64, 32, 8, 2))),
 }
 
 

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 import tilekern as tk
-from tilekern.kernels.blocks import even, power_of_two, tiled
+from tilekern.kernels.blocks import even, power_of_two, takes_registers, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.mods import carried_by
 
@@ -65,6 +65,13 @@ _CUDA_TILES: dict[str, dict[str, _Tiles]] = {
             (128, (64, 64, 8, 2), (64, 64, 8, 2)),
             (192, (64, 64, 8, 1), (64, 64, 8, 1)),
             (256, (32, 64, 8, 2), (32, 64, 8, 2)),
+        ),
+        "mfma": (
+            (64, (32, 128, 8, 2), (32, 64, 4, 3)),
+            # 64 queries would spill on gfx950, and 32 of heads of 256 with two stages.
+            (128, (32, 64, 8, 2), (32, 64, 8, 2)),
+            (192, (64, 64, 8, 1), (64, 64, 8, 1)),
+            (256, (32, 64, 8, 1), (32, 64, 8, 1)),
         ),
         "wgmma": (
             (64, (64, 128, 8, 3), (64, 64, 4, 3)),
@@ -135,7 +142,8 @@ def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, devi
         row = width * query.dtype.itemsize
         tile = next((tile for limit, tile in _CUDA_WIDE_TILES[kernel] if row <= limit), (16, 16, 8, 1))
     else:
-        table = _CUDA_TILES[kernel][device.matrix_unit]
+        tables = _CUDA_TILES[kernel]
+        table = tables.get(device.matrix_unit, tables["mma"])
         tile, small = next((pair for limit, *pair in table if width <= limit), ((16, 16, 8, 1), (16, 16, 8, 1)))
         owns_keys = kernel == "flash_attention_backward_key"
         programs = groups * tk.cdiv(keys, tile[1]) if owns_keys else heads * tk.cdiv(queries, tile[0])
@@ -165,7 +173,7 @@ def _fitting(kernel: str, tile: _Tile, width: int, of_values: int, device: tk.De
     owned = each = width + of_values
     if kernel == "flash_attention_tangent":
         owned, each = 2 * width, 2 * (width + of_values)
-    in_registers = device.matrix_unit == "mma"
+    in_registers = takes_registers(device)
     buffers, scores = max(1, num_stages - in_registers), 3 if in_registers else 1  # buffers as in `stages`
     while streamed > 16 and 2 * (own * owned + streamed * (buffers * each + scores * own)) > device.fast_memory:
         streamed, num_stages, buffers = streamed // 2, 1, 1

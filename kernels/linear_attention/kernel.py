@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 import tilekern as tk
-from tilekern.kernels.blocks import even, power_of_two, tiled
+from tilekern.kernels.blocks import even, power_of_two, takes_registers, tiled
 from tilekern.kernels.recurrences import decays_of
 
 
@@ -84,7 +84,7 @@ def _cuda(
     On GPUs with little shared memory 64 columns spill up to 80 bytes.
     """
     narrow = value.dtype.itemsize == 2
-    block_t = power_of_two(value.shape[1], 64 if narrow and device.matrix_unit != "mma" else 32, 16)
+    block_t = power_of_two(value.shape[1], 64 if narrow and not takes_registers(device) else 32, 16)
     block_v = 64 if narrow and device.fast_memory > 128 << 10 else 32
     return {"block_t": block_t, "block_v": power_of_two(value.shape[3], block_v, 16), "num_warps": 8}
 

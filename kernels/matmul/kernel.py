@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, soonest, stages, tiled
+from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, soonest, stages, takes_registers, tiled
 
 
 def matmul_type(x: Any, w: Any, *, transpose_x: bool, transpose_w: bool) -> jax.ShapeDtypeStruct:
@@ -171,13 +171,13 @@ def cuda_blocks(
     elif fine:
         tiles = (128, 256), (128, 128), (64, 128), (64, 64)
         # Operands are in registers on sm_80, where a transposed one of the largest tile would spill.
-        large = device.matrix_unit != "mma" or not (transpose_x or transpose_w)
+        large = not takes_registers(device) or not (transpose_x or transpose_w)
         block_m, block_n = soonest(rows, columns, tiles if large else tiles[1:], device.cores)
     else:
         # Loads go through registers, and only other programs hide their latency. On sm_80 operands are in registers,
         # too, so tiles are half as deep. A transposed w takes more registers.
         block_m, block_n = 64, 64 if transpose_w else 128
-        deep = deep // 2 if device.matrix_unit == "mma" else deep
+        deep = deep // 2 if takes_registers(device) else deep
     return {
         "block_m": block_m,
         "block_n": block_n,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import depth, even, power_of_two, tiled
+from tilekern.kernels.blocks import depth, even, power_of_two, stages, takes_registers, tiled
 
 
 def _columns(rhs: Any, transpose_rhs: bool) -> int:
@@ -101,12 +101,13 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, device: tk.Device) -> dict[str, int]:
     else:
         # A border costs as much as a tile, so tiles have few rows: 64, the least that sm_90 multiplies at once.
         block_m, block_n, num_warps = 64, 256, 8
+    block_k, most = depth(inner, itemsize), 3 if itemsize > 2 or takes_registers(device) else 4
     return {
         "block_m": block_m,
         "block_n": block_n,
-        "block_k": depth(inner, itemsize),
+        "block_k": block_k,
         "num_warps": num_warps,
-        "num_stages": 3 if itemsize > 2 or device.matrix_unit == "mma" else 4,
+        "num_stages": stages((block_m + block_n) * block_k * itemsize, most, device),
     }
 
 

@@ -12,7 +12,7 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import like_first, numbers, refused
 from tests.lower.triton.test_call import opaque
-from tilekern import _jax
+from tilekern import _machine
 from tilekern.errors import ArgumentError, TargetError
 from tilekern.lower import target
 from tilekern.lower.mosaic.chip import CHIPS
@@ -94,7 +94,7 @@ def test_a_target_that_is_no_name(name: object) -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that puts a GPU of a compute capability into this machine; None for no GPU."""
-    return lambda capability: monkeypatch.setattr(_jax, "compute_capability", lambda: capability)
+    return lambda capability: monkeypatch.setattr(_machine, "compute_capability", lambda: capability)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,14 @@ def test_the_gpu_that_is_here_decides(gpu: Any, capability: int | None, name: st
 def test_the_tpu_that_is_here_decides(
     monkeypatch: pytest.MonkeyPatch, kind: str | None, name: str, portable: bool
 ) -> None:
-    monkeypatch.setattr(_jax, "tpu_kind", lambda: kind)
+    monkeypatch.setattr(_machine, "tpu_kind", lambda: kind)
     found = on_platform("tpu", None)
     assert (found.name, found.portable) == (name, portable)
 
 
 def test_chips_have_the_names_that_targets_go_by(monkeypatch: pytest.MonkeyPatch) -> None:
     for chip in CHIPS.values():
-        monkeypatch.setattr(_jax, "tpu_kind", lambda kind=chip.device_kind: kind)
+        monkeypatch.setattr(_machine, "tpu_kind", lambda kind=chip.device_kind: kind)
         assert on_platform("tpu", None) is TARGETS[chip.name]
 
 
@@ -163,7 +163,7 @@ def test_a_gpu_that_is_too_old(gpu: Any) -> None:
     assert "stablehlo" in asked.as_text()
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu", "any other"])
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu", "any other"])
 @pytest.mark.parametrize("asked", TARGETS.values(), ids=lambda t: t.name)
 def test_what_a_call_asks_for_it_gets_or_an_error(gpu: Any, asked: Target, platform: str) -> None:
     """The portable backend serves every platform; the others are for one."""

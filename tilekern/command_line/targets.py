@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from tilekern import _jax
+from tilekern import _machine
 from tilekern.lower.target import TARGETS, Target, on_platform
 
 
@@ -41,14 +41,20 @@ def support(target: Target) -> Support:
             return Support(target.name, has, has, has, "" if has else "pip install 'tilekern[cpu]'")
         case "triton":
             has = find_spec("triton") is not None
-            here = has and _is_here(target, _jax.compute_capability() is not None)
+            here = has and _is_a_gpu_here(target)
             needs = "" if here else f"a GPU of {target.name}" if has else "pip install 'tilekern[cuda]'"
             return Support(target.name, here, has, has, needs)
         case _:
             has = find_spec("libtpu") is not None
-            here = has and _is_here(target, _jax.tpu_kind() is not None)
+            here = has and _is_here(target, _machine.tpu_kind() is not None)
             needs = "" if here else f"a TPU of {target.name}" if has else "pip install 'tilekern[tpu]' to compile"
             return Support(target.name, here, has, True, needs)
+
+
+def _is_a_gpu_here(target: Target) -> bool:
+    if target.platform == "rocm":
+        return target.name == f"rocm:{_machine.amd_architecture()}"
+    return _is_here(target, _machine.compute_capability() is not None)
 
 
 def _is_here(target: Target, has_platform: bool) -> bool:

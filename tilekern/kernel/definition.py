@@ -13,7 +13,7 @@ from tilekern.errors import ArgumentError, TilekernError
 from tilekern.kernel.signature import Signature, select
 from tilekern.lang.tiles import describe
 from tilekern.lower.device import device_of
-from tilekern.lower.target import Target
+from tilekern.lower.target import TARGETS, Target
 
 Schedule = Callable[..., Mapping[str, int]]
 
@@ -111,13 +111,22 @@ class Definition:
         return chosen
 
     def _scheduled(self, target: Target, arguments: Sequence[Any], statics: Mapping[str, Any]) -> dict[str, int]:
-        own = _for_target(self.gradient_schedules, target) if self.derives else None
-        schedule = own or _for_target(self.schedules, target)
+        schedule, device = self._schedule_for(target), device_of(target)
+        similar = TARGETS[target.like] if schedule is None and target.like else target
+        schedule = schedule or self._schedule_for(similar)
         if schedule is None:
             return {}
-        known = {**statics, "target": target.name, "device": device_of(target)}
+        known = {**statics, "target": target.name, "device": device}
         values = schedule(*arguments, **select(schedule, known))
-        return self.signature.check_blocks(values, f"the schedule {schedule.__name__}")
+        blocks = self.signature.check_blocks(values, f"the schedule {schedule.__name__}")
+        if similar is not target and "num_warps" in blocks:
+            # As many threads, whose warps are larger.
+            blocks["num_warps"] = max(1, blocks["num_warps"] * device_of(similar).lanes // device.lanes)
+        return blocks
+
+    def _schedule_for(self, target: Target) -> Schedule | None:
+        own = _for_target(self.gradient_schedules, target) if self.derives else None
+        return own or _for_target(self.schedules, target)
 
 
 def _for_target(schedules: Mapping[str, Schedule], target: Target) -> Schedule | None:

@@ -20,8 +20,8 @@ from tilekern.lang.tiles import describe, static_int
 LAUNCH = ("num_warps", "num_stages")
 """Options besides blocks that a schedule or a call may give; targets without such a thing ignore them.
 
-num_warps: the number of warps of 32 threads of a GPU program. num_stages: the number of iterations of a loop that may
-have loads in flight."""
+num_warps: the number of warps of a GPU program, of 32 threads each, or 64 on AMD's. num_stages: the number of
+iterations of a loop that may have loads in flight."""
 
 if TYPE_CHECKING:
     Block = Annotated[int, "a block size"]

@@ -20,7 +20,7 @@ class Device:
 
     Attributes:
       target: its name, "cuda:sm_90".
-      platform: JAX's name of the platform: "cpu", "cuda" or "tpu".
+      platform: JAX's name of the platform: "cpu", "cuda", "rocm" or "tpu".
       cores: multiprocessors of a GPU, or TensorCores of one device of JAX on a TPU.
       fast_memory: bytes that one program may take, of shared memory on a GPU, of vector memory on a TPU.
       registers: 32-bit registers of a multiprocessor of a GPU.
@@ -28,8 +28,8 @@ class Device:
       sublanes: rows of a vector register of a TPU, each of `lanes` elements of 32 bits.
       matrix_size: rows and columns of a matrix unit of a TPU.
       gpu: the GPU of the target that `cores`, `bandwidth` and `flops` are of, "H100 SXM"; "" on other platforms.
-      matrix_unit: the instruction by which a GPU multiplies matrices: "mma", "wgmma" or "tcgen05"; "" elsewhere. "mma"
-        takes its operands from registers, the others from shared memory.
+      matrix_unit: the instruction by which a GPU multiplies matrices: "mma", "wgmma" or "tcgen05", "mfma" on AMD's; ""
+        elsewhere. "mma" and "mfma" take their operands from registers, the others from shared memory.
       bandwidth: bytes a second that the memory of a GPU delivers at most.
       flops: multiplications and additions of bfloat16 matrices that a GPU does in a second at most.
 
@@ -63,7 +63,7 @@ def device_of(target: Target) -> Device:
             cores=chip.cores,
             fast_memory=chip.shared_bytes,
             registers=chip.registers_per_core,
-            lanes=32,
+            lanes=chip.vendor.lanes,
             gpu=chip.gpu,
             matrix_unit=chip.matrix_unit,
             bandwidth=chip.bandwidth,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from tilekern import _jax
+from tilekern import _machine
 from tilekern.errors import TargetError
 
 
@@ -15,11 +15,12 @@ class Target:
 
     Attributes:
       name: `platform:model`, e.g. "cuda:sm_90".
-      platform: JAX's name of the platform: "cpu", "cuda" or "tpu".
+      platform: JAX's name of the platform: "cpu", "cuda", "rocm" or "tpu".
       backend: the package of `tilekern.lower` that lowers for it.
       portable: True if the code must run on later models, too.
       has_fallback: True if the portable backend takes the kernels that this one refuses, in calls that name no target.
       falls_back: True if it takes them also in calls that name this target; these name it "cpu".
+      like: the target whose schedules it takes from kernels that have none for it, "" for none.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Target:
     portable: bool = False
     has_fallback: bool = False
     falls_back: bool = False
+    like: str = ""
 
     @property
     def asked_as(self) -> str:
@@ -36,6 +38,7 @@ class Target:
 
 
 NVIDIA = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+AMD = ("gfx942", "gfx950")
 
 TARGETS: dict[str, Target] = {
     target.name: target
@@ -43,6 +46,7 @@ TARGETS: dict[str, Target] = {
         Target("cpu:xla", "cpu", "xla"),
         Target("cpu:llvm", "cpu", "llvm", has_fallback=True),
         *(Target(f"cuda:{model}", "cuda", "triton") for model in NVIDIA),
+        *(Target(f"rocm:{model}", "rocm", "triton", like="cuda:sm_80") for model in AMD),
         *(Target(f"tpu:{model}", "tpu", "mosaic", has_fallback=True) for model in ("v5e", "v5p", "v6e", "7x")),
     )
 }
@@ -66,7 +70,7 @@ def on_platform(platform: str, asked: Target | None, exporting: bool = False) ->
     """The target of a call that JAX lowers for a platform.
 
     Args:
-      platform: "cpu", "cuda", "tpu" or any other.
+      platform: "cpu", "cuda", "rocm", "tpu" or any other.
       asked: the target that the call names, if any. The portable backend runs on every platform.
       exporting: True if the program runs in another process, perhaps on another machine: then code is portable.
 
@@ -97,7 +101,7 @@ def on_platform(platform: str, asked: Target | None, exporting: bool = False) ->
 
 def _gpu_here(exporting: bool) -> Target:
     """The target for this machine's GPU; code for any GPU if there is no GPU, or one of an unknown model."""
-    capability = None if exporting else _jax.compute_capability()
+    capability = None if exporting else _machine.compute_capability()
     if capability is None:
         return replace(TARGETS["cuda:sm_80"], portable=True)
     if capability < 80:
@@ -112,7 +116,7 @@ def _gpu_here(exporting: bool) -> Target:
 
 def _tpu_here(exporting: bool) -> Target:
     """The target for this machine's TPU; code for all four models if there is no TPU, portable code for others."""
-    kind = None if exporting else _jax.tpu_kind()
+    kind = None if exporting else _machine.tpu_kind()
     if kind is None:
         return replace(TARGETS["tpu:v5e"], portable=True)
     return TARGETS[_TPUS[kind]] if kind in _TPUS else DEFAULT

@@ -8,7 +8,7 @@ from tests.lower.triton import ceilings, test_library
 from tests.lower.triton.test_library import compiled, shown
 from tilekern.lower.target import TARGETS
 
-OTHERS = tuple(name for name in TARGETS if name.startswith("cuda:") and name not in ceilings.TARGETS)
+OTHERS = tuple(name for name in TARGETS if TARGETS[name].backend == "triton" and name not in ceilings.TARGETS)
 ALL = [(*key[:3], target) for key in test_library.ALL if key[3] == ceilings.TARGETS[0] for target in OTHERS]
 
 # Bytes of registers that spill: kernels of attention's gradient, whose tiles are those of sm_80.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.ir.funcs import assert_same, softmax
-from tilekern import _jax
+from tilekern import _machine
 from tilekern.errors import TargetError
 from tilekern.ir.interpret import interpret
 from tilekern.lower.lowering import lower
@@ -45,7 +45,7 @@ def test_compile(lowering: TritonLowering) -> None:
     assert compiled.resources.threads == 64
 
 
-@pytest.mark.skipif(_jax.compute_capability() is not None, reason="needs a machine without a GPU")
+@pytest.mark.skipif(_machine.compute_capability() is not None, reason="needs a machine without a GPU")
 def test_a_call_needs_a_gpu(lowering: TritonLowering) -> None:
     pytest.importorskip("triton", reason="needs triton")
     with pytest.raises(TargetError, match="there is no GPU here") as caught:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import jax
 import numpy as np
 
-from tilekern import _jax, source
+from tilekern import _jax, _machine, source
 from tilekern.errors import TargetError
 from tilekern.ir.analysis.costs import Cost, cost_of
 from tilekern.ir.core import Array, Func
@@ -59,7 +59,7 @@ class MosaicLowering:
     def run(self, *inputs: jax.Array, interpret: Any = False) -> Sequence[jax.Array]:
         """The outputs; traceable by JAX when it lowers for TPUs, and if it is to `interpret` the kernel, for any."""
         elsewhere = _jax.abstract_tpu(self._chip.device_kind, self._chip.cores)
-        with nullcontext() if _jax.tpu_kind() == self._chip.device_kind else elsewhere:
+        with nullcontext() if _machine.tpu_kind() == self._chip.device_kind else elsewhere:
             results = call(self.planned, self._cost, self._evaluate, *self._seen.inputs(inputs), interpret=interpret)
         pairs = zip(results, self.func.outputs, strict=True)
         return tuple(x.astype(p.ref.dtype).reshape(p.ref.shape) for x, p in pairs)
@@ -107,7 +107,7 @@ class MosaicLowering:
     @cached_property
     def here(self) -> Any:
         """The program compiled for this machine's TPU."""
-        kind = _jax.tpu_kind()
+        kind = _machine.tpu_kind()
         if kind != self._chip.device_kind:
             raise TargetError(
                 f"there is no {self._chip.device_kind} here to run {self.func.name} on",

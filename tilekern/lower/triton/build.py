@@ -38,7 +38,7 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
       chip: the GPU to run on.
       hints: `num_warps` and `num_stages`, where a schedule or the call gives them.
     """
-    warps = hints.get("num_warps") or default_warps(func)
+    warps = hints.get("num_warps") or default_warps(func, chip.vendor.lanes)
     legal, copies = _planned(func, chip, warps)
     if _has_masked_loops(legal.func, copies):
         legal, copies = _planned(func, chip, warps, split=True)
@@ -61,7 +61,7 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         constants=legal.constants,
         results=tuple(memory.results),
         programs=prod(func.grid),
-        num_warps=hints.get("num_warps") or default_warps(legal.func),
+        num_warps=hints.get("num_warps") or default_warps(legal.func, chip.vendor.lanes),
         num_stages=hints.get("num_stages", DEFAULT_STAGES),
         lines={number + first: loc for number, loc in emitter.writer.places.items()},
         loc=func.loc,

@@ -1,7 +1,7 @@
 """Machine code → a custom call in an XLA program.
 
-The call is jaxlib's `triton_kernel_call_ffi`, which JAX's CUDA plugin registers for XLA's CUDA platform. Lowering or
-exporting such a program takes neither the plugin nor a GPU.
+The call is jaxlib's `triton_kernel_call_ffi`, which JAX's CUDA plugin registers for XLA's CUDA platform, and its ROCm
+plugin for the ROCM platform (jaxlib/gpu_triton.py). Lowering or exporting such a program takes neither plugin nor GPU.
 
 An exported program runs only where jaxlib has this call. JAX promises years of compatibility for its own operations,
 but not for this call. So `jax.export` asks for consent,
@@ -12,10 +12,16 @@ before the first launch, which fails if the cubin is for another GPU. A cubin of
 runs on 9.0 only and one of sm_100 on 10.0 only, because Triton compiles these for the targets sm_90a and sm_100a.
 Without a cubin, XLA has the PTX compiled for the GPU of the machine. PTX of sm_80 suits every later GPU; PTX of sm_90a
 and sm_100a suits no other one.
+
+For AMD the message is the same: warps have 64 threads there (jaxlib/gpu/vendor.h, kNumThreadsPerWarp), and the machine
+code is an hsaco. jaxlib/gpu/triton_kernels.cc has two ways to give it: in `module_image`, or in a file whose path is in
+`ptx`, which jaxlib reads once and deletes (`CompileModuleImage`). The first needs no file, so programs can be exported
+and cached. `ptx` is then a part of the key of jaxlib's cache only. The code runs on the GPUs of one architecture.
 """
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +33,7 @@ from tilekern import _jax
 from tilekern.lower.triton.call_message import Int32, Int64, Kernel, Launch, Parameter, Pointer, TensorMap
 from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
 from tilekern.lower.triton.program import Descriptor, Program, Result
+from tilekern.lower.triton.vendor import AMD
 
 CUSTOM_CALL = "triton_kernel_call_ffi"
 """The name of the custom call, for `jax.export.DisabledSafetyCheck.custom_call`."""
@@ -66,13 +73,20 @@ def message(program: Program, binary: Binary) -> bytes:
         num_warps=binary.num_warps,
         num_ctas=binary.num_ctas,
         shared_bytes=binary.shared_bytes,
-        ptx=binary.text("ptx"),
+        ptx=_key(binary),
         capability=binary.capability,
-        cubin=binary.cubin,
+        cubin=binary.code,
         scratch_bytes=binary.global_scratch_bytes,
         scratch_align=binary.global_scratch_align,
     )
     return Launch(program.name, kernel, program.programs, tuple(_parameters(program, binary))).encode()
+
+
+def _key(binary: Binary) -> str:
+    """The PTX; for AMD a digest of the machine code, which jaxlib only compares, and does not compile."""
+    if binary.vendor is AMD:
+        return hashlib.sha256(binary.code).hexdigest()
+    return binary.text(binary.vendor.assembly)
 
 
 def _unwritten(result: Result, operands: Sequence[jax.Array]) -> jax.Array:

@@ -1,30 +1,40 @@
-"""Hardware limits and features of NVIDIA GPUs, by compute capability."""
+"""Hardware limits and features of GPUs: of NVIDIA's by compute capability, of AMD's by architecture."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from tilekern.lower.target import Target
+from tilekern.lower.triton.vendor import AMD, NVIDIA, Vendor
+
+MAX_THREADS = 1024
+"""Threads of a program: CUDA C++ Programming Guide, "Maximum number of threads per block". AMD's is the same: LLVM,
+"User Guide for AMDGPU Backend", amdgpu-flat-work-group-size."""
 
 
 @dataclass(frozen=True)
 class Chip:
-    """One compute capability.
+    """One compute capability of NVIDIA, or one architecture of AMD.
 
-    Source of the limits: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per
+    Source of NVIDIA's limits: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per
     Compute Capability", and `cuda_occupancy.h` of the CUDA toolkit; of the dtypes: PTX ISA, "Alternate Floating-Point
     Data Formats". Numbers of multiprocessors and bandwidths are those of XLA's records of GPUs
     (xla/backends/gpu/target_config/specs), peaks those of NVIDIA's data sheets and architecture whitepapers.
 
+    Source of AMD's limits: ROCm documentation, "AMD GPU specifications" (compute units, LDS, VGPR file); LLVM, "User
+    Guide for AMDGPU Backend", and `AMDGPUBaseInfo.cpp` (waves, registers); data sheets of the MI300X and the MI355X
+    (bandwidths and peaks).
+
     Attributes:
       name: name of the target, "cuda:sm_90".
-      capability: 10 * major + minor, 90.
+      capability: 10 * major + minor, 90; of AMD the digits of the architecture, 942.
       gpu: the common GPU that `cores`, `bandwidth` and `flops` are of.
       cores: number of its multiprocessors.
       bandwidth: of its memory, in bytes a second.
       flops: multiplications and additions of dense bfloat16 matrices a second, with sums in float32.
       matrix_unit: instruction that multiplies matrices: "mma" takes operands from registers, "wgmma" and "tcgen05" from
-        shared memory, and "wgmma" runs beside other instructions; "tcgen05" has its sums in tensor memory.
+        shared memory, and "wgmma" runs beside other instructions; "tcgen05" has its sums in tensor memory. AMD's "mfma"
+        takes operands from registers.
       shared_bytes: limit of shared memory for one program.
       shared_bytes_per_core: shared memory of a multiprocessor.
       threads_per_core: limit of resident threads on a multiprocessor.
@@ -35,6 +45,7 @@ class Chip:
       tma: True if the Tensor Memory Accelerator copies operands of matrix products.
       float8: True if the GPU converts from and to the E4M3 format.
       bf16_atomics: True if the GPU adds bfloat16 atomically.
+      vendor: the maker.
     """
 
     name: str
@@ -54,6 +65,17 @@ class Chip:
     tma: bool = False
     float8: bool = False
     bf16_atomics: bool = False
+    vendor: Vendor = NVIDIA
+
+    @property
+    def architecture(self) -> str:
+        """The compiler's name of the GPU: "sm90", "gfx942"."""
+        return f"gfx{self.capability}" if self.vendor is AMD else f"sm{self.capability}"
+
+    @property
+    def largest_warps(self) -> int:
+        """The most warps of a program: each has 1024 threads at most."""
+        return MAX_THREADS // self.vendor.lanes
 
 
 _AMPERE = Chip(
@@ -95,6 +117,25 @@ _BLACKWELL = replace(
     bandwidth=7.672e12,
     flops=2250e12,
     matrix_unit="tcgen05",
+)
+
+# A compute unit is a multiprocessor, its LDS the shared memory. It has four SIMDs, each of which holds 8 waves of 64
+# threads, and 512 vector registers for each of its lanes, which a single thread can use.
+_CDNA3 = Chip(
+    name="rocm:gfx942",
+    capability=942,
+    gpu="MI300X",
+    cores=304,
+    bandwidth=5.3e12,
+    flops=1307e12,
+    matrix_unit="mfma",
+    shared_bytes=64 << 10,
+    shared_bytes_per_core=64 << 10,
+    programs_per_core=16,
+    registers_per_core=131072,
+    registers_per_thread=512,
+    bf16_atomics=True,
+    vendor=AMD,
 )
 
 CHIPS: dict[str, Chip] = {
@@ -149,16 +190,30 @@ CHIPS: dict[str, Chip] = {
             float8=True,
             bf16_atomics=True,
         ),
+        _CDNA3,
+        # Its 8-bit floats are those of OCP; E4M3 of gfx942 is float8_e4m3fnuz, whose numbers are others.
+        replace(
+            _CDNA3,
+            name="rocm:gfx950",
+            capability=950,
+            gpu="MI355X",
+            cores=256,
+            bandwidth=8e12,
+            flops=2517e12,
+            shared_bytes=160 << 10,
+            shared_bytes_per_core=160 << 10,
+            float8=True,
+        ),
     )
 }
 """Chips by the name of their target."""
 
 PORTABLE = replace(
     _AMPERE,
-    shared_bytes=min(chip.shared_bytes for chip in CHIPS.values()),
-    shared_bytes_per_core=min(chip.shared_bytes_per_core for chip in CHIPS.values()),
+    shared_bytes=_SMALL.shared_bytes,
+    shared_bytes_per_core=_SMALL.shared_bytes_per_core,
 )
-"""A GPU of capability 8.0 with the least shared memory of all: a program for it fits every later GPU."""
+"""NVIDIA's capability 8.0 with the least shared memory of all: a program for it fits every later GPU of NVIDIA."""
 
 
 def chip_of(target: Target) -> Chip:

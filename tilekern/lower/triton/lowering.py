@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 import jax
 
-from tilekern import _jax
+from tilekern import _jax, _machine
 from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.lower.partitioning import Partitioning
@@ -24,6 +24,7 @@ from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.interpret import interpret
 from tilekern.lower.triton.plan.describe import describe
 from tilekern.lower.triton.program import Program
+from tilekern.lower.triton.vendor import AMD, NVIDIA, Vendor
 
 
 class TritonLowering:
@@ -56,7 +57,7 @@ class TritonLowering:
 
     @_jax.emits
     def run(self, *inputs: jax.Array) -> Sequence[jax.Array]:
-        """The outputs, by a custom call; traceable by JAX when it lowers for CUDA."""
+        """The outputs, by a custom call; traceable by JAX when it lowers for the target's platform."""
         return call(self.program, self._binary, *inputs)
 
     def interpret(self, *inputs: Array) -> Sequence[Array]:
@@ -72,19 +73,39 @@ class TritonLowering:
         binary = compile_program(self.program, self.chip)
         resources.check_fits(binary, self.program, self.chip)
         # Machine code is used as it is, and fails on other GPUs; without it, the driver compiles the PTX.
-        return replace(binary, asm={**binary.asm, "cubin": b""}) if self.target.portable else binary
+        return replace(binary, asm={**binary.asm, NVIDIA.code: b""}) if self.target.portable else binary
 
     def on_gpu(self) -> Any:
         """The program compiled by XLA for this machine's GPU."""
-        if _jax.compute_capability() is None:
-            raise TargetError(
-                f"there is no GPU here to run {self.program.name} on",
-                expected="a machine with an NVIDIA GPU, and JAX with CUDA: pip install 'jax[cuda13]'",
-                got=f"JAX runs on {jax.default_backend()}",
-                fix="look at .asm and .resources, or interpret it: traced.lower(...).interpret(*arrays)",
-            )
-        device = jax.sharding.SingleDeviceSharding(cast(Any, jax).devices("cuda")[0])
+        vendor = self.chip.vendor
+        if vendor is AMD:
+            self._check_architecture()
+        elif _machine.compute_capability() is None:
+            raise self._no_gpu(vendor)
+        device = jax.sharding.SingleDeviceSharding(cast(Any, jax).devices(vendor.platform)[0])
         return jax.jit(self.run, in_shardings=device, out_shardings=device).lower(*self._types).compile()
+
+    def _check_architecture(self) -> None:
+        """Refuse GPUs of AMD of another architecture: there is no machine code for several."""
+        here = _machine.amd_architecture()
+        if here is None:
+            raise self._no_gpu(AMD)
+        if here != self.chip.architecture:
+            raise TargetError(
+                f"{self.program.name} is compiled for another GPU than that of this machine",
+                expected=f"a GPU of {self.target.name}, {self.chip.gpu}",
+                got=f"a GPU of {here}",
+                fix=f"lower it for this GPU, if there is a target rocm:{here}, or for 'cpu:xla', the portable backend",
+            )
+
+    def _no_gpu(self, vendor: Vendor) -> TargetError:
+        with_plugin = {"cuda": "CUDA", "rocm": "ROCm"}[vendor.platform]
+        return TargetError(
+            f"there is no GPU here to run {self.program.name} on",
+            expected=f"a machine with an {vendor.name} GPU, and JAX with {with_plugin}: {vendor.jax}",
+            got=f"JAX runs on {jax.default_backend()}",
+            fix="look at .asm and .resources, or interpret it: traced.lower(...).interpret(*arrays)",
+        )
 
 
 class TritonCompiled:
@@ -95,8 +116,9 @@ class TritonCompiled:
 
     @property
     def asm(self) -> Mapping[str, Any]:
-        """Triton's output, by the names "ttir", "ttgir", "ptx", "cubin" and "sass"."""
-        return {**self._binary.asm, "sass": self._binary.sass}
+        """Triton's output, by the names "ttir", "ttgir", "ptx", "cubin" and "sass"; for AMD "amdgcn" and "hsaco"."""
+        binary = self._binary
+        return {**binary.asm, "sass": binary.sass} if binary.vendor is NVIDIA else binary.asm
 
     @property
     def resources(self) -> Resources:

@@ -20,7 +20,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 import tilekern as tk
 from tests.lang.checks import refused
 from tests.lower.mosaic.pallas_kernels import TILE, double, large, looked_up, needs_libtpu
-from tilekern import _jax, source
+from tilekern import _jax, _machine, source
 from tilekern.errors import CompileError, DependencyError, FallbackWarning, ResourceError, TargetError
 from tilekern.lower.mosaic.chip import CHIPS, Chip
 from tilekern.lower.mosaic.compile import toolchain
@@ -255,7 +255,7 @@ def test_settings_of_libtpu_are_made_where_no_chips_are(monkeypatch: pytest.Monk
     monkeypatch.setattr(toolchain.metadata, "version", lambda name: "0.0.51")
     monkeypatch.setattr(toolchain, "_devices", {})
     monkeypatch.setattr(_jax, "tpu_topology", lambda name: name)
-    monkeypatch.setattr(_jax, "has_tpu_chips", lambda: chips)
+    monkeypatch.setattr(_machine, "has_tpu_chips", lambda: chips)
     assert toolchain.device(V5E) == "v5e:2x2"
     assert os.environ["TPU_SKIP_MDS_QUERY"] == "mine"
     assert os.environ.get("ALLOW_MULTIPLE_LIBTPU_LOAD") == (None if chips else "1")
@@ -398,5 +398,5 @@ def test_pallas_needs_to_know_the_chip() -> None:
 
 
 def test_no_tpu_is_here() -> None:
-    assert _jax.tpu_kind() is None
-    assert not _jax.has_tpu_chips()
+    assert _machine.tpu_kind() is None
+    assert not _machine.has_tpu_chips()

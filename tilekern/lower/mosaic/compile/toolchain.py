@@ -8,7 +8,7 @@ import threading
 from importlib import metadata
 from typing import Any
 
-from tilekern import _jax
+from tilekern import _jax, _machine
 from tilekern.errors import DependencyError
 from tilekern.lower.mosaic.chip import Chip
 
@@ -63,7 +63,7 @@ def check_version(version: str) -> None:
 
 def _load(chip: Chip) -> Any:
     check_version(_version(chip))
-    if not _jax.has_tpu_chips():
+    if not _machine.has_tpu_chips():
         for name, value in _WITHOUT_CHIPS.items():
             os.environ.setdefault(name, value)
     try:

@@ -9,9 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from tilekern.lower.triton.compile import toolchain
-
-STAGES = ("ttir", "ttgir", "ptx")
-"""Stages of compilation as text; the machine code, `cubin`, comes after them."""
+from tilekern.lower.triton.vendor import NVIDIA, VENDORS, Vendor
 
 
 @dataclass(frozen=True)
@@ -35,15 +33,16 @@ class Binary:
 
     Attributes:
       name: symbol of the entry function.
-      asm: `STAGES` as text, "cubin" as bytes.
-      capability: 10 * major + minor of the GPUs that run it.
-      num_warps: warps of 32 threads in a program.
+      asm: the vendor's stages as text, its machine code as bytes.
+      capability: that of the chip.
+      num_warps: warps in a program.
       num_ctas: thread blocks in a cluster.
       shared_bytes: dynamic shared memory of a program.
       tensor_columns: columns of tensor memory of a program (from capability 100 on).
       global_scratch_bytes: global memory of each program for itself.
       global_scratch_align: alignment of that memory, in bytes.
       descriptors: formats of the arguments that are descriptors, in their order.
+      backend: Triton's name of its backend, by which its vendor is known.
     """
 
     name: str
@@ -56,26 +55,32 @@ class Binary:
     global_scratch_bytes: int
     global_scratch_align: int
     descriptors: tuple[DescriptorFormat, ...]
+    backend: str = NVIDIA.backend
+
+    @property
+    def vendor(self) -> Vendor:
+        """The maker of the GPUs that run it."""
+        return VENDORS[self.backend]
 
     @cached_property
     def sass(self) -> str:
         """The machine's instructions as text, from NVIDIA's disassembler."""
-        return toolchain.disassemble(self.cubin)
+        return toolchain.disassemble(self.code)
 
     @cached_property
     def report(self) -> str:
-        """The assembler's report about registers and spills; takes another run of it, a fraction of a second."""
+        """The report of NVIDIA's assembler about registers and spills; takes another run of it."""
         return toolchain.assemble(self.text("ptx"), self.capability)[1]
 
     @property
-    def cubin(self) -> bytes:
-        """The machine code, an ELF file."""
-        code = self.asm["cubin"]
+    def code(self) -> bytes:
+        """The machine code, an ELF file; b"" if the driver has to compile the assembly."""
+        code = self.asm[self.vendor.code]
         assert isinstance(code, bytes)
         return code
 
     def text(self, stage: str) -> str:
-        """One of `STAGES`."""
+        """One of the vendor's stages."""
         text = self.asm[stage]
         assert isinstance(text, str)
         return text
@@ -85,8 +90,8 @@ class Binary:
         fields = {name: value for name, value in vars(self).items() if name in self.__dataclass_fields__}
         del fields["asm"]
         fields["descriptors"] = [asdict(descriptor) for descriptor in self.descriptors]
-        texts = {stage: self.text(stage).encode() for stage in STAGES}
-        return {"launch.json": json.dumps(fields, indent=1).encode(), **texts, "cubin": self.cubin}
+        texts = {stage: self.text(stage).encode() for stage in self.vendor.stages}
+        return {"launch.json": json.dumps(fields, indent=1).encode(), **texts, self.vendor.code: self.code}
 
     @staticmethod
     def from_files(files: Mapping[str, bytes]) -> Binary:
@@ -96,13 +101,14 @@ class Binary:
           ValueError: the files hold no binary, or one with other fields.
         """
         launch: Any = json.loads(files["launch.json"])
-        asm: dict[str, str | bytes] = {stage: files[stage].decode() for stage in STAGES}
         try:
+            vendor = VENDORS[launch["backend"]]
+            asm: dict[str, str | bytes] = {stage: files[stage].decode() for stage in vendor.stages}
             formats = launch.pop("descriptors")
             descriptors = [DescriptorFormat(f["elem_type"], f["swizzle"], tuple(f["block"])) for f in formats]
-            binary = Binary(asm={**asm, "cubin": files["cubin"]}, descriptors=tuple(descriptors), **launch)
+            binary = Binary(asm={**asm, vendor.code: files[vendor.code]}, descriptors=tuple(descriptors), **launch)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"launch.json has other fields: {error!r}") from error
-        if not all(type(vars(binary)[name]) is (str if name == "name" else int) for name in launch):
+        if not all(type(vars(binary)[name]) is (str if name in ("name", "backend") else int) for name in launch):
             raise ValueError(f"launch.json has fields of other types: {launch}")
         return binary

@@ -11,12 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tilekern.ir.quote import code_of
 from tilekern.ir.types import dtype_name
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.compile import disk_cache, failure, resources, toolchain
-from tilekern.lower.triton.compile.binary import STAGES, Binary, DescriptorFormat
+from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
+from tilekern.lower.triton.compile.options import options
 from tilekern.lower.triton.program import Argument, Program
+from tilekern.lower.triton.vendor import NVIDIA
 
 MAX_KEPT = 512
 """Binaries that stay in memory."""
@@ -40,46 +41,14 @@ def compile_program(program: Program, chip: Chip) -> Binary:
     """
     # For other chips Triton would quietly replace descriptors by other parameters.
     assert chip.tma or not any(argument.descriptor for argument in program.arguments)
-    resources.check_launch_options(program)
+    resources.check_launch_options(program, chip)
     key = disk_cache.key(_key_parts(program, chip))
     with _lock:
         if key not in _memory:
-            _memory[key] = _from_disk(key) or _compile(program, chip, key)
+            _memory[key] = _from_disk(key, chip) or _compile(program, chip, key)
             if len(_memory) > MAX_KEPT:
                 del _memory[next(iter(_memory))]
         return _memory[key]
-
-
-def options(program: Program, chip: Chip) -> dict[str, Any]:
-    """All options of Triton that change the code, so that neither a version's defaults nor the environment decide.
-
-    `max_num_imprecise_acc_default` is not among them, because Triton overwrites it; each dot states its own. A version
-    of Triton ignores options that it does not have.
-    """
-    return {
-        "num_warps": program.num_warps,
-        "num_stages": program.num_stages,
-        "num_ctas": 1,
-        "warp_size": 32,
-        "maxnreg": None,
-        # The oldest with the chip, so every driver for it reads it. By default Triton writes the newest version of its
-        # own ptxas, which the ptxas or the driver of a machine may refuse.
-        "ptx_version": chip.ptx_version,
-        "ptx_options": "",
-        "enable_fp_fusion": True,
-        "enable_reflect_ftz": True,
-        "sched4reg": False,
-        "clc": False,
-        "launch_cooperative_grid": False,
-        "launch_pdl": False,
-        "default_dot_input_precision": "ieee",
-        # Without it Triton drops assertions.
-        "debug": "tl.device_assert" in code_of(program.text),
-        # Integers wrap, as everywhere in the language.
-        "sanitize_overflow": False,
-        "instrumentation_mode": "",
-        "arch": f"sm{chip.capability}",
-    }
 
 
 def file_name(program: Program) -> str:
@@ -90,7 +59,7 @@ def file_name(program: Program) -> str:
 def _key_parts(program: Program, chip: Chip) -> list[str]:
     settings = [f"{name}={value!r}" for name, value in sorted(options(program, chip).items())]
     arguments = [f"{argument.name}: {_type(argument)}" for argument in program.arguments]
-    return [program.name, program.text, *arguments, *settings, *toolchain.identity(chip.capability)]
+    return [program.name, program.text, *arguments, *settings, *toolchain.identity(chip)]
 
 
 def _type(argument: Argument) -> str:
@@ -104,8 +73,8 @@ def _type(argument: Argument) -> str:
     return f"tensordesc<{element}{list(argument.descriptor.block)}>"
 
 
-def _from_disk(key: str) -> Binary | None:
-    files = disk_cache.load(key, ("launch.json", *STAGES, "cubin"))
+def _from_disk(key: str, chip: Chip) -> Binary | None:
+    files = disk_cache.load(key, ("launch.json", *chip.vendor.stages, chip.vendor.code))
     try:
         return None if files is None else Binary.from_files(files)
     except ValueError:  # written by another version of tilekern, or by another program
@@ -133,7 +102,7 @@ def _run(program: Program, chip: Chip, folder: Path) -> Binary:
     # XLA aligns every buffer to 16 bytes at least: kEntryParameterAlignBytes of xla/service/gpu/gpu_constants.h.
     aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(program.arguments) if a.descriptor is None}
     source = toolchain.triton("compiler").ASTSource(_function(program), signature, {}, aligned)
-    target = toolchain.triton("backends.compiler").GPUTarget("cuda", chip.capability, 32)
+    target = toolchain.triton("backends.compiler").GPUTarget(*_target(chip))
     with _files_in(folder), failure.quiet():
         return _binary(triton.compile(source, target=target, options=options(program, chip)), chip)
 
@@ -147,20 +116,29 @@ def _function(program: Program) -> Any:
     return namespace[program.name]
 
 
+def _target(chip: Chip) -> tuple[str, int | str, int]:
+    """Triton's name of the GPU: its backend, its architecture, and the threads of a warp."""
+    vendor = chip.vendor
+    return vendor.backend, chip.capability if vendor is NVIDIA else chip.architecture, vendor.lanes
+
+
 def _binary(kernel: Any, chip: Chip) -> Binary:
-    launch = kernel.metadata
-    formats = [DescriptorFormat(d["elem_type"], d["swizzle"], tuple(d["block_size"])) for d in launch.tensordesc_meta]
+    launch, vendor = kernel.metadata, chip.vendor
+    formats = [
+        DescriptorFormat(d["elem_type"], d["swizzle"], tuple(d["block_size"])) for d in launch.tensordesc_meta or ()
+    ]
     return Binary(
         name=launch.name,
-        asm={stage: kernel.asm[stage] for stage in (*STAGES, "cubin")},
+        asm={stage: kernel.asm[stage] for stage in (*vendor.stages, vendor.code)},
         capability=chip.capability,
         num_warps=launch.num_warps,
         num_ctas=launch.num_ctas,
         shared_bytes=launch.shared,
-        tensor_columns=launch.tmem_size or 0,
+        tensor_columns=getattr(launch, "tmem_size", 0) or 0,
         global_scratch_bytes=launch.global_scratch_size or 0,
         global_scratch_align=launch.global_scratch_align or 1,
         descriptors=tuple(formats),
+        backend=vendor.backend,
     )
 
 

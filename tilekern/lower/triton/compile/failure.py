@@ -20,7 +20,7 @@ from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.compile import disk_cache
 from tilekern.lower.triton.program import Program
 
-_STAGES = ("ttir", "ttgir", "llir", "ptx")
+_STAGES = ("ttir", "ttgir", "llir", "ptx", "amdgcn")
 _SHOWN = 400  # characters of Triton's message
 
 

@@ -10,13 +10,12 @@ from tilekern import source
 from tilekern.errors import ResourceError
 from tilekern.ir.core import cdiv, round_up
 from tilekern.lower.resources import Resources
-from tilekern.lower.triton.chip import Chip
+from tilekern.lower.triton.chip import MAX_THREADS, Chip
+from tilekern.lower.triton.compile import amd_resources
 from tilekern.lower.triton.compile.binary import Binary
 from tilekern.lower.triton.program import Program
+from tilekern.lower.triton.vendor import AMD
 from tilekern.source import Loc
-
-MAX_THREADS = 1024
-"""Threads of a program: CUDA C++ Programming Guide, "Maximum number of threads per block"."""
 
 TENSOR_COLUMNS = 512
 """Columns of tensor memory of a multiprocessor: PTX ISA, "Tensor Memory Addressing"."""
@@ -42,7 +41,9 @@ class Allocation:
 
 
 def measure(binary: Binary, chip: Chip) -> Resources:
-    """The resources of a binary. Takes another run of the assembler, whose report Triton drops."""
+    """The resources of a binary. For NVIDIA it takes another run of the assembler, whose report Triton drops."""
+    if chip.vendor is AMD:
+        return amd_resources.measure(binary, chip)
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", binary.report)
     registers = max(int(found) for found in re.findall(r"Used (\d+) registers", binary.report))
     threads = 32 * binary.num_warps
@@ -57,7 +58,7 @@ def measure(binary: Binary, chip: Chip) -> Resources:
 
 
 def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip) -> float:
-    """The fraction of a multiprocessor's threads that programs of this size can fill.
+    """The fraction of the threads of a multiprocessor of NVIDIA that programs of this size can fill.
 
     The rules are those of `cuda_occupancy.h` of the CUDA toolkit for capabilities 8.x to 10.x. Warps get registers in
     units of 256, from four equal parts of the register file. Programs get shared memory in units of 128 bytes, and the
@@ -75,13 +76,14 @@ def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip) -> fl
     return programs * warps * 32 / chip.threads_per_core
 
 
-def check_launch_options(program: Program) -> None:
-    """Refuse numbers of warps and stages that no GPU has."""
+def check_launch_options(program: Program, chip: Chip) -> None:
+    """Refuse numbers of warps and stages that the GPU does not have."""
+    allowed = [1 << n for n in range(chip.largest_warps.bit_length())]
     with source.at(program.loc):
-        if program.num_warps not in (1, 2, 4, 8, 16, 32):
+        if program.num_warps not in allowed:
             raise ResourceError(
                 f"`{program.name}` cannot run with this number of warps",
-                expected="num_warps = 1, 2, 4, 8, 16 or 32",
+                expected=f"num_warps = {', '.join(map(str, allowed[:-1]))} or {allowed[-1]}",
                 got=f"num_warps={program.num_warps}",
                 fix="4 suits most kernels, 8 large matrix products",
             )
@@ -101,7 +103,7 @@ def check_fits(binary: Binary, program: Program, chip: Chip) -> None:
       ResourceError: with a bill of the shared memory, and the line of its largest buffer.
     """
     name, columns, loc = program.name, binary.tensor_columns, program.loc
-    if (threads := 32 * binary.num_warps) > MAX_THREADS:
+    if (threads := chip.vendor.lanes * binary.num_warps) > MAX_THREADS:
         raise _too_much(name, chip, "threads", threads, MAX_THREADS, loc, f"lower num_warps={program.num_warps}")
     if columns > TENSOR_COLUMNS:
         raise _too_much(name, chip, "columns of tensor memory", columns, TENSOR_COLUMNS, loc, "make the blocks smaller")

@@ -1,8 +1,9 @@
-"""Triton, and NVIDIA's tools in its package; imported when the first kernel is compiled."""
+"""Triton, its backend for AMD's GPUs, and NVIDIA's tools in its package; imported when the first kernel is compiled."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tilekern.errors import DependencyError
+from tilekern.lower.triton.chip import Chip
+from tilekern.lower.triton.vendor import AMD
 
 OLDEST, BEYOND = (3, 6), (3, 10)
 """Supported versions of Triton: from OLDEST on, before BEYOND."""
@@ -52,12 +55,36 @@ def check_version(version: str) -> None:
     )
 
 
-def identity(capability: int) -> list[str]:
+def identity(chip: Chip) -> list[str]:
     """All inputs of the compilation besides the program: versions, the assembler, the environment."""
-    assembler = ptxas(capability)
+    if chip.vendor is AMD:
+        tools = [AMD.backend, _amd_revision()]
+    else:
+        assembler = ptxas(chip.capability)
+        tools = [assembler.path, assembler.version]
     settings: dict[str, str] = dict(triton("_C.libtriton").get_cache_invalidating_env_vars())
     settings |= {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    return [triton().__version__, assembler.path, assembler.version, *(f"{k}={v}" for k, v in sorted(settings.items()))]
+    return [triton().__version__, *tools, *(f"{k}={v}" for k, v in sorted(settings.items()))]
+
+
+def _amd_revision() -> str:
+    """The revision of the LLVM that makes AMD's machine code; "" where it is a part of Triton's own library.
+
+    Raises:
+      DependencyError: this Triton was built without its backend for AMD's GPUs, HIP.
+    """
+    try:
+        backend = triton("backends.amd.compiler")
+        return str(backend.get_amd_codegen_revision()) if hasattr(backend, "get_amd_codegen_revision") else ""
+    except DependencyError as error:
+        if importlib.util.find_spec("triton") is None or importlib.util.find_spec("triton.backends.amd") is not None:
+            raise
+        raise DependencyError(
+            "this Triton has no backend for AMD's GPUs",
+            expected="triton.backends.amd, which the wheels for Linux have",
+            got=f"triton {triton().__version__} without it",
+            fix=FIX,
+        ) from error
 
 
 def ptxas(capability: int) -> Any:
@@ -99,7 +126,7 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except Exception as error:  # a broken installation raises anything
         raise DependencyError(
-            "the targets cuda:* need Triton",
+            "the targets cuda:* and rocm:* need Triton",
             expected=EXPECTED,
             got=f"{type(error).__name__}: {error}",
             fix=FIX,

@@ -13,6 +13,7 @@ import numpy as np
 from tilekern import source
 from tilekern.errors import TargetError
 from tilekern.ir.core import Func, Value
+from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic
 from tilekern.ir.types import BF16, DTYPES, F16, F32, F64, DType, dtype_name
 from tilekern.lower.triton.chip import Chip
@@ -26,6 +27,12 @@ LARGEST_GRID = 2**31 - 1
 _PORTABLE = 'use target="cpu:xla", the portable backend, which runs on GPUs too'
 
 
+_WITH_FLOAT8 = {"NVIDIA": "sm_89 or newer", "AMD": "gfx950, for the E4M3 of gfx942 is float8_e4m3fnuz"}
+
+# Functions that the maker's library of mathematical functions lacks: Triton's `language.extra.hip.libdevice`.
+_LACKING = {"NVIDIA": frozenset[str](), "AMD": frozenset({"cbrt"})}
+
+
 def refuse(func: Func, chip: Chip) -> Func:
     """Refuse dtypes and atomic updates that the GPU lacks, and grids that are too large.
 
@@ -36,6 +43,13 @@ def refuse(func: Func, chip: Chip) -> Func:
         with source.at(op.loc):
             for value in (*op.operands, *op.results):
                 _check_dtype(value, chip)
+            if isinstance(op, Elementwise) and op.function in _LACKING[chip.vendor.name]:
+                raise TargetError(
+                    f"{chip.name} has no {op.function}",
+                    expected="a function of its library of mathematical functions",
+                    got=op.function,
+                    fix=f"compute it by others, such as exp2 and log2, or {_PORTABLE}",
+                )
             if isinstance(op, Atomic):
                 _check_atomic(op, chip)
     programs = prod(func.grid)
@@ -75,7 +89,7 @@ def _check_dtype(value: Value, chip: Chip) -> None:
     if dtype == DTYPES["f8e4m3fn"] and not chip.float8:
         raise TargetError(
             f"{chip.name} has no {dtype_name(dtype)}",
-            expected="sm_89 or newer; f8e5m2, bf16 and wider floats are there",
+            expected=f"{_WITH_FLOAT8[chip.vendor.name]}; f8e5m2, bf16 and wider floats are there",
             got=str(value.type),
             fix=f"convert the array before the call (.astype), or {_PORTABLE}",
         )

@@ -13,13 +13,13 @@ from tilekern.lower.triton.calibration import (
 )
 
 
-def default_warps(func: Func) -> int:
-    """Warps by the size of the largest dot; without dots, by that of the largest tile."""
+def default_warps(func: Func, lanes: int) -> int:
+    """Warps of `lanes` threads by the size of the largest dot; without dots, by that of the largest tile."""
     dots = [op.result.tile.size for op in func.walk() if isinstance(op, Dot)]
     if dots:
-        return LARGE_DOT_WARPS if max(dots) >= LARGE_DOT else DOT_WARPS
+        return (LARGE_DOT_WARPS if max(dots) >= LARGE_DOT else DOT_WARPS) * 32 // lanes
     largest = max((v.tile.size for op in func.walk() for v in op.results), default=1)
     warps = 1
-    while warps < MAX_DEFAULT_WARPS and warps * 32 * ELEMENTS_PER_THREAD < largest:
+    while warps < MAX_DEFAULT_WARPS * 32 // lanes and warps * lanes * ELEMENTS_PER_THREAD < largest:
         warps *= 2
     return warps

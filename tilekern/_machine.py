@@ -1,0 +1,38 @@
+"""GPUs and TPUs of this machine, as JAX sees them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import jax
+from jax._src import hardware_utils
+
+
+def _devices(platform: str) -> list[Any]:
+    """The devices of a platform; none if JAX has no such platform here."""
+    try:
+        return cast(list[Any], jax.devices(platform))
+    except RuntimeError:
+        return []
+
+
+def compute_capability() -> int | None:
+    """10 * major + minor of this machine's NVIDIA GPU (the least, if they differ), None if JAX sees none."""
+    return min((round(10 * float(d.compute_capability)) for d in _devices("cuda")), default=None)
+
+
+def amd_architecture() -> str | None:
+    """The architecture of this machine's AMD GPU, such as "gfx942"; None if JAX sees none."""
+    # XLA's name may have features behind a colon, "gfx942:sramecc+:xnack-".
+    return next((str(d.compute_capability).partition(":")[0] for d in _devices("rocm")), None)
+
+
+def tpu_kind() -> str | None:
+    """The kind of this machine's TPU in JAX's words, such as "TPU v5 lite"; None if JAX sees none."""
+    # Without chips, libtpu would complain at length.
+    return next((str(d.device_kind) for d in _devices("tpu")), None) if has_tpu_chips() else None
+
+
+def has_tpu_chips() -> bool:
+    """True if TPU chips are attached to this machine, though JAX may not use them. It loads no driver."""
+    return bool(hardware_utils.num_available_tpu_chips_and_device_id()[0])
