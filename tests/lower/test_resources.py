@@ -19,9 +19,17 @@ KNOWN = {
     "cpu:xla": ("scratch_bytes",),
     "cpu:llvm": ("scratch_bytes",),
     "cuda:sm_90": ("registers", "spills", "shared_bytes", "threads", "occupancy", "serialized"),
+    "cuda:sm_100": ("registers", "spills", "shared_bytes", "threads", "occupancy", "tensor_columns"),
+    "rocm:gfx942": ("registers", "spills", "shared_bytes", "threads", "occupancy"),
     "tpu:v5e": ("vmem_bytes", "planned_bytes"),
 }
-NEEDS = {"cpu:llvm": "llvmlite", "cuda:sm_90": "triton", "tpu:v5e": "libtpu"}
+NEEDS = {
+    "cpu:llvm": "llvmlite",
+    "cuda:sm_90": "triton",
+    "cuda:sm_100": "triton",
+    "rocm:gfx942": "triton",
+    "tpu:v5e": "libtpu",
+}
 
 
 @pytest.mark.parametrize("target", KNOWN)
@@ -35,8 +43,9 @@ def test_each_target_reports_its_own(target: str) -> None:
 
 
 def test_units() -> None:
-    found = tk.Resources(32, 0, 16384, 128, 0.5, 1 << 20, 1000, 64, serialized=True)
+    found = tk.Resources(32, 0, 16384, 128, 0.5, 1 << 20, 1000, 64, serialized=True, tensor_columns=256)
     assert str(found) == (
         "registers: 32 a thread, spills: 0 bytes a thread, shared_bytes: 16,384, threads: 128 a program, "
-        "occupancy: 50 %, vmem_bytes: 1,048,576, planned_bytes: 1,000, scratch_bytes: 64, serialized: yes"
+        "occupancy: 50 %, vmem_bytes: 1,048,576, planned_bytes: 1,000, scratch_bytes: 64, serialized: yes, "
+        "tensor_columns: 256"
     )

@@ -21,6 +21,7 @@ class Resources:
       scratch_bytes: bytes of scratch memory, of each thread for "cpu:llvm", of the whole program for "cpu:xla".
       serialized: True if a GPU's compiler makes matrix products of warpgroups wait for one another (ptxas' warning
         C7515), which costs much of their speed.
+      tensor_columns: columns of tensor memory of one program on a GPU that has it, of the 512 of a multiprocessor.
 
     Example:
       >>> print(Resources(registers=32, spills=0, occupancy=0.5))
@@ -36,6 +37,7 @@ class Resources:
     planned_bytes: int | None = None
     scratch_bytes: int | None = None
     serialized: bool | None = None
+    tensor_columns: int | None = None
 
     def __str__(self) -> str:
         known = ((name, value, unit) for name, unit in _UNITS.items() if (value := getattr(self, name)) is not None)
@@ -52,6 +54,7 @@ _UNITS = {
     "planned_bytes": "",
     "scratch_bytes": "",
     "serialized": "",
+    "tensor_columns": "",
 }
 assert set(_UNITS) == {field.name for field in fields(Resources)}
 

@@ -163,6 +163,10 @@ def _is_product(name: str, case: str, dtype: str, target: str) -> bool:
     return name in PRODUCTS and dtype == "bfloat16" and not few and not masked
 
 
+def _is_product_on_blackwell(*key: str) -> bool:
+    return key[3] == "cuda:sm_100" and _is_product(*key)
+
+
 @pytest.mark.sweep(40)
 @pytest.mark.parametrize(("name", "case", "dtype", "target"), parameters(_is_product))
 def test_tensor_cores_multiply_what_the_memory_accelerator_copies(
@@ -176,6 +180,18 @@ def test_tensor_cores_multiply_what_the_memory_accelerator_copies(
         return
     assert "mma.sync" not in ptx  # no product is left behind
     assert "cp.async.bulk.tensor" in ptx
+
+
+@pytest.mark.sweep(20)
+@pytest.mark.parametrize(("name", "case", "dtype", "target"), parameters(_is_product_on_blackwell))
+def test_sums_are_in_tensor_memory(name: str, case: str, dtype: str, target: str) -> None:
+    """The machine code multiplies into tensor memory and reads from it, and its columns are those of the resources."""
+    found = compiled(name, case, dtype, target)
+    sass = found.asm["sass"]
+    assert re.search(r"\bUTCHMMA\b", sass) and re.search(r"\bLDTM\b", sass)
+    columns = found.resources.tensor_columns
+    assert columns in (32, 64, 128, 256, 512)
+    assert found.resources.occupancy <= 512 // columns * found.resources.threads / 2048
 
 
 @pytest.mark.parametrize("name", ["matmul", "flash_attention"])

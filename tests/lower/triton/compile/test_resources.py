@@ -56,18 +56,28 @@ def test_occupancy_is_that_of_nvidias_calculator(
     assert occupancy(registers, shared, threads, CHIPS[chip]) == programs * threads / limit
 
 
+@pytest.mark.parametrize(("columns", "programs"), [(0, 8), (32, 8), (128, 4), (256, 2), (512, 1)])
+def test_programs_share_512_columns_of_tensor_memory(columns: int, programs: int) -> None:
+    """8 programs by threads: 2048 // 256."""
+    assert occupancy(32, 16384, 256, CHIPS["cuda:sm_100"], columns) == programs * 256 / 2048
+
+
 @given(
     chip=st.sampled_from([chip for chip in CHIPS.values() if chip.vendor is NVIDIA]),
     registers=st.integers(1, 255),
     shared=st.integers(0, 227 << 10),
     warps=st.sampled_from([1, 2, 4, 8, 16, 32]),
     more=st.integers(0, 100),
+    columns=st.sampled_from([0, 32, 64, 128, 256]),
 )
-def test_who_takes_more_is_resident_less(chip, registers: int, shared: int, warps: int, more: int) -> None:
-    here = occupancy(registers, shared, 32 * warps, chip)
+def test_who_takes_more_is_resident_less(
+    chip, registers: int, shared: int, warps: int, more: int, columns: int
+) -> None:
+    here = occupancy(registers, shared, 32 * warps, chip, columns)
     assert 0 <= here <= 1
-    assert occupancy(registers + more, shared, 32 * warps, chip) <= here
-    assert occupancy(registers, shared + 1024 * more, 32 * warps, chip) <= here
+    assert occupancy(registers + more, shared, 32 * warps, chip, columns) <= here
+    assert occupancy(registers, shared + 1024 * more, 32 * warps, chip, columns) <= here
+    assert occupancy(registers, shared, 32 * warps, chip, 2 * columns) <= here
 
 
 def test_resources_of_programs() -> None:

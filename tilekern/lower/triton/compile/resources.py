@@ -46,23 +46,25 @@ def measure(binary: Binary, chip: Chip) -> Resources:
         return amd_resources.measure(binary, chip)
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", binary.report)
     registers = max(int(found) for found in re.findall(r"Used (\d+) registers", binary.report))
-    threads = 32 * binary.num_warps
+    threads, columns = 32 * binary.num_warps, binary.tensor_columns
     return Resources(
         registers=registers,
         spills=sum(max(int(stored), int(loaded)) for stored, loaded in spills),
         shared_bytes=binary.shared_bytes,
         threads=threads,
         serialized="C7515" in binary.report if chip.matrix_unit == "wgmma" else None,
-        occupancy=occupancy(registers, binary.shared_bytes, threads, chip),
+        occupancy=occupancy(registers, binary.shared_bytes, threads, chip, columns),
+        tensor_columns=columns if chip.matrix_unit == "tcgen05" else None,
     )
 
 
-def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip) -> float:
+def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip, tensor_columns: int = 0) -> float:
     """The fraction of the threads of a multiprocessor of NVIDIA that programs of this size can fill.
 
     The rules are those of `cuda_occupancy.h` of the CUDA toolkit for capabilities 8.x to 10.x. Warps get registers in
     units of 256, from four equal parts of the register file. Programs get shared memory in units of 128 bytes, and the
-    system takes 1 KiB for each program.
+    system takes 1 KiB for each program. A program waits where it allocates tensor memory that others hold (PTX ISA,
+    "tcgen05.alloc").
     """
     warps = cdiv(threads, 32)
     of_warp = round_up(registers * 32, 256)
@@ -72,6 +74,7 @@ def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip) -> fl
         chip.threads_per_core // 32 // warps,
         warps_by_registers // warps,
         chip.shared_bytes_per_core // round_up(shared_bytes + 1024, 128),
+        TENSOR_COLUMNS // max(1, tensor_columns),
     )
     return programs * warps * 32 / chip.threads_per_core
 
