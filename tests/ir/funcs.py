@@ -271,7 +271,9 @@ def every_op() -> Func:
         eight = b.op(Broadcast, folded[1], shape=(8,), dims=())
         true = b.const(True, (8,), BOOL)
         b.store(out, eight, tile(i, 8), mask=true)
-        scanned = b.op(LinearScan, b.op(Scan, table, monoid="logsumexp", dim=0, reverse=True), table, dim=0)
+        scanned = b.op(
+            LinearScan, b.op(Scan, table, monoid="logsumexp", dim=0, reverse=True), table, dim=0, reverse=True
+        )
         at = b.op(ArgReduce, b.op(Sort, lanes, scanned, dim=0, num_keys=2, pick=1), extreme="min", dim=0)
         b.op(TopK, scanned, dim=0, k=5)
         piece = b.op(DynamicSlice, scanned, at, sizes=(2,))

@@ -21,6 +21,7 @@ from tilekern.ir.core import Array, Axis, Block, Func, Op, Value, index_value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.marks import without_unproved
 from tilekern.ir.memory import Access, Dim, MemoryOp, Position, Term
+from tilekern.ir.text import unique
 from tilekern.ir.types import BOOL, DTYPES, INDEX, RefType, Role, TileType, Type, kind_of
 from tilekern.ir.verify import verify
 from tilekern.source import UNKNOWN, Loc
@@ -86,6 +87,7 @@ class _Parser:
         self._tokens = list(_tokens(text))
         self._next = 0
         self._values: dict[str, Value] = {}  # in the order of their definition
+        self._taken: set[str] = set()  # all names so far
         self._depth = 0
 
     # --- tokens ---
@@ -168,6 +170,16 @@ class _Parser:
         self._take("value")
         return token
 
+    def _hint(self, token: _Token) -> str:
+        """The hint of which the printer made `%name` or `%name.n`: without the number that makes a name unique."""
+        name = token.text[1:].partition(".")[0]
+        if name.isdigit():
+            return ""
+        base = name.rpartition("_")[0]
+        hint = base if base and name == unique(base, self._taken) else name
+        self._taken.add(name)
+        return hint
+
     def _bind(self, token: _Token, value: Value) -> Value:
         if token.text in self._values:
             raise self._error(f"{token.text} is defined twice", token)
@@ -207,7 +219,7 @@ class _Parser:
     def _typed(self) -> Value:
         token = self._new()
         self._expect(":")
-        return self._bind(token, Value(self._type(), _hint(token)))
+        return self._bind(token, Value(self._type(), self._hint(token)))
 
     def _axis(self) -> tuple[_Token, Axis]:
         token = self._new()
@@ -265,7 +277,7 @@ class _Parser:
         params = self._list(self._typed, ")")
         self._expect("{")
         grid = self._list(self._axis) if self._accept("grid") else ()
-        body = self._block(tuple(self._bind(token, index_value(_hint(token))) for token, _ in grid))
+        body = self._block(tuple(self._bind(token, index_value(self._hint(token))) for token, _ in grid))
         func = Func(name, params, tuple(axis for _, axis in grid), body, self._loc())
         if self._token.kind != "end":
             raise self._error(f"expected the end of the text, got {self._token.text}", self._token)
@@ -308,7 +320,7 @@ class _Parser:
         kind = Elementwise if word in TABLE else OPS.get(word)
         if kind is None:
             raise self._error(f"no op is named {word}", token)
-        given: dict[str, Any] = {"hint": _hint(names[0]) if names else ""}
+        given: dict[str, Any] = {"hint": self._hint(names[0]) if names else ""}
         args = self._head(kind, word, given)
         if self._accept("{"):
             self._attributes(kind, given)
@@ -467,7 +479,7 @@ class _Parser:
 
         def args() -> tuple[Value, ...]:
             types = ((index, INDEX), *((token, init.type) for token, init in carries))
-            return tuple(self._bind(token, Value(t, _hint(token))) for token, t in types)
+            return tuple(self._bind(token, Value(t, self._hint(token))) for token, t in types)
 
         return args
 
@@ -475,12 +487,6 @@ class _Parser:
         token = self._new()
         self._expect("=")
         return token, self._use()
-
-
-def _hint(token: _Token) -> str:
-    """The hint of which `%name` or `%name.n` is made; numbers stand for no hint."""
-    base = token.text[1:].partition(".")[0]
-    return "" if base.isdigit() else base
 
 
 def _fits(value: Any, kind: str) -> bool:

@@ -24,8 +24,9 @@ and a `dtype` that the type of the result gives.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import MISSING, fields
 from typing import Any, cast
 
@@ -64,6 +65,12 @@ def to_text(func: Func, locations: bool = False) -> str:
 Func.to_text = to_text
 
 
+def unique(name: str, taken: Collection[str]) -> str:
+    """The name, with a number where it is taken."""
+    numbered = (f"{name}_{count}" for count in itertools.count(1))
+    return next(n for n in itertools.chain([name], numbered) if n not in taken)
+
+
 class _Printer:
     def __init__(self, locations: bool) -> None:
         self._locations = locations
@@ -79,11 +86,7 @@ class _Printer:
         if not base:
             self._unnamed += 1
             return str(self._unnamed - 1)
-        name = base = f"_{base}" if base[0].isdigit() else base
-        count = 0
-        while name in self._taken:
-            count += 1
-            name = f"{base}_{count}"
+        name = unique(f"_{base}" if base[0].isdigit() else base, self._taken)
         self._taken.add(name)
         return name
 
