@@ -118,6 +118,9 @@ FUNCTIONS: dict[str, Call] = {
     "points": of(tk.points, 1, 2),
     "random_bits": of(tk.random_bits, jnp.zeros(2, jnp.uint32), 1, 2),
     "serial": of(tk.serial, 16, 4, start=0, stop=16, reverse=False, whole_tiles=False),
+    "stochastic_round": Call(
+        constant(tk.stochastic_round), (lambda s: s.tile, constant(jnp.uint32(3)), constant(jnp.bfloat16))
+    ),
     "tile": of(tk.tile, 8, 4, 1),
     "unpack": Call(constant(tk.unpack), (lambda s: s.tile.astype(jnp.int8), constant(0))),
     "when": of(tk.when, True),
@@ -269,6 +272,7 @@ RIGHT: dict[str, dict[str, set[str]]] = {
     "points": dict.fromkeys("01", WHOLE | VECTORS),
     "random_bits": dict.fromkeys("12", {"a negative number"} | VECTORS),
     "serial": {"1": {"None"}, "start": WHOLE, "stop": WHOLE | {"None"}, "reverse": FLAGS, "whole_tiles": FLAGS},
+    "stochastic_round": {"0": {"a float", "NaN", "an array of another rank"}},
     "tile": {"2": WHOLE},
     "unpack": {"1": FLAGS},
     "when": {"0": FLAGS},

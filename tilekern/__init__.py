@@ -20,7 +20,7 @@ from tilekern.kernel import (
     op,
 )
 from tilekern.kernel.sharding_rule import ShardingRule
-from tilekern.lang.bits import random_bits, unpack
+from tilekern.lang.bits import random_bits, stochastic_round, unpack
 from tilekern.lang.directives import debug_print, device_assert, hoist, when
 from tilekern.lang.functions import accumulator, cdiv, dot, full, zeros
 from tilekern.lang.loops import fold, foreach
@@ -76,6 +76,7 @@ __all__ = [
     "points",
     "random_bits",
     "serial",
+    "stochastic_round",
     "tile",
     "unpack",
     "when",

@@ -1,4 +1,4 @@
-"""Random bits and packed integers."""
+"""Random bits, stochastic rounding, and packed integers."""
 
 from __future__ import annotations
 
@@ -173,6 +173,98 @@ def test_a_coordinate_that_is_no_integer(coordinate: Any, got: str) -> None:
         ArgumentError, "a coordinate of tk.random_bits must be an integer", expected="tile", got=got, fix="tile.indices"
     ):
         f.trace(np.zeros(2, U32))
+
+
+# --- stochastic rounding ---------------------------------------------------------------------------------------------
+
+# Mantissas, least exponents of normal numbers, and how many of the random bits count.
+NARROW = {
+    "bfloat16": (7, -126, 16),
+    "float16": (10, -14, 24),
+    "float8_e4m3fn": (3, -6, 24),
+    "float8_e5m2": (2, -14, 24),
+}
+
+
+def rounded(x: np.ndarray, bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Oracle of `tk.stochastic_round` in float64, which has all numbers in question."""
+    mantissa, least, count = NARROW[dtype]
+    wide = np.abs(np.where(np.isfinite(x), x, 0)).astype(np.float64)
+    exponent = np.maximum(np.frexp(wide)[1] - 1, least)
+    distance = np.exp2(exponent - mantissa)
+    size = wide / distance
+    up = (bits >> (32 - count)) / 2.0**count < size % 1
+    greatest = (np.floor(size) + up) * distance
+    kept = np.where(greatest <= float(jnp.finfo(dtype).max), greatest, np.floor(size) * distance)
+    return np.where(np.isfinite(x), np.copysign(kept, x), x).astype(np.float32).astype(dtype)
+
+
+@tk.kernel(out_type=lambda x, bits, *, dtype: jax.ShapeDtypeStruct(x.shape, dtype))
+def rounding(x, bits, out, *, dtype: str, block: tk.Block = 8):
+    i = tk.parallel(x.shape[0], block)
+    out[i] = tk.stochastic_round(x[i], bits[i], dtype)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@FEW
+@given(data=st.data())
+def test_any_float_with_any_bits(dtype: str, data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 20))
+    floats = st.floats(width=32, allow_subnormal=False) | st.floats(-70000, 70000, width=32, allow_subnormal=False)
+    x = np.array(data.draw(st.lists(floats, min_size=n, max_size=n)), np.float32)
+    bits = np.array(data.draw(st.lists(WORDS, min_size=n, max_size=n)), U32)
+    check(rounding, x, bits, oracle=rounded, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_borders_of_rounding(dtype: str) -> None:
+    """Numbers of the dtype and between them, least and largest ones, with the least and the greatest chance."""
+    info = jnp.finfo(dtype)
+    one = [float(n) for n in (info.max, info.tiny, info.smallest_normal, 1, 1 + float(info.eps), 0)]
+    between = [1 + float(info.eps) / 4, float(info.tiny) * 1.3, float(np.nextafter(np.float32(info.max), np.inf)), 3.3]
+    every = np.float32([*one, *between, np.inf, np.nan])
+    x = np.tile(np.concatenate([every, -every]), 3)
+    bits = np.repeat(U32([0, 2**32 - 1, 2**31]), x.size // 3)
+    check(rounding, x, bits, oracle=rounded, dtype=dtype)
+    exact = np.float32(one)
+    for chance in (0, 2**32 - 1):
+        found = rounding(exact, np.full(exact.shape, chance, U32), dtype=dtype)
+        assert_same(np.asarray(found), exact.astype(dtype), zeros=False)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_the_mean_of_roundings_is_the_number(dtype: str) -> None:
+    x = np.repeat(np.float32([1.03, -2.9, 0.77, 1e-3]), 4096)
+    bits = np.random.default_rng(0).integers(0, 2**32, x.shape, U32)
+    found = np.asarray(rounding(x, bits, dtype=dtype, block=4096)).astype(np.float64).reshape(4, -1)
+    step = np.ptp(found, axis=1)
+    # Six standard deviations of the mean of 4096 coins.
+    assert (np.abs(found.mean(1) - x[::4096]) <= 6 * 0.5 * step / np.sqrt(4096) + 1e-7).all()
+
+
+def test_its_derivative_is_that_of_a_cast() -> None:
+    x, bits = np.float32([1.3, 2.7]), U32([5, 2**31])
+    slope = jax.grad(lambda x: (rounding(x, bits, dtype="bfloat16").astype(jnp.float32) * jnp.array([3.0, 5.0])).sum())
+    assert slope(x).tolist() == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("x", "bits", "dtype", "got"),
+    [
+        (np.float32([1]), U32([1]), "float32", "dtype = float32"),
+        (np.float32([1]), U32([1]), "no dtype", "dtype = no dtype"),
+        (np.float32([1]), np.int32([1]), "bfloat16", "bits = int32[1]"),
+        (np.float32([1]), U32([1, 2]), "bfloat16", "bits = uint32[2]"),
+        (np.int32([1]), U32([1]), "bfloat16", "tile = int32[1]"),
+    ],
+)
+def test_what_it_cannot_round(x: Any, bits: Any, dtype: str, got: str) -> None:
+    @kernel(((1,), "bfloat16"))
+    def f(x, bits, out):
+        out[...] = tk.stochastic_round(x[...], bits[...], dtype)  # <-
+
+    with refused(ArgumentError, "tk.stochastic_round takes", expected="bfloat16", got=got, fix="tk.random_bits"):
+        f.trace(x, bits)
 
 
 # --- packed integers -------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Random bits, and packed integers."""
+"""Random bits, stochastic rounding, and packed integers."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,97 @@ def _threefry(k0: Any, k1: Any, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array
         x0 = x0 + keys[(step + 1) % 3]
         x1 = x1 + keys[(step + 2) % 3] + jnp.uint32(step + 1)
     return x0, x1
+
+
+@checked
+def stochastic_round(tile: Any, bits: Any, dtype: Any) -> jax.Array:
+    """Round to a neighbour in a narrower dtype, up or down by chance, so that the mean of many results is the tile.
+
+    A number between two neighbours becomes the upper one if the share of their distance that it lies above the lower
+    one is more than bits · 2⁻³². Of bfloat16 the upper 16 bits count, of others the upper 24. Numbers of the dtype
+    stay, and so do infinities and NaN. A number below the next power of two of the largest finite one never becomes
+    infinite or NaN by chance. Sums of small updates in bfloat16 keep what rounding to the nearest would lose.
+
+    The derivative is that of `astype`.
+
+    Args:
+      tile: floats of float32, or narrower.
+      bits: uint32 that broadcast to the tile's shape, one for each element, such as `tk.random_bits` gives.
+      dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2.
+
+    Returns:
+      the tile in this dtype.
+    """
+    array, chance = jnp.asarray(tile), jnp.asarray(bits)
+    try:
+        wanted = jnp.dtype(dtype)
+    except TypeError:
+        wanted = None
+    fits = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize <= 4 and chance.dtype == jnp.uint32
+    spread = (1,) * (array.ndim - chance.ndim) + chance.shape
+    if (
+        wanted not in _FORMATS
+        or not fits
+        or len(spread) != array.ndim
+        or any(s not in (1, whole) for s, whole in zip(spread, array.shape, strict=True))
+    ):
+        raise ArgumentError(
+            "tk.stochastic_round takes floats, random bits and a dtype",
+            expected="a tile of float32 or narrower, uint32 that broadcast to it, and a dtype of "
+            + ", ".join(d.name for d in _FORMATS),
+            got=f"tile = {describe(tile)}, bits = {describe(bits)}, dtype = {getattr(wanted, 'name', dtype)}",
+            fix="cast with .astype(jnp.float32); draw bits with tk.random_bits",
+        )
+    return _rounded(array.astype(jnp.float32), jnp.broadcast_to(chance, array.shape), wanted)
+
+
+_FORMATS = {
+    # Bits of the mantissa, the least exponent of a normal number, and the largest number.
+    jnp.dtype(jnp.bfloat16): (7, -126, 3.3895313892515355e38),
+    jnp.dtype(jnp.float16): (10, -14, 65504.0),
+    jnp.dtype(jnp.float8_e4m3fn): (3, -6, 448.0),
+    jnp.dtype(jnp.float8_e5m2): (2, -14, 57344.0),
+}
+
+
+@partial(cast(Any, jax.custom_jvp), nondiff_argnums=(2,))
+def _rounded(x: jax.Array, bits: jax.Array, dtype: Any) -> jax.Array:
+    mantissa, exponent, largest = _FORMATS[dtype]
+    upper_half = dtype == jnp.bfloat16
+    least, greatest = _between_bfloat16(x, bits) if upper_half else _between(x, bits, mantissa, exponent)
+    found = jnp.where(jnp.abs(greatest) <= largest, greatest, least)
+    return jnp.where(jnp.isfinite(x), found, x).astype(dtype)
+
+
+@_rounded.defjvp
+def _rounded_jvp(dtype: Any, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    return _rounded(*primals, dtype), tangents[0].astype(dtype)
+
+
+def _between_bfloat16(x: jax.Array, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """x cut after the upper 16 of its bits, and the same or the next such number, by chance."""
+    number = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    upper = jnp.uint32(0xFFFF0000)
+    carried = number + (~bits >> jnp.uint32(16))
+    return _as_float(number & upper), _as_float(carried & upper)
+
+
+def _between(x: jax.Array, bits: jax.Array, mantissa: int, least_exponent: int) -> tuple[jax.Array, jax.Array]:
+    """x rounded towards 0 to a multiple of the distance of its neighbours, and the same or the next one, by chance."""
+    exponent = jax.lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x7F800000)
+    exponent = jnp.maximum(exponent, jnp.uint32((least_exponent + 127) << 23))
+    distance = _as_float(exponent - jnp.uint32(mantissa << 23))
+    inverse = _as_float(jnp.uint32((254 + mantissa) << 23) - exponent)
+    size = jnp.abs(x) * inverse
+    least = jnp.floor(size)
+    chance = (bits >> jnp.uint32(8)).astype(jnp.int32).astype(jnp.float32) * 2.0**-24
+    greatest = jnp.where(chance < size - least, least + 1, least)
+    sign = jnp.where(jax.lax.bitcast_convert_type(x, jnp.int32) < 0, -distance, distance)
+    return least * sign, greatest * sign
+
+
+def _as_float(bits: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 @checked
