@@ -75,6 +75,24 @@ def _ragged_dot(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
     return ours, theirs, random(case.rows, case.inner), random(case.groups, case.inner, case.columns)
 
 
+def _experts(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
+    """The first layer of experts: both products of `jax.lax.ragged_dot`, and the gate."""
+    (case,) = (case for case in GROUPS if case.name == "square")
+    _, _, sizes = case.arrays(jax.random.key(1), jnp.float32)
+
+    def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
+        return jax.nn.silu(gate) * up
+
+    def fused_ragged_dot(x: jax.Array, *matrices: jax.Array, target: str | None = None) -> jax.Array:
+        return ragged_dot.fused_ragged_dot(x, matrices, sizes, epilogue=gated, target=target)
+
+    def theirs(x: jax.Array, *matrices: jax.Array) -> jax.Array:
+        return gated(*(jax.lax.ragged_dot(x, matrix, sizes) for matrix in matrices))
+
+    shape = case.groups, case.inner, case.columns
+    return fused_ragged_dot, theirs, random(case.rows, case.inner), random(*shape), random(*shape)
+
+
 LIMITS = {
     _rms_norm: 1.0,
     _layer_norm: 1.0,
@@ -85,6 +103,7 @@ LIMITS = {
     _matmul: 1.1,
     _fused_matmul: 1.1,
     _ragged_dot: 0.35,
+    _experts: 0.35,
 }
 
 

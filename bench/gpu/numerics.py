@@ -100,6 +100,18 @@ def product(x: jax.Array, w: jax.Array) -> jax.Array:
     return matmul.matmul(x, w)
 
 
+def silu_gate(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """The epilogue of an expert's first layer."""
+    return jax.nn.silu(gate) * up
+
+
+def gated_experts(
+    function: Callable[..., jax.Array], lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, **keywords: Any
+) -> jax.Array:
+    """The first layer of experts, with the matrices of gate and up from one array."""
+    return function(lhs, (rhs, jnp.flip(rhs, 1)), sizes, epilogue=silu_gate, **keywords)
+
+
 def _columns(x: Any, *others: Any) -> int:
     del others
     return x.shape[-1]
@@ -178,6 +190,13 @@ KERNELS = {
         _resized(GROUPS, {"rows": 517, "inner": 333, "columns": 301, "groups": 7}, {"rows": 1024, "inner": 512}),
         _columns,
         dtyped=False,
+    ),
+    "fused_ragged_dot": Kernel(
+        partial(gated_experts, ragged_dot.fused_ragged_dot),
+        partial(gated_experts, ragged_dot.fused_reference),
+        GROUPS,
+        _resized(GROUPS, {"rows": 517, "inner": 333, "columns": 301, "groups": 7}, {"rows": 1024, "inner": 512}),
+        _columns,
     ),
     "cross_entropy": Kernel(
         partial(cross_entropy.cross_entropy, return_logsumexp=True),

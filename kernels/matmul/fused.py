@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -13,11 +14,10 @@ import tilekern as tk
 from tilekern.authoring import check_sizes, describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float
+from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first, tangent_along
 from tilekern.kernels.matmul import kernel as plain
 
 hide_frames(__file__)
-
-Epilogue = Callable[..., Any]
 
 
 def fused_matmul(
@@ -74,7 +74,7 @@ def fused_matmul(
     product = plain.matmul_type(rows, w, transpose_x=transpose_x, transpose_w=transpose_w)
     shape = (*(product.shape[:1] if transpose_x else x.shape[:-1]), product.shape[1])
     flat = tuple(_as_matrix(n, operand, shape, product.shape) for n, operand in enumerate(operands))
-    _check_epilogue(epilogue, product, flat)
+    check_epilogue("fused_matmul", epilogue, x.dtype, 1 + len(flat))
     if math.prod(shape) == 0:
         return jnp.zeros(shape, x.dtype)
     out, _ = fused_matmul_forward(
@@ -124,19 +124,6 @@ def _as_matrix(number: int, operand: Any, shape: tuple[int, ...], product: tuple
     return full.reshape(product[0], padded[-1])
 
 
-def _check_epilogue(epilogue: Any, product: Any, operands: Sequence[Any]) -> None:
-    number = jax.ShapeDtypeStruct((), tk.accumulator(product.dtype))
-    found = jax.eval_shape(epilogue, number, *(number for _ in operands)) if callable(epilogue) else epilogue
-    if isinstance(found, jax.ShapeDtypeStruct) and found.shape == () and jnp.issubdtype(found.dtype, jnp.floating):
-        return
-    raise ArgumentError(
-        "the epilogue of fused_matmul does not return a number",
-        expected="a function of the product and each operand that returns a float without dims",
-        got=f"epilogue = {epilogue}" if found is epilogue else f"epilogue(…) = {describe(found)}",
-        fix="give operands of more than one number as arguments behind w",
-    )
-
-
 # --- the kernel -------------------------------------------------------------------------------------------------------
 
 
@@ -181,18 +168,11 @@ def fused_matmul_forward(
     acc = tk.fold(tk.serial(inner, block_k), step, tk.zeros((i, j), wide))
     if product is not None:
         product[i, j] = acc.astype(product.dtype)
-    found = jax.vmap(jax.vmap(epilogue))(acc, *(part(operand) for operand in operands))
+    found = mapped(epilogue, acc, *(part(operand) for operand in operands))
     out[i, j] = found.astype(out.dtype)
 
 
 # --- derivatives ------------------------------------------------------------------------------------------------------
-
-
-def _applied(epilogue: Epilogue, product: jax.Array, *operands: jax.Array) -> jax.Array:
-    """The epilogue of a whole product, in the product's dtype."""
-    wide = tk.accumulator(product.dtype)
-    spread = (jnp.broadcast_to(x.astype(wide), product.shape) for x in operands)
-    return jax.vmap(jax.vmap(epilogue))(product.astype(wide), *spread).astype(product.dtype)
 
 
 @fused_matmul_forward.defjvp
@@ -213,39 +193,19 @@ def _jvp(
     (x, w, operands), (dx, dw, doperands) = primals, tangents
     transposes = {"transpose_x": transpose_x, "transpose_w": transpose_w}
     like = plain.matmul_type(x, w, **transposes)
-    moved = [n for n, d in enumerate(doperands) if d is not None]
-    product_moves = dx is not None or dw is not None
+    moves = dx is not None or dw is not None
+    directions = [plain.matmul_tangent(x, w, dx, dw, **transposes) if moves else None, *doperands]
 
-    def tangent(product: jax.Array, operands: Sequence[jax.Array], directions: Sequence[jax.Array]) -> jax.Array:
-        def of_moved(*values: jax.Array) -> jax.Array:
-            given = list(operands)
-            for n, value in zip(moved, values[product_moves:], strict=True):
-                given[n] = value
-            return _applied(epilogue, values[0] if product_moves else product, *given)
+    def tangent(product: jax.Array, operands: Sequence[jax.Array], directions: Sequence[Any]) -> jax.Array:
+        return tangent_along(partial(applied, epilogue, like), [product, *operands], directions)
 
-        points = [*([product] if product_moves else []), *(operands[n] for n in moved)]
-        return jax.jvp(of_moved, points, list(directions))[1]
-
-    directions = [doperands[n] for n in moved]
-    if product_moves:
-        directions.insert(0, plain.matmul_tangent(x, w, dx, dw, **transposes))
-    needed = saves or _reads_first(tangent, like, operands, directions)
+    needed = saves or reads_first(tangent, like, operands, directions)
     out, product = fused_matmul_forward(*primals, epilogue=epilogue, saves=needed, **transposes, **blocks)
     point = product if needed else jnp.zeros(like.shape, like.dtype)
     # Only the arguments are kept for the backward pass, not the many intermediate results of a derivative.
     found = cast(Any, jax.checkpoint)(tangent, prevent_cse=False)(point, operands, directions)
-    saved = (product, directions[0] if product_moves else None) if saves else (None, None)
+    saved = (product, directions[0]) if saves else (None, None)
     return (out, saved[0]), (found, saved[1])
-
-
-def _reads_first(function: Callable[..., Any], *arguments: Any) -> bool:
-    """True if the result of a function depends on its first argument."""
-    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
-    read = {v for v in jaxpr.outvars if not hasattr(v, "val")}
-    for eqn in reversed(jaxpr.eqns):
-        if read.intersection(eqn.outvars):
-            read.update(v for v in eqn.invars if not hasattr(v, "val"))
-    return jaxpr.invars[0] in read
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

@@ -3,11 +3,15 @@
 from tilekern.kernels.ragged_dot import derivatives as derivatives  # the rules of the kernels
 from tilekern.kernels.ragged_dot.api import ragged_contracting_dot, ragged_dot
 from tilekern.kernels.ragged_dot.contracting import ragged_contracting_forward
+from tilekern.kernels.ragged_dot.fused import fused_ragged_dot, fused_ragged_dot_forward
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
-from tilekern.kernels.ragged_dot.reference import contracting_reference, reference
+from tilekern.kernels.ragged_dot.reference import contracting_reference, fused_reference, reference
 
 __all__ = [
     "contracting_reference",
+    "fused_ragged_dot",
+    "fused_ragged_dot_forward",
+    "fused_reference",
     "ragged_contracting_dot",
     "ragged_contracting_forward",
     "ragged_dot",

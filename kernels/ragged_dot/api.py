@@ -58,11 +58,11 @@ def ragged_dot(
       >>> ragged_dot(jnp.ones((5, 1)), rhs, jnp.array([2, 0, 1])).ravel()
       Array([  1.,   1., 100.,   0.,   0.], dtype=float32)
     """
-    _check(lhs, rhs, group_sizes, transpose_rhs)
+    check_groups("ragged_dot", lhs, rhs, group_sizes, transpose_rhs)
     rows, groups = lhs.shape[0], rhs.shape[0]
     if groups == 0:
         return jnp.zeros((rows, rhs.shape[1 if transpose_rhs else 2]), lhs.dtype)
-    ends = _ends(as_int32(group_sizes), rows)
+    ends = ends_of(as_int32(group_sizes), rows)
     blocks = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
     return ragged_dot_forward(lhs, rhs, ends, transpose_rhs=transpose_rhs, target=target, **blocks)
 
@@ -107,12 +107,12 @@ def ragged_contracting_dot(
     _check_contracting(lhs, rhs, group_sizes)
     if group_sizes.shape[0] == 0:
         return jnp.zeros((0, lhs.shape[1], rhs.shape[1]), lhs.dtype)
-    ends = _ends(as_int32(group_sizes), lhs.shape[0])
+    ends = ends_of(as_int32(group_sizes), lhs.shape[0])
     blocks = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
     return ragged_contracting_forward(lhs, rhs, ends, target=target, **blocks)
 
 
-def _ends(sizes: jax.Array, rows: int) -> jax.Array:
+def ends_of(sizes: jax.Array, rows: int) -> jax.Array:
     """The ends of groups of these sizes, at most `rows`: int32[G]. Sums are cut at `rows` on the way."""
     last = jnp.uint32(rows)
 
@@ -123,12 +123,13 @@ def _ends(sizes: jax.Array, rows: int) -> jax.Array:
     return jax.lax.associative_scan(add, inside).astype(jnp.int32)
 
 
-def _check(lhs: Any, rhs: Any, group_sizes: Any, transpose_rhs: bool) -> None:
+def check_groups(function: str, lhs: Any, rhs: Any, group_sizes: Any, transpose_rhs: bool) -> None:
+    """Raise an `ArgumentError` of a `function` unless the arrays fit."""
     fits = _are_of_one_dtype(lhs, rhs, group_sizes) and (lhs.ndim, rhs.ndim, group_sizes.ndim) == (2, 3, 1)
     matrices = "rhs[G, N, K]" if transpose_rhs else "rhs[G, K, N]"
     require(
         fits and lhs.shape[1] == rhs.shape[2 if transpose_rhs else 1] and rhs.shape[0] == group_sizes.shape[0],
-        "ragged_dot",
+        function,
         expected=f"lhs[M, K] and {matrices} of one float dtype of at least 16 bits, integer group_sizes[G]",
         fix="reshape leading dims into M; cast with .astype",
         lhs=lhs,

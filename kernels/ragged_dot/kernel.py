@@ -25,6 +25,14 @@ def out_type(lhs: Any, rhs: Any, ends: Any, *, transpose_rhs: bool) -> jax.Shape
     return jax.ShapeDtypeStruct((lhs.shape[0], _columns(rhs, transpose_rhs)), lhs.dtype)
 
 
+def visited(i: tk.Tile, ends: tk.Ref) -> Any:
+    """The groups that rows of a tile may belong to: not those that end before it, or begin behind it."""
+    every = ends[:]
+    first = (every <= i.start).sum(dtype=jnp.int32)
+    last = (every < i.stop).sum(dtype=jnp.int32) + 1
+    return tk.serial(ends.shape[0], start=first, stop=last)
+
+
 @tk.kernel(out_type=out_type, linear=("lhs",))
 def ragged_dot_forward(
     lhs: tk.Ref,
@@ -44,9 +52,7 @@ def ragged_dot_forward(
     """
     i = tk.parallel(lhs.shape[0], block_m)
     j = tk.parallel(out.shape[1], block_n)
-    groups, inner = rhs.shape[0], lhs.shape[1]
-    wide = tk.accumulator(lhs.dtype)
-    every = ends[:]
+    inner, wide = lhs.shape[1], tk.accumulator(lhs.dtype)
 
     def add_group(g: jax.Array, out_tile: jax.Array) -> jax.Array:
         begin, end = ends[g - 1], ends[g]  # ends[-1] is outside of the array: a load gives 0
@@ -59,15 +65,10 @@ def ragged_dot_forward(
         mine = (i.indices >= begin) & (i.indices < end)
         return jnp.where(mine[:, None], product, out_tile)
 
-    # Skip groups that end at or before the start of the tile, and groups that begin behind its end.
-    first = (every <= i.start).sum(dtype=jnp.int32)
-    last = (every < i.stop).sum(dtype=jnp.int32) + 1
-    visited = tk.serial(groups, start=first, stop=last)
-    out[i, j] = tk.fold(visited, add_group, tk.zeros((i, j), wide)).astype(out.dtype)
+    out[i, j] = tk.fold(visited(i, ends), add_group, tk.zeros((i, j), wide)).astype(out.dtype)
 
 
-@ragged_dot_forward.schedule("cpu")
-def _cpu(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[str, int]:
+def cpu_blocks(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int]:
     """Few rows, because a border inside of a tile doubles its product; of the other dims as much as the caches hold."""
     return {
         "block_m": even(lhs.shape[0], 128),
@@ -76,8 +77,7 @@ def _cpu(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[str
     }
 
 
-@ragged_dot_forward.schedule("cpu:llvm")
-def _llvm(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[str, int]:
+def llvm_blocks(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int]:
     """Few rows, as on "cpu:xla"; smaller blocks of `rhs`, whose copies stay in the cache of a core."""
     return {
         "block_m": even(lhs.shape[0], 128),
@@ -86,9 +86,8 @@ def _llvm(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[st
     }
 
 
-@ragged_dot_forward.schedule("cuda")
-def _cuda(lhs: Any, rhs: Any, ends: Any, device: tk.Device) -> dict[str, int]:
-    """The blocks of a matmul with two accumulators: a tile with a border between groups selects from two products."""
+def cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, products: int = 1) -> dict[str, int]:
+    """The blocks of a matmul with more accumulators: a tile with a border between groups selects from two products."""
     (rows, inner), groups, itemsize = lhs.shape, rhs.shape[0], lhs.dtype.itemsize
     if rows <= 32:
         # Loading the matrices of the groups takes the time.
@@ -96,33 +95,56 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, device: tk.Device) -> dict[str, int]:
     elif itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
         block_m, block_n, num_warps = 64, 64, 8
-    elif rows >= 256 * groups:
+    elif rows >= 256 * groups and products == 1:
         block_m, block_n, num_warps = 128, 128, 8
     else:
         # A border costs as much as a tile, so tiles have few rows: 64, the least that sm_90 multiplies at once.
-        block_m, block_n, num_warps = 64, 256, 8
+        block_m, block_n, num_warps = 64, 256 // products, 8
     block_k, most = depth(inner, itemsize), 3 if itemsize > 2 or takes_registers(device) else 4
     return {
         "block_m": block_m,
         "block_n": block_n,
         "block_k": block_k,
         "num_warps": num_warps,
-        "num_stages": stages((block_m + block_n) * block_k * itemsize, most, device),
+        "num_stages": stages((block_m + products * block_n) * block_k * itemsize, most, device),
     }
 
 
-@ragged_dot_forward.schedule("tpu")
-def _tpu(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[str, int]:
+def tpu_blocks(lhs: Any, rhs: Any, transpose_rhs: bool, *, products: int = 1, operands: int = 0) -> dict[str, int]:
     """The blocks of a matmul, with fewer rows: a border inside of a tile doubles its product. Whole rows are in VMEM.
 
     The tiles fit the 64 MiB that each TPU has, for an exported program may run on any.
     """
     (rows, inner), columns, itemsize = lhs.shape, _columns(rhs, transpose_rhs), lhs.dtype.itemsize
-    block_k = max(1, inner) if inner * tiled(columns, 1024, 128) * itemsize <= 8 << 20 else tiled(inner, 2048, 128)
-    copied = (
-        4 * block_k * 4 if lhs.dtype == jnp.float32 else 0
-    )  # bytes of a row that are copied into operands of the matrix units
+    fits = products * inner * tiled(columns, 1024, 128) * itemsize <= 8 << 20
+    block_k = max(1, inner) if fits else tiled(inner, 2048, 128)
+    # bytes of a row that are copied into operands of the matrix units
+    copied = 4 * block_k * 4 if lhs.dtype == jnp.float32 else 0
     tiles = [(tiled(rows, m, 8), tiled(columns, n, 128)) for m, n in ((256, 1024), (256, 512), (128, 256), (128, 128))]
-    fitting = (t for t in tiles if 2 * inner * sum(t) * itemsize + t[0] * copied <= 50 << 20)
-    block_m, block_n = next(fitting, tiles[-1])
+
+    def bytes_of(m: int, n: int) -> int:
+        extra = 4 * m * n * (2 * (products - 1) + operands)  # sums, and tiles of operands
+        return 2 * inner * (m + products * n) * itemsize + m * copied + extra
+
+    block_m, block_n = next((t for t in tiles if bytes_of(*t) <= 50 << 20), tiles[-1])
     return {"block_m": block_m, "block_n": block_n, "block_k": block_k}
+
+
+@ragged_dot_forward.schedule("cpu")
+def _cpu(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[str, int]:
+    return cpu_blocks(lhs, rhs, transpose_rhs)
+
+
+@ragged_dot_forward.schedule("cpu:llvm")
+def _llvm(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[str, int]:
+    return llvm_blocks(lhs, rhs, transpose_rhs)
+
+
+@ragged_dot_forward.schedule("cuda")
+def _cuda(lhs: Any, rhs: Any, ends: Any, device: tk.Device) -> dict[str, int]:
+    return cuda_blocks(lhs, rhs, device)
+
+
+@ragged_dot_forward.schedule("tpu")
+def _tpu(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[str, int]:
+    return tpu_blocks(lhs, rhs, transpose_rhs)

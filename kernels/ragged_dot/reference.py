@@ -1,8 +1,9 @@
-"""The definitions of ragged_dot and of ragged_contracting_dot, in plain jnp: a product of all rows for each group."""
+"""The definitions of the grouped products, in plain jnp: a product of all rows for each group."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,33 @@ def reference(
     out = jnp.zeros((lhs.shape[0], rhs.shape[2]), wide)
     (out, _), _ = jax.lax.scan(add, (out, jnp.int32(0)), (rhs, _sizes(lhs, group_sizes)))
     return out.astype(lhs.dtype)
+
+
+def fused_reference(
+    lhs: jax.Array,
+    rhs: jax.Array | Sequence[jax.Array],
+    group_sizes: jax.Array,
+    *operands: jax.Array,
+    epilogue: Callable[..., Any],
+    dtype: Any = None,
+    transpose_rhs: bool = False,
+) -> jax.Array:
+    """epilogue(*products, *operands) for `reference` with each of rhs, computed in `dtype` as there.
+
+    An operand [G, 1, N] has a row for each group. Rows behind the last group are 0.
+    """
+    wide = dtype or jnp.promote_types(lhs.dtype, jnp.float32)
+    matrices = tuple(rhs) if isinstance(rhs, tuple | list) else (cast(jax.Array, rhs),)
+    ends = jnp.cumsum(_sizes(lhs, group_sizes))
+    group = (jnp.arange(lhs.shape[0])[:, None] >= ends).sum(1)
+
+    def product(matrix: jax.Array) -> jax.Array:
+        return reference(lhs.astype(wide), matrix.astype(wide), group_sizes, transpose_rhs=transpose_rhs)
+
+    of_rows = (jnp.asarray(x)[jnp.minimum(group, x.shape[0] - 1), 0] if x.ndim == 3 else x for x in operands)
+    found = epilogue(*map(product, matrices), *(x.astype(wide) for x in of_rows))
+    inside = (group < group_sizes.shape[0])[:, None]
+    return jnp.where(inside, jnp.broadcast_to(found, (lhs.shape[0], found.shape[-1])), 0).astype(lhs.dtype)
 
 
 def contracting_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, dtype: Any = None) -> jax.Array:

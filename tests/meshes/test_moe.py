@@ -142,6 +142,73 @@ def test_random_sizes_under_vmap(
     agree(found, jax.vmap(partial(naive, chosen=chosen), (0, 0, None, None, None)), *arrays)
 
 
+def clipped(gate: Any, up: Any) -> Any:
+    """The activation of gpt-oss: https://huggingface.co/openai/gpt-oss-120b."""
+    gate, up = jnp.minimum(gate, 7.0), jnp.clip(up, -7.0, 7.0)
+    return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("devices", [0, 4])
+def test_biases_and_activations_of_gpt_oss(devices: int) -> None:
+    """Values and gradients of everything."""
+    x, logits, *matrices = operands()
+    random = np.random.default_rng(1)
+    biases = [jnp.float32(random.standard_normal((EXPERTS, n))) for n in (INNER, INNER, HIDDEN)]
+
+    def call(x: Any, logits: Any, *rest: Any) -> Any:
+        axis = {"axis_name": "expert"} if devices else {}
+        return moe(
+            x, logits, *rest[:3], biases=rest[3:], activation=clipped, experts_per_token=2, target="cpu:xla", **axis
+        )
+
+    def wanted(x: Any, logits: Any, *rest: Any) -> Any:
+        w_gate, w_up, w_down, b_gate, b_up, b_down = rest
+        gates = jax.nn.softmax(logits, where=jax.nn.one_hot(lax.top_k(logits, 2)[1], EXPERTS).sum(1) > 0)
+
+        def product(spec: str, *arrays: Any) -> Any:
+            return jnp.einsum(spec, *arrays, precision="highest")
+
+        hidden = clipped(product("th,ehf->tef", x, w_gate) + b_gate, product("th,ehf->tef", x, w_up) + b_up)
+        return product("te,teh->th", gates, product("tef,efh->teh", hidden, w_down) + b_down)
+
+    if devices:
+        specs = (P("expert"),) * 8
+        call = jax.shard_map(call, mesh=mesh_of(devices), in_specs=specs, out_specs=P("expert"))
+    arrays = (x, logits, *matrices, *biases)
+    agree(jax.jit(call)(*arrays), wanted, *arrays)
+
+    def gradients(call: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.grad(lambda *a: jnp.sin(call(*a)).sum(), tuple(range(8)))
+
+    agree(jax.jit(gradients(call))(*arrays), gradients(wanted), *arrays, factor=3, length=256)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_named_activations(activation: str) -> None:
+    x, logits, *matrices = operands()
+    function = {"gelu": partial(jax.nn.gelu, approximate=False), "relu": jax.nn.relu}[activation]
+    found = mapped(0, activation=activation)(x, logits, *matrices)
+    np.testing.assert_array_equal(found, mapped(0, activation=_times_up(function))(x, logits, *matrices))
+
+
+def _times_up(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda gate, up: function(gate) * up
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        ({"activation": "swish"}, "activation = 'swish'"),
+        ({"biases": 3}, "biases = 3"),
+        ({"biases": [jnp.zeros((EXPERTS, INNER))] * 3}, f"b_down[{EXPERTS}, {HIDDEN}]"),
+    ],
+)
+def test_wrong_biases_and_activations(options: Any, got: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(got)):
+        moe(*operands(), experts_per_token=2, **options)
+
+
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("chosen", "devices"), [([7, 6], 4), ([EXPERTS, 3], 4), ([-1, 0], 0)], ids=str)
 def test_uneven_choices(chosen: list[int], devices: int) -> None:

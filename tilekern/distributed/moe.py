@@ -6,7 +6,9 @@ Shazeer et al., Outrageously Large Neural Networks (ICLR 2017); no token is drop
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +19,12 @@ from tilekern.distributed.exchange import METHODS, Layout, Method, receive, send
 from tilekern.distributed.routing import Gating, limit_capacity, route
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float, is_integer, require
-from tilekern.kernels.ragged_dot import ragged_dot
-from tilekern.kernels.swiglu import swiglu
+from tilekern.kernels.ragged_dot import fused_ragged_dot, ragged_dot
+from tilekern.kernels.swiglu.reference import ACTIVATIONS
 
 hide_frames(__file__)
+
+Activation = str | Callable[[Any, Any], Any]
 
 
 def moe(
@@ -30,6 +34,8 @@ def moe(
     w_up: jax.Array,
     w_down: jax.Array,
     *,
+    biases: Sequence[jax.Array] | None = None,
+    activation: Activation = "silu",
     experts_per_token: int,
     gating: Gating = "softmax",
     normalize: bool = True,
@@ -50,6 +56,8 @@ def moe(
       w_gate: [E / n, H, F] of the dtype of x, the experts of this device among n; the first device has the first ones.
       w_up: [E / n, H, F].
       w_down: [E / n, F, H].
+      biases: as of `apply_experts`.
+      activation: as of `apply_experts`.
       experts_per_token: k, as of `route`.
       gating: as of `route`.
       normalize: as of `route`.
@@ -76,7 +84,7 @@ def moe(
       >>> out.ravel() / out[0]
       Array([ 1., 10.], dtype=float32)
     """
-    _check("moe", x, w_gate, w_up, w_down)
+    _check("moe", x, w_gate, w_up, w_down, biases)
     devices = 1 if axis_name is None else axis_size(axis_name, "moe")
     experts, gates = route(
         logits,
@@ -91,7 +99,8 @@ def moe(
     _check_logits(x, logits, w_gate.shape[0], devices, axis_name)
     if capacity is not None:
         experts, gates = limit_capacity(experts, gates, num_experts=logits.shape[1], capacity=capacity)
-    options: Any = {"axis_name": axis_name, "exchange": exchange, "target": target}
+    options: Any = {"biases": biases, "activation": activation}
+    options |= {"axis_name": axis_name, "exchange": exchange, "target": target}
     return apply_experts(x, experts, gates, w_gate, w_up, w_down, **options)
 
 
@@ -103,13 +112,16 @@ def apply_experts(
     w_up: jax.Array,
     w_down: jax.Array,
     *,
+    biases: Sequence[jax.Array] | None = None,
+    activation: Activation = "silu",
     axis_name: str | None = None,
     exchange: Method | None = None,
     target: str | None = None,
 ) -> jax.Array:
-    """Σ_j gates[t, j] · swiglu(x[t] @ w_gate[e], x[t] @ w_up[e]) @ w_down[e] with e = experts[t, j].
+    """Σ_j gates[t, j] · (silu(x[t] @ w_gate[e]) * (x[t] @ w_up[e])) @ w_down[e] with e = experts[t, j].
 
-    No token is dropped, however uneven the routing is. Rows are sorted by expert and multiplied by `ragged_dot`. With
+    No token is dropped, however uneven the routing is. Rows are sorted by expert. One `fused_ragged_dot` multiplies
+    them by w_gate and w_up and applies the activation, and another product goes back. With
     `axis_name`, inside of `jax.shard_map`, each of n devices has some tokens and E / n experts, and rows are sent to
     the devices that have their experts, and back. Derivatives by x, gates and matrices, of any order, in both modes.
 
@@ -124,6 +136,10 @@ def apply_experts(
       w_gate: [E / n, H, F] of the dtype of x, the experts of this device; the first device has the first ones.
       w_up: [E / n, H, F].
       w_down: [E / n, F, H].
+      biases: b_gate[E / n, F], b_up[E / n, F] and b_down[E / n, H] of float dtypes, added to the three products.
+      activation: of `swiglu`: "silu", "gelu", "gelu_tanh", "relu" or "sigmoid"; or a function of one number of gate and
+        one of up, of jnp functions, biases added, such as the clipped one of gpt-oss. Define it once: calls with
+        another function object compile again.
       axis_name: the mesh axis that divides tokens and experts; None if this device has all experts.
       exchange: "ragged" sends the rows that there are by `jax.lax.ragged_all_to_all`; "dense" sends all room for rows
         by `jax.lax.all_to_all`. None: dense on CPUs, for which XLA has no other, and ragged elsewhere.
@@ -135,7 +151,8 @@ def apply_experts(
     Raises:
       tilekern.errors.ArgumentError: an array or an option does not fit, or the axis is unknown.
     """
-    _check("apply_experts", x, w_gate, w_up, w_down)
+    _check("apply_experts", x, w_gate, w_up, w_down, biases)
+    _check_activation(activation)
     _check_choice(x, experts, gates, exchange)
     devices = 1 if axis_name is None else axis_size(axis_name, "apply_experts")
     tokens, chosen = experts.shape
@@ -146,8 +163,12 @@ def apply_experts(
     counts = jnp.bincount(flat, length=here * devices).astype(jnp.int32)
 
     def apply(rows: jax.Array, sizes: jax.Array) -> jax.Array:
-        gate, up = (ragged_dot(rows, w, sizes, target=target) for w in (w_gate, w_up))
-        return ragged_dot(swiglu(gate, up, target=target), w_down, sizes, target=target)
+        of_gate, of_up, of_down = ([b[:, None]] for b in biases) if biases is not None else ([], [], [])
+        gated: Any = {"epilogue": _gated(activation, bool(of_gate)), "target": target}
+        hidden = fused_ragged_dot(rows, (w_gate, w_up), sizes, *of_gate, *of_up, **gated)
+        if not of_down:
+            return ragged_dot(hidden, w_down, sizes, target=target)
+        return fused_ragged_dot(hidden, w_down, sizes, *of_down, epilogue=_plus, target=target)
 
     if axis_name is None:
         results = apply(rows, counts)
@@ -157,6 +178,23 @@ def apply_experts(
         results = receive(layout, apply(send(layout, rows, exchange), layout.sizes), exchange)
     back = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
     return _combined(results[back].reshape(tokens, chosen, x.shape[1]), gates)
+
+
+@cache
+def _gated(activation: Activation, biased: bool) -> Callable[..., Any]:
+    """The epilogue of the products of gate and up: one function object for all calls."""
+
+    def gated(gate: Any, up: Any) -> Any:
+        return activation(gate, up) if callable(activation) else ACTIVATIONS[activation](gate) * up
+
+    def with_biases(gate: Any, up: Any, of_gate: Any, of_up: Any) -> Any:
+        return gated(gate + of_gate, up + of_up)
+
+    return with_biases if biased else gated
+
+
+def _plus(product: Any, bias: Any) -> Any:
+    return product + bias
 
 
 def _rows(x: jax.Array, chosen: int) -> jax.Array:
@@ -175,7 +213,7 @@ def _combined(results: jax.Array, gates: jax.Array) -> jax.Array:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _check(function: str, x: Any, w_gate: Any, w_up: Any, w_down: Any) -> None:
+def _check(function: str, x: Any, w_gate: Any, w_up: Any, w_down: Any, biases: Any) -> None:
     every = (x, w_gate, w_up, w_down)
     fits = all(is_float(a) and a.dtype == x.dtype for a in every) and [a.ndim for a in every] == [2, 3, 3, 3]
     require(
@@ -191,6 +229,32 @@ def _check(function: str, x: Any, w_gate: Any, w_up: Any, w_down: Any) -> None:
         w_up=w_up,
         w_down=w_down,
     )
+    if biases is not None:
+        _check_biases(function, w_down, biases)
+
+
+def _check_biases(function: str, w_down: Any, biases: Any) -> None:
+    experts, inner, hidden = w_down.shape
+    shapes = [(experts, inner), (experts, inner), (experts, hidden)]
+    given = list(cast(Sequence[Any], biases)) if isinstance(biases, tuple | list) else None
+    if given and len(given) == 3 and all(is_float(b) and b.shape == s for b, s in zip(given, shapes, strict=True)):
+        return
+    raise ArgumentError(
+        f"the biases of {function} do not fit the experts",
+        expected="floats " + ", ".join(f"b_{n}{list(s)}" for n, s in zip(("gate", "up", "down"), shapes, strict=True)),
+        got=f"biases = {describe(biases) if given is None else ', '.join(map(describe, given))}",
+        fix="give zeros for one that is missing, or leave out all of them",
+    )
+
+
+def _check_activation(activation: Any) -> None:
+    if not callable(activation) and activation not in ACTIVATIONS:
+        raise ArgumentError(
+            "apply_experts has no such activation",
+            expected=f"one of {', '.join(map(repr, ACTIVATIONS))}, or a function of a number of gate and one of up",
+            got=f"activation = {activation!r}",
+            fix="give a function, e.g. lambda gate, up: gate * up, defined once",
+        )
 
 
 def _check_logits(x: Any, logits: Any, here: int, devices: int, axis_name: str | None) -> None:

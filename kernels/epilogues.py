@@ -1,0 +1,67 @@
+"""Functions of users that kernels of products apply to their sums: checks, and derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.authoring import describe, hide_frames
+from tilekern.errors import ArgumentError
+
+hide_frames(__file__)
+
+Epilogue = Callable[..., Any]
+
+
+def check_epilogue(function: str, epilogue: Any, dtype: Any, numbers: int) -> None:
+    """Raise an `ArgumentError` unless the epilogue of a `function` gives one float for some `numbers`."""
+    number = jax.ShapeDtypeStruct((), tk.accumulator(dtype))
+    found = jax.eval_shape(epilogue, *[number] * numbers) if callable(epilogue) else epilogue
+    if isinstance(found, jax.ShapeDtypeStruct) and found.shape == () and jnp.issubdtype(found.dtype, jnp.floating):
+        return
+    raise ArgumentError(
+        f"the epilogue of {function} does not return a number",
+        expected="a function of the products and each operand that returns a float without dims",
+        got=f"epilogue = {epilogue}" if found is epilogue else f"epilogue(…) = {describe(found)}",
+        fix="give operands of more than one number as arguments of the call",
+    )
+
+
+def mapped(epilogue: Epilogue, *matrices: jax.Array) -> jax.Array:
+    """The epilogue of each element of matrices of one shape."""
+    return jax.vmap(jax.vmap(epilogue))(*matrices)
+
+
+def applied(epilogue: Epilogue, like: Any, *matrices: jax.Array) -> jax.Array:
+    """The epilogue of whole matrices that broadcast to the shape of `like`, in its dtype."""
+    wide = tk.accumulator(like.dtype)
+    return mapped(epilogue, *(jnp.broadcast_to(x.astype(wide), like.shape) for x in matrices)).astype(like.dtype)
+
+
+def tangent_along(
+    function: Callable[..., jax.Array], values: Sequence[jax.Array], directions: Sequence[jax.Array | None]
+) -> jax.Array:
+    """The tangent of function(*values); a direction of None stands still."""
+    moved = [n for n, direction in enumerate(directions) if direction is not None]
+
+    def of_moved(*given: jax.Array) -> jax.Array:
+        every = list(values)
+        for n, value in zip(moved, given, strict=True):
+            every[n] = value
+        return function(*every)
+
+    return jax.jvp(of_moved, [values[n] for n in moved], [directions[n] for n in moved])[1]
+
+
+def reads_first(function: Callable[..., Any], *arguments: Any) -> bool:
+    """True if the result of a function depends on its first argument, a pytree of arrays."""
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    read = {v for v in jaxpr.outvars if not hasattr(v, "val")}
+    for eqn in reversed(jaxpr.eqns):
+        if read.intersection(eqn.outvars):
+            read.update(v for v in eqn.invars if not hasattr(v, "val"))
+    return not read.isdisjoint(jaxpr.invars[: len(jax.tree.leaves(arguments[0]))])

@@ -1,0 +1,264 @@
+"""Grouped products with an epilogue: a function of the user is applied to the sums before they are stored."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.authoring import describe, hide_frames
+from tilekern.errors import ArgumentError
+from tilekern.kernels.api import as_int32, is_float
+from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first, tangent_along
+from tilekern.kernels.ragged_dot import kernel as plain
+from tilekern.kernels.ragged_dot.api import check_groups, ends_of
+from tilekern.kernels.ragged_dot.contracting import ragged_contracting_forward
+from tilekern.kernels.ragged_dot.derivatives import ragged_dot_by_rhs
+
+hide_frames(__file__)
+
+
+def fused_ragged_dot(
+    lhs: jax.Array,
+    rhs: jax.Array | Sequence[jax.Array],
+    group_sizes: jax.Array,
+    *operands: jax.Array,
+    epilogue: Epilogue,
+    transpose_rhs: bool = False,
+    target: str | None = None,
+    block_m: int | None = None,
+    block_n: int | None = None,
+    block_k: int | None = None,
+) -> jax.Array:
+    """epilogue(*products, *operands), elementwise, of lhs with each of rhs as `ragged_dot`, no product in memory.
+
+    The first layer of an expert is one call: rhs are the matrices of gate and up, and the epilogue is
+    silu(gate) * up. Products are accumulated in float32 (float64 for float64), and the epilogue gets them and the
+    operands in that dtype. The backward pass saves the products, in the dtype of lhs, only if the epilogue's derivative
+    depends on them: not for a bias or a residual.
+
+    Args:
+      lhs: [M, K], float32, bfloat16, float16 or float64.
+      rhs: [G, K, N] of the dtype of lhs, or several of one shape; [G, N, K] with `transpose_rhs`.
+      group_sizes: integers [G], as of `ragged_dot`.
+      operands: arrays of floats. Those of rows broadcast to [M, N], such as a scale of rows [M, 1], or an array to add
+        to. Those of groups are [G, 1, N] or [G, 1, 1], such as the biases of experts.
+      epilogue: a function of one number of each product and one of each operand, of jnp functions. It is called on
+        tracers without dims, so that it cannot mix elements. Define it once: calls with another function object
+        compile again.
+      transpose_rhs: multiply by rhs[g] transposed, which is read in place.
+      target: lower for this target's blocks, e.g. "cpu:xla".
+      block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
+      block_n: columns of a tile.
+      block_k: elements of the inner dim in a tile.
+
+    Returns:
+      out[M, N] in the dtype of lhs. Rows that no group has are 0, whatever the epilogue gives for zeros.
+
+    Raises:
+      tilekern.errors.ArgumentError: shapes or dtypes do not fit, or the epilogue does not return one number.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.ragged_dot import fused_ragged_dot
+      >>> def gated(gate, up):
+      ...     return jax.nn.relu(gate) * up
+      >>> x, w = jnp.arange(4.0)[:, None], jnp.array([1.0, -10.0]).reshape(2, 1, 1)
+      >>> fused_ragged_dot(x, (w, 2 * w), jnp.array([2, 1]), epilogue=gated).ravel()
+      Array([0., 2., 0., 0.], dtype=float32)
+    """
+    matrices = tuple(rhs) if isinstance(rhs, tuple | list) else (cast(jax.Array, rhs),)
+    for matrix in matrices or (None,):
+        check_groups("fused_ragged_dot", lhs, matrix, group_sizes, transpose_rhs)
+    if any(matrix.shape != matrices[0].shape for matrix in matrices):
+        raise ArgumentError(
+            "the matrices of fused_ragged_dot do not fit each other",
+            expected="several rhs of one shape",
+            got=", ".join(map(describe, matrices)),
+            fix="multiply by matrices of different shapes in calls of their own",
+        )
+    product = plain.out_type(lhs, matrices[0], group_sizes, transpose_rhs=transpose_rhs)
+    fitted = tuple(_fitted(n, x, product.shape, matrices[0].shape[0]) for n, x in enumerate(operands))
+    check_epilogue("fused_ragged_dot", epilogue, lhs.dtype, len(matrices) + len(operands))
+    if 0 in (*product.shape, matrices[0].shape[0]):
+        return jnp.zeros(product.shape, lhs.dtype)
+    out, _ = fused_ragged_dot_forward(
+        lhs,
+        matrices,
+        ends_of(as_int32(group_sizes), lhs.shape[0]),
+        fitted,
+        epilogue=epilogue,
+        saves=False,
+        transpose_rhs=transpose_rhs,
+        target=target,
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+    )
+    return out
+
+
+def _fitted(number: int, operand: Any, product: tuple[int, ...], groups: int) -> jax.Array:
+    """An operand of groups [G, 1, N or 1] as it is, and one of rows as [M or 1, N or 1]."""
+    if is_float(operand):
+        whole = (groups, 1, product[1]) if operand.ndim == 3 else product
+        padded = (1,) * (2 - operand.ndim) + operand.shape
+        least = (groups, 1, 1) if operand.ndim == 3 else (1, 1)
+        if len(padded) == len(whole) and all(p in pair for p, *pair in zip(padded, least, whole, strict=True)):
+            return operand.reshape(padded)
+    raise ArgumentError(
+        f"operand {number} of fused_ragged_dot does not broadcast to the products",
+        expected=f"floats of at least 16 bits whose shape broadcasts to {list(product)}, or of groups, "
+        f"{[groups, 1, product[1]]} or {[groups, 1, 1]}",
+        got=describe(operand),
+        fix="a scale of rows has the shape [M, 1]; biases of groups [G, N] become bias[:, None]",
+    )
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+def _types(
+    lhs: Any, rhs: Any, ends: Any, operands: Any, *, epilogue: Any, saves: bool, transpose_rhs: bool
+) -> tuple[Any, Any]:
+    product = plain.out_type(lhs, rhs[0], ends, transpose_rhs=transpose_rhs)
+    return product, (product,) * len(rhs) if saves else ()
+
+
+@tk.kernel(out_type=_types)
+def fused_ragged_dot_forward(
+    lhs: tk.Ref,
+    rhs: tuple[tk.Ref, ...],
+    ends: tk.Ref,
+    operands: tuple[tk.Ref, ...],
+    out: tk.Ref,
+    saved: tuple[tk.Ref, ...],
+    *,
+    epilogue: Epilogue,
+    saves: bool,
+    transpose_rhs: bool,
+    block_m: tk.Block = 128,
+    block_n: tk.Block = 128,
+    block_k: tk.Block = 64,
+) -> None:
+    """out[rows of g] = epilogue(*(lhs[rows of g] @ w[g] for w in rhs), *operands), and the products if it `saves` them.
+
+    Shapes are those of `ragged_dot_forward`; operands are [M or 1, N or 1] or [G, 1, N or 1].
+    """
+    i = tk.parallel(lhs.shape[0], block_m)
+    j = tk.parallel(out.shape[1], block_n)
+    inner, wide = lhs.shape[1], tk.accumulator(lhs.dtype)
+
+    def part(operand: tk.Ref, g: jax.Array) -> jax.Array:
+        """The numbers of an operand for group g, of which a row or a column may stand for the others."""
+        *_, rows, columns = operand.shape
+        at: Any = (g, 0) if len(operand.shape) == 3 else (i if rows > 1 else 0,)
+        found = operand[(*at, j if columns > 1 else 0)].astype(wide)
+        found = found if at[-1] is i else found[None]
+        return jnp.broadcast_to(found if columns > 1 else found[..., None], (block_m, block_n))
+
+    def add_group(g: jax.Array, tiles: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        begin, end = ends[g - 1], ends[g]  # ends[-1] is outside of the array: a load gives 0
+
+        def step(k: tk.Tile, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            left = lhs[i, k]
+            matrices = (w[g, j, k].T if transpose_rhs else w[g, k, j] for w in rhs)
+            return tuple(tk.dot(left, matrix, acc) for matrix, acc in zip(matrices, sums, strict=True))
+
+        needed = tk.serial(inner, block_k, stop=jnp.where(begin < end, inner, 0), whole_tiles=True)
+        products = tk.fold(needed, step, tuple(tk.zeros((i, j), wide) for _ in rhs))
+        result = mapped(epilogue, *products, *(part(operand, g) for operand in operands)).astype(wide)
+        mine = ((i.indices >= begin) & (i.indices < end))[:, None]
+        found = (result, *(products if saves else ()))
+        return tuple(jnp.where(mine, x, tile) for x, tile in zip(found, tiles, strict=True))
+
+    visited = plain.visited(i, ends)
+    tiles = tk.fold(visited, add_group, tuple(tk.zeros((i, j), wide) for _ in (out, *saved)))
+    for ref, tile in zip((out, *saved), tiles, strict=True):
+        ref[i, j] = tile.astype(ref.dtype)
+
+
+# --- derivatives ------------------------------------------------------------------------------------------------------
+
+
+def _spread_type(operand: Any, ends: Any, *, rows: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((rows, operand.shape[2]), operand.dtype)
+
+
+@tk.op(out_type=_spread_type, linear=("operand",))
+def spread(operand: jax.Array, ends: jax.Array, *, rows: int) -> jax.Array:
+    """operand[G, 1, N] -> [rows, N]: the row of its group for each row, and 0 for rows that no group has."""
+    group = jnp.searchsorted(ends, jnp.arange(rows, dtype=ends.dtype), side="right")
+    return jnp.take(operand[:, 0], group, axis=0, mode="fill", fill_value=0)
+
+
+@spread.deftranspose
+def _spread_transpose(cotangent: jax.Array, operand: Any, ends: jax.Array, *, rows: int) -> dict[str, jax.Array]:
+    """The sum of each group's rows."""
+    return {"operand": ragged_contracting_forward(jnp.ones((rows, 1), cotangent.dtype), cotangent, ends)}
+
+
+@fused_ragged_dot_forward.defjvp
+def _jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, saves: bool, transpose_rhs: bool, **blocks: int) -> Any:
+    """The tangent of the epilogue at the saved products, which XLA fuses, and the tangents of the products.
+
+    Where the tangent does not depend on the products, zeros stand for them, and nothing is saved.
+    """
+    (lhs, rhs, ends, operands), (dlhs, drhs, _, doperands) = primals, tangents
+    like = plain.out_type(lhs, rhs[0], ends, transpose_rhs=transpose_rhs)
+
+    def moved(matrix: jax.Array, direction: jax.Array | None) -> jax.Array | None:
+        parts = [] if dlhs is None else [plain.ragged_dot_forward(dlhs, matrix, ends, transpose_rhs=transpose_rhs)]
+        if direction is not None:
+            parts.append(ragged_dot_by_rhs(lhs, direction, ends, transpose_rhs=transpose_rhs))
+        return functools.reduce(jnp.add, parts) if parts else None
+
+    dproducts = tuple(moved(matrix, direction) for matrix, direction in zip(rhs, drhs, strict=True))
+    directions = (*dproducts, *doperands)
+
+    def whole(*values: jax.Array) -> jax.Array:
+        rows = (
+            spread(x.astype(tk.accumulator(x.dtype)), ends, rows=lhs.shape[0]) if x.ndim == 3 else x for x in values
+        )
+        inside = jnp.arange(lhs.shape[0])[:, None] < ends[-1]
+        return jnp.where(inside, applied(epilogue, like, *rows), 0)
+
+    def tangent(products: Sequence[jax.Array], operands: Sequence[jax.Array], directions: Any) -> jax.Array:
+        return tangent_along(whole, [*products, *operands], directions)
+
+    likes = (like,) * len(rhs)
+    needed = saves or reads_first(tangent, likes, operands, directions)
+    options: Any = {"epilogue": epilogue, "saves": needed, "transpose_rhs": transpose_rhs, **blocks}
+    out, products = fused_ragged_dot_forward(*primals, **options)
+    points = products if needed else tuple(jnp.zeros(x.shape, x.dtype) for x in likes)
+    # Only the arguments are kept for the backward pass, not the many intermediate results of a derivative.
+    found = cast(Any, jax.checkpoint)(tangent, prevent_cse=False)(points, operands, directions)
+    return (out, products if saves else ()), (found, dproducts if saves else ())
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+@fused_ragged_dot_forward.schedule("cpu")
+def _cpu(lhs: Any, rhs: Any, ends: Any, operands: Any, transpose_rhs: bool) -> dict[str, int]:
+    return plain.cpu_blocks(lhs, rhs[0], transpose_rhs)
+
+
+@fused_ragged_dot_forward.schedule("cpu:llvm")
+def _llvm(lhs: Any, rhs: Any, ends: Any, operands: Any, transpose_rhs: bool) -> dict[str, int]:
+    return plain.llvm_blocks(lhs, rhs[0], transpose_rhs)
+
+
+@fused_ragged_dot_forward.schedule("cuda")
+def _cuda(lhs: Any, rhs: Any, ends: Any, operands: Any, device: tk.Device) -> dict[str, int]:
+    return plain.cuda_blocks(lhs, rhs[0], device, products=len(rhs))
+
+
+@fused_ragged_dot_forward.schedule("tpu")
+def _tpu(lhs: Any, rhs: Any, ends: Any, operands: Any, transpose_rhs: bool) -> dict[str, int]:
+    return plain.tpu_blocks(lhs, rhs[0], transpose_rhs, products=len(rhs), operands=len(operands))
