@@ -271,15 +271,13 @@ def every_op() -> Func:
         eight = b.op(Broadcast, folded[1], shape=(8,), dims=())
         true = b.const(True, (8,), BOOL)
         b.store(out, eight, tile(i, 8), mask=true)
-        scanned = b.op(
-            LinearScan, b.op(Scan, table, monoid="logsumexp", dim=0, reverse=True), table, dim=0, reverse=True
-        )
+        scanned = b.op(Scan, table, monoid="logsumexp", dim=0, reverse=True)
+        scanned = b.op(LinearScan, scanned, table, dim=0, reverse=True)
         at = b.op(ArgReduce, b.op(Sort, lanes, scanned, dim=0, num_keys=2, pick=1), extreme="min", dim=0)
         b.op(TopK, scanned, dim=0, k=5)
         piece = b.op(DynamicSlice, scanned, at, sizes=(2,))
-        moved = b.op(
-            DynamicUpdateSlice, scanned, b.op(Take, piece, b.op(Iota, shape=(2,), dtype=I32, dim=0), dim=0), at
-        )
+        taken = b.op(Take, piece, b.op(Iota, shape=(2,), dtype=I32, dim=0), dim=0)
+        moved = b.op(DynamicUpdateSlice, scanned, taken, at)
         b.op(Take, moved, b.op(Bitcast, moved, dtype=I32), dim=0, along=True)
         access, positions = access_of((tile(i, 8),))
         hoisted = b.op(Hoist, i, regions=(b.block((), lambda: (b.const(1, (8,)),)),))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import linecache
 import math
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -22,6 +21,7 @@ from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.marks import without_unproved
 from tilekern.ir.memory import Access, Dim, MemoryOp, Position, Term
 from tilekern.ir.text import unique
+from tilekern.ir.tokens import FILE, Token, tokens
 from tilekern.ir.types import BOOL, DTYPES, INDEX, RefType, Role, TileType, Type, kind_of
 from tilekern.ir.verify import verify
 from tilekern.source import UNKNOWN, Loc
@@ -34,20 +34,8 @@ OPS: dict[str, type[Op]] = {
 }
 """Every class of op by its name."""
 
-_FILE = "<tile text>"
 # Blocks or lists inside each other, digits of a number, and elements of a tile: more are an error of the text.
 _DEEPEST, _DIGITS, _LARGEST = 64, 100, 2**62
-_TOKEN = re.compile(
-    r"""(?P<space>\s+|\#[^\n]*)
-    | (?P<string>"(?:[^"\\\n]|\\.)*")
-    | (?P<value>%\w+(?:\.\d+)?)
-    | (?P<bytes>0x(?:[0-9a-f]{2})+)
-    | (?P<number>\d+(?:\.\d+)?(?:e[+-]?\d+)?)
-    | (?P<word>[A-Za-z_]\w*)
-    | (?P<mark>\+:|//|[-+*%@:=,!(){}\[\]<>])
-    | (?P<bad>.)""",
-    re.VERBOSE | re.ASCII,
-)
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "inf": math.inf, "nan": math.nan, **DTYPES}
 
 
@@ -61,30 +49,10 @@ def parse(text: str) -> Func:
     return without_unproved(_Parser(text).func())
 
 
-@dataclass(frozen=True)
-class _Token:
-    kind: str
-    text: str
-    loc: Loc
-
-
-def _tokens(text: str) -> Iterator[_Token]:
-    line, begin = 1, 0
-    for found in _TOKEN.finditer(text):
-        kind, word = str(found.lastgroup), found.group()
-        if kind != "space":
-            yield _Token(kind, word, Loc(_FILE, line, found.start() - begin, found.end() - begin))
-        if kind == "bad":
-            break
-        if "\n" in word:
-            line, begin = line + word.count("\n"), found.start() + word.rindex("\n") + 1
-    yield _Token("end", "the end of the text", Loc(_FILE, line, len(text) - begin))
-
-
 class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = list(_tokens(text))
+        self._tokens = list(tokens(text))
         self._next = 0
         self._values: dict[str, Value] = {}  # in the order of their definition
         self._taken: set[str] = set()  # all names so far
@@ -93,11 +61,11 @@ class _Parser:
     # --- tokens ---
 
     @property
-    def _token(self) -> _Token:
+    def _token(self) -> Token:
         return self._tokens[self._next]
 
-    def _error(self, summary: str, token: _Token) -> ParseError:
-        linecache.cache[_FILE] = (len(self._text), None, [f"{line}\n" for line in self._text.split("\n")], _FILE)
+    def _error(self, summary: str, token: Token) -> ParseError:
+        linecache.cache[FILE] = (len(self._text), None, [f"{line}\n" for line in self._text.split("\n")], FILE)
         with source.at(token.loc):
             return ParseError(f"line {token.loc.line}: {summary}")
 
@@ -138,12 +106,12 @@ class _Parser:
             raise self._error(f"expected an integer, got {text}", token)
         return sign * self._whole(text, token)
 
-    def _whole(self, digits: str, token: _Token) -> int:
+    def _whole(self, digits: str, token: Token) -> int:
         if len(digits) > _DIGITS:
             raise self._error(f"expected a number of at most {_DIGITS} digits, got one of {len(digits)}", token)
         return int(digits)
 
-    def _nested[T](self, read: Callable[[], T], token: _Token) -> T:
+    def _nested[T](self, read: Callable[[], T], token: Token) -> T:
         """The result of `read`, one level deeper."""
         if self._depth == _DEEPEST:
             raise self._error(f"expected at most {_DEEPEST} blocks or lists inside each other", token)
@@ -164,13 +132,13 @@ class _Parser:
 
     # --- values and types ---
 
-    def _new(self) -> _Token:
+    def _new(self) -> Token:
         """The name of a value to be defined."""
         token = self._token
         self._take("value")
         return token
 
-    def _hint(self, token: _Token) -> str:
+    def _hint(self, token: Token) -> str:
         """The hint of which the printer made `%name` or `%name.n`: without the number that makes a name unique."""
         name = token.text[1:].partition(".")[0]
         if name.isdigit():
@@ -180,7 +148,7 @@ class _Parser:
         self._taken.add(name)
         return hint
 
-    def _bind(self, token: _Token, value: Value) -> Value:
+    def _bind(self, token: Token, value: Value) -> Value:
         if token.text in self._values:
             raise self._error(f"{token.text} is defined twice", token)
         self._values[token.text] = value
@@ -221,7 +189,7 @@ class _Parser:
         self._expect(":")
         return self._bind(token, Value(self._type(), self._hint(token)))
 
-    def _axis(self) -> tuple[_Token, Axis]:
+    def _axis(self) -> tuple[Token, Axis]:
         token = self._new()
         self._expect("in")
         name = self._name()
@@ -311,7 +279,7 @@ class _Parser:
         return block
 
     def _op(self) -> Op:
-        names: tuple[_Token, ...] = ()
+        names: tuple[Token, ...] = ()
         if self._token.kind == "value":
             names = self._list(self._new)
             self._expect("=")
@@ -353,7 +321,7 @@ class _Parser:
             if self._token.text != "}":
                 self._expect(",")
 
-    def _make(self, kind: type[Op], given: dict[str, Any], types: tuple[TileType, ...], token: _Token) -> Op:
+    def _make(self, kind: type[Op], given: dict[str, Any], types: tuple[TileType, ...], token: Token) -> Op:
         """The op, with a `shape` and a `dtype` from the type of its result where they are not given."""
         if len(types) == 1:
             known = {f.name for f in fields(kind)}
@@ -371,7 +339,7 @@ class _Parser:
             raise self._error(f"{kind.name} gives {', '.join(str(v.type) for v in op.results) or 'no result'}", token)
         return op
 
-    def _array(self, literal: Any, tile: TileType, token: _Token) -> Array:
+    def _array(self, literal: Any, tile: TileType, token: Token) -> Array:
         try:
             if isinstance(literal, bytes):
                 if tile.dtype == BOOL and max(literal, default=0) > 1:
@@ -483,7 +451,7 @@ class _Parser:
 
         return args
 
-    def _carry(self) -> tuple[_Token, Value]:
+    def _carry(self) -> tuple[Token, Value]:
         token = self._new()
         self._expect("=")
         return token, self._use()
