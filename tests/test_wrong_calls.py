@@ -112,6 +112,11 @@ FUNCTIONS: dict[str, Call] = {
     "kernel": of(
         declare(tk.kernel), out_type=lambda x: x, donate=("x",), linear=("x",), residuals=1 << 20, inside=False
     ),
+    "linear_scan": Call(
+        constant(tk.linear_scan),
+        (lambda s: s.tile, lambda s: s.tile),
+        {"axis": constant(0), "reverse": constant(False)},
+    ),
     "load": of(tk.load, "no file", inside=False),
     "op": of(declare(tk.op), out_type=lambda x: x, linear=("x",), inside=False),
     "parallel": of(tk.parallel, 1, 1, order="descending"),

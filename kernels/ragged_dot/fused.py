@@ -68,9 +68,9 @@ def fused_ragged_dot(
       >>> from tilekern.kernels.ragged_dot import fused_ragged_dot
       >>> def gated(gate, up):
       ...     return jax.nn.relu(gate) * up
-      >>> x, w = jnp.arange(4.0)[:, None], jnp.array([1.0, -10.0]).reshape(2, 1, 1)
+      >>> x, w = jnp.arange(4.0)[:, None], jnp.array([1.0, 10.0]).reshape(2, 1, 1)
       >>> fused_ragged_dot(x, (w, 2 * w), jnp.array([2, 1]), epilogue=gated).ravel()
-      Array([0., 2., 0., 0.], dtype=float32)
+      Array([  0.,   2., 800.,   0.], dtype=float32)
     """
     matrices = tuple(rhs) if isinstance(rhs, tuple | list) else (cast(jax.Array, rhs),)
     for matrix in matrices or (None,):

@@ -95,4 +95,7 @@ def test_derivatives_of_the_library_compile(name: str, target: str) -> None:
 def test_derivatives_of_the_library_agree_with_the_interpreter(name: str, target: str) -> None:
     for family in derived(name, "float32", target):
         func = family.func(resolve(target))
-        check(func, family.lowered(resolve(target)), inputs(func))
+        arrays = inputs(func)
+        if name == "selective_scan":  # states grow without bound where a rate is above zero
+            arrays = [-np.abs(x) if p.name == "a" else x for p, x in zip(func.inputs, arrays, strict=True)]
+        check(func, family.lowered(resolve(target)), arrays)

@@ -62,7 +62,7 @@ def test_numerics_come_first_and_what_has_aims_before_the_rest(options: Options)
 
 def test_every_library_kernel_is_checked_in_every_dtype() -> None:
     folders = {path.parent.name for path in (ROOT / "kernels").glob("*/kernel.py")}
-    folders |= {"cross_entropy_gradient", "flash_attention_gradient"}
+    folders |= {"cross_entropy_gradient", "flash_attention_gradient", "fused_ragged_dot"}
     assert {(c.kernel, c.dtype) for c in numerics.checks()} == {
         (folder, dtype) for folder in folders for dtype in ("bfloat16", "float16", "float32")
     }

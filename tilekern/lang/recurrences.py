@@ -33,11 +33,12 @@ def linear_scan(factors: Any, terms: Any, axis: int = 0, *, reverse: bool = Fals
     """
     a, b = (jnp.asarray(x) if _jax.is_array(x) else x for x in (factors, terms))
     fits = _jax.is_array(a) and _jax.is_array(b) and jnp.issubdtype(b.dtype, jnp.floating)
-    if not (fits and (a.shape, a.dtype) == (b.shape, b.dtype) and -b.ndim <= axis < b.ndim):
+    fits = fits and type(axis) is int and -b.ndim <= axis < b.ndim and type(reverse) is bool
+    if not (fits and (a.shape, a.dtype) == (b.shape, b.dtype)):
         raise ArgumentError(
             "tk.linear_scan takes two tiles of floats",
-            expected="factors and terms of one shape and one float dtype, and one of their dims",
-            got=f"factors = {describe(factors)}, terms = {describe(terms)}, axis = {axis}",
+            expected="factors and terms of one shape and one float dtype, one of their dims, and a bool",
+            got=f"factors = {describe(factors)}, terms = {describe(terms)}, axis = {axis!r}, reverse = {reverse!r}",
             fix="broadcast with jnp.broadcast_to, cast with .astype",
         )
     wide = jnp.promote_types(b.dtype, jnp.float32)
