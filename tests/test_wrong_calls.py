@@ -271,6 +271,7 @@ RIGHT: dict[str, dict[str, set[str]]] = {
     "grid": {"call": {"too few"}},
     "hoist": {"0": {"a function"}},
     "kernel": {"out_type": {"a function", "a class"}, "residuals": {"a huge number"}},
+    "linear_scan": {"reverse": FLAGS},
     "load": {"0": {"a string"}},  # there is no such file: an OSError
     "op": {"out_type": {"a function", "a class"}},
     "parallel": {"1": {"None"}, "order": {"None"}},
