@@ -68,8 +68,8 @@ def rg_lru(
       >>> from tilekern.kernels.rg_lru import rg_lru
       >>> gate = jnp.zeros((1, 2, 1))
       >>> h, state = rg_lru(jnp.ones((1, 2, 1)), gate, gate, jnp.array([-1.0]))
-      >>> [f"{x:.3f}" for x in h.ravel()]
-      ['0.479', '0.616']
+      >>> print(*(f"{x:.3f}" for x in h.ravel()))
+      0.479 0.616
     """
     _check(x, input_gate, recurrence_gate, a_param, initial_state, segment_ids)
     number = as_real(c)
