@@ -34,8 +34,9 @@ def measure() -> Iterator[Result]:
     for dtype in DTYPES:
         peers = {"scan": linear_attention.reference, "chunks": _in_chunks}
         yield from _compare(linear_attention.linear_attention, CASES[1], dtype, peers)
-        case = replace(DELTA_RULES[0], tokens=_DELTA_TOKENS)
-        yield from _compare(gated_delta_rule.gated_delta_rule, case, dtype, {"scan": gated_delta_rule.reference})
+        for delta_rule in (DELTA_RULES[0], DELTA_RULES[2]):
+            case = replace(delta_rule, tokens=_DELTA_TOKENS)
+            yield from _compare(gated_delta_rule.gated_delta_rule, case, dtype, {"scan": gated_delta_rule.reference})
         scans = {"scan": rg_lru.reference, "associative scan": _by_doubling}
         yield from _compare(rg_lru.rg_lru, GATED_UNITS[0], dtype, scans)
         scans = {"scan": selective_scan.reference, "associative scan": _selective_by_doubling}

@@ -49,16 +49,38 @@ def decays_of(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any) -> De
     after = jnp.exp((totals[0] - sums[0]) + (totals[1] - sums[1]))
     related = t.indices[:, None] >= t.indices[None, :]
     if segment_ids is not None:
-        ids = segment_ids[b, t]
-        first = segment_ids[b, jnp.maximum(t.start - 1, 0)]
-        last = segment_ids[b, jnp.minimum(t.stop, segment_ids.shape[1]) - 1]
-        related &= ids[:, None] == ids[None, :]
-        before = jnp.where(ids == first, before, 0)
-        after = jnp.where(ids == last, after, 0)
-        whole = jnp.where(first == last, whole, 0)
+        segments = segments_of(t, segment_ids, b)
+        related &= segments.same
+        before = jnp.where(segments.first, before, 0)
+        after = jnp.where(segments.last, after, 0)
+        whole = jnp.where(segments.whole, whole, 0)
     differences = (x[:, None] - x[None, :] for x in sums)
     between = jnp.exp(jnp.where(related, sum(differences), -jnp.inf))
     return Decays(between, before, after, whole)
+
+
+class Segments(NamedTuple):
+    """The packed sequences of a chunk of C tokens.
+
+    Attributes:
+      same: [C, C], whether two tokens are of one sequence.
+      first: [C], whether a token is of the sequence of the token before the chunk.
+      last: [C], whether it is of that of the chunk's last token.
+      whole: whether these are one.
+    """
+
+    same: jax.Array
+    first: jax.Array
+    last: jax.Array
+    whole: jax.Array
+
+
+def segments_of(t: tk.Tile, segment_ids: Any, b: Any) -> Segments:
+    """The packed sequences of chunk t; `segment_ids` is the ref, b the sequence."""
+    ids = segment_ids[b, t]
+    first = segment_ids[b, jnp.maximum(t.start - 1, 0)]
+    last = segment_ids[b, jnp.minimum(t.stop, segment_ids.shape[1]) - 1]
+    return Segments(ids[:, None] == ids[None, :], ids == first, ids == last, first == last)
 
 
 def first_of_run(t: tk.Tile, segment_ids: Any, b: Any) -> jax.Array | None:
@@ -89,21 +111,25 @@ def check_tokens(
     segment_ids: Any,
     *,
     constant: bool = False,
+    by_channel: tuple[str, ...] = (),
 ) -> None:
     """Raise an `ArgumentError` unless the arrays fit.
 
-    `of_tokens` are arrays [B, T, H], or with `constant` also [H].
+    `of_tokens` are arrays [B, T, H], or with `constant` also [H]; those named by `by_channel` also [B, T, H, K].
     """
     floats = {"query": query, "key": key, "value": value, **of_tokens, "initial_state": initial_state}
     named = {name: x for name, x in floats.items() if x is not None}
     fits = all(map(is_float, named.values())) and _shapes_fit(query, key, value, initial_state)
-    fits = fits and all(_of_tokens(x, value, constant) for x in of_tokens.values() if x is not None)
+    for name, x in of_tokens.items():
+        wide = name in by_channel and fits and x is not None and x.shape == (*value.shape[:3], query.shape[3])
+        fits = fits and (wide or x is None or _of_tokens(x, value, constant))
     fits = fits and (segment_ids is None or (is_integer(segment_ids) and segment_ids.shape == value.shape[:2]))
     require(
         fits,
         function,
         expected="query[B, T, G, K], key[B, T, G, K] and value[B, T, H, V] of one float dtype of at least 16 bits, H a "
-        f"multiple of G, {', '.join(f'{n}[B, T, H]' for n in of_tokens)}{' or [H]' if constant else ''}, "
+        f"multiple of G, {', '.join(f'{n}[B, T, H]' + ' or [B, T, H, K]' * (n in by_channel) for n in of_tokens)}"
+        f"{' or [H]' if constant else ''}, "
         "initial_state[B, H, K, V] or None, of any such dtypes, segment_ids[B, T] of integers or None",
         fix="heads come after tokens: use swapaxes(1, 2); cast with .astype",
         **named,

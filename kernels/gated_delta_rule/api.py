@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames
+from tilekern.kernels.gated_delta_rule.channels import delta_rule_by_channel
 from tilekern.kernels.gated_delta_rule.kernel import gated_delta_rule_forward
 from tilekern.kernels.recurrences import check_tokens
 
@@ -28,7 +29,9 @@ def gated_delta_rule(
     """S_t = a_t S_{t-1} + β_t k_t (v_t - a_t S_{t-1}ᵀ k_t)ᵀ and out_t = S_tᵀ q_t, in chunks; returns (out, last state).
 
     a_t = exp(log_decay_t). This is Gated DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2412.06464), and without
-    `log_decay` DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2406.06484). The query is not scaled, and keys are not
+    `log_decay` DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2406.06484). With a decay for each channel of the key,
+    log_decay[B, T, H, K], a_t multiplies the rows of the state: Kimi delta attention, KDA (Kimi Team 2025,
+    https://arxiv.org/abs/2510.26692). The query is not scaled, and keys are not
     normalised: models make keys unit vectors, for which the state stays bounded while β_t ≤ 2. States, decays and the
     solution of a chunk are in float32 (float64 for float64); operands of products are in the dtype of the query.
 
@@ -40,9 +43,9 @@ def gated_delta_rule(
       key: like the query.
       value: [B, T, H, V] of that dtype; head h has the query and the key of head h // (H // G).
       beta: [B, T, H], the rates at which tokens overwrite the state, of any of these dtypes.
-      log_decay: [B, T, H], natural logarithms of the decays, of any of these dtypes; None for none. They are at most 0,
-        which is not checked: a positive one grows the state, and may overflow. Below -110 (-750 for float64) a decay
-        is 0.
+      log_decay: [B, T, H], or [B, T, H, K] for one of each channel: natural logarithms of the decays, of any of these
+        dtypes; None for none. They are at most 0, which is not checked: a positive one grows the state, and may
+        overflow. Below -110 (-750 for float64) a decay is 0.
       initial_state: [B, H, K, V], of any of these dtypes; None for zeros.
       segment_ids: [B, T], integers: packed sequences, each a run of one number. The state begins anew with each run;
         the first one continues `initial_state`, and the last state is that of the last one. None for one sequence.
@@ -66,13 +69,16 @@ def gated_delta_rule(
       Array([0.5  , 0.75 , 0.875], dtype=float32)
     """
     of_tokens = {"beta": beta} if log_decay is None else {"beta": beta, "log_decay": log_decay}
-    check_tokens("gated_delta_rule", query, key, value, of_tokens, initial_state, segment_ids)
+    check_tokens(
+        "gated_delta_rule", query, key, value, of_tokens, initial_state, segment_ids, by_channel=("log_decay",)
+    )
     batch, tokens, heads, width = value.shape
     wide = jnp.promote_types(value.dtype, jnp.float32)
     if 0 in (batch, tokens, heads, width, query.shape[3]):
         zeros = jnp.zeros((batch, heads, query.shape[3], width), wide)
         return jnp.zeros_like(value), zeros if initial_state is None else initial_state.astype(wide)
     decays = jnp.zeros(value.shape[:3], wide) if log_decay is None else log_decay
-    return gated_delta_rule_forward(
+    forward = gated_delta_rule_forward if decays.ndim == 3 else delta_rule_by_channel
+    return forward(
         query, key, value, beta, decays, initial_state, segment_ids, target=target, block_t=block_t, block_v=block_v
     )

@@ -13,7 +13,10 @@ from tilekern.kernels.matmul.cases import shrunk
 
 @dataclass(frozen=True)
 class Case:
-    """query, key[batch, tokens, groups, depth], value[batch, tokens, heads, width]; beta and log decays of tokens."""
+    """query, key[batch, tokens, groups, depth], value[batch, tokens, heads, width]; beta and log decays of tokens.
+
+    With `by_channel`, log decays of tokens and channels of the key.
+    """
 
     name: str
     batch: int
@@ -22,6 +25,7 @@ class Case:
     groups: int
     depth: int
     width: int
+    by_channel: bool = False
 
     def arrays(self, key: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
         """Random query, unit keys, value, beta between 0 and 1; log decays in float32, -0.1 on average."""
@@ -33,7 +37,8 @@ class Case:
         value = jax.random.normal(for_value, (self.batch, self.tokens, self.heads, self.width), dtype)
         of_tokens = (self.batch, self.tokens, self.heads)
         beta = jax.random.uniform(for_beta, of_tokens, jnp.float32)
-        decays = -0.1 * jax.random.exponential(for_decay, of_tokens, jnp.float32)
+        of_decays = (*of_tokens, self.depth) if self.by_channel else of_tokens
+        decays = -0.1 * jax.random.exponential(for_decay, of_decays, jnp.float32)
         return query.astype(dtype), keys.astype(dtype), value, beta, decays
 
     def small(self) -> Case:
@@ -47,4 +52,6 @@ CASES = (
     # https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct: 16 heads of keys, 32 of values.
     Case("qwen3_next", 1, 4096, 32, 16, 128, 128),
     Case("gated_deltanet_1p3b", 1, 1000, 6, 6, 256, 512),  # https://github.com/NVlabs/GatedDeltaNet
+    # https://huggingface.co/moonshotai/Kimi-Linear-48B-A3B-Instruct: Kimi delta attention.
+    Case("kimi_linear", 1, 4096, 32, 32, 128, 128, by_channel=True),
 )

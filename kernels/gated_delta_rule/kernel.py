@@ -24,9 +24,10 @@ from tilekern.kernels.blocks import even, power_of_two, tiled
 from tilekern.kernels.recurrences import decays_of
 
 
-def _out_type(
+def out_type(
     query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
 ) -> tuple[Any, Any]:
+    """The outputs and the last state, in float32 (float64 for float64)."""
     batch, _, heads, width = value.shape
     state = jax.ShapeDtypeStruct((batch, heads, query.shape[3], width), tk.accumulator(value.dtype))
     return jax.ShapeDtypeStruct(value.shape, value.dtype), state
@@ -48,7 +49,7 @@ def unit_lower_inverse(a: jax.Array, precision: str | None = None) -> jax.Array:
     return inverse
 
 
-@tk.kernel(out_type=_out_type)
+@tk.kernel(out_type=out_type)
 def gated_delta_rule_forward(
     query: tk.Ref,
     key: tk.Ref,

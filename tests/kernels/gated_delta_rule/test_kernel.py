@@ -34,6 +34,14 @@ def problem(tokens: int, dtype: Any = "float32", *, batch: int = 2, alike: float
     return [*(x.astype(jnp.dtype(dtype)) for x in (query, key, value)), beta, decays, state]
 
 
+def by_channel(arrays: list[Any], *, strong: bool = False) -> list[Any]:
+    """The problem with decays of channels, of which some are as good as 0 if `strong`."""
+    random = np.random.default_rng(1)
+    shape = (*arrays[4].shape, arrays[0].shape[3])
+    decays = -(random.exponential(size=shape) ** 4 * 20 if strong else 0.3 * random.exponential(size=shape))
+    return [*arrays[:4], decays.astype(np.float32), *arrays[5:]]
+
+
 def check_call(arrays: Any, **keywords: Any) -> None:
     """Compare a call with the definition."""
     ids = keywords.get("segment_ids")
@@ -44,6 +52,39 @@ def check_call(arrays: Any, **keywords: Any) -> None:
 @pytest.mark.parametrize("blocks", [{}, {"block_t": 16, "block_v": 8}])
 def test_floats(dtype: str, blocks: dict[str, int]) -> None:
     check_call(problem(37, dtype), **blocks)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("blocks", [{}, {"block_t": 16, "block_v": 8}, {"block_t": 7}])
+def test_decays_of_channels(dtype: str, blocks: dict[str, int]) -> None:
+    check_call(by_channel(problem(37, dtype)), **blocks)
+
+
+@pytest.mark.parametrize("block_t", [1, 16, 64])
+def test_strong_decays_of_channels(block_t: int) -> None:
+    """The exponential of a difference of their sums would overflow, or lose its digits."""
+    check_call(by_channel(problem(64), strong=True), block_t=block_t)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_decays_of_channels(dtype: str) -> None:
+    arrays = by_channel(problem(17, dtype))
+    check_gradients(partial(gated_delta_rule, block_t=16, block_v=8), reference, arrays)
+
+
+def test_packed_sequences_with_decays_of_channels() -> None:
+    arrays, ids = by_channel(problem(25), strong=True), packed(25)
+    check_call(arrays, segment_ids=ids, block_t=8)
+    ours = partial(gated_delta_rule, block_t=8, segment_ids=ids)
+    check_gradients(ours, partial(reference, segment_ids=ids), by_channel(problem(25)))
+
+
+@pytest.mark.one_backend
+def test_equal_decays_of_channels_are_a_decay_of_the_head() -> None:
+    arrays = problem(37)
+    alike = [*arrays[:4], np.repeat(arrays[4][..., None], 8, axis=-1), arrays[5]]
+    for found, expected in zip(gated_delta_rule(*alike), gated_delta_rule(*arrays), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17])
@@ -152,6 +193,7 @@ def test_no_tokens() -> None:
         ({2: jnp.zeros((2, 9, 3, 12))}, "value = float32[2, 9, 3, 12]"),
         ({3: jnp.zeros((2, 9))}, "beta = float32[2, 9]"),
         ({4: jnp.zeros(4)}, "log_decay = float32[4]"),
+        ({4: jnp.zeros((2, 9, 4, 12))}, "log_decay = float32[2, 9, 4, 12]"),
         ({5: jnp.zeros((2, 4, 12, 8))}, "initial_state = float32[2, 4, 12, 8]"),
         ({6: jnp.zeros((2, 9))}, "segment_ids = float32[2, 9]"),
     ],

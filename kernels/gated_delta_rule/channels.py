@@ -1,0 +1,125 @@
+"""The gated delta rule with a decay for each channel of the key: Kimi delta attention.
+
+The state is decayed row by row, S_t = Diag(a_t) S_{t-1} + …, so that decays stand between keys, channel by channel
+(Kimi Team 2025, https://arxiv.org/abs/2510.26692, section 3):
+
+    u_i = β_i (v_i - (k_i exp c_i)ᵀ S - Σ_{j < i} (Σ_d k_id k_jd exp(c_id - c_jd)) u_j)
+
+A product of k_i exp(c_i) and k_j exp(-c_j) would overflow. So the pairs i > j are parted as the halves of blocks whose
+size doubles from 2: each pair is in the lower and the upper half of one block. The decays from j to the middle of the
+block, and from there to i, are at most 1. Each is the sum of the log decays between, and not a difference of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.kernels.blocks import even, power_of_two, tiled
+from tilekern.kernels.gated_delta_rule.kernel import out_type, unit_lower_inverse
+from tilekern.kernels.recurrences import segments_of
+
+
+@tk.kernel(out_type=out_type)
+def delta_rule_by_channel(
+    query: tk.Ref,
+    key: tk.Ref,
+    value: tk.Ref,
+    beta: tk.Ref,
+    log_decay: tk.Ref,
+    initial_state: tk.Ref | None,
+    segment_ids: tk.Ref | None,
+    out: tk.Ref,
+    final_state: tk.Ref,
+    *,
+    block_t: tk.Block = 32,
+    block_v: tk.Block = 128,
+) -> None:
+    """As `gated_delta_rule_forward`, for log_decay[B, T, H, K]; operands of products are in the dtype of the inputs."""
+    groups, shared = query.shape[2], value.shape[2] // query.shape[2]
+    b = tk.parallel(value.shape[0])
+    g = tk.parallel(groups)
+    n = tk.parallel(shared)
+    j = tk.parallel(value.shape[3], block_v)
+    h = n if groups == 1 else g * shared + n
+    wide, narrow = tk.accumulator(value.dtype), value.dtype
+    precision = "bf16x6" if narrow.itemsize == 2 else None
+
+    def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
+        q, k, v = query[b, t, g].astype(wide), key[b, t, g].astype(wide), value[b, t, h, j]
+        rate = beta[b, t, h].astype(wide)[:, None]
+        decays = jnp.maximum(log_decay[b, t, h].astype(wide), -750 if wide == jnp.float64 else -110)
+
+        def product_of_decays(tokens: jax.Array) -> jax.Array:
+            """exp of the sums of the log decays of the tokens that a row[C, C] holds, [C, K]."""
+            return jnp.exp(tk.dot(jnp.where(tokens, 1, 0).astype(wide), decays, precision=precision))
+
+        row, column = t.indices[:, None] - t.start, t.indices[None, :] - t.start
+        before, after = product_of_decays(column <= row), product_of_decays(column > row)
+        whole = jnp.exp(decays.sum(axis=0))
+        scores = jnp.where(row == column, (q * k).sum(axis=1)[:, None], 0)
+        a = jnp.zeros_like(scores)
+        for pairs, tokens in _halves(row, column, block_t):
+            factors = product_of_decays(tokens)
+            decayed = (k * factors).astype(narrow)
+            a = jnp.where(pairs, tk.dot(decayed, decayed.T), a)
+            scores = jnp.where(pairs, tk.dot((q * factors).astype(narrow), decayed.T), scores)
+        if segment_ids is not None:
+            segments = segments_of(t, segment_ids, b)
+            a, scores = jnp.where(segments.same, a, 0), jnp.where(segments.same, scores, 0)
+            before = jnp.where(segments.first[:, None], before, 0)
+            after = jnp.where(segments.last[:, None], after, 0)
+            whole = jnp.where(segments.whole, whole, 0)
+        start = state.astype(narrow)
+        missing = v.astype(wide) - tk.dot((k * before).astype(narrow), start)
+        inverse = unit_lower_inverse(rate * a, precision)
+        added = tk.dot(inverse, rate * missing, precision=precision).astype(narrow)
+        known = tk.dot((q * before).astype(narrow), start)
+        out[b, t, h, j] = tk.dot(scores.astype(narrow), added, known).astype(out.dtype)
+        return tk.dot((k * after).astype(narrow).T, added, state * whole[:, None])
+
+    start = tk.zeros((key.shape[3], j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
+    final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
+
+
+def _halves(row: jax.Array, column: jax.Array, size: int) -> Iterator[tuple[jax.Array, jax.Array]]:
+    """The levels of a chunk of `size` tokens: pairs[C, C] of tokens, and the tokens from a row to its block's middle.
+
+    A row in the lower half of a block has the tokens from the middle up to itself, one in the upper half those behind
+    itself up to the middle.
+    """
+    half = 1
+    while half < size:
+        lower = row // half % 2 == 1
+        same = row // half == column // half
+        pairs = (row // (2 * half) == column // (2 * half)) & lower & (column // half % 2 == 0)
+        yield pairs, same & ((lower & (column <= row)) | (~lower & (column > row)))
+        half *= 2
+
+
+@delta_rule_by_channel.schedule("cpu")
+def _cpu(
+    query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
+) -> dict[str, int]:
+    """Chunks of 32 tokens: their five levels and their inverse cost less than their products with the state."""
+    return {"block_t": even(value.shape[1], 32), "block_v": even(value.shape[3], 256)}
+
+
+@delta_rule_by_channel.schedule("cuda")
+def _cuda(
+    query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
+) -> dict[str, int]:
+    """Chunks of 16 tokens, which spill least."""
+    return {"block_t": 16, "block_v": power_of_two(value.shape[3], 32, 16), "num_warps": 8}
+
+
+@delta_rule_by_channel.schedule("tpu")
+def _tpu(
+    query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
+) -> dict[str, int]:
+    """Chunks of 32 tokens: one level of products less than for 64."""
+    return {"block_t": tiled(value.shape[1], 32, 8), "block_v": tiled(value.shape[3], 256, 128)}
