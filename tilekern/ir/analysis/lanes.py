@@ -14,6 +14,7 @@ from tilekern.ir.carries import carries
 from tilekern.ir.compute import Bitcast, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value, definitions
+from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.dynamic import DynamicSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp, WriteOp
@@ -168,6 +169,8 @@ class _Lanes:
         match op:
             case Elementwise() | Select() | Convert() | Bitcast():
                 return frozenset[int]().union(*(s for s, v in zip(lanes, op.operands, strict=True) if v.tile.shape))
+            case Stop() | Custom():  # the value is the first operand; a rule is for derivatives
+                return lanes[0]
             case Broadcast():
                 return [op.dims[d] for d in lanes[0]]
             case Transpose():
