@@ -19,6 +19,7 @@ from bench.gpu import gradients
 from bench.gpu.gradients import FEATURES, Featured
 from bench.gpu.item import Item, Record, lowerings_of
 from tilekern.kernels import (
+    adamw_step,
     causal_conv1d,
     cross_entropy,
     distillation,
@@ -35,6 +36,7 @@ from tilekern.kernels import (
     softmax,
     swiglu,
 )
+from tilekern.kernels.adamw_step.cases import CASES as WEIGHTS
 from tilekern.kernels.causal_conv1d.cases import CASES as CONVOLUTIONS
 from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
 from tilekern.kernels.distillation.cases import CASES as DISTILLATIONS
@@ -56,9 +58,10 @@ from tilekern.lower.target import Target
 from tilekern.testing import assert_close, in_float64
 
 RUNS = 3
-# Kernels with weights or states, where a NaN makes all later results NaN; and gradients, where a NaN in a cotangent
-# reaches all tiles that are not skipped.
+# Kernels with weights, states or factors of all elements, where a NaN makes all later results NaN; and gradients, where
+# a NaN in a cotangent reaches all tiles that are not skipped.
 WITHOUT_SPECIALS = (
+    "adamw_step",
     "cross_entropy",
     "cross_entropy_gradient",
     "distillation",
@@ -110,6 +113,12 @@ def gated_experts(
 ) -> jax.Array:
     """The first layer of experts, with the matrices of gate and up from one array."""
     return function(lhs, (rhs, jnp.flip(rhs, 1)), sizes, epilogue=silu_gate, **keywords)
+
+
+def stepped(function: Callable[..., Any], *arrays: jax.Array, **keywords: Any) -> Any:
+    """A step of AdamW, with the keys and the coordinates of its rounding behind the other arrays, if there are any."""
+    *matrices, factors = arrays[:5]
+    return function(*matrices, factors, arrays[5] if arrays[5:] else None, arrays[6:], **keywords)
 
 
 def _columns(x: Any, *others: Any) -> int:
@@ -225,6 +234,13 @@ KERNELS = {
     "layer_norm": Kernel(
         layer_norm.layer_norm, layer_norm.reference, LAYER_NORMS, _resized(LAYER_NORMS, *ROWS), _columns
     ),
+    "adamw_step": Kernel(
+        partial(stepped, adamw_step.adamw_step),
+        partial(stepped, adamw_step.reference),
+        WEIGHTS,
+        _resized(WEIGHTS, {"rows": 301, "columns": 1037}, {"rows": 1024, "columns": 2048, "narrow": True}),
+        lambda *arrays: 1,
+    ),
     "swiglu": Kernel(swiglu.swiglu, swiglu.reference, GATES, _resized(GATES, *ROWS), lambda *arrays: 1),
     "rope": Kernel(
         rope.rope, rope.reference, ROTATIONS, _resized(ROTATIONS, {"length": 301, "heads": 11}), lambda *arrays: 1
@@ -311,7 +327,7 @@ class Check(Item):
     def inputs(self, seed: int) -> list[Any]:
         """The arrays, different for every check."""
         own = crc32(self.name.encode()) ^ (seed & 0xFFFFFFFF)
-        made = [np.array(x) for x in self.case.arrays(jax.random.key(own), self.dtype) if x is not None]
+        made = [np.array(x) for x in jax.tree.leaves(self.case.arrays(jax.random.key(own), self.dtype))]
         random = np.random.default_rng(own)
         for x in made if self.specials else []:
             if x.dtype == jnp.dtype(self.dtype):
@@ -320,7 +336,7 @@ class Check(Item):
 
     def lowerings(self, target: Target, seed: int) -> Iterator[Lowering]:
         avals = jax.eval_shape(partial(self.case.arrays, dtype=jnp.dtype(self.dtype)), jax.random.key(0))
-        return lowerings_of(self.call, [a for a in avals if a is not None], target)
+        return lowerings_of(self.call, jax.tree.leaves(avals), target)
 
     def prepare(self, seed: int) -> Prepared:
         inputs = self.inputs(seed)

@@ -14,6 +14,8 @@ from tilekern.kernel.tile_family import TileFamily
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 NAMES = tuple(sorted(path.parent.name for path in KERNELS.glob("*/cases.py")))
+# A kernel that writes in place has no derivative.
+DIFFERENTIABLE = tuple(name for name in NAMES if name != "adamw_step")
 CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES for name in NAMES}
 
 

@@ -17,6 +17,8 @@ from tests.lower.library import CASES, NAMES, family_of
 from tilekern.kernel.sharding_rule import ShardingRule
 
 LIBRARY = {
+    "adamw_step": "axis0 axis1, axis0 axis1, axis0 axis1, axis0 axis1, factors.0 "
+    "-> axis0 axis1, axis0 axis1, axis0 axis1",
     "causal_conv1d": "b x.1 c, weight.0 c, c -> b out.1 c",
     "cross_entropy": "i hidden.1, weight.0 weight.1, i -> i, i",
     "distillation": "i hidden.1, weight.0 weight.1, i teacher.1, teacher_weight.0 teacher_weight.1 -> i, i, i, i",
@@ -221,6 +223,8 @@ def tile_by_tile(kind: str, block: int) -> Any:
             "order in tile": lambda: jnp.sort(tile, axis=0),
             "order in row": lambda: jnp.sort(tile, axis=1),
             "shift in tile": lambda: jnp.concatenate([tile[1:], tile[:1]]),
+            "relu": lambda: jax.nn.relu(tile),  # with a derivative of its own
+            "stop": lambda: tile * jax.lax.stop_gradient(tile),
             "shift in row": lambda: jnp.concatenate([tile[:, 1:], tile[:, :1]], axis=1),
             "product of rows": lambda: tile @ (tile.T @ tile),
             "count of rows": lambda: tile * i.valid.sum(),
@@ -229,7 +233,7 @@ def tile_by_tile(kind: str, block: int) -> Any:
     return like_first(body)
 
 
-@pytest.mark.parametrize("kind", ["row", "order in row", "shift in row"])
+@pytest.mark.parametrize("kind", ["row", "order in row", "shift in row", "relu", "stop"])
 def test_rows_by_themselves_are_divided_anywhere(kind: str) -> None:
     assert tile_by_tile(kind, 4).sharding_rule(X).sizes["i"] == {16}
 
