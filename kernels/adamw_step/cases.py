@@ -36,7 +36,7 @@ class Case:
         factors = jnp.array([1.0, 3e-4, 1 / (1 - 0.9**10), 1 / (1 - 0.95**10)], wide)
         rounds = jnp.dtype(dtype).itemsize <= 2
         coordinates = tuple(jnp.arange(n, dtype=jnp.uint32) for n in shape) if rounds else ()
-        of_rounding = jax.random.key_data(jax.random.split(keys[0], 3)) if rounds else None
+        of_rounding = jax.random.key_data(jax.random.split(keys[0], (3, 2))) if rounds else None
         return param, gradient, first, second, factors, of_rounding, coordinates
 
     def small(self) -> Case:

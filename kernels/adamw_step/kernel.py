@@ -41,8 +41,8 @@ def adamw_step(
     """One step: param, gradient, first and second [*B, R, C] -> param, first and second, of the same dtypes.
 
     Computed in float32, in float64 for a float64 param. `factors`[4] are those of the gradient, of the step, of the
-    first and of the second moment. With `keys`, uint32[3, 2], results of bfloat16 and float16 are rounded
-    stochastically. Each result has a key; its bits are a function of the key and of the `coordinates`, an array
+    first and of the second moment. With `keys`, uint32[3, 2, 2], results of bfloat16 and float16 are rounded
+    stochastically. Each result has two keys; its bits are a function of them and of the `coordinates`, an array
     0, 1, ... of uint32 for each dim. These are arrays, not positions of tiles: devices that divide the weights divide
     them too, and round as one device would.
     """
@@ -62,11 +62,22 @@ def adamw_step(
             ref[place] = x.astype(ref.dtype)
             return
         *outer, row, column = (ref[at] for ref, at in zip(coordinates, place, strict=True))
-        bits = tk.random_bits(keys[result, :], *outer, row[:, None], column[None, :])
-        ref[place] = tk.stochastic_round(x, bits, ref.dtype)
+        of_row = tk.random_bits(keys[result, 0], *outer, row)
+        of_column = tk.random_bits(keys[result, 1], column)
+        ref[place] = tk.stochastic_round(x, _mixed(of_row[:, None] ^ of_column[None, :]), ref.dtype)
 
     for result, (ref, x) in enumerate(((param, p), (first, m), (second, v))):
         store(ref, x, result)
+
+
+def _mixed(bits: jax.Array) -> jax.Array:
+    """Bits each of which depends on all of those given: the last step of MurmurHash3 (Appleby 2016, `fmix32`).
+
+    Threefry makes the bits of a row and of a column; to make those of each element takes it twice the time of the step.
+    """
+    bits = (bits ^ bits >> 16) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ bits >> 13) * jnp.uint32(0xC2B2AE35)
+    return bits ^ bits >> 16
 
 
 @adamw_step.schedule("cpu")

@@ -118,7 +118,7 @@ def adamw(
         factors = _factors(state.count + 1, 1.0 if scale is None else scale, rate, b1, b2)
         # One call for the keys of all weights: a call for each would be compiled for each.
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.count)
-        keys = jax.random.key_data(jax.random.split(key, (len(weights), 3)))
+        keys = jax.random.key_data(jax.random.split(key, (len(weights), 3, 2)))
         found: list[tuple[jax.Array, ...]] = []
         for n, (weight, gradient, first, second, decay) in enumerate(zip(weights, *lists, strict=True)):
             _check_weight(weight, gradient)

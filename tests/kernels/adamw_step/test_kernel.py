@@ -70,7 +70,7 @@ def test_small_cases(case: Case, dtype: str) -> None:
 
 def stochastic(given: list[Any], key: Any, **blocks: int) -> Any:
     coordinates = tuple(jnp.arange(n, dtype=jnp.uint32) for n in given[0].shape)
-    keys = jax.random.key_data(jax.random.split(jax.random.wrap_key_data(jnp.asarray(key)), 3))
+    keys = jax.random.key_data(jax.random.split(jax.random.wrap_key_data(jnp.asarray(key)), (3, 2)))
     return step(*given, FACTORS, keys, coordinates, **blocks)
 
 
@@ -117,6 +117,23 @@ def test_the_mean_of_many_roundings_is_the_exact_step() -> None:
         out, wide = np.asarray(out, np.float64), np.asarray(wide, np.float64)
         assert len(np.unique(out)) == 2
         assert abs(out.mean() - wide.mean()) < 5 * out.std() / np.sqrt(out.size)
+
+
+def test_rounding_of_one_element_tells_nothing_of_others() -> None:
+    """Halves of a place, rounded in a matrix: products of neighbours, squares and means are as of fair coins."""
+    side = 256
+    given = [np.full((side, side), x, np.float32) for x in (1.0, 0.0, 0.0, 0.0)]
+    given[0] = given[0].astype(jnp.bfloat16)
+    coordinates = tuple(jnp.arange(side, dtype=jnp.uint32) for _ in range(2))
+    keys = jax.random.key_data(jax.random.split(jax.random.key(3), (3, 2)))
+    halfway = {**NUMBERS, "weight_decay": 2.0**-9}  # bfloat16 has 1 - 2^-8 below 1
+    out, *_ = adamw_step(*given, np.ones(4, np.float32), keys, coordinates, **halfway)
+    coins = 2 * (np.asarray(out, np.float64) == 1) - 1
+    products = [coins[:, :-k] * coins[:, k:] for k in (1, 2, 8, 128)] + [coins[:-k] * coins[k:] for k in (1, 2, 8, 128)]
+    for found in [coins, *products, products[0][1:] * products[0][:-1]]:
+        assert abs(found.mean()) < 4 / np.sqrt(found.size)
+    for along in (0, 1):  # the mean of squares of 256 standard normal numbers
+        assert abs((coins.mean(along) ** 2 * side).mean() - 1) < 4 * np.sqrt(2 / side)
 
 
 def test_nan_stays_in_its_element() -> None:
