@@ -18,7 +18,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,21 +75,24 @@ def _compare(before: dict[str, str], after: dict[str, str]) -> int:
 
 
 def _of_library_function(name: str, targets: Sequence[str]) -> dict[str, str]:
-    function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
-    cases = importlib.import_module(f"tilekern.kernels.{name}.cases").CASES
     found: dict[str, str] = {}
-    for case in cases:
+    for case in importlib.import_module(f"tilekern.kernels.{name}.cases").CASES:
         for dtype in _DTYPES:
             arrays = jax.eval_shape(partial(case.arrays, dtype=dtype), jax.random.key(0))
-            call = partial(function, **getattr(case, "keywords", {}))
-            for mode, run in (("forward", call), ("gradient", partial(_gradient, call))):
+            call = function_of(name, case)
+            for mode, run in (("forward", call), ("gradient", partial(gradient, call))):
                 for target in targets:
                     key = f"{name} {case.name} {dtype} {mode} {target}"
                     found |= {f"{key} {what}": text for what, text in _texts(run, arrays, TARGETS[target])}
     return found
 
 
-def _gradient(call: Any, *arrays: Any) -> Any:
+def function_of(name: str, case: Any) -> Any:
+    """A function of the library, with the keywords of a case."""
+    return partial(getattr(importlib.import_module(f"tilekern.kernels.{name}"), name), **getattr(case, "keywords", {}))
+
+
+def gradient(call: Any, *arrays: Any) -> Any:
     """The gradient of the sum of all results with respect to the arrays of floats."""
     moved = [n for n, x in enumerate(arrays) if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)]
 
@@ -102,15 +105,20 @@ def _gradient(call: Any, *arrays: Any) -> Any:
     return jax.grad(total, tuple(range(len(moved))))(*(arrays[n] for n in moved))
 
 
+def kernels_of(run: Any, arrays: Any, target: Target) -> Iterable[Any]:
+    """The kernels that a function calls on arrays of the given types, each once."""
+    calls = calls_in(jax.make_jaxpr(run)(*arrays))
+    return dict.fromkeys(k for family, operands in calls for k, _ in family.kernels(target, operands))
+
+
 def _texts(run: Any, arrays: Any, target: Target) -> Iterator[tuple[str, str]]:
     """Names and hashes of the programs of a function's kernels, or of the error that refuses them."""
     try:
-        calls = calls_in(jax.make_jaxpr(run)(*arrays))
+        kernels = kernels_of(run, arrays, target)
     except TilekernError as error:
         yield "refused", _hash(str(error).splitlines()[0])
         return
-    kernels = [k for family, operands in calls for k, _ in family.kernels(target, operands)]
-    for number, kernel in enumerate(dict.fromkeys(kernels)):
+    for number, kernel in enumerate(kernels):
         yield f"{number} {kernel.name} ir", _hash(str(kernel.func(target)))
         try:
             yield f"{number} {kernel.name} program", _hash(kernel.lowered(target).text)

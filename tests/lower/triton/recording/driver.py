@@ -1,0 +1,105 @@
+"""Launches of compiled programs by jaxlib's own code, on a driver that records them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu.pretended.build import MissingError, build
+from tilekern.lower.triton.program import Program
+
+Call = dict[str, Any]
+"""One call to the driver, as `bench/gpu/pretended` records it."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One launch.
+
+    Attributes:
+      error: jaxlib's error, None if it launched.
+      calls: what it asked of the driver, in order.
+    """
+
+    error: str | None
+    calls: tuple[Call, ...]
+
+    def of(self, kind: str) -> list[Call]:
+        """The calls of a kind: "module", "opt-in", "map", "fill" or "launch"."""
+        return [call for call in self.calls if call["call"] == kind]
+
+
+class Driver:
+    """A process in which jaxlib launches programs on a recording driver for GPUs of one capability."""
+
+    def __init__(self, library: Path, capability: int) -> None:
+        with tempfile.NamedTemporaryFile(prefix="tilekern-record-", delete=False) as file:
+            self._record = Path(file.name)
+        variables = {
+            "LD_LIBRARY_PATH": str(library.parent),
+            "PRETENDED_RECORD": str(self._record),
+            "PRETENDED_CAPABILITY": str(capability),
+        }
+        command = [sys.executable, str(Path(__file__).with_name("child.py"))]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **variables}, text=True
+        )
+
+    def launch(self, message: bytes, buffers: Sequence[int]) -> Recorded:
+        """Launch what a message says on buffers at some addresses."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        asked = {"opaque": base64.b64encode(zlib.compress(message)).decode(), "buffers": list(buffers)}
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"the process ended within a launch: {self._process.wait()}"
+        got = json.loads(answer)
+        return Recorded(got["error"], tuple(got["calls"]))
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+        self._record.unlink()
+
+
+@cache
+def _library() -> Path:
+    """The driver, compiled once for the whole run of this process."""
+    folder = tempfile.TemporaryDirectory(prefix="tilekern-driver-")
+    _kept.append(folder)
+    return build(Path(folder.name))
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@cache
+def driver(capability: int = 90) -> Driver:
+    """The process for a capability; the test is skipped where something is missing."""
+    if find_spec("jax_cuda13_plugin") is None:
+        pytest.skip("needs jax-cuda13-plugin")
+    try:
+        return Driver(_library(), capability)
+    except MissingError as missing:
+        pytest.skip(f"needs {missing}")
+
+
+def addresses(program: Program) -> list[int]:
+    """An address for each argument, far from each other; a result that is written in place has that of its operand."""
+    found = [(n + 1) << 40 for n in range(len(program.operands))]
+    for number, result in enumerate(program.results, len(found)):
+        found.append((number + 1) << 40 if result.alias is None else found[result.alias])
+    return found
