@@ -18,7 +18,12 @@ def _devices(platform: str) -> list[Any]:
 
 def compute_capability() -> int | None:
     """10 * major + minor of this machine's NVIDIA GPU (the least, if they differ), None if JAX sees none."""
-    return min((round(10 * float(d.compute_capability)) for d in _devices("cuda")), default=None)
+    return min(compute_capabilities(), default=None)
+
+
+def compute_capabilities() -> set[int]:
+    """10 * major + minor of each of this machine's NVIDIA GPUs that JAX sees."""
+    return {round(10 * float(d.compute_capability)) for d in _devices("cuda")}
 
 
 def amd_architecture() -> str | None:

@@ -121,6 +121,53 @@ def test_the_gpu_that_is_here_decides(gpu: Any, capability: int | None, name: st
 
 
 @pytest.mark.parametrize(
+    ("name", "here", "runs"),
+    [
+        ("cuda:sm_80", {80}, True),
+        ("cuda:sm_80", {86}, True),  # code of sm_80 runs on later models of the same major number
+        ("cuda:sm_86", {80}, False),
+        ("cuda:sm_80", {90}, False),
+        ("cuda:sm_90", {80}, False),
+        ("cuda:sm_90", {80, 90}, True),
+        ("cuda:sm_100", {103}, False),  # Triton's code is for sm_100a
+        ("cuda:sm_100", {100}, True),
+        ("cuda:sm_120", set(), True),  # no GPU here: a program for any may be lowered
+        ("cpu:xla", {90}, True),
+    ],
+)
+def test_code_for_another_gpu_is_refused_before_it_runs(
+    monkeypatch: pytest.MonkeyPatch, name: str, here: set[int], runs: bool
+) -> None:
+    """Also inside of a jitted function; an exported program may run elsewhere."""
+    monkeypatch.setattr(_machine, "compute_capabilities", lambda: here)
+    if "cuda" in name:
+        pytest.importorskip("triton", reason="needs triton")
+    traced = jax.jit(lambda x: copy(x, target=name)).trace(X)
+    consent = [jax.export.DisabledSafetyCheck.custom_call("triton_kernel_call_ffi")]
+    assert jax.export.export(jax.jit(lambda x: copy(x, target=name)), platforms=("cuda",), disabled_checks=consent)(X)
+    if runs:
+        assert traced.lower(lowering_platforms=("cuda",))
+        return
+    with refused(
+        TargetError,
+        "copy is compiled for another GPU than that of this machine",
+        expected=f"a GPU that runs the code of {name}",
+        got=f"a GPU of cuda:sm_{min(here)}",
+        fix="leave target out, or name 'cpu:xla'",
+    ):
+        jax.jit(lambda x: copy(x, target=name)).trace(X).lower(lowering_platforms=("cuda",))  # <-
+
+
+def test_compiled_stages_are_for_their_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    compiled = copy.trace(X).lower("cuda:sm_80").compile()
+    monkeypatch.setattr(_machine, "compute_capabilities", lambda: {90})
+    with pytest.raises(TargetError, match="copy is compiled for another GPU") as caught:
+        compiled(X)
+    assert caught.value.got == "a GPU of cuda:sm_90"
+
+
+@pytest.mark.parametrize(
     ("kind", "name", "portable"),
     [
         (None, "tpu:v5e", True),  # none here: code for whichever of the four runs it

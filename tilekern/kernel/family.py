@@ -15,7 +15,7 @@ from tilekern.kernel.caches import FamilyCaches, gather_warnings
 from tilekern.kernel.divided import on_explicit_mesh, partitioned
 from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.lower.partitioning import Partitioning
-from tilekern.lower.target import DEFAULT, Target, on_platform
+from tilekern.lower.target import DEFAULT, Target, check_runs_here, on_platform
 from tilekern.primitive import call
 
 if TYPE_CHECKING:
@@ -103,9 +103,12 @@ class Family:
         """The jitted program for a platform; one object, so that many calls share one computation.
 
         Raises:
-          TargetError: XLA would have to partition the program among devices, and cannot.
+          TargetError: the target is another GPU than this machine's, or XLA would have to partition the program among
+            devices, and cannot.
         """
         target = on_platform(platform, self.asked, site.exporting)
+        if not site.exporting:
+            check_runs_here(target, self.name)
         if site.gathered and self._is_divided_at(site, target):
             return self._partitioned(target)
         found = self.caches.programs.get(target)

@@ -99,6 +99,47 @@ def on_platform(platform: str, asked: Target | None, exporting: bool = False) ->
     )
 
 
+def check_runs_here(target: Target, name: str) -> None:
+    """Refuse machine code that no GPU of this machine runs; a machine without GPUs may compile for all.
+
+    Args:
+      target: what the code is for.
+      name: of the kernel.
+
+    Raises:
+      TargetError: this machine has GPUs of the target's platform, all of other models.
+    """
+    here = _models_here(target.platform)
+    if target.portable or not here or any(_runs_on(target, model) for model in here):
+        return
+    raise TargetError(
+        f"{name} is compiled for another GPU than that of this machine",
+        expected=f"a GPU that runs the code of {target.name}",
+        got=f"a GPU of {', '.join(f'{target.platform}:{model}' for model in here)}",
+        fix="leave target out, or name 'cpu:xla', the portable backend; to run it elsewhere, export it with jax.export",
+    )
+
+
+def _models_here(platform: str) -> list[str]:
+    """The models of this machine's GPUs, as targets name them."""
+    if platform == "cuda":
+        return [f"sm_{capability}" for capability in sorted(_machine.compute_capabilities())]
+    architecture = _machine.amd_architecture() if platform == "rocm" else None
+    return [] if architecture is None else [architecture]
+
+
+def _runs_on(target: Target, model: str) -> bool:
+    """True if a model runs the machine code of a target.
+
+    Code of sm_80 to sm_89 runs on later models of the same major number (CUDA C++ Programming Guide, "Binary
+    Compatibility"). Triton compiles newer ones for sm_90a, sm_100a and so on, whose code runs on that model only.
+    """
+    mine = target.name.partition(":")[2]
+    if target.platform != "cuda" or int(mine[3:]) >= 90:
+        return mine == model
+    return mine[3:-1] == model[3:-1] and int(mine[3:]) <= int(model[3:])
+
+
 def _gpu_here(exporting: bool) -> Target:
     """The target for this machine's GPU; code for any GPU if there is no GPU, or one of an unknown model."""
     capability = None if exporting else _machine.compute_capability()

@@ -68,6 +68,11 @@ def call(program: Program, binary: Binary, *inputs: Any) -> tuple[jax.Array, ...
 
 def message(program: Program, binary: Binary) -> bytes:
     """The message to jaxlib: the attribute `opaque` of the custom call, before its compression."""
+    return described(program, binary).encode()
+
+
+def described(program: Program, binary: Binary) -> Launch:
+    """The launch that jaxlib is asked for."""
     kernel = Kernel(
         name=binary.name,
         num_warps=binary.num_warps,
@@ -79,7 +84,7 @@ def message(program: Program, binary: Binary) -> bytes:
         scratch_bytes=binary.global_scratch_bytes,
         scratch_align=binary.global_scratch_align,
     )
-    return Launch(program.name, kernel, program.programs, tuple(_parameters(program, binary))).encode()
+    return Launch(program.name, kernel, program.programs, tuple(_parameters(program, binary)))
 
 
 def _key(binary: Binary) -> str:

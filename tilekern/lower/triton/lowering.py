@@ -14,7 +14,7 @@ from tilekern.errors import TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.resources import Resources
-from tilekern.lower.target import Target
+from tilekern.lower.target import Target, check_runs_here
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.call import call
 from tilekern.lower.triton.chip import chip_of
@@ -78,25 +78,11 @@ class TritonLowering:
     def on_gpu(self) -> Any:
         """The program compiled by XLA for this machine's GPU."""
         vendor = self.chip.vendor
-        if vendor is AMD:
-            self._check_architecture()
-        elif _machine.compute_capability() is None:
+        if (_machine.amd_architecture() if vendor is AMD else _machine.compute_capability()) is None:
             raise self._no_gpu(vendor)
+        check_runs_here(self.target, self.program.name)
         device = jax.sharding.SingleDeviceSharding(cast(Any, jax).devices(vendor.platform)[0])
         return jax.jit(self.run, in_shardings=device, out_shardings=device).lower(*self._types).compile()
-
-    def _check_architecture(self) -> None:
-        """Refuse GPUs of AMD of another architecture: there is no machine code for several."""
-        here = _machine.amd_architecture()
-        if here is None:
-            raise self._no_gpu(AMD)
-        if here != self.chip.architecture:
-            raise TargetError(
-                f"{self.program.name} is compiled for another GPU than that of this machine",
-                expected=f"a GPU of {self.target.name}, {self.chip.gpu}",
-                got=f"a GPU of {here}",
-                fix=f"lower it for this GPU, if there is a target rocm:{here}, or for 'cpu:xla', the portable backend",
-            )
 
     def _no_gpu(self, vendor: Vendor) -> TargetError:
         with_plugin = {"cuda": "CUDA", "rocm": "ROCm"}[vendor.platform]

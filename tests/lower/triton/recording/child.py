@@ -47,7 +47,8 @@ def main() -> None:
         error = launch(function, base64.b64decode(asked["opaque"]), asked["buffers"])
         text = record.read_bytes()[known:] if record.exists() else b""
         known += len(text)
-        print(json.dumps({"error": error, "calls": [json.loads(call) for call in text.splitlines()]}), flush=True)
+        sys.stdout.write(json.dumps({"error": error, "calls": [json.loads(call) for call in text.splitlines()]}) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from bench.gpu.pretended.build import MissingError, build
+from tilekern.lower.triton.call_message import Launch
 from tilekern.lower.triton.program import Program
 
 Call = dict[str, Any]
@@ -30,10 +31,12 @@ class Recorded:
     """One launch.
 
     Attributes:
+      asked: what jaxlib was asked to launch.
       error: jaxlib's error, None if it launched.
       calls: what it asked of the driver, in order.
     """
 
+    asked: Launch
     error: str | None
     calls: tuple[Call, ...]
 
@@ -58,16 +61,16 @@ class Driver:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **variables}, text=True
         )
 
-    def launch(self, message: bytes, buffers: Sequence[int]) -> Recorded:
-        """Launch what a message says on buffers at some addresses."""
+    def launch(self, asked: Launch, buffers: Sequence[int]) -> Recorded:
+        """Launch a program on buffers at some addresses."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        asked = {"opaque": base64.b64encode(zlib.compress(message)).decode(), "buffers": list(buffers)}
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        opaque = base64.b64encode(zlib.compress(asked.encode())).decode()
+        self._process.stdin.write(json.dumps({"opaque": opaque, "buffers": list(buffers)}) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         assert answer, f"the process ended within a launch: {self._process.wait()}"
         got = json.loads(answer)
-        return Recorded(got["error"], tuple(got["calls"]))
+        return Recorded(asked, got["error"], tuple(got["calls"]))
 
     def close(self) -> None:
         """End the process."""

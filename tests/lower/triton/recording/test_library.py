@@ -13,7 +13,7 @@ from tests.lower.library import CASES
 from tests.lower.triton.recording.checks import check
 from tests.lower.triton.recording.driver import addresses, driver
 from tilekern.lower.target import resolve
-from tilekern.lower.triton.call import message
+from tilekern.lower.triton.call import described
 from tilekern.lower.triton.lowering import TritonLowering
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90", "cuda:sm_100")
@@ -48,5 +48,5 @@ def lowerings(name: str, case: str, dtype: str, mode: str, target: str) -> Itera
 def test_a_program_is_launched_as_its_code_expects(name: str, case: str, mode: str, dtype: str, target: str) -> None:
     recording = driver(int(target[8:]))
     for lowering in lowerings(name, case, dtype, mode, target):
-        told = message(lowering.program, lowering._binary)
-        check(lowering, recording.launch(told, addresses(lowering.program)))
+        asked = described(lowering.program, lowering._binary)
+        check(lowering, recording.launch(asked, addresses(lowering.program)))
