@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-NAME = "libcuda.so.1"
-"""The file name by which JAX's plugin looks for the driver."""
+DRIVER, MANAGEMENT = "libcuda.so.1", "libnvidia-ml.so.1"
+"""The file names by which JAX's plugin looks for the driver and for NVML."""
 
 
 class MissingError(Exception):
@@ -42,15 +42,18 @@ def headers() -> Path:
     return folder
 
 
-def build(folder: Path) -> Path:
-    """Compile the driver to a library in `folder`, and return its path.
+def build(folder: Path) -> tuple[Path, Path]:
+    """Compile the driver and NVML to libraries in `folder`, and return their paths.
 
     Raises:
       MissingError: the compiler or the headers are missing.
       subprocess.CalledProcessError: the compiler fails; its message is on standard error.
     """
-    library = folder / NAME
-    flags = ("-std=gnu11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC", f"-Wl,-soname,{NAME}")
-    sources = sorted(map(str, FOLDER.glob("*.c")))
-    subprocess.run([compiler(), *flags, f"-I{headers()}", "-o", library, *sources, "-lpthread", "-ldl"], check=True)
+    return _library(folder / DRIVER, "driver"), _library(folder / MANAGEMENT, "management")
+
+
+def _library(library: Path, sources: str) -> Path:
+    flags = ("-std=gnu11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC", f"-Wl,-soname,{library.name}")
+    files = sorted(map(str, (FOLDER / sources).glob("*.c")))
+    subprocess.run([compiler(), *flags, f"-I{headers()}", "-o", library, *files, "-lpthread", "-ldl"], check=True)
     return library

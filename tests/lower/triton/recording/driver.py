@@ -83,7 +83,7 @@ def _library() -> Path:
     """The driver, compiled once for the whole run of this process."""
     folder = tempfile.TemporaryDirectory(prefix="tilekern-driver-")
     _kept.append(folder)
-    return build(Path(folder.name))
+    return build(Path(folder.name))[0]
 
 
 _kept: list[tempfile.TemporaryDirectory[str]] = []

@@ -59,3 +59,12 @@ bool runs_on(int architecture, int capability);
 // --- streams --------------------------------------------------------------------------------------------------------
 
 bool is_capturing(CUstream stream);
+// Add a node to the graph of a stream that is captured.
+void capture_kernel(CUstream stream);
+
+// --- launches -------------------------------------------------------------------------------------------------------
+
+// Make a function one of a module that is loaded, though it has no image.
+void adopt(Function *function, Module *module);
+// Check and record a node of a graph as if it was launched.
+CUresult check_launch(Function *function, const uint32_t *grid, const uint32_t *block, uint32_t shared, void **parameters);

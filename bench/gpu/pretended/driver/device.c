@@ -1,5 +1,6 @@
 // The GPU, and contexts.
 #include "driver.h"
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,6 +79,31 @@ CUresult cuDeviceGetAttribute(int *out, CUdevice_attribute attribute, CUdevice d
   return CUDA_SUCCESS;
 }
 
+CUresult cuDeviceGetName(char *out, int length, CUdevice device) {
+  (void)device;
+  snprintf(out, length, "NVIDIA H200");
+  return CUDA_SUCCESS;
+}
+
+#undef cuDeviceGetUuid
+CUresult cuDeviceGetUuid(CUuuid *out, CUdevice device) {
+  memset(out, device + 1, sizeof *out);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device) { return cuDeviceGetUuid(out, device); }
+
+CUresult cuDeviceGetPCIBusId(char *out, int length, CUdevice device) {
+  snprintf(out, length, "0000:%02x:00.0", device + 1);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer) {
+  (void)device, (void)peer;
+  *out = 0;
+  return CUDA_SUCCESS;
+}
+
 // --- contexts: each device has one ------------------------------------------------------------------------------------
 
 static CUcontext const only = (CUcontext)0x1000;
@@ -88,6 +114,23 @@ static __thread int depth;
 CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
   *out = only;
   return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+  (void)device;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
+  (void)device;
+  *flags = 0;
+  *active = 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
+  (void)device, (void)flags;
+  return CUDA_SUCCESS;
 }
 
 CUresult cuCtxSetCurrent(CUcontext context) {
@@ -119,6 +162,17 @@ CUresult cuCtxGetDevice(CUdevice *out) {
   return current ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
+CUresult cuCtxGetFlags(unsigned *out) {
+  *out = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetApiVersion(CUcontext context, unsigned *out) {
+  (void)context;
+  *out = 3020;
+  return CUDA_SUCCESS;
+}
+
 #undef cuStreamGetCtx
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *out) {
   (void)stream;
@@ -141,3 +195,29 @@ CUresult cuGetErrorName(CUresult status, const char **out) {
 }
 
 CUresult cuGetErrorString(CUresult status, const char **out) { return cuGetErrorName(status, out); }
+
+// --- names ------------------------------------------------------------------------------------------------------------
+
+CUresult cuGetExportTable(const void **out, const CUuuid *id) {
+  (void)id;
+  *out = NULL;
+  return CUDA_ERROR_NOT_FOUND;
+}
+
+// The newest variant of a function that this driver has.
+#undef cuGetProcAddress
+CUresult cuGetProcAddress_v2(const char *name, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
+  static const char *const variants[] = {"_v3", "_v2", ""};
+  (void)version, (void)flags;
+  Dl_info mine;
+  dladdr((void *)(uintptr_t)cuInit, &mine);
+  void *library = dlopen(mine.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  *out = NULL;
+  for (int i = 0; i < 3 && !*out; i++) {
+    char full[256];
+    snprintf(full, sizeof full, "%s%s", name, variants[i]);
+    *out = dlsym(library, full);
+  }
+  if (status) *status = *out ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  return *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
