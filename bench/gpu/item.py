@@ -27,6 +27,7 @@ class Options:
       seconds: time after which no item is started.
       only: regular expression; items whose name does not match are left out.
       tune: kernel whose variants are timed, "" for the whole benchmark.
+      launch: target of the pretended GPU on which items are launched only, "" for a real GPU.
     """
 
     out: Path
@@ -34,6 +35,7 @@ class Options:
     seconds: float
     only: str = ""
     tune: str = ""
+    launch: str = ""
 
 
 class Item:
@@ -57,6 +59,10 @@ class Item:
 
     def run(self, seed: int, prepared: Any) -> Record:
         """Run the item on the GPU."""
+        raise NotImplementedError
+
+    def launch(self, seed: int) -> None:
+        """Launch tilekern's programs as `run` does; results are not looked at, because no kernel may have run."""
         raise NotImplementedError
 
 

@@ -364,6 +364,9 @@ class Check(Item):
             return {"ok": False, "text": str(error)}
         return {"ok": True, "errors": [_error(x, o) for x, o in zip(first, prepared.oracle, strict=True)]}
 
+    def launch(self, seed: int) -> None:
+        poisoned(self.call, [jax.device_put(x) for x in self.inputs(seed)])
+
 
 def poisoned(function: Callable[..., Any], arrays: Sequence[Any]) -> list[list[np.ndarray]]:
     """Run a function `RUNS` times, with outputs and temporaries in memory that held NaN; return the results.

@@ -65,6 +65,12 @@ class Programs(Item):
                     failed.append(f"seed {own}: {type(error).__name__}: {error}"[:4000])
         return {"ok": not failed, "agree": agree, "refused": refused, "text": "\n\n".join(failed)}
 
+    def launch(self, seed: int) -> None:
+        with jax.enable_x64(True):
+            for _, program in self.programs(seed):
+                if (lowering := _lowered(program, on_platform("cuda", None))) is not None:
+                    jax.block_until_ready(lowering.compile()(*program.arrays))
+
 
 def _lowered(program: Program, target: Target) -> Lowering | None:
     """Lower a program for a target; None if the target refuses it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -93,6 +93,12 @@ class Comparison(Item):
             record["ok"] = bool(min(differences.values()) <= AGREE)
         return record
 
+    def launch(self, seed: int) -> None:
+        if self.ours is not None:
+            error = replace(self, peers=lambda sets: iter(())).run(seed, None).get("text")
+            if error:
+                raise RuntimeError(error)
+
     def _contestants(self, sets: Sequence[Sequence[jax.Array]]) -> Iterator[Peer]:
         if self.ours is not None:
             yield Peer(OURS, partial(peers.by_jax, OURS, self.ours, sets))
@@ -121,6 +127,9 @@ class Clocks(Item):
         measure([contestant])
         return {"by_method_us": {contestant.method: 1e6 * contestant.median, "host": 1e6 * by_host(contestant, 4)}}
 
+    def launch(self, seed: int) -> None:
+        """Nothing of tilekern runs."""
+
 
 @dataclass(frozen=True)
 class Dispatch(Item):
@@ -138,6 +147,9 @@ class Dispatch(Item):
         calls = {"plain": plain, "eager": overhead.add, "jitted": jitted}
         seconds = dispatch_medians({name: partial(f, x, y) for name, f in calls.items()}, rounds=30)
         return {"dispatch_us": {name: 1e6 * s for name, s in seconds.items()}}
+
+    def launch(self, seed: int) -> None:
+        self.run(seed, None)
 
 
 def _made(peer: Peer) -> Contestant:

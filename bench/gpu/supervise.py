@@ -81,7 +81,8 @@ def _command(options: Options, seconds: float) -> list[str]:
     """The command of a child."""
     command = [sys.executable, "-u", "-m", "bench.gpu", "--child", "--out", str(options.out)]
     command += ["--seed", str(options.seed), "--seconds", str(seconds), "--only", options.only]
-    return command + (["--tune", options.tune] if options.tune else [])
+    command += ["--tune", options.tune] if options.tune else []
+    return command + (["--dry", options.launch, "--launch"] if options.launch else [])
 
 
 def _watch(
