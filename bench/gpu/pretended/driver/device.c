@@ -181,6 +181,7 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext *out) {
 }
 
 CUresult cuGetErrorName(CUresult status, const char **out) {
+  static __thread char number[32];
   switch (status) {
   case CUDA_SUCCESS: *out = "CUDA_SUCCESS"; break;
   case CUDA_ERROR_INVALID_VALUE: *out = "CUDA_ERROR_INVALID_VALUE"; break;
@@ -189,7 +190,9 @@ CUresult cuGetErrorName(CUresult status, const char **out) {
   case CUDA_ERROR_INVALID_HANDLE: *out = "CUDA_ERROR_INVALID_HANDLE"; break;
   case CUDA_ERROR_NOT_FOUND: *out = "CUDA_ERROR_NOT_FOUND"; break;
   case CUDA_ERROR_NOT_SUPPORTED: *out = "CUDA_ERROR_NOT_SUPPORTED"; break;
-  default: *out = "an error of the pretended driver";
+  default:
+    snprintf(number, sizeof number, "CUDA error %d", (int)status);
+    *out = number;
   }
   return CUDA_SUCCESS;
 }

@@ -138,7 +138,8 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevic
   pthread_mutex_lock(&lock);
   Range *range = range_at(address);
   pthread_mutex_unlock(&lock);
-  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) *(unsigned *)out = range ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+  if (!range) return CUDA_ERROR_INVALID_VALUE; // memory that CUDA does not know
+  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) *(unsigned *)out = CU_MEMORYTYPE_DEVICE;
   else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)out = 0;
   else if (attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED) *(unsigned *)out = 0;
   else return CUDA_ERROR_NOT_SUPPORTED;

@@ -216,6 +216,27 @@ CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode 
   return CUDA_SUCCESS;
 }
 
+#undef cuGraphAddNode
+CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges,
+                           size_t count, CUgraphNodeParams *node) {
+  (void)after, (void)edges, (void)count;
+  *out = add(graph, node->type);
+  if (node->type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_SUCCESS;
+  const CUDA_KERNEL_NODE_PARAMS_v3 *kernel = &node->kernel;
+  return check_launch((Function *)kernel->func, (uint32_t[]){kernel->gridDimX, kernel->gridDimY, kernel->gridDimZ},
+                      (uint32_t[]){kernel->blockDimX, kernel->blockDimY, kernel->blockDimZ}, kernel->sharedMemBytes,
+                      kernel->kernelParams);
+}
+
+CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count, CUgraphNodeParams *node) {
+  return cuGraphAddNode_v2(out, graph, after, NULL, count, node);
+}
+
+CUresult cuGraphExecNodeSetParams(CUgraphExec graph, CUgraphNode node, CUgraphNodeParams *parameters) {
+  (void)graph, (void)node, (void)parameters;
+  return CUDA_SUCCESS;
+}
+
 CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
   (void)flags;
   record("'call': 'graph', 'nodes': %zu", ((Graph *)graph)->count);
