@@ -41,6 +41,8 @@ def install(folder: Path) -> None:
     plugin = plugin_library()
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # NVIDIA's libraries may be missing
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    # Autotuning compares results of kernels, which do not run here.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
     # JAX looks for /dev/nvidia0 first.
     importlib.import_module("jax._src.hardware_utils").has_visible_nvidia_gpu = lambda: True
     driver, _ = (ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL) for library in build(folder))

@@ -106,13 +106,13 @@ CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer) {
 
 // --- contexts: each device has one ------------------------------------------------------------------------------------
 
-static CUcontext const only = (CUcontext)0x1000;
+CUcontext const the_context = (CUcontext)0x1000;
 static __thread CUcontext current;
 static __thread CUcontext stack[64];
 static __thread int depth;
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
-  *out = only;
+  *out = the_context;
   return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
@@ -176,7 +176,7 @@ CUresult cuCtxGetApiVersion(CUcontext context, unsigned *out) {
 #undef cuStreamGetCtx
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *out) {
   (void)stream;
-  *out = only;
+  *out = the_context;
   return CUDA_SUCCESS;
 }
 

@@ -16,6 +16,8 @@
 int capability(void);
 // Dynamic shared memory of a block that an opt-in permits, in bytes.
 int shared_optin(void);
+// The only context.
+extern CUcontext const the_context;
 #define SHARED_DEFAULT 49152
 
 // --- records --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,9 @@
 #include <string.h>
 
 #define EM_CUDA 190
+// Bytes at the begin of a block's shared memory that are the system's, from sm_90 on (the symbol .nv.reservedSmem.cap).
+// Sections count them; the limits of the driver, 227 KiB of 228, do not.
+#define RESERVED_SHARED 1024
 #define ABI_VERSION 8 // index in e_ident; from version 8 on the flags have other fields
 
 // Attributes of `.nv.info.NAME`: a byte of format, a byte of kind, 16 bits of value or size, and the payload.
@@ -96,7 +99,10 @@ static CUresult read_functions(const Elf64_Ehdr *elf, Module *module) {
     const char *name = name_of(elf, &sections[i]), *of;
     Function *function;
     if ((of = after(name, ".text.")) && (function = function_of(module, of))) function->registers = sections[i].sh_info >> 24;
-    if ((of = after(name, ".nv.shared.")) && (function = function_of(module, of))) function->static_shared = sections[i].sh_size;
+    if ((of = after(name, ".nv.shared.")) && (function = function_of(module, of))) {
+      uint64_t reserved = module->architecture >= 90 ? RESERVED_SHARED : 0;
+      function->static_shared = sections[i].sh_size > reserved ? sections[i].sh_size - reserved : 0;
+    }
   }
   return CUDA_SUCCESS;
 }

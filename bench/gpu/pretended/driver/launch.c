@@ -64,11 +64,16 @@ CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image) { return cuModu
 
 // One place for all globals: kernels that would read them do not run.
 CUresult cuModuleGetGlobal(CUdeviceptr *out, size_t *size, CUmodule module, const char *name) {
-  static _Alignas(4096) char globals[1 << 20];
+  static CUdeviceptr globals;
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  const size_t room = 16 << 20;
   (void)module, (void)name;
-  if (out) *out = (CUdeviceptr)(uintptr_t)globals;
-  if (size) *size = sizeof globals;
-  return CUDA_SUCCESS;
+  pthread_mutex_lock(&lock);
+  CUresult status = globals ? CUDA_SUCCESS : cuMemAlloc(&globals, room);
+  pthread_mutex_unlock(&lock);
+  if (out) *out = globals;
+  if (size) *size = room;
+  return status;
 }
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function, int threads, size_t shared) {

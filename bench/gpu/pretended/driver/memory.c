@@ -10,27 +10,30 @@
 
 typedef struct {
   uintptr_t begin;
-  size_t size;
+  size_t size; // 0 for an entry that is free
+  bool host;
 } Range;
 
 static Range ranges[MAX_ALLOCATIONS];
+static int entries; // that were ever taken
 static size_t used;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 // The allocation that an address is in; NULL for none. The caller holds the lock.
 static Range *range_at(uintptr_t address) {
-  for (int i = 0; i < MAX_ALLOCATIONS; i++)
+  for (int i = 0; i < entries; i++)
     if (ranges[i].size && address - ranges[i].begin < ranges[i].size) return &ranges[i];
   return NULL;
 }
 
-static CUresult allocate(CUdeviceptr *out, size_t size) {
+static CUresult allocate_in(CUdeviceptr *out, size_t size, bool host) {
   size_t rounded = (size + GRANULARITY - 1) / GRANULARITY * GRANULARITY;
   if (!size) return CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&lock);
   Range *free_entry = NULL;
-  for (int i = 0; i < MAX_ALLOCATIONS && !free_entry; i++)
+  for (int i = 0; i < entries && !free_entry; i++)
     if (!ranges[i].size) free_entry = &ranges[i];
+  if (!free_entry && entries < MAX_ALLOCATIONS) free_entry = &ranges[entries++];
   // One unit more than needed, so that the begin can be aligned as a GPU's allocations are.
   void *found = !free_entry || used + rounded > TOTAL
                     ? MAP_FAILED
@@ -39,13 +42,15 @@ static CUresult allocate(CUdeviceptr *out, size_t size) {
     uintptr_t begin = ((uintptr_t)found + GRANULARITY - 1) / GRANULARITY * GRANULARITY;
     if (begin > (uintptr_t)found) munmap(found, begin - (uintptr_t)found);
     if (begin < (uintptr_t)found + GRANULARITY) munmap((void *)(begin + rounded), (uintptr_t)found + GRANULARITY - begin);
-    *free_entry = (Range){begin, rounded};
-    used += rounded;
+    *free_entry = (Range){begin, rounded, host};
+    used += host ? 0 : rounded;
     *out = (CUdeviceptr)begin;
   }
   pthread_mutex_unlock(&lock);
   return found == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
+
+static CUresult allocate(CUdeviceptr *out, size_t size) { return allocate_in(out, size, false); }
 
 static CUresult release(CUdeviceptr address) {
   pthread_mutex_lock(&lock);
@@ -53,7 +58,7 @@ static CUresult release(CUdeviceptr address) {
   bool right = range && range->begin == address;
   if (right) {
     munmap((void *)range->begin, range->size);
-    used -= range->size;
+    used -= range->host ? 0 : range->size;
     range->size = 0;
   }
   pthread_mutex_unlock(&lock);
@@ -107,16 +112,15 @@ CUresult cuMemGetAddressRange(CUdeviceptr *begin, size_t *size, CUdeviceptr addr
 // --- memory of the host ---------------------------------------------------------------------------------------------
 
 CUresult cuMemHostAlloc(void **out, size_t size, unsigned flags) {
+  CUdeviceptr found = 0;
   (void)flags;
-  return posix_memalign(out, 512, size ? size : 1) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+  CUresult status = allocate_in(&found, size, true);
+  *out = (void *)(uintptr_t)found;
+  return status;
 }
 
 CUresult cuMemAllocHost(void **out, size_t size) { return cuMemHostAlloc(out, size, 0); }
-
-CUresult cuMemFreeHost(void *address) {
-  free(address);
-  return CUDA_SUCCESS;
-}
+CUresult cuMemFreeHost(void *address) { return release((CUdeviceptr)(uintptr_t)address); }
 
 CUresult cuMemHostRegister(void *address, size_t size, unsigned flags) {
   (void)address, (void)size, (void)flags;
@@ -139,7 +143,9 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevic
   Range *range = range_at(address);
   pthread_mutex_unlock(&lock);
   if (!range) return CUDA_ERROR_INVALID_VALUE; // memory that CUDA does not know
-  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) *(unsigned *)out = CU_MEMORYTYPE_DEVICE;
+  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) *(unsigned *)out = range->host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  else if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT) *(CUcontext *)out = the_context;
+  else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER) *(CUdeviceptr *)out = address;
   else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)out = 0;
   else if (attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED) *(unsigned *)out = 0;
   else return CUDA_ERROR_NOT_SUPPORTED;
