@@ -9,5 +9,6 @@ programs    random tile programs against the interpreter
 speed       the kernels against their peers; `peers`: other implementations; `clock`: timing
 tune        variants of blocks, warps and stages
 report      the tables
-dry         without a GPU: compiles all programs and prints their resources
+dry         without a GPU: compiles all programs and prints their resources; `launch`: and launches all items on a
+            pretended GPU, which `pretended` holds
 """

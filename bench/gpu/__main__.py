@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     tunable = ("attention", "backward", "matmul")
     made.add_argument("--tune", default="", choices=tunable, help="rank variants of a schedule")
     made.add_argument("--dry", nargs="?", const="cuda:sm_90", metavar="TARGET", help="compile all; launch nothing")
-    made.add_argument("--launch", action="store_true", help="with --dry: launch all on a pretended GPU, up to the numbers")
+    made.add_argument("--launch", action="store_true", help="with --dry: launch all on a pretended GPU")
     made.add_argument("--show", action="store_true", help="print the tables of an earlier run")
     made.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return made

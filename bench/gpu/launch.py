@@ -1,8 +1,8 @@
 """Launches without a GPU: each item runs on a pretended one, up to the numbers.
 
-All of JAX, its CUDA plugin and jaxlib's launch code run as on a GPU. The pretended driver (`bench.gpu.pretended`) checks
-each launch as NVIDIA's does, and executes no kernel. So this finds crashes, refused launches and errors of our own
-before time on a GPU is spent, and no wrong number.
+All of JAX, its CUDA plugin and jaxlib's launch code run as on a GPU. The pretended driver (`bench.gpu.pretended`)
+checks each launch as NVIDIA's does, and executes no kernel. So this finds crashes, refused launches and errors of our
+own before time on a GPU is spent, and no wrong number.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bench.gpu import supervise
 from bench.gpu.item import Item, Options, Record
 from bench.gpu.journal import Journal
 from bench.gpu.plan import Budget, items, missing
-from bench.gpu.pretended.build import MissingError, compiler, headers
-from bench.gpu.pretended.install import install, plugin_library
+from bench.gpu.pretended.build import MissingError
+from bench.gpu.pretended.install import check_requirements, install
 from tilekern.lower.target import resolve
 
 RECORD = "driver.jsonl"
@@ -33,7 +33,7 @@ RECORD = "driver.jsonl"
 def run(options: Options) -> int:
     """Launch all items on a pretended GPU of `options.launch`, print failures, and return the exit status."""
     try:
-        compiler(), headers(), plugin_library()
+        check_requirements()
     except MissingError as error:
         print(f"a pretended GPU needs {error}")
         return 1
@@ -47,7 +47,7 @@ def run(options: Options) -> int:
         print(f"FAIL {name}: {(record or {}).get('text', 'no result')}\n")
     left = len(missing(items(options), list(found)))
     launches = sum(record.get("launches", 0) for record in found.values() if record)
-    print(f"{len(found)} items, {launches} launches for {options.launch}, {len(failed)} failures, {left} items left out")
+    print(f"{len(found)} items, {launches} launches for {options.launch}, {len(failed)} failures, {left} left out")
     return 1 if failed or left or not found else 0
 
 

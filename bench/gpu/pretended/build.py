@@ -53,7 +53,8 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def _library(library: Path, sources: str) -> Path:
-    flags = ("-std=gnu11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC", f"-Wl,-soname,{library.name}")
+    flags = ("-std=gnu11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC", f"-I{headers()}")
     files = sorted(map(str, (FOLDER / sources).glob("*.c")))
-    subprocess.run([compiler(), *flags, f"-I{headers()}", "-o", library, *files, "-lpthread", "-ldl"], check=True)
+    linked = (f"-Wl,-soname,{library.name}", "-lpthread", "-ldl")
+    subprocess.run([compiler(), *flags, "-o", library, *files, *linked], check=True)
     return library

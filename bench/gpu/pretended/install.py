@@ -19,14 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.gpu.pretended.build import MissingError, build, headers
+from bench.gpu.pretended.build import MissingError, build, compiler, headers
 
 _PLUGIN = "jax_plugins.xla_cuda13"
 
 # ELF-64 (System V Application Binary Interface): sections and symbols.
-_SECTION = np.dtype([("name", "u4"), ("type", "u4"), ("flags", "u8"), ("address", "u8"), ("offset", "u8"),
-                     ("size", "u8"), ("link", "u4"), ("info", "u4"), ("align", "u8"), ("entry", "u8")])  # fmt: skip
-_SYMBOL = np.dtype([("name", "u4"), ("info", "u1"), ("other", "u1"), ("section", "u2"), ("value", "u8"), ("size", "u8")])
+_SECTION = np.dtype("u4, u4, u8, u8, u8, u8, u4, u4, u8, u8")
+_SECTION.names = ("name", "type", "flags", "address", "offset", "size", "link", "info", "align", "entry")
+_SYMBOL = np.dtype("u4, u1, u1, u2, u8, u8")
+_SYMBOL.names = ("name", "info", "other", "section", "value", "size")
 _SYMTAB = 2
 
 
@@ -36,9 +37,8 @@ def install(folder: Path) -> None:
     Raises:
       MissingError: the plugin, a C compiler, Triton's headers or an x86-64 processor is missing.
     """
-    if platform.machine() != "x86_64":
-        raise MissingError("an x86-64 processor")
-    plugin = plugin_library()
+    check_requirements()
+    plugin = _plugin()
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # NVIDIA's libraries may be missing
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     # Autotuning compares results of kernels, which do not run here.
@@ -50,12 +50,19 @@ def install(folder: Path) -> None:
     _redirect(plugin, driver)
 
 
-def plugin_library() -> Path:
-    """JAX's CUDA plugin.
+def check_requirements() -> None:
+    """Check that a GPU can be pretended on this machine.
 
     Raises:
-      MissingError: it is not installed.
+      MissingError: something is missing.
     """
+    if platform.machine() != "x86_64":
+        raise MissingError("an x86-64 processor")
+    compiler(), headers(), _plugin()
+
+
+def _plugin() -> Path:
+    """JAX's CUDA plugin."""
     spec = find_spec(_PLUGIN) if find_spec("jax_plugins") else None
     if spec is None or spec.origin is None or find_spec("jax_cuda13_plugin") is None:
         raise MissingError("jax-cuda13-plugin and jax-cuda13-pjrt")

@@ -1,4 +1,4 @@
-"""A process that runs functions by all of JAX and its CUDA plugin on a pretended GPU; the driver records their launches.
+"""A process that runs functions by all of JAX and its CUDA plugin on a pretended GPU, which records their launches.
 
 Between the driver's lines stands one for each step, `{"call": "step", "name": ...}`, and one for each error of ours.
 """
