@@ -9,6 +9,7 @@ _LLVM = ("tests/lower/llvm/emit", "tests/lang/test_grid.py", *_OPS)
 _LLVM_COPIES = ("tests/lower/llvm/plan", "tests/lang/test_atomics.py", *_OPS)
 _PADDING = ("tests/lower/triton/legalize/test_pad_tiles.py", *_OPS)
 _TRITON = ("tests/lower/triton/emit", "tests/lower/triton/plan", *_OPS)
+_LAUNCHES = ("tests/lower/triton/recording/test_faults.py",)
 _MOSAIC = ("tests/lower/mosaic/emit", "tests/lower/mosaic/plan", *_OPS)
 
 MUTANTS = (
@@ -263,5 +264,47 @@ MUTANTS = (
         '"ieee": lax.Precision.HIGHEST',
         '"ieee": lax.Precision.DEFAULT',
         _MOSAIC,
+    ),
+    Mutant(
+        "triton: a launch has one program more",
+        "tilekern/lower/triton/build.py",
+        "programs=prod(func.grid),",
+        "programs=prod(func.grid) + 1,",
+        _LAUNCHES,
+    ),
+    Mutant(
+        "triton: jaxlib does not opt in for shared memory",
+        "tilekern/lower/triton/call_message.py",
+        "_plain(2, self.name) + _plain(3, self.shared_bytes)",
+        "_plain(2, self.name) + _plain(3, 0)",
+        _LAUNCHES,
+    ),
+    Mutant(
+        "triton: the strides of a descriptor are passed before its shape",
+        "tilekern/lower/triton/call.py",
+        "        *map(Int32, descriptor.shape),\n        *map(Int64, descriptor.strides),\n",
+        "        *map(Int64, descriptor.strides),\n        *map(Int32, descriptor.shape),\n",
+        _LAUNCHES,
+    ),
+    Mutant(
+        "triton: buffers that start at 0 are not filled",
+        "tilekern/lower/triton/emit/memory.py",
+        'zeroed = ref.role in ("zeros", "sum")',
+        'zeroed = ref.role == "zeros"',
+        _LAUNCHES,
+    ),
+    Mutant(
+        "triton: an array that is written in place has a buffer of its own",
+        "tilekern/lower/triton/emit/memory.py",
+        "alias = self.operands.index(self._func.inputs.index(param))",
+        "alias = None",
+        _LAUNCHES,
+    ),
+    Mutant(
+        "triton: element types of descriptors are Triton's numbers",
+        "tilekern/lower/triton/call.py",
+        "_DRIVER_ELEMENT_TYPE = {8: 10, 9: 8, 10: 9}",
+        "_DRIVER_ELEMENT_TYPE = {}",
+        _LAUNCHES,
     ),
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -18,6 +19,8 @@ from tilekern.lower.triton.call import described
 from tilekern.lower.triton.call_message import Int32, Int64, Launch, Parameter, Pointer, TensorMap
 from tilekern.lower.triton.lowering import TritonLowering
 
+LIKE = jax.ShapeDtypeStruct
+
 
 @tk.kernel(out_type=lambda x: (), donate=("x",))
 def doubled(x):
@@ -25,12 +28,20 @@ def doubled(x):
     x[i] = x[i] * 2
 
 
+@tk.kernel(out_type=lambda x, rows: tk.Zeros(LIKE((2**20 + 5, 4096), x.dtype)))
+def scattered(x, rows, out):
+    i, j = tk.parallel(rows.shape[0]), tk.parallel(x.shape[1], 512)
+    out.at[rows[i], j].add(x[i, j], ordered=False)
+
+
 @cache
 def lowered(name: str, target: str = "cuda:sm_90") -> TritonLowering:
     square = jnp.zeros((512, 512), jnp.bfloat16)
     kernel, arrays = {
         "doubled": (doubled, (jnp.zeros(1000),)),
+        "embedding": (scattered, (LIKE((3, 4096), "float32"), LIKE((3,), "int32"))),
         "histogram": (kernels.histogram, (jnp.zeros((16, 4)), jnp.zeros(16, jnp.int32), jnp.int32(0))),
+        "large matmul": (kernels.matmul, (LIKE((2**20 + 16, 4096), jnp.bfloat16), LIKE((4096, 384), jnp.bfloat16))),
         "matmul": (kernels.matmul, (square, square)),
         "softmax": (kernels.softmax, (jnp.zeros((16, 64)),)),
     }[name]
@@ -50,9 +61,9 @@ def right(name: str) -> Launch:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("name", ["doubled", "histogram", "matmul", "softmax"])
+@pytest.mark.parametrize("name", ["doubled", "embedding", "histogram", "large matmul", "matmul", "softmax"])
 def test_a_right_launch_passes(name: str) -> None:
-    """Written in place; filled with zeros; TMA descriptors and much shared memory; plain."""
+    """Written in place; filled with zeros; TMA descriptors and much shared memory; plain; more than 2^31 elements."""
     launch = right(name)
     for _ in range(2):  # the second time jaxlib takes the function from its cache
         check(lowered(name), launched(lowered(name), launch))
@@ -65,6 +76,7 @@ def test_what_is_recorded() -> None:
     assert [fill["bytes"] for fill in calls["histogram"].of("fill")] == [4 * 16 * 4 * 4, 4 * 4]
     operand, result, *_ = calls["doubled"].of("launch")[0]["values"]
     assert operand == result == 1 << 40
+    assert [fill["bytes"] for fill in launched(lowered("embedding"), right("embedding")).of("fill")] == [17179951104]
     fresh = replace(right("matmul"), kernel=replace(right("matmul").kernel, ptx="// another key of jaxlib's cache"))
     kinds = [call["call"] for call in launched(lowered("matmul"), fresh).calls]
     assert kinds == ["map", "map", "map", "module", "opt-in", "launch"]

@@ -41,7 +41,7 @@ def lowerings(name: str, case: str, dtype: str, mode: str, target: str) -> Itera
         yield lowering
 
 
-@pytest.mark.sweep(180)
+@pytest.mark.sweep(360)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "case", "mode"), SAMPLED)
