@@ -1,0 +1,15 @@
+"""A static model of the cycles that a kernel takes on an NVIDIA GPU, from its SASS.
+
+sass        the text of the disassembler
+scalar      evaluation of integers and predicates; `walk`: the way of a warp, decided by them
+rates       GPUs, units and latencies, each with its source
+work        what an instruction costs
+shorten     leaves out iterations that repeat others
+machine     a multiprocessor that runs the walks of its warps
+loops       cycles and work of an iteration
+estimate    all of it for a launch
+"""
+
+from bench.gpu.model.estimate import LINES, Estimate, Launch, estimate
+
+__all__ = ["LINES", "Estimate", "Launch", "estimate"]

@@ -1,0 +1,255 @@
+"""The estimate: from SASS and a launch to cycles of a multiprocessor, and to the share of the peak."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench.gpu.model import rates
+from bench.gpu.model.loops import Loops, loops_of
+from bench.gpu.model.machine import Deadlock, Machine, Run
+from bench.gpu.model.rates import GPUS, Gpu
+from bench.gpu.model.sass import Listing, parse
+from bench.gpu.model.scalar import Thread
+from bench.gpu.model.shorten import shortened
+from bench.gpu.model.walk import Segment, Walker
+from bench.gpu.model.work import Work, work
+
+SAMPLES = 61
+"""Programs of the grid whose loops are counted, evenly spread: a prime, so that tiles of all positions occur."""
+
+NEAR = 0.85
+"""A line of at least this share of the cycles is called the bottleneck; below it, waiting is."""
+
+LONGEST = 1500
+"""Segments of a walk that are simulated at most; of longer ones, as many iterations of an outer loop as fit."""
+
+SCHEDULED = 1 << 18
+"""Programs whose start is simulated one by one; of larger grids the mean counts."""
+
+LINES = ("tensor", "mufu", "fma", "alu", "issue", "shared", "memory")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The launch of a program.
+
+    Attributes:
+      programs: number of programs (thread blocks).
+      warps: warps of a program.
+      resident: programs that a multiprocessor holds at once.
+      gpu: name of the GPU: "A100", "H100", "H200" or "B200".
+      nbytes: bytes of all arrays, each counted once; None if not known: then all accesses go to the memory.
+      grid: number of programs along x, y and z; by default all along x.
+      cluster: thread blocks that share copies by multicast.
+      trips: iterations of loops whose end depends on data, by label, with "" for all others.
+      constants: 32-bit words of the constant bank (kernel arguments), by byte offset.
+      function: name of the function, if the SASS has several.
+    """
+
+    programs: int
+    warps: int
+    resident: int = 1
+    gpu: str = "H100"
+    nbytes: float | None = None
+    grid: tuple[int, int, int] | None = None
+    cluster: int = 1
+    trips: Mapping[str, int] = field(default_factory=dict[str, int])
+    constants: Mapping[int, int] = field(default_factory=dict[int, int])
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimate for one launch.
+
+    Attributes:
+      gpu: the GPU.
+      lines: cycles for which each unit of a multiprocessor is busy with all programs of the launch, on average over
+        multiprocessors, as if nothing ever waited: see `LINES`.
+      cycles: estimate of the whole time.
+      flops: operations of matrix products.
+      busy: part of the simulated time in which the tensor cores compute.
+      unknown: operations that the model does not know, with their numbers in the code; only their issue counts.
+      assumed: for each branch that depends on data, what was assumed.
+    """
+
+    gpu: Gpu
+    lines: Mapping[str, float]
+    cycles: float
+    flops: float
+    busy: float
+    unknown: Mapping[str, int]
+    assumed: Mapping[str, str]
+
+    @property
+    def seconds(self) -> float:
+        """The whole time at the boost clock."""
+        return self.cycles / (self.gpu.ghz * 1e9)
+
+    @property
+    def share(self) -> float:
+        """The share of the peak of dense bfloat16 products."""
+        return self.flops / (self.cycles * self.gpu.flops * self.gpu.cores)
+
+    @property
+    def bottleneck(self) -> str:
+        """The longest line; with "waits" before it if it explains too little of the time."""
+        longest = max(self.lines, key=lambda line: self.lines[line])
+        return longest if self.lines[longest] >= NEAR * self.cycles else f"waits, {longest}"
+
+
+def estimate(sass: str, launch: Launch) -> Estimate:
+    """Estimate the time of a launch.
+
+    Args:
+      sass: text of NVIDIA's disassembler.
+      launch: how it is launched, and on which GPU.
+
+    Raises:
+      ValueError: no such GPU, or code that cannot be followed.
+
+    Example:
+      >>> sass = "/*0000*/ MUFU.EX2 R1, R2 ;\\n/*0010*/ MUFU.EX2 R3, R4 ;\\n/*0020*/ EXIT ;"
+      >>> estimate(sass, Launch(programs=132, warps=4)).lines["mufu"]
+      16.0
+    """
+    if launch.gpu not in GPUS:
+        raise ValueError(f"expected one of the GPUs {', '.join(GPUS)}; got gpu={launch.gpu!r}")
+    gpu, listing = GPUS[launch.gpu], parse(sass, launch.function)
+    return _Estimation(listing, launch, gpu).made()
+
+
+class _Estimation:
+    def __init__(self, listing: Listing, launch: Launch, gpu: Gpu) -> None:
+        self.listing, self.launch, self.gpu = listing, launch, gpu
+        self.works = [work(instruction, gpu) for instruction in listing.code]
+        self.assumed: dict[str, str] = {}
+
+    def made(self) -> Estimate:
+        launch, gpu = self.launch, self.gpu
+        samples = self._samples()
+        index = max(range(len(samples)), key=lambda n: sum(sum(c.values()) for c in samples[n][1]))
+        program, counts = samples[index]
+        walks = self._walks(program, counts)
+        run, walks = self._run(walks, self._traffic(walks))
+        loops = loops_of(walks, run.visits, self.listing, self.works)
+        durations = [max(run.cycles + loops.time(found), 1.0) for _, found in samples]
+        uses = [loops.use(found) for _, found in samples]
+        mean = {line: sum(use[line] for use in uses) / len(uses) for line in uses[0]}
+        per_core = launch.programs / gpu.cores
+        lines = {line: mean[line] * per_core for line in LINES if line != "memory"}
+        lines["memory"] = self._memory(mean["memory"] * launch.programs)
+        return Estimate(
+            gpu,
+            lines,
+            max(self._scheduled(durations, walks, run), *lines.values()),
+            mean["flops"] * launch.programs,
+            run.tensor / run.cycles if run.cycles else 0.0,
+            Counter(i.name for i, w in zip(self.listing.code, self.works, strict=True) if not w.known),
+            self.assumed,
+        )
+
+    # --- walks --------------------------------------------------------------------------------------------------------
+
+    def _samples(self) -> list[tuple[int, list[Counter[int]]]]:
+        """Sampled programs, each with the iterations of the loops of every warpgroup's first warp."""
+        walker = Walker(self.listing, self.launch.trips, effects=False)
+        count = min(self.launch.programs, SAMPLES if walker.depends_on_program else 1)
+        leaders = range(0, self.launch.warps, 4)
+        samples: list[tuple[int, list[Counter[int]]]] = []
+        for n in range(count):
+            program = n * self.launch.programs // count
+            found = [walker.walk(self._thread(program, warp)) for warp in leaders]
+            samples.append((program, [walk.visits for walk in found]))
+            for walk in found:
+                self.assumed |= walk.assumed
+        return samples
+
+    def _walks(self, program: int, counts: list[Counter[int]]) -> list[list[Segment]]:
+        """The walks of all warps of a program; of long ones, the beginning."""
+        walker = Walker(self.listing, self.launch.trips)
+        total = counts[0].total()
+        stop = None
+        if total > LONGEST:
+            header, visits = min(((h, n) for h, n in counts[0].items() if n >= 8), key=lambda item: item[1])
+            stop = header, max(5, LONGEST * visits // total)
+        return [walker.walk(self._thread(program, warp), stop).segments for warp in range(self.launch.warps)]
+
+    def _thread(self, program: int, warp: int) -> Thread:
+        launch = self.launch
+        x, y, z = launch.grid or (launch.programs, 1, 1)
+        threads = rates.WARP * launch.warps
+        special = {
+            "SR_TID.X": rates.WARP * warp,
+            "SR_TID.Y": 0,
+            "SR_TID.Z": 0,
+            "SR_CTAID.X": program % x,
+            "SR_CTAID.Y": program // x % y,
+            "SR_CTAID.Z": program // (x * y),
+            "SR_LANEID": 0,
+            "SR_CgaCtaId": 0,
+        }
+        # The launch's shape in the constant bank, as ptxas lays it out: threads, then programs, in three words each.
+        first = 0x360 if self.gpu.capability >= 100 else 0
+        shape = dict(zip(range(first, first + 24, 4), (threads, 1, 1, x, y, z), strict=True))
+        return Thread(shape | dict(launch.constants), special)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _traffic(self, walks: Sequence[Sequence[Segment]]) -> float:
+        """Bytes of global memory that one program moves, as far as it is simulated."""
+        total = 0.0
+        for walk in walks:
+            for segment in walk:
+                total += sum(amount or 0 for _, what, _, amount in segment.effects if what in ("arrive", "expect"))
+                total += sum(self.works[n].memory for n in range(segment.start, segment.stop) if n not in segment.off)
+        return total
+
+    def _memory(self, traffic: float) -> float:
+        """Cycles of the slower of L2 and HBM for the traffic of the whole launch."""
+        gpu, launch = self.gpu, self.launch
+        unique = traffic if launch.nbytes is None else min(traffic, launch.nbytes)
+        hertz = gpu.ghz * 1e9
+        return max(traffic / launch.cluster / gpu.l2_bandwidth, unique / gpu.bandwidth) * hertz
+
+    def _run(self, walks: list[list[Segment]], traffic: float) -> tuple[Run, list[list[Segment]]]:
+        """Simulate the programs that a multiprocessor holds; with shorter walks, if their barriers still match."""
+        for some in (shortened(walks), walks):
+            try:
+                return self._machine(traffic).run([some] * self.launch.resident), some
+            except Deadlock:
+                continue
+        self.assumed["barriers"] = "no warp waits: their arrivals could not be followed"
+        free = [[Segment(s.start, s.stop, (), s.off, s.again) for s in walk] for walk in walks]
+        return self._machine(traffic).run([free] * self.launch.resident), free
+
+    def _machine(self, traffic: float) -> Machine:
+        """A multiprocessor whose memory is as fast as the mixture of HBM and L2 that the launch uses."""
+        whole = traffic * self.launch.programs
+        unique = 1.0 if self.launch.nbytes is None or not whole else min(1.0, self.launch.nbytes / whole)
+        cycles = self._memory(whole)
+        bandwidth = whole / cycles / self.gpu.cores if cycles else self.gpu.bytes_per_cycle(self.gpu.l2_bandwidth)
+        latency = rates.L2_LATENCY + unique * (rates.MEMORY_LATENCY - rates.L2_LATENCY)
+        return Machine(self.listing.code, self.works, bandwidth, latency)
+
+    def _scheduled(self, durations: list[float], walks: list[list[Segment]], run: Run) -> float:
+        """The time until the last multiprocessor ends: each takes a new program when one ends."""
+        launch, slots = self.launch, self.gpu.cores * self.launch.resident
+        if launch.programs > SCHEDULED:
+            return sum(durations) / len(durations) * launch.programs / slots
+        if len(durations) == 1:
+            waves, rest = divmod(launch.programs, slots)
+            few = -(-rest // self.gpu.cores)
+            last = 0.0
+            if few == launch.resident:
+                last = durations[0]
+            elif few:
+                last = durations[0] * self._machine(self._traffic(walks)).run([walks] * few).cycles / run.cycles
+            return waves * durations[0] + last
+        ends = [0.0] * min(slots, launch.programs)
+        for n in range(launch.programs):
+            heapq.heapreplace(ends, ends[0] + durations[n % len(durations)])
+        return max(ends)

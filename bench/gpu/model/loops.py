@@ -1,0 +1,130 @@
+"""Loops of simulated walks: the time and the work of an iteration, by which they are carried over to other numbers of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bench.gpu.model.sass import Listing
+from bench.gpu.model.shorten import iterations, loop_headers
+from bench.gpu.model.walk import Segment
+from bench.gpu.model.work import Work
+
+Use = Counter[str]
+"""Cycles of a multiprocessor's units by line, and "flops" and "memory" (bytes). Values are floats."""
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The loops of a program's warps.
+
+    Attributes:
+      counts: for each warp, the iterations of its loops in the simulated walks.
+      times: for each warp, cycles of an iteration, without those of loops in it.
+      uses: for each warp, the work of an iteration, without that of loops in it.
+      simulated: the work of the simulated walks.
+    """
+
+    counts: list[Counter[int]]
+    times: list[dict[int, float]]
+    uses: list[dict[int, Use]]
+    simulated: Use
+
+    def time(self, counts: Sequence[Counter[int]]) -> float:
+        """Cycles beyond the simulated ones, for iterations by warpgroup; warps run side by side."""
+        return max(
+            (
+                sum((counts[warp // 4][header] - own[header]) * t for header, t in self.times[warp].items())
+                for warp, own in enumerate(self.counts)
+            ),
+            key=abs,
+            default=0.0,
+        )
+
+    def use(self, counts: Sequence[Counter[int]]) -> dict[str, float]:
+        """The work of a program with so many iterations by warpgroup."""
+        total = defaultdict[str, float](float, self.simulated)
+        for warp, own in enumerate(self.counts):
+            for header, use in self.uses[warp].items():
+                for line, amount in use.items():
+                    total[line] += (counts[warp // 4][header] - own[header]) * amount
+        return total
+
+
+def loops_of(
+    walks: Sequence[Sequence[Segment]], visits: Sequence[Sequence[float]], listing: Listing, works: Sequence[Work]
+) -> Loops:
+    """Measure the loops of simulated walks.
+
+    Args:
+      walks: segments of each warp.
+      visits: the times at which they began.
+      listing: the function.
+      works: the work of its instructions.
+    """
+    headers = loop_headers(walks)
+    cache: dict[Segment, Use] = {}
+
+    def use(segment: Segment) -> Use:
+        if segment not in cache:
+            cache[segment] = _use(segment, works)
+        return cache[segment]
+
+    counts, times, uses, simulated = [], [], [], Counter[str]()
+    for walk, at in zip(walks, visits, strict=False):
+        own = Counter(segment.start for segment in walk if segment.start in headers)
+        time, work = _measured(walk, at, headers, own, use)
+        counts.append(own)
+        times.append(time)
+        uses.append(work)
+        for segment in walk:
+            simulated.update(use(segment))
+    return Loops(counts, times, uses, simulated)
+
+
+def _measured(walk, at, headers, own, use):
+    """Cycles and work of an iteration of each loop of a warp, innermost loops first."""
+    times: dict[int, float] = {}
+    uses: dict[int, Use] = {}
+    spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for header, starts in iterations(walk, headers):
+        spans[header] += list(pairwise(starts))
+    for header in sorted(spans, key=lambda h: min((b - a for a, b in spans[h]), default=0)):
+        if not spans[header]:
+            continue
+        # The usual iteration, not one with a mask; the first one of an entry fills the pipeline.
+        keys = [tuple((s.start, s.stop) for s in walk[a:b]) for a, b in spans[header]]
+        usual, _ = Counter(keys).most_common(1)[0]
+        chosen = [span for span, key in zip(spans[header], keys, strict=True) if key == usual]
+        chosen = chosen[1:] if len(chosen) > 2 else chosen
+        total, work = 0.0, Counter[str]()
+        for a, b in chosen:
+            total += at[b] - at[a]
+            for segment in walk[a:b]:
+                work.update(use(segment))
+                if segment.start in times and segment.start != header:
+                    total -= times[segment.start]
+                    work.subtract(uses[segment.start])
+        times[header] = max(0.0, total / len(chosen))
+        uses[header] = Counter({line: amount / len(chosen) for line, amount in work.items()})
+    return times, uses
+
+
+def _use(segment: Segment, works: Sequence[Work]) -> Use:
+    use: defaultdict[str, float] = defaultdict(float)
+    off = frozenset(segment.off)
+    for n in range(segment.start, segment.stop):
+        use["issue"] += 0.25
+        if n in off:
+            continue
+        work = works[n]
+        if work.unit in ("mufu", "fma", "alu"):
+            use[work.unit] += work.cycles / 4
+        use["tensor"] += work.tensor
+        use["shared"] += work.shared / 128
+        use["memory"] += work.memory
+        use["flops"] += work.flops
+    use["memory"] += sum(amount or 0 for _, what, _, amount in segment.effects if what in ("arrive", "expect"))
+    return Counter(use)

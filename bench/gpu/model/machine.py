@@ -1,0 +1,354 @@
+"""A multiprocessor that runs warps: when each instruction is issued, and when units are busy.
+
+Four quarters issue one instruction a cycle each, of the warp that issued last if it can go on. A warp issues in order: an
+instruction waits for the registers that it reads and for its unit. Products of warpgroups start when all four warps have
+issued them, and run in that order, beside everything else. Copies come from a memory that serves them in order, at the
+bandwidth that one multiprocessor has while all of them load.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from bench.gpu.model import rates
+from bench.gpu.model.sass import ASYNCHRONOUS, Instruction
+from bench.gpu.model.walk import Effect, Segment
+from bench.gpu.model.work import Work
+
+_STALLS = {"MEMBAR": rates.FENCE_LATENCY, "FENCE": rates.FENCE_LATENCY}
+_LOADS = frozenset(("LDG", "LD", "ATOM", "ATOMG"))
+
+
+class Deadlock(Exception):
+    """No warp can go on: the walks of its program do not fit together."""
+
+
+@dataclass
+class Run:
+    """A simulated run.
+
+    Attributes:
+      cycles: until the last warp ended.
+      tensor: cycles in which the tensor cores computed.
+      visits: for each warp, the times at which its segments began.
+    """
+
+    cycles: float
+    tensor: float
+    visits: list[list[float]]
+
+
+@dataclass
+class _Phases:
+    """A barrier in shared memory: arrivals and bytes until now, and the phases that are complete."""
+
+    arrivals_per_phase: int = 1
+    bytes_per_copy: float = 0.0
+    arrivals: int = 0
+    expected: float = 0.0
+    landed: float = 0.0
+    complete: int = 0
+    waiting: list[tuple[int, "_Warp"]] = field(default_factory=list[tuple[int, "_Warp"]])
+
+    def advance(self) -> bool:
+        """Complete the phase if all arrived and landed."""
+        if self.arrivals >= (self.complete + 1) * max(1, self.arrivals_per_phase) and self.landed >= self.expected - 0.5:
+            self.complete += 1
+            return True
+        return False
+
+
+class _Group:
+    """A warpgroup: its products in order, and the ends of those that have begun."""
+
+    def __init__(self) -> None:
+        self.issued: defaultdict[int, int] = defaultdict(int)
+        self.ends: list[float] = []
+        self.waiting: list[_Warp] = []
+
+
+class _Warp:
+    def __init__(self, program: int, number: int, segments: Sequence[Segment], group: _Group) -> None:
+        self.program, self.number, self.segments, self.group = program, number, segments, group
+        self.quarter = number % rates.SUBPARTITIONS
+        self.time, self.segment, self.position = 0.0, 0, segments[0].start if segments else 0
+        self.effects, self.off = _of(segments[0]) if segments else ({}, frozenset[int]())
+        self.ready: dict[str, float] = {}
+        self.products = 0
+        self.groups: list[int] = []  # for each committed group, the number of products until its end
+        self.copies: list[float] = []
+        self.pending_copies = 0.0
+        self.phases: dict[int | str, list[int]] = {}  # for each barrier, phases before its last init, and since
+        self.visits = [0.0]
+
+
+def _of(segment: Segment) -> tuple[dict[int, Effect], frozenset[int]]:
+    return {effect[0]: effect for effect in segment.effects}, frozenset(segment.off)
+
+
+class Machine:
+    """One multiprocessor.
+
+    Args:
+      code: instructions of the function.
+      works: their work on the GPU.
+      bandwidth: bytes of memory traffic a cycle.
+      latency: cycles of a load.
+    """
+
+    def __init__(
+        self, code: Sequence[Instruction], works: Sequence[Work], bandwidth: float, latency: float
+    ) -> None:
+        self._code, self._works, self._bandwidth, self._latency = code, works, bandwidth, latency
+        self._reads, self._writes = [i.reads for i in code], [i.writes for i in code]
+
+    def run(self, programs: Sequence[Sequence[Sequence[Segment]]]) -> Run:
+        """Run resident programs, each of which has the segments of its warps.
+
+        Raises:
+          Deadlock: warps wait for what never comes.
+        """
+        self._queue: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = 0
+        self._issue = [0.0] * rates.SUBPARTITIONS
+        self._units: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(rates.SUBPARTITIONS)]
+        self._port = self._memory = self._tensor = self._tensor_busy = 0.0
+        self._phases: dict[tuple[int, int | str], _Phases] = {}
+        self._joins: defaultdict[tuple[int, int | str | None], list[_Warp | None]] = defaultdict(list)
+        warps: list[_Warp] = []
+        for number, program in enumerate(programs):
+            groups: defaultdict[int, _Group] = defaultdict(_Group)
+            made = [_Warp(number, n, segments, groups[n // 4]) for n, segments in enumerate(program)]
+            self._prepare(number, made)
+            warps += made
+        self._alive = {p: sum(w.program == p for w in warps) for p in range(len(programs))}
+        for warp in warps:
+            self._at(0.0, warp)
+        running, end = len(warps), 0.0
+        self._ended = 0
+        while self._queue:
+            time, _, action = heapq.heappop(self._queue)
+            action(time)
+            end = max(end, time)
+        if self._ended < running:
+            raise Deadlock
+        return Run(max([end, *(w.time for w in warps)]), self._tensor_busy, [w.visits for w in warps])
+
+    def _prepare(self, program: int, warps: Sequence[_Warp]) -> None:
+        """Count arrivals, bytes and copies of each barrier."""
+        arrive: defaultdict[int | str, set[int]] = defaultdict(set)
+        nbytes: defaultdict[int | str, float] = defaultdict(float)
+        copies: defaultdict[int | str, int] = defaultdict(int)
+        for warp in warps:
+            for segment in warp.segments:
+                for _, what, barrier, amount in segment.effects:
+                    if barrier is None:
+                        continue
+                    if what == "arrive":
+                        arrive[barrier].add(warp.number)
+                    if what in ("arrive", "expect"):
+                        nbytes[barrier] += amount or 0
+                    if what == "copy":
+                        copies[barrier] += 1
+        for barrier in {*arrive, *nbytes, *copies}:
+            each = nbytes[barrier] / copies[barrier] if copies[barrier] else 0.0
+            self._phases[program, barrier] = _Phases(len(arrive[barrier]), each)
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _push(self, time: float, action: Callable[[float], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (time, self._order, action))
+
+    def _at(self, time: float, warp: _Warp) -> None:
+        self._push(time, lambda now: self._go(warp, now))
+
+    def _go(self, warp: _Warp, now: float) -> None:
+        """Issue instructions of a warp until another event comes first, or the warp waits for another one."""
+        queue = self._queue
+        while True:
+            n = self._fetch(warp)
+            if n is None:
+                self._finish(warp)
+                return
+            time = self._earliest(warp, n, now)
+            if queue and queue[0][0] < time:
+                self._at(time, warp)
+                return
+            now = warp.time = time
+            later = self._execute(warp, n, now)
+            if later is None:
+                return
+            now = later
+
+    def _fetch(self, warp: _Warp) -> int | None:
+        """The number of the next instruction; None at the end."""
+        while warp.segment < len(warp.segments):
+            if warp.position < warp.segments[warp.segment].stop:
+                return warp.position
+            warp.segment += 1
+            if warp.segment < len(warp.segments):
+                segment = warp.segments[warp.segment]
+                warp.position, (warp.effects, warp.off) = segment.start, _of(segment)
+                warp.visits.append(warp.time)
+        return None
+
+    def _finish(self, warp: _Warp) -> None:
+        self._ended += 1
+        self._alive[warp.program] -= 1
+
+    def _earliest(self, warp: _Warp, n: int, now: float) -> float:
+        ready, quarter = warp.ready, warp.quarter
+        time = max(now, self._issue[quarter])
+        for register in self._reads[n]:
+            if (at := ready.get(register, 0.0)) > time:
+                time = at
+        if n not in warp.off and (unit := self._works[n].unit) != "issue":
+            time = max(time, self._units[quarter][unit])
+            if unit == "shared":
+                time = max(time, self._port)
+        return time
+
+    def _execute(self, warp: _Warp, n: int, now: float) -> float | None:
+        """Issue an instruction; return the time of the next one at the earliest, None if the warp waits."""
+        self._issue[warp.quarter] = now + 1
+        warp.position += 1
+        effect = warp.effects.get(n)
+        if effect is not None:
+            return self._synchronise(warp, effect, now)
+        if n in warp.off:
+            return now + 1
+        instruction, work = self._code[n], self._works[n]
+        if instruction.name in ASYNCHRONOUS:
+            self._multiply(warp, n, now)
+            return now + 1
+        if instruction.opcode.startswith("WARPGROUP.DEPBAR"):
+            return self._await_products(warp, int(instruction.operands[-1], 16), now)
+        if instruction.name in ("LDGDEPBAR", "UTMACMDFLUSH"):
+            warp.copies.append(warp.pending_copies)
+        if instruction.name == "DEPBAR" and len(instruction.operands) > 1:
+            left = int(instruction.operands[1], 16)
+            return max([now + 1, *warp.copies[: len(warp.copies) - left]])
+        self._hold(warp, n, work, now)
+        return now + _STALLS.get(instruction.name, 1)
+
+    def _hold(self, warp: _Warp, n: int, work: Work, now: float) -> None:
+        """Occupy the units of an instruction, and set the times of its results."""
+        if work.unit != "issue":
+            self._units[warp.quarter][work.unit] = now + work.cycles
+        done = now + work.latency
+        if work.shared:
+            self._port = now + work.shared / rates.SHARED_BYTES
+            done = self._port + work.latency
+        if work.memory:
+            self._memory = max(self._memory, now) + work.memory / self._bandwidth
+            if self._code[n].name in _LOADS:
+                done = self._memory + self._latency
+            elif self._code[n].name == "LDGSTS":
+                warp.pending_copies = self._memory + self._latency
+        if self._code[n].name == "UTMASTG":
+            warp.pending_copies = now + rates.TMA_LATENCY
+        for register in self._writes[n]:
+            warp.ready[register] = done
+
+    # --- products -----------------------------------------------------------------------------------------------------
+
+    def _multiply(self, warp: _Warp, n: int, now: float) -> None:
+        group, number = warp.group, warp.products
+        warp.products += 1
+        if "gsb0" in self._code[n].operands:
+            warp.groups.append(warp.products)
+        group.issued[number] += 1
+        if group.issued[number] == 4:
+            del group.issued[number]
+            cycles = 4 * self._works[n].tensor
+            begin = max(self._tensor, now)
+            self._tensor = begin + cycles
+            self._tensor_busy += cycles
+            group.ends.append(self._tensor + rates.PRODUCT_LATENCY)
+            waiting, group.waiting = group.waiting, []
+            for other in waiting:
+                self._at(now, other)
+
+    def _await_products(self, warp: _Warp, left: int, now: float) -> float | None:
+        """Wait until all but `left` committed groups are computed."""
+        done = len(warp.groups) - left
+        if done <= 0:
+            return now + 1
+        products = warp.groups[done - 1]
+        if len(warp.group.ends) < products:
+            warp.position -= 1  # again, when the other warps have issued theirs
+            warp.group.waiting.append(warp)
+            return None
+        return max(now + 1, warp.group.ends[products - 1])
+
+    # --- barriers -----------------------------------------------------------------------------------------------------
+
+    def _synchronise(self, warp: _Warp, effect: Effect, now: float) -> float | None:
+        n, what, barrier, amount = effect
+        if what in ("join", "announce"):
+            return self._join(warp, what, barrier, amount, now)
+        if barrier is None:
+            return now + 1
+        phases = self._phases.setdefault((warp.program, barrier), _Phases(0))
+        if what == "init":
+            before = warp.phases.setdefault(barrier, [0, 0])
+            before[0], before[1] = before[0] + before[1], 0
+        elif what == "wait":
+            return self._wait(warp, n, barrier, phases, amount, now)
+        elif what == "copy":
+            self._memory = max(self._memory, now) + phases.bytes_per_copy / self._bandwidth
+            self._push(self._memory + self._latency + rates.TMA_LATENCY, lambda at: self._land(phases, at))
+        else:
+            phases.arrivals += what == "arrive"
+            phases.expected += amount or 0
+            self._complete(phases, now)
+        return now + 1
+
+    def _land(self, phases: _Phases, now: float) -> None:
+        phases.landed += phases.bytes_per_copy
+        self._complete(phases, now)
+
+    def _complete(self, phases: _Phases, now: float) -> None:
+        while phases.advance():
+            waiting, phases.waiting = phases.waiting, []
+            for wanted, warp in waiting:
+                if wanted <= phases.complete:
+                    self._at(now + rates.SHARED_LATENCY, warp)
+                else:
+                    phases.waiting.append((wanted, warp))
+
+    def _wait(
+        self, warp: _Warp, n: int, barrier: int | str, phases: _Phases, parity: int | None, now: float
+    ) -> float | None:
+        before = warp.phases.setdefault(barrier, [0, 0])
+        if parity is not None and parity != before[1] % 2:
+            wanted = before[0] + before[1]  # the phase before the current one, which the warp has seen
+        else:
+            before[1] += 1
+            wanted = before[0] + before[1]
+        for register in self._writes[n]:
+            warp.ready[register] = now + rates.SHARED_LATENCY
+        if wanted <= phases.complete:
+            return now + 1
+        for register in self._writes[n]:
+            warp.ready[register] = 0.0
+        phases.waiting.append((wanted, warp))
+        return None
+
+    def _join(
+        self, warp: _Warp, what: str, barrier: int | str | None, threads: int | None, now: float
+    ) -> float | None:
+        here = self._joins[warp.program, barrier]
+        count = threads // rates.WARP if threads else self._alive[warp.program]
+        here.append(warp if what == "join" else None)
+        if len(here) < count:
+            return None if what == "join" else now + 1
+        self._joins[warp.program, barrier] = []
+        for other in here:
+            if other is not None and other is not warp:
+                self._at(now + rates.BARRIER_LATENCY, other)
+        return now + (rates.BARRIER_LATENCY if what == "join" else 1)

@@ -1,0 +1,450 @@
+"""Evaluation of the instructions that decide control flow: integers, predicates and addresses of one thread.
+
+A value is an integer of 32 bits, a bool for a predicate, or None if it is not known: values from memory, arguments, and
+results of operations that are not evaluated here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from bench.gpu.model.sass import Instruction
+
+MASK = 0xFFFFFFFF
+Value = int | None
+Registers = dict[str, Value]
+_OPERAND = re.compile(r"([-~!]?)(\|?)(U?(?:R|P)(?:\d+|Z|T)|SRZ)\|?(\.\w+)*$")
+_CONSTANT = re.compile(r"(-?)c\[0x([0-9a-f]+)\]\s*\[(U?R\w+\+?)?(?:0x([0-9a-f]+))?\]$")
+
+
+class Thread:
+    """The state of the first thread of a warp.
+
+    Attributes:
+      registers: values by name; a register that is missing is not known.
+      constants: words of the constant bank 0, by byte offset.
+      special: special registers by name.
+    """
+
+    def __init__(self, constants: Mapping[int, int], special: Mapping[str, int]) -> None:
+        self.registers: Registers = {}
+        self.constants, self.special = constants, special
+
+    def read(self, operand: str) -> Value:
+        """The value of an operand."""
+        kind, sign, content = _parsed(operand)
+        if kind == "literal":
+            return content
+        value = self.registers.get(content) if kind == "register" else self.constants.get(content)
+        if value is None or not sign:
+            return value
+        return {"-": -value & MASK, "~": ~value & MASK, "!": int(not value)}[sign]
+
+    def pair(self, operand: str) -> tuple[Value, Value]:
+        """The low and the high word of an operand of 64 bits."""
+        if found := re.match(r"(U?R)(\d+)$", operand):
+            return self.read(operand), self.read(f"{found[1]}{int(found[2]) + 1}")
+        if found := _CONSTANT.match(operand):
+            return self.read(operand), self.constants.get(int(found[4] or "0", 16) + 4)
+        value = self.read(operand)
+        return value, value if value is None else 0
+
+    def write(self, operand: str, value: Value) -> None:
+        """Set a register."""
+        if not operand.endswith(("RZ", "PT")):
+            self.registers[operand] = value if value is None else value & MASK
+
+    def holds(self, guard: str, negated: bool) -> bool | None:
+        """The truth of a guard; None if it is not known."""
+        if not guard:
+            return True
+        value = self.read(guard)
+        return None if value is None else bool(value) != negated
+
+    def run(self, instruction: Instruction) -> None:
+        """Evaluate an instruction, its guard included."""
+        runs = self.holds(instruction.guard, instruction.negated)
+        if runs is False:
+            return
+        rule = RULES.get(instruction.name)
+        values = None if rule is None or runs is None else rule(self, instruction)
+        if values is None:
+            for register in instruction.writes:
+                self.registers[register] = None
+            return
+        for register, value in zip(instruction.writes if len(values) > len(instruction.results) else instruction.results,
+                                   values, strict=False):
+            self.write(register, value)
+
+
+@lru_cache(4096)
+def _parsed(operand: str) -> tuple[str, str, Any]:
+    """An operand as ("register", sign, name), ("constant", sign, offset) or ("literal", "", value)."""
+    if found := _OPERAND.match(operand):
+        sign, absolute, name, suffix = found.groups()
+        if absolute or suffix not in (None, ".64"):
+            return "literal", "", None
+        if not name.endswith(("Z", "T")):
+            return "register", sign, name
+        value = int(name.endswith("T"))
+        return "literal", "", int(not value) if sign == "!" else MASK if sign == "~" else value
+    if found := _CONSTANT.match(operand):
+        known = not found[2].strip("0") and not found[3]
+        return ("constant", found[1], int(found[4] or "0", 16)) if known else ("literal", "", None)
+    return "literal", "", _literal(operand)
+
+
+def _literal(operand: str) -> Value:
+    if re.fullmatch(r"-?0x[0-9a-f]+", operand):
+        return int(operand, 16) & MASK
+    if re.fullmatch(r"-?\d+", operand):
+        return int(operand) & MASK
+    try:
+        return bits(float(operand))
+    except ValueError:
+        return None
+
+
+def bits(value: float) -> int:
+    """The bits of a float32."""
+    try:
+        return int.from_bytes(struct.pack("<f", value), "little")
+    except OverflowError:
+        return bits(math.inf)
+
+
+def number(value: int) -> float:
+    """The float32 of some bits."""
+    return struct.unpack("<f", value.to_bytes(4, "little"))[0]
+
+
+def signed(value: int) -> int:
+    """Bits as a signed integer."""
+    return value - (1 << 32) if value >> 31 else value
+
+
+Rule = Callable[[Thread, Instruction], "tuple[Value, ...] | None"]
+RULES: dict[str, Rule] = {}
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return add
+
+
+def _known(thread: Thread, operands: tuple[str, ...]) -> list[int] | None:
+    """Values of operands; None if one is not known."""
+    values = [thread.read(operand) for operand in operands]
+    return None if any(value is None for value in values) else values  # pyright: ignore[reportReturnType] -- no None
+
+
+def _integers(count: int) -> Callable[[Callable[..., tuple[int, ...]]], Rule]:
+    """A rule that needs the values of so many inputs; the function also gets the suffixes."""
+
+    def make(function: Callable[..., tuple[int, ...]]) -> Rule:
+        def rule(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+            values = _known(thread, instruction.inputs[:count])
+            return None if values is None else function(*values, suffixes=instruction.suffixes)
+
+        return rule
+
+    return make
+
+
+def _carry(thread: Thread, operand: str, word: int) -> tuple[int, int] | None:
+    """An addend as (word, carry): -x is the complement of x, plus 1."""
+    if (value := thread.read(operand.lstrip("-"))) is None:
+        return None
+    return ((value ^ MASK), 1) if operand.startswith("-") and word else (value, 0)
+
+
+@_rule("IADD3", "UIADD3", "IADD", "VIADD")
+def _add(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    addends = [o for o in instruction.inputs if not re.match(r"!?U?P", o)]
+    words = [_carry(thread, o, 1) if re.match(r"-U?[R]", o) else _plain(thread, o) for o in addends]
+    carries = _known(thread, tuple(o for o in instruction.inputs if re.match(r"!?U?P", o)))
+    if carries is None or any(word is None for word in words):
+        return None
+    total = sum(word + one for word, one in words if word is not None) + sum(carries)  # type: ignore[misc]
+    return (total & MASK, *([int(total >> 32 > 0)] * (len(instruction.results) - 1)))
+
+
+def _plain(thread: Thread, operand: str) -> tuple[int, int] | None:
+    value = thread.read(operand)
+    return None if value is None else (value, 0)
+
+
+@_rule("IMAD", "UIMAD")
+def _multiply_add(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    a, b, c, *carry = instruction.inputs
+    factors, suffixes = (thread.read(a), thread.read(b)), instruction.suffixes
+    if 0 in factors:
+        product = 0
+    elif factors[0] is None or factors[1] is None:
+        return None
+    else:
+        convert = (lambda x: x) if "U32" in suffixes else signed
+        product = convert(factors[0]) * convert(factors[1])
+    if "WIDE" in suffixes:
+        low, high = thread.pair(c)
+        if low is None or high is None:
+            return None
+        total = product + (high << 32 | low)
+        return total & MASK, total >> 32 & MASK
+    addend, known = thread.read(c), _known(thread, tuple(carry))
+    if addend is None or known is None:
+        return None
+    if "HI" in suffixes:
+        return ((product >> 32) + addend & MASK,)
+    total = (product & MASK) + addend + (sum(known) if "X" in suffixes else 0)
+    return (total & MASK, *([int(total >> 32 > 0)] * (len(instruction.results) - 1)))
+
+
+@_rule("MOV", "UMOV", "R2UR", "S2R", "S2UR", "LDC", "ULDC", "LDCU", "CS2R")
+def _move(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    source = instruction.inputs[0]
+    if source.startswith("SR_"):
+        return (thread.special.get(source),)
+    if len(instruction.writes) == 2:
+        return thread.pair(source) if source != "SRZ" else (0, 0)
+    return (thread.read(source),)
+
+
+@_rule("SHFL")
+def _shuffle(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    # The first thread reads its own value only from lane 0.
+    value, lane = instruction.inputs[:2]
+    return (1, thread.read(value)) if "IDX" in instruction.suffixes and thread.read(lane) == 0 else None
+
+
+@_rule("ELECT")
+def _elect(thread: Thread, instruction: Instruction) -> tuple[Value, ...]:
+    return (1, 0)[: len(instruction.results)]
+
+
+@_rule("VOTE", "VOTEU")
+def _vote(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    value = thread.read(instruction.inputs[0])
+    if re.match(r"U?P", instruction.results[0]):
+        return (value,)
+    return None
+
+
+@_rule("SYNCS")
+def _wait(thread: Thread, instruction: Instruction) -> tuple[Value, ...]:
+    return (1,)  # the wait succeeds; the simulation knows when
+
+
+@_rule("LOP3", "ULOP3")
+def _logic(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    *three, table = instruction.inputs[:4]
+    if (lut := thread.read(table)) is None:
+        return None
+    a, b, c = (thread.read(o) for o in three)
+    result = 0
+    for n in range(8):
+        if lut >> n & 1:
+            term = MASK
+            for value, bit in ((a, n >> 2 & 1), (b, n >> 1 & 1), (c, n & 1)):
+                if value is None:
+                    if _depends(lut, (a, b, c)):
+                        return None
+                    continue
+                term &= value if bit else ~value & MASK
+            result |= term
+    predicate = re.match(r"U?P", instruction.results[0])
+    return (int(result != 0), result) if predicate else (result,)
+
+
+def _depends(lut: int, values: tuple[Value, ...]) -> bool:
+    """True if a table depends on a value that is not known; a word of zeros or ones fixes its input."""
+    for n in range(8):
+        fixed = all(v is None or v not in (0, MASK) or (v != 0) == bool(n >> s & 1) for v, s in zip(values, (2, 1, 0)))
+        for value, shift in zip(values, (2, 1, 0), strict=True):
+            if fixed and value is None and (lut >> n & 1) != (lut >> (n ^ 1 << shift) & 1):
+                return True
+    return False
+
+
+@_rule("PLOP3", "UPLOP3")
+def _predicate_logic(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    values = _known(thread, instruction.inputs[:5])
+    if values is None:
+        return None
+    a, b, c, first, second = values
+    index = (a != 0) << 2 | (b != 0) << 1 | (c != 0)
+    return first >> index & 1, second >> index & 1
+
+
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "LT": lambda a, b: a < b,
+    "LE": lambda a, b: a <= b,
+    "GT": lambda a, b: a > b,
+    "GE": lambda a, b: a >= b,
+    "EQ": lambda a, b: a == b,
+    "NE": lambda a, b: a != b,
+}
+
+
+@_rule("ISETP", "UISETP")
+def _compare(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    suffixes, inputs = instruction.suffixes, instruction.inputs
+    third, a, b = thread.read(inputs[2]), thread.read(inputs[0]), thread.read(inputs[1])
+    if third is not None and bool(third) is ("OR" in suffixes) and "XOR" not in suffixes:
+        return (int("OR" in suffixes), 0)  # false and …, true or …
+    if third is None or a is None or b is None:
+        return None
+    if "U32" not in suffixes:
+        a, b = signed(a), signed(b)
+    holds = _COMPARE[suffixes[0]](a, b)
+    if "EX" in suffixes:  # the high words, behind a comparison of the low ones
+        if (low := thread.read(inputs[3])) is None:
+            return None
+        equal = a == b
+        holds = (holds and not equal) or (equal and bool(low)) if suffixes[0] != "NE" else not equal or bool(low)
+    combine = {"AND": lambda x, y: x and y, "OR": lambda x, y: x or y, "XOR": lambda x, y: x != y}
+    how = next((combine[s] for s in suffixes if s in combine), combine["AND"])
+    return int(how(holds, bool(third))), int(how(not holds, bool(third)))
+
+
+@_rule("SEL", "USEL")
+def _select(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    if (chosen := thread.read(instruction.inputs[2])) is None:
+        return None
+    return (thread.read(instruction.inputs[0 if chosen else 1]),)
+
+
+@_rule("SHF", "USHF")
+@_integers(3)
+def _shift(low: int, by: int, high: int, suffixes: tuple[str, ...]) -> tuple[int, ...]:
+    both, by = high << 32 | low, by & 63 if "W" not in suffixes else by & 31
+    if "S32" in suffixes or "S64" in suffixes:
+        both = signed(high) << 32 | low
+    if "L" in suffixes:
+        if "HI" in suffixes:
+            return ((both << by) >> 32 & MASK,)
+        return (low << by & MASK,)
+    shifted = both >> by
+    return ((shifted >> 32 if "HI" in suffixes else shifted) & MASK,)
+
+
+@_rule("LEA", "ULEA")
+def _scaled_add(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    suffixes, inputs = instruction.suffixes, list(instruction.inputs)
+    carries = [o for o in inputs if re.match(r"!?U?P", o)]
+    inputs = [o for o in inputs if o not in carries]
+    values, added = _known(thread, tuple(inputs)), _known(thread, tuple(carries))
+    if values is None or added is None:
+        return None
+    if "HI" not in suffixes:
+        a, b, by = (*values, 0)[:3]
+        scaled = a << by & MASK
+    elif "SX32" in suffixes:
+        a, b, by = values[0], values[1], values[-1]
+        scaled = signed(a) << by >> 32 & MASK
+    else:
+        a, b, c, by = values
+        scaled = (c << 32 | a) << by >> 32 & MASK
+    total = scaled + b + sum(added)
+    return (total & MASK, *([int(total >> 32 > 0)] * (len(instruction.results) - 1)))
+
+
+@_rule("SGXT", "USGXT")
+@_integers(2)
+def _extend(value: int, width: int, suffixes: tuple[str, ...]) -> tuple[int, ...]:
+    value &= (1 << width) - 1
+    if "U32" not in suffixes and width and value >> width - 1:
+        value -= 1 << width
+    return (value & MASK,)
+
+
+@_rule("IABS")
+@_integers(1)
+def _absolute(value: int, suffixes: tuple[str, ...]) -> tuple[int, ...]:
+    return (abs(signed(value)) & MASK,)
+
+
+@_rule("POPC", "UPOPC")
+@_integers(1)
+def _count(value: int, suffixes: tuple[str, ...]) -> tuple[int, ...]:
+    return (value.bit_count(),)
+
+
+@_rule("IMNMX", "VIMNMX", "UIMNMX", "VIADDMNMX")
+def _least(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    *values, least = instruction.inputs[: 4 if instruction.name == "VIADDMNMX" else 3]
+    known, smallest = _known(thread, tuple(values)), thread.read(least)
+    if known is None or smallest is None:
+        return None
+    if instruction.name == "VIADDMNMX":
+        known = [known[0] + known[1] & MASK, known[2]]
+    order = (lambda x: x) if "U32" in instruction.suffixes else signed
+    return ((min if smallest else max)(known, key=order),)
+
+
+@_rule("PRMT", "UPRMT")
+@_integers(3)
+def _permute(a: int, selector: int, b: int, suffixes: tuple[str, ...]) -> tuple[int, ...]:
+    both, result = b << 32 | a, 0
+    for n in range(4):
+        nibble = selector >> 4 * n & 15
+        byte = both >> 8 * (nibble & 7) & 255
+        result |= (byte if nibble < 8 else 255 * (byte >> 7)) << 8 * n
+    return (result,)
+
+
+@_rule("P2R")
+def _pack(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    mask = thread.read(instruction.inputs[2])
+    if mask is None:
+        return None
+    packed = 0
+    for n in range(7):
+        value = thread.read(f"P{n}")
+        if mask >> n & 1:
+            if value is None:
+                return None
+            packed |= bool(value) << n
+    return (packed,)
+
+
+@_rule("R2P")
+def _unpack(thread: Thread, instruction: Instruction) -> tuple[Value, ...]:
+    value, mask = thread.read(instruction.operands[1]), thread.read(instruction.operands[2]) or 0
+    return tuple(
+        thread.read(f"P{n}") if not mask >> n & 1 else None if value is None else value >> n & 1 for n in range(7)
+    )
+
+
+# --- division of integers goes through float32 ------------------------------------------------------------------------
+
+
+@_rule("I2F", "I2FP")
+@_integers(1)
+def _to_float(value: int, suffixes: tuple[str, ...]) -> tuple[int, ...]:
+    return (bits(float(signed(value) if "S32" in suffixes else value)),)
+
+
+@_rule("F2I")
+@_integers(1)
+def _to_integer(value: int, suffixes: tuple[str, ...]) -> tuple[int, ...]:
+    real = number(value)
+    low, high = (0, MASK) if "U32" in suffixes else (-(1 << 31), (1 << 31) - 1)
+    whole = low if math.isnan(real) else high if real > high else low if real < low else math.trunc(real)
+    return (whole & MASK,)
+
+
+@_rule("MUFU")
+def _reciprocal(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    value = thread.read(instruction.inputs[0])
+    if value is None or instruction.suffixes != ("RCP",) or not number(value):
+        return None
+    return (bits(1 / number(value)),)

@@ -1,0 +1,297 @@
+"""The way of a warp through the code: its branches are decided by evaluating the instructions that they depend on."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bench.gpu.model.sass import Instruction, Listing
+from bench.gpu.model.scalar import Thread
+
+MAX_STEPS = 20_000_000
+
+Effect = tuple[int, str, "int | str | None", int | None]
+"""Number of an instruction, what it does to other warps, its barrier, and a number: see `_EFFECTS`."""
+
+_BRANCHES = frozenset(("BRA", "JMP", "EXIT", "CALL", "RET", "BRX"))
+_WORK = frozenset(
+    "MUFU LDG STG LD ST LDS STS LDSM STSM LDGSTS ATOM ATOMG ATOMS RED REDG LDL STL UTMASTG HGMMA QGMMA "
+    "IGMMA BGMMA HMMA IMMA QMMA".split()
+)
+"""Operations whose work does not count where their guard is false."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Instructions that run one after the other.
+
+    Attributes:
+      start: number of the first one.
+      stop: number behind the last one.
+      effects: of those that concern other warps.
+      off: numbers of the instructions whose guard is false.
+      again: True if a jump back leads here: another iteration of the loop that starts here.
+    """
+
+    start: int
+    stop: int
+    effects: tuple[Effect, ...] = ()
+    off: tuple[int, ...] = ()
+    again: bool = False
+
+
+@dataclass
+class Walk:
+    """The way of one warp.
+
+    Attributes:
+      segments: what it runs, in order.
+      assumed: for each branch that depends on unknown values, what was assumed.
+    """
+
+    segments: list[Segment] = field(default_factory=list[Segment])
+    assumed: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def visits(self) -> Counter[int]:
+        """How often each place was reached, by the number of its first instruction; loops start at such places."""
+        return Counter(segment.start for segment in self.segments)
+
+
+class Walker:
+    """Walks warps through one function.
+
+    Args:
+      listing: the function.
+      trips: iterations of a loop whose end depends on unknown values, by its label, with "" for all others.
+      effects: False if only the way counts; this is faster.
+    """
+
+    def __init__(self, listing: Listing, trips: Mapping[str, int], effects: bool = True) -> None:
+        self.listing, self.trips = listing, trips
+        self._effects = _EFFECTS if effects else {}
+        self._works = _WORK if effects else frozenset[str]()
+        code = listing.code
+        self._targets = {n: listing.destination(i) for n, i in enumerate(code) if i.target and i.name != "BSSY"}
+        self.headers = frozenset(to for n, to in self._targets.items() if code[n].name in ("BRA", "JMP") and to < n)
+        """Numbers of the instructions at which loops start."""
+        self._labels = {n: label for label, n in reversed(listing.labels.items()) if n in self.headers}
+        self._next = self._following()
+
+    @property
+    def depends_on_program(self) -> bool:
+        """True if the way depends on the number of the program."""
+        code = self.listing.code
+        return any(e and "SR_CTAID" in "".join(i.inputs) for e, i in zip(self._evaluated(), code, strict=True))
+
+    def walk(self, thread: Thread, stop: tuple[int, int] | None = None) -> Walk:
+        """Run the first thread of a warp to its end.
+
+        Args:
+          thread: its registers.
+          stop: a place and a number: the walk ends when it comes to this place once more.
+
+        Raises:
+          ValueError: an indexed branch, a return without a call, or no end after millions of steps.
+        """
+        walk, calls, rounds = Walk(), list[int](), Counter[int]()
+        code, last = self.listing.code, len(self.listing.code)
+        position = start = 0
+        effects, off, again = list[Effect](), list[int](), False
+
+        def close(stop: int, jumps_back: bool = False) -> None:
+            nonlocal again
+            if stop > start:
+                walk.segments.append(Segment(start, stop, tuple(effects), tuple(off), again))
+            effects.clear()
+            off.clear()
+            again = jumps_back
+
+        place, left = stop or (-1, 0)
+        for _ in range(MAX_STEPS):
+            n = self._next[position]
+            if n == place and n in self.headers and (n != start or position == start):
+                left -= 1
+                if left < 0:
+                    close(n)
+                    return walk
+            if n >= last:
+                close(last)
+                return walk
+            instruction = code[n]
+            if n in self.headers and n != start:  # falls into a loop
+                close(n)
+                start, rounds[n] = n, 0
+            if instruction.name not in _BRANCHES:
+                self._step(thread, n, instruction, effects, off)
+                position = n + 1
+                continue
+            to = self._branch(thread, n, instruction, calls, rounds, walk)
+            if to is None:
+                position = n + 1
+                continue
+            close(n + 1, jumps_back=to in self.headers and to <= n)
+            if to >= last:
+                return walk
+            if to in self.headers:
+                rounds[to] = rounds[to] + 1 if to <= n else 0
+            position = start = to
+        raise ValueError(f"{self.listing.name}: no end after {MAX_STEPS} steps; expected loops that end, or `trips`")
+
+    def _step(self, thread: Thread, n: int, instruction: Instruction, effects: list[Effect], off: list[int]) -> None:
+        runs = thread.holds(instruction.guard, instruction.negated)
+        if effect := self._effects.get(instruction.name):
+            made = effect(thread, instruction, runs is not False)
+            if made is not None:
+                effects.append((n, *made))
+        if runs is False:
+            off.append(n)
+        thread.run(instruction)
+
+    def _branch(
+        self, thread: Thread, n: int, instruction: Instruction, calls: list[int], rounds: Counter[int], walk: Walk
+    ) -> int | None:
+        """The instruction that a branch leads to; None for the next one."""
+        taken = thread.holds(instruction.guard, instruction.negated)
+        if "DIV" in instruction.suffixes or "CONV" in instruction.suffixes:
+            return None  # threads of a warp stay together
+        for operand in instruction.operands[:-1]:
+            if re.match(r"!?U?P", operand):
+                value = thread.read(operand)
+                taken = None if value is None or taken is None else taken and bool(value)
+        if instruction.name == "EXIT":
+            return len(self.listing.code) if taken else None
+        if instruction.name == "BRX":
+            raise ValueError(f"BRX at {instruction.address:#x}: branches to addresses in registers cannot be followed")
+        if instruction.name == "RET":
+            if not calls:
+                raise ValueError(f"RET at {instruction.address:#x} without a call")
+            return calls.pop() if taken else None
+        to = self._targets[n]
+        if taken is None:
+            taken = self._assumed(n, to, instruction, rounds, walk)
+        if taken and instruction.name == "CALL":
+            calls.append(n + 1)
+        return to if taken else None
+
+    def _assumed(self, n: int, to: int, instruction: Instruction, rounds: Counter[int], walk: Walk) -> bool:
+        """An end of a loop is left after `trips` iterations; a branch ahead is not taken."""
+        where = f"{instruction.opcode} at {instruction.address:#x}"
+        if to > n:
+            walk.assumed[where] = "not taken"
+            return False
+        label = self._labels[to]
+        trips = self.trips.get(label, self.trips.get("", 1))
+        walk.assumed[where] = f"loop {label} runs {trips} times"
+        return rounds[to] + 1 < trips
+
+    def _following(self) -> list[int]:
+        """For each position the next instruction that has to be evaluated."""
+        code, evaluated = self.listing.code, self._evaluated()
+        following, upcoming = [len(code)] * (len(code) + 1), len(code)
+        for n in reversed(range(len(code))):
+            upcoming = n if evaluated[n] or n in self.headers else upcoming
+            following[n] = upcoming
+        return following
+
+    def _evaluated(self) -> list[bool]:
+        """True for branches, effects and guards of work, and for what their operands depend on: liveness, backwards.
+
+        Sets of registers are bits of integers.
+        """
+        code = self.listing.code
+        number: dict[str, int] = defaultdict(lambda: len(number))
+
+        def bits(registers: Iterable[str]) -> int:
+            return sum({1 << number[r] for r in registers})
+
+        reads, writes = [bits(i.reads) for i in code], [bits(i.writes) for i in code]
+        guards = [bits([i.guard]) if i.guard else 0 for i in code]
+        predicates = bits(f"P{n}" for n in range(7))
+        reads = [r | (predicates if i.name in ("P2R", "R2P") else 0) for r, i in zip(reads, code, strict=True)]
+        roots = [i.name in _BRANCHES or i.name in self._effects for i in code]
+        works = [bool(i.guard) and i.name in self._works for i in code]
+        follow = [self._successors(n) for n in range(len(code))]
+        live, needed, changed = [0] * (len(code) + 1), list(roots), True
+        while changed:
+            changed = False
+            for n in reversed(range(len(code))):
+                after = 0
+                for m in follow[n]:
+                    after |= live[m]
+                needed[n] = needed[n] or bool(writes[n] & after)
+                before = after if guards[n] else after & ~writes[n]
+                before |= (reads[n] if needed[n] else 0) | (guards[n] if works[n] else 0)
+                changed = changed or before != live[n]
+                live[n] = before
+        return [a or b for a, b in zip(needed, works, strict=True)]
+
+    def _successors(self, n: int) -> list[int]:
+        code = self.listing.code
+        instruction = code[n]
+        following = [self._targets[n]] if n in self._targets else []
+        if instruction.name == "RET":
+            following += [m + 1 for m, i in enumerate(code) if i.name == "CALL"]
+        sure = not instruction.guard and len(instruction.operands) < 2
+        if not (instruction.name in ("BRA", "JMP", "EXIT", "RET") and sure):
+            following.append(n + 1)
+        return [m for m in following if m <= len(code)]
+
+
+# --- effects on other warps -------------------------------------------------------------------------------------------
+
+Made = tuple[str, "int | str | None", int | None]
+
+
+def _address(thread: Thread, operand: str) -> int | str:
+    """The address of a barrier; its text if a register of it is not known."""
+    total = 0
+    for part in operand.strip("[]").split("+"):
+        value = thread.read(part)
+        if value is None:
+            return operand
+        total += value
+    return total & 0xFFFFFFFF
+
+
+def _synchronise(thread: Thread, instruction: Instruction, runs: bool) -> Made | None:
+    """`wait` for the phase of a parity, `arrive` with bytes that copies will bring, or `init`."""
+    operand = next((o for o in instruction.operands if o.startswith("[")), "")
+    barrier, suffixes = _address(thread, operand), instruction.suffixes
+    if "EXCH" in suffixes:
+        return "init", barrier, None
+    if "TRYWAIT" in suffixes or "PHASECHK" in suffixes:
+        value = thread.read(instruction.operands[-1])
+        return ("wait", barrier, None if value is None else value >> 31) if runs else None
+    if "ARRIVE" in suffixes and runs:
+        nbytes = 0 if "A1T0" in suffixes else thread.read(instruction.operands[-1]) or 0
+        return "expect" if any(s.startswith("A0") for s in suffixes) else "arrive", barrier, nbytes
+    return None
+
+
+def _copy(thread: Thread, instruction: Instruction, runs: bool) -> Made | None:
+    """A copy by TMA that reports to a barrier, whose address is the word behind that of the destination."""
+    if not runs:
+        return None
+    found = re.match(r"\[U?R(\d+)", instruction.operands[0])
+    register = f"UR{int(found[1]) + 1}" if found else ""
+    value = thread.read(register)
+    return "copy", register if value is None else value, "MULTICAST" in instruction.suffixes
+
+
+def _barrier(thread: Thread, instruction: Instruction, runs: bool) -> Made | None:
+    """A barrier of a program's warps: its number, and the threads that it waits for."""
+    if not runs:
+        return None
+    number = thread.read(instruction.operands[0]) if instruction.operands else 0
+    threads = thread.read(instruction.operands[1]) if len(instruction.operands) > 1 else None
+    return "join" if "SYNC" in instruction.suffixes or "RED" in instruction.suffixes else "announce", number, threads
+
+
+_EFFECTS: dict[str, Callable[[Thread, Instruction, bool], Made | None]] = {
+    "SYNCS": _synchronise,
+    "UTMALDG": _copy,
+    "BAR": _barrier,
+}
