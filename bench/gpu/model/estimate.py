@@ -140,13 +140,13 @@ class _Estimation:
         uses = [loops.use(found) for _, found in samples]
         mean = {line: sum(use[line] for use in uses) / len(uses) for line in uses[0]}
         per_core = launch.programs / gpu.cores
-        lines = {line: mean[line] * per_core for line in LINES if line != "memory"}
-        lines["memory"] = self._memory(mean["memory"] * launch.programs)
+        lines = {line: mean.get(line, 0.0) * per_core for line in LINES if line != "memory"}
+        lines["memory"] = self._memory(mean.get("memory", 0.0) * launch.programs)
         return Estimate(
             gpu,
             lines,
             max(self._scheduled(durations, walks, run), *lines.values()),
-            mean["flops"] * launch.programs,
+            mean.get("flops", 0.0) * launch.programs,
             run.tensor / run.cycles if run.cycles else 0.0,
             Counter(i.name for i, w in zip(self.listing.code, self.works, strict=True) if not w.known),
             self.assumed,
@@ -230,10 +230,8 @@ class _Estimation:
         """A multiprocessor whose memory is as fast as the mixture of HBM and L2 that the launch uses."""
         whole = traffic * self.launch.programs
         unique = 1.0 if self.launch.nbytes is None or not whole else min(1.0, self.launch.nbytes / whole)
-        cycles = self._memory(whole)
-        bandwidth = whole / cycles / self.gpu.cores if cycles else self.gpu.bytes_per_cycle(self.gpu.l2_bandwidth)
         latency = rates.L2_LATENCY + unique * (rates.MEMORY_LATENCY - rates.L2_LATENCY)
-        return Machine(self.listing.code, self.works, bandwidth, latency)
+        return Machine(self.listing.code, self.works, rates.PORT_BYTES, latency)
 
     def _scheduled(self, durations: list[float], walks: list[list[Segment]], run: Run) -> float:
         """The time until the last multiprocessor ends: each takes a new program when one ends."""

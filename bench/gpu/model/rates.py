@@ -25,6 +25,11 @@ SHARED_BYTES = 128
 """Bytes of shared memory a cycle: 32 banks of 4 bytes (CUDA C++ Programming Guide, "Shared Memory")."""
 
 
+PORT_BYTES = 64
+"""Bytes a cycle that a multiprocessor gets from the L2 cache if no other one loads (Jia, table 3.1: 64 on Volta; NVIDIA's
+A100 whitepaper states 5120 for the whole L2, Chips and Cheese measure 28 for each multiprocessor if all load)."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One GPU.

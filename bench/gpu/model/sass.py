@@ -95,6 +95,10 @@ class Instruction:
         inputs = self.inputs
         if self.name in ASYNCHRONOUS:
             inputs = inputs[:-1]
+        if self.name in ("UTMALDG", "UTMASTG") and (found := re.match(r"\[(U?R)(\d+)", inputs[0])):
+            # The destination, the barrier, and the coordinates stand in consecutive registers.
+            dims = int(self.suffixes[0][0]) if self.suffixes else 5
+            guard += [f"{found[1]}{int(found[2]) + n}" for n in range(1, 2 + dims)]
         return (*guard, *_expanded(inputs, self._input_width))
 
     @property
