@@ -17,8 +17,11 @@ from bench.gpu.model.shorten import shortened
 from bench.gpu.model.walk import Segment, Walker
 from bench.gpu.model.work import Work, work
 
-SAMPLES = 61
-"""Programs of the grid whose loops are counted, evenly spread: a prime, so that tiles of all positions occur."""
+SAMPLES = 64
+"""Programs of the grid whose loops are counted."""
+
+GOLDEN = 0.6180339887498949
+"""Multiples of it, modulo 1, are spread evenly, and modulo any period, too: samples meet tiles of all positions."""
 
 NEAR = 0.85
 """A line of at least this share of the cycles is called the bottleneck; below it, waiting is."""
@@ -157,13 +160,16 @@ class _Estimation:
     def _samples(self) -> list[tuple[int, list[Counter[int]]]]:
         """Sampled programs, each with the iterations of the loops of every warpgroup's first warp."""
         walker = Walker(self.listing, self.launch.trips, effects=False)
-        count = min(self.launch.programs, SAMPLES if walker.depends_on_program else 1)
-        leaders = range(0, self.launch.warps, 4)
+        programs, leaders = self.launch.programs, list(range(0, self.launch.warps, 4))
+        count = min(programs, SAMPLES) if walker.depends_on_program else 1
+        numbers = [int(GOLDEN * n % 1 * programs) for n in range(count)] if count < programs else range(programs)
         samples: list[tuple[int, list[Counter[int]]]] = []
-        for n in range(count):
-            program = n * self.launch.programs // count
-            found = [walker.walk(self._thread(program, warp)) for warp in leaders]
-            samples.append((program, [walk.visits for walk in found]))
+        for number in numbers:
+            found = [walker.walk(self._thread(number, warp)) for warp in leaders]
+            counts = [walk.visits for walk in found]
+            if all(c == counts[0] for c in counts):
+                leaders = leaders[:1]  # warpgroups share the work, and have no roles of their own
+            samples.append((number, counts * (-(-self.launch.warps // 4) // len(counts))))
             for walk in found:
                 self.assumed |= walk.assumed
         return samples

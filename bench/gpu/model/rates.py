@@ -66,18 +66,17 @@ class Gpu:
         return bandwidth / (self.ghz * 1e9 * self.cores)
 
 
-# Chips and Cheese measure 5.5 to 6 TB/s from the L2 of an H100 PCIe at 1.755 GHz with 114 multiprocessors, 28 B a cycle
-# each; the same on 132 at 1.83 GHz gives 6.7 TB/s. NVIDIA states 5120 B a cycle for the L2 of the A100 (whitepaper), of
-# which 64 % were measured (Citadel's figure for Volta's L2, Jia, table 3.1): 4.6 TB/s. For the B200 there is no
-# published measurement that we know of: the same bytes a cycle and multiprocessor as on Hopper.
+# L2: Chips and Cheese measure 5.5 to 6 TB/s on an H100 PCIe with 114 multiprocessors, whose clock falls to 1.395 GHz under
+# this load: 36 bytes a cycle and multiprocessor. For the other GPUs the same 36 are assumed: NVIDIA states 5120 bytes a cycle
+# for the whole L2 of the A100 (whitepaper), 47 for each multiprocessor, and for the B200 nothing.
 # Luo: products from registers (mma.sync) reach 62.9 % of the peak on an H100, on average.
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("A100", 80, 108, 1.41, 2.039e12, 4.6e12, 2048, 64),
-        Gpu("H100", 90, 132, 1.83, 3.352e12, 6.7e12, 4096, 128, synchronous=0.629),
-        Gpu("H200", 90, 132, 1.83, 4.8e12, 6.7e12, 4096, 128, synchronous=0.629),
-        Gpu("B200", 100, 148, 1.85, 7.672e12, 7.6e12, 8192, 128),
+        Gpu("A100", 80, 108, 1.41, 2.039e12, 5.5e12, 2048, 64),
+        Gpu("H100", 90, 132, 1.83, 3.352e12, 8.7e12, 4096, 128, synchronous=0.629),
+        Gpu("H200", 90, 132, 1.83, 4.8e12, 8.7e12, 4096, 128, synchronous=0.629),
+        Gpu("B200", 100, 148, 1.85, 7.672e12, 9.9e12, 8192, 128),
     )
 }
 

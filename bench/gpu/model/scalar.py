@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from bench.gpu.model.sass import Instruction
@@ -26,7 +27,8 @@ class Thread:
     """The state of the first thread of a warp.
 
     Attributes:
-      registers: values by name; a register that is missing is not known.
+      registers: values by name. One that was never written may hold anything: 0. Compilers rely on it, and keep
+        predicates as single bits of such a register.
       constants: words of the constant bank 0, by byte offset.
       special: special registers by name.
     """
@@ -40,7 +42,7 @@ class Thread:
         kind, sign, content = _parsed(operand)
         if kind == "literal":
             return content
-        value = self.registers.get(content) if kind == "register" else self.constants.get(content)
+        value = self.registers.get(content, 0) if kind == "register" else self.constants.get(content)
         if value is None or not sign:
             return value
         return {"-": -value & MASK, "~": ~value & MASK, "!": int(not value)}[sign]
@@ -67,12 +69,11 @@ class Thread:
         return None if value is None else bool(value) != negated
 
     def run(self, instruction: Instruction) -> None:
-        """Evaluate an instruction, its guard included."""
-        runs = self.holds(instruction.guard, instruction.negated)
-        if runs is False:
+        """Evaluate an instruction, unless its guard is false. One whose guard is not known runs."""
+        if self.holds(instruction.guard, instruction.negated) is False:
             return
         rule = RULES.get(instruction.name)
-        values = None if rule is None or runs is None else rule(self, instruction)
+        values = None if rule is None else rule(self, instruction)
         if values is None:
             for register in instruction.writes:
                 self.registers[register] = None
@@ -276,12 +277,15 @@ def _depends(lut: int, values: tuple[Value, ...]) -> bool:
 
 @_rule("PLOP3", "UPLOP3")
 def _predicate_logic(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
-    values = _known(thread, instruction.inputs[:5])
-    if values is None:
-        return None
-    a, b, c, first, second = values
-    index = (a != 0) << 2 | (b != 0) << 1 | (c != 0)
-    return first >> index & 1, second >> index & 1
+    choices = [(0, 1) if v is None else (int(v != 0),) for v in map(thread.read, instruction.inputs[:3])]
+    indices = [a << 2 | b << 1 | c for a, b, c in product(*choices)]
+    tables = _known(thread, instruction.inputs[3:5])
+    return None if tables is None else tuple(_only({table >> n & 1 for n in indices}) for table in tables)
+
+
+def _only(values: set[int]) -> Value:
+    """The only element of a set; None if there are several."""
+    return min(values) if len(values) == 1 else None
 
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
@@ -294,25 +298,38 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 }
 
 
+_COMBINE: dict[str, Callable[[bool, bool], bool]] = {
+    "AND": lambda a, b: a and b,
+    "OR": lambda a, b: a or b,
+    "XOR": lambda a, b: a != b,
+}
+
+
 @_rule("ISETP", "UISETP")
 def _compare(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     suffixes, inputs = instruction.suffixes, instruction.inputs
     third, a, b = thread.read(inputs[2]), thread.read(inputs[0]), thread.read(inputs[1])
-    if third is not None and bool(third) is ("OR" in suffixes) and "XOR" not in suffixes:
-        return (int("OR" in suffixes), 0)  # false and …, true or …
-    if third is None or a is None or b is None:
-        return None
+    holds = None if a is None or b is None else _compared(thread, instruction, a, b)
+    combine = next((_COMBINE[s] for s in suffixes if s in _COMBINE), _COMBINE["AND"])
+    firsts, seconds = set[int](), set[int]()
+    for h in (False, True) if holds is None else (holds,):
+        for t in (False, True) if third is None else (bool(third),):
+            firsts.add(int(combine(h, t)))
+            seconds.add(int(combine(not h, t)))
+    return _only(firsts), _only(seconds)
+
+
+def _compared(thread: Thread, instruction: Instruction, a: int, b: int) -> bool | None:
+    suffixes = instruction.suffixes
     if "U32" not in suffixes:
         a, b = signed(a), signed(b)
     holds = _COMPARE[suffixes[0]](a, b)
-    if "EX" in suffixes:  # the high words, behind a comparison of the low ones
-        if (low := thread.read(inputs[3])) is None:
-            return None
-        equal = a == b
-        holds = (holds and not equal) or (equal and bool(low)) if suffixes[0] != "NE" else not equal or bool(low)
-    combine = {"AND": lambda x, y: x and y, "OR": lambda x, y: x or y, "XOR": lambda x, y: x != y}
-    how = next((combine[s] for s in suffixes if s in combine), combine["AND"])
-    return int(how(holds, bool(third))), int(how(not holds, bool(third)))
+    if "EX" not in suffixes:
+        return holds
+    low = thread.read(instruction.inputs[3])  # these are high words, behind a comparison of the low ones
+    if a != b:
+        return holds
+    return None if low is None else bool(low)
 
 
 @_rule("SEL", "USEL")

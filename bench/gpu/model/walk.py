@@ -211,6 +211,8 @@ class Walker:
         guards = [bits([i.guard]) if i.guard else 0 for i in code]
         predicates = bits(f"P{n}" for n in range(7))
         reads = [r | (predicates if i.name in ("P2R", "R2P") else 0) for r, i in zip(reads, code, strict=True)]
+        # A wait always succeeds: its result needs no address.
+        reads = [0 if i.name == "SYNCS" and not self._effects else r for r, i in zip(reads, code, strict=True)]
         roots = [i.name in _BRANCHES or i.name in self._effects for i in code]
         works = [bool(i.guard) and i.name in self._works for i in code]
         follow = [self._successors(n) for n in range(len(code))]
