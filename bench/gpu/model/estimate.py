@@ -138,7 +138,7 @@ class _Estimation:
         program, counts = samples[index]
         walks = self._walks(program, counts)
         run, walks = self._run(walks, self._traffic(walks))
-        loops = loops_of(walks, run.visits, self.listing, self.works)
+        loops = loops_of(walks, run.visits, gpu, self.works)
         durations = [max(run.cycles + loops.time(found), 1.0) for _, found in samples]
         uses = [loops.use(found) for _, found in samples]
         mean = {line: sum(use[line] for use in uses) / len(uses) for line in uses[0]}
@@ -237,7 +237,7 @@ class _Estimation:
         whole = traffic * self.launch.programs
         unique = 1.0 if self.launch.nbytes is None or not whole else min(1.0, self.launch.nbytes / whole)
         latency = rates.L2_LATENCY + unique * (rates.MEMORY_LATENCY - rates.L2_LATENCY)
-        return Machine(self.listing.code, self.works, rates.PORT_BYTES, latency)
+        return Machine(self.gpu, self.listing.code, self.works, rates.PORT_BYTES, latency)
 
     def _scheduled(self, durations: list[float], walks: list[list[Segment]], run: Run) -> float:
         """The time until the last multiprocessor ends: each takes a new program when one ends."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.gpu.model.sass import Listing
+from bench.gpu.model.rates import Gpu
 from bench.gpu.model.shorten import iterations, loop_headers
 from bench.gpu.model.walk import Segment
 from bench.gpu.model.work import Work
@@ -54,14 +54,14 @@ class Loops:
 
 
 def loops_of(
-    walks: Sequence[Sequence[Segment]], visits: Sequence[Sequence[float]], listing: Listing, works: Sequence[Work]
+    walks: Sequence[Sequence[Segment]], visits: Sequence[Sequence[float]], gpu: Gpu, works: Sequence[Work]
 ) -> Loops:
     """Measure the loops of simulated walks.
 
     Args:
       walks: segments of each warp.
       visits: the times at which they began.
-      listing: the function.
+      gpu: the GPU.
       works: the work of its instructions.
     """
     headers = loop_headers(walks)
@@ -69,7 +69,7 @@ def loops_of(
 
     def use(segment: Segment) -> Use:
         if segment not in cache:
-            cache[segment] = _use(segment, works)
+            cache[segment] = _use(segment, works, gpu)
         return cache[segment]
 
     counts, times, uses, simulated = [], [], [], Counter[str]()
@@ -112,7 +112,7 @@ def _measured(walk, at, headers, own, use):
     return times, uses
 
 
-def _use(segment: Segment, works: Sequence[Work]) -> Use:
+def _use(segment: Segment, works: Sequence[Work], gpu: Gpu) -> Use:
     use: defaultdict[str, float] = defaultdict(float)
     off = frozenset(segment.off)
     for n in range(segment.start, segment.stop):
@@ -126,5 +126,10 @@ def _use(segment: Segment, works: Sequence[Work]) -> Use:
         use["shared"] += work.shared / 128
         use["memory"] += work.memory
         use["flops"] += work.flops
-    use["memory"] += sum(amount or 0 for _, what, _, amount in segment.effects if what in ("arrive", "expect"))
+    for _, what, _, amount in segment.effects:
+        if what in ("arrive", "expect"):
+            use["memory"] += amount or 0
+        elif what == "multiply":
+            use["flops"] += amount or 0
+            use["tensor"] += (amount or 0) / gpu.flops
     return Counter(use)

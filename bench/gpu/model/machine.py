@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench.gpu.model import rates
+from bench.gpu.model.rates import Gpu
 from bench.gpu.model.sass import ASYNCHRONOUS, Instruction
 from bench.gpu.model.walk import Effect, Segment
 from bench.gpu.model.work import Work
@@ -93,6 +94,7 @@ class Machine:
     """One multiprocessor.
 
     Args:
+      gpu: the GPU.
       code: instructions of the function.
       works: their work on the GPU.
       bandwidth: bytes of memory traffic a cycle.
@@ -100,9 +102,9 @@ class Machine:
     """
 
     def __init__(
-        self, code: Sequence[Instruction], works: Sequence[Work], bandwidth: float, latency: float
+        self, gpu: Gpu, code: Sequence[Instruction], works: Sequence[Work], bandwidth: float, latency: float
     ) -> None:
-        self._code, self._works, self._bandwidth, self._latency = code, works, bandwidth, latency
+        self._gpu, self._code, self._works, self._bandwidth, self._latency = gpu, code, works, bandwidth, latency
         self._reads, self._writes = [i.reads for i in code], [i.writes for i in code]
 
     def run(self, programs: Sequence[Sequence[Sequence[Segment]]]) -> Run:
@@ -147,7 +149,7 @@ class Machine:
                 for _, what, barrier, amount in segment.effects:
                     if barrier is None:
                         continue
-                    if what == "arrive":
+                    if what in ("arrive", "commit"):
                         arrive[barrier].add(warp.number)
                     if what in ("arrive", "expect"):
                         nbytes[barrier] += amount or 0
@@ -264,14 +266,16 @@ class Machine:
         group.issued[number] += 1
         if group.issued[number] == 4:
             del group.issued[number]
-            cycles = 4 * self._works[n].tensor
-            begin = max(self._tensor, now)
-            self._tensor = begin + cycles
-            self._tensor_busy += cycles
+            self._compute(4 * self._works[n].tensor, now)
             group.ends.append(self._tensor + rates.PRODUCT_LATENCY)
             waiting, group.waiting = group.waiting, []
             for other in waiting:
                 self._at(now, other)
+
+    def _compute(self, cycles: float, now: float) -> None:
+        """Occupy the tensor cores, behind the products that wait for them."""
+        self._tensor = max(self._tensor, now) + cycles
+        self._tensor_busy += cycles
 
     def _await_products(self, warp: _Warp, left: int, now: float) -> float | None:
         """Wait until all but `left` committed groups are computed."""
@@ -291,6 +295,9 @@ class Machine:
         n, what, barrier, amount = effect
         if what in ("join", "announce"):
             return self._join(warp, what, barrier, amount, now)
+        if what == "multiply":
+            self._compute((amount or 0) / self._gpu.flops, now)
+            return now + 1
         if barrier is None:
             return now + 1
         phases = self._phases.setdefault((warp.program, barrier), _Phases(0))
@@ -299,6 +306,8 @@ class Machine:
             before[0], before[1] = before[0] + before[1], 0
         elif what == "wait":
             return self._wait(warp, n, barrier, phases, amount, now)
+        elif what == "commit":
+            self._push(max(now, self._tensor + rates.PRODUCT_LATENCY), lambda at: self._arrive(phases, at))
         elif what == "copy":
             self._memory = max(self._memory, now) + phases.bytes_per_copy / self._bandwidth
             self._push(self._memory + self._latency + rates.TMA_LATENCY, lambda at: self._land(phases, at))
@@ -307,6 +316,10 @@ class Machine:
             phases.expected += amount or 0
             self._complete(phases, now)
         return now + 1
+
+    def _arrive(self, phases: _Phases, now: float) -> None:
+        phases.arrivals += 1
+        self._complete(phases, now)
 
     def _land(self, phases: _Phases, now: float) -> None:
         phases.landed += phases.bytes_per_copy

@@ -17,7 +17,7 @@ _NO_RESULT = frozenset(
     "ST STG STS STL STSM STAS RED REDG BRA BRX JMP EXIT CALL RET BSSY BSYNC BREAK BAR MEMBAR FENCE DEPBAR LDGDEPBAR NOP CCTL "
     "CCTLL LDGSTS UTMALDG UTMASTG UTMAREDG UTMAPF UTMACMDFLUSH UTMACCTL UBLKCP UBLKRED WARPGROUP WARPSYNC USETMAXREG "
     "ARRIVES ERRBAR NANOSLEEP YIELD KILL BPT ACQBULK PREEXIT UCGABAR_ARV UCGABAR_WAIT STTM UTCHMMA UTCQMMA UTCIMMA UTCOMMA "
-    "UTCBAR UTCCP UTCATOMSWS UTCSHIFT WARPGROUPSET".split()
+    "UTCBAR UTCCP UTCSHIFT WARPGROUPSET".split()
 )
 """Operations that write no register: all of their operands are read."""
 
@@ -113,6 +113,8 @@ class Instruction:
             return 2
         if self.name == "CS2R":
             return 1 if "32" in self.suffixes else 2
+        if self.name == "LDTM":
+            return int(next((s[1:] for s in self.suffixes if re.fullmatch(r"x\d+", s)), 1))
         if self.name == "LDSM":
             return int(self.suffixes[-1]) if self.suffixes[-1] in "24" else 1
         return self._access_width

@@ -244,6 +244,11 @@ def _wait(thread: Thread, instruction: Instruction) -> tuple[Value, ...]:
     return (1,)  # the wait succeeds; the simulation knows when
 
 
+@_rule("UTCATOMSWS")
+def _allocate(thread: Thread, instruction: Instruction) -> tuple[Value, ...]:
+    return (1, 0)[: len(instruction.results)]  # tensor memory is free
+
+
 @_rule("LOP3", "ULOP3")
 def _logic(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     *three, table = instruction.inputs[:4]

@@ -292,8 +292,27 @@ def _barrier(thread: Thread, instruction: Instruction, runs: bool) -> Made | Non
     return "join" if "SYNC" in instruction.suffixes or "RED" in instruction.suffixes else "announce", number, threads
 
 
+def _product(thread: Thread, instruction: Instruction, runs: bool) -> Made | None:
+    """A product of tensor memory: operations, by its descriptor (PTX ISA, tcgen05, "Instruction descriptor")."""
+    operand = next((o for o in instruction.operands if o.startswith("idesc[")), "")
+    value = thread.read(operand.removeprefix("idesc").strip("[]"))
+    if not runs or value is None:
+        return None
+    n, m = (value >> 17 & 63) * 8, (value >> 24 & 31) * 16
+    k = 16 if instruction.name == "UTCHMMA" else 32
+    return "multiply", None, 2 * m * n * k
+
+
+def _commit(thread: Thread, instruction: Instruction, runs: bool) -> Made | None:
+    """The arrival of a barrier when all products before it are computed."""
+    return ("commit", _address(thread, instruction.operands[0]), None) if runs else None
+
+
 _EFFECTS: dict[str, Callable[[Thread, Instruction, bool], Made | None]] = {
     "SYNCS": _synchronise,
     "UTMALDG": _copy,
     "BAR": _barrier,
+    "UTCHMMA": _product,
+    "UTCQMMA": _product,
+    "UTCBAR": _commit,
 }
