@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from bench.gpu import plan
+from bench.gpu.estimates import described
 from bench.gpu.item import Item, Options, Record
 from tilekern.lower.target import resolve
 
@@ -36,13 +37,17 @@ class Ready:
 
 
 def ready(item: Item, target: str, seed: int, oracles: bool = True) -> Ready:
-    """Compile the programs of an item and prepare it. Failures are recorded; the run fails by itself."""
+    """Compile the programs of an item and prepare it. Failures are recorded; the run fails by itself.
+
+    Without oracles it is a dry run: programs come with the estimate of the cycle model, where it knows the target.
+    """
     start, programs, errors, prepared = time.perf_counter(), [], [], None
     lowerings = item.lowerings(resolve(target), seed)
     while True:
         try:
             lowering = next(lowerings)
-            programs.append(_described(lowering.compile().resources))
+            compiled = lowering.compile()
+            programs.append(asdict(compiled.resources) | ({} if oracles else described(lowering, compiled)))
         except StopIteration:
             break
         except Exception as error:
@@ -74,7 +79,3 @@ def _on_cpu() -> None:
 def _ready(options: Options, name: str, target: str, oracles: bool) -> Ready:
     (item,) = (item for item in plan.items(options) if item.name == name)
     return ready(item, target, options.seed, oracles)
-
-
-def _described(resources: Any) -> Record:
-    return asdict(resources)

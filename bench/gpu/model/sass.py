@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 _FUNCTION = re.compile(r"^\s*\.text\.(\S+):|^\s*Function\s*:\s*(\S+)")
-_LABEL = re.compile(r"^\s*(\.L\w*):")
+_LABEL = re.compile(r"^\s*([.$][\w.$]*):")
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,6})\*/\s+(?:(@!?U?P[T\d]+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 _REGISTER = re.compile(r"(?<![\w.])(U?[RP])(\d+)(\.64)?\b")
-_TARGET = re.compile(r"\((\.L\w*)\)|\b(0x[0-9a-f]+)\s*$")
+_TARGET = re.compile(r"\(([\w.$]+)\)|\b(0x[0-9a-f]+)\s*$")
 
 _NO_RESULT = frozenset(
     "ST STG STS STL STSM STAS RED REDG BRA BRX JMP EXIT CALL RET BSSY BSYNC BREAK BAR MEMBAR FENCE DEPBAR LDGDEPBAR NOP CCTL "

@@ -219,6 +219,19 @@ def _move(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     return (thread.read(source),)
 
 
+@_rule("HFMA2")
+def _constant(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    """A constant of two float16, by which compilers load integers: 0 * 0 + constant."""
+    a, b, high, low = (*instruction.inputs, "", "", "")[:4]
+    if {a.lstrip("-"), b.lstrip("-")} != {"RZ"}:
+        return None
+    try:
+        high, low = (struct.unpack("<H", struct.pack("<e", float(x)))[0] for x in (high, low))
+    except ValueError:
+        return None
+    return (high << 16 | low,)
+
+
 @_rule("SHFL")
 def _shuffle(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     # The first thread reads its own value only from lane 0.

@@ -1,0 +1,90 @@
+"""Estimates of compiled programs by the cycle model, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+from bench.gpu.item import Record
+from bench.gpu.model import LINES, Estimate, Launch, estimate
+from tilekern.lower.lowering import Lowering
+from tilekern.lower.triton.lowering import TritonCompiled, TritonLowering
+
+GPUS = {"cuda:sm_80": "A100", "cuda:sm_90": "H100", "cuda:sm_100": "B200"}
+"""The GPU that stands for a target."""
+
+HEADER = ("item", "program", *LINES, "cycles", "µs", "share", "bottleneck")
+
+
+def estimated(lowering: TritonLowering, compiled: TritonCompiled, gpu: str = "") -> Estimate:
+    """The estimate for a compiled program.
+
+    Args:
+      lowering: the program.
+      compiled: its machine code.
+      gpu: name of the GPU; by default the one that stands for the target.
+
+    Raises:
+      ValueError: the model knows no GPU of the target, or cannot follow the code.
+    """
+    target = lowering.target.name
+    if not gpu and target not in GPUS:
+        raise ValueError(f"the cycle model knows the targets {', '.join(GPUS)}; got {target}")
+    program, resources, chip = lowering.program, compiled.resources, lowering.chip
+    threads, occupancy = resources.threads or 0, resources.occupancy or 0.0
+    operands = sum(prod(p.ref.shape) * p.ref.dtype.itemsize for p in lowering.func.inputs)
+    launch = Launch(
+        programs=program.programs,
+        warps=threads // 32,
+        resident=max(1, round(occupancy * chip.threads_per_core / threads)),
+        gpu=gpu or GPUS[target],
+        nbytes=operands + sum(result.nbytes for result in program.results),
+    )
+    return estimate(compiled.asm["sass"], launch)
+
+
+def described(lowering: Lowering, compiled: Any) -> Record:
+    """The estimate for the record of a program; the reason if there is none."""
+    if not isinstance(lowering, TritonLowering) or lowering.target.name not in GPUS:
+        return {}
+    try:
+        made = estimated(lowering, compiled)
+    except ValueError as error:
+        return {"unestimated": f"{lowering.program.name}: {error}"}
+    return {
+        "estimate": {
+            "program": lowering.program.name,
+            "lines": dict(made.lines),
+            "cycles": made.cycles,
+            "seconds": made.seconds,
+            "share": made.share,
+            "bottleneck": made.bottleneck,
+            "unknown": dict(made.unknown),
+            "assumed": dict(made.assumed),
+        }
+    }
+
+
+def rows(programs: Iterable[tuple[str, Record]]) -> list[tuple[str, ...]]:
+    """The table of estimates of named programs; lines are percentages of the estimated cycles."""
+    made = [HEADER]
+    for name, program in programs:
+        if (found := program.get("estimate")) is not None:
+            lines = (f"{100 * found['lines'][line] / found['cycles']:.0f} %" for line in LINES)
+            share = f"{found['share']:.2f}" if found["share"] else "-"
+            numbers = f"{found['cycles']:.0f}", f"{1e6 * found['seconds']:.1f}", share, found["bottleneck"]
+            made.append((name, found["program"], *lines, *numbers))
+    return made
+
+
+def notes(programs: Iterable[tuple[str, Record]]) -> list[str]:
+    """Lines on operations that the model does not know, on branches that it had to assume, and on failures."""
+    made: list[str] = []
+    for name, program in programs:
+        found = program.get("estimate", {})
+        made += [f"{name}: unknown operation {op}, {count} times" for op, count in found.get("unknown", {}).items()]
+        made += [f"{name}: {branch}, {what}" for branch, what in found.get("assumed", {}).items()]
+        if reason := program.get("unestimated"):
+            made.append(f"{name}: no estimate: {reason}")
+    return made
