@@ -56,7 +56,10 @@ class _Phases:
 
     def advance(self) -> bool:
         """Complete the phase if all arrived and landed."""
-        if self.arrivals >= (self.complete + 1) * max(1, self.arrivals_per_phase) and self.landed >= self.expected - 0.5:
+        if (
+            self.arrivals >= (self.complete + 1) * max(1, self.arrivals_per_phase)
+            and self.landed >= self.expected - 0.5
+        ):
             self.complete += 1
             return True
         return False
@@ -352,9 +355,7 @@ class Machine:
         phases.waiting.append((wanted, warp))
         return None
 
-    def _join(
-        self, warp: _Warp, what: str, barrier: int | str | None, threads: int | None, now: float
-    ) -> float | None:
+    def _join(self, warp: _Warp, what: str, barrier: int | str | None, threads: int | None, now: float) -> float | None:
         here = self._joins[warp.program, barrier]
         count = threads // rates.WARP if threads else self._alive[warp.program]
         here.append(warp if what == "join" else None)

@@ -78,8 +78,9 @@ class Thread:
             for register in instruction.writes:
                 self.registers[register] = None
             return
-        for register, value in zip(instruction.writes if len(values) > len(instruction.results) else instruction.results,
-                                   values, strict=False):
+        for register, value in zip(
+            instruction.writes if len(values) > len(instruction.results) else instruction.results, values, strict=False
+        ):
             self.write(register, value)
 
 

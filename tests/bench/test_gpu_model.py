@@ -1,0 +1,534 @@
+"""The cycle model of GPU kernels: the parser, the walk through the code, the multiprocessor, and the estimate."""
+
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.gpu import estimates
+from bench.gpu.item import lowerings_of
+from bench.gpu.model import LINES, Launch, estimate, shorten
+from bench.gpu.model.rates import GPUS
+from bench.gpu.model.sass import parse
+from bench.gpu.model.scalar import MASK, Thread
+from bench.gpu.model.walk import Walker
+from bench.gpu.model.work import work
+from tilekern.kernels.matmul import matmul
+from tilekern.lower.target import resolve
+
+ONE = Launch(programs=132, warps=4)  # one program for each multiprocessor
+WORD = st.integers(0, MASK)
+LONG = st.integers(0, (1 << 64) - 1)
+
+
+def sass(text: str) -> str:
+    """A listing in the disassembler's form, from lines of instructions and labels."""
+    lines, address = [], 0
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.endswith(":"):
+            lines.append(line)
+            continue
+        lines.append(f"        /*{address:04x}*/                   {line} ;")
+        address += 16
+    return "\n".join(lines)
+
+
+def loop(body: str, trips: int, before: str = "", after: str = "") -> str:
+    """A listing with one loop."""
+    return sass(f"""
+        {before}
+        UMOV UR60, URZ
+        .L_x_0:
+        {body}
+        UIADD3 UR60, UR60, 0x1, URZ
+        UISETP.NE.U32.AND UP0, UPT, UR60, {trips:#x}, UPT
+        PLOP3.LUT P6, PT, PT, PT, UP0, 0x80, 0x0
+        @P6 BRA `(.L_x_0)
+        {after}
+        EXIT
+    """)
+
+
+def thread(**registers: int | None) -> Thread:
+    made = Thread({}, {"SR_CTAID.X": 5, "SR_TID.X": 32})
+    made.registers.update(registers)
+    return made
+
+
+def run(text: str, **registers: int | None) -> dict[str, int | None]:
+    """Registers behind some instructions."""
+    made = thread(**registers)
+    for instruction in parse(sass(text)).code:
+        made.run(instruction)
+    return made.registers
+
+
+def halves(value: int) -> tuple[int, int]:
+    return value & MASK, value >> 32
+
+
+# --- the text ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "writes", "reads"),
+    [
+        ("FFMA R3, R4.reuse, R5, -R6", ("R3",), ("R4", "R5", "R6")),
+        ("@!P2 IADD3 R3, P1, R4, 0x30, RZ", ("R3", "P1"), ("P2", "R4")),
+        ("IADD3.X R6, RZ, R5, RZ, P2, !PT", ("R6",), ("R5", "P2")),
+        ("LOP3.LUT P6, R2, R0, 0xff, RZ, 0xc0, !PT", ("P6", "R2"), ("R0",)),
+        ("ISETP.GE.U32.AND P0, PT, R1, UR3, P2", ("P0",), ("R1", "UR3", "P2")),
+        ("PLOP3.LUT P0, PT, PT, PT, UP0, 0x80, 0x0", ("P0",), ("UP0",)),
+        ("SHFL.BFLY PT, R5, R4, 0x2, 0x1f", ("R5",), ("R4",)),
+        ("IMAD.WIDE.U32 R2, R4, 0x8, R6", ("R2", "R3"), ("R4", "R6")),
+        ("LDG.E.128 R8, desc[UR4][R2.64+0x10]", ("R8", "R9", "R10", "R11"), ("UR4", "R2", "R3")),
+        ("STG.E.64 desc[UR4][R2.64], R8", (), ("UR4", "R2", "R3", "R8", "R9")),
+        ("LDSM.16.M88.4 R4, [R2+UR5]", ("R4", "R5", "R6", "R7"), ("R2", "UR5")),
+        ("STSM.16.M88.4 [R2+0x4000], R4", (), ("R2", "R4", "R5", "R6", "R7")),
+        ("VOTEU.ANY UP1, P1", ("UP1",), ("P1",)),
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR25], R3", ("P0",), ("UR25", "R3")),
+        ("UTMALDG.2D [UR24], [UR6]", (), ("UR25", "UR26", "UR27", "UR24", "UR6")),
+        ("HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR8].tnspB, R24", (), ("R4", "R5", "R6", "R7", "UR8")),
+        ("BAR.SYNC.DEFER_BLOCKING 0x0", (), ()),
+    ],
+)
+def test_registers_of_instructions(text: str, writes: tuple[str, ...], reads: tuple[str, ...]) -> None:
+    (instruction,) = parse(sass(text)).code
+    assert instruction.writes == writes and instruction.reads == reads
+
+
+def test_labels_and_addresses_are_targets() -> None:
+    listing = parse(sass("NOP\n.L_x_7:\nMOV R1, R2\n@P0 BRA `(.L_x_7)\nBRA 0x10\nEXIT"))
+    assert [i.target for i in listing.code] == ["", "", ".L_x_7", "0x10", ""]
+    assert [listing.destination(listing.code[n]) for n in (2, 3)] == [1, 1]
+    lost = replace(listing.code[2], target=".L_x_8")
+    with pytest.raises(ValueError, match=r"BRA at 0x20 leads to '.L_x_8'; expected a label"):
+        listing.destination(lost)
+
+
+def test_one_of_several_functions_is_read() -> None:
+    text = "".join(f".text.{name}:\n{sass(op)}\n" for name, op in (("first", "NOP"), ("second", "EXIT")))
+    assert parse(text, "second").code[0].opcode == "EXIT"
+    for function, found in (("", "first, second"), ("third", "first, second")):
+        with pytest.raises(ValueError, match=f"function='{function}', and in the text: {found}"):
+            parse(text, function)
+    with pytest.raises(ValueError, match="in the text: none"):
+        parse("no code")
+
+
+def test_listings_of_cuobjdump_are_read() -> None:
+    text = """
+                Function : add
+        .headerflags    @"EF_CUDA_SM90"
+        /*0000*/                   S2R R0, SR_TID.X ;    /* 0x0000000000007919 */
+                                                         /* 0x000e220000002100 */
+        /*0010*/               @P0 EXIT ;                /* 0x000000000000094d */
+    """
+    listing = parse(text)
+    assert listing.name == "add" and [i.opcode for i in listing.code] == ["S2R", "EXIT"]
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+@given(LONG, LONG)
+def test_sums_of_64_bits(a: int, b: int) -> None:
+    (a0, a1), (b0, b1) = halves(a), halves(b)
+    found = run(
+        "IADD3 R4, P0, R0, R2, RZ\nIADD3.X R5, R1, R3, RZ, P0, !PT\n"
+        "IADD3 R6, P1, R0, -R2, RZ\nIADD3.X R7, R1, ~R3, RZ, P1, !PT",
+        R0=a0, R1=a1, R2=b0, R3=b1,
+    )  # fmt: skip
+    assert (found["R4"], found["R5"]) == halves(a + b & (1 << 64) - 1)
+    assert (found["R6"], found["R7"]) == halves(a - b & (1 << 64) - 1)
+
+
+@given(WORD, WORD, LONG)
+def test_products(a: int, b: int, c: int) -> None:
+    low, high = halves(c)
+    found = run(
+        "IMAD.WIDE.U32 R4, R0, R1, R2\nIMAD R6, R0, R1, R2\nIMAD.HI.U32 R7, R0, R1, RZ\nIMAD.SHL.U32 R8, R0, 0x8, RZ",
+        R0=a, R1=b, R2=low, R3=high,
+    )  # fmt: skip
+    assert (found["R4"], found["R5"]) == halves(a * b + c & (1 << 64) - 1)
+    assert found["R6"] == a * b + low & MASK and found["R7"] == a * b >> 32 and found["R8"] == a * 8 & MASK
+
+
+@given(LONG, LONG, st.sampled_from(["LT", "LE", "GT", "GE", "EQ", "NE"]))
+def test_comparisons_of_64_bits(a: int, b: int, name: str) -> None:
+    (a0, a1), (b0, b1) = halves(a), halves(b)
+    text = f"ISETP.{name}.U32.AND P0, PT, R0, R2, PT\nISETP.{name}.U32.AND.EX P1, P2, R1, R3, PT, P0"
+    holds = {"LT": a < b, "LE": a <= b, "GT": a > b, "GE": a >= b, "EQ": a == b, "NE": a != b}[name]
+    found = run(text, R0=a0, R1=a1, R2=b0, R3=b1)
+    assert found["P1"] == holds and found["P2"] == (not holds)
+
+
+@given(WORD, WORD, WORD, st.integers(0, 255))
+def test_logic_of_three_words(a: int, b: int, c: int, table: int) -> None:
+    found = run(f"LOP3.LUT P0, R3, R0, R1, R2, {table:#x}, !PT", R0=a, R1=b, R2=c)
+    bits = (table >> ((a >> n & 1) << 2 | (b >> n & 1) << 1 | (c >> n & 1)) & 1 for n in range(32))
+    expected = sum(bit << n for n, bit in enumerate(bits))
+    assert found["R3"] == expected and found["P0"] == (expected != 0)
+
+
+@given(LONG, st.integers(0, 31))
+def test_shifts(value: int, by: int) -> None:
+    low, high = halves(value)
+    signed = value - (1 << 64) if value >> 63 else value
+    found = run(
+        "SHF.R.U64 R4, R0, R2, R1\nSHF.R.U32.HI R5, RZ, R2, R1\nSHF.L.U32 R6, R0, R2, RZ\nSHF.L.U64.HI R7, R0, R2, R1\n"
+        "SHF.R.S32.HI R8, RZ, R2, R1\nSHF.L.W.U32.HI R9, R0, R2, R0\nLEA R10, P0, R0, R1, 0x3\nLEA.HI.X R11, R0, R1, RZ, 0x3, P0",
+        R0=low, R1=high, R2=by,
+    )  # fmt: skip
+    assert found["R4"] == value >> by & MASK and found["R5"] == high >> by and found["R6"] == low << by & MASK
+    assert found["R7"] == value << by >> 32 & MASK and found["R8"] == signed >> 32 >> by & MASK
+    assert found["R9"] == (low << by | low << by >> 32) & MASK
+    assert found["R10"] == (low << 3) + high & MASK
+    assert found["R11"] == (low << 3 >> 32) + high + (((low << 3 & MASK) + high) >> 32) & MASK
+
+
+def test_predicates_in_three_values() -> None:
+    found = run(
+        """
+        ISETP.LT.AND P0, PT, R0, 0x20, P5
+        ISETP.GE.AND P1, PT, R0, 0x20, P5
+        ISETP.GE.OR P2, PT, R0, 0x20, P5
+        PLOP3.LUT P3, PT, P5, PT, P0, 0x80, 0x0
+        LOP3.LUT R1, R9, RZ, RZ, 0xc0, !PT
+        LOP3.LUT R2, R9, 0x1, RZ, 0xc0, !PT
+        SEL R3, R0, R9, P2
+        """,
+        R0=64, R9=None, P5=None,
+    )  # fmt: skip
+    assert (found["P0"], found["P1"], found["P2"], found["P3"]) == (0, None, 1, 0)
+    assert (found["R1"], found["R2"], found["R3"]) == (0, None, 64)
+
+
+def test_special_registers_packed_predicates_and_division() -> None:
+    found = run(
+        """
+        S2R R0, SR_CTAID.X
+        S2UR UR4, SR_TID.X
+        HFMA2.MMA R1, -RZ, RZ, 0, 4.76837158203125e-07
+        ISETP.EQ.AND P1, PT, R0, 0x5, PT
+        P2R R2, PR, RZ, 0x7f
+        R2P PR, R2, 0x7f
+        I2F.U32.RP R4, R1
+        MUFU.RCP R5, R4
+        F2I.FTZ.U32.TRUNC.NTZ R6, R5
+        SGXT R7, R3, 0x4
+        PRMT R8, R3, 0x5410, R0
+        VIADDMNMX R9, R0, R1, 0x7, PT
+        """,
+        R3=0xF,
+    )
+    assert (found["R0"], found["UR4"], found["R1"], found["R2"], found["P1"]) == (5, 32, 8, 2, 1)
+    assert found["R6"] == 0 and found["R7"] == MASK and found["R8"] == 0x5000F and found["R9"] == 7
+
+
+def test_a_false_guard_and_an_unknown_operation() -> None:
+    found = run("@P0 MOV R1, 0x2\n@!P0 MOV R2, 0x3\nTRICK R3, R2", P0=0, R1=1, R3=4)
+    assert (found["R1"], found["R2"], found["R3"]) == (1, 3, None)
+
+
+# --- the way ----------------------------------------------------------------------------------------------------------
+
+
+def walked(text: str, trips: dict[str, int] | None = None, **registers: int | None):
+    return Walker(parse(text), trips or {}).walk(thread(**registers))
+
+
+def test_loops_run_as_often_as_their_bounds_say() -> None:
+    assert walked(loop("NOP", 7)).visits[1] == 7
+    of_program = (
+        "S2R R0, SR_CTAID.X\n.L_x_1:\nIADD3 R0, R0, -0x1, RZ\nISETP.GT.AND P0, PT, R0, RZ, PT\n@P0 BRA `(.L_x_1)\nEXIT"
+    )
+    walker = Walker(parse(sass(of_program)), {})
+    assert walker.depends_on_program and not Walker(parse(loop("NOP", 7)), {}).depends_on_program
+    assert walker.walk(thread()).visits[1] == 5
+
+
+def test_bounds_from_memory_are_assumed_and_listed() -> None:
+    text = sass(".L_x_3:\nLDG.E R0, desc[UR4][R2.64]\nISETP.GT.AND P0, PT, R0, RZ, PT\n@P0 BRA `(.L_x_3)\nEXIT")
+    for trips, count in (({}, 1), ({"": 4}, 4), ({"": 4, ".L_x_3": 6}, 6)):
+        walk = walked(text, trips)
+        assert walk.visits[0] == count
+        assert walk.assumed == {"BRA at 0x20": f"loop .L_x_3 runs {count} times"}
+    skipped = walked(
+        sass(
+            "LDG.E R0, desc[UR4][R2.64]\nISETP.GT.AND P0, PT, R0, RZ, PT\n@P0 BRA `(.L_x_3)\nMUFU.EX2 R1, R0\n.L_x_3:\nEXIT"
+        )
+    )
+    assert skipped.assumed == {"BRA at 0x20": "not taken"}
+
+
+def test_calls_return_and_what_cannot_be_followed_is_refused() -> None:
+    call = "CALL.REL.NOINC `(.L_x_1)\nMOV R1, 0x1\nEXIT\n.L_x_1:\nMUFU.RCP R2, R3\nRET.REL.NODEC R4 `(f)"
+    assert [(s.start, s.stop) for s in walked(sass(call)).segments] == [(0, 1), (3, 5), (1, 3)]
+    with pytest.raises(ValueError, match="BRX at 0x0: branches to addresses in registers"):
+        walked(sass("BRX R2 -0x10\nEXIT"))
+    with pytest.raises(ValueError, match="RET at 0x0 without a call"):
+        walked(sass("RET.REL.NODEC R4 `(f)\nEXIT"))
+
+
+def test_work_behind_a_false_guard_does_not_count() -> None:
+    text = sass("S2R R0, SR_TID.X\nISETP.LT.AND P0, PT, R0, 0x20, PT\n@P0 MUFU.EX2 R1, R2\nMUFU.EX2 R3, R4\nEXIT")
+    assert estimate(text, ONE).lines["mufu"] == 5 * 8 / 4  # of the first warp two, of the others one
+
+
+# --- units ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "unit", "cycles"),
+    [
+        ("FFMA R1, R2, R3, R4", "H100", "fma", 1),
+        ("FFMA R1, R2, R3, R4", "A100", "fma", 2),
+        ("LOP3.LUT R1, R2, R3, R4, 0xc0, !PT", "H100", "alu", 2),
+        ("MUFU.EX2 R1, R2", "H100", "mufu", 8),
+        ("HMMA.16816.F32.BF16 R4, R8, R12, R4", "A100", "tensor", 8),
+        ("LDS.128 R4, [R2]", "H100", "shared", 1),
+        ("BAR.SYNC.DEFER_BLOCKING 0x0", "H100", "issue", 1),
+    ],
+)
+def test_cycles_of_units(text: str, gpu: str, unit: str, cycles: float) -> None:
+    found = work(parse(sass(text)).code[0], GPUS[gpu])
+    assert found.known and (found.unit, found.cycles) == (unit, cycles)
+
+
+@pytest.mark.parametrize(
+    ("text", "cycles"),
+    [
+        ("HGMMA.64x256x16.F32.BF16 R24, gdesc[UR8], R24", 128),
+        ("HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24", 32),
+        ("HGMMA.64x32x16.F32.BF16 R24, gdesc[UR8], R24", 24),  # its operands take longer than the product
+        ("HGMMA.64x32x16.F32.BF16 R24, R4, gdesc[UR8], R24", 16),
+        ("HGMMA.64x128x8.F32.TF32 R24, gdesc[UR8], R24", 64),
+        ("QGMMA.64x128x32.F32.E4M3.E4M3 R24, gdesc[UR8], R24", 64),
+    ],
+)
+def test_cycles_of_products_of_warpgroups(text: str, cycles: float) -> None:
+    assert 4 * work(parse(sass(text)).code[0], GPUS["H100"]).tensor == cycles
+
+
+def test_the_published_peak_follows_from_the_rates() -> None:
+    for name, peak in (("A100", 312e12), ("H100", 989e12), ("B200", 2250e12)):
+        assert GPUS[name].peak == pytest.approx(peak, rel=0.005)  # of data sheets, with three digits
+
+
+# --- the estimate -----------------------------------------------------------------------------------------------------
+
+PRODUCT = "WARPGROUP.ARRIVE\n" + "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24\n" * 7
+PRODUCT += "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"
+WAIT = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+EXPONENTIALS = "\n".join(f"MUFU.EX2 R{100 + n}, R{100 + n}" for n in range(48))
+
+
+def test_every_line_of_a_small_listing() -> None:
+    text = sass(
+        "MUFU.EX2 R1, R2\nFFMA R3, R4, R5, R6\nIADD3 R7, R8, R9, RZ\nLDS.128 R12, [R2]\nLDG.E R16, desc[UR4][R2.64]\nEXIT"
+    )
+    found = estimate(text, ONE).lines
+    assert found == {
+        "tensor": 0, "mufu": 8, "fma": 1, "alu": 2, "issue": 6, "shared": 4 * 4 + 4,
+        "memory": pytest.approx(4 * 128 * 132 / 3.352e12 * 1.83e9),
+    }  # fmt: skip
+
+
+def test_an_unknown_operation_is_issued_and_listed() -> None:
+    known = estimate(sass("MUFU.EX2 R1, R2\nEXIT"), ONE)
+    found = estimate(sass("MUFU.EX2 R1, R2\nFLUX.CAPACITOR R3, R4\nFLUX R3, R4\nEXIT"), ONE)
+    assert found.unknown == {"FLUX": 2} and not known.unknown
+    assert found.lines["issue"] == known.lines["issue"] + 2
+    assert {**found.lines, "issue": 0} == {**known.lines, "issue": 0}
+
+
+def test_an_early_wait_costs_the_overlap() -> None:
+    """8 products take 512 cycles, and 48 exponentials of each warp 384: beside each other, or one after the other."""
+    early = estimate(loop(f"{PRODUCT}\n{WAIT}\n{EXPONENTIALS}", 64), ONE)
+    late = estimate(loop(f"{PRODUCT}\n{EXPONENTIALS}\n{WAIT}", 64), ONE)
+    assert early.lines == late.lines and early.flops == late.flops == 132 * 64 * 8 * 2 * 64 * 128 * 16
+    assert early.cycles / 64 == pytest.approx(512 + 384, rel=0.1)
+    assert late.cycles / 64 == pytest.approx(512, rel=0.1)
+    assert (early.bottleneck, late.bottleneck) == ("waits, tensor", "tensor")
+    assert late.share == pytest.approx(late.lines["tensor"] / late.cycles)
+
+
+def test_a_wait_that_leaves_a_group_in_flight() -> None:
+    """The exponentials run beside the second group, and the wait at the end is for it."""
+    both = f"{PRODUCT}\n{PRODUCT}"
+    some = estimate(loop(f"{both}\nWARPGROUP.DEPBAR.LE gsb0, 0x1\n{EXPONENTIALS}\n{WAIT}", 32), ONE)
+    none = estimate(loop(f"{both}\n{WAIT}\n{EXPONENTIALS}", 32), ONE)
+    assert some.cycles / 32 == pytest.approx(1024, rel=0.1) and none.cycles / 32 == pytest.approx(1408, rel=0.1)
+
+
+def test_warpgroups_hide_the_exponentials_of_one_another() -> None:
+    """Two warpgroups that need no barrier take turns: tensor cores of one, exponentials of the other."""
+    text = loop(f"{PRODUCT}\n{WAIT}\n{EXPONENTIALS}", 64)
+    one, two = estimate(text, ONE), estimate(text, replace(ONE, warps=8))
+    assert two.lines["tensor"] == 2 * one.lines["tensor"]
+    assert two.share > 1.5 * one.share
+    resident = estimate(text, replace(ONE, programs=264, resident=2))
+    assert resident.cycles == pytest.approx(two.cycles, rel=0.1)  # programs do, too
+    joined = loop(f"BAR.SYNC.DEFER_BLOCKING 0x0\n{PRODUCT}\n{WAIT}\nBAR.SYNC.DEFER_BLOCKING 0x0\n{EXPONENTIALS}", 64)
+    assert estimate(joined, replace(ONE, warps=8)).cycles > 1.2 * two.cycles
+
+
+@pytest.mark.parametrize(("fewer", "more"), [(1, 2), (7, 8), (8, 30), (30, 31), (30, 200)])
+def test_more_iterations_take_longer(fewer: int, more: int) -> None:
+    a, b = (estimate(loop("MUFU.EX2 R1, R1\nFADD R2, R1, R2", n), ONE) for n in (fewer, more))
+    assert b.cycles - a.cycles == pytest.approx((more - fewer) * (b.cycles / more), abs=0.2 * b.cycles)
+    assert all(a.lines[line] <= b.lines[line] for line in LINES)
+    assert a.cycles < b.cycles and a.lines["mufu"] < b.lines["mufu"]
+
+
+@pytest.mark.parametrize(("waves", "resident"), [(2, 1), (40, 2), (3, 4)])
+def test_lines_of_all_programs_add_up(waves: int, resident: int) -> None:
+    text = loop("MUFU.EX2 R1, R1\nLDS R2, [R3]", 20)
+    launch = replace(ONE, programs=132 * resident, resident=resident)
+    once, often = estimate(text, launch), estimate(text, replace(launch, programs=launch.programs * waves))
+    assert often.cycles == pytest.approx(waves * once.cycles)
+    assert often.lines == pytest.approx({line: waves * cycles for line, cycles in once.lines.items()})
+
+
+def test_a_last_wave_of_one_program_takes_a_whole_one() -> None:
+    text = loop(EXPONENTIALS, 20)
+    full, more = (estimate(text, replace(ONE, programs=n)) for n in (132, 133))
+    assert more.cycles == pytest.approx(2 * full.cycles)
+    assert more.lines["mufu"] == pytest.approx(full.lines["mufu"] * 133 / 132)  # on average
+
+
+@pytest.mark.parametrize("trips", [20, 37, 100])
+def test_repeated_iterations_stand_for_all(trips: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = loop(f"{PRODUCT}\n{EXPONENTIALS}\n{WAIT}\nBAR.SYNC.DEFER_BLOCKING 0x0", trips, before=EXPONENTIALS)
+    short = estimate(text, ONE)
+    monkeypatch.setattr(shorten, "_cuts", lambda runs: {})
+    whole = estimate(text, ONE)
+    assert short.lines == pytest.approx(whole.lines) and short.flops == pytest.approx(whole.flops)
+    assert short.cycles == pytest.approx(whole.cycles, rel=0.01)
+
+
+# --- barriers ---------------------------------------------------------------------------------------------------------
+
+
+def specialised(stages: int, trips: int = 48, init: str = "SYNCS.EXCH.64 URZ, [UR20], UR4") -> str:
+    """A warpgroup that copies tiles of 16 KiB, and one that multiplies them, over a ring of barriers."""
+    ring = f"""
+        UIADD3 UR21, UR21, 0x8, URZ
+        UISETP.EQ.U32.AND UP1, UPT, UR21, {8 * stages:#x}, UPT
+        USEL UR21, URZ, UR21, UP1
+        USEL UR23, 0x1, URZ, UP1
+        LOP3.LUT R9, R9, UR23, RZ, 0x3c, !PT
+    """
+    step = f"""
+        UIADD3 UR22, UR22, 0x1, URZ
+        UISETP.NE.U32.AND UP0, UPT, UR22, {trips:#x}, UPT
+        PLOP3.LUT P0, PT, PT, PT, UP0, 0x80, 0x0
+    """
+    return sass(f"""
+        S2R R0, SR_TID.X
+        ISETP.EQ.U32.AND P2, PT, R0, RZ, PT
+        ISETP.GE.U32.AND P1, PT, R0, 0x80, PT
+        UMOV UR21, URZ
+        UMOV UR22, URZ
+        @P2 {init}
+        BAR.SYNC.DEFER_BLOCKING 0x0
+        @P1 BRA `(.L_consumer)
+        MOV R9, 0x1
+        MOV R8, 0x4000
+        .L_producer:
+        SHF.L.U32 R3, R9, 0x1f, RZ
+        SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR21+0x1000], R3
+        @P2 SYNCS.ARRIVE.TRANS64 RZ, [UR21], R8
+        UMOV UR31, UR21
+        VOTEU.ANY UP2, P2
+        @UP2 UTMALDG.2D [UR30], [UR40]
+        {ring}
+        {step}
+        @P0 BRA `(.L_producer)
+        EXIT
+        .L_consumer:
+        MOV R9, RZ
+        LOP3.LUT R1, R0, 0x7f, RZ, 0xc0, !PT
+        ISETP.EQ.U32.AND P3, PT, R1, RZ, PT
+        .L_multiply:
+        SHF.L.U32 R3, R9, 0x1f, RZ
+        SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR21], R3
+        {PRODUCT}
+        {WAIT}
+        @P3 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR21+0x1000], RZ
+        {ring}
+        {step}
+        @P0 BRA `(.L_multiply)
+        EXIT
+    """)
+
+
+def test_a_warpgroup_that_copies_for_another_one() -> None:
+    launch = Launch(programs=132, warps=8, nbytes=1e6)
+    found = {stages: estimate(specialised(stages), launch) for stages in (1, 2, 4)}
+    assert all(not e.assumed and e.flops == 132 * 48 * 8 * 2 * 64 * 128 * 16 for e in found.values())
+    assert all(e.lines["memory"] == found[1].lines["memory"] > 0 for e in found.values())
+    assert found[1].cycles > 1.5 * found[4].cycles  # no copy runs beside a product
+    assert 512 < found[4].cycles / 48 < 1.25 * 512  # what remains is the way around the ring
+    assert found[2].cycles < found[1].cycles
+
+
+def test_barriers_that_do_not_match_are_told() -> None:
+    lost = specialised(2).replace("@UP2 UTMALDG.2D [UR30], [UR40]", "NOP")
+    found = estimate(lost, Launch(programs=132, warps=8))
+    assert found.assumed == {"barriers": "no warp waits: their arrivals could not be followed"}
+
+
+def test_copies_of_threads_are_awaited() -> None:
+    """Asynchronous copies by threads, in groups, of which one may be under way."""
+    copy = "LDGSTS.E.128 [R2], desc[UR4][R4.64]\nLDGDEPBAR"
+    waiting, ahead = (
+        estimate(loop(f"{copy}\nDEPBAR.LE SB0, {left}\n{EXPONENTIALS}", 32), ONE) for left in ("0x0", "0x1")
+    )
+    assert waiting.cycles > ahead.cycles + 32 * 400 and waiting.lines == ahead.lines
+
+
+# --- errors, and a compiled program -----------------------------------------------------------------------------------
+
+
+def test_unknown_gpus_and_targets_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected one of the GPUs A100, H100, H200, B200; got gpu='V100'"):
+        estimate(sass("EXIT"), replace(ONE, gpu="V100"))
+
+
+def test_faster_memory_helps_where_it_is_the_bottleneck() -> None:
+    text = sass("LDG.E.128 R4, desc[UR4][R2.64]\nSTG.E.128 desc[UR4][R2.64], R4\nEXIT")
+    launch = Launch(programs=1 << 15, warps=8, resident=8)
+    h100, h200 = (estimate(text, replace(launch, gpu=gpu)) for gpu in ("H100", "H200"))
+    assert h100.bottleneck == "memory" and h100.cycles / h200.cycles == pytest.approx(4.8 / 3.352, rel=0.02)
+    cached = estimate(text, replace(launch, nbytes=1e6))
+    assert cached.cycles < h100.cycles
+
+
+def test_a_compiled_matmul() -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+    (lowering,) = lowerings_of(matmul, [x, x], resolve("cuda:sm_90"))
+    found = estimates.estimated(lowering, lowering.compile())
+    assert found.flops == 2 * 1024**3 and not found.unknown and not found.assumed
+    assert max(found.lines.values()) <= found.cycles and 0.05 < found.share < 1
+    record = estimates.described(lowering, lowering.compile())
+    header, row = estimates.rows([("matmul", record)])
+    assert dict(zip(header, row, strict=True))["program"] == "matmul" and not estimates.notes([("matmul", record)])
+
+
+def test_other_targets_have_no_estimate() -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    x = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    (lowering,) = lowerings_of(matmul, [x, x], resolve("cuda:sm_89"))
+    with pytest.raises(
+        ValueError, match=re.escape("knows the targets cuda:sm_80, cuda:sm_90, cuda:sm_100; got cuda:sm_89")
+    ):
+        estimates.estimated(lowering, lowering.compile())
+    assert estimates.described(lowering, lowering.compile()) == {}
+    assert estimates.notes([("x", {"unestimated": "f: why"})]) == ["x: no estimate: f: why"]
