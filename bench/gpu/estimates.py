@@ -68,7 +68,7 @@ def described(lowering: Lowering, compiled: Any) -> Record:
 
 def rows(programs: Iterable[tuple[str, Record]]) -> list[tuple[str, ...]]:
     """The table of estimates of named programs; lines are percentages of the estimated cycles."""
-    made = [HEADER]
+    made: list[tuple[str, ...]] = [HEADER]
     for name, program in programs:
         if (found := program.get("estimate")) is not None:
             lines = (f"{100 * found['lines'][line] / found['cycles']:.0f} %" for line in LINES)

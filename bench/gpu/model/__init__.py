@@ -1,7 +1,8 @@
 """A static model of the cycles that a kernel takes on an NVIDIA GPU, from its SASS.
 
 sass        the text of the disassembler
-scalar      evaluation of integers and predicates; `walk`: the way of a warp, decided by them
+scalar      values of integers and predicates; `rules`: what instructions make of them
+walk        the way of a warp, decided by these values
 rates       GPUs, units and latencies, each with its source
 work        what an instruction costs
 shorten     leaves out iterations that repeat others

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.gpu.model import rates
-from bench.gpu.model.loops import Loops, loops_of
+from bench.gpu.model.loops import loops_of
 from bench.gpu.model.machine import Deadlock, Machine, Run
 from bench.gpu.model.rates import GPUS, Gpu
 from bench.gpu.model.sass import Listing, parse
 from bench.gpu.model.scalar import Thread
 from bench.gpu.model.shorten import shortened
 from bench.gpu.model.walk import Segment, Walker
-from bench.gpu.model.work import Work, work
+from bench.gpu.model.work import work
 
 SAMPLES = 64
 """Programs of the grid whose loops are counted."""
@@ -105,7 +105,7 @@ class Estimate:
 
 
 def estimate(sass: str, launch: Launch) -> Estimate:
-    """Estimate the time of a launch.
+    r"""Estimate the time of a launch.
 
     Args:
       sass: text of NVIDIA's disassembler.
@@ -115,7 +115,7 @@ def estimate(sass: str, launch: Launch) -> Estimate:
       ValueError: no such GPU, or code that cannot be followed.
 
     Example:
-      >>> sass = "/*0000*/ MUFU.EX2 R1, R2 ;\\n/*0010*/ MUFU.EX2 R3, R4 ;\\n/*0020*/ EXIT ;"
+      >>> sass = "/*0000*/ MUFU.EX2 R1, R2 ;\n/*0010*/ MUFU.EX2 R3, R4 ;\n/*0020*/ EXIT ;"
       >>> estimate(sass, Launch(programs=132, warps=4)).lines["mufu"]
       16.0
     """

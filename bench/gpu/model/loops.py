@@ -1,9 +1,9 @@
-"""Loops of simulated walks: the time and the work of an iteration, by which they are carried over to other numbers of them."""
+"""Loops of simulated walks: time and work of an iteration, which give those of other numbers of iterations."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -72,10 +72,11 @@ def loops_of(
             cache[segment] = _use(segment, works, gpu)
         return cache[segment]
 
-    counts, times, uses, simulated = [], [], [], Counter[str]()
+    counts, times, uses = list[Counter[int]](), list[dict[int, float]](), list[dict[int, Use]]()
+    simulated: Use = Counter()
     for walk, at in zip(walks, visits, strict=False):
         own = Counter(segment.start for segment in walk if segment.start in headers)
-        time, work = _measured(walk, at, headers, own, use)
+        time, work = _measured(walk, at, headers, use)
         counts.append(own)
         times.append(time)
         uses.append(work)
@@ -84,7 +85,9 @@ def loops_of(
     return Loops(counts, times, uses, simulated)
 
 
-def _measured(walk, at, headers, own, use):
+def _measured(
+    walk: Sequence[Segment], at: Sequence[float], headers: frozenset[int], use: Callable[[Segment], Use]
+) -> tuple[dict[int, float], dict[int, Use]]:
     """Cycles and work of an iteration of each loop of a warp, innermost loops first."""
     times: dict[int, float] = {}
     uses: dict[int, Use] = {}

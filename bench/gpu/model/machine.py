@@ -1,9 +1,8 @@
 """A multiprocessor that runs warps: when each instruction is issued, and when units are busy.
 
-Four quarters issue one instruction a cycle each, of the warp that issued last if it can go on. A warp issues in order: an
-instruction waits for the registers that it reads and for its unit. Products of warpgroups start when all four warps have
-issued them, and run in that order, beside everything else. Copies come from a memory that serves them in order, at the
-bandwidth that one multiprocessor has while all of them load.
+Four quarters issue one instruction a cycle each, of the warp that issued last if it can go on. A warp issues in order:
+an instruction waits for the registers that it reads and for its unit. Products of warpgroups start when all four warps
+have issued them, and run in that order, beside everything else. Copies come from a memory that serves them in order.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class _Phases:
     expected: float = 0.0
     landed: float = 0.0
     complete: int = 0
-    waiting: list[tuple[int, "_Warp"]] = field(default_factory=list[tuple[int, "_Warp"]])
+    waiting: list[tuple[int, _Warp]] = field(default_factory=list[tuple[int, "_Warp"]])
 
     def advance(self) -> bool:
         """Complete the phase if all arrived and landed."""

@@ -3,12 +3,12 @@
 Sources, by the short names that comments here use:
 
 - guide: CUDA C++ Programming Guide, "Arithmetic Instructions", table of results a cycle and multiprocessor.
-- whitepapers: "NVIDIA A100 Tensor Core GPU Architecture", "NVIDIA H100 Tensor Core GPU Architecture", and the data sheets
-  of the A100, H100, H200 and B200. Products a cycle follow from the peak, the clock and the number of multiprocessors:
-  989.4e12 / (132 * 1.83e9) = 4096 on an H100.
+- whitepapers: "NVIDIA A100 Tensor Core GPU Architecture", "NVIDIA H100 Tensor Core GPU Architecture", and the data
+  sheets of the A100, H100, H200 and B200. Operations a cycle follow from the peak, the clock and
+  the number of multiprocessors: 989.4e12 / (132 * 1.83e9) = 4096 on an H100.
 - Luo: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking",
-  arXiv 2402.13499, and "Dissecting the NVIDIA Hopper Architecture through Microbenchmarking and Multiple Level Analysis",
-  arXiv 2501.12084.
+  arXiv 2402.13499, and "Dissecting the NVIDIA Hopper Architecture through Microbenchmarking and Multiple Level
+  Analysis", arXiv 2501.12084.
 - Jia: Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", arXiv 1804.06826.
 - Chips and Cheese: "Nvidia's H100: Funny L2, and Tons of Bandwidth", 2023.
 """
@@ -26,8 +26,7 @@ SHARED_BYTES = 128
 
 
 PORT_BYTES = 64
-"""Bytes a cycle that a multiprocessor gets from the L2 cache if no other one loads (Jia, table 3.1: 64 on Volta; NVIDIA's
-A100 whitepaper states 5120 for the whole L2, Chips and Cheese measure 28 for each multiprocessor if all load)."""
+"""Bytes a cycle that a multiprocessor gets from the L2 cache if no other one loads (Jia: 64 on Volta)."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ class Gpu:
         return bandwidth / (self.ghz * 1e9 * self.cores)
 
 
-# L2: Chips and Cheese measure 5.5 to 6 TB/s on an H100 PCIe with 114 multiprocessors, whose clock falls to 1.395 GHz under
-# this load: 36 bytes a cycle and multiprocessor. For the other GPUs the same 36 are assumed: NVIDIA states 5120 bytes a cycle
-# for the whole L2 of the A100 (whitepaper), 47 for each multiprocessor, and for the B200 nothing.
+# L2: Chips and Cheese measure 5.5 to 6 TB/s on an H100 PCIe with 114 multiprocessors, whose clock falls to 1.395 GHz
+# under this load: 36 bytes a cycle and multiprocessor. For the other GPUs the same 36 are assumed: NVIDIA states 5120
+# bytes a cycle for the whole L2 of the A100 (whitepaper), 47 for each multiprocessor, and nothing for the B200.
 # Luo: products from registers (mma.sync) reach 62.9 % of the peak on an H100, on average.
 GPUS = {
     gpu.name: gpu
@@ -98,8 +97,8 @@ _FMA = "FADD FMUL FFMA FADD32I FMUL32I FFMA32I HADD2 HMUL2 HFMA2 FSWZADD"
 _FMA_TWICE = "FADD2 FMUL2 FFMA2"  # two float32 operations a lane, from Blackwell on
 _INTEGER_MULTIPLY = "IMAD IMUL IDP IDP4A"
 _ALU = (
-    "IADD3 IADD IADD2 VIADD VIADDMNMX LOP3 LOP SHF SHL SHR LEA SEL SGXT PRMT MOV ISETP FSETP FMNMX FMNMX3 FSEL FCHK FSET "
-    "IMNMX VIMNMX VIMNMX3 IABS BMSK PLOP3 P2R R2P CS2R F2FP I2FP F2IP ICMP VABSDIFF VABSDIFF4 HSETP2 HMNMX2 HSET2 "
+    "IADD3 IADD IADD2 VIADD VIADDMNMX LOP3 LOP SHF SHL SHR LEA SEL SGXT PRMT MOV ISETP FSETP FMNMX FMNMX3 FSEL FCHK "
+    "FSET IMNMX VIMNMX VIMNMX3 IABS BMSK PLOP3 P2R R2P CS2R F2FP I2FP F2IP ICMP VABSDIFF VABSDIFF4 HSETP2 HMNMX2 HSET2 "
     "VHMNMX IADD64 VOTE ELECT PSETP I2I I2IP LEPC"
 )
 _XU = "MUFU F2F F2I I2F FRND POPC FLO BREV"
@@ -109,16 +108,16 @@ _UNIFORM = "R2UR VOTEU REDUX CREDUX UR2UR"
 _SHARED = "LDS STS LDSM STSM ATOMS SHFL LDL STL LDT MATCH LDTM STTM LDC LDCU ULDC STAS"
 _GLOBAL = "LDG STG LD ST ATOM ATOMG RED REDG LDGSTS TEX SULD SUST SUATOM"
 _CONTROL = (
-    "BRA BRX JMP EXIT CALL RET BSSY BSYNC BREAK BAR MEMBAR FENCE DEPBAR LDGDEPBAR NOP CCTL CCTLL UTMALDG UTMASTG UTMAREDG "
-    "UTMAPF UTMACMDFLUSH UTMACCTL WARPGROUP WARPSYNC USETMAXREG SYNCS ARRIVES ERRBAR NANOSLEEP YIELD KILL BPT ACQBULK "
-    "PREEXIT UCGABAR_ARV UCGABAR_WAIT BMOV DEPBAR UTCHMMA UTCQMMA UTCBAR UTCCP UTCATOMSWS WARPGROUPSET GETLMEMBASE "
+    "BRA BRX JMP EXIT CALL RET BSSY BSYNC BREAK BAR MEMBAR FENCE DEPBAR LDGDEPBAR NOP CCTL CCTLL UTMALDG UTMASTG "
+    "UTMAREDG UTMAPF UTMACMDFLUSH UTMACCTL WARPGROUP WARPSYNC USETMAXREG SYNCS ARRIVES ERRBAR NANOSLEEP YIELD KILL BPT "
+    "ACQBULK PREEXIT UCGABAR_ARV UCGABAR_WAIT BMOV UTCHMMA UTCQMMA UTCBAR UTCCP UTCATOMSWS WARPGROUPSET GETLMEMBASE "
     "HGMMA QGMMA IGMMA BGMMA UBLKCP UTCIMMA UTCOMMA UTCSHIFT RPCMOV LDCGATE ENDCOLLECTIVE"
 )
 
 
 def _lanes(names: str, pipe: str, lanes: int, latency: int) -> dict[str, tuple[str, float, int]]:
     """Pipe, cycles that a warp holds its quarter of it, and latency; `lanes` are results a cycle and multiprocessor."""
-    return {name: (pipe, WARP * SUBPARTITIONS / lanes, latency) for name in names.split()}
+    return dict.fromkeys(names.split(), (pipe, WARP * SUBPARTITIONS / lanes, latency))
 
 
 def units(gpu: Gpu) -> dict[str, tuple[str, float, int]]:

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from bench.gpu.model.walk import Segment
 
@@ -79,7 +80,7 @@ def _run(walk: Sequence[Segment], header: int, starts: tuple[int, ...], headers:
     """A run of an innermost loop; None for others, and for few iterations."""
     if len(starts) <= KEPT + 1:
         return None
-    keys = [tuple(walk[a:b]) for a, b in zip(starts[1:], starts[2:], strict=False)]
+    keys = [tuple(walk[a:b]) for a, b in pairwise(starts[1:])]
     if any(s.start in headers and s.start != header for key in keys for s in key):
         return None
     best = (0, 0, 0, 0)

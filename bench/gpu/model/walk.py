@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from bench.gpu.model.rules import evaluate
 from bench.gpu.model.sass import Instruction, Listing
 from bench.gpu.model.scalar import Thread
 
@@ -17,8 +18,8 @@ Effect = tuple[int, str, "int | str | None", int | None]
 
 _BRANCHES = frozenset(("BRA", "JMP", "EXIT", "CALL", "RET", "BRX"))
 _WORK = frozenset(
-    "MUFU LDG STG LD ST LDS STS LDSM STSM LDGSTS ATOM ATOMG ATOMS RED REDG LDL STL UTMASTG HGMMA QGMMA "
-    "IGMMA BGMMA HMMA IMMA QMMA".split()
+    """MUFU LDG STG LD ST LDS STS LDSM STSM LDGSTS ATOM ATOMG ATOMS RED REDG LDL STL UTMASTG HGMMA QGMMA IGMMA BGMMA
+    HMMA IMMA QMMA""".split()  # noqa: SIM905 -- a list would take a line for each
 )
 """Operations whose work does not count where their guard is false."""
 
@@ -148,7 +149,7 @@ class Walker:
                 effects.append((n, *made))
         if runs is False:
             off.append(n)
-        thread.run(instruction)
+        evaluate(instruction, thread)
 
     def _branch(
         self, thread: Thread, n: int, instruction: Instruction, calls: list[int], rounds: Counter[int], walk: Walk
