@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.gpu.model import rates
 from bench.gpu.model.loops import loops_of
@@ -31,6 +31,8 @@ LONGEST = 1500
 
 SCHEDULED = 1 << 18
 """Programs whose start is simulated one by one; of larger grids the mean counts."""
+
+_WAITS = ("wait", "join", "announce")
 
 LINES = ("tensor", "mufu", "fma", "alu", "issue", "shared", "memory")
 
@@ -74,6 +76,7 @@ class Estimate:
         multiprocessors, as if nothing ever waited: see `LINES`.
       cycles: estimate of the whole time.
       flops: operations of matrix products.
+      traffic: bytes that all programs load, and store by other ways than TMA: its boxes are not in the code.
       busy: part of the simulated time in which the tensor cores compute.
       unknown: operations that the model does not know, with their numbers in the code; only their issue counts.
       assumed: for each branch that depends on data, what was assumed.
@@ -83,6 +86,7 @@ class Estimate:
     lines: Mapping[str, float]
     cycles: float
     flops: float
+    traffic: float
     busy: float
     unknown: Mapping[str, int]
     assumed: Mapping[str, str]
@@ -150,6 +154,7 @@ class _Estimation:
             lines,
             max(self._scheduled(durations, walks, run), *lines.values()),
             mean.get("flops", 0.0) * launch.programs,
+            mean.get("memory", 0.0) * launch.programs,
             run.tensor / run.cycles if run.cycles else 0.0,
             Counter(i.name for i, w in zip(self.listing.code, self.works, strict=True) if not w.known),
             self.assumed,
@@ -229,7 +234,7 @@ class _Estimation:
             except Deadlock:
                 continue
         self.assumed["barriers"] = "no warp waits: their arrivals could not be followed"
-        free = [[Segment(s.start, s.stop, (), s.off, s.again) for s in walk] for walk in walks]
+        free = [[replace(s, effects=tuple(e for e in s.effects if e[1] not in _WAITS)) for s in walk] for walk in walks]
         return self._machine(traffic).run([free] * self.launch.resident), free
 
     def _machine(self, traffic: float) -> Machine:

@@ -98,7 +98,7 @@ def _measured(
         if not spans[header]:
             continue
         # The usual iteration, not one with a mask; the first one of an entry fills the pipeline.
-        keys = [tuple((s.start, s.stop) for s in walk[a:b]) for a, b in spans[header]]
+        keys = [tuple(map(_kind, walk[a:b])) for a, b in spans[header]]
         usual, _ = Counter(keys).most_common(1)[0]
         chosen = [span for span, key in zip(spans[header], keys, strict=True) if key == usual]
         chosen = chosen[1:] if len(chosen) > 2 else chosen
@@ -113,6 +113,11 @@ def _measured(
         times[header] = max(0.0, total / len(chosen))
         uses[header] = Counter({line: amount / len(chosen) for line, amount in work.items()})
     return times, uses
+
+
+def _kind(segment: Segment) -> tuple[object, ...]:
+    """Equal for segments that do the same work; their barriers may have other addresses."""
+    return segment.start, segment.stop, segment.off, tuple(what for _, what, _, _ in segment.effects)
 
 
 def _use(segment: Segment, works: Sequence[Work], gpu: Gpu) -> Use:

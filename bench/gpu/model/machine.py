@@ -8,9 +8,10 @@ have issued them, and run in that order, beside everything else. Copies come fro
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from bench.gpu.model import rates
 from bench.gpu.model.rates import Gpu
@@ -46,12 +47,20 @@ class _Phases:
     """A barrier in shared memory: arrivals and bytes until now, and the phases that are complete."""
 
     arrivals_per_phase: int = 1
-    bytes_per_copy: float = 0.0
+    phases: Sequence[int] = ()  # bytes of each phase
+    copies: Mapping[int, int] = field(default_factory=dict[int, int])  # by warp, in all phases
+    made: Counter[int] = field(default_factory=Counter[int])
     arrivals: int = 0
     expected: float = 0.0
     landed: float = 0.0
     complete: int = 0
     waiting: list[tuple[int, _Warp]] = field(default_factory=list[tuple[int, "_Warp"]])
+
+    def next_copy(self, warp: int) -> float:
+        """Bytes of the next copy of a warp: a part of its phase, to which all warps contribute alike."""
+        phase = self.made[warp] * len(self.phases) // self.copies[warp]
+        self.made[warp] += 1
+        return self.phases[phase] * len(self.phases) / sum(self.copies.values()) if self.phases else 0.0
 
     def advance(self) -> bool:
         """Complete the phase if all arrived and landed."""
@@ -144,22 +153,21 @@ class Machine:
     def _prepare(self, program: int, warps: Sequence[_Warp]) -> None:
         """Count arrivals, bytes and copies of each barrier."""
         arrive: defaultdict[int | str, set[int]] = defaultdict(set)
-        nbytes: defaultdict[int | str, float] = defaultdict(float)
-        copies: defaultdict[int | str, int] = defaultdict(int)
+        nbytes: defaultdict[int | str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        copies: defaultdict[int | str, Counter[int]] = defaultdict(Counter)
         for warp in warps:
-            for segment in warp.segments:
-                for _, what, barrier, amount in segment.effects:
-                    if barrier is None:
-                        continue
-                    if what in ("arrive", "commit"):
-                        arrive[barrier].add(warp.number)
-                    if what in ("arrive", "expect"):
-                        nbytes[barrier] += amount or 0
-                    if what == "copy":
-                        copies[barrier] += 1
+            for _, what, barrier, amount in (effect for segment in warp.segments for effect in segment.effects):
+                if barrier is None:
+                    continue
+                if what in ("arrive", "commit"):
+                    arrive[barrier].add(warp.number)
+                if what in ("arrive", "expect") and amount:
+                    nbytes[barrier][warp.number].append(amount)
+                if what == "copy":
+                    copies[barrier][warp.number] += 1
         for barrier in {*arrive, *nbytes, *copies}:
-            each = nbytes[barrier] / copies[barrier] if copies[barrier] else 0.0
-            self._phases[program, barrier] = _Phases(len(arrive[barrier]), each)
+            expected = [sum(of) for of in zip_longest(*nbytes[barrier].values(), fillvalue=0)]
+            self._phases[program, barrier] = _Phases(len(arrive[barrier]), expected, copies[barrier])
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -311,8 +319,9 @@ class Machine:
         elif what == "commit":
             self._push(max(now, self._tensor + rates.PRODUCT_LATENCY), lambda at: self._arrive(phases, at))
         elif what == "copy":
-            self._memory = max(self._memory, now) + phases.bytes_per_copy / self._bandwidth
-            self._push(self._memory + self._latency + rates.TMA_LATENCY, lambda at: self._land(phases, at))
+            nbytes = phases.next_copy(warp.number)
+            self._memory = max(self._memory, now) + nbytes / self._bandwidth
+            self._push(self._memory + self._latency + rates.TMA_LATENCY, lambda at: self._land(phases, nbytes, at))
         else:
             phases.arrivals += what == "arrive"
             phases.expected += amount or 0
@@ -323,8 +332,8 @@ class Machine:
         phases.arrivals += 1
         self._complete(phases, now)
 
-    def _land(self, phases: _Phases, now: float) -> None:
-        phases.landed += phases.bytes_per_copy
+    def _land(self, phases: _Phases, nbytes: float, now: float) -> None:
+        phases.landed += nbytes
         self._complete(phases, now)
 
     def _complete(self, phases: _Phases, now: float) -> None:
