@@ -267,7 +267,7 @@ def test_bounds_from_memory_are_assumed_and_listed() -> None:
 def test_calls_return_and_what_cannot_be_followed_is_refused() -> None:
     call = "CALL.REL.NOINC `(.L_x_1)\nMOV R1, 0x1\nEXIT\n.L_x_1:\nMUFU.RCP R2, R3\nRET.REL.NODEC R4 `(f)"
     assert [(s.start, s.stop) for s in walked(sass(call)).segments] == [(0, 1), (3, 5), (1, 3)]
-    with pytest.raises(ValueError, match="BRX at 0x0: branches to addresses in registers"):
+    with pytest.raises(ValueError, match="BRX at 0x0: branches to unknown addresses"):
         walked(sass("BRX R2 -0x10\nEXIT"))
     with pytest.raises(ValueError, match="RET at 0x0 without a call"):
         walked(sass("RET.REL.NODEC R4 `(f)\nEXIT"))
@@ -488,6 +488,54 @@ def test_copies_of_threads_are_awaited() -> None:
         estimate(loop(f"{copy}\nDEPBAR.LE SB0, {left}\n{EXPONENTIALS}", 32), ONE) for left in ("0x0", "0x1")
     )
     assert waiting.cycles > ahead.cycles + 32 * 400 and waiting.lines == ahead.lines
+
+
+def test_warps_that_get_their_tasks_from_shared_memory() -> None:
+    """Triton's specialised warps: the first warps store a task for each of the others, and at the end the exit."""
+    text = sass(f"""
+        S2R R0, SR_TID.X
+        SHF.R.U32.HI R2, RZ, 0x5, R0
+        R2UR UR13, R2
+        ISETP.GE.U32.AND P0, PT, R0, 0x80, PT
+        @P0 BRA `(.L_x_0)
+        MOV R2, 0x2020100
+        STS [UR4+0x40], R2
+        BAR.SYNC.DEFER_BLOCKING 0x1
+        BAR.SYNC.DEFER_BLOCKING 0x1
+        {EXPONENTIALS}
+        BAR.SYNC.DEFER_BLOCKING 0x1
+        MOV R2, 0x3030303
+        STS [UR4+0x40], R2
+        BAR.SYNC.DEFER_BLOCKING 0x1
+        EXIT
+        .L_x_0:
+        BAR.SYNC.DEFER_BLOCKING 0x1
+        LDS.U8 R2, [UR13+0x3c]
+        ISETP.GT.U32.AND P0, PT, R2, 0x3, PT
+        SHF.L.U32 R4, R2, 0x2, RZ
+        LDC R2, c[0x2][R4]
+        BRX R2 -0x190 (*"BRANCH_TARGETS .L_x_1,.L_x_2,.L_x_3,.L_x_4"*)
+        .L_x_1:
+        BAR.SYNC.DEFER_BLOCKING 0x1
+        FADD R1, R1, R1
+        BAR.SYNC.DEFER_BLOCKING 0x1
+        BRA `(.L_x_0)
+        .L_x_2:
+        BAR.SYNC.DEFER_BLOCKING 0x1
+        DADD R6, R6, R6
+        BAR.SYNC.DEFER_BLOCKING 0x1
+        BRA `(.L_x_0)
+        .L_x_3:
+        BAR.SYNC.DEFER_BLOCKING 0x1
+        BAR.SYNC.DEFER_BLOCKING 0x1
+        BRA `(.L_x_0)
+        .L_x_4:
+        EXIT
+    """)
+    found = estimate(text, replace(ONE, warps=8))
+    assert not found.assumed and found.lines["fma"] == 1 / 4 and found.lines["mufu"] == 4 * 48 * 8 / 4
+    with pytest.raises(ValueError, match="branches to unknown addresses"):
+        estimate(text.replace("MOV R2, 0x2020100", "LDG.E R2, desc[UR4][R2.64]"), replace(ONE, warps=8))
 
 
 # --- errors, and a compiled program -----------------------------------------------------------------------------------

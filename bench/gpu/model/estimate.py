@@ -14,7 +14,7 @@ from bench.gpu.model.rates import GPUS, Gpu
 from bench.gpu.model.sass import Listing, parse
 from bench.gpu.model.scalar import Thread
 from bench.gpu.model.shorten import shortened
-from bench.gpu.model.walk import Segment, Walker
+from bench.gpu.model.walk import Segment, Walk, Walker
 from bench.gpu.model.work import work
 
 SAMPLES = 64
@@ -163,31 +163,44 @@ class _Estimation:
     # --- walks --------------------------------------------------------------------------------------------------------
 
     def _samples(self) -> list[tuple[int, list[Counter[int]]]]:
-        """Sampled programs, each with the iterations of the loops of every warpgroup's first warp."""
+        """Sampled programs, each with how often each of its warps comes to each loop."""
         walker = Walker(self.listing, self.launch.trips, effects=False)
-        programs, leaders = self.launch.programs, list(range(0, self.launch.warps, 4))
+        programs = self.launch.programs
         count = min(programs, SAMPLES) if walker.depends_on_program else 1
         numbers = [int(GOLDEN * n % 1 * programs) for n in range(count)] if count < programs else range(programs)
         samples: list[tuple[int, list[Counter[int]]]] = []
+        roles = list(range(self.launch.warps))  # for each warp one that goes the same way
         for number in numbers:
-            found = [walker.walk(self._thread(number, warp)) for warp in leaders]
-            counts = [walk.visits for walk in found]
-            if all(c == counts[0] for c in counts):
-                leaders = leaders[:1]  # warpgroups share the work, and have no roles of their own
-            samples.append((number, counts * (-(-self.launch.warps // 4) // len(counts))))
-            for walk in found:
+            found: dict[int, Counter[int]] = {}
+            tasks = None
+            for warp in dict.fromkeys(roles):
+                walk = walker.walk(self._thread(number, warp), tasks=tasks)
+                tasks = walk.stored if warp == 0 else tasks
+                found[warp] = walk.visits
                 self.assumed |= walk.assumed
+            if not samples:
+                roles = [next(w for w in found if found[w] == found[warp]) for warp in found]
+            samples.append((number, [found[role] for role in roles]))
         return samples
 
     def _walks(self, program: int, counts: list[Counter[int]]) -> list[list[Segment]]:
         """The walks of all warps of a program; of long ones, the beginning."""
-        walker = Walker(self.listing, self.launch.trips)
-        total = counts[0].total()
-        stop = None
-        if total > LONGEST:
-            header, visits = min(((h, n) for h, n in counts[0].items() if n >= 8), key=lambda item: item[1])
-            stop = header, max(5, LONGEST * visits // total)
-        return [walker.walk(self._thread(program, warp), stop).segments for warp in range(self.launch.warps)]
+        walker, stops = Walker(self.listing, self.launch.trips), self._stops(counts)
+        walks: list[Walk] = []
+        for warp in range(self.launch.warps):
+            tasks = walks[0].stored if walks else None
+            walks.append(walker.walk(self._thread(program, warp), stops[warp], tasks))
+        return [walk.segments for walk in walks]
+
+    def _stops(self, counts: list[Counter[int]]) -> list[tuple[int, int] | None]:
+        """For each warp the outermost loop, and the number of its iterations after which a long walk ends."""
+        total = max(count.total() for count in counts)
+        outer = [min(((n, h) for h, n in count.items() if n >= 5), default=(0, 0)) for count in counts]
+        most = max(n for n, _ in outer)
+        if total <= LONGEST or any(n not in (0, most) for n, _ in outer):
+            return [None] * len(counts)
+        kept = max(3, LONGEST * most // total)
+        return [(header, kept) if n else None for n, header in outer]
 
     def _thread(self, program: int, warp: int) -> Thread:
         launch = self.launch

@@ -33,10 +33,10 @@ class Loops:
     simulated: Use
 
     def time(self, counts: Sequence[Counter[int]]) -> float:
-        """Cycles beyond the simulated ones, for iterations by warpgroup; warps run side by side."""
+        """Cycles beyond the simulated ones, for iterations by warp; warps run side by side."""
         return max(
             (
-                sum((counts[warp // 4][header] - own[header]) * t for header, t in self.times[warp].items())
+                sum((counts[warp][header] - own[header]) * t for header, t in self.times[warp].items())
                 for warp, own in enumerate(self.counts)
             ),
             key=abs,
@@ -44,12 +44,12 @@ class Loops:
         )
 
     def use(self, counts: Sequence[Counter[int]]) -> dict[str, float]:
-        """The work of a program with so many iterations by warpgroup."""
+        """The work of a program with so many iterations by warp."""
         total = defaultdict[str, float](float, self.simulated)
         for warp, own in enumerate(self.counts):
             for header, use in self.uses[warp].items():
                 for line, amount in use.items():
-                    total[line] += (counts[warp // 4][header] - own[header]) * amount
+                    total[line] += (counts[warp][header] - own[header]) * amount
         return total
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 _FUNCTION = re.compile(r"^\s*\.text\.(\S+):|^\s*Function\s*:\s*(\S+)")
 _LABEL = re.compile(r"^\s*([.$][\w.$]*):")
-_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,6})\*/\s+(?:(@!?U?P[T\d]+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,6})\*/\s+(?:(@!?U?P[T\d]+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*(?:;|$)")
 _REGISTER = re.compile(r"(?<![\w.])(U?[RP])(\d+)(\.64)?\b")
 _TARGET = re.compile(r"\(([\w.$]+)\)|\b(0x[0-9a-f]+)\s*$")
 
@@ -36,6 +36,7 @@ class Instruction:
       opcode: operation with all its suffixes, "FFMA.FTZ".
       operands: operands as text, results first.
       target: label or address of the instruction that a branch leads to; "" if there is none.
+      table: labels that an indexed branch may lead to.
     """
 
     address: int
@@ -44,6 +45,7 @@ class Instruction:
     opcode: str
     operands: tuple[str, ...]
     target: str = ""
+    table: tuple[str, ...] = ()
 
     @cached_property
     def name(self) -> str:
@@ -58,10 +60,10 @@ class Instruction:
     @cached_property
     def _results(self) -> int:
         """Number of operands that are results."""
+        if self.name in ("SYNCS", "USETMAXREG"):
+            return 1 if re.match(r"U?P\d", "".join(self.operands[:1])) else 0
         if self.name in _NO_RESULT or not self.operands:
             return 0
-        if self.name == "SYNCS":
-            return 1 if re.match(r"U?P\d", self.operands[0]) else 0
         if _PREDICATES_FIRST.match(self.name):
             return 2
         if re.match(r"U?P[T\d]", self.operands[0]):  # a predicate, then a register where the operation has both
@@ -217,12 +219,14 @@ def _functions(text: str) -> dict[str, list[str]]:
 
 
 def _instruction(address: str, guard: str | None, opcode: str, rest: str) -> Instruction:
+    table = tuple(re.findall(r"\.L\w+", rest)) if opcode.startswith("BRX") else ()
+    rest = rest.partition("(*")[0]
     operands = tuple(o.strip().replace(".reuse", "") for o in _split(re.split(r"\s[&?]", rest)[0]) if o.strip())
     guard, negated = (guard or "").lstrip("@"), "!" in (guard or "")
     target = ""
     if opcode.partition(".")[0] in ("BRA", "CALL", "JMP", "BSSY") and (found := _TARGET.search(rest)):
         target = found[1] or hex(int(found[2], 16))
-    return Instruction(int(address, 16), guard.lstrip("!"), negated, opcode, operands, target)
+    return Instruction(int(address, 16), guard.lstrip("!"), negated, opcode, operands, target, table)
 
 
 def _split(text: str) -> Iterator[str]:

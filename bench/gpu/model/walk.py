@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.gpu.model.rules import evaluate
 from bench.gpu.model.sass import Instruction, Listing
-from bench.gpu.model.scalar import Thread
+from bench.gpu.model.scalar import Thread, Value
 
-MAX_STEPS = 20_000_000
+MAX_STEPS = 2_000_000
 
 Effect = tuple[int, str, "int | str | None", int | None]
 """Number of an instruction, what it does to other warps, its barrier, and a number: see `_EFFECTS`."""
 
+Shared = Mapping[int, Sequence[int | None]]
+"""Bytes that a warp stored to shared memory, by address, in its order; None if not known."""
+
 _BRANCHES = frozenset(("BRA", "JMP", "EXIT", "CALL", "RET", "BRX"))
+_TASKS = frozenset(("LDS", "STS"))
 _WORK = frozenset(
     """MUFU LDG STG LD ST LDS STS LDSM STSM LDGSTS ATOM ATOMG ATOMS RED REDG LDL STL UTMASTG HGMMA QGMMA IGMMA BGMMA
     HMMA IMMA QMMA""".split()  # noqa: SIM905 -- a list would take a line for each
@@ -50,10 +54,12 @@ class Walk:
     Attributes:
       segments: what it runs, in order.
       assumed: for each branch that depends on unknown values, what was assumed.
+      stored: bytes that it stored to shared memory; only of programs whose warps get their tasks there.
     """
 
     segments: list[Segment] = field(default_factory=list[Segment])
     assumed: dict[str, str] = field(default_factory=dict[str, str])
+    stored: defaultdict[int, list[Value]] = field(default_factory=lambda: defaultdict[int, list[Value]](list))
 
     @property
     def visits(self) -> Counter[int]:
@@ -73,6 +79,8 @@ class Walker:
     def __init__(self, listing: Listing, trips: Mapping[str, int], effects: bool = True) -> None:
         self.listing, self.trips = listing, trips
         self._effects = _EFFECTS if effects else {}
+        specialised = any(i.name in ("BRX", "USETMAXREG") for i in listing.code)
+        self._tasks = _TASKS if specialised else frozenset[str]()
         self._works = _WORK if effects else frozenset[str]()
         code = listing.code
         self._targets = {n: listing.destination(i) for n, i in enumerate(code) if i.target and i.name != "BSSY"}
@@ -87,17 +95,20 @@ class Walker:
         code = self.listing.code
         return any(e and "SR_CTAID" in "".join(i.inputs) for e, i in zip(self._evaluated(), code, strict=True))
 
-    def walk(self, thread: Thread, stop: tuple[int, int] | None = None) -> Walk:
+    def walk(self, thread: Thread, stop: tuple[int, int] | None = None, tasks: Shared | None = None) -> Walk:
         """Run the first thread of a warp to its end.
 
         Args:
           thread: its registers.
           stop: a place and a number: the walk ends when it comes to this place once more.
+          tasks: bytes that the first warp stored; each time that another one loads a byte, it gets the next of them.
 
         Raises:
-          ValueError: an indexed branch, a return without a call, or no end after millions of steps.
+          ValueError: an indexed branch whose index is not known, a return without a call, or no end after millions of
+            steps.
         """
         walk, calls, rounds = Walk(), list[int](), Counter[int]()
+        loads = {address: iter(values) for address, values in (tasks or {}).items()}
         code, last = self.listing.code, len(self.listing.code)
         position = start = 0
         effects, off, again = list[Effect](), list[int](), False
@@ -125,6 +136,10 @@ class Walker:
             if n in self.headers and n != start:  # falls into a loop
                 close(n)
                 start, rounds[n] = n, 0
+            if instruction.name in self._tasks:
+                _pass_task(thread, instruction, walk, loads)
+                position = n + 1
+                continue
             if instruction.name not in _BRANCHES:
                 self._step(thread, n, instruction, effects, off)
                 position = n + 1
@@ -165,7 +180,7 @@ class Walker:
         if instruction.name == "EXIT":
             return len(self.listing.code) if taken else None
         if instruction.name == "BRX":
-            raise ValueError(f"BRX at {instruction.address:#x}: branches to addresses in registers cannot be followed")
+            return self._indexed(thread, n, instruction)
         if instruction.name == "RET":
             if not calls:
                 raise ValueError(f"RET at {instruction.address:#x} without a call")
@@ -176,6 +191,20 @@ class Walker:
         if taken and instruction.name == "CALL":
             calls.append(n + 1)
         return to if taken else None
+
+    def _indexed(self, thread: Thread, n: int, instruction: Instruction) -> int:
+        """The target of an indexed branch. The listing names each target once, in the order of the table.
+
+        Triton's table has a target for each task, then one for warps without a task, several times, and at the end, for
+        the largest index that a comparison before the branch lets pass, the exit.
+        """
+        index, table = thread.read(instruction.operands[0].split()[0]), instruction.table
+        if index is None or not table:
+            raise ValueError(f"BRX at {instruction.address:#x}: branches to unknown addresses cannot be followed")
+        before = (i for i in self.listing.code[max(0, n - 12) : n] if i.name == "ISETP" and "GT" in i.suffixes)
+        last = next((thread.read(i.inputs[1]) for i in before), None)
+        label = table[-1] if index == last else table[min(index, max(0, len(table) - 2))]
+        return self.listing.labels[label]
 
     def _assumed(self, n: int, to: int, instruction: Instruction, rounds: Counter[int], walk: Walk) -> bool:
         """An end of a loop is left after `trips` iterations; a branch ahead is not taken."""
@@ -214,7 +243,7 @@ class Walker:
         reads = [r | (predicates if i.name in ("P2R", "R2P") else 0) for r, i in zip(reads, code, strict=True)]
         # A wait always succeeds: its result needs no address.
         reads = [0 if i.name == "SYNCS" and not self._effects else r for r, i in zip(reads, code, strict=True)]
-        roots = [i.name in _BRANCHES or i.name in self._effects for i in code]
+        roots = [i.name in _BRANCHES or i.name in self._effects or i.name in self._tasks for i in code]
         works = [bool(i.guard) and i.name in self._works for i in code]
         follow = [self._successors(n) for n in range(len(code))]
         live, needed, changed = [0] * (len(code) + 1), list(roots), True
@@ -234,13 +263,32 @@ class Walker:
     def _successors(self, n: int) -> list[int]:
         code = self.listing.code
         instruction = code[n]
-        following = [self._targets[n]] if n in self._targets else []
+        following = [self._targets[n]] if n in self._targets else [self.listing.labels[t] for t in instruction.table]
         if instruction.name == "RET":
             following += [m + 1 for m, i in enumerate(code) if i.name == "CALL"]
         sure = not instruction.guard and len(instruction.operands) < 2
-        if not (instruction.name in ("BRA", "JMP", "EXIT", "RET") and sure):
+        if not (instruction.name in ("BRA", "JMP", "EXIT", "RET", "BRX") and sure):
             following.append(n + 1)
         return [m for m in following if m <= len(code)]
+
+
+def _pass_task(thread: Thread, instruction: Instruction, walk: Walk, loads: dict[int, Iterator[Value]]) -> None:
+    """A store of bytes that other warps load, or such a load."""
+    if thread.holds(instruction.guard, instruction.negated) is False:
+        return
+    operand = next(o for o in instruction.operands if o.startswith("["))
+    address = _address(thread, operand)
+    if instruction.name == "LDS":
+        found = next(loads[address], None) if isinstance(address, int) and address in loads else None
+        thread.registers.update(dict.fromkeys(instruction.writes))
+        thread.write(instruction.operands[0], found)
+        return
+    source = instruction.inputs[-1]
+    words = thread.pair(source) if "64" in instruction.suffixes else (thread.read(source),)
+    if isinstance(address, int):
+        for n, word in enumerate(words):
+            for byte in range(4):
+                walk.stored[address + 4 * n + byte].append(None if word is None else word >> 8 * byte & 255)
 
 
 # --- effects on other warps -------------------------------------------------------------------------------------------
