@@ -1,6 +1,8 @@
 """The cycle model of GPU kernels: the parser, the walk through the code, the multiprocessor, and the estimate."""
 
+import doctest
 from dataclasses import replace
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 
 from bench.gpu import estimates
 from bench.gpu.item import lowerings_of
-from bench.gpu.model import LINES, Launch, estimate, shorten
+from bench.gpu.model import LINES, Launch, estimate, estimation, shorten
+from bench.gpu.model import sass as listings
 from bench.gpu.model.rates import GPUS
 from bench.gpu.model.rules import evaluate
 from bench.gpu.model.sass import parse
@@ -409,6 +412,20 @@ def test_repeated_iterations_stand_for_all(trips: int, monkeypatch: pytest.Monke
     assert short.cycles == pytest.approx(whole.cycles, rel=0.01)
 
 
+@pytest.mark.parametrize("outer", [40, 61])
+def test_long_walks_are_carried_on(outer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of loops in loops, as many iterations of the outer one are simulated as fit."""
+    inner = loop(f"{PRODUCT}\n{WAIT}", 5).replace("EXIT", "NOP")
+    lines = [line.split("*/", 1)[-1].strip().removesuffix(" ;") for line in inner.splitlines()]
+    text = loop("\n".join(lines).replace(".L_x_0", ".L_inner").replace("UR60", "UR50"), outer, after=EXPONENTIALS)
+    whole = estimate(text, ONE)
+    monkeypatch.setattr(estimation, "LONGEST", 60)
+    part = estimate(text, ONE)
+    assert part.flops == pytest.approx(whole.flops) == 132 * outer * 5 * 8 * 2 * 64 * 128 * 16
+    assert part.cycles == pytest.approx(whole.cycles, rel=0.02)
+    assert part.lines["mufu"] < 0.5 * whole.lines["mufu"]  # the end is not simulated
+
+
 # --- barriers ---------------------------------------------------------------------------------------------------------
 
 
@@ -538,6 +555,12 @@ def test_warps_that_get_their_tasks_from_shared_memory() -> None:
         estimate(text.replace("MOV R2, 0x2020100", "LDG.E R2, desc[UR4][R2.64]"), replace(ONE, warps=8))
 
 
+def test_the_examples_of_docstrings() -> None:
+    for module in (estimation, listings):
+        found = doctest.testmod(module)
+        assert found.attempted > 0 and found.failed == 0
+
+
 # --- errors, and a compiled program -----------------------------------------------------------------------------------
 
 
@@ -560,6 +583,11 @@ def test_a_compiled_matmul() -> None:
     x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
     (lowering,) = lowerings_of(matmul, [x, x], resolve("cuda:sm_90"))
     found = estimates.estimated(lowering, lowering.compile())
+    x_box, w_box = (argument.descriptor for argument in lowering.program.arguments[:2])
+    assert x_box is not None and w_box is not None
+    steps = 1024 // x_box.block[1]
+    nbytes = 2 * (prod(x_box.block) + prod(w_box.block))  # of one step
+    assert found.traffic == lowering.program.programs * steps * nbytes
     assert found.flops == 2 * 1024**3 and not found.unknown and not found.assumed
     assert max(found.lines.values()) <= found.cycles and 0.05 < found.share < 1
     record = estimates.described(lowering, lowering.compile())

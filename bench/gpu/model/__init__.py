@@ -8,9 +8,9 @@ work        what an instruction costs
 shorten     leaves out iterations that repeat others
 machine     a multiprocessor that runs the walks of its warps
 loops       cycles and work of an iteration
-estimate    all of it for a launch
+estimation  all of it for a launch
 """
 
-from bench.gpu.model.estimate import LINES, Estimate, Launch, estimate
+from bench.gpu.model.estimation import LINES, Estimate, Launch, estimate
 
 __all__ = ["LINES", "Estimate", "Launch", "estimate"]
