@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from bench.llvm.peak import host
 from bench.result import Result
 from bench.timing import by_round, clock, take_turns
-from tilekern.kernels import layer_norm, matmul, ragged_dot, rms_norm, rope, softmax, swiglu
+from tilekern.kernels import group_norm, layer_norm, matmul, ragged_dot, rms_norm, rope, softmax, swiglu
+from tilekern.kernels.group_norm.cases import CASES as GROUP_NORMS
 from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
 
 SIZE = 4096
@@ -26,6 +27,18 @@ def _rms_norm(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
 
 def _layer_norm(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
     return layer_norm.layer_norm, layer_norm.reference, random(SIZE, SIZE), random(SIZE), random(SIZE)
+
+
+def _group_norm(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
+    """Of the first level of Stable Diffusion's U-Net, with its activation."""
+    case = GROUP_NORMS[0]
+
+    def ours(*arrays: jax.Array, target: str | None = None) -> jax.Array:
+        return group_norm.group_norm(*arrays, **case.keywords, target=target)
+
+    ours.__name__ = "group_norm"
+    shape = case.batch, case.side, case.side, case.channels
+    return ours, partial(group_norm.reference, **case.keywords), random(*shape), random(*shape[3:]), random(*shape[3:])
 
 
 def _softmax(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
@@ -96,6 +109,7 @@ def _experts(random: Callable[..., jax.Array]) -> tuple[Any, ...]:
 LIMITS = {
     _rms_norm: 1.0,
     _layer_norm: 1.0,
+    _group_norm: 1.0,
     _softmax: 1.0,
     _swiglu: 1.1,
     _rope: 1.1,

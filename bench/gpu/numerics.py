@@ -25,6 +25,7 @@ from tilekern.kernels import (
     distillation,
     flash_attention,
     gated_delta_rule,
+    group_norm,
     layer_norm,
     linear_attention,
     matmul,
@@ -43,6 +44,7 @@ from tilekern.kernels.distillation.cases import CASES as DISTILLATIONS
 from tilekern.kernels.flash_attention.cases import CASES as ATTENTIONS
 from tilekern.kernels.flash_attention.cases import Case as Attention
 from tilekern.kernels.gated_delta_rule.cases import CASES as DELTA_RULES
+from tilekern.kernels.group_norm.cases import CASES as GROUP_NORMS
 from tilekern.kernels.layer_norm.cases import CASES as LAYER_NORMS
 from tilekern.kernels.linear_attention.cases import CASES as LINEAR_ATTENTIONS
 from tilekern.kernels.matmul.cases import CASES as PRODUCTS
@@ -240,6 +242,13 @@ KERNELS = {
         WEIGHTS,
         _resized(WEIGHTS, {"rows": 301, "columns": 1037}, {"rows": 1024, "columns": 2048, "narrow": True}),
         lambda *arrays: 1,
+    ),
+    "group_norm": Kernel(
+        group_norm.group_norm,
+        group_norm.reference,
+        GROUP_NORMS,
+        _resized(GROUP_NORMS, {"batch": 3, "side": 37, "channels": 130, "num_groups": 13}),
+        lambda x, *others: x.size // x.shape[0],
     ),
     "swiglu": Kernel(swiglu.swiglu, swiglu.reference, GATES, _resized(GATES, *ROWS), lambda *arrays: 1),
     "rope": Kernel(

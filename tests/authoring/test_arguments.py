@@ -70,6 +70,13 @@ def test_arrays_and_traced_values() -> None:
     assert seen == [(True, False), (True, False), (False, False), (False, False), (True, True)]
 
 
+def test_arrays_that_a_mesh_divides() -> None:
+    mesh = jax.make_mesh((1,), ("a",), (jax.sharding.AxisType.Explicit,))
+    assert not authoring.is_divided(jnp.ones(2)) and not authoring.is_divided(np.ones(2))
+    with jax.set_mesh(mesh):  # one device has the whole array; tests/meshes/test_parts.py has more
+        assert not authoring.is_divided(jax.device_put(jnp.ones(2), jax.P("a")))
+
+
 def test_the_type_of_an_array_beside_another() -> None:
     found = authoring.type_beside(np.ones((2, 3), np.float32), jnp.ones(4))
     assert found == jax.ShapeDtypeStruct((2, 3), np.float32)

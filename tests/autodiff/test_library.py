@@ -41,6 +41,12 @@ _ROWS = {"block_rows": 5, "block_columns": 16}
 CASES = {
     "rms_norm": Case(((12, 40), (40,)), 40, blocks=_ROWS),
     "layer_norm": Case(((12, 40), (40,), (40,)), 40, blocks=_ROWS),
+    "group_norm": Case(
+        ((2, 9, 12), (12,), (12,)),
+        36,
+        keywords={"num_groups": 3, "activation": "silu"},
+        blocks={"block_s": 4, "block_g": 2},
+    ),
     "softmax": Case(((12, 40),), 40, blocks=_ROWS),
     "swiglu": Case(((12, 40),) * 2, 1, blocks=_ROWS),
     "rope": Case(((2, 9, 3, 8),), 2, blocks={"block_t": 4, "block_n": 2}),

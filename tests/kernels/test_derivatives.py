@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 from tests.kernels.programs import arrays_of, calls, equations
-from tilekern.kernels import layer_norm, matmul, ragged_dot, rms_norm, rope, softmax, swiglu
+from tilekern.kernels import group_norm, layer_norm, matmul, ragged_dot, rms_norm, rope, softmax, swiglu
 from tilekern.kernels.norms import norm_backward
 from tilekern.testing import assert_close, in_float64
 
@@ -22,6 +22,7 @@ ROWS, COLUMNS = 21, 50
 # Small programs, whose time is that of XLA's compiler.
 QUICK = {"xla_backend_optimization_level": 0}
 MATRIX, VECTOR = (ROWS, COLUMNS), (COLUMNS,)
+IMAGES, CHANNELS = (2, 5, 4, 12), (12,)
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,15 @@ KERNELS = {
     ),
     "layer_norm": Differentiated(layer_norm.layer_norm, layer_norm.reference, (MATRIX, VECTOR, VECTOR)),
     "layer_norm_plain": Differentiated(layer_norm.layer_norm, layer_norm.reference, (MATRIX,), {"eps": 0.1}),
+    "group_norm": Differentiated(
+        group_norm.group_norm,
+        group_norm.reference,
+        (IMAGES, CHANNELS, CHANNELS),
+        {"num_groups": 3, "activation": "silu"},
+    ),
+    "group_norm_plain": Differentiated(
+        group_norm.group_norm, group_norm.reference, (IMAGES,), {"group_size": 1, "eps": 0.1}
+    ),
     "softmax": Differentiated(softmax.softmax, softmax.reference, (MATRIX,)),
     "softmax_axis": Differentiated(softmax.softmax, softmax.reference, ((3, 5, 7),), {"axis": 1}),
     "swiglu": Differentiated(swiglu.swiglu, swiglu.reference, (MATRIX, MATRIX)),
@@ -133,7 +143,7 @@ KERNELS = {
 }
 ROW_KERNELS = ("rms_norm", "layer_norm", "softmax", "swiglu")
 every_kernel = pytest.mark.parametrize("name", KERNELS)
-some_kernels = pytest.mark.parametrize("name", [*ROW_KERNELS, "matmul", "ragged_dot", "rope"])
+some_kernels = pytest.mark.parametrize("name", [*ROW_KERNELS, "group_norm", "matmul", "ragged_dot", "rope"])
 
 
 def pulled(function: Callable[..., Any], *arrays: Any) -> Any:

@@ -22,11 +22,15 @@ from jax.sharding import PartitionSpec as P
 import tilekern as tk
 from tests.autodiff import kernels as users
 from tests.lang.checks import like_first
+from tilekern import authoring
 from tilekern.errors import GatherWarning
 from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.cross_entropy import reference as losses
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.flash_attention import reference as attention
+from tilekern.kernels.group_norm import api as large_norms
+from tilekern.kernels.group_norm import group_norm
+from tilekern.kernels.group_norm import reference as group_normalized
 from tilekern.kernels.layer_norm import layer_norm
 from tilekern.kernels.layer_norm import reference as normalized
 from tilekern.kernels.matmul import matmul
@@ -60,6 +64,12 @@ class Case:
 CASES = {
     "matmul": Case(matmul, jnp.matmul, ((16, 24), (24, 8))),
     "layer_norm": Case(layer_norm, normalized, ((16, 24), (24,), (24,))),
+    "group_norm": Case(
+        group_norm,
+        group_normalized,
+        ((8, 3, 48), (48,), (48,)),
+        keywords={"num_groups": 8, "activation": "silu"},
+    ),
     "swiglu": Case(swiglu, gated, ((16, 24), (16, 24))),
     "rope": Case(rope, rotated, ((8, 8, 8, 16),)),
     "attention": Case(
@@ -91,6 +101,21 @@ def both(function: Callable[..., Any], case: Case, *arrays: Any) -> Any:
     """The result, and the cotangents of all arrays."""
     out, pull = jax.vjp(lambda *a: function(*a, *case.rest, **case.keywords), *arrays)
     return out, pull(jnp.cos(out))
+
+
+@kinds
+def test_large_samples_of_a_group_norm(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that an op computes in parts are not divided by types, for which there is a kernel."""
+    monkeypatch.setattr(large_norms, "ONE_PROGRAM", 0)
+    case, mesh = CASES["group_norm"], MESHES[kind]
+    arrays = case.arrays()
+    with jax.set_mesh(mesh):
+        given = [put(x, spec, mesh) for x, spec in zip(arrays, (P("a", None, "b"), P("b"), P("b")), strict=True)]
+        assert authoring.is_divided(given[0]) == (kind == "Explicit")
+        found = jax.jit(partial(both, case.kernel, case))(*given)
+    oracle, low = on_one_device("group_norm")
+    for f, exact, naive in zip(*map(jax.tree.leaves, (found, oracle, low)), strict=True):
+        assert_close(np.asarray(f), exact, naive, length=64, factor=3)
 
 
 @cache

@@ -22,6 +22,7 @@ __all__ = [
     "describe",
     "hide_frames",
     "is_array",
+    "is_divided",
     "is_traced",
     "static_int",
     "type_beside",
@@ -51,6 +52,14 @@ def is_array(value: object) -> bool:
 def is_traced(value: object) -> bool:
     """True for a value that JAX traces, which is not known yet."""
     return isinstance(value, _jax.Tracer)
+
+
+def is_divided(value: Any) -> bool:
+    """True for an array of which each device has a part only, by its type: an explicit axis of a mesh divides it.
+
+    A kernel divides such a call by its rule; an op, which has none, cannot take it.
+    """
+    return _meshes.is_divided(jax.typeof(value))
 
 
 def type_beside(shaped: Any, value: Any) -> jax.ShapeDtypeStruct:

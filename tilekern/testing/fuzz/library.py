@@ -11,6 +11,7 @@ KERNELS = (
     "rms_norm",
     "softmax",
     "layer_norm",
+    "group_norm",
     "swiglu",
     "rope",
     "matmul",
