@@ -133,6 +133,13 @@ MUTANTS = (
         _of_pass("guard_masks"),
     ),
     Mutant(
+        "sink scales: a factor may be negative",
+        "tilekern/passes/sink_scales.py",
+        ".smallest_normal <= by < np.inf",
+        ".smallest_normal <= abs(by) < np.inf",
+        _of_pass("sink_scales"),
+    ),
+    Mutant(
         "delay dots: the last tile is that behind the end",
         "tilekern/passes/delay_dots.py",
         'make.of("sub", end, 1)',

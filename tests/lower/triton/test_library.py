@@ -12,8 +12,10 @@ from functools import cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
+import tilekern as tk
 from bench.gpu.item import lowerings_of
 from bench.gpu.speed import loss_gradients
 from tests.lower.library import CASES, NAMES, family
@@ -221,6 +223,41 @@ def test_the_exponentials_of_attention_run_beside_its_products(case: str) -> Non
     exponentials = [n for n, name in enumerate(values) if name == "MUFU.EX2"]
     assert len(exponentials) >= 64 and "HGMMA" in values[: exponentials[-1]]
     assert "MUFU.EX2" not in logits[logits.index("HGMMA") :]
+
+
+def test_the_scale_of_logits_takes_no_instruction_of_its_own() -> None:
+    """A scale before the maximum is a part of the difference in 2^(c x - m), in tiles with a mask and without."""
+
+    @tk.kernel(out_type=lambda q, k: q)
+    def attention(q: tk.Ref, k: tk.Ref, out: tk.Ref) -> None:
+        i = tk.parallel(q.shape[0], 128)
+        queries = q[i]
+
+        def step(j: tk.Tile, carry: Any) -> Any:
+            m, total = carry
+            s = jnp.where(i.indices[:, None] >= j.indices, tk.dot(queries, k[j].T) * 0.125, -jnp.inf)
+            grown = jnp.maximum(m, s.max(axis=1))
+            p = jnp.exp2(s - grown[:, None])
+            shrink = jnp.exp2(m - grown)[:, None]
+            return grown, tk.dot(p.astype(k.dtype), k[j], total * shrink)
+
+        start = tk.full(128, -jnp.inf), tk.zeros((128, k.shape[1]))
+        _, total = tk.fold(tk.serial(k.shape[0], 128, stop=i.stop), step, start)
+        out[i] = total.astype(out.dtype)
+
+    x = jax.ShapeDtypeStruct((2048, 64), "bfloat16")
+    sass = attention.trace(x, x, num_warps=8).lower("cuda:sm_90").compile().asm["sass"]
+    # The maximum of each of a thread's two rows, in the loop and in the iteration before it.
+    assert len(re.findall(r"\bFMUL[^;]* 0\.125 ;", sass)) <= 4
+    assert len(re.findall(r"\bFFMA[^;]* 0\.125,", sass)) >= 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+def test_few_queries_with_a_softcap_do_not_spill(causal: bool) -> None:
+    x = jax.ShapeDtypeStruct((1, 2048, 8, 128), "bfloat16")
+    (lowering,) = lowerings_of(partial(flash_attention, softcap=30.0, causal=causal), [x, x, x], resolve("cuda:sm_90"))
+    assert lowering.compile().resources.spills == 0
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -27,6 +27,7 @@ from tilekern.passes.guard_masks import guard_masks
 from tilekern.passes.hoist_invariants import hoist_invariants
 from tilekern.passes.pipeline import IMPROVE, Pass, Rounds, verified
 from tilekern.passes.remove_derivatives import remove_derivatives
+from tilekern.passes.sink_scales import sink_scales
 from tilekern.passes.split_loops import split_loops
 
 # The loops of most kernels have no masks, so the first legalisation is without these passes.
@@ -46,6 +47,7 @@ def passes(chip: Chip, split: bool = True, num_warps: int = 8) -> tuple[Pass | R
     return (
         remove_derivatives,
         partial(refuse, chip=chip),
+        sink_scales,
         # Products of warpgroups run beside the instructions between them.
         *((guard, dce, IMPROVE, delay, IMPROVE) if chip.matrix_unit == "wgmma" else ()),
         *(_SPLIT if split else ()),
