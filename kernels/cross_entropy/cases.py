@@ -43,6 +43,7 @@ class Case:
 CASES = (
     Case("llama2_7b", 4096, 4096, 32000),  # https://huggingface.co/meta-llama/Llama-2-7b
     Case("llama3_8b", 4096, 4096, 128256),  # https://huggingface.co/meta-llama/Meta-Llama-3-8B
+    Case("llama3_8b_answer", 128, 4096, 128256),  # the tokens of an answer: few, so the words are divided
     Case("gemma2_2b", 4096, 2304, 256000, softcap=30.0),  # https://huggingface.co/google/gemma-2-2b
     Case("gpt2", 1024, 768, 50257),  # https://huggingface.co/openai-community/gpt2: a vocabulary of odd size
     Case("olmo2_7b", 4096, 4096, 100352, z_loss=1e-5),  # https://huggingface.co/allenai/OLMo-2-1124-7B

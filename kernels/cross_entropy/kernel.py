@@ -7,21 +7,26 @@ smoothing the sum of the logits. In the end logsumexp = m + ln d. With the targe
     loss = -Σ q ln p = Σ q (logsumexp - s) = logsumexp - (1 - ε) s[label] - ε mean s.
 
 Where the weight is a part of the vocabulary, the losses of parts are their shares of -Σ q s, which add up.
+
+A program reads all words for its tokens. Where the tokens of a call give work to a part of the machine only, several
+programs have the same tokens, each a part of the words, and `cross_entropy_forward` merges what they found.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import depth, even, power_of_two, stages, takes_registers, tiled
+from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, stages, takes_registers, tiled
 
 
-def _out_type(hidden: Any, weight: Any, labels: Any) -> tuple[Any, Any]:
-    out = jax.ShapeDtypeStruct(labels.shape, tk.accumulator(hidden.dtype))
+def _out_type(hidden: Any, weight: Any, labels: Any, *, parts: int = 1) -> tuple[Any, Any]:
+    shape = labels.shape if parts == 1 else (parts, *labels.shape)
+    out = jax.ShapeDtypeStruct(shape, tk.accumulator(hidden.dtype))
     return out, out
 
 
@@ -39,7 +44,7 @@ def capped_logits(
 
 
 @tk.kernel(out_type=_out_type)
-def cross_entropy_forward(
+def cross_entropy_parts(
     hidden: tk.Ref,
     weight: tk.Ref,
     labels: tk.Ref,
@@ -52,6 +57,7 @@ def cross_entropy_forward(
     z_loss: float,
     temperature: float = 1.0,
     vocabulary: int | None = None,
+    parts: int = 1,
     block_t: tk.Block = 128,
     block_v: tk.Block = 128,
     block_d: tk.Block = 64,
@@ -70,10 +76,13 @@ def cross_entropy_forward(
       z_loss: factor of logsumexp², if `weight` has all words.
       temperature: logits are divided by it, after the softcap.
       vocabulary: V if `weight` has some of V words; None if it has all.
+      parts: of the words, for each of which the results have a row, [parts, T]; with 1 they have none. Needs
+        `vocabulary`, with which rows are shares that add up.
       block_t: tokens of a tile.
       block_v: words of a tile.
       block_d: elements of the inner dim in a tile.
     """
+    p = tk.parallel(parts) if parts > 1 else None
     i = tk.parallel(hidden.shape[0], block_t)
     wide = tk.accumulator(hidden.dtype)
     words = weight.shape[1]
@@ -95,53 +104,139 @@ def cross_entropy_forward(
 
     zeros = tk.zeros(i, wide)
     start = tk.full(i, -jnp.inf, wide), zeros, zeros, zeros
-    m, d, picked, total = tk.fold(tk.serial(words, block_v), step, start)
+    size = tk.cdiv(tk.cdiv(words, block_v), parts) * block_v
+    axis = tk.serial(words, block_v) if p is None else tk.serial(words, block_v, start=p * size, stop=(p + 1) * size)
+    m, d, picked, total = tk.fold(axis, step, start)
     log_total = m + jnp.log(d)
-    logsumexp[i] = log_total
+    place: Any = i if p is None else (p, i)
+    logsumexp[place] = log_total
 
     base = log_total if vocabulary is None else 0
-    result = base - (1 - label_smoothing) * picked
+    result = (1 - label_smoothing) * (base - picked)
     if label_smoothing:
-        result = result - (label_smoothing / (vocabulary or words)) * total
-    if vocabulary is not None:
-        loss[i] = result
-        return
+        result = result + label_smoothing * (base - total / max(1, vocabulary or words))
+    loss[place] = result if vocabulary is not None else _counted(result, log_total, label, words, ignore_index, z_loss)
+
+
+def _counted(
+    loss: jax.Array, logsumexp: jax.Array, label: jax.Array, words: int, ignore_index: int, z_loss: float
+) -> jax.Array:
+    """The loss of all words: with the z-loss, 0 for an ignored label, NaN for one that is no word."""
     if z_loss:
-        result = result + z_loss * (log_total * log_total)
+        loss = loss + z_loss * (logsumexp * logsumexp)
     inside = (label >= 0) & (label < words)
-    loss[i] = jnp.where(label == ignore_index, 0, jnp.where(inside, result, jnp.nan))
+    return jnp.where(label == ignore_index, 0, jnp.where(inside, loss, jnp.nan))
+
+
+def merged_logsumexp(parts: jax.Array) -> jax.Array:
+    """The logsumexp[T] of all words, from those of parts, [parts, T]; a NaN and an infinity of a part stay."""
+    most = parts.max(axis=0)
+    base = jnp.where(jnp.abs(most) == jnp.inf, 0, most)
+    return base + jnp.log(jnp.exp(parts - base).sum(axis=0))
+
+
+@tk.op(out_type=_out_type)
+def cross_entropy_forward(
+    hidden: jax.Array,
+    weight: jax.Array,
+    labels: jax.Array,
+    *,
+    ignore_index: int,
+    label_smoothing: float,
+    softcap: float | None,
+    z_loss: float,
+    temperature: float = 1.0,
+    vocabulary: int | None = None,
+    block_t: int | None = None,
+    block_v: int | None = None,
+    block_d: int | None = None,
+    parts: tk.Block = 1,
+) -> tuple[jax.Array, jax.Array]:
+    """hidden[T, D], weight[D, V], labels int32[T] -> loss[T], logsumexp[T]: those of `cross_entropy_parts`, merged.
+
+    Its arguments and blocks are those of that kernel; None leaves a block to the kernel's schedule. Each of the `parts`
+    of the vocabulary has programs of its own.
+    """
+    call = partial(
+        cross_entropy_parts,
+        hidden,
+        weight,
+        labels,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        softcap=softcap,
+        temperature=temperature,
+        block_t=block_t,
+        block_v=block_v,
+        block_d=block_d,
+    )
+    if parts == 1:
+        return call(z_loss=z_loss, vocabulary=vocabulary)
+    words = weight.shape[1]
+    shares, logsumexps = call(z_loss=0.0, vocabulary=vocabulary or words, parts=parts)
+    share, logsumexp = shares.sum(axis=0), merged_logsumexp(logsumexps)
+    if vocabulary is not None:
+        return share, logsumexp
+    return _counted(logsumexp + share, logsumexp, labels, words, ignore_index, z_loss), logsumexp
 
 
 @cross_entropy_forward.schedule("cpu")
+def _parts_cpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
+    """Few tokens make one program, whose products are too narrow for several threads: they take the weight's time."""
+    return {"parts": max(1, min(8, weight.shape[1] // 1024)) if hidden.shape[0] <= 32 else 1}
+
+
+@cross_entropy_parts.schedule("cpu")
 def _cpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
     """A tile of logits, and one of the weights, in the cache."""
     sizes = {"block_t": hidden.shape[0], "block_v": weight.shape[1], "block_d": weight.shape[0]}
     return {name: even(size, 1024) for name, size in sizes.items()}
 
 
-@cross_entropy_forward.schedule("cpu:llvm")
+@cross_entropy_parts.schedule("cpu:llvm")
 def _llvm(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
     """A tile of logits, and one of the weights, in the cache of a core."""
     sizes = {"block_t": hidden.shape[0], "block_v": weight.shape[1], "block_d": weight.shape[0]}
     return {name: even(size, 256) for name, size in sizes.items()}
 
 
-@cross_entropy_forward.schedule("cuda")
-def _cuda(hidden: Any, weight: Any, labels: Any, device: tk.Device) -> dict[str, int]:
-    """Each program reads all weights, so tiles are large; but tokens must give work to all multiprocessors."""
-    (tokens, width), itemsize = hidden.shape, hidden.dtype.itemsize
+def _tile(hidden: Any, weight: Any, plain: bool, device: tk.Device) -> tuple[int, int, int, int]:
+    """Tokens and words of a tile on a GPU, warps and stages. `plain`: logits are neither capped nor scaled or added up.
+
+    A tile of T tokens and W words loads T + W elements for T x W products, so tiles are as large as registers allow.
+    """
+    tokens, itemsize = hidden.shape[0], hidden.dtype.itemsize
     if itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
-        block_t, block_v, num_warps, num_stages = 64, 64, 8, 3
+        tile = 64, 64, 8, 3
     elif takes_registers(device):
-        block_t, block_v, num_warps, num_stages = 64, 128, 4, 4
-    elif tk.cdiv(tokens, 128) >= device.cores:
-        block_t, block_v, num_warps, num_stages = 128, 128, 8, 4
+        tile = 64, 128, 4, 4
+    elif tokens <= 64:
+        tile = 64, 256, 8, 4
+    elif not copies_well(weight.shape[1], itemsize):
+        # Threads that copy the weight need registers for their places.
+        tile = (128, 128, 8, 4) if device.matrix_unit == "wgmma" else (64, 256, 8, 4)
     else:
-        block_t, block_v, num_warps, num_stages = 64, 256, 8, 4
-    block_d = depth(width, itemsize)
+        tile = (128, 256, 8, 4) if plain and device.matrix_unit == "wgmma" else (128, 128, 8, 4)
+    return power_of_two(tokens, tile[0], 16), *tile[1:]
+
+
+@cross_entropy_parts.schedule("cuda")
+def _cuda(
+    hidden: Any,
+    weight: Any,
+    labels: Any,
+    softcap: float | None,
+    label_smoothing: float,
+    temperature: float,
+    device: tk.Device,
+) -> dict[str, int]:
+    itemsize = hidden.dtype.itemsize
+    plain = _is_plain(softcap, label_smoothing, temperature)
+    block_t, block_v, num_warps, num_stages = _tile(hidden, weight, plain, device)
+    block_d = depth(hidden.shape[1], itemsize)
     return {
-        "block_t": power_of_two(tokens, block_t, 16),
+        "block_t": block_t,
         "block_v": block_v,
         "block_d": block_d,
         "num_warps": num_warps,
@@ -149,7 +244,38 @@ def _cuda(hidden: Any, weight: Any, labels: Any, device: tk.Device) -> dict[str,
     }
 
 
-@cross_entropy_forward.schedule("tpu")
+def _is_plain(softcap: float | None, label_smoothing: float, temperature: float) -> bool:
+    return softcap is None and not label_smoothing and temperature == 1
+
+
+@cross_entropy_forward.schedule("cuda")
+def _parts_cuda(
+    hidden: Any,
+    weight: Any,
+    labels: Any,
+    softcap: float | None,
+    label_smoothing: float,
+    temperature: float,
+    block_t: int | None,
+    block_v: int | None,
+    device: tk.Device,
+) -> dict[str, int]:
+    """As many parts as let all programs end soonest, on as many multiprocessors as there are.
+
+    A program takes as long as its tiles of words, and one more for its start and its end.
+    """
+    tile_t, tile_v, *_ = _tile(hidden, weight, _is_plain(softcap, label_smoothing, temperature), device)
+    programs = tk.cdiv(hidden.shape[0], block_t or tile_t)
+    tiles = tk.cdiv(weight.shape[1], block_v or tile_v)
+
+    def time(parts: int) -> int:
+        return tk.cdiv(programs * parts, device.cores) * (tk.cdiv(tiles, parts) + 1)
+
+    most = min(tiles, tk.cdiv(4 * device.cores, max(1, programs)))
+    return {"parts": min(range(1, most + 1), key=time, default=1)}
+
+
+@cross_entropy_parts.schedule("tpu")
 def _tpu(hidden: Any, weight: Any, labels: Any, target: str) -> dict[str, int]:
     """A tile of logits of 2 MiB; of the weights, all of the width at once where that is at most 8 MiB.
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from tilekern.kernel.tile_family import TileFamily
+from tilekern.lower.target import Target, resolve
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 NAMES = tuple(sorted(path.parent.name for path in KERNELS.glob("*/cases.py")))
@@ -19,24 +20,28 @@ DIFFERENTIABLE = tuple(name for name in NAMES if name != "adamw_step")
 CASES = {name: importlib.import_module(f"tilekern.kernels.{name}.cases").CASES for name in NAMES}
 
 
-def family(name: str, case: str, dtype: str) -> TileFamily:
-    """The one kernel that a library function calls for a case, with the schedule's blocks."""
+def family(name: str, case: str, dtype: str, target: str = "cpu:xla") -> TileFamily:
+    """The one kernel that a library function calls for a case, with the schedule's blocks.
+
+    The target decides how an op divides a call; the kernel can be lowered for any.
+    """
     (found,) = (c for c in CASES[name] if c.name == case)
-    return family_of(name, found, dtype)
+    return family_of(name, found, dtype, target)
 
 
-def family_of(name: str, case: Any, dtype: str) -> TileFamily:
+def family_of(name: str, case: Any, dtype: str, target: str = "cpu:xla") -> TileFamily:
     """The same for any case, the small one of a real one for example."""
     function = getattr(importlib.import_module(f"tilekern.kernels.{name}"), name)
     arrays = jax.eval_shape(partial(case.arrays, dtype=dtype), jax.random.key(0))
     jaxpr = jax.make_jaxpr(partial(function, **getattr(case, "keywords", {})))(*arrays)
-    (call,) = _calls(jaxpr)
+    (call,) = _kernels(jaxpr, resolve(target))
     return call
 
 
-def _calls(jaxpr: Any) -> Iterator[TileFamily]:
+def _kernels(jaxpr: Any, target: Target) -> Iterator[TileFamily]:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "tilekern_call":
-            yield equation.params["family"]
+            called = equation.params["family"].kernels(target, [v.aval for v in equation.invars])
+            yield from (kernel for kernel, _ in called)
         elif "jaxpr" in equation.params:
-            yield from _calls(equation.params["jaxpr"])
+            yield from _kernels(equation.params["jaxpr"], target)

@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilekern as tk
+from tests.lower.library import family_of
 from tilekern.errors import ArgumentError
-from tilekern.kernels.cross_entropy import cross_entropy, cross_entropy_forward, reference
+from tilekern.ir.control import Fold
+from tilekern.kernels.cross_entropy import cross_entropy, cross_entropy_forward, cross_entropy_parts, reference
 from tilekern.kernels.cross_entropy.cases import CASES, Case
 from tilekern.lang.tiles import describe
+from tilekern.lower.target import resolve
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -117,6 +120,68 @@ def test_no_words() -> None:
     assert np.isnan(loss[0]) and loss[1] == 0 and (logsumexp == -jnp.inf).all()
 
 
+def _in_parts(parts: int, **options: Any) -> Any:
+    return partial(cross_entropy_forward, ignore_index=-100, parts=parts, block_t=2, block_v=4, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@settings(max_examples=5)
+@given(data=st.data(), parts=st.sampled_from([2, 3, 7, 20]), vocabulary=st.sampled_from([1, 8, 33]))
+def test_parts_of_the_vocabulary_merge(
+    options: dict[str, Any], data: st.DataObject, parts: int, vocabulary: int
+) -> None:
+    """Also where some parts have no words, with labels of any part, ignored ones and those of no word."""
+    inputs = draw(data, "float32", 5, 6, vocabulary)
+    found = _in_parts(parts, **options)(*inputs)
+    oracle, low = in_float64(reference, *inputs, **options), naive(*inputs, **options)
+    for out, wide, narrow in zip(found, oracle, low, strict=True):
+        assert_close(out, wide, narrow, length=6 + vocabulary)
+
+
+@settings(max_examples=10)
+@given(data=st.data())
+def test_nan_and_infinities_spread_from_their_part(data: st.DataObject) -> None:
+    inputs = draw(data, "float32", 5, 3, 33, specials=[np.inf, -np.inf, np.nan, 0.0])
+    found, oracle = _in_parts(4, **PLAIN)(*inputs), in_float64(reference, *inputs)
+    for out, wide, narrow in zip(found, oracle, naive(*inputs), strict=True):
+        assert_close(out, wide, narrow, length=36)
+
+
+def test_parts_of_a_part_of_the_vocabulary() -> None:
+    """With `vocabulary` the merged loss is the share of these words."""
+    inputs = Case("", 5, 6, 19).arrays(jax.random.key(0), "float32")
+    options = {**PLAIN, "label_smoothing": 0.1, "vocabulary": 100}
+    for out, whole in zip(_in_parts(3, **options)(*inputs), _in_parts(1, **options)(*inputs), strict=True):
+        assert_close(out, np.float64(whole), whole, length=25)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100", "rocm:gfx942"])
+@pytest.mark.parametrize("vocabulary", [7, 50257, 128256])
+def test_programs_of_few_tokens_fill_a_gpu(target: str, vocabulary: int) -> None:
+    """In tiles of words one after the other: never later than undivided, and with many words nearly all cores work."""
+    for tokens in (1, 128, 1000, 4096, 20000):
+        func = family_of("cross_entropy", Case("", tokens, 4096, vocabulary), "bfloat16", target).func(resolve(target))
+        *parts, of_tokens = (axis.tiles for axis in func.axes)
+        (tiles,) = (op.axis.tiles for op in func.body.ops if isinstance(op, Fold))
+        cores, taken = tk.device(target).cores, parts[0] if parts else 1
+
+        def steps(parts: int, of_tokens: int = of_tokens, tiles: int = tiles, cores: int = cores) -> int:
+            return tk.cdiv(of_tokens * parts, cores) * tk.cdiv(tiles, parts)
+
+        assert 1 <= taken <= tiles
+        assert steps(taken) <= steps(1)
+        if vocabulary > 7:
+            assert steps(taken) <= 1.35 * of_tokens * tiles / cores + 2
+
+
+@pytest.mark.one_backend
+def test_few_tokens_on_a_cpu_are_divided_too() -> None:
+    for tokens, parts in ((1, [8]), (32, [8]), (33, [])):
+        func = family_of("cross_entropy", Case("", tokens, 8, 32000), "float32", "cpu:xla").func()
+        assert [axis.extent for axis in func.axes] == [*parts, tokens]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("case", [case.small() for case in CASES], ids=lambda case: case.name)
 def test_small_cases(case: Case, dtype: str) -> None:
@@ -150,7 +215,7 @@ def test_the_logits_are_never_in_memory() -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_interpreter_agrees(options: dict[str, Any]) -> None:
     inputs = Case("", 5, 6, 19).arrays(jax.random.key(0), "float32")
-    traced = cross_entropy_forward.trace(*inputs, **options, ignore_index=-100, block_t=2, block_v=8, block_d=4)
+    traced = cross_entropy_parts.trace(*inputs, **options, ignore_index=-100, block_t=2, block_v=8, block_d=4)
     oracle, low = in_float64(reference, *inputs, **options), naive(*inputs, **options)
     for out, wide, narrow in zip(tk.interpret(traced)(*inputs), oracle, low, strict=True):
         assert_close(out, wide, narrow, length=25)

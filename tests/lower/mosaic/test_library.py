@@ -40,7 +40,7 @@ ALL = [
 def test_it_compiles_and_takes_the_memory_that_it_asked_for(name: str, case: str, dtype: str, chip: str) -> None:
     pytest.importorskip("libtpu", reason="needs libtpu")
     target = resolve(chip)
-    lowering = family(name, case, dtype).lowered(target)
+    lowering = family(name, case, dtype, target.name).lowered(target)
     assert isinstance(lowering, MosaicLowering)
     taken = lowering.compile().resources
     assert 0 < taken.vmem_bytes <= lowering.planned.vmem_limit

@@ -73,7 +73,7 @@ def compiled(name: str, case: str, dtype: str, target: str) -> TritonCompiled:
     if ":" in case:
         lowering = GRADIENTS[name](case, dtype, target)
     else:
-        lowering = family(name, case, dtype).lowered(resolve(target))
+        lowering = family(name, case, dtype, target).lowered(resolve(target))
     assert isinstance(lowering, TritonLowering)
     return lowering.compile()
 
