@@ -156,7 +156,9 @@ def cuda_blocks(
     rows, inner, columns = _sizes(x, w, transpose_x, transpose_w)
     itemsize = x.dtype.itemsize
     fine = copies_well(x.shape[1], itemsize) and copies_well(w.shape[1], itemsize)
-    deep = depth(inner, itemsize)
+    # On sm_90 8-bit floats are multiplied as float16, and the copies of these take registers.
+    widened = device.matrix_unit == "wgmma" and itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating)
+    deep = depth(inner, 2 if widened else itemsize)
     if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype != jnp.int8:
         # Neither tensor cores nor a dot of tiles: all products of a tile are in registers at once.
         block_m, block_n, deep = 32, 32, 16

@@ -22,6 +22,7 @@ from tests.lower.library import CASES, NAMES, family
 from tests.lower.triton import ceilings
 from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.matmul import matmul
 from tilekern.kernels.ragged_dot import ragged_contracting_dot, ragged_dot
 from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.lower.target import resolve
@@ -250,6 +251,18 @@ def test_the_scale_of_logits_takes_no_instruction_of_its_own() -> None:
     # The maximum of each of a thread's two rows, in the loop and in the iteration before it.
     assert len(re.findall(r"\bFMUL[^;]* 0\.125 ;", sass)) <= 4
     assert len(re.findall(r"\bFFMA[^;]* 0\.125,", sass)) >= 64
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_eight_bit_floats_multiply_as_float16_on_hopper(dtype: str, transposed: bool) -> None:
+    """By warpgroups, with sums in float32, which products of 8 bits do not have."""
+    x = jax.ShapeDtypeStruct((4096, 4096), dtype)
+    (lowering,) = lowerings_of(partial(matmul, transpose_x=transposed), [x, x], resolve("cuda:sm_90"))
+    found = lowering.compile()
+    assert found.resources.spills == 0
+    assert set(re.findall(r"\b[A-Z]+MMA\b", found.asm["sass"])) == {"HGMMA"}
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from tests.lower.triton.legalize.promises import assert_expanded, ops_of
 from tilekern.ir.compute import PRECISIONS, Dot, Precision
 from tilekern.ir.core import Func
 from tilekern.ir.types import BF16, DTYPES, F16, F32, DType, kind_of
+from tilekern.lower.triton.chip import CHIPS, Chip
 
 NUMBERS = [n for n in DTYPES if n != "bool"]
 
@@ -58,9 +59,12 @@ def test_only_the_precision_bf16_changes_what_is_multiplied(precision: Precision
     assert dot.operands[0].tile.dtype == (BF16 if precision == "bf16" else F32)
 
 
-def test_8_bit_floats_where_tensor_cores_do_not_take_them() -> None:
-    x = whole((3, 5), DTYPES["f8e5m2"], 0)
-    func, arrays = one(Dot, x, x.T.copy(), contract=((1,), (0,)))
-    (dot,) = ops_of(assert_keeps(lambda f: expanded_for(f, SM_80), func, arrays), Dot)
+@pytest.mark.parametrize(("name", "chip"), [("f8e5m2", SM_80), ("f8e5m2", SM_90), ("f8e4m3fn", SM_90)])
+def test_8_bit_floats_become_float16_where_tensor_cores_do_not_add_them_up_in_float32(name: str, chip: Chip) -> None:
+    """Each of the 256 of a dtype as it is, also subnormals, infinities and NaN."""
+    dtype = DTYPES[name]
+    every = np.arange(256, dtype=np.uint8).view(dtype).reshape(256, 1)
+    func, arrays = one(Dot, every, np.ones((1, 1), dtype), contract=((1,), (0,)))
+    (dot,) = ops_of(assert_keeps(lambda f: expanded_for(f, chip), func, arrays), Dot)
     assert dot.operands[0].tile.dtype == F16
-    assert expanded_for(func, SM_90) is func
+    assert expanded_for(func, CHIPS["cuda:sm_100"]) is func

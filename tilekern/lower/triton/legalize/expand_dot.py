@@ -21,7 +21,7 @@ def expand_dot(make: Make, op: Dot, chip: Chip) -> Value | None:
     dtype = op.operands[0].tile.dtype
     if dtype == F32 and op.precision == "bf16":
         return _converted(make, op, BF16)
-    if is_float8(dtype) and not chip.float8:
+    if is_float8(dtype) and (not chip.float8 or chip.matrix_unit == "wgmma"):
         return _converted(make, op, F16)
     if kind_of(dtype) == "float" or dtype == np.dtype(np.int8):
         return None
