@@ -11,17 +11,16 @@ import ctypes
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-import jax_cuda13_plugin._triton as triton  # pyright: ignore[reportMissingModuleSource]
 
 STREAM = 0x55
 
 
 def entry() -> Any:
     """jaxlib's entry of custom calls: `void(stream, buffers, opaque, length of opaque, status)`."""
-    capsule, api = triton.get_custom_call(), ctypes.pythonapi
+    capsule, api = import_module("jax_cuda13_plugin._triton").get_custom_call(), ctypes.pythonapi
     api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]

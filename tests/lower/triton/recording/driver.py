@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -49,11 +49,9 @@ class Driver:
     """A process in which jaxlib launches programs on a recording driver for GPUs of one capability."""
 
     def __init__(self, library: Path, capability: int) -> None:
-        with tempfile.NamedTemporaryFile(prefix="tilekern-record-", delete=False) as file:
-            self._record = Path(file.name)
         variables = {
             "LD_LIBRARY_PATH": str(library.parent),
-            "PRETENDED_RECORD": str(self._record),
+            "PRETENDED_RECORD": str(library.with_name(f"record of {capability}")),
             "PRETENDED_CAPABILITY": str(capability),
         }
         command = [sys.executable, str(Path(__file__).with_name("child.py"))]
@@ -68,25 +66,22 @@ class Driver:
         self._process.stdin.write(json.dumps({"opaque": opaque, "buffers": list(buffers)}) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
-        assert answer, f"the process ended within a launch: {self._process.wait()}"
+        if not answer:
+            driver.cache_clear()  # the next test starts another process
+            raise AssertionError(f"the process ended within a launch: {self._process.wait()}")
         got = json.loads(answer)
         return Recorded(asked, got["error"], tuple(got["calls"]))
 
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
-        self._record.unlink()
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """The folder of the driver and of its records, until this process ends."""
+    return TemporaryDirectory(prefix="tilekern-driver-")
 
 
 @cache
 def _library() -> Path:
-    """The driver, compiled once for the whole run of this process."""
-    folder = tempfile.TemporaryDirectory(prefix="tilekern-driver-")
-    _kept.append(folder)
-    return build(Path(folder.name))[0]
-
-
-_kept: list[tempfile.TemporaryDirectory[str]] = []
+    return build(Path(_folder().name))[0]
 
 
 @cache
