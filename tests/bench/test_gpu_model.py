@@ -402,6 +402,27 @@ def test_a_last_wave_of_one_program_takes_a_whole_one() -> None:
     assert more.lines["mufu"] == pytest.approx(full.lines["mufu"] * 133 / 132)  # on average
 
 
+def test_products_in_tensor_memory() -> None:
+    """Blackwell: one thread issues them, by a descriptor of 128 rows and columns, and a barrier tells their end."""
+    products = "@P2 UTCHMMA gdesc[UR4], gdesc[UR10], tmem[UR23], tmem[UR34], idesc[UR35], UPT\n" * 8
+    wait = "SHF.L.U32 R3, R9, 0x1f, RZ\nSYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR26], R3"
+    turn = "LOP3.LUT R9, R9, 0x1, RZ, 0x3c, !PT"
+    before = "S2R R0, SR_TID.X\nISETP.EQ.U32.AND P2, PT, R0, RZ, PT\nUMOV UR35, 0x8200490\nUMOV UR26, 0x400"
+    launch = Launch(programs=148, warps=4, gpu="B200")
+    body = f"{products}\n@P2 UTCBAR [UR26], URZ"
+    early, late = (
+        estimate(loop(f"{body}\n{order}\n{turn}", 32, before=before), launch)
+        for order in (f"{wait}\n{EXPONENTIALS}", f"{EXPONENTIALS}\n{wait}")
+    )
+    assert early.flops == late.flops == 148 * 32 * 8 * 2 * 128 * 128 * 16 and not early.assumed
+    assert early.cycles / 32 == pytest.approx(512 + 384, rel=0.15) and late.cycles / 32 == pytest.approx(512, rel=0.2)
+
+
+def test_products_of_warpgroups_are_unknown_elsewhere() -> None:
+    found = estimate(loop(f"{PRODUCT}\n{WAIT}", 2), replace(ONE, gpu="A100"))
+    assert found.unknown == {"HGMMA": 8} and not found.flops
+
+
 @pytest.mark.parametrize("trips", [20, 37, 100])
 def test_repeated_iterations_stand_for_all(trips: int, monkeypatch: pytest.MonkeyPatch) -> None:
     text = loop(f"{PRODUCT}\n{EXPONENTIALS}\n{WAIT}\nBAR.SYNC.DEFER_BLOCKING 0x0", trips, before=EXPONENTIALS)
