@@ -67,10 +67,10 @@ def delay_dots(func: Func, *, beside: Callable[[Dot], bool], pays: Callable[[Siz
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         update(ranges, op)
-        if not isinstance(op, Fold) or op.reverse or not _always_runs(op, ranges.get(op.start), ranges.get(op.stop)):
+        if not isinstance(op, Fold) or op.reverse or not always_runs(op, ranges.get(op.start), ranges.get(op.stop)):
             return None
         for number in range(len(op.inits)):
-            delayed = _found(op.body, number, beside)
+            delayed = delayed_dot(op.body, number, beside)
             if delayed is not None and pays(delayed.sizes):
                 return _Rewrite(op, delayed, rewriter).results()
         return None
@@ -78,14 +78,14 @@ def delay_dots(func: Func, *, beside: Callable[[Dot], bool], pays: Callable[[Siz
     return Rewriter(rule).run(func)
 
 
-def _always_runs(op: Fold, start: Interval | None, stop: Interval | None) -> bool:
-    """True if the intervals of the bounds prove that at least one tile runs."""
+def always_runs(op: Fold, start: Interval | None, stop: Interval | None) -> bool:
+    """True if the intervals of a fold's bounds prove that at least one tile runs."""
     first = None if start is None else op.axis.first_tile(start.high)
     return first is not None and stop is not None and first < op.axis.end_tile(stop.low)
 
 
 @dataclass(frozen=True)
-class _Delayed:
+class Delayed:
     """The parts of a body.
 
     Attributes:
@@ -103,9 +103,27 @@ class _Delayed:
     held: dict[Value, int]
     sizes: Sizes
 
+    @property
+    def leading(self) -> int:
+        """The number of early ops up to the first dot, behind which the late ops of the iteration before come."""
+        return next((n for n, op in enumerate(self.early) if isinstance(op, Dot)), -1) + 1
 
-def _found(body: Block, number: int, beside: Callable[[Dot], bool]) -> _Delayed | None:
-    """The parts, if the carry of this number is a sum of dots that can wait, and nothing else needs it."""
+    def late_with_numbers(self, body: Block) -> list[Op]:
+        """The late ops with those, of the index alone, that they need: these are computed again."""
+        again = index_values(body)
+        numbers = [op for op in body.ops if any(v in again for v in op.results)]
+        needed = backward_slice(numbers, [v for op in self.late for v in op.uses()])
+        return [op for op in body.ops if op in self.late or op in needed]
+
+
+def delayed_dot(body: Block, number: int, beside: Callable[[Dot], bool]) -> Delayed | None:
+    """The parts of a fold's body, if a carry is a sum of dots that can wait, and nothing else needs it.
+
+    Args:
+      body: the body.
+      number: number of the carry.
+      beside: True for dots that a machine computes beside other ops.
+    """
     carry = body.args[1 + number]
     users = _users(body)
     total = next((op for op in body.ops if body.results[number] in op.results), None)
@@ -141,7 +159,7 @@ def _found(body: Block, number: int, beside: Callable[[Dot], bool]) -> _Delayed 
     dots = [op.result for op in early if isinstance(op, Dot)]
     before = sum(value.tile.size for value in (*body.results, *dots))
     sizes = Sizes(total.result.tile.size, before, before + sum(value.tile.size for value in added))
-    return _Delayed(number, ordered, early, {v: yielded.index(v) for v in kept}, sizes)
+    return Delayed(number, ordered, early, {v: yielded.index(v) for v in kept}, sizes)
 
 
 def _moved(ops: Sequence[Op], value: Value) -> list[Op]:
@@ -195,7 +213,7 @@ def _moves(op: Op) -> bool:
 class _Rewrite:
     """One fold, rewritten at the current place of a rewriter."""
 
-    def __init__(self, op: Fold, delayed: _Delayed, rewriter: Rewriter) -> None:
+    def __init__(self, op: Fold, delayed: Delayed, rewriter: Rewriter) -> None:
         self._op, self._parts, self._rewriter = op, delayed, rewriter
 
     def _bounds(self, make: Make) -> tuple[Value, Value]:
@@ -229,7 +247,7 @@ class _Rewrite:
         """The body of the remaining iterations."""
         op, parts, cloner = self._op, self._parts, Cloner()
         fresh = [Value(v.type, v.name) for v in (*op.body.args, *self._added)]
-        leading = next((n for n, e in enumerate(parts.early) if isinstance(e, Dot)), -1) + 1
+        leading = parts.leading
 
         def body(index: Value, *carries: Value) -> tuple[Value, ...]:
             for old, new in zip(op.body.args, fresh, strict=False):
@@ -249,10 +267,7 @@ class _Rewrite:
         body, parts = self._op.body, self._parts
         values = {body.args[0]: index, body.args[1 + parts.number]: carries[parts.number]}
         values |= {v: carries[number] for v, number in parts.held.items()}
-        again = index_values(body)
-        numbers = [op for op in body.ops if any(v in again for v in op.results)]
-        needed = backward_slice(numbers, [v for op in parts.late for v in op.uses()])
-        computed = self._computed([op for op in body.ops if op in parts.late or op in needed], values, builder)
+        computed = self._computed(parts.late_with_numbers(body), values, builder)
         return computed[body.results[parts.number]]
 
     def _computed(

@@ -47,6 +47,9 @@ With 96, attention of heads of 192 takes up to 255 registers and spills 8 bytes 
 spill 28 to 76 bytes. Compiled on 2026-11-23.
 """
 
+MAX_RING_STAGES = 4
+"""Tiles of a loop that a warp-specialised program has in flight at most, for each product. Chosen on 2026-11-25."""
+
 MIN_TMA_BYTES = 1024
 """Bytes of the smallest tile that the Tensor Memory Accelerator copies; a pointer loads smaller ones.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import Literal
 
 from tilekern.ir.core import Array
 from tilekern.ir.types import DType
@@ -108,6 +109,9 @@ class Program:
       loc: place of the user's function.
       prints: for each line of `text` that is a `tl.device_print`, the value that it prints.
       messages: for each line of `text` that is a `tl.device_assert`, the user's message.
+      language: of `text`; Gluon is Triton's lower language.
+      start_registers: registers of each thread when a program starts, for programs whose warps hand registers on; None
+        for as many as the compiler takes.
     """
 
     name: str
@@ -123,3 +127,5 @@ class Program:
     loc: Loc
     prints: Mapping[int, PrintedValue] = field(default_factory=dict[int, PrintedValue])
     messages: Mapping[int, str] = field(default_factory=dict[int, str])
+    language: Literal["triton", "gluon"] = "triton"
+    start_registers: int | None = None

@@ -59,6 +59,7 @@ def file_name(program: Program) -> str:
 def _key_parts(program: Program, chip: Chip) -> list[str]:
     settings = [f"{name}={value!r}" for name, value in sorted(options(program, chip).items())]
     arguments = [f"{argument.name}: {_type(argument)}" for argument in program.arguments]
+    arguments += [program.language] if program.language != "triton" else []
     return [program.name, program.text, *arguments, *settings, *toolchain.identity(chip)]
 
 
@@ -71,6 +72,18 @@ def _type(argument: Argument) -> str:
     # A descriptor of single bits makes Triton 3.6 end the process.
     assert element != "i1", argument
     return f"tensordesc<{element}{list(argument.descriptor.block)}>"
+
+
+def _gluon_type(argument: Argument) -> str:
+    """The same for Gluon, where a descriptor states the layout of its tiles in shared memory, too."""
+    box = argument.descriptor
+    if box is None:
+        return _type(argument)
+    width = box.block[-1] * argument.dtype.itemsize
+    swizzle = next((size for size in (128, 64, 32) if width % size == 0), 0)
+    language = toolchain.triton("experimental.gluon.language")
+    layout = language.NVMMASharedLayout(swizzle, 8 * argument.dtype.itemsize, len(box.block))
+    return f"{_type(argument)[:-1]},{layout!r}>"
 
 
 def _from_disk(key: str, chip: Chip) -> Binary | None:
@@ -98,10 +111,12 @@ def _compile(program: Program, chip: Chip, key: str) -> Binary:
 def _run(program: Program, chip: Chip, folder: Path) -> Binary:
     """Call Triton; it writes its intermediate files to `folder`."""
     triton = toolchain.triton()
-    signature = {argument.name: _type(argument) for argument in program.arguments}
+    gluon = program.language == "gluon"
+    signature = {argument.name: (_gluon_type if gluon else _type)(argument) for argument in program.arguments}
     # XLA aligns every buffer to 16 bytes at least: kEntryParameterAlignBytes of xla/service/gpu/gpu_constants.h.
     aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(program.arguments) if a.descriptor is None}
-    source = toolchain.triton("compiler").ASTSource(_function(program), signature, {}, aligned)
+    module, name = ("experimental.gluon._runtime", "GluonASTSource") if gluon else ("compiler", "ASTSource")
+    source = getattr(toolchain.triton(module), name)(_function(program), signature, {}, aligned)
     target = toolchain.triton("backends.compiler").GPUTarget(*_target(chip))
     with _files_in(folder), failure.quiet():
         return _binary(triton.compile(source, target=target, options=options(program, chip)), chip)
@@ -129,7 +144,8 @@ def _binary(kernel: Any, chip: Chip) -> Binary:
     ]
     return Binary(
         name=launch.name,
-        asm={stage: kernel.asm[stage] for stage in (*vendor.stages, vendor.code)},
+        # Gluon begins below Triton's own dialect.
+        asm={stage: kernel.asm.get(stage, "") for stage in (*vendor.stages, vendor.code)},
         capability=chip.capability,
         num_warps=launch.num_warps,
         num_ctas=launch.num_ctas,

@@ -30,13 +30,13 @@ def options(program: Program, chip: Chip) -> dict[str, Any]:
         "sanitize_overflow": False,
         "instrumentation_mode": "",
         "arch": chip.architecture,
-        **(_of_amd() if chip.vendor is AMD else _of_nvidia(chip)),
+        **(_of_amd() if chip.vendor is AMD else _of_nvidia(chip, program.start_registers)),
     }
 
 
-def _of_nvidia(chip: Chip) -> dict[str, Any]:
+def _of_nvidia(chip: Chip, start_registers: int | None) -> dict[str, Any]:
     return {
-        "maxnreg": None,
+        "maxnreg": start_registers,
         # The oldest with the chip, so every driver for it reads it. By default Triton writes the newest version of its
         # own ptxas, which the ptxas or the driver of a machine may refuse.
         "ptx_version": chip.ptx_version,

@@ -38,7 +38,7 @@ _DEFAULT_NAMES: dict[type[Op], str] = {Dot: "product", Reduce: "reduced", Take: 
 
 
 @dataclass
-class _Scope:
+class Scope:
     """State of a block while it is emitted.
 
     Attributes:
@@ -72,7 +72,7 @@ class Emitter:
         self._uses = _uses(func)
         self._last_users = _last_users(func)
         self._fused = _fused_dots(func, self._uses, self._last_users)
-        self._scopes: list[_Scope] = []
+        self._scopes: list[Scope] = []
         self._bounds_of = LoopBounds(definitions(func).get, self.ranges)
         self._targets: dict[Value, tuple[str, tuple[Value, ...]]] = {}
 
@@ -96,27 +96,28 @@ class Emitter:
 
     def run(self) -> None:
         """Emit the body."""
-        func = self._func
-        self._scopes.append(_Scope())
-        hints = tuple(self.names.fresh(arg.name) if axis.tiles > 1 else "" for arg, axis in self._axes())
-        for name, (arg, axis) in zip(hints, self._axes(), strict=True):
-            self._env[arg] = Expr(name, ()) if axis.tiles > 1 else self._zero()
-        for line in decode_program_id(func.axes, hints, self.names.fresh):
-            self.writer.line(line)
+        self._scopes.append(Scope())
+        self._decode(self._func.axes)
         self._memory.begin(self)
-        self._ops(func.body)
+        self._ops(self._func.body)
         self._scopes.pop()
         self.writer.prune()
 
-    def _axes(self) -> list[tuple[Value, Axis]]:
-        return list(zip(self._func.body.args, self._func.axes, strict=True))
+    def _decode(self, axes: Sequence[Axis], program: str = "tl.program_id(0)") -> None:
+        """Assign the index along each axis of a grid, from the number of the program."""
+        pairs = list(zip(self._func.body.args, axes, strict=True))
+        hints = tuple(self.names.fresh(arg.name) if axis.tiles > 1 else "" for arg, axis in pairs)
+        for name, (arg, axis) in zip(hints, pairs, strict=True):
+            self._env[arg] = Expr(name, ()) if axis.tiles > 1 else self._zero()
+        for line in decode_program_id(tuple(axes), hints, self.names.fresh, program):
+            self.writer.line(line)
 
     def _zero(self) -> Expr:
         return expressions.number(0, INDEX)
 
     def _block(self, block: Block) -> list[Expr]:
         """Emit an inner block in a scope of its own, and return the values that it yields."""
-        self._scopes.append(_Scope())
+        self._scopes.append(Scope())
         self._ops(block)
         self._scopes.pop()
         return [self._env[v] for v in block.results]
@@ -135,7 +136,7 @@ class Emitter:
             case Store() | Atomic():
                 self._memory.write(self, op)
             case Print() | Assert():
-                self.debug.write(op, [whole(self._env[v], v.tile) for v in op.operands])
+                self.debug.write(op, [self._whole(v) for v in op.operands])
             case Fold():
                 self._fold(op, assigned(op.loc))
             case While():
@@ -150,15 +151,23 @@ class Emitter:
     def _pure(self, op: Op, variables: tuple[str, ...]) -> None:
         dot = self._fused.get(op)
         if dot is None:
-            text = expressions.pure(op, [self._env[v] for v in op.operands])
+            text = expressions.pure(op, self._operands(op))
         else:
             acc = next(v for v in op.operands if v is not dot.result)
-            texts = [whole(self._env[v], v.tile) for v in dot.operands]
-            text = Expr(expressions.dot(dot, texts, whole(self._env[acc], acc.tile)), op.result.tile.shape)
+            texts = [self._whole(v) for v in dot.operands]
+            text = Expr(expressions.dot(dot, texts, self._whole(acc)), op.result.tile.shape)
         if self._inlined(op, text):
             self._env[op.result] = text
         else:
             self._name(op, text, variables)
+
+    def _operands(self, op: Op) -> list[Expr]:
+        """The expressions of the operands of a pure op."""
+        return [self._env[v] for v in op.operands]
+
+    def _whole(self, value: Value) -> str:
+        """The text of a value, broadcast to the full shape of its tile."""
+        return whole(self._env[value], value.tile)
 
     def _inlined(self, op: Op, text: Expr) -> bool:
         """True if an expression is inlined: it is short and cheap, and used once, by an op of the same line."""
@@ -190,7 +199,7 @@ class Emitter:
                 names.append(self._env[init].text)  # continue in the variable of an earlier loop
                 continue
             names.append(self.names.fresh(w))
-            self.writer.line(f"{names[-1]} = {whole(self._env[init], init.tile)}", loc)
+            self.writer.line(f"{names[-1]} = {self._whole(init)}", loc)
         return names
 
     def _bind_values(self, values: Sequence[Value], names: Sequence[str]) -> None:
@@ -208,7 +217,7 @@ class Emitter:
 
     def _assign(self, names: Sequence[str], values: Sequence[Value], loc: Loc) -> None:
         """Assign the next values of all variables in one statement."""
-        texts = [whole(self._env[v], v.tile) for v in values]
+        texts = [self._whole(v) for v in values]
         pairs = [(n, t) for n, t in zip(names, texts, strict=True) if n != t]
         if pairs:
             self.writer.line(f"{', '.join(n for n, _ in pairs)} = {', '.join(t for _, t in pairs)}", loc)

@@ -123,13 +123,13 @@ class Memory:
         tile = op.result.tile
         copy = self._copies.get(op)
         if copy is not None:
-            box = f"{self._descriptors[op.ref, copy]}.load([{self._coordinates(host, op, copy)}])"
+            box = f"{self._descriptors[op.ref, copy]}.load([{self.coordinates(host, op, copy)}])"
             same = copy.descriptor.block == tile.shape
             return Expr(box if same else f"{box}.reshape({', '.join(map(str, tile.shape))})", tile.shape)
         if self._addresses(host, op).all_out_of_bounds:
             fill = host.expr(op.fill) if op.fill is not None else number(0, tile)
             return Expr(whole(fill, tile), tile.shape)
-        pointer, mask = self._address(host, op)
+        pointer, mask = self.address(host, op)
         text = f"tl.load({pointer})"
         if mask:
             other = host.expr(op.fill) if op.fill is not None else None
@@ -146,14 +146,14 @@ class Memory:
             same = block == op.value.tile.shape
             box = value if same else f"tl.reshape({value}, {shape_text(block)})"
             name = self._descriptors[op.ref, copy]
-            host.writer.line(f"{name}.store([{self._coordinates(host, op, copy)}], {box})", op.loc)
+            host.writer.line(f"{name}.store([{self.coordinates(host, op, copy)}], {box})", op.loc)
             return
         if self._addresses(host, op).all_out_of_bounds:
             return
         if isinstance(op, Atomic) and op.ref.ref.role == "sum":
             self._accumulate(host, op, value)
             return
-        pointer, mask = self._address(host, op)
+        pointer, mask = self.address(host, op)
         masked = f", mask={mask}" if mask else ""
         if isinstance(op, Store):
             host.writer.line(f"tl.store({pointer}, {value}{masked})", op.loc)
@@ -162,7 +162,7 @@ class Memory:
 
     def _accumulate(self, host: Host, op: Atomic, value: str) -> None:
         """Add to the program's partial sum. Gathered lanes take turns, because two of them may be one element."""
-        pointer, mask = self._address(host, op)
+        pointer, mask = self.address(host, op)
         wide = self.results[self._func.outputs.index(op.ref)].dtype
         host.writer.line("tl.debug_barrier()", op.loc)
         gathers = [n for n, d in enumerate(_tile_dims(op)) if d.kind == "gather"]
@@ -209,7 +209,7 @@ class Memory:
         operands = [vectors.get(v) or host.expr(v) for v in op.positions]
         return Addresses(op, operands, host.ranges, host.bind)
 
-    def _address(self, host: Host, op: MemoryOp) -> tuple[str, str]:
+    def address(self, host: Host, op: MemoryOp) -> tuple[str, str]:
         """The pointers to all lanes, and the mask; "" for no mask."""
         addresses = self._addresses(host, op)
         pointer = self._pointers[op.ref]
@@ -228,7 +228,12 @@ class Memory:
             )
         return text, " & ".join(c for c in conditions if c)
 
-    def _coordinates(self, host: Host, op: MemoryOp, copy: TmaCopy) -> str:
+    def descriptor(self, op: MemoryOp) -> str:
+        """The name of the descriptor by which an access is copied."""
+        return self._descriptors[op.ref, self._copies[op]]
+
+    def coordinates(self, host: Host, op: MemoryOp, copy: TmaCopy) -> str:
+        """The place of a copy's box in the array, one position for each dim of its descriptor."""
         addresses = self._addresses(host, op)
         return ", ".join(addresses.coordinate(d) for d in copy.dims)
 

@@ -21,6 +21,12 @@ class Names:
     def __init__(self) -> None:
         self._used: set[str] = set()
 
+    def copy(self) -> Names:
+        """The same names in use, from which names are handed out independently."""
+        other = Names()
+        other._used = set(self._used)
+        return other
+
     def fresh(self, hint: str) -> str:
         """A name like `hint`, with a number behind it if `hint` is taken."""
         base = re.sub(r"[\W_]+", "_", hint, flags=re.ASCII).strip("_") or "x"

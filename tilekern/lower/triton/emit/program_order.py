@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from tilekern.ir.core import Axis
 
 
-def decode_program_id(axes: tuple[Axis, ...], names: tuple[str, ...], fresh: Callable[[str], str]) -> Iterator[str]:
-    """The lines that compute the index along each axis from `tl.program_id(0)`, in variables with the given names.
+def decode_program_id(
+    axes: tuple[Axis, ...], names: tuple[str, ...], fresh: Callable[[str], str], number: str = "tl.program_id(0)"
+) -> Iterator[str]:
+    """The lines that compute the index along each axis from a program's number, in variables with the given names.
 
     Axes of one tile get no line: their index is 0.
     """
@@ -21,7 +23,7 @@ def decode_program_id(axes: tuple[Axis, ...], names: tuple[str, ...], fresh: Cal
     if not long:
         return
     program = fresh("program")
-    yield f"{program} = tl.program_id(0)"
+    yield f"{program} = {number}"
     rest = program
     while long:
         axis, name = long.pop()

@@ -34,22 +34,24 @@ from tilekern.passes.split_loops import split_loops
 _SPLIT = (split_loops, IMPROVE)
 
 
-def passes(chip: Chip, split: bool = True, num_warps: int = 8) -> tuple[Pass | Rounds, ...]:
+def passes(chip: Chip, split: bool = True, num_warps: int = 8, delay: bool = True) -> tuple[Pass | Rounds, ...]:
     """The passes for a GPU.
 
     Args:
       chip: the GPU.
       split: split loops into full, ragged and diagonal tiles; worth it for loops whose legal form has masks.
       num_warps: warps of a program, whose registers bound what `delay_dots` may keep.
+      delay: let `delay_dots` rewrite loops; an emitter that delays products itself does without.
     """
     guard = partial(guard_masks, beside=_of_warpgroups)
-    delay = partial(delay_dots, beside=_is_whole, pays=partial(_pays, chip=chip, threads=32 * num_warps))
+    delayed = partial(delay_dots, beside=_is_whole, pays=partial(_pays, chip=chip, threads=32 * num_warps))
     return (
         remove_derivatives,
         partial(refuse, chip=chip),
         sink_scales,
         # Products of warpgroups run beside the instructions between them.
-        *((guard, dce, IMPROVE, delay, IMPROVE) if chip.matrix_unit == "wgmma" else ()),
+        *((guard, dce, IMPROVE) if chip.matrix_unit == "wgmma" else ()),
+        *((delayed, IMPROVE) if chip.matrix_unit == "wgmma" and delay else ()),
         *(_SPLIT if split else ()),
         split_contractions,
         dce,
@@ -85,7 +87,7 @@ def _is_whole(dot: Dot) -> bool:
     return _of_warpgroups(dot) and all(operand.shape[d] & (operand.shape[d] - 1) == 0 for d in dims)
 
 
-def legalize(func: Func, chip: Chip, split: bool = False, num_warps: int = 8) -> Func:
+def legalize(func: Func, chip: Chip, split: bool = False, num_warps: int = 8, delay: bool = True) -> Func:
     """The Func in the form that emitters take.
 
     Args:
@@ -93,8 +95,9 @@ def legalize(func: Func, chip: Chip, split: bool = False, num_warps: int = 8) ->
       chip: the GPU.
       split: see `passes`.
       num_warps: see `passes`.
+      delay: see `passes`.
 
     Raises:
       TargetError: the Func does something that the chip, or Triton, does not have.
     """
-    return pipeline.run(func, passes(chip, split, num_warps))
+    return pipeline.run(func, passes(chip, split, num_warps, delay))

@@ -1,0 +1,10 @@
+"""Warp-specialised programs for Hopper, in Gluon, the lower language of Triton.
+
+groups    programs that share a thread block, and the loads that they share
+plan      rings of tiles in shared memory, barriers, products that are delayed; refusals
+layouts   layouts of tiles in registers
+roles     what both roles have in common: the loop over groups of programs, bounds, places in rings
+loader    the role of the warp that loads
+computer  the role of the warpgroups that compute
+build     all of these in order: a Func → a `Program`
+"""

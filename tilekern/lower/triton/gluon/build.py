@@ -1,0 +1,171 @@
+"""A Func → a warp-specialised program in Gluon, the lower language of Triton: legalize, plan, emit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import chain
+
+from tilekern import source
+from tilekern.errors import TargetError
+from tilekern.ir.analysis import ranges
+from tilekern.ir.core import Func
+from tilekern.ir.quote import code_of
+from tilekern.lower.rewrite.constant_inputs import constants_as_inputs
+from tilekern.lower.triton.chip import Chip
+from tilekern.lower.triton.emit.memory import Memory
+from tilekern.lower.triton.emit.names import Names
+from tilekern.lower.triton.emit.prelude import prelude
+from tilekern.lower.triton.emit.source_text import Writer
+from tilekern.lower.triton.gluon.computer import Computer
+from tilekern.lower.triton.gluon.layouts import Layouts
+from tilekern.lower.triton.gluon.loader import Loader
+from tilekern.lower.triton.gluon.plan import REGISTERS, WARPS, Plan, is_own, plan_group
+from tilekern.lower.triton.gluon.roles import Buffers
+from tilekern.lower.triton.legalize import legalize
+from tilekern.lower.triton.plan.tma import TmaCopy
+from tilekern.lower.triton.program import Program
+
+_GLUON = """from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+"""
+_HOPPER = """\
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+# Triton 3.6 has other names for both.
+load_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+store_tile = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+"""
+_LIBDEVICE = "from triton.experimental.gluon.language.extra import libdevice\n"
+_NAN = "from triton.language.core import PropagateNan\n"
+_ALL = "ALL = gl.constexpr(PropagateNan.ALL)\n"
+
+# What Gluon lacks of `triton.language`, or names by another name there.
+_LACKING = re.compile(r"\btl\.(broadcast_to|trans|debug_barrier|cumsum|sort|dot|device_print|device_assert)\b")
+
+DEFAULT_WARPS = 2 * WARPS
+"""Warps that compute, unless a schedule or a call gives another number."""
+
+
+def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
+    """Legalize a Func, plan its roles, and emit its source.
+
+    Args:
+      func: went through the passes of every Func.
+      chip: the GPU to run on.
+      hints: `num_warps`, those that compute, and `num_stages`, where a schedule or the call gives them.
+
+    Raises:
+      TargetError: it does something that this emitter does not, at the user's line.
+      ResourceError: its tiles do not fit.
+    """
+    warps = hints.get("num_warps", DEFAULT_WARPS)
+    closed = constants_as_inputs(legalize(func, chip, num_warps=warps, delay=False), "table")
+    legal = closed.func
+    plan = plan_group(legal, chip, ranges.analyze(legal), warps, hints.get("num_stages"))
+    names = Names()
+    entry = names.fresh(func.name)
+    memory = Memory(legal, plan.copies, names)
+    roles = names.fresh(f"{func.name}_load"), names.fresh(f"{func.name}_compute")
+    buffers = Buffers(plan, names)
+    names.fresh("number")
+    loader = Loader(legal, memory, names.copy(), plan, buffers)
+    computer = Computer(legal, memory, names.copy(), plan, buffers, layouts=Layouts(legal))
+    loader.run()
+    computer.run()
+    parameters = ", ".join(a.name for a in memory.arguments)
+    everything = ", ".join([a.name for a in memory.arguments] + buffers.names)
+    parts = [
+        (f"def {roles[0]}({everything}):", loader.writer),
+        (f"def {roles[1]}(number, {everything}):", computer.writer),
+        (f"def {entry}({parameters}):", _entry(plan, buffers, memory, roles, everything)),
+    ]
+    text, lines = _assembled(parts)
+    _check_functions(func, text)
+    start, _, _ = REGISTERS[plan.group.count]
+    return Program(
+        name=entry,
+        text=text.replace("tl.", "gl."),
+        arguments=tuple(memory.arguments),
+        operands=tuple(memory.operands),
+        constants=closed.constants,
+        results=tuple(memory.results),
+        programs=min(plan.group.blocks, chip.cores),
+        num_warps=WARPS,
+        num_stages=plan.stages,
+        lines=lines,
+        loc=func.loc,
+        language="gluon",
+        start_registers=start,
+    )
+
+
+def _assembled(parts: list[tuple[str, Writer]]) -> tuple[str, dict[int, source.Loc]]:
+    """The text of all functions, and the place of each of its lines."""
+    bodies = "\n".join(chain.from_iterable(writer.lines for _, writer in parts))
+    functions = prelude(code_of(bodies)).replace("@triton.jit", "@gluon.jit").replace("tl.PropagateNan.ALL", "ALL")
+    names_nan = "ALL" in functions
+    imports = (_LIBDEVICE if "libdevice." in code_of(bodies + functions) else "") + (_NAN if names_nan else "")
+    text = _GLUON + imports + _HOPPER + (_ALL if names_nan else "") + functions
+    lines: dict[int, source.Loc] = {}
+    for signature, writer in parts:
+        text += f"\n\n@gluon.jit\n{signature}\n"
+        first = text.count("\n")
+        lines.update((number + first, loc) for number, loc in writer.places.items())
+        text += "\n".join(writer.lines) + "\n"
+    return text, lines
+
+
+def _check_functions(func: Func, text: str) -> None:
+    found = _LACKING.search(code_of(text))
+    if found:
+        with source.at(func.loc):
+            raise TargetError(
+                f"the Gluon emitter does not take {func.name}: Gluon has no {found[1]}",
+                expected="functions of single elements, reductions and products",
+                got=found[0],
+                fix='leave the emitter out, or say emitter="auto"',
+            )
+
+
+def _entry(plan: Plan, buffers: Buffers, memory: Memory, roles: tuple[str, str], everything: str) -> Writer:
+    """The body of the entry function: it makes buffers and barriers, and starts the roles."""
+    writer, group = Writer(), plan.group
+    for channel in plan.unique:
+        for op in channel.loads:
+            places = channel.stages * (group.count if is_own(op, group.varying) else 1)
+            writer.line(_buffer(buffers.tiles[op], places, memory.descriptor(op), plan.copies[op]), op.loc)
+    for op, name in buffers.stored.items():
+        writer.line(_buffer(name, group.count, memory.descriptor(op), plan.copies[op]), op.loc)
+    for channel in plan.unique:
+        places = channel.stages * (1 if channel.shared else group.count)
+        _barriers(writer, buffers.filled[channel], places, 1)
+        _barriers(writer, buffers.freed[channel], places, group.count if channel.shared else 1)
+    if buffers.turn:
+        _barriers(writer, buffers.turn, group.count, 1)
+    _, own, loading = REGISTERS[group.count]
+    calls = [f"({roles[1]}, ({n}, {everything}))" for n in range(group.count)] + [f"({roles[0]}, ({everything}))"]
+    warps = [WARPS] * (group.count - 1) + [1]
+    registers = [own] * (group.count - 1) + [loading]
+    writer.line(f"gl.warp_specialize([{', '.join(calls)}], {warps}, {registers})")
+    return writer
+
+
+def _buffer(name: str, places: int, descriptor: str, copy: TmaCopy) -> str:
+    shape = [places, *copy.descriptor.block]
+    return f"{name} = gl.allocate_shared_memory({descriptor}.dtype, {shape}, {descriptor}.layout)"
+
+
+def _barriers(writer: Writer, name: str, places: int, count: int) -> None:
+    writer.line(f"{name} = gl.allocate_shared_memory(gl.int64, [{places}, 1], mbarrier.MBarrierLayout())")
+    writer.line(f"for place in gl.static_range({places}):")
+    with writer.indented():
+        writer.line(f"mbarrier.init({name}.index(place), count={count})")
+
+

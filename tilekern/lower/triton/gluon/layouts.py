@@ -1,0 +1,97 @@
+"""Layouts of tiles in registers, as text.
+
+A product of matrices decides the layout of its result, and of the tiles of its shape that are computed with it. A
+reduction gives a slice of its operand's layout. All other tiles have Gluon's automatic layout, which Gluon infers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilekern.ir.compute import Bitcast, Convert, Dot, Reduce, Select
+from tilekern.ir.control import Fold, Switch
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.shape import Broadcast
+
+_POINTWISE = (Bitcast, Convert, Elementwise, Select)
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """The layout of a vector: that of a tile without one dim.
+
+    Attributes:
+      dim: the dim.
+      columns: columns of the tile.
+    """
+
+    dim: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"gl.SliceLayout({self.dim}, {matrix_layout(self.columns)})"
+
+
+def matrix_layout(columns: int) -> str:
+    """The name of the layout of products with so many columns."""
+    return f"mma_{columns}"
+
+
+def definition(columns: int) -> str:
+    """The statement that defines it: each warp of a warpgroup has 16 of 64 rows (PTX ISA, "wgmma", fragments)."""
+    layout = f"gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {columns}, 16])"
+    return f"{matrix_layout(columns)}: gl.constexpr = {layout}"
+
+
+class Layouts:
+    """The layouts of the values of a Func."""
+
+    def __init__(self, func: Func) -> None:
+        self._shapes = {op.result.tile.shape for op in func.walk() if isinstance(op, Dot)}
+        self._vectors: dict[Value, Sliced] = {}
+        while self._propagate(func):
+            pass
+
+    @property
+    def columns(self) -> list[int]:
+        """The numbers of columns of all products."""
+        return sorted({shape[1] for shape in self._shapes})
+
+    def of(self, value: Value) -> str | None:
+        """The layout of a value; None if Gluon infers it."""
+        if value.tile.shape in self._shapes:
+            return matrix_layout(value.tile.shape[1])
+        found = self._vectors.get(value)
+        return None if found is None else str(found)
+
+    def expanded(self, op: Broadcast) -> str | None:
+        """The layout that a vector must have to be broadcast to the shape of a product."""
+        if op.shape not in self._shapes or len(op.dims) != 1:
+            return None
+        return str(Sliced(1 - op.dims[0], op.shape[1]))
+
+    def _propagate(self, func: Func) -> bool:
+        """Hand layouts on from values to values; true if any got a new one."""
+        before = len(self._vectors)
+        for op in func.walk():
+            for group in _alike(op):
+                known = next((self._vectors[v] for v in group if v in self._vectors), None)
+                if known is not None:
+                    self._vectors.update((v, known) for v in group if v not in self._vectors and v.tile.shape)
+            if isinstance(op, Reduce) and op.operands[0].tile.shape in self._shapes and len(op.dims) == 1:
+                self._vectors.setdefault(op.result, Sliced(op.dims[0], op.operands[0].tile.shape[1]))
+        return len(self._vectors) > before
+
+
+def _alike(op: Op) -> Iterator[tuple[Value, ...]]:
+    """Values with one layout: the result of a function and its operands, and the carries of a loop."""
+    if isinstance(op, _POINTWISE):
+        # An operand may be converted, but the result is where its first operand is.
+        if any(len(v.tile.shape) == 1 for v in op.operands):
+            yield from (((op.operands[n], op.result)) for n in range(len(op.operands)))
+    elif isinstance(op, Fold):
+        yield from zip(op.results, op.body.results, op.body.args[1:], strict=True)
+    elif isinstance(op, Switch):
+        yield from zip(op.results, *(region.results for region in op.regions), strict=True)

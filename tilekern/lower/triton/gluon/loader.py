@@ -1,0 +1,79 @@
+"""The warp that loads: it fills the rings, tile after tile, as far as places are free."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from tilekern.ir.analysis.backward_slice import backward_slice
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Block, Op
+from tilekern.ir.memory import Load
+from tilekern.lower.triton.gluon.plan import Channel, is_own, tile_bytes
+from tilekern.lower.triton.gluon.roles import Role
+
+
+class Loader(Role):
+    """Emits the function of that warp: the loops of the program, with copies and scalars alone."""
+
+    def _ops(self, block: Block) -> None:
+        channels = self._plan.channels
+        for op in block.ops:
+            if isinstance(op, Fold):
+                if any(inner in channels for inner in op.body.ops):
+                    self._load_loop(op)
+            elif isinstance(op, Load) and op in channels:
+                channel = channels[op]
+                if op is channel.loads[-1]:
+                    self._fill(channel)
+            elif op in self._scalars and self._group.varying.isdisjoint(op.results):
+                self._op(op, ())
+
+    @cached_property
+    def _scalars(self) -> frozenset[Op]:
+        """The ops that places and bounds need."""
+        found: set[Op] = set()
+        for load, channel in self._plan.channels.items():
+            ops = [*self._func.body.ops, *(channel.fold.body.ops if channel.fold else ())]
+            bounds = channel.fold.operands[:2] if channel.fold else ()
+            found.update(backward_slice(ops, [*load.operands[1:], *bounds]))
+        return frozenset(found)
+
+    def _load_loop(self, op: Fold) -> None:
+        first, last = self._all_bounds(op)
+        with self._loop(op, first, last):
+            self._advance(op, self._plan.stages)
+            self._ops(op.body)
+            self.writer.line(f"{self._steps[op]} += 1")
+
+    def _fill(self, channel: Channel) -> None:
+        """Wait until the place is free, and start its copies."""
+        own = [op for op in channel.loads if is_own(op, self._group.varying)]
+        every = [f"{n}" for n in range(self._group.count)] if own else ["0"]
+        if channel.shared:
+            self._expect(channel, "0", sum(tile_bytes(op.result) * (len(every) if op in own else 1) for op in channel.loads))
+            for op in channel.loads:
+                for which in every if op in own else ["0"]:
+                    self._copy(op, channel, which)
+            return
+        for which in every:
+            self._expect(channel, which, sum(tile_bytes(op.result) for op in channel.loads))
+            for op in channel.loads:
+                self._copy(op, channel, which)
+
+    def _expect(self, channel: Channel, which: str, nbytes: int) -> None:
+        _, phase = self._places[channel.fold]
+        at, loc = self._at(channel, which), channel.loads[-1].loc
+        # A barrier that nobody has arrived at is in the phase behind an odd one: the first round waits for nothing.
+        self.writer.line(f"mbarrier.wait({self._buffers.freed[channel]}.index({at}), {phase} ^ 1)", loc)
+        self.writer.line(f"mbarrier.expect({self._buffers.filled[channel]}.index({at}), {nbytes})", loc)
+
+    def _copy(self, op: Load, channel: Channel, which: str) -> None:
+        ops = [*self._func.body.ops, *(channel.fold.body.ops if channel.fold else ())]
+        with self._program(which, backward_slice(ops, op.operands[1:])):
+            place = self._memory.coordinates(self, op, self._plan.copies[op])
+            filled = f"{self._buffers.filled[channel]}.index({self._at(channel, which)})"
+            self.writer.line(
+                f"load_tile({self._memory.descriptor(op)}, [{place}], {filled}, "
+                f"{self._tile(op, which)})",
+                op.loc,
+            )

@@ -1,0 +1,364 @@
+"""The plan of a warp-specialised program: rings of tiles in shared memory, and the loops that multiply them.
+
+One warp loads, by the Tensor Memory Accelerator (TMA); the warpgroups beside it compute, one program of the grid each
+(`groups`). They meet in *channels*. A channel is a ring of places in shared memory for the tiles that one product of
+matrices reads, with two barriers for each place: `filled`, at which the copies arrive, and `freed`, at which the
+programs arrive that have read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilekern import source
+from tilekern.errors import ResourceError, TargetError
+from tilekern.ir.analysis.backward_slice import backward_slice, index_values
+from tilekern.ir.analysis.ranges import Interval
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
+from tilekern.ir.control import Fold, Switch
+from tilekern.ir.core import Block, Func, Op, Value
+from tilekern.ir.elementwise import Elementwise
+from tilekern.ir.memory import Load, Store
+from tilekern.ir.shape import Broadcast, Iota, Transpose
+from tilekern.ir.types import F32, kind_of
+from tilekern.lower.triton.calibration import MAX_RING_STAGES
+from tilekern.lower.triton.chip import Chip
+from tilekern.lower.triton.gluon.groups import Group, group_programs
+from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
+from tilekern.passes.delay_dots import Delayed, always_runs, delayed_dot
+
+WARPS = 4
+"""Warps of a warpgroup."""
+
+_ROWS = 64  # of a `wgmma` (PTX ISA, "Matrix shape")
+_COLUMNS = 256  # of the widest one
+
+# Registers of a thread: of all threads when a program starts, of those that compute, and of those that load. A
+# multiprocessor has 65,536, and a warpgroup gets them in units of 8 for each of its threads (PTX ISA, `setmaxnreg`).
+REGISTERS = {1: (248, 248, 40), 2: (168, 240, 24), 3: (128, 160, 32)}
+"""For each number of warpgroups that compute."""
+
+_BARRIER_BYTES = 1024  # for all barriers, and alignment
+
+_OPS = (
+    *(Bitcast, Broadcast, Constant, Convert, Dot, Elementwise, Fold, Iota, Load, Reduce, Select, Store, Switch),
+    Transpose,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Channel:
+    """The tiles that one product reads, on their way through shared memory.
+
+    Attributes:
+      name: for variables.
+      loads: the loads that fill a place.
+      fold: the loop that they are in; None outside of loops.
+      readers: the products that read them.
+      shared: True if the programs of a group have barriers in common, for one of the tiles is the same for all.
+      stages: places of the ring.
+    """
+
+    name: str
+    loads: tuple[Load, ...]
+    fold: Fold | None
+    readers: frozenset[Dot]
+    shared: bool
+    stages: int = 1
+
+    def nbytes(self, varying: frozenset[Value], count: int) -> int:
+        """Bytes of one place."""
+        return sum(tile_bytes(op.result) * (count if is_own(op, varying) else 1) for op in self.loads)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a legal Func.
+
+    Attributes:
+      group: the programs of a thread block.
+      copies: the loads and stores that TMA does.
+      channels: the channel of each such load.
+      stages: places of the rings of loops.
+      delayed: for each loop whose last product is computed an iteration later, the parts of its body.
+      staging: for each store by TMA, the channel in whose place the tile waits; None for a place of its own.
+      shared_bytes: shared memory, by the sizes of tiles.
+    """
+
+    group: Group
+    copies: Mapping[Op, TmaCopy]
+    channels: Mapping[Load, Channel]
+    stages: int
+    delayed: Mapping[Fold, Delayed]
+    staging: Mapping[Store, Channel | None]
+    shared_bytes: int
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if the programs of a group take turns to multiply: one computes exponentials, say, beside the other."""
+        return self.group.count == 2 and bool(self.delayed)
+
+    @property
+    def unique(self) -> list[Channel]:
+        """All channels, in the order of their loads."""
+        return list(dict.fromkeys(self.channels.values()))
+
+
+def is_own(op: Load, varying: frozenset[Value]) -> bool:
+    """True if each program of a group loads another tile."""
+    return not varying.isdisjoint(op.operands)
+
+
+def tile_bytes(value: Value) -> int:
+    """The size of a tile."""
+    return value.tile.size * value.tile.dtype.itemsize
+
+
+def plan_group(func: Func, chip: Chip, ranges: Mapping[Value, Interval], warps: int, stages: int | None) -> Plan:
+    """Plan a legal Func.
+
+    Args:
+      func: the Func.
+      chip: the GPU.
+      ranges: intervals of its scalars.
+      warps: warps that compute, four for each program.
+      stages: places of the rings of loops; None for as many as fit.
+
+    Raises:
+      TargetError: it does something that this emitter does not, at the user's line.
+      ResourceError: its tiles do not fit the shared memory or the registers.
+    """
+    check(func, chip, warps)
+    copies = plan_tma_copies(func, chip, ranges)
+    group = group_programs(func, warps // WARPS, copies)
+    channels = _channels(func, group, copies)
+    _check_positions(func, group, channels)
+    delayed = {
+        op: found
+        for op in func.body.ops
+        if isinstance(op, Fold)
+        and always_runs(op, ranges.get(op.start), ranges.get(op.stop))
+        and (found := _delayed(op)) is not None
+    }
+    return _fitted(func, chip, group, copies, channels, delayed, stages)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def check(func: Func, chip: Chip, warps: int) -> None:
+    """Refuse what is outside of the forms that this emitter takes."""
+    with source.at(func.loc):
+        if chip.matrix_unit != "wgmma":
+            raise _refusal("warp specialisation is for Hopper", "target cuda:sm_90", f"target {chip.name}")
+        if warps % WARPS or not 1 <= warps // WARPS <= max(REGISTERS):
+            raise _refusal("a number of warps that is of no warpgroups", "num_warps = 4, 8 or 12", f"{warps}")
+        if not any(isinstance(op, Dot) for op in func.walk()):
+            raise _refusal("there is no product of matrices to run beside the loads", "a tk.dot in a loop", "none")
+        written = [p for p in func.outputs if p.ref.role != "out"]
+        if written:
+            raise _refusal("an output that is updated", "outputs that are stored once", str(written[0].type))
+    _check_block(func.body, depth=0)
+
+
+def _check_block(block: Block, depth: int) -> None:
+    for op in block.ops:
+        with source.at(op.loc):
+            if not isinstance(op, _OPS):
+                raise _refusal(f"{op.name} is not taken", "elementwise functions, reductions, dots", op.name)
+            if isinstance(op, Fold) and any(isinstance(inner, Dot) for inner in op.walk()) and depth:
+                raise _refusal("a loop of products inside of another loop", "one loop of products", "a nested one")
+            if isinstance(op, Dot):
+                _check_dot(op, block)
+            if isinstance(op, Switch) and any(isinstance(inner, (Dot, Store)) for inner in op.walk()):
+                raise _refusal("a product or a store in a branch", "one that always runs", "one in a branch")
+        for region in op.regions:
+            _check_block(region, depth + 1)
+
+
+def _check_dot(op: Dot, block: Block) -> None:
+    """`wgmma` multiplies 64 rows by up to 256 columns, of 16-bit floats here; the right side in shared memory."""
+    left, right = (v.tile for v in op.operands)
+    whole = len(left.shape) == 2 and op.contract == ((1,), (0,)) and op.result.tile.dtype == F32
+    rows, columns = op.result.tile.shape[-2:]
+    if not whole or kind_of(left.dtype) != "float" or left.dtype.itemsize != 2:
+        raise _refusal("a product of other matrices than of bfloat16 or float16", "dots of two matrices", f"{left}")
+    if rows % _ROWS or columns % 8 or columns > _COLUMNS or left.shape[1] % 16:
+        raise _refusal("a product of a size that `wgmma` does not have", "64 rows, up to 256 columns", f"{op.result.tile}")
+    del right, block
+
+
+def _refusal(summary: str, expected: str, got: str) -> TargetError:
+    return TargetError(
+        f"the Gluon emitter does not take it: {summary}",
+        expected=expected,
+        got=got,
+        fix='leave the emitter out, or say emitter="auto": then Triton compiles what this one does not take',
+    )
+
+
+# --- channels ---------------------------------------------------------------------------------------------------------
+
+
+def loaded(value: Value, block: Sequence[Op]) -> Load | None:
+    """The load that a product reads, through transposes."""
+    made = {v: op for op in block for v in op.results}
+    while isinstance(op := made.get(value), Transpose):
+        value = op.operands[0]
+    return op if isinstance(op, Load) else None
+
+
+def _channels(func: Func, group: Group, copies: Mapping[Op, TmaCopy]) -> dict[Load, Channel]:
+    """The channel of each load that feeds a product; loads in one block for the same products share one."""
+    readers: dict[Load, list[Dot]] = {}
+    folds: dict[Load, Fold | None] = {}
+    blocks: list[tuple[Fold | None, Block]] = [(None, func.body)]
+    blocks += [(op, op.body) for op in func.body.ops if isinstance(op, Fold)]
+    every = [op for _, block in blocks for op in block.ops]
+    folds = {op: fold for fold, block in blocks for op in block.ops if isinstance(op, Load) and op in copies}
+    for dot in (op for op in every if isinstance(op, Dot)):
+        for side, value in enumerate(dot.operands):
+            load = loaded(value, every)
+            if load is not None and load in folds:
+                readers.setdefault(load, []).append(dot)
+            elif side or load is not None or not _is_computed(value, every):
+                with source.at(dot.loc):
+                    raise _refusal(
+                        f"the {'right' if side else 'left'} side of a product is no tile that TMA copies",
+                        "a load without a mask, of dims that are multiples of 16 bytes",
+                        str(value.tile),
+                    )
+    found: dict[tuple[Fold | None, frozenset[Dot]], list[Load]] = {}
+    for load, dots in readers.items():
+        found.setdefault((folds[load], frozenset(dots)), []).append(load)
+    for load in folds:
+        _check_users(load, every)
+    return {load: channel for channel in _named(found, group) for load in channel.loads}
+
+
+def _check_users(load: Load, ops: Sequence[Op]) -> None:
+    """Only products may use a tile that TMA copies: it never comes to registers."""
+    values = {load.result}
+    for op in ops:
+        if isinstance(op, Transpose) and op.operands[0] in values:
+            values.add(op.result)
+        elif not isinstance(op, (Dot, Fold)) and not values.isdisjoint(op.uses()):
+            with source.at(op.loc):
+                raise _refusal("a tile of a product that is used besides", "tiles that products alone read", op.name)
+
+
+def _is_computed(value: Value, ops: Sequence[Op]) -> bool:
+    """True if another product decides the value, so that it has the layout of one."""
+    return any(isinstance(op, Dot) for op in _ancestors(value, ops))
+
+
+def _ancestors(value: Value, ops: Sequence[Op]) -> list[Op]:
+    return backward_slice(ops, [value])
+
+
+def _named(
+    found: Mapping[tuple[Fold | None, frozenset[Dot]], list[Load]], group: Group
+) -> Iterator[Channel]:
+    for (fold, dots), loads in found.items():
+        shared = any(not is_own(op, group.varying) for op in loads)
+        yield Channel("_".join(op.ref.name for op in loads), tuple(loads), fold, dots, shared)
+
+
+def _check_positions(func: Func, group: Group, channels: Mapping[Load, Channel]) -> None:
+    """The warp that loads computes scalars only, and no carries."""
+    for load, channel in channels.items():
+        ops = [*func.body.ops, *(channel.fold.body.ops if channel.fold else ())]
+        bounds = channel.fold.operands[:2] if channel.fold else ()
+        varies = not group.varying.isdisjoint(bounds)
+        with source.at(load.loc):
+            for op in backward_slice(ops, [*load.operands[1:], *bounds]):
+                if isinstance(op, (Fold, Switch)) or any(v.tile.shape for v in op.results):
+                    raise _refusal(
+                        "a load at a place that tiles decide", "a place of scalars", f"{op.name} of {op.results[0].tile}"
+                    )
+            if channel.fold and not set(channel.fold.body.args[1:]).isdisjoint(load.operands):
+                raise _refusal("a load at a place that a loop carries", "a place by the loop's index", load.ref.name)
+            if varies and is_own(load, group.varying):
+                raise _refusal(
+                    "tiles of one program's own in a loop whose bounds depend on the program",
+                    "tiles that the programs of a thread block share",
+                    load.ref.name,
+                )
+
+
+# --- delayed products -------------------------------------------------------------------------------------------------
+
+
+def _delayed(op: Fold) -> Delayed | None:
+    """The parts of a body whose last product waits for another one; see `passes.delay_dots`."""
+    if op.reverse:
+        return None
+    for number in range(len(op.inits)):
+        found = delayed_dot(op.body, number, lambda _: True)
+        if found is not None:
+            return _narrowed(op.body, found)
+    return None
+
+
+def _narrowed(body: Block, found: Delayed) -> Delayed:
+    """The same parts, but operands of the late product are cast early: they are half as large, in registers."""
+    made = {v for op in found.late for v in op.results}
+    casts = [op for op in found.late if isinstance(op, Convert) and made.isdisjoint(op.operands)]
+    late = [op for op in found.late if op not in casts]
+    early = [op for op in body.ops if op not in late]
+    again = index_values(body)
+    known = {v for op in early for v in op.results if v not in again}
+    held = dict.fromkeys((v for op in late for v in op.uses() if v in known), 0)
+    return replace(found, late=late, early=early, held=held)
+
+
+# --- shared memory ----------------------------------------------------------------------------------------------------
+
+
+def _fitted(
+    func: Func,
+    chip: Chip,
+    group: Group,
+    copies: Mapping[Op, TmaCopy],
+    channels: Mapping[Load, Channel],
+    delayed: Mapping[Fold, Delayed],
+    stages: int | None,
+) -> Plan:
+    """The plan with as many stages as fit, and with stores in places of their own if these fit, too."""
+    unique = list(dict.fromkeys(channels.values()))
+    stores = [op for op in copies if isinstance(op, Store)]
+    own = sum(group.count * tile_bytes(op.value) for op in stores)
+    once = sum(c.nbytes(group.varying, group.count) for c in unique if c.fold is None)
+    each = sum(c.nbytes(group.varying, group.count) for c in unique if c.fold is not None)
+    limit = chip.shared_bytes - _BARRIER_BYTES
+    reused: dict[Store, Channel | None] = {op: _place(op, unique, group) for op in stores}
+    saved = sum(group.count * tile_bytes(op.value) for op, channel in reused.items() if channel)
+    apart: dict[Store, Channel | None] = dict.fromkeys(stores)
+    for count in (stages,) if stages else range(MAX_RING_STAGES, 0, -1):
+        for staging, less in ((apart, 0), (reused, saved)):
+            total = once + each * count + own - less
+            # Two places are worth more than stores that wait for nothing.
+            if total <= limit and (stages or count > 1 or staging is reused):
+                staged = {c: replace(c, stages=count if c.fold else 1) for c in unique}
+                by_load = {op: staged[c] for op, c in channels.items()}
+                places = {op: None if c is None else staged[c] for op, c in staging.items()}
+                return Plan(group, copies, by_load, count, delayed, places, total)
+    with source.at(func.loc):
+        raise ResourceError(
+            f"the tiles of {func.name} do not fit the shared memory of {chip.name}",
+            expected=f"at most {limit:,} bytes",
+            got=f"{once + each * (stages or 1) + own:,} with {stages or 1} places for each tile of a loop",
+            fix="make the blocks smaller",
+        )
+
+
+def _place(op: Store, channels: Sequence[Channel], group: Group) -> Channel | None:
+    """A channel outside of loops whose only tile has the size of a stored one, and is each program's own."""
+    for channel in channels:
+        (load, *others) = channel.loads
+        alike = load.result.tile == op.value.tile and prod(load.result.tile.shape) > 0
+        if channel.fold is None and not others and alike and is_own(load, group.varying):
+            return channel
+    return None

@@ -1,0 +1,209 @@
+"""The base of both roles of a warp-specialised program: its loop over groups of programs, and the bounds of its loops."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from tilekern.ir.analysis.backward_slice import backward_slice
+from tilekern.ir.control import Fold
+from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.memory import Load
+from tilekern.lower.triton.emit.emit_triton import Emitter, Scope
+from tilekern.lower.triton.emit.memory import Memory
+from tilekern.lower.triton.emit.names import Names
+from tilekern.lower.triton.emit.source_text import Expr
+from tilekern.lower.triton.gluon.plan import Channel, Plan, is_own
+
+
+class Buffers:
+    """The names of the buffers and barriers in shared memory, which both roles get as arguments.
+
+    Attributes:
+      tiles: for each load, its ring of tiles.
+      filled, freed: for each channel, its barriers.
+      stored: for each store with a place of its own, the place.
+      turn: barriers by which the programs of a group take turns to multiply; "" without.
+    """
+
+    def __init__(self, plan: Plan, names: Names) -> None:
+        self.tiles: dict[Load, str] = {}
+        self.filled: dict[Channel, str] = {}
+        self.freed: dict[Channel, str] = {}
+        for channel in plan.unique:
+            self.tiles.update((op, names.fresh(f"{op.ref.name}_tiles")) for op in channel.loads)
+            self.filled[channel] = names.fresh(f"{channel.name}_filled")
+            self.freed[channel] = names.fresh(f"{channel.name}_freed")
+        self.stored = {op: names.fresh(f"{op.ref.name}_tiles") for op, place in plan.staging.items() if place is None}
+        self.turn = names.fresh("turns") if plan.takes_turns else ""
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        found = [*self.tiles.values(), *self.stored.values(), *self.filled.values(), *self.freed.values()]
+        return [*found, self.turn] if self.turn else found
+
+
+class Role(Emitter):
+    """Emits the body of one role.
+
+    Args:
+      func: a legal Func.
+      memory: its arguments.
+      names: names in use.
+      plan: its plan.
+      buffers: its shared memory.
+    """
+
+    def __init__(self, func: Func, memory: Memory, names: Names, plan: Plan, buffers: Buffers) -> None:
+        super().__init__(func, memory, names)
+        self._plan, self._buffers = plan, buffers
+        self._group = plan.group
+        self._steps: dict[Fold, str] = {}
+        self._places: dict[Fold | None, tuple[str, str]] = {}
+        self._round = ""
+        self._member = Expr("0", ())  # the index along the axis of groups
+
+    # --- the loop over groups ---
+
+    def run(self) -> None:
+        """Emit the body."""
+        self._scopes.append(Scope())
+        self._begin()
+        folds = dict.fromkeys(channel.fold for channel in self._plan.unique)
+        for fold in folds:
+            if fold is not None:
+                self._steps[fold] = self.names.fresh("step")
+                self.writer.line(f"{self._steps[fold]} = 0")
+        with self._rounds():
+            self._ops(self._func.body)
+        self._end()
+        self._scopes.pop()
+        self.writer.prune()
+
+    def _begin(self) -> None:
+        """Emit what comes first."""
+
+    def _end(self) -> None:
+        """Emit what comes last."""
+
+    @contextmanager
+    def _rounds(self) -> Generator[None]:
+        """The loop over the groups of a thread block.
+
+        Blocks take groups in turn. With an order from the longest to the shortest the direction alternates, so that
+        no block gets the longer group of every round.
+        """
+        line, fresh = self.writer.line, self.names.fresh
+        place, width, self._round, number = fresh("place"), fresh("width"), fresh("round"), fresh("number")
+        total = self._group.blocks
+        line(f"{place} = tl.program_id(0)")
+        line(f"{width} = tl.num_programs(0)")
+        if any(axis.descending for axis in self._group.axes):
+            back = f"({width} - 1 - {place} * 2)"
+            last = f"({place} + {total} // {width} % 2 * {back})"
+            at = f"{self._round} * {width} + {place} + {self._round} % 2 * {back}"
+        else:
+            last, at = place, f"{self._round} * {width} + {place}"
+        line(f"for {self._round} in range(tl.cdiv({total} - {last}, {width})):")
+        with self.writer.indented():
+            self._scopes.append(Scope())
+            line(f"{number} = {at}")
+            self._decode(self._group.axes, number)
+            if self._group.axis >= 0:
+                self._member = self._env[self._func.body.args[self._group.axis]]
+            self._places[None] = "0", f"{self._round} % 2"
+            yield
+            self._scopes.pop()
+
+    # --- the programs of a group ---
+
+    def _set_program(self, which: str) -> None:
+        """Make the index along the axis of groups that of one program; `which` counts the programs of a group."""
+        if self._group.axis < 0 or self._group.count == 1:
+            return
+        argument, axis = self._func.body.args[self._group.axis], self._func.axes[self._group.axis]
+        text = f"{self._member.operand} * {self._group.count} + {which}" if self._member.number is None else which
+        if axis.tiles % self._group.count:
+            # The last group repeats its last program, which stores the same bits to the same place.
+            text = f"tl.minimum({text}, {axis.tiles - 1})"
+        self._env[argument] = Expr(self.bind(argument.name, text), ())
+
+    @contextmanager
+    def _program(self, which: str, needed: Sequence[Op] = ()) -> Generator[None]:
+        """Emit lines for one program of a group; scalars of `needed` that differ between programs are computed."""
+        saved = dict(self._env)
+        self._scopes.append(Scope())
+        self._set_program(which)
+        for op in needed:
+            if not self._group.varying.isdisjoint(op.results):
+                self._op(op, ())
+        yield
+        self._scopes.pop()
+        self._env.clear()
+        self._env.update(saved)
+
+    def _all_bounds(self, op: Fold) -> tuple[str, str]:
+        """The first tile of a loop and the one behind the last, of all programs of a group together."""
+        if self._group.varying.isdisjoint((op.start, op.stop)):
+            return self._bounds(op)
+        needed = backward_slice(self._func.body.ops, (op.start, op.stop))
+        found: list[tuple[str, str]] = []
+        for number in range(self._group.count):
+            with self._program(str(number), needed):
+                found.append(self._bounds(op))
+        firsts, lasts = (list(dict.fromkeys(texts)) for texts in zip(*found, strict=True))
+        return self._extreme("minimum", firsts, "first_of_all"), self._extreme("maximum", lasts, "last_of_all")
+
+    def _extreme(self, function: str, texts: Sequence[str], hint: str) -> str:
+        text = texts[0]
+        for other in texts[1:]:
+            text = f"tl.{function}({text}, {other})"
+        return self._named(hint, text)
+
+    @contextmanager
+    def _loop(self, op: Fold, first: str, last: str) -> Generator[None]:
+        """The lines of a loop over tiles."""
+        index = self.names.fresh(op.body.args[0].name)
+        step = self.names.fresh("tick") if op.reverse else index
+        self.writer.line(f"for {step} in range({first}, {last}):", op.loc)
+        with self.writer.indented():
+            self._scopes.append(Scope())
+            if op.reverse:
+                self.writer.line(f"{index} = {first} + {last} - 1 - {step}")
+            self._env[op.body.args[0]] = Expr(index, ())
+            yield
+            self._scopes.pop()
+
+    # --- rings ---
+
+    def _at(self, channel: Channel, which: str = "number") -> str:
+        """The place of a channel's barriers: each program has its own if it shares no tile."""
+        place, _ = self._places[channel.fold]
+        return place if channel.shared else self._own_place(channel, which)
+
+    def _own_place(self, channel: Channel, which: str) -> str:
+        place, _ = self._places[channel.fold]
+        if self._group.count == 1:
+            return place
+        return which if channel.stages == 1 else f"{which} * {channel.stages} + {place}"
+
+    def _tile(self, load: Load, which: str = "number") -> str:
+        """The place of a load's tile."""
+        channel = self._plan.channels[load]
+        place, _ = self._places[channel.fold]
+        at = self._own_place(channel, which) if is_own(load, self._group.varying) else place
+        return f"{self._buffers.tiles[load]}.index({at})"
+
+    def _advance(self, fold: Fold, stages: int) -> None:
+        """Assign the place in the rings of a loop, and the phase of their barriers."""
+        step = self._steps[fold]
+        names = self._places.get(fold) or (self.names.fresh("slot"), self.names.fresh("phase"))
+        self._places[fold] = names
+        self.writer.line(f"{names[0]} = {step} % {stages}")
+        self.writer.line(f"{names[1]} = {step} // {stages} % 2")
+
+
+def own_box(text: str, block: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """A place in shared memory, in the shape of the tile."""
+    return text if block == shape else f"{text}.reshape({list(shape)})"
