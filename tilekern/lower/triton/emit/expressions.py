@@ -29,13 +29,13 @@ _OPERATORS = {
 # Functions of one float in `triton.language`.
 _TRITON = ("exp", "exp2", "log", "log2", "sin", "cos", "rsqrt", "floor", "ceil", "erf", "abs")
 
-# Functions of float32 and float64 in libdevice, CUDA's library of mathematical functions; by their names there.
-_LIBDEVICE = {
+LIBDEVICE = {
     "pow": "pow", "atan2": "atan2", "rem": "fmod", "round_even": "rint", "round_away": "round", "expm1": "expm1",
     "log1p": "log1p", "cbrt": "cbrt", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh",
     "cosh": "cosh", "tanh": "tanh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erfc": "erfc",
     "erf_inv": "erfinv", "lgamma": "lgamma",
 }  # fmt: skip
+"""Functions of float32 and float64 in libdevice, CUDA's library of mathematical functions; by their names there."""
 
 _COMBINE: dict[Monoid | Cumulative, str] = {
     "sum": "add",
@@ -135,7 +135,7 @@ def _elementwise(op: Elementwise, operands: Sequence[Expr]) -> Expr:
         return Expr(f"tl.sqrt_rn({texts[0]})" if dtype == F32 else f"tl.sqrt({texts[0]})", shape)
     if function in _TRITON:
         return Expr(f"tl.{function}({texts[0]})", shape)
-    return Expr(f"libdevice.{_LIBDEVICE[function]}({', '.join(texts)})", shape)
+    return Expr(f"libdevice.{LIBDEVICE[function]}({', '.join(texts)})", shape)
 
 
 def _binary(symbol: str, operands: Sequence[Expr], dtype: DType) -> str:

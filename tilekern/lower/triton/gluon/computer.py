@@ -324,7 +324,7 @@ class Computer(Role):
         kept = [n for n in range(len(names)) if n != parts.number]
         self._bind_values(carries, names)
         self._advance(op, self._plan.stages)
-        self._env[index] = Expr(first, ())
+        self._env[index] = self._scalar(index.name, first)
         self._part(op, parts.early)
         kept_at = [self.names.fresh(v.name or "held") for v in held]
         self._keep(op, kept, names, held, kept_at)
@@ -335,7 +335,7 @@ class Computer(Role):
             self._waited.difference_update(c for c in self._plan.unique if c.fold is op)
             self._take_turn(op)
             self._part(op, parts.early[: parts.leading], turns=False)
-            self._late_part(op, parts, kept_at, f"{self._env[index].text} - 1")
+            self._late_part(op, parts, kept_at, self._env[index].text)
             self._give_turn(op)
             self._part(op, parts.early[parts.leading :], turns=False)
             total = body.results[parts.number]
@@ -343,7 +343,8 @@ class Computer(Role):
             self._keep(op, kept, names, held, kept_at, (names[parts.number], total))
             self.writer.line(f"{self._steps[op]} += 1")
         self._bind_values(carries, names)
-        self._late_part(op, parts, kept_at, f"{last} - 1")
+        self._waited.difference_update(c for c in self._plan.unique if c.fold is op)
+        self._late_part(op, parts, kept_at, last)
         total = body.results[parts.number]
         self._settle([total])
         self._bind_values(op.results, names)
@@ -364,8 +365,14 @@ class Computer(Role):
         alike = [o for o in op.body.ops if (o.loc.file, o.loc.line) == (inner.loc.file, inner.loc.line)]
         return alike[-1] is inner
 
-    def _late_part(self, op: Fold, parts: Delayed, kept_at: Sequence[str], index: str) -> None:
-        """Emit the late ops of the tile before."""
+    def _scalar(self, hint: str, text: str) -> Expr:
+        """A scalar that the GPU computes, in a variable; a literal would be a number of Python."""
+        name = self.names.fresh(hint)
+        self.writer.line(f"{name} = tl.to_tensor({text})")
+        return Expr(name, ())
+
+    def _late_part(self, op: Fold, parts: Delayed, kept_at: Sequence[str], after: str) -> None:
+        """Emit the late ops of the tile before tile `after`."""
         places, current = self._places[op], self._env.get(op.body.args[0])
         before = self.names.fresh("slot_before"), self.names.fresh("phase_before")
         self.writer.line(f"{before[0]} = ({self._steps[op]} - 1) % {self._plan.stages}")
@@ -374,7 +381,7 @@ class Computer(Role):
         saved = {v: self._env[v] for v in parts.held if v in self._env}
         for value, name in zip(parts.held, kept_at, strict=True):
             self._env[value] = Expr(name, value.tile.shape)
-        self._env[op.body.args[0]] = Expr(index, (), tight=False)
+        self._env[op.body.args[0]] = self._scalar(f"{op.body.args[0].name}_before", f"{after} - 1")
         self._scopes.append(Scope())
         for inner in parts.late_with_numbers(op.body):
             self._op(inner, ())

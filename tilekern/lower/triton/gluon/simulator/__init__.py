@@ -1,0 +1,9 @@
+"""Runs the text of a warp-specialised program on this machine, and finds races and deadlocks in it.
+
+machine   thread blocks: roles in turns, asynchronous copies and products, barriers, clocks
+shared    shared memory: what is written and read there, and in which order
+arrays    arrays in global memory, by descriptors and by pointers
+tiles     tiles in registers
+language  Gluon's functions, as far as our programs call them
+run       a program and its inputs → its outputs
+"""

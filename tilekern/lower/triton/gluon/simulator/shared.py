@@ -1,0 +1,119 @@
+"""Shared memory: rings of tiles, whose accesses are checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilekern.ir.core import Array
+from tilekern.lower.triton.gluon.simulator.machine import Barrier, Clock, Machine
+from tilekern.lower.triton.gluon.simulator.tiles import Tile, integer
+
+
+@dataclass(eq=False)
+class Place:
+    """One tile of a ring.
+
+    Attributes:
+      machine: the thread block.
+      name: for messages.
+      data: its elements; NaN until it is written.
+      written: the clock of the last write, of a role or a copy; None before the first one.
+      read: the clocks of all reads since.
+      unfenced: the role that stored to it, and has no fence since: copies might not see its store.
+    """
+
+    machine: Machine
+    name: str
+    data: Array
+    written: Clock | None = None
+    read: list[Clock] = field(default_factory=list[Clock])
+    unfenced: object = None
+
+    def write(self, value: Array, clock: Clock, before: Clock) -> None:
+        """Write it; `before` is what happened before, `clock` that and the write itself."""
+        self._order(before, "written", [*self.read, *([] if self.written is None else [self.written])])
+        self.data[...] = value
+        self.written, self.read = dict(clock), []
+
+    def reads(self, clock: Clock, before: Clock) -> Array:
+        """Its elements, for a reader; clocks as above."""
+        if self.written is None:
+            self.machine.fail(f"{self.name} is read before anything is written there")
+        self._order(before, "read", [self.written])
+        self.read.append(dict(clock))
+        return self.data
+
+    def _order(self, before: Clock, what: str, others: Sequence[Clock]) -> None:
+        """All other accesses must have happened before."""
+        for other in others:
+            own = max(other, key=lambda key: key)  # an access is the last entry that its clock got
+            if before.get(own, 0) < other[own]:
+                self.machine.fail(
+                    f"a race: {self.name} is {what} while another access may be under way",
+                    expected="a barrier between both",
+                    got=f"an access that is ordered with none of {len(others)} others",
+                )
+
+
+def stamped(machine: Machine) -> Clock:
+    """The clock of an access that the running role makes at once: an entry of its own, which the role has after it."""
+    event = machine.start(lambda _: None, object())
+    machine.finish(event)
+    machine.role.clock.update({max(event.clock): 1})
+    return event.clock
+
+
+class View:
+    """A place in another shape, or with its dims in another order."""
+
+    def __init__(self, place: Place, shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> None:
+        self.place, self.shape, self._order = place, shape, order
+
+    def reshape(self, shape: Sequence[int]) -> View:
+        """The same place in another shape."""
+        assert self._order is None
+        return View(self.place, tuple(shape))
+
+    def permute(self, order: Sequence[int]) -> View:
+        """The same place with its dims in another order."""
+        assert self._order is None
+        return View(self.place, self.shape, tuple(order))
+
+    def seen(self, data: Array) -> Array:
+        """Elements of the place, in the view's shape and order."""
+        found = data.reshape(self.shape)
+        return found if self._order is None else found.transpose(self._order)
+
+    def store(self, value: Tile) -> None:
+        """Store a tile from registers."""
+        machine, place = self.place.machine, self.place
+        if value.data.shape != self.shape or value.data.dtype != place.data.dtype:
+            machine.fail("a store of another type to shared memory", got=f"{value.data.dtype}{list(value.data.shape)}")
+        before = dict(machine.role.clock)
+        place.write(value.data.reshape(place.data.shape), stamped(machine), before)
+        place.unfenced = machine.role
+        machine.pause()
+
+
+class Ring:
+    """A buffer in shared memory: tiles, or barriers."""
+
+    def __init__(self, machine: Machine, name: str, dtype: Any, shape: Sequence[int]) -> None:
+        self._machine, self._name = machine, name
+        self.barriers = [Barrier(machine, f"{name} {n}") for n in range(shape[0])] if dtype == np.int64 else []
+        self.places: list[Place] = []
+        if not self.barriers:
+            with np.errstate(all="ignore"):
+                data = [np.full(shape[1:], np.nan).astype(dtype) for _ in range(shape[0])]
+            self.places = [Place(machine, f"place {n} of {name}", x) for n, x in enumerate(data)]
+
+    def index(self, number: Any) -> Any:
+        """One place."""
+        which, count = integer(number), len(self.barriers or self.places)
+        if not 0 <= which < count:
+            self._machine.fail(f"there is no such place in {self._name}", expected=f"0 to {count - 1}", got=str(which))
+        return self.barriers[which] if self.barriers else View(self.places[which], self.places[which].data.shape)
