@@ -139,6 +139,9 @@ def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, devi
     """Tiles by the width of a head; smaller tiles where there are few queries."""
     batch, queries, heads, _ = query.shape
     width = max(query.shape[3], value.shape[3])
+    if device.emitter == "gluon":
+        # For each of two warpgroups, which share keys and values. The sums of wide heads leave no room for more keys.
+        return {"block_q": 64, "block_k": 128 if width <= 128 else 64, "num_warps": 8}
     if query.dtype.itemsize > 2:
         # No tensor cores: operands and sums are all in registers.
         tile = next((tile for limit, tile in _WIDE_TILES if width * query.dtype.itemsize <= limit), (16, 16, 8, 1))

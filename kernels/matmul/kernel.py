@@ -156,6 +156,8 @@ def cuda_blocks(
     rows, inner, columns = _sizes(x, w, transpose_x, transpose_w)
     itemsize = x.dtype.itemsize
     fine = copies_well(x.shape[1], itemsize) and copies_well(w.shape[1], itemsize)
+    if device.emitter == "gluon":
+        return _gluon_blocks(rows, columns, device)
     # On sm_90 8-bit floats are multiplied as float16, and the copies of these take registers.
     widened = device.matrix_unit == "wgmma" and itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating)
     deep = depth(inner, 2 if widened else itemsize)
@@ -188,6 +190,12 @@ def cuda_blocks(
         "num_warps": 8 if block_m * block_n >= 128 * 128 else 4,
         "num_stages": stages((block_m + block_n) * max(deep, 16) * itemsize, 4 if itemsize <= 2 else 3, device),
     }
+
+
+def _gluon_blocks(rows: int, columns: int, device: tk.Device) -> dict[str, int]:
+    """Tiles for each of two warpgroups, which share the tile of w: together they have 128 rows."""
+    _, block_n = soonest(rows, columns, ((128, 256), (128, 128)), device.cores)
+    return {"block_m": 64, "block_n": block_n, "block_k": 64, "num_warps": 8}
 
 
 @matmul.schedule("tpu")

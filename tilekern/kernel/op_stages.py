@@ -40,9 +40,14 @@ class TracedOp:
         return "\n\n".join(map(str, (self.jaxpr, *self.kernels)))
 
     @checked
-    def lower(self, target: str = "cpu") -> LoweredOp:
-        """Lower to a target, with the blocks that the schedules of the op and of its kernels have for it."""
-        found = resolve(target)
+    def lower(self, target: str = "cpu", emitter: str | None = None) -> LoweredOp:
+        """Lower to a target, with the blocks that the schedules of the op and of its kernels have for it.
+
+        Args:
+          target: its name.
+          emitter: as for `Traced.lower`; all kernels of the op must have a form for "gluon".
+        """
+        found = resolve(target, emitter)
         settings = self._family.declared.settings
         with jax.enable_x64(settings.x64), _jax.checking(settings):
             return LoweredOp(self._again(found), found)

@@ -83,9 +83,19 @@ class Traced:
         return cost_of(self.ir)
 
     @checked
-    def lower(self, target: str = "cpu") -> Lowered:
-        """Lower to a target, with the blocks that the kernel's schedule has for it."""
-        return Lowered(self._family, self._interface, resolve(target))
+    def lower(self, target: str = "cpu", emitter: str | None = None) -> Lowered:
+        """Lower to a target, with the blocks that the kernel's schedule has for it.
+
+        Args:
+          target: its name.
+          emitter: for "cuda:sm_90" also "gluon", for a warp-specialised program in Gluon, or "auto", for that where
+            the kernel has such a form and it is worth it; "triton", or None, for one in Triton.
+
+        Raises:
+          tilekern.errors.TargetError: there is no such target or emitter, or it does not take the kernel; at the user's
+            line.
+        """
+        return Lowered(self._family, self._interface, resolve(target, emitter))
 
     @checked
     def gradient(self, wrt: str | Sequence[str] | None = None) -> Gradient:
@@ -181,7 +191,7 @@ class Lowered:
         _check_closed(interface)
         self.target, self._interface = target.name, interface
         served, self._lowered = (
-            family.lowered_or_portable(target) if target.falls_back else (target, family.lowered(target))
+            family.lowered_or_portable(target) if target.falls_back else family.served(target)
         )
         self._member = family.member(served)
         self.ir: Func = self._member.func

@@ -20,7 +20,7 @@ from tilekern.kernel.derivatives import batched_jvp, batched_transpose
 from tilekern.kernel.family import Calls, Family, Program, stacked
 from tilekern.kernel.packed import before_pairs, packed, unpacked
 from tilekern.kernel.sharding_rule import ShardingRule
-from tilekern.lower.lowering import Lowering, lower
+from tilekern.lower.lowering import Lowering, lower, specialized
 from tilekern.lower.target import DEFAULT, Target
 from tilekern.passes.batch import batch, places
 
@@ -92,9 +92,22 @@ class TileFamily(Family):
         """The member for a target, lowered to it."""
         return lower(self.func(target), target, self.launch(target))
 
+    def served(self, target: Target) -> tuple[Target, Lowering]:
+        """The member lowered to a target: by the Gluon emitter if that is to be chosen, takes it and is worth it.
+
+        Returns:
+          The target with the emitter that serves, and the lowered member.
+        """
+        if target.emitter == "auto":
+            special, target = replace(target, emitter="gluon"), replace(target, emitter="")
+            lowering = specialized(self.func(special), special, self.launch(special))
+            if lowering is not None:
+                return special, lowering
+        return target, self.lowered(target)
+
     def program(self, target: Target) -> Program:
         by_name = self.asked is not None and not self.asked.falls_back
-        served, lowering = (target, self.lowered(target)) if by_name else self.lowered_or_portable(target)
+        served, lowering = self.served(target) if by_name else self.lowered_or_portable(target)
         member = self.member(served)
 
         def program(*operands: jax.Array) -> Sequence[jax.Array]:

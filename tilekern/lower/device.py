@@ -32,6 +32,8 @@ class Device:
         elsewhere. "mma" and "mfma" take their operands from registers, the others from shared memory.
       bandwidth: bytes a second that the memory of a GPU delivers at most.
       flops: multiplications and additions of bfloat16 matrices that a GPU does in a second at most.
+      emitter: "gluon" if a program's blocks are for one warpgroup of a warp-specialised GPU program, which shares its
+        loads with others; "triton" for other GPU programs, "" elsewhere.
 
     Example:
       >>> import tilekern as tk
@@ -51,6 +53,7 @@ class Device:
     matrix_unit: str = ""
     bandwidth: float = 0
     flops: float = 0
+    emitter: str = ""
 
 
 def device_of(target: Target) -> Device:
@@ -68,6 +71,7 @@ def device_of(target: Target) -> Device:
             matrix_unit=chip.matrix_unit,
             bandwidth=chip.bandwidth,
             flops=chip.flops,
+            emitter="gluon" if target.emitter == "gluon" else "triton",
         )
     if target.name in TPUS:
         tpu = PORTABLE if target.portable else TPUS[target.name]

@@ -7,12 +7,14 @@ from typing import Any, ClassVar, Protocol
 
 import jax
 
+from tilekern.errors import ResourceError, TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.partitioning import Partitioning
 from tilekern.lower.resources import Resources
 from tilekern.lower.target import Target
+from tilekern.lower.triton.gluon.choice import pays
 from tilekern.lower.triton.lowering import TritonLowering
 from tilekern.lower.xla.emit import emit_xla
 from tilekern.lower.xla.lowering import XlaLowering
@@ -70,6 +72,21 @@ class CompiledProgram(Protocol):
     def memory_analysis(self) -> Any:
         """XLA's account of the program's memory."""
         ...
+
+
+def specialized(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering | None:
+    """Lower a Func to a warp-specialised program, if it has such a form and that is worth it.
+
+    Args:
+      func: the Func, with the blocks for that emitter.
+      target: what it shall run on, with the emitter "gluon".
+      launch: launch options that somebody chose.
+    """
+    try:
+        lowering = TritonLowering(func, target, launch)
+    except (TargetError, ResourceError):
+        return None
+    return lowering if pays(lowering.program, lowering.chip) else None
 
 
 def lower(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering:

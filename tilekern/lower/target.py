@@ -21,6 +21,8 @@ class Target:
       has_fallback: True if the portable backend takes the kernels that this one refuses, in calls that name no target.
       falls_back: True if it takes them also in calls that name this target; these name it "cpu".
       like: the target whose schedules it takes from kernels that have none for it, "" for none.
+      emitter: "gluon" for warp-specialised programs in Gluon; "auto" for these where a kernel has such a form and it
+        is worth it, else Triton; "" for the backend's usual one.
     """
 
     name: str
@@ -30,11 +32,12 @@ class Target:
     has_fallback: bool = False
     falls_back: bool = False
     like: str = ""
+    emitter: str = ""
 
     @property
     def asked_as(self) -> str:
         """The name to ask for it: "cpu" for one that falls back."""
-        return self.platform if self.falls_back else self.name
+        return self.platform if self.falls_back else self.name + (f"+{self.emitter}" if self.emitter else "")
 
 
 NVIDIA = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
@@ -168,12 +171,27 @@ def _cpu_here(exporting: bool = False) -> Target:
     return DEFAULT if exporting or find_spec("llvmlite") is None else TARGETS["cpu:llvm"]
 
 
-def resolve(name: str) -> Target:
+EMITTERS = ("triton", "gluon", "auto")
+"""Emitters of the Triton backend that a call may name: `target="cuda:sm_90+gluon"`, `lower(..., emitter="gluon")`."""
+
+WARP_SPECIALIZED = ("cuda:sm_90",)
+"""Targets that "gluon" and "auto" emit for."""
+
+
+def resolve(name: str, emitter: str | None = None) -> Target:
     """The target of a name that a user writes; "cpu" is the fastest one for this CPU.
 
+    Args:
+      name: the target; an emitter may stand behind it, after a "+".
+      emitter: the emitter, one of `EMITTERS`; None for that of the name.
+
     Raises:
-      TargetError: there is no such target.
+      TargetError: there is no such target, or it has no such emitter.
     """
+    if isinstance(name, str) and "+" in name and emitter is None:  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+        name, _, emitter = name.partition("+")
+    if emitter is not None:
+        return _with_emitter(resolve(name), emitter)
     target = TARGETS.get(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
     if isinstance(name, str) and name == "cpu":  # pyright: ignore[reportUnnecessaryIsInstance] -- as above
         target = replace(_cpu_here(), falls_back=True)
@@ -185,3 +203,16 @@ def resolve(name: str) -> Target:
             fix=f"name one of these; {DEFAULT.name!r}, the portable backend, runs on every platform of JAX",
         )
     return target
+
+
+def _with_emitter(target: Target, emitter: str) -> Target:
+    """The target with an emitter that a user named."""
+    known = EMITTERS if target.name in WARP_SPECIALIZED else EMITTERS[:1]
+    if target.backend != "triton" or emitter not in known:
+        raise TargetError(
+            f"{target.name} has no emitter {emitter!r}",
+            expected=f"one of {', '.join(map(repr, known))}" if target.backend == "triton" else "no emitter",
+            got=f"emitter = {emitter!r}",
+            fix=f"leave the emitter out; 'gluon' and 'auto' are for {', '.join(WARP_SPECIALIZED)}",
+        )
+    return replace(target, emitter="" if emitter == "triton" else emitter)

@@ -21,6 +21,8 @@ from tilekern.lower.triton.chip import chip_of
 from tilekern.lower.triton.compile import resources
 from tilekern.lower.triton.compile.binary import Binary
 from tilekern.lower.triton.compile.compile_program import compile_program
+from tilekern.lower.triton.gluon.build import build_gluon
+from tilekern.lower.triton.gluon.simulator.run import simulate
 from tilekern.lower.triton.interpret import interpret
 from tilekern.lower.triton.plan.describe import describe
 from tilekern.lower.triton.program import Program
@@ -42,7 +44,7 @@ class TritonLowering:
     def __init__(self, func: Func, target: Target, launch: Mapping[str, int]) -> None:
         self.func, self.target = func, target
         self.chip = chip_of(target)
-        self.program: Program = build(func, self.chip, launch)
+        self.program: Program = (build_gluon if target.emitter == "gluon" else build)(func, self.chip, launch)
         self._types = [jax.ShapeDtypeStruct(p.ref.shape, p.ref.dtype) for p in func.inputs]
 
     @property
@@ -61,8 +63,8 @@ class TritonLowering:
         return call(self.program, self._binary, *inputs)
 
     def interpret(self, *inputs: Array) -> Sequence[Array]:
-        """The outputs, computed by Triton's interpreter in a process of its own."""
-        return interpret(self.program, inputs)
+        """The outputs, by Triton's interpreter in a process of its own; those of programs in Gluon by our simulator."""
+        return simulate(self.program, inputs) if self.program.language == "gluon" else interpret(self.program, inputs)
 
     def compile(self) -> TritonCompiled:
         """Compile with Triton, for the target's GPU, which need not be here."""

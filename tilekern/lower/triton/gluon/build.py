@@ -103,6 +103,7 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         loc=func.loc,
         language="gluon",
         start_registers=start,
+        group=plan.group.count,
     )
 
 

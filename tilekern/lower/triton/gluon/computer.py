@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Op, Value
-from tilekern.ir.memory import Store
+from tilekern.ir.memory import Load, Store
 from tilekern.ir.shape import Broadcast, Transpose
 from tilekern.lower.triton.emit.emit_triton import Scope
 from tilekern.lower.triton.emit.names import assigned
@@ -110,9 +110,28 @@ class Computer(Role):
 
     def _converted(self, value: Value, target: str | None) -> Expr:
         x, own = self._env[value], self._layouts.of(value)
+        if target is not None and value in self._layouts.numbers:
+            return Expr(f"tl.arange(0, {value.tile.shape[0]}, {target})", x.shape)
         if target is None or own is None or own == target or x.shape != value.tile.shape or x.number is not None:
             return x
         return Expr(f"tl.convert_layout({x.text}, {target})", x.shape)
+
+    def bind(self, hint: str, text: str) -> str:
+        """A variable of its own for each vector of lanes: one variable has one layout."""
+        if "tl.arange(" in text:
+            name = self.names.fresh(hint)
+            self.writer.line(f"{name} = {text}")
+            return name
+        return super().bind(hint, text)
+
+    def _inlined(self, op: Op, text: Expr) -> bool:
+        return (bool(op.results) and op.result in self._layouts.numbers) or super()._inlined(op, text)
+
+    def _name(self, op: Op, text: Expr, variables: tuple[str, ...]) -> None:
+        layout = self._layouts.of(op.result) if isinstance(op, Load) else None
+        if layout is not None and text.shape == op.result.tile.shape:
+            text = Expr(f"tl.set_auto_layout({text.text}, {layout})", text.shape)
+        super()._name(op, text, variables)
 
     def _whole(self, value: Value) -> str:
         x, layout, tile = self._env[value], self._layouts.of(value), value.tile

@@ -13,7 +13,7 @@ from tilekern.ir.compute import Bitcast, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.shape import Broadcast
+from tilekern.ir.shape import Broadcast, Iota
 
 _POINTWISE = (Bitcast, Convert, Elementwise, Select)
 
@@ -46,10 +46,15 @@ def definition(columns: int) -> str:
 
 
 class Layouts:
-    """The layouts of the values of a Func."""
+    """The layouts of the values of a Func.
+
+    Attributes:
+      numbers: vectors of consecutive numbers.
+    """
 
     def __init__(self, func: Func) -> None:
         self._shapes = {op.result.tile.shape for op in func.walk() if isinstance(op, Dot)}
+        self.numbers = {op.result for op in func.walk() if isinstance(op, Iota) and len(op.shape) == 1}
         self._vectors: dict[Value, Sliced] = {}
         while self._propagate(func):
             pass
@@ -79,10 +84,18 @@ class Layouts:
             for group in _alike(op):
                 known = next((self._vectors[v] for v in group if v in self._vectors), None)
                 if known is not None:
-                    self._vectors.update((v, known) for v in group if v not in self._vectors and v.tile.shape)
+                    for value in group:
+                        self._demand(value, known)
+            if isinstance(op, Broadcast) and len(op.dims) == 1 and op.shape in self._shapes:
+                self._demand(op.operands[0], Sliced(1 - op.dims[0], op.shape[1]))
             if isinstance(op, Reduce) and op.operands[0].tile.shape in self._shapes and len(op.dims) == 1:
-                self._vectors.setdefault(op.result, Sliced(op.dims[0], op.operands[0].tile.shape[1]))
+                self._demand(op.result, Sliced(op.dims[0], op.operands[0].tile.shape[1]))
         return len(self._vectors) > before
+
+    def _demand(self, value: Value, layout: Sliced) -> None:
+        """Give a vector a layout, if it has none; consecutive numbers are made anew in each layout."""
+        if len(value.tile.shape) == 1 and value not in self.numbers:
+            self._vectors.setdefault(value, layout)
 
 
 def _alike(op: Op) -> Iterator[tuple[Value, ...]]:

@@ -18,6 +18,10 @@ def describe(program: Program, func: Func, target: str) -> str:
     """
     launch = f"{program.num_warps} warps each, loads of {program.num_stages} iterations in flight"
     lines = [f"{visible(func.name)} on {target}: {program.programs:,} programs, {launch}"]
+    if program.language == "gluon":
+        group = f"{program.group} programs each, on {program.num_warps} warps of their own beside a warp that loads"
+        count = f"{program.programs:,} thread blocks that take programs in turn"
+        lines = [f"{visible(func.name)} on {target}: {count}, {group}, {program.num_stages} iterations ahead at most"]
     lines += section("programs, the last axis fastest", (f"{a.name}: {axis_text(a)}" for a in func.axes))
     lines += section("loops", loop_lines(func))
     lines += section("arrays", map(_access, program.arguments))
