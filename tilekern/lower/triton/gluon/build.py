@@ -21,7 +21,7 @@ from tilekern.lower.triton.gluon.computer import Computer
 from tilekern.lower.triton.gluon.layouts import Layouts
 from tilekern.lower.triton.gluon.loader import Loader
 from tilekern.lower.triton.gluon.plan import REGISTERS, WARPS, Plan, is_own, plan_group
-from tilekern.lower.triton.gluon.roles import Buffers
+from tilekern.lower.triton.gluon.roles import WIDTH, Buffers
 from tilekern.lower.triton.legalize import legalize
 from tilekern.lower.triton.plan.tma import TmaCopy
 from tilekern.lower.triton.program import Program
@@ -70,6 +70,7 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     legal = closed.func
     plan = plan_group(legal, chip, ranges.analyze(legal), warps, hints.get("num_stages"))
     names = Names()
+    names.fresh(WIDTH)
     entry = names.fresh(func.name)
     memory = Memory(legal, plan.copies, names)
     roles = names.fresh(f"{func.name}_load"), names.fresh(f"{func.name}_compute")
@@ -86,7 +87,8 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         (f"def {roles[1]}(number, {everything}):", computer.writer),
         (f"def {entry}({parameters}):", _entry(plan, buffers, memory, roles, everything)),
     ]
-    text, lines = _assembled(parts)
+    blocks = min(plan.group.blocks, chip.cores)
+    text, lines = _assembled(parts, blocks)
     _check_functions(func, text)
     start, _, _ = REGISTERS[plan.group.count]
     return Program(
@@ -96,7 +98,7 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         operands=tuple(memory.operands),
         constants=closed.constants,
         results=tuple(memory.results),
-        programs=min(plan.group.blocks, chip.cores),
+        programs=blocks,
         num_warps=WARPS,
         num_stages=plan.stages,
         lines=lines,
@@ -107,13 +109,14 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     )
 
 
-def _assembled(parts: list[tuple[str, Writer]]) -> tuple[str, dict[int, source.Loc]]:
+def _assembled(parts: list[tuple[str, Writer]], blocks: int) -> tuple[str, dict[int, source.Loc]]:
     """The text of all functions, and the place of each of its lines."""
     bodies = "\n".join(chain.from_iterable(writer.lines for _, writer in parts))
     functions = prelude(code_of(bodies)).replace("@triton.jit", "@gluon.jit").replace("tl.PropagateNan.ALL", "ALL")
     names_nan = "ALL" in functions
     imports = (_LIBDEVICE if "libdevice." in code_of(bodies + functions) else "") + (_NAN if names_nan else "")
-    text = _GLUON + imports + _HOPPER + (_ALL if names_nan else "") + functions
+    constants = f"{WIDTH} = gl.constexpr({blocks})\n" + (_ALL if names_nan else "")
+    text = _GLUON + imports + _HOPPER + constants + functions
     lines: dict[int, source.Loc] = {}
     for signature, writer in parts:
         text += f"\n\n@gluon.jit\n{signature}\n"

@@ -16,6 +16,10 @@ from tilekern.lower.triton.emit.source_text import Expr
 from tilekern.lower.triton.gluon.plan import Channel, Plan, is_own
 
 
+WIDTH = "BLOCKS"
+"""The name of the number of thread blocks, a constant of the text: divisions by it are by a known number."""
+
+
 class Buffers:
     """The names of the buffers and barriers in shared memory, which both roles get as arguments.
 
@@ -95,10 +99,9 @@ class Role(Emitter):
         no block gets the longer group of every round.
         """
         line, fresh = self.writer.line, self.names.fresh
-        place, width, self._round, number = fresh("place"), fresh("width"), fresh("round"), fresh("number")
-        total = self._group.blocks
+        place, self._round, number = fresh("place"), fresh("round"), fresh("group")
+        total, width = self._group.blocks, WIDTH
         line(f"{place} = tl.program_id(0)")
-        line(f"{width} = tl.num_programs(0)")
         if any(axis.descending for axis in self._group.axes):
             back = f"({width} - 1 - {place} * 2)"
             last = f"({place} + {total} // {width} % 2 * {back})"

@@ -14,6 +14,7 @@ import numpy as np
 from tilekern import source
 from tilekern.ir.core import Array
 from tilekern.ir.types import kind_of, round_to
+from tilekern.lower.triton.gluon.roles import WIDTH
 from tilekern.lower.triton.gluon.simulator.arrays import Box, GlobalArray, Pointer
 from tilekern.lower.triton.gluon.simulator.language import Language, scalars
 from tilekern.lower.triton.gluon.simulator.machine import FaultError, Machine
@@ -74,6 +75,7 @@ def _run(program: Program, code: Any, machine: Machine, arguments: Sequence[Any]
     module: dict[str, Any] = {"__name__": "simulated", "range": scalars}
     module["__builtins__"] = {**vars(builtins), "__import__": imported}
     exec(code, module)
+    module[WIDTH] = machine.blocks
     try:
         module[program.name](*arguments)
         for ring in language.rings:
