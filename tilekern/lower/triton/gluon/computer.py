@@ -255,14 +255,13 @@ class Computer(Role):
         own = [channel for channel in self._plan.unique if channel.fold is op]
         first, last = self._bounds(op)
         least, most = self._all_bounds(op) if own else (first, last)
-        differ = (least, most) != (first, last)
-        if differ:
+        if least != first:
             self._skip(op, own, least, first)
         if op in self._plan.delayed:
             self._delayed_loop(op, self._plan.delayed[op], names, first, last)
         else:
             self._plain_loop(op, names, first, last, own)
-        if differ:
+        if last != most:
             self._skip(op, own, last, most)
         for channel in outer:
             if channel not in self._plan.staging.values():
@@ -307,7 +306,7 @@ class Computer(Role):
     def _flowing(self, op: Fold) -> Value | None:
         """The sum of a loop's only product, if nothing but the product of the next iteration needs it."""
         dots = [inner for inner in op.body.ops if isinstance(inner, Dot)]
-        if len(dots) != 1 or op.reverse:
+        if len(dots) != 1 or op.reverse or self._plan.stages < 2:
             return None
         total = next((add for add, dot in self._fused.items() if dot is dots[0]), None)
         if total is None or op.body.results.count(total.result) != 1:

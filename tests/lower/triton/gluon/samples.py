@@ -1,0 +1,110 @@
+"""Kernels for the Gluon emitter, small enough to simulate; and whether a program computes what its Func means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tilekern as tk
+from tests.ir.funcs import assert_near
+from tilekern.ir.core import Array, Func
+from tilekern.ir.interpret import interpret
+from tilekern.kernels.flash_attention import Config, Extras, flash_attention_forward
+from tilekern.kernels.matmul.fused import fused_matmul_forward
+from tilekern.kernels.matmul.kernel import matmul
+from tilekern.lower.triton.chip import CHIPS
+from tilekern.lower.triton.gluon.build import build_gluon
+from tilekern.lower.triton.gluon.simulator.run import simulate
+from tilekern.lower.triton.program import Program
+
+SM_90 = CHIPS["cuda:sm_90"]
+
+
+def like(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    """The type of an array."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@cache
+def product(rows: int, inner: int, columns: int, dtype: str = "bfloat16", **transposes: bool) -> Func:
+    """A matrix product in tiles of 64 × 64 × 64."""
+    left = (inner, rows) if transposes.get("transpose_x") else (rows, inner)
+    right = (columns, inner) if transposes.get("transpose_w") else (inner, columns)
+    blocks = {"block_m": 64, "block_n": 64, "block_k": 64}
+    return matmul.trace(like(*left, dtype=dtype), like(*right, dtype=dtype), **transposes, **blocks).ir
+
+
+def gelu(sum: Any, operand: Any) -> Any:
+    """An epilogue."""
+    return jax.nn.gelu(sum + operand)
+
+
+@cache
+def fused(rows: int, inner: int, columns: int, *operand: int) -> Func:
+    """A product with an epilogue of one operand."""
+    return fused_matmul_forward.trace(
+        *(like(rows, inner), like(inner, columns), (like(*operand),)),
+        **{"epilogue": gelu, "saves": False, "transpose_x": False, "transpose_w": False},
+        **{"block_m": 64, "block_n": 64, "block_k": 64},
+    ).ir
+
+
+@cache
+def attention(
+    length: int,
+    heads: int = 1,
+    groups: int = 1,
+    width: int = 64,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = (None, None),
+    dtype: str = "bfloat16",
+    batch: int = 1,
+    block_k: int = 64,
+) -> Func:
+    """Attention with logsumexp, 64 queries for each program."""
+    query, key = like(batch, length, heads, width, dtype=dtype), like(batch, length, groups, width, dtype=dtype)
+    return flash_attention_forward.trace(
+        *(query, key, key, Extras()),
+        config=Config(0.125, causal=causal, window=window),
+        return_logsumexp=True,
+        block_q=64,
+        block_k=block_k,
+    ).ir
+
+
+@tk.kernel(out_type=lambda x, w: like(x.shape[0], w.shape[1], dtype=x.dtype))
+def backwards(x, w, out):
+    """A product whose loop runs from its end."""
+    i, j = tk.parallel(x.shape[0], 64), tk.parallel(w.shape[1], 64)
+    axis = tk.serial(x.shape[1], 64, reverse=True)
+    acc = tk.fold(axis, lambda k, acc: tk.dot(x[i, k], w[k, j], acc), tk.zeros((i, j)))
+    out[i, j] = acc.astype(out.dtype)
+
+
+def program(func: Func, **hints: int) -> Program:
+    """The program of a Func."""
+    return build_gluon(func, SM_90, hints)
+
+
+def inputs(func: Func) -> list[Array]:
+    """Numbers for its inputs."""
+    random = np.random.default_rng(7)
+    return [random.standard_normal(p.ref.shape).astype(p.ref.dtype) for p in func.inputs]
+
+
+@cache
+def expected(func: Func) -> Sequence[Array]:
+    """What the Func means, for `inputs`."""
+    return interpret(func, *inputs(func))
+
+
+def assert_computes(made: Program, func: Func, seeds: Sequence[int] = (0,), blocks: int = 2) -> None:
+    """Assert that a program computes the results of a Func, whatever goes on first; up to the order of sums."""
+    for seed in seeds:
+        for got, wanted in zip(simulate(made, inputs(func), seed=seed, blocks=blocks), expected(func), strict=True):
+            assert_near(got, wanted.astype(np.float64), float(np.abs(wanted.astype(np.float64)).max()) / 8)

@@ -1,0 +1,143 @@
+"""Warp-specialised programs compute what their Funcs mean: in every order of their roles, without races or deadlocks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import tilekern as tk
+from tests.lower.triton.gluon.samples import (
+    SM_90,
+    assert_computes,
+    attention,
+    backwards,
+    fused,
+    like,
+    product,
+    program,
+)
+from tests.lower.triton.running import assert_neat
+from tilekern.ir.core import Func
+from tilekern.lower.triton.compile.compile_program import compile_program
+from tilekern.lower.triton.compile.resources import measure
+
+FUNCS: dict[str, Any] = {
+    "product": lambda: product(200, 136, 136),
+    "product of one tile": lambda: product(64, 64, 64),
+    "product of both transposed": lambda: product(136, 200, 136, transpose_x=True, transpose_w=True),
+    "product of halves": lambda: product(72, 136, 64, dtype="float16"),
+    "product from the end": lambda: backwards.trace(like(72, 200), like(200, 64)).ir,
+    "epilogue with a bias": lambda: fused(136, 72, 136, 1, 136),
+    "epilogue with a residual": lambda: fused(136, 72, 136, 136, 136),
+    "epilogue with a scale of rows": lambda: fused(136, 72, 136, 136, 1),
+    "attention": lambda: attention(200, heads=2, groups=2),
+    "attention with groups of heads": lambda: attention(136, heads=6, groups=2, batch=2),
+    "causal attention": lambda: attention(330, causal=True),
+    "causal attention of wide tiles": lambda: attention(330, causal=True, block_k=128),
+    "attention with a window": lambda: attention(330, window=(100, 30)),
+    "attention of halves": lambda: attention(136, causal=True, dtype="float16"),
+    "attention of wide heads": lambda: attention(136, width=256, causal=True),
+}
+
+
+@pytest.mark.parametrize("name", FUNCS)
+def test_a_program_computes_what_its_func_means(name: str) -> None:
+    func = FUNCS[name]()
+    made = program(func)
+    assert_neat(made)
+    assert_computes(made, func, seeds=(0, 1))
+
+
+@pytest.mark.parametrize("warps", [4, 8, 12])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("name", ["product", "causal attention"])
+def test_any_number_of_warpgroups_and_of_stages(name: str, warps: int, stages: int) -> None:
+    func = FUNCS[name]()
+    assert_computes(program(func, num_warps=warps, num_stages=stages), func, seeds=(2,))
+
+
+@pytest.mark.parametrize("tiles", range(1, 10))
+def test_loops_of_any_length(tiles: int) -> None:
+    """Longer loops repeat: a ring of two places and its phases are as they were after four steps."""
+    for func in (product(64, 64 * tiles, 64), attention(64 * tiles)):
+        assert_computes(program(func, num_stages=2), func, seeds=(3,), blocks=1)
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 5])
+def test_any_number_of_thread_blocks(blocks: int) -> None:
+    for func in (product(200, 72, 328), attention(330, heads=2, groups=2, causal=True)):
+        assert_computes(program(func), func, blocks=blocks)
+
+
+def test_the_same_func_gives_the_same_text() -> None:
+    made = program(product(200, 136, 136))
+    assert made == program(product(200, 136, 136))
+    assert made.language == "gluon" and made.group == 2
+    assert {loc.line for loc in made.lines.values() if "matmul" in loc.file}
+
+
+# --- machine code ---------------------------------------------------------------------------------------------------
+
+
+def attention_of(width: int, causal: bool) -> Func:
+    """Attention of 4096 queries, with the blocks of its schedule."""
+    from tilekern.kernels.flash_attention import Config, Extras, flash_attention_forward
+
+    x = like(2, 4096, 16, width)
+    traced = flash_attention_forward.trace(x, x, x, Extras(), config=Config(0.1, causal=causal), return_logsumexp=True)
+    return traced.lower("cuda:sm_90", emitter="gluon").ir
+
+
+def large_product() -> Func:
+    """A product of matrices of 8192, with the blocks of its schedule."""
+    from tilekern.kernels.matmul.kernel import matmul
+
+    return matmul.trace(like(8192, 8192), like(8192, 8192)).lower("cuda:sm_90", emitter="gluon").ir
+
+
+COMPILED: dict[str, Any] = {"product": large_product, "attention": lambda: attention_of(128, False)}
+MORE: dict[str, Any] = {
+    f"{'causal' if causal else 'full'} attention of {width}": lambda width=width, causal=causal: attention_of(
+        width, causal
+    )
+    for width, causal in ((64, False), (64, True), (128, True), (256, False))
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*COMPILED, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+)
+def test_machine_code_is_as_planned(name: str) -> None:
+    """No spills; no product waits for another (C7515); copies, and registers handed over, are there."""
+    pytest.importorskip("triton", reason="needs triton")
+    made = program({**COMPILED, **MORE}[name](), **({"num_warps": 8}))
+    binary = compile_program(made, SM_90)
+    resources = measure(binary, SM_90)
+    assert resources.spills == 0 and resources.serialized is False and resources.threads == 384
+    names = re.findall(r"\b(HGMMA|UTMALDG|UTMASTG|USETMAXREG)\b", binary.sass)
+    assert {"HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"} <= set(names)
+    if "attention" in name:
+        assert_exponentials_beside_products(binary.sass)
+
+
+def assert_exponentials_beside_products(sass: str) -> None:
+    """Assert that in each loop of products exponentials stand between the second product and the wait for it."""
+    kinds = {"HGMMA": "p", "MUFU.EX2": "e", "WARPGROUP.DEPBAR": "w"}
+    order = "".join(kinds[name] for name in re.findall(r"HGMMA|MUFU\.EX2|WARPGROUP\.DEPBAR", sass))
+    # Both warpgroups have a loop: products, the wait for the first one, exponentials, the wait for the second one.
+    assert len(re.findall(r"p{8,}we{30,}w", order)) == 2, order
+
+
+def test_kernels_are_told_by_their_form() -> None:
+    """A kernel of the user's own, of another name, in any order of arguments."""
+
+    @tk.kernel(out_type=lambda w, bias, x: like(x.shape[0], w.shape[1]))
+    def anything(w, bias, x, y):
+        j, i = tk.parallel(w.shape[1], 64), tk.parallel(x.shape[0], 64)
+        acc = tk.fold(tk.serial(x.shape[1], 64), lambda k, acc: tk.dot(x[i, k], w[k, j], acc), tk.zeros((i, j)))
+        y[i, j] = (acc + bias[j].astype(acc.dtype)).astype(y.dtype)
+
+    func = anything.trace(like(136, 72), like(72), like(72, 136)).ir
+    assert_computes(program(func), func)
