@@ -190,9 +190,7 @@ class Lowered:
     def __init__(self, family: TileFamily, interface: Interface, target: Target) -> None:
         _check_closed(interface)
         self.target, self._interface = target.name, interface
-        served, self._lowered = (
-            family.lowered_or_portable(target) if target.falls_back else family.served(target)
-        )
+        served, self._lowered = family.lowered_or_portable(target) if target.falls_back else family.served(target)
         self._member = family.member(served)
         self.ir: Func = self._member.func
         self.text: str = self._lowered.text

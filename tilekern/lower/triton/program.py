@@ -112,8 +112,8 @@ class Program:
       language: of `text`; Gluon is Triton's lower language.
       start_registers: registers of each thread when a program starts, for programs whose warps hand registers on; None
         for as many as the compiler takes.
-      group: programs of the grid that a thread block computes side by side; more than one in Gluon only, where `programs`
-        counts thread blocks.
+      group: programs of the grid that a thread block computes side by side; more than one in Gluon only, where
+        `programs` counts thread blocks.
     """
 
     name: str

@@ -49,8 +49,13 @@ def fused(rows: int, inner: int, columns: int, *operand: int) -> Func:
     """A product with an epilogue of one operand."""
     return fused_matmul_forward.trace(
         *(like(rows, inner), like(inner, columns), (like(*operand),)),
-        **{"epilogue": gelu, "saves": False, "transpose_x": False, "transpose_w": False},
-        **{"block_m": 64, "block_n": 64, "block_k": 64},
+        epilogue=gelu,
+        saves=False,
+        transpose_x=False,
+        transpose_w=False,
+        block_m=64,
+        block_n=64,
+        block_k=64,
     ).ir
 
 

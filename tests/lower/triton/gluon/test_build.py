@@ -1,4 +1,4 @@
-"""Warp-specialised programs compute what their Funcs mean: in every order of their roles, without races or deadlocks."""
+"""Warp-specialised programs compute what their Funcs mean, in any order of their roles, without races or deadlocks."""
 
 from __future__ import annotations
 
@@ -106,13 +106,11 @@ MORE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [*COMPILED, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
-)
+@pytest.mark.parametrize("name", [*COMPILED, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_machine_code_is_as_planned(name: str) -> None:
     """No spills; no product waits for another (C7515); copies, and registers handed over, are there."""
     pytest.importorskip("triton", reason="needs triton")
-    made = program({**COMPILED, **MORE}[name](), **({"num_warps": 8}))
+    made = program({**COMPILED, **MORE}[name](), num_warps=8)
     binary = compile_program(made, SM_90)
     resources = measure(binary, SM_90)
     assert resources.spills == 0 and resources.serialized is False and resources.threads == 384

@@ -171,5 +171,3 @@ def _barriers(writer: Writer, name: str, places: int, count: int) -> None:
     writer.line(f"for place in gl.static_range({places}):")
     with writer.indented():
         writer.line(f"mbarrier.init({name}.index(place), count={count})")
-
-

@@ -62,7 +62,10 @@ class Computer(Role):
         self._flights: list[_Flight] = []
         self._waited: set[Channel] = set()
         self._late = False
-        self._every = [*self._func.body.ops, *(o for op in self._func.body.ops if isinstance(op, Fold) for o in op.body.ops)]
+        self._every = [
+            *self._func.body.ops,
+            *(o for op in self._func.body.ops if isinstance(op, Fold) for o in op.body.ops),
+        ]
 
     def _begin(self) -> None:
         for columns in self._layouts.columns:
@@ -147,7 +150,9 @@ class Computer(Role):
         """Start a product."""
         pending = {flight.value for flight in self._flights}
         columns = dot.result.tile.shape[1]
-        channels = [self._plan.channels[op] for v in dot.operands if (op := loaded(v, self._every)) in self._plan.channels]
+        channels = [
+            self._plan.channels[op] for v in dot.operands if (op := loaded(v, self._every)) in self._plan.channels
+        ]
         left, right = (self._side(dot, n, columns) for n in (0, 1))
         if acc is not None and acc in pending and self._flights[-1].value is not acc:
             self._settle([acc])
@@ -225,7 +230,9 @@ class Computer(Role):
             # ptxas would move the wait up to the start of the product; it moves none across a barrier.
             self.writer.line(done[-1].again)
         deps = f"{', '.join(names)}{',' if len(names) == 1 else ''}"
-        self.writer.line(f"{', '.join(names)} = warpgroup_mma_wait({len(self._flights)}, deps=({deps}))", done[-1].dot.loc)
+        self.writer.line(
+            f"{', '.join(names)} = warpgroup_mma_wait({len(self._flights)}, deps=({deps}))", done[-1].dot.loc
+        )
         self._arrive([barrier for flight in done for barrier in flight.frees])
 
     def _arrive(self, barriers: Sequence[str], only_if: str = "") -> None:
@@ -432,7 +439,7 @@ class Computer(Role):
         return text if dot is None else self._as_left(text, dot.result.tile.shape[1])
 
     def _take_turn(self, op: Fold) -> None:
-        """Wait for the turn to multiply: a program's first one comes when the one before it has started its products."""
+        """Wait for the turn to multiply, which comes when the other program has started its products."""
         if self._buffers.turn and op in self._plan.delayed:
             parity = f"({self._steps[op]} + 1 + number) % 2"
             self.writer.line(f"mbarrier.wait({self._buffers.turn}.index(number), {parity})")
@@ -471,4 +478,3 @@ class Computer(Role):
             mask = f"tl.set_auto_layout({mask}, {layout})" if mask else ""
         masked = f", mask={mask}" if mask else ""
         self.writer.line(f"tl.store({pointer}, {self._whole(op.value)}{masked})", op.loc)
-

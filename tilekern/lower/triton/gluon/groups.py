@@ -1,7 +1,8 @@
 """Groups of programs: which programs of a grid share a thread block, and which of their loads they share.
 
-A thread block runs `count` neighbouring programs along one axis of the grid, one on each of its warpgroups. A load whose
-place does not depend on that axis is done once for all of them. The axis is the one along which loops share most bytes.
+A thread block runs `count` neighbouring programs along one axis of the grid, one on each of its warpgroups. A load
+whose place does not depend on that axis is done once for all of them. The axis is the one along which loops share most
+bytes.
 """
 
 from __future__ import annotations

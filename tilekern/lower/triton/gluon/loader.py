@@ -50,7 +50,9 @@ class Loader(Role):
         own = [op for op in channel.loads if is_own(op, self._group.varying)]
         every = [f"{n}" for n in range(self._group.count)] if own else ["0"]
         if channel.shared:
-            self._expect(channel, "0", sum(tile_bytes(op.result) * (len(every) if op in own else 1) for op in channel.loads))
+            self._expect(
+                channel, "0", sum(tile_bytes(op.result) * (len(every) if op in own else 1) for op in channel.loads)
+            )
             for op in channel.loads:
                 for which in every if op in own else ["0"]:
                     self._copy(op, channel, which)
@@ -73,7 +75,6 @@ class Loader(Role):
             place = self._memory.coordinates(self, op, self._plan.copies[op])
             filled = f"{self._buffers.filled[channel]}.index({self._at(channel, which)})"
             self.writer.line(
-                f"load_tile({self._memory.descriptor(op)}, [{place}], {filled}, "
-                f"{self._tile(op, which)})",
+                f"load_tile({self._memory.descriptor(op)}, [{place}], {filled}, {self._tile(op, which)})",
                 op.loc,
             )

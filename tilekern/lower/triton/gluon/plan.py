@@ -186,7 +186,9 @@ def _check_dot(op: Dot, block: Block) -> None:
     if not whole or kind_of(left.dtype) != "float" or left.dtype.itemsize != 2:
         raise _refusal("a product of other matrices than of bfloat16 or float16", "dots of two matrices", f"{left}")
     if rows % _ROWS or columns % 8 or columns > _COLUMNS or left.shape[1] % 16:
-        raise _refusal("a product of a size that `wgmma` does not have", "64 rows, up to 256 columns", f"{op.result.tile}")
+        raise _refusal(
+            "a product of a size that `wgmma` does not have", "64 rows, up to 256 columns", f"{op.result.tile}"
+        )
     del right, block
 
 
@@ -258,9 +260,7 @@ def _ancestors(value: Value, ops: Sequence[Op]) -> list[Op]:
     return backward_slice(ops, [value])
 
 
-def _named(
-    found: Mapping[tuple[Fold | None, frozenset[Dot]], list[Load]], group: Group
-) -> Iterator[Channel]:
+def _named(found: Mapping[tuple[Fold | None, frozenset[Dot]], list[Load]], group: Group) -> Iterator[Channel]:
     for (fold, dots), loads in found.items():
         shared = any(not is_own(op, group.varying) for op in loads)
         yield Channel("_".join(op.ref.name for op in loads), tuple(loads), fold, dots, shared)
@@ -276,7 +276,9 @@ def _check_positions(func: Func, group: Group, channels: Mapping[Load, Channel])
             for op in backward_slice(ops, [*load.operands[1:], *bounds]):
                 if isinstance(op, (Fold, Switch)) or any(v.tile.shape for v in op.results):
                     raise _refusal(
-                        "a load at a place that tiles decide", "a place of scalars", f"{op.name} of {op.results[0].tile}"
+                        "a load at a place that tiles decide",
+                        "a place of scalars",
+                        f"{op.name} of {op.results[0].tile}",
                     )
             if channel.fold and not set(channel.fold.body.args[1:]).isdisjoint(load.operands):
                 raise _refusal("a load at a place that a loop carries", "a place by the loop's index", load.ref.name)

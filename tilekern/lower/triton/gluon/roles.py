@@ -1,4 +1,4 @@
-"""The base of both roles of a warp-specialised program: its loop over groups of programs, and the bounds of its loops."""
+"""The base of both roles of a warp-specialised program: the loop over groups of programs, bounds, places in rings."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from contextlib import contextmanager
 
 from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.control import Fold
-from tilekern.ir.core import Func, Op, Value
+from tilekern.ir.core import Func, Op
 from tilekern.ir.memory import Load
 from tilekern.lower.triton.emit.emit_triton import Emitter, Scope
 from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.source_text import Expr
 from tilekern.lower.triton.gluon.plan import Channel, Plan, is_own
-
 
 WIDTH = "BLOCKS"
 """The name of the number of thread blocks, a constant of the text: divisions by it are by a known number."""

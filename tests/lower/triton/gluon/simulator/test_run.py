@@ -94,7 +94,7 @@ def test_bytes_that_nobody_announced_are_found() -> None:
 def test_a_fault_names_the_users_line() -> None:
     made = made_of(FUNCS["product"])
     text = re.sub(r"mbarrier\.wait\(x_w_filled.*", "pass", made.text)
-    with pytest.raises(InterpreterError, match="race|read before") as info:
+    with pytest.raises(InterpreterError, match=r"race|read before") as info:
         for seed in range(5):
             simulate(replace(made, text=text), inputs(FUNCS["product"]), seed=seed)
     assert info.value.loc.file.endswith("kernel.py") and "generated source" in info.value.got

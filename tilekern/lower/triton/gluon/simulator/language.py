@@ -14,9 +14,9 @@ import numpy as np
 from tilekern.ir.elementwise import TABLE
 from tilekern.ir.types import BF16, BOOL, F16, F32
 from tilekern.lower.triton.emit.expressions import LIBDEVICE
-from tilekern.lower.triton.gluon.simulator.arrays import Box, Pointer, loaded, stored
+from tilekern.lower.triton.gluon.simulator.arrays import Box, loaded, stored
 from tilekern.lower.triton.gluon.simulator.machine import Barrier, Machine
-from tilekern.lower.triton.gluon.simulator.shared import Ring, View, stamped
+from tilekern.lower.triton.gluon.simulator.shared import Ring, View
 from tilekern.lower.triton.gluon.simulator.tiles import Started, Tile, elements, integer
 
 _DTYPES = {"float32": F32, "float16": F16, "bfloat16": BF16, "int32": np.dtype(np.int32), "int64": np.dtype(np.int64)}
@@ -94,7 +94,9 @@ class Language:
         self.rings.append(ring)
         return ring
 
-    def _specialize(self, calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], warps: Any, registers: Any) -> None:
+    def _specialize(
+        self, calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], warps: Any, registers: Any
+    ) -> None:
         def started(function: Callable[..., None], arguments: tuple[Any, ...]) -> Callable[[], None]:
             numbers = (Tile(np.int32(a)) if isinstance(a, int) else a for a in arguments)
             return lambda: function(*numbers)
@@ -126,7 +128,9 @@ class Language:
     def _store(self, box: Box, corner: Sequence[Any], view: View) -> None:
         machine, at, place = self._machine, [integer(x) for x in corner], view.place
         if place.unfenced is not None:
-            machine.fail("a copy from shared memory that may not see the store before it", expected="fence_async_shared()")
+            machine.fail(
+                "a copy from shared memory that may not see the store before it", expected="fence_async_shared()"
+            )
         before = dict(machine.role.clock)
 
         def copy(clock: dict[int, int]) -> None:
@@ -179,7 +183,9 @@ def _as_started(value: Any) -> Any:
 
 def _meaning(name: str) -> Callable[..., Tile]:
     """A row of the elementwise table as a function of tiles."""
-    return lambda *operands: Tile(TABLE[name].meaning(*(np.asarray(elements(x), F32) if not isinstance(x, Tile) else x.data for x in operands)))
+    return lambda *operands: Tile(
+        TABLE[name].meaning(*(np.asarray(elements(x), F32) if not isinstance(x, Tile) else x.data for x in operands))
+    )
 
 
 def _pointwise(function: Callable[..., Any], x: Any, y: Any) -> Any:

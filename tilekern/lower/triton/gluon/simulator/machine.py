@@ -3,11 +3,11 @@
 Each role is a thread of Python, of which one runs at a time. It hands over at every barrier and at every asynchronous
 operation; a seed decides who goes on: a role, a copy, or a product. So a seed stands for one of the possible orders.
 
-Whatever the order, *clocks* tell what must happen before what (Lamport's relation, by vector clocks as in FastTrack, Flanagan
-and Freund 2009). A role counts its steps; it hands its clock to the barriers that it arrives at, and takes over that of the
-barriers that it waits for. Each copy and product has a clock of its own, which begins with that of the role that started it.
-Two accesses of one place, at least one of them a write, are a race if neither happens before the other; also if they did not
-meet in this run.
+Whatever the order, *clocks* tell what must happen before what (Lamport's relation, by vector clocks, as in Flanagan and
+Freund 2009, "FastTrack"). A role counts its steps. It hands its clock to the barriers that it arrives at, and takes over
+the clocks of those that it waits for. Each copy and product has a clock of its own, which begins with that of the role
+that started it. Two accesses of one place, at least one of them a write, are a race if neither happens before the
+other; also if they did not meet in this run.
 """
 
 from __future__ import annotations
@@ -163,7 +163,9 @@ class Machine:
 
     def _check_end(self, role: Role) -> None:
         if role.stores:
-            self.fail("a role ends while shared memory is read for its stores", role.stores[0].line, "tma.store_wait(0)")
+            self.fail(
+                "a role ends while shared memory is read for its stores", role.stores[0].line, "tma.store_wait(0)"
+            )
         if role.products:
             self.fail("a role ends before a product that it started", role.products[0].line, "warpgroup_mma_wait(0)")
 

@@ -34,15 +34,21 @@ def simulate(program: Program, inputs: Sequence[Array], *, seed: int = 0, blocks
       blocks: thread blocks of the launch, at most; groups of programs are spread over as many as there are.
 
     Raises:
-      InterpreterError: two accesses of shared memory race, roles wait for one another for ever, or a barrier gets what was
-        not announced; at the user's line.
+      InterpreterError: two accesses of shared memory race, roles wait for one another for ever, or a barrier gets what
+        was not announced; at the user's line.
       OutOfBoundsError: an access is outside of its array.
       UnwrittenError: an element of a result is never stored.
       WriteConflictError: two thread blocks store one element.
     """
     arrays = [*inputs, *program.constants]
-    buffers = [GlobalArray(a.name, np.asarray(arrays[n]), False) for n, a in zip(program.operands, program.arguments, strict=False)]
-    results = [GlobalArray(a.name, np.zeros(r.shape, r.dtype), True) for r, a in zip(program.results, program.arguments[len(buffers) :], strict=True)]
+    buffers = [
+        GlobalArray(a.name, np.asarray(arrays[n]), False)
+        for n, a in zip(program.operands, program.arguments, strict=False)
+    ]
+    results = [
+        GlobalArray(a.name, np.zeros(r.shape, r.dtype), True)
+        for r, a in zip(program.results, program.arguments[len(buffers) :], strict=True)
+    ]
     arguments = [_argument(a, x) for a, x in zip(program.arguments, [*buffers, *results], strict=True)]
     count = min(blocks, program.programs)
     file = f"<simulated {hashlib.sha256(program.text.encode()).hexdigest()[:12]}>"

@@ -36,6 +36,9 @@ class Tile:
     def __bool__(self) -> bool:
         return bool(self.data)
 
+    def __invert__(self) -> Tile:
+        return Tile(~self.data)
+
     def __index__(self) -> int:
         return int(self.data)
 
@@ -67,12 +70,26 @@ def _remainder(x: Any, y: Any) -> Any:
     return x - _divided(x, y) * y
 
 
-for _name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "lshift", "rshift", "eq", "ne", "lt", "le", "gt", "ge"):
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+):
     _install(_name, getattr(operator, f"{_name}_" if _name in ("and", "or") else _name))
 _install("floordiv", _divided)
 _install("mod", _remainder)
-setattr(Tile, "__invert__", lambda self: Tile(~self.data))
-setattr(Tile, "__hash__", object.__hash__)
 
 
 class Started:
