@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from bench.gpu import peers
 from bench.gpu.peers import Peer
 from bench.gpu.speed import Comparison, attention, attention_gradient, product
+from tilekern._machine import compute_capability
 from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention_forward
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.matmul import matmul
@@ -30,20 +31,30 @@ MATMUL = {
     "num_warps": (4, 8),
     "num_stages": (3, 4, 5),
 }
+# For the Gluon emitter: blocks of one warpgroup, and warps of all that compute.
+GLUON_ATTENTION = {"block_q": (64,), "block_k": (64, 128), "num_warps": (8, 12), "num_stages": (2, 3)}
+GLUON_MATMUL = {
+    "block_m": (64, 128),
+    "block_n": (128, 256),
+    "block_k": (64, 128),
+    "num_warps": (8, 12),
+    "num_stages": (2, 3, 4),
+}
+GLUON = "cuda:sm_90+gluon"
 LENGTHS, WIDTHS, SIZES = (1024, 4096, 16384), (64, 128, 256), (4096, 8192)
 
 
 def variants(kernel: str) -> Iterator[Comparison]:
     """All variants on all sizes: choose with --only, e.g. "d128 s4096 causal"."""
     if kernel == "matmul":
-        for size, options in itertools.product(SIZES, _options(MATMUL)):
+        for size, options in itertools.product(SIZES, (*_options(MATMUL), *_of_gluon(GLUON_MATMUL))):
             yield _variant(product(size), partial(_product, options=options), options, _first_product)
         return
     if kernel == "backward":
         yield from _backwards()
         return
     for length, width, causal in itertools.product(LENGTHS, WIDTHS, (False, True)):
-        for options in _options(ATTENTION):
+        for options in (*_options(ATTENTION), *_of_gluon(GLUON_ATTENTION)):
             ours = partial(_forward, causal=causal, options=options)
             peer = partial(_first_cudnn, causal=causal)
             yield _variant(attention(length, width, causal), ours, options, peer)
@@ -58,7 +69,14 @@ def _backwards() -> Iterator[Comparison]:
             yield _variant(one, partial(_backward, name=name, causal=causal, options=options), options, _no_peers)
 
 
-def _variant(base: Comparison, ours: Callable[..., Any], options: dict[str, int], peer: Any) -> Comparison:
+def _of_gluon(choices: dict[str, tuple[int, ...]]) -> Iterator[dict[str, Any]]:
+    """Variants of the Gluon emitter, where the GPU of the machine has it."""
+    if compute_capability() == 90:
+        for options in _options(choices):
+            yield {**options, "target": GLUON}
+
+
+def _variant(base: Comparison, ours: Callable[..., Any], options: dict[str, Any], peer: Any) -> Comparison:
     name = " ".join(f"{name.removeprefix('block_').removeprefix('num_')}{value}" for name, value in options.items())
     tags = {"tuned": base.name, **options}
     return Comparison(f"tune {base.name} {name}", ours, base.arrays, peer, base.flops, seconds=3.0, tags=tags)
@@ -69,7 +87,7 @@ def _options(choices: dict[str, tuple[int, ...]]) -> Iterator[dict[str, int]]:
         yield dict(zip(choices, values, strict=True))
 
 
-def _product(x: Any, w: Any, *, options: dict[str, int]) -> Any:
+def _product(x: Any, w: Any, *, options: dict[str, Any]) -> Any:
     return matmul(x, w, **options)
 
 
@@ -77,7 +95,7 @@ def _first_product(sets: Any) -> Iterator[Peer]:
     return itertools.islice(peers.matmul(sets), 1)
 
 
-def _forward(query: Any, key: Any, value: Any, *, causal: bool, options: dict[str, int]) -> Any:
+def _forward(query: Any, key: Any, value: Any, *, causal: bool, options: dict[str, Any]) -> Any:
     """The forward kernel itself, because the public function takes blocks, but no warps and stages."""
     out, _, _ = flash_attention_forward(
         *(query, key, value, Extras()),

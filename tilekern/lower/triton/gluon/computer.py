@@ -150,9 +150,8 @@ class Computer(Role):
         """Start a product."""
         pending = {flight.value for flight in self._flights}
         columns = dot.result.tile.shape[1]
-        channels = [
-            self._plan.channels[op] for v in dot.operands if (op := loaded(v, self._every)) in self._plan.channels
-        ]
+        loads = [loaded(v, self._every) for v in dot.operands]
+        channels = [self._plan.channels[op] for op in loads if op is not None and op in self._plan.channels]
         left, right = (self._side(dot, n, columns) for n in (0, 1))
         if acc is not None and acc in pending and self._flights[-1].value is not acc:
             self._settle([acc])

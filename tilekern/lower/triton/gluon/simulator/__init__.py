@@ -4,6 +4,7 @@ machine   thread blocks: roles in turns, asynchronous copies and products, barri
 shared    shared memory: what is written and read there, and in which order
 arrays    arrays in global memory, by descriptors and by pointers
 tiles     tiles in registers
-language  Gluon's functions, as far as our programs call them
+functions Gluon's functions of tiles, as far as our programs call them
+language  Gluon's modules, for one thread block
 run       a program and its inputs → its outputs
 """

@@ -4,16 +4,16 @@ Each role is a thread of Python, of which one runs at a time. It hands over at e
 operation; a seed decides who goes on: a role, a copy, or a product. So a seed stands for one of the possible orders.
 
 Whatever the order, *clocks* tell what must happen before what (Lamport's relation, by vector clocks, as in Flanagan and
-Freund 2009, "FastTrack"). A role counts its steps. It hands its clock to the barriers that it arrives at, and takes over
-the clocks of those that it waits for. Each copy and product has a clock of its own, which begins with that of the role
-that started it. Two accesses of one place, at least one of them a write, are a race if neither happens before the
+Freund 2009, "FastTrack"). A role counts its steps. It hands its clock to the barriers that it arrives at, and takes
+over the clocks of those that it waits for. Each copy and product has a clock of its own, which begins with that of the
+role that started it. Two accesses of one place, at least one of them a write, are a race if neither happens before the
 other; also if they did not meet in this run.
 """
 
 from __future__ import annotations
 
+import inspect
 import random
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -119,7 +119,7 @@ class Machine:
 
     def line(self) -> int:
         """The line of the text that runs."""
-        frame = sys._getframe(1)
+        frame = inspect.currentframe()
         while frame is not None and frame.f_code.co_filename != self._file:
             frame = frame.f_back
         return 0 if frame is None else frame.f_lineno

@@ -16,7 +16,8 @@ from tilekern.ir.core import Array
 from tilekern.ir.types import kind_of, round_to
 from tilekern.lower.triton.gluon.roles import WIDTH
 from tilekern.lower.triton.gluon.simulator.arrays import Box, GlobalArray, Pointer
-from tilekern.lower.triton.gluon.simulator.language import Language, scalars
+from tilekern.lower.triton.gluon.simulator.functions import scalars
+from tilekern.lower.triton.gluon.simulator.language import Language
 from tilekern.lower.triton.gluon.simulator.machine import FaultError, Machine
 from tilekern.lower.triton.program import Argument, Program
 
@@ -76,6 +77,7 @@ def _run(program: Program, code: Any, machine: Machine, arguments: Sequence[Any]
     language = Language(machine)
 
     def imported(name: str, globals: Any = None, locals: Any = None, names: Sequence[str] = (), level: int = 0) -> Any:
+        del name, globals, locals, level
         return SimpleNamespace(**{n: language.modules[n] for n in names})
 
     module: dict[str, Any] = {"__name__": "simulated", "range": scalars}
