@@ -100,9 +100,9 @@ class Kernel:
     factor: float = 2.0
 
 
-def product(x: jax.Array, w: jax.Array) -> jax.Array:
+def product(x: jax.Array, w: jax.Array, target: str | None = None) -> jax.Array:
     """`matmul` as a plain function, which `partial` and processes can handle."""
-    return matmul.matmul(x, w)
+    return matmul.matmul(x, w, target=target)
 
 
 def silu_gate(gate: jax.Array, up: jax.Array) -> jax.Array:

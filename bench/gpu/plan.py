@@ -44,6 +44,7 @@ def _benchmark() -> list[Item]:
         *aimed,
         *steps[:2],
         *products,
+        *map(speed.by_gluon, (*aimed, *products) if speed.has_gluon() else ()),
         *rows[:3],
         speed.Dispatch(),
         *batches[:FIRST_BATCHES],

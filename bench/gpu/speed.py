@@ -21,6 +21,7 @@ from bench.gpu.gradients import loss_gradients
 from bench.gpu.item import Item, Record, lowerings_of
 from bench.gpu.peers import Peer
 from bench.timing import dispatch_medians
+from tilekern._machine import compute_capability
 from tilekern.kernels import cross_entropy, flash_attention, layer_norm, ragged_dot, rms_norm, rope, softmax, swiglu
 from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
 from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
@@ -197,6 +198,15 @@ def attention_flops(length: int, causal: bool) -> float:
     return 4.0 * TOKENS * length * HIDDEN * (0.5 if causal else 1.0)
 
 
+GLUON = "cuda:sm_90+gluon"
+"""The target of warp-specialised programs."""
+
+
+def has_gluon() -> bool:
+    """True if the GPU of the machine is one that they are for, or if there is none, as in a dry run."""
+    return compute_capability() in (None, 90)
+
+
 def attention(length: int, width: int, causal: bool) -> Comparison:
     """Flash attention, forward."""
     aimed = width == 128 and length >= 4096
@@ -239,6 +249,12 @@ def product(size: int) -> Comparison:
     """A matrix product."""
     arrays = partial(product_arrays, size=size)
     return Comparison(f"matmul {size}", numerics.product, arrays, peers.matmul, 2.0 * size**3, 0.85, "")
+
+
+def by_gluon(base: Comparison) -> Comparison:
+    """The same, by warp-specialised programs."""
+    assert base.ours is not None
+    return replace(base, name=f"{base.name} by gluon", ours=partial(base.ours, target=GLUON), aim=None)
 
 
 def normal(key: jax.Array, *, shapes: Sequence[tuple[int, ...]], dtype: Any = jnp.bfloat16) -> list[jax.Array]:

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from bench.gpu import peers
 from bench.gpu.peers import Peer
-from bench.gpu.speed import Comparison, attention, attention_gradient, product
-from tilekern._machine import compute_capability
+from bench.gpu.speed import GLUON, Comparison, attention, attention_gradient, has_gluon, product
 from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention_forward
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.matmul import matmul
@@ -40,7 +39,6 @@ GLUON_MATMUL = {
     "num_warps": (8, 12),
     "num_stages": (2, 3, 4),
 }
-GLUON = "cuda:sm_90+gluon"
 LENGTHS, WIDTHS, SIZES = (1024, 4096, 16384), (64, 128, 256), (4096, 8192)
 
 
@@ -70,10 +68,9 @@ def _backwards() -> Iterator[Comparison]:
 
 
 def _of_gluon(choices: dict[str, tuple[int, ...]]) -> Iterator[dict[str, Any]]:
-    """Variants of the Gluon emitter, where the GPU of the machine has it."""
-    if compute_capability() == 90:
-        for options in _options(choices):
-            yield {**options, "target": GLUON}
+    """Variants of the Gluon emitter, on GPUs that it emits for."""
+    for options in _options(choices) if has_gluon() else ():
+        yield {**options, "target": GLUON}
 
 
 def _variant(base: Comparison, ours: Callable[..., Any], options: dict[str, Any], peer: Any) -> Comparison:

@@ -1,4 +1,4 @@
-"""Gluon's functions of tiles, as far as our programs call them. Gluon's compiler checks layouts; here they are ignored."""
+"""Gluon's functions of tiles, as far as our programs call them; layouts, which Gluon's compiler checks, are ignored."""
 
 from __future__ import annotations
 
