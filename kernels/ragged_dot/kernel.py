@@ -14,15 +14,16 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import depth, even, power_of_two, stages, takes_registers, tiled
+from tilekern.kernels.ragged_dot.products import Operands, products
 
 
 def _columns(rhs: Any, transpose_rhs: bool) -> int:
     return rhs.shape[1 if transpose_rhs else 2]
 
 
-def out_type(lhs: Any, rhs: Any, ends: Any, *, transpose_rhs: bool) -> jax.ShapeDtypeStruct:
-    """The type of the result."""
-    return jax.ShapeDtypeStruct((lhs.shape[0], _columns(rhs, transpose_rhs)), lhs.dtype)
+def out_type(lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool, out_dtype: Any = None) -> jax.ShapeDtypeStruct:
+    """The type of the result, in the dtype of lhs if None is given."""
+    return jax.ShapeDtypeStruct((lhs.shape[0], _columns(rhs, transpose_rhs)), out_dtype or lhs.dtype)
 
 
 def visited(i: tk.Tile, ends: tk.Ref) -> Any:
@@ -41,6 +42,7 @@ def ragged_dot_forward(
     out: tk.Ref,
     *,
     transpose_rhs: bool = False,
+    out_dtype: Any = None,
     block_m: tk.Block = 128,
     block_n: tk.Block = 128,
     block_k: tk.Block = 64,
@@ -50,22 +52,25 @@ def ragged_dot_forward(
     The rows of group g are ends[g - 1], ..., ends[g] - 1, and out[rows] = lhs[rows] @ rhs[g], accumulated in float32
     (float64 for float64). Rows from ends[G - 1] on are 0. With `transpose_rhs` rhs is given as [G, N, K].
     """
+    given = Operands(lhs, (rhs,), None, (None,), transpose_rhs)
     i = tk.parallel(lhs.shape[0], block_m)
     j = tk.parallel(out.shape[1], block_n)
-    inner, wide = lhs.shape[1], tk.accumulator(lhs.dtype)
+    out[i, j] = tile_of_groups(given, i, j, ends, tk.zeros((i, j), given.wide), block_k).astype(out.dtype)
 
-    def add_group(g: jax.Array, out_tile: jax.Array) -> jax.Array:
+
+def tile_of_groups(
+    given: Operands, i: tk.Tile, j: tk.Tile, ends: tk.Ref, start: jax.Array, block_k: int, *, adds: bool = False
+) -> jax.Array:
+    """A tile of products: of `start` in rows that no group has; added to `start` everywhere, if it `adds`."""
+    inner = given.lhs.shape[1]
+
+    def add_group(g: jax.Array, tile: jax.Array) -> jax.Array:
         begin, end = ends[g - 1], ends[g]  # ends[-1] is outside of the array: a load gives 0
-
-        def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
-            return tk.dot(lhs[i, k], rhs[g, j, k].T if transpose_rhs else rhs[g, k, j], acc)
-
-        needed = tk.serial(inner, block_k, stop=jnp.where(begin < end, inner, 0), whole_tiles=True)
-        product = tk.fold(needed, step, tk.zeros((i, j), wide))
+        (product,) = products(given, i, j, g, jnp.where(begin < end, inner, 0), block_k)
         mine = (i.indices >= begin) & (i.indices < end)
-        return jnp.where(mine[:, None], product, out_tile)
+        return jnp.where(mine[:, None], tile + product if adds else product, tile)
 
-    out[i, j] = tk.fold(visited(i, ends), add_group, tk.zeros((i, j), wide)).astype(out.dtype)
+    return tk.fold(visited(i, ends), add_group, start)
 
 
 def cpu_blocks(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int]:

@@ -11,12 +11,12 @@ import tilekern as tk
 from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_rows, is_float, require
+from tilekern.kernels.quantization import rounded, scale_of
 from tilekern.kernels.rows import cached_blocks, coarse_blocks, gpu_blocks, tpu_blocks
 
 hide_frames(__file__)
 
-# The largest number of each dtype that a scaled row is mapped to.
-LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
+DTYPES = ("int8", "float8_e4m3fn")
 
 
 def rms_norm_quantized(
@@ -67,7 +67,7 @@ def rms_norm_quantized(
         x=x,
         weight=weight,
     )
-    if str(dtype) not in LARGEST and getattr(dtype, "__name__", "") not in LARGEST:
+    if str(dtype) not in DTYPES and getattr(dtype, "__name__", "") not in DTYPES:
         raise ArgumentError(
             "rms_norm_quantized has no values of this dtype",
             expected="int8 or float8_e4m3fn",
@@ -107,10 +107,8 @@ def rms_norm_quantized_forward(
     s = s * jax.lax.rsqrt((s * s).sum(axis=1) / x.shape[1] + eps)[:, None]
     s = s if weight is None else s * (weight[:].astype(jnp.float32) + offset)[None, :]
     largest = jnp.abs(s).max(axis=1)
-    scale = jnp.where(largest == 0, 1, largest / LARGEST[dtype])
-    scaled = s / scale[:, None]
-    scaled = jnp.round(scaled) if dtype == "int8" else scaled
-    values[i] = jnp.clip(scaled, -LARGEST[dtype], LARGEST[dtype]).astype(values.dtype)
+    scale = scale_of(largest, dtype)
+    values[i] = rounded(s / scale[:, None], dtype)
     scales[i] = scale
 
 

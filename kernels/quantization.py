@@ -1,0 +1,159 @@
+"""Quantisation of arrays to 8 and 4 bits: a scale for each block of numbers, found from its largest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tilekern.authoring import describe, hide_frames
+from tilekern.errors import ArgumentError
+from tilekern.kernels.api import is_float, require
+
+hide_frames(__file__)
+
+# The largest number of each dtype that the largest number of a block is mapped to.
+LARGEST = {"int4": 7.0, "int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+
+
+def is_quantized(x: Any) -> bool:
+    """True if x is an array of a dtype of `LARGEST`."""
+    return str(getattr(x, "dtype", None)) in LARGEST
+
+
+def scale_of(largest: jax.Array, dtype: str) -> jax.Array:
+    """The scale of numbers of at most this size, float32. Numbers too small to have one count as zeros: scale 1."""
+    scale = largest / LARGEST[dtype]
+    return jnp.where(scale < jnp.finfo(jnp.float32).tiny, 1, scale)
+
+
+def rounded(scaled: jax.Array, dtype: str) -> jax.Array:
+    """Numbers in units of their scale, as the nearest of a dtype; ties go to even, and what is too large is cut."""
+    scaled = jnp.round(scaled) if dtype.startswith("int") else scaled
+    return jnp.clip(scaled, -LARGEST[dtype], LARGEST[dtype]).astype(dtype)
+
+
+def quantize(
+    x: jax.Array, block: Sequence[int | None], *, dtype: Any = "int8"
+) -> tuple[jax.Array, jax.Array]:
+    """Values of 8 or 4 bits and a float32 scale for each block, such that x is about `dequantize(values, scales)`.
+
+    The largest number of a block becomes 127 (int8), 7 (int4), 448 (float8_e4m3fn) or 57344 (float8_e5m2) in size, the
+    others the nearest number, ties to even. A block of zeros has the scale 1, one with NaN the scale NaN. Derivatives
+    take both results as constants.
+
+    Args:
+      x: float32, bfloat16 or float16.
+      block: numbers that share a scale along each of the last dims, None for all of a dim; 1 along the dims before.
+        Rows of activations are (1, None), columns of matrices (None, 1); the model of DeepSeek-V3 has (1, 128) for
+        activations and (128, 128) for matrices.
+      dtype: "int8", "int4", "float8_e4m3fn" or "float8_e5m2", or such a dtype.
+
+    Returns:
+      values: of the shape of x and the dtype.
+      scales: float32, for each dim its size divided by that of the block.
+
+    Raises:
+      tilekern.errors.ArgumentError: the dtype is another, or blocks do not divide the dims.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.quantization import quantize
+      >>> quantize(jnp.array([[3.0, -1.0], [0.0, 0.0]]), (1, None))[0]
+      Array([[127, -42],
+             [  0,   0]], dtype=int8)
+    """
+    require(
+        is_float(x) and x.dtype != jnp.float64,
+        "quantize",
+        expected="x of float32, bfloat16 or float16",
+        fix="cast with .astype",
+        x=x,
+    )
+    name = _name(dtype)
+    sizes = _sizes(x.shape, block)
+    # Each dim as blocks and the numbers of a block.
+    parts = [n for dim, size in zip(x.shape, sizes, strict=True) for n in (dim // size if size else 0, size)]
+    within = tuple(range(1, len(parts), 2))
+    wide = jax.lax.stop_gradient(x).astype(jnp.float32).reshape(parts)
+    scales = scale_of(jnp.abs(wide).max(within, keepdims=True, initial=0), name)
+    return rounded(wide / scales, name).reshape(x.shape), scales.squeeze(within)
+
+
+def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
+    """Values times the scales of their blocks, computed in float32 (float64 for scales of float64).
+
+    Args:
+      values: numbers of any dtype.
+      scales: an array with as many dims, of which each divides that of the values.
+      dtype: of the result.
+
+    Returns:
+      An array of the shape of the values.
+
+    Raises:
+      tilekern.errors.ArgumentError: the scales do not divide the values into blocks.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tilekern.kernels.quantization import dequantize
+      >>> dequantize(jnp.array([1, 2, 3, 4]), jnp.array([1.0, 10.0]))
+      Array([ 1.,  2., 30., 40.], dtype=float32)
+    """
+    require(
+        divides(scales, values.shape),
+        "dequantize",
+        expected="scales with as many dims as the values, each of which divides that of the values",
+        fix="keep dims of blocks that are whole: rows of values[M, K] have scales[M, 1]",
+        values=values,
+        scales=scales,
+    )
+    wide = jnp.promote_types(scales.dtype, jnp.float32)
+    return (values.astype(wide) * expanded(scales.astype(wide), values.shape)).astype(dtype)
+
+
+def divides(scales: Any, shape: Sequence[int]) -> bool:
+    """True if the scales are floats that cut an array of this shape into blocks of one size."""
+    if not is_float(scales) or scales.ndim != len(shape):
+        return False
+    return all(n > 0 and dim % n == 0 for n, dim in zip(scales.shape, shape, strict=True))
+
+
+def expanded(scales: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """The scale of each number of an array of this shape; scales of a whole dim stay one."""
+    for axis, (count, dim) in enumerate(zip(scales.shape, shape, strict=True)):
+        if count not in (1, dim):
+            scales = jnp.repeat(scales, dim // count, axis=axis)
+    return scales
+
+
+def _name(dtype: Any) -> str:
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = ""
+    if name in LARGEST:
+        return name
+    raise ArgumentError(
+        "quantize has no values of this dtype",
+        expected=f"one of {', '.join(LARGEST)}",
+        got=f"dtype = {describe(dtype)}",
+        fix='leave it out for int8, or give "float8_e4m3fn"',
+    )
+
+
+def _sizes(shape: tuple[int, ...], block: Any) -> list[int]:
+    given: list[Any] = list(block) if isinstance(block, tuple | list) else [block]
+    every = [1] * (len(shape) - len(given)) + given
+    whole = [dim if size is None else size for dim, size in zip(shape, every, strict=False)]
+    fits = len(every) == len(shape) and all(isinstance(n, int) for n in whole)
+    if fits and all(n == dim or (n > 0 and dim % n == 0) for dim, n in zip(shape, whole, strict=True)):
+        return whole
+    raise ArgumentError(
+        "the blocks of quantize do not divide the array",
+        expected=f"a divisor of each of the last dims of {list(shape)}, or None for all of it",
+        got=f"block = {block!r}",
+        fix="pad the array with zeros to a multiple of the block",
+    )
