@@ -8,9 +8,20 @@ import jax
 import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames
-from tilekern.kernels.api import as_int32, is_float, is_integer, require
+from tilekern.kernels.api import as_int32, is_float
+from tilekern.kernels.ragged_dot.accumulated import ragged_contracting_into, ragged_dot_into
+from tilekern.kernels.ragged_dot.arguments import (
+    check_accumulate,
+    check_contracting,
+    check_groups,
+    check_scales,
+    ends_of,
+    result_dtype,
+    with_scales,
+)
 from tilekern.kernels.ragged_dot.contracting import ragged_contracting_forward
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
+from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
 
 hide_frames(__file__)
 
@@ -21,6 +32,10 @@ def ragged_dot(
     group_sizes: jax.Array,
     *,
     transpose_rhs: bool = False,
+    lhs_scale: jax.Array | None = None,
+    rhs_scale: jax.Array | None = None,
+    accumulate: jax.Array | None = None,
+    out_dtype: Any = None,
     target: str | None = None,
     block_m: int | None = None,
     block_n: int | None = None,
@@ -59,12 +74,22 @@ def ragged_dot(
       Array([  1.,   1., 100.,   0.,   0.], dtype=float32)
     """
     check_groups("ragged_dot", lhs, rhs, group_sizes, transpose_rhs)
-    rows, groups = lhs.shape[0], rhs.shape[0]
-    if groups == 0:
-        return jnp.zeros((rows, rhs.shape[1 if transpose_rhs else 2]), lhs.dtype)
-    ends = ends_of(as_int32(group_sizes), rows)
-    blocks = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
-    return ragged_dot_forward(lhs, rhs, ends, transpose_rhs=transpose_rhs, target=target, **blocks)
+    check_scales("ragged_dot", lhs, rhs, lhs_scale, rhs_scale, transpose_rhs)
+    shape = lhs.shape[0], rhs.shape[1 if transpose_rhs else 2]
+    check_accumulate("ragged_dot", accumulate, out_dtype, shape)
+    dtype = result_dtype("ragged_dot", out_dtype, lhs, rhs)
+    if 0 in (*shape, lhs.shape[1], rhs.shape[0]):
+        return jnp.zeros(shape, dtype) if accumulate is None else accumulate
+    ends = ends_of(as_int32(group_sizes), lhs.shape[0])
+    static: Any = {"transpose_rhs": transpose_rhs, "target": target}
+    static |= {"block_m": block_m, "block_n": block_n, "block_k": block_k}
+    plain = lhs_scale is None and rhs_scale is None and lhs.dtype == rhs.dtype and is_float(lhs)
+    lhs, rhs, *scales = with_scales(lhs, rhs, lhs_scale, rhs_scale, transpose_rhs)
+    if accumulate is not None:
+        return ragged_dot_into(accumulate, lhs, rhs, ends, *scales, **static)
+    if plain:
+        return ragged_dot_forward(lhs, rhs, ends, out_dtype=dtype, **static)
+    return scaled_ragged_dot_forward(lhs, rhs, ends, *scales, out_dtype=dtype, **static)
 
 
 def ragged_contracting_dot(
@@ -72,6 +97,8 @@ def ragged_contracting_dot(
     rhs: jax.Array,
     group_sizes: jax.Array,
     *,
+    accumulate: jax.Array | None = None,
+    out_dtype: Any = None,
     target: str | None = None,
     block_m: int | None = None,
     block_n: int | None = None,
@@ -104,52 +131,14 @@ def ragged_contracting_dot(
       >>> ragged_contracting_dot(jnp.arange(5.0)[:, None], jnp.ones((5, 1)), jnp.array([2, 0, 2])).ravel()
       Array([1., 0., 5.], dtype=float32)
     """
-    _check_contracting(lhs, rhs, group_sizes)
-    if group_sizes.shape[0] == 0:
-        return jnp.zeros((0, lhs.shape[1], rhs.shape[1]), lhs.dtype)
+    check_contracting(lhs, rhs, group_sizes)
+    shape = group_sizes.shape[0], lhs.shape[1], rhs.shape[1]
+    check_accumulate("ragged_contracting_dot", accumulate, out_dtype, shape)
+    dtype = result_dtype("ragged_contracting_dot", out_dtype, lhs, rhs)
+    if 0 in shape:
+        return jnp.zeros(shape, dtype) if accumulate is None else accumulate
     ends = ends_of(as_int32(group_sizes), lhs.shape[0])
-    blocks = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
-    return ragged_contracting_forward(lhs, rhs, ends, target=target, **blocks)
-
-
-def ends_of(sizes: jax.Array, rows: int) -> jax.Array:
-    """The ends of groups of these sizes, at most `rows`: int32[G]. Sums are cut at `rows` on the way."""
-    last = jnp.uint32(rows)
-
-    def add(end: jax.Array, size: jax.Array) -> jax.Array:
-        return jnp.minimum(end + size, last)
-
-    inside = jnp.clip(sizes, 0, rows).astype(jnp.uint32)
-    return jax.lax.associative_scan(add, inside).astype(jnp.int32)
-
-
-def check_groups(function: str, lhs: Any, rhs: Any, group_sizes: Any, transpose_rhs: bool) -> None:
-    """Raise an `ArgumentError` of a `function` unless the arrays fit."""
-    fits = _are_of_one_dtype(lhs, rhs, group_sizes) and (lhs.ndim, rhs.ndim, group_sizes.ndim) == (2, 3, 1)
-    matrices = "rhs[G, N, K]" if transpose_rhs else "rhs[G, K, N]"
-    require(
-        fits and lhs.shape[1] == rhs.shape[2 if transpose_rhs else 1] and rhs.shape[0] == group_sizes.shape[0],
-        function,
-        expected=f"lhs[M, K] and {matrices} of one float dtype of at least 16 bits, integer group_sizes[G]",
-        fix="reshape leading dims into M; cast with .astype",
-        lhs=lhs,
-        rhs=rhs,
-        group_sizes=group_sizes,
-    )
-
-
-def _check_contracting(lhs: Any, rhs: Any, group_sizes: Any) -> None:
-    fits = _are_of_one_dtype(lhs, rhs, group_sizes) and (lhs.ndim, rhs.ndim, group_sizes.ndim) == (2, 2, 1)
-    require(
-        fits and lhs.shape[0] == rhs.shape[0],
-        "ragged_contracting_dot",
-        expected="lhs[M, K] and rhs[M, N] of one float dtype of at least 16 bits, integer group_sizes[G]",
-        fix="reshape leading dims into M; cast with .astype",
-        lhs=lhs,
-        rhs=rhs,
-        group_sizes=group_sizes,
-    )
-
-
-def _are_of_one_dtype(lhs: Any, rhs: Any, group_sizes: Any) -> bool:
-    return is_float(lhs) and is_float(rhs) and is_integer(group_sizes) and lhs.dtype == rhs.dtype
+    static: Any = {"target": target, "block_m": block_m, "block_n": block_n, "block_k": block_k}
+    if accumulate is not None:
+        return ragged_contracting_into(accumulate, lhs, rhs, ends, **static)
+    return ragged_contracting_forward(lhs, rhs, ends, out_dtype=dtype, **static)

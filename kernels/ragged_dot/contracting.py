@@ -10,9 +10,9 @@ import tilekern as tk
 from tilekern.kernels.blocks import depth, even, power_of_two, tiled
 
 
-def out_type(lhs: Any, rhs: Any, ends: Any) -> jax.ShapeDtypeStruct:
-    """The type of the result."""
-    return jax.ShapeDtypeStruct((ends.shape[0], lhs.shape[1], rhs.shape[1]), lhs.dtype)
+def out_type(lhs: Any, rhs: Any, ends: Any, *, out_dtype: Any = None) -> jax.ShapeDtypeStruct:
+    """The type of the result, in the dtype of lhs if None is given."""
+    return jax.ShapeDtypeStruct((ends.shape[0], lhs.shape[1], rhs.shape[1]), out_dtype or lhs.dtype)
 
 
 @tk.kernel(out_type=out_type, linear=("lhs",))
@@ -22,6 +22,7 @@ def ragged_contracting_forward(
     ends: tk.Ref,
     out: tk.Ref,
     *,
+    out_dtype: Any = None,
     block_k: tk.Block = 128,
     block_n: tk.Block = 128,
     block_m: tk.Block = 64,
@@ -35,16 +36,24 @@ def ragged_contracting_forward(
     k, j = tk.grid((lhs.shape[1], block_k), (rhs.shape[1], block_n), order=tk.grouped(8))
     g = tk.parallel(ends.shape[0])
 
+    start = tk.zeros((k, j), tk.accumulator(lhs.dtype))
+    out[g, k, j] = matrix_tile(lhs, rhs, ends, g, k, j, start, block_m).astype(out.dtype)
+
+
+def matrix_tile(
+    lhs: tk.Ref, rhs: tk.Ref, ends: tk.Ref, g: jax.Array, k: tk.Tile, j: tk.Tile, start: jax.Array, block_m: int
+) -> jax.Array:
+    """Tile (k, j) of the matrix of group g, plus `start`."""
+
     def step(i: tk.Tile, acc: jax.Array) -> jax.Array:
         return tk.dot(lhs[i, k].T, rhs[i, j], acc)
 
     # ends[-1] is outside of the array: a load gives 0
     rows = tk.serial(lhs.shape[0], block_m, start=ends[g - 1], stop=ends[g])
-    out[g, k, j] = tk.fold(rows, step, tk.zeros((k, j), tk.accumulator(lhs.dtype))).astype(out.dtype)
+    return tk.fold(rows, step, start)
 
 
-@ragged_contracting_forward.schedule("cpu")
-def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+def cpu_blocks(lhs: Any, rhs: Any) -> dict[str, int]:
     """Few rows, because the lanes of a tile that another group has are computed, too."""
     return {
         "block_k": even(lhs.shape[1], 1024),
@@ -53,8 +62,7 @@ def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
     }
 
 
-@ragged_contracting_forward.schedule("cpu:llvm")
-def _llvm(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+def llvm_blocks(lhs: Any, rhs: Any) -> dict[str, int]:
     """Large tiles, which copy less of the operands for a product; few rows, as on "cpu:xla"."""
     return {
         "block_k": even(lhs.shape[1], 512),
@@ -63,8 +71,7 @@ def _llvm(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
     }
 
 
-@ragged_contracting_forward.schedule("cuda")
-def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
+def cuda_blocks(lhs: Any, rhs: Any) -> dict[str, int]:
     """The tiles of a matmul: without tensor cores, operands and sums are all in registers."""
     inner, columns, itemsize = lhs.shape[1], rhs.shape[1], lhs.dtype.itemsize
     side = 64 if itemsize > 2 else 128
@@ -77,8 +84,7 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
     }
 
 
-@ragged_contracting_forward.schedule("tpu")
-def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+def tpu_blocks(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
     """Large tiles. All their rows are in vector memory where these fit, else they are copied in the fold.
 
     A group's last rows are a tile of their own, so tiles of small groups have few rows.
@@ -89,3 +95,23 @@ def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
         "block_n": tiled(rhs.shape[1], 1024, 128),
         "block_m": tiled(rows, 256 if rows >= 384 * ends.shape[0] else 128, 128),
     }
+
+
+@ragged_contracting_forward.schedule("cpu")
+def _cpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+    return cpu_blocks(lhs, rhs)
+
+
+@ragged_contracting_forward.schedule("cpu:llvm")
+def _llvm(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+    return llvm_blocks(lhs, rhs)
+
+
+@ragged_contracting_forward.schedule("cuda")
+def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
+    return cuda_blocks(lhs, rhs)
+
+
+@ragged_contracting_forward.schedule("tpu")
+def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
+    return tpu_blocks(lhs, rhs, ends)

@@ -15,9 +15,8 @@ from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_int32, is_float
 from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first, tangent_along
 from tilekern.kernels.ragged_dot import kernel as plain
-from tilekern.kernels.ragged_dot.api import check_groups, ends_of
-from tilekern.kernels.ragged_dot.contracting import ragged_contracting_forward
-from tilekern.kernels.ragged_dot.derivatives import ragged_dot_by_rhs
+from tilekern.kernels.ragged_dot.arguments import check_groups, ends_of
+from tilekern.kernels.ragged_dot.derivatives import ragged_dot_by_rhs, spread
 
 hide_frames(__file__)
 
@@ -184,23 +183,6 @@ def fused_ragged_dot_forward(
 
 
 # --- derivatives ------------------------------------------------------------------------------------------------------
-
-
-def _spread_type(operand: Any, ends: Any, *, rows: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((rows, operand.shape[2]), operand.dtype)
-
-
-@tk.op(out_type=_spread_type, linear=("operand",))
-def spread(operand: jax.Array, ends: jax.Array, *, rows: int) -> jax.Array:
-    """operand[G, 1, N] -> [rows, N]: the row of its group for each row, and 0 for rows that no group has."""
-    group = jnp.searchsorted(ends, jnp.arange(rows, dtype=ends.dtype), side="right")
-    return jnp.take(operand[:, 0], group, axis=0, mode="fill", fill_value=0)
-
-
-@spread.deftranspose
-def _spread_transpose(cotangent: jax.Array, operand: Any, ends: jax.Array, *, rows: int) -> dict[str, jax.Array]:
-    """The sum of each group's rows."""
-    return {"operand": ragged_contracting_forward(jnp.ones((rows, 1), cotangent.dtype), cotangent, ends)}
 
 
 @fused_ragged_dot_forward.defjvp

@@ -26,7 +26,8 @@ class Operands:
       lhs: [M, K].
       rhs: matrices [G, K, N], or [G, N, K] with `transpose_rhs`.
       lhs_scale: float32[M, B], for B blocks of the inner dim; None for ones.
-      rhs_scales: of each of rhs, float32[G, B, N or 1], also with `transpose_rhs`; None for ones. Any B may be 1.
+      rhs_scales: of each of rhs, float32[G, B, C] for C blocks of columns, also with `transpose_rhs`; None for ones.
+        Any B may be 1.
       transpose_rhs: multiply by the transposed matrices.
     """
 
@@ -35,6 +36,11 @@ class Operands:
     lhs_scale: tk.Ref | None
     rhs_scales: tuple[tk.Ref | None, ...]
     transpose_rhs: bool
+
+    @property
+    def columns(self) -> int:
+        """N."""
+        return self.rhs[0].shape[1 if self.transpose_rhs else 2]
 
     @property
     def dtype(self) -> Any:
@@ -135,7 +141,15 @@ def _scaled(
     def by_columns(x: jax.Array, scale: tk.Ref | None) -> jax.Array:
         if scale is None:
             return x
-        found = scale[g, place(scale), j if scale.shape[2] > 1 else 0].astype(given.wide)
-        return x * (found[None, :] if scale.shape[2] > 1 else found)
+        if scale.shape[2] == 1:
+            return x * scale[g, place(scale), 0].astype(given.wide)
+        return x * _of_columns(scale.at[g, place(scale)], j, given.columns // scale.shape[2]).astype(given.wide)[None]
 
     return tuple(by_columns(x, scale) for x, scale in zip(sums, given.rhs_scales, strict=True))
+
+
+def _of_columns(scale: tk.Ref, j: tk.Tile, size: int) -> jax.Array:
+    """The scale of each column of tile j, of which `size` share one."""
+    if j.size % size == 0:
+        return jnp.repeat(scale[j // size], size)
+    return scale[j // size] if size % j.size == 0 else scale[j.indices // size]

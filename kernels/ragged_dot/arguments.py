@@ -1,0 +1,177 @@
+"""Checks of arguments of grouped products; ends of groups, and scales as the kernels take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tilekern.authoring import describe, hide_frames
+from tilekern.errors import ArgumentError
+from tilekern.kernels.api import is_float, is_integer, require
+from tilekern.kernels.quantization import dequantize, is_quantized
+from tilekern.kernels.ragged_dot.scaled_derivatives import LEAST
+
+hide_frames(__file__)
+
+NARROW = "int8, int4, float8_e4m3fn or float8_e5m2"
+_SHARED = 128
+"""Columns with a scale that the kernels expand; scales of fewer columns are expanded in memory."""
+
+
+def ends_of(sizes: jax.Array, rows: int) -> jax.Array:
+    """The ends of groups of these sizes, at most `rows`: int32[G]. Sums are cut at `rows` on the way."""
+    last = jnp.uint32(rows)
+
+    def add(end: jax.Array, size: jax.Array) -> jax.Array:
+        return jnp.minimum(end + size, last)
+
+    inside = jnp.clip(sizes, 0, rows).astype(jnp.uint32)
+    return jax.lax.associative_scan(add, inside).astype(jnp.int32)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_groups(function: str, lhs: Any, rhs: Any, group_sizes: Any, transpose_rhs: bool) -> None:
+    """Raise an `ArgumentError` of a `function` unless the arrays fit."""
+    fits = _multiply(lhs, rhs) and is_integer(group_sizes) and (lhs.ndim, rhs.ndim, group_sizes.ndim) == (2, 3, 1)
+    matrices = "rhs[G, N, K]" if transpose_rhs else "rhs[G, K, N]"
+    require(
+        fits and lhs.shape[1] == rhs.shape[2 if transpose_rhs else 1] and rhs.shape[0] == group_sizes.shape[0],
+        function,
+        expected=f"lhs[M, K] and {matrices} of one float dtype of at least 16 bits, or one or both of {NARROW}; "
+        "integer group_sizes[G]",
+        fix="reshape leading dims into M; cast with .astype",
+        lhs=lhs,
+        rhs=rhs,
+        group_sizes=group_sizes,
+    )
+
+
+def check_contracting(lhs: Any, rhs: Any, group_sizes: Any) -> None:
+    """Raise an `ArgumentError` of `ragged_contracting_dot` unless the arrays fit."""
+    fits = is_float(lhs) and is_float(rhs) and lhs.dtype == rhs.dtype and is_integer(group_sizes)
+    require(
+        fits and (lhs.ndim, rhs.ndim, group_sizes.ndim) == (2, 2, 1) and lhs.shape[0] == rhs.shape[0],
+        "ragged_contracting_dot",
+        expected="lhs[M, K] and rhs[M, N] of one float dtype of at least 16 bits, integer group_sizes[G]",
+        fix="reshape leading dims into M; cast with .astype",
+        lhs=lhs,
+        rhs=rhs,
+        group_sizes=group_sizes,
+    )
+
+
+def check_accumulate(function: str, accumulate: Any, out_dtype: Any, shape: tuple[int, ...]) -> None:
+    """Raise an `ArgumentError` unless results of this shape can be added to `accumulate` (None: to nothing)."""
+    if accumulate is None:
+        return
+    require(
+        is_float(accumulate) and accumulate.shape == shape,
+        function,
+        expected=f"accumulate[{', '.join(map(str, shape))}] of a float dtype of at least 16 bits",
+        fix="begin with jnp.zeros of this shape in float32",
+        accumulate=accumulate,
+    )
+    if out_dtype is not None and jnp.dtype(out_dtype) != accumulate.dtype:
+        raise ArgumentError(
+            f"the result of {function} has the dtype of the array that it is added to",
+            expected=f"out_dtype = None or {accumulate.dtype.name}",
+            got=f"out_dtype = {describe(out_dtype)}, accumulate = {describe(accumulate)}",
+            fix="leave out_dtype out",
+        )
+
+
+def result_dtype(function: str, out_dtype: Any, *operands: Any) -> str:
+    """The name of the dtype of a result: the given one, or that of an operand of at least 16 bits, or bfloat16."""
+    wide = next((x.dtype for x in operands if is_float(x)), jnp.dtype(jnp.bfloat16))
+    try:
+        dtype = wide if out_dtype is None else jnp.dtype(out_dtype)
+    except TypeError:
+        dtype = None
+    if is_float(jax.ShapeDtypeStruct((), dtype)) if dtype is not None else False:
+        return dtype.name
+    raise ArgumentError(
+        f"{function} has no results of this dtype",
+        expected="out_dtype = float32, bfloat16, float16 or float64",
+        got=f"out_dtype = {describe(out_dtype)}",
+        fix="quantise the result with tilekern.kernels.quantization.quantize",
+    )
+
+
+def _multiply(lhs: Any, rhs: Any) -> bool:
+    """True if there are products of the dtypes: of one float dtype, or of one or two dtypes of 8 or 4 bits."""
+    if is_float(lhs) and is_float(rhs):
+        return lhs.dtype == rhs.dtype
+    return all(is_float(x) or is_quantized(x) for x in (lhs, rhs))
+
+
+# --- scales -----------------------------------------------------------------------------------------------------------
+
+
+def check_scales(function: str, lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool) -> None:
+    """Raise an `ArgumentError` unless the scales divide their operands, and the inner dim into blocks that nest."""
+    inner = lhs.shape[1]
+    for name, scale, x in (("lhs_scale", lhs_scale, lhs), ("rhs_scale", rhs_scale, rhs)):
+        if scale is None or _divides(scale, x.shape):
+            continue
+        some = [max(1, n // 128) for n in x.shape[-2:]]
+        shown = "[M or 1, K / block]" if name == "lhs_scale" else "[G, N / block, K / block]" if transpose_rhs else ""
+        shown = shown or "[G, K / block, N / block]"
+        raise ArgumentError(
+            f"{name} does not divide {name[:3]} into blocks",
+            expected=f"None, or floats {shown} of blocks that divide the dims {list(x.shape)}",
+            got=f"{name} = {describe(scale)}",
+            fix=f"a scale of all of a dim has size 1 there; quantize(x, (128, 128)) gives [..., {some[0]}, {some[1]}]",
+        )
+    if lhs_scale is None or rhs_scale is None:
+        return
+    counts = sorted((lhs_scale.shape[1], rhs_scale.shape[2 if transpose_rhs else 1]))
+    if counts[1] % counts[0]:
+        raise ArgumentError(
+            f"the blocks of the scales of {function} do not nest along the inner dim",
+            expected="blocks of one scale that the blocks of the other divide",
+            got=f"blocks of {inner // counts[1]} and of {inner // counts[0]} numbers",
+            fix="quantise both operands in blocks of one size",
+        )
+
+
+def _divides(scale: Any, shape: tuple[int, ...]) -> bool:
+    fits = hasattr(scale, "dtype") and jnp.issubdtype(scale.dtype, jnp.floating) and scale.ndim == len(shape)
+    return fits and all(n > 0 and dim % n == 0 for n, dim in zip(scale.shape, shape, strict=True))
+
+
+def with_scales(
+    lhs: jax.Array, rhs: jax.Array, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool
+) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
+    """Operands and scales as the kernels take them: [M, B], and [G, B, C] with C blocks of at least 128 columns, or N.
+
+    Scales of short blocks of an operand of at least 16 bits, or of its partner, are applied in memory.
+    """
+    if rhs_scale is not None and _is_short(rhs_scale.shape[2 if transpose_rhs else 1], lhs) and is_float(lhs):
+        rhs, rhs_scale = dequantize(rhs, _wide(rhs_scale), lhs.dtype), None
+    if lhs_scale is not None and _is_short(lhs_scale.shape[1], lhs) and is_float(rhs):
+        lhs, lhs_scale = dequantize(lhs, _wide(lhs_scale), rhs.dtype), None
+    of_lhs = None if lhs_scale is None else _repeated(_wide(lhs_scale), 0, lhs.shape[0])
+    if rhs_scale is None:
+        return lhs, rhs, of_lhs, None
+    of_rhs = _repeated(_wide(rhs_scale), 0, rhs.shape[0])
+    of_rhs = of_rhs.swapaxes(1, 2) if transpose_rhs else of_rhs
+    columns = rhs.shape[1 if transpose_rhs else 2]
+    shared = columns // of_rhs.shape[2]
+    return lhs, rhs, of_lhs, of_rhs if shared % _SHARED == 0 or of_rhs.shape[2] == 1 else _repeated(of_rhs, 2, columns)
+
+
+def _is_short(count: int, lhs: Any) -> bool:
+    return count > 1 and lhs.shape[1] // count < LEAST
+
+
+def _wide(scale: jax.Array) -> jax.Array:
+    return jnp.asarray(scale).astype(jnp.promote_types(jnp.asarray(scale).astype(jnp.float32).dtype, jnp.float32))
+
+
+def _repeated(scale: jax.Array, axis: int, size: int) -> jax.Array:
+    count = scale.shape[axis]
+    return scale if count == size else jnp.repeat(scale, size // count, axis=axis)

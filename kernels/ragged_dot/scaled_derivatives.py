@@ -1,0 +1,196 @@
+"""Derivatives of grouped products with scales, a form that is linear in each of four operands:
+
+    out[m, n] = Σ_k lhs[m, k] lhs_scale[m, b(k)] rhs[g, k, n] rhs_scale[g, b(k), c(n)]    for row m of group g,
+
+with blocks b(k) of the inner dim and c(n) of the columns. Its tangent along one of them is the same form with the
+tangent in its place. Let w = rhs · rhs_scale, and D[m, k] = Σ_n cotangent[m, n] w[g, k, n], a grouped product with w
+transposed. Then the cotangents are
+
+    of lhs:        lhs_scale[m, b(k)] D[m, k]
+    of lhs_scale:  Σ_{k in block} lhs[m, k] D[m, k]
+    of rhs:        rhs_scale[g, b(k), c(n)] C[g, k, n]      with C[g] = Σ_{m in g} (lhs · lhs_scale)[m]ᵀ cotangent[m],
+    of rhs_scale:  Σ_{k, n in block} rhs[g, k, n] C[g, k, n].
+
+Numbers of 8 and 4 bits have no tangents.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import tilekern as tk
+from tilekern.errors import NotDifferentiableError
+from tilekern.kernels.quantization import dequantize, is_quantized
+from tilekern.kernels.ragged_dot.contracting import ragged_contracting_forward
+from tilekern.kernels.ragged_dot.kernel import out_type, ragged_dot_forward
+from tilekern.kernels.ragged_dot.derivatives import spread
+from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
+
+LEAST = 16
+"""Products of fewer numbers are slow: matrices with scales of smaller blocks are multiplied by these in memory."""
+
+
+_OPERANDS = ("lhs", "rhs", "ends", "lhs_scale", "rhs_scale")
+
+
+@tk.op(out_type=out_type, linear=("rhs",))
+def scaled_ragged_dot_by_rhs(
+    lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, out_dtype: Any
+) -> jax.Array:
+    """The product of `scaled_ragged_dot_forward`, linear in rhs."""
+    static: Any = {"transpose_rhs": transpose_rhs, "out_dtype": out_dtype}
+    return scaled_ragged_dot_forward(lhs, rhs, ends, lhs_scale, rhs_scale, **static)
+
+
+@tk.op(out_type=out_type, linear=("lhs_scale",))
+def scaled_ragged_dot_by_lhs_scale(
+    lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, out_dtype: Any
+) -> jax.Array:
+    """The product of `scaled_ragged_dot_forward`, linear in lhs_scale."""
+    static: Any = {"transpose_rhs": transpose_rhs, "out_dtype": out_dtype}
+    return scaled_ragged_dot_forward(lhs, rhs, ends, lhs_scale, rhs_scale, **static)
+
+
+@tk.op(out_type=out_type, linear=("rhs_scale",))
+def scaled_ragged_dot_by_rhs_scale(
+    lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, out_dtype: Any
+) -> jax.Array:
+    """The product of `scaled_ragged_dot_forward`, linear in rhs_scale."""
+    static: Any = {"transpose_rhs": transpose_rhs, "out_dtype": out_dtype}
+    return scaled_ragged_dot_forward(lhs, rhs, ends, lhs_scale, rhs_scale, **static)
+
+
+BY: dict[str, Any] = {
+    "lhs": scaled_ragged_dot_forward,
+    "rhs": scaled_ragged_dot_by_rhs,
+    "lhs_scale": scaled_ragged_dot_by_lhs_scale,
+    "rhs_scale": scaled_ragged_dot_by_rhs_scale,
+}
+
+
+def tangent_of(primals: Any, tangents: Any, **static: Any) -> jax.Array | None:
+    """The tangent of the product along those of its operands, None if none of them moves.
+
+    Raises:
+      tilekern.errors.NotDifferentiableError: numbers of 8 or 4 bits move.
+    """
+    found: jax.Array | None = None
+    for n, name in enumerate(_OPERANDS):
+        if name == "ends" or tangents[n] is None:
+            continue
+        if is_quantized(primals[n]):
+            raise _not_differentiable(name, primals[n])
+        part = BY[name](*primals[:n], tangents[n], *primals[n + 1 :], **static)
+        found = part if found is None else found + part
+    return found
+
+
+def _not_differentiable(name: str, x: Any) -> NotDifferentiableError:
+    return NotDifferentiableError(
+        f"{name} of {x.dtype} has no derivative",
+        expected="derivatives by scales, and by operands of float32, bfloat16, float16 or float64",
+        got=f"a derivative by {name} = {x.dtype}{list(x.shape)}",
+        fix=f"give jax.lax.stop_gradient({name}), or leave it out of the arguments that jax.grad differentiates",
+    )
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+# Each is linear in one operand, along which the tangent is found without these rules: they give those of the others.
+
+
+def _others(primals: Any, tangents: Any, linear: str, static: Any) -> jax.Array | None:
+    moved = [None if name == linear else tangent for name, tangent in zip(_OPERANDS, tangents, strict=True)]
+    return tangent_of(primals, moved, **static)
+
+
+@scaled_ragged_dot_forward.defjvp
+def _jvp(primals: Any, tangents: Any, *, transpose_rhs: bool, out_dtype: Any, **blocks: int) -> Any:
+    static = {"transpose_rhs": transpose_rhs, "out_dtype": out_dtype}
+    return scaled_ragged_dot_forward(*primals, **static, **blocks), _others(primals, tangents, "lhs", static)
+
+
+@scaled_ragged_dot_by_rhs.defjvp
+def _by_rhs_jvp(primals: Any, tangents: Any, **static: Any) -> Any:
+    return scaled_ragged_dot_by_rhs(*primals, **static), _others(primals, tangents, "rhs", static)
+
+
+@scaled_ragged_dot_by_lhs_scale.defjvp
+def _by_lhs_scale_jvp(primals: Any, tangents: Any, **static: Any) -> Any:
+    return scaled_ragged_dot_by_lhs_scale(*primals, **static), _others(primals, tangents, "lhs_scale", static)
+
+
+@scaled_ragged_dot_by_rhs_scale.defjvp
+def _by_rhs_scale_jvp(primals: Any, tangents: Any, **static: Any) -> Any:
+    return scaled_ragged_dot_by_rhs_scale(*primals, **static), _others(primals, tangents, "rhs_scale", static)
+
+
+# --- backward ---------------------------------------------------------------------------------------------------------
+
+
+@scaled_ragged_dot_forward.deftranspose
+def _transpose(
+    cotangent: jax.Array, lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, **_: Any
+) -> dict[str, jax.Array]:
+    found = _by_matrices(cotangent.astype(lhs.dtype), rhs, ends, rhs_scale, transpose_rhs)
+    return {"lhs": found if lhs_scale is None else dequantize(found, lhs_scale, lhs.dtype)}
+
+
+@scaled_ragged_dot_by_lhs_scale.deftranspose
+def _by_lhs_scale_transpose(
+    cotangent: jax.Array, lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, **_: Any
+) -> dict[str, jax.Array]:
+    found = _by_matrices(cotangent, rhs, ends, rhs_scale, transpose_rhs)
+    return {"lhs_scale": _summed(lhs, found, lhs_scale)}
+
+
+@scaled_ragged_dot_by_rhs.deftranspose
+def _by_rhs_transpose(
+    cotangent: jax.Array, lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, **_: Any
+) -> dict[str, jax.Array]:
+    found = _by_rows(cotangent.astype(rhs.dtype), lhs, ends, lhs_scale, transpose_rhs)
+    return {"rhs": found if rhs_scale is None else dequantize(found, _turned(rhs_scale, transpose_rhs), rhs.dtype)}
+
+
+@scaled_ragged_dot_by_rhs_scale.deftranspose
+def _by_rhs_scale_transpose(
+    cotangent: jax.Array, lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, **_: Any
+) -> dict[str, jax.Array]:
+    like = jax.eval_shape(lambda scale: _turned(scale, transpose_rhs), rhs_scale)
+    found = _by_rows(cotangent, lhs, ends, lhs_scale, transpose_rhs)
+    return {"rhs_scale": _turned(_summed(rhs, found, like), transpose_rhs)}
+
+
+def _by_matrices(cotangent: jax.Array, rhs: Any, ends: Any, rhs_scale: Any, transpose_rhs: bool) -> jax.Array:
+    """D of the header, in the dtype of the cotangent."""
+    turned = not transpose_rhs
+    if rhs_scale is not None and rhs_scale.shape[2] > 1 and cotangent.shape[1] // rhs_scale.shape[2] < LEAST:
+        if rhs_scale.shape[1] > 1:
+            matrices = dequantize(rhs, _turned(rhs_scale, transpose_rhs), cotangent.dtype)
+            return ragged_dot_forward(cotangent, matrices, ends, transpose_rhs=turned)
+        of_rows = spread(rhs_scale, ends, rows=cotangent.shape[0])
+        cotangent, rhs_scale = dequantize(cotangent, of_rows, cotangent.dtype), None
+    of_rhs = None if rhs_scale is None else rhs_scale.swapaxes(1, 2)
+    static: Any = {"transpose_rhs": turned, "out_dtype": cotangent.dtype.name}
+    return scaled_ragged_dot_forward(cotangent, rhs, ends, None, of_rhs, **static)
+
+
+def _by_rows(cotangent: jax.Array, lhs: Any, ends: Any, lhs_scale: Any, transpose_rhs: bool) -> jax.Array:
+    """C of the header, transposed if rhs is, in the dtype of the cotangent."""
+    rows = lhs.astype(cotangent.dtype) if lhs_scale is None else dequantize(lhs, lhs_scale, cotangent.dtype)
+    return ragged_contracting_forward(*((cotangent, rows) if transpose_rhs else (rows, cotangent)), ends)
+
+
+def _turned(rhs_scale: jax.Array, transpose_rhs: bool) -> jax.Array:
+    """Scales [G, B, C] in the order of dims of rhs."""
+    return rhs_scale.swapaxes(1, 2) if transpose_rhs else rhs_scale
+
+
+def _summed(values: jax.Array, gradient: jax.Array, scale: Any) -> jax.Array:
+    """Σ values · gradient over the blocks of a scale, in its dtype."""
+    wide = jnp.promote_types(scale.dtype, jnp.float32)
+    parts = [n for count, dim in zip(scale.shape, values.shape, strict=True) for n in (count, dim // count)]
+    terms = (values.astype(wide) * gradient.astype(wide)).reshape(parts)
+    return terms.sum(tuple(range(1, len(parts), 2))).astype(scale.dtype)
