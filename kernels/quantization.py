@@ -35,9 +35,7 @@ def rounded(scaled: jax.Array, dtype: str) -> jax.Array:
     return jnp.clip(scaled, -LARGEST[dtype], LARGEST[dtype]).astype(dtype)
 
 
-def quantize(
-    x: jax.Array, block: Sequence[int | None], *, dtype: Any = "int8"
-) -> tuple[jax.Array, jax.Array]:
+def quantize(x: jax.Array, block: Sequence[int | None], *, dtype: Any = "int8") -> tuple[jax.Array, jax.Array]:
     """Values of 8 or 4 bits and a float32 scale for each block, such that x is about `dequantize(values, scales)`.
 
     The largest number of a block becomes 127 (int8), 7 (int4), 448 (float8_e4m3fn) or 57344 (float8_e5m2) in size, the

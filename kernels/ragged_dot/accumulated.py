@@ -1,4 +1,4 @@
-"""Grouped products that are added to an array in place: gradients of several batches, or results of several products."""
+"""Grouped products that are added to an array in place, such as gradients of several batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilekern.kernels.ragged_dot.contracting import matrix_tile, ragged_contract
 from tilekern.kernels.ragged_dot.derivatives import ragged_contracting_by_rhs
 from tilekern.kernels.ragged_dot.kernel import tile_of_groups
 from tilekern.kernels.ragged_dot.products import Operands
-from tilekern.kernels.ragged_dot.scaled_derivatives import tangent_of
+from tilekern.kernels.ragged_dot.scaled_derivatives import product_tangent
 
 
 def _no_more(*arrays: Any, **static: Any) -> tuple[()]:
@@ -70,7 +70,9 @@ def _plus(total: jax.Array | None, part: jax.Array | None) -> jax.Array | None:
 def _into_jvp(primals: Any, tangents: Any, *, transpose_rhs: bool, **blocks: int) -> Any:
     (total, *operands), (dtotal, *moved) = primals, tangents
     found = ragged_dot_into(*primals, transpose_rhs=transpose_rhs, **blocks)
-    return found, _plus(dtotal, tangent_of(operands, moved, transpose_rhs=transpose_rhs, out_dtype=total.dtype.name))
+    return found, _plus(
+        dtotal, product_tangent(operands, moved, transpose_rhs=transpose_rhs, out_dtype=total.dtype.name)
+    )
 
 
 @ragged_contracting_into.defjvp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -148,20 +149,33 @@ def with_scales(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
     """Operands and scales as the kernels take them: [M, B], and [G, B, C] with C blocks of at least 128 columns, or N.
 
-    Scales of short blocks of an operand of at least 16 bits, or of its partner, are applied in memory.
+    Scales of short blocks are applied in memory, if one operand has at least 16 bits.
     """
-    if rhs_scale is not None and _is_short(rhs_scale.shape[2 if transpose_rhs else 1], lhs) and is_float(lhs):
-        rhs, rhs_scale = dequantize(rhs, _wide(rhs_scale), lhs.dtype), None
-    if lhs_scale is not None and _is_short(lhs_scale.shape[1], lhs) and is_float(rhs):
-        lhs, lhs_scale = dequantize(lhs, _wide(lhs_scale), rhs.dtype), None
+    lhs, (rhs,), of_lhs, (of_rhs,) = with_scales_of_several(lhs, (rhs,), lhs_scale, (rhs_scale,), transpose_rhs)
+    return lhs, rhs, of_lhs, of_rhs
+
+
+def with_scales_of_several(
+    lhs: jax.Array, rhs: Sequence[jax.Array], lhs_scale: Any, rhs_scales: Sequence[Any], transpose_rhs: bool
+) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None, tuple[jax.Array | None, ...]]:
+    """`with_scales` of several matrices of one shape, with scales of one shape, or with None."""
+    if is_float(lhs) and rhs_scales[0] is not None and _is_short(rhs_scales[0].shape[2 if transpose_rhs else 1], lhs):
+        rhs = [dequantize(w, _wide(scale), lhs.dtype) for w, scale in zip(rhs, rhs_scales, strict=True)]
+        rhs_scales = (None,) * len(rhs)
+    if is_float(rhs[0]) and lhs_scale is not None and _is_short(lhs_scale.shape[1], lhs):
+        lhs, lhs_scale = dequantize(lhs, _wide(lhs_scale), rhs[0].dtype), None
     of_lhs = None if lhs_scale is None else _repeated(_wide(lhs_scale), 0, lhs.shape[0])
-    if rhs_scale is None:
-        return lhs, rhs, of_lhs, None
-    of_rhs = _repeated(_wide(rhs_scale), 0, rhs.shape[0])
-    of_rhs = of_rhs.swapaxes(1, 2) if transpose_rhs else of_rhs
+    return lhs, tuple(rhs), of_lhs, tuple(_of_columns(rhs[0], scale, transpose_rhs) for scale in rhs_scales)
+
+
+def _of_columns(rhs: jax.Array, scale: Any, transpose_rhs: bool) -> jax.Array | None:
+    if scale is None:
+        return None
+    found = _repeated(_wide(scale), 0, rhs.shape[0])
+    found = found.swapaxes(1, 2) if transpose_rhs else found
     columns = rhs.shape[1 if transpose_rhs else 2]
-    shared = columns // of_rhs.shape[2]
-    return lhs, rhs, of_lhs, of_rhs if shared % _SHARED == 0 or of_rhs.shape[2] == 1 else _repeated(of_rhs, 2, columns)
+    shared = columns // found.shape[2]
+    return found if shared % _SHARED == 0 or found.shape[2] == 1 else _repeated(found, 2, columns)
 
 
 def _is_short(count: int, lhs: Any) -> bool:

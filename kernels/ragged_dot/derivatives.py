@@ -31,9 +31,7 @@ def ragged_dot_by_rhs(
 
 
 @tk.op(out_type=contracting.out_type, linear=("rhs",))
-def ragged_contracting_by_rhs(
-    lhs: jax.Array, rhs: jax.Array, ends: jax.Array, *, out_dtype: Any = None
-) -> jax.Array:
+def ragged_contracting_by_rhs(lhs: jax.Array, rhs: jax.Array, ends: jax.Array, *, out_dtype: Any = None) -> jax.Array:
     """The product of `ragged_contracting_forward`, linear in rhs."""
     return ragged_contracting_forward(lhs, rhs, ends, out_dtype=out_dtype)
 

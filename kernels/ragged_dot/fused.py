@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -15,8 +14,16 @@ from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_int32, is_float
 from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first, tangent_along
 from tilekern.kernels.ragged_dot import kernel as plain
-from tilekern.kernels.ragged_dot.arguments import check_groups, ends_of
-from tilekern.kernels.ragged_dot.derivatives import ragged_dot_by_rhs, spread
+from tilekern.kernels.ragged_dot.arguments import (
+    check_groups,
+    check_scales,
+    ends_of,
+    result_dtype,
+    with_scales_of_several,
+)
+from tilekern.kernels.ragged_dot.derivatives import spread
+from tilekern.kernels.ragged_dot.products import Operands, products, widened
+from tilekern.kernels.ragged_dot.scaled_derivatives import product_tangent
 
 hide_frames(__file__)
 
@@ -28,6 +35,9 @@ def fused_ragged_dot(
     *operands: jax.Array,
     epilogue: Epilogue,
     transpose_rhs: bool = False,
+    lhs_scale: jax.Array | None = None,
+    rhs_scale: jax.Array | Sequence[jax.Array | None] | None = None,
+    out_dtype: Any = None,
     target: str | None = None,
     block_m: int | None = None,
     block_n: int | None = None,
@@ -37,12 +47,12 @@ def fused_ragged_dot(
 
     The first layer of an expert is one call: rhs are the matrices of gate and up, and the epilogue is
     silu(gate) * up. Products are accumulated in float32 (float64 for float64), and the epilogue gets them and the
-    operands in that dtype. The backward pass saves the products, in the dtype of lhs, only if the epilogue's derivative
-    depends on them: not for a bias or a residual.
+    operands in that dtype. The backward pass saves the products, in the dtype of the result, only if the epilogue's
+    derivative depends on them: not for a bias or a residual.
 
     Args:
-      lhs: [M, K], float32, bfloat16, float16 or float64.
-      rhs: [G, K, N] of the dtype of lhs, or several of one shape; [G, N, K] with `transpose_rhs`.
+      lhs: [M, K] of a dtype of `ragged_dot`.
+      rhs: [G, K, N] of a dtype of `ragged_dot`, or several of one shape and dtype; [G, N, K] with `transpose_rhs`.
       group_sizes: integers [G], as of `ragged_dot`.
       operands: arrays of floats. Those of rows broadcast to [M, N], such as a scale of rows [M, 1], or an array to add
         to. Those of groups are [G, 1, N] or [G, 1, 1], such as the biases of experts.
@@ -50,13 +60,16 @@ def fused_ragged_dot(
         tracers without dims, so that it cannot mix elements. Define it once: calls with another function object
         compile again.
       transpose_rhs: multiply by rhs[g] transposed, which is read in place.
+      lhs_scale: as of `ragged_dot`.
+      rhs_scale: as of `ragged_dot`; for several rhs one of each, of one shape.
+      out_dtype: of the result; None as of `ragged_dot`.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
       block_n: columns of a tile.
       block_k: elements of the inner dim in a tile.
 
     Returns:
-      out[M, N] in the dtype of lhs. Rows that no group has are 0, whatever the epilogue gives for zeros.
+      out[M, N]. Rows that no group has are 0, whatever the epilogue gives for zeros.
 
     Raises:
       tilekern.errors.ArgumentError: shapes or dtypes do not fit, or the epilogue does not return one number.
@@ -71,35 +84,65 @@ def fused_ragged_dot(
       >>> fused_ragged_dot(x, (w, 2 * w), jnp.array([2, 1]), epilogue=gated).ravel()
       Array([  0.,   2., 800.,   0.], dtype=float32)
     """
-    matrices = tuple(rhs) if isinstance(rhs, tuple | list) else (cast(jax.Array, rhs),)
-    for matrix in matrices or (None,):
+    matrices, of_matrices = _several(rhs, rhs_scale)
+    for matrix, scale in zip(matrices or (None,), of_matrices or (None,), strict=True):
         check_groups("fused_ragged_dot", lhs, matrix, group_sizes, transpose_rhs)
-    if any(matrix.shape != matrices[0].shape for matrix in matrices):
-        raise ArgumentError(
-            "the matrices of fused_ragged_dot do not fit each other",
-            expected="several rhs of one shape",
-            got=", ".join(map(describe, matrices)),
-            fix="multiply by matrices of different shapes in calls of their own",
-        )
-    product = plain.out_type(lhs, matrices[0], group_sizes, transpose_rhs=transpose_rhs)
-    fitted = tuple(_fitted(n, x, product.shape, matrices[0].shape[0]) for n, x in enumerate(operands))
-    check_epilogue("fused_ragged_dot", epilogue, lhs.dtype, len(matrices) + len(operands))
-    if 0 in (*product.shape, matrices[0].shape[0]):
-        return jnp.zeros(product.shape, lhs.dtype)
+        check_scales("fused_ragged_dot", lhs, matrix, lhs_scale, scale, transpose_rhs)
+    _check_alike(matrices, of_matrices)
+    dtype = result_dtype("fused_ragged_dot", out_dtype, lhs, *matrices)
+    product = plain.out_type(lhs, matrices[0], transpose_rhs=transpose_rhs, out_dtype=dtype)
+    groups = matrices[0].shape[0]
+    fitted = tuple(_fitted(n, x, product.shape, groups) for n, x in enumerate(operands))
+    check_epilogue("fused_ragged_dot", epilogue, widened(lhs.dtype, matrices[0].dtype), len(matrices) + len(operands))
+    if 0 in (*product.shape, groups):
+        return jnp.zeros(product.shape, dtype)
+    lhs, matrices, *scales = with_scales_of_several(lhs, matrices, lhs_scale, of_matrices, transpose_rhs)
     out, _ = fused_ragged_dot_forward(
         lhs,
         matrices,
         ends_of(as_int32(group_sizes), lhs.shape[0]),
+        *scales,
         fitted,
         epilogue=epilogue,
         saves=False,
         transpose_rhs=transpose_rhs,
+        out_dtype=dtype,
         target=target,
         block_m=block_m,
         block_n=block_n,
         block_k=block_k,
     )
     return out
+
+
+def _several(rhs: Any, rhs_scale: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Matrices and their scales, as many of each; None without a scale."""
+    one = not isinstance(rhs, tuple | list)
+    matrices: tuple[Any, ...] = (rhs,) if one else tuple(cast(Sequence[Any], rhs))
+    several = isinstance(rhs_scale, tuple | list)
+    scales: tuple[Any, ...] = tuple(cast(Sequence[Any], rhs_scale)) if several else (rhs_scale,)
+    scales = (None,) * len(matrices) if rhs_scale is None else scales
+    if len(scales) != len(matrices):
+        raise _misfit(matrices, scales)
+    return matrices, scales
+
+
+def _check_alike(matrices: Sequence[Any], scales: Sequence[Any]) -> None:
+    if any(_kind(x) != _kind(every[0]) for every in (matrices, scales) for x in every):
+        raise _misfit(matrices, scales)
+
+
+def _misfit(matrices: Sequence[Any], scales: Sequence[Any]) -> ArgumentError:
+    return ArgumentError(
+        "the matrices of fused_ragged_dot do not fit each other",
+        expected="several rhs of one shape and dtype, and a rhs_scale of each, of one shape, or None",
+        got=", ".join(describe(x) for x in (*matrices, *scales) if x is not None),
+        fix="multiply by matrices of different shapes in calls of their own",
+    )
+
+
+def _kind(x: Any) -> Any:
+    return getattr(x, "shape", None), getattr(x, "dtype", None)
 
 
 def _fitted(number: int, operand: Any, product: tuple[int, ...], groups: int) -> jax.Array:
@@ -123,9 +166,9 @@ def _fitted(number: int, operand: Any, product: tuple[int, ...], groups: int) ->
 
 
 def _types(
-    lhs: Any, rhs: Any, ends: Any, operands: Any, *, epilogue: Any, saves: bool, transpose_rhs: bool
+    lhs: Any, rhs: Any, *others: Any, epilogue: Any, saves: bool, transpose_rhs: bool, out_dtype: Any
 ) -> tuple[Any, Any]:
-    product = plain.out_type(lhs, rhs[0], ends, transpose_rhs=transpose_rhs)
+    product = plain.out_type(lhs, rhs[0], transpose_rhs=transpose_rhs, out_dtype=out_dtype)
     return product, (product,) * len(rhs) if saves else ()
 
 
@@ -134,6 +177,8 @@ def fused_ragged_dot_forward(
     lhs: tk.Ref,
     rhs: tuple[tk.Ref, ...],
     ends: tk.Ref,
+    lhs_scale: tk.Ref | None,
+    rhs_scales: tuple[tk.Ref | None, ...],
     operands: tuple[tk.Ref, ...],
     out: tk.Ref,
     saved: tuple[tk.Ref, ...],
@@ -141,17 +186,19 @@ def fused_ragged_dot_forward(
     epilogue: Epilogue,
     saves: bool,
     transpose_rhs: bool,
+    out_dtype: Any,
     block_m: tk.Block = 128,
     block_n: tk.Block = 128,
     block_k: tk.Block = 64,
 ) -> None:
     """out[rows of g] = epilogue(*(lhs[rows of g] @ w[g] for w in rhs), *operands), and the products if it `saves` them.
 
-    Shapes are those of `ragged_dot_forward`; operands are [M or 1, N or 1] or [G, 1, N or 1].
+    Shapes are those of `scaled_ragged_dot_forward`; operands are [M or 1, N or 1] or [G, 1, N or 1].
     """
     i = tk.parallel(lhs.shape[0], block_m)
     j = tk.parallel(out.shape[1], block_n)
-    inner, wide = lhs.shape[1], tk.accumulator(lhs.dtype)
+    given = Operands(lhs, rhs, lhs_scale, rhs_scales, transpose_rhs)
+    inner, wide = lhs.shape[1], given.wide
 
     def part(operand: tk.Ref, g: jax.Array) -> jax.Array:
         """The numbers of an operand for group g, of which a row or a column may stand for the others."""
@@ -163,18 +210,11 @@ def fused_ragged_dot_forward(
 
     def add_group(g: jax.Array, tiles: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         begin, end = ends[g - 1], ends[g]  # ends[-1] is outside of the array: a load gives 0
-
-        def step(k: tk.Tile, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            left = lhs[i, k]
-            matrices = (w[g, j, k].T if transpose_rhs else w[g, k, j] for w in rhs)
-            return tuple(tk.dot(left, matrix, acc) for matrix, acc in zip(matrices, sums, strict=True))
-
-        needed = tk.serial(inner, block_k, stop=jnp.where(begin < end, inner, 0), whole_tiles=True)
-        products = tk.fold(needed, step, tuple(tk.zeros((i, j), wide) for _ in rhs))
-        result = mapped(epilogue, *products, *(part(operand, g) for operand in operands)).astype(wide)
+        found = products(given, i, j, g, jnp.where(begin < end, inner, 0), block_k)
+        result = mapped(epilogue, *found, *(part(operand, g) for operand in operands)).astype(wide)
         mine = ((i.indices >= begin) & (i.indices < end))[:, None]
-        found = (result, *(products if saves else ()))
-        return tuple(jnp.where(mine, x, tile) for x, tile in zip(found, tiles, strict=True))
+        every = (result, *(found if saves else ()))
+        return tuple(jnp.where(mine, x, tile) for x, tile in zip(every, tiles, strict=True))
 
     visited = plain.visited(i, ends)
     tiles = tk.fold(visited, add_group, tuple(tk.zeros((i, j), wide) for _ in (out, *saved)))
@@ -186,21 +226,19 @@ def fused_ragged_dot_forward(
 
 
 @fused_ragged_dot_forward.defjvp
-def _jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, saves: bool, transpose_rhs: bool, **blocks: int) -> Any:
+def _jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, saves: bool, **static: Any) -> Any:
     """The tangent of the epilogue at the saved products, which XLA fuses, and the tangents of the products.
 
     Where the tangent does not depend on the products, zeros stand for them, and nothing is saved.
     """
-    (lhs, rhs, ends, operands), (dlhs, drhs, _, doperands) = primals, tangents
-    like = plain.out_type(lhs, rhs[0], ends, transpose_rhs=transpose_rhs)
-
-    def moved(matrix: jax.Array, direction: jax.Array | None) -> jax.Array | None:
-        parts = [] if dlhs is None else [plain.ragged_dot_forward(dlhs, matrix, ends, transpose_rhs=transpose_rhs)]
-        if direction is not None:
-            parts.append(ragged_dot_by_rhs(lhs, direction, ends, transpose_rhs=transpose_rhs))
-        return functools.reduce(jnp.add, parts) if parts else None
-
-    dproducts = tuple(moved(matrix, direction) for matrix, direction in zip(rhs, drhs, strict=True))
+    lhs, rhs, ends, lhs_scale, rhs_scales, operands = primals
+    dlhs, drhs, _, dlhs_scale, drhs_scales, doperands = tangents
+    options: Any = {name: static[name] for name in ("transpose_rhs", "out_dtype")}
+    like = plain.out_type(lhs, rhs[0], **options)
+    dproducts = tuple(
+        product_tangent((lhs, matrix, ends, lhs_scale, scale), (dlhs, dmatrix, None, dlhs_scale, dscale), **options)
+        for matrix, dmatrix, scale, dscale in zip(rhs, drhs, rhs_scales, drhs_scales, strict=True)
+    )
     directions = (*dproducts, *doperands)
 
     def whole(*values: jax.Array) -> jax.Array:
@@ -215,32 +253,31 @@ def _jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, saves: bool, transp
 
     likes = (like,) * len(rhs)
     needed = saves or reads_first(tangent, likes, operands, directions)
-    options: Any = {"epilogue": epilogue, "saves": needed, "transpose_rhs": transpose_rhs, **blocks}
-    out, products = fused_ragged_dot_forward(*primals, **options)
-    points = products if needed else tuple(jnp.zeros(x.shape, x.dtype) for x in likes)
+    out, found = fused_ragged_dot_forward(*primals, epilogue=epilogue, saves=needed, **static)
+    points = found if needed else tuple(jnp.zeros(x.shape, x.dtype) for x in likes)
     # Only the arguments are kept for the backward pass, not the many intermediate results of a derivative.
-    found = cast(Any, jax.checkpoint)(tangent, prevent_cse=False)(points, operands, directions)
-    return (out, products if saves else ()), (found, dproducts if saves else ())
+    moved = cast(Any, jax.checkpoint)(tangent, prevent_cse=False)(points, operands, directions)
+    return (out, found if saves else ()), (moved, dproducts if saves else ())
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
 @fused_ragged_dot_forward.schedule("cpu")
-def _cpu(lhs: Any, rhs: Any, ends: Any, operands: Any, transpose_rhs: bool) -> dict[str, int]:
+def _cpu(lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool) -> dict[str, int]:
     return plain.cpu_blocks(lhs, rhs[0], transpose_rhs)
 
 
 @fused_ragged_dot_forward.schedule("cpu:llvm")
-def _llvm(lhs: Any, rhs: Any, ends: Any, operands: Any, transpose_rhs: bool) -> dict[str, int]:
+def _llvm(lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool) -> dict[str, int]:
     return plain.llvm_blocks(lhs, rhs[0], transpose_rhs)
 
 
 @fused_ragged_dot_forward.schedule("cuda")
-def _cuda(lhs: Any, rhs: Any, ends: Any, operands: Any, device: tk.Device) -> dict[str, int]:
+def _cuda(lhs: Any, rhs: Any, *others: Any, device: tk.Device) -> dict[str, int]:
     return plain.cuda_blocks(lhs, rhs[0], device, products=len(rhs))
 
 
 @fused_ragged_dot_forward.schedule("tpu")
-def _tpu(lhs: Any, rhs: Any, ends: Any, operands: Any, transpose_rhs: bool) -> dict[str, int]:
-    return plain.tpu_blocks(lhs, rhs[0], transpose_rhs, products=len(rhs), operands=len(operands))
+def _tpu(lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool) -> dict[str, int]:
+    return plain.tpu_blocks(lhs, rhs[0], transpose_rhs, products=len(rhs), operands=len(others[-1]))

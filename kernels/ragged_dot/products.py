@@ -74,9 +74,7 @@ def widened(lhs: Any, rhs: Any) -> Any:
     return jnp.promote_types(multiplied(lhs, rhs), jnp.float32) if jnp.float64 in (lhs, rhs) else jnp.dtype(jnp.float32)
 
 
-def products(
-    given: Operands, i: tk.Tile, j: tk.Tile, g: jax.Array, stop: Any, block_k: int
-) -> tuple[jax.Array, ...]:
+def products(given: Operands, i: tk.Tile, j: tk.Tile, g: jax.Array, stop: Any, block_k: int) -> tuple[jax.Array, ...]:
     """The products of tile i of the rows with tile j of the columns of each matrix of group g.
 
     `stop` is the inner dim, or 0 for a group that is not needed.

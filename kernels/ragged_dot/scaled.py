@@ -1,13 +1,18 @@
-"""The kernels of grouped products with scales, and of those that are added to an array in place."""
+"""The kernel of grouped products with scales, and its blocks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
-
 import tilekern as tk
-from tilekern.kernels.ragged_dot.kernel import cpu_blocks, cuda_blocks, llvm_blocks, out_type, tile_of_groups, tpu_blocks
+from tilekern.kernels.ragged_dot.kernel import (
+    cpu_blocks,
+    cuda_blocks,
+    llvm_blocks,
+    out_type,
+    tile_of_groups,
+    tpu_blocks,
+)
 from tilekern.kernels.ragged_dot.products import Operands
 
 

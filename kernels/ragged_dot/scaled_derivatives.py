@@ -1,4 +1,4 @@
-"""Derivatives of grouped products with scales, a form that is linear in each of four operands:
+"""Derivatives of grouped products with scales: a form that is linear in each of four operands.
 
     out[m, n] = Σ_k lhs[m, k] lhs_scale[m, b(k)] rhs[g, k, n] rhs_scale[g, b(k), c(n)]    for row m of group g,
 
@@ -16,6 +16,7 @@ Numbers of 8 and 4 bits have no tangents.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -25,8 +26,8 @@ import tilekern as tk
 from tilekern.errors import NotDifferentiableError
 from tilekern.kernels.quantization import dequantize, is_quantized
 from tilekern.kernels.ragged_dot.contracting import ragged_contracting_forward
+from tilekern.kernels.ragged_dot.derivatives import ragged_dot_by_rhs, spread
 from tilekern.kernels.ragged_dot.kernel import out_type, ragged_dot_forward
-from tilekern.kernels.ragged_dot.derivatives import spread
 from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
 
 LEAST = 16
@@ -88,6 +89,17 @@ def tangent_of(primals: Any, tangents: Any, **static: Any) -> jax.Array | None:
     return found
 
 
+def product_tangent(primals: Any, tangents: Any, **static: Any) -> jax.Array | None:
+    """`tangent_of`, by the kernels without scales where there are none."""
+    (lhs, rhs, ends, *scales), (dlhs, drhs, *_) = primals, tangents
+    if any(scale is not None for scale in scales) or lhs.dtype != rhs.dtype or is_quantized(lhs):
+        return tangent_of(primals, tangents, **static)
+    parts = [] if dlhs is None else [ragged_dot_forward(dlhs, rhs, ends, **static)]
+    if drhs is not None:
+        parts.append(ragged_dot_by_rhs(lhs, drhs, ends, **static))
+    return functools.reduce(jnp.add, parts) if parts else None
+
+
 def _not_differentiable(name: str, x: Any) -> NotDifferentiableError:
     return NotDifferentiableError(
         f"{name} of {x.dtype} has no derivative",
@@ -132,7 +144,15 @@ def _by_rhs_scale_jvp(primals: Any, tangents: Any, **static: Any) -> Any:
 
 @scaled_ragged_dot_forward.deftranspose
 def _transpose(
-    cotangent: jax.Array, lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, **_: Any
+    cotangent: jax.Array,
+    lhs: Any,
+    rhs: Any,
+    ends: Any,
+    lhs_scale: Any,
+    rhs_scale: Any,
+    *,
+    transpose_rhs: bool,
+    **_: Any,
 ) -> dict[str, jax.Array]:
     found = _by_matrices(cotangent.astype(lhs.dtype), rhs, ends, rhs_scale, transpose_rhs)
     return {"lhs": found if lhs_scale is None else dequantize(found, lhs_scale, lhs.dtype)}
@@ -140,7 +160,15 @@ def _transpose(
 
 @scaled_ragged_dot_by_lhs_scale.deftranspose
 def _by_lhs_scale_transpose(
-    cotangent: jax.Array, lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, **_: Any
+    cotangent: jax.Array,
+    lhs: Any,
+    rhs: Any,
+    ends: Any,
+    lhs_scale: Any,
+    rhs_scale: Any,
+    *,
+    transpose_rhs: bool,
+    **_: Any,
 ) -> dict[str, jax.Array]:
     found = _by_matrices(cotangent, rhs, ends, rhs_scale, transpose_rhs)
     return {"lhs_scale": _summed(lhs, found, lhs_scale)}
@@ -148,7 +176,15 @@ def _by_lhs_scale_transpose(
 
 @scaled_ragged_dot_by_rhs.deftranspose
 def _by_rhs_transpose(
-    cotangent: jax.Array, lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, **_: Any
+    cotangent: jax.Array,
+    lhs: Any,
+    rhs: Any,
+    ends: Any,
+    lhs_scale: Any,
+    rhs_scale: Any,
+    *,
+    transpose_rhs: bool,
+    **_: Any,
 ) -> dict[str, jax.Array]:
     found = _by_rows(cotangent.astype(rhs.dtype), lhs, ends, lhs_scale, transpose_rhs)
     return {"rhs": found if rhs_scale is None else dequantize(found, _turned(rhs_scale, transpose_rhs), rhs.dtype)}
@@ -156,7 +192,15 @@ def _by_rhs_transpose(
 
 @scaled_ragged_dot_by_rhs_scale.deftranspose
 def _by_rhs_scale_transpose(
-    cotangent: jax.Array, lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, **_: Any
+    cotangent: jax.Array,
+    lhs: Any,
+    rhs: Any,
+    ends: Any,
+    lhs_scale: Any,
+    rhs_scale: Any,
+    *,
+    transpose_rhs: bool,
+    **_: Any,
 ) -> dict[str, jax.Array]:
     like = jax.eval_shape(lambda scale: _turned(scale, transpose_rhs), rhs_scale)
     found = _by_rows(cotangent, lhs, ends, lhs_scale, transpose_rhs)

@@ -171,8 +171,8 @@ def test_compiles_without_spills(target: str, rows: int) -> None:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     lhs, matrix, bias = like(rows, 4096), like(8, 4096, 14336), like(8, 1, 14336)
-    given = lhs, (matrix, matrix), like(8, dtype=jnp.int32), (bias, bias)
-    settings = {"epilogue": gated, "saves": True, "transpose_rhs": False}
+    given = lhs, (matrix, matrix), like(8, dtype=jnp.int32), None, (None, None), (bias, bias)
+    settings = {"epilogue": gated, "saves": True, "transpose_rhs": False, "out_dtype": None}
     compiled = fused_ragged_dot_forward.trace(*given, **settings, target=target).lower(target).compile()
     assert target.startswith("tpu") or compiled.resources.spills == 0
 
