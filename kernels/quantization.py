@@ -15,7 +15,7 @@ from tilekern.kernels.api import is_float, require
 hide_frames(__file__)
 
 # The largest number of each dtype that the largest number of a block is mapped to.
-LARGEST = {"int4": 7.0, "int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+LARGEST = {"int8": 127.0, "int4": 7.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float4_e2m1fn": 6.0}
 
 
 def is_quantized(x: Any) -> bool:
@@ -38,16 +38,16 @@ def rounded(scaled: jax.Array, dtype: str) -> jax.Array:
 def quantize(x: jax.Array, block: Sequence[int | None], *, dtype: Any = "int8") -> tuple[jax.Array, jax.Array]:
     """Values of 8 or 4 bits and a float32 scale for each block, such that x is about `dequantize(values, scales)`.
 
-    The largest number of a block becomes 127 (int8), 7 (int4), 448 (float8_e4m3fn) or 57344 (float8_e5m2) in size, the
-    others the nearest number, ties to even. A block of zeros has the scale 1, one with NaN the scale NaN. Derivatives
-    take both results as constants.
+    The largest number of a block becomes 127 (int8), 7 (int4), 448 (float8_e4m3fn), 57344 (float8_e5m2) or 6
+    (float4_e2m1fn) in size, the others the nearest number, ties to even. A block of zeros has the scale 1, one with NaN
+    the scale NaN. Derivatives take both results as constants.
 
     Args:
       x: float32, bfloat16 or float16.
       block: numbers that share a scale along each of the last dims, None for all of a dim; 1 along the dims before.
         Rows of activations are (1, None), columns of matrices (None, 1); the model of DeepSeek-V3 has (1, 128) for
         activations and (128, 128) for matrices.
-      dtype: "int8", "int4", "float8_e4m3fn" or "float8_e5m2", or such a dtype.
+      dtype: "int8", "int4", "float8_e4m3fn", "float8_e5m2" or "float4_e2m1fn", or such a dtype.
 
     Returns:
       values: of the shape of x and the dtype.

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float, is_integer, require
-from tilekern.kernels.quantization import dequantize, is_quantized
+from tilekern.kernels.quantization import LARGEST, dequantize, is_quantized
 from tilekern.kernels.ragged_dot.scaled_derivatives import LEAST
 
 hide_frames(__file__)
 
-NARROW = "int8, int4, float8_e4m3fn or float8_e5m2"
 _SHARED = 128
 """Columns with a scale that the kernels expand; scales of fewer columns are expanded in memory."""
 
@@ -42,7 +41,8 @@ def check_groups(function: str, lhs: Any, rhs: Any, group_sizes: Any, transpose_
     require(
         fits and lhs.shape[1] == rhs.shape[2 if transpose_rhs else 1] and rhs.shape[0] == group_sizes.shape[0],
         function,
-        expected=f"lhs[M, K] and {matrices} of one float dtype of at least 16 bits, or one or both of {NARROW}; "
+        expected=f"lhs[M, K] and {matrices} of one float dtype of at least 16 bits, or one or both of "
+        f"{', '.join(LARGEST)}; "
         "integer group_sizes[G]",
         fix="reshape leading dims into M; cast with .astype",
         lhs=lhs,

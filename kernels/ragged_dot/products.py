@@ -60,8 +60,8 @@ class Operands:
 
 def multiplied(lhs: Any, rhs: Any) -> Any:
     """The dtype in which numbers of two dtypes are multiplied: it has all numbers of both, if one has 8 or 4 bits."""
-    if lhs == rhs:
-        return jnp.dtype(jnp.int8) if lhs == jnp.int4 else lhs
+    if lhs == rhs and lhs not in (jnp.int4, jnp.float4_e2m1fn):
+        return lhs
     for dtype in (lhs, rhs):
         if is_float(jax.ShapeDtypeStruct((), dtype)):
             return dtype

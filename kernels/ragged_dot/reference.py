@@ -8,6 +8,8 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from tilekern.kernels.quantization import dequantize
+
 
 def reference(
     lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, dtype: Any = None, transpose_rhs: bool = False
@@ -29,6 +31,27 @@ def reference(
     out = jnp.zeros((lhs.shape[0], rhs.shape[2]), wide)
     (out, _), _ = jax.lax.scan(add, (out, jnp.int32(0)), (rhs, _sizes(lhs, group_sizes)))
     return out.astype(lhs.dtype)
+
+
+def scaled_reference(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    lhs_scale: jax.Array | None = None,
+    rhs_scale: jax.Array | None = None,
+    *,
+    dtype: Any = jnp.float32,
+    out_dtype: Any = None,
+    transpose_rhs: bool = False,
+) -> jax.Array:
+    """`reference` of the operands times their scales, computed in `dtype`; the result in `out_dtype`, or `dtype`."""
+
+    def whole(x: jax.Array, scale: jax.Array | None) -> jax.Array:
+        return x.astype(dtype) if scale is None else dequantize(x, scale.astype(wide), dtype)
+
+    wide = jnp.promote_types(dtype, jnp.float32)
+    out = reference(whole(lhs, lhs_scale), whole(rhs, rhs_scale), group_sizes, transpose_rhs=transpose_rhs)
+    return out.astype(out_dtype or dtype)
 
 
 def fused_reference(
