@@ -12,6 +12,7 @@ from tilekern.kernels.ragged_dot.contracting import matrix_tile, ragged_contract
 from tilekern.kernels.ragged_dot.derivatives import ragged_contracting_by_rhs
 from tilekern.kernels.ragged_dot.kernel import tile_of_groups
 from tilekern.kernels.ragged_dot.products import Operands
+from tilekern.kernels.ragged_dot.scaled import scaled_cuda_blocks, whole_bytes
 from tilekern.kernels.ragged_dot.scaled_derivatives import product_tangent
 
 
@@ -91,17 +92,17 @@ def _contracting_jvp(primals: Any, tangents: Any, **blocks: int) -> Any:
 
 @ragged_dot_into.schedule("cpu")
 def _cpu(total: Any, lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return kernel.cpu_blocks(lhs, rhs, transpose_rhs)
+    return whole_bytes(kernel.cpu_blocks(lhs, rhs, transpose_rhs), rhs)
 
 
 @ragged_dot_into.schedule("cpu:llvm")
 def _llvm(total: Any, lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return kernel.llvm_blocks(lhs, rhs, transpose_rhs)
+    return whole_bytes(kernel.llvm_blocks(lhs, rhs, transpose_rhs), rhs)
 
 
 @ragged_dot_into.schedule("cuda")
 def _cuda(total: Any, lhs: Any, rhs: Any, *others: Any, device: tk.Device) -> dict[str, int]:
-    return kernel.cuda_blocks(lhs, rhs, device)
+    return scaled_cuda_blocks(lhs, rhs, device)
 
 
 @ragged_dot_into.schedule("tpu")

@@ -23,6 +23,7 @@ from tilekern.kernels.ragged_dot.arguments import (
 )
 from tilekern.kernels.ragged_dot.derivatives import spread
 from tilekern.kernels.ragged_dot.products import Operands, products, widened
+from tilekern.kernels.ragged_dot.scaled import scaled_cuda_blocks, whole_bytes
 from tilekern.kernels.ragged_dot.scaled_derivatives import product_tangent
 
 hide_frames(__file__)
@@ -265,17 +266,17 @@ def _jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, saves: bool, **stat
 
 @fused_ragged_dot_forward.schedule("cpu")
 def _cpu(lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool) -> dict[str, int]:
-    return plain.cpu_blocks(lhs, rhs[0], transpose_rhs)
+    return whole_bytes(plain.cpu_blocks(lhs, rhs[0], transpose_rhs), rhs[0])
 
 
 @fused_ragged_dot_forward.schedule("cpu:llvm")
 def _llvm(lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool) -> dict[str, int]:
-    return plain.llvm_blocks(lhs, rhs[0], transpose_rhs)
+    return whole_bytes(plain.llvm_blocks(lhs, rhs[0], transpose_rhs), rhs[0])
 
 
 @fused_ragged_dot_forward.schedule("cuda")
 def _cuda(lhs: Any, rhs: Any, *others: Any, device: tk.Device) -> dict[str, int]:
-    return plain.cuda_blocks(lhs, rhs[0], device, products=len(rhs))
+    return scaled_cuda_blocks(lhs, rhs[0], device, products=len(rhs))
 
 
 @fused_ragged_dot_forward.schedule("tpu")

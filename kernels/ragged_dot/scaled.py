@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tilekern as tk
+from tilekern.kernels.api import is_float
+from tilekern.kernels.blocks import depth, power_of_two, stages
 from tilekern.kernels.ragged_dot.kernel import (
     cpu_blocks,
     cuda_blocks,
@@ -14,6 +16,8 @@ from tilekern.kernels.ragged_dot.kernel import (
     tpu_blocks,
 )
 from tilekern.kernels.ragged_dot.products import Operands
+
+FOUR_BITS = ("int4", "float4_e2m1fn")
 
 
 @tk.kernel(out_type=out_type, linear=("lhs",))
@@ -38,19 +42,46 @@ def scaled_ragged_dot_forward(
     out[i, j] = tile_of_groups(given, i, j, ends, tk.zeros((i, j), given.wide), block_k).astype(out.dtype)
 
 
+def whole_bytes(blocks: dict[str, int], rhs: Any) -> dict[str, int]:
+    """The blocks of a schedule, rounded up to whole bytes for numbers of 4 bits."""
+    return {name: n + n % 2 for name, n in blocks.items()} if str(rhs.dtype) in FOUR_BITS else blocks
+
+
 @scaled_ragged_dot_forward.schedule("cpu")
 def _cpu(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return cpu_blocks(lhs, rhs, transpose_rhs)
+    return whole_bytes(cpu_blocks(lhs, rhs, transpose_rhs), rhs)
 
 
 @scaled_ragged_dot_forward.schedule("cpu:llvm")
 def _llvm(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return llvm_blocks(lhs, rhs, transpose_rhs)
+    return whole_bytes(llvm_blocks(lhs, rhs, transpose_rhs), rhs)
 
 
 @scaled_ragged_dot_forward.schedule("cuda")
 def _cuda(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, device: tk.Device) -> dict[str, int]:
-    return cuda_blocks(lhs, rhs, device)
+    return scaled_cuda_blocks(lhs, rhs, device)
+
+
+def scaled_cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, products: int = 1) -> dict[str, int]:
+    """Tiles of few columns: the sums of a block, all sums and the rows of a group before are in registers.
+
+    Numbers of 4 bits are unpacked there, too, and float32 operands are multiplied there.
+    """
+    if lhs.dtype == rhs.dtype and is_float(lhs):
+        return cuda_blocks(lhs, rhs, device, products=products)
+    (rows, inner), itemsize = lhs.shape, lhs.dtype.itemsize
+    few = itemsize > 2 or str(rhs.dtype) in FOUR_BITS or str(lhs.dtype) in FOUR_BITS
+    block_m, block_n, num_warps = (power_of_two(rows, 32, 16), 64, 4) if rows <= 32 else (64, 64 if few else 128, 8)
+    block_n, block_k = max(16, block_n // products), min(64, depth(inner, itemsize)) if few else depth(inner, itemsize)
+    # 8-bit floats are float16 in the shared memory of Hopper GPUs.
+    nbytes = (block_m * itemsize + products * block_n) * block_k
+    return {
+        "block_m": block_m,
+        "block_n": block_n,
+        "block_k": block_k,
+        "num_warps": num_warps,
+        "num_stages": stages(2 * nbytes, 3, device),
+    }
 
 
 @scaled_ragged_dot_forward.schedule("tpu")

@@ -87,7 +87,9 @@ def check(lhs: Any, rhs: Any, sizes: Any, scales: Any, out_dtype: Any = None, **
 def test_any_scales(kind: str, data: st.DataObject, sizes: np.ndarray, seed: int) -> None:
     lhs, rhs, scales = operands(kind, seed)
     out_dtype = data.draw(st.sampled_from([None, "float32", "bfloat16"]))
-    check(lhs, rhs, sizes, scales, out_dtype, **data.draw(st.sampled_from(BLOCKS)))
+    # two numbers of 4 bits share a byte: tiles begin at even positions
+    blocks = [b for b in BLOCKS if "4" not in rhs.dtype.name[:6] or not b.get("block_n", 0) % 2]
+    check(lhs, rhs, sizes, scales, out_dtype, **data.draw(st.sampled_from(blocks)))
 
 
 @pytest.mark.parametrize("kind", ["int8_rows_columns", "float8_blocks", "bfloat16_int4"])

@@ -16,7 +16,8 @@ def expand_dot(make: Make, op: Dot, chip: Chip) -> Value | None:
     """A dot of other operands; None for a dot that Triton has.
 
     Integers other than int8 become a sum of products. Float32 with the precision "bf16" becomes bfloat16. 8-bit floats
-    become float16, which has all their numbers, on GPUs whose tensor cores do not multiply them.
+    become float16, which has all their numbers, on GPUs whose tensor cores do not multiply them, or not exactly: wgmma
+    sums products of 8-bit floats in fewer bits than float32 has, and Triton has no wgmma that does not.
     """
     dtype = op.operands[0].tile.dtype
     if dtype == F32 and op.precision == "bf16":
