@@ -73,7 +73,7 @@ def quantize(x: jax.Array, block: Sequence[int | None], *, dtype: Any = "int8") 
     name = _name(dtype)
     sizes = _sizes(x.shape, block)
     # Each dim as blocks and the numbers of a block.
-    parts = [n for dim, size in zip(x.shape, sizes, strict=True) for n in (dim // size if size else 0, size)]
+    parts = [n for dim, size in zip(x.shape, sizes, strict=True) for n in (dim // max(1, size), max(1, size))]
     within = tuple(range(1, len(parts), 2))
     wide = jax.lax.stop_gradient(x).astype(jnp.float32).reshape(parts)
     scales = scale_of(jnp.abs(wide).max(within, keepdims=True, initial=0), name)

@@ -19,6 +19,7 @@ from tilekern.distributed.exchange import METHODS, Layout, Method, receive, send
 from tilekern.distributed.routing import Gating, limit_capacity, route
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float, is_integer, require
+from tilekern.kernels.quantization import LARGEST, is_quantized, quantize
 from tilekern.kernels.ragged_dot import fused_ragged_dot, ragged_dot
 from tilekern.kernels.swiglu.reference import ACTIVATIONS
 
@@ -35,6 +36,8 @@ def moe(
     w_down: jax.Array,
     *,
     biases: Sequence[jax.Array] | None = None,
+    scales: Sequence[jax.Array | None] | None = None,
+    quantize_rows: str | None = None,
     activation: Activation = "silu",
     experts_per_token: int,
     gating: Gating = "softmax",
@@ -53,10 +56,13 @@ def moe(
     Args:
       x: [T, H], the tokens of this device: float32, bfloat16, float16 or float64.
       logits: [T, E], a number for each token and expert, as a rule of the router: x @ w_router.
-      w_gate: [E / n, H, F] of the dtype of x, the experts of this device among n; the first device has the first ones.
+      w_gate: [E / n, H, F] of the dtype of x, or of 8 or 4 bits, as of `apply_experts`; the experts of this device
+        among n; the first device has the first ones.
       w_up: [E / n, H, F].
       w_down: [E / n, F, H].
       biases: as of `apply_experts`.
+      scales: as of `apply_experts`.
+      quantize_rows: as of `apply_experts`.
       activation: as of `apply_experts`.
       experts_per_token: k, as of `route`.
       gating: as of `route`.
@@ -84,7 +90,7 @@ def moe(
       >>> out.ravel() / out[0]
       Array([ 1., 10.], dtype=float32)
     """
-    _check("moe", x, w_gate, w_up, w_down, biases)
+    _check("moe", x, w_gate, w_up, w_down, biases, scales)
     devices = 1 if axis_name is None else axis_size(axis_name, "moe")
     experts, gates = route(
         logits,
@@ -99,7 +105,7 @@ def moe(
     _check_logits(x, logits, w_gate.shape[0], devices, axis_name)
     if capacity is not None:
         experts, gates = limit_capacity(experts, gates, num_experts=logits.shape[1], capacity=capacity)
-    options: Any = {"biases": biases, "activation": activation}
+    options: Any = {"biases": biases, "scales": scales, "quantize_rows": quantize_rows, "activation": activation}
     options |= {"axis_name": axis_name, "exchange": exchange, "target": target}
     return apply_experts(x, experts, gates, w_gate, w_up, w_down, **options)
 
@@ -113,6 +119,8 @@ def apply_experts(
     w_down: jax.Array,
     *,
     biases: Sequence[jax.Array] | None = None,
+    scales: Sequence[jax.Array | None] | None = None,
+    quantize_rows: str | None = None,
     activation: Activation = "silu",
     axis_name: str | None = None,
     exchange: Method | None = None,
@@ -133,10 +141,16 @@ def apply_experts(
       experts: integers [T, k] in 0, ..., E - 1, counted over all devices. No two of a token's are equal, unless one
         device has all experts. Other integers, -1, say, stand for no expert.
       gates: [T, k] of a float dtype.
-      w_gate: [E / n, H, F] of the dtype of x, the experts of this device; the first device has the first ones.
+      w_gate: [E / n, H, F] of the dtype of x, or of 8 or 4 bits; the experts of this device; the first device has the
+        first ones.
       w_up: [E / n, H, F].
       w_down: [E / n, F, H].
       biases: b_gate[E / n, F], b_up[E / n, F] and b_down[E / n, H] of float dtypes, added to the three products.
+      scales: of w_gate, w_up and w_down, as `rhs_scale` of `ragged_dot`, with a scale for each of the E / n experts:
+        [E / n, 1, F] for columns. None for a matrix without. w_gate and w_up have scales of one shape.
+      quantize_rows: "int8" or "float8_e4m3fn": the operands of both layers, x and the activated products, are rounded
+        to this dtype, with a scale for each row and each block of the inner dim that the matrices' scales have. Both
+        operands of a product are then of 8 bits. For serving: derivatives take rounded rows as constants.
       activation: of `swiglu`: "silu", "gelu", "gelu_tanh", "relu" or "sigmoid"; or a function of one number of gate and
         one of up, of jnp functions, biases added, such as the clipped one of gpt-oss. Define it once: calls with
         another function object compile again.
@@ -151,7 +165,8 @@ def apply_experts(
     Raises:
       tilekern.errors.ArgumentError: an array or an option does not fit, or the axis is unknown.
     """
-    _check("apply_experts", x, w_gate, w_up, w_down, biases)
+    _check("apply_experts", x, w_gate, w_up, w_down, biases, scales)
+    _check_rows(quantize_rows)
     _check_activation(activation)
     _check_choice(x, experts, gates, exchange)
     devices = 1 if axis_name is None else axis_size(axis_name, "apply_experts")
@@ -162,13 +177,26 @@ def apply_experts(
     rows = _rows(x, chosen)[order]
     counts = jnp.bincount(flat, length=here * devices).astype(jnp.int32)
 
+    of_gate_scale, of_up_scale, of_down_scale = scales if scales is not None else (None, None, None)
+
+    def operand(rows: jax.Array, scale: jax.Array | None) -> tuple[jax.Array, dict[str, Any]]:
+        options = {"out_dtype": x.dtype, "target": target}
+        if quantize_rows is None:
+            return rows, options
+        block = None if scale is None else rows.shape[1] // scale.shape[1]
+        values, of_rows = quantize(rows, (1, block), dtype=quantize_rows)
+        return values, options | {"lhs_scale": of_rows}
+
     def apply(rows: jax.Array, sizes: jax.Array) -> jax.Array:
         of_gate, of_up, of_down = ([b[:, None]] for b in biases) if biases is not None else ([], [], [])
-        gated: Any = {"epilogue": _gated(activation, bool(of_gate)), "target": target}
-        hidden = fused_ragged_dot(rows, (w_gate, w_up), sizes, *of_gate, *of_up, **gated)
+        rows, options = operand(rows, of_gate_scale)
+        options |= {"epilogue": _gated(activation, bool(of_gate)), "rhs_scale": (of_gate_scale, of_up_scale)}
+        hidden = fused_ragged_dot(rows, (w_gate, w_up), sizes, *of_gate, *of_up, **options)
+        hidden, options = operand(hidden, of_down_scale)
+        options |= {"rhs_scale": of_down_scale}
         if not of_down:
-            return ragged_dot(hidden, w_down, sizes, target=target)
-        return fused_ragged_dot(hidden, w_down, sizes, *of_down, epilogue=_plus, target=target)
+            return ragged_dot(hidden, w_down, sizes, **options)
+        return fused_ragged_dot(hidden, w_down, sizes, *of_down, epilogue=_plus, **options)
 
     if axis_name is None:
         results = apply(rows, counts)
@@ -213,16 +241,18 @@ def _combined(results: jax.Array, gates: jax.Array) -> jax.Array:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _check(function: str, x: Any, w_gate: Any, w_up: Any, w_down: Any, biases: Any) -> None:
-    every = (x, w_gate, w_up, w_down)
-    fits = all(is_float(a) and a.dtype == x.dtype for a in every) and [a.ndim for a in every] == [2, 3, 3, 3]
+def _check(function: str, x: Any, w_gate: Any, w_up: Any, w_down: Any, biases: Any, scales: Any) -> None:
+    matrices = w_gate, w_up, w_down
+    fits = is_float(x) and all(is_quantized(w) or (is_float(w) and w.dtype == x.dtype) for w in matrices)
+    fits = fits and [a.ndim for a in (x, *matrices)] == [2, 3, 3, 3] and w_gate.dtype == w_up.dtype
     require(
         fits
         and w_gate.shape == w_up.shape
         and w_gate.shape[1] == x.shape[1]
         and w_down.shape == (w_gate.shape[0], w_gate.shape[2], w_gate.shape[1]),
         function,
-        expected="x[T, H], w_gate[E, H, F], w_up[E, H, F] and w_down[E, F, H] of one float dtype of at least 16 bits",
+        expected="x[T, H], w_gate[E, H, F], w_up[E, H, F] and w_down[E, F, H] of one float dtype of at least 16 bits, "
+        f"or matrices of {', '.join(LARGEST)}",
         fix="reshape leading dims into T; cast with .astype",
         x=x,
         w_gate=w_gate,
@@ -231,6 +261,23 @@ def _check(function: str, x: Any, w_gate: Any, w_up: Any, w_down: Any, biases: A
     )
     if biases is not None:
         _check_biases(function, w_down, biases)
+    if scales is not None and not (isinstance(scales, tuple | list) and len(cast(Sequence[Any], scales)) == 3):
+        raise ArgumentError(
+            f"the scales of {function} do not fit the experts",
+            expected="three arrays, of w_gate, w_up and w_down, or None",
+            got=f"scales = {describe(scales)}",
+            fix="give None for a matrix without scales",
+        )
+
+
+def _check_rows(quantize_rows: Any) -> None:
+    if quantize_rows not in (None, "int8", "float8_e4m3fn"):
+        raise ArgumentError(
+            "apply_experts does not round rows to this dtype",
+            expected='None, "int8" or "float8_e4m3fn"',
+            got=f"quantize_rows = {describe(quantize_rows)}",
+            fix="leave it out: rows keep their dtype",
+        )
 
 
 def _check_biases(function: str, w_down: Any, biases: Any) -> None:
