@@ -12,7 +12,7 @@ from tilekern.kernels.ragged_dot.contracting import matrix_tile, ragged_contract
 from tilekern.kernels.ragged_dot.derivatives import ragged_contracting_by_rhs
 from tilekern.kernels.ragged_dot.kernel import tile_of_groups
 from tilekern.kernels.ragged_dot.products import Operands
-from tilekern.kernels.ragged_dot.scaled import scaled_cuda_blocks, whole_bytes
+from tilekern.kernels.ragged_dot.scaled import scaled_cuda_blocks, scaled_tpu_blocks, whole_bytes
 from tilekern.kernels.ragged_dot.scaled_derivatives import product_tangent
 
 
@@ -107,7 +107,7 @@ def _cuda(total: Any, lhs: Any, rhs: Any, *others: Any, device: tk.Device) -> di
 
 @ragged_dot_into.schedule("tpu")
 def _tpu(total: Any, lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return kernel.tpu_blocks(lhs, rhs, transpose_rhs)
+    return scaled_tpu_blocks(lhs, rhs, others[1:], transpose_rhs)
 
 
 @ragged_contracting_into.schedule("cpu")

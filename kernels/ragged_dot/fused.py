@@ -23,7 +23,7 @@ from tilekern.kernels.ragged_dot.arguments import (
 )
 from tilekern.kernels.ragged_dot.derivatives import spread
 from tilekern.kernels.ragged_dot.products import Operands, products, widened
-from tilekern.kernels.ragged_dot.scaled import scaled_cuda_blocks, whole_bytes
+from tilekern.kernels.ragged_dot.scaled import scaled_cuda_blocks, scaled_tpu_blocks, whole_bytes
 from tilekern.kernels.ragged_dot.scaled_derivatives import product_tangent
 
 hide_frames(__file__)
@@ -281,4 +281,6 @@ def _cuda(lhs: Any, rhs: Any, *others: Any, device: tk.Device) -> dict[str, int]
 
 @fused_ragged_dot_forward.schedule("tpu")
 def _tpu(lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool) -> dict[str, int]:
-    return plain.tpu_blocks(lhs, rhs[0], transpose_rhs, products=len(rhs), operands=len(others[-1]))
+    _, lhs_scale, rhs_scales, operands = others
+    extra: Any = {"products": len(rhs), "operands": len(operands)}
+    return scaled_tpu_blocks(lhs, rhs[0], (lhs_scale, *rhs_scales), transpose_rhs, **extra)

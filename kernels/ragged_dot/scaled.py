@@ -86,4 +86,17 @@ def scaled_cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, products: int =
 
 @scaled_ragged_dot_forward.schedule("tpu")
 def _tpu(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return tpu_blocks(lhs, rhs, transpose_rhs)
+    return scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs)
+
+
+def scaled_tpu_blocks(
+    lhs: Any, rhs: Any, scales: Any, transpose_rhs: bool, *, products: int = 1, operands: int = 0
+) -> dict[str, int]:
+    """Those of products without scales. Few numbers of the inner dim, if it has blocks with scales of their own.
+
+    On v6e 128-blocks of 8 groups, 4096×1024×1024, take 58 µs by the static estimate, and 72 with eight blocks a tile.
+    """
+    blocks = tpu_blocks(lhs, rhs, transpose_rhs, products=products, operands=operands)
+    if any(scale is not None and scale.shape[1] > 1 for scale in scales):
+        blocks["block_k"] = min(blocks["block_k"], 256)
+    return blocks

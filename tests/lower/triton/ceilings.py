@@ -25,23 +25,26 @@ _HEAD = """\
 
 
 def read(kernel: str) -> dict[Key, tuple[int, int]]:
-    """The ceilings of a kernel."""
+    """The ceilings of a kernel, for the targets that have its dtypes."""
     file = KERNELS / kernel / "resources.txt"
     rows = [line.split() for line in file.read_text().splitlines() if line[0] != "#"] if file.exists() else []
     return {
         (case, dtype, target): (int(numbers[2 * n]), int(numbers[2 * n + 1]))
         for case, dtype, *numbers in rows
         for n, target in enumerate(TARGETS)
+        if numbers[2 * n] != "0"
     }
 
 
 def write(kernel: str, ceilings: dict[Key, tuple[int, int]]) -> None:
     """The text of the file; unknown ceilings are 0."""
     cases = [case.name for case in importlib.import_module(f"tilekern.kernels.{kernel}.cases").CASES]
-    rows = sorted(
-        {(case, dtype) for case, dtype, _ in ceilings},
-        key=lambda row: (":" in row[0], cases.index(row[0].split(":")[0]), row),
-    )
+
+    def place(row: tuple[str, str]) -> tuple[bool, int, tuple[str, str]]:
+        name, _, kind = row[0].partition(":")
+        return bool(kind), cases.index(name) if name in cases else len(cases), row
+
+    rows = sorted({(case, dtype) for case, dtype, _ in ceilings}, key=place)
     name = max(len(case) for case, _ in rows)
     text = _HEAD + f"# {'case':{name - 2}}  dtype     " + "".join(f"{target:>14}" for target in TARGETS) + "\n"
     for case, dtype in rows:

@@ -24,6 +24,7 @@ from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.matmul import matmul
 from tilekern.kernels.ragged_dot import ragged_contracting_dot, ragged_dot
+from tilekern.kernels.ragged_dot.cases import SCALED_CASES
 from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.lower.target import resolve
 from tilekern.lower.triton.lowering import TritonCompiled, TritonLowering
@@ -59,6 +60,15 @@ ALL += [("cross_entropy", case, dtype, target) for case in LOSS for dtype in DTY
 GROUPED = tuple(f"{case}:{of}" for case in ("square", "deepseek_v3_up") for of in ("dot", "contracting"))
 ALL += [("ragged_dot", case, dtype, target) for case in GROUPED for dtype in DTYPES for target in ceilings.TARGETS]
 
+# And those of operands of 8 and 4 bits, whose dtypes the case names.
+SCALED = tuple(case.name for case in SCALED_CASES)
+ALL += [
+    ("ragged_dot", case, "scaled", target)
+    for case in SCALED
+    for target in ceilings.TARGETS
+    if "e4m3" not in case or target != "cuda:sm_80"  # which has no float8_e4m3fn
+]
+
 # Programs that multiply matrices of at least 64 rows; fewer are too few for wgmma.
 PRODUCTS = ("matmul", "flash_attention", "cross_entropy", "ragged_dot")
 
@@ -92,6 +102,8 @@ def _attention_gradient(case: str, dtype: str, target: str) -> Any:
 
 def _grouped_gradient(case: str, dtype: str, target: str) -> Any:
     """A kernel of the gradient of a case of `ragged_dot`, "square:contracting"."""
+    if dtype == "scaled":
+        return _scaled(case, target)
     name, kernel = case.split(":")
     (found,) = (c for c in CASES["ragged_dot"] if c.name == name)
     lhs, rhs, sizes = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
@@ -101,6 +113,18 @@ def _grouped_gradient(case: str, dtype: str, target: str) -> Any:
         "contracting": ((lhs, cotangent), ragged_contracting_dot),
     }[kernel]
     (lowering,) = lowerings_of(call, [*pair, sizes], resolve(target))
+    return lowering
+
+
+def _scaled(case: str, target: str) -> Any:
+    """The kernel of a case with scales, "qwen3_30b_up:int8:int8"."""
+    found = next(c for c in SCALED_CASES if c.name == case)
+    lhs, rhs, sizes, scales = jax.eval_shape(found.arrays, jax.random.key(0))
+
+    def call(lhs: Any, rhs: Any, sizes: Any, scales: Any) -> Any:
+        return ragged_dot(lhs, rhs, sizes, **scales)
+
+    (lowering,) = lowerings_of(call, [lhs, rhs, sizes, scales], resolve(target))
     return lowering
 
 
