@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ hide_frames(__file__)
 # The largest number of each dtype that the largest number of a block is mapped to.
 LARGEST = {"int8": 127.0, "int4": 7.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float4_e2m1fn": 6.0}
 
+# The least normal number of float32: smaller scales may be read as 0.
+_LEAST = 2.0**-126
+
 
 def is_quantized(x: Any) -> bool:
     """True if x is an array of a dtype of `LARGEST`."""
@@ -26,7 +29,7 @@ def is_quantized(x: Any) -> bool:
 def scale_of(largest: jax.Array, dtype: str) -> jax.Array:
     """The scale of numbers of at most this size, float32. Numbers too small to have one count as zeros: scale 1."""
     scale = largest / LARGEST[dtype]
-    return jnp.where(scale < jnp.finfo(jnp.float32).tiny, 1, scale)
+    return jnp.where(scale < _LEAST, 1, scale)
 
 
 def rounded(scaled: jax.Array, dtype: str) -> jax.Array:
@@ -142,11 +145,11 @@ def _name(dtype: Any) -> str:
     )
 
 
-def _sizes(shape: tuple[int, ...], block: Any) -> list[int]:
-    given: list[Any] = list(block) if isinstance(block, tuple | list) else [block]
+def _sizes(shape: Any, block: Any) -> list[int]:
+    given = list(cast(Sequence[Any], block)) if isinstance(block, tuple | list) else [block]
     every = [1] * (len(shape) - len(given)) + given
     whole = [dim if size is None else size for dim, size in zip(shape, every, strict=False)]
-    fits = len(every) == len(shape) and all(isinstance(n, int) for n in whole)
+    fits = len(every) == len(shape) and all(type(n) is int for n in whole)
     if fits and all(n == dim or (n > 0 and dim % n == 0) for dim, n in zip(shape, whole, strict=True)):
         return whole
     raise ArgumentError(

@@ -90,10 +90,10 @@ def result_dtype(function: str, out_dtype: Any, *operands: Any) -> str:
     wide = next((x.dtype for x in operands if is_float(x)), jnp.dtype(jnp.bfloat16))
     try:
         dtype = wide if out_dtype is None else jnp.dtype(out_dtype)
+        if is_float(jax.ShapeDtypeStruct((), dtype)):
+            return dtype.name
     except TypeError:
-        dtype = None
-    if is_float(jax.ShapeDtypeStruct((), dtype)) if dtype is not None else False:
-        return dtype.name
+        pass  # no dtype at all
     raise ArgumentError(
         f"{function} has no results of this dtype",
         expected="out_dtype = float32, bfloat16, float16 or float64",

@@ -202,7 +202,8 @@ def _by_rhs_scale_transpose(
     transpose_rhs: bool,
     **_: Any,
 ) -> dict[str, jax.Array]:
-    like = jax.eval_shape(lambda scale: _turned(scale, transpose_rhs), rhs_scale)
+    groups, *blocks = rhs_scale.shape
+    like = jax.ShapeDtypeStruct((groups, *(reversed(blocks) if transpose_rhs else blocks)), rhs_scale.dtype)
     found = _by_rows(cotangent, lhs, ends, lhs_scale, transpose_rhs)
     return {"rhs_scale": _turned(_summed(rhs, found, like), transpose_rhs)}
 
