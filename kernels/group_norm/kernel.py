@@ -165,7 +165,7 @@ def group_norm_backward_kernel(
     block_s: tk.Block = 64,
     block_g: tk.Block = 1,
 ) -> None:
-    """Like the forward kernel, with cotangent[N, S, C] -> dx[N, S, C]; dweight[N, C] and dbias[N, C] of each sample.
+    """Like the forward kernel, with cotangent[N, S, C] -> dx[N, S, C], dweight[N, C] and dbias[N, C] of samples.
 
     Positions that fit a block are read once, others three times.
     """

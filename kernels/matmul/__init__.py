@@ -3,6 +3,7 @@
 from tilekern.kernels.matmul.fused import fused_matmul, fused_matmul_forward
 from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.matmul.reference import fused_reference, reference, symmetric_reference
+from tilekern.kernels.matmul.split import split_matmul
 from tilekern.kernels.matmul.symmetric import symmetric_matmul, symmetric_matmul_forward
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "fused_reference",
     "matmul",
     "reference",
+    "split_matmul",
     "symmetric_matmul",
     "symmetric_matmul_forward",
     "symmetric_reference",

@@ -16,6 +16,8 @@ from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float
 from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first, tangent_along
 from tilekern.kernels.matmul import kernel as plain
+from tilekern.kernels.matmul.batches import broadcast, checked_split, misfit, over_batches, rows_joined, splits
+from tilekern.kernels.matmul.split import split_matmul
 
 hide_frames(__file__)
 
@@ -27,6 +29,7 @@ def fused_matmul(
     epilogue: Epilogue,
     transpose_x: bool = False,
     transpose_w: bool = False,
+    split_k: int | None = None,
     target: str | None = None,
     block_m: int | None = None,
     block_n: int | None = None,
@@ -39,8 +42,9 @@ def fused_matmul(
     bias or a residual.
 
     Args:
-      x: [*B, M, K], float32, bfloat16, float16 or float64; with `transpose_x` [K, M], without leading dims.
-      w: [K, N] of the dtype of x; with `transpose_w` [N, K]. No transposed copy is made.
+      x: [*B, M, K], float32, bfloat16, float16 or float64; with `transpose_x` [*B, K, M].
+      w: [*B, K, N] of the dtype of x; with `transpose_w` [*B, N, K]. No transposed copy is made. Leading dims
+        broadcast as in `jnp.matmul`, without copies.
       operands: arrays of floats that broadcast to [*B, M, N], such as a bias [N], a scale of rows [M, 1],
         or a residual.
       epilogue: a function of one number of the product and one of each operand, of jnp functions. It is called on
@@ -48,6 +52,9 @@ def fused_matmul(
         compile again.
       transpose_x: x is given as its transpose.
       transpose_w: w is given as its transpose.
+      split_k: the number of parts of a long sum that different programs may compute, as for `matmul`: it never changes
+        results beyond rounding. The epilogue of a sum that may be split is XLA's, and a product that has at most 74
+        tiles of 64 × 64 in memory.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
       block_n: columns of a tile.
@@ -69,59 +76,63 @@ def fused_matmul(
       Array([[0., 1.],
              [0., 2.]], dtype=float32)
     """
-    _check_matrices(x, w, operands, transpose_x, transpose_w)
-    rows = x if transpose_x else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    product = plain.matmul_type(rows, w, transpose_x=transpose_x, transpose_w=transpose_w)
-    shape = (*(product.shape[:1] if transpose_x else x.shape[:-1]), product.shape[1])
-    flat = tuple(_as_matrix(n, operand, shape, product.shape) for n, operand in enumerate(operands))
-    check_epilogue("fused_matmul", epilogue, x.dtype, 1 + len(flat))
+    shape = _product_shape(x, w, operands, transpose_x, transpose_w)
+    check_epilogue("fused_matmul", epilogue, x.dtype, 1 + len(operands))
+    split_k = checked_split("fused_matmul", split_k)
     if math.prod(shape) == 0:
         return jnp.zeros(shape, x.dtype)
-    out, _ = fused_matmul_forward(
-        rows,
-        w,
-        flat,
-        epilogue=epilogue,
-        saves=False,
-        transpose_x=transpose_x,
-        transpose_w=transpose_w,
-        target=target,
-        block_m=block_m,
-        block_n=block_n,
-        block_k=block_k,
-    )
-    return out.reshape(shape)
+    blocks = {"block_m": block_m, "block_n": block_n, "block_k": block_k}
+
+    def of_matrices(x: jax.Array, w: jax.Array, *operands: jax.Array) -> jax.Array:
+        transposes = {"transpose_x": transpose_x, "transpose_w": transpose_w}
+        if splits(x, w, transpose_x, transpose_w, split_k):
+            wide = str(tk.accumulator(x.dtype))
+            product = split_matmul(x, w, **transposes, dtype=wide, split_k=split_k, target=target, **blocks)
+            return applied(epilogue, jax.ShapeDtypeStruct(product.shape, x.dtype), product, *operands)
+        keywords = {"epilogue": epilogue, "saves": False, **transposes, "target": target, **blocks}
+        return fused_matmul_forward(x, w, operands, **keywords)[0]
+
+    if math.prod(w.shape[:-2]) == 1 and not transpose_x:
+        rows = rows_joined(x)
+        flat = (_as_matrix(operand, shape, rows.shape[0]) for operand in operands)
+        return of_matrices(rows, w.reshape(w.shape[-2:]), *flat).reshape(shape)
+    padded = (operand.reshape((1,) * (2 - operand.ndim) + operand.shape) for operand in operands)
+    return over_batches(of_matrices, shape[:-2], x, w, *padded)
 
 
-def _check_matrices(x: Any, w: Any, operands: Sequence[Any], transpose_x: bool, transpose_w: bool) -> None:
-    check_sizes("fused_matmul", {"x": x, "w": w} | {f"operand {n}": o for n, o in enumerate(operands)})
-    fits = all(is_float(array) for array in (x, w, *operands)) and x.dtype == w.dtype
-    fits = fits and w.ndim == 2 and (x.ndim == 2 if transpose_x else x.ndim >= 2)
-    if fits and x.shape[0 if transpose_x else -1] == w.shape[1 if transpose_w else 0]:
-        return
-    left, right = ("[K, M]" if transpose_x else "[*B, M, K]"), ("[N, K]" if transpose_w else "[K, N]")
-    raise ArgumentError(
-        "the arrays of fused_matmul do not fit",
-        expected=f"x{left} and w{right} of one dtype, and operands, all of floats of at least 16 bits",
-        got=", ".join([f"x = {describe(x)}", f"w = {describe(w)}", *(describe(o) for o in operands)]),
-        fix="cast with .astype; jax.vmap takes leading dims of w",
-    )
+def _product_shape(x: Any, w: Any, operands: Sequence[Any], transpose_x: bool, transpose_w: bool) -> tuple[int, ...]:
+    """The shape [*B, M, N] of the product of arrays that fit.
+
+    Raises:
+      ArgumentError: they do not.
+    """
+    named = {f"operand {n}": o for n, o in enumerate(operands)}
+    check_sizes("fused_matmul", {"x": x, "w": w} | named)
+    fits = all(map(is_float, (x, w, *operands))) and x.dtype == w.dtype and min(x.ndim, w.ndim) >= 2
+    fits = fits and x.shape[-2 if transpose_x else -1] == w.shape[-1 if transpose_w else -2]
+    batch = broadcast(x.shape[:-2], w.shape[:-2]) if fits else None
+    if batch is None:
+        raise misfit("fused_matmul", transpose_x, transpose_w, x=x, w=w, **named)
+    shape = *batch, x.shape[-1 if transpose_x else -2], w.shape[-2 if transpose_w else -1]
+    for name, operand in named.items():
+        padded = (1,) * (len(shape) - operand.ndim) + operand.shape
+        if len(padded) != len(shape) or any(p not in (1, s) for p, s in zip(padded, shape, strict=True)):
+            raise ArgumentError(
+                f"{name} of fused_matmul does not broadcast to the product",
+                expected=f"a shape that broadcasts to {list(shape)}",
+                got=describe(operand),
+                fix="a bias of columns has the shape [N], a scale of rows [M, 1]",
+            )
+    return shape
 
 
-def _as_matrix(number: int, operand: Any, shape: tuple[int, ...], product: tuple[int, ...]) -> jax.Array:
+def _as_matrix(operand: Any, shape: tuple[int, ...], rows: int) -> jax.Array:
     """An operand as [M or 1, N or 1], with the leading dims in M."""
     padded = (1,) * (len(shape) - operand.ndim) + operand.shape
-    if len(padded) != len(shape) or any(p not in (1, s) for p, s in zip(padded, shape, strict=True)):
-        raise ArgumentError(
-            f"operand {number} of fused_matmul does not broadcast to the product",
-            expected=f"a shape that broadcasts to {list(shape)}",
-            got=describe(operand),
-            fix="a bias of columns has the shape [N], a scale of rows [M, 1]",
-        )
     if math.prod(padded[:-1]) == 1:
         return operand.reshape(1, padded[-1])
     full = jnp.broadcast_to(operand, (*shape[:-1], padded[-1]))
-    return full.reshape(product[0], padded[-1])
+    return full.reshape(rows, padded[-1])
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.errors import ArgumentError
 from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, soonest, stages, takes_registers, tiled
+from tilekern.kernels.matmul.batches import Product
 
 
 def matmul_type(x: Any, w: Any, *, transpose_x: bool, transpose_w: bool) -> jax.ShapeDtypeStruct:
@@ -21,7 +23,7 @@ def matmul_type(x: Any, w: Any, *, transpose_x: bool, transpose_w: bool) -> jax.
             "matmul takes two matrices of one dtype that fit",
             expected=f"x{left} and w{right} of one dtype",
             got=f"x = {x.dtype}{list(x.shape)}, w = {w.dtype}{list(w.shape)}",
-            fix="reshape leading dims into M; cast with .astype",
+            fix="cast with .astype; only calls take leading dims, of both matrices",
         )
     rows, _, columns = _sizes(x, w, transpose_x, transpose_w)
     return jax.ShapeDtypeStruct((rows, columns), x.dtype)
@@ -33,7 +35,11 @@ def _sizes(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> tuple[int, i
     return rows, inner, w.shape[0 if transpose_w else 1]
 
 
-@tk.kernel(out_type=matmul_type)
+def _product(function: Callable[..., None]) -> Product:
+    return Product(matmul_type, (), (), 1 << 30, function)
+
+
+@_product
 def matmul(
     x: tk.Ref,
     w: tk.Ref,
@@ -41,15 +47,24 @@ def matmul(
     *,
     transpose_x: bool = False,
     transpose_w: bool = False,
+    split_k: int | None = None,
     block_m: tk.Block = 128,
     block_n: tk.Block = 128,
     block_k: tk.Block = 64,
 ) -> None:
-    """out[M, N] = x[M, K] @ w[K, N], accumulated in float32 (float64; int32 for integers), in the dtype of x.
+    """out[*B, M, N] = x[*B, M, K] @ w[*B, K, N], accumulated in float32 (float64; int32 for integers).
 
-    Any sizes, blocks need not divide them. With `transpose_x` x is given as [K, M], with `transpose_w` w as [N, K]; no
-    transposed copy of them is made.
+    The result has the dtype of x. Any sizes, blocks need not divide them. With `transpose_x` x is given as [*B, K, M],
+    with `transpose_w` w as [*B, N, K]; no transposed copy of them is made.
+
+    Leading dims broadcast as in `jnp.matmul`, and what is broadcast is not copied. If w has none, those of x are rows.
+    The kernel itself, as it is traced, multiplies two matrices.
+
+    `split_k`: long sums may be split into so many parts, of 128 terms at least, which different programs compute; they
+    are then added in order. It never changes results beyond rounding. If None, the schedule chooses: sums of 4096 terms
+    and more are split where a GPU's multiprocessors, or all cores but one of a CPU, would have no tile to compute.
     """
+    assert split_k in (None, 1), "the kernel itself splits no sum"
     # Programs that run at the same time share eight tiles of rows, and some tiles of columns, in the cache.
     i, j = tk.grid((out.shape[0], block_m), (out.shape[1], block_n), order=tk.grouped(8))
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def reference(x: jax.Array, w: jax.Array) -> jax.Array:
-    """out[M, N] = x[M, K] @ w[K, N], accumulated in float32 (float64; int32 for integers), in the dtype of x."""
+    """out[*B, M, N] = x[*B, M, K] @ w[*B, K, N], in the dtype of x; sums in float32 (float64; int32)."""
     wide = jnp.int32 if not jnp.issubdtype(x.dtype, jnp.floating) else jnp.promote_types(x.dtype, jnp.float32)
     product = jnp.matmul(x, w, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
     return product.astype(x.dtype)
@@ -27,7 +27,7 @@ def fused_reference(
 ) -> jax.Array:
     """epilogue(x @ w, *operands) in the dtype of x, computed in `dtype`: if None in float32 (float64 for float64)."""
     wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
-    left, right = (x.T if transpose_x else x), (w.T if transpose_w else w)
+    left, right = (x.mT if transpose_x else x), (w.mT if transpose_w else w)
     product = jnp.matmul(left, right, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
     return epilogue(product, *(o.astype(wide) for o in operands)).astype(x.dtype)
 

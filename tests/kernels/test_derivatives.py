@@ -71,7 +71,7 @@ def turned(x: Any, frequencies: Any, *, rotate: Callable[..., Any], **keywords: 
 def product(x: Any, w: Any, *, dtype: Any = None, transpose_x: bool = False, transpose_w: bool = False) -> Any:
     """The definition of matmul with transposed operands; in any `dtype` it accumulates as matmul does."""
     del dtype
-    return matmul.reference(x.T if transpose_x else x, w.T if transpose_w else w)
+    return matmul.reference(x.mT if transpose_x else x, w.mT if transpose_w else w)
 
 
 def grouped(lhs: Any, rhs: Any, *, of: Callable[..., Any], **keywords: Any) -> Any:
@@ -129,6 +129,10 @@ KERNELS = {
     ),
     "fused_matmul": Differentiated(
         matmul.fused_matmul, matmul.fused_reference, (LEFT, RIGHT, RIGHT[1:], LEFT), {"epilogue": gated}
+    ),
+    "matmul_batches": Differentiated(matmul.matmul, product, ((2, 1, 5, 6), (3, 6, 4))),
+    "fused_matmul_batches": Differentiated(
+        matmul.fused_matmul, matmul.fused_reference, ((2, 1, 5, 6), (3, 6, 4), (4,), (3, 1, 1)), {"epilogue": gated}
     ),
     "ragged_dot": differentiated_groups("ragged_dot", (11, 6), (4, 6, 6)),
     "ragged_dot_nt": differentiated_groups("ragged_dot", (11, 6), (4, 9, 6), transpose_rhs=True),

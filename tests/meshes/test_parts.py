@@ -63,6 +63,7 @@ class Case:
 
 CASES = {
     "matmul": Case(matmul, jnp.matmul, ((16, 24), (24, 8))),
+    "a batch of products": Case(matmul, jnp.matmul, ((8, 1, 8, 8), (8, 8, 16))),
     "layer_norm": Case(layer_norm, normalized, ((16, 24), (24,), (24,))),
     "group_norm": Case(
         group_norm,
@@ -189,6 +190,26 @@ def test_the_collectives_of_a_product(x: P, w: P, out: P, wanted: dict[str, int]
         warnings.simplefilter("ignore", GatherWarning)
         assert matmul(*arrays).sharding.is_equivalent_to(NamedSharding(mesh, out), 2)
         assert collectives(matmul, *arrays) == wanted
+
+
+@kinds
+@pytest.mark.parametrize("split_k", [None, 3, 16])
+def test_a_split_sum_that_devices_divide_is_added_up_once(split_k: int | None, kind: str) -> None:
+    mesh = MESHES[kind]
+    x, w = (np.ones(shape, np.float32) for shape in ((16, 4096), (4096, 8)))
+    arrays = put(x, P(None, "b"), mesh), put(w, P("b"), mesh)
+    split = partial(matmul, split_k=split_k)
+    with jax.set_mesh(mesh):
+        assert (split(*arrays) == 4096).all()
+        assert collectives(split, *arrays) == {"all-reduce": 1}
+
+
+@kinds
+def test_a_batch_of_products_is_divided(kind: str) -> None:
+    mesh = MESHES[kind]
+    x, w = (put(np.ones(shape, np.float32), P("b"), mesh) for shape in ((4, 16, 24), (4, 24, 8)))
+    with jax.set_mesh(mesh):
+        assert (matmul(x, w) == 24).all() and collectives(matmul, x, w) == {}
 
 
 def test_what_cannot_be_divided_is_gathered_with_one_warning() -> None:

@@ -57,19 +57,24 @@ class ShardingRule:
           operands: the types of the operands.
           results: those of the results.
         """
-        factors: dict[str, str] = {}
+        factors: dict[tuple[str, int], str] = {}
         whole: list[str] = []
         sizes: dict[str, int] = {}
+        alone: set[str] = set()
 
         def shown(name: str, size: int) -> str:
-            known = name in factors
-            factor = factors.setdefault(name, f"f{len(factors)}")
-            if name not in self.sizes:
+            common = min(self.sizes.get(name, {1}))
+            # Nothing divides a name with a dim of 1: each size of its dims is a factor of its own.
+            key = name, common if common > 1 else size
+            known = key in factors
+            factor = factors.setdefault(key, f"f{len(factors)}")
+            if common <= 1:
                 whole.extend([] if known else [factor])
                 return factor
-            common = min(self.sizes[name])
             if size == common:
+                alone.add(factor)
                 return factor
+            sizes[factor] = common
             rest = f"{factor}_{len(sizes)}"
             sizes[rest] = size // common
             whole.append(rest)
@@ -79,7 +84,9 @@ class ShardingRule:
             pairs = zip(dims, types, strict=True)
             return ", ".join(" ".join(map(shown, names, t.shape)) for names, t in pairs)
 
-        return f"{side(self.operands, operands)} -> {side(self.results, results)}", tuple(whole), sizes
+        text = f"{side(self.operands, operands)} -> {side(self.results, results)}"
+        # Shardy wants the size of a factor if it is no dim by itself, and does not take it otherwise.
+        return text, tuple(whole), {factor: size for factor, size in sizes.items() if factor not in alone}
 
     def without(self, name: str, reason: str) -> ShardingRule:
         """The rule in which the dims of a name are whole."""

@@ -1,4 +1,5 @@
 import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -74,6 +75,39 @@ def test_leading_dims(bias: tuple[int, ...]) -> None:
     check(normal(4, 9, 33), normal(33, 21), normal(*bias), epilogue=shifted)
 
 
+@pytest.mark.parametrize(
+    ("x", "w", "operands"),
+    [
+        ((3, 4, 8), (3, 8, 5), ((5,), (3, 4, 5))),
+        ((2, 1, 4, 8), (3, 8, 5), ((2, 1, 1, 5), (4, 1))),
+        ((4, 8), (3, 8, 5), ((), (3, 1, 1))),
+        ((3, 4, 8), (1, 8, 5), ((5,), (3, 4, 1))),
+        ((0, 4, 8), (0, 8, 5), ((5,), (4, 1))),
+    ],
+)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_batches(x: Any, w: Any, operands: Any, transpose: bool) -> None:
+    given = (normal(*s) for s in (x, w))
+    left, right = (np.swapaxes(a, -1, -2) if transpose else a for a in given)
+    others = (normal(*s) for s in operands)
+    check(left, right, *others, epilogue=activated, transpose_x=transpose, transpose_w=transpose)
+
+
+@pytest.mark.parametrize("split_k", [None, 1, 3])
+def test_split_sums(split_k: int | None) -> None:
+    """Gradients, too, for which the product is an array."""
+    given = normal(6, 4100), normal(4100, 5) / 64, normal(5), normal(6, 5)
+
+    def both(function: Any, *arrays: Any) -> Any:
+        out, pull = jax.vjp(function, *arrays)
+        return out, *pull(jnp.cos(out))
+
+    ours = partial(both, partial(fused_matmul, epilogue=activated, split_k=split_k))
+    theirs = partial(both, partial(fused_reference, epilogue=activated))
+    for found, exact, low in zip(ours(*given), in_float64(theirs, *given), theirs(*given), strict=True):
+        assert_close(found, exact, low, length=4100, factor=3)
+
+
 @pytest.mark.parametrize("shape", [(0, 5, 3), (4, 0, 3), (4, 5, 0)])
 def test_empty(shape: tuple[int, int, int]) -> None:
     m, k, n = shape
@@ -137,13 +171,14 @@ X, W = jnp.zeros((2, 3)), jnp.zeros((3, 4))
     [
         ((X, jnp.zeros((2, 4))), unchanged, "w = float32[2, 4]"),
         ((X, jnp.zeros((3, 4), jnp.bfloat16)), unchanged, "w = bfloat16[3, 4]"),
-        ((X, jnp.zeros((2, 3, 4))), unchanged, "w = float32[2, 3, 4]"),
+        ((jnp.zeros((3, 2, 3)), jnp.zeros((2, 3, 4))), unchanged, "w = float32[2, 3, 4]"),
         ((X, W, jnp.zeros(2)), shifted, "operand 0 of fused_matmul does not broadcast"),
         ((X, W, jnp.zeros(4, jnp.int32)), shifted, "int32[4]"),
         ((X, W, jnp.zeros((1, 2, 4))), shifted, "operand 0 of fused_matmul does not broadcast"),
         ((X, W), lambda product: product[None], "float32[1]"),
         ((X, W), lambda product: product > 0, "bool[]"),
         ((X, W), None, "epilogue = None"),
+        ((jnp.zeros((2, 2, 3)), W, jnp.zeros((3, 1, 1))), shifted, "operand 0 of fused_matmul does not broadcast"),
     ],
 )
 def test_arguments_that_do_not_fit(given: Any, epilogue: Any, got: str) -> None:
