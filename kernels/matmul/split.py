@@ -52,7 +52,7 @@ def matmul_parts(
 
 @matmul_parts.defsharding
 def _divided(x: Any, w: Any, *, transpose_x: bool, transpose_w: bool) -> str:
-    """As of a product. From the accesses follows the same, but only for as many devices as divide the number of parts."""
+    """As of a product. The accesses give the same rule, but only for as many devices as divide the number of parts."""
     return f"{'k m' if transpose_x else 'm k'}, {'n k' if transpose_w else 'k n'} -> m n"
 
 
