@@ -22,6 +22,7 @@ from bench.gpu import dry, numerics, plan, prepare, programs, report, speed, sup
 from bench.gpu.gradients import FEATURES
 from bench.gpu.item import Options, lowerings_of
 from bench.gpu.journal import Journal
+from bench.gpu.model import LINES
 from bench.gpu.numerics import KERNELS, Check
 from tests.bench.test_gpu_speed import KEPT
 from tilekern.ir.interpret import interpret
@@ -350,6 +351,9 @@ def test_a_dry_run_prints_what_programs_take_and_counts_errors(
     options: Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken = {"registers": 90, "spills": 0, "shared_bytes": 1 << 16, "threads": 256, "occupancy": 0.25}
+    found = {"program": "f", "lines": dict.fromkeys(LINES, 50.0), "cycles": 200.0, "seconds": 1e-5, "share": 0.25}
+    found |= {"bottleneck": "waits, tensor", "unknown": {"FLUX": 2}, "assumed": {"BRA at 0x20": "not taken"}}
+    taken["estimate"] = found
 
     @contextmanager
     def ready(options: Options, items: Any, target: str, oracles: bool) -> Iterator[dict[str, Future[Any]]]:
@@ -362,5 +366,7 @@ def test_a_dry_run_prints_what_programs_take_and_counts_errors(
     assert dry.run(options, TARGET) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "FAIL bad: ResourceError: too much"
-    assert lines[-2].split() == ["good", "90", "0", "65536", "256", "0.25", "1.2"]
+    assert lines[3].split() == ["good", "90", "0", "65536", "256", "0.25", "1.2"]
+    assert lines[-4].split() == ["good", "f", *["25", "%"] * len(LINES), "200", "10.0", "0.25", "waits,", "tensor"]
+    assert lines[-3:-1] == ["good: unknown operation FLUX, 2 times", "good: BRA at 0x20, not taken"]
     assert lines[-1] == "1 programs for cuda:sm_90, 1 errors"
