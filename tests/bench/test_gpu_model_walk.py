@@ -227,6 +227,8 @@ def test_bounds_from_memory_are_assumed_and_listed() -> None:
         assert walk.assumed == {"BRA at 0x20": f"loop .L_x_3 runs {count} times"}
     skipped = walked(sass(f"{branch}\nMUFU.EX2 R1, R0\n.L_x_3:\nEXIT"))
     assert skipped.assumed == {"BRA at 0x20": "not taken"}
+    left = walked(sass("LDG.E R0, desc[UR4][R2.64]\nISETP.GT.AND P0, PT, R0, RZ, PT\n@P0 EXIT\nEXIT"))
+    assert left.assumed == {"EXIT at 0x20": "not taken"}
 
 
 def test_calls_return_and_what_cannot_be_followed_is_refused() -> None:

@@ -96,7 +96,7 @@ class Walker:
         return any(e and "SR_CTAID" in "".join(i.inputs) for e, i in zip(self._evaluated(), code, strict=True))
 
     def walk(self, thread: Thread, stop: tuple[int, int] | None = None, tasks: Shared | None = None) -> Walk:
-        """Run the first thread of a warp to its end.
+        """Run the first thread of a warp to its end. One loop, and long, as all of its state changes together.
 
         Args:
           thread: its registers.
@@ -178,6 +178,8 @@ class Walker:
                 value = thread.read(operand)
                 taken = None if value is None or taken is None else taken and bool(value)
         if instruction.name == "EXIT":
+            if taken is None:
+                walk.assumed[f"EXIT at {instruction.address:#x}"] = "not taken"
             return len(self.listing.code) if taken else None
         if instruction.name == "BRX":
             return self._indexed(thread, n, instruction)
