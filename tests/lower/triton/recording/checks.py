@@ -82,7 +82,10 @@ def _check_parameters(lowering: TritonLowering, recorded: Recorded) -> None:
             assert value == address, f"{argument.name}: {value:#x} instead of {address:#x}"
             continue
         assert value["aligned"], f"{argument.name}: the map is not aligned to 64 bytes"
-        _check_map(maps.pop(value["map"]), argument, address, _shape(lowering, argument))
+        call = maps.pop(value["map"])
+        _check_map(call, argument, address, _shape(lowering, argument))
+        # The compiler copies such tiles, and swizzles them so.
+        assert _tile(lowering.compile().asm["ttgir"], argument.name) == (argument.descriptor.block, call["swizzle"])
         for number in (*argument.descriptor.shape, *argument.descriptor.strides):
             assert next(values) == number, argument
     assert list(values) == [0, 0]  # scratch memory: the library needs none
@@ -100,10 +103,10 @@ def _check_map(call: Call, argument: Argument, address: int, shape: Sequence[int
     assert call["strides"] == [size * stride for stride in descriptor.strides[-2::-1]]
     assert all(stride % 16 == 0 for stride in call["strides"])
     _check_elements(descriptor, shape)
-    # The compiler may copy a tile in several boxes.
-    assert len(box) == len(descriptor.block)
-    assert all(whole % part == 0 for whole, part in zip(descriptor.block[::-1], box, strict=True)), (box, descriptor)
-    assert box[0] * size <= _SWIZZLE[call["swizzle"]] and box[0] * size % 16 == 0
+    # The code copies a tile in as few boxes as the hardware takes: no side above 256, no row longer than the swizzle.
+    inner, *others = descriptor.block[::-1]
+    assert box == [min(inner, 256, _SWIZZLE[call["swizzle"]] // size), *(min(side, 256) for side in others)]
+    assert box[0] * size % 16 == 0
     assert call["steps"] == [1] * len(box) and call["interleave"] == 0
 
 
@@ -168,6 +171,15 @@ def _entry(lowering: TritonLowering) -> tuple[str, list[int], int]:
         assert array or scalar, line
         sizes.append(int(array[1]) if array else _PTX_SIZES[scalar[1]])  # type: ignore[index]
     return found[1], sizes, int(found[3])
+
+
+def _tile(ttgir: str, name: str) -> tuple[tuple[int, ...], int]:
+    """The tile that a descriptor of the compiler's module copies, and its swizzle, as a CUtensorMapSwizzle."""
+    found = re.search(rf"%{name}: !tt\.tensordesc<(?:tensor<)?((?:\d+x)+)\w+, (#shared\d*)>", ttgir)
+    assert found, ttgir[:2000]
+    layout = re.search(rf"^{found[2]} = #ttg\.nvmma_shared<{{swizzlingByteWidth = (\d+)", ttgir, re.MULTILINE)
+    assert layout, ttgir[:2000]
+    return tuple(map(int, found[1].split("x")[:-1])), {0: 0, 32: 1, 64: 2, 128: 3}[int(layout[1])]
 
 
 def _warps(ttgir: str) -> int:

@@ -111,6 +111,8 @@ FAULTS: dict[str, tuple[str, Callable[[Launch], Launch]]] = {
     "an element type of the same size": ("matmul", lambda x: _parameters(x, _of(TensorMap, element_type=6))),
     "a map that leaves the array": ("matmul", lambda x: _parameters(x, _of(TensorMap, shape=(512, 520)))),
     "a map of other rows": ("matmul", lambda x: _parameters(x, _of(TensorMap, strides=(1024, 1)))),
+    "no swizzle": ("matmul", lambda x: _parameters(x, _of(TensorMap, swizzle=0))),
+    "half of each box": ("matmul", lambda x: _parameters(x, _of(TensorMap, block=(32, 64)))),
     "less shared memory": ("matmul", lambda x: _kernel(x, shared_bytes=x.kernel.shared_bytes - 1024)),
     "code of another kernel": ("softmax", lambda x: _kernel(x, cubin=x.kernel.cubin[:-1] + b"?", ptx="//")),
 }
