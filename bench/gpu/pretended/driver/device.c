@@ -104,7 +104,7 @@ CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer) {
   return CUDA_SUCCESS;
 }
 
-// --- contexts: each device has one ------------------------------------------------------------------------------------
+// --- contexts: each device has one -----------------------------------------------------------------------------------
 
 CUcontext const the_context = (CUcontext)0x1000;
 static __thread CUcontext current;
@@ -199,7 +199,7 @@ CUresult cuGetErrorName(CUresult status, const char **out) {
 
 CUresult cuGetErrorString(CUresult status, const char **out) { return cuGetErrorName(status, out); }
 
-// --- names ------------------------------------------------------------------------------------------------------------
+// --- names -----------------------------------------------------------------------------------------------------------
 
 CUresult cuGetExportTable(const void **out, const CUuuid *id) {
   (void)id;
@@ -209,7 +209,8 @@ CUresult cuGetExportTable(const void **out, const CUuuid *id) {
 
 // The newest variant of a function that this driver has.
 #undef cuGetProcAddress
-CUresult cuGetProcAddress_v2(const char *name, void **out, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status) {
+CUresult cuGetProcAddress_v2(const char *name, void **out, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status) {
   static const char *const variants[] = {"_v3", "_v2", ""};
   (void)version, (void)flags;
   Dl_info mine;

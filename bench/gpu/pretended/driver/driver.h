@@ -69,4 +69,5 @@ void capture_kernel(CUstream stream);
 // Make a function one of a module that is loaded, though it has no image.
 void adopt(Function *function, Module *module);
 // Check and record a node of a graph as if it was launched.
-CUresult check_launch(Function *function, const uint32_t *grid, const uint32_t *block, uint32_t shared, void **parameters);
+CUresult check_launch(Function *function, const uint32_t *grid, const uint32_t *block, uint32_t shared,
+                      void **parameters);

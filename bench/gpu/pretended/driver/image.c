@@ -98,7 +98,8 @@ static CUresult read_functions(const Elf64_Ehdr *elf, Module *module) {
   for (int i = 0; i < elf->e_shnum; i++) {
     const char *name = name_of(elf, &sections[i]), *of;
     Function *function;
-    if ((of = after(name, ".text.")) && (function = function_of(module, of))) function->registers = sections[i].sh_info >> 24;
+    if ((of = after(name, ".text.")) && (function = function_of(module, of)))
+      function->registers = sections[i].sh_info >> 24;
     if ((of = after(name, ".nv.shared.")) && (function = function_of(module, of))) {
       uint64_t reserved = module->architecture >= 90 ? RESERVED_SHARED : 0;
       function->static_shared = sections[i].sh_size > reserved ? sections[i].sh_size - reserved : 0;

@@ -82,7 +82,8 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction functi
   return CUDA_SUCCESS;
 }
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, CUfunction function, int threads, size_t shared, unsigned flags) {
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, CUfunction function, int threads,
+                                                              size_t shared, unsigned flags) {
   (void)flags;
   return cuOccupancyMaxActiveBlocksPerMultiprocessor(out, function, threads, shared);
 }
@@ -150,7 +151,8 @@ static const char *refused(const CUtensorMap *map, CUtensorMapDataType type, uin
     if (!dims[i] || dims[i] > UINT64_C(1) << 32) return "a dim is not 1 to 2^32";
     if (!box[i] || box[i] > 256) return "a side of the box is not 1 to 256";
     if (!steps[i] || steps[i] > 8) return "an element stride is not 1 to 8";
-    if (i && (strides[i - 1] % 16 || strides[i - 1] >= UINT64_C(1) << 40)) return "a stride is no multiple of 16 below 2^40";
+    if (i && (strides[i - 1] % 16 || strides[i - 1] >= UINT64_C(1) << 40))
+      return "a stride is no multiple of 16 below 2^40";
   }
   uint32_t row = box[0] * bytes_of(type);
   if (row % 16) return "rows of the box are no multiple of 16 bytes";
@@ -163,8 +165,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuui
                                 const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                 CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
   static uint64_t made;
-  const char *reason = capability() < 90 ? "this GPU has no TMA"
-                                         : refused(map, type, rank, (uint64_t)address, dims, strides, box, steps, swizzle);
+  const char *reason = refused(map, type, rank, (uint64_t)address, dims, strides, box, steps, swizzle);
+  if (capability() < 90) reason = "this GPU has no TMA";
   uint64_t number = __atomic_fetch_add(&made, 1, __ATOMIC_RELAXED);
   uint32_t shown = rank <= 5 ? rank : 5;
   record("'call': 'map', 'status': %d, 'reason': '%s', 'number': %llu, 'type': %d, 'address': %llu, 'dims': [%s], "
@@ -193,7 +195,8 @@ static void write_parameter(char *out, size_t space, void *const *place, uint32_
   memcpy(word, bytes, size < sizeof word ? size : sizeof word);
   if (!readable) snprintf(out, space, "null");
   else if (size == sizeof(CUtensorMap) && word[0] == MAP)
-    snprintf(out, space, "{'map': %llu, 'aligned': %s}", (unsigned long long)word[1], (uintptr_t)pointer % 64 ? "false" : "true");
+    snprintf(out, space, "{'map': %llu, 'aligned': %s}", (unsigned long long)word[1],
+             (uintptr_t)pointer % 64 ? "false" : "true");
   else if (size <= 8) snprintf(out, space, "%llu", (unsigned long long)word[0]);
   else snprintf(out, space, "'%u bytes'", size);
 }
@@ -203,7 +206,8 @@ static const char *misfit(const Function *function, const uint32_t *grid, const 
   if (!grid[0] || !grid[1] || !grid[2] || grid[0] > INT32_MAX || grid[1] > 65535 || grid[2] > 65535) return "the grid";
   uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
   if (!threads || threads > 1024 || block[2] > 64) return "the block";
-  if (function->block[0] && memcmp(block, function->block, sizeof function->block)) return "the threads that the code requires";
+  if (function->block[0] && memcmp(block, function->block, sizeof function->block))
+    return "the threads that the code requires";
   if ((int)shared > function->max_dynamic_shared) return "the dynamic shared memory that the function has opted in for";
   for (int i = 0; i < 3; i++)
     if (grid[i] % cluster[i]) return "the grid, no multiple of the cluster";
@@ -233,7 +237,8 @@ static CUresult launch(Function *function, const uint32_t *grid, const uint32_t 
   return reason ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult check_launch(Function *function, const uint32_t *grid, const uint32_t *block, uint32_t shared, void **parameters) {
+CUresult check_launch(Function *function, const uint32_t *grid, const uint32_t *block, uint32_t shared,
+                      void **parameters) {
   return launch(function, grid, block, (uint32_t[]){1, 1, 1}, shared, NULL, parameters);
 }
 

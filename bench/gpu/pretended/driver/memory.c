@@ -35,13 +35,15 @@ static CUresult allocate_in(CUdeviceptr *out, size_t size, bool host) {
     if (!ranges[i].size) free_entry = &ranges[i];
   if (!free_entry && entries < MAX_ALLOCATIONS) free_entry = &ranges[entries++];
   // One unit more than needed, so that the begin can be aligned as a GPU's allocations are.
-  void *found = !free_entry || used + rounded > TOTAL
-                    ? MAP_FAILED
-                    : mmap(NULL, rounded + GRANULARITY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void *found = MAP_FAILED;
+  if (free_entry && used + rounded <= TOTAL)
+    found = mmap(NULL, rounded + GRANULARITY, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (found != MAP_FAILED) {
     uintptr_t begin = ((uintptr_t)found + GRANULARITY - 1) / GRANULARITY * GRANULARITY;
     if (begin > (uintptr_t)found) munmap(found, begin - (uintptr_t)found);
-    if (begin < (uintptr_t)found + GRANULARITY) munmap((void *)(begin + rounded), (uintptr_t)found + GRANULARITY - begin);
+    if (begin < (uintptr_t)found + GRANULARITY)
+      munmap((void *)(begin + rounded), (uintptr_t)found + GRANULARITY - begin);
     *free_entry = (Range){begin, rounded, host};
     used += host ? 0 : rounded;
     *out = (CUdeviceptr)begin;
@@ -143,7 +145,8 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevic
   Range *range = range_at(address);
   pthread_mutex_unlock(&lock);
   if (!range) return CUDA_ERROR_INVALID_VALUE; // memory that CUDA does not know
-  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) *(unsigned *)out = range->host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+    *(unsigned *)out = range->host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
   else if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT) *(CUcontext *)out = the_context;
   else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER) *(CUdeviceptr *)out = address;
   else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)out = 0;
@@ -152,15 +155,17 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevic
   return CUDA_SUCCESS;
 }
 
-// --- virtual memory: an address range is mapped as soon as it is reserved ----------------------------------------------
+// --- virtual memory: an address range is mapped as soon as it is reserved --------------------------------------------
 
-CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *properties, CUmemAllocationGranularity_flags kind) {
+CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *properties,
+                                       CUmemAllocationGranularity_flags kind) {
   (void)properties, (void)kind;
   *out = GRANULARITY;
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr wanted, unsigned long long flags) {
+CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr wanted,
+                             unsigned long long flags) {
   (void)wanted, (void)flags;
   return alignment > GRANULARITY ? CUDA_ERROR_NOT_SUPPORTED : allocate(out, size);
 }
@@ -170,7 +175,8 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
   return release(address);
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *properties, unsigned long long flags) {
+CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *properties,
+                     unsigned long long flags) {
   (void)properties, (void)flags;
   *out = size;
   return CUDA_SUCCESS;
@@ -181,7 +187,8 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
   (void)address, (void)size, (void)offset, (void)handle, (void)flags;
   return CUDA_SUCCESS;
 }
@@ -196,7 +203,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
   return CUDA_SUCCESS;
 }
 
-// --- pools ------------------------------------------------------------------------------------------------------------
+// --- pools -----------------------------------------------------------------------------------------------------------
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device) {
   (void)device;
@@ -220,7 +227,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access, si
   return CUDA_SUCCESS;
 }
 
-// --- copies and fills ---------------------------------------------------------------------------------------------------
+// --- copies and fills ------------------------------------------------------------------------------------------------
 
 static CUresult copy(uintptr_t to, uintptr_t from, size_t size) {
   memmove((void *)to, (const void *)from, size);
@@ -241,7 +248,8 @@ CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t size, CUstream str
 }
 
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
-  record("'call': 'copy', 'to': %llu, 'from': %llu, 'bytes': %zu", (unsigned long long)to, (unsigned long long)from, size);
+  record("'call': 'copy', 'to': %llu, 'from': %llu, 'bytes': %zu", (unsigned long long)to, (unsigned long long)from,
+         size);
   return is_capturing(stream) ? CUDA_SUCCESS : copy(to, from, size);
 }
 

@@ -69,7 +69,7 @@ CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback function, void *d
   return CUDA_SUCCESS;
 }
 
-// --- events -----------------------------------------------------------------------------------------------------------
+// --- events ----------------------------------------------------------------------------------------------------------
 
 CUresult cuEventCreate(CUevent *out, unsigned flags) {
   (void)flags;
@@ -107,14 +107,15 @@ CUresult cuEventElapsedTime(float *out, CUevent begin, CUevent end) {
 
 CUresult cuEventElapsedTime_v2(float *out, CUevent begin, CUevent end) { return cuEventElapsedTime(out, begin, end); }
 
-// --- capture ------------------------------------------------------------------------------------------------------------
+// --- capture ---------------------------------------------------------------------------------------------------------
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *out) {
   *out = is_capturing(stream) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
 }
 
-CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges,
+CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after,
+                                     const CUgraphEdgeData *edges,
                                      size_t count, CUstreamCaptureMode mode) {
   (void)after, (void)edges, (void)count, (void)mode;
   if ((uintptr_t)stream <= 4096 || is_capturing(stream)) return CUDA_ERROR_ILLEGAL_STATE;
@@ -139,7 +140,7 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
   return CUDA_SUCCESS;
 }
 
-// --- graphs ---------------------------------------------------------------------------------------------------------------
+// --- graphs ----------------------------------------------------------------------------------------------------------
 
 static CUgraphNode add(CUgraph handle, CUgraphNodeType kind) {
   Graph *graph = (Graph *)handle;
@@ -174,14 +175,16 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *out, size_t *count) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *out, size_t *count) { return cuGraphGetNodes(graph, out, count); }
+CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *out, size_t *count) { return cuGraphGetNodes(graph, out,
+                             count); }
 
 CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *out) {
   *out = ((Node *)node)->kind;
   return CUDA_SUCCESS;
 }
 
-CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count, CUgraph child) {
+CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
+                                  CUgraph child) {
   (void)after, (void)count, (void)child;
   *out = add(graph, CU_GRAPH_NODE_TYPE_GRAPH);
   return CUDA_SUCCESS;
@@ -228,7 +231,8 @@ CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *a
                       kernel->kernelParams);
 }
 
-CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count, CUgraphNodeParams *node) {
+CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
+                        CUgraphNodeParams *node) {
   return cuGraphAddNode_v2(out, graph, after, NULL, count, node);
 }
 
@@ -261,7 +265,8 @@ CUresult cuGraphExecUpdate(CUgraphExec graph, CUgraph other, CUgraphExecUpdateRe
   return CUDA_SUCCESS;
 }
 
-CUresult cuGraphExecKernelNodeSetParams(CUgraphExec graph, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters) {
+CUresult cuGraphExecKernelNodeSetParams(CUgraphExec graph, CUgraphNode node,
+                                        const CUDA_KERNEL_NODE_PARAMS *parameters) {
   (void)graph, (void)node, (void)parameters;
   return CUDA_SUCCESS;
 }
@@ -271,17 +276,20 @@ CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec graph, CUgraphNode node,
   return CUDA_SUCCESS;
 }
 
-CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec graph, CUgraphNode node, const CUDA_MEMCPY3D *parameters, CUcontext context) {
+CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec graph, CUgraphNode node, const CUDA_MEMCPY3D *parameters,
+                                        CUcontext context) {
   (void)graph, (void)node, (void)parameters, (void)context;
   return CUDA_SUCCESS;
 }
 
-CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec graph, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *parameters, CUcontext context) {
+CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec graph, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *parameters,
+                                        CUcontext context) {
   (void)graph, (void)node, (void)parameters, (void)context;
   return CUDA_SUCCESS;
 }
 
-CUresult cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNodeAttrID attribute, const CUkernelNodeAttrValue *value) {
+CUresult cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNodeAttrID attribute,
+                                       const CUkernelNodeAttrValue *value) {
   (void)node, (void)attribute, (void)value;
   return CUDA_SUCCESS;
 }
