@@ -158,6 +158,13 @@ def test_code_for_another_gpu_is_refused_before_it_runs(
         jax.jit(lambda x: copy(x, target=name)).trace(X).lower(lowering_platforms=("cuda",))  # <-
 
 
+def test_the_capabilities_of_all_gpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [type("Device", (), {"compute_capability": capability})() for capability in ("9.0", "8.0", "12.0")]
+    monkeypatch.setattr(jax, "devices", lambda platform: {"cuda": devices}[platform])
+    assert _machine.compute_capabilities() == {80, 90, 120}
+    assert _machine.compute_capability() == 80
+
+
 def test_compiled_stages_are_for_their_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="needs triton")
     compiled = copy.trace(X).lower("cuda:sm_80").compile()

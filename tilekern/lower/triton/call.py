@@ -8,7 +8,8 @@ but not for this call. So `jax.export` asks for consent,
 which is `tilekern.export.checks()`.
 
 The code that runs is the binary's cubin, if it has one. Then jaxlib ignores the PTX, and does not look at the GPU
-before the first launch, which fails if the cubin is for another GPU. A cubin of sm_80 runs on 8.0 to 8.9. One of sm_90
+before the first launch, which fails if the cubin is for another GPU. So `tilekern.lower.target.check_runs_here` refuses
+such calls before. A cubin of sm_80 runs on 8.0 to 8.9. One of sm_90
 runs on 9.0 only and one of sm_100 on 10.0 only, because Triton compiles these for the targets sm_90a and sm_100a.
 Without a cubin, XLA has the PTX compiled for the GPU of the machine. PTX of sm_80 suits every later GPU; PTX of sm_90a
 and sm_100a suits no other one.
