@@ -75,7 +75,7 @@ def _check_parameters(lowering: TritonLowering, recorded: Recorded) -> None:
     # jaxlib appends scratch memory, of the programs and of profilers.
     passed = [_PASSED[type(parameter)] for parameter in recorded.asked.parameters] + [8, 8]
     assert launch["sizes"] == _entry(lowering)[1] == passed
-    values = iter(launch["values"])
+    values, tiles = iter(launch["values"]), []
     for argument, address in zip(lowering.program.arguments, addresses(lowering.program), strict=True):
         value = next(values)
         if argument.descriptor is None:
@@ -84,12 +84,12 @@ def _check_parameters(lowering: TritonLowering, recorded: Recorded) -> None:
         assert value["aligned"], f"{argument.name}: the map is not aligned to 64 bytes"
         call = maps.pop(value["map"])
         _check_map(call, argument, address, _shape(lowering, argument))
-        # The compiler copies such tiles, and swizzles them so.
-        assert _tile(lowering.compile().asm["ttgir"], argument.name) == (argument.descriptor.block, call["swizzle"])
+        tiles.append((argument.descriptor.block, call["swizzle"]))
         for number in (*argument.descriptor.shape, *argument.descriptor.strides):
             assert next(values) == number, argument
     assert list(values) == [0, 0]  # scratch memory: the library needs none
     assert not maps
+    assert tiles == _tiles(lowering.compile().asm["ttgir"])
 
 
 def _check_map(call: Call, argument: Argument, address: int, shape: Sequence[int]) -> None:
@@ -173,13 +173,13 @@ def _entry(lowering: TritonLowering) -> tuple[str, list[int], int]:
     return found[1], sizes, int(found[3])
 
 
-def _tile(ttgir: str, name: str) -> tuple[tuple[int, ...], int]:
-    """The tile that a descriptor of the compiler's module copies, and its swizzle, as a CUtensorMapSwizzle."""
-    found = re.search(rf"%{name}: !tt\.tensordesc<(?:tensor<)?((?:\d+x)+)\w+, (#shared\d*)>", ttgir)
-    assert found, ttgir[:2000]
-    layout = re.search(rf"^{found[2]} = #ttg\.nvmma_shared<{{swizzlingByteWidth = (\d+)", ttgir, re.MULTILINE)
-    assert layout, ttgir[:2000]
-    return tuple(map(int, found[1].split("x")[:-1])), {0: 0, 32: 1, 64: 2, 128: 3}[int(layout[1])]
+def _tiles(ttgir: str) -> list[tuple[tuple[int, ...], int]]:
+    """The tile that each descriptor of the compiler's module copies, and its swizzle, as a CUtensorMapSwizzle."""
+    signature = ttgir[ttgir.index("tt.func public") :].partition("attributes")[0]
+    layouts = dict(re.findall(r"^(#shared\d*) = #ttg\.nvmma_shared<{swizzlingByteWidth = (\d+)", ttgir, re.MULTILINE))
+    found = re.findall(r": !tt\.tensordesc<(?:tensor<)?((?:\d+x)+)\w+, (#shared\d*)>", signature)
+    numbers = {"0": 0, "32": 1, "64": 2, "128": 3}
+    return [(tuple(map(int, sizes.split("x")[:-1])), numbers[layouts[layout]]) for sizes, layout in found]
 
 
 def _warps(ttgir: str) -> int:
