@@ -113,6 +113,10 @@ class LargeProgramWarning(UserWarning):
     """A kernel becomes a program that takes the target's compiler minutes."""
 
 
+class AssemblerWarning(UserWarning):
+    """A program was made by a version of NVIDIA's assembler that is reported to miscompile programs like it."""
+
+
 # --- what a backend stands on ----------------------------------------------------------------------------------------
 
 

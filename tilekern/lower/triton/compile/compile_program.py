@@ -14,6 +14,7 @@ from typing import Any
 from tilekern.ir.types import dtype_name
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.compile import disk_cache, failure, resources, toolchain
+from tilekern.lower.triton.compile.assembler_faults import warn_of_faults
 from tilekern.lower.triton.compile.binary import Binary, DescriptorFormat
 from tilekern.lower.triton.compile.options import options
 from tilekern.lower.triton.program import Argument, Program
@@ -46,6 +47,7 @@ def compile_program(program: Program, chip: Chip) -> Binary:
     with _lock:
         if key not in _memory:
             _memory[key] = _from_disk(key, chip) or _compile(program, chip, key)
+            warn_of_faults(_memory[key], program)
             if len(_memory) > MAX_KEPT:
                 del _memory[next(iter(_memory))]
         return _memory[key]

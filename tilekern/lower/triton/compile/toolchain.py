@@ -88,8 +88,29 @@ def _amd_revision() -> str:
 
 
 def ptxas(capability: int) -> Any:
-    """The assembler that Triton calls for a capability, with `path` and `version` (the release of CUDA)."""
-    return triton("backends.nvidia.compiler").get_ptxas(capability)
+    """The assembler that Triton calls for a capability, with `path` and `version` (the release of CUDA).
+
+    Raises:
+      DependencyError: the environment names one that does not run, for which Triton would quietly take its own.
+    """
+    found = triton("backends.nvidia.compiler").get_ptxas(capability)
+    variable = ptxas_variable(capability)
+    asked = os.environ.get(variable)
+    if asked and asked != found.path and Path(found.path).is_relative_to(Path(triton().__file__).parent):
+        raise DependencyError(
+            f"{variable} names no assembler that runs",
+            expected="the path of a ptxas, which prints its release when it is called with --version",
+            got=f"{variable}={asked}",
+            fix=f"correct or unset it: Triton has a ptxas of CUDA {found.version}",
+        )
+    return found
+
+
+def ptxas_variable(capability: int) -> str:
+    """The environment variable that names another assembler; Triton has one for older and one for newer GPUs."""
+    tools = triton().knobs.nvidia
+    newer = triton("backends.nvidia.compiler").get_ptxas(capability).path == tools.ptxas_blackwell.path
+    return "TRITON_PTXAS_BLACKWELL_PATH" if newer else "TRITON_PTXAS_PATH"
 
 
 def assemble(ptx: str, capability: int) -> tuple[bytes, str]:
