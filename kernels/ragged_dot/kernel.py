@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import depth, even, power_of_two, stages, takes_registers, tiled
+from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, soonest, stages, takes_registers, tiled
 from tilekern.kernels.ragged_dot.products import Operands, products
 
 
@@ -55,20 +55,22 @@ def ragged_dot_forward(
     given = Operands(lhs, (rhs,), None, (None,), transpose_rhs)
     i = tk.parallel(lhs.shape[0], block_m)
     j = tk.parallel(out.shape[1], block_n)
-    out[i, j] = tile_of_groups(given, i, j, ends, tk.zeros((i, j), given.wide), block_k).astype(out.dtype)
+    out[i, j] = tile_of_groups(given, i, j, ends, tk.zeros((i, j), out.dtype), block_k)
 
 
 def tile_of_groups(
     given: Operands, i: tk.Tile, j: tk.Tile, ends: tk.Ref, start: jax.Array, block_k: int, *, adds: bool = False
 ) -> jax.Array:
-    """A tile of products: of `start` in rows that no group has; added to `start` everywhere, if it `adds`."""
+    """A tile of products, in the dtype of `start`: `start` in rows that no group has, and added to it if it `adds`."""
     inner = given.lhs.shape[1]
 
     def add_group(g: jax.Array, tile: jax.Array) -> jax.Array:
         begin, end = ends[g - 1], ends[g]  # ends[-1] is outside of the array: a load gives 0
         (product,) = products(given, i, j, g, jnp.where(begin < end, inner, 0), block_k)
         mine = (i.indices >= begin) & (i.indices < end)
-        return jnp.where(mine[:, None], tile + product if adds else product, tile)
+        # A row is of one group, so its result is final: held in its dtype, it leaves registers to the next product.
+        found = (tile + product if adds else product).astype(tile.dtype)
+        return jnp.where(mine[:, None], found, tile)
 
     return tk.fold(visited(i, ends), add_group, start)
 
@@ -91,7 +93,7 @@ def llvm_blocks(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int]:
     }
 
 
-def cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, products: int = 1) -> dict[str, int]:
+def cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, columns: int = 0, products: int = 1) -> dict[str, int]:
     """The blocks of a matmul with more accumulators: a tile with a border between groups selects from two products."""
     (rows, inner), groups, itemsize = lhs.shape, rhs.shape[0], lhs.dtype.itemsize
     if rows <= 32:
@@ -101,7 +103,10 @@ def cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, products: int = 1) -> 
         # No tensor cores: operands and sums are all in registers.
         block_m, block_n, num_warps = 64, 64, 8
     elif rows >= 256 * groups and products == 1:
-        block_m, block_n, num_warps = 128, 128, 8
+        # The sums of 256 columns take 128 registers of a thread, and what other groups gave 64.
+        large = bool(columns) and device.matrix_unit == "wgmma" and all(copies_well(n, itemsize) for n in rhs.shape[1:])
+        tiles = ((128, 256), (128, 128)) if large else ((128, 128),)
+        (block_m, block_n), num_warps = soonest(rows, columns, tiles, device.cores), 8
     else:
         # A border costs as much as a tile, so tiles have few rows: 64, the least that sm_90 multiplies at once.
         block_m, block_n, num_warps = 64, 256 // products, 8
@@ -146,8 +151,8 @@ def _llvm(lhs: Any, rhs: Any, ends: Any, transpose_rhs: bool = False) -> dict[st
 
 
 @ragged_dot_forward.schedule("cuda")
-def _cuda(lhs: Any, rhs: Any, ends: Any, device: tk.Device) -> dict[str, int]:
-    return cuda_blocks(lhs, rhs, device)
+def _cuda(lhs: Any, rhs: Any, ends: Any, device: tk.Device, transpose_rhs: bool = False) -> dict[str, int]:
+    return cuda_blocks(lhs, rhs, device, columns=_columns(rhs, transpose_rhs))
 
 
 @ragged_dot_forward.schedule("tpu")
