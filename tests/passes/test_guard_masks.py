@@ -95,7 +95,8 @@ def test_middle_tiles_drop_the_comparisons_of_positions_alone(body: str, left: i
     after = guarded(run(before))
     assert_same_meaning(before, after, seed=3)
     (switch,) = (op for op in after.walk() if isinstance(op, Switch))
-    assert [sum(isinstance(op, Select) for op in region.ops) for region in switch.regions] == [1, left]
+    assert [sum(isinstance(op, Select) for op in region.ops) for region in switch.regions] == [1, 0]
+    assert sum(isinstance(op, Select) for op in after.walk()) == 1 + left
 
 
 STAY = {

@@ -4,10 +4,14 @@ Needs: a canonical Func. Gives: a Func for the pipeline of passes, which simplif
 
     fold k { s = select(m, x, y) }                → fold k { s = switch(k in the middle) {select(m, x, y)} {x} }
 
+    fold k { s = select(m and n, x, y) }          → fold k { s = select(n, switch(k in the middle) {…m…} {x}, y) }
+
 Some comparisons of positions hold for all lanes in the middle tiles of a fold; see `middle_tiles`. There a select by
-them needs no mask, and elsewhere the branch computes it. `split_loops` makes loops of these tiles instead, with a copy
-of the body each. One loop has less code, fills its pipeline once, and leaves no matrix product in flight where one loop
-ends and the next may not run at all, for which NVIDIA's assembler would make all products of the kernel wait.
+them needs no mask, and elsewhere the branch computes it. What else a mask is a conjunction of stays outside of the
+branch, whose other side is then empty: Triton 3.6 fails to compile a branch with a select on both sides.
+`split_loops` makes loops of these tiles instead, with a copy of the body each. One loop has less code, fills its
+pipeline once, and leaves no matrix product in flight where one loop ends and the next may not run at all, for which
+NVIDIA's assembler would make all products of the kernel wait.
 """
 
 from __future__ import annotations
@@ -88,11 +92,15 @@ def _guard(op: Fold, proof: Proof, masks: dict[Op, list[Op]], lines: Lines, rewr
         middle = make.convert(reduce(partial(make.of, "and"), inside), INDEX.dtype)
         for inner in op.body.ops:
             if inner in masks:
+                within, others = _conjuncts(op.body, inner, masks[inner], proof)
                 regions = (
-                    _copied(Cloner(), masks[inner], inner, cloner),
-                    _copied(Middle(proof), masks[inner], inner, cloner),
+                    _copied(Cloner(), masks[inner], inner, within, cloner),
+                    _copied(Middle(proof), masks[inner], inner, within, cloner),
                 )
                 (result,) = cloner.add(Switch(operands=(middle,), regions=regions, loc=inner.loc))
+                if others:
+                    also = reduce(partial(make.of, "and"), map(cloner.value, others))
+                    result = cloner.one(inner.copy((also, result, cloner.value(inner.operands[2]))))
                 cloner.replace(inner.result, result)
             else:
                 cloner.visit(inner)
@@ -101,8 +109,31 @@ def _guard(op: Fold, proof: Proof, masks: dict[Op, list[Op]], lines: Lines, rewr
     return rewriter.add(op.copy(regions=(cloner.block(fresh, body),)))
 
 
-def _copied(copier: Cloner, mask: Sequence[Op], select: Op, names: Rewriter) -> Block:
-    """A region that computes a select with its mask; values from outside of it are those of `names`."""
-    for value in (v for op in (*mask, select) for v in op.operands):
+def _conjuncts(body: Block, select: Select, mask: Sequence[Op], proof: Proof) -> tuple[list[Value], list[Value]]:
+    """The values that a mask is the conjunction of: those of comparisons that hold in the middle, and the others."""
+    made = {op.results[0]: op for op in body.ops if len(op.results) == 1}
+    found: tuple[list[Value], list[Value]] = [], []
+    wanted = [select.operands[0]]
+    while wanted:
+        value = wanted.pop()
+        op = made.get(value)
+        if isinstance(op, Elementwise) and op.function == "and":
+            wanted += reversed(op.operands)
+        else:
+            found[proof.comparisons.isdisjoint(backward_slice(mask, [value]))].append(value)
+    return found
+
+
+def _copied(copier: Cloner, mask: Sequence[Op], select: Select, within: Sequence[Value], names: Rewriter) -> Block:
+    """A region that computes a select by the conjunction of `within`; other values are those of `names`."""
+    needed = [op for op in mask if op in backward_slice(mask, within)]
+    for value in (v for op in (*needed, select) for v in op.operands):
         copier.replace(value, names.value(value))
-    return copier.block((), lambda: tuple([copier.visit(op) for op in (*mask, select)][-1]))
+
+    def body() -> tuple[Value, ...]:
+        for op in needed:
+            copier.visit(op)
+        predicate = reduce(partial(Make(copier).of, "and"), map(copier.value, within))
+        return tuple(copier.visit(select.copy((predicate, *select.operands[1:]))))
+
+    return copier.block((), body)
