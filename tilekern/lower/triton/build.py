@@ -7,7 +7,7 @@ from math import prod
 
 from tilekern.ir.analysis import ranges
 from tilekern.ir.compute import Dot
-from tilekern.ir.control import Fold
+from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Func, Op
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load
@@ -40,7 +40,7 @@ def build(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     """
     warps = hints.get("num_warps") or default_warps(func, chip.vendor.lanes)
     legal, copies = _planned(func, chip, warps)
-    if _has_masked_loops(legal.func, copies):
+    if _has_masked_loops(legal.func, copies, chip):
         legal, copies = _planned(func, chip, warps, split=True)
     warn_large(legal.func, chip.name)
     names = Names()
@@ -75,12 +75,17 @@ def _planned(func: Func, chip: Chip, warps: int, split: bool = False) -> tuple[C
     return legal, plan_tma_copies(legal.func, chip, ranges.analyze(legal.func))
 
 
-def _has_masked_loops(func: Func, copies: Mapping[Op, TmaCopy]) -> bool:
-    """True if a loop of dots compares positions or checks bounds, which most of its iterations need not do."""
+def _has_masked_loops(func: Func, copies: Mapping[Op, TmaCopy], chip: Chip) -> bool:
+    """True if a loop of dots compares positions or checks bounds, which most of its iterations need not do.
+
+    On Hopper a loop with a branch stays one: `guard_masks` made it so, and its products would wait for one another.
+    """
+    one = chip.matrix_unit == "wgmma"
     return any(
         _is_comparison(inner) or (isinstance(inner, Load) and not inner.access.in_bounds and inner not in copies)
         for op in func.walk()
         if isinstance(op, Fold) and any(isinstance(inner, Dot) for inner in op.body.ops)
+        if not (one and any(isinstance(inner, Switch) for inner in op.body.ops))
         for inner in op.body.ops
     )
 
