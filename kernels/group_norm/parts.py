@@ -20,19 +20,20 @@ from tilekern.kernels.group_norm.reference import definition
 from tilekern.kernels.rows import CACHED_ELEMENTS, TILE_ELEMENTS, like_first
 
 Pair = tuple[jax.Array, jax.Array]
+Steps = Callable[[Any, tk.Tile, Any], Callable[[tk.Tile, Pair], Pair]]
 
 
 def _of_parts(x: Any, *others: Any, part: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     shape = x.shape[0], tk.cdiv(x.shape[1], part), x.shape[2]
-    return (jax.ShapeDtypeStruct(shape, tk.accumulator(x.dtype)),) * 2
+    one = jax.ShapeDtypeStruct(shape, tk.accumulator(x.dtype))
+    return one, one
 
 
-def _over_part(
-    x: tk.Ref, out: tuple[tk.Ref, tk.Ref], part: int, blocks: tuple[int, int], add: Callable[..., Pair]
-) -> None:
+def _over_part(x: tk.Ref, out: tuple[tk.Ref, tk.Ref], part: int, blocks: tuple[int, int], add: Steps) -> None:
     """Store add(n, c, first)(j, sums) over the tiles j of positions from `first` on, for each part."""
     n, c, rows = tk.parallel(x.shape[0]), tk.parallel(x.shape[2], blocks[1]), x.shape[1]
-    zeros = (tk.zeros(c, tk.accumulator(x.dtype)),) * 2
+    zero = tk.zeros(c, tk.accumulator(x.dtype))
+    zeros = zero, zero
     if part == blocks[0]:
         j = tk.parallel(rows, part)
         p, found = j.index, add(n, c, j.start)(j, zeros)
@@ -81,13 +82,13 @@ def group_norm_apply(
 
 
 def _normalized(
-    x: tk.Ref, cotangent: tk.Ref, numbers: tuple[tk.Ref, tk.Ref], given: Pair, activation: str | None, place: Any
+    x: tk.Ref, cotangent: tk.Ref, numbers: tuple[tk.Ref, tk.Ref], given: Any, activation: str | None, place: Any
 ) -> Pair:
     """h and g of the elements at a place."""
     n, _, c = place
     mean, inverse = (ref[n, c][None, :] for ref in numbers)
     h = (x[place].astype(mean.dtype) - mean) * inverse
-    return h, whole.through_activation(cotangent[place].astype(mean.dtype), h, *given, activation)
+    return h, whole.through_activation(cotangent[place].astype(mean.dtype), h, given[0], given[1], activation)
 
 
 @tk.kernel(out_type=_of_parts)
@@ -152,21 +153,23 @@ def _group_moments(x: jax.Array, size: int, eps: float, part: int, blocks: dict[
     """The mean and 1 / σ of each channel's group, [N, C]: parts are merged as in `kernel`."""
     rows = x.shape[1]
     means, squares = group_norm_moments(x, part=part, **blocks)
-    counts = np.minimum(rows - np.arange(means.shape[1]) * part, part).astype(means.dtype)[:, None]
+    counts: Any = np.minimum(rows - np.arange(means.shape[1]) * part, part).astype(means.dtype)[:, None]
 
     def mean_of(values: jax.Array) -> jax.Array:
-        return by_groups((counts * values).sum(axis=1), size) / (rows * size)
+        total: jax.Array = jnp.sum(counts * values, axis=1)
+        return by_groups(total, size) / (rows * size)
 
     first = mean_of(means)
     mean = first + mean_of(means - first[:, None])
     between = means - mean[:, None]
     together = squares.sum(axis=1) + (counts * between * between).sum(axis=1)
-    return mean, jax.lax.rsqrt(by_groups(together, size) / (rows * size) + eps)
+    variance: jax.Array = by_groups(together, size) / (rows * size)
+    return mean, jax.lax.rsqrt(variance + eps)
 
 
 def by_groups(values: jax.Array, size: int) -> jax.Array:
     """For each channel the sum of values[N, C] over the channels of its group."""
-    groups = values.reshape(values.shape[0], -1, size).sum(axis=2, keepdims=True)
+    groups: jax.Array = values.reshape(values.shape[0], -1, size).sum(axis=2, keepdims=True)
     return jnp.broadcast_to(groups, (*groups.shape[:2], size)).reshape(values.shape)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
@@ -99,7 +98,7 @@ def _jvp(primals: Any, tangents: Any, *, transpose_x: bool, transpose_w: bool, d
 
 
 @split_matmul.schedule("cpu:llvm")
-def _parts_llvm(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> Mapping[str, int]:
+def _parts_llvm(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> dict[str, int]:
     """Only of one tile: others keep the few cores of a CPU busy, and their loops are those of whole products."""
     whole = plain.matmul_type(x, w, transpose_x=transpose_x, transpose_w=transpose_w)
     inner = x.shape[0 if transpose_x else 1]
@@ -107,7 +106,7 @@ def _parts_llvm(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> Mapping
 
 
 @split_matmul.schedule("cuda")
-def _parts_cuda(x: Any, w: Any, device: tk.Device, transpose_x: bool, transpose_w: bool) -> Mapping[str, int]:
+def _parts_cuda(x: Any, w: Any, device: tk.Device, transpose_x: bool, transpose_w: bool) -> dict[str, int]:
     """As many parts as give each multiprocessor a program, if the tiles leave half of them without one."""
     blocks = _cuda(x, w, device, transpose_x, transpose_w)
     whole = plain.matmul_type(x, w, transpose_x=transpose_x, transpose_w=transpose_w)
@@ -117,24 +116,24 @@ def _parts_cuda(x: Any, w: Any, device: tk.Device, transpose_x: bool, transpose_
 
 
 @matmul_parts.schedule("cpu")
-def _cpu(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> Mapping[str, int]:
-    return plain.cpu_blocks(x, w, transpose_x, transpose_w) | {"block_k": 2048}
+def _cpu(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> dict[str, int]:
+    return {**plain.cpu_blocks(x, w, transpose_x, transpose_w), "block_k": 2048}
 
 
 @matmul_parts.schedule("cpu:llvm")
-def _llvm(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> Mapping[str, int]:
-    return plain.llvm_blocks(x, w, transpose_x, transpose_w) | {"block_k": 256}
+def _llvm(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> dict[str, int]:
+    return {**plain.llvm_blocks(x, w, transpose_x, transpose_w), "block_k": 256}
 
 
 @matmul_parts.schedule("cuda")
-def _cuda(x: Any, w: Any, device: tk.Device, transpose_x: bool, transpose_w: bool) -> Mapping[str, int]:
-    """The tiles of a product, with fewer columns where positions and a transposed operand are in registers, too."""
+def _cuda(x: Any, w: Any, device: tk.Device, transpose_x: bool, transpose_w: bool) -> dict[str, int]:
+    """The tiles of a product, with more warps where a transposed operand is in registers, beside its positions."""
     blocks = plain.cuda_blocks(x, w, device, transpose_x, transpose_w)
-    narrow = takes_registers(device) and (transpose_x or transpose_w)
-    return blocks | {"block_n": min(blocks["block_n"], 64)} if narrow else blocks
+    more = takes_registers(device) and transpose_x and x.dtype.itemsize <= 2
+    return {**blocks, "num_warps": 8} if more else dict(blocks)
 
 
 @matmul_parts.schedule("tpu")
-def _tpu(x: Any, w: Any, target: str, part: int, transpose_x: bool, transpose_w: bool) -> Mapping[str, int]:
+def _tpu(x: Any, w: Any, target: str, part: int, transpose_x: bool, transpose_w: bool) -> dict[str, int]:
     blocks = plain.tpu_blocks(x, w, target, transpose_x, transpose_w)
-    return blocks | {"block_k": gcd(part, 2048)}
+    return {**blocks, "block_k": gcd(part, 2048)}

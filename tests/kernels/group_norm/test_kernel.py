@@ -14,6 +14,7 @@ from tests.kernels.programs import arrays_of
 from tilekern.errors import ArgumentError
 from tilekern.kernels.group_norm import api, group_norm, group_norm_forward, reference
 from tilekern.kernels.group_norm.cases import CASES, LARGE, Case
+from tilekern.kernels.group_norm.parts import group_norm_moments
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -44,7 +45,7 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(max_examples=8)
+@settings(max_examples=3)
 @given(
     data=st.data(),
     positions=lengths(16),
@@ -63,7 +64,7 @@ def test_floats(dtype: str, data: st.DataObject, positions: int, groups: int, si
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @given(data=st.data(), blocks=st.sampled_from(BLOCKS))
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_nan_and_infinities_stay_in_their_group(dtype: str, data: st.DataObject, blocks: dict[str, int]) -> None:
     specials = [np.inf, -np.inf, np.nan, 0.0]
     x, weight, bias = (data.draw(arrays(jnp.dtype(dtype), shape, specials)) for shape in ((2, 7, 9), (9,), (9,)))
@@ -72,7 +73,7 @@ def test_nan_and_infinities_stay_in_their_group(dtype: str, data: st.DataObject,
 
 @pytest.mark.parametrize("blocks", BLOCKS[:3])
 @given(data=st.data(), mean=st.sampled_from([100.0, -1e4]))
-@settings(max_examples=4)
+@settings(max_examples=2)
 def test_a_mean_that_is_large_against_the_deviation(data: st.DataObject, mean: float, blocks: dict[str, int]) -> None:
     check(data.draw(arrays(np.float32, (2, 31, 6))) + np.float32(mean), None, None, blocks=blocks, num_groups=2)
 
@@ -117,8 +118,6 @@ def test_samples_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("tiles", [1, 3])
 def test_moments_of_parts(tiles: int) -> None:
-    from tilekern.kernels.group_norm.parts import group_norm_moments
-
     x = np.random.default_rng(0).standard_normal((2, 21, 5)).astype(np.float32) + 50
     means, squares = group_norm_moments(x, part=4 * tiles, block_s=4, block_c=4)
     parts = [x[:, n : n + 4 * tiles] for n in range(0, 21, 4 * tiles)]
@@ -137,7 +136,7 @@ def test_cases_trace(case: Case) -> None:
 
 
 @pytest.mark.one_backend
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(data=st.data(), block_s=st.sampled_from([4, 16]), activation=st.sampled_from([None, "silu"]))
 def test_the_interpreter_agrees(data: st.DataObject, block_s: int, activation: str | None) -> None:
     inputs = tuple(data.draw(arrays(np.float32, s)) for s in ((2, 9, 12), (12,), (12,)))
