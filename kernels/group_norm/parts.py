@@ -153,7 +153,7 @@ def _group_moments(x: jax.Array, size: int, eps: float, part: int, blocks: dict[
     """The mean and 1 / σ of each channel's group, [N, C]: parts are merged as in `kernel`."""
     rows = x.shape[1]
     means, squares = group_norm_moments(x, part=part, **blocks)
-    counts: Any = np.minimum(rows - np.arange(means.shape[1]) * part, part).astype(means.dtype)[:, None]
+    counts = np.array([min(part, rows - first) for first in range(0, rows, part)]).astype(means.dtype)[:, None]
 
     def mean_of(values: jax.Array) -> jax.Array:
         total: jax.Array = jnp.sum(counts * values, axis=1)
