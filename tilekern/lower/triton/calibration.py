@@ -50,6 +50,13 @@ spill 28 to 76 bytes. Compiled on 2026-11-23.
 MAX_RING_STAGES = 4
 """Tiles of a loop that a warp-specialised program has in flight at most, for each product. Chosen on 2026-11-25."""
 
+OTHER_REGISTERS_OF_ROLES = 40
+"""Registers of a thread of a warp-specialised program beside sums, products and held operands.
+
+With 40, attention of heads of 256, and the key gradient of heads of 128, take 216 and 232 of 240, and none spills.
+Compiled on 2026-11-25.
+"""
+
 MIN_TMA_BYTES = 1024
 """Bytes of the smallest tile that the Tensor Memory Accelerator copies; a pointer loads smaller ones.
 

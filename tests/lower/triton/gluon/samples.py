@@ -14,7 +14,8 @@ import tilekern as tk
 from tests.ir.funcs import assert_near
 from tilekern.ir.core import Array, Func
 from tilekern.ir.interpret import interpret
-from tilekern.kernels.flash_attention import Config, Extras, flash_attention_forward
+from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention_forward
+from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.matmul.fused import fused_matmul_forward
 from tilekern.kernels.matmul.kernel import matmul
 from tilekern.lower.triton.chip import CHIPS
@@ -79,6 +80,19 @@ def attention(
         return_logsumexp=True,
         block_q=64,
         block_k=block_k,
+    ).ir
+
+
+@cache
+def gradient(of: str, length: int, heads: int = 1, groups: int = 1, causal: bool = False) -> Func:
+    """The gradient of attention by "query", or by "key" and value."""
+    query, key = like(1, length, heads, 64), like(1, length, groups, 64)
+    rows = like(1, length, heads, dtype=jnp.float32)
+    kernel = {"query": flash_attention_backward_query, "key": flash_attention_backward_key}[of]
+    return kernel.trace(
+        *(query, key, key, Extras(), Residuals(rows, rows), query, rows),
+        config=Config(0.125, causal=causal),
+        block_q=64, block_k=64,
     ).ir
 
 

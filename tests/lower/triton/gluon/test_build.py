@@ -14,6 +14,7 @@ from tests.lower.triton.gluon.samples import (
     attention,
     backwards,
     fused,
+    gradient,
     like,
     product,
     program,
@@ -38,6 +39,10 @@ FUNCS: dict[str, Any] = {
     "causal attention of wide tiles": lambda: attention(330, causal=True, block_k=128),
     "attention with a window": lambda: attention(330, window=(100, 30)),
     "attention of halves": lambda: attention(136, causal=True, dtype="float16"),
+    "query gradient": lambda: gradient("query", 200, heads=4, groups=2),
+    "causal query gradient": lambda: gradient("query", 200, causal=True),
+    "key gradient": lambda: gradient("key", 200, heads=2, groups=2),
+    "causal key gradient": lambda: gradient("key", 200, causal=True),
     "attention of wide heads": lambda: attention(136, width=256, causal=True),
 }
 

@@ -13,6 +13,7 @@ from tests.lower.triton.gluon.samples import SM_90, attention, like, product, pr
 from tilekern.errors import ResourceError, TargetError
 from tilekern.ir.analysis import ranges
 from tilekern.ir.core import Func
+from tilekern.kernels.matmul.kernel import matmul
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.gluon.build import build_gluon
 from tilekern.lower.triton.gluon.plan import Plan, plan_group
@@ -64,6 +65,14 @@ def test_tiles_that_do_not_fit_are_refused_with_a_bill() -> None:
     with pytest.raises(ResourceError, match="do not fit the shared memory") as info:
         planned(product(256, 256, 256), stages=40)
     assert "40 places" in info.value.got
+
+
+def test_tiles_that_do_not_fit_the_registers_are_refused() -> None:
+    """128 rows of heads of 256 would take 256 registers of a thread for their sums alone."""
+    func = matmul.trace(like(512, 256), like(256, 512), block_m=128, block_n=256, block_k=64).ir
+    with pytest.raises(ResourceError, match="more registers") as info:
+        planned(func)
+    assert "num_warps = 4 or 8" in info.value.fix
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------

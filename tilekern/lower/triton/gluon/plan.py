@@ -23,7 +23,7 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, Store
 from tilekern.ir.shape import Broadcast, Iota, Transpose
 from tilekern.ir.types import F32, kind_of
-from tilekern.lower.triton.calibration import MAX_RING_STAGES
+from tilekern.lower.triton.calibration import MAX_RING_STAGES, OTHER_REGISTERS_OF_ROLES
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.gluon.groups import Group, group_programs
 from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
@@ -142,6 +142,7 @@ def plan_group(func: Func, chip: Chip, ranges: Mapping[Value, Interval], warps: 
         and always_runs(op, ranges.get(op.start), ranges.get(op.stop))
         and (found := _delayed(op)) is not None
     }
+    _check_registers(func, group, delayed)
     return _fitted(func, chip, group, copies, channels, delayed, stages)
 
 
@@ -199,6 +200,33 @@ def _refusal(summary: str, expected: str, got: str) -> TargetError:
         got=got,
         fix='leave the emitter out, or say emitter="auto": then Triton compiles what this one does not take',
     )
+
+
+def _check_registers(func: Func, group: Group, delayed: Mapping[Fold, Delayed]) -> None:
+    """Refuse loops whose sums, products and held operands do not fit the registers of a warpgroup."""
+    _, registers, _ = REGISTERS[group.count]
+    for op in func.body.ops:
+        if not isinstance(op, Fold):
+            continue
+        sums = {dot for add in op.body.ops if isinstance(add, Elementwise) for dot in op.body.ops if _adds(add, dot)}
+        products = [inner.result for inner in op.body.ops if isinstance(inner, Dot) and inner not in sums]
+        held = delayed[op].held if op in delayed else ()
+        nbytes = sum(v.tile.size * max(4, v.tile.dtype.itemsize) for v in (*op.results, *products))
+        nbytes += sum(tile_bytes(v) for v in held if len(v.tile.shape) == 2)
+        needed = nbytes // (4 * 32 * WARPS) + OTHER_REGISTERS_OF_ROLES
+        if needed > registers:
+            with source.at(op.loc):
+                raise ResourceError(
+                    f"a loop of {func.name} needs more registers than a warpgroup has",
+                    expected=f"at most {registers} registers of a thread, with {group.count} warpgroups that compute",
+                    got=f"about {needed} for its sums, products and operands",
+                    fix="make the blocks smaller, 64 rows at least, or have fewer warpgroups: num_warps = 4 or 8",
+                )
+
+
+def _adds(op: Elementwise, dot: Op) -> bool:
+    """True if an op adds a product to a sum, which takes no registers of its own."""
+    return isinstance(dot, Dot) and op.function == "add" and dot.result in op.operands
 
 
 # --- channels ---------------------------------------------------------------------------------------------------------
