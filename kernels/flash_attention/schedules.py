@@ -140,11 +140,7 @@ def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, devi
     width = max(width, value.shape[3])
     if device.emitter == "gluon":
         # For each of two warpgroups, which share what they stream past the rows that they own.
-        streamed = 128 if width <= 64 and kernel == "flash_attention_backward_query" else 64
-        blocks = {"block_q": streamed, "block_k": 64}
-        if kernel != "flash_attention_backward_key":
-            blocks = {"block_q": 64, "block_k": streamed}
-        return {**blocks, "num_warps": 8, **dict(config.blocks)}
+        return {"block_q": 64, "block_k": 64, "num_warps": 8, **dict(config.blocks)}
     if query.dtype.itemsize > 2:
         row = width * query.dtype.itemsize
         tile = next((tile for limit, tile in _CUDA_WIDE_TILES[kernel] if row <= limit), (16, 16, 8, 1))

@@ -103,26 +103,30 @@ class Delayed:
     held: dict[Value, int]
     sizes: Sizes
 
-    @property
-    def leading(self) -> int:
-        """The number of early ops up to the first dot, behind which the late ops of the iteration before come."""
-        return next((n for n, op in enumerate(self.early) if isinstance(op, Dot)), -1) + 1
 
-    def late_with_numbers(self, body: Block) -> list[Op]:
-        """The late ops with those, of the index alone, that they need: these are computed again."""
-        again = index_values(body)
-        numbers = [op for op in body.ops if any(v in again for v in op.results)]
-        needed = backward_slice(numbers, [v for op in self.late for v in op.uses()])
-        return [op for op in body.ops if op in self.late or op in needed]
+def leading_ops(early: Sequence[Op]) -> int:
+    """The number of early ops up to the first dot, behind which the late ops of the iteration before come."""
+    return next((n for n, op in enumerate(early) if isinstance(op, Dot)), -1) + 1
 
 
-def delayed_dot(body: Block, number: int, beside: Callable[[Dot], bool]) -> Delayed | None:
+def with_numbers(body: Block, late: Sequence[Op]) -> list[Op]:
+    """The late ops of a body with those, of the index alone, that they need: these are computed again."""
+    again = index_values(body)
+    numbers = [op for op in body.ops if any(v in again for v in op.results)]
+    needed = backward_slice(numbers, [v for op in late for v in op.uses()])
+    return [op for op in body.ops if op in late or op in needed]
+
+
+def delayed_dot(
+    body: Block, number: int, beside: Callable[[Dot], bool], *, keeps_tiles: bool = False
+) -> Delayed | None:
     """The parts of a fold's body, if a carry is a sum of dots that can wait, and nothing else needs it.
 
     Args:
       body: the body.
       number: number of the carry.
       beside: True for dots that a machine computes beside other ops.
+      keeps_tiles: True if a tile that was loaded for an early dot is still there for the late one.
     """
     carry = body.args[1 + number]
     users = _users(body)
@@ -152,7 +156,7 @@ def delayed_dot(body: Block, number: int, beside: Callable[[Dot], bool]) -> Dela
     made = {v for op in early for v in op.results}
     needed = dict.fromkeys(v for op in ordered for v in op.uses() if v in made)
     kept = [v for v in needed if v not in again]
-    if any(isinstance(op, Load) for v in kept for op in _moved(early, v)):
+    if not keeps_tiles and any(isinstance(op, Load) for v in kept for op in _moved(early, v)):
         return None
     added = [v for v in kept if v not in body.results]
     yielded = [*body.results, *added]
@@ -247,7 +251,7 @@ class _Rewrite:
         """The body of the remaining iterations."""
         op, parts, cloner = self._op, self._parts, Cloner()
         fresh = [Value(v.type, v.name) for v in (*op.body.args, *self._added)]
-        leading = parts.leading
+        leading = leading_ops(parts.early)
 
         def body(index: Value, *carries: Value) -> tuple[Value, ...]:
             for old, new in zip(op.body.args, fresh, strict=False):
@@ -267,7 +271,7 @@ class _Rewrite:
         body, parts = self._op.body, self._parts
         values = {body.args[0]: index, body.args[1 + parts.number]: carries[parts.number]}
         values |= {v: carries[number] for v, number in parts.held.items()}
-        computed = self._computed(parts.late_with_numbers(body), values, builder)
+        computed = self._computed(with_numbers(body, parts.late), values, builder)
         return computed[body.results[parts.number]]
 
     def _computed(

@@ -92,7 +92,8 @@ def gradient(of: str, length: int, heads: int = 1, groups: int = 1, causal: bool
     return kernel.trace(
         *(query, key, key, Extras(), Residuals(rows, rows), query, rows),
         config=Config(0.125, causal=causal),
-        block_q=64, block_k=64,
+        block_q=64,
+        block_k=64,
     ).ir
 
 

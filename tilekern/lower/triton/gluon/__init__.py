@@ -2,6 +2,7 @@
 
 groups    programs that share a thread block, and the loads that they share
 plan      rings of tiles in shared memory, barriers, products that are delayed; refusals
+rotation  loops whose last products are computed an iteration later
 layouts   layouts of tiles in registers
 roles     what both roles have in common: the loop over groups of programs, bounds, places in rings
 loader    the role of the warp that loads

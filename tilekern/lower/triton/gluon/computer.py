@@ -30,9 +30,10 @@ from tilekern.lower.triton.emit.names import assigned
 from tilekern.lower.triton.emit.source_text import Expr, dtype_text, shape_text
 from tilekern.lower.triton.gluon import layouts
 from tilekern.lower.triton.gluon.layouts import Layouts
-from tilekern.lower.triton.gluon.plan import Channel, loaded
+from tilekern.lower.triton.gluon.plan import Channel
 from tilekern.lower.triton.gluon.roles import Role, own_box
-from tilekern.passes.delay_dots import Delayed
+from tilekern.lower.triton.gluon.rotation import Rotation, loaded
+from tilekern.passes.delay_dots import leading_ops, with_numbers
 from tilekern.source import Loc
 
 
@@ -340,16 +341,20 @@ class Computer(Role):
 
     # --- delayed products ---
 
-    def _delayed_loop(self, op: Fold, parts: Delayed, names: list[str], first: str, last: str) -> None:
+    def _delayed_loop(self, op: Fold, parts: Rotation, names: list[str], first: str, last: str) -> None:
         """The loop whose last product is computed an iteration later; it runs at least once."""
         body, index = op.body, op.body.args[0]
         carries = body.args[1:]
-        held = list(parts.held)
-        kept = [n for n in range(len(names)) if n != parts.number]
+        held, leading = list(parts.held), leading_ops(parts.early)
+        totals = [body.results[n] for n in parts.numbers]
+        kept = [n for n in range(len(names)) if n not in parts.numbers]
         self._bind_values(carries, names)
         self._advance(op, self._plan.stages)
         self._env[index] = self._scalar(index.name, first)
-        self._part(op, parts.early)
+        self._waited.difference_update(c for c in self._plan.unique if c.fold is op)
+        self._take_turn(op)
+        dots = [inner for inner in parts.early if isinstance(inner, Dot)]
+        self._part(op, parts.early, dots[-1])
         kept_at = [self.names.fresh(v.name or "held") for v in held]
         self._keep(op, kept, names, held, kept_at)
         self.writer.line(f"{self._steps[op]} += 1")
@@ -358,30 +363,26 @@ class Computer(Role):
             self._advance(op, self._plan.stages)
             self._waited.difference_update(c for c in self._plan.unique if c.fold is op)
             self._take_turn(op)
-            self._part(op, parts.early[: parts.leading], turns=False)
+            self._part(op, parts.early[:leading])
             self._late_part(op, parts, kept_at, self._env[index].text)
-            self._give_turn(op)
-            self._part(op, parts.early[parts.leading :], turns=False)
-            total = body.results[parts.number]
-            self._settle([total])
-            self._keep(op, kept, names, held, kept_at, (names[parts.number], total))
+            if len(dots) == 1:
+                self._give_turn(op)
+            self._part(op, parts.early[leading:], dots[-1])
+            self._settle(totals)
+            self._keep(op, kept, names, held, kept_at, *((names[n], body.results[n]) for n in parts.numbers))
             self.writer.line(f"{self._steps[op]} += 1")
         self._bind_values(carries, names)
         self._waited.difference_update(c for c in self._plan.unique if c.fold is op)
         self._late_part(op, parts, kept_at, last)
-        total = body.results[parts.number]
-        self._settle([total])
+        self._settle(totals)
         self._bind_values(op.results, names)
-        self._env[op.results[parts.number]] = self._env[total]
+        self._env.update((op.results[n], self._env[body.results[n]]) for n in parts.numbers)
 
-    def _part(self, op: Fold, ops: Sequence[Op], turns: bool = True) -> None:
-        """Emit ops of a body."""
-        if turns:
-            self._waited.difference_update(c for c in self._plan.unique if c.fold is op)
-            self._take_turn(op)
+    def _part(self, op: Fold, ops: Sequence[Op], last_dot: Op | None = None) -> None:
+        """Emit ops of a body; behind the last product of an iteration it is the other program's turn."""
         for inner in ops:
             self._op(inner, assigned(inner.loc) if inner.results and self._is_last(op, inner) else ())
-            if turns and isinstance(inner, Dot):
+            if inner is last_dot:
                 self._give_turn(op)
 
     def _is_last(self, op: Fold, inner: Op) -> bool:
@@ -395,25 +396,28 @@ class Computer(Role):
         self.writer.line(f"{name} = tl.to_tensor({text})")
         return Expr(name, ())
 
-    def _late_part(self, op: Fold, parts: Delayed, kept_at: Sequence[str], after: str) -> None:
+    def _late_part(self, op: Fold, parts: Rotation, kept_at: Sequence[str], after: str) -> None:
         """Emit the late ops of the tile before tile `after`."""
         places, current = self._places[op], self._env.get(op.body.args[0])
         before = self.names.fresh("slot_before"), self.names.fresh("phase_before")
         self.writer.line(f"{before[0]} = ({self._steps[op]} - 1) % {self._plan.stages}")
         self.writer.line(f"{before[1]} = ({self._steps[op]} - 1) // {self._plan.stages} % 2")
         self._places[op] = before
+        waited = set(self._waited)
+        # An early product has waited for the tiles of a channel that both read.
+        self._waited |= {c for c in self._plan.unique if c.fold is op and not c.readers.isdisjoint(parts.early)}
         saved = {v: self._env[v] for v in parts.held if v in self._env}
         for value, name in zip(parts.held, kept_at, strict=True):
             self._env[value] = Expr(name, value.tile.shape)
         self._env[op.body.args[0]] = self._scalar(f"{op.body.args[0].name}_before", f"{after} - 1")
         self._scopes.append(Scope())
-        for inner in parts.late_with_numbers(op.body):
+        for inner in with_numbers(op.body, parts.late):
             self._op(inner, ())
         self._scopes.pop()
         self._env.update(saved)
         if current is not None:
             self._env[op.body.args[0]] = current
-        self._places[op] = places
+        self._places[op], self._waited = places, waited
 
     def _keep(
         self,

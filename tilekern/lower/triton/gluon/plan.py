@@ -14,7 +14,7 @@ from math import prod
 
 from tilekern import source
 from tilekern.errors import ResourceError, TargetError
-from tilekern.ir.analysis.backward_slice import backward_slice, index_values
+from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.analysis.ranges import Interval
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, Switch
@@ -26,8 +26,9 @@ from tilekern.ir.types import F32, kind_of
 from tilekern.lower.triton.calibration import MAX_RING_STAGES, OTHER_REGISTERS_OF_ROLES
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.gluon.groups import Group, group_programs
+from tilekern.lower.triton.gluon.rotation import Rotation, loaded, rotations
 from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
-from tilekern.passes.delay_dots import Delayed, always_runs, delayed_dot
+from tilekern.passes.delay_dots import always_runs
 
 WARPS = 4
 """Warps of a warpgroup."""
@@ -91,7 +92,7 @@ class Plan:
     copies: Mapping[Op, TmaCopy]
     channels: Mapping[Load, Channel]
     stages: int
-    delayed: Mapping[Fold, Delayed]
+    delayed: Mapping[Fold, Rotation]
     staging: Mapping[Store, Channel | None]
     shared_bytes: int
 
@@ -135,14 +136,14 @@ def plan_group(func: Func, chip: Chip, ranges: Mapping[Value, Interval], warps: 
     group = group_programs(func, warps // WARPS, copies)
     channels = _channels(func, group, copies)
     _check_positions(func, group, channels)
+    _check_registers(func, group)
     delayed = {
         op: found
         for op in func.body.ops
         if isinstance(op, Fold)
         and always_runs(op, ranges.get(op.start), ranges.get(op.stop))
-        and (found := _delayed(op)) is not None
+        and (found := _delayed(op, group, channels, stages)) is not None
     }
-    _check_registers(func, group, delayed)
     return _fitted(func, chip, group, copies, channels, delayed, stages)
 
 
@@ -202,24 +203,40 @@ def _refusal(summary: str, expected: str, got: str) -> TargetError:
     )
 
 
-def _check_registers(func: Func, group: Group, delayed: Mapping[Fold, Delayed]) -> None:
-    """Refuse loops whose sums, products and held operands do not fit the registers of a warpgroup."""
+def _delayed(op: Fold, group: Group, channels: Mapping[Load, Channel], stages: int | None) -> Rotation | None:
+    """The products of a loop to delay: as many as registers hold the operands of."""
+    _, registers, _ = REGISTERS[group.count]
+    for rotation in rotations(op):
+        # With one place for each tile, the late product would keep the next one from being loaded.
+        waits = any(
+            len({dot in rotation.late for dot in channel.readers}) == 2
+            for channel in channels.values()
+            if channel.fold is op
+        )
+        if _registers(op, rotation) <= registers and not (waits and stages == 1):
+            return rotation
+    return None
+
+
+def _registers(op: Fold, rotation: Rotation | None) -> int:
+    """Registers of a thread for a loop's sums, products and held operands."""
+    sums = {dot for add in op.body.ops if isinstance(add, Elementwise) for dot in op.body.ops if _adds(add, dot)}
+    products = [inner.result for inner in op.body.ops if isinstance(inner, Dot) and inner not in sums]
+    nbytes = sum(v.tile.size * max(4, v.tile.dtype.itemsize) for v in (*op.results, *products))
+    nbytes += sum(tile_bytes(v) for v in (rotation.held if rotation else ()) if len(v.tile.shape) == 2)
+    return nbytes // (4 * 32 * WARPS) + OTHER_REGISTERS_OF_ROLES
+
+
+def _check_registers(func: Func, group: Group) -> None:
+    """Refuse loops whose sums and products do not fit the registers of a warpgroup."""
     _, registers, _ = REGISTERS[group.count]
     for op in func.body.ops:
-        if not isinstance(op, Fold):
-            continue
-        sums = {dot for add in op.body.ops if isinstance(add, Elementwise) for dot in op.body.ops if _adds(add, dot)}
-        products = [inner.result for inner in op.body.ops if isinstance(inner, Dot) and inner not in sums]
-        held = delayed[op].held if op in delayed else ()
-        nbytes = sum(v.tile.size * max(4, v.tile.dtype.itemsize) for v in (*op.results, *products))
-        nbytes += sum(tile_bytes(v) for v in held if len(v.tile.shape) == 2)
-        needed = nbytes // (4 * 32 * WARPS) + OTHER_REGISTERS_OF_ROLES
-        if needed > registers:
+        if isinstance(op, Fold) and _registers(op, None) > registers:
             with source.at(op.loc):
                 raise ResourceError(
                     f"a loop of {func.name} needs more registers than a warpgroup has",
                     expected=f"at most {registers} registers of a thread, with {group.count} warpgroups that compute",
-                    got=f"about {needed} for its sums, products and operands",
+                    got=f"about {_registers(op, None)} for its sums and products",
                     fix="make the blocks smaller, 64 rows at least, or have fewer warpgroups: num_warps = 4 or 8",
                 )
 
@@ -230,14 +247,6 @@ def _adds(op: Elementwise, dot: Op) -> bool:
 
 
 # --- channels ---------------------------------------------------------------------------------------------------------
-
-
-def loaded(value: Value, block: Sequence[Op]) -> Load | None:
-    """The load that a product reads, through transposes."""
-    made = {v: op for op in block for v in op.results}
-    while isinstance(op := made.get(value), Transpose):
-        value = op.operands[0]
-    return op if isinstance(op, Load) else None
 
 
 def _channels(func: Func, group: Group, copies: Mapping[Op, TmaCopy]) -> dict[Load, Channel]:
@@ -318,32 +327,6 @@ def _check_positions(func: Func, group: Group, channels: Mapping[Load, Channel])
                 )
 
 
-# --- delayed products -------------------------------------------------------------------------------------------------
-
-
-def _delayed(op: Fold) -> Delayed | None:
-    """The parts of a body whose last product waits for another one; see `passes.delay_dots`."""
-    if op.reverse:
-        return None
-    for number in range(len(op.inits)):
-        found = delayed_dot(op.body, number, lambda _: True)
-        if found is not None:
-            return _narrowed(op.body, found)
-    return None
-
-
-def _narrowed(body: Block, found: Delayed) -> Delayed:
-    """The same parts, but operands of the late product are cast early: they are half as large, in registers."""
-    made = {v for op in found.late for v in op.results}
-    casts = [op for op in found.late if isinstance(op, Convert) and made.isdisjoint(op.operands)]
-    late = [op for op in found.late if op not in casts]
-    early = [op for op in body.ops if op not in late]
-    again = index_values(body)
-    known = {v for op in early for v in op.results if v not in again}
-    held = dict.fromkeys((v for op in late for v in op.uses() if v in known), 0)
-    return replace(found, late=late, early=early, held=held)
-
-
 # --- shared memory ----------------------------------------------------------------------------------------------------
 
 
@@ -353,7 +336,7 @@ def _fitted(
     group: Group,
     copies: Mapping[Op, TmaCopy],
     channels: Mapping[Load, Channel],
-    delayed: Mapping[Fold, Delayed],
+    delayed: Mapping[Fold, Rotation],
     stages: int | None,
 ) -> Plan:
     """The plan with as many stages as fit, and with stores in places of their own if these fit, too."""
@@ -366,7 +349,8 @@ def _fitted(
     reused: dict[Store, Channel | None] = {op: _place(op, unique, group) for op in stores}
     saved = sum(group.count * tile_bytes(op.value) for op, channel in reused.items() if channel)
     apart: dict[Store, Channel | None] = dict.fromkeys(stores)
-    for count in (stages,) if stages else range(MAX_RING_STAGES, 0, -1):
+    fewest = 2 if delayed and stages is None else 1
+    for count in (stages,) if stages else range(MAX_RING_STAGES, fewest - 1, -1):
         for staging, less in ((apart, 0), (reused, saved)):
             total = once + each * count + own - less
             # Two places are worth more than stores that wait for nothing.

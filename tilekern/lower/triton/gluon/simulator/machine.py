@@ -37,6 +37,10 @@ class FaultError(Exception):
         self.error, self.line = error, line
 
 
+def _always() -> bool:
+    return True
+
+
 class _StopError(BaseException):
     """Ends the threads of a thread block that has a fault."""
 
@@ -76,7 +80,7 @@ class Role:
     number: int
     name: str
     clock: Clock = field(default_factory=dict[int, int])
-    ready: Callable[[], bool] = lambda: True
+    ready: Callable[[], bool] = field(default_factory=lambda: _always)
     waits_for: str = ""
     line: int = 0
     products: list[Event] = field(default_factory=list[Event])
@@ -193,7 +197,7 @@ class Machine:
         error = InterpreterError("the program does not end: its roles wait for one another", got=places)
         return FaultError(error, stuck[0].line)
 
-    def pause(self, ready: Callable[[], bool] = lambda: True, waits_for: str = "") -> None:
+    def pause(self, ready: Callable[[], bool] = _always, waits_for: str = "") -> None:
         """Hand over to others; go on when `ready`."""
         role = self.role
         if role is self._main:
