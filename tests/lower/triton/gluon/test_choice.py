@@ -1,0 +1,73 @@
+"""The choice of the emitter: by name, behind a target's name, and by whether it takes a kernel and is worth it."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from tests.lower.triton.gluon.samples import SM_90, like, product, program
+from tests.lower.triton.test_call import opaque
+from tilekern.errors import TargetError
+from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.matmul import matmul
+from tilekern.lower.device import device_of
+from tilekern.lower.target import resolve
+from tilekern.lower.triton.gluon.choice import pays
+
+X, W = like(2048, 512), like(512, 2048)
+
+
+@pytest.mark.parametrize(("emitter", "language"), [(None, "tl"), ("triton", "tl"), ("gluon", "gl"), ("auto", "gl")])
+def test_lower_shows_either(emitter: str | None, language: str) -> None:
+    text = matmul.trace(X, W).lower("cuda:sm_90", emitter=emitter).text
+    assert (f"import {'triton.language as tl' if language == 'tl' else 'gluon'}") in text
+    if emitter is not None:
+        assert matmul.trace(X, W).lower(f"cuda:sm_90+{emitter}").text == text
+
+
+def test_auto_leaves_what_it_does_not_take_and_small_grids_to_triton() -> None:
+    wide = matmul.trace(*(jax.ShapeDtypeStruct(x.shape, np.float32) for x in (X, W)))
+    assert "@triton.jit" in wide.lower("cuda:sm_90", emitter="auto").text
+    small = matmul.trace(like(128, 128), like(128, 128)).lower("cuda:sm_90", emitter="auto")
+    assert "@triton.jit" in small.text
+    assert not pays(program(product(128, 128, 128)), SM_90)
+
+
+@pytest.mark.parametrize(
+    ("name", "emitter"), [("cuda:sm_90", "nothing"), ("cuda:sm_80", "gluon"), ("cpu:xla", "triton"), ("cpu", "auto")]
+)
+def test_other_emitters_are_refused(name: str, emitter: str) -> None:
+    for call in (lambda: resolve(name, emitter), lambda: resolve(f"{name}+{emitter}")):
+        with pytest.raises(TargetError, match="has no emitter"):
+            call()
+
+
+def test_a_target_keeps_its_emitter() -> None:
+    target = resolve("cuda:sm_90+gluon")
+    assert target.name == "cuda:sm_90" and resolve(target.asked_as) == target
+    assert resolve("cuda:sm_90+triton") == resolve("cuda:sm_90")
+    assert device_of(target).emitter == "gluon" and device_of(resolve("cuda:sm_90")).emitter == "triton"
+
+
+def test_the_plan_tells_of_groups_and_rings() -> None:
+    plan = matmul.trace(X, W).lower("cuda:sm_90", emitter="gluon").plan
+    assert "2 programs each" in plan and "a warp that loads" in plan
+
+
+def test_a_call_launches_thread_blocks_with_copies_of_their_boxes() -> None:
+    pytest.importorskip("triton", reason="needs triton")
+
+    def call(x: jax.Array, w: jax.Array) -> jax.Array:
+        return matmul(x, w, target="cuda:sm_90+gluon", block_m=64, block_n=64, block_k=64)
+
+    lowered = jax.jit(call).trace(like(192, 128), like(128, 64)).lower(lowering_platforms=("cuda",))
+    (message,) = opaque(lowered.as_text())
+
+    assert b".reqntid 384" in message and b"setmaxnreg" in message
+
+
+def test_an_op_hands_the_emitter_to_its_kernels() -> None:
+    x = like(1, 4096, 8, 64)
+    jaxpr = str(jax.make_jaxpr(lambda q: flash_attention(q, q, q, target="cuda:sm_90+auto"))(x))
+    assert "flash_attention" in jaxpr
