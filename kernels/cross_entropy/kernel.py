@@ -218,7 +218,8 @@ def _tile(hidden: Any, weight: Any, plain: bool, device: tk.Device) -> tuple[int
         tile = (128, 128, 8, 4) if device.matrix_unit == "wgmma" else (64, 256, 8, 4)
     else:
         tile = (128, 256, 8, 4) if plain and device.matrix_unit == "wgmma" else (128, 128, 8, 4)
-    return power_of_two(tokens, tile[0], 16), *tile[1:]
+    block_t, block_v, num_warps, num_stages = tile
+    return power_of_two(tokens, block_t, 16), block_v, num_warps, num_stages
 
 
 @cross_entropy_parts.schedule("cuda")

@@ -91,7 +91,7 @@ def _guard(op: Fold, proof: Proof, masks: dict[Op, list[Op]], lines: Lines, rewr
         inside += [make.of("lt", fresh[0], reduce(partial(make.of, "min"), falling))] if falling else []
         middle = make.convert(reduce(partial(make.of, "and"), inside), INDEX.dtype)
         for inner in op.body.ops:
-            if inner in masks:
+            if isinstance(inner, Select) and inner in masks:
                 within, others = _conjuncts(op.body, inner, masks[inner], proof)
                 regions = (
                     _copied(Cloner(), masks[inner], inner, within, cloner),
