@@ -26,10 +26,13 @@ def rms_norm_quantized(
     dtype: Any = "int8",
     eps: float = 1e-6,
     offset: float = 0.0,
+    block: int | None = None,
     target: str | None = None,
     block_rows: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """rms_norm(x, weight) as values of 8 bits and a scale for each row: the norm is about values * scales[..., None].
+
+    With `block` each `block` numbers of a row have a scale, as activations of DeepSeek-V3 have with 128.
 
     The norm, computed in float32, is divided by the scale, rounded to the nearest number, and never in memory. The
     largest element of a row becomes 127 (int8) or 448 (float8_e4m3fn) in size. A row of zeros has the scale 1, one with
@@ -41,12 +44,13 @@ def rms_norm_quantized(
       dtype: of the values, int8 or float8_e4m3fn.
       eps: added to the mean square.
       offset: added to the weight: 1 for Gemma.
+      block: numbers of a row that share a scale, a divisor of C; None for all of them.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_rows: rows of a tile, instead of the schedule's.
 
     Returns:
       values: [*B, C] of the dtype.
-      scales: [*B], float32.
+      scales: [*B], or [*B, C / block] with a block, float32.
 
     Raises:
       tilekern.errors.ArgumentError: shapes or dtypes do not fit.
@@ -74,19 +78,28 @@ def rms_norm_quantized(
             got=f"dtype = {describe(dtype)}",
             fix='leave it out for int8, or give "float8_e4m3fn"',
         )
+    if block is not None and (type(block) is not int or block < 1 or x.shape[-1] % block):
+        raise ArgumentError(
+            "rms_norm_quantized cannot cut rows into such blocks",
+            expected=f"a divisor of {x.shape[-1]}, the numbers of a row",
+            got=f"block = {block!r}",
+            fix="leave it out for one scale of each row, or pad x and the weight",
+        )
     rows, batch = as_rows(x), x.shape[:-1]
+    batch_of_scales = batch if block is None else (*batch, x.shape[-1] // block)
     if x.size == 0:
-        return jnp.zeros(x.shape, dtype), jnp.ones(batch, jnp.float32)
+        return jnp.zeros(x.shape, dtype), jnp.ones(batch_of_scales, jnp.float32)
     x, weight = jax.lax.stop_gradient((rows, weight))
     name = jnp.dtype(dtype).name
     values, scales = rms_norm_quantized_forward(
-        x, weight, dtype=name, eps=eps, offset=offset, target=target, block_rows=block_rows
+        x, weight, dtype=name, eps=eps, offset=offset, block=block, target=target, block_rows=block_rows
     )
-    return values.reshape(*batch, values.shape[-1]), scales.reshape(batch)
+    return values.reshape(*batch, values.shape[-1]), scales.reshape(batch_of_scales)
 
 
-def _types(x: Any, weight: Any, *, dtype: str, eps: float, offset: float) -> tuple[Any, Any]:
-    return jax.ShapeDtypeStruct(x.shape, dtype), jax.ShapeDtypeStruct(x.shape[:1], jnp.float32)
+def _types(x: Any, weight: Any, *, dtype: str, eps: float, offset: float, block: int | None) -> tuple[Any, Any]:
+    of_scales = x.shape[:1] if block is None else (x.shape[0], x.shape[1] // block)
+    return jax.ShapeDtypeStruct(x.shape, dtype), jax.ShapeDtypeStruct(of_scales, jnp.float32)
 
 
 @tk.kernel(out_type=_types)
@@ -99,17 +112,31 @@ def rms_norm_quantized_forward(
     dtype: str,
     eps: float,
     offset: float,
+    block: int | None = None,
     block_rows: tk.Block = 4,
 ) -> None:
-    """x[R, C], weight[C] -> values[R, C] and scales[R]; a program reads its rows once."""
+    """x[R, C], weight[C] -> values[R, C] and scales[R], or scales[R, C / block]; a program reads its rows once.
+
+    With a block it reads them again, block by block, from what is near.
+    """
     i = tk.parallel(x.shape[0], block_rows)
     s = x[i].astype(jnp.float32)
-    s = s * jax.lax.rsqrt((s * s).sum(axis=1) / x.shape[1] + eps)[:, None]
-    s = s if weight is None else s * (weight[:].astype(jnp.float32) + offset)[None, :]
-    largest = jnp.abs(s).max(axis=1)
-    scale = scale_of(largest, dtype)
-    values[i] = rounded(s / scale[:, None], dtype)
-    scales[i] = scale
+    inverse = jax.lax.rsqrt((s * s).sum(axis=1) / x.shape[1] + eps)[:, None]
+
+    def write(j: Any, s: jax.Array, place: Any) -> None:
+        s = s * inverse
+        s = s if weight is None else s * (weight[j].astype(jnp.float32) + offset)[None, :]
+        largest = jnp.abs(s).max(axis=1)
+        scale = scale_of(largest, dtype)
+        values[i, j] = rounded(s / scale[:, None], dtype)
+        scales[place] = scale
+
+    if block is None:
+        write(slice(None), s, i)
+        return
+    for number in range(x.shape[1] // block):
+        j = tk.ds(number * block, block)
+        write(j, x[i, j].astype(jnp.float32), (i, number))
 
 
 def _rows_alone(blocks: dict[str, int]) -> dict[str, int]:

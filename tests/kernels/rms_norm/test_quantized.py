@@ -42,6 +42,33 @@ def test_rows_of_zeros_and_of_nan(dtype: str) -> None:
     assert np.isnan(scales[2])
 
 
+@every_dtype
+@pytest.mark.parametrize("block", [4, 1, 24])
+def test_blocks_have_scales_of_their_own(dtype: str, block: int) -> None:
+    """As if each block were a row, but for the norm, which is of all of them."""
+    random = np.random.default_rng(0)
+    x, weight = (random.standard_normal(s).astype(np.float32) for s in ((2, 3, 24), (24,)))
+    x[0, 0, :block] = 0
+    values, scales = rms_norm_quantized(x, weight, dtype=dtype, block=block)
+    assert (values.shape, scales.shape) == (x.shape, (2, 3, 24 // block))
+    parts = np.asarray(in_float64(reference, x, weight)).reshape(2, 3, -1, block)
+    largest = np.abs(parts).max(axis=-1)
+    np.testing.assert_allclose(
+        scales, np.where(largest == 0, 1, largest / DTYPES[dtype]), rtol=8 * np.finfo(np.float32).eps
+    )
+    found = np.asarray(values, np.float64).reshape(parts.shape) * np.asarray(scales)[..., None]
+    step = 1 / 127 if dtype == "int8" else 1 / 16
+    assert (np.abs(found - parts) <= step * largest[..., None]).all()
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("block", [0, 5, 2.0, -4])
+def test_blocks_that_do_not_fit(block: Any) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(f"block = {block!r}")) as caught:
+        rms_norm_quantized(jnp.ones((2, 8)), block=block)  # here
+    assert "# here" in caught.value.loc.snippet()
+
+
 @pytest.mark.one_backend
 def test_derivatives_take_the_results_as_constants() -> None:
     x = jnp.ones((2, 3))
@@ -50,11 +77,12 @@ def test_derivatives_take_the_results_as_constants() -> None:
 
 @pytest.mark.one_backend
 @every_dtype
+@pytest.mark.parametrize("block", [None, 128])
 @pytest.mark.parametrize("target", ["cuda:sm_90", "tpu:v5e"])
-def test_compiles_without_spills(target: str, dtype: str) -> None:
+def test_compiles_without_spills(target: str, dtype: str, block: int | None) -> None:
     pytest.importorskip("triton" if target.startswith("cuda") else "libtpu", reason=f"compiles for {target}")
     x, weight = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16), jax.ShapeDtypeStruct((4096,), jnp.bfloat16)
-    traced = rms_norm_quantized_forward.trace(x, weight, dtype=dtype, eps=1e-6, offset=0.0, target=target)
+    traced = rms_norm_quantized_forward.trace(x, weight, dtype=dtype, eps=1e-6, offset=0.0, block=block, target=target)
     compiled = traced.lower(target).compile()
     assert target.startswith("tpu") or compiled.resources.spills == 0
 
