@@ -332,3 +332,15 @@ def test_stated_rules_that_do_not_fit(notation: str, parts: dict[str, str]) -> N
         kernel.sharding_rule(X)
     for name, part in parts.items():
         assert part in getattr(raised.value, name)
+
+
+def test_a_rule_for_shardy_names_sizes_of_dims_in_parts() -> None:
+    """Of a dim of groups × channels the number of groups, unless a dim has it; nothing divides what has a dim of 1."""
+    sizes = {"g": frozenset({8, 48}), "p": frozenset({1, 9})}
+    x, y, z = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 48), (8,), (9, 1)))
+    rule = ShardingRule((("x.0", "g"),), (("p", "g"),), sizes, {}, {})
+    text, whole, found = rule.as_shardy([x], [jax.ShapeDtypeStruct((9, 48), jnp.float32)])
+    assert text == "f0 (f1 f1_1) -> f2 (f1 f1_2)" and whole == ("f0", "f1_1", "f2", "f1_2")
+    assert found == {"f1": 8, "f1_1": 6, "f1_2": 6}
+    known = ShardingRule((("x.0", "g"), ("g",)), (("p", "p"),), sizes, {}, {}).as_shardy([x, y], [z])
+    assert known == ("f0 (f1 f1_1), f1 -> f2 f3", ("f0", "f1_1", "f2", "f3"), {"f1_1": 6})
