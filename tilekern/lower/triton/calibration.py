@@ -57,6 +57,12 @@ With 40, attention of heads of 256, and the key gradient of heads of 128, take 2
 Compiled on 2026-11-25.
 """
 
+UNBALANCED = 0.05
+"""Excess of the busiest thread block from which on programs run in another order than the grid's.
+
+Chosen on 2026-11-25.
+"""
+
 MIN_TMA_BYTES = 1024
 """Bytes of the smallest tile that the Tensor Memory Accelerator copies; a pointer loads smaller ones.
 

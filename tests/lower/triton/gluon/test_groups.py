@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.lower.triton.gluon.samples import SM_90, attention, product
+from unittest.mock import patch
+
+import pytest
+
+from tests.lower.triton.gluon.samples import SM_90, assert_computes, attention, product, program
 from tilekern.ir.analysis import ranges
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func
@@ -14,7 +18,8 @@ from tilekern.lower.triton.plan.tma import plan_tma_copies
 
 def grouped(func: Func, count: int = 2) -> tuple[Func, Group]:
     legal = legalize(func, SM_90, delay=False)
-    return legal, group_programs(legal, count, plan_tma_copies(legal, SM_90, ranges.analyze(legal)))
+    copies = plan_tma_copies(legal, SM_90, ranges.analyze(legal))
+    return legal, group_programs(legal, count, copies, SM_90.cores)
 
 
 def test_what_depends_on_the_axis_differs() -> None:
@@ -41,3 +46,19 @@ def test_the_order_of_the_grid_is_kept() -> None:
     assert group.axes[0].group == 4 and group.axes[0].tiles == 8
     _, group = grouped(attention(512, causal=True))
     assert group.axes[group.axis].descending
+
+
+@pytest.mark.parametrize(("length", "heads", "moved"), [(4096, 64, False), (16384, 16, True), (4096, 16, True)])
+def test_long_programs_come_first_where_thread_blocks_would_be_unbalanced(length: int, heads: int, moved: bool) -> None:
+    _, group = grouped(attention(length, heads=heads, groups=heads, causal=True))
+    assert (group.order[0] == group.axis) is moved
+    full = grouped(attention(length, heads=heads, groups=heads))[1]
+    assert full.order == (0, 1, 2, 3)
+
+
+def test_another_order_computes_the_same() -> None:
+    func = attention(200, heads=2, groups=2, causal=True)
+    with patch("tilekern.lower.triton.gluon.groups._excess", lambda axes, order, *_: -order[0]):
+        made = program(func)
+    assert made.text != program(func).text
+    assert_computes(made, func)

@@ -103,13 +103,16 @@ class Emitter:
         self._scopes.pop()
         self.writer.prune()
 
-    def _decode(self, axes: Sequence[Axis], program: str = "tl.program_id(0)") -> None:
-        """Assign the index along each axis of a grid, from the number of the program."""
-        pairs = list(zip(self._func.body.args, axes, strict=True))
+    def _decode(
+        self, axes: Sequence[Axis], program: str = "tl.program_id(0)", order: Sequence[int] | None = None
+    ) -> None:
+        """Assign the index along each axis of a grid, from the number of the program; the last in order is fastest."""
+        given = list(zip(self._func.body.args, axes, strict=True))
+        pairs = given if order is None else [given[n] for n in order]
         hints = tuple(self.names.fresh(arg.name) if axis.tiles > 1 else "" for arg, axis in pairs)
         for name, (arg, axis) in zip(hints, pairs, strict=True):
             self._env[arg] = Expr(name, ()) if axis.tiles > 1 else self._zero()
-        for line in decode_program_id(tuple(axes), hints, self.names.fresh, program):
+        for line in decode_program_id(tuple(axis for _, axis in pairs), hints, self.names.fresh, program):
             self.writer.line(line)
 
     def _zero(self) -> Expr:

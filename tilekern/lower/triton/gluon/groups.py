@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
+
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
 from tilekern.ir.memory import Load
+from tilekern.lower.triton.calibration import UNBALANCED
 from tilekern.lower.triton.plan.tma import TmaCopy
 
 
@@ -25,12 +28,14 @@ class Group:
       axis: number of the grid's axis along which they are neighbours.
       count: how many there are.
       axes: the grid's axes, with groups in place of programs along that axis.
+      order: the numbers of the axes, the one that runs fastest last.
       varying: values that differ between the programs of a group.
     """
 
     axis: int
     count: int
     axes: tuple[Axis, ...]
+    order: tuple[int, ...]
     varying: frozenset[Value]
 
     @property
@@ -39,20 +44,55 @@ class Group:
         return prod(axis.tiles for axis in self.axes)
 
 
-def group_programs(func: Func, count: int, copies: Mapping[Op, TmaCopy]) -> Group:
-    """The groups of a grid, of `count` programs each; the last one repeats a program if their number is uneven."""
-    choices = [_group(func, number, count) for number in range(len(func.axes))]
+def group_programs(func: Func, count: int, copies: Mapping[Op, TmaCopy], cores: int) -> Group:
+    """The groups of a grid, of `count` programs each; the last one repeats a program if their number is uneven.
+
+    Args:
+      func: a legal Func.
+      count: programs of a group, at most.
+      copies: the copies by TMA.
+      cores: thread blocks that take groups in turn.
+    """
+    choices = [_group(func, number, count, cores) for number in range(len(func.axes))]
     if not choices:
-        return Group(-1, 1, func.axes, frozenset())
+        return Group(-1, 1, func.axes, (), frozenset())
     return max(choices, key=lambda group: (_shared_bytes(func, group, copies), -_waste(func, group)))
 
 
-def _group(func: Func, number: int, count: int) -> Group:
+def _group(func: Func, number: int, count: int, cores: int) -> Group:
     axis = func.axes[number]
     count = min(count, max(1, axis.tiles))
     fewer = replace(axis, extent=cdiv(axis.tiles, count), block=1, group=cdiv(axis.group, count))
     axes = (*func.axes[:number], fewer, *func.axes[number + 1 :])
-    return Group(number, count, axes, frozenset(_varying(func.body, func.body.args[number])))
+    return Group(number, count, axes, _order(axes, cores), frozenset(_varying(func.body, func.body.args[number])))
+
+
+def _order(axes: tuple[Axis, ...], cores: int) -> tuple[int, ...]:
+    """The order in which groups run: an axis whose programs become shorter runs slowest, if that balances blocks.
+
+    Along a descending axis the time of a program is taken to be proportional to its index. Thread blocks take groups in
+    turn; if their number and that of the groups along the axis go together badly, some get the long ones only. Where
+    it matters little, the order stays, for neighbouring programs find what they load in the cache.
+    """
+    given = tuple(range(len(axes)))
+    falling = [n for n in given if axes[n].descending and axes[n].tiles > 1]
+    if len(falling) != 1 or any(axis.group for axis in axes):
+        return given
+    moved = (*falling, *(n for n in given if n not in falling))
+    excess = [_excess(axes, order, falling[0], cores) for order in (given, moved)]
+    return moved if excess[1] < excess[0] - UNBALANCED else given
+
+
+def _excess(axes: tuple[Axis, ...], order: tuple[int, ...], falling: int, cores: int) -> float:
+    """The time of the thread block that has most to do, relative to the mean; see `Role` for the turns."""
+    shape = tuple(axes[n].tiles for n in order)
+    indices = np.indices(shape, sparse=True)[order.index(falling)]
+    times = np.broadcast_to(axes[falling].tiles - indices, shape).reshape(-1)
+    width = min(cores, times.size)
+    rounds = np.pad(times, (0, -times.size % width)).reshape(-1, width)
+    rounds[1::2] = rounds[1::2, ::-1]
+    sums = rounds.sum(axis=0)
+    return float(sums.max() / sums.mean())
 
 
 def _varying(body: Block, index: Value) -> set[Value]:

@@ -133,7 +133,7 @@ def plan_group(func: Func, chip: Chip, ranges: Mapping[Value, Interval], warps: 
     """
     check(func, chip, warps)
     copies = plan_tma_copies(func, chip, ranges)
-    group = group_programs(func, warps // WARPS, copies)
+    group = group_programs(func, warps // WARPS, copies, chip.cores)
     channels = _channels(func, group, copies)
     _check_positions(func, group, channels)
     _check_registers(func, group)

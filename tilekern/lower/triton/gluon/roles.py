@@ -111,7 +111,7 @@ class Role(Emitter):
         with self.writer.indented():
             self._scopes.append(Scope())
             line(f"{number} = {at}")
-            self._decode(self._group.axes, number)
+            self._decode(self._group.axes, number, self._group.order)
             if self._group.axis >= 0:
                 self._member = self._env[self._func.body.args[self._group.axis]]
             self._places[None] = "0", f"{self._round} % 2"
