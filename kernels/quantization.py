@@ -146,8 +146,8 @@ def _name(dtype: Any) -> str:
 
 
 def _sizes(shape: Any, block: Any) -> list[int]:
-    given = list(cast(Sequence[Any], block)) if isinstance(block, tuple | list) else [block]
-    every = [1] * (len(shape) - len(given)) + given
+    given: list[Any] = list(cast(Sequence[Any], block)) if isinstance(block, tuple | list) else [block]
+    every: list[Any] = [1] * (len(shape) - len(given)) + given
     whole = [dim if size is None else size for dim, size in zip(shape, every, strict=False)]
     fits = len(every) == len(shape) and all(type(n) is int for n in whole)
     if fits and all(n == dim or (n > 0 and dim % n == 0) for dim, n in zip(shape, whole, strict=True)):

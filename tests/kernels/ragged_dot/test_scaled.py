@@ -165,7 +165,7 @@ FLOATS = {  # which arguments of (lhs, rhs, lhs_scale, rhs_scale) have derivativ
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("kind", FLOATS)
 def test_gradients(kind: str, transposed: bool) -> None:
@@ -194,6 +194,7 @@ def test_gradients(kind: str, transposed: bool) -> None:
 
 
 @pytest.mark.one_backend
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", ["float32_int8", "bfloat16_with_scales"])
 def test_derivatives_along_all_operands_agree(kind: str) -> None:
     """Forward over reverse and reverse over reverse, by operands and scales at once, against the definition."""
