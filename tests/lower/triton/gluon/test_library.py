@@ -19,8 +19,8 @@ TAKEN = ("flash_attention", "matmul")
 # Rows of these arrays are no multiples of 16 bytes.
 UNALIGNED = {"gpt2_logits"}
 UNALIGNED_SMALL = {"phi_2", "stable_diffusion_cross", *UNALIGNED}
-# Heads of qk 192, whose products are computed in two parts, take more registers.
-SPILL = {"deepseek_v3"}
+# Causal heads of 256 spill bytes with Triton 3.9, outside of the loop of products; heads of qk 192 are in two parts.
+SPILL = {"gemma_2b", "deepseek_v3"}
 ALL = [(name, case.name) for name in TAKEN for case in CASES[name]]
 
 
