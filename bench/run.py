@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 
 from bench import (
+    adamw,
     attention,
     attention_gradient,
     cross_entropy,
@@ -49,6 +50,7 @@ FILES = {
     "llvm.rows": llvm_rows,
     "llvm.irregular": llvm_irregular,
     "llvm.overhead": llvm_overhead,
+    "adamw": adamw,
     "attention": attention,
     "attention_gradient": attention_gradient,
     "cross_entropy": cross_entropy,

@@ -36,7 +36,7 @@ class InPlaceOptimizer(NamedTuple):
 
     Attributes:
       init: `init(params)` is the state.
-      step: `step(gradients, state, params)` is the pair of the new weights and the new state.
+      step: `step(params, state, gradients)` is the pair of the new weights and the new state.
     """
 
     init: Callable[[Any], Any]
@@ -64,7 +64,9 @@ def adamw(
     Sources: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101, algorithm 2; Zamirai et al. 2020,
     https://arxiv.org/abs/2010.06192.
 
-    Give `donate_argnums` of the state and the weights to the `jax.jit` around the step: otherwise XLA copies them.
+    Give `donate_argnums` of the weights and the state to the `jax.jit` around the step: otherwise XLA copies them. Of
+    arrays of one type JAX gives the memory of the first to the first result, so the jitted function takes weights
+    before the state, and returns them in this order.
     Steps have no derivative, because they write in place.
 
     Args:
@@ -81,7 +83,7 @@ def adamw(
       target: lower for this target's blocks, e.g. "cpu:xla".
 
     Returns:
-      `init(params)` and `step(gradients, state, params, scale=None)`, whose `scale` is a factor of all gradients, such
+      `init(params)` and `step(params, state, gradients, scale=None)`, whose `scale` is a factor of all gradients, such
       as that of clipping by their norm.
 
     Raises:
@@ -94,8 +96,8 @@ def adamw(
       >>> from tilekern.training import adamw
       >>> optimizer, weights = adamw(0.25, weight_decay=0.0), {"w": jnp.ones((4, 8), jnp.bfloat16)}
       >>> state = optimizer.init(weights)
-      >>> step = jax.jit(optimizer.step, donate_argnums=(1, 2))
-      >>> weights, state = step({"w": jnp.ones((4, 8))}, state, weights)
+      >>> step = jax.jit(optimizer.step, donate_argnums=(0, 1))
+      >>> weights, state = step(weights, state, {"w": jnp.ones((4, 8))})
       >>> print(weights["w"].dtype, weights["w"][0, 0], state.count)
       bfloat16 0.75 1
     """
@@ -110,7 +112,7 @@ def adamw(
         # Two trees of their own: each is donated.
         return AdamWState(jnp.int32(0), jax.tree.map(zeros, params), jax.tree.map(zeros, params))
 
-    def step(gradients: Any, state: AdamWState, params: Any, scale: Any = None) -> tuple[Any, AdamWState]:
+    def step(params: Any, state: AdamWState, gradients: Any, scale: Any = None) -> tuple[Any, AdamWState]:
         weights, tree = cast(Any, jax.tree.flatten(params))
         decays = tree.unflatten([True] * len(weights)) if mask is None else mask(params)
         lists: list[list[Any]] = [tree.flatten_up_to(x) for x in (gradients, state.first, state.second, decays)]
