@@ -61,11 +61,11 @@ def encode(family: TileFamily, interface: Interface, default: Target, targets: S
             continue  # the schedule has no blocks for it
         text = to_text(member.func, locations=True)
         members.setdefault(text, {"reads": list(member.reads), "constants": [_array_text(x) for x in member.constants]})
-        saved[target.name] = {"member": list(members).index(text), "launch": dict(launch)}
+        saved[target.full_name] = {"member": list(members).index(text), "launch": dict(launch)}
     header = {
         **_header(interface),
         "asked": None if family.asked is None else family.asked.asked_as,
-        "default": default.name,
+        "default": default.full_name,
         "residuals": None if family.states_rules else family.residuals,
         "members": list(members.values()),
         "targets": saved,
@@ -177,7 +177,7 @@ def _kernel(header: Mapping[str, Any], funcs: Sequence[Func]) -> tuple[SavedFami
     members = [_member(given, func, types, outputs) for given, func in zip(header["members"], funcs, strict=True)]
     by_target = {t: (members[int(found["member"])], _launch(found)) for t, found in header["targets"].items()}
     asked = None if header["asked"] is None else resolve(header["asked"])
-    default = TARGETS[header["default"]]
+    default = resolve(header["default"])
     residuals = None if header["residuals"] is None else int(header["residuals"])
     return SavedFamily(name, asked, types, outputs, by_target, residuals), interface, default
 

@@ -58,13 +58,13 @@ class SavedFamily(TileFamily):
         return self._residuals
 
     def _found(self, target: Target) -> tuple[Member, Mapping[str, int]]:
-        found = self._members.get(target.name)
+        found = self._members.get(target.full_name)
         if found is None:
             raise TargetError(
                 f"the file of {self.name} has no blocks for this target",
                 expected=f"one of {', '.join(map(repr, self._members))}",
-                got=f"target = {target.name!r}",
-                fix=f"save the kernel with targets=[..., {target.name!r}]",
+                got=f"target = {target.full_name!r}",
+                fix=f"save the kernel with targets=[..., {target.full_name!r}]",
             )
         return found
 

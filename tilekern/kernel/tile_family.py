@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -100,9 +101,10 @@ class TileFamily(Family):
         """
         if target.emitter == "auto":
             special, target = replace(target, emitter="gluon"), replace(target, emitter="")
-            lowering = specialized(self.func(special), special, self.launch(special))
-            if lowering is not None:
-                return special, lowering
+            with suppress(TargetError):  # a saved kernel may have no blocks for it
+                lowering = specialized(self.func(special), special, self.launch(special))
+                if lowering is not None:
+                    return special, lowering
         return target, self.lowered(target)
 
     def program(self, target: Target) -> Program:

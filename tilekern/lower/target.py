@@ -37,7 +37,12 @@ class Target:
     @property
     def asked_as(self) -> str:
         """The name to ask for it: "cpu" for one that falls back."""
-        return self.platform if self.falls_back else self.name + (f"+{self.emitter}" if self.emitter else "")
+        return self.platform if self.falls_back else self.full_name
+
+    @property
+    def full_name(self) -> str:
+        """The name, with the emitter."""
+        return self.name + (f"+{self.emitter}" if self.emitter else "")
 
 
 NVIDIA = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")

@@ -23,6 +23,7 @@ from tests.lower.triton.running import assert_neat
 from tilekern.ir.core import Func
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.compile.resources import measure
+from tilekern.lower.triton.gluon.plan import REGISTERS
 
 FUNCS: dict[str, Any] = {
     "product": lambda: product(200, 136, 136),
@@ -121,8 +122,20 @@ def test_machine_code_is_as_planned(name: str) -> None:
     assert resources.spills == 0 and resources.serialized is False and resources.threads == 384
     names = re.findall(r"\b(HGMMA|UTMALDG|UTMASTG|USETMAXREG)\b", binary.sass)
     assert {"HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"} <= set(names)
+    assert_all_threads_arrive(binary.sass)
     if "attention" in name:
         assert_exponentials_beside_products(binary.sass)
+
+
+def assert_all_threads_arrive(sass: str) -> None:
+    """Assert that a warpgroup's threads meet before one of them arrives at a barrier for all.
+
+    The simulator takes a role for one thread. In machine code four warps wait for products, each for itself.
+    """
+    kinds = {"HGMMA": "p", "WARPGROUP.DEPBAR": "w", "BAR.SYNC": "b", "SYNCS.ARRIVE.TRANS64.A1T0": "a"}
+    found = re.findall(r"HGMMA|WARPGROUP\.DEPBAR|BAR\.SYNC|SYNCS\.ARRIVE\.TRANS64\.A1T0", sass)
+    order = "".join(kinds[name] for name in found)
+    assert "a" in order and not re.search("[pwa]a", order), order
 
 
 def assert_exponentials_beside_products(sass: str) -> None:
@@ -131,6 +144,14 @@ def assert_exponentials_beside_products(sass: str) -> None:
     order = "".join(kinds[name] for name in re.findall(r"HGMMA|MUFU\.EX2|WARPGROUP\.DEPBAR", sass))
     # Both warpgroups have a loop: products, the wait for the first one, exponentials, the wait for the second one.
     assert len(re.findall(r"p{8,}we{30,}w", order)) == 2, order
+
+
+def test_registers_are_handed_on_within_the_pool() -> None:
+    """What roles get is no more than what all threads had at the start; more would be waited for, for ever."""
+    for count, (start, own, loading) in REGISTERS.items():
+        assert count * own + loading <= (count + 1) * start
+        assert (count + 1) * 128 * start <= SM_90.registers_per_core
+        assert all(n % 8 == 0 and 24 <= n <= 256 for n in (start, own, loading))
 
 
 def test_kernels_are_told_by_their_form() -> None:

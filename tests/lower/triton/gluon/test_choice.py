@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
+import tilekern as tk
 from tests.lower.triton.gluon.samples import SM_90, like, product, program
 from tests.lower.triton.test_call import opaque
 from tilekern.errors import TargetError
@@ -48,6 +51,18 @@ def test_a_target_keeps_its_emitter() -> None:
     assert target.name == "cuda:sm_90" and resolve(target.asked_as) == target
     assert resolve("cuda:sm_90+triton") == resolve("cuda:sm_90")
     assert device_of(target).emitter == "gluon" and device_of(resolve("cuda:sm_90")).emitter == "triton"
+
+
+def test_a_saved_kernel_has_blocks_for_each_emitter(tmp_path: Path) -> None:
+    traced = matmul.trace(X, W)
+    traced.save(tmp_path / "both", targets=["cuda:sm_90", "cuda:sm_90+gluon"])
+    traced.save(tmp_path / "one", targets=["cuda:sm_90"])
+    both, one = tk.load(tmp_path / "both"), tk.load(tmp_path / "one")
+    for emitter in ("triton", "gluon", "auto"):
+        assert both.lower("cuda:sm_90", emitter=emitter).text == traced.lower("cuda:sm_90", emitter=emitter).text
+    assert one.lower("cuda:sm_90", emitter="auto").text == traced.lower("cuda:sm_90").text
+    with pytest.raises(TargetError, match="no blocks for this target"):
+        one.lower("cuda:sm_90", emitter="gluon")
 
 
 def test_the_plan_tells_of_groups_and_rings() -> None:
