@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 import jax
 
-from tilekern.errors import ResourceError, TargetError
+from tilekern.errors import CompileError, DependencyError, ResourceError, TargetError
 from tilekern.ir.core import Array, Func
 from tilekern.lower.llvm.lowering import LlvmLowering
 from tilekern.lower.mosaic.lowering import MosaicLowering
@@ -75,7 +75,7 @@ class CompiledProgram(Protocol):
 
 
 def specialized(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering | None:
-    """Lower a Func to a warp-specialised program, if it has such a form and that is worth it.
+    """Lower a Func to a warp-specialised program, if it has such a form, and if that compiles and is worth it.
 
     Args:
       func: the Func, with the blocks for that emitter.
@@ -84,9 +84,14 @@ def specialized(func: Func, target: Target, launch: Mapping[str, int]) -> Loweri
     """
     try:
         lowering = TritonLowering(func, target, launch)
-    except (TargetError, ResourceError):
+        if not pays(lowering.program, lowering.chip):
+            return None
+        lowering.compile()
+    except (TargetError, ResourceError, CompileError):
         return None
-    return lowering if pays(lowering.program, lowering.chip) else None
+    except DependencyError:  # without Triton there is the text
+        pass
+    return lowering
 
 
 def lower(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering:

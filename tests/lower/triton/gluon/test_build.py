@@ -43,6 +43,7 @@ FUNCS: dict[str, Any] = {
     "query gradient": lambda: gradient("query", 200, heads=4, groups=2),
     "causal query gradient": lambda: gradient("query", 200, causal=True),
     "key gradient": lambda: gradient("key", 200, heads=2, groups=2),
+    "key gradient with groups of heads": lambda: gradient("key", 136, heads=4, groups=2),
     "causal key gradient": lambda: gradient("key", 200, causal=True),
     "attention of wide heads": lambda: attention(136, width=256, causal=True),
 }

@@ -121,8 +121,11 @@ def _sum(x, y):
 
 
 def _nested(x, y):
-    def outer(_, acc):
+    def inner(_, acc):
         return tk.fold(tk.serial(128, 64), lambda k, acc: tk.dot(x[i, k], x[k, :], acc), acc)
+
+    def outer(_, acc):
+        return tk.fold(tk.serial(2), inner, acc)
 
     i = tk.parallel(128, 64)
     y[i, :] = tk.fold(tk.serial(3), outer, tk.zeros((64, 128)))
@@ -135,7 +138,7 @@ REFUSED = {
     "cast operands": (_cast, F32_128, "no tile that TMA copies"),
     "32 rows": (_few_rows, like(128, 128), "a size that `wgmma` does not have"),
     "a tile for two": (_used_besides, like(128, 128), "is used besides"),
-    "loops in loops": (_nested, like(128, 128), "inside of another loop"),
+    "loops in loops": (_nested, like(128, 128), "inside of two others"),
 }
 
 

@@ -172,6 +172,11 @@ class Emitter:
         """The text of a value, broadcast to the full shape of its tile."""
         return whole(self._env[value], value.tile)
 
+    def _start(self, init: Value, carry: Value) -> str:
+        """The text of a carry's initial value."""
+        del carry
+        return self._whole(init)
+
     def _inlined(self, op: Op, text: Expr) -> bool:
         """True if an expression is inlined: it is short and cheap, and used once, by an op of the same line."""
         if isinstance(op, (Broadcast, Iota)) and len(text.text) <= MAX_INLINED:
@@ -197,12 +202,12 @@ class Emitter:
         """The variables of carries, set to their initial values."""
         hints = variables if len(variables) == len(values) else [v.name or "carry" for v in values]
         names: list[str] = []
-        for w, init in zip(hints, inits, strict=True):
+        for w, init, value in zip(hints, inits, values, strict=True):
             if init in self._scopes[-1].carried and self._uses[init] == 1:
                 names.append(self._env[init].text)  # continue in the variable of an earlier loop
                 continue
             names.append(self.names.fresh(w))
-            self.writer.line(f"{names[-1]} = {self._whole(init)}", loc)
+            self.writer.line(f"{names[-1]} = {self._start(init, value)}", loc)
         return names
 
     def _bind_values(self, values: Sequence[Value], names: Sequence[str]) -> None:

@@ -63,10 +63,7 @@ class Computer(Role):
         self._flights: list[_Flight] = []
         self._waited: set[Channel] = set()
         self._late = False
-        self._every = [
-            *self._func.body.ops,
-            *(o for op in self._func.body.ops if isinstance(op, Fold) for o in op.body.ops),
-        ]
+        self._every = list(self._func.walk())
 
     def _begin(self) -> None:
         for columns in self._layouts.columns:
@@ -137,8 +134,17 @@ class Computer(Role):
             text = Expr(f"tl.set_auto_layout({text.text}, {layout})", text.shape)
         super()._name(op, text, variables)
 
-    def _whole(self, value: Value) -> str:
-        x, layout, tile = self._env[value], self._layouts.of(value), value.tile
+    def _start(self, init: Value, carry: Value) -> str:
+        """An initial value in the layout of its carry."""
+        layout, own = self._layouts.of(carry), self._layouts.of(init)
+        if layout is None or not init.tile.shape:
+            return self._whole(init)
+        if self._env[init].shape and own != layout:
+            return f"tl.{'set_auto' if own is None else 'convert'}_layout({self._whole(init)}, {layout})"
+        return self._whole(init, layout)
+
+    def _whole(self, value: Value, layout: str | None = None) -> str:
+        x, layout, tile = self._env[value], layout or self._layouts.of(value), value.tile
         if layout is None or not tile.shape:
             return super()._whole(value)
         if not x.shape:
@@ -254,7 +260,8 @@ class Computer(Role):
         return {dot.operands[0] for dot in dots if loaded(dot.operands[0], self._every) is None}
 
     def _fold(self, op: Fold, variables: tuple[str, ...]) -> None:
-        outer = [c for c in self._plan.unique if c.fold is None and any(d in c.readers for d in op.body.ops)]
+        around = op in self._func.body.ops
+        outer = [c for c in self._plan.unique if around and c.fold is None and not c.readers.isdisjoint(op.walk())]
         for channel in outer:
             self._filled(channel, op.loc)
         self._settle([f.value for f in self._flights])

@@ -117,7 +117,7 @@ def _shared_bytes(func: Func, group: Group, copies: Mapping[Op, TmaCopy]) -> int
     """Bytes that an iteration of the loops loads once instead of `count` times."""
     loads = [
         op
-        for fold in func.body.ops
+        for fold in func.walk()
         if isinstance(fold, Fold)
         for op in fold.body.ops
         if isinstance(op, Load) and op in copies and group.varying.isdisjoint(op.operands)
@@ -127,5 +127,5 @@ def _shared_bytes(func: Func, group: Group, copies: Mapping[Op, TmaCopy]) -> int
 
 def _waste(func: Func, group: Group) -> int:
     """Loops whose bounds differ between the programs of a group, so that some of them wait for others."""
-    folds = [op for op in func.body.ops if isinstance(op, Fold)]
+    folds = [op for op in func.walk() if isinstance(op, Fold)]
     return sum(not group.varying.isdisjoint((fold.start, fold.stop)) for fold in folds)

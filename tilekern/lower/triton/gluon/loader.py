@@ -8,7 +8,7 @@ from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Op
 from tilekern.ir.memory import Load
-from tilekern.lower.triton.gluon.plan import Channel, is_own, tile_bytes
+from tilekern.lower.triton.gluon.plan import Channel, is_own, tile_bytes, visible
 from tilekern.lower.triton.gluon.roles import Role
 
 
@@ -19,7 +19,7 @@ class Loader(Role):
         channels = self._plan.channels
         for op in block.ops:
             if isinstance(op, Fold):
-                if any(inner in channels for inner in op.body.ops):
+                if any(inner in channels for inner in op.walk()):
                     self._load_loop(op)
             elif isinstance(op, Load) and op in channels:
                 channel = channels[op]
@@ -33,17 +33,20 @@ class Loader(Role):
         """The ops that places and bounds need."""
         found: set[Op] = set()
         for load, channel in self._plan.channels.items():
-            ops = [*self._func.body.ops, *(channel.fold.body.ops if channel.fold else ())]
-            bounds = channel.fold.operands[:2] if channel.fold else ()
+            ops = visible(self._func, channel.fold)
+            around = [op for op in ops if isinstance(op, Fold) and channel.fold in op.walk()]
+            bounds = [bound for op in around for bound in op.operands[:2]]
             found.update(backward_slice(ops, [*load.operands[1:], *bounds]))
         return frozenset(found)
 
     def _load_loop(self, op: Fold) -> None:
         first, last = self._all_bounds(op)
         with self._loop(op, first, last):
-            self._advance(op, self._plan.stages)
+            if op in self._steps:
+                self._advance(op, self._plan.stages)
             self._ops(op.body)
-            self.writer.line(f"{self._steps[op]} += 1")
+            if op in self._steps:
+                self.writer.line(f"{self._steps[op]} += 1")
 
     def _fill(self, channel: Channel) -> None:
         """Wait until the place is free, and start its copies."""
@@ -70,7 +73,7 @@ class Loader(Role):
         self.writer.line(f"mbarrier.expect({self._buffers.filled[channel]}.index({at}), {nbytes})", loc)
 
     def _copy(self, op: Load, channel: Channel, which: str) -> None:
-        ops = [*self._func.body.ops, *(channel.fold.body.ops if channel.fold else ())]
+        ops = visible(self._func, channel.fold)
         with self._program(which, backward_slice(ops, op.operands[1:])):
             place = self._memory.coordinates(self, op, self._plan.copies[op])
             filled = f"{self._buffers.filled[channel]}.index({self._at(channel, which)})"

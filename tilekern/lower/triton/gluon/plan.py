@@ -139,8 +139,8 @@ def plan_group(func: Func, chip: Chip, ranges: Mapping[Value, Interval], warps: 
     _check_registers(func, group)
     delayed = {
         op: found
-        for op in func.body.ops
-        if isinstance(op, Fold)
+        for op in _folds(func.body)
+        if _multiplies(op.body)
         and always_runs(op, ranges.get(op.start), ranges.get(op.stop))
         and (found := _delayed(op, group, channels, stages)) is not None
     }
@@ -170,14 +170,31 @@ def _check_block(block: Block, depth: int) -> None:
         with source.at(op.loc):
             if not isinstance(op, _OPS):
                 raise _refusal(f"{op.name} is not taken", "elementwise functions, reductions, dots", op.name)
-            if isinstance(op, Fold) and any(isinstance(inner, Dot) for inner in op.walk()) and depth:
-                raise _refusal("a loop of products inside of another loop", "one loop of products", "a nested one")
+            if isinstance(op, Fold) and depth > 1 and any(isinstance(inner, Dot) for inner in op.walk()):
+                raise _refusal("loops of products inside of two others", "one loop around them", "loops three deep")
+            if isinstance(op, Fold) and _multiplies(op.body) and any(_multiplies(f.body) for f in _folds(op.body)):
+                raise _refusal("products in a loop and in one inside of it", "products in the inner loop", "in both")
             if isinstance(op, Dot):
                 _check_dot(op, block)
             if isinstance(op, Switch) and any(isinstance(inner, (Dot, Store)) for inner in op.walk()):
                 raise _refusal("a product or a store in a branch", "one that always runs", "one in a branch")
         for region in op.regions:
             _check_block(region, depth + 1)
+
+
+def _multiplies(block: Block) -> bool:
+    return any(isinstance(op, Dot) for op in block.ops)
+
+
+def _folds(block: Block) -> list[Fold]:
+    """All loops of a block, and the loops in them."""
+    return [op for op in block.walk() if isinstance(op, Fold)]
+
+
+def visible(func: Func, fold: Fold | None) -> list[Op]:
+    """The ops that a loop's body may use the results of: those of the blocks around it, and its own."""
+    around = [op for op in _folds(func.body) if fold is not None and fold in op.walk()]
+    return [*func.body.ops, *(inner for op in around for inner in op.body.ops)]
 
 
 def _check_dot(op: Dot, block: Block) -> None:
@@ -230,8 +247,8 @@ def _registers(op: Fold, rotation: Rotation | None) -> int:
 def _check_registers(func: Func, group: Group) -> None:
     """Refuse loops whose sums and products do not fit the registers of a warpgroup."""
     _, registers, _ = REGISTERS[group.count]
-    for op in func.body.ops:
-        if isinstance(op, Fold) and _registers(op, None) > registers:
+    for op in _folds(func.body):
+        if _registers(op, None) > registers:
             with source.at(op.loc):
                 raise ResourceError(
                     f"a loop of {func.name} needs more registers than a warpgroup has",
@@ -254,7 +271,7 @@ def _channels(func: Func, group: Group, copies: Mapping[Op, TmaCopy]) -> dict[Lo
     readers: dict[Load, list[Dot]] = {}
     folds: dict[Load, Fold | None] = {}
     blocks: list[tuple[Fold | None, Block]] = [(None, func.body)]
-    blocks += [(op, op.body) for op in func.body.ops if isinstance(op, Fold)]
+    blocks += [(op, op.body) for op in _folds(func.body)]
     every = [op for _, block in blocks for op in block.ops]
     folds = {op: fold for fold, block in blocks for op in block.ops if isinstance(op, Load) and op in copies}
     for dot in (op for op in every if isinstance(op, Dot)):
@@ -306,7 +323,7 @@ def _named(found: Mapping[tuple[Fold | None, frozenset[Dot]], list[Load]], group
 def _check_positions(func: Func, group: Group, channels: Mapping[Load, Channel]) -> None:
     """The warp that loads computes scalars only, and no carries."""
     for load, channel in channels.items():
-        ops = [*func.body.ops, *(channel.fold.body.ops if channel.fold else ())]
+        ops = visible(func, channel.fold)
         bounds = channel.fold.operands[:2] if channel.fold else ()
         varies = not group.varying.isdisjoint(bounds)
         with source.at(load.loc):

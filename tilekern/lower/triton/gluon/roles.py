@@ -13,7 +13,7 @@ from tilekern.lower.triton.emit.emit_triton import Emitter, Scope
 from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.source_text import Expr
-from tilekern.lower.triton.gluon.plan import Channel, Plan, is_own
+from tilekern.lower.triton.gluon.plan import Channel, Plan, is_own, visible
 
 WIDTH = "BLOCKS"
 """The name of the number of thread blocks, a constant of the text: divisions by it are by a known number."""
@@ -149,7 +149,7 @@ class Role(Emitter):
         """The first tile of a loop and the one behind the last, of all programs of a group together."""
         if self._group.varying.isdisjoint((op.start, op.stop)):
             return self._bounds(op)
-        needed = backward_slice(self._func.body.ops, (op.start, op.stop))
+        needed = backward_slice(visible(self._func, op), (op.start, op.stop))
         found: list[tuple[str, str]] = []
         for number in range(self._group.count):
             with self._program(str(number), needed):

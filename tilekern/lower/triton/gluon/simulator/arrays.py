@@ -64,6 +64,9 @@ class Pointer:
     def __add__(self, other: Any) -> Pointer:
         return Pointer(self.array, self.offsets + elements(other))
 
+    def __sub__(self, other: Any) -> Pointer:
+        return Pointer(self.array, self.offsets - elements(other))
+
     def masked(self, mask: Any) -> tuple[Array, Array]:
         """The offsets, and the lanes that are accessed."""
         lanes = np.broadcast_to(True if mask is None else elements(mask), self.offsets.shape)
