@@ -34,7 +34,9 @@ class Loader(Role):
         found: set[Op] = set()
         for load, channel in self._plan.channels.items():
             ops = visible(self._func, channel.fold)
-            around = [op for op in ops if isinstance(op, Fold) and channel.fold in op.walk()]
+            around = [
+                op for op in ops if isinstance(op, Fold) and channel.fold is not None and channel.fold in op.walk()
+            ]
             bounds = [bound for op in around for bound in op.operands[:2]]
             found.update(backward_slice(ops, [*load.operands[1:], *bounds]))
         return frozenset(found)
