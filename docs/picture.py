@@ -31,7 +31,7 @@ BACKENDS: dict[str, list[tuple[str, str]]] = {
     "triton": [
         ("legalize/", "powers of two, Triton's ops"),
         ("plan/", "TMA, launch options"),
-        ("emit/", "Triton source as text"),
+        ("emit/ gluon/", "Triton or Gluon as text"),
         ("compile/", "PTX and cubin, kept on disk"),
         ("call.py", "jaxlib's Triton call"),
     ],

@@ -82,9 +82,10 @@ def is_addend(aval: ShapedArray) -> bool:
 
 
 def explicit_axes(mesh: Any) -> frozenset[str]:
-    """The names of the explicit axes of a mesh."""
+    """The names of the explicit axes of a mesh, without those that divide the batch of a `jax.vmap` around."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return frozenset(name for name, kind in kinds if kind == AxisType.Explicit)
+    mapped = cast(Any, core).get_axis_env().explicit_mesh_axis_names
+    return frozenset(name for name, kind in kinds if kind == AxisType.Explicit) - mapped
 
 
 def alike(operands: Sequence[Any]) -> Sequence[Any]:

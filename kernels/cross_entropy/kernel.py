@@ -9,7 +9,8 @@ smoothing the sum of the logits. In the end logsumexp = m + ln d. With the targe
 Where the weight is a part of the vocabulary, the losses of parts are their shares of -Σ q s, which add up.
 
 A program reads all words for its tokens. Where the tokens of a call give work to a part of the machine only, several
-programs have the same tokens, each a part of the words, and `cross_entropy_forward` merges what they found.
+programs have the same tokens, each a part of the words, and the op `cross_entropy_forward` merges what they found. An
+op has no rule for meshes, so many tokens, and arrays that a mesh divides by their types, take the kernel: `forward`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.authoring import is_divided
 from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, stages, takes_registers, tiled
+
+# Tokens up to which the words may be divided among programs: 32 programs of 128 tokens.
+FEW_TOKENS = 4096
 
 
 def _out_type(hidden: Any, weight: Any, labels: Any, *, parts: int = 1) -> tuple[Any, Any]:
@@ -178,6 +183,13 @@ def cross_entropy_forward(
     if vocabulary is not None:
         return share, logsumexp
     return _counted(logsumexp + share, logsumexp, labels, words, ignore_index, z_loss), logsumexp
+
+
+def forward(hidden: jax.Array, weight: jax.Array, labels: jax.Array, **keywords: Any) -> tuple[jax.Array, jax.Array]:
+    """`cross_entropy_forward`, or the kernel `cross_entropy_parts` with all words, which devices divide."""
+    divided = any(map(is_divided, (hidden, weight, labels)))
+    few = hidden.shape[0] <= FEW_TOKENS and not divided
+    return (cross_entropy_forward if few else cross_entropy_parts)(hidden, weight, labels, **keywords)
 
 
 @cross_entropy_forward.schedule("cpu")

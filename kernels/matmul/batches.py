@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -116,12 +116,45 @@ def over_batches(function: Callable[..., jax.Array], batch: Sequence[int], *arra
     Along each dim only the arrays that have it are mapped, and the others are not copied.
     """
     places = [(1,) * (len(batch) - a.ndim + 2) + a.shape[:-2] for a in arrays]
+    arrays = _aligned(arrays, places)
     squeezed = [a.reshape(*(s for s in p if s != 1), *a.shape[-2:]) for a, p in zip(arrays, places, strict=True)]
     for number in reversed(range(len(batch))):
         if batch[number] != 1:
             function = jax.vmap(function, tuple(0 if p[number] != 1 else None for p in places))
     out = function(*squeezed)
     return out.reshape(*batch, *out.shape[-2:])
+
+
+def _aligned(arrays: Sequence[jax.Array], places: Sequence[Sequence[int]]) -> tuple[jax.Array, ...]:
+    """Arrays that explicit axes of a mesh divide alike along the batch, for `jax.vmap` takes no others.
+
+    The first divided dim of the batch stays divided, by the axes that it has in the first such array; other dims of the
+    batch become whole, and matrices keep what these axes leave. JAX has no rule for more.
+    """
+    if not any(map(is_divided, arrays)):
+        return tuple(arrays)
+    rank = len(places[0])
+    specs = [_padded_spec(a, rank) for a in arrays]
+    pairs = [*zip(specs, places, strict=True)]
+    offered = ((n, s[n]) for n in range(rank) for s, p in pairs if p[n] != 1 and s[n])
+    first, taken = next(offered, (0, ()))
+    chosen = [taken if n == first else () for n in range(rank)]
+    found: list[jax.Array] = []
+    for array, (spec, place) in zip(arrays, pairs, strict=True):
+        batch = [axes if size != 1 else () for axes, size in zip(chosen, place, strict=True)]
+        matrix = [axes if set(taken).isdisjoint(axes) else () for axes in spec[rank:]]
+        wanted = [*batch, *matrix][rank + 2 - array.ndim :]
+        moved = wanted != spec[rank + 2 - array.ndim :]
+        spec_of = jax.sharding.PartitionSpec(*(axes or None for axes in wanted))
+        found.append(cast(Any, jax).reshard(array, spec_of) if moved else array)
+    return tuple(found)
+
+
+def _padded_spec(array: Any, rank: int) -> list[tuple[str, ...]]:
+    """The explicit axes that divide each dim of an array [*B, ?, ?] with `rank` dims B, of which the first may lack."""
+    entries = jax.typeof(array).sharding.spec
+    axes = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
+    return [()] * (rank + 2 - array.ndim) + axes + [()] * (array.ndim - len(axes))
 
 
 def rows_joined(x: jax.Array) -> jax.Array:

@@ -75,8 +75,12 @@ def fused_reference(
     def product(matrix: jax.Array) -> jax.Array:
         return reference(lhs.astype(wide), matrix.astype(wide), group_sizes, transpose_rhs=transpose_rhs)
 
-    of_rows = (jnp.asarray(x)[jnp.minimum(group, x.shape[0] - 1), 0] if x.ndim == 3 else x for x in operands)
-    found = epilogue(*map(product, matrices), *(x.astype(wide) for x in of_rows))
+    def of_rows(x: Any) -> jax.Array:
+        """An operand for each row; rows behind the last group have one of zeros, also where there is no group."""
+        x = jnp.asarray(x)
+        return jnp.pad(x[:, 0], ((0, 1), (0, 0)))[jnp.minimum(group, x.shape[0])] if x.ndim == 3 else x
+
+    found = epilogue(*map(product, matrices), *(of_rows(x).astype(wide) for x in operands))
     inside = (group < group_sizes.shape[0])[:, None]
     return jnp.where(inside, jnp.broadcast_to(found, (lhs.shape[0], found.shape[-1])), 0).astype(lhs.dtype)
 

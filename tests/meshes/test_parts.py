@@ -212,6 +212,27 @@ def test_a_batch_of_products_is_divided(kind: str) -> None:
         assert (matmul(x, w) == 24).all() and collectives(matmul, x, w) == {}
 
 
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(
+    "specs", [(P("a", "b"), P("a")), (P("a"), P(None, "a")), (P(None, "a", "b"), P("b", None, "a")), (P(), P("b", "a"))]
+)
+@kinds
+def test_batches_that_a_mesh_divides_in_different_ways(kind: str, specs: tuple[P, P]) -> None:
+    """w lacks the first dim of the batch; gradients add up along it."""
+    mesh, random = MESHES[kind], np.random.default_rng(0)
+    x, w = (random.standard_normal(shape).astype(np.float32) for shape in ((2, 4, 16, 24), (4, 24, 8)))
+
+    def both(function: Any, x: Any, w: Any) -> Any:
+        out, pull = jax.vjp(function, x, w)
+        return out, pull(jnp.cos(out))
+
+    oracle, low = in_float64(partial(both, jnp.matmul), x, w), both(jnp.matmul, x, w)
+    with jax.set_mesh(mesh):
+        found = jax.jit(partial(both, matmul))(*(put(a, s, mesh) for a, s in zip((x, w), specs, strict=True)))
+    for out, exact, naive in zip(*map(jax.tree.leaves, (found, oracle, low)), strict=True):
+        assert_close(out, exact, naive, length=32, factor=3)
+
+
 def test_what_cannot_be_divided_is_gathered_with_one_warning() -> None:
     @like_first
     def flipped(x, out):

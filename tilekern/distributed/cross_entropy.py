@@ -17,8 +17,8 @@ from jax import lax
 from tilekern.authoring import hide_frames
 from tilekern.distributed.axes import axis_size
 from tilekern.kernels.api import as_int32, as_rows
-from tilekern.kernels.cross_entropy import cross_entropy_forward
 from tilekern.kernels.cross_entropy.api import check_arrays, check_options
+from tilekern.kernels.cross_entropy.kernel import forward
 
 hide_frames(__file__)
 
@@ -80,7 +80,7 @@ def vocab_parallel_cross_entropy(
     label = as_int32(labels.reshape(math.prod(batch)))
     first = lax.axis_index(axis_name) * words
     here = (label >= first) & (label < first + words)
-    share, part = cross_entropy_forward(
+    share, part = forward(
         as_rows(hidden),
         weight,
         jnp.where(here, label - first, -1),
