@@ -98,7 +98,7 @@ def products(given: Operands, i: tk.Tile, j: tk.Tile, g: jax.Array, stop: Any, b
 
 
 def cut(size: int, blocks: int, block_k: int) -> tuple[int, int]:
-    """How many numbers of a block of `size` a product sums up, and how many such products a tile of `block_k` has."""
+    """The terms of a product within a block of `size`, and the number of such products in a tile of `block_k`."""
     if size <= block_k:
         return size, max(n for n in range(1, block_k // size + 1) if blocks % n == 0)
     return max(n for n in range(1, block_k + 1) if size % n == 0), 1

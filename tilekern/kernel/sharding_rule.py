@@ -20,7 +20,7 @@ type Spec = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class ShardingRule:
-    """How the work of a call may be divided among devices; prints in the notation of Shardy, as `i k, k j -> i j`.
+    """Ways to divide the work of a call among devices; prints in the notation of Shardy, as `i k, k j -> i j`.
 
     Dims of one name are divided together. A name in `sizes` may be divided. All other dims are whole on each device.
 

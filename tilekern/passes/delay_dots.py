@@ -244,7 +244,7 @@ class _Rewrite:
 
     @property
     def _added(self) -> list[Value]:
-        """What the new carries hold."""
+        """The values of the new carries."""
         return [v for v, number in self._parts.held.items() if number >= len(self._op.inits)]
 
     def _body(self) -> Block:
@@ -277,7 +277,7 @@ class _Rewrite:
     def _computed(
         self, ops: Sequence[Op], values: Mapping[Value, Value], builder: Rewriter | None = None
     ) -> Mapping[Value, Value]:
-        """What copies of ops compute at the current place of a builder, with `values` in place of others."""
+        """Results of copies of ops at the current place of a builder, with `values` in place of others."""
         cloner = Cloner()
         for old, new in values.items():
             cloner.replace(old, new)

@@ -1,4 +1,4 @@
-"""What training steps compute besides layers: losses on the log probabilities of tokens, and optimizers."""
+"""Parts of training steps besides layers: losses on the log probabilities of tokens, and optimizers."""
 
 from tilekern.training.adamw import AdamWState, InPlaceOptimizer, adamw
 from tilekern.training.muon import MuonState, Optimizer, muon, newton_schulz

@@ -1,4 +1,4 @@
-"""What the instructions of control flow compute: one rule for each operation."""
+"""Rules of the instructions of control flow: the values that each operation computes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _same(value: int) -> int:
 
 
 def _reading(suffixes: tuple[str, ...]) -> Callable[[int], int]:
-    """How an operation reads integers: without sign or with it."""
+    """The signedness of an operation's integers."""
     return _same if "U32" in suffixes else signed
 
 

@@ -63,7 +63,7 @@ class Walk:
 
     @property
     def visits(self) -> Counter[int]:
-        """How often each place was reached, by the number of its first instruction; loops start at such places."""
+        """Counts of visits to each place, by the number of its first instruction; loops start at such places."""
         return Counter(segment.start for segment in self.segments)
 
 

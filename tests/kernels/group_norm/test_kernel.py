@@ -38,7 +38,7 @@ def check(x: Any, weight: Any, bias: Any, *, blocks: dict[str, int] | None = Non
 
 @pytest.fixture(params=[False, True], ids=["whole", "parts"])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether samples count as too large for one program."""
+    """True and False: samples that count as too large for one program, and others."""
     if request.param:
         monkeypatch.setattr(api, "ONE_PROGRAM", 0)
     return request.param

@@ -1,4 +1,4 @@
-"""Whether results depend on where the tiles of an axis begin: whether ops combine lanes along it.
+"""Dependence of results on the places where tiles of an axis begin: ops that combine lanes along it.
 
 A value has *lanes* of an axis along those dims of its tile that come from the array's dim that the axis cuts. Ops on
 each lane by itself do not see where tiles begin. A sum over the lanes is a part of a sum over all, as long as only

@@ -217,7 +217,7 @@ def judged(programs: Sequence[Program]) -> Outputs:
 
 
 def differentiated(programs: Sequence[Program]) -> Outputs:
-    """What the outputs should be, if the derivatives are JAX's, and each other's transpose."""
+    """The outputs, if the derivatives are JAX's, and each other's transpose."""
     with jax.enable_x64(True):
         for program in programs:
             derivatives.check(program)

@@ -119,7 +119,7 @@ def inputs(func: Func) -> list[Array]:
 
 @cache
 def expected(func: Func) -> Sequence[Array]:
-    """What the Func means, for `inputs`."""
+    """The results of the Func for `inputs`, by the interpreter of the IR."""
     return interpret(func, *inputs(func))
 
 

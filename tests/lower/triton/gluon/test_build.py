@@ -148,7 +148,7 @@ def assert_exponentials_beside_products(sass: str) -> None:
 
 
 def test_registers_are_handed_on_within_the_pool() -> None:
-    """What roles get is no more than what all threads had at the start; more would be waited for, for ever."""
+    """Roles get at most the registers that all threads had at the start; for more they would wait forever."""
     for count, (start, own, loading) in REGISTERS.items():
         assert count * own + loading <= (count + 1) * start
         assert (count + 1) * 128 * start <= SM_90.registers_per_core

@@ -40,7 +40,7 @@ def repeats(lines: list[str], number: int) -> bool:
 
 
 def outcome(made: Program, func: Func, seeds: int = 3) -> str:
-    """What the simulator says; "" if nothing."""
+    """The error of the simulator, in words; "" if there is none."""
     for seed in range(seeds):
         try:
             simulate(made, inputs(func), seed=seed, blocks=1)
