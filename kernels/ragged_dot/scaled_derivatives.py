@@ -37,39 +37,29 @@ LEAST = 16
 _OPERANDS = ("lhs", "rhs", "ends", "lhs_scale", "rhs_scale")
 
 
-@tk.op(out_type=out_type, linear=("rhs",))
-def scaled_ragged_dot_by_rhs(
-    lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, out_dtype: Any
-) -> jax.Array:
-    """The product of `scaled_ragged_dot_forward`, linear in rhs."""
-    static: Any = {"transpose_rhs": transpose_rhs, "out_dtype": out_dtype}
-    return scaled_ragged_dot_forward(lhs, rhs, ends, lhs_scale, rhs_scale, **static)
+def _linear_in(operand: str) -> Any:
+    """The product of `scaled_ragged_dot_forward` as an op that is linear in one operand; rules give those of others."""
 
+    def product(
+        lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, out_dtype: Any
+    ) -> jax.Array:
+        static: Any = {"transpose_rhs": transpose_rhs, "out_dtype": out_dtype}
+        return scaled_ragged_dot_forward(lhs, rhs, ends, lhs_scale, rhs_scale, **static)
 
-@tk.op(out_type=out_type, linear=("lhs_scale",))
-def scaled_ragged_dot_by_lhs_scale(
-    lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, out_dtype: Any
-) -> jax.Array:
-    """The product of `scaled_ragged_dot_forward`, linear in lhs_scale."""
-    static: Any = {"transpose_rhs": transpose_rhs, "out_dtype": out_dtype}
-    return scaled_ragged_dot_forward(lhs, rhs, ends, lhs_scale, rhs_scale, **static)
+    def jvp(primals: Any, tangents: Any, **static: Any) -> Any:
+        return made(*primals, **static), _others(primals, tangents, operand, static)
 
-
-@tk.op(out_type=out_type, linear=("rhs_scale",))
-def scaled_ragged_dot_by_rhs_scale(
-    lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, out_dtype: Any
-) -> jax.Array:
-    """The product of `scaled_ragged_dot_forward`, linear in rhs_scale."""
-    static: Any = {"transpose_rhs": transpose_rhs, "out_dtype": out_dtype}
-    return scaled_ragged_dot_forward(lhs, rhs, ends, lhs_scale, rhs_scale, **static)
+    product.__name__ = product.__qualname__ = f"scaled_ragged_dot_by_{operand}"
+    made: Any = tk.op(out_type=out_type, linear=(operand,))(product)
+    made.defjvp(jvp)
+    return made
 
 
 BY: dict[str, Any] = {
     "lhs": scaled_ragged_dot_forward,
-    "rhs": scaled_ragged_dot_by_rhs,
-    "lhs_scale": scaled_ragged_dot_by_lhs_scale,
-    "rhs_scale": scaled_ragged_dot_by_rhs_scale,
+    **{name: _linear_in(name) for name in ("rhs", "lhs_scale", "rhs_scale")},
 }
+"""The product, linear in the operand of the name."""
 
 
 def tangent_of(primals: Any, tangents: Any, **static: Any) -> jax.Array | None:
@@ -124,21 +114,6 @@ def _jvp(primals: Any, tangents: Any, *, transpose_rhs: bool, out_dtype: Any, **
     return scaled_ragged_dot_forward(*primals, **static, **blocks), _others(primals, tangents, "lhs", static)
 
 
-@scaled_ragged_dot_by_rhs.defjvp
-def _by_rhs_jvp(primals: Any, tangents: Any, **static: Any) -> Any:
-    return scaled_ragged_dot_by_rhs(*primals, **static), _others(primals, tangents, "rhs", static)
-
-
-@scaled_ragged_dot_by_lhs_scale.defjvp
-def _by_lhs_scale_jvp(primals: Any, tangents: Any, **static: Any) -> Any:
-    return scaled_ragged_dot_by_lhs_scale(*primals, **static), _others(primals, tangents, "lhs_scale", static)
-
-
-@scaled_ragged_dot_by_rhs_scale.defjvp
-def _by_rhs_scale_jvp(primals: Any, tangents: Any, **static: Any) -> Any:
-    return scaled_ragged_dot_by_rhs_scale(*primals, **static), _others(primals, tangents, "rhs_scale", static)
-
-
 # --- backward ---------------------------------------------------------------------------------------------------------
 
 
@@ -158,7 +133,7 @@ def _transpose(
     return {"lhs": found if lhs_scale is None else dequantize(found, lhs_scale, lhs.dtype)}
 
 
-@scaled_ragged_dot_by_lhs_scale.deftranspose
+@BY["lhs_scale"].deftranspose
 def _by_lhs_scale_transpose(
     cotangent: jax.Array,
     lhs: Any,
@@ -174,7 +149,7 @@ def _by_lhs_scale_transpose(
     return {"lhs_scale": _summed(lhs, found, lhs_scale)}
 
 
-@scaled_ragged_dot_by_rhs.deftranspose
+@BY["rhs"].deftranspose
 def _by_rhs_transpose(
     cotangent: jax.Array,
     lhs: Any,
@@ -190,7 +165,7 @@ def _by_rhs_transpose(
     return {"rhs": found if rhs_scale is None else dequantize(found, _turned(rhs_scale, transpose_rhs), rhs.dtype)}
 
 
-@scaled_ragged_dot_by_rhs_scale.deftranspose
+@BY["rhs_scale"].deftranspose
 def _by_rhs_scale_transpose(
     cotangent: jax.Array,
     lhs: Any,
