@@ -175,7 +175,7 @@ def _check_block(block: Block, depth: int) -> None:
             if isinstance(op, Fold) and _multiplies(op.body) and any(_multiplies(f.body) for f in _folds(op.body)):
                 raise _refusal("products in a loop and in one inside of it", "products in the inner loop", "in both")
             if isinstance(op, Dot):
-                _check_dot(op, block)
+                _check_dot(op)
             if isinstance(op, Switch) and any(isinstance(inner, (Dot, Store)) for inner in op.walk()):
                 raise _refusal("a product or a store in a branch", "one that always runs", "one in a branch")
         for region in op.regions:
@@ -197,9 +197,9 @@ def visible(func: Func, fold: Fold | None) -> list[Op]:
     return [*func.body.ops, *(inner for op in around for inner in op.body.ops)]
 
 
-def _check_dot(op: Dot, block: Block) -> None:
+def _check_dot(op: Dot) -> None:
     """`wgmma` multiplies 64 rows by up to 256 columns, of 16-bit floats here; the right side in shared memory."""
-    left, right = (v.tile for v in op.operands)
+    left = op.operands[0].tile
     whole = len(left.shape) == 2 and op.contract == ((1,), (0,)) and op.result.tile.dtype == F32
     rows, columns = op.result.tile.shape[-2:]
     if not whole or kind_of(left.dtype) != "float" or left.dtype.itemsize != 2:
@@ -208,7 +208,6 @@ def _check_dot(op: Dot, block: Block) -> None:
         raise _refusal(
             "a product of a size that `wgmma` does not have", "64 rows, up to 256 columns", f"{op.result.tile}"
         )
-    del right, block
 
 
 def _refusal(summary: str, expected: str, got: str) -> TargetError:
@@ -269,7 +268,6 @@ def _adds(op: Elementwise, dot: Op) -> bool:
 def _channels(func: Func, group: Group, copies: Mapping[Op, TmaCopy]) -> dict[Load, Channel]:
     """The channel of each load that feeds a product; loads in one block for the same products share one."""
     readers: dict[Load, list[Dot]] = {}
-    folds: dict[Load, Fold | None] = {}
     blocks: list[tuple[Fold | None, Block]] = [(None, func.body)]
     blocks += [(op, op.body) for op in _folds(func.body)]
     every = [op for _, block in blocks for op in block.ops]
@@ -307,11 +305,7 @@ def _check_users(load: Load, ops: Sequence[Op]) -> None:
 
 def _is_computed(value: Value, ops: Sequence[Op]) -> bool:
     """True if another product decides the value, so that it has the layout of one."""
-    return any(isinstance(op, Dot) for op in _ancestors(value, ops))
-
-
-def _ancestors(value: Value, ops: Sequence[Op]) -> list[Op]:
-    return backward_slice(ops, [value])
+    return any(isinstance(op, Dot) for op in backward_slice(ops, [value]))
 
 
 def _named(found: Mapping[tuple[Fold | None, frozenset[Dot]], list[Load]], group: Group) -> Iterator[Channel]:

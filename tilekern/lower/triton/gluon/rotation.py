@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from tilekern.ir.analysis.backward_slice import index_values
-from tilekern.ir.compute import Convert, Dot
+from tilekern.ir.compute import Convert
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Op, Value
 from tilekern.ir.memory import Load
@@ -39,16 +39,11 @@ def rotations(op: Fold) -> list[Rotation]:
     """The ways to delay products of a loop, those of most products first."""
     if op.reverse:
         return []
-    found = {n: delayed_dot(op.body, n, _always, keeps_tiles=True) for n in range(len(op.inits))}
+    found = {n: delayed_dot(op.body, n, beside=lambda dot: True, keeps_tiles=True) for n in range(len(op.inits))}
     single = {n: delayed for n, delayed in found.items() if delayed is not None}
     counts = range(len(single), 0, -1)
     choices = [numbers for count in counts for numbers in combinations(single, count)]
     return [_rotation(op.body, numbers, [single[n] for n in numbers]) for numbers in choices]
-
-
-def _always(dot: Dot) -> bool:
-    del dot
-    return True
 
 
 def _rotation(body: Block, numbers: tuple[int, ...], parts: Sequence[Delayed]) -> Rotation:
