@@ -10,7 +10,7 @@ Where the weight is a part of the vocabulary, the losses of parts are their shar
 
 A program reads all words for its tokens. Where the tokens of a call give work to a part of the machine only, several
 programs have the same tokens, each a part of the words, and the op `cross_entropy_forward` merges what they found. An
-op has no rule for meshes, so many tokens, and arrays that a mesh divides by their types, take the kernel: `forward`.
+op takes no arrays that a mesh divides by their types: these take the kernel, see `forward`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.authoring import is_divided
 from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, stages, takes_registers, tiled
-
-# Tokens up to which the words may be divided among programs: 32 programs of 128 tokens.
-FEW_TOKENS = 4096
 
 
 def _out_type(hidden: Any, weight: Any, labels: Any, *, parts: int = 1) -> tuple[Any, Any]:
@@ -186,10 +183,9 @@ def cross_entropy_forward(
 
 
 def forward(hidden: jax.Array, weight: jax.Array, labels: jax.Array, **keywords: Any) -> tuple[jax.Array, jax.Array]:
-    """`cross_entropy_forward`, or the kernel `cross_entropy_parts` with all words, which devices divide."""
+    """`cross_entropy_forward`; for arrays that a mesh divides by their types the kernel, with all words."""
     divided = any(map(is_divided, (hidden, weight, labels)))
-    few = hidden.shape[0] <= FEW_TOKENS and not divided
-    return (cross_entropy_forward if few else cross_entropy_parts)(hidden, weight, labels, **keywords)
+    return (cross_entropy_parts if divided else cross_entropy_forward)(hidden, weight, labels, **keywords)
 
 
 @cross_entropy_forward.schedule("cpu")

@@ -160,7 +160,7 @@ def test_parts_of_a_part_of_the_vocabulary() -> None:
 @pytest.mark.parametrize("vocabulary", [7, 50257, 128256])
 def test_programs_of_few_tokens_fill_a_gpu(target: str, vocabulary: int) -> None:
     """In tiles of words one after the other: never later than undivided, and with many words nearly all cores work."""
-    for tokens in (1, 128, 1000, 4096):
+    for tokens in (1, 128, 1000, 4096, 20000):
         func = family_of("cross_entropy", Case("", tokens, 4096, vocabulary), "bfloat16", target).func(resolve(target))
         *parts, of_tokens = (axis.tiles for axis in func.axes)
         (tiles,) = (op.axis.tiles for op in func.body.ops if isinstance(op, Fold))
