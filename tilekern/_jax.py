@@ -297,7 +297,8 @@ def register_lowering(
 ) -> None:
     """Lower a primitive, on `platform` or everywhere, by tracing `function(site, *operands, **parameters)`.
 
-    The function is traced as on one device: what it gets is what one device has, whole or in a `jax.shard_map`.
+    The function is traced as on one device: what it gets is what one device has, whole or in a `jax.shard_map`. Only
+    operands that explicit axes divide keep their types.
 
     Args:
       made: the primitive.
@@ -307,11 +308,11 @@ def register_lowering(
     """
 
     def rule(context: Any, *operands: Any, **parameters: Any) -> Any:
-        local = [ShapedArray(x.shape, x.dtype) for x in context.avals_in]
         context = _meshes.with_devices(context)
         with _meshes.lowering_at(context) as site:
             lowered = cast(Any, mlir.lower_fun(partial(function, site), multiple_results=True))
-            results = lowered(context.replace(avals_in=local), *operands, **parameters)
+            types = [x if site.explicit else ShapedArray(x.shape, x.dtype) for x in context.avals_in]
+            results = lowered(context.replace(avals_in=types), *operands, **parameters)
         typed = zip(results, context.avals_out, strict=True)
         if kept:
             context.module_context.add_keepalive(parameters[kept])
@@ -416,7 +417,7 @@ def register_derivatives(made: Primitive, jvp: Callable[..., Any], transpose: Ca
 
     def transpose_rule(cotangents: Sequence[Any], *operands: Any, **parameters: Any) -> Any:
         linear = [ad.is_undefined_primal(x) for x in operands]
-        known = [_meshes.typed(x.aval, x.aval) if unknown else x for x, unknown in zip(operands, linear, strict=True)]
+        known = [_meshes.whole_type(x.aval) if unknown else x for x, unknown in zip(operands, linear, strict=True)]
         found = transpose([None if _is_zero(c) else c for c in cotangents], known, **parameters)
         pairs = zip(found, operands, linear, strict=True)
         return [_meshes.varying_like(c, [x.aval]) if unknown else None for c, x, unknown in pairs]

@@ -6,7 +6,7 @@ that. A type also says which explicit axes divide the array. Automatic axes are 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -55,8 +55,21 @@ def is_divided(aval: ShapedArray) -> bool:
 def _named(aval: Any) -> list[str]:
     """The mesh axes in a type, but for those over which it varies."""
     spec = aval.sharding.spec
-    of_dims: list[str] = [axis for axes in spec for axis in ([axes] if isinstance(axes, str) else axes or ())]
+    of_dims: list[str] = [
+        axis for axes in spec.partitions for axis in ([axes] if isinstance(axes, str) else axes or ())
+    ]
     return [*of_dims, *spec.unreduced, *spec.reduced, *aval.mat.unreduced]
+
+
+def inside_mesh_of(avals: Sequence[ShapedArray]) -> Any:
+    """A context: trace in the mesh of the types of operands that explicit axes divide."""
+    return jax.sharding.use_abstract_mesh(next(aval.sharding.mesh for aval in avals if is_divided(aval)))
+
+
+def types_of(function: Callable[..., Sequence[Any]], avals: Sequence[ShapedArray]) -> list[ShapedArray]:
+    """The types of a function's results, by JAX's rules for operands that explicit axes divide."""
+    with inside_mesh_of(avals):
+        return [jax.typeof(x) for x in jax.eval_shape(function, *map(whole_type, avals))]
 
 
 def spec_of(aval: ShapedArray) -> tuple[tuple[str, ...], ...]:
@@ -66,7 +79,7 @@ def spec_of(aval: ShapedArray) -> tuple[tuple[str, ...], ...]:
 
 def spec_of_sharding(sharding: NamedSharding, ndim: int) -> tuple[tuple[str, ...], ...]:
     """For each dim of an array the axes of the mesh that divide it."""
-    dims = [*sharding.spec, *[None] * (ndim - len(sharding.spec))]
+    dims = [*sharding.spec.partitions, *[None] * (ndim - len(sharding.spec))]
     return tuple((d,) if isinstance(d, str) else tuple(d or ()) for d in dims)
 
 
@@ -120,6 +133,19 @@ def typed(shaped: Any, like: ShapedArray) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shaped.shape, shaped.dtype, sharding=whole, manual_axis_type=like.mat)
 
 
+def whole_type(aval: ShapedArray) -> jax.ShapeDtypeStruct:
+    """A type with all that it says of a mesh."""
+    if is_divided(aval):
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding, manual_axis_type=aval.mat)
+    return typed(aval, aval)
+
+
+def placed(values: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    """Values that explicit axes divide as types say."""
+    pairs = zip(values, map(jax.typeof, types), strict=True)
+    return [cast(Any, jax).reshard(x, t.sharding) if jax.typeof(x).sharding != t.sharding else x for x, t in pairs]
+
+
 def varying_like(value: Any, avals: Sequence[Any]) -> Any:
     """A value that varies over the manual axes over which arrays of some types do; None is kept."""
     if value is None:
@@ -141,12 +167,14 @@ class Site:
         over all axes of the mesh.
       gathered: bytes of operands that XLA gathers on each device for what it does not divide, at most.
       has_devices: whether the devices are known, so that XLA may ask for the program of a device's part.
+      explicit: whether explicit axes divide operands.
     """
 
     exporting: bool
     divided: str
     gathered: int
     has_devices: bool = False
+    explicit: bool = False
 
 
 def register_lowering_inside(made: Any, function: Any) -> None:
@@ -222,8 +250,12 @@ _whole: ContextVar[bool] = ContextVar("_whole", default=False)
 
 @contextmanager
 def lowering_at(context: Any) -> Generator[Site]:
-    """The site of a lowering context of JAX. Inside, what is traced is as on one device."""
+    """The site of a lowering context of JAX. Inside, what is traced is as on one device, unless it is `explicit`."""
     module, avals = context.module_context, context.avals_in
+    if any(map(is_divided, avals)):
+        with inside_mesh_of(avals):
+            yield Site(bool(module.lowering_parameters.for_export), "", 0, explicit=True)
+        return
     divided = _divided_among(module.axis_context)
     whole = not divided or _whole.get() or _is_whole(module.module, avals)
     gathered = 0 if whole else sum(aval.size * aval.dtype.itemsize for aval in avals)

@@ -48,6 +48,10 @@ class Family(Protocol):
         """The results of a call of which explicit axes of a mesh divide operands."""
         ...
 
+    def types_on_mesh(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """The types of the results of such a call, if `divided` binds the primitive."""
+        ...
+
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[Sequence[Any], Sequence[Any | None]]:
         """The results and their tangents; None is a tangent that is zero."""
         ...
@@ -58,7 +62,8 @@ class Family(Protocol):
 
 
 def _types(*operands: _jax.ShapedArray, family: Family) -> list[_jax.ShapedArray]:
-    assert not any(map(_meshes.is_divided, operands)), "`call` divides calls"
+    if any(map(_meshes.is_divided, operands)):
+        return list(family.types_on_mesh(operands))
     return _meshes.result_types(kernel_call_p.name, operands, family.outputs)
 
 

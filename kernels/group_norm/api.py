@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import describe, hide_frames, is_divided
+from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float, require
 from tilekern.kernels.group_norm.kernel import group_norm_forward
@@ -78,7 +78,7 @@ def group_norm(
     flat = x.reshape(math.prod(x.shape[:batch_dims]), math.prod(x.shape[batch_dims:-1]), x.shape[-1])
     keywords: dict[str, Any] = {"size": size, "eps": eps, "activation": activation, "target": target}
     sample = math.prod(flat.shape[1:]) * flat.dtype.itemsize
-    if sample <= ONE_PROGRAM or any(is_divided(a) for a in (flat, weight, bias) if a is not None):
+    if sample <= ONE_PROGRAM:
         out = group_norm_forward(flat, weight, bias, **keywords, block_s=block_s, block_g=block_g)
     else:
         out = group_norm_parts_forward(flat, weight, bias, **keywords, block_s=block_s)

@@ -14,8 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tilekern as tk
-from tests.lang.checks import marked_line
-from tilekern.errors import ArgumentError, GatherWarning
+from tilekern.errors import GatherWarning
 
 X, W = np.arange(8, dtype=np.float32), np.array([2, 3], np.float32)
 
@@ -236,23 +235,6 @@ def test_divided_arrays_on_an_explicit_mesh(way: str, target: str) -> None:
         assert jax.typeof(found).sharding.spec == (
             P(None, "data") if way == "vmap" else P("data", *[None] * (x.ndim - 1))
         )
-
-
-def test_an_op_on_divided_arrays_is_refused() -> None:
-    kernel = scaled()
-    op = tk.op(out_type=lambda x, w: x)(lambda x, w: kernel(x, w))
-
-    def call(x: Any, w: Any) -> Any:
-        return op(x, w)  # <-
-
-    with jax.set_mesh(EXPLICIT), pytest.raises(ArgumentError) as raised:
-        call(put(X, EXPLICIT, "data"), put(W, EXPLICIT))
-    error = raised.value
-    assert error.summary == "<lambda> is called with an array that a mesh divides by its type"
-    assert error.got == "array 0 = f32[8@data]"
-    assert "a call in jax.shard_map" in error.expected
-    assert "jax.reshard(x, jax.P())" in error.fix
-    assert (error.loc.file, error.loc.line) == (__file__, marked_line(call.__code__))
 
 
 def test_the_remedies_on_an_explicit_mesh() -> None:

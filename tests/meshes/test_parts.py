@@ -22,7 +22,6 @@ from jax.sharding import PartitionSpec as P
 import tilekern as tk
 from tests.autodiff import kernels as users
 from tests.lang.checks import like_first
-from tilekern import authoring
 from tilekern.errors import GatherWarning
 from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.cross_entropy import reference as losses
@@ -105,18 +104,20 @@ def both(function: Callable[..., Any], case: Case, *arrays: Any) -> Any:
 
 
 @kinds
-def test_large_samples_of_a_group_norm(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples that an op computes in parts are not divided by types, for which there is a kernel."""
+@pytest.mark.parametrize("spec", [P("a", None, "b"), P(("a", "b"), None, None), P(None, None, "b")], ids=str)
+def test_large_samples_of_a_group_norm(kind: str, spec: P, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op computes them in parts: its kernels divide by their rules, and what is between them by JAX's."""
     monkeypatch.setattr(large_norms, "ONE_PROGRAM", 0)
     case, mesh = CASES["group_norm"], MESHES[kind]
     arrays = case.arrays()
     with jax.set_mesh(mesh):
-        given = [put(x, spec, mesh) for x, spec in zip(arrays, (P("a", None, "b"), P("b"), P("b")), strict=True)]
-        assert authoring.is_divided(given[0]) == (kind == "Explicit")
+        given = [put(x, s, mesh) for x, s in zip(arrays, (spec, *[P(spec[-1])] * 2), strict=True)]
         found = jax.jit(partial(both, case.kernel, case))(*given)
     oracle, low = on_one_device("group_norm")
     for f, exact, naive in zip(*map(jax.tree.leaves, (found, oracle, low)), strict=True):
         assert_close(np.asarray(f), exact, naive, length=64, factor=3)
+    if kind == "Explicit":
+        assert [jax.typeof(x).sharding.spec for x in (found[0], found[1][0])] == [spec, spec]
 
 
 @cache

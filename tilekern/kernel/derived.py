@@ -15,6 +15,7 @@ import jax
 from tilekern.autodiff.backward import Backward, backward
 from tilekern.autodiff.tangent import tangent
 from tilekern.ir.core import Func, Value
+from tilekern.kernel.divided import on_explicit_mesh
 from tilekern.kernel.function_family import FunctionFamily, filled, is_float
 from tilekern.kernel.sharding_rule import ShardingRule
 from tilekern.kernel.tile_family import Member, TileFamily
@@ -176,6 +177,9 @@ class BackwardFamily(FunctionFamily):
         found = self._of.part(types, operands[known : known + cotangents], sizes)
         return None if found is None else BackwardFamily(cast(TileFamily, found), self._linear)
 
+    def divided(self, operands: Sequence[Any]) -> Sequence[Any]:
+        return on_explicit_mesh(self, operands)
+
     def pass_for(self, target: Target) -> Backward:
         """The Funcs for a target, and how they follow each other."""
         found = self.caches.batched.get(target)
@@ -193,7 +197,7 @@ class BackwardFamily(FunctionFamily):
         """The families of the kernels for a target."""
         return [StageFamily(stage.func, self._of) for stage in self.pass_for(target).stages]
 
-    def _function(self, target: Target) -> Callable[..., list[jax.Array]]:
+    def untraced(self, target: Target) -> Callable[..., list[jax.Array]]:
         member, made = self._of.member(target), self.pass_for(target)
         families = self.stages(target)
         operands, known = len(self._linear), [n for n, is_linear in enumerate(self._linear) if not is_linear]

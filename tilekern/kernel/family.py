@@ -99,6 +99,14 @@ class Family:
         """The results of a call of which explicit axes of a mesh divide operands."""
         return on_explicit_mesh(self, operands)
 
+    def types_on_mesh(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """The types of the results of such a call, if `divided` binds the primitive."""
+        raise NotImplementedError
+
+    def program_on_mesh(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
+        """The jitted program of such a call, traced with types that explicit axes divide."""
+        raise NotImplementedError
+
     def call(self, platform: str, site: _meshes.Site) -> Callable[..., Sequence[jax.Array]]:
         """The jitted program for a platform; one object, so that many calls share one computation.
 
@@ -109,6 +117,8 @@ class Family:
         target = on_platform(platform, self.asked, site.exporting)
         if not site.exporting:
             check_runs_here(target, self.name)
+        if site.explicit:
+            return self.program_on_mesh(target)
         if site.gathered and self._is_divided_at(site, target):
             return self._partitioned(target)
         found = self.caches.programs.get(target)

@@ -12,11 +12,15 @@ from tilekern import _jax, _meshes
 from tilekern.kernel.derivatives import batched_jvp, batched_transpose
 from tilekern.kernel.family import Calls, Family, Program, stacked
 from tilekern.lower.target import Target
-from tilekern.primitive import call, calls_in
+from tilekern.primitive import call, calls_in, kernel_call_p
 
 
 class FunctionFamily(Family):
-    """Base of families that are a JAX function of kernels, made for each target."""
+    """Base of families that are a JAX function of kernels, made for each target.
+
+    Explicit axes of a mesh divide the operations of the function by JAX's rules, and each kernel inside by its own.
+    Then the function is traced again, for the types of its operands say how they are divided.
+    """
 
     @property
     def types(self) -> Sequence[jax.ShapeDtypeStruct]:
@@ -31,18 +35,30 @@ class FunctionFamily(Family):
         return found
 
     def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
-        return _jax.of_jaxpr(traced(self._function(target), self.types), self.name)
+        return _jax.of_jaxpr(traced(self.untraced(target), self.types), self.name)
 
-    def _function(self, target: Target) -> Callable[..., list[jax.Array]]:
+    def untraced(self, target: Target) -> Callable[..., list[jax.Array]]:
         """The function of flat operands for a target, not traced."""
         raise NotImplementedError
 
     def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
-        return called(traced(self.function(target), self.types), target)
+        return called(traced(self.function(target), operands), target)
 
     def program(self, target: Target) -> Program:
         # The operations of the function are partitioned; each kernel inside is checked as a call of its own.
         return jax.jit(self.function(target)), "partitioned"
+
+    def divided(self, operands: Sequence[Any]) -> Sequence[Any]:
+        return _jax.bind(kernel_call_p, *operands, family=self)
+
+    def types_on_mesh(self, operands: Sequence[Any]) -> Sequence[Any]:
+        return _meshes.types_of(self.program_on_mesh(self.target), operands)
+
+    def program_on_mesh(self, target: Target) -> Callable[..., Sequence[jax.Array]]:
+        key = (target, "on a mesh")
+        if key not in self.caches.programs:
+            self.caches.programs[key] = jax.jit(self.untraced(target))
+        return self.caches.programs[key]
 
     def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
         return BatchedFunctionFamily(self, size, dims), dims
@@ -55,37 +71,32 @@ class FunctionFamily(Family):
         return call(self, *primals), call(made, *primals, *(t for t in tangents if t is not None))
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
-        linear = tuple(isinstance(x, jax.ShapeDtypeStruct) for x in operands)
+        linear = tuple(x if isinstance(x, jax.ShapeDtypeStruct) else None for x in operands)
         key = ("transpose", linear)
         made = self.caches.derived.get(key)
         if made is None:
             self.caches.derived[key] = made = FunctionTranspose(self, linear)
-        known = [x for x, is_linear in zip(operands, linear, strict=True) if not is_linear]
+        known = [x for x, unknown in zip(operands, linear, strict=True) if unknown is None]
         found = iter(call(made, *known, *filled(cotangents, self.outputs)))
-        return [next(found) if is_linear else None for is_linear in linear]
+        return [None if unknown is None else next(found) for unknown in linear]
 
 
-class BatchedFunctionFamily(Family):
+class BatchedFunctionFamily(FunctionFamily):
     """A function under `jax.vmap`, which batches the kernels inside."""
 
-    def __init__(self, inner: FunctionFamily | BatchedFunctionFamily, size: int, dims: tuple[int | None, ...]) -> None:
+    def __init__(self, inner: FunctionFamily, size: int, dims: tuple[int | None, ...]) -> None:
         super().__init__(inner.name, inner.asked)
         self._inner, self._size, self._dims = inner, size, dims
         self.outputs = stacked(inner.outputs, size)
 
     def function(self, target: Target) -> Callable[..., list[jax.Array]]:
-        """The batched function of flat operands."""
-        return jax.vmap(self._inner.function(target), in_axes=self._dims, axis_size=self._size)
+        return self._mapped(self._inner.function(target))
 
-    def kernels(self, target: Target, operands: Sequence[jax.ShapeDtypeStruct]) -> Calls:
-        return called(traced(self.function(target), operands), target)
+    def untraced(self, target: Target) -> Callable[..., list[jax.Array]]:
+        return self._mapped(self._inner.untraced(target))
 
-    def program(self, target: Target) -> Program:
-        # The operations of the function are partitioned; each kernel inside is checked as a call of its own.
-        return jax.jit(self.function(target)), "partitioned"
-
-    def batched(self, size: int, dims: tuple[int | None, ...]) -> tuple[Family, tuple[int | None, ...]]:
-        return BatchedFunctionFamily(self, size, dims), dims
+    def _mapped(self, function: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
+        return jax.vmap(function, in_axes=self._dims, axis_size=self._size)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         return batched_jvp(self._inner, self._size, self._dims, primals, tangents)
@@ -106,11 +117,17 @@ class FunctionTangent(FunctionFamily):
         types = self._of.types
         return [*types, *(t for t, moves in zip(types, self._moving, strict=True) if moves)]
 
-    def _function(self, target: Target) -> Callable[..., list[jax.Array]]:
-        function, count = self._of.function(target), len(self._moving)
+    def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
+        return _jax.of_jaxpr(traced(self._tangents(self._of.function(target)), self.types), self.name)
+
+    def untraced(self, target: Target) -> Callable[..., list[jax.Array]]:
+        return self._tangents(self._of.untraced(target))
+
+    def _tangents(self, function: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
         moved = [n for n, moves in enumerate(self._moving) if moves]
 
         def run(*operands: jax.Array) -> list[jax.Array]:
+            count = len(self._moving)
             primals, tangents = operands[:count], operands[count:]
 
             def of_moving(*moving: jax.Array) -> list[jax.Array]:
@@ -123,28 +140,42 @@ class FunctionTangent(FunctionFamily):
 
 
 class FunctionTranspose(FunctionFamily):
-    """The cotangents of operands in which a family is linear, for the other operands and the results' cotangents."""
+    """The cotangents of operands in which a family is linear, for the other operands and the results' cotangents.
 
-    def __init__(self, of: FunctionFamily, linear: tuple[bool, ...]) -> None:
+    Args:
+      of: the family.
+      linear: the types of such operands, with the axes that divide them; None for the others.
+    """
+
+    def __init__(self, of: FunctionFamily, linear: tuple[jax.ShapeDtypeStruct | None, ...]) -> None:
         super().__init__(f"{of.name}_transpose", of.asked)
         self._of, self._linear = of, linear
-        self.outputs = [t for t, is_linear in zip(of.types, linear, strict=True) if is_linear]
+        self.outputs = [t for t, unknown in zip(of.types, linear, strict=True) if unknown is not None]
 
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
         pairs = zip(self._of.types, self._linear, strict=True)
-        return [*(t for t, is_linear in pairs if not is_linear), *self._of.outputs]
+        return [*(t for t, unknown in pairs if unknown is None), *self._of.outputs]
 
-    def _function(self, target: Target) -> Callable[..., list[jax.Array]]:
-        function, count = self._of.function(target), len(self._linear) - sum(self._linear)
+    def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
+        made = self._cotangents(self._of.function(target), self.outputs)
+        return _jax.of_jaxpr(traced(made, self.types), self.name)
+
+    def untraced(self, target: Target) -> Callable[..., list[jax.Array]]:
+        return self._cotangents(self._of.untraced(target), [t for t in self._linear if t is not None])
+
+    def _cotangents(
+        self, function: Callable[..., list[jax.Array]], types: Sequence[jax.ShapeDtypeStruct]
+    ) -> Callable[..., list[jax.Array]]:
+        count = self._linear.count(None)
 
         def run(*operands: jax.Array) -> list[jax.Array]:
             def of_linear(*moving: jax.Array) -> list[jax.Array]:
                 given, moved = iter(operands[:count]), iter(moving)
-                return function(*(next(moved) if is_linear else next(given) for is_linear in self._linear))
+                return function(*(next(given) if unknown is None else next(moved) for unknown in self._linear))
 
-            pull = cast(Callable[..., Any], jax.linear_transpose(of_linear, *self.outputs))
-            return list(pull(list(operands[count:])))
+            pull = cast(Callable[..., Any], jax.linear_transpose(of_linear, *types))
+            return list(pull(_meshes.placed(operands[count:], jax.eval_shape(of_linear, *types))))
 
         return run
 

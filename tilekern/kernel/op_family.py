@@ -49,7 +49,7 @@ class OpFamily(FunctionFamily):
     def _trace(self, target: Target) -> Callable[..., list[jax.Array]]:
         with _meshes.outside_of_meshes(), _jax.checking(self.declared.settings):
             try:
-                traced = _jax.make_jaxpr(self._function(target), *jax.tree.leaves(self.declared.arguments))
+                traced = _jax.make_jaxpr(self.untraced(target), *jax.tree.leaves(self.declared.arguments))
             except RecursionError as error:
                 raise self._endless() from error
         for value in traced.consts:
@@ -65,7 +65,7 @@ class OpFamily(FunctionFamily):
                     )
         return _jax.of_jaxpr(traced, self.name)
 
-    def _function(self, target: Target) -> Callable[..., list[jax.Array]]:
+    def untraced(self, target: Target) -> Callable[..., list[jax.Array]]:
         """The op on flat operands, with the blocks of a target."""
         call = self.declared
         blocks = call.blocks_for(target)
