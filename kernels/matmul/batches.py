@@ -34,6 +34,7 @@ class Product(tk.Kernel):
             return super().__call__(*args, **keywords)
         split_k = checked_split("matmul", keywords.pop("split_k", None))
         x, w = args
+        check_sizes("matmul", {"x": x, "w": w})
         if x.ndim > 2 or w.ndim > 2:
             return _batched(self, x, w, split_k, keywords)
         transposes = keywords.get("transpose_x", False), keywords.get("transpose_w", False)
@@ -75,7 +76,6 @@ def splits(x: Any, w: Any, transpose_x: bool, transpose_w: bool, split_k: int | 
 
 
 def _batched(product: Product, x: jax.Array, w: jax.Array, split_k: int | None, keywords: dict[str, Any]) -> jax.Array:
-    check_sizes("matmul", {"x": x, "w": w})
     transpose_x, transpose_w = keywords.get("transpose_x", False), keywords.get("transpose_w", False)
     batch = broadcast(x.shape[:-2], w.shape[:-2])
     if batch is None or x.dtype != w.dtype or x.shape[-2 if transpose_x else -1] != w.shape[-1 if transpose_w else -2]:
