@@ -23,7 +23,7 @@ from tests.lower.triton import ceilings
 from tilekern.kernels.cross_entropy import cross_entropy
 from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.matmul import matmul
-from tilekern.kernels.ragged_dot import ragged_contracting_dot, ragged_dot
+from tilekern.kernels.ragged_dot import fused_ragged_dot, ragged_contracting_dot, ragged_dot
 from tilekern.kernels.ragged_dot.cases import SCALED_CASES
 from tilekern.kernels.softmax.kernel import softmax_forward
 from tilekern.lower.target import resolve
@@ -59,6 +59,10 @@ ALL += [("cross_entropy", case, dtype, target) for case in LOSS for dtype in DTY
 # And both kernels of the gradient of grouped products.
 GROUPED = tuple(f"{case}:{of}" for case in ("square", "deepseek_v3_up") for of in ("dot", "contracting"))
 ALL += [("ragged_dot", case, dtype, target) for case in GROUPED for dtype in DTYPES for target in ceilings.TARGETS]
+
+# Products that are added to float32, as sums of gradients are, and the first layer of experts of 8 bits.
+ADDED = ("square:dot_into", "square:contracting_into", "deepseek_v3_up:dot_into", "mixtral_8x7b_up:experts_int8")
+ALL += [("ragged_dot", case, "bfloat16", target) for case in ADDED for target in ceilings.TARGETS]
 
 # And those of operands of 8 and 4 bits, whose dtypes the case names.
 SCALED = tuple(case.name for case in SCALED_CASES)
@@ -108,12 +112,30 @@ def _grouped_gradient(case: str, dtype: str, target: str) -> Any:
     (found,) = (c for c in CASES["ragged_dot"] if c.name == name)
     lhs, rhs, sizes = jax.eval_shape(partial(found.arrays, dtype=dtype), jax.random.key(0))
     cotangent = jax.ShapeDtypeStruct((found.rows, found.columns), dtype)
-    pair, call = {
-        "dot": ((cotangent, rhs), partial(ragged_dot, transpose_rhs=True)),
-        "contracting": ((lhs, cotangent), ragged_contracting_dot),
+    narrow, scale = (jax.ShapeDtypeStruct((n, k, c), d) for n, k, c, d in _narrow(rhs.shape))
+    call, arrays = {
+        "dot": (partial(ragged_dot, transpose_rhs=True), [cotangent, rhs, sizes]),
+        "contracting": (ragged_contracting_dot, [lhs, cotangent, sizes]),
+        "dot_into": (_into(ragged_dot), [lhs, rhs, sizes, cotangent.update(dtype="float32")]),
+        "contracting_into": (_into(ragged_contracting_dot), [lhs, cotangent, sizes, rhs.update(dtype="float32")]),
+        "experts_int8": (_experts, [lhs, (narrow, narrow), sizes, (scale, scale)]),
     }[kernel]
-    (lowering,) = lowerings_of(call, [*pair, sizes], resolve(target))
+    (lowering,) = lowerings_of(call, arrays, resolve(target))
     return lowering
+
+
+def _into(function: Any) -> Any:
+    """The sum of its last argument and the product of the others."""
+    return lambda lhs, rhs, sizes, total: function(lhs, rhs, sizes, accumulate=total)
+
+
+def _narrow(shape: tuple[int, int, int]) -> list[tuple[int, int, int, str]]:
+    """Matrices as int8, and scales of their columns."""
+    return [(*shape, "int8"), (shape[0], 1, shape[2], "float32")]
+
+
+def _experts(x: Any, matrices: Any, sizes: Any, scales: Any) -> Any:
+    return fused_ragged_dot(x, matrices, sizes, rhs_scale=scales, epilogue=lambda gate, up: jax.nn.silu(gate) * up)
 
 
 def _scaled(case: str, target: str) -> Any:
@@ -185,8 +207,8 @@ def test_float16_takes_what_bfloat16_takes(name: str, target: str) -> None:
 def _is_product(name: str, case: str, dtype: str, target: str) -> bool:
     # Heads of 256 leave room for the accumulators of 32 keys.
     few = case.endswith("decode") or (case, target) == ("gemma_2b:backward_key", "cuda:sm_90")
-    # The rows of a group begin anywhere: threads copy them, with masks.
-    masked = case.endswith(":contracting")
+    # The rows of a group begin anywhere: threads copy them, with masks; and they cast integers.
+    masked = ":contracting" in case or case.endswith("_int8")
     return name in PRODUCTS and dtype == "bfloat16" and not few and not masked
 
 
