@@ -1,4 +1,4 @@
-"""Run the benchmarks, print a table and write the results to bench/out/ as JSON.
+"""Run the benchmarks, print results as they come, then a table, and write the results to bench/out/ as JSON.
 
     python -m bench.run [NAME...]
 
@@ -73,7 +73,9 @@ def main(names: list[str]) -> int:
     results: list[Result] = []
     for name in chosen(names):
         print(f"bench: {name}", file=sys.stderr)
-        results += FILES[name].measure()
+        for result in FILES[name].measure():
+            print("  ", *(cell for cell in result.cells() if cell), file=sys.stderr, flush=True)
+            results.append(result)
     print(table(results))
     print(missed(results), end="")
     print(f"written to {write(results)}", file=sys.stderr)
