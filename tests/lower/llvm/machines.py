@@ -26,8 +26,17 @@ BFLOAT16 = Machine(
     has_bfloat16_dots=True,
     has_int16_pairs=True,
 )
+TILES = Machine(
+    "x86_64-unknown-linux-gnu",
+    "sapphirerapids",
+    "+amx-bf16,+amx-tile,+avx512bf16,-prefer-256-bit",
+    vector_bytes=64,
+    registers=32,
+    has_bfloat16_tiles=True,
+    has_int16_pairs=True,
+)
 NEON = Machine("aarch64-unknown-linux-gnu", "neoverse-n1", "+neon", vector_bytes=16, registers=32)
-ALL = (AVX2, AVX512, BFLOAT16, NEON)
+ALL = (AVX2, AVX512, BFLOAT16, TILES, NEON)
 
 
 def runs_here(machine: Machine) -> bool:

@@ -23,6 +23,7 @@ from tilekern.lower.llvm.runtime.code_table import EXPORTED, KEY_BYTES
 from tilekern.lower.llvm.runtime.ffi_handler import HANDLER, RUN, runtime, with_handler
 from tilekern.lower.llvm.runtime.host_print import HOST_PRINT
 from tilekern.lower.llvm.runtime.machine import Machine, describe
+from tilekern.lower.llvm.runtime.tile_permission import permitted
 
 OLDEST, BEYOND = (0, 45), (0, 51)
 """llvmlite's versions from the first on and before the second are supported.
@@ -111,7 +112,7 @@ def host() -> Machine:
         llvm = llvmlite()
         with _working():
             found = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
-        return describe(*found)
+        return describe(*found, tiles=permitted())
 
 
 def working_host() -> Machine:

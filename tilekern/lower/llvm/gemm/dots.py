@@ -25,11 +25,12 @@ from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.loop_nests import loop_over
-from tilekern.lower.llvm.gemm import gemv
-from tilekern.lower.llvm.gemm.microkernel import Microkernel, panel_vectors, register_rows
-from tilekern.lower.llvm.gemm.packing import pack, pack_row, word_loader
+from tilekern.lower.llvm.gemm import gemv, tiles
+from tilekern.lower.llvm.gemm.microkernel import Microkernel, register_rows
+from tilekern.lower.llvm.gemm.packing import pack, pack_left_rows, pack_row, word_loader
 from tilekern.lower.llvm.gemm.prefetch import Prefetcher
 from tilekern.lower.llvm.gemm.shapes import DotShape, dot_shape
+from tilekern.lower.llvm.gemm.tiles import TileKernel
 from tilekern.lower.llvm.ir_values import I64, VOID, Reg, constant
 from tilekern.lower.llvm.plan.steps import Expressions, Step, is_addressable
 from tilekern.lower.llvm.runtime.machine import Machine
@@ -53,7 +54,8 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
     packing = Packing(_packs_left(shape, expressions), not _is_unpacked(shape, expressions, machine))
     total = shape.words * shape.padded_columns(machine) * shape.word_bytes if packing.packs_right else 0
     if packing.packs_left:
-        total = round_up(total, _ALIGNMENT) + shape.words * shape.rows * shape.word_bytes
+        words = round_up(shape.words, tiles.TILE) if shape.uses_tiles(machine) else shape.words
+        total = round_up(total, _ALIGNMENT) + words * shape.rows * shape.word_bytes
     return total, packing
 
 
@@ -71,7 +73,7 @@ def _is_unpacked(shape: DotShape, expressions: Expressions, machine: Machine) ->
     if shape.paired or not is_addressable(right, expressions) or shape.contract[1] == len(right.tile.shape) - 1:
         return False
     distances = _element_strides(right, expressions)
-    width = panel_vectors(machine) * shape.lanes(machine)
+    width = shape.panel_columns(machine)
     fits = distances[shape.contract[1]] == shape.columns <= width and shape.columns % shape.lanes(machine) == 0
     return distances[len(right.tile.shape) - 1] == 1 and (shape.rows <= calibration.MAX_UNPACKED_ROWS or fits)
 
@@ -137,11 +139,17 @@ def emit(e: Elements, step: Step) -> None:
             _multiply(e, shape, left, right, out, step.accumulates)
 
     e.code.loop(0, shape.batch, 1, product)
+    if step.packing is not None and shape.uses_tiles(e.code.module.machine):
+        tiles.release(e.code)
 
 
 def _left(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare: Reg) -> _Matrix:
     value, code = shape.op.operands[0], e.code
     word = shape.word_bytes
+    if packing.packs_left and shape.uses_tiles(code.module.machine):
+        row = round_up(shape.words, tiles.TILE)
+        pack_left_rows(e, shape, batch, spare, row)
+        return _Matrix(spare, row * word, word)
     if packing.packs_left:
         # The layout is [words, rows].
         for_k = word_loader(e, shape, 0, batch)
@@ -177,7 +185,7 @@ def _right(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare:
     """The right operand as panels, and the scratch memory that is left after packing."""
     machine, word = e.code.module.machine, shape.word_bytes
     lanes = shape.lanes(machine)
-    width = panel_vectors(machine) * lanes
+    width = shape.panel_columns(machine)
     if not packing.packs_right:
         value = shape.op.operands[1]
         distances = _element_strides(value, e.expressions)
@@ -196,11 +204,11 @@ def _right(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare:
 
 def _multiply(e: Elements, shape: DotShape, left: _Matrix, right: _Panels, out: Reg, adds: bool) -> None:
     """Multiply all panels by all rows, in portions of the depth whose panels stay in the first-level cache."""
-    machine, word = e.code.module.machine, shape.word_bytes
-    lanes = shape.lanes(machine)
-    width = panel_vectors(machine) * lanes
-    portion = max(8, calibration.PANEL_BYTES // (width * word))
+    machine = e.code.module.machine
+    portion = max(tiles.TILE, calibration.PANEL_BYTES // (shape.panel_columns(machine) * shape.word_bytes))
     portions = [(at, min(portion, shape.words - at)) for at in range(0, shape.words, portion)] or [(0, 0)]
+    if shape.uses_tiles(machine):
+        portions = [(at + n, deep) for at, depth in portions for n, deep in tiles.portions(depth)]
     for at, depth in portions:
         _portion(e, shape, left, right, out, at, depth, adds or at > 0)
 
@@ -209,7 +217,7 @@ def _portion(
     e: Elements, shape: DotShape, left: _Matrix, right: _Panels, out: Reg, at: int, depth: int, adds: bool
 ) -> None:
     """Multiply all panels by all rows for one portion. The first portion prefetches what is packed next."""
-    code, width = e.code, panel_vectors(e.code.module.machine) * shape.lanes(e.code.module.machine)
+    code, width = e.code, shape.panel_columns(e.code.module.machine)
     whole, rest = divmod(shape.columns, width)
     a = _Matrix(code.gep(left.base, at * left.k), left.row, left.k)
 
@@ -241,15 +249,21 @@ def _rows(
     prefetch: Callable[[Index, int], None],
 ) -> None:
     """Multiply all rows by one panel; `prefetch(n, count)` is emitted before each whole block of rows."""
-    code = e.code
-    block = register_rows(code.module.machine, shape.rows, columns, shape.lanes(code.module.machine))
+    code, machine = e.code, e.code.module.machine
+    block = register_rows(machine, shape.rows, columns, shape.lanes(machine))
+    if shape.uses_tiles(machine):
+        block = min(shape.rows, tiles.BLOCK)
     row_bytes = shape.columns * shape.word_bytes
     blocks, rest = divmod(shape.rows, block)
 
-    def call(i: Index, rows: int) -> None:
+    def kernel(rows: int) -> Microkernel | TileKernel:
+        if shape.uses_tiles(machine):
+            return TileKernel(rows, columns, min(depth, tiles.TILE), k_bytes, row_bytes, adds)
         unroll = next(n for n in (4, 2, 1) if depth % n == 0)
-        kernel = Microkernel(shape.dtype, rows, columns, a.k, k_bytes, row_bytes, adds, unroll)
-        name = kernel.define(code.module)
+        return Microkernel(shape.dtype, rows, columns, a.k, k_bytes, row_bytes, adds, unroll)
+
+    def call(i: Index, rows: int) -> None:
+        name = kernel(rows).define(code.module)
         first = code.gep(a.base, e.index_value(i.times(a.row)))
         target = code.gep(c, e.index_value(i.times(row_bytes)))
         stride = constant(a.row, I64)
@@ -259,6 +273,8 @@ def _rows(
         prefetch(n, blocks)
         call(n.times(block), block)
 
+    kernel(block).configure(code)
     loop_over(e, (blocks,), lambda n: whole_block(n[0]))
     if rest:
+        kernel(rest).configure(code)
         call(Index(const=blocks * block), rest)

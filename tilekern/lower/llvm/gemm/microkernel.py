@@ -50,6 +50,9 @@ class Microkernel:
     adds: bool
     unroll: int
 
+    def configure(self, code: Code) -> None:
+        """Nothing: vector registers have one size."""
+
     def define(self, module: Module) -> str:
         """Define `void (left, stride of its rows in bytes, right, out, depth in words)`; returns its name."""
         sums = "adds" if self.adds else "sets"

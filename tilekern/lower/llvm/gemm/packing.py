@@ -53,6 +53,50 @@ def pack_row(e: Elements, words: Words, k: Index, count: int, base: Reg, row: in
             put(Index((), at, 1 if width else 0), width)
 
 
+def pack_left_rows(e: Elements, shape: DotShape, batch: Coords, base: Reg, row: int) -> None:
+    """Pack the left operand row after row, `row` words apart; a vector of words along k is stored whole."""
+    code, lanes = e.code, e.code.module.machine.lanes
+    words = word_loader(e, shape, 0, batch)
+    along = shape.contract[0] == len(shape.op.operands[0].tile.shape) - 1
+
+    def address(free: Index, k: Index) -> Reg:
+        return code.gep(base, e.index_value(free.times(row).plus(k)), "i32")
+
+    def line(free: Index, k: Index) -> None:
+        """A vector along k of one row."""
+        elements = shape.coords(0, batch, Index(k.terms, k.const).times(2).plus(Index(step=1)), free)
+        x = e.element(shape.op.operands[0], elements, 2 * lanes)
+        code.store(code.emit(Type("i32", lanes), f"bitcast {x} to <{lanes} x i32>"), address(free, k))
+
+    def square(free: Index, k: Index) -> None:
+        """A square of words of an operand that is contiguous along its rows."""
+        vectors = [words(k.shifted(n), Index(free.terms, free.const, 1), lanes) for n in range(lanes)]
+        for n, x in enumerate(transpose(code, vectors)):
+            code.store(x, address(free.shifted(n), k))
+
+    def strip(k: Index) -> None:
+        if along:
+            loop_over(e, (shape.rows,), lambda free: line(free[0], k))
+        else:
+            loop_over(e, (shape.rows // lanes,), lambda n: square(n[0].times(lanes), k))
+            rest(range(shape.rows // lanes * lanes, shape.rows), [k.shifted(n) for n in range(lanes)])
+
+    def rest(rows: range, ks: list[Index]) -> None:
+        """Word by word."""
+
+        def words_of(free: Index) -> None:
+            for k in ks:
+                code.store(words(k, free, 0), address(free, k))
+
+        loop_over(e, (len(rows),), lambda n: words_of(n[0].shifted(rows.start)))
+
+    whole = shape.whole_words // lanes
+    loop_over(e, (whole,), lambda n: strip(n[0].times(lanes)))
+    ks = [Index(const=k) for k in range(whole * lanes, shape.words)]
+    if ks:
+        rest(range(shape.rows), ks)
+
+
 def pack(e: Elements, shape: DotShape, batch: Coords, spare: Reg, lanes: int, width: int) -> None:
     """Pack the right operand into panels of `width` columns."""
     whole, rest = divmod(shape.columns, width)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import cdiv, round_up
-from tilekern.ir.types import DType
+from tilekern.ir.types import BF16, DType
 from tilekern.lower.llvm.element_index import Coords, Index
+from tilekern.lower.llvm.gemm import tiles
+from tilekern.lower.llvm.gemm.microkernel import panel_vectors
 from tilekern.lower.llvm.runtime.machine import Machine
 
 
@@ -70,6 +72,14 @@ class DotShape:
     def lanes(self, machine: Machine) -> int:
         """Columns in one register."""
         return machine.vector_bytes // self.sum_dtype.itemsize
+
+    def uses_tiles(self, machine: Machine) -> bool:
+        """True if tile registers multiply (AMX)."""
+        return self.dtype == BF16 and machine.has_bfloat16_tiles
+
+    def panel_columns(self, machine: Machine) -> int:
+        """Columns of a panel."""
+        return tiles.BLOCK if self.uses_tiles(machine) else panel_vectors(machine) * self.lanes(machine)
 
     def padded_columns(self, machine: Machine) -> int:
         """Columns, rounded up to whole registers."""

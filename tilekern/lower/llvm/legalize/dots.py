@@ -31,7 +31,8 @@ def unit(dtype: DType, precision: str, machine: Machine, rows: int) -> DType:
     if dtype == F64:
         return F64
     halved = dtype == BF16 or (dtype == F32 and precision == "bf16")
-    return BF16 if rows > calibration.MAX_GEMV_ROWS and halved and machine.has_bfloat16_dots else F32
+    multiplies = machine.has_bfloat16_dots or machine.has_bfloat16_tiles
+    return BF16 if rows > calibration.MAX_GEMV_ROWS and halved and multiplies else F32
 
 
 def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value | None:

@@ -10,6 +10,7 @@ from tilekern.lower.llvm import calibration
 
 # The subset of AVX-512 that all CPUs with 512-bit vectors have since 2017.
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_TILES = ("amx-tile", "amx-bf16")
 _AVX2 = ("avx2", "fma", "f16c")
 
 
@@ -25,6 +26,7 @@ class Machine:
       registers: the number of vector registers.
       has_bfloat16_dots: whether it multiplies pairs of bfloat16 and adds them up in float32 (AVX512-BF16), faster than
         it multiplies float32.
+      has_bfloat16_tiles: whether it multiplies tiles of bfloat16 (AMX), and the system lets this process use them.
       has_int16_pairs: whether it multiplies pairs of int16 and adds them up in int32 (AVX2's vpmaddwd, or better).
     """
 
@@ -34,12 +36,18 @@ class Machine:
     vector_bytes: int
     registers: int
     has_bfloat16_dots: bool = False
+    has_bfloat16_tiles: bool = False
     has_int16_pairs: bool = False
 
     @property
     def lanes(self) -> int:
         """32-bit elements of a vector."""
         return self.vector_bytes // 4
+
+    @property
+    def casts_to_bfloat16(self) -> bool:
+        """True if one instruction rounds to bfloat16, and subnormal numbers to 0 (AVX512-BF16)."""
+        return self.has_bfloat16_dots or (self.has_bfloat16_tiles and "+avx512bf16" in self.features)
 
     @property
     def is_x86(self) -> bool:
@@ -50,11 +58,18 @@ class Machine:
         """True if code for this machine runs on the other one."""
         needed = {feature for feature in self.features.split(",") if feature.startswith("+")}
         fits = self.vector_bytes <= other.vector_bytes and needed <= set(other.features.split(","))
+        fits = fits and self.has_bfloat16_tiles <= other.has_bfloat16_tiles
         return self == other or (self.triple == other.triple and fits)
 
 
-def describe(triple: str, cpu: str, features: Mapping[str, bool]) -> Machine:
+def describe(triple: str, cpu: str, features: Mapping[str, bool], tiles: bool = False) -> Machine:
     """The machine with LLVM's names and features.
+
+    Args:
+      triple: LLVM's name of the architecture and the system.
+      cpu: LLVM's name of the model.
+      features: LLVM's names of features.
+      tiles: whether the system lets this process use the tile registers of AMX.
 
     Raises:
       TargetError: it is neither an x86-64 with AVX2 nor a 64-bit ARM with NEON, or its system is Windows.
@@ -76,4 +91,5 @@ def describe(triple: str, cpu: str, features: Mapping[str, bool]) -> Machine:
     # For some models LLVM would split 512-bit vectors, to keep the clock up.
     listed += ",-prefer-256-bit"
     fast = "avx512bf16" in has and "amx-bf16" not in has and cpu not in calibration.CPUS_WITH_SLOW_BFLOAT16
-    return Machine(triple, cpu, listed, 64, 32, has_bfloat16_dots=fast, has_int16_pairs=True)
+    tiles = tiles and has.issuperset(_TILES)
+    return Machine(triple, cpu, listed, 64, 32, fast, tiles, has_int16_pairs=True)

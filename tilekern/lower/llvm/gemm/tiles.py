@@ -1,0 +1,134 @@
+"""The microkernel on AMX's tiles: 32 rows by 32 columns of sums, and 32 elements of bfloat16 along k in a step.
+
+A tile register has 16 rows of 64 bytes. Four hold sums, two hold rows of the left operand, and two hold a panel of the right
+one, whose layout in memory is that of tiles: a row of pairs for each word along k. A configuration gives each register
+its rows and bytes, so that nothing beyond an operand is read or written, and no padding is multiplied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilekern.lower.llvm.ir_builder import Code, Module
+from tilekern.lower.llvm.ir_values import I8, I64, PTR, VOID, Reg, constant
+
+TILE = 16
+"""Rows of a tile, words of a row, and words along k of a step."""
+
+BLOCK = 2 * TILE
+"""Rows, and columns, of a microkernel."""
+
+_LEFT, _RIGHT = 4, 6  # numbers of the registers of operands; those of sums are 0 to 3
+_WORD = 4  # bytes of a pair of bfloat16, and of a sum
+
+
+@dataclass(frozen=True)
+class TileKernel:
+    """A function that multiplies at most `BLOCK` rows by at most `BLOCK` columns; pairs of the left one are neighbours.
+
+    Attributes:
+      rows: the number of rows.
+      columns: the columns of the panel.
+      words: words along k of a step, at most `TILE`; they divide the depth.
+      right_k: the stride of the right operand along k, in bytes.
+      out_row: the stride of the result along rows, in bytes.
+      adds: whether the sums are added to the values at `out`.
+    """
+
+    rows: int
+    columns: int
+    words: int
+    right_k: int
+    out_row: int
+    adds: bool
+
+    def configure(self, code: Code) -> None:
+        """Give the tile registers the sizes of this kernel; they keep them until another kernel is configured."""
+        name = f"configure_{self.rows}x{self.columns}by{self.words}"
+
+        def body(code: Code) -> None:
+            _do(code, "ldtilecfg", code.module.data(f"{name}_sizes", self._sizes()))
+            code.ret()
+
+        code.call(code.module.function(name, [], body), VOID)
+
+    def _sizes(self) -> np.ndarray:
+        """The 64 bytes of a configuration (Intel's Software Developer's Manual, LDTILECFG)."""
+        sizes = np.zeros(64, np.uint8)
+        sizes[0] = 1  # the palette
+        row_bytes, rows = sizes[16:32].view(np.uint16), sizes[48:56]
+        down, across = _pieces(self.rows), _pieces(self.columns)
+        for i, height in enumerate(down):
+            rows[_LEFT + i], row_bytes[_LEFT + i] = height, self.words * _WORD
+            for j, width in enumerate(across):
+                rows[2 * i + j], row_bytes[2 * i + j] = height, width * _WORD
+        for j, width in enumerate(across):
+            rows[_RIGHT + j], row_bytes[_RIGHT + j] = self.words, width * _WORD
+        return sizes
+
+    def define(self, module: Module) -> str:
+        """Define `void (left, stride of its rows in bytes, right, out, depth in words)`; returns its name."""
+        name = f"tiles_{self.rows}x{self.columns}by{self.words}_{'adds' if self.adds else 'sets'}"
+        name += f"_{self.right_k}_{self.out_row}"
+        parameters = [("left", PTR), ("row", I64), ("right", PTR), ("out", PTR), ("depth", I64)]
+        return module.function(name, parameters, self._body, inline=False)
+
+    def _body(self, code: Code, left: Reg, row: Reg, right: Reg, out: Reg, depth: Reg) -> None:
+        down, across = range(len(_pieces(self.rows))), range(len(_pieces(self.columns)))
+        out_row, right_k = constant(self.out_row, I64), constant(self.right_k, I64)
+        sums = {
+            (i, j): (_number(2 * i + j), code.gep(out, i * TILE * self.out_row + j * TILE * _WORD))
+            for i in down
+            for j in across
+        }
+        for tile, place in sums.values():
+            if self.adds:
+                _do(code, "tileloadd64", tile, place, out_row)
+            else:
+                _do(code, "tilezero", tile)
+        below = code.gep(left, code.binary("mul", row, TILE))
+
+        def step(k: Reg) -> None:
+            at = code.binary("mul nsw", k, _WORD)
+            panel = code.gep(right, code.binary("mul nsw", k, self.right_k))
+            for i in down:
+                _do(code, "tileloadd64", _number(_LEFT + i), code.gep(below if i else left, at), row)
+                for j in across:
+                    if i == 0:
+                        place = code.gep(panel, j * TILE * _WORD)
+                        _do(code, "tileloadd64", _number(_RIGHT + j), place, right_k)
+                    operands = _number(_LEFT + i), _number(_RIGHT + j)
+                    _do(code, "tdpbf16ps", sums[i, j][0], *operands)
+
+        code.loop(0, depth, self.words, step)
+        for tile, place in sums.values():
+            _do(code, "tilestored64", tile, place, out_row)
+        code.ret()
+
+
+def release(code: Code) -> None:
+    """Give the tile registers back, so that the system need not save them when it switches threads."""
+    _do(code, "tilerelease")
+
+
+def portions(depth: int) -> list[tuple[int, int]]:
+    """A depth in words as one of whole steps, and the rest, which is a step: where each begins, and its depth."""
+    whole = depth // TILE * TILE
+    return [(at, words) for at, words in ((0, whole), (whole, depth - whole)) if words or not depth]
+
+
+def _pieces(size: int) -> list[int]:
+    """At most `BLOCK` rows or columns as tiles."""
+    return [min(TILE, size - at) for at in range(0, size, TILE)]
+
+
+def _number(tile: int) -> Reg:
+    return constant(tile, I8)
+
+
+def _do(code: Code, name: str, *operands: Reg) -> None:
+    """An instruction of AMX."""
+    code.module.declare(f"llvm.x86.{name}", VOID, [x.type for x in operands])
+    code.call(f"llvm.x86.{name}", VOID, *operands)
