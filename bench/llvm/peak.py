@@ -1,4 +1,4 @@
-"""The machine's peak: a loop of independent multiply-adds on full vectors, with all operands in registers."""
+"""The machine's peak: a loop of independent multiply-adds on full vectors or tiles, with all operands in registers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 
 """The number of threads of XLA's pool."""
 
 _SECONDS = 0.1
+_TILE_SUMS = 4  # tile registers that hold sums
 
 
 def measure() -> Iterator[Result]:
@@ -35,7 +36,7 @@ def measure() -> Iterator[Result]:
     if machine is None:
         return
     names = {"1 thread": 1, f"{THREADS} threads": THREADS}
-    dtypes: tuple[DType, ...] = ("float32", "bfloat16") if machine.has_bfloat16_dots else ("float32",)
+    dtypes: tuple[DType, ...] = ("float32", "bfloat16") if _multiplies_bfloat16(machine) else ("float32",)
     peaks = {f"peak {dtype}, {n}": found for dtype in dtypes for n, t in names.items() if (found := peak(dtype, t))}
     times = take_turns({name: found.seconds for name, found in peaks.items()})
     for name, found in peaks.items():
@@ -58,9 +59,12 @@ def peak(dtype: str, threads: int = THREADS, seconds: float = _SECONDS) -> Peak 
     machine = host()
     if machine is None:
         return None
-    return Peak(
-        machine, "bfloat16" if dtype == "bfloat16" and machine.has_bfloat16_dots else "float32", threads, seconds
-    )
+    halved = dtype == "bfloat16" and _multiplies_bfloat16(machine)
+    return Peak(machine, "bfloat16" if halved else "float32", threads, seconds)
+
+
+def _multiplies_bfloat16(machine: Machine) -> bool:
+    return machine.has_bfloat16_dots or machine.has_bfloat16_tiles
 
 
 def share(
@@ -96,14 +100,16 @@ class Peak:
         self._engine.finalize_object()
         address = self._engine.get_function_address("peak")
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(address)
-        numbers = np.random.default_rng(0).standard_normal((threads, 128), np.float32)
+        numbers = np.random.default_rng(0).standard_normal((threads, 1024), np.float32)
         self._operands = numbers.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else numbers
         self._pool = ThreadPoolExecutor(threads)
         self._iterations = 10_000
         self.seconds()
         self._iterations = max(1, int(self._iterations * seconds / self.seconds()))
-        pairs = 1 + (dtype == "bfloat16")
-        self.flops = float(2 * pairs * machine.lanes * _chains(machine) * self._iterations * threads)
+        each = 2 * machine.lanes * (1 + (dtype == "bfloat16")) * _chains(machine)
+        if dtype == "bfloat16" and machine.has_bfloat16_tiles:
+            each = _TILE_SUMS * 2 * 16 * 16 * 32
+        self.flops = float(each * self._iterations * threads)
 
     def seconds(self) -> float:
         """Make one call: the seconds that it took."""
@@ -116,8 +122,10 @@ class Peak:
 def loop(machine: Machine, dtype: DType) -> str:
     """LLVM IR of `void peak(i64 iterations, ptr operands)`; the sums are stored behind both operands.
 
-    For bfloat16 the machine must have products of pairs.
+    For bfloat16 the machine must have products of pairs, or of tiles.
     """
+    if dtype == "bfloat16" and machine.has_bfloat16_tiles:
+        return _loop_of_tiles()
     sums = f"<{machine.lanes} x float>"
     if dtype == "bfloat16":
         factors, function = (
@@ -153,6 +161,45 @@ def loop(machine: Machine, dtype: DType) -> str:
         "  ret void",
         "}",
         f"declare {sums} {function}({parameters})",
+    ]
+    return "\n".join(lines)
+
+
+def _loop_of_tiles() -> str:
+    """Four tiles of sums, two of each operand, as in a product of 32 rows and columns."""
+    sizes = np.zeros(64, np.uint8)
+    sizes[0], sizes[48:56] = 1, 16
+    sizes[16:32].view(np.uint16)[:] = 64
+    escaped = "".join(f"\\{byte:02X}" for byte in sizes.tobytes())
+    loads = [f"  call void @llvm.x86.tileloadd64(i8 {n}, ptr %operands, i64 64)" for n in range(_TILE_SUMS, 8)]
+    products = [f"  call void @llvm.x86.tdpbf16ps(i8 {n}, i8 {4 + n // 2}, i8 {6 + n % 2})" for n in range(_TILE_SUMS)]
+    stores = [f"  call void @llvm.x86.tilestored64(i8 {n}, ptr %result, i64 64)" for n in range(_TILE_SUMS)]
+    lines = [
+        f'@sizes = private constant [64 x i8] c"{escaped}", align 64',
+        "define void @peak(i64 %iterations, ptr %operands) {",
+        "entry:",
+        "  call void @llvm.x86.ldtilecfg(ptr @sizes)",
+        *(f"  call void @llvm.x86.tilezero(i8 {n})" for n in range(_TILE_SUMS)),
+        *loads,
+        "  br label %loop",
+        "loop:",
+        "  %i = phi i64 [0, %entry], [%more, %loop]",
+        *products,
+        "  %more = add i64 %i, 1",
+        "  %again = icmp slt i64 %more, %iterations",
+        "  br i1 %again, label %loop, label %done",
+        "done:",
+        "  %result = getelementptr i8, ptr %operands, i64 1024",
+        *stores,
+        "  call void @llvm.x86.tilerelease()",
+        "  ret void",
+        "}",
+        "declare void @llvm.x86.ldtilecfg(ptr)",
+        "declare void @llvm.x86.tilezero(i8)",
+        "declare void @llvm.x86.tileloadd64(i8, ptr, i64)",
+        "declare void @llvm.x86.tdpbf16ps(i8, i8, i8)",
+        "declare void @llvm.x86.tilestored64(i8, ptr, i64)",
+        "declare void @llvm.x86.tilerelease()",
     ]
     return "\n".join(lines)
 

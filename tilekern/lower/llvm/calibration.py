@@ -51,6 +51,15 @@ PANEL_BYTES = 32 << 10
 It stays in the first-level cache, of 32 to 48 KiB on x86-64 servers. Chosen on 2026-11-21.
 """
 
+CONFLICTING_ROW_BYTES = 2048
+"""Rows of a tile that are a multiple of this apart are packed, if `MIN_PACKED_PANELS` panels read them.
+
+A first-level cache of 48 KiB has 64 sets of 12 lines; so far apart, 32 rows meet in one set or in two.
+"""
+
+MIN_PACKED_PANELS = 4
+"""Panels for which rows that lie badly are packed."""
+
 MAX_MICROKERNEL_ROWS = 8
 """Rows of a microkernel with a narrow panel: less than `WIDE_PANEL_VECTORS` registers. Chosen on 2026-11-21."""
 

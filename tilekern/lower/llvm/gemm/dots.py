@@ -51,7 +51,7 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
     shape = dot_shape(op)
     if shape.rows <= calibration.MAX_GEMV_ROWS:
         return 0, None
-    packing = Packing(_packs_left(shape, expressions), not _is_unpacked(shape, expressions, machine))
+    packing = Packing(_packs_left(shape, expressions, machine), not _is_unpacked(shape, expressions, machine))
     total = shape.words * shape.padded_columns(machine) * shape.word_bytes if packing.packs_right else 0
     if packing.packs_left:
         words = round_up(shape.words, tiles.TILE) if shape.uses_tiles(machine) else shape.words
@@ -59,12 +59,27 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
     return total, packing
 
 
-def _packs_left(shape: DotShape, expressions: Expressions) -> bool:
-    """True if the left operand is packed: it has no address, or its pairs are no neighbours or not all whole."""
+def _packs_left(shape: DotShape, expressions: Expressions, machine: Machine) -> bool:
+    """True if the left operand is packed.
+
+    It has no address, or its pairs are no neighbours or not all whole; or the rows of a tile lie so far apart that they
+    would drive each other out of the first-level cache, and several panels read them.
+    """
     if not is_addressable(shape.op.operands[0], expressions):
         return True
-    neighbours = _element_strides(shape.op.operands[0], expressions)[shape.contract[0]] == 1
-    return shape.paired and not (neighbours and shape.depth % 2 == 0)
+    distances, contracted = _element_strides(shape.op.operands[0], expressions), shape.contract[0]
+    if not shape.paired:
+        return False
+    if distances[contracted] != 1 or shape.depth % 2:
+        return True
+    row = distances[_free(shape, 0)] * shape.dtype.itemsize
+    several = shape.columns >= calibration.MIN_PACKED_PANELS * shape.panel_columns(machine)
+    return shape.uses_tiles(machine) and row % calibration.CONFLICTING_ROW_BYTES == 0 and several
+
+
+def _free(shape: DotShape, side: int) -> int:
+    """The dim of an operand that is neither a batch nor contracted."""
+    return next(d for d in (shape.has_batch, shape.has_batch + 1) if d != shape.contract[side])
 
 
 def _is_unpacked(shape: DotShape, expressions: Expressions, machine: Machine) -> bool:
@@ -158,8 +173,7 @@ def _left(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare: 
             pack_row(e, for_k, Index(const=shape.whole_words), shape.rows, spare, shape.rows, Index())
         return _Matrix(spare, word, shape.rows * word)
     distances, item = _element_strides(value, e.expressions), shape.dtype.itemsize
-    contracted = shape.contract[0]
-    free = next(d for d in range(len(batch), len(distances)) if d != contracted)
+    contracted, free = shape.contract[0], _free(shape, 0)
     base = _first_element(e, value)
     if batch:
         base = code.gep(base, e.index_value(batch[0].times(distances[0] * item)))
