@@ -36,7 +36,7 @@ def measure() -> Iterator[Result]:
     if machine is None:
         return
     names = {"1 thread": 1, f"{THREADS} threads": THREADS}
-    dtypes: tuple[DType, ...] = ("float32", "bfloat16") if _multiplies_bfloat16(machine) else ("float32",)
+    dtypes: tuple[DType, ...] = ("float32", "bfloat16") if machine.multiplies_bfloat16 else ("float32",)
     peaks = {f"peak {dtype}, {n}": found for dtype in dtypes for n, t in names.items() if (found := peak(dtype, t))}
     times = take_turns({name: found.seconds for name, found in peaks.items()})
     for name, found in peaks.items():
@@ -59,12 +59,8 @@ def peak(dtype: str, threads: int = THREADS, seconds: float = _SECONDS) -> Peak 
     machine = host()
     if machine is None:
         return None
-    halved = dtype == "bfloat16" and _multiplies_bfloat16(machine)
+    halved = dtype == "bfloat16" and machine.multiplies_bfloat16
     return Peak(machine, "bfloat16" if halved else "float32", threads, seconds)
-
-
-def _multiplies_bfloat16(machine: Machine) -> bool:
-    return machine.has_bfloat16_dots or machine.has_bfloat16_tiles
 
 
 def share(

@@ -27,6 +27,11 @@ AVX512 = AVX2 | dict.fromkeys(("avx512f", "avx512bw", "avx512cd", "avx512dq", "a
 MACHINES = {
     "avx2": ("x86_64-unknown-linux-gnu", "haswell", AVX2),
     "avx512": ("x86_64-unknown-linux-gnu", "sapphirerapids", AVX512 | {"avx512bf16": True}),
+    "amx": (
+        "x86_64-unknown-linux-gnu",
+        "sapphirerapids",
+        AVX512 | dict.fromkeys(("avx512bf16", "amx-tile", "amx-bf16"), True),
+    ),
     "neon": ("aarch64-unknown-linux-gnu", "neoverse-v2", {"neon": True}),
 }
 SMALL = Attention(64, 2, 32, "float32", causal=True)
@@ -87,18 +92,20 @@ def test_benchmarks_are_chosen_by_name_or_by_what_stands_before_the_dot() -> Non
         ("avx2", "float32", "vfmadd"),
         ("avx512", "float32", "vfmadd"),
         ("avx512", "bfloat16", "vdpbf16ps"),
+        ("amx", "bfloat16", "tdpbf16ps"),
         ("neon", "float32", "fmla"),
     ],
 )
 def test_the_loop_computes_in_registers_only(name: str, dtype: Any, instruction: str) -> None:
-    machine = describe(*MACHINES[name])
+    machine = describe(*MACHINES[name], tiles=True)
     target = toolchain.llvmlite().Target.from_triple(machine.triple)
     module = llvmlite.binding.parse_assembly(peak.loop(machine, dtype))
     assembly = target.create_target_machine(cpu=machine.cpu, features=machine.features).emit_assembly(module)
     found = re.search(r"^\.LBB0_1:.*?\n(.*?)^\s+(jl|b\.lt)\b", assembly, re.DOTALL | re.MULTILINE)
     assert found
     instructions = [line.split() for line in found[1].splitlines()]
-    assert sum(words[0].startswith(instruction) for words in instructions) == machine.registers * 3 // 4
+    registers = 4 if instruction.startswith("t") else machine.registers * 3 // 4
+    assert sum(words[0].startswith(instruction) for words in instructions) == registers
     assert not re.search(r"[(\[]", found[1])  # no address
 
 

@@ -171,7 +171,7 @@ def test_a_cast_on_the_way_needs_no_pass_of_its_own() -> None:
         return [b.op(Dot, left, right, contract=((1,), (0,)))]
 
     for machine in ALL:
-        word = 2 if machine.has_bfloat16_dots else 4
-        left = 0 if machine.has_bfloat16_dots else 16 * 64 * 4
+        word = 2 if machine.multiplies_bfloat16 else 4
+        left = 0 if machine.multiplies_bfloat16 else 16 * 64 * 4
         rows = -(-128 // machine.lanes) * machine.lanes
         assert LlvmLowering(func_of(make), machine).program.scratch <= 64 * rows * word + left + 16 * 128 * 4

@@ -54,7 +54,7 @@ def is_legal(op: Op, machine: Machine) -> bool:
             return op.dtype == I32
         case Dot():
             multiplied = set(dtypes[:2]) <= _PRODUCTS
-            return is_of_matrices(op) and multiplied and (dtypes[0] != BF16 or machine.has_bfloat16_dots)
+            return is_of_matrices(op) and multiplied and (dtypes[0] != BF16 or machine.multiplies_bfloat16)
         case TopK():
             return dtypes[0] in (I32, np.dtype(np.uint32))
         case Assert():

@@ -25,6 +25,11 @@ def test_machines() -> None:
     assert not describe(LINUX, "emeraldrapids", AVX512 | {"avx512bf16": True}).has_bfloat16_dots  # float32 is faster
     masked = AVX512 | {"avx512bf16": True, "amx-bf16": True}
     assert not describe(LINUX, "rocketlake", masked).has_bfloat16_dots  # such a core, by another name
+    with_tiles = masked | {"amx-tile": True}
+    assert not describe(LINUX, "sapphirerapids", with_tiles).multiplies_bfloat16  # the system refuses them
+    tiled = describe(LINUX, "sapphirerapids", with_tiles, tiles=True)
+    assert (tiled.has_bfloat16_tiles, tiled.has_bfloat16_dots, tiled.casts_to_bfloat16) == (True, False, True)
+    assert not describe(LINUX, "skx", AVX512, tiles=True).has_bfloat16_tiles
     assert describe(LINUX, "knl", AVX512 | {"avx512vl": False}).vector_bytes == 32
     for triple in ("aarch64-unknown-linux-gnu", "arm64-apple-darwin24.0.0"):
         arm = describe(triple, "generic", {"neon": True})
@@ -38,6 +43,10 @@ def test_which_code_runs_where() -> None:
     assert HASWELL.runs_on(large)
     assert not large.runs_on(small)
     assert not ARM.runs_on(large)
+    tiles = AVX512 | {"amx-bf16": True, "amx-tile": True}
+    refused, allowed = (describe(LINUX, "sapphirerapids", tiles, tiles=given) for given in (False, True))
+    assert refused.runs_on(allowed)
+    assert not allowed.runs_on(refused)
     assert not describe(LINUX, "other", AVX2 | {"sse4a": True}).runs_on(large)
 
 

@@ -13,8 +13,9 @@ read in place, element by element.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import Value, cdiv, round_up
@@ -27,7 +28,7 @@ from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.loop_nests import loop_over
 from tilekern.lower.llvm.gemm import gemv, tiles
 from tilekern.lower.llvm.gemm.microkernel import Microkernel, register_rows
-from tilekern.lower.llvm.gemm.packing import pack, pack_left_rows, pack_row, word_loader
+from tilekern.lower.llvm.gemm.packing import pack, pack_row, pack_tiles, word_loader
 from tilekern.lower.llvm.gemm.prefetch import Prefetcher
 from tilekern.lower.llvm.gemm.shapes import DotShape, dot_shape
 from tilekern.lower.llvm.gemm.tiles import TileKernel
@@ -54,8 +55,9 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
     packing = Packing(_packs_left(shape, expressions, machine), not _is_unpacked(shape, expressions, machine))
     total = shape.words * shape.padded_columns(machine) * shape.word_bytes if packing.packs_right else 0
     if packing.packs_left:
-        words = round_up(shape.words, tiles.TILE) if shape.uses_tiles(machine) else shape.words
-        total = round_up(total, _ALIGNMENT) + words * shape.rows * shape.word_bytes
+        sizes = (shape.words, shape.rows)
+        words = math.prod(round_up(n, tiles.TILE) for n in sizes) if shape.uses_tiles(machine) else math.prod(sizes)
+        total = round_up(total, _ALIGNMENT) + words * shape.word_bytes
     return total, packing
 
 
@@ -126,11 +128,16 @@ def _first_element(e: Elements, value: Value) -> Reg:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A matrix of words: its address, and the strides along rows and along k, in bytes."""
+    """A matrix of words: its address, and the strides along rows and along k, in bytes.
+
+    Of a matrix of packed tiles these are the strides from tile to tile, divided by the rows or words of a tile, and
+    `tile_row` is that of rows inside of a tile.
+    """
 
     base: Reg
     row: int
     k: int
+    tile_row: int = 0
 
 
 def emit(e: Elements, step: Step) -> None:
@@ -151,6 +158,8 @@ def emit(e: Elements, step: Step) -> None:
             spare = e.buffer_address(step.temporary) if step.temporary is not None else e.scratch
             right, spare = _right(e, shape, step.packing, coords, spare)
             left = _left(e, shape, step.packing, coords, spare)
+            if step.packing.packs_left and shape.uses_tiles(e.code.module.machine):
+                right = replace(right, prefetchers=(*right.prefetchers, _prefetcher(e, shape, 0, coords)))
             _multiply(e, shape, left, right, out, step.accumulates)
 
     e.code.loop(0, shape.batch, 1, product)
@@ -162,9 +171,8 @@ def _left(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare: 
     value, code = shape.op.operands[0], e.code
     word = shape.word_bytes
     if packing.packs_left and shape.uses_tiles(code.module.machine):
-        row = round_up(shape.words, tiles.TILE)
-        pack_left_rows(e, shape, batch, spare, row)
-        return _Matrix(spare, row * word, word)
+        pack_tiles(e, shape, batch, spare)
+        return _Matrix(spare, round_up(shape.words, tiles.TILE) * word, tiles.TILE * word, tiles.TILE * word)
     if packing.packs_left:
         # The layout is [words, rows].
         for_k = word_loader(e, shape, 0, batch)
@@ -184,15 +192,15 @@ def _left(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare: 
 class _Panels:
     """The right operand: its address, and the strides from panel to panel and along k, in bytes.
 
-    The last panel may be narrower; its stride along k is `last`. If the operand was packed, `prefetcher` prefetches the
-    data that the next iteration packs.
+    The last panel may be narrower; its stride along k is `last`. `prefetchers` prefetch the data that the next
+    iteration packs.
     """
 
     base: Reg
     panel: int
     k: int
     last: int
-    prefetcher: Prefetcher | None = None
+    prefetchers: tuple[Prefetcher, ...] = ()
 
 
 def _right(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare: Reg) -> tuple[_Panels, Reg]:
@@ -211,15 +219,19 @@ def _right(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare:
     pack(e, shape, batch, spare, lanes, width)
     last = (shape.padded_columns(machine) % width or width) * word
     used = shape.words * shape.padded_columns(machine) * word
-    prefetcher = Prefetcher(e, shape.op.operands[1], batch[0] if batch else ZERO, shape.batch)
-    panels = _Panels(spare, shape.words * width * word, width * word, last, prefetcher)
+    panels = _Panels(spare, shape.words * width * word, width * word, last, (_prefetcher(e, shape, 1, batch),))
     return panels, e.code.gep(spare, round_up(used, _ALIGNMENT))
+
+
+def _prefetcher(e: Elements, shape: DotShape, side: int, batch: Coords) -> Prefetcher:
+    return Prefetcher(e, shape.op.operands[side], batch[0] if batch else ZERO, shape.batch)
 
 
 def _multiply(e: Elements, shape: DotShape, left: _Matrix, right: _Panels, out: Reg, adds: bool) -> None:
     """Multiply all panels by all rows, in portions of the depth whose panels stay in the first-level cache."""
     machine = e.code.module.machine
-    portion = max(tiles.TILE, calibration.PANEL_BYTES // (shape.panel_columns(machine) * shape.word_bytes))
+    panel_bytes = calibration.TILE_PANEL_BYTES if shape.uses_tiles(machine) else calibration.PANEL_BYTES
+    portion = max(tiles.TILE, panel_bytes // (shape.panel_columns(machine) * shape.word_bytes))
     portions = [(at, min(portion, shape.words - at)) for at in range(0, shape.words, portion)] or [(0, 0)]
     if shape.uses_tiles(machine):
         portions = [(at + n, deep) for at, depth in portions for n, deep in tiles.portions(depth)]
@@ -233,15 +245,15 @@ def _portion(
     """Multiply all panels by all rows for one portion. The first portion prefetches what is packed next."""
     code, width = e.code, shape.panel_columns(e.code.module.machine)
     whole, rest = divmod(shape.columns, width)
-    a = _Matrix(code.gep(left.base, at * left.k), left.row, left.k)
+    a = replace(left, base=code.gep(left.base, at * left.k))
 
     def panel(j: Index, columns: int, k_bytes: int) -> None:
         b = code.gep(right.base, e.index_value(j.times(right.panel).shifted(at * k_bytes)))
         c = code.gep(out, e.index_value(j.times(width * shape.word_bytes)))
 
         def prefetch(block: Index, blocks: int) -> None:
-            if right.prefetcher is not None and at == 0:
-                right.prefetcher.prefetch(j.times(blocks).plus(block), cdiv(shape.columns, width) * blocks)
+            for prefetcher in right.prefetchers if at == 0 else ():
+                prefetcher.prefetch(j.times(blocks).plus(block), cdiv(shape.columns, width) * blocks)
 
         _rows(e, shape, a, b, k_bytes, c, columns, depth, adds, prefetch)
 
@@ -272,7 +284,8 @@ def _rows(
 
     def kernel(rows: int) -> Microkernel | TileKernel:
         if shape.uses_tiles(machine):
-            return TileKernel(rows, columns, min(depth, tiles.TILE), k_bytes, row_bytes, adds)
+            strides = tiles.Strides(a.row * tiles.TILE, a.k, k_bytes, row_bytes)
+            return TileKernel(rows, columns, min(depth, tiles.TILE), strides, adds)
         unroll = next(n for n in (4, 2, 1) if depth % n == 0)
         return Microkernel(shape.dtype, rows, columns, a.k, k_bytes, row_bytes, adds, unroll)
 
@@ -280,8 +293,7 @@ def _rows(
         name = kernel(rows).define(code.module)
         first = code.gep(a.base, e.index_value(i.times(a.row)))
         target = code.gep(c, e.index_value(i.times(row_bytes)))
-        stride = constant(a.row, I64)
-        code.call(name, VOID, first, stride, b, target, constant(depth, I64))
+        code.call(name, VOID, first, constant(a.tile_row or a.row, I64), b, target, constant(depth, I64))
 
     def whole_block(n: Index) -> None:
         prefetch(n, blocks)

@@ -10,7 +10,7 @@ from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.loop_nests import loop_over, tail_pieces
 from tilekern.lower.llvm.gemm.shapes import DotShape
 from tilekern.lower.llvm.ir_builder import Code
-from tilekern.lower.llvm.ir_values import Reg, Type
+from tilekern.lower.llvm.ir_values import Reg, Type, constant
 
 Words = Callable[[Index, Index, int], Reg]
 """Maps (k, free index, lanes) to word number k of a vector of rows or columns, or of one if `lanes` is 0."""
@@ -53,48 +53,83 @@ def pack_row(e: Elements, words: Words, k: Index, count: int, base: Reg, row: in
             put(Index((), at, 1 if width else 0), width)
 
 
-def pack_left_rows(e: Elements, shape: DotShape, batch: Coords, base: Reg, row: int) -> None:
-    """Pack the left operand row after row, `row` words apart; a vector of words along k is stored whole."""
+def pack_tiles(e: Elements, shape: DotShape, batch: Coords, base: Reg) -> None:
+    """Pack the left operand tile after tile, those of the same rows one behind the other.
+
+    A tile is a square of words. Of a tile that rows or words do not fill, the rest has no meaning.
+    """
+    lanes = e.code.module.machine.lanes
+    bands, rest = divmod(shape.rows, lanes)
+    contiguous_along_k = shape.contract[0] == len(shape.op.operands[0].tile.shape) - 1
+    band = _band_by_rows if contiguous_along_k else _band_by_columns
+
+    def at(above: Index, rows: int) -> None:
+        first = above.times(round_up(shape.words, lanes) * lanes)
+        band(e, shape, batch, e.code.gep(base, e.index_value(first), "i32"), above.times(lanes), rows)
+
+    loop_over(e, (bands,), lambda n: at(n[0], lanes))
+    if rest:
+        at(Index(const=bands), rest)
+
+
+def _band_by_rows(e: Elements, shape: DotShape, batch: Coords, base: Reg, first: Index, rows: int) -> None:
+    """Pack a row of tiles of an operand that is contiguous along k: vectors of its rows."""
     code, lanes = e.code, e.code.module.machine.lanes
     words = word_loader(e, shape, 0, batch)
-    along = shape.contract[0] == len(shape.op.operands[0].tile.shape) - 1
 
-    def address(free: Index, k: Index) -> Reg:
-        return code.gep(base, e.index_value(free.times(row).plus(k)), "i32")
+    def put(row: Index, k: Index, at: int, width: int) -> None:
+        """Store elements of a row; `at` counts those before, besides `k` words."""
+        along = k.times(2).shifted(at).plus(Index(step=1 if width else 0))
+        x = e.element(shape.op.operands[0], shape.coords(0, batch, along, first.plus(row)), width)
+        place = k.times(2 * lanes).plus(row.times(2 * lanes)).shifted(at // (2 * lanes) * 2 * lanes**2)
+        code.store(x, code.gep(base, e.index_value(place.shifted(at % (2 * lanes))), "i16"))
 
-    def line(free: Index, k: Index) -> None:
-        """A vector along k of one row."""
-        elements = shape.coords(0, batch, Index(k.terms, k.const).times(2).plus(Index(step=1)), free)
-        x = e.element(shape.op.operands[0], elements, 2 * lanes)
-        code.store(code.emit(Type("i32", lanes), f"bitcast {x} to <{lanes} x i32>"), address(free, k))
+    def whole(n: Coords) -> None:
+        loop_over(e, (rows,), lambda row: put(row[0], n[0].times(lanes), 0, 2 * lanes))
 
-    def square(free: Index, k: Index) -> None:
-        """A square of words of an operand that is contiguous along its rows."""
-        vectors = [words(k.shifted(n), Index(free.terms, free.const, 1), lanes) for n in range(lanes)]
-        for n, x in enumerate(transpose(code, vectors)):
-            code.store(x, address(free.shifted(n), k))
+    def rest(row: Coords) -> None:
+        for at, width in tail_pieces(2 * shape.whole_words, 2 * lanes):
+            put(row[0], ZERO, at, width)
+        if shape.words > shape.whole_words:
+            k = shape.whole_words
+            place = row[0].times(lanes).shifted(k // lanes * lanes**2 + k % lanes)
+            code.store(words(Index(const=k), first.plus(row[0]), 0), code.gep(base, e.index_value(place), "i32"))
 
-    def strip(k: Index) -> None:
-        if along:
-            loop_over(e, (shape.rows,), lambda free: line(free[0], k))
-        else:
-            loop_over(e, (shape.rows // lanes,), lambda n: square(n[0].times(lanes), k))
-            rest(range(shape.rows // lanes * lanes, shape.rows), [k.shifted(n) for n in range(lanes)])
+    loop_over(e, (shape.whole_words // lanes,), whole)
+    if shape.words % lanes or shape.words > shape.whole_words:
+        loop_over(e, (rows,), rest)
 
-    def rest(rows: range, ks: list[Index]) -> None:
-        """Word by word."""
 
-        def words_of(free: Index) -> None:
-            for k in ks:
-                code.store(words(k, free, 0), address(free, k))
+def _band_by_columns(e: Elements, shape: DotShape, batch: Coords, base: Reg, first: Index, rows: int) -> None:
+    """Pack a row of tiles of an operand that is contiguous along its rows: squares of words, transposed."""
+    code, lanes = e.code, e.code.module.machine.lanes
+    words = word_loader(e, shape, 0, batch)
 
-        loop_over(e, (len(rows),), lambda n: words_of(n[0].shifted(rows.start)))
+    def square(k: Index, count: int) -> None:
+        found = [words(k.shifted(n), Index(first.terms, first.const, 1), lanes) for n in range(count)]
+        zeros = [constant(0, found[0].type)] * (lanes - count)
+        for row, x in enumerate(transpose(code, [*found, *zeros])):
+            code.store(x, code.gep(base, e.index_value(k.times(lanes).shifted(row * lanes)), "i32"))
 
-    whole = shape.whole_words // lanes
-    loop_over(e, (whole,), lambda n: strip(n[0].times(lanes)))
-    ks = [Index(const=k) for k in range(whole * lanes, shape.words)]
-    if ks:
-        rest(range(shape.rows), ks)
+    def word(row: Index, k: Index, n: Index) -> None:
+        place = k.times(lanes).plus(row.times(lanes)).plus(n)
+        code.store(words(k.plus(n), first.plus(row), 0), code.gep(base, e.index_value(place), "i32"))
+
+    def tile(k: Index, count: int) -> None:
+        if rows == lanes:
+            square(k, count)
+            return
+        # The last word of an odd depth is computed in its own way, which its constant index tells.
+        odd = count if k.terms or k.const + count < shape.words or shape.words == shape.whole_words else count - 1
+        loop_over(e, (rows, odd), lambda c: word(c[0], k, c[1]))
+        if odd < count:
+            loop_over(e, (rows,), lambda c: word(c[0], k, Index(const=odd)))
+
+    tiles = shape.whole_words // lanes
+    loop_over(e, (tiles,), lambda n: tile(n[0].times(lanes), lanes))
+    if shape.words > tiles * lanes:
+        with e.scope():
+            tile(Index(const=tiles * lanes), shape.words - tiles * lanes)
 
 
 def pack(e: Elements, shape: DotShape, batch: Coords, spare: Reg, lanes: int, width: int) -> None:

@@ -1,8 +1,8 @@
 """The microkernel on AMX's tiles: 32 rows by 32 columns of sums, and 32 elements of bfloat16 along k in a step.
 
-A tile register has 16 rows of 64 bytes. Four hold sums, two hold rows of the left operand, and two hold a panel of the right
-one, whose layout in memory is that of tiles: a row of pairs for each word along k. A configuration gives each register
-its rows and bytes, so that nothing beyond an operand is read or written, and no padding is multiplied.
+A tile register has 16 rows of 64 bytes. Four hold sums, two hold rows of the left operand, and two hold a panel of the
+right one, whose layout in memory is that of tiles: a row of pairs for each word along k. A configuration gives each
+register its rows and bytes, so that nothing beyond an operand is read or written, and no padding is multiplied.
 """
 
 from __future__ import annotations
@@ -25,6 +25,26 @@ _WORD = 4  # bytes of a pair of bfloat16, and of a sum
 
 
 @dataclass(frozen=True)
+class Strides:
+    """Strides in bytes.
+
+    Attributes:
+      left_tile: of the left operand, from a tile to the one below.
+      left_k: of the left operand along k, for each word; multiplied by `TILE`, that from tile to tile.
+      right_k: of the right operand along k.
+      out_row: of the result along rows.
+    """
+
+    left_tile: int
+    left_k: int
+    right_k: int
+    out_row: int
+
+    def __str__(self) -> str:
+        return f"{self.left_tile}_{self.left_k}_{self.right_k}_{self.out_row}"
+
+
+@dataclass(frozen=True)
 class TileKernel:
     """A function that multiplies at most `BLOCK` rows by at most `BLOCK` columns; pairs of the left one are neighbours.
 
@@ -32,16 +52,14 @@ class TileKernel:
       rows: the number of rows.
       columns: the columns of the panel.
       words: words along k of a step, at most `TILE`; they divide the depth.
-      right_k: the stride of the right operand along k, in bytes.
-      out_row: the stride of the result along rows, in bytes.
+      strides: of the operands and the result.
       adds: whether the sums are added to the values at `out`.
     """
 
     rows: int
     columns: int
     words: int
-    right_k: int
-    out_row: int
+    strides: Strides
     adds: bool
 
     def configure(self, code: Code) -> None:
@@ -71,15 +89,16 @@ class TileKernel:
     def define(self, module: Module) -> str:
         """Define `void (left, stride of its rows in bytes, right, out, depth in words)`; returns its name."""
         name = f"tiles_{self.rows}x{self.columns}by{self.words}_{'adds' if self.adds else 'sets'}"
-        name += f"_{self.right_k}_{self.out_row}"
+        name += f"_{self.strides}"
         parameters = [("left", PTR), ("row", I64), ("right", PTR), ("out", PTR), ("depth", I64)]
         return module.function(name, parameters, self._body, inline=False)
 
     def _body(self, code: Code, left: Reg, row: Reg, right: Reg, out: Reg, depth: Reg) -> None:
         down, across = range(len(_pieces(self.rows))), range(len(_pieces(self.columns)))
-        out_row, right_k = constant(self.out_row, I64), constant(self.right_k, I64)
+        strides = self.strides
+        right_k, out_row = constant(strides.right_k, I64), constant(strides.out_row, I64)
         sums = {
-            (i, j): (_number(2 * i + j), code.gep(out, i * TILE * self.out_row + j * TILE * _WORD))
+            (i, j): (_number(2 * i + j), code.gep(out, i * TILE * strides.out_row + j * TILE * _WORD))
             for i in down
             for j in across
         }
@@ -88,11 +107,11 @@ class TileKernel:
                 _do(code, "tileloadd64", tile, place, out_row)
             else:
                 _do(code, "tilezero", tile)
-        below = code.gep(left, code.binary("mul", row, TILE))
+        below = code.gep(left, strides.left_tile)
 
         def step(k: Reg) -> None:
-            at = code.binary("mul nsw", k, _WORD)
-            panel = code.gep(right, code.binary("mul nsw", k, self.right_k))
+            at = code.binary("mul nsw", k, strides.left_k)
+            panel = code.gep(right, code.binary("mul nsw", k, strides.right_k))
             for i in down:
                 _do(code, "tileloadd64", _number(_LEFT + i), code.gep(below if i else left, at), row)
                 for j in across:

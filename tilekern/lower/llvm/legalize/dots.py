@@ -30,9 +30,9 @@ def unit(dtype: DType, precision: str, machine: Machine, rows: int) -> DType:
         return I16 if rows > calibration.MAX_GEMV_ROWS and machine.has_int16_pairs and fits else I32
     if dtype == F64:
         return F64
-    halved = dtype == BF16 or (dtype == F32 and precision == "bf16")
-    multiplies = machine.has_bfloat16_dots or machine.has_bfloat16_tiles
-    return BF16 if rows > calibration.MAX_GEMV_ROWS and halved and multiplies else F32
+    # All floats of 8 bits are bfloat16 numbers.
+    halved = dtype == BF16 or dtype.itemsize == 1 or (dtype == F32 and precision == "bf16")
+    return BF16 if rows > calibration.MAX_GEMV_ROWS and halved and machine.multiplies_bfloat16 else F32
 
 
 def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value | None:

@@ -45,6 +45,11 @@ class Machine:
         return self.vector_bytes // 4
 
     @property
+    def multiplies_bfloat16(self) -> bool:
+        """True if it multiplies bfloat16 faster than float32: pairs, or tiles."""
+        return self.has_bfloat16_dots or self.has_bfloat16_tiles
+
+    @property
     def casts_to_bfloat16(self) -> bool:
         """True if one instruction rounds to bfloat16, and subnormal numbers to 0 (AVX512-BF16)."""
         return self.has_bfloat16_dots or (self.has_bfloat16_tiles and "+avx512bf16" in self.features)
