@@ -167,6 +167,6 @@ CPUS_WITH_SLOW_BFLOAT16 = ("sapphirerapids", "emeraldrapids")
 
 Products of bfloat16 start every other cycle, multiply-adds of float32 twice a cycle: 85 and 172 GFLOP/s on a core of an
 Emerald Rapids; a Sapphire Rapids has the same cores. A virtual machine may report another model, but cores with AMX are
-of this kind: 108 and 183 GFLOP/s on one that LLVM takes for a Rocket Lake. Measured on 2026-11-22. Where the system gives
-them, tiles multiply instead (design record 0073).
+of this kind: 108 and 183 GFLOP/s on one that LLVM takes for a Rocket Lake. Measured on 2026-11-22. Where the system
+gives them, tiles multiply instead (design record 0073).
 """

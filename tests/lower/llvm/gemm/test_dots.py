@@ -175,3 +175,21 @@ def test_a_cast_on_the_way_needs_no_pass_of_its_own() -> None:
         left = 0 if machine.multiplies_bfloat16 else 16 * 64 * 4
         rows = -(-128 // machine.lanes) * machine.lanes
         assert LlvmLowering(func_of(make), machine).program.scratch <= 64 * rows * word + left + 16 * 128 * 4
+
+
+@pytest.mark.parametrize("outer", [(False, True), (True, False)])
+def test_operands_are_cast_while_they_are_packed(outer: tuple[bool, bool]) -> None:
+    """By vectors of every width: whole ones, two at once, and those of rests."""
+
+    def make(b: Sketch) -> list[Value]:
+        shapes = ((70, 40) if outer[0] else (40, 70)), ((70, 50) if outer[1] else (50, 70))
+        operands = [b.op(Convert, b.tile(F32, shape), dtype=BF16) for shape in shapes]
+        return [b.op(Dot, *operands, contract=tuple((int(not first),) for first in outer))]
+
+    func, rng = func_of(make), np.random.default_rng(4)
+    arrays = [rng.standard_normal(p.ref.shape, np.float32) for p in func.inputs]
+    (low,) = interpret(func, *arrays)
+    left, right = (x.astype(BF16).astype(F64) for x in arrays)
+    oracle = (left.T if outer[0] else left) @ (right if outer[1] else right.T)
+    for machine in (None, *here()):
+        assert_close(run(LlvmLowering(func, machine), arrays)[0], oracle, low, length=70)

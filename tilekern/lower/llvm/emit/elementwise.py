@@ -177,7 +177,7 @@ def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = Fal
 
 def _to_bfloat16(code: Code, x: Reg, flushes: bool) -> Reg:
     """Round to the upper 16 bits, to nearest even; NaN stays NaN."""
-    if flushes and x.type.lanes == 16 and code.module.machine.casts_to_bfloat16:
+    if flushes and x.type.lanes in (16, 32) and code.module.machine.casts_to_bfloat16:
         return code.to_bfloat16(x)
     bits = code.cast("bitcast", x, "i32")
     high = code.binary("lshr", bits, 16)
