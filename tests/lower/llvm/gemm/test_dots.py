@@ -177,6 +177,18 @@ def test_a_cast_on_the_way_needs_no_pass_of_its_own() -> None:
         assert LlvmLowering(func_of(make), machine).program.scratch <= 64 * rows * word + left + 16 * 128 * 4
 
 
+@pytest.mark.parametrize("name", ["f32", "bf16"])
+@pytest.mark.parametrize("outer", [False, True])
+def test_left_operands_that_lie_badly(name: str, outer: bool) -> None:
+    """Rows that meet in a set of the cache, and words in pages of their own, are packed, if several panels read them."""
+    case = Case(600 if outer else 35, 260, 9 if outer else 1024, 0, (outer, True), (False, False), adds=True)
+    func, rng = func_of(lambda b: [case.op(b, DTYPES[name])]), np.random.default_rng(5)
+    arrays = [exact(rng, p.ref.shape, p.ref.dtype) for p in func.inputs]
+    (wanted,) = interpret(func, *arrays)
+    for machine in (None, *here()):
+        np.testing.assert_array_equal(run(LlvmLowering(func, machine), arrays)[0], wanted)
+
+
 @pytest.mark.parametrize("outer", [(False, True), (True, False)])
 def test_operands_are_cast_while_they_are_packed(outer: tuple[bool, bool]) -> None:
     """By vectors of every width: whole ones, two at once, and those of rests."""

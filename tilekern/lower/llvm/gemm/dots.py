@@ -64,19 +64,19 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
 def _packs_left(shape: DotShape, expressions: Expressions, machine: Machine) -> bool:
     """True if the left operand is packed.
 
-    It has no address, or its pairs are no neighbours or not all whole; or the rows of a tile lie so far apart that they
-    would drive each other out of the first-level cache, and several panels read them.
+    It has no address, or its pairs are no neighbours or not all whole; or several panels read it, and its words along k
+    are in pages of their own, or the rows of a tile drive each other out of the first-level cache.
     """
     if not is_addressable(shape.op.operands[0], expressions):
         return True
     distances, contracted = _element_strides(shape.op.operands[0], expressions), shape.contract[0]
+    several = shape.columns >= calibration.MIN_PACKED_PANELS * shape.panel_columns(machine)
     if not shape.paired:
-        return False
+        return several and distances[contracted] * shape.dtype.itemsize >= calibration.FAR_WORD_BYTES
     if distances[contracted] != 1 or shape.depth % 2:
         return True
     row = distances[_free(shape, 0)] * shape.dtype.itemsize
-    several = shape.columns >= calibration.MIN_PACKED_PANELS * shape.panel_columns(machine)
-    return shape.uses_tiles(machine) and row % calibration.CONFLICTING_ROW_BYTES == 0 and several
+    return several and shape.uses_tiles(machine) and row % calibration.CONFLICTING_ROW_BYTES == 0
 
 
 def _free(shape: DotShape, side: int) -> int:
