@@ -29,10 +29,11 @@ BFLOAT16 = Machine(
 TILES = Machine(
     "x86_64-unknown-linux-gnu",
     "sapphirerapids",
-    "+amx-bf16,+amx-tile,+avx512bf16,-prefer-256-bit",
+    "+amx-bf16,+amx-int8,+amx-tile,+avx512bf16,-prefer-256-bit",
     vector_bytes=64,
     registers=32,
     has_bfloat16_tiles=True,
+    has_int8_tiles=True,
     has_int16_pairs=True,
 )
 NEON = Machine("aarch64-unknown-linux-gnu", "neoverse-n1", "+neon", vector_bytes=16, registers=32)

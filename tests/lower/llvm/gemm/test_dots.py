@@ -180,7 +180,7 @@ def test_a_cast_on_the_way_needs_no_pass_of_its_own() -> None:
 @pytest.mark.parametrize("name", ["f32", "bf16"])
 @pytest.mark.parametrize("outer", [False, True])
 def test_left_operands_that_lie_badly(name: str, outer: bool) -> None:
-    """Rows that meet in a set of the cache, and words in pages of their own, are packed, if several panels read them."""
+    """Rows that meet in a set of the cache, and words in pages of their own, are packed for several panels."""
     case = Case(600 if outer else 35, 260, 9 if outer else 1024, 0, (outer, True), (False, False), adds=True)
     func, rng = func_of(lambda b: [case.op(b, DTYPES[name])]), np.random.default_rng(5)
     arrays = [exact(rng, p.ref.shape, p.ref.dtype) for p in func.inputs]

@@ -31,6 +31,7 @@ from tilekern.testing.programs import Program
 from tilekern.testing.programs.batches import check, sample
 
 _PRODUCTS = {np.dtype(np.int16), I32, F64, F32, BF16}
+_BYTES = {np.dtype(np.int8), np.dtype(np.uint8)}
 
 
 def is_legal(op: Op, machine: Machine) -> bool:
@@ -53,7 +54,7 @@ def is_legal(op: Op, machine: Machine) -> bool:
         case Iota():
             return op.dtype == I32
         case Dot():
-            multiplied = set(dtypes[:2]) <= _PRODUCTS
+            multiplied = set(dtypes[:2]) <= _PRODUCTS | (_BYTES if machine.has_int8_tiles else set())
             return is_of_matrices(op) and multiplied and (dtypes[0] != BF16 or machine.multiplies_bfloat16)
         case TopK():
             return dtypes[0] in (I32, np.dtype(np.uint32))

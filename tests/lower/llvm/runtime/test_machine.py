@@ -29,6 +29,8 @@ def test_machines() -> None:
     assert not describe(LINUX, "sapphirerapids", with_tiles).multiplies_bfloat16  # the system refuses them
     tiled = describe(LINUX, "sapphirerapids", with_tiles, tiles=True)
     assert (tiled.has_bfloat16_tiles, tiled.has_bfloat16_dots, tiled.casts_to_bfloat16) == (True, False, True)
+    assert not tiled.has_int8_tiles
+    assert describe(LINUX, "sapphirerapids", with_tiles | {"amx-int8": True}, tiles=True).has_int8_tiles
     assert not describe(LINUX, "skx", AVX512, tiles=True).has_bfloat16_tiles
     assert describe(LINUX, "knl", AVX512 | {"avx512vl": False}).vector_bytes == 32
     for triple in ("aarch64-unknown-linux-gnu", "arm64-apple-darwin24.0.0"):

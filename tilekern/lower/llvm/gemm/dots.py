@@ -8,7 +8,8 @@ The right operand is packed: panel after panel, and within a panel row after row
 vectors. Packing computes the elements, so that a cast, for example, needs no pass over memory. The left operand is
 read in place, element by element.
 
-16-bit elements are multiplied in pairs of neighbours along k. A *word* is such a pair, or one wider element.
+16-bit elements are multiplied in pairs of neighbours along k, and those of 8 bits, for which there are tiles only, in
+fours. A *word* is such a pair or four, or one wider element.
 """
 
 from __future__ import annotations
@@ -64,16 +65,17 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
 def _packs_left(shape: DotShape, expressions: Expressions, machine: Machine) -> bool:
     """True if the left operand is packed.
 
-    It has no address, or its pairs are no neighbours or not all whole; or several panels read it, and its words along k
-    are in pages of their own, or the rows of a tile drive each other out of the first-level cache.
+    It has no address, or the elements of its words are no neighbours, or missing in the last; or several panels read
+    it, and its words along k are in pages of their own, or the rows of a tile drive each other out of the first-level
+    cache.
     """
     if not is_addressable(shape.op.operands[0], expressions):
         return True
     distances, contracted = _element_strides(shape.op.operands[0], expressions), shape.contract[0]
     several = shape.columns >= calibration.MIN_PACKED_PANELS * shape.panel_columns(machine)
-    if not shape.paired:
+    if shape.per_word == 1:
         return several and distances[contracted] * shape.dtype.itemsize >= calibration.FAR_WORD_BYTES
-    if distances[contracted] != 1 or shape.depth % 2:
+    if distances[contracted] != 1 or shape.depth % shape.per_word:
         return True
     row = distances[_free(shape, 0)] * shape.dtype.itemsize
     return several and shape.uses_tiles(machine) and row % calibration.CONFLICTING_ROW_BYTES == 0
@@ -87,7 +89,7 @@ def _free(shape: DotShape, side: int) -> int:
 def _is_unpacked(shape: DotShape, expressions: Expressions, machine: Machine) -> bool:
     """True if the right operand is read in place: few rows use it, or its layout is that of one panel."""
     right = shape.op.operands[1]
-    if shape.paired or not is_addressable(right, expressions) or shape.contract[1] == len(right.tile.shape) - 1:
+    if shape.per_word > 1 or not is_addressable(right, expressions) or shape.contract[1] == len(right.tile.shape) - 1:
         return False
     distances = _element_strides(right, expressions)
     width = shape.panel_columns(machine)
@@ -185,7 +187,7 @@ def _left(e: Elements, shape: DotShape, packing: Packing, batch: Coords, spare: 
     base = _first_element(e, value)
     if batch:
         base = code.gep(base, e.index_value(batch[0].times(distances[0] * item)))
-    return _Matrix(base, distances[free] * item, distances[contracted] * item * (1 + shape.paired))
+    return _Matrix(base, distances[free] * item, distances[contracted] * item * shape.per_word)
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,7 @@ def _rows(
     def kernel(rows: int) -> Microkernel | TileKernel:
         if shape.uses_tiles(machine):
             strides = tiles.Strides(a.row * tiles.TILE, a.k, k_bytes, row_bytes)
-            return TileKernel(rows, columns, min(depth, tiles.TILE), strides, adds)
+            return TileKernel(shape.dtype, rows, columns, min(depth, tiles.TILE), strides, adds)
         unroll = next(n for n in (4, 2, 1) if depth % n == 0)
         return Microkernel(shape.dtype, rows, columns, a.k, k_bytes, row_bytes, adds, unroll)
 

@@ -23,13 +23,16 @@ def word_loader(e: Elements, shape: DotShape, side: int, batch: Coords) -> Words
         return e.element(shape.op.operands[side], shape.coords(side, batch, k, free), lanes)
 
     def words(k: Index, free: Index, lanes: int) -> Reg:
-        if not shape.paired:
+        if shape.per_word == 1:
             return element(k, free, lanes)
-        low = e.code.cast("zext", element(k.times(2), free, lanes), "i32")
-        if shape.depth % 2 and k == Index(const=shape.words - 1):
-            return low
-        high = e.code.cast("zext", element(k.times(2).shifted(1), free, lanes), "i32")
-        return e.code.binary("or", low, e.code.binary("shl", high, 16))
+        is_last = shape.depth % shape.per_word and k == Index(const=shape.words - 1)
+        found: Reg | None = None
+        for n in range(shape.depth % shape.per_word if is_last else shape.per_word):
+            x = e.code.cast("zext", element(k.times(shape.per_word).shifted(n), free, lanes), "i32")
+            x = e.code.binary("shl", x, 32 // shape.per_word * n) if n else x
+            found = x if found is None else e.code.binary("or", found, x)
+        assert found is not None
+        return found
 
     return words
 
@@ -75,20 +78,20 @@ def pack_tiles(e: Elements, shape: DotShape, batch: Coords, base: Reg) -> None:
 def _band_by_rows(e: Elements, shape: DotShape, batch: Coords, base: Reg, first: Index, rows: int) -> None:
     """Pack a row of tiles of an operand that is contiguous along k: vectors of its rows."""
     code, lanes = e.code, e.code.module.machine.lanes
-    words = word_loader(e, shape, 0, batch)
+    words, vector = word_loader(e, shape, 0, batch), lanes * shape.per_word
 
     def put(row: Index, k: Index, at: int, width: int) -> None:
         """Store elements of a row; `at` counts those before, besides `k` words."""
-        along = k.times(2).shifted(at).plus(Index(step=1 if width else 0))
+        along = k.times(shape.per_word).shifted(at).plus(Index(step=1 if width else 0))
         x = e.element(shape.op.operands[0], shape.coords(0, batch, along, first.plus(row)), width)
-        place = k.times(2 * lanes).plus(row.times(2 * lanes)).shifted(at // (2 * lanes) * 2 * lanes**2)
-        code.store(x, code.gep(base, e.index_value(place.shifted(at % (2 * lanes))), "i16"))
+        place = k.plus(row).times(vector).shifted(at // vector * vector * lanes + at % vector)
+        code.store(x, code.gep(base, e.index_value(place), x.type.scalar))
 
     def whole(n: Coords) -> None:
-        loop_over(e, (rows,), lambda row: put(row[0], n[0].times(lanes), 0, 2 * lanes))
+        loop_over(e, (rows,), lambda row: put(row[0], n[0].times(lanes), 0, vector))
 
     def rest(row: Coords) -> None:
-        for at, width in tail_pieces(2 * shape.whole_words, 2 * lanes):
+        for at, width in tail_pieces(shape.per_word * shape.whole_words, vector):
             put(row[0], ZERO, at, width)
         if shape.words > shape.whole_words:
             k = shape.whole_words
@@ -159,7 +162,7 @@ def _pack_rows(e: Elements, shape: DotShape, batch: Coords, first: Index, column
     wide = 2 * e.code.module.machine.lanes
 
     def line(k: Coords) -> None:
-        if shape.paired and columns % wide == 0:
+        if shape.per_word == 2 and columns % wide == 0:
             for n in range(0, columns, wide):
                 _interleave_rows(
                     e, shape, batch, k[0], first.shifted(n), e.index_value(k[0].times(row).shifted(n)), base
@@ -189,7 +192,7 @@ def _pack_transposed(
     """Pack a panel of an operand that is contiguous along k: load squares of words by rows, and transpose them."""
     code, value = e.code, shape.op.operands[1]
     lanes = shape.lanes(code.module.machine)
-    words, per_word = word_loader(e, shape, 1, batch), 1 + shape.paired
+    words, per_word = word_loader(e, shape, 1, batch), shape.per_word
     whole = shape.depth // (lanes * per_word) * lanes
 
     def square(column: Index, count: int, k: Index) -> None:
@@ -197,7 +200,7 @@ def _pack_transposed(
         for n in range(count):
             along = Index(k.terms, k.const).times(per_word).plus(Index(step=1))
             x = e.element(value, shape.coords(1, batch, along, first.plus(column).shifted(n)), lanes * per_word)
-            if shape.paired:
+            if per_word > 1:
                 x = code.emit(Type("i32", lanes), f"bitcast {x} to <{lanes} x i32>")
             vectors.append(x)
         turned = transpose(code, [*vectors, *[Reg("poison", vectors[0].type)] * (lanes - count)])

@@ -41,9 +41,9 @@ class DotShape:
         return bool(self.op.batch[0])
 
     @property
-    def paired(self) -> bool:
-        """True if a word is two elements."""
-        return self.dtype.itemsize == 2
+    def per_word(self) -> int:
+        """Elements of a word: two of 16 bits, four of 8."""
+        return max(1, 4 // self.dtype.itemsize)
 
     @property
     def word_bytes(self) -> int:
@@ -53,7 +53,7 @@ class DotShape:
     @property
     def words(self) -> int:
         """The depth in words."""
-        return cdiv(self.depth, 2) if self.paired else self.depth
+        return cdiv(self.depth, self.per_word)
 
     @property
     def sum_dtype(self) -> DType:
@@ -62,8 +62,8 @@ class DotShape:
 
     @property
     def whole_words(self) -> int:
-        """The words with both elements; the last pair may have only one."""
-        return self.depth // 2 if self.paired else self.depth
+        """The words with all elements; the last one may have fewer."""
+        return self.depth // self.per_word
 
     def coords(self, side: int, batch: Coords, k: Index, free: Index) -> Coords:
         """The coordinates of an element of an operand."""
@@ -75,7 +75,7 @@ class DotShape:
 
     def uses_tiles(self, machine: Machine) -> bool:
         """True if tile registers multiply (AMX)."""
-        return self.dtype == BF16 and machine.has_bfloat16_tiles
+        return self.dtype.itemsize == 1 or (self.dtype == BF16 and machine.has_bfloat16_tiles)
 
     def panel_columns(self, machine: Machine) -> int:
         """Columns of a panel."""

@@ -1,7 +1,7 @@
-"""The microkernel on AMX's tiles: 32 rows by 32 columns of sums, and 32 elements of bfloat16 along k in a step.
+"""The microkernel on AMX's tiles: 32 rows by 32 columns of sums, and 16 words along k in a step.
 
 A tile register has 16 rows of 64 bytes. Four hold sums, two hold rows of the left operand, and two hold a panel of the
-right one, whose layout in memory is that of tiles: a row of pairs for each word along k. A configuration gives each
+right one, whose layout in memory is that of tiles: a row of words for each of them along k. A configuration gives each
 register its rows and bytes, so that nothing beyond an operand is read or written, and no padding is multiplied.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilekern.ir.types import BF16, DTYPES, DType
 from tilekern.lower.llvm.ir_builder import Code, Module
 from tilekern.lower.llvm.ir_values import I8, I64, PTR, VOID, Reg, constant
 
@@ -21,7 +22,9 @@ BLOCK = 2 * TILE
 """Rows, and columns, of a microkernel."""
 
 _LEFT, _RIGHT = 4, 6  # numbers of the registers of operands; those of sums are 0 to 3
-_WORD = 4  # bytes of a pair of bfloat16, and of a sum
+_WORD = 4  # bytes of a word, and of a sum
+
+_PRODUCTS = {BF16: "tdpbf16ps", DTYPES["i8"]: "tdpbssd", DTYPES["u8"]: "tdpbuud"}
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,10 @@ class Strides:
 
 @dataclass(frozen=True)
 class TileKernel:
-    """A function that multiplies at most `BLOCK` rows by at most `BLOCK` columns; pairs of the left one are neighbours.
+    """A function that multiplies at most `BLOCK` rows by at most `BLOCK` columns; words of the left one are neighbours.
 
     Attributes:
+      dtype: of the operands.
       rows: the number of rows.
       columns: the columns of the panel.
       words: words along k of a step, at most `TILE`; they divide the depth.
@@ -56,6 +60,7 @@ class TileKernel:
       adds: whether the sums are added to the values at `out`.
     """
 
+    dtype: DType
     rows: int
     columns: int
     words: int
@@ -88,7 +93,7 @@ class TileKernel:
 
     def define(self, module: Module) -> str:
         """Define `void (left, stride of its rows in bytes, right, out, depth in words)`; returns its name."""
-        name = f"tiles_{self.rows}x{self.columns}by{self.words}_{'adds' if self.adds else 'sets'}"
+        name = f"tiles_{self.dtype}_{self.rows}x{self.columns}by{self.words}_{'adds' if self.adds else 'sets'}"
         name += f"_{self.strides}"
         parameters = [("left", PTR), ("row", I64), ("right", PTR), ("out", PTR), ("depth", I64)]
         return module.function(name, parameters, self._body, inline=False)
@@ -119,7 +124,7 @@ class TileKernel:
                         place = code.gep(panel, j * TILE * _WORD)
                         _do(code, "tileloadd64", _number(_RIGHT + j), place, right_k)
                     operands = _number(_LEFT + i), _number(_RIGHT + j)
-                    _do(code, "tdpbf16ps", sums[i, j][0], *operands)
+                    _do(code, _PRODUCTS[self.dtype], sums[i, j][0], *operands)
 
         code.loop(0, depth, self.words, step)
         for tile, place in sums.values():

@@ -18,21 +18,25 @@ from tilekern.lower.llvm.runtime.machine import Machine
 from tilekern.lower.rewrite.matrices import Side, as_matrix, dims_of, is_of_matrices, product
 
 I16 = np.dtype(np.int16)
+_BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
 
 
 def unit(dtype: DType, precision: str, machine: Machine, rows: int) -> DType:
     """The dtype in which operands are multiplied.
 
-    Products of pairs, of int16 and of bfloat16, need operands copied into pairs. Few rows do not pay for the copies.
+    Products of pairs and of tiles need operands copied into words. Few rows do not pay for the copies.
     """
+    few = rows <= calibration.MAX_GEMV_ROWS
     if kind_of(dtype) != "float":
+        if machine.has_int8_tiles and dtype in _BYTES and not few:
+            return dtype
         fits = dtype.itemsize <= 2 and dtype != np.dtype(np.uint16)
-        return I16 if rows > calibration.MAX_GEMV_ROWS and machine.has_int16_pairs and fits else I32
+        return I16 if machine.has_int16_pairs and fits and not few else I32
     if dtype == F64:
         return F64
     # All floats of 8 bits are bfloat16 numbers.
     halved = dtype == BF16 or dtype.itemsize == 1 or (dtype == F32 and precision == "bf16")
-    return BF16 if rows > calibration.MAX_GEMV_ROWS and halved and machine.multiplies_bfloat16 else F32
+    return BF16 if machine.multiplies_bfloat16 and halved and not few else F32
 
 
 def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value | None:

@@ -10,7 +10,6 @@ from tilekern.lower.llvm import calibration
 
 # The subset of AVX-512 that all CPUs with 512-bit vectors have since 2017.
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-_TILES = ("amx-tile", "amx-bf16")
 _AVX2 = ("avx2", "fma", "f16c")
 
 
@@ -27,6 +26,7 @@ class Machine:
       has_bfloat16_dots: whether it multiplies pairs of bfloat16 and adds them up in float32 (AVX512-BF16), faster than
         it multiplies float32.
       has_bfloat16_tiles: whether it multiplies tiles of bfloat16 (AMX), and the system lets this process use them.
+      has_int8_tiles: the same of int8 and of uint8, added up in int32.
       has_int16_pairs: whether it multiplies pairs of int16 and adds them up in int32 (AVX2's vpmaddwd, or better).
     """
 
@@ -37,6 +37,7 @@ class Machine:
     registers: int
     has_bfloat16_dots: bool = False
     has_bfloat16_tiles: bool = False
+    has_int8_tiles: bool = False
     has_int16_pairs: bool = False
 
     @property
@@ -63,7 +64,8 @@ class Machine:
         """True if code for this machine runs on the other one."""
         needed = {feature for feature in self.features.split(",") if feature.startswith("+")}
         fits = self.vector_bytes <= other.vector_bytes and needed <= set(other.features.split(","))
-        fits = fits and self.has_bfloat16_tiles <= other.has_bfloat16_tiles
+        tiles = ((m.has_bfloat16_tiles, m.has_int8_tiles) for m in (self, other))
+        fits = fits and all(mine <= its for mine, its in zip(*tiles, strict=True))
         return self == other or (self.triple == other.triple and fits)
 
 
@@ -96,5 +98,5 @@ def describe(triple: str, cpu: str, features: Mapping[str, bool], tiles: bool = 
     # For some models LLVM would split 512-bit vectors, to keep the clock up.
     listed += ",-prefer-256-bit"
     fast = "avx512bf16" in has and "amx-bf16" not in has and cpu not in calibration.CPUS_WITH_SLOW_BFLOAT16
-    tiles = tiles and has.issuperset(_TILES)
-    return Machine(triple, cpu, listed, 64, 32, fast, tiles, has_int16_pairs=True)
+    halves, bytes_ = (tiles and has.issuperset(("amx-tile", name)) for name in ("amx-bf16", "amx-int8"))
+    return Machine(triple, cpu, listed, 64, 32, fast, halves, bytes_, has_int16_pairs=True)
