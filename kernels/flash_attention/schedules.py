@@ -139,8 +139,10 @@ def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, devi
     (batch, queries, heads, width), (keys, groups) = query.shape, key.shape[1:3]
     width = max(width, value.shape[3])
     if device.emitter == "gluon":
-        # For each of two warpgroups, which share what they stream past the rows that they own.
-        return {"block_q": 64, "block_k": 64, "num_warps": 8, **dict(config.blocks)}
+        # For each of two warpgroups, which share what they stream past the rows that they own. The key gradient has two
+        # sums, which leave no registers for masks of 64 queries of wide heads.
+        narrow = kernel == "flash_attention_backward_key" and width > 64
+        return {"block_q": 32 if narrow else 64, "block_k": 64, "num_warps": 8, **dict(config.blocks)}
     if query.dtype.itemsize > 2:
         row = width * query.dtype.itemsize
         tile = next((tile for limit, tile in _CUDA_WIDE_TILES[kernel] if row <= limit), (16, 16, 8, 1))

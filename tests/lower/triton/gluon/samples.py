@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -60,6 +60,21 @@ def fused(rows: int, inner: int, columns: int, *operand: int) -> Func:
     ).ir
 
 
+def extras_of(what: str, queries: int, keys: int) -> Extras:
+    """The arrays of a feature of attention, for a batch of 2; for "key segments" in a kernel that owns keys."""
+    vector, ids = partial(like, dtype=jnp.int32), [like(2, n, dtype=jnp.int32) for n in (queries, keys)]
+    match what:
+        case "lengths":
+            return Extras(q_lengths=vector(2), kv_lengths=vector(2))
+        case "segments" | "key segments":
+            owned = ids[what == "key segments"]
+            return Extras(segments=(ids[0], ids[1]), ranges=(owned, owned))
+        case "sinks":
+            return Extras(sinks=like(4, dtype=jnp.float32))
+        case _:
+            return Extras()
+
+
 @cache
 def attention(
     length: int,
@@ -71,12 +86,14 @@ def attention(
     dtype: str = "bfloat16",
     batch: int = 1,
     block_k: int = 64,
+    softcap: float | None = None,
+    extras: str = "",
 ) -> Func:
     """Attention with logsumexp, 64 queries for each program."""
     query, key = like(batch, length, heads, width, dtype=dtype), like(batch, length, groups, width, dtype=dtype)
     return flash_attention_forward.trace(
-        *(query, key, key, Extras()),
-        config=Config(0.125, causal=causal, window=window),
+        *(query, key, key, extras_of(extras, length, length)),
+        config=Config(0.125, causal=causal, window=window, softcap=softcap),
         return_logsumexp=True,
         block_q=64,
         block_k=block_k,
@@ -84,14 +101,24 @@ def attention(
 
 
 @cache
-def gradient(of: str, length: int, heads: int = 1, groups: int = 1, causal: bool = False) -> Func:
+def gradient(
+    of: str,
+    length: int,
+    heads: int = 1,
+    groups: int = 1,
+    causal: bool = False,
+    batch: int = 1,
+    window: tuple[int | None, int | None] = (None, None),
+    softcap: float | None = None,
+    extras: str = "",
+) -> Func:
     """The gradient of attention by "query", or by "key" and value."""
-    query, key = like(1, length, heads, 64), like(1, length, groups, 64)
-    rows = like(1, length, heads, dtype=jnp.float32)
+    query, key = like(batch, length, heads, 64), like(batch, length, groups, 64)
+    rows = like(batch, length, heads, dtype=jnp.float32)
     kernel = {"query": flash_attention_backward_query, "key": flash_attention_backward_key}[of]
     return kernel.trace(
-        *(query, key, key, Extras(), Residuals(rows, rows), query, rows),
-        config=Config(0.125, causal=causal),
+        *(query, key, key, extras_of(extras, length, length), Residuals(rows, rows), query, rows),
+        config=Config(0.125, causal=causal, window=window, softcap=softcap),
         block_q=64,
         block_k=64,
     ).ir
@@ -112,9 +139,21 @@ def program(func: Func, **hints: int) -> Program:
 
 
 def inputs(func: Func) -> list[Array]:
-    """Numbers for its inputs."""
+    """Numbers for its inputs: rows behind lengths are NaN; segments are sorted, their ranges any."""
     random = np.random.default_rng(7)
-    return [random.standard_normal(p.ref.shape).astype(p.ref.dtype) for p in func.inputs]
+    made = {p.name: random.standard_normal(p.ref.shape).astype(p.ref.dtype) for p in func.inputs}
+    for name, array in made.items():
+        if name == "extras_ranges_1_":
+            array[...] = random.integers(0, array.shape[1] + 1, array.shape)
+        elif name.startswith("extras_segments"):
+            array[...] = np.sort(random.integers(0, 4, array.shape))
+        elif name.endswith("_lengths"):
+            of_queries = name == "extras_q_lengths"
+            rows = [made[x] for x in (("query", "cotangent") if of_queries else ("key", "value")) if x in made]
+            array[...] = (75, 130) if of_queries else (rows[0].shape[1] - 30, 1)
+            for row in rows:
+                row[np.arange(row.shape[1]) >= array[:, None]] = np.nan
+    return list(made.values())
 
 
 @cache

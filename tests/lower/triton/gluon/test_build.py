@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tilekern as tk
@@ -13,8 +15,10 @@ from tests.lower.triton.gluon.samples import (
     assert_computes,
     attention,
     backwards,
+    expected,
     fused,
     gradient,
+    inputs,
     like,
     product,
     program,
@@ -24,6 +28,7 @@ from tilekern.ir.core import Func
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.compile.resources import measure
 from tilekern.lower.triton.gluon.plan import REGISTERS
+from tilekern.lower.triton.gluon.simulator.run import simulate
 
 FUNCS: dict[str, Any] = {
     "product": lambda: product(200, 136, 136),
@@ -45,6 +50,19 @@ FUNCS: dict[str, Any] = {
     "key gradient": lambda: gradient("key", 200, heads=2, groups=2),
     "key gradient with groups of heads": lambda: gradient("key", 136, heads=4, groups=2),
     "causal key gradient": lambda: gradient("key", 200, causal=True),
+    "attention with lengths": lambda: attention(200, heads=4, groups=2, batch=2, extras="lengths"),
+    "causal attention with lengths": lambda: attention(330, heads=2, batch=2, causal=True, extras="lengths"),
+    "attention with segments": lambda: attention(200, heads=4, groups=2, batch=2, extras="segments"),
+    "attention with sinks": lambda: attention(136, heads=4, groups=2, batch=2, causal=True, extras="sinks"),
+    "attention with a softcap": lambda: attention(136, heads=2, softcap=3.0),
+    "attention with a distant window": lambda: attention(330, window=(-70, 140)),
+    "query gradient with lengths": lambda: gradient("query", 200, batch=2, extras="lengths"),
+    "query gradient with segments": lambda: gradient("query", 200, batch=2, extras="segments"),
+    "query gradient with a window": lambda: gradient("query", 330, window=(100, 30)),
+    "key gradient with lengths": lambda: gradient("key", 200, heads=4, groups=2, batch=2, extras="lengths"),
+    "key gradient with segments": lambda: gradient("key", 200, heads=2, batch=2, extras="key segments"),
+    "key gradient with a window": lambda: gradient("key", 330, window=(100, 30)),
+    "key gradient with a softcap": lambda: gradient("key", 136, softcap=3.0),
     "attention of wide heads": lambda: attention(136, width=256, causal=True),
 }
 
@@ -55,6 +73,14 @@ def test_a_program_computes_what_its_func_means(name: str) -> None:
     made = program(func)
     assert_neat(made)
     assert_computes(made, func, seeds=(0, 1))
+
+
+def test_rows_behind_a_length_would_leak() -> None:
+    func = attention(200, batch=2, extras="lengths")
+    made = program(func)
+    leaky = replace(made, text=re.sub(r"keep_rows\(value.*", "pass", made.text))
+    (wanted, *_), (got, *_) = expected(func), simulate(leaky, inputs(func))
+    assert np.isfinite(wanted.astype(np.float32)).all() and np.isnan(got.astype(np.float32)).any()
 
 
 @pytest.mark.parametrize("warps", [4, 8, 12])

@@ -42,6 +42,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 load_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 store_tile = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 """
+_KEEP_ROWS = """
+
+@gluon.jit
+def keep_rows(tile, count, rows: gl.constexpr, step: gl.constexpr, layout: gl.constexpr):
+    for first in gl.static_range(0, rows, step):
+        part = tile.slice(first, step)
+        lanes = first + gl.arange(0, step, gl.SliceLayout(1, layout))
+        part.store(gl.where((lanes < count)[:, None], part.load(layout), 0.0))
+"""
 _LIBDEVICE = "from triton.experimental.gluon.language.extra import libdevice\n"
 _NAN = "from triton.language.core import PropagateNan\n"
 _ALL = "ALL = gl.constexpr(PropagateNan.ALL)\n"
@@ -71,6 +80,7 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     plan = plan_group(legal, chip, ranges.analyze(legal), warps, hints.get("num_stages"))
     names = Names()
     names.fresh(WIDTH)
+    names.fresh("keep_rows")
     entry = names.fresh(func.name)
     memory = Memory(legal, plan.copies, names)
     roles = names.fresh(f"{func.name}_load"), names.fresh(f"{func.name}_compute")
@@ -112,7 +122,10 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
 def _assembled(parts: list[tuple[str, Writer]], blocks: int) -> tuple[str, dict[int, source.Loc]]:
     """The text of all functions, and the place of each of its lines."""
     bodies = "\n".join(chain.from_iterable(writer.lines for _, writer in parts))
-    functions = prelude(code_of(bodies)).replace("@triton.jit", "@gluon.jit").replace("tl.PropagateNan.ALL", "ALL")
+    trims = _KEEP_ROWS if "keep_rows(" in code_of(bodies) else ""
+    functions = trims + prelude(code_of(bodies)).replace("@triton.jit", "@gluon.jit").replace(
+        "tl.PropagateNan.ALL", "ALL"
+    )
     names_nan = "ALL" in functions
     imports = (_LIBDEVICE if "libdevice." in code_of(bodies + functions) else "") + (_NAN if names_nan else "")
     constants = f"{WIDTH} = gl.constexpr({blocks})\n" + (_ALL if names_nan else "")
@@ -151,6 +164,8 @@ def _entry(plan: Plan, buffers: Buffers, memory: Memory, roles: tuple[str, str],
         places = channel.stages * (1 if channel.shared else group.count)
         _barriers(writer, buffers.filled[channel], places, 1)
         _barriers(writer, buffers.freed[channel], places, group.count if channel.shared else 1)
+    for name in buffers.trimmed.values():
+        _barriers(writer, name, 1, group.count)
     if buffers.turn:
         _barriers(writer, buffers.turn, group.count, 1)
     _, own, loading = REGISTERS[group.count]

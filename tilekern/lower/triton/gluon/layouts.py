@@ -45,6 +45,22 @@ def definition(columns: int) -> str:
     return f"{matrix_layout(columns)}: gl.constexpr = {layout}"
 
 
+def vector_layout(warps: int) -> str:
+    """A layout of a vector that no tile decides."""
+    return f"gl.BlockedLayout([1], [32], [{warps}], [0])"
+
+
+def row_layout(columns: int) -> str:
+    """A layout of rows in which a thread of a warpgroup has 16 bytes of 16-bit elements side by side."""
+    beside = min(columns // 8, 32)
+    return f"gl.BlockedLayout([1, 8], [{32 // beside}, {beside}], [4, 1], [1, 0])"
+
+
+def rows_at_once(rows: int, columns: int) -> int:
+    """Rows of which a thread of a warpgroup has 16 elements; 8 at least, the unit of swizzles in shared memory."""
+    return min(rows, max(8, 2048 // columns))
+
+
 class Layouts:
     """The layouts of the values of a Func.
 

@@ -15,6 +15,8 @@ from tilekern.lower.triton.gluon.roles import Role
 class Loader(Role):
     """Emits the function of that warp: the loops of the program, with copies and scalars alone."""
 
+    warps = 1
+
     def _ops(self, block: Block) -> None:
         channels = self._plan.channels
         for op in block.ops:
@@ -30,7 +32,7 @@ class Loader(Role):
 
     @cached_property
     def _scalars(self) -> frozenset[Op]:
-        """The ops that places and bounds need."""
+        """The ops that places and bounds need; the masks of loads are not the business of this role."""
         found: set[Op] = set()
         for load, channel in self._plan.channels.items():
             ops = visible(self._func, channel.fold)
@@ -38,7 +40,7 @@ class Loader(Role):
                 op for op in ops if isinstance(op, Fold) and channel.fold is not None and channel.fold in op.walk()
             ]
             bounds = [bound for op in around for bound in op.operands[:2]]
-            found.update(backward_slice(ops, [*load.operands[1:], *bounds]))
+            found.update(backward_slice(ops, [*load.positions, *bounds]))
         return frozenset(found)
 
     def _load_loop(self, op: Fold) -> None:
@@ -76,7 +78,7 @@ class Loader(Role):
 
     def _copy(self, op: Load, channel: Channel, which: str) -> None:
         ops = visible(self._func, channel.fold)
-        with self._program(which, backward_slice(ops, op.operands[1:])):
+        with self._program(which, backward_slice(ops, op.positions)):
             place = self._memory.coordinates(self, op, self._plan.copies[op])
             filled = f"{self._buffers.filled[channel]}.index({self._at(channel, which)})"
             self.writer.line(

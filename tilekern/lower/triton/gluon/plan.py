@@ -26,9 +26,9 @@ from tilekern.ir.types import F32, kind_of
 from tilekern.lower.triton.calibration import MAX_RING_STAGES, OTHER_REGISTERS_OF_ROLES
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.gluon.groups import Group, group_programs
+from tilekern.lower.triton.gluon.leading_rows import Bound, leading_rows
 from tilekern.lower.triton.gluon.rotation import Rotation, loaded, rotations
 from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
-from tilekern.passes.delay_dots import always_runs
 
 WARPS = 4
 """Warps of a warpgroup."""
@@ -81,6 +81,7 @@ class Plan:
     Attributes:
       group: the programs of a thread block.
       copies: the loads and stores that TMA does.
+      trimmed: those of the loads whose masks keep the first rows, with the bounds of these.
       channels: the channel of each such load.
       stages: places of the rings of loops.
       delayed: for each loop whose last product is computed an iteration later, the parts of its body.
@@ -90,6 +91,7 @@ class Plan:
 
     group: Group
     copies: Mapping[Op, TmaCopy]
+    trimmed: Mapping[Load, tuple[Bound, ...]]
     channels: Mapping[Load, Channel]
     stages: int
     delayed: Mapping[Fold, Rotation]
@@ -100,6 +102,11 @@ class Plan:
     def takes_turns(self) -> bool:
         """True if the programs of a group take turns to multiply: one computes exponentials, say, beside the other."""
         return self.group.count == 2 and bool(self.delayed)
+
+    def trims_together(self, channel: Channel) -> bool:
+        """True if a tile of a channel that all programs of a group share is trimmed: one does it for all."""
+        shared = [op for op in channel.loads if not is_own(op, self.group.varying)]
+        return self.group.count > 1 and not self.trimmed.keys().isdisjoint(shared)
 
     @property
     def unique(self) -> list[Channel]:
@@ -132,7 +139,8 @@ def plan_group(func: Func, chip: Chip, ranges: Mapping[Value, Interval], warps: 
       ResourceError: its tiles do not fit the shared memory or the registers.
     """
     check(func, chip, warps)
-    copies = plan_tma_copies(func, chip, ranges)
+    trimmed = leading_rows(func, ranges)
+    copies = plan_tma_copies(func, chip, ranges, trimmed)
     group = group_programs(func, warps // WARPS, copies, chip.cores)
     channels = _channels(func, group, copies)
     _check_positions(func, group, channels)
@@ -140,11 +148,10 @@ def plan_group(func: Func, chip: Chip, ranges: Mapping[Value, Interval], warps: 
     delayed = {
         op: found
         for op in _folds(func.body)
-        if _multiplies(op.body)
-        and always_runs(op, ranges.get(op.start), ranges.get(op.stop))
-        and (found := _delayed(op, group, channels, stages)) is not None
+        if _multiplies(op.body) and (found := _delayed(op, group, channels, stages)) is not None
     }
-    return _fitted(func, chip, group, copies, channels, delayed, stages)
+    plan = _fitted(func, chip, group, copies, channels, delayed, stages)
+    return replace(plan, trimmed={op: bounds for op, bounds in trimmed.items() if op in channels})
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -220,7 +227,14 @@ def _refusal(summary: str, expected: str, got: str) -> TargetError:
 
 
 def _delayed(op: Fold, group: Group, channels: Mapping[Load, Channel], stages: int | None) -> Rotation | None:
-    """The products of a loop to delay: as many as registers hold the operands of."""
+    """The products of a loop to delay: as many as registers hold the operands of.
+
+    A loop of two sums that masks its tiles keeps its order: with one product delayed, key gradients of heads of 64
+    spill up to 1,024 bytes, and none as they are (compiled on 2026-11-25).
+    """
+    masks = any(isinstance(o, (Select, Switch)) and len(o.results[0].tile.shape) == 2 for o in op.body.ops)
+    if masks and sum(len(v.tile.shape) == 2 for v in op.results) > 1:
+        return None
     _, registers, _ = REGISTERS[group.count]
     for rotation in rotations(op):
         # With one place for each tile, the late product would keep the next one from being loaded.
@@ -315,20 +329,22 @@ def _named(found: Mapping[tuple[Fold | None, frozenset[Dot]], list[Load]], group
 
 
 def _check_positions(func: Func, group: Group, channels: Mapping[Load, Channel]) -> None:
-    """The warp that loads computes scalars only, and no carries."""
+    """The warp that loads computes places by scalars, bounds of loops also by vectors, and no carries."""
     for load, channel in channels.items():
         ops = visible(func, channel.fold)
         bounds = channel.fold.operands[:2] if channel.fold else ()
         varies = not group.varying.isdisjoint(bounds)
         with source.at(load.loc):
-            for op in backward_slice(ops, [*load.operands[1:], *bounds]):
-                if isinstance(op, (Fold, Switch)) or any(v.tile.shape for v in op.results):
+            of_place = backward_slice(ops, load.positions)
+            for op in backward_slice(ops, [*load.positions, *bounds]):
+                tiles = [v for v in op.results if len(v.tile.shape) > (op not in of_place)]
+                if isinstance(op, (Dot, Fold, Switch)) or tiles:
                     raise _refusal(
                         "a load at a place that tiles decide",
                         "a place of scalars",
                         f"{op.name} of {op.results[0].tile}",
                     )
-            if channel.fold and not set(channel.fold.body.args[1:]).isdisjoint(load.operands):
+            if channel.fold and not set(channel.fold.body.args[1:]).isdisjoint(load.positions):
                 raise _refusal("a load at a place that a loop carries", "a place by the loop's index", load.ref.name)
             if varies and is_own(load, group.varying):
                 raise _refusal(
@@ -369,7 +385,7 @@ def _fitted(
                 staged = {c: replace(c, stages=count if c.fold else 1) for c in unique}
                 by_load = {op: staged[c] for op, c in channels.items()}
                 places = {op: None if c is None else staged[c] for op, c in staging.items()}
-                return Plan(group, copies, by_load, count, delayed, places, total)
+                return Plan(group, copies, {}, by_load, count, delayed, places, total)
     with source.at(func.loc):
         raise ResourceError(
             f"the tiles of {func.name} do not fit the shared memory of {chip.name}",

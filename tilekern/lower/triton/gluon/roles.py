@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 from tilekern.ir.analysis.backward_slice import backward_slice
+from tilekern.ir.compute import Reduce
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op
 from tilekern.ir.memory import Load
@@ -13,6 +15,7 @@ from tilekern.lower.triton.emit.emit_triton import Emitter, Scope
 from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.source_text import Expr
+from tilekern.lower.triton.gluon.layouts import vector_layout
 from tilekern.lower.triton.gluon.plan import Channel, Plan, is_own, visible
 
 WIDTH = "BLOCKS"
@@ -25,6 +28,7 @@ class Buffers:
     Attributes:
       tiles: for each load, its ring of tiles.
       filled, freed: for each channel, its barriers.
+      trimmed: for each channel with tiles that programs share and that are trimmed, the barrier behind that.
       stored: for each store with a place of its own, the place.
       turn: barriers by which the programs of a group take turns to multiply; "" without.
     """
@@ -37,6 +41,7 @@ class Buffers:
             self.tiles.update((op, names.fresh(f"{op.ref.name}_tiles")) for op in channel.loads)
             self.filled[channel] = names.fresh(f"{channel.name}_filled")
             self.freed[channel] = names.fresh(f"{channel.name}_freed")
+        self.trimmed = {c: names.fresh(f"{c.name}_trimmed") for c in plan.unique if plan.trims_together(c)}
         self.stored = {op: names.fresh(f"{op.ref.name}_tiles") for op, place in plan.staging.items() if place is None}
         self.turn = names.fresh("turns") if plan.takes_turns else ""
 
@@ -44,11 +49,15 @@ class Buffers:
     def names(self) -> list[str]:
         """All of them."""
         found = [*self.tiles.values(), *self.stored.values(), *self.filled.values(), *self.freed.values()]
+        found += self.trimmed.values()
         return [*found, self.turn] if self.turn else found
 
 
 class Role(Emitter):
     """Emits the body of one role.
+
+    Attributes:
+      warps: its warps.
 
     Args:
       func: a legal Func.
@@ -58,6 +67,8 @@ class Role(Emitter):
       buffers: its shared memory.
     """
 
+    warps: ClassVar[int]
+
     def __init__(self, func: Func, memory: Memory, names: Names, plan: Plan, buffers: Buffers) -> None:
         super().__init__(func, memory, names)
         self._plan, self._buffers = plan, buffers
@@ -66,6 +77,13 @@ class Role(Emitter):
         self._places: dict[Fold | None, tuple[str, str]] = {}
         self._round = ""
         self._member = Expr("0", ())  # the index along the axis of groups
+
+    def _operands(self, op: Op) -> list[Expr]:
+        """The operands of an op; Gluon cannot infer the layout of a vector that is reduced to a scalar."""
+        found = super()._operands(op)
+        if not isinstance(op, Reduce) or len(found[0].shape) != 1:
+            return found
+        return [Expr(f"tl.set_auto_layout({found[0].text}, {vector_layout(self.warps)})", found[0].shape)]
 
     # --- the loop over groups ---
 

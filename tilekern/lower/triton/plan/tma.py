@@ -18,7 +18,7 @@ such loads, stores of large tiles do, too. All other loads use pointers:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -52,15 +52,24 @@ class TmaCopy:
     dims: tuple[int, ...]
 
 
-def plan_tma_copies(func: Func, chip: Chip, ranges: Mapping[Value, Interval]) -> dict[Op, TmaCopy]:
-    """The loads and stores of a legal Func that become copies; none on chips without the accelerator."""
+def plan_tma_copies(
+    func: Func, chip: Chip, ranges: Mapping[Value, Interval], trimmed: Collection[Op] = ()
+) -> dict[Op, TmaCopy]:
+    """The loads and stores of a legal Func that become copies; none on chips without the accelerator.
+
+    Args:
+      func: the Func.
+      chip: the GPU.
+      ranges: intervals of its scalars.
+      trimmed: loads that are copied without their masks, for the program sets what masks leave out to 0.
+    """
     if not chip.tma:
         return {}
     operands = _dot_operands(func)
     found: dict[Op, TmaCopy] = {}
     for op in func.walk():
         if isinstance(op, Load) and op.ref.ref.role == "in" and op.result in operands:
-            copy = _copy(op, ranges)
+            copy = _copy(op, ranges, op in trimmed)
             if copy is not None:
                 found[op] = copy
     if found:
@@ -105,10 +114,10 @@ def _on_tensor_cores(op: Dot) -> bool:
     return dtype != F64 and (dtype != F32 or op.precision != "ieee")
 
 
-def _copy(op: MemoryOp, ranges: Mapping[Value, Interval]) -> TmaCopy | None:
+def _copy(op: MemoryOp, ranges: Mapping[Value, Interval], trimmed: bool = False) -> TmaCopy | None:
     shape, itemsize = op.extents, op.ref.ref.dtype.itemsize
     dims = op.access.dims
-    plain = not op.masked and not op.trailing and op.ref.ref.dtype != BOOL
+    plain = (trimmed or not op.masked) and not op.trailing and op.ref.ref.dtype != BOOL
     if not plain or not 2 <= len(shape) <= _MAX_DIMS or any(n == 0 or n > _INT32 for n in shape):
         return None
     if dims[-1].kind != "block" or any(d.kind == "gather" for d in dims):

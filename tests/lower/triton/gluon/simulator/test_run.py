@@ -14,7 +14,11 @@ from tilekern.lower.triton.gluon.simulator.run import simulate
 from tilekern.lower.triton.program import Program
 
 # Several groups of programs for one thread block, whose rings are shorter than its loops.
-FUNCS = {"product": product(200, 200, 72), "attention": attention(330, heads=2, groups=2, causal=True)}
+FUNCS = {
+    "product": product(200, 200, 72),
+    "attention": attention(330, heads=2, groups=2, causal=True),
+    "lengths": attention(200, batch=2, extras="lengths"),
+}
 SYNCHRONISES = re.compile(r"(mbarrier\.(wait|arrive|expect)|fence_async_shared|tma\.store_wait|load_tile)\(")
 
 

@@ -142,7 +142,7 @@ FUNCTIONS: dict[str, Any] = {
         name: _row(name)
         for name in ("exp", "exp2", "log", "log2", "sin", "cos", "rsqrt", "floor", "ceil", "erf", "abs")
     },
-    **dict.fromkeys(("NVMMADistributedLayout", "SliceLayout", "DotOperandLayout"), no_layout),
+    **dict.fromkeys(("BlockedLayout", "NVMMADistributedLayout", "SliceLayout", "DotOperandLayout"), no_layout),
     "constexpr": itself,
     "static_range": range,
     "convert_layout": in_layout,

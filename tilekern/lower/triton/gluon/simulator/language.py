@@ -121,6 +121,9 @@ class Language:
     def _multiply(self, left: Any, right: View, acc: Any, use_acc: bool = True, is_async: bool = False) -> Started:
         machine, role = self._machine, self._machine.role
         assert is_async
+        for place in (x.place for x in (left, right) if isinstance(x, View)):
+            if place.unfenced is not None:
+                machine.fail("a product that may not see a store before it", expected="fence_async_shared()")
         started = Started(acc.shape if isinstance(acc, Started) else acc.data.shape)
         before = dict(role.clock)
 

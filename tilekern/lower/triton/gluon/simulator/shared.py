@@ -68,10 +68,12 @@ def stamped(machine: Machine) -> Clock:
 
 
 class View:
-    """A place in another shape, or with its dims in another order."""
+    """A place in another shape, or with its dims in another order, or some of its rows."""
 
-    def __init__(self, place: Place, shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> None:
-        self.place, self.shape, self._order = place, shape, order
+    def __init__(
+        self, place: Place, shape: tuple[int, ...], order: tuple[int, ...] | None = None, rows: slice = slice(None)
+    ) -> None:
+        self.place, self.shape, self._order, self._rows = place, shape, order, rows
 
     def reshape(self, shape: Sequence[int]) -> View:
         """The same place in another shape."""
@@ -83,18 +85,32 @@ class View:
         assert self._order is None
         return View(self.place, self.shape, tuple(order))
 
+    def slice(self, start: int, length: int) -> View:
+        """Some rows of the same place."""
+        assert self._order is None
+        return View(self.place, self.shape, rows=slice(start, start + length))
+
     def seen(self, data: Array) -> Array:
         """Elements of the place, in the view's shape and order."""
         found = data.reshape(self.shape)
         return found if self._order is None else found.transpose(self._order)
 
+    def load(self, layout: Any) -> Tile:
+        """A tile in registers."""
+        del layout
+        before = dict(self.place.machine.role.clock)
+        data = self.seen(self.place.reads(stamped(self.place.machine), before))[self._rows]
+        return Tile(data.copy())
+
     def store(self, value: Tile) -> None:
         """Store a tile from registers."""
         machine, place = self.place.machine, self.place
-        if value.data.shape != self.shape or value.data.dtype != place.data.dtype:
+        whole = self.seen(place.data).copy()
+        if value.data.shape != whole[self._rows].shape or value.data.dtype != place.data.dtype:
             machine.fail("a store of another type to shared memory", got=f"{value.data.dtype}{list(value.data.shape)}")
         before = dict(machine.role.clock)
-        place.write(value.data.reshape(place.data.shape), stamped(machine), before)
+        whole[self._rows] = value.data
+        place.write(whole.reshape(place.data.shape), stamped(machine), before)
         place.unfenced = machine.role
         machine.pause()
 

@@ -1,0 +1,257 @@
+"""Tiles in registers and their layouts, and products of warpgroups: started, waited for, and their tiles freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from tilekern.ir.analysis.backward_slice import backward_slice
+from tilekern.ir.compute import Dot, Reduce
+from tilekern.ir.core import Op, Value
+from tilekern.ir.memory import Load
+from tilekern.ir.shape import Broadcast, Transpose
+from tilekern.lower.triton.emit.source_text import Expr, dtype_text, shape_text
+from tilekern.lower.triton.gluon import layouts
+from tilekern.lower.triton.gluon.layouts import Layouts
+from tilekern.lower.triton.gluon.plan import WARPS, Channel, is_own
+from tilekern.lower.triton.gluon.roles import Role, own_box
+from tilekern.lower.triton.gluon.rotation import loaded
+from tilekern.source import Loc
+
+
+@dataclass
+class Flight:
+    """A product that has been started.
+
+    Attributes:
+      dot: the product.
+      value: its result.
+      frees: barriers to arrive at when it is done.
+      again: a barrier that it waited for, to be asked once more before the wait for its result; "" for none.
+    """
+
+    dot: Dot
+    value: Value
+    frees: list[str]
+    again: str = ""
+
+
+class Products(Role):
+    """Emits products and what is computed with their results."""
+
+    warps = WARPS
+
+    def __init__(self, *args: object, layouts: Layouts) -> None:
+        super().__init__(*args)  # pyright: ignore[reportArgumentType] -- those of `Role`
+        self._layouts = layouts
+        self._flights: list[Flight] = []
+        self._waited: set[Channel] = set()
+        self._every = list(self._func.walk())
+        self._trims: dict[Channel, str] = {}
+
+    # --- layouts ---
+
+    def _operands(self, op: Op) -> list[Expr]:
+        """The operands of an op, in the layout of its result."""
+        if isinstance(op, Broadcast):
+            return [self._converted(op.operands[0], self._layouts.expanded(op))]
+        if isinstance(op, Reduce):
+            return super()._operands(op) if self._layouts.of(op.operands[0]) is None else [self._env[op.operands[0]]]
+        target = self._layouts.of(op.result) if op.results else None
+        return [self._converted(v, target if v.tile.shape == op.result.tile.shape else None) for v in op.operands]
+
+    def _converted(self, value: Value, target: str | None) -> Expr:
+        x, own = self._env[value], self._layouts.of(value)
+        if target is not None and value in self._layouts.numbers:
+            return Expr(f"tl.arange(0, {value.tile.shape[0]}, {target})", x.shape)
+        if target is None or own is None or own == target or x.shape != value.tile.shape or x.number is not None:
+            return x
+        return Expr(f"tl.convert_layout({x.text}, {target})", x.shape)
+
+    def bind(self, hint: str, text: str) -> str:
+        """A variable of its own for each vector of lanes: one variable has one layout."""
+        if "tl.arange(" in text:
+            name = self.names.fresh(hint)
+            self.writer.line(f"{name} = {text}")
+            return name
+        return super().bind(hint, text)
+
+    def _inlined(self, op: Op, text: Expr) -> bool:
+        return (bool(op.results) and op.result in self._layouts.numbers) or super()._inlined(op, text)
+
+    def _name(self, op: Op, text: Expr, variables: tuple[str, ...]) -> None:
+        layout = self._layouts.of(op.result) if isinstance(op, Load) else None
+        if layout is not None and text.shape == op.result.tile.shape:
+            text = Expr(f"tl.set_auto_layout({text.text}, {layout})", text.shape)
+        super()._name(op, text, variables)
+
+    def _start(self, init: Value, carry: Value) -> str:
+        """An initial value in the layout of its carry."""
+        layout, own = self._layouts.of(carry), self._layouts.of(init)
+        if layout is None or not init.tile.shape:
+            return self._whole(init)
+        if self._env[init].shape and own != layout:
+            return f"tl.{'set_auto' if own is None else 'convert'}_layout({self._whole(init)}, {layout})"
+        return self._whole(init, layout)
+
+    def _whole(self, value: Value, layout: str | None = None) -> str:
+        x, layout, tile = self._env[value], layout or self._layouts.of(value), value.tile
+        if layout is None or not tile.shape:
+            return super()._whole(value)
+        if not x.shape:
+            return f"tl.full({shape_text(tile.shape)}, {x.text}, {dtype_text(tile.dtype)}, {layout})"
+        return super()._whole(value)
+
+    # --- products ---
+
+    def _multiply(self, dot: Dot, value: Value, acc: Value | None) -> None:
+        """Start a product."""
+        pending = {flight.value for flight in self._flights}
+        columns = dot.result.tile.shape[1]
+        loads = [loaded(v, self._every) for v in dot.operands]
+        channels = [self._plan.channels[op] for op in loads if op is not None and op in self._plan.channels]
+        left, right = (self._side(dot, n, columns) for n in (0, 1))
+        if acc is not None and acc in pending and self._flights[-1].value is not acc:
+            self._settle([acc])
+        again = ""
+        if outer := [c for c in channels if c.fold is None]:
+            self._trim(outer)
+        for channel in dict.fromkeys(channels):
+            again = self._filled(channel, dot.loc) or again
+        if acc is None:
+            layout = layouts.matrix_layout(columns)
+            zeros = f"tl.zeros({shape_text(dot.result.tile.shape)}, tl.float32, {layout})"
+            text = f"warpgroup_mma({left}, {right}, {zeros}, use_acc=False, is_async=True)"
+        else:
+            text = f"warpgroup_mma({left}, {right}, {self._whole(acc)}, is_async=True)"
+        chained = [f for f in self._flights if f.value is acc]
+        self._name(dot, Expr(text, value.tile.shape), ())
+        self._env[value] = self._env[dot.result]
+        frees = [self._freed(c) for c in dict.fromkeys(channels) if self._is_last_reader(c, dot)]
+        frees = [*(free for f in chained for free in f.frees), *frees]
+        self._flights = [f for f in self._flights if f not in chained]
+        self._flights.append(Flight(dot, value, frees, again))
+
+    def _side(self, dot: Dot, number: int, columns: int) -> str:
+        """An operand: a place in shared memory, or registers in the layout of left operands."""
+        value = dot.operands[number]
+        load = loaded(value, self._every)
+        if load is None or load not in self._plan.channels:
+            self._settle([value])
+            x = self._whole(value)
+            return x if value in self._held else self._as_left(x, columns)
+        block = self._plan.copies[load].descriptor.block
+        text = own_box(self._tile(load), block, load.result.tile.shape)
+        while value is not load.result:
+            op = next(o for o in self._every if value in o.results)
+            assert isinstance(op, Transpose)
+            text = f"{text}.permute({shape_text(op.permutation)})"
+            value = op.operands[0]
+        return text
+
+    def _as_left(self, text: str, columns: int) -> str:
+        return f"tl.convert_layout({text}, tl.DotOperandLayout(0, {layouts.matrix_layout(columns)}, 2))"
+
+    def _filled(self, channel: Channel, loc: Loc) -> str:
+        """Wait for a channel's tiles, once for each place; the statement."""
+        _, phase = self._places[channel.fold]
+        text = f"mbarrier.wait({self._buffers.filled[channel]}.index({self._at(channel)}), {phase})"
+        if channel not in self._waited:
+            self._waited.add(channel)
+            self.writer.line(text, loc)
+        return text
+
+    def _trim(self, channels: Sequence[Channel]) -> None:
+        """Wait for tiles whose masks keep the first rows, and set the other rows to 0, once for each place."""
+        for channel in channels:
+            masked = [op for op in channel.loads if op in self._plan.trimmed]
+            if masked and channel not in self._waited:
+                self._settle([flight.value for flight in self._flights])
+                self._filled(channel, masked[0].loc)
+                for load in masked:
+                    self._trim_tile(load, channel)
+
+    def _trim_tile(self, load: Load, channel: Channel) -> None:
+        rows, columns = load.result.tile.shape
+        kept = self._kept_rows(load, channel)
+        tile = own_box(self._tile(load), self._plan.copies[load].descriptor.block, (rows, columns))
+        trim = (
+            f"keep_rows({tile}, {kept}, {rows}, {layouts.rows_at_once(rows, columns)}, {layouts.row_layout(columns)})"
+        )
+        line = self.writer.line
+        line(f"if {kept} < {rows}:", load.loc)
+        with self.writer.indented():
+            if is_own(load, self._group.varying) or self._group.count == 1:
+                line(trim)
+                line("fence_async_shared()")
+                return
+            line("if number == 0:")
+            with self.writer.indented():
+                line(trim)
+                line("fence_async_shared()")
+            barrier, count = f"{self._buffers.trimmed[channel]}.index(0)", self._trims[channel]
+            self._arrive([barrier])
+            line(f"mbarrier.wait({barrier}, {count} % 2)")
+            line(f"{count} += 1")
+
+    def _kept_rows(self, load: Load, channel: Channel) -> str:
+        """The number of rows that a mask keeps, in a variable; it may be negative, or more than there are."""
+        bounds = self._plan.trimmed[load]
+        wanted = [v for bound in bounds for v in (bound.limit, *bound.starts)]
+        for op in backward_slice(channel.fold.body.ops if channel.fold else (), wanted):
+            self._op(op, ())
+        texts = [
+            " - ".join([f"tl.maximum({self._env[b.limit].text}, 0)", *(self._env[v].operand for v in b.starts)])
+            for b in bounds
+        ]
+        return self._named("kept", reduce(lambda x, y: f"tl.minimum({x}, {y})", texts))
+
+    def _freed(self, channel: Channel) -> str:
+        return f"{self._buffers.freed[channel]}.index({self._at(channel)})"
+
+    def _is_last_reader(self, channel: Channel, dot: Dot) -> bool:
+        """True for the last product of an iteration that reads a channel of that loop."""
+        if channel.fold is None:
+            return False
+        delayed = self._plan.delayed.get(channel.fold)
+        order = [op for op in channel.fold.body.ops if op in channel.readers]
+        if delayed is not None:
+            order.sort(key=lambda op: op in delayed.late)
+        return order[-1] is dot
+
+    def _settle(self, values: object) -> None:
+        """Wait for those products that are among `values`, and for all that were started before them."""
+        wanted = set(values)  # pyright: ignore[reportArgumentType, reportUnknownVariableType] -- an iterable of values
+        count = max((n for n, flight in enumerate(self._flights, 1) if flight.value in wanted), default=0)
+        if count:
+            self._wait(count)
+
+    def _wait(self, count: int) -> None:
+        """Wait for the first products in flight."""
+        done, self._flights = self._flights[:count], self._flights[count:]
+        names = [self._env[flight.value].text for flight in done]
+        if not self._flights and done[-1].again and done[-1].dot in self._beside:
+            # ptxas would move the wait up to the start of the product; it moves none across a barrier.
+            self.writer.line(done[-1].again)
+        deps = f"{', '.join(names)}{',' if len(names) == 1 else ''}"
+        self.writer.line(
+            f"{', '.join(names)} = warpgroup_mma_wait({len(self._flights)}, deps=({deps}))", done[-1].dot.loc
+        )
+        self._arrive([barrier for flight in done for barrier in flight.frees])
+
+    def _arrive(self, barriers: Sequence[str], only_if: str = "") -> None:
+        pred = f", pred={only_if}" if only_if else ""
+        for barrier in dict.fromkeys(barriers):
+            self.writer.line(f"mbarrier.arrive({barrier}, count=1{pred})")
+
+    @property
+    def _beside(self) -> set[Op]:
+        """Products that run beside other ops."""
+        return {op for delayed in self._plan.delayed.values() for op in delayed.late if isinstance(op, Dot)}
+
+    @property
+    def _held(self) -> set[Value]:
+        """Left operands that a loop carries in their layout."""
+        dots = [op for op in self._beside if isinstance(op, Dot)]
+        return {dot.operands[0] for dot in dots if loaded(dot.operands[0], self._every) is None}
