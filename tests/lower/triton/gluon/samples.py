@@ -133,6 +133,18 @@ def backwards(x, w, out):
     out[i, j] = acc.astype(out.dtype)
 
 
+@tk.kernel(out_type=lambda x, w, count: like(x.shape[0], w.shape[1]))
+def limited(x, w, count, out):
+    """A product whose right side counts up to a number of its rows, though all of them are visited."""
+    i, j = tk.parallel(x.shape[0], 64), tk.parallel(w.shape[1], 64)
+
+    def step(k, acc):
+        return tk.dot(x[i, k], w.load((k, j), mask=(k.indices < count[0])[:, None]), acc)
+
+    acc = tk.fold(tk.serial(x.shape[1], 64), step, tk.zeros((i, j)))
+    out[i, j] = acc.astype(out.dtype)
+
+
 def program(func: Func, **hints: int) -> Program:
     """The program of a Func."""
     return build_gluon(func, SM_90, hints)
@@ -147,6 +159,9 @@ def inputs(func: Func) -> list[Array]:
             array[...] = random.integers(0, array.shape[1] + 1, array.shape)
         elif name.startswith("extras_segments"):
             array[...] = np.sort(random.integers(0, 4, array.shape))
+        elif name == "count":
+            array[...] = 40
+            made["w"][40:] = np.nan
         elif name.endswith("_lengths"):
             of_queries = name == "extras_q_lengths"
             rows = [made[x] for x in (("query", "cotangent") if of_queries else ("key", "value")) if x in made]

@@ -20,6 +20,7 @@ from tests.lower.triton.gluon.samples import (
     gradient,
     inputs,
     like,
+    limited,
     product,
     program,
 )
@@ -63,6 +64,7 @@ FUNCS: dict[str, Any] = {
     "key gradient with segments": lambda: gradient("key", 200, heads=2, batch=2, extras="key segments"),
     "key gradient with a window": lambda: gradient("key", 330, window=(100, 30)),
     "key gradient with a softcap": lambda: gradient("key", 136, softcap=3.0),
+    "a product up to a row": lambda: limited.trace(like(200, 200), like(200, 72), like(1, dtype=np.int32)).ir,
     "attention of wide heads": lambda: attention(136, width=256, causal=True),
 }
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from tests.lower.triton.gluon.samples import attention, inputs, product, program
+from tests.lower.triton.gluon.samples import attention, inputs, like, limited, product, program
 from tilekern.errors import InterpreterError, WriteConflictError
 from tilekern.ir.core import Func
 from tilekern.lower.triton.gluon.simulator.run import simulate
@@ -17,7 +18,7 @@ from tilekern.lower.triton.program import Program
 FUNCS = {
     "product": product(200, 200, 72),
     "attention": attention(330, heads=2, groups=2, causal=True),
-    "lengths": attention(200, batch=2, extras="lengths"),
+    "limited": limited.trace(like(200, 200), like(200, 72), like(1, dtype=np.int32)).ir,
 }
 SYNCHRONISES = re.compile(r"(mbarrier\.(wait|arrive|expect)|fence_async_shared|tma\.store_wait|load_tile)\(")
 
