@@ -16,6 +16,7 @@ from tests.lower.triton.gluon.samples import (
     attention,
     backwards,
     expected,
+    extras_of,
     fused,
     gradient,
     inputs,
@@ -116,12 +117,13 @@ def test_the_same_func_gives_the_same_text() -> None:
 # --- machine code ---------------------------------------------------------------------------------------------------
 
 
-def attention_of(width: int, causal: bool) -> Func:
+def attention_of(width: int, causal: bool, extras: str = "", length: int = 4096, **config: Any) -> Func:
     """Attention of 4096 queries, with the blocks of its schedule."""
-    from tilekern.kernels.flash_attention import Config, Extras, flash_attention_forward
+    from tilekern.kernels.flash_attention import Config, flash_attention_forward
 
-    x = like(2, 4096, 16, width)
-    traced = flash_attention_forward.trace(x, x, x, Extras(), config=Config(0.1, causal=causal), return_logsumexp=True)
+    x, arrays = like(2, length, 16, width), extras_of(extras, length, length)
+    config = {"scale": 0.1, "causal": causal, **config}
+    traced = flash_attention_forward.trace(x, x, x, arrays, config=Config(**config), return_logsumexp=True)
     return traced.lower("cuda:sm_90", emitter="gluon").ir
 
 
@@ -138,6 +140,12 @@ MORE: dict[str, Any] = {
         width, causal
     )
     for width, causal in ((64, False), (64, True), (128, True), (256, False))
+} | {
+    "attention of ragged tiles": lambda: attention_of(128, False, length=4000),
+    "attention with lengths": lambda: attention_of(64, False, "lengths"),
+    "attention with segments": lambda: attention_of(64, False, "segments"),
+    "attention with a window": lambda: attention_of(128, True, window=(1024, None)),
+    "attention with a softcap": lambda: attention_of(128, True, softcap=30.0),
 }
 
 
