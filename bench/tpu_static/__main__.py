@@ -1,6 +1,7 @@
 """python -m bench.tpu_static: cycles, stalls, slot use and DMA bytes of our kernels and their peers, without a TPU.
 
-Writes tpu-static.json and tpu-static.png into the folder --out, prints a table; the status is 0 if all aims are met.
+Writes tpu-static.json and tpu-static.png into the folder --out, beside rows of earlier runs with the same versions, and
+prints a table; the status is 0 if all aims are met.
 What the peers took is kept in bench/results/tpu-static-peers.json for one version of JAX and libtpu.
 """
 
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from bench.tpu_static.cases import CASES
 from bench.tpu_static.chips import CHIPS
-from bench.tpu_static.compare import CACHE, OURS, PeerCache, compare, versions
+from bench.tpu_static.compare import CACHE, OURS, PeerCache, Record, compare, versions
 from bench.tpu_static.picture import draw
 from bench.tpu_static.table import aims, table
 
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"no case has {given.only!r} in its name")
             return 2
         rows = compare(cases, given.chips, PeerCache(CACHE), lambda line: print(line, file=sys.stderr, flush=True))
-        results.write_text(json.dumps({"versions": versions(), "rows": rows}, indent=1, ensure_ascii=False) + "\n")
+        kept = {"versions": versions(), "rows": _earlier(results) | rows}
+        results.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     rows = json.loads(results.read_text())["rows"]
     print(table(rows))
     try:
@@ -49,6 +51,12 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         print(f"no picture: {error}", file=sys.stderr)
     return 0 if all(aim.met for aim in aims(rows)) and all("us" in row[OURS] for row in rows.values()) else 1
+
+
+def _earlier(results: Path) -> dict[str, Record]:
+    """The rows of an earlier run in the same folder, with the same versions: new rows take their places or follow."""
+    earlier = json.loads(results.read_text()) if results.exists() else {}
+    return earlier["rows"] if earlier.get("versions") == versions() else {}
 
 
 if __name__ == "__main__":

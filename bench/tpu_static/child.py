@@ -23,12 +23,14 @@ from bench.tpu_static.chips import chip
 def main(name: str, folder: Path, source: str) -> None:
     """Compile `fn(*args)` of the source for a chip.
 
-    Arguments that are NumPy arrays become constants of the program, so that their values are in the dump.
+    Arguments that are NumPy arrays become constants of the program, so that their values are in the dump. The program
+    may overwrite the arguments whose numbers are in `donated`, if the source defines it.
     """
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(compile(source, "<program>", "exec"), namespace)
-    function: Callable[..., Any] = jax.jit(namespace["fn"])
+    function: Callable[..., Any] = namespace["fn"]
     arguments: Sequence[Any] = namespace["args"]
+    donated: Sequence[int] = namespace.get("donated", ())
     slice_: Any = topologies.get_topology_desc(platform="tpu", topology_name=chip(name).topology)
     mesh = Mesh(np.array(slice_.devices[:1]), ("device",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec())
@@ -40,9 +42,11 @@ def main(name: str, folder: Path, source: str) -> None:
         rest = iter(traced)
         return cast(object, function(*(x if isinstance(x, np.ndarray) else next(rest) for x in given)))
 
-    shapes = [x for x in given if not isinstance(x, np.ndarray)]
+    traced = [number for number, x in enumerate(given) if not isinstance(x, np.ndarray)]
+    shapes = [given[number] for number in traced]
+    overwritten = tuple(k for k, number in enumerate(traced) if number in donated)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        lowered = jax.jit(program).lower(*shapes)
+        lowered = jax.jit(program, donate_argnums=overwritten).lower(*shapes)
     (folder / "compiled.txt").write_text(lowered.compile().as_text() or "")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Chip:
       macs: bfloat16 multiply-adds of one matrix unit in a cycle.
       delay_slots: bundles behind a branch that still run.
       cores: TensorCores that share the grid of one kernel ("megacore").
+      faster: dtypes whose products take less time than those of bfloat16, and how many of these one takes the time of.
     """
 
     topology: str
@@ -30,6 +32,7 @@ class Chip:
     macs: int
     delay_slots: int
     cores: int = 1
+    faster: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def latency(self) -> float:
@@ -50,13 +53,17 @@ class Chip:
         """bfloat16 operations per second of a core; a multiply-add counts as two."""
         return 2e9 * self.ghz * self.mxus * self.macs
 
+    def rate(self, dtype: str) -> float:
+        """Operations per second of a core on operands of a dtype."""
+        return self.peak * self.faster.get(dtype, 1.0)
+
 
 CHIPS = {
-    "v5e": Chip("v5e:2x2", 1.50, 0.82e12, 4, 128 * 128, 4),
-    "v5p": Chip("v5p:2x2x1", 1.75, 1.23e12, 4, 128 * 128, 4, cores=2),
+    "v5e": Chip("v5e:2x2", 1.50, 0.82e12, 4, 128 * 128, 4, faster={"int8": 2}),
+    "v5p": Chip("v5p:2x2x1", 1.75, 1.23e12, 4, 128 * 128, 4, cores=2, faster={"int8": 2}),
     # v6e and 7x: units of 256×256 that take two rows a cycle.
-    "v6e": Chip("v6e:2x2", 1.75, 1.64e12, 2, 2 * 256 * 256, 4),
-    "7x": Chip("tpu7x:2x2x1", 2.20, 3.70e12, 2, 2 * 256 * 256, 6),
+    "v6e": Chip("v6e:2x2", 1.75, 1.64e12, 2, 2 * 256 * 256, 4, faster={"int8": 2}),
+    "7x": Chip("tpu7x:2x2x1", 2.20, 3.70e12, 2, 2 * 256 * 256, 6, faster={"float8_e4m3fn": 2}),
 }
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.tpu_static.bundles import DumpError
-from bench.tpu_static.cases import Case, ours
+from bench.tpu_static.cases import Case
+from bench.tpu_static.chips import chip as chip_of
 from bench.tpu_static.estimate import CompileError, Estimate, estimate
-from bench.tpu_static.peers import peers
 from bench.tpu_static.simulate import SimulationError
 
 Record = dict[str, Any]
@@ -75,7 +75,7 @@ def _rounded(record: Record) -> Record:
 def compare(
     cases: Sequence[Case], chips: Sequence[str], cache: PeerCache, say: Callable[[str], None]
 ) -> dict[str, Record]:
-    """Records by "case chip": the bound's inputs, ours, and the fastest setting of each peer."""
+    """Records by "case chip": the bound in microseconds, ours, and the fastest setting of each peer."""
     jobs = [_Job(case, chip, *program) for case in cases for chip in chips for program in _programs(case, chip)]
     missing = [job for job in jobs if job.name == OURS or job.key not in cache.records]
     fresh: dict[str, Record] = {}
@@ -108,8 +108,8 @@ class _Job:
 
 
 def _programs(case: Case, chip: str) -> Iterator[tuple[str, str]]:
-    yield OURS, ours(case, chip)
-    yield from peers(case).items()
+    yield OURS, case.ours(chip)
+    yield from case.peers().items()
 
 
 def _key(case: Case, chip: str, name: str) -> str:
@@ -119,9 +119,10 @@ def _key(case: Case, chip: str, name: str) -> str:
 def _row(case: Case, chip: str, fresh: Mapping[str, Record], kept: Mapping[str, Record]) -> Record:
     """Ours, and of each peer the fastest of its settings, or its last error."""
     best: dict[str, Record] = {}
-    for name in peers(case):
+    for name in case.peers():
         record = kept[_key(case, chip, name)] | {"setting": name}
         peer = name.split()[0]
         if peer not in best or record.get("us", float("inf")) < best[peer].get("us", float("inf")):
             best[peer] = record
-    return {"case": asdict(case), "chip": chip, OURS: fresh[_key(case, chip, OURS)], "peers": best}
+    bound = case.bound(chip_of(chip))
+    return {"case": case.name, "chip": chip, "bound": bound, OURS: fresh[_key(case, chip, OURS)], "peers": best}

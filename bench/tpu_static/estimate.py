@@ -15,6 +15,7 @@ from typing import Any
 from bench.tpu_static import bundles, hlo, slots
 from bench.tpu_static.bundles import DumpError
 from bench.tpu_static.chips import CHIPS, Chip, chip
+from bench.tpu_static.evaluate import Known, Values, iterations
 from bench.tpu_static.simulate import Run, simulate
 
 ROOT = Path(__file__).parents[2]
@@ -141,33 +142,70 @@ def read(folder: Path, chip_name: str, machine: Chip) -> list[Estimate]:
     files = [*folder.glob("*-TLP-hlo.txt")]
     if len(files) != 1:
         raise DumpError(f"expected one *-TLP-hlo.txt in {folder}, found {len(files)}")
-    instructions = hlo.entry(files[0].read_text())
+    text = files[0].read_text()
     vmem = hlo.vmem((folder / "compiled.txt").read_text())
-    kernels: list[Estimate] = []
-    if control := [i.name for i in instructions.values() if i.opcode in hlo.CONTROL]:
-        raise DumpError(f"XLA's own control flow ({', '.join(control)}): how often its kernels run is not known")
-    for instruction in instructions.values():
-        beside = instruction.opcode in (*hlo.COPIES, *hlo.DONE) or instruction.name.startswith(hlo.FORMATS)
-        if beside or instruction.opcode in hlo.FREE:
-            continue
-        operands = {k: hlo.words(name, instructions) for k, name in enumerate(instruction.operands)}
+    return _Dumps(folder, chip_name, machine, text, vmem).kernels(hlo.entry(text))
+
+
+@dataclass(frozen=True)
+class _Dumps:
+    """The dumps of a program: their folder, and of all kernels the HLO and the bytes of VMEM."""
+
+    folder: Path
+    chip_name: str
+    machine: Chip
+    text: str
+    vmem: Mapping[str, int]
+
+    def kernels(
+        self, instructions: Mapping[str, hlo.HloInstruction], arguments: Sequence[Known | None] = ()
+    ) -> list[Estimate]:
+        """The estimates of a computation's kernels, in order; before them those of copies that run beside them."""
+        values = Values(instructions, self.text, arguments=arguments)
+        if control := [i.name for i in instructions.values() if i.opcode in hlo.CONTROL]:
+            raise DumpError(f"XLA's own control flow ({', '.join(control)}): how often its kernels run is not known")
+        kernels: list[Estimate] = []
+        for instruction in instructions.values():
+            beside = instruction.opcode in (*hlo.COPIES, *hlo.DONE) or instruction.name.startswith(hlo.FORMATS)
+            if beside or instruction.opcode in hlo.FREE or hlo.is_scalar(instruction):
+                continue
+            if instruction.opcode == hlo.LOOP:
+                state = values.of(instruction.operands[0])
+                trips = iterations(instruction, state, self.text)
+                body = hlo.called(instruction, "body", self.text)
+                kernels += [_repeated(made, trips) for made in self.kernels(body, [state])]
+            else:
+                kernels.append(self.kernel(instruction, instructions, values))
+        formats = _formats(instructions, self.chip_name, self.machine)
+        besides = (_copies(instructions, self.chip_name, self.machine), formats)
+        return [*(made for made in besides if made.dmas), *kernels]
+
+    def kernel(
+        self, instruction: hlo.HloInstruction, instructions: Mapping[str, hlo.HloInstruction], values: Values
+    ) -> Estimate:
+        """The estimate of one kernel."""
+        operands = {k: values.words(name) for k, name in enumerate(instruction.operands)}
         known = {k: words for k, words in operands.items() if words is not None}
         if instruction.opcode.endswith("-start") or instruction.opcode.startswith("async"):
             raise DumpError(f"{instruction.name}: an asynchronous call, of which no dump tells the time")
-        compiled = [instruction.name, *hlo.twins(instruction.name, instructions)]
-        name = next((n for n in compiled if _dumps(folder, n, _BUNDLES)), instruction.name)
-        made = _kernel(folder, name, known, chip_name, machine)
-        kernels.append(
-            replace(
-                made, name=instruction.name, vmem=vmem.get(instruction.name, 0), pallas=instruction.opcode == hlo.PALLAS
-            )
-        )
-    besides = (_copies(instructions, chip_name, machine), _formats(instructions, chip_name, machine))
-    return [*(made for made in besides if made.dmas), *kernels]
+        compiled = [instruction.name, *hlo.twins(instruction.name, instructions, self.text)]
+        name = next((n for n in compiled if _dumps(self.folder, n, _BUNDLES)), instruction.name)
+        made, stored = _kernel(self.folder, name, known, self.chip_name, self.machine)
+        values.store(instruction, stored)
+        vmem, pallas = self.vmem.get(instruction.name, 0), instruction.opcode == hlo.PALLAS
+        return replace(made, name=instruction.name, vmem=vmem, pallas=pallas)
 
 
-def _kernel(folder: Path, name: str, operands: Mapping[int, list[int]], chip_name: str, machine: Chip) -> Estimate:
-    """One kernel; the cores of a chip that share the grid run at once."""
+def _repeated(made: Estimate, trips: int) -> Estimate:
+    """A kernel of a loop's body in all iterations, each of which takes as long as the first."""
+    counted = ("bundles", "stall", "read", "written", "dmas", "fills", "spills")
+    return replace(made, name=f"{made.name} ×{trips}", **{key: getattr(made, key) * trips for key in counted})
+
+
+def _kernel(
+    folder: Path, name: str, operands: Mapping[int, list[int]], chip_name: str, machine: Chip
+) -> tuple[Estimate, Mapping[int, Sequence[int]]]:
+    """One kernel, and the words that it stores; the cores of a chip that share the grid run at once."""
     program = bundles.parse(_dump(folder, name, _BUNDLES).read_text())
     table = slots.parse(_dump(folder, name, r"pre-delay_hlo-static-per-bundle-utilization").read_text())
     index = re.search(r"(#allocation\d+) \[.*- core index'\]", _dump(folder, name, r"original").read_text())
@@ -178,7 +216,7 @@ def _kernel(folder: Path, name: str, operands: Mapping[int, list[int]], chip_nam
     slowest = max(runs, key=lambda run: run.bundles + run.stall)
     made = _summary(name, chip_name, slowest, table, machine)
     read_, written, dmas = (sum(getattr(run, key) for run in runs) for key in ("read", "written", "dmas"))
-    return replace(made, read=read_, written=written, dmas=dmas, static_bundles=len(program))
+    return replace(made, read=read_, written=written, dmas=dmas, static_bundles=len(program)), runs[0].stored
 
 
 def _summary(name: str, chip_name: str, run: Run, table: slots.Slots, machine: Chip) -> Estimate:

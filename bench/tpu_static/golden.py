@@ -8,30 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.tpu_static.cases import Case, ours
+from bench.tpu_static.cases import SMALL
 from bench.tpu_static.compare import versions
 from bench.tpu_static.estimate import estimate
 
 SLACK = 1.05
 
-KERNEL_CASES = {
-    case.name: case
-    for case in (
-        Case("attention", 2048, 128, causal=True),
-        Case("attention", 2048, 128),
-        Case("attention", 2048, 64, causal=True),
-        Case("backward", 1024, 128, causal=True),
-        Case("decode", 4096, 128),
-        Case("matmul", 2048),
-        Case("softmax", 2048),
-        Case("rms_norm", 2048),
-    )
-}
+KERNEL_CASES = {case.name: case for case in SMALL}
 
 
 def cycles(kernel_case: str, chip: str) -> int:
     """The cycles of all kernels of one of `KERNEL_CASES` on a chip, XLA's around ours included."""
-    return sum(kernel.cycles for kernel in estimate(ours(KERNEL_CASES[kernel_case], chip), chip))
+    return sum(kernel.cycles for kernel in estimate(KERNEL_CASES[kernel_case].ours(chip), chip))
 
 
 class Golden:

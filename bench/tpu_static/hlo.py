@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,9 @@ FREE = (
 )
 """Instructions that do nothing at run time; of custom calls, their targets."""
 
-CONTROL = ("while", "conditional", "call")
+CONTROL = ("conditional", "call")
+
+LOOP = "while"
 
 COPIES = ("copy-start", "slice-start")
 """Asynchronous copies, from HBM to VMEM or back, which XLA schedules beside the kernels."""
@@ -35,7 +38,7 @@ _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, 
 
 @dataclass(frozen=True)
 class HloInstruction:
-    """A line of the entry computation.
+    """A line of a computation.
 
     Attributes:
       name: unique, also in the names of the dumps.
@@ -44,6 +47,7 @@ class HloInstruction:
       operands: names.
       body: the text between the parentheses.
       attributes: the text behind them, without names, metadata and sharding.
+      root: whether it is the result of its computation.
     """
 
     name: str
@@ -52,6 +56,7 @@ class HloInstruction:
     operands: tuple[str, ...]
     body: str
     attributes: str
+    root: bool = False
 
 
 def entry(text: str) -> dict[str, HloInstruction]:
@@ -60,11 +65,29 @@ def entry(text: str) -> dict[str, HloInstruction]:
     Raises:
       DumpError: there is none.
     """
-    found = re.search(r"^ENTRY .*?\{\n(.*?)^\}$", text, re.DOTALL | re.MULTILINE)
+    return _computation(text, "ENTRY ", "an ENTRY computation")
+
+
+def called(instruction: HloInstruction, attribute: str, text: str) -> dict[str, HloInstruction]:
+    """The instructions of the computation that an attribute names."""
+    found = re.search(rf"\b{attribute}=%([^\s,]+)", instruction.attributes)
     if found is None:
-        raise DumpError("HLO without an ENTRY computation")
-    lines = re.split(r"\n(?=  (?:ROOT )?%)", found[1])
+        raise DumpError(f"{instruction.name} without {attribute}")
+    return _computation(text, f"%{found[1]} ", f"the computation {found[1]}")
+
+
+def _computation(text: str, head: str, name: str) -> dict[str, HloInstruction]:
+    body = _body(text, head)
+    if body is None:
+        raise DumpError(f"HLO without {name}")
+    lines = re.split(r"\n(?=  (?:ROOT )?%)", body)
     return {made.name: made for made in map(_instruction, lines)}
+
+
+def _body(text: str, head: str) -> str | None:
+    """The lines of the computation whose first line begins so."""
+    found = re.search(rf"^{re.escape(head)}.*?\{{\n(.*?)^\}}$", text, re.DOTALL | re.MULTILINE)
+    return None if found is None else found[1]
 
 
 def _instruction(line: str) -> HloInstruction:
@@ -75,7 +98,13 @@ def _instruction(line: str) -> HloInstruction:
     operands = tuple(re.findall(r"%([^\s,)]+)", body)) if match[3] != "constant" else ()
     call = re.search(r'custom_call_target="(\w+)"', line)
     return HloInstruction(
-        match[1], call[1] if call else match[3], match[2], operands, body, _attributes(line[match.end() :])
+        match[1],
+        call[1] if call else match[3],
+        match[2],
+        operands,
+        body,
+        _attributes(line[match.end() :]),
+        line.lstrip().startswith("ROOT"),
     )
 
 
@@ -85,14 +114,29 @@ def _attributes(rest: str) -> str:
     return re.sub(r"(metadata|sharding)=\{(?:[^{}]|\{[^{}]*\})*\},? ?", "", text)
 
 
-def twins(name: str, instructions: Mapping[str, HloInstruction]) -> list[str]:
+def twins(name: str, instructions: Mapping[str, HloInstruction], text: str) -> list[str]:
     """The other instructions with the same meaning and operand shapes: XLA compiles only one of them."""
 
     def kind(i: HloInstruction) -> tuple[object, ...]:
         shapes = tuple(instructions[operand].shape for operand in i.operands)
-        return i.opcode, i.shape, shapes, i.attributes
+        return i.opcode, i.shape, shapes, _without_names(i.attributes, text)
 
-    return [i.name for i in instructions.values() if i.name != name and kind(i) == kind(instructions[name])]
+    wanted = kind(instructions[name])
+    return [i.name for i in instructions.values() if i.name != name and kind(i) == wanted]
+
+
+def _without_names(attributes: str, text: str) -> str:
+    """Attributes with the instructions of the computations that they name, in the place of their names."""
+
+    def whole(match: re.Match[str]) -> str:
+        body = _body(text, f"%{match[2]} ")
+        return match[0] if body is None else f"{match[1]}={re.sub(r'%[^ ,)]+', '%', _bare(body))}"
+
+    return re.sub(r"\b(calls|to_apply)=%([^\s,]+)", whole, attributes)
+
+
+def _bare(body: str) -> str:
+    return re.sub(r", (metadata|sharding|backend_config)=\{.*", "", body)
 
 
 def vmem(text: str) -> dict[str, int]:
@@ -103,31 +147,13 @@ def vmem(text: str) -> dict[str, int]:
     return {match[1]: int(match[2]) for match in found if match}
 
 
-def words(name: str, instructions: Mapping[str, HloInstruction]) -> list[int] | None:
-    """The 32-bit words of an operand as they lie in memory; None where it is no constant of 32-bit integers."""
-    operand = instructions[name]
-    source = operand
-    while source.opcode in ("copy-start", "copy-done", "bitcast", "copy"):
-        source = instructions[source.operands[0]]
-    dtype, dims, _, _ = layout(operand.shape)
-    if dtype not in ("s32", "u32"):
-        return None
-    values = _values(source, instructions)
-    return None if values is None else _tiled(values.reshape(dims), operand.shape)
-
-
-def _values(source: HloInstruction, instructions: Mapping[str, HloInstruction]) -> np.ndarray | None:
-    """The elements of a constant, or of a scalar constant broadcast."""
-    _, dims, _, _ = layout(source.shape)
-    if source.opcode == "broadcast":
-        scalar = _values(instructions[source.operands[0]], instructions)
-        return None if scalar is None or scalar.size != 1 else np.broadcast_to(scalar.reshape(()), dims)
-    if source.opcode != "constant":
-        return None
-    values = re.findall(r"-?\d+", source.body.partition(")")[0])
-    if len(values) != math.prod(dims):
-        raise DumpError(f"constant {source.name} of {math.prod(dims)} elements is dumped as {len(values)}")
-    return np.array([int(v) for v in values], np.int64).reshape(dims)
+def constant(i: HloInstruction) -> np.ndarray[Any, Any]:
+    """The elements of a constant of integers or of truth values."""
+    dtype, dims, _, _ = layout(i.shape)
+    found = re.findall(r"true|false" if dtype == "pred" else r"-?\d+", i.body.partition(")")[0])
+    if len(found) != math.prod(dims):
+        raise DumpError(f"constant {i.name} of {math.prod(dims)} elements is dumped as {len(found)}")
+    return np.array([x == "true" if dtype == "pred" else int(x) for x in found], np.int64).reshape(dims)
 
 
 def layout(shape: str) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -146,6 +172,12 @@ def copied(copy: HloInstruction) -> tuple[int, bool]:
     return nbytes(target), "S(1)" in target.partition("}")[0]
 
 
+def is_scalar(instruction: HloInstruction) -> bool:
+    """Whether it computes one number by itself: the scalar unit does, without a kernel of which there is a dump."""
+    kernels = ("fusion", "reduce", PALLAS)
+    return not (instruction.shape.startswith("(") or instruction.opcode in kernels or layout(instruction.shape)[1])
+
+
 def reformatted(instructions: Mapping[str, HloInstruction]) -> list[int]:
     """The bytes of each array whose layout SparseCores change; of a call's start, update and done, the last counts."""
     calls = (i for i in instructions.values() if i.name.startswith(FORMATS))
@@ -158,7 +190,7 @@ def nbytes(shape: str) -> int:
     return math.prod(dims) * _BYTES.get(dtype, 1 if dtype.startswith("f8") else 4)
 
 
-def _tiled(array: np.ndarray, shape: str) -> list[int]:
+def tiled(array: np.ndarray[Any, Any], shape: str) -> list[int]:
     """The elements in the order of memory: tiles of the last dims, padded with zeros."""
     _, dims, order, tile = layout(shape)
     if order != tuple(reversed(range(len(dims)))):

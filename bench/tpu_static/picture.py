@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.tpu_static.cases import Case
-from bench.tpu_static.chips import CHIPS, chip
+from bench.tpu_static.chips import CHIPS
 from bench.tpu_static.compare import OURS, Record
 
 COLOURS = {OURS: "#0b6e4f", "splash": "#c8553d", "splash-fused": "#7d2e68", "flash": "#e0a458", "xla": "#6c757d"}
@@ -23,13 +22,13 @@ def draw(rows: Mapping[str, Record], path: Path) -> None:
     figures: Any = importlib.import_module("matplotlib.figure")
 
     chips = [name for name in CHIPS if any(row["chip"] == name for row in rows.values())]
-    cases = list(dict.fromkeys(Case(**row["case"]) for row in rows.values()))
+    cases = list(dict.fromkeys(row["case"] for row in rows.values()))
     figure = figures.Figure(figsize=(3 + 0.55 * len(cases), 3.2 * len(chips)), layout="constrained")
     panels = figure.subplots(len(chips), 1, squeeze=False, sharex=True)[:, 0]
     count = len(COLOURS)
     for panel, name in zip(panels, chips, strict=True):
         for k, (who, colour) in enumerate(COLOURS.items()):
-            heights = [_percent(rows.get(f"{case.name} {name}"), case, name, who) for case in cases]
+            heights = [_percent(rows.get(f"{case} {name}"), who) for case in cases]
             places = [i + (k + 0.5) / count * 0.8 - 0.4 for i in range(len(cases))]
             panel.bar(places, heights, 0.76 / count, label=who, color=colour)
         panel.set_ylim(0, 100)
@@ -37,12 +36,14 @@ def draw(rows: Mapping[str, Record], path: Path) -> None:
         panel.set_title(f"TPU {name}", loc="left")
         panel.grid(axis="y", alpha=0.3)
     figure.legend(*panels[0].get_legend_handles_labels(), ncols=len(COLOURS), loc="outside lower center", frameon=False)
-    panels[-1].set_xticks(range(len(cases)), [case.name for case in cases], rotation=60, ha="right", fontsize=8)
+    panels[-1].set_xticks(range(len(cases)), cases, rotation=60, ha="right", fontsize=8)
     figure.suptitle("Static estimate: the least time that MXUs or HBM need, over the time of each", fontsize=10)
     figure.savefig(path, dpi=110)
 
 
-def _percent(row: Record | None, case: Case, name: str, who: str) -> float:
+def _percent(row: Record | None, who: str) -> float:
     """100 × bound / time; 0 where there is no time."""
-    record = (row or {}).get(OURS) if who == OURS else (row or {}).get("peers", {}).get(who)
-    return 100 * case.bound(chip(name)) / record["us"] if record and "us" in record else 0.0
+    if row is None:
+        return 0.0
+    record: Record = row[OURS] if who == OURS else row["peers"].get(who, {})
+    return 100 * row["bound"] / record["us"] if "us" in record else 0.0

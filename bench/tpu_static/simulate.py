@@ -37,6 +37,7 @@ class Run:
       read: bytes from HBM.
       written: bytes to HBM.
       dmas: the DMAs started.
+      stored: the words of SMEM that were copied into operands, where all are known, by the operand's number.
     """
 
     bundles: int
@@ -45,6 +46,7 @@ class Run:
     read: int
     written: int
     dmas: int
+    stored: Mapping[int, Sequence[int]]
 
 
 def simulate(
@@ -85,6 +87,7 @@ class _Core:
         self.flags: defaultdict[int, int] = defaultdict(int)
         self.flights: defaultdict[int, deque[tuple[float, int]]] = defaultdict(deque)
         self.read = self.written = self.dmas = 0
+        self.stored: dict[int, list[int]] = {}
         self.program = [[self.compiled(i) for i in bundle if not i.op.startswith(_IGNORED)] for bundle in bundles]
 
     # --- control ------------------------------------------------------------------------------------------------------
@@ -114,7 +117,7 @@ class _Core:
             if steps > _MAX_STEPS:
                 raise self.error(f"the program does not end within {_MAX_STEPS} steps")
         executed = tuple(accumulate(starts[:-1]))
-        return Run(self.cycle, self.stall, executed, self.read, self.written, self.dmas)
+        return Run(self.cycle, self.stall, executed, self.read, self.written, self.dmas, self.stored)
 
     def step(self, at: int) -> None:
         """Execute one bundle; registers are written after all of its instructions have read theirs."""
@@ -189,8 +192,10 @@ class _Core:
         """An instruction that only writes a register."""
         writes, target = self.writes, i.target
         if i.op.startswith("inlined_call_operand"):
-            pointer = self.base(f"operand {i.operands[0][0]}")
-            return lambda: writes.append((target, pointer))
+            number = i.operands[0][0]
+            # Without a memory space it is a number, which comes in the register.
+            value = self.base(f"operand {number}") if i.op.rpartition(".")[2] else self.number(number)
+            return lambda: writes.append((target, value))
         if i.op == "sld":
             return lambda: writes.append((target, self.load(operands[0]())))
         if i.op == "spop.drf":
@@ -282,20 +287,40 @@ class _Core:
         self.dmas += 1
         if i.spaces[1] == "smem":
             self.fill(source, target, size // 4)
+        if i.spaces[0] == "smem":
+            self.store(source, target, size // 4)
         self.flights[flag].append((start + self.chip.latency, granules))
 
     def fill(self, source: int, target: int, words: int) -> None:
         """Copy an operand's words into SMEM; the words of an operand without values are unknown."""
-        for symbol, base in self.bases.items():
-            if symbol.startswith("operand ") and source in (base << shift for shift in (0, 4, 5)):
-                number = int(symbol.split()[1])
-                values = self.operands.get(number)
-                unknown = Unknown(f"operand {number}: pass its values, a NumPy array, among the arguments")
-                for k in range(words):
-                    self.memory[target + k] = unknown if values is None else int(values[k]) if k < len(values) else 0
-                return
+        number = self.operand_at(source)
+        if number is None:
+            for k in range(words):
+                self.memory[target + k] = Unknown("a copy into SMEM from the middle of an array")
+            return
+        values = self.operands.get(number)
+        unknown = _not_given(number)
         for k in range(words):
-            self.memory[target + k] = Unknown("a copy into SMEM from the middle of an array")
+            self.memory[target + k] = unknown if values is None else int(values[k]) if k < len(values) else 0
+
+    def number(self, operand: int | str) -> Value:
+        """An operand that is one word."""
+        assert isinstance(operand, int)
+        words = self.operands.get(operand)
+        return words[0] if words else _not_given(operand)
+
+    def store(self, source: int, target: int, words: int) -> None:
+        """Copy words of SMEM into an operand."""
+        number, found = self.operand_at(target), [self.memory.get(source + k, 0) for k in range(words)]
+        if number is not None and not any(isinstance(word, Unknown) for word in found):
+            self.stored[number] = [word for word in found if not isinstance(word, Unknown)]
+
+    def operand_at(self, pointer: int) -> int | None:
+        """The number of the operand that begins at a pointer."""
+        for symbol, base in self.bases.items():
+            if symbol.startswith("operand ") and pointer in (base << shift for shift in (0, 4, 5)):
+                return int(symbol.split()[1])
+        return None
 
     def wait(self, flag: int, granules: int) -> None:
         """Wait until that many granules have arrived."""
@@ -310,6 +335,10 @@ class _Core:
     def signal(self, add: bool, flag: int, amount: int) -> None:
         """Add to a flag, or set it."""
         self.flags[flag] = signed(amount) + (self.flags[flag] if add else 0)
+
+
+def _not_given(operand: int) -> Unknown:
+    return Unknown(f"operand {operand}: pass its values, a NumPy array, among the arguments")
 
 
 def _is_register(term: int | str) -> bool:

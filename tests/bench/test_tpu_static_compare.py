@@ -13,15 +13,17 @@ from bench.tpu_static import __main__ as command
 from bench.tpu_static import compare as comparison
 from bench.tpu_static import golden as golden_cycles
 from bench.tpu_static import picture
-from bench.tpu_static.cases import CASES, Case, ours
+from bench.tpu_static.cases import CASES, SMALL, Case, program
+from bench.tpu_static.cases.attention import Attention, Backward
+from bench.tpu_static.cases.measured import Measured, with_gradient
 from bench.tpu_static.chips import CHIPS
 from bench.tpu_static.compare import OURS, PeerCache, total
 from bench.tpu_static.estimate import CompileError, Estimate
 from bench.tpu_static.golden import Golden
-from bench.tpu_static.peers import peers
 from bench.tpu_static.table import aims, table
 
 V5E = CHIPS["v5e"]
+NAMED: dict[str, Case] = {case.name: case for case in CASES}
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
@@ -33,35 +35,35 @@ def test_the_cases_are_those_of_the_aims() -> None:
         f"attention s{s} d{d} {c}" for s in (1024, 4096, 16384) for d in (64, 128, 256) for c in ("causal", "full")
     } < names
     for case in CASES:
-        compile(ours(case, "v5e"), case.name, "exec")
-        assert peers(case)
-        for name, source in peers(case).items():
+        compile(case.ours("v5e"), case.name, "exec")
+        assert case.peers()
+        for name, source in case.peers().items():
             compile(source, name, "exec")
 
 
 def test_the_bound_is_the_larger_of_two() -> None:
-    assert Case("matmul", 4096).bound(V5E) == pytest.approx(4096**3 / (4 * 128 * 128) / 1.5e3)  # cycles of the MXUs
-    assert Case("softmax", 4096).bound(V5E) == pytest.approx(2 * 4096**2 * 4 / 0.82e6)
-    full, causal = Case("attention", 4096, 128), Case("attention", 4096, 128, causal=True)
+    assert NAMED["matmul 4096"].bound(V5E) == pytest.approx(4096**3 / (4 * 128 * 128) / 1.5e3)  # cycles of the MXUs
+    assert NAMED["softmax 4096"].bound(V5E) == pytest.approx(2 * 4096**2 * 4 / 0.82e6)
+    full, causal = Attention(4096, 128), Attention(4096, 128, causal=True)
     assert causal.bound(V5E) == pytest.approx(full.bound(V5E) / 2, rel=1e-3)
-    backward = Case("backward", 4096, 128, causal=True)
+    backward = Backward(4096, 128)
     assert backward.bound(V5E) == pytest.approx(causal.bound(V5E) * 5 / 2)  # dots
-    assert Case("backward", 16, 128).bound(V5E) == pytest.approx(16 * 8 * (8 * 256 + 4) / 0.82e6)
+    assert Backward(16, 128).bound(V5E) == pytest.approx(16 * 8 * (8 * 256 + 4) / 0.82e6)
 
 
 def test_projected_programs_take_the_same_arrays() -> None:
-    case = Case("attention", 1024, 64, causal=True, projected=True)
-    for source in (ours(case, "v5e"), *peers(case).values()):
+    case = Attention(1024, 64, causal=True, projected=True)
+    for source in (case.ours("v5e"), *case.peers().values()):
         names: dict[str, Any] = {}
         exec(source, names)
         assert [(x.shape, x.dtype) for x in names["args"]] == [((1024, 512), jnp.bfloat16)] * 3
         out = jax.eval_shape(names["fn"], *names["args"])
         assert (out.shape, out.dtype) == ((1024, 512), jnp.bfloat16)
-    assert all(name.startswith("splash") for name in peers(case))
+    assert all(name.startswith("splash") for name in case.peers())
 
 
 def test_backward_has_splash_in_two_kernels_and_in_one() -> None:
-    settings = peers(Case("backward", 1024, 128, causal=True))
+    settings = Backward(1024, 128).peers()
     assert {name.split()[0] for name in settings} == {"splash", "splash-fused"}
     assert not any("2048" in name for name in settings)
     assert all(("use_fused_bwd_kernel=True" in source) == ("fused" in name) for name, source in settings.items())
@@ -95,7 +97,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_peers_are_kept_and_ours_is_measured_anew(measured: list[str], tmp_path: Path) -> None:
-    case, path = Case("attention", 4096, 128, causal=True), tmp_path / "peers.json"
+    case, path = Attention(4096, 128, causal=True), tmp_path / "peers.json"
     for times in (1, 2):
         rows = comparison.compare([case], ["v5e"], PeerCache(path), lambda _: None)
         (row,) = rows.values()
@@ -104,7 +106,7 @@ def test_peers_are_kept_and_ours_is_measured_anew(measured: list[str], tmp_path:
             "splash": ("splash 1024/1024/1024", 1000),
             "flash": ("flash 1024/1024/1024", 1000),
         }
-        assert len(measured) == len(peers(case)) + times
+        assert len(measured) == len(case.peers()) + times
     kept = json.loads(path.read_text())
     assert kept["records"][f"{case.name} v5e splash 2048/1024/1024"] == {"error": "CompileError: no space"}
     path.write_text(json.dumps(kept | {"versions": {"jax": "1", "libtpu": "3"}}))
@@ -112,7 +114,7 @@ def test_peers_are_kept_and_ours_is_measured_anew(measured: list[str], tmp_path:
 
 
 def test_the_table_shows_all_and_judges(measured: list[str], tmp_path: Path) -> None:
-    cases = [Case("attention", 4096, 128, causal=True, projected=p) for p in (False, True)] + [Case("matmul", 4096)]
+    cases = [*(Attention(4096, 128, causal=True, projected=p) for p in (False, True)), NAMED["matmul 4096"]]
     rows = comparison.compare(cases, ["v5e", "v6e"], PeerCache(tmp_path / "peers.json"), lambda _: None)
     text = table(rows)
     assert "aim: attention s4096 d128 causal v5e: 0.940 × best splash, at most 0.95: met" in text

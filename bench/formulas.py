@@ -1,0 +1,190 @@
+"""Linear recurrences in plain `jnp`, as fast as its operations allow: chunks, and scans by doubling.
+
+They are peers of benchmarks. Products have operands of the inputs' dtype, sums are in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+CHUNK = 64
+"""Tokens of a chunk."""
+
+_einsum = partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+# --- chunks -----------------------------------------------------------------------------------------------------------
+
+
+def linear_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, log_decay: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`linear_attention` of tilekern: products of all chunks at once, and a scan over their states."""
+    q, k, v, decays = _chunks(query, key, value, log_decay)
+    sums = jnp.cumsum(decays, axis=2)
+    scores = _einsum("bnihk,bnjhk->bnijh", q, k) * _between(sums)
+    inner = _einsum("bnijh,bnjhv->bnihv", scores.astype(v.dtype), v)
+    kept = (k * jnp.exp(sums[:, :, -1:] - sums)[..., None]).astype(v.dtype)
+    added = _einsum("bnjhk,bnjhv->bnhkv", kept, v)
+
+    def step(state: jax.Array, chunk: Any) -> tuple[jax.Array, jax.Array]:
+        total, new = chunk
+        return state * jnp.exp(total)[..., None, None] + new, state
+
+    start = jnp.zeros((*added.shape[:1], *added.shape[2:]), jnp.float32)
+    last, states = jax.lax.scan(step, start, (_first(sums[:, :, -1]), _first(added)))
+    before = _einsum("bnihk,nbhkv->bnihv", q, states.astype(q.dtype))
+    out = inner + before * jnp.exp(sums)[..., None]
+    return out.reshape(value.shape).astype(value.dtype), last
+
+
+def ssd(
+    x: jax.Array, dt: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`ssd` of tilekern by `linear_attention`."""
+    value = (x.astype(jnp.float32) * dt[..., None]).astype(x.dtype)
+    out, state = linear_attention(c, b, value, dt * a)
+    return (out.astype(jnp.float32) + d[:, None] * x.astype(jnp.float32)).astype(x.dtype), state
+
+
+Inverse = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def gated_delta_rule(
+    query: jax.Array, key: jax.Array, value: jax.Array, beta: jax.Array, log_decay: jax.Array, *, solve: Inverse
+) -> tuple[jax.Array, jax.Array]:
+    """`gated_delta_rule` of tilekern in chunks (Yang et al. 2024, https://arxiv.org/abs/2412.06464, section 3.3).
+
+    Decays of channels, log_decay[B, T, H, K], are those of Kimi. A factor exp(-Σ log_decay) is held below e⁸⁰ there: a
+    formula with products alone, which loses digits where the decays of a chunk are stronger.
+
+    Args:
+      query: [B, T, G, K].
+      key: like the query.
+      value: [B, T, H, V].
+      beta: [B, T, H].
+      log_decay: [B, T, H], or [B, T, H, K].
+      solve: solve(a, x) is (I + a)⁻¹ x for strictly lower triangular a[..., C, C].
+    """
+    by_channel = log_decay.ndim == 4
+    q, k, v, rates, decays = _chunks(query, key, value, beta, log_decay)
+    sums = jnp.cumsum(decays, axis=2)
+    of_keys = sums if by_channel else sums[..., None]
+    narrow = partial(jnp.asarray, dtype=v.dtype)
+    if by_channel:
+        grown, shrunk = narrow(k * jnp.exp(jnp.minimum(-sums, 80))), narrow(k * jnp.exp(sums))
+        past = jnp.tril(jnp.ones((CHUNK, CHUNK)))
+        scores = _einsum("bnihk,bnjhk->bnhij", narrow(q * jnp.exp(sums)), grown) * past
+        a = _einsum("bnihk,bnjhk->bnhij", shrunk, grown)
+    else:
+        between = jnp.moveaxis(_between(sums), -1, 2)
+        scores = _einsum("bnihk,bnjhk->bnhij", q, k) * between
+        a = _einsum("bnihk,bnjhk->bnhij", k, k) * between
+    a = jnp.tril(a, -1) * jnp.moveaxis(rates, 3, 2)[..., None]
+    known = rates[..., None] * k * jnp.exp(of_keys)
+    both = jnp.moveaxis(jnp.concatenate([rates[..., None] * v, known], axis=-1), 3, 2)
+    found = solve(a, both.astype(jnp.float32))
+    width = v.shape[-1]
+    alone, of_state = found[..., :width], narrow(found[..., width:])
+    read = narrow(q * jnp.exp(of_keys))
+    kept = narrow(k * jnp.exp(of_keys[:, :, -1:] - of_keys))
+
+    def step(state: jax.Array, chunk: Any) -> tuple[jax.Array, jax.Array]:
+        alone, of_state, scores, read, kept, total = chunk
+        added = narrow(alone - _einsum("bhik,bhkv->bhiv", of_state, narrow(state)))
+        out = _einsum("bihk,bhkv->bihv", read, narrow(state)) + _einsum("bhij,bhjv->bihv", narrow(scores), added)
+        return state * jnp.exp(total)[..., None] + _einsum("bjhk,bhjv->bhkv", kept, added), narrow(out)
+
+    start = jnp.zeros((*k.shape[:1], *k.shape[3:], width), jnp.float32)
+    chunks = [_first(x) for x in (alone, of_state, scores, read, kept, of_keys[:, :, -1])]
+    last, out = jax.lax.scan(step, start, tuple(chunks))
+    return jnp.moveaxis(out, 0, 1).reshape(value.shape), last
+
+
+def by_substitution(a: jax.Array, x: jax.Array) -> jax.Array:
+    """(I + a)⁻¹ x by JAX's triangular solve."""
+    return jax.lax.linalg.triangular_solve(a, x, left_side=True, lower=True, unit_diagonal=True)
+
+
+def by_doubling(a: jax.Array, x: jax.Array) -> jax.Array:
+    """(I + a)⁻¹ x by inverses of diagonal blocks, whose size doubles; products of float32 in full precision."""
+    size = a.shape[-1]
+    product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    rows, columns = (jax.lax.broadcasted_iota(jnp.int32, a.shape[-2:], d) for d in (0, 1))
+    inverse = jnp.broadcast_to(jnp.eye(size), a.shape)
+    block = 1
+    while block < size:
+        pair = (rows // (2 * block) == columns // (2 * block)) & (rows // block % 2 == 1) & (columns // block % 2 == 0)
+        below = jnp.where(pair, a, 0)
+        inverse = inverse - (product(inverse, product(below, inverse)) if block > 1 else below)
+        block *= 2
+    return product(inverse, x)
+
+
+def _chunks(query: jax.Array, key: jax.Array, value: jax.Array, *others: jax.Array) -> list[jax.Array]:
+    """All as [B, N, C, H, ...], for N chunks of C tokens; heads that share a query have a copy each."""
+    heads = value.shape[2]
+    wide = [jnp.repeat(x, heads // x.shape[2], axis=2) for x in (query, key)]
+    return [x.reshape(x.shape[0], -1, CHUNK, *x.shape[2:]) for x in (*wide, value, *others)]
+
+
+def _between(sums: jax.Array) -> jax.Array:
+    """The decays from token j up to i of each chunk, [B, N, C, C, H]; 0 for i < j."""
+    past = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))[:, :, None]
+    return jnp.exp(jnp.where(past, sums[:, :, :, None] - sums[:, :, None], -jnp.inf))
+
+
+def _first(x: jax.Array) -> jax.Array:
+    """[N, B, ...] of [B, N, ...]."""
+    return jnp.moveaxis(x, 1, 0)
+
+
+# --- scans ------------------------------------------------------------------------------------------------------------
+
+
+def rg_lru(
+    x: jax.Array, input_gate: jax.Array, recurrence_gate: jax.Array, a_param: jax.Array, *, scale_first: bool = True
+) -> tuple[jax.Array, jax.Array]:
+    """`rg_lru` of tilekern by `lax.associative_scan`."""
+    assert scale_first
+    wide = jnp.float32
+    log_a = -8 * jax.nn.softplus(a_param) * jax.nn.sigmoid(recurrence_gate.astype(wide))
+    added = jnp.sqrt(-jnp.expm1(2 * log_a)) * jax.nn.sigmoid(input_gate.astype(wide)) * x.astype(wide)
+    out = _doubled(jnp.exp(log_a), added)
+    return out.astype(x.dtype), out[:, -1]
+
+
+def selective_scan(
+    x: jax.Array,
+    delta: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array,
+    d: jax.Array,
+    z: jax.Array,
+    delta_bias: jax.Array,
+    *,
+    delta_softplus: bool = True,
+) -> tuple[jax.Array, jax.Array]:
+    """`selective_scan` of tilekern by `lax.associative_scan`."""
+    assert delta_softplus
+    dtype = x.dtype
+    x, delta, b, c, z = (array.astype(jnp.float32) for array in (x, delta, b, c, z))
+    steps = jax.nn.softplus(delta + delta_bias)
+    states = _doubled(jnp.exp(steps[..., None] * a), (steps * x)[..., None] * b[:, :, None, :])
+    out = jnp.einsum("btcn,btn->btc", states, c) + d * x
+    return (out * jax.nn.silu(z)).astype(dtype), states[:, -1]
+
+
+def _doubled(factors: jax.Array, terms: jax.Array) -> jax.Array:
+    """h_t = factors_t h_{t-1} + terms_t along the second dim."""
+
+    def after(left: Any, right: Any) -> Any:
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    return jax.lax.associative_scan(after, (factors, terms), axis=1)[1]

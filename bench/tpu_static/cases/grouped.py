@@ -1,0 +1,148 @@
+"""Products of groups of rows, beside XLA's `ragged_dot`, JAX's megablox and, where it is installed, tokamax.
+
+Group sizes are those of a random router. They are constants of the programs, so that the simulation knows them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.tpu_static.cases.case import Case
+from bench.tpu_static.cases.measured import Arguments, Measured, with_gradient
+from tilekern.kernels.quantization import dequantize
+from tilekern.kernels.ragged_dot import api
+from tilekern.kernels.ragged_dot import ragged_contracting_dot, ragged_dot
+from tilekern.kernels.ragged_dot.cases import CASES as SHAPES
+from tilekern.kernels.ragged_dot.cases import SCALED_CASES, ScaledCase
+from tilekern.kernels.ragged_dot.cases import Case as Shape
+
+# Rows, inner dim, columns. megablox' default of 128³ is left out: it takes 5 to 10 times as long.
+TILINGS = ((256, 1024, 1024), (512, 1024, 1024), (512, 2048, 512), (1024, 1024, 512))
+CONTRACTING_TILINGS = ((512, 512, 1024), (512, 1024, 1024), (1024, 1024, 1024), (256, 1024, 1024))
+
+
+def _sizes(shape: Shape) -> np.ndarray[Any, np.dtype[np.int32]]:
+    experts = np.random.default_rng(0).integers(0, shape.groups, shape.rows)
+    return np.bincount(experts, minlength=shape.groups).astype(np.int32)
+
+
+def _flops(shape: Shape) -> int:
+    return 2 * shape.rows * shape.inner * shape.columns
+
+
+def _evaluated(module: Any, name: str) -> Any:
+    """A context in which a function of group sizes is evaluated while it is traced, so that its results are constants."""
+    function = getattr(module, name)
+
+    def known(*arguments: Any, **keywords: Any) -> Any:
+        with jax.ensure_compile_time_eval():
+            return function(*arguments, **keywords)
+
+    return mock.patch.object(module, name, known)
+
+
+def _with_known_ends(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of ours, whose ends of groups are constants."""
+
+    def known(*arguments: Any, **keywords: Any) -> Any:
+        with _evaluated(api, "ends_of"):
+            return function(*arguments, **keywords)
+
+    return known
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def _product(shape: Shape) -> tuple[Measured, Measured]:
+    def arguments() -> Arguments:
+        lhs = jax.ShapeDtypeStruct((shape.rows, shape.inner), jnp.bfloat16)
+        return lhs, jax.ShapeDtypeStruct((shape.groups, shape.inner, shape.columns), jnp.bfloat16), _sizes(shape)
+
+    formulas = {"xla": jax.lax.ragged_dot} | {
+        f"megablox {'/'.join(map(str, tiling))}": partial(_megablox, tiling=tiling) for tiling in TILINGS
+    }
+    case = Measured(f"ragged_dot {shape.name}", _with_known_ends(ragged_dot), arguments, formulas, _flops(shape))
+    return with_gradient(case, (0, 1))
+
+
+def _contracting(shape: Shape) -> Measured:
+    def arguments() -> Arguments:
+        lhs, rhs = (jax.ShapeDtypeStruct((shape.rows, n), jnp.bfloat16) for n in (shape.inner, shape.columns))
+        return lhs, rhs, _sizes(shape)
+
+    formulas: dict[str, Callable[..., Any]] = {"xla": _contracting_by_xla} | {
+        f"megablox {'/'.join(map(str, tiling))}": partial(_tgmm, tiling=tiling) for tiling in CONTRACTING_TILINGS
+    }
+    function = _with_known_ends(ragged_contracting_dot)
+    return Measured(f"ragged_contracting_dot {shape.name}", function, arguments, formulas, _flops(shape))
+
+
+def _contracting_by_xla(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> jax.Array:
+    numbers = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[])
+    return jax.lax.ragged_dot_general(lhs, rhs, sizes, numbers)
+
+
+# --- products with scales ---------------------------------------------------------------------------------------------
+
+
+def _scaled(case: ScaledCase, kind: str) -> Measured:
+    shape, rates = case.case, case.lhs_dtype or "bfloat16"
+
+    def arguments() -> Arguments:
+        lhs, rhs, _, scales = jax.eval_shape(lambda: case.arrays(jax.random.key(0)))
+        return lhs, rhs, _sizes(shape), *scales.values()
+
+    names = ("rhs_scale",) if case.lhs_dtype is None else ("lhs_scale", "rhs_scale")
+
+    def ours(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *scales: jax.Array, target: str) -> jax.Array:
+        function = _with_known_ends(ragged_dot)
+        return function(lhs, rhs, sizes, **dict(zip(names, scales, strict=True)), target=target)
+
+    def dequantised(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *scales: jax.Array) -> jax.Array:
+        rows = lhs if len(scales) == 1 else dequantize(lhs, scales[0], jnp.bfloat16)
+        return jax.lax.ragged_dot(rows, dequantize(rhs, scales[-1], jnp.bfloat16), sizes)
+
+    return Measured(f"ragged_dot {shape.name} {kind}", ours, arguments, {"xla": dequantised}, _flops(shape), rates)
+
+
+# --- megablox ---------------------------------------------------------------------------------------------------------
+
+
+def _megablox(
+    lhs: jax.Array, rhs: jax.Array, sizes: Any, *, tiling: tuple[int, int, int], transpose_rhs: bool = False
+) -> jax.Array:
+    kernels: Any = importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
+    with _evaluated(kernels, "make_group_metadata"):
+        return kernels.gmm.__wrapped__(lhs, rhs, sizes, lhs.dtype, tiling, transpose_rhs=transpose_rhs)
+
+
+def _tgmm(lhs: jax.Array, rhs: jax.Array, sizes: Any, *, tiling: tuple[int, int, int]) -> jax.Array:
+    kernels: Any = importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
+    with _evaluated(kernels, "make_group_metadata"):
+        return kernels.tgmm.__wrapped__(lhs.swapaxes(0, 1), rhs, sizes, lhs.dtype, tiling)
+
+
+# --- the cases --------------------------------------------------------------------------------------------------------
+
+_SHAPES = {shape.name: shape for shape in SHAPES}
+_SCALED = {case.name: case for case in SCALED_CASES}
+
+CASES: tuple[Case, ...] = (
+    *_product(_SHAPES["square"]),
+    *_product(_SHAPES["mixtral_8x7b_up"]),
+    _contracting(_SHAPES["square"]),
+    _contracting(_SHAPES["mixtral_8x7b_up"]),
+    _scaled(_SCALED["mixtral_8x7b_up:bfloat16:int8"], "bfloat16 × int8"),
+    _scaled(_SCALED["qwen3_30b_up:int8:int8"], "int8 × int8"),
+    _scaled(_SCALED["qwen3_30b_up:float8_e4m3fn:float8_e4m3fn"], "float8 × float8"),
+)
+SMALL: tuple[Case, ...] = ()
