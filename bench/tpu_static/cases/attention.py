@@ -139,12 +139,7 @@ class Decode(Case):
 
 
 CASES: tuple[Case, ...] = (
-    *(
-        Attention(s, d, causal)
-        for s in (1024, 4096, 16384)
-        for d in (64, 128, 256)
-        for causal in (True, False)
-    ),
+    *(Attention(s, d, causal) for s in (1024, 4096, 16384) for d in (64, 128, 256) for causal in (True, False)),
     Attention(4096, 128, causal=True, projected=True),
     *(Backward(4096, d) for d in (64, 128)),
     Decode(8192, 128),

@@ -5,10 +5,12 @@ Group sizes are those of a random router. They are constants of the programs, so
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import jax
@@ -24,9 +26,14 @@ from tilekern.kernels.ragged_dot.cases import CASES as SHAPES
 from tilekern.kernels.ragged_dot.cases import SCALED_CASES, ScaledCase
 from tilekern.kernels.ragged_dot.cases import Case as Shape
 
-# Rows, inner dim, columns. megablox' default of 128³ is left out: it takes 5 to 10 times as long.
-TILINGS = ((256, 1024, 1024), (512, 1024, 1024), (512, 2048, 512), (1024, 1024, 512))
-CONTRACTING_TILINGS = ((512, 512, 1024), (512, 1024, 1024), (1024, 1024, 1024), (256, 1024, 1024))
+Tiling = tuple[int, int, int]
+"""Rows, inner dim, columns."""
+
+# megablox' default of 128³ is left out: it takes 5 to 10 times as long.
+TILINGS: tuple[Tiling, ...] = ((256, 1024, 1024), (512, 1024, 1024), (256, 2048, 1024))
+
+_MEGABLOX = "jax.experimental.pallas.ops.tpu.megablox.gmm"
+_TOKAMAX = "tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_kernel"
 
 
 def _sizes(shape: Shape) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -67,9 +74,7 @@ def _product(shape: Shape) -> tuple[Measured, Measured]:
         lhs = jax.ShapeDtypeStruct((shape.rows, shape.inner), jnp.bfloat16)
         return lhs, jax.ShapeDtypeStruct((shape.groups, shape.inner, shape.columns), jnp.bfloat16), _sizes(shape)
 
-    formulas = {"xla": jax.lax.ragged_dot} | {
-        f"megablox {'/'.join(map(str, tiling))}": partial(_megablox, tiling=tiling) for tiling in TILINGS
-    }
+    formulas = {"xla": jax.lax.ragged_dot} | _kernels(shape, _differentiable)
     case = Measured(f"ragged_dot {shape.name}", _with_known_ends(ragged_dot), arguments, formulas, _flops(shape))
     return with_gradient(case, (0, 1))
 
@@ -79,15 +84,15 @@ def _contracting(shape: Shape) -> Measured:
         lhs, rhs = (jax.ShapeDtypeStruct((shape.rows, n), jnp.bfloat16) for n in (shape.inner, shape.columns))
         return lhs, rhs, _sizes(shape)
 
-    formulas: dict[str, Callable[..., Any]] = {"xla": _contracting_by_xla} | {
-        f"megablox {'/'.join(map(str, tiling))}": partial(_tgmm, tiling=tiling) for tiling in CONTRACTING_TILINGS
-    }
+    formulas = {"xla": _contracting_by_xla} | _kernels(shape, lambda kernel: kernel.contracting)
     function = _with_known_ends(ragged_contracting_dot)
     return Measured(f"ragged_contracting_dot {shape.name}", function, arguments, formulas, _flops(shape))
 
 
 def _contracting_by_xla(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> jax.Array:
-    numbers = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[])
+    numbers = jax.lax.RaggedDotDimensionNumbers(
+        (((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
+    )
     return jax.lax.ragged_dot_general(lhs, rhs, sizes, numbers)
 
 
@@ -114,21 +119,67 @@ def _scaled(case: ScaledCase, kind: str) -> Measured:
     return Measured(f"ragged_dot {shape.name} {kind}", ours, arguments, {"xla": dequantised}, _flops(shape), rates)
 
 
-# --- megablox ---------------------------------------------------------------------------------------------------------
+# --- kernels of others ------------------------------------------------------------------------------------------------
 
 
-def _megablox(
-    lhs: jax.Array, rhs: jax.Array, sizes: Any, *, tiling: tuple[int, int, int], transpose_rhs: bool = False
-) -> jax.Array:
-    kernels: Any = importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
-    with _evaluated(kernels, "make_group_metadata"):
-        return kernels.gmm.__wrapped__(lhs, rhs, sizes, lhs.dtype, tiling, transpose_rhs=transpose_rhs)
+@dataclass(frozen=True)
+class _Kernels:
+    """The grouped products of megablox, or of tokamax, which has made more of it.
+
+    Attributes:
+      module: where they are.
+      tiling: of all of them.
+      first: what tokamax' functions take before the dtype of the result.
+    """
+
+    module: str
+    tiling: Tiling
+    first: tuple[Any, ...] = ()
+
+    def product(self, lhs: jax.Array, rhs: jax.Array, sizes: Any, *, transpose_rhs: bool = False) -> jax.Array:
+        """`ragged_dot`."""
+        return self._call("gmm", lhs, rhs, sizes, transpose_rhs=transpose_rhs)
+
+    def contracting(self, lhs: jax.Array, rhs: jax.Array, sizes: Any) -> jax.Array:
+        """`ragged_contracting_dot`; the kernel takes lhs transposed."""
+        return self._call("tgmm", lhs.swapaxes(0, 1), rhs, sizes)
+
+    def _call(self, name: str, lhs: jax.Array, rhs: jax.Array, sizes: Any, **keywords: Any) -> jax.Array:
+        module = importlib.import_module(self.module)
+        function = inspect.unwrap(getattr(module, name))  # under jit, group sizes would not be known
+        with _evaluated(module, "make_group_metadata"):
+            return function(lhs, rhs, sizes, *self.first, lhs.dtype, self.tiling, **keywords)
 
 
-def _tgmm(lhs: jax.Array, rhs: jax.Array, sizes: Any, *, tiling: tuple[int, int, int]) -> jax.Array:
-    kernels: Any = importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
-    with _evaluated(kernels, "make_group_metadata"):
-        return kernels.tgmm.__wrapped__(lhs.swapaxes(0, 1), rhs, sizes, lhs.dtype, tiling)
+def _kernels(shape: Shape, function: Callable[[_Kernels], Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """A function of the kernels of others, by "peer setting"."""
+    made = {"megablox": partial(_Kernels, _MEGABLOX), "tokamax": partial(_Kernels, _TOKAMAX, first=(None,))}
+    if importlib.util.find_spec("tokamax") is None:
+        del made["tokamax"]
+    fitting = [tiling for tiling in TILINGS if tiling[1] <= shape.inner]
+    return {
+        f"{name} {'/'.join(map(str, tiling))}": function(kernels(tiling=tiling))
+        for name, kernels in made.items()
+        for tiling in fitting
+    }
+
+
+def _differentiable(kernels: _Kernels) -> Callable[..., Any]:
+    """The product with the derivative that megablox gives it."""
+
+    def product(lhs: jax.Array, rhs: jax.Array, sizes: Any) -> jax.Array:
+        @jax.custom_vjp
+        def of_both(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+            return kernels.product(lhs, rhs, sizes)
+
+        def backward(both: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+            of_lhs = kernels.product(cotangent, both[1], sizes, transpose_rhs=True)
+            return of_lhs, kernels.contracting(both[0], cotangent, sizes)
+
+        of_both.defvjp(lambda lhs, rhs: (of_both(lhs, rhs), (lhs, rhs)), backward)
+        return of_both(lhs, rhs)
+
+    return product
 
 
 # --- the cases --------------------------------------------------------------------------------------------------------
