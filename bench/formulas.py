@@ -5,7 +5,6 @@ They are peers of benchmarks. Products have operands of the inputs' dtype, sums 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -52,11 +51,8 @@ def ssd(
     return (out.astype(jnp.float32) + d[:, None] * x.astype(jnp.float32)).astype(x.dtype), state
 
 
-Inverse = Callable[[jax.Array, jax.Array], jax.Array]
-
-
 def gated_delta_rule(
-    query: jax.Array, key: jax.Array, value: jax.Array, beta: jax.Array, log_decay: jax.Array, *, solve: Inverse
+    query: jax.Array, key: jax.Array, value: jax.Array, beta: jax.Array, log_decay: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`gated_delta_rule` of tilekern in chunks (Yang et al. 2024, https://arxiv.org/abs/2412.06464, section 3.3).
 
@@ -69,7 +65,6 @@ def gated_delta_rule(
       value: [B, T, H, V].
       beta: [B, T, H].
       log_decay: [B, T, H], or [B, T, H, K].
-      solve: solve(a, x) is (I + a)⁻¹ x for strictly lower triangular a[..., C, C].
     """
     by_channel = log_decay.ndim == 4
     q, k, v, rates, decays = _chunks(query, key, value, beta, log_decay)
@@ -88,7 +83,7 @@ def gated_delta_rule(
     a = jnp.tril(a, -1) * jnp.moveaxis(rates, 3, 2)[..., None]
     known = rates[..., None] * k * jnp.exp(of_keys)
     both = jnp.moveaxis(jnp.concatenate([rates[..., None] * v, known], axis=-1), 3, 2)
-    found = solve(a, both.astype(jnp.float32))
+    found = _solved(a, both.astype(jnp.float32))
     width = v.shape[-1]
     alone, of_state = found[..., :width], narrow(found[..., width:])
     read = narrow(q * jnp.exp(of_keys))
@@ -106,12 +101,7 @@ def gated_delta_rule(
     return jnp.moveaxis(out, 0, 1).reshape(value.shape), last
 
 
-def by_substitution(a: jax.Array, x: jax.Array) -> jax.Array:
-    """(I + a)⁻¹ x by JAX's triangular solve."""
-    return jax.lax.linalg.triangular_solve(a, x, left_side=True, lower=True, unit_diagonal=True)
-
-
-def by_doubling(a: jax.Array, x: jax.Array) -> jax.Array:
+def _solved(a: jax.Array, x: jax.Array) -> jax.Array:
     """(I + a)⁻¹ x by inverses of diagonal blocks, whose size doubles; products of float32 in full precision."""
     size = a.shape[-1]
     product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)

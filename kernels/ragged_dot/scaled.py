@@ -12,8 +12,10 @@ from tilekern.kernels.ragged_dot.kernel import (
     cuda_blocks,
     llvm_blocks,
     out_type,
+    rows_of_group,
     tile_of_groups,
     tpu_blocks,
+    tpu_blocks_of_groups,
 )
 from tilekern.kernels.ragged_dot.products import Operands
 
@@ -34,9 +36,13 @@ def scaled_ragged_dot_forward(
     block_m: tk.Block = 128,
     block_n: tk.Block = 128,
     block_k: tk.Block = 128,
+    owned: tk.Block = 1,
 ) -> None:
     """`ragged_dot_forward` of numbers of 8 or 4 bits, or of floats, times scales as of `Operands`."""
     given = Operands(lhs, (rhs,), lhs_scale, (rhs_scale,), transpose_rhs)
+    if owned == 2:
+        rows_of_group(given, ends, out, block_m, block_n, block_k)
+        return
     i = tk.parallel(lhs.shape[0], block_m)
     j = tk.parallel(out.shape[1], block_n)
     out[i, j] = tile_of_groups(given, i, j, ends, tk.zeros((i, j), given.wide), block_k).astype(out.dtype)
@@ -86,7 +92,13 @@ def scaled_cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, products: int =
 
 @scaled_ragged_dot_forward.schedule("tpu")
 def _tpu(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs)
+    blocks = tpu_blocks_of_groups(lhs, rhs, transpose_rhs) if _is_simple(rhs, (lhs_scale, rhs_scale)) else None
+    return blocks or scaled_tpu_blocks(lhs, rhs, (lhs_scale, rhs_scale), transpose_rhs)
+
+
+def _is_simple(rhs: Any, scales: Any) -> bool:
+    """True for whole bytes whose scales are of rows and columns alone: sums are scaled once."""
+    return str(rhs.dtype) not in FOUR_BITS and all(s is None or s.shape[1] == 1 for s in scales)
 
 
 def scaled_tpu_blocks(

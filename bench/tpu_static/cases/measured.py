@@ -44,6 +44,7 @@ class Measured(Case):
       dtype: of the products' operands.
       pulled: the numbers of the arguments whose gradients are computed, too; () for the forward pass alone.
       donated: the numbers of the arguments that results may overwrite.
+      alone: whether the formulas only say what the results are: the compiler takes too long for them.
     """
 
     title: str
@@ -54,6 +55,7 @@ class Measured(Case):
     dtype: str = "bfloat16"
     pulled: tuple[int, ...] = ()
     donated: tuple[int, ...] = field(default=(), kw_only=True)
+    alone: bool = field(default=False, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -83,7 +85,7 @@ class Measured(Case):
 
     def peers(self) -> Mapping[str, str]:
         """The programs of the formulas."""
-        return {setting: _source(self.title, setting, "") for setting in self.formulas}
+        return {} if self.alone else {setting: _source(self.title, setting, "") for setting in self.formulas}
 
     def program(self, contestant: str, chip: str) -> Program:
         """What a child compiles: "tilekern" for our kernel, or a key of `formulas`."""

@@ -288,6 +288,18 @@ def test_the_interpreter_agrees() -> None:
     assert_close(tk.interpret(traced)(*given), oracle, jax.jit(scaled_reference)(*every), length=INNER)
 
 
+@pytest.mark.parametrize("kind", ["int8_rows_columns", "bfloat16_int8"])
+def test_programs_that_own_groups(kind: str) -> None:
+    lhs, rhs, scales = operands(kind)
+    every = lhs, rhs, SIZES, *scales.values()
+    ends, of_lhs = np.cumsum(SIZES, dtype=np.int32), scales["lhs_scale"]
+    out = scaled_ragged_dot_forward(
+        lhs, rhs, ends, of_lhs, scales["rhs_scale"], out_dtype="float32", block_m=8, block_n=16, owned=2
+    )
+    low = jax.jit(partial(scaled_reference, dtype=naive_dtype(lhs, rhs), out_dtype=out.dtype))(*every)
+    assert_close(out, in_float64(scaled_reference, *every, dtype="float64"), low, length=INNER)
+
+
 LHS, RHS = jnp.zeros((20, 32), jnp.int8), jnp.zeros((4, 32, 64), jnp.int8)
 ONE = jnp.ones((1, 1))
 

@@ -10,15 +10,20 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tilekern.ir.compute import Constant, Convert, Dot, Reduce
 from tilekern.ir.core import Op
 from tilekern.ir.dynamic import Take
+from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.shape import Reshape, Slice
 from tilekern.ir.types import BOOL, F32, I32, TileType, accumulator
 from tilekern.lower.jax_ops import Function, shared_function
 from tilekern.lower.mosaic.chip import LANES, SUBLANES
+
+# exp(87) is 6e37; beyond 8.5e37 a reciprocal is no normal float32.
+_MOST_EXPONENT = 87.0
 
 _PRECISION = {
     "ieee": lax.Precision.HIGHEST,
@@ -48,6 +53,8 @@ def function_of(op: Op) -> Function:
             return _only
         case Slice(operands=(x,)) if _is_rolled(op, x.tile):
             return partial(_rolled, op)
+        case Elementwise(function="logistic"):
+            return _logistic
         case _:
             function = shared_function(op)
             if function is None:
@@ -83,6 +90,14 @@ def _rolled(op: Slice, x: jax.Array) -> jax.Array:
     moved = pltpu.roll(x, x.shape[dim] - starts[dim], dim)
     starts[dim], stops[dim] = 0, stops[dim] - starts[dim]
     return lax.slice(moved, starts, stops)
+
+
+def _logistic(x: jax.Array) -> jax.Array:
+    """1 / (1 + exp(-x)), with exp(-x) held where it is far below the overflow of its reciprocal.
+
+    The reciprocal needs no care for infinities then, which would take as long as all the rest.
+    """
+    return pl.reciprocal(1 + jnp.exp(jnp.minimum(-x, _MOST_EXPONENT)), full_range=False)
 
 
 def _only(x: jax.Array) -> jax.Array:
