@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -34,19 +35,15 @@ class Decays(NamedTuple):
     whole: jax.Array
 
 
-def decays_of(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any) -> Decays:
+def decays_of(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any, *, by_products: bool = False) -> Decays:
     """The products of decays in chunk t of the tokens; `segment_ids` is the ref, b the sequence.
 
-    They are exponentials of differences of sums, none of which is positive, so that nothing overflows. Multiples of
-    `_STEP` add up without rounding, and the rest is small: a difference is exact to 1e-8 beside its own rounding,
-    however large the sums are. A decay of e^-110 (e^-750 for float64) is 0.
+    They are exponentials of sums of log decays, none of which is positive, so that nothing overflows. A decay of e^-110
+    (e^-750 for float64) is 0. `by_products`: sums between tokens come from a product of matrices, not from differences.
     """
     log_decays = jnp.maximum(log_decays, -750 if log_decays.dtype == jnp.float64 else -110)
-    coarse = jnp.round(log_decays / _STEP) * _STEP
-    parts = coarse, log_decays - coarse
-    sums, totals = [jnp.cumsum(x) for x in parts], [x.sum() for x in parts]
-    before, whole = jnp.exp(sums[0] + sums[1]), jnp.exp(totals[0] + totals[1])
-    after = jnp.exp((totals[0] - sums[0]) + (totals[1] - sums[1]))
+    sums, before, after, whole = (_summed if by_products else _subtracted)(t, log_decays)
+    before, after, whole = jnp.exp(before), jnp.exp(after), jnp.exp(whole)
     related = t.indices[:, None] >= t.indices[None, :]
     if segment_ids is not None:
         segments = segments_of(t, segment_ids, b)
@@ -54,9 +51,44 @@ def decays_of(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any) -> De
         before = jnp.where(segments.first, before, 0)
         after = jnp.where(segments.last, after, 0)
         whole = jnp.where(segments.whole, whole, 0)
-    differences = (x[:, None] - x[None, :] for x in sums)
-    between = jnp.exp(jnp.where(related, sum(differences), -jnp.inf))
-    return Decays(between, before, after, whole)
+    return Decays(jnp.exp(jnp.where(related, sums, -jnp.inf)), before, after, whole)
+
+
+def _subtracted(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The logarithms of `Decays`, for i >= j.
+
+    Multiples of `_STEP` add up without rounding, and the rest is small: a difference of sums is exact to 1e-8 beside
+    its own rounding, however large the sums are.
+    """
+    coarse = jnp.round(log_decays / _STEP) * _STEP
+    parts = coarse, log_decays - coarse
+    sums, totals = [jnp.cumsum(x) for x in parts], [x.sum() for x in parts]
+    after = (totals[0] - sums[0]) + (totals[1] - sums[1])
+    differences = [x[:, None] - x[None, :] for x in sums]
+    return differences[0] + differences[1], sums[0] + sums[1], after, totals[0] + totals[1]
+
+
+def _summed(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The same by Σ_t [t <= i] d_t [t > j], of a matrix of log decays with one of zeros and ones.
+
+    No term is lost to a larger sum. On TPUs it takes less time than to turn rows of sums into columns.
+    """
+    row, column = t.indices[:, None], t.indices[None, :]
+    up_to, beyond = (jnp.where(m, log_decays[None, :], 0) for m in (column <= row, column > row))
+    later = jnp.where(row > column, 1, 0)
+    sums = functools.reduce(lambda acc, part: tk.dot(part, later.astype(part.dtype), acc), _narrow_parts(up_to), None)
+    return sums, up_to.sum(axis=1), beyond.sum(axis=1), log_decays.sum()
+
+
+def _narrow_parts(x: jax.Array) -> list[jax.Array]:
+    """Three arrays of bfloat16 whose sum is a float32 x; x itself if it is of another dtype."""
+    if x.dtype != jnp.float32:
+        return [x]
+    parts: list[jax.Array] = []
+    for _ in range(3):
+        parts.append(x.astype(jnp.bfloat16))
+        x = x - parts[-1].astype(jnp.float32)
+    return parts
 
 
 class Segments(NamedTuple):

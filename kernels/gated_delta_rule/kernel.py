@@ -63,11 +63,13 @@ def gated_delta_rule_forward(
     *,
     block_t: tk.Block = 64,
     block_v: tk.Block = 128,
+    sums: tk.Block = 1,
 ) -> None:
     """query, key[B, T, G, K], value[B, T, H, V], beta, log_decay[B, T, H], initial_state[B, H, K, V] -> two results.
 
     Head h reads the query and the key of head h // (H // G). The state, A and U are in float32 (float64 for float64);
-    operands of the other products are in the dtype of the inputs. `segment_ids` is [B, T].
+    operands of the other products are in the dtype of the inputs. `segment_ids` is [B, T]. With `sums=2` log decays are
+    added by products.
     """
     groups, shared = query.shape[2], value.shape[2] // query.shape[2]
     b = tk.parallel(value.shape[0])
@@ -81,7 +83,7 @@ def gated_delta_rule_forward(
     def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
         q, k, v = query[b, t, g], key[b, t, g], value[b, t, h, j]
         rate = beta[b, t, h].astype(wide)[:, None]
-        decays = decays_of(t, log_decay[b, t, h].astype(wide), segment_ids, b)
+        decays = decays_of(t, log_decay[b, t, h].astype(wide), segment_ids, b, by_products=sums == 2)
         earlier = t.indices[:, None] > t.indices[None, :]
         a = jnp.where(earlier, rate * decays.between * tk.dot(k, k.T), 0)
         known = tk.dot(k, state.astype(narrow)) * decays.before[:, None]
@@ -119,4 +121,4 @@ def _tpu(
     query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
 ) -> dict[str, int]:
     """Chunks of 64 tokens: half of a matrix unit, for an inverse of six doublings."""
-    return {"block_t": tiled(value.shape[1], 64, 8), "block_v": tiled(value.shape[3], 256, 128)}
+    return {"block_t": tiled(value.shape[1], 64, 8), "block_v": tiled(value.shape[3], 256, 128), "sums": 2}
