@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -75,20 +74,9 @@ def _summed(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, ja
     """
     row, column = t.indices[:, None], t.indices[None, :]
     up_to, beyond = (jnp.where(m, log_decays[None, :], 0) for m in (column <= row, column > row))
-    later = jnp.where(row > column, 1, 0)
-    sums = functools.reduce(lambda acc, part: tk.dot(part, later.astype(part.dtype), acc), _narrow_parts(up_to), None)
+    later = jnp.where(row > column, 1, 0).astype(log_decays.dtype)
+    sums = tk.dot(up_to, later, precision="bf16x6")
     return sums, up_to.sum(axis=1), beyond.sum(axis=1), log_decays.sum()
-
-
-def _narrow_parts(x: jax.Array) -> list[jax.Array]:
-    """Three arrays of bfloat16 whose sum is a float32 x; x itself if it is of another dtype."""
-    if x.dtype != jnp.float32:
-        return [x]
-    parts: list[jax.Array] = []
-    for _ in range(3):
-        parts.append(x.astype(jnp.bfloat16))
-        x = x - parts[-1].astype(jnp.float32)
-    return parts
 
 
 class Segments(NamedTuple):

@@ -120,7 +120,9 @@ def _row(case: Case, chip: str, fresh: Mapping[str, Record], kept: Mapping[str, 
     """Ours, and of each peer the fastest of its settings, or its last error."""
     best: dict[str, Record] = {}
     for name in case.peers():
-        record = kept[_key(case, chip, name)] | {"setting": name}
+        if (key := _key(case, chip, name)) not in kept:
+            continue
+        record = kept[key] | {"setting": name}
         peer = name.split()[0]
         if peer not in best or record.get("us", float("inf")) < best[peer].get("us", float("inf")):
             best[peer] = record

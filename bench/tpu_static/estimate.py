@@ -208,7 +208,8 @@ def _kernel(
     """One kernel, and the words that it stores; the cores of a chip that share the grid run at once."""
     program = bundles.parse(_dump(folder, name, _BUNDLES).read_text())
     table = slots.parse(_dump(folder, name, r"pre-delay_hlo-static-per-bundle-utilization").read_text())
-    index = re.search(r"(#allocation\d+) \[.*- core index'\]", _dump(folder, name, r"original").read_text())
+    original = _dumps(folder, name, "original")[0].read_text()  # XLA makes some fusions in several attempts
+    index = re.search(r"(#allocation\d+) \[.*- core index'\]", original)
     runs = [
         simulate(program, machine, operands, {index[1]: core} if index else {})
         for core in range(machine.cores if index else 1)

@@ -33,6 +33,7 @@ FORMATS = "sparse-core-data-format-call"
 """Prefix of the names of asynchronous calls in which SparseCores change an array's layout in HBM, on 7x."""
 
 _LAYOUT = re.compile(r"(\w+)\[([\d,]*)\](?:\{([\d,]*)(?::T\(([\d,]+)\))?((?:\([\d,]+\))*)[^}]*\})?")
+_TRUTH = {"true": "1", "false": "0"}
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s64": 8, "u64": 8, "f64": 8}
 
 
@@ -149,11 +150,11 @@ def vmem(text: str) -> dict[str, int]:
 
 def constant(i: HloInstruction) -> np.ndarray[Any, Any]:
     """The elements of a constant of integers or of truth values."""
-    dtype, dims, _, _ = layout(i.shape)
-    found = re.findall(r"true|false" if dtype == "pred" else r"-?\d+", i.body.partition(")")[0])
+    dims = layout(i.shape)[1]
+    found = re.findall(r"true|false|-?\d+", i.body.partition(")")[0])
     if len(found) != math.prod(dims):
         raise DumpError(f"constant {i.name} of {math.prod(dims)} elements is dumped as {len(found)}")
-    return np.array([x == "true" if dtype == "pred" else int(x) for x in found], np.int64).reshape(dims)
+    return np.array([int(_TRUTH.get(x, x)) for x in found], np.int64).reshape(dims)
 
 
 def layout(shape: str) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
