@@ -1,4 +1,4 @@
-"""Values of integers that XLA computes from constants, such as tables that a kernel prefetches: a small HLO interpreter.
+"""A small interpreter of HLO, for integers that XLA computes from constants, such as tables that a kernel prefetches.
 
 It knows the instructions that such tables are made of. What depends on an argument, or on another instruction, has no
 value.

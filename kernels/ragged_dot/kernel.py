@@ -54,8 +54,8 @@ def ragged_dot_forward(
     """lhs[M, K], rhs[G, K, N], ends int32[G] (ascending, in [0, M]) -> out[M, N].
 
     The rows of group g are ends[g - 1], ..., ends[g] - 1, and out[rows] = lhs[rows] @ rhs[g], accumulated in float32
-    (float64 for float64). Rows from ends[G - 1] on are 0. With `transpose_rhs` rhs is given as [G, N, K]. A program owns
-    a tile of rows, or with `owned=2` a group.
+    (float64 for float64). Rows from ends[G - 1] on are 0. With `transpose_rhs` rhs is given as [G, N, K]. A
+    program owns a tile of rows, or with `owned=2` a group.
     """
     given = Operands(lhs, (rhs,), None, (None,), transpose_rhs)
     if owned == 2:

@@ -13,6 +13,7 @@ from bench.tpu_static import hlo, scalar, slots
 from bench.tpu_static.bundles import Bundle, DumpError, Instruction, parse
 from bench.tpu_static.chips import CHIPS, chip
 from bench.tpu_static.estimate import read
+from bench.tpu_static.evaluate import Values
 from bench.tpu_static.scalar import Unknown, rule
 from bench.tpu_static.simulate import GRANULE, SimulationError, simulate
 
@@ -30,6 +31,9 @@ def test_the_rates_are_those_that_jax_knows(name: str) -> None:
     assert machine.bandwidth == info.mem_bw_bytes_per_second
     assert machine.peak == pytest.approx(info.bf16_ops_per_second, rel=0.005)
     assert machine.mxus == info.num_mxus
+    for dtype, known in (("int8", info.int8_ops_per_second), ("float8_e4m3fn", info.fp8_ops_per_second)):
+        # 0: not told; products are as fast as those of bfloat16 there
+        assert machine.rate(dtype) == pytest.approx(known or info.bf16_ops_per_second, rel=0.005)
 
 
 def test_an_unknown_chip_is_an_error() -> None:
@@ -409,16 +413,17 @@ def test_other_asynchronous_calls_are_an_error(tmp_path: Path) -> None:
 
 
 def test_the_words_of_constants_are_found_through_copies() -> None:
-    made = hlo.entry(HLO)
-    assert hlo.words("copy-done", made) == [1, -2, 3, *[0] * 125, 4, 5, 6, *[0] * 125]
-    assert hlo.words("x.1", made) is None
+    values = Values(hlo.entry(HLO), HLO)
+    assert values.words("copy-done") == [1, -2, 3, *[0] * 125, 4, 5, 6, *[0] * 125]
+    assert values.words("x.1") is None
 
 
 @given(st.integers(1, 3), st.integers(1, 20), st.integers(1, 300), st.sampled_from([1, 2, 8]))
 def test_words_lie_in_tiles(lead: int, rows: int, columns: int, sublanes: int) -> None:
     values = np.arange(lead * rows * columns).reshape(lead, rows, columns) + 1
     text = "ENTRY %main () -> s32[] {\n" + f"  %c = s32[{lead},{rows},{columns}]{{2,1,0:T({sublanes},128)}} constant("
-    words = hlo.words("c", hlo.entry(f"{text}{{ {', '.join(map(str, values.reshape(-1)))} }})\n}}\n"))
+    whole = f"{text}{{ {', '.join(map(str, values.reshape(-1)))} }})\n}}\n"
+    words = Values(hlo.entry(whole), whole).words("c")
     assert words is not None
     tiles, lanes = -(-rows // sublanes), -(-columns // 128)
     assert len(words) == lead * tiles * lanes * sublanes * 128
@@ -433,6 +438,6 @@ def test_hlo_of_another_form_is_an_error() -> None:
         hlo.entry("HloModule x")
     with pytest.raises(DumpError, match="an HLO instruction of unknown form: %a is b"):
         hlo.entry("ENTRY %main {\n  %a is b\n}\n")
-    cut = hlo.entry(HLO.replace("4, 5, 6", "..."))
+    cut = HLO.replace("4, 5, 6", "...")
     with pytest.raises(DumpError, match=r"constant constant\.1 of 6 elements is dumped as 3"):
-        hlo.words("copy-done", cut)
+        Values(hlo.entry(cut), cut).words("copy-done")

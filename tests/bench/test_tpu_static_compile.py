@@ -5,6 +5,7 @@ from functools import cache
 from typing import cast
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from bench.tpu_static.bundles import DumpError
@@ -161,16 +162,21 @@ def test_a_program_that_does_not_compile_says_why() -> None:
         estimate("fn = nothing", "v5e")
 
 
-def test_a_loop_of_xla_is_refused() -> None:
-    source = call("tests.bench.test_tpu_static_compile:repeated", [((8, 128), "float32"), ((), "int32")], factor=2.0)
-    with pytest.raises(DumpError, match=r"XLA's own control flow \(while"):
-        estimate(source, "v5e")
+def test_a_loop_of_xla_counts_as_often_as_it_runs() -> None:
+    shape = (1024, 1024), "float32"
+    fifty, hundred = (estimate(call(f"{__name__}:repeated", [shape], times=n), "v5e") for n in (50, 100))
+    kept = [one for one in fifty if one.name.endswith("×50")]
+    assert kept and sum(one.bundles for one in hundred) - sum(one.bundles for one in fifty) == sum(
+        one.bundles for one in kept
+    )
+    with pytest.raises(DumpError, match=r"XLA's own loop .* depends on data"):
+        estimate(call(f"{__name__}:repeated", [shape, ((), "int32")]), "v5e")
 
 
-def repeated(x: jax.Array, times: jax.Array, factor: float) -> jax.Array:
+def repeated(x: jax.Array, times: jax.Array | int) -> jax.Array:
     """A loop of XLA's, not of a kernel."""
 
     def step(_: jax.Array, y: jax.Array) -> jax.Array:
-        return y * factor
+        return jnp.sin(y)
 
     return cast(jax.Array, jax.lax.fori_loop(0, times, step, x))

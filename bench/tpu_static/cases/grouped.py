@@ -46,7 +46,7 @@ def _flops(shape: Shape) -> int:
 
 
 def _evaluated(module: Any, name: str) -> Any:
-    """A context in which a function of group sizes is evaluated while it is traced, so that its results are constants."""
+    """A context in which a function of group sizes is evaluated while traced, so that its results are constants."""
     function = getattr(module, name)
 
     def known(*arguments: Any, **keywords: Any) -> Any:
@@ -200,4 +200,4 @@ CASES: tuple[Case, ...] = (
     _scaled(_SCALED["qwen3_30b_up:int8:int8"], "int8 × int8"),
     _scaled(_SCALED["qwen3_30b_up:float8_e4m3fn:float8_e4m3fn"], "float8 × float8"),
 )
-SMALL: tuple[Case, ...] = ()
+SMALL: tuple[Case, ...] = (_product(replace(_SHAPES["square"], name="small", rows=2048))[0],)

@@ -50,7 +50,7 @@ class Measured(Case):
     title: str
     kernel: Function
     arguments: Callable[[], Arguments]
-    formulas: Mapping[str, Function]
+    formulas: dict[str, Function]
     operations: int = 0
     dtype: str = "bfloat16"
     pulled: tuple[int, ...] = ()
@@ -89,11 +89,8 @@ class Measured(Case):
 
     def program(self, contestant: str, chip: str) -> Program:
         """What a child compiles: "tilekern" for our kernel, or a key of `formulas`."""
-        if contestant == "tilekern":
-            function = partial(self.kernel, target=f"tpu:{chip}")
-        else:
-            function = self.formulas[contestant]
-        arguments = self.arguments()
+        functions = self.formulas | {"tilekern": partial(self.kernel, target=f"tpu:{chip}")}
+        function, arguments = functions[contestant], self.arguments()
         if not self.pulled:
             return Program(function, arguments, self.donated)
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arguments]

@@ -76,4 +76,4 @@ CASES: tuple[Case, ...] = (
     *_both("selective_scan", selective_scan, SELECTIVE_SCANS[0], {"xla": formulas.selective_scan}, tuple(range(8))),
     *_both("causal_conv1d", causal_conv1d, CONVOLUTIONS[0], {"xla": convolution}, (0, 1, 2)),
 )
-SMALL: tuple[Case, ...] = ()
+SMALL: tuple[Case, ...] = (_ssd(replace(LINEAR_ATTENTIONS[1], name="small", tokens=1024, heads=8))[0],)

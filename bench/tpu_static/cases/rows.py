@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -90,4 +91,8 @@ CASES: tuple[Case, ...] = (
     _group_norm(_named(LARGE, "vae_decoder_512"))[0],
     _adamw_step(),
 )
-SMALL: tuple[Case, ...] = (_softmax(2048), _rms_norm(2048))
+SMALL: tuple[Case, ...] = (
+    _softmax(2048),
+    _rms_norm(2048),
+    _group_norm(replace(_named(GROUP_NORMS, "stable_diffusion_32"), name="small", side=16))[0],
+)
