@@ -65,7 +65,10 @@ def _compare(kernel: Callable[..., Any], case: Any, dtype: str, peers: dict[str,
 
 
 def _forward(function: Callable[..., Any], arrays: Any) -> Callable[[], Any]:
-    run = jax.jit(lambda *a: function(*a)[0])
+    def first(*arrays: Any) -> Any:
+        return function(*arrays)[0]
+
+    run = cast(Callable[..., Any], jax.jit(first))
     return lambda: run(*arrays)
 
 

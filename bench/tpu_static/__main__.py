@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _earlier(results: Path) -> dict[str, Record]:
     """The rows of an earlier run in the same folder, with the same versions: new rows take their places or follow."""
-    earlier = json.loads(results.read_text()) if results.exists() else {}
+    earlier: Record = json.loads(results.read_text()) if results.exists() else {}
     return earlier["rows"] if earlier.get("versions") == versions() else {}
 
 

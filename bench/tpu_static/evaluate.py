@@ -23,6 +23,11 @@ Known = Array | tuple["Known | None", ...]
 _MOST_ITERATIONS = 1 << 14
 _DTYPES = {"pred": np.bool_, "s32": np.int32, "u32": np.uint32}
 
+
+def _clamped(low: Array, x: Array, high: Array) -> Array:
+    return np.minimum(np.maximum(x, low), high)
+
+
 _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -34,7 +39,7 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "not": np.invert,
     "negate": np.negative,
     "select": np.where,
-    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "clamp": _clamped,
 }
 _COMPARISONS = {
     "EQ": np.equal,

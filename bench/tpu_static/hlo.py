@@ -151,7 +151,7 @@ def vmem(text: str) -> dict[str, int]:
 def constant(i: HloInstruction) -> np.ndarray[Any, Any]:
     """The elements of a constant of integers or of truth values."""
     dims = layout(i.shape)[1]
-    found = re.findall(r"true|false|-?\d+", i.body.partition(")")[0])
+    found: list[str] = re.findall(r"true|false|-?\d+", i.body.partition(")")[0])
     if len(found) != math.prod(dims):
         raise DumpError(f"constant {i.name} of {math.prod(dims)} elements is dumped as {len(found)}")
     return np.array([int(_TRUTH.get(x, x)) for x in found], np.int64).reshape(dims)

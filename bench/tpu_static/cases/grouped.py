@@ -180,7 +180,10 @@ def _differentiable(kernels: _Kernels) -> Callable[..., Any]:
             of_lhs = kernels.product(cotangent, both[1], sizes, transpose_rhs=True)
             return of_lhs, kernels.contracting(both[0], cotangent, sizes)
 
-        of_both.defvjp(lambda lhs, rhs: (of_both(lhs, rhs), (lhs, rhs)), backward)
+        def forward(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            return of_both(lhs, rhs), (lhs, rhs)
+
+        of_both.defvjp(forward, backward)
         return of_both(lhs, rhs)
 
     return product

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -72,8 +72,8 @@ class Measured(Case):
         """The dtype of the products' operands."""
         return self.dtype
 
-    @cached_property
-    def nbytes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] -- computed once
+    @property
+    def nbytes(self) -> int:
         """Bytes of the arguments and the results; a gradient's results are those of the forward pass, too."""
         made = self.program(next(iter(self.formulas)), "")
         results = jax.eval_shape(made.fn, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in made.args))
@@ -94,7 +94,7 @@ class Measured(Case):
         if not self.pulled:
             return Program(function, arguments, self.donated)
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arguments]
-        results = cast(Any, jax.eval_shape(next(iter(self.formulas.values())), *shapes))
+        results = jax.eval_shape(next(iter(self.formulas.values())), *shapes)
         cotangents = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.tree.leaves(results))
         return Program(_with_gradient(function, self.pulled, len(arguments)), (*arguments, *cotangents))
 
@@ -107,7 +107,7 @@ def with_gradient(case: Measured, pulled: tuple[int, ...], operations: int | Non
 
 def types(make: Callable[[], Any]) -> Callable[[], Arguments]:
     """The types of the arrays that `make` would make."""
-    return lambda: cast(Arguments, tuple(jax.tree.leaves(jax.eval_shape(make))))
+    return lambda: tuple(jax.tree.leaves(jax.eval_shape(make)))
 
 
 def _with_gradient(function: Function, pulled: tuple[int, ...], count: int) -> Function:
@@ -123,7 +123,7 @@ def _with_gradient(function: Function, pulled: tuple[int, ...], count: int) -> F
             return function(*every)
 
         out, pull = cast(Any, jax.vjp(of_some, *(arguments[number] for number in pulled)))
-        return out, pull(jax.tree.unflatten(jax.tree.structure(out), cotangents))
+        return out, pull(cotangents if isinstance(out, tuple) else cotangents[0])
 
     return both
 

@@ -6,6 +6,7 @@ Outside of a kernel they compute the same.
 from __future__ import annotations
 
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +98,8 @@ def _logistic(x: jax.Array) -> jax.Array:
 
     The reciprocal needs no care for infinities then, which would take as long as all the rest.
     """
-    return pl.reciprocal(1 + jnp.exp(jnp.minimum(-x, _MOST_EXPONENT)), full_range=False)
+    below: jax.Array = 1 + jnp.exp(jnp.minimum(-x, _MOST_EXPONENT))
+    return cast(jax.Array, pl.reciprocal(below, full_range=False))
 
 
 def _only(x: jax.Array) -> jax.Array:
