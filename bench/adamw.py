@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from tilekern.training import adamw
 
 LIMIT = 1.0
 SHAPE = (4096, 4096)
+RATE, DECAY = 1e-3, 0.1
 _ROUNDS = 7
 # bfloat16 weights beside float32 moments; random bits of the peer are JAX's.
 CASES = (("float32", False), ("bfloat16", False), ("bfloat16", True))
@@ -46,7 +48,7 @@ def _arrays(dtype: str) -> tuple[jax.Array, jax.Array]:
 
 
 def _ours(dtype: str, stochastic: bool, target: str) -> Callable[[], Any]:
-    optimizer = adamw(1e-3, weight_decay=0.1, stochastic=stochastic, target=target)
+    optimizer = adamw(RATE, weight_decay=DECAY, stochastic=stochastic, target=target)
     weight, gradient = _arrays(dtype)
     step, held = jax.jit(optimizer.step, donate_argnums=(0, 1)), [weight, optimizer.init(weight)]
 
@@ -58,26 +60,29 @@ def _ours(dtype: str, stochastic: bool, target: str) -> Callable[[], Any]:
 
 
 def _theirs(dtype: str, stochastic: bool) -> Callable[[], Any]:
-    def step(weight: jax.Array, state: State, gradient: jax.Array) -> tuple[jax.Array, State]:
-        count, m, v = state
-        g, w = gradient.astype(jnp.float32), weight.astype(jnp.float32)
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        first, second = m / (1 - 0.9 ** (count + 1)), v / (1 - 0.999 ** (count + 1))
-        w = w - 1e-3 * (first / (jnp.sqrt(second) + 1e-8) + 0.1 * w)
-        if stochastic:
-            bits = jax.random.bits(jax.random.fold_in(jax.random.key(0), count), w.shape, "uint16")
-            raised = jax.lax.bitcast_convert_type(w, jnp.uint32) + bits
-            return _upper_half(raised), (count + 1, m, v)
-        return w.astype(weight.dtype), (count + 1, m, v)
-
     weight, gradient = _arrays(dtype)
-    run, held = jax.jit(step, donate_argnums=(0, 1)), [weight, (jnp.int32(0), *(jnp.zeros(SHAPE) for _ in range(2)))]
+    run = jax.jit(partial(formula, stochastic=stochastic), donate_argnums=(0, 1))
+    held = [weight, (jnp.int32(0), *(jnp.zeros(SHAPE) for _ in range(2)))]
 
     def call() -> Any:
         held[:] = run(*held, gradient)
         return held
 
     return call
+
+
+def formula(weight: jax.Array, state: State, gradient: jax.Array, *, stochastic: bool) -> tuple[jax.Array, State]:
+    """A step in `jnp`, with the moments in float32; stochastic rounding is to bfloat16, by bits of JAX's generator."""
+    count, m, v = state
+    g, w = gradient.astype(jnp.float32), weight.astype(jnp.float32)
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+    first, second = m / (1 - 0.9 ** (count + 1)), v / (1 - 0.999 ** (count + 1))
+    w = w - RATE * (first / (jnp.sqrt(second) + 1e-8) + DECAY * w)
+    if stochastic:
+        bits = jax.random.bits(jax.random.fold_in(jax.random.key(0), count), w.shape, "uint16")
+        raised = jax.lax.bitcast_convert_type(w, jnp.uint32) + bits
+        return _upper_half(raised), (count + 1, m, v)
+    return w.astype(weight.dtype), (count + 1, m, v)
 
 
 def _upper_half(bits: jax.Array) -> jax.Array:

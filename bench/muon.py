@@ -30,16 +30,17 @@ def measure() -> Iterator[Result]:
     for shape in SHAPES:
         for dtype in DTYPES:
             x = jax.random.normal(jax.random.key(0), shape, dtype) / shape[1] ** 0.5
-            yield _compare("symmetric_matmul", partial(symmetric_matmul, target=target), _gram, x, target)
+            yield _compare("symmetric_matmul", partial(symmetric_matmul, target=target), gram_matrix, x, target)
             ours = partial(newton_schulz, dtype=jnp.dtype(dtype), target=target)
-            yield _compare("newton_schulz", ours, _newton_schulz, x, target)
+            yield _compare("newton_schulz", ours, naive_newton_schulz, x, target)
 
 
-def _gram(x: jax.Array) -> jax.Array:
+def gram_matrix(x: jax.Array) -> jax.Array:
+    """The product of a matrix with its transpose."""
     return x @ x.mT
 
 
-def _newton_schulz(x: jax.Array) -> jax.Array:
+def naive_newton_schulz(x: jax.Array) -> jax.Array:
     """Five steps as in Muon, in the dtype of x, of which the shorter side is the first."""
     a, b, c = COEFFICIENTS
     y = x.astype(jnp.float32)

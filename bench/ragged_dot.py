@@ -58,9 +58,9 @@ def _scaled() -> Iterator[Result]:
     }
     for kind, scaled in kinds.items():
         lhs, rhs, sizes, scales = scaled.arrays(jax.random.key(0))
-        functions = {"ours": jax.jit(partial(ragged_dot, target="cpu:llvm")), "dequantised": jax.jit(_dequantised)}
+        functions = {"ours": jax.jit(partial(ragged_dot, target="cpu:llvm")), "dequantised": jax.jit(dequantised)}
         if kind.startswith("int8 by rows"):
-            functions["int32"] = jax.jit(_of_int32)
+            functions["int32"] = jax.jit(of_int32)
         runs = {name: partial(function, lhs, rhs, sizes, **scales) for name, function in functions.items()}
         seconds = medians(runs)
         best = min(value for name, value in seconds.items() if name != "ours")
@@ -68,14 +68,15 @@ def _scaled() -> Iterator[Result]:
         yield Result(name, "ms", seconds["ours"] * 1e3, SCALED_RATIO_LIMIT, "ratio", best * 1e3)
 
 
-def _dequantised(
+def dequantised(
     lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, rhs_scale: jax.Array, lhs_scale: jax.Array | None = None
 ) -> jax.Array:
+    """The product of operands that are dequantised in memory."""
     rows = lhs if lhs_scale is None else dequantize(lhs, lhs_scale, jnp.bfloat16)
     return jax.lax.ragged_dot(rows, dequantize(rhs, rhs_scale, jnp.bfloat16), sizes)
 
 
-def _of_int32(
+def of_int32(
     lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, rhs_scale: jax.Array, lhs_scale: jax.Array
 ) -> jax.Array:
     """Sums of integers, and scales of rows and columns behind them."""

@@ -4,9 +4,11 @@ plan        the items of a run, most important first; `item`: their base class
 supervise   the parent process: starts children, survives their crashes, writes gpu.json; `journal`: their records
 work        the child process: runs the items of the plan one after the other
 prepare     work without a GPU (compilation, oracles), in parallel processes
-numerics    the kernels against float64 oracles; `gradients`: those of attention with each feature
+numerics    kernels against float64 oracles; `kernels`, `trained`, `warp_specialised`: which ones, on which cases;
+            `gradients`: those of any function, and of attention with each feature
 programs    random tile programs against the interpreter
-speed       the kernels against their peers; `peers`: other implementations; `clock`: timing
+speed       the kernels against their peers; `training`: those of training; `peers`, `torch_peers`, `formulas`: other
+            implementations; `clock`: timing
 tune        variants of blocks, warps and stages
 report      the tables
 dry         without a GPU: compiles all programs and prints their resources; `launch`: and launches all items on a

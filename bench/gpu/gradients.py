@@ -1,8 +1,8 @@
-"""Gradients of attention with each of its features, and of losses, for checks and for timings."""
+"""Gradients of any function, of attention with each of its features, and of losses, for checks and for timings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -157,9 +157,9 @@ def gradients_of(attention: Callable[..., Any], *arrays: Any, feature: str = "",
     return [out, logsumexp, *pull(cotangent)]
 
 
-def ours(*arrays: Any, **keywords: Any) -> Arrays:
+def ours(*arrays: Any, target: str | None = None, **keywords: Any) -> Arrays:
     """The gradients of `flash_attention`."""
-    return gradients_of(partial(flash_attention, return_logsumexp=True), *arrays, **keywords)
+    return gradients_of(partial(flash_attention, return_logsumexp=True, target=target), *arrays, **keywords)
 
 
 def definition(*arrays: Any, feature: str = "", causal: bool = False, q_offset: int = 0, dtype: Any = None) -> Arrays:
@@ -205,3 +205,42 @@ def of_loss(loss: Callable[..., Any], hidden: Any, weight: Any, labels: Any, **k
     odd = jnp.arange(labels.shape[0]) % 2 == 1
     cotangents = tuple(jnp.where(odd, a, b).astype(x.dtype) for x, a, b in zip(out, (1, 0.25), (-0.5, 1), strict=True))
     return [*out, *pull(cotangents)]
+
+
+# --- any function -----------------------------------------------------------------------------------------------------
+
+
+def with_gradients(function: Callable[..., Any], *arrays: Any, **keywords: Any) -> Arrays:
+    """Compute the results of a function, and their gradients by its float arrays, for cotangents that differ."""
+    return pulled(partial(function, **keywords), arrays)
+
+
+def step(function: Callable[..., Any], *arrays: Any, used: int = 1) -> Arrays:
+    """Compute the first results of a function, as many as are used, and its gradients by the float arrays.
+
+    The last arrays are the cotangents of these results.
+    """
+    inputs, cotangents = arrays[:-used], arrays[-used:]
+
+    def first(*arrays: Any) -> Any:
+        return jax.tree.leaves(function(*arrays))[:used]
+
+    return pulled(first, inputs, cotangents)
+
+
+def pulled(function: Callable[..., Any], arrays: Sequence[Any], cotangents: Sequence[Any] | None = None) -> Arrays:
+    """Compute the results of a function, and their gradients by its float arrays; None: for `_different` cotangents."""
+    floats = [n for n, x in enumerate(arrays) if kind_of(x.dtype) == "float"]
+
+    def of_floats(*some: Any) -> Any:
+        return function(*(some[floats.index(n)] if n in floats else x for n, x in enumerate(arrays)))
+
+    out, pull = jax.vjp(of_floats, *(arrays[n] for n in floats))
+    results, tree = jax.tree.flatten(out)
+    given = map(_different, results) if cotangents is None else cotangents
+    return [*results, *pull(tree.unflatten([c.astype(x.dtype) for c, x in zip(given, results, strict=True)]))]
+
+
+def _different(out: Any) -> Any:
+    """Quarters from -3/4 to 3/4, which are numbers of every float dtype."""
+    return ((jnp.arange(out.size) % 7 - 3) / 4).reshape(out.shape)

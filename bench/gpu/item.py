@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from tilekern.kernel.op import OpFamily
 from tilekern.lower.lowering import Lowering
 from tilekern.lower.target import Target
 
@@ -67,13 +66,18 @@ class Item:
 
 
 def lowerings_of(function: Callable[..., Any], avals: Sequence[Any], target: Target) -> Iterator[Lowering]:
-    """Lower the kernels that a function calls on arguments of the given types."""
+    """Lower the kernels that a function calls on arguments of the given types, each different one once.
+
+    They are lowered for a target, or for that which a call names.
+    """
+    seen: set[Any] = set()
     for equation in _calls(jax.make_jaxpr(function)(*avals).jaxpr):
         family = equation.params["family"]
-        if isinstance(family, OpFamily):  # calls kernels in turn
-            yield from lowerings_of(family.function(target), [v.aval for v in equation.invars], target)
-        else:
-            yield family.lowered(target)
+        operands = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+        for kernel, its_target in family.kernels(family.asked or target, operands):
+            if (kernel, its_target) not in seen:
+                seen.add((kernel, its_target))
+                yield kernel.served(its_target)[1]
 
 
 def _calls(jaxpr: Any) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,15 +43,37 @@ def by_jax(name: str, function: Callable[..., Any], sets: Sequence[Arrays]) -> C
     return Contestant(name, lambda n: jitted(*sets[n % len(sets)]), fetch=_sample)
 
 
-def by_torch(name: str, function: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> Contestant:
-    """A function of PyTorch tensors."""
+def in_place(name: str, function: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> Contestant:
+    """A jitted function (weight, state, gradient) -> (weight, state), whose first two arguments are donated.
+
+    A set's weight and state are those of its last call. Results that a later call was given are gone, and not waited
+    for: the device runs calls in order.
+    """
+    jitted = jax.jit(function, donate_argnums=(0, 1))
+    held = [jax.tree.map(jnp.copy, [weight, state]) for weight, state, _ in sets]
+
+    def call(n: int) -> Any:
+        mine, (_, _, gradient) = held[n % len(held)], sets[n % len(held)]
+        mine[:] = jitted(*mine, gradient)
+        return tuple(mine)
+
+    def wait(results: Any) -> None:
+        jax.block_until_ready([x for x in jax.tree.leaves(results) if not x.is_deleted()])
+
+    return Contestant(name, call, wait, fetch=lambda found: _sample(found[0]))
+
+
+def by_torch(
+    name: str, function: Callable[..., Any], sets: Sequence[Sequence[Any]], back: Callable[[Any], Any] = lambda x: x
+) -> Contestant:
+    """A function of PyTorch tensors; `back` brings its results into our layout, for comparison."""
     import torch
 
     return Contestant(
         name,
         lambda n: function(*sets[n % len(sets)]),
         wait=lambda _: torch.cuda.synchronize(),
-        fetch=lambda tensor: tensor.reshape(-1)[::STRIDE].float().cpu().numpy(),
+        fetch=lambda found: _sample(jax.tree.map(lambda tensor: tensor.float().cpu().numpy(), back(found))),
         events=partial(torch.cuda.Event, enable_timing=True),
     )
 
@@ -93,11 +115,17 @@ def copy(sets: Sequence[Arrays]) -> Iterator[Peer]:
 
 def xla(function: Callable[..., Any], sets: Sequence[Arrays]) -> Iterator[Peer]:
     """The same formula, compiled by XLA."""
-    yield Peer("xla", partial(by_jax, "xla", function, sets))
+    yield from named({"xla": function}, sets)
+
+
+def named(functions: Mapping[str, Callable[..., Any]], sets: Sequence[Arrays]) -> Iterator[Peer]:
+    """Functions of JAX arrays, by name."""
+    for name, function in functions.items():
+        yield Peer(name, partial(by_jax, name, function, sets))
 
 
 def _on_tensors(name: str, function: Callable[..., Any], sets: Sequence[Arrays]) -> Contestant:
-    return by_torch(name, function, [[_tensor(x) for x in arrays] for arrays in sets])
+    return by_torch(name, function, [[tensor(x) for x in arrays] for arrays in sets])
 
 
 def _mosaic(name: str, sets: Sequence[Arrays], causal: bool, config: tuple[int, int, int]) -> Contestant:
@@ -118,21 +146,21 @@ def _sdpa(name: str, backend: str, sets: Sequence[Arrays], causal: bool) -> Cont
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    tensors = [[_tensor(x).transpose(1, 2).contiguous() for x in arrays] for arrays in sets]
+    tensors = [[tensor(x).transpose(1, 2).contiguous() for x in arrays] for arrays in sets]
 
     def call(q: Any, k: Any, v: Any) -> Any:
         with sdpa_kernel(getattr(SDPBackend, backend)):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-    made = by_torch(name, call, tensors)
-    made.fetch = lambda tensor: tensor.transpose(1, 2).reshape(-1)[::STRIDE].float().cpu().numpy()
-    return made
+    return by_torch(name, call, tensors, lambda tensor: tensor.transpose(1, 2))
 
 
-def _tensor(array: jax.Array) -> Any:
+def tensor(array: jax.Array) -> Any:
     """A PyTorch tensor on the same memory."""
     import torch
 
+    if array.dtype == jnp.float8_e4m3fn:  # as bytes, which every version of PyTorch takes
+        return tensor(jax.lax.bitcast_convert_type(array, jnp.uint8)).view(torch.float8_e4m3fn)
     return torch.from_dlpack(jax.block_until_ready(array))
 
 

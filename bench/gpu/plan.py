@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.gpu import numerics, speed, tune
+from bench.gpu import numerics, speed, training, tune
 from bench.gpu.item import Item, Options
 from bench.gpu.programs import Programs
+from bench.gpu.warp_specialised import has_gluon
 
 FIRST_BATCHES, BATCHES = 5, 20
 
@@ -44,11 +45,12 @@ def _benchmark() -> list[Item]:
         *aimed,
         *steps[:2],
         *products,
-        *map(speed.by_gluon, (*aimed, *products) if speed.has_gluon() else ()),
+        *map(speed.by_gluon, (*aimed, *products) if has_gluon() else ()),
         *rows[:3],
         speed.Dispatch(),
         *batches[:FIRST_BATCHES],
         *speed.others(),
+        *training.comparisons(),
         *rows[3:],
         *steps[2:],
         *rest,

@@ -15,13 +15,14 @@ import numpy as np
 
 from bench import overhead
 from bench.cross_entropy import naive as naive_cross_entropy
-from bench.gpu import numerics, peers
+from bench.gpu import peers
 from bench.gpu.clock import Contestant, by_host, measure
 from bench.gpu.gradients import loss_gradients
 from bench.gpu.item import Item, Record, lowerings_of
-from bench.gpu.peers import Peer
+from bench.gpu.kernels import product as product_of
+from bench.gpu.peers import Peer, by_jax
+from bench.gpu.warp_specialised import GLUON
 from bench.timing import dispatch_medians
-from tilekern._machine import compute_capability
 from tilekern.kernels import cross_entropy, flash_attention, layer_norm, ragged_dot, rms_norm, rope, softmax, swiglu
 from tilekern.kernels.cross_entropy.cases import CASES as LOSSES
 from tilekern.kernels.ragged_dot.cases import CASES as GROUPS
@@ -45,11 +46,14 @@ class Comparison(Item):
     Attributes:
       name: unique name in the plan.
       ours: tilekern's function; None for a comparison of peers alone.
-      arrays: makes inputs from a key.
+      arrays: makes inputs from a key; one may be a tree of arrays.
       peers: makes the peers for input sets.
       flops: floating-point operations of one call.
       aim: the speed that we want, relative to the best of the peers whose name contains `aim_of`; if `aim_of` is
         "copy", relative to the bandwidth of a copy.
+      seconds: estimate of its time.
+      tags: more entries of the record.
+      contestant: makes a contestant of tilekern's function.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Comparison(Item):
     aim_of: str = ""
     seconds: float = 10.0
     tags: Record = field(default_factory=dict)
+    contestant: Callable[..., Contestant] = by_jax
 
     def lowerings(self, target: Target, seed: int) -> Iterator[Lowering]:
         if self.ours is not None:
@@ -102,14 +107,14 @@ class Comparison(Item):
 
     def _contestants(self, sets: Sequence[Sequence[jax.Array]]) -> Iterator[Peer]:
         if self.ours is not None:
-            yield Peer(OURS, partial(peers.by_jax, OURS, self.ours, sets))
+            yield Peer(OURS, partial(self.contestant, OURS, self.ours, sets))
         yield from self.peers(sets)
 
     def _output_bytes(self, types: Sequence[Any], ours: Contestant) -> int:
         """Bytes of the output; those of the input for a copy, and for a function that failed."""
         if self.ours is None or ours.error:
             return _nbytes(types)
-        return _nbytes(jax.tree.leaves(jax.eval_shape(self.ours, *types)))
+        return _nbytes(jax.eval_shape(self.ours, *types))
 
 
 @dataclass(frozen=True)
@@ -180,8 +185,8 @@ def _relative(ours: np.ndarray, peer: np.ndarray) -> float:
     return difference if math.isfinite(difference) else 1e9
 
 
-def _nbytes(types: Sequence[Any]) -> int:
-    return sum(math.prod(t.shape) * t.dtype.itemsize for t in types)
+def _nbytes(types: Any) -> int:
+    return sum(math.prod(t.shape) * t.dtype.itemsize for t in jax.tree.leaves(types))
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------------
@@ -196,15 +201,6 @@ def attention_arrays(key: jax.Array, *, length: int, width: int) -> list[jax.Arr
 def attention_flops(length: int, causal: bool) -> float:
     """Flops of the forward pass: two products of every query with every key, half of them if causal."""
     return 4.0 * TOKENS * length * HIDDEN * (0.5 if causal else 1.0)
-
-
-GLUON = "cuda:sm_90+gluon"
-"""The target of warp-specialised programs."""
-
-
-def has_gluon() -> bool:
-    """True if the GPU of the machine is one that they are for, or if there is none, as in a dry run."""
-    return compute_capability() in (None, 90)
 
 
 def attention(length: int, width: int, causal: bool) -> Comparison:
@@ -248,7 +244,7 @@ def product_arrays(key: jax.Array, *, size: int) -> list[jax.Array]:
 def product(size: int) -> Comparison:
     """A matrix product."""
     arrays = partial(product_arrays, size=size)
-    return Comparison(f"matmul {size}", numerics.product, arrays, peers.matmul, 2.0 * size**3, 0.85, "")
+    return Comparison(f"matmul {size}", product_of, arrays, peers.matmul, 2.0 * size**3, 0.85, "")
 
 
 def by_gluon(base: Comparison) -> Comparison:

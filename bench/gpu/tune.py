@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from bench.gpu import peers
 from bench.gpu.peers import Peer
-from bench.gpu.speed import GLUON, Comparison, attention, attention_gradient, has_gluon, product
+from bench.gpu.speed import Comparison, attention, attention_gradient, product
+from bench.gpu.warp_specialised import GLUON, has_gluon
 from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention_forward
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.matmul import matmul

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from bench.gpu import __main__ as command
-from bench.gpu import dry, numerics, plan, prepare, programs, report, speed, supervise, work
+from bench.gpu import dry, numerics, plan, prepare, programs, report, speed, supervise, warp_specialised, work
 from bench.gpu.gradients import FEATURES
 from bench.gpu.item import Options, lowerings_of
 from bench.gpu.journal import Journal
@@ -39,7 +39,13 @@ def options(tmp_path: Path) -> Options:
 
 
 def check(kernel: str, number: int = 0, dtype: str = "float32", **changes: Any) -> Check:
-    return replace(Check(kernel, KERNELS[kernel].cases[number].small(), dtype), **changes)
+    return replace(Check(kernel, smallest(kernel, number), dtype), **changes)
+
+
+def smallest(kernel: str, number: int = 0) -> Any:
+    """A small case of a kernel, or a large one if it has no others."""
+    cases = KERNELS[kernel].cases or KERNELS[kernel].large
+    return cases[number].small() if hasattr(cases[number], "small") else cases[number]
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -55,6 +61,7 @@ def test_numerics_come_first_and_what_has_aims_before_the_rest(options: Options)
     names = [item.name for item in plan.items(options)]
     kinds = [name.split()[0] for name in names]
     assert kinds.index("ceiling") == kinds.count("numerics")
+    assert kinds[kinds.index("numerics") : kinds.index("ceiling")] == ["numerics"] * kinds.count("numerics")
     aimed, first, rest = map(names.index, ("attention d128 s4096 full", "programs 0", "attention d64 s4096 full"))
     assert aimed < first < rest
     sizes = [(d, s, c) for d in (64, 128, 256) for s in (1024, 4096, 16384) for c in ("full", "causal")]
@@ -63,10 +70,28 @@ def test_numerics_come_first_and_what_has_aims_before_the_rest(options: Options)
 
 def test_every_library_kernel_is_checked_in_every_dtype() -> None:
     folders = {path.parent.name for path in (ROOT / "kernels").glob("*/kernel.py")}
-    folders |= {"cross_entropy_gradient", "flash_attention_gradient", "fused_ragged_dot"}
-    assert {(c.kernel, c.dtype) for c in numerics.checks()} == {
-        (folder, dtype) for folder in folders for dtype in ("bfloat16", "float16", "float32")
-    }
+    assert folders < {*KERNELS}
+    for name, kernel in KERNELS.items():
+        assert {c.dtype for c in numerics.checks() if c.kernel == name} == {"bfloat16", *kernel.dtypes}, name
+    assert {KERNELS[folder].dtypes for folder in folders} == {("bfloat16", "float32", "float16")}
+
+
+def test_the_gradient_of_every_library_kernel_is_checked() -> None:
+    """Of a step of an optimizer there is none."""
+    folders = {path.parent.name for path in (ROOT / "kernels").glob("*/kernel.py")} - {"adamw_step", "matmul"}
+    assert {f"{folder}_gradient" for folder in folders} | {"fused_matmul_gradient"} < {*KERNELS}
+
+
+def test_warp_specialised_programs_are_checked_behind_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    names = [c.kernel for c in numerics.checks()]
+    first = min(map(names.index, warp_specialised.KERNELS))
+    assert {*names[first:]} == {*warp_specialised.KERNELS}
+    assert all(n in names for n in ("flash_attention gluon", "flash_attention_gradient gluon", "fused_matmul gluon"))
+    item = next(c for c in numerics.checks() if c.kernel == "fused_matmul gluon")
+    assert ["gluon" in lowering.text for lowering in item.lowerings(TARGETS[TARGET], 5)] == [True]
+    monkeypatch.setattr(warp_specialised, "compute_capability", lambda: 80)
+    assert not {c.kernel for c in numerics.checks()} & {*warp_specialised.KERNELS}
 
 
 def test_the_gradients_of_every_feature_are_checked() -> None:
@@ -113,9 +138,12 @@ def test_right_gradients_pass(feature: str) -> None:
     assert record["ok"], record
 
 
-@pytest.mark.parametrize("kernel", [k if k in FAST else pytest.param(k, marks=pytest.mark.slow) for k in KERNELS])
+HERE = [k for k in KERNELS if k not in warp_specialised.KERNELS]  # those that have programs for a CPU
+
+
+@pytest.mark.parametrize("kernel", [k if k in FAST else pytest.param(k, marks=pytest.mark.slow) for k in HERE])
 def test_right_kernels_pass(kernel: str) -> None:
-    for specials in (False, True)[: 2 if kernel in FAST else 1]:
+    for specials in (False, True)[: 1 + KERNELS[kernel].specials]:
         item = check(kernel, dtype="bfloat16", specials=specials)
         record = item.run(5, item.prepare(5))
         assert record["ok"], record

@@ -1,0 +1,64 @@
+"""Warp-specialised programs that are checked: attention, its gradients, and products, by the Gluon emitter."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from bench.gpu import gradients, kernels, trained
+from bench.gpu.gradients import Featured
+from bench.gpu.kernels import Kernel, product, resized
+from tilekern._machine import compute_capability
+from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.flash_attention.cases import Case
+from tilekern.kernels.matmul import fused_matmul
+from tilekern.kernels.matmul.cases import CASES
+
+GLUON = "cuda:sm_90+gluon"
+"""The target of warp-specialised programs."""
+
+DTYPES = ("bfloat16", "float16")
+"""What they multiply."""
+
+# Whole tiles; ragged ones, with heads that share keys; and all heads with the same keys.
+ATTENTIONS = (
+    *kernels.WHOLE,
+    Case("grouped", 8, 2, 128, 128, 517, 517, causal=True, batch=2),
+    Case("grouped_full", 4, 2, 64, 64, 300, 517),
+    Case("multi_query", 8, 1, 256, 256, 512, 512, causal=True),
+)
+# Rows of 16 bytes, which the Tensor Memory Accelerator copies; ragged rows, inner dims and columns.
+PRODUCTS = resized(
+    CASES, {"rows": 517, "inner": 1000, "columns": 304}, {"rows": 1024, "inner": 512, "columns": 768}, {"columns": 4096}
+)
+
+
+def has_gluon() -> bool:
+    """True if the GPU of the machine is one that they are for, or if there is none, as in a dry run."""
+    return compute_capability() in (None, 90)
+
+
+def _by_gluon(kernel: Kernel, call: Any, large: tuple[Any, ...]) -> Kernel:
+    """The kernel of another table, with the same definition and the same rule."""
+    return Kernel(call, kernel.reference, (), large, kernel.length, kernel.dtyped, kernel.factor, DTYPES)
+
+
+OF_TRITON = kernels.KERNELS
+KERNELS = {
+    "flash_attention gluon": _by_gluon(
+        OF_TRITON["flash_attention"],
+        partial(flash_attention, return_logsumexp=True, target=GLUON),
+        ATTENTIONS,
+    ),
+    "flash_attention_gradient gluon": _by_gluon(
+        OF_TRITON["flash_attention_gradient"],
+        partial(gradients.ours, target=GLUON),
+        tuple(map(Featured, ATTENTIONS)),
+    ),
+    "matmul gluon": _by_gluon(OF_TRITON["matmul"], partial(product, target=GLUON), PRODUCTS),
+    "fused_matmul gluon": _by_gluon(
+        trained.FUSED["fused_matmul"],
+        partial(fused_matmul, epilogue=trained.gelu_of_sum, target=GLUON),
+        trained.made(trained.with_bias, PRODUCTS),
+    ),
+}
