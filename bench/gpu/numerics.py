@@ -5,7 +5,7 @@ Inputs are fresh, outputs lie in memory full of NaN before each run, and three r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,13 +17,14 @@ import numpy as np
 
 from bench.gpu import kernels, trained, warp_specialised
 from bench.gpu.item import Item, Record, lowerings_of
+from bench.gpu.kernels import Kernel
 from tilekern.lower.lowering import Lowering
 from tilekern.lower.target import Target
 from tilekern.testing import assert_close, in_float64
 
 RUNS = 3
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0)
-KERNELS = kernels.KERNELS | trained.KERNELS | warp_specialised.KERNELS
+KERNELS = kernels.KERNELS | warp_specialised.KERNELS | trained.KERNELS
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,10 @@ def poisoned(function: Callable[..., Any], arrays: Sequence[Any]) -> list[list[n
     return results
 
 
-def checks() -> list[Check]:
-    """All checks that this machine's GPU takes; of a kernel, cases of many tiles come first."""
+def checks(table: Mapping[str, Kernel] = KERNELS) -> list[Check]:
+    """The checks of some kernels; of a kernel, cases of many tiles come first."""
     found: list[Check] = []
-    for name, kernel in KERNELS.items():
-        if name in warp_specialised.KERNELS and not warp_specialised.has_gluon():
-            continue
+    for name, kernel in table.items():
         found += [Check(name, case, dtype) for case in kernel.large for dtype in kernel.dtypes]
         found += [Check(name, case.small(), "bfloat16") for case in kernel.cases]
         if kernel.specials:

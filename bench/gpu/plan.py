@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.gpu import numerics, speed, training, tune
+from bench.gpu import kernels, numerics, speed, trained, training, tune, warp_specialised
 from bench.gpu.item import Item, Options
 from bench.gpu.programs import Programs
 from bench.gpu.warp_specialised import has_gluon
@@ -40,7 +40,8 @@ def _benchmark() -> list[Item]:
     ]
     batches = [Programs(n) for n in range(BATCHES)]
     return [
-        *numerics.checks(),
+        *numerics.checks(kernels.KERNELS),
+        *numerics.checks(warp_specialised.KERNELS if has_gluon() else {}),
         *speed.ceilings(),
         *aimed,
         *steps[:2],
@@ -50,6 +51,7 @@ def _benchmark() -> list[Item]:
         speed.Dispatch(),
         *batches[:FIRST_BATCHES],
         *speed.others(),
+        *numerics.checks(trained.KERNELS),
         *training.comparisons(),
         *rows[3:],
         *steps[2:],

@@ -83,9 +83,10 @@ def _all(x: Any, *others: Any) -> int:
 
 
 def gradient_of(kernel: Kernel, length: Callable[..., int], dtypes: tuple[str, ...] = WIDE) -> Kernel:
-    """A kernel's results, and its gradients by all float arrays."""
+    """A kernel's results, and its gradients by all float arrays, on its large cases."""
     return replace(
         kernel,
+        cases=(),
         call=partial(with_gradients, kernel.call),
         reference=partial(with_gradients, kernel.reference),
         length=length,
@@ -312,6 +313,7 @@ KERNELS = {
     "moe": MIXTURE,
     "distillation_gradient": replace(
         FORWARD["distillation"],
+        cases=(),
         call=partial(of_student, distillation.distillation),
         reference=partial(of_student, distillation.reference),
         length=lambda hidden, weight, *teacher: sum(weight.shape) + hidden.shape[0],
@@ -325,18 +327,15 @@ KERNELS = {
         for kernel in (FORWARD[name],)
     },
     "gated_delta_rule_gradient by channel": gradient_of(
-        replace(FORWARD["gated_delta_rule"], cases=(), large=BY_CHANNEL), _tokens
+        replace(FORWARD["gated_delta_rule"], large=BY_CHANNEL), _tokens
     ),
     "ragged_dot_gradient": gradient_of(FORWARD["ragged_dot"], _rows),
     "fused_ragged_dot_gradient": gradient_of(FORWARD["fused_ragged_dot"], _rows),
     "fused_matmul_gradient": gradient_of(FUSED["fused_matmul"], _rows),
     **{
-        f"{name}_gradient": gradient_of(replace(kernel, cases=()), _all)
+        f"{name}_gradient": gradient_of(kernel, _all)
         for name in ("group_norm", "layer_norm", "rms_norm", "softmax", "swiglu", "rope")
         for kernel in (FORWARD[name],)
     },
-    **{
-        f"{name}_gradient": gradient_of(replace(FUSED[name], cases=()), _all)
-        for name in ("add_rms_norm", "rms_norm_rope")
-    },
+    **{f"{name}_gradient": gradient_of(FUSED[name], _all) for name in ("add_rms_norm", "rms_norm_rope")},
 }

@@ -38,9 +38,9 @@ def has_gluon() -> bool:
     return compute_capability() in (None, 90)
 
 
-def _by_gluon(kernel: Kernel, call: Any, large: tuple[Any, ...]) -> Kernel:
+def _by_gluon(kernel: Kernel, call: Any, large: tuple[Any, ...], dtypes: tuple[str, ...] = DTYPES) -> Kernel:
     """The kernel of another table, with the same definition and the same rule."""
-    return Kernel(call, kernel.reference, (), large, kernel.length, kernel.dtyped, kernel.factor, DTYPES)
+    return Kernel(call, kernel.reference, (), large, kernel.length, kernel.dtyped, kernel.factor, dtypes)
 
 
 OF_TRITON = kernels.KERNELS
@@ -54,6 +54,7 @@ KERNELS = {
         OF_TRITON["flash_attention_gradient"],
         partial(gradients.ours, target=GLUON),
         tuple(map(Featured, ATTENTIONS)),
+        DTYPES[:1],
     ),
     "matmul gluon": _by_gluon(OF_TRITON["matmul"], partial(product, target=GLUON), PRODUCTS),
     "fused_matmul gluon": _by_gluon(

@@ -18,7 +18,20 @@ import numpy as np
 import pytest
 
 from bench.gpu import __main__ as command
-from bench.gpu import dry, numerics, plan, prepare, programs, report, speed, supervise, warp_specialised, work
+from bench.gpu import (
+    dry,
+    kernels,
+    numerics,
+    plan,
+    prepare,
+    programs,
+    report,
+    speed,
+    supervise,
+    trained,
+    warp_specialised,
+    work,
+)
 from bench.gpu.gradients import FEATURES
 from bench.gpu.item import Options, lowerings_of
 from bench.gpu.journal import Journal
@@ -60,8 +73,9 @@ def test_items_have_names_of_their_own(options: Options) -> None:
 def test_numerics_come_first_and_what_has_aims_before_the_rest(options: Options) -> None:
     names = [item.name for item in plan.items(options)]
     kinds = [name.split()[0] for name in names]
-    assert kinds.index("ceiling") == kinds.count("numerics")
-    assert kinds[kinds.index("numerics") : kinds.index("ceiling")] == ["numerics"] * kinds.count("numerics")
+    first = kinds.index("ceiling")
+    assert {*kinds[:first]} == {"numerics"} and first == names.index("ceiling copy")
+    assert {name.split()[1] for name in names[:first]} >= {*kernels.KERNELS}
     aimed, first, rest = map(names.index, ("attention d128 s4096 full", "programs 0", "attention d64 s4096 full"))
     assert aimed < first < rest
     sizes = [(d, s, c) for d in (64, 128, 256) for s in (1024, 4096, 16384) for c in ("full", "causal")]
@@ -82,16 +96,18 @@ def test_the_gradient_of_every_library_kernel_is_checked() -> None:
     assert {f"{folder}_gradient" for folder in folders} | {"fused_matmul_gradient"} < {*KERNELS}
 
 
-def test_warp_specialised_programs_are_checked_behind_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warp_specialised_programs_are_checked_behind_the_others(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton", reason="needs triton")
-    names = [c.kernel for c in numerics.checks()]
-    first = min(map(names.index, warp_specialised.KERNELS))
-    assert {*names[first:]} == {*warp_specialised.KERNELS}
-    assert all(n in names for n in ("flash_attention gluon", "flash_attention_gradient gluon", "fused_matmul gluon"))
+    found = [item.kernel for item in plan.items(options) if isinstance(item, Check)]
+    first = min(map(found.index, trained.KERNELS))
+    assert {*found[:first]} == {*kernels.KERNELS, *warp_specialised.KERNELS}
+    assert {*found[found.index("flash_attention gluon") : first]} == {*warp_specialised.KERNELS}
     item = next(c for c in numerics.checks() if c.kernel == "fused_matmul gluon")
     assert ["gluon" in lowering.text for lowering in item.lowerings(TARGETS[TARGET], 5)] == [True]
     monkeypatch.setattr(warp_specialised, "compute_capability", lambda: 80)
-    assert not {c.kernel for c in numerics.checks()} & {*warp_specialised.KERNELS}
+    assert not any("gluon" in item.name for item in plan.items(options))
 
 
 def test_the_gradients_of_every_feature_are_checked() -> None:
