@@ -269,19 +269,23 @@ def _parts_cuda(
     block_v: int | None,
     device: tk.Device,
 ) -> dict[str, int]:
-    """As many parts as let all programs end soonest, on as many multiprocessors as there are.
+    """As many parts as let all programs end soonest."""
+    tile_t, tile_v, *_ = _tile(hidden, weight, _is_plain(softcap, label_smoothing, temperature), device)
+    programs = tk.cdiv(hidden.shape[0], block_t or tile_t)
+    return {"parts": soonest_parts(programs, tk.cdiv(weight.shape[1], block_v or tile_v), device.cores)}
+
+
+def soonest_parts(programs: int, tiles: int, cores: int) -> int:
+    """The number of parts of the words, `tiles` of them, with which the programs of all parts end soonest.
 
     A program takes as long as its tiles of words, and one more for its start and its end.
     """
-    tile_t, tile_v, *_ = _tile(hidden, weight, _is_plain(softcap, label_smoothing, temperature), device)
-    programs = tk.cdiv(hidden.shape[0], block_t or tile_t)
-    tiles = tk.cdiv(weight.shape[1], block_v or tile_v)
 
     def time(parts: int) -> int:
-        return tk.cdiv(programs * parts, device.cores) * (tk.cdiv(tiles, parts) + 1)
+        return tk.cdiv(programs * parts, cores) * (tk.cdiv(tiles, parts) + 1)
 
-    most = min(tiles, tk.cdiv(4 * device.cores, max(1, programs)))
-    return {"parts": min(range(1, most + 1), key=time, default=1)}
+    most = min(tiles, tk.cdiv(4 * cores, max(1, programs)))
+    return min(range(1, most + 1), key=time, default=1)
 
 
 @cross_entropy_parts.schedule("tpu")

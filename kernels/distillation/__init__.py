@@ -2,7 +2,7 @@
 
 from tilekern.kernels.distillation import derivatives as derivatives  # the rules of the kernels
 from tilekern.kernels.distillation.api import distillation
-from tilekern.kernels.distillation.kernel import distillation_forward
+from tilekern.kernels.distillation.kernel import distillation_forward, distillation_parts
 from tilekern.kernels.distillation.reference import reference
 
-__all__ = ["distillation", "distillation_forward", "reference"]
+__all__ = ["distillation", "distillation_forward", "distillation_parts", "reference"]

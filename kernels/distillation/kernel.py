@@ -8,6 +8,11 @@ algorithm 3). A Kullback-Leibler divergence is a mean of differences of logits f
 
 so that one pass over the words finds it; the reverse one has both in each other's places. Where a maximum grows, so do
 the differences before. That of Jensen and Shannon takes a second pass, for both probabilities of a word.
+
+Parts of the vocabulary may have programs of their own. With the weights w and v of a part in p and in q, and its own
+divergence, of distributions that add up to 1 in it, the chain rule says
+
+    Σ p ln(p / q) = Σ_parts w (KL_part + ln w - ln v).
 """
 
 from __future__ import annotations
@@ -18,14 +23,18 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.authoring import hide_frames, is_divided
 from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, tiled
 from tilekern.kernels.cross_entropy.backward import tpu_tile
-from tilekern.kernels.cross_entropy.kernel import capped_logits
+from tilekern.kernels.cross_entropy.kernel import capped_logits, merged_logsumexp, soonest_parts
 from tilekern.kernels.distillation.options import Options
 
+hide_frames(__file__)
 
-def _out_type(hidden: Any, *others: Any, options: Options) -> tuple[Any, ...]:
-    return (jax.ShapeDtypeStruct(hidden.shape[:1], tk.accumulator(hidden.dtype)),) * 4
+
+def _out_type(hidden: Any, *others: Any, options: Options, parts: int = 1, **blocks: Any) -> tuple[Any, ...]:
+    shape = hidden.shape[:1] if parts == 1 else (parts, *hidden.shape[:1])
+    return (jax.ShapeDtypeStruct(shape, tk.accumulator(hidden.dtype)),) * 4
 
 
 def both_logits(
@@ -58,7 +67,7 @@ def both_logits(
 
 
 @tk.kernel(out_type=_out_type)
-def distillation_forward(
+def distillation_parts(
     hidden: tk.Ref,
     weight: tk.Ref,
     teacher: tk.Ref,
@@ -69,6 +78,7 @@ def distillation_forward(
     slope: tk.Ref,
     *,
     options: Options,
+    parts: int = 1,
     block_t: tk.Block = 64,
     block_v: tk.Block = 128,
     block_d: tk.Block = 64,
@@ -86,14 +96,18 @@ def distillation_forward(
       teacher_logsumexp: of the teacher's.
       slope: Σ φ of `Options.slopes`. The last three are constants under differentiation.
       options: all but blocks.
+      parts: of the words, for each of which the results have a row, [parts, T], as if there were no other words; with 1
+        they have none. More than one for the Kullback-Leibler divergences only.
       block_t: tokens of a tile.
       block_v: words of a tile.
       block_d: elements of the student's inner dim in a tile.
       block_e: elements of the teacher's.
     """
+    p = tk.parallel(parts) if parts > 1 else None
     i = tk.parallel(hidden.shape[0], block_t)
-    wide = tk.accumulator(hidden.dtype)
-    words = tk.serial(weight.shape[1], block_v)
+    wide, size = tk.accumulator(hidden.dtype), tk.cdiv(tk.cdiv(weight.shape[1], block_v), parts) * block_v
+    part = {} if p is None else {"start": p * size, "stop": (p + 1) * size}
+    words, place = tk.serial(weight.shape[1], block_v, **part), i if p is None else (p, i)
     forward, mixed = options.divergence == "forward_kl", options.divergence == "jensen_shannon"
 
     def logits(j: tk.Tile) -> tuple[jax.Array, jax.Array]:
@@ -113,11 +127,11 @@ def distillation_forward(
 
     none, zeros = tk.full(i, -jnp.inf, wide), tk.zeros(i, wide)
     m_s, d_s, m_t, d_t, total = tk.fold(words, sums, (none, zeros, none, zeros, zeros))
-    logsumexp[i], teacher_logsumexp[i] = m_s + jnp.log(d_s), m_t + jnp.log(d_t)
+    logsumexp[place], teacher_logsumexp[place] = m_s + jnp.log(d_s), m_t + jnp.log(d_t)
     if not mixed:
         found = total / d_t - jnp.log(d_t) + jnp.log(d_s) if forward else total / d_s - jnp.log(d_s) + jnp.log(d_t)
-        loss[i] = found
-        slope[i] = tk.full(i, -1, wide) if forward else found
+        loss[place] = found
+        slope[place] = tk.full(i, -1, wide) if forward else found
         return
 
     def shares(j: tk.Tile, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -128,7 +142,7 @@ def distillation_forward(
         found = found + options.shares(log_q, log_p).sum(axis=1)
         return found, slopes + options.slopes(log_q, log_p).sum(axis=1)
 
-    loss[i], slope[i] = tk.fold(words, shares, (zeros, zeros))
+    loss[place], slope[place] = tk.fold(words, shares, (zeros, zeros))
 
 
 class _Shifted(NamedTuple):
@@ -161,13 +175,75 @@ def _finite(m: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(m) == jnp.inf, 0, m)
 
 
-@distillation_forward.schedule("cpu")
+@tk.op(out_type=_out_type)
+def distillation_forward(
+    hidden: jax.Array,
+    weight: jax.Array,
+    teacher: jax.Array,
+    teacher_weight: jax.Array | None,
+    *,
+    options: Options,
+    block_t: int | None = None,
+    block_v: int | None = None,
+    block_d: int | None = None,
+    block_e: int | None = None,
+    parts: tk.Block = 1,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The four numbers [T] of `distillation_parts`; those of `parts` of the vocabulary are merged.
+
+    Its arguments and blocks are those of that kernel; None leaves a block to the kernel's schedule.
+    """
+    arrays = hidden, weight, teacher, teacher_weight
+    blocks = {"block_t": block_t, "block_v": block_v, "block_d": block_d, "block_e": block_e}
+    if parts == 1:
+        return distillation_parts(*arrays, options=options, **blocks)
+    losses, *numbers, _ = distillation_parts(*arrays, options=options, parts=parts, **blocks)
+    of_student, of_teacher = map(merged_logsumexp, numbers)
+    forward = options.divergence == "forward_kl"
+    in_p, in_q = (x - whole[None] for x, whole in zip(numbers, (of_student, of_teacher), strict=True))
+    in_p, in_q = (in_q, in_p) if forward else (in_p, in_q)
+    share = jnp.exp(in_p)
+    # Parts without a share have no divergence, and in those that the other one excludes it is infinite.
+    inner = jnp.where(in_q == -jnp.inf, 0, losses)
+    loss = jnp.where(share == 0, 0, share * (inner + in_p - in_q)).sum(axis=0)
+    return loss, of_student, of_teacher, jnp.full_like(loss, -1) if forward else loss
+
+
+def forward(*arrays: Any, **keywords: Any) -> tuple[jax.Array, ...]:
+    """`distillation_forward`; for arrays that a mesh divides by their types the kernel, with all words."""
+    divided = any(is_divided(x) for x in arrays if x is not None)
+    return (distillation_parts if divided else distillation_forward)(*arrays, **keywords)
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+@distillation_forward.schedule("cuda")
+def _parts_cuda(
+    hidden: Any,
+    weight: Any,
+    teacher: Any,
+    teacher_weight: Any,
+    options: Options,
+    block_t: int | None,
+    block_v: int | None,
+    device: tk.Device,
+) -> dict[str, int]:
+    """As many parts as let all programs end soonest; one where a second pass needs the sums of all words."""
+    if options.divergence == "jensen_shannon":
+        return {"parts": 1}
+    blocks = _cuda(hidden, weight, teacher, teacher_weight, device)
+    programs = tk.cdiv(hidden.shape[0], block_t or blocks["block_t"])
+    return {"parts": soonest_parts(programs, tk.cdiv(weight.shape[1], block_v or blocks["block_v"]), device.cores)}
+
+
+@distillation_parts.schedule("cpu")
 def _cpu(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
     """Tiles of logits, and of the weights, in the cache."""
     return _even(hidden, weight, teacher, 1024)
 
 
-@distillation_forward.schedule("cpu:llvm")
+@distillation_parts.schedule("cpu:llvm")
 def _llvm(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
     """Tiles of logits, and of the weights, in the cache of a core."""
     return _even(hidden, weight, teacher, 256)
@@ -179,8 +255,8 @@ def _even(hidden: Any, weight: Any, teacher: Any, side: int) -> dict[str, int]:
     return {name: even(size, side) for name, size in sizes.items()}
 
 
-@distillation_forward.schedule("cuda")
-def _cuda(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
+@distillation_parts.schedule("cuda")
+def _cuda(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any, device: tk.Device) -> dict[str, int]:
     """Half a tile of cross entropy's, for there are two sums."""
     itemsize = hidden.dtype.itemsize
     block_v, stages = (32, 2) if itemsize > 2 else (128, 3) if copies_well(hidden.shape[1], itemsize) else (32, 3)
@@ -194,7 +270,7 @@ def _cuda(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[s
     }
 
 
-@distillation_forward.schedule("tpu")
+@distillation_parts.schedule("tpu")
 def _tpu(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
     """Two tiles of logits of 1 MiB; at most 2048 elements of the inner dims."""
     widest = max(hidden.shape[1], teacher.shape[1] if teacher_weight is not None else 0)

@@ -92,7 +92,7 @@ def cuda_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
     _, length, heads, width = x.shape
     block_n = power_of_two(heads, 32)
     block_t = power_of_two(length, 32 // block_n)
-    num_warps = power_of_two(block_t * block_n * width // 2 // (32 * 32), 8)
+    num_warps = power_of_two(block_t * block_n * power_of_two(width // 2, width) // (32 * 32), 8)
     return {"block_t": block_t, "block_n": block_n, "num_warps": num_warps}
 
 

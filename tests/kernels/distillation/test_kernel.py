@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilekern as tk
+from tests.lower.library import family_of
 from tilekern.errors import ArgumentError
-from tilekern.kernels.distillation import distillation, distillation_forward, reference
+from tilekern.ir.control import Fold
+from tilekern.kernels.distillation import distillation, distillation_forward, distillation_parts, reference
 from tilekern.kernels.distillation.cases import CASES, Case
 from tilekern.kernels.distillation.options import Options
+from tilekern.lower.target import resolve
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -82,6 +86,58 @@ def test_words_that_the_teacher_excludes(options: dict[str, Any]) -> None:
         assert np.isfinite(found).all()
 
 
+DIVERGENCES = pytest.mark.parametrize("options", [o for o in OPTIONS if o["divergence"] != "jensen_shannon"], ids=str)
+WHOLE = {"beta": 0.5, "temperature": 1.0, "softcap": None, "teacher_softcap": None}
+
+
+def in_parts(parts: int, options: dict[str, Any]) -> Any:
+    return partial(distillation_forward, options=Options(**WHOLE | options), parts=parts, block_t=2, block_v=4)
+
+
+@DIVERGENCES
+@settings(max_examples=5)
+@given(data=st.data(), parts=st.sampled_from([2, 3, 7, 20]), vocabulary=st.sampled_from([1, 8, 33]))
+def test_parts_of_the_vocabulary_merge(
+    options: dict[str, Any], data: st.DataObject, parts: int, vocabulary: int
+) -> None:
+    """Also where some parts have no words."""
+    shapes = (5, 6), (6, vocabulary), (5, 3), (3, vocabulary)
+    inputs = [data.draw(arrays(jnp.dtype("float32"), shape)) for shape in shapes]
+    found, whole = (in_parts(n, options)(*inputs) for n in (parts, 1))
+    oracle, low = in_float64(partial(reference, **options), *inputs), naive(*inputs, **options)
+    assert_close(1 + np.asarray(found[0]), 1 + oracle, 1 + np.asarray(low), length=6 + vocabulary)
+    for one, other in zip(found[1:], whole[1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@DIVERGENCES
+@settings(max_examples=20)
+@given(data=st.data())
+def test_nan_and_infinities_spread_from_their_part(options: dict[str, Any], data: st.DataObject) -> None:
+    """As if all words were in one part: words that one side excludes, all words of a part, and NaN."""
+    logits = st.sampled_from([0.0, 1.0, -2.0, -np.inf, np.nan])
+    one = np.ones((1, 1), np.float32)
+    student, teacher = (np.array([data.draw(st.lists(logits, min_size=9, max_size=9))], np.float32) for _ in range(2))
+    options = {**options, "softcap": None, "teacher_softcap": None}
+    found, whole = (in_parts(parts, options)(one, student, teacher, None) for parts in (3, 1))
+    for part, wanted in zip(found, whole, strict=True):
+        np.testing.assert_allclose(part, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90", "cuda:sm_100"])
+@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[4]], ids=lambda case: case.name)
+def test_programs_of_parts_fill_a_gpu(case: Case, target: str) -> None:
+    """Nearly all cores work at any time. Where a second pass needs the sums of all words, there is one part."""
+    cores = tk.device(target).cores
+    func = family_of("distillation", case, "bfloat16", target).func(resolve(target))
+    parts, of_tokens = (axis.tiles for axis in func.axes)
+    tiles = next(op.axis.tiles for op in func.body.ops if isinstance(op, Fold))
+    assert tk.cdiv(parts * of_tokens, cores) * tk.cdiv(tiles, parts) <= 1.35 * of_tokens * tiles / cores + 2
+    mixed = replace(case, divergence="jensen_shannon")
+    assert len(family_of("distillation", mixed, "bfloat16", target).func(resolve(target)).axes) == 1
+
+
 def test_large_logits_do_not_overflow() -> None:
     hidden = np.array([[1e3], [-1e3], [0.0]], np.float32)
     weight = np.linspace(-100, 100, 50, dtype=np.float32).reshape(1, 50)
@@ -127,7 +183,7 @@ def test_cases_trace(case: Case) -> None:
 def test_the_interpreter_agrees(options: dict[str, Any]) -> None:
     inputs = Case("", 5, 6, 9, 19).arrays(jax.random.key(0), "float32")
     whole = {"beta": 0.5, "temperature": 1.0, "softcap": None, "teacher_softcap": None} | options
-    traced = distillation_forward.trace(*inputs, options=Options(**whole), **BLOCKS[1])
+    traced = distillation_parts.trace(*inputs, options=Options(**whole), **BLOCKS[1])
     found, oracle = tk.interpret(traced)(*inputs)[0], in_float64(partial(reference, **options), *inputs)
     assert_close(found, oracle, naive(*inputs, **options), length=25)
 
