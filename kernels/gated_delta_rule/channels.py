@@ -117,6 +117,12 @@ def _cuda(
     return {"block_t": 16, "block_v": power_of_two(value.shape[3], 32, 16), "num_warps": 8}
 
 
+@delta_rule_by_channel.gradient_schedule("cuda")
+def _cuda_gradient(query: Any, key: Any, value: Any, *others: Any) -> dict[str, int]:
+    """The same in eight warps: for heads of 128 on sm_90 the backward kernel spills 1020 bytes, in four warps 3596."""
+    return {"block_t": 16, "block_v": power_of_two(value.shape[3], 32, 16), "num_warps": 8}
+
+
 @delta_rule_by_channel.schedule("tpu")
 def _tpu(
     query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any

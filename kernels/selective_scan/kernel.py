@@ -93,6 +93,12 @@ def _cuda(x: Any, *others: Any) -> dict[str, int]:
     return {"block_t": power_of_two(x.shape[1], 16), "block_c": power_of_two(x.shape[2], 16), "num_warps": 4}
 
 
+@selective_scan_forward.gradient_schedule("cuda")
+def _cuda_gradient(x: Any, *others: Any) -> dict[str, int]:
+    """Half of the channels, in four warps: by the static estimate of Mamba-130M on sm_90 0.77 of the time of eight."""
+    return {"block_t": power_of_two(x.shape[1], 16), "block_c": power_of_two(x.shape[2], 8), "num_warps": 4}
+
+
 @selective_scan_forward.schedule("tpu")
 def _tpu(x: Any, *others: Any) -> dict[str, int]:
     """Channels of one row of a register; states are rows, and a step of the scan is one operation on each register."""
