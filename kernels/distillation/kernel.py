@@ -257,14 +257,15 @@ def _even(hidden: Any, weight: Any, teacher: Any, side: int) -> dict[str, int]:
 
 @distillation_parts.schedule("cuda")
 def _cuda(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any, device: tk.Device) -> dict[str, int]:
-    """Half a tile of cross entropy's, for there are two sums."""
+    """Half a tile of cross entropy's, for there are two sums; shallow ones of float32 that threads copy one by one."""
     itemsize = hidden.dtype.itemsize
     block_v, stages = (32, 2) if itemsize > 2 else (128, 3) if copies_well(hidden.shape[1], itemsize) else (32, 3)
+    deepest = 16 if itemsize > 2 and not copies_well(weight.shape[1], itemsize) else 128 // itemsize
     return {
         "block_t": power_of_two(hidden.shape[0], 64, 16),
         "block_v": block_v,
-        "block_d": depth(hidden.shape[1], itemsize),
-        "block_e": depth(teacher.shape[1], itemsize),
+        "block_d": min(deepest, depth(hidden.shape[1], itemsize)),
+        "block_e": min(deepest, depth(teacher.shape[1], itemsize)),
         "num_warps": 8,
         "num_stages": stages,
     }
