@@ -261,14 +261,14 @@ def _cuda(
 ) -> dict[str, int]:
     """Half a tile of cross entropy's, for there are two sums; shallow ones of float32 that threads copy one by one.
 
-    On sm_90 128 tokens, where logits are used as they are and rows are copied well: by the static estimate 0.67 of the
-    time of 64, whose copies take longer than their products.
+    On sm_90 128 tokens, where logits are products, used as they are, and rows are copied well: by the static estimate
+    0.67 of the time of 64, whose copies take longer than their products. A teacher's own logits would spill.
     """
     itemsize, words = hidden.dtype.itemsize, weight.shape[1]
     block_v, stages = (32, 2) if itemsize > 2 else (128, 3) if copies_well(hidden.shape[1], itemsize) else (32, 3)
     plain = (options.softcap, options.teacher_softcap, options.temperature) == (None, None, 1)
     plain = plain and options.divergence != "jensen_shannon" and copies_well(words, itemsize)
-    large = block_v == 128 and plain and device.matrix_unit == "wgmma"
+    large = block_v == 128 and plain and teacher_weight is not None and device.matrix_unit == "wgmma"
     deepest = 16 if itemsize > 2 and not copies_well(words, itemsize) else 128 // itemsize
     return {
         "block_t": power_of_two(hidden.shape[0], 128 if large else 64, 16),
