@@ -1,10 +1,11 @@
-"""Linear recurrences in plain `jnp`, as fast as its operations allow: chunks, and scans by doubling.
+"""Recurrences and products in plain `jnp`, as fast as its operations allow: chunks, and scans by doubling.
 
 They are peers of benchmarks. Products have operands of the inputs' dtype, sums are in float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,18 +22,18 @@ _einsum = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def linear_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, log_decay: jax.Array
+    query: jax.Array, key: jax.Array, value: jax.Array, log_decay: jax.Array, *, chunk: int = CHUNK
 ) -> tuple[jax.Array, jax.Array]:
     """`linear_attention` of tilekern: products of all chunks at once, and a scan over their states."""
-    q, k, v, decays = _chunks(query, key, value, log_decay)
+    q, k, v, decays = _chunks(chunk, query, key, value, log_decay)
     sums = jnp.cumsum(decays, axis=2)
     scores = _einsum("bnihk,bnjhk->bnijh", q, k) * _between(sums)
     inner = _einsum("bnijh,bnjhv->bnihv", scores.astype(v.dtype), v)
     kept = (k * jnp.exp(sums[:, :, -1:] - sums)[..., None]).astype(v.dtype)
     added = _einsum("bnjhk,bnjhv->bnhkv", kept, v)
 
-    def step(state: jax.Array, chunk: Any) -> tuple[jax.Array, jax.Array]:
-        total, new = chunk
+    def step(state: jax.Array, one: Any) -> tuple[jax.Array, jax.Array]:
+        total, new = one
         return state * jnp.exp(total)[..., None, None] + new, state
 
     start = jnp.zeros((*added.shape[:1], *added.shape[2:]), jnp.float32)
@@ -43,16 +44,23 @@ def linear_attention(
 
 
 def ssd(
-    x: jax.Array, dt: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array
+    x: jax.Array,
+    dt: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array,
+    d: jax.Array,
+    *,
+    by: Callable[..., Any] = linear_attention,
 ) -> tuple[jax.Array, jax.Array]:
-    """`ssd` of tilekern by `linear_attention`."""
+    """`ssd` of tilekern by some linear attention."""
     value = (x.astype(jnp.float32) * dt[..., None]).astype(x.dtype)
-    out, state = linear_attention(c, b, value, dt * a)
+    out, state = by(c, b, value, dt * a)
     return (out.astype(jnp.float32) + d[:, None] * x.astype(jnp.float32)).astype(x.dtype), state
 
 
 def gated_delta_rule(
-    query: jax.Array, key: jax.Array, value: jax.Array, beta: jax.Array, log_decay: jax.Array
+    query: jax.Array, key: jax.Array, value: jax.Array, beta: jax.Array, log_decay: jax.Array, *, chunk: int = CHUNK
 ) -> tuple[jax.Array, jax.Array]:
     """`gated_delta_rule` of tilekern in chunks (Yang et al. 2024, https://arxiv.org/abs/2412.06464, section 3.3).
 
@@ -65,15 +73,16 @@ def gated_delta_rule(
       value: [B, T, H, V].
       beta: [B, T, H].
       log_decay: [B, T, H], or [B, T, H, K].
+      chunk: tokens of a chunk.
     """
     by_channel = log_decay.ndim == 4
-    q, k, v, rates, decays = _chunks(query, key, value, beta, log_decay)
+    q, k, v, rates, decays = _chunks(chunk, query, key, value, beta, log_decay)
     sums = jnp.cumsum(decays, axis=2)
     of_keys = sums if by_channel else sums[..., None]
     narrow = partial(jnp.asarray, dtype=v.dtype)
     if by_channel:
         grown, shrunk = narrow(k * jnp.exp(jnp.minimum(-sums, 80))), narrow(k * jnp.exp(sums))
-        past = jnp.tril(jnp.ones((CHUNK, CHUNK)))
+        past = jnp.tril(jnp.ones((chunk, chunk)))
         scores = _einsum("bnihk,bnjhk->bnhij", narrow(q * jnp.exp(sums)), grown) * past
         a = _einsum("bnihk,bnjhk->bnhij", shrunk, grown)
     else:
@@ -89,8 +98,8 @@ def gated_delta_rule(
     read = narrow(q * jnp.exp(of_keys))
     kept = narrow(k * jnp.exp(of_keys[:, :, -1:] - of_keys))
 
-    def step(state: jax.Array, chunk: Any) -> tuple[jax.Array, jax.Array]:
-        alone, of_state, scores, read, kept, total = chunk
+    def step(state: jax.Array, one: Any) -> tuple[jax.Array, jax.Array]:
+        alone, of_state, scores, read, kept, total = one
         added = narrow(alone - _einsum("bhik,bhkv->bhiv", of_state, narrow(state)))
         out = _einsum("bihk,bhkv->bihv", read, narrow(state)) + _einsum("bhij,bhjv->bihv", narrow(scores), added)
         return state * jnp.exp(total)[..., None] + _einsum("bjhk,bhjv->bhkv", kept, added), narrow(out)
@@ -116,16 +125,17 @@ def _solved(a: jax.Array, x: jax.Array) -> jax.Array:
     return product(inverse, x)
 
 
-def _chunks(query: jax.Array, key: jax.Array, value: jax.Array, *others: jax.Array) -> list[jax.Array]:
+def _chunks(chunk: int, query: jax.Array, key: jax.Array, value: jax.Array, *others: jax.Array) -> list[jax.Array]:
     """All as [B, N, C, H, ...], for N chunks of C tokens; heads that share a query have a copy each."""
     heads = value.shape[2]
     wide = [jnp.repeat(x, heads // x.shape[2], axis=2) for x in (query, key)]
-    return [x.reshape(x.shape[0], -1, CHUNK, *x.shape[2:]) for x in (*wide, value, *others)]
+    return [x.reshape(x.shape[0], -1, chunk, *x.shape[2:]) for x in (*wide, value, *others)]
 
 
 def _between(sums: jax.Array) -> jax.Array:
     """The decays from token j up to i of each chunk, [B, N, C, C, H]; 0 for i < j."""
-    past = jnp.tril(jnp.ones((CHUNK, CHUNK), bool))[:, :, None]
+    chunk = sums.shape[2]
+    past = jnp.tril(jnp.ones((chunk, chunk), bool))[:, :, None]
     return jnp.exp(jnp.where(past, sums[:, :, :, None] - sums[:, :, None], -jnp.inf))
 
 
@@ -178,3 +188,43 @@ def _doubled(factors: jax.Array, terms: jax.Array) -> jax.Array:
         return left[0] * right[0], right[0] * left[1] + right[1]
 
     return jax.lax.associative_scan(after, (factors, terms), axis=1)[1]
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def gated(dot: Callable[..., Any], lhs: jax.Array, gate: jax.Array, up: jax.Array, sizes: jax.Array) -> jax.Array:
+    """silu(gate) up of two grouped products."""
+    return jax.nn.silu(dot(lhs, gate, sizes)) * dot(lhs, up, sizes)
+
+
+def gelu_product(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
+    """The first layer of an MLP."""
+    return jax.nn.gelu(x @ w + bias, approximate=True)
+
+
+def added_product(x: jax.Array, w: jax.Array, residual: jax.Array) -> jax.Array:
+    """The last product of a layer, added to its input."""
+    return residual + x @ w
+
+
+def mixture(
+    x: jax.Array,
+    logits: jax.Array,
+    w_gate: jax.Array,
+    w_up: jax.Array,
+    w_down: jax.Array,
+    *,
+    chosen: int,
+    dtype: Any = None,
+) -> jax.Array:
+    """A mixture of experts: all experts for all tokens, of which the weights of `chosen` ones are not 0."""
+    wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
+    _, experts = jax.lax.top_k(logits, chosen)
+    weights = jax.nn.softmax(logits, where=jax.nn.one_hot(experts, logits.shape[1]).sum(1) > 0)
+
+    def product(spec: str, *arrays: jax.Array) -> jax.Array:
+        return jnp.einsum(spec, *(a.astype(wide) for a in arrays), precision="highest")
+
+    hidden = jax.nn.silu(product("th,ehf->tef", x, w_gate)) * product("th,ehf->tef", x, w_up)
+    return product("te,teh->th", weights, product("tef,efh->teh", hidden, w_down)).astype(x.dtype)

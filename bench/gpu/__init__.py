@@ -7,8 +7,8 @@ prepare     work without a GPU (compilation, oracles), in parallel processes
 numerics    kernels against float64 oracles; `kernels`, `trained`, `warp_specialised`: which ones, on which cases;
             `gradients`: those of any function, and of attention with each feature
 programs    random tile programs against the interpreter
-speed       the kernels against their peers; `training`: those of training; `peers`, `torch_peers`, `formulas`: other
-            implementations; `clock`: timing
+speed       the kernels against their peers; `training`: those of training; `peers`, `torch_peers`, `bench.formulas`:
+            other implementations; `clock`: timing
 tune        variants of blocks, warps and stages
 report      the tables
 dry         without a GPU: compiles all programs and prints their resources; `launch`: and launches all items on a

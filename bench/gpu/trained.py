@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench.gpu import formulas, kernels
+from bench import formulas
+from bench.gpu import kernels
 from bench.gpu.gradients import pulled, with_gradients
 from bench.gpu.kernels import ROWS, TOKENS, Kernel, resized
 from tilekern.distributed import moe

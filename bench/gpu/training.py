@@ -13,15 +13,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench import adamw, muon, ragged_dot, recurrences
+from bench import adamw, formulas, muon, ragged_dot
 from bench.distillation import naive as naive_distillation
-from bench.gpu import formulas, peers, torch_peers
+from bench.gpu import peers, torch_peers
 from bench.gpu.clock import Contestant
 from bench.gpu.gradients import step
 from bench.gpu.kernels import silu_gate
 from bench.gpu.peers import Peer
 from bench.gpu.speed import Comparison, normal
 from bench.gpu.trained import by_scales, flat
+from bench.recurrences import SCAN_LIMIT
 from tilekern.kernels.causal_conv1d import causal_conv1d
 from tilekern.kernels.causal_conv1d import reference as shifted_sums
 from tilekern.kernels.causal_conv1d.cases import CASES as CONVOLUTIONS
@@ -54,7 +55,7 @@ from tilekern.kernels.selective_scan.cases import CASES as SELECTIVE_SCANS
 from tilekern.training import AdamWState, newton_schulz
 from tilekern.training import adamw as adamw_of
 
-OF_SCAN = 1 / recurrences.SCAN_LIMIT
+OF_SCAN = 1 / SCAN_LIMIT
 """The speed that recurrences are to have, relative to scans in `jnp`; that relative to the best other formula is 1."""
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -123,16 +124,17 @@ def scans() -> list[Comparison]:
     """Recurrences; the scan over tokens is left out of gradients where it would keep gigabytes of states."""
     mamba2 = named(LINEAR_ATTENTIONS, "mamba2_130m", batch=8)
     chunks = {
-        f"xla chunks {size}": partial(formulas.ssd_by, partial(recurrences.in_chunks, chunk=size)) for size in (64, 128)
+        f"xla chunks {size}": partial(formulas.ssd, by=partial(formulas.linear_attention, chunk=size))
+        for size in (64, 128)
     }
     made: list[Comparison] = []
     arrays = partial(ssd_arrays, case=mamba2)
-    scan = {"xla scan": partial(formulas.ssd_by, linear_scan)}
+    scan = {"xla scan": partial(formulas.ssd, by=linear_scan)}
     made.append(forward("ssd mamba2_130m", ssd, arrays, chunks | scan, aim_of="chunks", seconds=20.0))
     made.append(gradient("ssd mamba2_130m", ssd, arrays, chunks, aim_of="chunks"))
     for name in ("qwen3_next", "kimi_linear"):
         arrays = partial(named(DELTA_RULES, name).arrays, dtype=jnp.bfloat16)
-        chunks = {"xla chunks": formulas.delta_rule_in_chunks}
+        chunks = {"xla chunks": formulas.gated_delta_rule}
         title, scan = f"gated_delta_rule {name}", {"xla scan": delta_scan}
         made.append(forward(title, gated_delta_rule, arrays, chunks | scan, aim_of="chunks", seconds=20.0))
         made.append(gradient(title, gated_delta_rule, arrays, chunks, aim_of="chunks"))
@@ -140,12 +142,12 @@ def scans() -> list[Comparison]:
         (
             named(GATED_UNITS, "recurrentgemma_2b", batch=4),
             rg_lru,
-            {"xla scan": gated_scan, "xla associative scan": recurrences.by_doubling},
+            {"xla scan": gated_scan, "xla associative scan": formulas.rg_lru},
         ),
         (
             named(SELECTIVE_SCANS, "mamba_130m", batch=4),
             selective_scan,
-            {"xla scan": state_scan, "xla associative scan": recurrences.selective_by_doubling},
+            {"xla scan": state_scan, "xla associative scan": formulas.selective_scan},
         ),
     ):
         title, arrays = f"{ours.__name__} {case.name}", partial(case.arrays, dtype=jnp.bfloat16)

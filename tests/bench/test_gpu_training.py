@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench import adamw, recurrences
-from bench.gpu import formulas, peers, plan, training
+from bench import adamw, formulas
+from bench.gpu import peers, plan, training
 from bench.gpu.gradients import step, with_gradients
 from bench.gpu.item import Options, lowerings_of
 from bench.gpu.speed import Comparison
@@ -89,7 +89,7 @@ def test_the_delta_rule_in_chunks(name: str) -> None:
     groups = {"groups": 2} if name == "qwen3_next" else {"groups": 4}
     case = training.named(DELTA_RULES, name, tokens=64, heads=4, depth=16, width=16, **groups)
     arrays = case.arrays(jax.random.key(0), jnp.float32)
-    in_chunks = jax.jit(partial(formulas.delta_rule_in_chunks, chunk=16))
+    in_chunks = jax.jit(partial(formulas.gated_delta_rule, chunk=16))
     close(in_chunks(*arrays), jax.jit(delta_scan)(*arrays))
 
 
@@ -97,8 +97,8 @@ def test_formulas_of_mamba2() -> None:
     case = replace(LINEAR_ATTENTIONS[1], batch=2, tokens=64, heads=4, depth=16, width=8)
     arrays = [x.astype(jnp.float32) for x in training.ssd_arrays(jax.random.key(0), case=case)]
     ours = jax.jit(partial(ssd, target="cpu:xla"))(*arrays)
-    for linear in (partial(recurrences.in_chunks, chunk=16), linear_scan):
-        close(jax.jit(partial(formulas.ssd_by, linear))(*arrays), ours)
+    for linear in (partial(formulas.linear_attention, chunk=16), linear_scan):
+        close(jax.jit(partial(formulas.ssd, by=linear))(*arrays), ours)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_the_programs_of_a_gradient_are_known_in_advance() -> None:
     """Those of a derived gradient, too, which is no kernel of the library."""
     case = replace(LINEAR_ATTENTIONS[1], batch=1, tokens=64, heads=2, depth=16, width=16)
     arrays = partial(training.ssd_arrays, case=case)
-    item = training.gradient("ssd", ssd, arrays, {"xla": partial(formulas.ssd_by, linear_scan)})
+    item = training.gradient("ssd", ssd, arrays, {"xla": partial(formulas.ssd, by=linear_scan)})
     assert isinstance(item, Comparison) and item.ours is not None
     types = jax.eval_shape(item.arrays, jax.random.key(0))
     names = [lowering.func.name for lowering in lowerings_of(item.ours, types, TARGETS["cuda:sm_90"])]
