@@ -273,9 +273,9 @@ def test_copies_of_threads_are_awaited() -> None:
     assert waiting.cycles > ahead.cycles + 32 * 400 and waiting.lines == ahead.lines
 
 
-def test_warps_that_get_their_tasks_from_shared_memory() -> None:
+def with_tasks(work: str) -> str:
     """Triton's specialised warps: the first warps store a task for each of the others, and at the end the exit."""
-    text = sass(f"""
+    return sass(f"""
         S2R R0, SR_TID.X
         SHF.R.U32.HI R2, RZ, 0x5, R0
         R2UR UR13, R2
@@ -285,7 +285,7 @@ def test_warps_that_get_their_tasks_from_shared_memory() -> None:
         STS [UR4+0x40], R2
         BAR.SYNC.DEFER_BLOCKING 0x1
         BAR.SYNC.DEFER_BLOCKING 0x1
-        {EXPONENTIALS}
+        {work}
         BAR.SYNC.DEFER_BLOCKING 0x1
         MOV R2, 0x3030303
         STS [UR4+0x40], R2
@@ -315,10 +315,28 @@ def test_warps_that_get_their_tasks_from_shared_memory() -> None:
         .L_x_4:
         EXIT
     """)
+
+
+def test_warps_that_get_their_tasks_from_shared_memory() -> None:
+    text = with_tasks(EXPONENTIALS)
     found = estimate(text, replace(ONE, warps=8))
     assert not found.assumed and found.lines["fma"] == 1 / 4 and found.lines["mufu"] == 4 * 48 * 8 / 4
     with pytest.raises(ValueError, match="branches to unknown addresses"):
         estimate(text.replace("MOV R2, 0x2020100", "LDG.E R2, desc[UR4][R2.64]"), replace(ONE, warps=8))
+
+
+def test_tasks_that_are_stored_behind_a_long_loop() -> None:
+    """Of the first warps the beginning is simulated; the others still get the tasks of the end."""
+    turns = 2 * estimation.LONGEST
+    text = with_tasks(f"""
+        MOV R3, RZ
+        .L_x_9:
+        MUFU.EX2 R5, R5
+        IADD3 R3, R3, 0x1, RZ
+        ISETP.LT.AND P1, PT, R3, {turns:#x}, PT
+        @P1 BRA `(.L_x_9)
+    """)
+    assert estimate(text, replace(ONE, warps=8)).lines["mufu"] == 4 * turns * 8 / 4
 
 
 def test_the_examples_of_docstrings() -> None:

@@ -186,9 +186,10 @@ class _Estimation:
     def _walks(self, program: int, counts: list[Counter[int]]) -> list[list[Segment]]:
         """The walks of all warps of a program; of long ones, the beginning."""
         walker, stops = Walker(self.listing, self.launch.trips), self._stops(counts)
+        # The first warp stores the last tasks at its end, which a shortened walk does not come to.
+        tasks = Walker(self.listing, self.launch.trips, effects=False).walk(self._thread(program, 0)).stored
         walks: list[Walk] = []
         for warp in range(self.launch.warps):
-            tasks = walks[0].stored if walks else None
             walks.append(walker.walk(self._thread(program, warp), stops[warp], tasks))
         return [walk.segments for walk in walks]
 
