@@ -11,7 +11,6 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tilekern.ir.compute import Constant, Convert, Dot, Reduce
@@ -99,7 +98,7 @@ def _logistic(x: jax.Array) -> jax.Array:
     The reciprocal needs no care for infinities then, which would take as long as all the rest.
     """
     below: jax.Array = 1 + jnp.exp(jnp.minimum(-x, _MOST_EXPONENT))
-    return cast(jax.Array, pl.reciprocal(below, full_range=False))
+    return cast(jax.Array, pltpu.reciprocal(below, full_range=False))
 
 
 def _only(x: jax.Array) -> jax.Array:
