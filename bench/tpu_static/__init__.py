@@ -9,7 +9,8 @@ hlo         which kernels the program runs, and the constants that they prefetch
 bundles     the text of the bundles; `slots`: the table of slots
 simulate    the scalar unit; `scalar`: what its instructions compute
 chips       clocks, bandwidths, units
-cases       what is compared, and our programs; `peers`: theirs; `compare`: runs them
+evaluate    the integers that XLA computes from constants, and how often its loops run
+cases       what is compared, a module for each family of kernels; `compare`: runs them
 table       the text of a comparison; `picture`: its PNG
 golden      the cycles that no library kernel may exceed
 """

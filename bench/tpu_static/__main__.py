@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench.tpu_static.cases import CASES
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         if not cases:
             print(f"no case has {given.only!r} in its name")
             return 2
+        if find_spec("tokamax") is None:
+            print("tokamax is not installed: its kernels are left out", file=sys.stderr)
         rows = compare(cases, given.chips, PeerCache(CACHE), lambda line: print(line, file=sys.stderr, flush=True))
         kept = {"versions": versions(), "rows": _earlier(results) | rows}
         results.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")

@@ -10,7 +10,15 @@ from typing import Any
 from bench.tpu_static.chips import CHIPS
 from bench.tpu_static.compare import OURS, Record
 
-COLOURS = {OURS: "#0b6e4f", "splash": "#c8553d", "splash-fused": "#7d2e68", "flash": "#e0a458", "xla": "#6c757d"}
+COLOURS = {
+    OURS: "#0b6e4f",
+    "splash": "#c8553d",
+    "splash-fused": "#7d2e68",
+    "flash": "#e0a458",
+    "megablox": "#3d6fc8",
+    "tokamax": "#58a4e0",
+    "xla": "#6c757d",
+}
 
 
 def draw(rows: Mapping[str, Record], path: Path) -> None:
@@ -23,7 +31,7 @@ def draw(rows: Mapping[str, Record], path: Path) -> None:
 
     chips = [name for name in CHIPS if any(row["chip"] == name for row in rows.values())]
     cases = list(dict.fromkeys(row["case"] for row in rows.values()))
-    figure = figures.Figure(figsize=(3 + 0.55 * len(cases), 3.2 * len(chips)), layout="constrained")
+    figure = figures.Figure(figsize=(3 + 0.45 * len(cases), 3.2 * len(chips)), layout="constrained")
     panels = figure.subplots(len(chips), 1, squeeze=False, sharex=True)[:, 0]
     count = len(COLOURS)
     for panel, name in zip(panels, chips, strict=True):
