@@ -174,7 +174,7 @@ def tpu_blocks_of_groups(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, i
     products of 4096 rows take half of the time of programs that own rows, on v5e, v6e and 7x.
     """
     (rows, inner), groups, columns = lhs.shape, rhs.shape[0], _columns(rhs, transpose_rhs)
-    if lhs.dtype.itemsize > 2 or rows < 4 * groups:
+    if lhs.dtype.itemsize > 2 or not 0 < 4 * groups <= rows:
         return None
     block_m = tiled(rows, 128 if rows >= 128 * groups else 64, 8)
     for limit in (1024, 512, 256):
