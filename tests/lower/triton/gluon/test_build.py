@@ -29,7 +29,9 @@ from tests.lower.triton.running import assert_neat
 from tilekern.ir.core import Func
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.compile.resources import measure
+from tilekern.lower.triton.gluon import plan
 from tilekern.lower.triton.gluon.plan import REGISTERS
+from tilekern.lower.triton.gluon.rotation import rotations
 from tilekern.lower.triton.gluon.simulator.run import simulate
 
 FUNCS: dict[str, Any] = {
@@ -84,6 +86,18 @@ def test_rows_behind_a_length_would_leak() -> None:
     leaky = replace(made, text=re.sub(r"keep_rows\(value.*", "pass", made.text))
     (wanted, *_), (got, *_) = expected(func), simulate(leaky, inputs(func))
     assert np.isfinite(wanted.astype(np.float32)).all() and np.isnan(got.astype(np.float32)).any()
+
+
+def test_one_of_two_sums_may_be_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product of the other one is waited for in its own iteration, which Gluon's types demand."""
+    monkeypatch.setattr(plan, "rotations", lambda op: [r for r in rotations(op) if len(r.numbers) == 1])
+    func = gradient("key", 192)
+    made = program(func)
+    assert "slot_before" in made.text
+    assert_computes(made, func)
+    loops = re.split(r"\n +for ", made.text[made.text.index("_compute(") :])
+    for loop in (text for text in loops if "warpgroup_mma(" in text):
+        assert re.findall(r"warpgroup_mma_wait\((\d)", loop)[-1] == "0"
 
 
 @pytest.mark.parametrize("warps", [4, 8, 12])
