@@ -156,3 +156,14 @@ def test_products_of_float32_have_the_precision_of_the_dot(precision: str, wante
     dot = Dot(operands=(x, x), contract=((1,), (0,)), precision=precision)  # pyright: ignore[reportArgumentType]
     (found,) = (e for e in jax.make_jaxpr(function_of(dot))(tile, tile).eqns if e.primitive.name == "dot_general")
     assert found.params["precision"] == (jax.lax.Precision[wanted],) * 2
+
+
+def test_logistic_of_numbers_of_any_size() -> None:
+    """Times the number, as silu has it, it stays 0 for the largest negative ones."""
+    x = np.array([[-np.inf, -3e38, -1e30, -100, -87.5, -86.5, -1, 0, 1, 87.5, 3e38, np.inf, np.nan]], np.float32)
+    made = of(Elementwise, (x.shape, "f32"), function="logistic")
+    with np.errstate(all="ignore"):
+        (wanted,) = interpret(made, x)
+        (got,) = (np.asarray(result) for result in run(legalize(made, "v5e"), x))
+        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=2e-38)
+        np.testing.assert_allclose((x * got)[0, 1:5], (x * wanted)[0, 1:5], atol=1e-35)

@@ -93,12 +93,13 @@ def _rolled(op: Slice, x: jax.Array) -> jax.Array:
 
 
 def _logistic(x: jax.Array) -> jax.Array:
-    """1 / (1 + exp(-x)), with exp(-x) held where it is far below the overflow of its reciprocal.
+    """1 / (1 + exp(-x)), with exp(-x) held where its reciprocal is still a normal number; beyond, the result is 0.
 
     The reciprocal needs no care for infinities then, which would take as long as all the rest.
     """
     below: jax.Array = 1 + jnp.exp(jnp.minimum(-x, _MOST_EXPONENT))
-    return cast(jax.Array, pltpu.reciprocal(below, full_range=False))
+    found = cast(jax.Array, pltpu.reciprocal(below, full_range=False))
+    return jnp.where(x < -_MOST_EXPONENT, 0.0, found)
 
 
 def _only(x: jax.Array) -> jax.Array:
