@@ -1,4 +1,4 @@
-"""Legal Funcs of one program and no control flow as one `pallas_call`: what tests the functions of ops alone.
+"""Legal Funcs of one program and no loops as one `pallas_call`: what tests the functions of ops alone.
 
 Scalars are loaded from scalar memory; vectors are rows, [1, n].
 """
@@ -16,7 +16,8 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from tilekern.ir.compute import Constant, Reduce
-from tilekern.ir.core import Array, Func, Op, Value
+from tilekern.ir.control import Switch
+from tilekern.ir.core import Array, Block, Func, Op, Value
 from tilekern.ir.memory import Load, Store
 from tilekern.ir.shape import Broadcast, Iota, Reshape
 from tilekern.ir.types import DType, RefType, kind_of
@@ -68,7 +69,18 @@ def _run(op: Op, memory: dict[Any, Any], values: dict[Value, Any]) -> None:
         ref, value = memory[op.ref], values[op.value]
         ref[...] = jnp.full(ref.shape, value, ref.dtype) if not op.value.tile.shape else value
         return
+    if isinstance(op, Switch):
+        branches = [partial(_branch, region, memory, values) for region in op.regions]
+        values.update(zip(op.results, jax.lax.switch(values[op.operands[0]], branches), strict=True))
+        return
     values[op.result] = _value(op, memory, *(values[v] for v in op.operands if v in values))
+
+
+def _branch(region: Block, memory: dict[Any, Any], values: dict[Value, Any]) -> tuple[Any, ...]:
+    inner = dict(values)
+    for op in region.ops:
+        _run(op, memory, inner)
+    return tuple(inner[v] for v in region.results)
 
 
 def _value(op: Op, memory: dict[Any, Any], *operands: Any) -> Any:
