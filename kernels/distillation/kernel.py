@@ -23,13 +23,11 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import hide_frames, is_divided
+from tilekern.authoring import is_divided
 from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, tiled
 from tilekern.kernels.cross_entropy.backward import tpu_tile
 from tilekern.kernels.cross_entropy.kernel import capped_logits, merged_logsumexp, soonest_parts
 from tilekern.kernels.distillation.options import Options
-
-hide_frames(__file__)
 
 
 def _out_type(hidden: Any, *others: Any, options: Options, parts: int = 1, **blocks: Any) -> tuple[Any, ...]:

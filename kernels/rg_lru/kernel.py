@@ -81,9 +81,10 @@ def _cuda(x: Any, *others: Any, device: tk.Device) -> dict[str, int]:
     """Long chunks of few channels: chunks follow each other, and many programs hide what one waits for.
 
     By the static estimate of 4 sequences of 512 tokens, 2560 channels, on sm_90: 33 µs, and 114 with 32 tokens of 64
-    channels. On sm_100 128 tokens spill 4 bytes.
+    channels. On Blackwell 128 tokens spill 4 bytes.
     """
-    block_t = power_of_two(x.shape[1], 64 if device.matrix_unit == "tcgen05" else 128)
+    few = device.matrix_unit == "tcgen05" or device.fast_memory <= 128 << 10
+    block_t = power_of_two(x.shape[1], 64 if few else 128)
     block_c = power_of_two(x.shape[2], max(16, min(64, 2048 // block_t)))
     return {"block_t": block_t, "block_c": block_c, "num_warps": 4}
 

@@ -19,8 +19,8 @@ MUTANTS = (
     Mutant(
         "ragged_dot: the first row of a group is the last of the one before",
         "kernels/ragged_dot/kernel.py",
-        "mine = (i.indices >= begin)",
-        "mine = (i.indices > begin)",
+        "mine = (i.indices >= begin) & (i.indices < end)",
+        "mine = (i.indices > begin) & (i.indices < end)",
         ("tests/kernels/ragged_dot",),
     ),
     Mutant(

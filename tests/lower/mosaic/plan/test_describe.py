@@ -50,7 +50,13 @@ def test_attention_keeps_its_keys_in_vmem() -> None:
 def test_what_does_not_fit_comes_by_a_pipeline() -> None:
     plan = (
         ragged_dot_forward.trace(
-            like(8000, 2048), like(128, 2048, 768), like(128, dtype=jnp.int32), block_m=128, block_n=128, block_k=64
+            like(8000, 2048),
+            like(128, 2048, 768),
+            like(128, dtype=jnp.int32),
+            block_m=128,
+            block_n=128,
+            block_k=64,
+            owned=1,
         )
         .lower("tpu:v5e")
         .plan
