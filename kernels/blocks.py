@@ -50,6 +50,19 @@ def takes_registers(device: tk.Device) -> bool:
     return device.matrix_unit in ("mma", "mfma")
 
 
+def soonest_parts(programs: int, tiles: int, cores: int) -> int:
+    """The number of parts into which programs divide the tiles of a loop, with which all programs end soonest.
+
+    A program takes as long as its tiles, and one more for its start and its end.
+    """
+
+    def time(parts: int) -> int:
+        return tk.cdiv(programs * parts, cores) * (tk.cdiv(tiles, parts) + 1)
+
+    most = min(tiles, tk.cdiv(4 * cores, max(1, programs)))
+    return min(range(1, most + 1), key=time, default=1)
+
+
 def stages(nbytes: int, most: int, device: tk.Device) -> int:
     """The stages, at most `most`, whose loads of `nbytes` each fit the shared memory of a program, beside 1 KiB.
 

@@ -11,7 +11,7 @@ import jax
 from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_int32, as_real, as_rows, is_float, is_integer, require
-from tilekern.kernels.cross_entropy.kernel import forward
+from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
 
 hide_frames(__file__)
 
@@ -107,7 +107,7 @@ def cross_entropy(
     check_arrays("cross_entropy", hidden, weight, labels)
     check_options(ignore_index, label_smoothing, softcap, z_loss, temperature)
     batch = labels.shape
-    loss, logsumexp = forward(
+    loss, logsumexp = cross_entropy_forward(
         as_rows(hidden),
         weight,
         # A label that becomes an end of int32 is neither a word nor ignored.

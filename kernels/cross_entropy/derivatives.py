@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name  # pyright: ignore[reportUnknownVariableType] -- JAX's annotation
 
 import tilekern as tk
-from tilekern.errors import NotDifferentiableError
 from tilekern.kernels.cross_entropy.backward import cross_entropy_backward_logits
-from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward, cross_entropy_parts, forward
+from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
 from tilekern.kernels.cross_entropy.portions import (
     by_tokens,
     gradients_by_words,
@@ -45,23 +44,10 @@ def _forward_jvp(
     **blocks: int,
 ) -> tuple[Pair, Pair]:
     options = Options(ignore_index, label_smoothing, softcap, z_loss, temperature, vocabulary)
-    loss, logsumexp = forward(*primals, **asdict(options), **blocks)
+    loss, logsumexp = cross_entropy_forward(*primals, **asdict(options), **blocks)
     logsumexp = checkpoint_name(logsumexp, "cross_entropy_logsumexp")
     moved = cross_entropy_tangent(*primals, logsumexp, tangents[:2], options=options)
     return (checkpoint_name(loss, "cross_entropy_loss"), logsumexp), moved
-
-
-@cross_entropy_parts.defjvp
-def _kernel_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...], *, parts: int, **keywords: Any) -> Any:
-    """The same for the kernel with all words; those of parts are merged by the op, whose derivative is its own."""
-    if parts == 1:
-        return _forward_jvp(primals, tangents, **keywords)
-    raise NotDifferentiableError(
-        "cross_entropy_parts has derivatives of all words only",
-        expected="parts = 1",
-        got=f"parts = {parts}",
-        fix="differentiate cross_entropy, which divides words by itself",
-    )
 
 
 # --- the definition ---------------------------------------------------------------------------------------------------

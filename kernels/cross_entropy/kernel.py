@@ -9,8 +9,7 @@ smoothing the sum of the logits. In the end logsumexp = m + ln d. With the targe
 Where the weight is a part of the vocabulary, the losses of parts are their shares of -Σ q s, which add up.
 
 A program reads all words for its tokens. Where the tokens of a call give work to a part of the machine only, several
-programs have the same tokens, each a part of the words, and the op `cross_entropy_forward` merges what they found. An
-op takes no arrays that a mesh divides by their types: these take the kernel, see `forward`.
+programs have the same tokens, each a part of the words, and the op `cross_entropy_forward` merges what they found.
 """
 
 from __future__ import annotations
@@ -22,8 +21,16 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import is_divided
-from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, stages, takes_registers, tiled
+from tilekern.kernels.blocks import (
+    copies_well,
+    depth,
+    even,
+    power_of_two,
+    soonest_parts,
+    stages,
+    takes_registers,
+    tiled,
+)
 
 
 def _out_type(hidden: Any, weight: Any, labels: Any, *, parts: int = 1) -> tuple[Any, Any]:
@@ -182,12 +189,6 @@ def cross_entropy_forward(
     return _counted(logsumexp + share, logsumexp, labels, words, ignore_index, z_loss), logsumexp
 
 
-def forward(hidden: jax.Array, weight: jax.Array, labels: jax.Array, **keywords: Any) -> tuple[jax.Array, jax.Array]:
-    """`cross_entropy_forward`; for arrays that a mesh divides by their types the kernel, with all words."""
-    divided = any(map(is_divided, (hidden, weight, labels)))
-    return (cross_entropy_parts if divided else cross_entropy_forward)(hidden, weight, labels, **keywords)
-
-
 @cross_entropy_forward.schedule("cpu")
 def _parts_cpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
     """Few tokens make one program, whose products are too narrow for several threads: they take the weight's time."""
@@ -273,19 +274,6 @@ def _parts_cuda(
     tile_t, tile_v, *_ = _tile(hidden, weight, _is_plain(softcap, label_smoothing, temperature), device)
     programs = tk.cdiv(hidden.shape[0], block_t or tile_t)
     return {"parts": soonest_parts(programs, tk.cdiv(weight.shape[1], block_v or tile_v), device.cores)}
-
-
-def soonest_parts(programs: int, tiles: int, cores: int) -> int:
-    """The number of parts of the words, `tiles` of them, with which the programs of all parts end soonest.
-
-    A program takes as long as its tiles of words, and one more for its start and its end.
-    """
-
-    def time(parts: int) -> int:
-        return tk.cdiv(programs * parts, cores) * (tk.cdiv(tiles, parts) + 1)
-
-    most = min(tiles, tk.cdiv(4 * cores, max(1, programs)))
-    return min(range(1, most + 1), key=time, default=1)
 
 
 @cross_entropy_parts.schedule("tpu")

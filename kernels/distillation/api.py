@@ -9,7 +9,7 @@ import jax
 from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_real, as_rows, is_float, require
-from tilekern.kernels.distillation.kernel import forward
+from tilekern.kernels.distillation.kernel import distillation_forward
 from tilekern.kernels.distillation.options import Divergence, Options
 
 hide_frames(__file__)
@@ -78,7 +78,7 @@ def distillation(
     _check(hidden, weight, teacher, teacher_weight)
     options = Options(divergence, beta, temperature, softcap, teacher_softcap)
     _check_options(options)
-    loss, *_ = forward(
+    loss, *_ = distillation_forward(
         as_rows(hidden),
         weight,
         jax.lax.stop_gradient(as_rows(teacher)),

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name  # pyright: ignore[reportUnknownVariableType] -- JAX's annotation
 
 import tilekern as tk
-from tilekern.errors import NotDifferentiableError
 from tilekern.kernels.cross_entropy.portions import (
     by_tokens,
     gradients_by_words,
@@ -26,7 +25,7 @@ from tilekern.kernels.cross_entropy.portions import (
 )
 from tilekern.kernels.derivatives import against, along
 from tilekern.kernels.distillation.backward import distillation_backward_logits
-from tilekern.kernels.distillation.kernel import distillation_forward, distillation_parts, forward
+from tilekern.kernels.distillation.kernel import distillation_forward
 from tilekern.kernels.distillation.options import Options
 from tilekern.kernels.distillation.reference import reference
 
@@ -38,25 +37,12 @@ Rest = tuple[Any, Any, Any, Any, Any]  # of the teacher: hidden and weight; of t
 def _forward_jvp(
     primals: tuple[Any, ...], tangents: tuple[Any, ...], *, options: Options, **blocks: int
 ) -> tuple[Any, Any]:
-    loss, *numbers = forward(*primals, options=options, **blocks)
+    loss, *numbers = distillation_forward(*primals, options=options, **blocks)
     numbers = [checkpoint_name(x, "distillation_residuals") for x in numbers]
     hidden, weight, *of_teacher = primals
     moved = distillation_tangent(hidden, weight, (*of_teacher, *numbers), tangents[:2], options=options)
     loss = checkpoint_name(loss, "distillation_loss")
     return (loss, *numbers), (moved, *(jnp.zeros_like(x) for x in numbers))
-
-
-@distillation_parts.defjvp
-def _kernel_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...], *, parts: int, **keywords: Any) -> Any:
-    """The same for the kernel with all words; those of parts are merged by the op, whose derivative is its own."""
-    if parts == 1:
-        return _forward_jvp(primals, tangents, **keywords)
-    raise NotDifferentiableError(
-        "distillation_parts has derivatives of all words only",
-        expected="parts = 1",
-        got=f"parts = {parts}",
-        fix="call distillation, which merges the parts",
-    )
 
 
 def _definition(rest: Rest, options: Options, hidden: jax.Array, weight: jax.Array) -> jax.Array:

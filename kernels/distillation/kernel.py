@@ -23,10 +23,9 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import is_divided
-from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, tiled
+from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, soonest_parts, tiled
 from tilekern.kernels.cross_entropy.backward import tpu_tile
-from tilekern.kernels.cross_entropy.kernel import capped_logits, merged_logsumexp, soonest_parts
+from tilekern.kernels.cross_entropy.kernel import capped_logits, merged_logsumexp
 from tilekern.kernels.distillation.options import Options
 
 
@@ -205,12 +204,6 @@ def distillation_forward(
     inner = jnp.where(in_q == -jnp.inf, 0, losses)
     loss = jnp.where(share == 0, 0, share * (inner + in_p - in_q)).sum(axis=0)
     return loss, of_student, of_teacher, jnp.full_like(loss, -1) if forward else loss
-
-
-def forward(*arrays: Any, **keywords: Any) -> tuple[jax.Array, ...]:
-    """`distillation_forward`; for arrays that a mesh divides by their types the kernel, with all words."""
-    divided = any(is_divided(x) for x in arrays if x is not None)
-    return (distillation_parts if divided else distillation_forward)(*arrays, **keywords)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

@@ -105,11 +105,10 @@ def without_rules(monkeypatch: pytest.MonkeyPatch, name: str) -> Callable[..., j
     if name == "matmul":
         return _copy(module.matmul)
     api, attribute = importlib.import_module(f"tilekern.kernels.{name}.api"), f"{name}_forward"
-    if hasattr(api, "forward"):  # the choice between a kernel, and an op that divides the words among programs
-        kernel = getattr(importlib.import_module(f"tilekern.kernels.{name}.kernel"), f"{name}_parts")
-        monkeypatch.setattr(api, "forward", _copy(kernel))
-        return getattr(module, name)
-    monkeypatch.setattr(api, attribute, _copy(getattr(api, attribute)))
+    kernel = getattr(api, attribute)
+    if isinstance(kernel, tk.CustomOp):  # of the kernel that it calls for parts of the words
+        kernel = getattr(module, f"{name}_parts")
+    monkeypatch.setattr(api, attribute, _copy(kernel))
     return getattr(module, name)
 
 

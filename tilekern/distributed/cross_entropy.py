@@ -18,7 +18,7 @@ from tilekern.authoring import hide_frames
 from tilekern.distributed.axes import axis_size
 from tilekern.kernels.api import as_int32, as_rows
 from tilekern.kernels.cross_entropy.api import check_arrays, check_options
-from tilekern.kernels.cross_entropy.kernel import forward
+from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
 
 hide_frames(__file__)
 
@@ -80,7 +80,7 @@ def vocab_parallel_cross_entropy(
     label = as_int32(labels.reshape(math.prod(batch)))
     first = lax.axis_index(axis_name) * words
     here = (label >= first) & (label < first + words)
-    share, part = forward(
+    share, part = cross_entropy_forward(
         as_rows(hidden),
         weight,
         jnp.where(here, label - first, -1),
