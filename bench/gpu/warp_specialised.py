@@ -18,7 +18,7 @@ GLUON = "cuda:sm_90+gluon"
 """The target of warp-specialised programs."""
 
 DTYPES = ("bfloat16", "float16")
-"""What they multiply."""
+"""The dtype of their operands."""
 
 # Whole tiles; ragged ones, with heads that share keys; and all heads with the same keys.
 ATTENTIONS = (

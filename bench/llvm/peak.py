@@ -18,7 +18,9 @@ import numpy as np
 from bench.result import Result
 from bench.timing import by_round, take_turns
 from tilekern.errors import DependencyError, TargetError
+from tilekern.ir.types import BF16
 from tilekern.lower.llvm.compile import toolchain
+from tilekern.lower.llvm.gemm.tiles import BLOCK, TILE, Strides, TileKernel
 from tilekern.lower.llvm.runtime.machine import Machine
 
 DType = Literal["float32", "bfloat16"]
@@ -136,66 +138,63 @@ def loop(machine: Machine, dtype: DType) -> str:
     phis = [f"  %a{n} = phi {sums} [zeroinitializer, %entry], [%b{n}, %loop]" for n in count]
     calls = [f"  %b{n} = call {sums} {function}({operands.format(s=sums, f=factors, total=f'%a{n}')})" for n in count]
     totals = [f"  %s{n} = fadd {sums} %{f's{n - 1}' if n > 1 else 'b0'}, %b{n}" for n in count[1:]]
-    lines = [
-        "define void @peak(i64 %iterations, ptr %operands) {",
-        "entry:",
+    loads = [
         f"  %x = load {factors}, ptr %operands, align 2",
         f"  %next = getelementptr i8, ptr %operands, i64 {machine.vector_bytes}",
         f"  %y = load {factors}, ptr %next, align 2",
-        "  br label %loop",
-        "loop:",
-        "  %i = phi i64 [0, %entry], [%more, %loop]",
-        *phis,
-        *calls,
-        "  %more = add i64 %i, 1",
-        "  %again = icmp slt i64 %more, %iterations",
-        "  br i1 %again, label %loop, label %done",
-        "done:",
+    ]
+    stores = [
         *totals,
         f"  %result = getelementptr i8, ptr %operands, i64 {2 * machine.vector_bytes}",
         f"  store {sums} %s{count[-1]}, ptr %result, align 2",
-        "  ret void",
-        "}",
-        f"declare {sums} {function}({parameters})",
     ]
-    return "\n".join(lines)
+    return _program(loads, [*phis, *calls], stores, [f"declare {sums} {function}({parameters})"])
 
 
 def _loop_of_tiles() -> str:
     """Four tiles of sums, two of each operand, as in a product of 32 rows and columns."""
-    sizes = np.zeros(64, np.uint8)
-    sizes[0], sizes[48:56] = 1, 16
-    sizes[16:32].view(np.uint16)[:] = 64
-    escaped = "".join(f"\\{byte:02X}" for byte in sizes.tobytes())
+    kernel = TileKernel(BF16, BLOCK, BLOCK, TILE, Strides(0, 0, 0, 0), adds=False)
+    escaped = "".join(f"\\{byte:02X}" for byte in kernel.sizes().tobytes())
+    zeros = [f"  call void @llvm.x86.tilezero(i8 {n})" for n in range(_TILE_SUMS)]
     loads = [f"  call void @llvm.x86.tileloadd64(i8 {n}, ptr %operands, i64 64)" for n in range(_TILE_SUMS, 8)]
     products = [f"  call void @llvm.x86.tdpbf16ps(i8 {n}, i8 {4 + n // 2}, i8 {6 + n % 2})" for n in range(_TILE_SUMS)]
     stores = [f"  call void @llvm.x86.tilestored64(i8 {n}, ptr %result, i64 64)" for n in range(_TILE_SUMS)]
-    lines = [
-        f'@sizes = private constant [64 x i8] c"{escaped}", align 64',
-        "define void @peak(i64 %iterations, ptr %operands) {",
-        "entry:",
-        "  call void @llvm.x86.ldtilecfg(ptr @sizes)",
-        *(f"  call void @llvm.x86.tilezero(i8 {n})" for n in range(_TILE_SUMS)),
-        *loads,
-        "  br label %loop",
-        "loop:",
-        "  %i = phi i64 [0, %entry], [%more, %loop]",
-        *products,
-        "  %more = add i64 %i, 1",
-        "  %again = icmp slt i64 %more, %iterations",
-        "  br i1 %again, label %loop, label %done",
-        "done:",
+    before = ["  call void @llvm.x86.ldtilecfg(ptr @sizes)", *zeros, *loads]
+    after = [
         "  %result = getelementptr i8, ptr %operands, i64 1024",
         *stores,
         "  call void @llvm.x86.tilerelease()",
-        "  ret void",
-        "}",
+    ]
+    globals_ = [
+        f'@sizes = private constant [64 x i8] c"{escaped}", align 64',
         "declare void @llvm.x86.ldtilecfg(ptr)",
         "declare void @llvm.x86.tilezero(i8)",
         "declare void @llvm.x86.tileloadd64(i8, ptr, i64)",
         "declare void @llvm.x86.tdpbf16ps(i8, i8, i8)",
         "declare void @llvm.x86.tilestored64(i8, ptr, i64)",
         "declare void @llvm.x86.tilerelease()",
+    ]
+    return _program(before, products, after, globals_)
+
+
+def _program(before: list[str], repeated: list[str], after: list[str], globals_: list[str]) -> str:
+    """A function `peak` that repeats some lines, with those before and after, and the module's declarations."""
+    lines = [
+        "define void @peak(i64 %iterations, ptr %operands) {",
+        "entry:",
+        *before,
+        "  br label %loop",
+        "loop:",
+        "  %i = phi i64 [0, %entry], [%more, %loop]",
+        *repeated,
+        "  %more = add i64 %i, 1",
+        "  %again = icmp slt i64 %more, %iterations",
+        "  br i1 %again, label %loop, label %done",
+        "done:",
+        *after,
+        "  ret void",
+        "}",
+        *globals_,
     ]
     return "\n".join(lines)
 

@@ -174,7 +174,7 @@ def copied(copy: HloInstruction) -> tuple[int, bool]:
 
 
 def is_scalar(instruction: HloInstruction) -> bool:
-    """Whether it computes one number by itself: the scalar unit does, without a kernel of which there is a dump."""
+    """True if it computes one number by itself: the scalar unit does, without a kernel of which there is a dump."""
     kernels = ("fusion", "reduce", PALLAS)
     return not (instruction.shape.startswith("(") or instruction.opcode in kernels or layout(instruction.shape)[1])
 

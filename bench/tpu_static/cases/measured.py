@@ -18,7 +18,7 @@ Arguments = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Program:
-    """What a child process compiles.
+    """A program that a child process compiles.
 
     Attributes:
       fn: the function.
@@ -88,7 +88,7 @@ class Measured(Case):
         return {} if self.alone else {setting: _source(self.title, setting, "") for setting in self.formulas}
 
     def program(self, contestant: str, chip: str) -> Program:
-        """What a child compiles: "tilekern" for our kernel, or a key of `formulas`."""
+        """The program of a child: "tilekern" for our kernel, or a key of `formulas`."""
         functions = self.formulas | {"tilekern": partial(self.kernel, target=f"tpu:{chip}")}
         function, arguments = functions[contestant], self.arguments()
         if not self.pulled:

@@ -44,7 +44,3 @@ def test_other_systems_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = system(monkeypatch, refuses=False, granted=-1, name="Darwin")
     assert not tile_permission.permitted()
     assert asked == []
-
-
-def test_asking_again_gives_the_same_answer() -> None:
-    assert tile_permission.permitted() is tile_permission.permitted()

@@ -14,7 +14,6 @@ fours. A *word* is such a pair or four, or one wider element.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -28,7 +27,7 @@ from tilekern.lower.llvm.element_index import ZERO, Coords, Index
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.loop_nests import loop_over
 from tilekern.lower.llvm.gemm import gemv, tiles
-from tilekern.lower.llvm.gemm.microkernel import Microkernel, register_rows
+from tilekern.lower.llvm.gemm.microkernel import Microkernel
 from tilekern.lower.llvm.gemm.packing import pack, pack_row, pack_tiles, word_loader
 from tilekern.lower.llvm.gemm.prefetch import Prefetcher
 from tilekern.lower.llvm.gemm.shapes import DotShape, dot_shape
@@ -56,9 +55,7 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
     packing = Packing(_packs_left(shape, expressions, machine), not _is_unpacked(shape, expressions, machine))
     total = shape.words * shape.padded_columns(machine) * shape.word_bytes if packing.packs_right else 0
     if packing.packs_left:
-        sizes = (shape.words, shape.rows)
-        words = math.prod(round_up(n, tiles.TILE) for n in sizes) if shape.uses_tiles(machine) else math.prod(sizes)
-        total = round_up(total, _ALIGNMENT) + words * shape.word_bytes
+        total = round_up(total, _ALIGNMENT) + shape.packed_left_words(machine) * shape.word_bytes
     return total, packing
 
 
@@ -231,13 +228,7 @@ def _prefetcher(e: Elements, shape: DotShape, side: int, batch: Coords) -> Prefe
 
 def _multiply(e: Elements, shape: DotShape, left: _Matrix, right: _Panels, out: Reg, adds: bool) -> None:
     """Multiply all panels by all rows, in portions of the depth whose panels stay in the first-level cache."""
-    machine = e.code.module.machine
-    panel_bytes = calibration.TILE_PANEL_BYTES if shape.uses_tiles(machine) else calibration.PANEL_BYTES
-    portion = max(tiles.TILE, panel_bytes // (shape.panel_columns(machine) * shape.word_bytes))
-    portions = [(at, min(portion, shape.words - at)) for at in range(0, shape.words, portion)] or [(0, 0)]
-    if shape.uses_tiles(machine):
-        portions = [(at + n, deep) for at, depth in portions for n, deep in tiles.portions(depth)]
-    for at, depth in portions:
+    for at, depth in shape.portions(e.code.module.machine):
         _portion(e, shape, left, right, out, at, depth, adds or at > 0)
 
 
@@ -278,9 +269,7 @@ def _rows(
 ) -> None:
     """Multiply all rows by one panel; `prefetch(n, count)` is emitted before each whole block of rows."""
     code, machine = e.code, e.code.module.machine
-    block = register_rows(machine, shape.rows, columns, shape.lanes(machine))
-    if shape.uses_tiles(machine):
-        block = min(shape.rows, tiles.BLOCK)
+    block = shape.block_rows(machine, columns)
     row_bytes = shape.columns * shape.word_bytes
     blocks, rest = divmod(shape.rows, block)
 

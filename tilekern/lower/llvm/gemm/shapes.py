@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.core import cdiv, round_up
 from tilekern.ir.types import BF16, DType
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Coords, Index
 from tilekern.lower.llvm.gemm import tiles
-from tilekern.lower.llvm.gemm.microkernel import panel_vectors
+from tilekern.lower.llvm.gemm.microkernel import panel_vectors, register_rows
 from tilekern.lower.llvm.runtime.machine import Machine
 
 
@@ -80,6 +82,26 @@ class DotShape:
     def panel_columns(self, machine: Machine) -> int:
         """Columns of a panel."""
         return tiles.BLOCK if self.uses_tiles(machine) else panel_vectors(machine) * self.lanes(machine)
+
+    def block_rows(self, machine: Machine, columns: int) -> int:
+        """Rows that a microkernel multiplies by a panel of so many columns."""
+        if self.uses_tiles(machine):
+            return min(self.rows, tiles.BLOCK)
+        return register_rows(machine, self.rows, columns, self.lanes(machine))
+
+    def packed_left_words(self, machine: Machine) -> int:
+        """Words of the left operand when packed: in whole tiles where tiles multiply."""
+        sizes = (self.words, self.rows)
+        return math.prod(round_up(n, tiles.TILE) for n in sizes) if self.uses_tiles(machine) else math.prod(sizes)
+
+    def portions(self, machine: Machine) -> list[tuple[int, int]]:
+        """The depth in portions whose panels stay in the first-level cache: first words, and numbers of words."""
+        panel_bytes = calibration.TILE_PANEL_BYTES if self.uses_tiles(machine) else calibration.PANEL_BYTES
+        portion = max(tiles.TILE, panel_bytes // (self.panel_columns(machine) * self.word_bytes))
+        portions = [(at, min(portion, self.words - at)) for at in range(0, self.words, portion)] or [(0, 0)]
+        if self.uses_tiles(machine):
+            portions = [(at + n, deep) for at, depth in portions for n, deep in tiles.portions(depth)]
+        return portions
 
     def padded_columns(self, machine: Machine) -> int:
         """Columns, rounded up to whole registers."""

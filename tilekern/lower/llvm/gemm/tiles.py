@@ -72,12 +72,12 @@ class TileKernel:
         name = f"configure_{self.rows}x{self.columns}by{self.words}"
 
         def body(code: Code) -> None:
-            _do(code, "ldtilecfg", code.module.data(f"{name}_sizes", self._sizes()))
+            _do(code, "ldtilecfg", code.module.data(f"{name}_sizes", self.sizes()))
             code.ret()
 
         code.call(code.module.function(name, [], body), VOID)
 
-    def _sizes(self) -> np.ndarray:
+    def sizes(self) -> np.ndarray:
         """The 64 bytes of a configuration (Intel's Software Developer's Manual, LDTILECFG)."""
         sizes = np.zeros(64, np.uint8)
         sizes[0] = 1  # the palette
