@@ -126,5 +126,5 @@ def _contracting_cuda(total: Any, lhs: Any, rhs: Any, ends: Any) -> dict[str, in
 
 
 @ragged_contracting_into.schedule("tpu")
-def _contracting_tpu(total: Any, lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
-    return contracting.tpu_blocks(lhs, rhs, ends)
+def _contracting_tpu(total: Any, lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
+    return contracting.tpu_blocks(lhs, rhs, ends, target, result_bytes=4 * total.dtype.itemsize)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import depth, even, power_of_two, tiled
@@ -84,17 +85,25 @@ def cuda_blocks(lhs: Any, rhs: Any) -> dict[str, int]:
     }
 
 
-def tpu_blocks(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
-    """Large tiles. All their rows are in vector memory where these fit, else they are copied in the fold.
+def tpu_blocks(lhs: Any, rhs: Any, ends: Any, target: str, *, result_bytes: int) -> dict[str, int]:
+    """The largest tiles with which all their rows are in vector memory, else rows are copied in the fold.
 
-    A group's last rows are a tile of their own, so tiles of small groups have few rows.
+    `result_bytes` are those of an element of the tiles of results that are in vector memory at once. A product is as
+    deep as the matrix units. A group's last rows are a tile of their own, which wastes half of one on average, so tiles
+    of small groups have few rows, too.
     """
-    rows = lhs.shape[0]
-    return {
-        "block_k": tiled(lhs.shape[1], 1024, 128),
-        "block_n": tiled(rhs.shape[1], 1024, 128),
-        "block_m": tiled(rows, 256 if rows >= 384 * ends.shape[0] else 128, 128),
-    }
+    (rows, inner), columns, itemsize = lhs.shape, rhs.shape[1], lhs.dtype.itemsize
+
+    def bytes_of(k: int, n: int) -> int:
+        copies = 1 if k == inner else 2, 1 if n == columns else 2
+        return rows * (copies[0] * k + copies[1] * n) * itemsize + k * n * (4 + result_bytes)
+
+    most = 100 << 20 if target in ("tpu:v5e", "tpu:v6e") else 52 << 20
+    sizes = [(k, n) for k in (4096, 2048, 1024) for n in (1024, 512)]
+    tiles = [(tiled(inner, k, 128), tiled(columns, n, 128)) for k, n in sizes]
+    block_k, block_n = next((tile for tile in tiles if bytes_of(*tile) <= most), tiles[-2])
+    deep = rows >= 384 * ends.shape[0] and target != "tpu:v5e"
+    return {"block_k": block_k, "block_n": block_n, "block_m": tiled(rows, 256 if deep else 128, 128)}
 
 
 @ragged_contracting_forward.schedule("cpu")
@@ -113,5 +122,6 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, target: str) -> dict[str, int]:
 
 
 @ragged_contracting_forward.schedule("tpu")
-def _tpu(lhs: Any, rhs: Any, ends: Any) -> dict[str, int]:
-    return tpu_blocks(lhs, rhs, ends)
+def _tpu(lhs: Any, rhs: Any, ends: Any, target: str, out_dtype: Any = None) -> dict[str, int]:
+    itemsize = jnp.dtype(out_dtype or lhs.dtype).itemsize
+    return tpu_blocks(lhs, rhs, ends, target, result_bytes=2 * itemsize)
