@@ -101,5 +101,9 @@ def _cuda_gradient(x: Any, *others: Any) -> dict[str, int]:
 
 @selective_scan_forward.schedule("tpu")
 def _tpu(x: Any, *others: Any) -> dict[str, int]:
-    """Channels of one row of a register; states are rows, and a step of the scan is one operation on each register."""
-    return {"block_t": tiled(x.shape[1], 64, 8), "block_c": tiled(x.shape[2], 128, 128)}
+    """States are rows of registers, channels their lanes: a step of the scan is one operation on each register.
+
+    Two registers of channels share what is broadcast of b and c: by the static estimate of Mamba-130M 0.74 of the time
+    of one on v5e, and with the gradient 0.78. Four take as long.
+    """
+    return {"block_t": tiled(x.shape[1], 64, 8), "block_c": tiled(x.shape[2], 256, 128)}
