@@ -64,12 +64,12 @@ def _cells(name: str, record: Record, bound: float) -> tuple[str, ...]:
 
 
 class Aim:
-    """A limit for one of our times, as a multiple of something."""
+    """A limit for one of our times, as a multiple of something; `note` is printed behind the verdict."""
 
-    def __init__(self, key: str, what: str, ours: float, other: float, limit: float) -> None:
+    def __init__(self, key: str, what: str, ours: float, other: float, limit: float, note: str = "") -> None:
         self.ratio, self.limit = ours / other if other else math.nan, limit
         verdict = "met" if self.met else "NOT MET" if math.isfinite(self.ratio) else "unknown"
-        self.text = f"aim: {key}: {self.ratio:.3f} × {what}, at most {limit:g}: {verdict}"
+        self.text = f"aim: {key}: {self.ratio:.3f} × {what}, at most {limit:g}: {verdict}{note}"
 
     @property
     def met(self) -> bool:
@@ -96,8 +96,16 @@ def aims(rows: Mapping[str, Record]) -> list[Aim]:
     if (key := "matmul 4096 v5e") in rows:
         made.append(Aim(key, "the MXU's time", _us(rows[key][OURS]), rows[key]["bound"], 1.08))
     others = {key: row for key, row in rows.items() if not key.startswith(("attention", "backward", "decode"))}
-    made += [Aim(key, "the bound", _us(row[OURS]), row["bound"], NEAR) for key, row in others.items()]
+    for key, row in others.items():
+        made.append(Aim(key, "the bound", _us(row[OURS]), row["bound"], NEAR, _busiest(row[OURS])))
     return made
+
+
+def _busiest(record: Mapping[str, Any]) -> str:
+    """The unit whose slots are filled most: few cycles are to be gained where that is nearly all of them."""
+    use: Mapping[str, float] = record.get("use") or {}
+    unit = max(use, key=lambda name: use[name], default=None)
+    return "" if unit is None else f" ({unit} {100 * use[unit]:.0f} %)"
 
 
 def _us(record: Mapping[str, Any]) -> float:

@@ -147,7 +147,7 @@ def test_the_table_shows_all_and_judges(measured: list[str], tmp_path: Path) -> 
     assert "aim: attention s4096 d128 causal v5e: 0.940 × best splash, kernels alone, at most 0.95: met" in text
     assert "aim: attention s4096 d128 causal projected v5e: 0.940 × best splash, at most 0.95: met" in text
     assert "aim: matmul 4096 v5e: 0.001 × the MXU's time, at most 1.08: met" in text
-    assert "aim: matmul 4096 v6e: 0.004 × the bound, at most 1.3: met" in text
+    assert "aim: matmul 4096 v6e: 0.004 × the bound, at most 1.3: met (mxu 50 %)" in text
     assert [aim.met for aim in aims(rows)] == [True] * 9
     rows["attention s4096 d128 causal v6e"][OURS] = {"error": "TargetError: no backend"}
     assert [aim.met for aim in aims(rows)] == [True, True, True, False, False, True, True, True, True]
