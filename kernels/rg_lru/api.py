@@ -33,8 +33,8 @@ def rg_lru(
 
     a_t = exp(-c softplus(a_param) σ(recurrence_gate_t)), and σ is the sigmoid: the real-gated linear recurrent unit of
     Griffin (De et al. 2024, https://arxiv.org/abs/2402.19427, equations 1 to 4). 1 - a² comes from
-    log a where a is near 1, so it keeps its digits. States, decays and sums are in float32 (float64 for float64). One step of
-    decoding is a call with one token and the state of the call before.
+    log a where a is near 1, so it keeps its digits. States, decays and sums are in float32 (float64 for float64). One
+    step of decoding is a call with one token and the state of the call before.
 
     Derivatives of any order and mode are derived kernels. The backward pass computes the states of the chunks again,
     B · ⌈T / block_t⌉ · C numbers, and keeps the inputs alone between the passes. Where a is 1 in floating point, the

@@ -99,6 +99,15 @@ def _cpu(x: Any, *others: Any) -> dict[str, int]:
     return {"block_t": even(x.shape[1], 64), "block_c": even(x.shape[2], 256)}
 
 
+@rg_lru_forward.schedule("cpu:llvm")
+def _llvm(x: Any, *others: Any) -> dict[str, int]:
+    """Few tokens of many channels, whose rows are read at the speed of memory.
+
+    RecurrentGemma's size in float32 takes 0.6 of the time of 64 tokens of 256 channels.
+    """
+    return {"block_t": even(x.shape[1], 8), "block_c": even(x.shape[2], 640)}
+
+
 @rg_lru_forward.schedule("cuda")
 def _cuda(x: Any, *others: Any, device: tk.Device) -> dict[str, int]:
     """Long chunks of few channels: chunks follow each other, and many programs hide what one waits for.

@@ -107,17 +107,6 @@ def tail_pieces(size: int, lanes: int) -> Iterator[tuple[int, int]]:
             at += lanes
 
 
-def vector_loop(e: Elements, size: int, body: Callable[..., list[Reg]], *inits: Reg, name: str = "") -> list[Reg]:
-    """Emit a loop of `body(index, lanes, *values)` over the whole vectors of a dim; returns the final values."""
-    lanes = e.code.module.machine.lanes
-
-    def inner(i: Reg, *values: Reg) -> list[Reg]:
-        with e.scope():
-            return body(index_of(i, 1), lanes, *values)
-
-    return e.code.loop(0, size // lanes * lanes, lanes, inner, *inits, index=name)
-
-
 def for_each_vector(
     e: Elements, shape: tuple[int, ...], body: Callable[[Coords, int], None], scalars: bool = False
 ) -> None:
@@ -125,19 +114,37 @@ def for_each_vector(
 
     With `scalars`, for every element instead; `lanes` is 0 then.
     """
+    for_neighbours(e, shape, lambda coords, lanes: body(coords[0], lanes), scalars, most=1)
+
+
+def for_neighbours(
+    e: Elements,
+    shape: tuple[int, ...],
+    body: Callable[[list[Coords], int], None],
+    scalars: bool = False,
+    most: int = calibration.NEIGHBOURS,
+) -> None:
+    """Emit `body(coords of vectors side by side, lanes)` for every `most` vectors, and for each of the rest."""
+    lanes = e.code.module.machine.lanes
     if scalars or not shape:
-        loop_over(e, shape, lambda coords: body(coords, 0))
+        loop_over(e, shape, lambda coords: body([coords], 0))
         return
 
-    def row(outer: Coords) -> None:
-        def inner(index: Index, lanes: int) -> list[Reg]:
-            body((*outer, index), lanes)
-            return []
+    def loop(outer: Coords, start: int, count: int) -> int:
+        stop = start + (shape[-1] - start) // (count * lanes) * count * lanes
 
-        vector_loop(e, shape[-1], inner)
-        for at, width in tail_pieces(shape[-1], e.code.module.machine.lanes):
+        def inner(i: Reg) -> None:
             with e.scope():
-                body((*outer, Index((), at, 1 if width else 0)), width)
+                body([(*outer, index_of(i, 1).shifted(n * lanes)) for n in range(count)], lanes)
+
+        e.code.loop(start, stop, count * lanes, inner)
+        return stop
+
+    def row(outer: Coords) -> None:
+        loop(outer, loop(outer, 0, most) if most > 1 else 0, 1)
+        for at, width in tail_pieces(shape[-1], lanes):
+            with e.scope():
+                body([(*outer, Index((), at, 1 if width else 0))], width)
 
     loop_over(e, shape[:-1], row)
 

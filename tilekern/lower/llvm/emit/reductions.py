@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tilekern.ir.compute import Reduce, identity
@@ -11,7 +13,7 @@ from tilekern.lower.llvm.element_index import Coords, Index, insert_index
 from tilekern.lower.llvm.element_types import element_constant
 from tilekern.lower.llvm.emit.elements import Elements, index_of
 from tilekern.lower.llvm.emit.elementwise import compute, extreme
-from tilekern.lower.llvm.emit.loop_nests import apply_monoid, combine, for_each_vector
+from tilekern.lower.llvm.emit.loop_nests import apply_monoid, combine, for_each_vector, for_neighbours
 from tilekern.lower.llvm.ir_builder import Code
 from tilekern.lower.llvm.ir_values import I64, Reg, constant
 from tilekern.lower.llvm.math.functions import emit_function
@@ -22,62 +24,73 @@ def reduce(e: Elements, op: Reduce) -> None:
     (dim,), (x,) = op.dims, op.operands
     start = np.asarray(identity(op.monoid, op.result.tile.dtype))
 
-    def body(coords: Coords, lanes: int) -> None:
-        def step(k: Reg, total: Reg) -> list[Reg]:
+    def body(coords: list[Coords], lanes: int) -> None:
+        def step(k: Reg, *totals: Reg) -> list[Reg]:
             with e.scope():
-                return [combine(e.code, op, total, e.element(x, insert_index(coords, dim, index_of(k)), lanes))]
+                found = [e.element(x, insert_index(c, dim, index_of(k)), lanes) for c in coords]
+                return [combine(e.code, op, total, y) for total, y in zip(totals, found, strict=True)]
 
-        (total,) = e.code.loop(0, x.tile.shape[dim], 1, step, element_constant(start, op.result.tile.dtype, lanes))
-        e.write(op.result, total, coords)
+        starts = [element_constant(start, op.result.tile.dtype, lanes)] * len(coords)
+        for total, c in zip(e.code.loop(0, x.tile.shape[dim], 1, step, *starts), coords, strict=True):
+            e.write(op.result, total, c)
 
-    for_each_vector(e, op.result.tile.shape, body)
+    for_neighbours(e, op.result.tile.shape, body)
 
 
 def scan(e: Elements, op: Scan) -> None:
     """Combine every element with all before it. Lanes are different lines, unless the dim is the last one."""
-    (x,), shape = op.operands, op.result.tile.shape
-    length = shape[op.dim]
+    (x,) = op.operands
 
-    def body(coords: Coords, lanes: int) -> None:
-        def index(k: Reg) -> Index:
-            return index_of(k).times(-1).shifted(length - 1) if op.reverse else index_of(k)
+    def first(where: Coords, lanes: int) -> Reg:
+        return e.element(x, where, lanes)
 
-        def step(k: Reg, total: Reg) -> list[Reg]:
-            with e.scope():
-                where = insert_index(coords, op.dim, index(k))
-                found = _combine_scan(e.code, op, total, e.element(x, where, lanes))
-                e.write(op.result, found, where)
-                return [found]
+    def following(total: Reg, where: Coords, lanes: int) -> Reg:
+        return _combine_scan(e.code, op, total, e.element(x, where, lanes))
 
-        first = insert_index(coords, op.dim, index(constant(0, I64)))
-        begin = e.element(x, first, lanes)
-        e.write(op.result, begin, first)
-        e.code.loop(1, length, 1, step, begin)
-
-    if length:
-        for_each_vector(e, (*shape[: op.dim], *shape[op.dim + 1 :]), body, scalars=op.dim == len(shape) - 1)
+    _follow(e, op, following, first)
 
 
 def linear_scan(e: Elements, op: LinearScan) -> None:
     """Multiply the last result, in registers, by a factor and add a term. Lanes are as those of scans."""
     factors, terms = op.operands
-    shape = op.result.tile.shape
-    length = shape[op.dim]
 
-    def body(coords: Coords, lanes: int) -> None:
-        def step(k: Reg, state: Reg) -> list[Reg]:
+    def following(state: Reg, where: Coords, lanes: int) -> Reg:
+        return e.code.fma(e.element(factors, where, lanes), state, e.element(terms, where, lanes))
+
+    _follow(e, op, following)
+
+
+def _follow(
+    e: Elements,
+    op: Scan | LinearScan,
+    following: Callable[[Reg, Coords, int], Reg],
+    first: Callable[[Coords, int], Reg] | None = None,
+) -> None:
+    """Write each element of each line, which `following` makes of the one before: of 0, if no `first` is given."""
+    shape, dim = op.result.tile.shape, op.dim
+    length = shape[dim]
+
+    def body(coords: list[Coords], lanes: int) -> None:
+        def write(value: Reg, where: Coords) -> Reg:
+            e.write(op.result, value, where)
+            return value
+
+        def places(k: Reg) -> list[Coords]:
+            index = index_of(k).times(-1).shifted(length - 1) if op.reverse else index_of(k)
+            return [insert_index(c, dim, index) for c in coords]
+
+        def step(k: Reg, *last: Reg) -> list[Reg]:
             with e.scope():
-                index = index_of(k).times(-1).shifted(length - 1) if op.reverse else index_of(k)
-                where = insert_index(coords, op.dim, index)
-                factor, term = (e.element(x, where, lanes) for x in (factors, terms))
-                found = e.code.fma(factor, state, term)
-                e.write(op.result, found, where)
-                return [found]
+                return [write(following(x, at, lanes), at) for x, at in zip(last, places(k), strict=True)]
 
-        e.code.loop(0, length, 1, step, element_constant(0, op.result.tile.dtype, lanes))
+        if first is None:
+            begins = [element_constant(0, op.result.tile.dtype, lanes)] * len(coords)
+        else:
+            begins = [write(first(at, lanes), at) for at in places(constant(0, I64))]
+        e.code.loop(0 if first is None else 1, length, 1, step, *begins)
 
     if length:
-        for_each_vector(e, (*shape[: op.dim], *shape[op.dim + 1 :]), body, scalars=op.dim == len(shape) - 1)
+        for_neighbours(e, (*shape[:dim], *shape[dim + 1 :]), body, scalars=dim == len(shape) - 1)
 
 
 def _combine_scan(code: Code, op: Scan, x: Reg, y: Reg) -> Reg:
