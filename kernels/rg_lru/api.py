@@ -32,9 +32,9 @@ def rg_lru(
     """h_t = a_t h_{t-1} + sqrt(1 - a_t²) σ(input_gate_t) x_t, channel by channel; the result is (h, last state).
 
     a_t = exp(-c softplus(a_param) σ(recurrence_gate_t)), and σ is the sigmoid: the real-gated linear recurrent unit of
-    Griffin (De et al. 2024, https://arxiv.org/abs/2402.19427, equations 1 to 4). 1 - a² comes from
-    log a where a is near 1, so it keeps its digits. States, decays and sums are in float32 (float64 for float64). One
-    step of decoding is a call with one token and the state of the call before.
+    Griffin (De et al. 2024, https://arxiv.org/abs/2402.19427, equations 1 to 4). sqrt(1 - a²) comes from
+    expm1, so decays near 1 keep their digits. States, decays and sums are in float32 (float64 for float64). One step of
+    decoding is a call with one token and the state of the call before.
 
     Derivatives of any order and mode are derived kernels. The backward pass computes the states of the chunks again,
     B · ⌈T / block_t⌉ · C numbers, and keeps the inputs alone between the passes. Where a is 1 in floating point, the
