@@ -8,6 +8,7 @@ from typing import Any
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / "build" / "cache")
 os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: a CUDA plugin without a GPU prints tracebacks
 
+import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -34,7 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the sample before the processes of pytest-xdist begin; record in the process that starts them."""
-    sweeps.choose(config)
+    # Most of the time is that of XLA's compiler, whose optimizations only a run of all sweeps waits for.
+    jax.config.update("jax_disable_most_optimizations", sweeps.choose(config) != "all")
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(durations.Recorder())
 

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import pytest
 
-from tests import sweeps
 from tilekern.kernel import family
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS, Target
@@ -89,8 +88,5 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         elif request.param == "mosaic":
             patch.setattr(MosaicLowering, "run", _run_interpreted)
         jax.clear_caches()
-        # Most of the time is that of XLA's compiler, whose optimizations only a run of all sweeps waits for.
-        jax.config.update("jax_disable_most_optimizations", sweeps.choose(request.config) != "all")
         yield request.param
-    jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
