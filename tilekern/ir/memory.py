@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, Literal
 
@@ -90,17 +91,17 @@ class Access:
     dims: tuple[Dim, ...]
     extents: tuple[int, ...] | None = None
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of the tile that is loaded or stored."""
         return tuple(self.dims[n].size for n in self.kept)
 
-    @property
+    @cached_property
     def kept(self) -> tuple[int, ...]:
         """The numbers of the dims that are dims of the tile."""
         return tuple(n for n, dim in enumerate(self.dims) if dim.kind in ("block", "gather"))
 
-    @property
+    @cached_property
     def lanes(self) -> tuple[int | None, ...]:
         """The dim of the tile for each dim of the array; None for an index."""
         found: list[int | None] = []
@@ -126,10 +127,21 @@ class Access:
         marks = zip(self.dims, in_bounds, strict=True)
         return replace(self, dims=tuple(replace(dim, in_bounds=mark) for dim, mark in marks))
 
-    @property
+    @cached_property
     def arity(self) -> int:
         """The number of operands that the positions refer to."""
         return 1 + max((t.operand for d in self.dims for t in d.position.terms), default=-1)
+
+
+def _fault(dim: Dim, lanes: int | None, vectors: list[tuple[int, ...]]) -> str:
+    """The reason why a dim of an access is malformed, by index vectors of these shapes; empty if it is not."""
+    if dim.kind == "along" and lanes != dim.size:
+        return f"along of size {dim.size} behind no gather of that size"
+    if [s for s in vectors if s] != ([(dim.size,)] if dim.kind in ("gather", "along") else []):
+        return f"{dim.kind} of size {dim.size} by operands {vectors}"
+    if not all(t.div > 0 and t.mod >= 0 for t in dim.position.terms):
+        return f"digits need a positive divisor and modulus, got {dim.position.terms}"
+    return "" if dim.size >= 0 and (dim.kind != "index" or dim.size == 1) else f"{dim.kind} of size {dim.size}"
 
 
 def whole_access(shape: tuple[int, ...]) -> Access:
@@ -180,13 +192,8 @@ class MemoryOp(Op):
         positions, shape = self.positions, access.shape
         for dim, lane in zip(access.dims, access.lanes, strict=True):
             vectors = [positions[t.operand].tile.shape for t in dim.position.terms]
-            wanted = [(dim.size,)] if dim.kind in ("gather", "along") else []
-            goes = dim.kind != "along" or (lane is not None and shape[lane] == dim.size)
-            require(goes, f"along of size {dim.size} behind no gather of that size")
-            require([s for s in vectors if s] == wanted, f"{dim.kind} of size {dim.size} by operands {vectors}")
-            digits = all(t.div > 0 and t.mod >= 0 for t in dim.position.terms)
-            require(digits, f"digits need a positive divisor and modulus, got {dim.position.terms}")
-            require(dim.size >= 0 and (dim.kind != "index" or dim.size == 1), f"{dim.kind} of size {dim.size}")
+            fault = _fault(dim, None if lane is None else shape[lane], vectors)
+            require(not fault, fault)
             self._check_reach(dim)
         for value in self.positions:
             require(value.tile.dtype == I32, f"a position must be int32, got {value.type}")

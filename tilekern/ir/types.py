@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any, Literal
 
@@ -108,7 +109,7 @@ class TileType:
     dtype: DType
 
     def __str__(self) -> str:
-        return f"{dtype_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
+        return _text(self.shape, self.dtype)
 
     @property
     def size(self) -> int:
@@ -119,6 +120,11 @@ class TileType:
     def nbytes(self) -> int:
         """The bytes that the value takes."""
         return self.size * self.dtype.itemsize
+
+
+@cache  # checks that hold make messages, too: millions of texts of few types
+def _text(shape: tuple[int, ...], dtype: DType) -> str:
+    return f"{dtype_name(dtype)}[{', '.join(map(str, shape))}]"
 
 
 Role = Literal["in", "inout", "out", "zeros", "sum"]

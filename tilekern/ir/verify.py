@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilekern import source
+from tilekern.errors import VerifyError
 from tilekern.ir.core import Block, Func, Op, Value, require
 from tilekern.ir.types import INDEX
 
@@ -39,17 +40,21 @@ def _verify_block(block: Block, visible: set[Value], defined: set[Value]) -> Non
 
 
 def _verify_op(op: Op, visible: set[Value], defined: set[Value]) -> None:
+    # The messages are texts of types: formatting them takes longer than the checks, so a check that holds makes none.
     for value in op.operands:
-        require(value in visible, f"{op.name} uses %{value.name}: {value.type}, which is not defined there")
+        if value not in visible:
+            raise VerifyError(f"{op.name} uses %{value.name}: {value.type}, which is not defined there")
     for region in op.regions:
         _verify_block(region, visible, defined)
-    types = tuple(v.type for v in op.results)
-    require(op.infer() == types, f"{op.name} has results {types}, its rule gives {op.infer()}")
+    types, inferred = tuple(v.type for v in op.results), op.infer()
+    if inferred != types:
+        raise VerifyError(f"{op.name} has results {types}, its rule gives {inferred}")
     _define(op.results, visible, defined)
 
 
 def _define(values: tuple[Value, ...], visible: set[Value], defined: set[Value]) -> None:
     for value in values:
-        require(value not in defined, f"%{value.name}: {value.type} is defined twice")
+        if value in defined:
+            raise VerifyError(f"%{value.name}: {value.type} is defined twice")
         defined.add(value)
         visible.add(value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeGuard
 
 import ml_dtypes
@@ -59,6 +60,7 @@ TRUE, FALSE, EITHER = Interval(1, 1), Interval(0, 0), Interval(0, 1)
 INT32 = Interval(-(2**31), 2**31 - 1)
 
 
+@cache
 def whole(dtype: DType) -> Interval | None:
     """All that an integer or bool dtype can hold; None for floats."""
     if dtype == BOOL:
