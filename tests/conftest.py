@@ -1,5 +1,6 @@
 """For all tests: JAX on the CPU, the same random examples on every run, samples of sweeps, the longest files first."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import durations, sweeps
+
+# Millions of objects live as long as the process, and JAX adds work of its own to each collection: fewer of them.
+gc.set_threshold(10_000, 10, 10)
 
 # The first example of a shape compiles, so times say nothing about the code under test.
 settings.register_profile(
@@ -29,16 +33,22 @@ pipeline.run.__kwdefaults__ = {"check": True}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options of `tests.sweeps` and `tests.durations`."""
-    parser.addoption("--sweep", default="date", help="the sample of sweeps: a number, 'date' (the default) or 'all'")
+    parser.addoption("--sweep", default=sweeps.SAMPLE, help="the sample of sweeps: a number, or 'all'")
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json after the run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the sample before the processes of pytest-xdist begin; record in the process that starts them."""
+    """Set up XLA for the sample; record in the process that starts those of pytest-xdist."""
     # Most of the time is that of XLA's compiler, whose optimizations only a run of all sweeps waits for.
     jax.config.update("jax_disable_most_optimizations", sweeps.choose(config) != "all")
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(durations.Recorder())
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: collections need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -48,6 +58,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the cases of sweeps that the sample lacks; on several processes, start the longest files first."""
+    sweeps.mark(items)
     left_out = sweeps.left_out(items, sweeps.choose(config))
     config.hook.pytest_deselected(items=left_out)
     gone = set(left_out)

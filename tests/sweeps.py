@@ -1,19 +1,20 @@
-"""Sweeps: tests over many cases, of which an ordinary run takes a sample that changes with the date.
+"""Sweeps: tests over many cases, of which an ordinary run takes a sample, always the same one.
 
-    @pytest.mark.sweep(8)      one case in eight is run; over eight days, each case once
-    pytest --sweep 3           the sample of another day, to repeat a failure: a run prints its number at the end
+    @pytest.mark.sweep(8)      one case in eight is run
+    pytest --sweep 3           another sample; those of eight numbers in a row are all cases
     pytest --sweep all         all cases, as in `make test-full`; a case that is named alone may need it, too
 
-The cases of a function are dealt out in turn: if there are at least as many as parts, some run each day. The order is
-that of the hashes of their names, so that neighbours, which are alike, come on different days. Marks multiply: a test
-marked `sweep(2)` that a conftest marks `sweep(4)` has eight parts. `sweep(2, among=NAME)` deals out the cases of a name
-in the place of those of a function.
+The sample depends on the names of the cases alone: a commit that passes today passes tomorrow.
+
+The cases of a function are dealt out in turn, in the order of the hashes of their names, so that neighbours, which are
+alike, are in different samples. Each sample has a case of each function at least. Marks multiply: a test marked
+`sweep(2)` that a conftest marks `sweep(4)` has eight parts. `sweep(2, among=NAME)` deals out the cases of a name in the
+place of those of a function. In the folders of `FOLDERS` tests with cases are sweeps unless they are marked: there
+`sweep(1)` runs all cases, which tests do that take no time.
 """
 
 from __future__ import annotations
 
-import datetime
-import os
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,17 +22,28 @@ from math import prod
 
 import pytest
 
-# The sample of this run, for the processes of pytest-xdist: midnight must not give them different ones.
-_VARIABLE = "TILEKERN_SWEEP"
+SAMPLE = "25"
+"""The sample of an ordinary run."""
+
+_COMPILING = ("autodiff", "bench", "kernel", "kernels", "lang", "lower", "nn", "testing")
+FOLDERS = {"tests/meshes/": 4} | {f"tests/{folder}/": 3 for folder in _COMPILING}
+"""Folders of tests that compile, and the parts of their sweeps."""
 
 
 def choose(config: pytest.Config) -> str:
     """The sample of a run: a number, or "all"."""
     asked = config.getoption("--sweep")
-    found = os.environ.setdefault(_VARIABLE, str(datetime.date.today().toordinal())) if asked == "date" else asked
-    if found != "all" and not found.isdigit():
-        raise pytest.UsageError(f"--sweep: expected a number, 'date' or 'all'; got {found!r}")
-    return found
+    if asked != "all" and not asked.isdigit():
+        raise pytest.UsageError(f"--sweep: expected a number or 'all'; got {asked!r}")
+    return asked
+
+
+def mark(items: Sequence[pytest.Item]) -> None:
+    """Mark the tests with cases in `FOLDERS` that have no mark of their own."""
+    for item in items:
+        parts = next((n for folder, n in FOLDERS.items() if item.nodeid.startswith(folder)), 1)
+        if parts > 1 and hasattr(item, "callspec") and not item.get_closest_marker("sweep"):
+            item.add_marker(pytest.mark.sweep(parts))
 
 
 def left_out(items: Sequence[pytest.Item], sample: str) -> list[pytest.Item]:
@@ -39,23 +51,39 @@ def left_out(items: Sequence[pytest.Item], sample: str) -> list[pytest.Item]:
     if sample == "all":
         return []
     dealt = defaultdict[tuple[str, int, bool], list[pytest.Item]](list)
+    functions = defaultdict[tuple[str, bool], list[tuple[int, pytest.Item]]](list)
     for item in items:
         markers = list(item.iter_markers("sweep"))
         parts = prod(marker.args[0] for marker in markers)
         among = [marker.kwargs["among"] for marker in markers if "among" in marker.kwargs]
         # An ordinary run leaves out what is slow; the others have samples of their own.
-        slow = any(item.iter_markers("slow"))
+        slow, function = any(item.iter_markers("slow")), item.nodeid.partition("[")[0]
+        functions[function, slow].append((parts, item))
         if parts > 1:
-            dealt[among[0] if among else item.nodeid.partition("[")[0], parts, slow].append(item)
+            dealt[among[0] if among else function, parts, slow].append(item)
     every = ((name, parts, cases) for (name, parts, _), cases in dealt.items())
-    return [item for group in every for item in _not_of_the_day(*group, int(sample))]
+    gone = {item for group in every for item in _of_other_samples(*group, int(sample))}
+    for (name, _), cases in functions.items():
+        if all(item in gone for _, item in cases):
+            gone.remove(_one_of(name, cases, int(sample)))
+    return [item for item in items if item in gone]
 
 
-def _not_of_the_day(name: str, parts: int, cases: list[pytest.Item], sample: int) -> list[pytest.Item]:
-    """The cases of other days; each name begins on a day of its own, so that all days have as much to do."""
-    day = sample + _hash(name)
-    ordered = sorted(cases, key=lambda item: (_hash(item.nodeid), item.nodeid))
-    return [item for place, item in enumerate(ordered) if (place - day) % parts]
+def _of_other_samples(name: str, parts: int, cases: list[pytest.Item], sample: int) -> list[pytest.Item]:
+    """The cases of other samples; each name begins at a number of its own, so that all samples have as much to do."""
+    first = sample + _hash(name)
+    return [item for place, item in enumerate(_in_order(cases)) if (place - first) % parts]
+
+
+def _one_of(name: str, cases: list[tuple[int, pytest.Item]], sample: int) -> pytest.Item:
+    """The case that runs where the sample has none of a function: one of those that run most often."""
+    least = min(parts for parts, _ in cases)
+    often = _in_order([item for parts, item in cases if parts == least])
+    return often[(sample + _hash(name)) % len(often)]
+
+
+def _in_order(cases: list[pytest.Item]) -> list[pytest.Item]:
+    return sorted(cases, key=lambda item: (_hash(item.nodeid), item.nodeid))
 
 
 def _hash(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Run each file of tests/meshes in a process with 8 devices: JAX fixes the number of CPU devices when it starts."""
+"""Run the files of tests/meshes in processes with 8 devices: JAX fixes the number of CPU devices when it starts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from pathlib import Path
 
 import pytest
 
-FILES = sorted(path.name for path in (Path(__file__).parent / "meshes").glob("test_*.py"))
+from tests import sweeps
 
-
-# The quick ones run with the oldest versions, too.
+FOLDER = Path(__file__).parent / "meshes"
+# A process takes seconds to start, so those that are quick share one. The first run with the oldest versions, too.
 SMOKE = ("test_divided.py", "test_parts.py", "test_platforms.py")
+LONG = ("test_moe.py", "test_sequence_parallel.py", "test_shard_map.py", "test_train.py")
+OTHERS = tuple(sorted({path.name for path in FOLDER.glob("test_*.py")} - {*SMOKE, *LONG}))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.smoke] if n in SMOKE else []) for n in FILES])
-def test_on_eight_devices(name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(SMOKE, marks=pytest.mark.smoke, id="smoke"),
+        *(pytest.param((name,), id=name) for name in LONG),
+        pytest.param(OTHERS, id="others"),
+    ],
+)
+def test_on_eight_devices(names: tuple[str, ...], request: pytest.FixtureRequest) -> None:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    file, marks = Path(__file__).parent / "meshes" / name, request.config.getoption("markexpr")
-    chosen = "not slow" if "slow" in marks else ""
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", chosen, str(file)]
+    chosen = "not slow" if "slow" in request.config.getoption("markexpr") else ""
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", chosen, "--sweep", sweeps.choose(request.config)]
+    command += [str(FOLDER / name) for name in names]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "XLA_FLAGS": flags}, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

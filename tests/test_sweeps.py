@@ -1,4 +1,4 @@
-"""Samples of sweeps: over as many days as parts, each case runs once."""
+"""Samples of sweeps: in as many samples as parts, each case runs."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -28,35 +28,51 @@ SWEPT = [Case(f"tests/a.py::test_swept[{n}]", (3,)) for n in range(20)]
 TWICE = [Case(f"tests/a.py::test_swept_twice[{n}]", (3, 2)) for n in range(20)]
 WITH_SLOW = [Case(f"tests/a.py::test_with_slow[{n}]", (4,), slow=n > 3) for n in range(20)]
 PAIRS = [Case(f"tests/a.py::test_pairs[{backend}-{n}]", (2,), among=f"{n}") for n in range(9) for backend in "ab"]
+FEW = [Case(f"tests/a.py::test_few[{n}]", (parts,)) for n, parts in enumerate((8, 8, 16))]
 ALONE = Case("tests/a.py::test_alone", (3,))
 OTHER = Case("tests/a.py::test_other")
 
 
 def left_out(sample: str) -> list[Any]:
-    return sweeps.left_out(cast(Any, [*SWEPT, OTHER, *TWICE, *WITH_SLOW, *PAIRS, ALONE]), sample)
+    return sweeps.left_out(cast(Any, [*SWEPT, OTHER, *TWICE, *WITH_SLOW, *PAIRS, *FEW, ALONE]), sample)
 
 
-def ran(cases: list[Case], day: int) -> list[str]:
-    return [case.nodeid for case in cases if case not in left_out(str(day))]
+def ran(cases: list[Case], sample: int) -> list[str]:
+    gone = left_out(str(sample))
+    return [case.nodeid for case in cases if case not in gone]
 
 
-@pytest.mark.parametrize(
-    ("cases", "parts"), [(SWEPT, 3), (TWICE, 6), (WITH_SLOW[:4], 4), (WITH_SLOW[4:], 4), ([ALONE], 3)]
-)
-def test_the_samples_of_as_many_days_as_parts_are_all_cases(cases: list[Case], parts: int) -> None:
-    days = [ran(cases, day) for day in range(7, 7 + parts)]
-    assert sorted(name for day in days for name in day) == sorted(case.nodeid for case in cases)
-    assert max(map(len, days)) - min(map(len, days)) <= 1
+@pytest.mark.parametrize(("cases", "parts"), [(SWEPT, 3), (TWICE, 6), (WITH_SLOW[:4], 4), (WITH_SLOW[4:], 4)])
+def test_as_many_samples_as_parts_are_all_cases(cases: list[Case], parts: int) -> None:
+    samples = [ran(cases, n) for n in range(7, 7 + parts)]
+    assert sorted(name for sample in samples for name in sample) == sorted(case.nodeid for case in cases)
+    assert max(map(len, samples)) - min(map(len, samples)) <= 1
+
+
+def test_each_sample_has_a_case_of_each_function() -> None:
+    """One of few cases, each in turn, of those that run most often."""
+    assert all(ran([ALONE], n) == [ALONE.nodeid] for n in range(3))
+    samples = [ran(FEW, n) for n in range(16)]
+    assert [len(names) for names in samples].count(1) >= 12
+    assert {name for names in samples for name in names} == {case.nodeid for case in FEW}
+    assert all(any(case.nodeid in names for case in FEW[:2]) for names in samples if names != [FEW[2].nodeid])
 
 
 def test_each_name_has_a_sample_of_its_own() -> None:
-    for day in (7, 8):
-        assert sorted(nodeid.rpartition("-")[2] for nodeid in ran(PAIRS, day)) == [f"{n}]" for n in range(9)]
+    for n in (7, 8):
+        assert sorted(nodeid.rpartition("-")[2] for nodeid in ran(PAIRS, n)) == [f"{n}]" for n in range(9)]
 
 
-def test_other_tests_run_each_day_and_all_cases_on_demand() -> None:
-    assert not any(OTHER in left_out(str(day)) for day in range(3))
+def test_other_tests_are_in_each_sample_and_all_cases_on_demand() -> None:
+    assert not any(OTHER in left_out(str(n)) for n in range(3))
     assert left_out("all") == []
+
+
+def test_a_sample_depends_on_names_alone() -> None:
+    for n in range(4):
+        assert set(ran(SWEPT, n)) == {
+            c.nodeid for c in SWEPT if c not in sweeps.left_out(cast(Any, SWEPT[::-1]), str(n))
+        }
 
 
 def chosen(option: str) -> str:
@@ -67,14 +83,10 @@ def chosen(option: str) -> str:
     return sweeps.choose(cast(Any, Config()))
 
 
-def test_the_date_chooses_the_sample_once_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TILEKERN_SWEEP", raising=False)
-    first = chosen("date")
-    assert first.isdigit()
-    monkeypatch.setenv("TILEKERN_SWEEP", "5")
-    assert chosen("date") == "5" and chosen("12") == "12" and chosen("all") == "all"
+def test_a_number_or_all_is_chosen() -> None:
+    assert chosen(sweeps.SAMPLE).isdigit() and chosen("12") == "12" and chosen("all") == "all"
 
 
 def test_an_unknown_sample_is_an_error() -> None:
-    with pytest.raises(pytest.UsageError, match="--sweep: expected a number, 'date' or 'all'; got 'monday'"):
+    with pytest.raises(pytest.UsageError, match="--sweep: expected a number or 'all'; got 'monday'"):
         chosen("monday")

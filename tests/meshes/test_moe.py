@@ -457,9 +457,9 @@ def test_matrices_of_8_bits(devices: int) -> None:
         else jax.shard_map(ours, mesh=mesh_of(devices), in_specs=P("expert"), out_specs=P("expert"))
     )
     out = jax.jit(call)(*given, values, scales)
-    assert_close(out, in_float64(theirs, *given, *scales), theirs(*given, *scales), length=4 * HIDDEN * CHOSEN)
-    slope = jax.grad(lambda x: call(x, given[1], values, scales).sum())(given[0])
-    expected = jax.grad(lambda x, *rest: theirs(x, *rest).sum())
+    assert_close(out, in_float64(theirs, *given, *scales), jax.jit(theirs)(*given, *scales), length=4 * HIDDEN * CHOSEN)
+    slope = jax.jit(jax.grad(lambda x: call(x, given[1], values, scales).sum()))(given[0])
+    expected = jax.jit(jax.grad(lambda x, *rest: theirs(x, *rest).sum()))
     low, high = expected(*given, *scales), in_float64(expected, *given, *scales)
     assert_close(slope, high, low, length=4 * HIDDEN * CHOSEN, factor=3)
 
@@ -472,6 +472,7 @@ def test_rows_of_8_bits_too(dtype: str) -> None:
     out = moe(x, logits, *values, scales=scales, **options)
     expert = jnp.argmax(logits, axis=1)
 
+    @partial(jax.jit, static_argnums=1)
     def product(rows: Any, n: int) -> Any:
         rounded = dequantize(*quantize(rows, (1, None), dtype=dtype))
         return jnp.einsum("tk,tkn->tn", rounded, dequantize(values[n], scales[n])[expert], precision="highest")
