@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3.12 python3 python; do \
 JOBS ?= 2# test processes
 gpu: OUT ?= bench/out/gpu# where `make gpu` puts its results
 bench-tpu: OUT ?= bench/out/tpu# and `make bench-tpu`
+SWEEP ?=# another sample of sweeps for `make test`: a number, see tests/sweeps.py
 ARGS ?=# more options of the benchmarks, see bench/README.md
 PYTORCH := torch==2.13.0# the peer of `make bench`
 OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0 llvmlite==0.45.0# the oldest supported versions
@@ -37,7 +38,7 @@ train: .venv/installed-train
 	@.venv/bin/python examples/train.py --devices 8 --mesh data=2,model=2,sequence=2 --compare $(ARGS)
 
 test: .venv/installed-test
-	@.venv/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow'
+	@.venv/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow' $(if $(SWEEP),--sweep $(SWEEP))
 
 test-full: .venv/installed-test
 	@.venv/bin/python -m pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile=full --sweep all

@@ -41,8 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set up XLA for the sample; record in the process that starts those of pytest-xdist."""
     # Most of the time is that of XLA's compiler, whose optimizations only a run of all sweeps waits for.
     jax.config.update("jax_disable_most_optimizations", sweeps.choose(config) != "all")
-    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(durations.Recorder())
+    if config.getoption("--record-durations"):
+        config.pluginmanager.register(durations.Recorder(writes=not hasattr(config, "workerinput")))
 
 
 def pytest_collection_finish() -> None:

@@ -32,7 +32,7 @@ FOLDERS = {"tests/meshes/": 4} | {f"tests/{folder}/": 3 for folder in _COMPILING
 
 def choose(config: pytest.Config) -> str:
     """The sample of a run: a number, or "all"."""
-    asked = config.getoption("--sweep")
+    asked = str(config.getoption("--sweep"))
     if asked != "all" and not asked.isdigit():
         raise pytest.UsageError(f"--sweep: expected a number or 'all'; got {asked!r}")
     return asked
