@@ -19,7 +19,7 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 
 
 def on_a_target(case: Case, target: str) -> Any:
-    """A case for a target; each day, each case has one target."""
+    """A case for a target; in each sample, each case has one target."""
     mark = pytest.mark.sweep(len(TARGETS), among=f"both modes of {case.name}")
     return pytest.param(case, target, marks=mark, id=f"{case.name}-{target}")
 
