@@ -264,6 +264,22 @@ def test_barriers_that_do_not_match_are_told() -> None:
     assert found.assumed == {"barriers": "no warp waits: their arrivals could not be followed"}
 
 
+@pytest.mark.parametrize(
+    "late", ["BAR.SYNC.DEFER_BLOCKING 0x1, 0x100", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR21], R3"]
+)
+def test_warps_without_work_wait_for_the_end_of_a_long_walk(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they wait for is not simulated; a barrier in shared memory is another matter."""
+    inner = loop(f"{PRODUCT}\n{WAIT}", 5).replace("EXIT", "NOP")
+    lines = [line.split("*/", 1)[-1].strip().removesuffix(" ;") for line in inner.splitlines()]
+    body = "\n".join(lines).replace(".L_x_0", ".L_inner").replace("UR60", "UR50")
+    idle = "S2R R0, SR_TID.X\nISETP.GE.U32.AND P1, PT, R0, 0x80, PT\n@P1 BRA `(.L_idle)"
+    text = loop(body, 40, before=idle, after=f".L_idle:\n{late}")
+    monkeypatch.setattr(estimation, "LONGEST", 60)
+    found = estimate(text, Launch(programs=132, warps=8))
+    assert bool(found.assumed) == late.startswith("SYNCS")
+    assert found.flops == pytest.approx(132 * 40 * 5 * 8 * 2 * 64 * 128 * 16)
+
+
 def test_copies_of_threads_are_awaited() -> None:
     """Asynchronous copies by threads, in groups, of which one may be under way."""
     copy = "LDGSTS.E.128 [R2], desc[UR4][R4.64]\nLDGDEPBAR"

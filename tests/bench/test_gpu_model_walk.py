@@ -218,6 +218,25 @@ def test_loops_run_as_often_as_their_bounds_say() -> None:
     assert walker.walk(thread()).visits[1] == 5
 
 
+def test_registers_that_are_spilled_keep_their_values() -> None:
+    """Also in pairs, of which another access may load one half."""
+    found = run("STL.64 [R1+0x8], R2\nMOV R2, RZ\nLDL R4, [R1+0xc]\nLDL.64 R6, [R1+0x8]", R2=5, R3=7)
+    assert (found["R4"], found["R6"], found["R7"]) == (7, 5, 7)
+    text = """
+        MOV R2, 0x4
+        STL [R1], R2
+        .L_x_0:
+        LDL R2, [R1]
+        IADD3 R2, R2, -0x1, RZ
+        STL [R1], R2
+        ISETP.NE.U32.AND P0, PT, R2, RZ, PT
+        @P0 BRA `(.L_x_0)
+        EXIT
+    """
+    walk = Walker(parse(sass(text)), {}).walk(thread())
+    assert not walk.assumed and sum(segment.again for segment in walk.segments) == 3
+
+
 def test_bounds_from_memory_are_assumed_and_listed() -> None:
     branch = "LDG.E R0, desc[UR4][R2.64]\nISETP.GT.AND P0, PT, R0, RZ, PT\n@P0 BRA `(.L_x_3)"
     text = sass(f".L_x_3:\n{branch}\nEXIT")

@@ -141,7 +141,7 @@ class _Estimation:
         index = max(range(len(samples)), key=lambda n: sum(sum(c.values()) for c in samples[n][1]))
         program, counts = samples[index]
         walks = self._walks(program, counts)
-        run, walks = self._run(walks, self._traffic(walks))
+        run, walks = self._run(walks, self._traffic(walks), cut=any(self._stops(counts)))
         loops = loops_of(walks, run.visits, gpu, self.works)
         durations = [max(run.cycles + loops.time(found), 1.0) for _, found in samples]
         uses = [loops.use(found) for _, found in samples]
@@ -240,11 +240,11 @@ class _Estimation:
         hertz = gpu.ghz * 1e9
         return max(traffic / launch.cluster / gpu.l2_bandwidth, unique / gpu.bandwidth) * hertz
 
-    def _run(self, walks: list[list[Segment]], traffic: float) -> tuple[Run, list[list[Segment]]]:
+    def _run(self, walks: list[list[Segment]], traffic: float, *, cut: bool) -> tuple[Run, list[list[Segment]]]:
         """Simulate the programs that a multiprocessor holds; with shorter walks, if their barriers still match."""
         for some in (shortened(walks), walks):
             try:
-                return self._machine(traffic).run([some] * self.launch.resident), some
+                return self._machine(traffic).run([some] * self.launch.resident, cut=cut), some
             except Deadlock:
                 continue
         self.assumed["barriers"] = "no warp waits: their arrivals could not be followed"

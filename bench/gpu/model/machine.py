@@ -118,8 +118,13 @@ class Machine:
         self._gpu, self._code, self._works, self._bandwidth, self._latency = gpu, code, works, bandwidth, latency
         self._reads, self._writes = [i.reads for i in code], [i.writes for i in code]
 
-    def run(self, programs: Sequence[Sequence[Sequence[Segment]]]) -> Run:
+    def run(self, programs: Sequence[Sequence[Sequence[Segment]]], *, cut: bool = False) -> Run:
         """Run resident programs, each of which has the segments of its warps.
+
+        Args:
+          programs: the segments.
+          cut: walks end in the middle, where warps without work may stand at a barrier of threads that others would
+            come to later.
 
         Raises:
           Deadlock: warps wait for what never comes.
@@ -146,9 +151,11 @@ class Machine:
             time, _, action = heapq.heappop(self._queue)
             action(time)
             end = max(end, time)
-        if self._ended < running:
+        idle = sum(warp is not None for waiting in self._joins.values() for warp in waiting) if cut else 0
+        if self._ended + idle < running:
             raise Deadlock
-        return Run(max([end, *(w.time for w in warps)]), self._tensor_busy, [w.visits for w in warps])
+        visits = [w.visits + [w.time] * (len(w.segments) - len(w.visits)) for w in warps]
+        return Run(max([end, *(w.time for w in warps)]), self._tensor_busy, visits)
 
     def _prepare(self, program: int, warps: Sequence[_Warp]) -> None:
         """Count arrivals, bytes and copies of each barrier."""

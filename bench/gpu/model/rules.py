@@ -126,6 +126,19 @@ def _move(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     return (thread.read(source),)
 
 
+@_rule("STL")
+def _spill(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    source = re.match(r"R(\d+)$", instruction.inputs[-1])
+    if source is None:
+        return tuple(thread.read(instruction.inputs[-1]) for _ in instruction.spilled)
+    return tuple(thread.read(f"R{int(source[1]) + n}") for n in range(len(instruction.spilled)))
+
+
+@_rule("LDL")
+def _fill(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+    return tuple(thread.registers.get(place, 0) for place in instruction.spilled)
+
+
 @_rule("HFMA2")
 def _constant(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     """A constant of two float16, by which compilers load integers: 0 * 0 + constant."""

@@ -85,14 +85,16 @@ class Instruction:
 
     @cached_property
     def writes(self) -> tuple[str, ...]:
-        """Registers that are written."""
+        """Registers that are written, and places of spilled ones."""
+        if self.name == "STL":
+            return self.spilled
         if self.name == "R2P":
             return tuple(f"P{n}" for n in range(7))
         return tuple(_expanded(self.results, self._result_width))
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Registers that are read, the guard included. Accumulators of asynchronous products do not count."""
+        """Registers and spilled ones that are read, the guard included; not accumulators of asynchronous products."""
         guard = [self.guard] if self.guard else []
         inputs = self.inputs
         if self.name in ASYNCHRONOUS:
@@ -101,7 +103,17 @@ class Instruction:
             # The destination, the barrier, and the coordinates stand in consecutive registers.
             dims = int(self.suffixes[0][0]) if self.suffixes else 5
             guard += [f"{found[1]}{int(found[2]) + n}" for n in range(1, 2 + dims)]
+        guard += self.spilled if self.name == "LDL" else ()
         return (*guard, *_expanded(inputs, self._input_width))
+
+    @cached_property
+    def spilled(self) -> tuple[str, ...]:
+        """The places in local memory of an access of spilled registers, "local R1+8", one for each word."""
+        found = next((f for o in self.operands if (f := re.match(r"\[(\w+)(?:\+(-?0x[0-9a-f]+))?\]", o))), None)
+        if found is None or self.name not in ("LDL", "STL"):
+            return ()
+        first = int(found[2] or "0", 16)
+        return tuple(f"local {found[1]}+{first + 4 * n}" for n in range(self._access_width))
 
     @property
     def _result_width(self) -> int:
