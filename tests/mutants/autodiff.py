@@ -22,10 +22,10 @@ MUTANTS = (
     ),
     Mutant(
         "sites: a diagonal covers its square",
-        "tilekern/autodiff/sites.py",
+        "tilekern/ir/analysis/sites.py",
         "if len(set(used)) < len(used):",
         "if len(used) < 0:",
-        ("tests/autodiff/test_random_programs.py", "tests/autodiff/test_sites.py"),
+        ("tests/autodiff/test_random_programs.py", "tests/ir/analysis/test_sites.py"),
     ),
     Mutant(
         "backward: addends of several tiles are stored",

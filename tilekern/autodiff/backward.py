@@ -17,10 +17,10 @@ from math import prod
 
 from tilekern.autodiff.merge import merge
 from tilekern.autodiff.saved import SavedState, save
-from tilekern.autodiff.sites import Site, is_covering, is_injective, sites
 from tilekern.autodiff.swap import swap
 from tilekern.autodiff.tangent import name_of, no_derivative
 from tilekern.autodiff.transpose import transpose
+from tilekern.ir.analysis.sites import Site, is_covering, is_injective, sites
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.make import Make
 from tilekern.ir.memory import MemoryOp, Store, WriteOp

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilekern.autodiff.sites import Site, sites
 from tilekern.ir.analysis.backward_slice import backward_slice
+from tilekern.ir.analysis.sites import Site, sites
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.make import Make

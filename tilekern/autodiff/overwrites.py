@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from tilekern.autodiff.replay import Replay
-from tilekern.autodiff.sites import Site, is_injective, writes
 from tilekern.autodiff.tangent import name_of, no_derivative
+from tilekern.ir.analysis.sites import Site, is_injective, writes
 from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.make import Make

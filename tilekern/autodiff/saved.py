@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilekern.autodiff.replay import Replay
-from tilekern.autodiff.sites import runs_whole
+from tilekern.ir.analysis.sites import runs_whole
 from tilekern.ir.carries import Carry, carries
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Func, Op, Value, definitions

@@ -15,7 +15,7 @@ from functools import partial
 
 from tilekern.autodiff.replay import Replay
 from tilekern.autodiff.saved import Places
-from tilekern.autodiff.sites import Site, is_covering, is_injective, runs_whole, sites
+from tilekern.ir.analysis.sites import Site, is_covering, is_injective, runs_whole, sites
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Op, Value, definitions, index_value
 from tilekern.ir.make import Make

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tilekern as tk
-from tilekern.autodiff.sites import is_covering, is_injective, writes
+from tilekern.ir.analysis.sites import is_covering, is_injective, writes
 
 X = jnp.zeros((8, 8))
 

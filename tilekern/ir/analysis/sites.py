@@ -1,4 +1,4 @@
-"""The places where a transposed Func adds to the cotangents of its arrays, and what is known of them."""
+"""The places where a Func writes to its arrays, and what is known of them."""
 
 from __future__ import annotations
 
