@@ -33,8 +33,8 @@ def test_what_the_buffers_are() -> None:
     assert b == Result((8,), DTYPES["i32"], DTYPES["i32"], alias=1)
     assert c == Result((8,), F32, F32)
     assert d == Result((8,), DTYPES["i32"], DTYPES["i32"], zeroed=True)
-    assert e == Result((1, 8), F32, DTYPES["bf16"], zeroed=True, partial_sums=True)
-    assert g == Result((1, 8), DTYPES["i8"], DTYPES["i8"], zeroed=True, partial_sums=True)
+    assert e == Result((1, 8), F32, DTYPES["bf16"], partial_sums=True)
+    assert g == Result((1, 8), DTYPES["i8"], DTYPES["i8"], partial_sums=True)
     assert [a.name for a in program.arguments] == ["a_ptr", "b_before", "b_ptr", "c_ptr", "d_ptr", "e_ptr", "g_ptr"]
     assert program.operands == (0, 1) and program.constants == ()
 

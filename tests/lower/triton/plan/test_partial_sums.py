@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
+from math import prod
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +17,7 @@ from tilekern.ir.core import Axis, Func, Value, index_value
 from tilekern.ir.memory import Access, Atomic, Dim, Position, Term
 from tilekern.ir.parse import parse
 from tilekern.ir.types import F32
-from tilekern.lower.triton.plan.partial_sums import partial_sum_axes
+from tilekern.lower.triton.plan.partial_sums import PartialSums, partial_sum_axes, plan_partial_sums
 from tilekern.lower.triton.program import Result
 
 
@@ -77,6 +80,61 @@ def test_two_programs_of_one_partial_sum_never_touch_the_same_element(func: Func
                     assert owners.setdefault((*partial, *at), program) == program, f"{shared}\n{func}"
 
 
+@given(func=sums())
+def test_summands_are_stored_where_no_element_gets_two(func: Func) -> None:
+    """And a partial sum is not zeroed before where each element gets one."""
+    (total,) = func.outputs
+    plan = plan_partial_sums(func, total)
+    summands: Counter[tuple[Any, ...]] = Counter()
+    for program in product(*(range(a.tiles) for a in func.axes)):
+        partial = tuple(program[n] for n in plan.axes)
+        numbers = dict(zip(func.body.args, program, strict=True))
+        for op in func.walk():
+            if isinstance(op, Atomic):
+                summands.update((*partial, *at) for at in touched(op, numbers, total.ref.shape))
+    assert not plan.stored or max(summands.values(), default=1) == 1, f"{func}"
+    assert not plan.whole or len(summands) == plan.count(func) * prod(total.ref.shape), f"{func}"
+
+
+LOOP = """
+func @f(%x: ref<f32[32], in>, %n: ref<i32[1], in>, %o: ref<f32[4, 32], sum>) {{
+  grid %i in i[3 by 1], %j in j[4 by 1]
+  %first = constant 0 : i32[]
+  %all = constant 32 : i32[]
+  %some = load %n[0!] : i32[]
+  fold %t in t[32 by 8] from %first to {stop} do {{
+    %0 = load %x[8*%t +: 8!] : f32[8]
+    {before}atomic %0 to %o[{at}] {{kind="add"}}
+  }}
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("stop", "at", "stored", "whole"),
+    [
+        ("%all", "%j!, 8*%t +: 8!", True, True),
+        ("%some", "%j!, 8*%t +: 8!", True, False),  # tiles that no iteration reaches are 0
+        ("%all", "%j!, 16*%t +: 8", True, False),  # gaps
+        ("%all", "%t!, 8*%t +: 8!", True, False),  # a diagonal; the programs of j have partial sums of their own
+        ("%all", "%j!, 0 +: 8!", False, False),  # all iterations add to the same elements
+        ("%all", "%j!, 4*%t +: 8", False, False),  # neighbours overlap
+    ],
+)
+def test_summands_of_loops_are_stored_at_different_places(stop: str, at: str, stored: bool, whole: bool) -> None:
+    func = parse(LOOP.format(stop=stop, at=at, before=""))
+    axes = (0, 1) if "%t!" in at else (0,)
+    assert plan_partial_sums(func, func.outputs[0]) == PartialSums(axes, stored, whole)
+    program = program_of(func)
+    assert program.results[0].zeroed == (not whole)
+    assert ("tl.debug_barrier()" in program.text) == (not stored)
+
+
+def test_two_additions_to_an_element_are_not_stored() -> None:
+    twice = 'atomic %0 to %o[%j!, 8*%t +: 8!] {kind="add"}\n    '
+    func = parse(LOOP.format(stop="%all", at="%j!, 8*%t +: 8!", before=twice))
+    assert plan_partial_sums(func, func.outputs[0]) == PartialSums((0,))
+
+
 def test_programs_next_to_each_other_share_a_partial_sum() -> None:
     func = parse("""
 func @f(%x: ref<f32[96], in>, %o: ref<f32[96, 5], sum>) {
@@ -86,7 +144,7 @@ func @f(%x: ref<f32[96], in>, %o: ref<f32[96, 5], sum>) {
 }""")
     assert partial_sum_axes(func, func.outputs[0]) == (2,)
     (result,) = program_of(func).results
-    assert result == Result((3, 96, 5), F32, F32, zeroed=True, partial_sums=True)
+    assert result == Result((3, 96, 5), F32, F32, partial_sums=True)
 
 
 def test_programs_that_touch_each_other_have_partial_sums_of_their_own() -> None:

@@ -14,7 +14,7 @@ from tilekern.lower.triton.emit.addresses import Addresses
 from tilekern.lower.triton.emit.expressions import number, typed, whole
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.source_text import Expr, Writer, dtype_text, shape_text
-from tilekern.lower.triton.plan.partial_sums import partial_sum_axes
+from tilekern.lower.triton.plan.partial_sums import PartialSums, plan_partial_sums
 from tilekern.lower.triton.plan.tma import TmaCopy
 from tilekern.lower.triton.program import Argument, Result
 
@@ -51,7 +51,7 @@ class Memory:
         self.results: list[Result] = []
         self._pointers: dict[Value, str] = {}
         self._descriptors: dict[tuple[Value, TmaCopy], str] = {}
-        self._partial_sums: dict[Value, tuple[int, ...]] = {}
+        self._partial_sums: dict[Value, PartialSums] = {}
         self._add_operands(names)
         self._add_results(names)
         self._loaded_and_written = {p for p in func.outputs if _is_loaded(func, p) and _is_written(func, p)}
@@ -86,11 +86,11 @@ class Memory:
             shape, dtype = ref.shape, ref.dtype
             if ref.role == "inout":
                 alias = self.operands.index(self._func.inputs.index(param))
-            if ref.role == "sum":
-                self._partial_sums[param] = partial_sum_axes(self._func, param)
-                dtype = accumulator(dtype) if kind_of(dtype) == "float" else dtype
-                shape = (prod(self._func.grid[n] for n in self._partial_sums[param]), *shape)
             zeroed = ref.role in ("zeros", "sum")
+            if ref.role == "sum":
+                sums = self._partial_sums[param] = plan_partial_sums(self._func, param)
+                dtype = accumulator(dtype) if kind_of(dtype) == "float" else dtype
+                shape, zeroed = (sums.count(self._func), *shape), not sums.whole
             self.results.append(Result(shape, dtype, ref.dtype, zeroed, alias, partial_sums=ref.role == "sum"))
             copy = next((c for op, c in self._copies.items() if isinstance(op, Store) and op.ref is param), None)
             if copy is None:
@@ -103,15 +103,15 @@ class Memory:
     def begin(self, host: Host) -> None:
         """Emit the pointers to the program's own partial sums, in front of the body."""
         grid, indices = self._func.grid, self._func.body.args
-        for param, axes in self._partial_sums.items():
+        for param, sums in self._partial_sums.items():
             partial = ""
-            for n in axes:
+            for n in sums.axes:
                 if grid[n] > 1:
                     index = host.expr(indices[n]).text
                     partial = f"({partial}) * {grid[n]} + {index}" if partial else index
             if partial:
                 size = prod(param.ref.shape)
-                wide = ".to(tl.int64)" if size * prod(grid[n] for n in axes) >= 2**31 else ""
+                wide = ".to(tl.int64)" if size * sums.count(self._func) >= 2**31 else ""
                 place = f"{partial if partial.isidentifier() else f'({partial})'}{wide} * {size}"
                 self._pointers[param] = host.bind(f"{param.name}_slot", f"{self._pointers[param]} + {place}")
 
@@ -161,14 +161,20 @@ class Memory:
             host.writer.line(f'tl.atomic_{op.kind}({pointer}, {value}{masked}, sem="relaxed")', op.loc)
 
     def _accumulate(self, host: Host, op: Atomic, value: str) -> None:
-        """Add to the program's partial sum. Gathered lanes take turns, because two of them may be one element."""
+        """Add to the program's partial sum, or store if an element gets one summand.
+
+        Gathered lanes take turns, because two of them may be one element.
+        """
         pointer, mask = self.address(host, op)
         wide = self.results[self._func.outputs.index(op.ref)].dtype
-        host.writer.line("tl.debug_barrier()", op.loc)
         gathers = [n for n, d in enumerate(_tile_dims(op)) if d.kind == "gather"]
         value = f"({value}).to({dtype_text(wide)})" if wide != op.ref.ref.dtype else value
+        masked = f", mask={mask}" if mask else ""
+        if self._partial_sums[op.ref].stored:
+            host.writer.line(f"tl.store({pointer}, {value}{masked})", op.loc)
+            return
+        host.writer.line("tl.debug_barrier()", op.loc)
         if not gathers:
-            masked = f", mask={mask}" if mask else ""
             other = ", other=0" if mask else ""
             host.writer.line(f"tl.store({pointer}, tl.load({pointer}{masked}{other}) + {value}{masked})", op.loc)
             return

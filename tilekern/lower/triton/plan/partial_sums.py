@@ -1,15 +1,53 @@
-"""Partial sums of `tk.Sum`: the grid axes along which programs may add to the same elements.
+"""Partial sums of `tk.Sum`: the grid axes along which programs may add to the same elements, and how they add.
 
 Programs that differ along such an axis add to partial sums of their own, which XLA adds up after the launch. Programs
-that differ only along the other axes touch different elements, and share a partial sum.
+that differ only along the other axes touch different elements, and share a partial sum. Where no element of a partial
+sum gets two summands, summands are stored: nothing is loaded, and threads need not wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 
+from tilekern.ir.analysis.sites import is_covering, is_injective, sites
+from tilekern.ir.control import Fold, Switch
 from tilekern.ir.core import Func, Value
-from tilekern.ir.memory import Atomic, Dim
+from tilekern.ir.memory import Atomic, Dim, MemoryOp
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """The partial sums of an output.
+
+    Attributes:
+      axes: the numbers of the grid axes along which each program needs one of its own.
+      stored: True if no element of a partial sum gets two summands.
+      whole: True if each element gets one, so that it need not be 0 before.
+    """
+
+    axes: tuple[int, ...]
+    stored: bool = False
+    whole: bool = False
+
+    def count(self, func: Func) -> int:
+        """How many there are."""
+        return prod(func.grid[n] for n in self.axes)
+
+
+def plan_partial_sums(func: Func, param: Value) -> PartialSums:
+    """The partial sums of a sum of a legal Func."""
+    axes = partial_sum_axes(func, param)
+    accesses = [op for op in func.walk() if isinstance(op, MemoryOp) and op.ref is param]
+    found = [site for site in sites(func) if site.op.ref is param]
+    if len(accesses) != 1 or len(found) != 1:
+        return PartialSums(axes)
+    (site,) = found
+    own = {func.body.args[n] for n in axes}
+    counted = all(isinstance(op, (Fold, Switch)) for op, _ in site.path)
+    stored = counted and is_injective(site, site.axes.keys() - own)
+    return PartialSums(axes, stored, stored and own.isdisjoint(site.used) and is_covering(site, func))
 
 
 def partial_sum_axes(func: Func, param: Value) -> tuple[int, ...]:
