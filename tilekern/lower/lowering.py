@@ -85,7 +85,7 @@ def specialized(func: Func, target: Target, launch: Mapping[str, int]) -> Loweri
     """
     try:
         lowering = TritonLowering(func, target, launch)
-        if not pays(lowering.program, lowering.chip):
+        if not pays(func, lowering.program, lowering.chip):
             return None
         with suppress(DependencyError):  # without Triton there is the text
             lowering.compile()

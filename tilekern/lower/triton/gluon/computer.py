@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold
@@ -29,6 +30,7 @@ from tilekern.lower.triton.emit.emit_triton import Scope
 from tilekern.lower.triton.emit.names import assigned
 from tilekern.lower.triton.emit.source_text import Expr
 from tilekern.lower.triton.gluon import layouts
+from tilekern.lower.triton.gluon.loads_first import loads_first
 from tilekern.lower.triton.gluon.plan import Channel
 from tilekern.lower.triton.gluon.products import Products
 from tilekern.lower.triton.gluon.roles import own_box
@@ -136,7 +138,7 @@ class Computer(Products):
                 self._advance(op, self._plan.stages)
             self._waited.difference_update(own)
             self._trim(own)
-            self._block(body)
+            self._block(replace(body, ops=loads_first(body.ops)) if own else body)
             if flowing is not None:
                 self._leave_one(op, first)
             else:
