@@ -87,14 +87,12 @@ def gated_delta_rule_forward(
         earlier = t.indices[:, None] > t.indices[None, :]
         a = jnp.where(earlier, rate * decays.between * tk.dot(k, k.T), 0)
         known = tk.dot(k, state.astype(narrow)) * decays.before[:, None]
-        added = tk.dot(unit_lower_inverse(a, precision), rate * (v.astype(wide) - known), precision=precision).astype(
-            narrow
-        )
+        added = tk.dot(unit_lower_inverse(a, precision), rate * (v.astype(wide) - known), precision=precision)
         before = tk.dot(q, state.astype(narrow)) * decays.before[:, None]
         scores = (tk.dot(q, k.T) * decays.between).astype(narrow)
-        out[b, t, h, j] = tk.dot(scores, added, before).astype(out.dtype)
-        kept = (k.astype(wide) * decays.after[:, None]).astype(narrow)
-        return tk.dot(kept.T, added, state * decays.whole)
+        out[b, t, h, j] = tk.dot(scores, added.astype(narrow), before).astype(out.dtype)
+        kept = (added * decays.after[:, None]).astype(narrow)
+        return tk.dot(k.T, kept, state * decays.whole)
 
     start = tk.zeros((key.shape[3], j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
     final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
@@ -126,6 +124,16 @@ def _cuda(
     """
     few = value.dtype.itemsize == 2 and device.matrix_unit == "wgmma" and query.shape[3] <= 128 and segment_ids is None
     return {"block_t": 16, "block_v": power_of_two(value.shape[3], 32, 16), "num_warps": 4 if few else 8}
+
+
+@gated_delta_rule_forward.gradient_schedule("cuda")
+def _cuda_gradient(query: Any, key: Any, value: Any, *others: Any) -> dict[str, int]:
+    """The chunks of the kernel, in four warps.
+
+    By the static estimate of Qwen3-Next, 512 tokens, the backward kernel takes 256 µs on sm_90 and spills 368 bytes a
+    thread, and in eight warps 304 and 128.
+    """
+    return {"block_t": 16, "block_v": power_of_two(value.shape[3], 32, 16), "num_warps": 4}
 
 
 @gated_delta_rule_forward.schedule("tpu")
