@@ -16,7 +16,7 @@ from tilekern.kernels.linear_attention.cases import CASES as ATTENTIONS
 from tilekern.lower.target import resolve
 from tilekern.lower.triton.lowering import TritonLowering
 
-FUNCTIONS = {case.name: (linear_attention, case) for case in ATTENTIONS} | {
+FUNCTIONS: dict[str, tuple[Any, Any]] = {case.name: (linear_attention, case) for case in ATTENTIONS} | {
     case.name: (gated_delta_rule, case) for case in RULES
 }
 
