@@ -79,6 +79,38 @@ def _summed(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, ja
     return sums, up_to.sum(axis=1), beyond.sum(axis=1), log_decays.sum()
 
 
+def decays_of_heads(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any) -> Decays:
+    """The same for the log decays [H, C] of several heads: between [H, C, C], before and after [H, C], whole [H, 1]."""
+    log_decays = jnp.maximum(log_decays, -750 if log_decays.dtype == jnp.float64 else -110)
+    row, column = t.indices[:, None], t.indices[None, :]
+    coarse = jnp.round(log_decays / _STEP) * _STEP
+    parts = jnp.concatenate([coarse, log_decays - coarse])
+    sums = tk.dot(parts, jnp.where(row <= column, 1, 0).astype(parts.dtype), precision="bf16x6")
+    totals = parts.sum(axis=1, keepdims=True)
+
+    heads = log_decays.shape[0]
+    before, after, whole = (jnp.exp(x[:heads] + x[heads:]) for x in (sums, totals - sums, totals))
+    related = row >= column
+    if segment_ids is not None:
+        segments = segments_of(t, segment_ids, b)
+        related &= segments.same
+        before = jnp.where(segments.first[None, :], before, 0)
+        after = jnp.where(segments.last[None, :], after, 0)
+        whole = jnp.where(segments.whole, whole, 0)
+    of_rows = columns_of(sums.T, column.shape[1])
+    differences = of_rows - sums[:, None, :]
+    between = jnp.where(related, differences[:heads] + differences[heads:], -jnp.inf)
+    return Decays(jnp.exp(between), before, after, whole)
+
+
+def columns_of(x: jax.Array, width: int) -> jax.Array:
+    """The columns of x[C, H], each repeated: [H, C, width].
+
+    A TPU repeats a lane of a tile where it lies. To take it to a tile of one lane first would shift it.
+    """
+    return jnp.stack([jnp.broadcast_to(x[:, n : n + 1], (x.shape[0], width)) for n in range(x.shape[1])])
+
+
 class Segments(NamedTuple):
     """The packed sequences of a chunk of C tokens.
 

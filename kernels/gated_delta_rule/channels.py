@@ -20,7 +20,8 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, tiled
-from tilekern.kernels.gated_delta_rule.kernel import out_type, unit_lower_inverse
+from tilekern.kernels.gated_delta_rule.inverse import unit_lower_inverse
+from tilekern.kernels.gated_delta_rule.kernel import out_type
 from tilekern.kernels.recurrences import segments_of
 
 

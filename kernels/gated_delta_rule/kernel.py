@@ -7,9 +7,10 @@ adds to the state with its key. The rule is linear in all u (Yang et al. 2024, h
     u_i = β_i (v_i - exp(c_i) Sᵀ k_i - Σ_{j < i} exp(c_i - c_j) (k_i · k_j) u_j)
 
 With the strictly lower triangular A_ij = β_i exp(c_i - c_j) (k_i · k_j) this is (I + A) U = B (V - exp(c) K S). The
-rest is linear attention with U for the values. The inverse of I + A comes from those of its diagonal blocks, whose size
-doubles from 1: [[P, 0], [R, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ R P⁻¹, Q⁻¹]], for all pairs of blocks at once in two products. Its
-errors are those of substitution; a power series of A has terms that are far larger than their sum.
+rest is linear attention with U for the values. The inverse of I + A is that of `inverse.py`.
+
+A chunk is a chain of products that wait for each other. Where programs run one after the other, as on TPUs, a program
+has several heads, and takes each step for all of them: the chain of one fills the wait of another.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, tiled
+from tilekern.kernels.gated_delta_rule.inverse import unit_lower_inverse
+from tilekern.kernels.gated_delta_rule.several import several
 from tilekern.kernels.recurrences import decays_of
 
 
@@ -31,22 +34,6 @@ def out_type(
     batch, _, heads, width = value.shape
     state = jax.ShapeDtypeStruct((batch, heads, query.shape[3], width), tk.accumulator(value.dtype))
     return jax.ShapeDtypeStruct(value.shape, value.dtype), state
-
-
-def unit_lower_inverse(a: jax.Array, precision: str | None = None) -> jax.Array:
-    """(I + a)⁻¹ for a strictly lower triangular a[C, C]; `precision` is that of its products."""
-    size = a.shape[0]
-    rows, columns = (jax.lax.broadcasted_iota(jnp.int32, a.shape, d) for d in (0, 1))
-    inverse = jnp.where(rows == columns, 1, 0).astype(a.dtype)
-    block = 1
-    while block < size:
-        pair = (rows // (2 * block) == columns // (2 * block)) & (rows // block % 2 == 1) & (columns // block % 2 == 0)
-        below = jnp.where(pair, a, 0)
-        if block > 1:
-            below = tk.dot(inverse, tk.dot(below, inverse, precision=precision), precision=precision)
-        inverse = inverse - below
-        block *= 2
-    return inverse
 
 
 @tk.kernel(out_type=out_type)
@@ -63,14 +50,18 @@ def gated_delta_rule_forward(
     *,
     block_t: tk.Block = 64,
     block_v: tk.Block = 128,
+    heads: tk.Block = 1,
     sums: tk.Block = 1,
 ) -> None:
     """query, key[B, T, G, K], value[B, T, H, V], beta, log_decay[B, T, H], initial_state[B, H, K, V] -> two results.
 
     Head h reads the query and the key of head h // (H // G). The state, A and U are in float32 (float64 for float64);
-    operands of the other products are in the dtype of the inputs. `segment_ids` is [B, T]. With `sums=2` log decays are
-    added by products.
+    operands of the other products are in the dtype of the inputs. `segment_ids` is [B, T]. A program has one head, or
+    several `heads`: those of some groups. With `sums=2` log decays of one head are added by products.
     """
+    if heads > 1:
+        several(query, key, value, beta, log_decay, initial_state, segment_ids, out, final_state, block_t, block_v, heads)
+        return
     groups, shared = query.shape[2], value.shape[2] // query.shape[2]
     b = tk.parallel(value.shape[0])
     g = tk.parallel(groups)

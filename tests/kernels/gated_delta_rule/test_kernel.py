@@ -12,7 +12,7 @@ from tests.kernels.recurrences import check, check_gradients, packed
 from tilekern.errors import ArgumentError
 from tilekern.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_forward, reference
 from tilekern.kernels.gated_delta_rule.cases import CASES, Case
-from tilekern.kernels.gated_delta_rule.kernel import unit_lower_inverse
+from tilekern.kernels.gated_delta_rule.inverse import unit_lower_inverse, unit_lower_inverses
 from tilekern.testing import assert_close, in_float64
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
