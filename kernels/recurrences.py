@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -83,13 +84,9 @@ def decays_of_heads(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any)
     """The same for the log decays [H, C] of several heads: between [H, C, C], before and after [H, C], whole [H, 1]."""
     log_decays = jnp.maximum(log_decays, -750 if log_decays.dtype == jnp.float64 else -110)
     row, column = t.indices[:, None], t.indices[None, :]
-    coarse = jnp.round(log_decays / _STEP) * _STEP
-    parts = jnp.concatenate([coarse, log_decays - coarse])
-    sums = tk.dot(parts, jnp.where(row <= column, 1, 0).astype(parts.dtype), precision="bf16x6")
-    totals = parts.sum(axis=1, keepdims=True)
-
-    heads = log_decays.shape[0]
-    before, after, whole = (jnp.exp(x[:heads] + x[heads:]) for x in (sums, totals - sums, totals))
+    up_to, beyond = (jnp.where(m, 1, 0).astype(log_decays.dtype) for m in (row <= column, row > column))
+    before, after = (tk.dot(log_decays, m, precision="bf16x6") for m in (up_to, beyond))
+    before, after, whole = jnp.exp(before), jnp.exp(after), jnp.exp(log_decays.sum(axis=1, keepdims=True))
     related = row >= column
     if segment_ids is not None:
         segments = segments_of(t, segment_ids, b)
@@ -97,10 +94,40 @@ def decays_of_heads(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any)
         before = jnp.where(segments.first[None, :], before, 0)
         after = jnp.where(segments.last[None, :], after, 0)
         whole = jnp.where(segments.whole, whole, 0)
-    of_rows = columns_of(sums.T, column.shape[1])
-    differences = of_rows - sums[:, None, :]
-    between = jnp.where(related, differences[:heads] + differences[heads:], -jnp.inf)
-    return Decays(jnp.exp(between), before, after, whole)
+    sums = _sums_between(log_decays)
+    return Decays(jnp.exp(jnp.where(related, sums, -jnp.inf)), before, after, whole)
+
+
+@jax.custom_jvp
+def _sums_between(x: jax.Array) -> jax.Array:
+    """Σ_t [t <= i] x_t [t > j], [H, C, C], of x[H, C]; float32 is three parts of bfloat16, whose products are exact."""
+    if x.dtype != jnp.float32:
+        return _sums_of([x], None)
+    high = truncated(x)
+    middle = truncated(x - high)
+    return _sums_of([high, middle, x - high - middle], None, jnp.bfloat16)
+
+
+@_sums_between.defjvp
+def _jvp_of_sums(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """The sum is linear. Parts of bfloat16 would round what a backward pass gives them."""
+    return _sums_between(*primals), _sums_of(tangents, "bf16x6")
+
+
+def _sums_of(parts: Sequence[jax.Array], precision: str | None, dtype: Any = None) -> jax.Array:
+    """The sums of the parts' sums, by one product for each head, in `dtype`."""
+    size, dtype = parts[0].shape[1], dtype or parts[0].dtype
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, (size, size), d) for d in (0, 1))
+    up_to = jnp.concatenate([column <= row] * len(parts), axis=1)
+    later = jnp.concatenate([jnp.where(row > column, 1, 0).astype(dtype)] * len(parts))
+    terms = jnp.where(up_to, jnp.concatenate(parts, axis=1)[:, None, :], 0).astype(dtype)
+    return jax.vmap(lambda x: tk.dot(x, later, precision=precision))(terms)
+
+
+def truncated(x: jax.Array) -> jax.Array:
+    """The bfloat16 next to zero from x, as float32."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32) & -(1 << 16)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def columns_of(x: jax.Array, width: int) -> jax.Array:

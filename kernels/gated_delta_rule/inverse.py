@@ -4,19 +4,23 @@
 substitution; a power series of A has terms that are far larger than their sum.
 
 `unit_lower_inverse` takes products of whole matrices. `unit_lower_inverses` takes a stack of matrices, and holds their
-diagonal blocks of size b side by side, as rows[b, C]. A product of all pairs of blocks is one of rows with a matrix of
-blocks on the diagonal, so a matrix unit multiplies b rows in the place of C. No element moves from lane to lane.
+diagonal blocks of size b side by side, as tiles [b, C]. The product of such a tile with a matrix of blocks on the diagonal
+is that of all pairs of blocks: a matrix unit multiplies b rows in the place of C. No element moves from lane to lane.
 """
 
 from __future__ import annotations
+
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import tilekern as tk
+from tilekern.kernels.recurrences import truncated
 
 _ROWS = 8
-"""Rows of a register of a TPU: smaller blocks are kept in so many rows."""
+"""Rows of a register of a TPU. Blocks of that size are inverted row by row."""
 
 
 def unit_lower_inverse(a: jax.Array, precision: str | None = None) -> jax.Array:
@@ -35,43 +39,56 @@ def unit_lower_inverse(a: jax.Array, precision: str | None = None) -> jax.Array:
     return inverse
 
 
-def unit_lower_inverses(a: jax.Array, precision: str | None = None) -> jax.Array:
-    """The same for a stack a[N, C, C], whose C is a power of two of at least 8."""
-    size = a.shape[1]
-    inverse, block = _of_rows(a, precision), _ROWS
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def unit_lower_inverses(a: jax.Array, in_parts: bool = False) -> jax.Array:
+    """The same for a stack a[N, C, C], whose C is a power of two of at least 8.
+
+    With `in_parts` products of float32 are those of two parts of bfloat16 each, without that of the lower parts. Their
+    sum has an error of 2⁻¹⁶. A matrix unit loads the blocks on the diagonal twice for the three products.
+    """
+    size, block = a.shape[1], _ROWS
+    inverse = _substituted(a)
+    product = partial(_product, in_parts=in_parts)
     while block < size:
-        lanes = _index((1, block, size), 2) // block
-        left = lanes % 2 == 0
-        below = _diagonal(a, block, left, lower=True)
-        below = _product(below, inverse, 0, block, precision)
-        below = _product(jnp.where(left, 0, inverse), below, 1, block, precision)
+        left = _index((1, block, size), 2) // block % 2 == 0
+        below = product(_diagonal(a, block, left, lower=True), inverse, 0)
+        below = product(jnp.where(left, 0, inverse), below, 1)
         above = jnp.where(left, inverse, 0)
         inverse = jnp.concatenate([above, jnp.where(left, -below, inverse)], axis=1)
         block *= 2
     return inverse
 
 
-def _of_rows(a: jax.Array, precision: str | None) -> jax.Array:
-    """The inverses of the diagonal blocks of 8, [N, 8, C]."""
-    shape = (1, _ROWS, a.shape[2])
+@unit_lower_inverses.defjvp
+def _jvp_of_inverses(in_parts: bool, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """d(X⁻¹) = -X⁻¹ dX X⁻¹: two products, where each doubling would take two more."""
+    inverse = unit_lower_inverses(*primals, in_parts)
+
+    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.vmap(lambda x, y: tk.dot(x, y, precision="bf16x3" if in_parts else None))(x, y)
+
+    return inverse, -product(inverse, product(tangents[0], inverse))
+
+
+def _substituted(a: jax.Array) -> jax.Array:
+    """The inverses of the diagonal blocks of 8, [N, 8, C], row by row: X_i = e_i - Σ_{k < i} A_ik X_k."""
+    stack, _, size = a.shape
+    shape = (1, _ROWS, size)
     rows, columns = _index(shape, 1), _index(shape, 2) % _ROWS
     blocks = _diagonal(a, _ROWS, rows > columns)
-    inverse = jnp.where(rows == columns, 1, jnp.zeros_like(blocks))
-    block = 1
-    while block < _ROWS:
-        pair = (rows // (2 * block) == columns // (2 * block)) & (rows // block % 2 == 1) & (columns // block % 2 == 0)
-        below = jnp.where(pair, blocks, 0)
-        if block > 1:
-            below = _product(inverse, _product(below, inverse, 0, _ROWS, precision), 0, _ROWS, precision)
-        inverse = inverse - below
-        block *= 2
-    return inverse
+    found = jnp.where(rows == columns, 1, jnp.zeros_like(blocks))
+    lines = blocks.reshape(stack * _ROWS, size)
+    lanes = _index(lines.shape, 1) // _ROWS * _ROWS
+    for k in range(_ROWS - 1):
+        factors = jnp.take_along_axis(lines, lanes + k, axis=1).reshape(blocks.shape)
+        found = found - factors * found[:, k : k + 1]
+    return found
 
 
 def _diagonal(a: jax.Array, block: int, kept: jax.Array, *, lower: bool = False) -> jax.Array:
     """The diagonal blocks of a[N, C, C] side by side, [N, block, C], where they are kept.
 
-    With `lower` those beneath the blocks in the left half of a pair.
+    With `lower` those beneath the left one of each pair.
     """
     size = a.shape[1]
     lanes = _index((1, block, size), 2) // block
@@ -82,12 +99,21 @@ def _diagonal(a: jax.Array, block: int, kept: jax.Array, *, lower: bool = False)
     return found
 
 
-def _product(x: jax.Array, y: jax.Array, shift: int, block: int, precision: str | None) -> jax.Array:
+def _product(x: jax.Array, y: jax.Array, shift: int, in_parts: bool) -> jax.Array:
     """Block n of the result is the product of block n + shift of x with block n of y; all are [N, block, C]."""
-    size = y.shape[2]
-    rows, lanes = _index((1, size, size), 1) // block, _index((1, size, size), 2) // block
-    diagonal = jnp.where(rows == lanes + shift, jnp.concatenate([y] * (size // y.shape[1]), axis=1), 0)
-    return jax.vmap(lambda x, y: tk.dot(x, y, precision=precision))(x, diagonal)
+    _, block, size = x.shape
+    rows, lanes = (_index((1, size, size), d) // block for d in (1, 2))
+
+    def diagonal(y: jax.Array) -> jax.Array:
+        return jnp.where(rows == lanes + shift, jnp.concatenate([y] * (size // block), axis=1), 0)
+
+    if not in_parts:
+        return jax.vmap(tk.dot)(x, diagonal(y))
+    narrow, high = jnp.bfloat16, truncated(x)
+    both = jnp.concatenate([high, x - high], axis=1).astype(narrow)
+    found = jax.vmap(tk.dot)(both, diagonal(truncated(y)).astype(narrow))
+    rest = jax.vmap(tk.dot)(high.astype(narrow), diagonal(y - truncated(y)).astype(narrow))
+    return found[:, :block] + found[:, block:] + rest
 
 
 def _index(shape: tuple[int, ...], dim: int) -> jax.Array:

@@ -31,28 +31,25 @@ def several(
     j = tk.parallel(value.shape[3], block_v)
     h = g * shared
     depth, wide, narrow = key.shape[3], tk.accumulator(value.dtype), value.dtype
-    precision = "bf16x3" if narrow.itemsize == 2 else None
 
     def chunk(t: tk.Tile, states: jax.Array) -> jax.Array:
-        q, k = _by_head(query[b, t, g], wide), _by_head(key[b, t, g], wide)
-        of_keys, of_queries = (_repeated(_products(x, jnp.swapaxes(k, 1, 2)), shared) for x in (k, q))
-        q, k, v = _repeated(q, shared), _repeated(k, shared), _by_head(value[b, t, h, j], wide)
-        rates = beta[b, t, h].astype(wide)
+        q, k, v = (_by_head(x, wide) for x in (query[b, t, g], key[b, t, g], value[b, t, h, j]))
+        turned = jnp.swapaxes(k, 1, 2)
+        of_keys, of_queries = (_repeated(_products(x, turned), shared) for x in (k, q))
+        q, k, turned = (_repeated(x, shared) for x in (q, k, turned))
+        rates = beta[b, t, h].astype(wide).T
         decays = decays_of_heads(t, log_decay[b, t, h].astype(wide).T, segment_ids, b)
-        before, after, whole = (x.T for x in (decays.before, decays.after, decays.whole))
+        weights = decays.between * rates[:, None, :]
         earlier = t.indices[:, None] > t.indices[None, :]
-        a = jnp.where(earlier, columns_of(rates, block_t) * decays.between * of_keys, 0)
-        inverses = unit_lower_inverses(a, precision)
+        inverses = unit_lower_inverses(jnp.where(earlier, weights * of_keys, 0), narrow.itemsize == 2)
 
-        start = states.astype(narrow)
-        known = _products(k, start) * columns_of(before, block_v)
-        missing = columns_of(rates, block_v) * (v.astype(wide) - known)
-        added = _products(inverses, missing, precision).astype(narrow)
-        found = _products(q, start) * columns_of(before, block_v)
-        found += _products((of_queries * decays.between).astype(narrow), added)
+        start, before = states.astype(narrow), columns_of(decays.before.T, block_v)
+        missing = v.astype(wide) - _products(k, start) * before
+        added = _products(inverses.astype(narrow), missing.astype(narrow)).astype(narrow)
+        found = _products(q, start) * before + _products((weights * of_queries).astype(narrow), added)
         out[b, t, h, j] = jnp.swapaxes(found, 0, 1).astype(out.dtype)
-        kept = (k.astype(wide) * columns_of(after, depth)).astype(narrow)
-        return _products(jnp.swapaxes(kept, 1, 2), added) + states * columns_of(whole, block_v)
+        kept = (turned.astype(wide) * (rates * decays.after)[:, None, :]).astype(narrow)
+        return _products(kept, added) + states * columns_of(decays.whole.T, block_v)
 
     start = tk.zeros((heads, depth, j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
     final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
@@ -68,6 +65,6 @@ def _repeated(x: jax.Array, times: int) -> jax.Array:
     return jnp.repeat(x, times, axis=0) if times > 1 else x
 
 
-def _products(x: jax.Array, y: jax.Array, precision: str | None = None) -> jax.Array:
+def _products(x: jax.Array, y: jax.Array) -> jax.Array:
     """The products of two stacks of matrices."""
-    return jax.vmap(lambda x, y: tk.dot(x, y, precision=precision))(x, y)
+    return jax.vmap(tk.dot)(x, y)
