@@ -105,7 +105,7 @@ def _sums_between(x: jax.Array) -> jax.Array:
         return _sums_of([x], None)
     high = truncated(x)
     middle = truncated(x - high)
-    return _sums_of([high, middle, x - high - middle], None, jnp.bfloat16)
+    return _sums_of([high, middle, x - high - middle], "bf16")
 
 
 @_sums_between.defjvp
@@ -114,13 +114,13 @@ def _jvp_of_sums(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     return _sums_between(*primals), _sums_of(tangents, "bf16x6")
 
 
-def _sums_of(parts: Sequence[jax.Array], precision: str | None, dtype: Any = None) -> jax.Array:
-    """The sums of the parts' sums, by one product for each head, in `dtype`."""
-    size, dtype = parts[0].shape[1], dtype or parts[0].dtype
+def _sums_of(parts: Sequence[jax.Array], precision: str | None) -> jax.Array:
+    """The sums of the parts' sums, by one product for each head."""
+    size, dtype = parts[0].shape[1], parts[0].dtype
     row, column = (jax.lax.broadcasted_iota(jnp.int32, (size, size), d) for d in (0, 1))
     up_to = jnp.concatenate([column <= row] * len(parts), axis=1)
     later = jnp.concatenate([jnp.where(row > column, 1, 0).astype(dtype)] * len(parts))
-    terms = jnp.where(up_to, jnp.concatenate(parts, axis=1)[:, None, :], 0).astype(dtype)
+    terms = jnp.where(up_to, jnp.concatenate(parts, axis=1)[:, None, :], 0)
     return jax.vmap(lambda x: tk.dot(x, later, precision=precision))(terms)
 
 

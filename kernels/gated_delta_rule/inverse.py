@@ -109,11 +109,10 @@ def _product(x: jax.Array, y: jax.Array, shift: int, in_parts: bool) -> jax.Arra
 
     if not in_parts:
         return jax.vmap(tk.dot)(x, diagonal(y))
-    narrow, high = jnp.bfloat16, truncated(x)
-    both = jnp.concatenate([high, x - high], axis=1).astype(narrow)
-    found = jax.vmap(tk.dot)(both, diagonal(truncated(y)).astype(narrow))
-    rest = jax.vmap(tk.dot)(high.astype(narrow), diagonal(y - truncated(y)).astype(narrow))
-    return found[:, :block] + found[:, block:] + rest
+    multiplied = jax.vmap(partial(tk.dot, precision="bf16"))
+    high = truncated(x)
+    found = multiplied(jnp.concatenate([high, x - high], axis=1), diagonal(truncated(y)))
+    return found[:, :block] + found[:, block:] + multiplied(high, diagonal(y - truncated(y)))
 
 
 def _index(shape: tuple[int, ...], dim: int) -> jax.Array:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, tiled
 from tilekern.kernels.gated_delta_rule.inverse import unit_lower_inverse
-from tilekern.kernels.gated_delta_rule.several import several
+from tilekern.kernels.gated_delta_rule.several import heads_of_program, several
 from tilekern.kernels.recurrences import decays_of
 
 
@@ -131,5 +131,9 @@ def _cuda_gradient(query: Any, key: Any, value: Any, *others: Any) -> dict[str, 
 def _tpu(
     query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
 ) -> dict[str, int]:
-    """Chunks of 64 tokens: half of a matrix unit, for an inverse of six doublings."""
-    return {"block_t": tiled(value.shape[1], 64, 8), "block_v": tiled(value.shape[3], 256, 128), "sums": 2}
+    """Chunks of 64 tokens of several heads, whose products fill the matrix units while those of one would wait."""
+    tokens, heads, width = value.shape[1:]
+    block_v = tiled(width, 256, 128)
+    together = heads_of_program(query.shape[2], heads, query.shape[3] * block_v)
+    block_t = power_of_two(tokens, 64, 8) if together > 1 else tiled(tokens, 64, 8)
+    return {"block_t": block_t, "block_v": block_v, "heads": together, "sums": 2}

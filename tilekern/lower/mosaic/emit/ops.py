@@ -30,6 +30,7 @@ _PRECISION = {
     "bf16x6": lax.Precision.HIGHEST,
     "bf16x3": lax.Precision.HIGH,
     "tf32": lax.Precision.HIGH,
+    "bf16": lax.Precision.DEFAULT,
 }
 
 
