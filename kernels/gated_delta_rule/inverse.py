@@ -39,9 +39,14 @@ def unit_lower_inverse(a: jax.Array, precision: str | None = None) -> jax.Array:
     return inverse
 
 
+def in_blocks(size: int) -> bool:
+    """True if `unit_lower_inverses` takes matrices of that size: powers of two of at least 8."""
+    return size >= _ROWS and size & (size - 1) == 0
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def unit_lower_inverses(a: jax.Array, in_parts: bool = False) -> jax.Array:
-    """The same for a stack a[N, C, C], whose C is a power of two of at least 8.
+    """The same for a stack a[N, C, C] of a size for which `in_blocks` holds.
 
     With `in_parts` products of float32 are those of two parts of bfloat16 each, without that of the lower parts. Their
     sum has an error of 2⁻¹⁶. A matrix unit loads the blocks on the diagonal twice for the three products.
@@ -63,10 +68,7 @@ def unit_lower_inverses(a: jax.Array, in_parts: bool = False) -> jax.Array:
 def _jvp_of_inverses(in_parts: bool, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     """d(X⁻¹) = -X⁻¹ dX X⁻¹: two products, where each doubling would take two more."""
     inverse = unit_lower_inverses(*primals, in_parts)
-
-    def product(x: jax.Array, y: jax.Array) -> jax.Array:
-        return jax.vmap(lambda x, y: tk.dot(x, y, precision="bf16x3" if in_parts else None))(x, y)
-
+    product = partial(tk.dot, precision="bf16x3" if in_parts else None)
     return inverse, -product(inverse, product(tangents[0], inverse))
 
 
@@ -108,8 +110,8 @@ def _product(x: jax.Array, y: jax.Array, shift: int, in_parts: bool) -> jax.Arra
         return jnp.where(rows == lanes + shift, jnp.concatenate([y] * (size // block), axis=1), 0)
 
     if not in_parts:
-        return jax.vmap(tk.dot)(x, diagonal(y))
-    multiplied = jax.vmap(partial(tk.dot, precision="bf16"))
+        return tk.dot(x, diagonal(y))
+    multiplied = partial(tk.dot, precision="bf16")
     high = truncated(x)
     found = multiplied(jnp.concatenate([high, x - high], axis=1), diagonal(truncated(y)))
     return found[:, :block] + found[:, block:] + multiplied(high, diagonal(y - truncated(y)))

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, tiled
-from tilekern.kernels.gated_delta_rule.inverse import unit_lower_inverse
+from tilekern.kernels.gated_delta_rule.inverse import in_blocks, unit_lower_inverse
 from tilekern.kernels.gated_delta_rule.several import heads_of_program, several
 from tilekern.kernels.recurrences import decays_of
 
@@ -57,9 +57,9 @@ def gated_delta_rule_forward(
 
     Head h reads the query and the key of head h // (H // G). The state, A and U are in float32 (float64 for float64);
     operands of the other products are in the dtype of the inputs. `segment_ids` is [B, T]. A program has one head, or
-    several `heads`: those of some groups. With `sums=2` log decays of one head are added by products.
+    several `heads`, those of some groups, if `block_t` is a power of two from 8 on. With `sums=2` log decays of one head are added by products.
     """
-    if heads > 1:
+    if heads > 1 and in_blocks(block_t):
         several(query, key, value, beta, log_decay, initial_state, segment_ids, out, final_state, block_t, block_v, heads)
         return
     groups, shared = query.shape[2], value.shape[2] // query.shape[2]

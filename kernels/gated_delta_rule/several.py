@@ -45,8 +45,7 @@ def several(
     h = g * shared
     depth, wide = key.shape[3], tk.accumulator(value.dtype)
 
-    def products(x: jax.Array, y: jax.Array) -> jax.Array:
-        return jax.vmap(partial(tk.dot, precision="bf16" if value.dtype == jnp.bfloat16 else None))(x, y)
+    products = partial(tk.dot, precision="bf16" if value.dtype == jnp.bfloat16 else None)
 
     def chunk(t: tk.Tile, states: jax.Array) -> jax.Array:
         q, k, v = (jnp.swapaxes(x.astype(wide), 0, 1) for x in (query[b, t, g], key[b, t, g], value[b, t, h, j]))

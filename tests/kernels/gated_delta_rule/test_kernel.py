@@ -48,6 +48,11 @@ def check_call(arrays: Any, **keywords: Any) -> None:
     check(partial(gated_delta_rule, **keywords), partial(reference, segment_ids=ids), arrays)
 
 
+def check_call_of(arrays: Any, ids: Any = None, **blocks: int) -> None:
+    """Compare a call of the kernel with these blocks with the definition."""
+    check(lambda *a: gated_delta_rule_forward(*a, ids, **blocks), partial(reference, segment_ids=ids), arrays)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("blocks", [{}, {"block_t": 16, "block_v": 8}])
 def test_floats(dtype: str, blocks: dict[str, int]) -> None:
@@ -152,6 +157,42 @@ def test_the_inverse_of_a_chunk(size: int) -> None:
 
     a = np.tril(np.random.default_rng(0).integers(-2, 3, (size, size)), -1).astype(np.float32)
     np.testing.assert_array_equal(inverse(a) @ (np.eye(size) + a), np.eye(size))
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("size", [8, 16, 64])
+def test_the_inverses_of_a_stack(size: int, in_parts: bool) -> None:
+    @tk.kernel(out_type=lambda x: x)
+    def inverses(x, out):
+        tk.parallel(1)
+        out[:, :, :] = unit_lower_inverses(x[:, :, :], in_parts)
+
+    a = np.tril(np.random.default_rng(0).uniform(-0.5, 0.5, (3, size, size)), -1).astype(np.float32)
+    found, exact = inverses(a), np.linalg.inv(np.eye(size) + a.astype(np.float64))
+    np.testing.assert_allclose(found, exact, rtol=0, atol=(2.0**-14 if in_parts else 2.0**-20) * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_programs_of_several_heads(dtype: str, heads: int) -> None:
+    check_call_of(problem(37, dtype), heads=heads, block_t=16, block_v=12)
+
+
+@pytest.mark.parametrize("alike", [0.5, 0.99])
+def test_keys_that_are_alike_in_programs_of_several_heads(alike: float) -> None:
+    for dtype in ("float32", "bfloat16"):
+        check_call_of(problem(64, dtype, alike=alike), heads=4, block_t=64, block_v=12)
+
+
+def test_packed_sequences_in_programs_of_several_heads() -> None:
+    check_call_of(problem(41), packed(41), heads=4, block_t=8, block_v=12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_programs_of_several_heads(dtype: str) -> None:
+    ours = partial(gated_delta_rule_forward, heads=2, block_t=16, block_v=12)
+    check_gradients(lambda *a: ours(*a, None), reference, problem(17, dtype))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

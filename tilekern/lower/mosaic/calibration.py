@@ -37,6 +37,12 @@ Only then all of the input is in VMEM: it is fetched before the first program, w
 2026-11-22.
 """
 
+EXPOSED_BYTES = 16 << 20
+"""Bytes of VMEM from which on the loop of a single program is an axis of the grid: it computes while tiles are fetched.
+
+20 µs at the bandwidth of v5e, where a step of the grid takes less than 1 µs. Chosen, 2026-11-25.
+"""
+
 # --- time to plan and to compile ---
 
 MAX_ENUMERATED_STEPS = 1 << 20

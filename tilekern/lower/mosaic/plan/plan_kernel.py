@@ -18,7 +18,7 @@ from tilekern.ir.analysis.ranges import analyze
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Array, Func, Value
 from tilekern.ir.memory import MemoryOp
-from tilekern.lower.mosaic.calibration import RESIDENT_GAIN
+from tilekern.lower.mosaic.calibration import EXPOSED_BYTES, RESIDENT_GAIN
 from tilekern.lower.mosaic.chip import Chip
 from tilekern.lower.mosaic.plan.grid_loops import GridLoop, find_grid_loop, with_step_table
 from tilekern.lower.mosaic.plan.hbm_layout import Layout, check_blocks, layout_of
@@ -58,17 +58,20 @@ def candidates(func: Func, chip: Chip) -> Iterator[KernelPlan]:
     resident = planner.plan()
     scalars = resident.scalars
     inputs = _resident_inputs(resident)
+    grid_loop = find_grid_loop(planner.func)
+    exposed = grid_loop is not None and _fetches_alone(resident) and _has_known_bounds(grid_loop, scalars)
+    if exposed and not _bounds_of_arrays(grid_loop, scalars):
+        yield planner.plan(grid_loop)
     if inputs:
         yield planner.complete(scalars, resident=inputs)
     yield resident
-    grid_loop = find_grid_loop(planner.func)
     dynamic = False
     if grid_loop is not None and _has_known_bounds(grid_loop, scalars):
         tabled = with_step_table(planner.func, grid_loop, scalars)
         if tabled is not None:
             yield planner.plan(tabled)
         # Bounds read from arrays may leave many steps without a tile: pipelines have none, and come first.
-        dynamic = any(scalars.reads_array(b) for fold in grid_loop.chain for b in (fold.start, fold.stop))
+        dynamic = _bounds_of_arrays(grid_loop, scalars)
         if not dynamic:
             yield planner.plan(grid_loop)
     pipelined = planner.plan_pipelines()
@@ -79,6 +82,15 @@ def candidates(func: Func, chip: Chip) -> Iterator[KernelPlan]:
     by_rows = row_dma_windows(_windows(planner.func, scalars))
     if by_rows:
         yield planner.complete(scalars, row_dma=by_rows)
+
+
+def _fetches_alone(resident: KernelPlan) -> bool:
+    """True if there is one program, so that nothing is computed while its arrays are fetched, and they take long."""
+    return prod(resident.grid) == 1 and resident.vmem_bytes >= EXPOSED_BYTES
+
+
+def _bounds_of_arrays(grid_loop: GridLoop, scalars: Scalars) -> bool:
+    return any(scalars.reads_array(b) for fold in grid_loop.chain for b in (fold.start, fold.stop))
 
 
 @dataclass(frozen=True)
