@@ -121,7 +121,9 @@ def _sums_of(parts: Sequence[jax.Array], precision: str | None) -> jax.Array:
     up_to = jnp.concatenate([column <= row] * len(parts), axis=1)
     later = jnp.concatenate([jnp.where(row > column, 1, 0).astype(dtype)] * len(parts))
     terms = jnp.where(up_to, jnp.concatenate(parts, axis=1)[:, None, :], 0)
-    return jax.vmap(lambda x: tk.dot(x, later, precision=precision))(terms)
+    heads, rows, terms_of_row = terms.shape
+    sums = tk.dot(terms.reshape(heads * rows, terms_of_row), later, precision=precision)
+    return sums.reshape(heads, rows, size)
 
 
 def truncated(x: jax.Array) -> jax.Array:

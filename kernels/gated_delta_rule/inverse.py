@@ -1,11 +1,12 @@
 """The inverse of I + A for a strictly lower triangular A, by blocks whose size doubles.
 
-[[P, 0], [R, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ R P⁻¹, Q⁻¹]], for all pairs of blocks at once in two products. The errors are those of
-substitution; a power series of A has terms that are far larger than their sum.
+[[P, 0], [R, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ R P⁻¹, Q⁻¹]], for all pairs of blocks at once in two products. The errors are those
+of substitution; a power series of A has terms that are far larger than their sum.
 
 `unit_lower_inverse` takes products of whole matrices. `unit_lower_inverses` takes a stack of matrices, and holds their
-diagonal blocks of size b side by side, as tiles [b, C]. The product of such a tile with a matrix of blocks on the diagonal
-is that of all pairs of blocks: a matrix unit multiplies b rows in the place of C. No element moves from lane to lane.
+diagonal blocks of size b side by side, as tiles [b, C]. The product of such a tile with a matrix of blocks on the
+diagonal is that of all pairs of blocks: a matrix unit multiplies b rows in the place of C. No element moves from lane
+to lane.
 """
 
 from __future__ import annotations
@@ -44,13 +45,28 @@ def in_blocks(size: int) -> bool:
     return size >= _ROWS and size & (size - 1) == 0
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
 def unit_lower_inverses(a: jax.Array, in_parts: bool = False) -> jax.Array:
     """The same for a stack a[N, C, C] of a size for which `in_blocks` holds.
 
     With `in_parts` products of float32 are those of two parts of bfloat16 each, without that of the lower parts. Their
     sum has an error of 2⁻¹⁶. A matrix unit loads the blocks on the diagonal twice for the three products.
     """
+
+    @jax.custom_jvp
+    def inverses(a: jax.Array) -> jax.Array:
+        return _doubled(a, in_parts)
+
+    @inverses.defjvp
+    def rule(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+        """d(X⁻¹) = -X⁻¹ dX X⁻¹: two products, where each doubling would take two more."""
+        inverse = inverses(*primals)
+        product = partial(tk.dot, precision="bf16x3" if in_parts else None)
+        return inverse, -product(inverse, product(tangents[0], inverse))
+
+    return inverses(a)
+
+
+def _doubled(a: jax.Array, in_parts: bool) -> jax.Array:
     size, block = a.shape[1], _ROWS
     inverse = _substituted(a)
     product = partial(_product, in_parts=in_parts)
@@ -62,14 +78,6 @@ def unit_lower_inverses(a: jax.Array, in_parts: bool = False) -> jax.Array:
         inverse = jnp.concatenate([above, jnp.where(left, -below, inverse)], axis=1)
         block *= 2
     return inverse
-
-
-@unit_lower_inverses.defjvp
-def _jvp_of_inverses(in_parts: bool, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """d(X⁻¹) = -X⁻¹ dX X⁻¹: two products, where each doubling would take two more."""
-    inverse = unit_lower_inverses(*primals, in_parts)
-    product = partial(tk.dot, precision="bf16x3" if in_parts else None)
-    return inverse, -product(inverse, product(tangents[0], inverse))
 
 
 def _substituted(a: jax.Array) -> jax.Array:

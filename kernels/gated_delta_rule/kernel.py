@@ -56,11 +56,14 @@ def gated_delta_rule_forward(
     """query, key[B, T, G, K], value[B, T, H, V], beta, log_decay[B, T, H], initial_state[B, H, K, V] -> two results.
 
     Head h reads the query and the key of head h // (H // G). The state, A and U are in float32 (float64 for float64);
-    operands of the other products are in the dtype of the inputs. `segment_ids` is [B, T]. A program has one head, or
-    several `heads`, those of some groups, if `block_t` is a power of two from 8 on. With `sums=2` log decays of one head are added by products.
+    operands of the other products are in the dtype of the inputs. `segment_ids` is [B, T]. A program has one head. It
+    has several, those of some groups, with `heads` and a `block_t` that is a power of two from 8 on. With `sums=2` log
+    decays of one head are added by products.
     """
     if heads > 1 and in_blocks(block_t):
-        several(query, key, value, beta, log_decay, initial_state, segment_ids, out, final_state, block_t, block_v, heads)
+        several(
+            query, key, value, beta, log_decay, initial_state, segment_ids, out, final_state, block_t, block_v, heads
+        )
         return
     groups, shared = query.shape[2], value.shape[2] // query.shape[2]
     b = tk.parallel(value.shape[0])

@@ -11,13 +11,12 @@ import tilekern as tk
 from tilekern.kernels.gated_delta_rule.inverse import unit_lower_inverses
 from tilekern.kernels.recurrences import columns_of, decays_of_heads
 
-
 _STATES = 32 * 128 * 128
 """The most elements of the states of a program: with as many, the steps of 64 tokens take 14 MiB of vector memory."""
 
 
 def heads_of_program(groups: int, heads: int, state: int) -> int:
-    """The most heads of whole groups that divide all, whose states of so many elements fit a program; one if none do."""
+    """The most heads of whole groups that divide all and whose states, of so many elements, fit; one if none do."""
     shared = heads // groups
     fits = (n * shared for n in range(1, groups + 1) if groups % n == 0 and n * shared * state <= _STATES)
     return max(fits, default=1)

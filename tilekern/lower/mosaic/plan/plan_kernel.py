@@ -59,8 +59,7 @@ def candidates(func: Func, chip: Chip) -> Iterator[KernelPlan]:
     scalars = resident.scalars
     inputs = _resident_inputs(resident)
     grid_loop = find_grid_loop(planner.func)
-    exposed = grid_loop is not None and _fetches_alone(resident) and _has_known_bounds(grid_loop, scalars)
-    if exposed and not _bounds_of_arrays(grid_loop, scalars):
+    if grid_loop is not None and _fetches_alone(resident) and _is_static(grid_loop, scalars):
         yield planner.plan(grid_loop)
     if inputs:
         yield planner.complete(scalars, resident=inputs)
@@ -71,7 +70,7 @@ def candidates(func: Func, chip: Chip) -> Iterator[KernelPlan]:
         if tabled is not None:
             yield planner.plan(tabled)
         # Bounds read from arrays may leave many steps without a tile: pipelines have none, and come first.
-        dynamic = _bounds_of_arrays(grid_loop, scalars)
+        dynamic = not _is_static(grid_loop, scalars)
         if not dynamic:
             yield planner.plan(grid_loop)
     pipelined = planner.plan_pipelines()
@@ -89,8 +88,10 @@ def _fetches_alone(resident: KernelPlan) -> bool:
     return prod(resident.grid) == 1 and resident.vmem_bytes >= EXPOSED_BYTES
 
 
-def _bounds_of_arrays(grid_loop: GridLoop, scalars: Scalars) -> bool:
-    return any(scalars.reads_array(b) for fold in grid_loop.chain for b in (fold.start, fold.stop))
+def _is_static(grid_loop: GridLoop, scalars: Scalars) -> bool:
+    """True if the bounds of a chain of loops are computed without arrays."""
+    bounds = [b for fold in grid_loop.chain for b in (fold.start, fold.stop)]
+    return _has_known_bounds(grid_loop, scalars) and not any(map(scalars.reads_array, bounds))
 
 
 @dataclass(frozen=True)

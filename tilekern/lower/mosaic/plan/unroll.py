@@ -4,8 +4,8 @@ A reduction of a dot's result, such as the maximum of logits, waits for the dot;
 units or the vector units are idle. The first dot of the next iteration needs no carries. If both iterations are in one
 basic block, the compiler moves that dot up. Attention forward takes 2 to 15 % less by the static estimate.
 
-A dot of a stack of matrices is that of many dots that wait for nothing. A loop of these is not unrolled: it would take as
-long, and its code four times as long to compile.
+A dot of a stack of matrices is that of many dots that wait for nothing. A loop of these is not unrolled: it would take
+as long, and its code four times as long to compile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tilekern.ir.control import Fold
 from tilekern.ir.core import Value
 from tilekern.ir.ordering import ArgReduce
 from tilekern.lower.mosaic.calibration import DEFAULT_UNROLLED, MAX_UNROLLED
-
 
 _FULL = 8
 """Products of 64 or 128 rows at once, of which four matrix units wait for none."""
@@ -40,7 +39,7 @@ class Unrolling:
 
 
 def unrolling_of(op: Fold, ranges: Mapping[Value, Interval]) -> Unrolling:
-    """The unrolling of a loop: none, unless a dot or a reduction in it depends on another dot in it, all of single matrices.
+    """The unrolling of a loop: none, unless a dot or a reduction in it depends on another dot in it, of one matrix.
 
     The factor is `MAX_UNROLLED` only where it divides the trip count: the code for remaining iterations would be large.
     """
