@@ -12,7 +12,6 @@ block, and from there to i, are at most 1. Each is the sum of the log decays bet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,8 +19,11 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, tiled
-from tilekern.kernels.gated_delta_rule.inverse import unit_lower_inverse
+from tilekern.kernels.gated_delta_rule.halves import halves
+from tilekern.kernels.gated_delta_rule.inverse import in_blocks, unit_lower_inverse
 from tilekern.kernels.gated_delta_rule.kernel import out_type
+from tilekern.kernels.gated_delta_rule.several import heads_of_program
+from tilekern.kernels.gated_delta_rule.several_by_channel import several_by_channel
 from tilekern.kernels.recurrences import segments_of
 
 
@@ -39,8 +41,13 @@ def delta_rule_by_channel(
     *,
     block_t: tk.Block = 32,
     block_v: tk.Block = 128,
+    heads: tk.Block = 1,
 ) -> None:
     """As `gated_delta_rule_forward`, for log_decay[B, T, H, K]; operands of products are in the dtype of the inputs."""
+    if heads > 1 and in_blocks(block_t):
+        inputs = query, key, value, beta, log_decay, initial_state, segment_ids
+        several_by_channel(*inputs, out, final_state, block_t, block_v, heads)
+        return
     groups, shared = query.shape[2], value.shape[2] // query.shape[2]
     b = tk.parallel(value.shape[0])
     g = tk.parallel(groups)
@@ -64,7 +71,7 @@ def delta_rule_by_channel(
         whole = jnp.exp(decays.sum(axis=0))
         scores = jnp.where(row == column, (q * k).sum(axis=1)[:, None], 0)
         a = jnp.zeros_like(scores)
-        for pairs, tokens in _halves(row, column, block_t):
+        for pairs, tokens in halves(row, column, block_t):
             factors = product_of_decays(tokens)
             decayed = (k * factors).astype(narrow)
             a = jnp.where(pairs, tk.dot(decayed, decayed.T), a)
@@ -85,21 +92,6 @@ def delta_rule_by_channel(
 
     start = tk.zeros((key.shape[3], j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
     final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
-
-
-def _halves(row: jax.Array, column: jax.Array, size: int) -> Iterator[tuple[jax.Array, jax.Array]]:
-    """The levels of a chunk of `size` tokens: pairs[C, C] of tokens, and the tokens from a row to its block's middle.
-
-    A row in the lower half of a block has the tokens from the middle up to itself, one in the upper half those behind
-    itself up to the middle.
-    """
-    half = 1
-    while half < size:
-        lower = row // half % 2 == 1
-        same = row // half == column // half
-        pairs = (row // (2 * half) == column // (2 * half)) & lower & (column // half % 2 == 0)
-        yield pairs, same & ((lower & (column <= row)) | (~lower & (column > row)))
-        half *= 2
 
 
 @delta_rule_by_channel.schedule("cpu")
@@ -128,5 +120,9 @@ def _cuda_gradient(query: Any, key: Any, value: Any, *others: Any) -> dict[str, 
 def _tpu(
     query: Any, key: Any, value: Any, beta: Any, log_decay: Any, initial_state: Any, segment_ids: Any
 ) -> dict[str, int]:
-    """Chunks of 32 tokens: one level of products less than for 64."""
-    return {"block_t": tiled(value.shape[1], 32, 8), "block_v": tiled(value.shape[3], 256, 128)}
+    """Chunks of 32 tokens, with one level of products less than of 64, of several heads."""
+    tokens, heads, width = value.shape[1:]
+    block_v = tiled(width, 256, 128)
+    together = heads_of_program(query.shape[2], heads, query.shape[3] * block_v)
+    block_t = power_of_two(tokens, 32, 8) if together > 1 else tiled(tokens, 32, 8)
+    return {"block_t": block_t, "block_v": block_v, "heads": together}

@@ -49,8 +49,8 @@ def several(
     def chunk(t: tk.Tile, states: jax.Array) -> jax.Array:
         q, k, v = (jnp.swapaxes(x.astype(wide), 0, 1) for x in (query[b, t, g], key[b, t, g], value[b, t, h, j]))
         turned = jnp.swapaxes(k, 1, 2)
-        of_keys, of_queries = (_repeated(products(x, turned), shared) for x in (k, q))
-        q, k, turned = (_repeated(x, shared) for x in (q, k, turned))
+        of_keys, of_queries = (repeated(products(x, turned), shared) for x in (k, q))
+        q, k, turned = (repeated(x, shared) for x in (q, k, turned))
         rates = beta[b, t, h].astype(wide).T
         decays = decays_of_heads(t, log_decay[b, t, h].astype(wide).T, segment_ids, b)
         weights = decays.between * rates[:, None, :]
@@ -68,6 +68,6 @@ def several(
     final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
 
 
-def _repeated(x: jax.Array, times: int) -> jax.Array:
+def repeated(x: jax.Array, times: int) -> jax.Array:
     """Each matrix of a stack so many times."""
     return jnp.repeat(x, times, axis=0) if times > 1 else x
