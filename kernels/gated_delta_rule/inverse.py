@@ -1,7 +1,7 @@
 """The inverse of I + A for a strictly lower triangular A, by blocks whose size doubles.
 
-[[P, 0], [R, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ R P⁻¹, Q⁻¹]], for all pairs of blocks at once in two products. The errors are those
-of substitution; a power series of A has terms that are far larger than their sum.
+[[P, 0], [R, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ R P⁻¹, Q⁻¹]], for all pairs of blocks at once in two products. The errors are
+those of substitution; a power series of A has terms that are far larger than their sum.
 
 `unit_lower_inverse` takes products of whole matrices. `unit_lower_inverses` takes a stack of matrices, and holds their
 diagonal blocks of size b side by side, as tiles [b, C]. The product of such a tile with a matrix of blocks on the

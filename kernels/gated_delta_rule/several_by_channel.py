@@ -73,7 +73,7 @@ def several_by_channel(
 
 
 def _products_of_decays(decays: jax.Array, tokens: list[jax.Array]) -> list[jax.Array]:
-    """exp of the sums of log decays [H, C, K] over the tokens that the rows of each mask [C, C] hold, [H, C, K] each."""
+    """exp of the sums of log decays [H, C, K] over the tokens in the rows of each mask [C, C]; [H, C, K] each."""
     size = decays.shape[1]
     sums = jnp.exp(_sums(decays, jnp.concatenate([jnp.where(m, 1, 0) for m in tokens]).astype(decays.dtype)))
     return [sums[:, n * size : (n + 1) * size] for n in range(len(tokens))]

@@ -10,7 +10,12 @@ import pytest
 import tilekern as tk
 from tests.kernels.recurrences import check, check_gradients, packed
 from tilekern.errors import ArgumentError
-from tilekern.kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_forward, reference
+from tilekern.kernels.gated_delta_rule import (
+    delta_rule_by_channel,
+    gated_delta_rule,
+    gated_delta_rule_forward,
+    reference,
+)
 from tilekern.kernels.gated_delta_rule.cases import CASES, Case
 from tilekern.kernels.gated_delta_rule.inverse import unit_lower_inverse, unit_lower_inverses
 from tilekern.testing import assert_close, in_float64
@@ -183,6 +188,21 @@ def test_programs_of_several_heads(dtype: str, heads: int) -> None:
 def test_keys_that_are_alike_in_programs_of_several_heads(alike: float) -> None:
     for dtype in ("float32", "bfloat16"):
         check_call_of(problem(64, dtype, alike=alike), heads=4, block_t=64, block_v=12)
+
+
+@pytest.mark.parametrize("strong", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_decays_of_channels_in_programs_of_several_heads(dtype: str, strong: bool) -> None:
+    ours = partial(delta_rule_by_channel, heads=4, block_t=16, block_v=12)
+    check(lambda *a: ours(*a, None), reference, by_channel(problem(37, dtype), strong=strong))
+
+
+def test_gradients_of_decays_of_channels_in_programs_of_several_heads() -> None:
+    ids = packed(25)
+    ours = partial(delta_rule_by_channel, heads=2, block_t=8, block_v=12)
+    arrays, expected = by_channel(problem(25)), partial(reference, segment_ids=ids)
+    check(lambda *a: ours(*a, ids), expected, arrays)
+    check_gradients(lambda *a: ours(*a, ids), expected, arrays)
 
 
 def test_packed_sequences_in_programs_of_several_heads() -> None:
