@@ -75,9 +75,7 @@ def _summed(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, ja
     """
     row, column = t.indices[:, None], t.indices[None, :]
     up_to, beyond = (jnp.where(m, log_decays[None, :], 0) for m in (column <= row, column > row))
-    later = jnp.where(row > column, 1, 0).astype(log_decays.dtype)
-    sums = tk.dot(up_to, later, precision="bf16x6")
-    return sums, up_to.sum(axis=1), beyond.sum(axis=1), log_decays.sum()
+    return _sums_between(log_decays[None])[0], up_to.sum(axis=1), beyond.sum(axis=1), log_decays.sum()
 
 
 def decays_of_heads(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any) -> Decays:
