@@ -148,9 +148,11 @@ def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, devi
         return _blocks(power_of_two(queries, tile[0], 16), *tile[1:])
     if queries <= 32:
         # Loading keys and values takes the time: three stages of loads are in flight.
-        return _blocks(power_of_two(queries, 32, 16), power_of_two(8192 // max(width, 1), 64, 16), 4, 3)
-    tiles = _TILES[device.matrix_unit]
-    block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
+        block_q, num_warps, num_stages = power_of_two(queries, 32, 16), 4, 3
+        block_k = power_of_two(8192 // max(width, 1), 64, 16)
+    else:
+        tiles = _TILES[device.matrix_unit]
+        block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
     if config.dropout_rate:
         block_k = min(block_k, 64)  # the bits of a larger tile would not fit the registers, too
     held = block_q * query.shape[3] + num_stages * block_k * (query.shape[3] + value.shape[3])
