@@ -129,6 +129,6 @@ def test_items_are_launched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         check_requirements()
     except MissingError as missing:
         pytest.skip(f"needs {missing}")
-    only = "^numerics softmax square_small|^programs 0|^rms_norm"
+    only = "^numerics softmax square_small|^programs 0|^rms_norm "
     assert command.main(["--out", str(tmp_path), "--dry", "--launch", "--only", only, "--seed", "5"]) == 0
     assert "3 items" in capsys.readouterr().out
