@@ -101,9 +101,7 @@ def _sums_between(x: jax.Array) -> jax.Array:
     """Σ_t [t <= i] x_t [t > j], [H, C, C], of x[H, C]; float32 is three parts of bfloat16, whose products are exact."""
     if x.dtype != jnp.float32:
         return _sums_of([x], None)
-    high = truncated(x)
-    middle = truncated(x - high)
-    return _sums_of([high, middle, x - high - middle], "bf16")
+    return _sums_of(parts_of(x), "bf16")
 
 
 @_sums_between.defjvp
@@ -128,6 +126,13 @@ def truncated(x: jax.Array) -> jax.Array:
     """The bfloat16 next to zero from x, as float32."""
     bits = jax.lax.bitcast_convert_type(x, jnp.int32) & -(1 << 16)
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def parts_of(x: jax.Array) -> list[jax.Array]:
+    """Three parts of bfloat16, as float32, whose sum is x."""
+    high = truncated(x)
+    middle = truncated(x - high)
+    return [high, middle, x - high - middle]
 
 
 def columns_of(x: jax.Array, width: int) -> jax.Array:

@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays: collections need not look at it again."""
+    """Objects from before the first test stay: collections need not look at them again."""
     gc.collect()
     gc.freeze()
 

@@ -12,6 +12,7 @@ block, and from there to i, are at most 1. Each is the sum of the log decays bet
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,8 +23,8 @@ from tilekern.kernels.blocks import even, power_of_two, tiled
 from tilekern.kernels.gated_delta_rule.halves import halves
 from tilekern.kernels.gated_delta_rule.inverse import in_blocks, unit_lower_inverse
 from tilekern.kernels.gated_delta_rule.kernel import out_type
-from tilekern.kernels.gated_delta_rule.several import heads_of_program
-from tilekern.kernels.gated_delta_rule.several_by_channel import several_by_channel
+from tilekern.kernels.gated_delta_rule.several import heads_of_program, over_stacks
+from tilekern.kernels.gated_delta_rule.several_by_channel import chunk_by_channel
 from tilekern.kernels.recurrences import segments_of
 
 
@@ -45,8 +46,9 @@ def delta_rule_by_channel(
 ) -> None:
     """As `gated_delta_rule_forward`, for log_decay[B, T, H, K]; operands of products are in the dtype of the inputs."""
     if heads > 1 and in_blocks(block_t):
-        inputs = query, key, value, beta, log_decay, initial_state, segment_ids
-        several_by_channel(*inputs, out, final_state, block_t, block_v, heads)
+        chunk_of_heads = partial(chunk_by_channel, beta, log_decay, segment_ids)
+        blocks = {"block_t": block_t, "block_v": block_v, "heads": heads}
+        over_stacks(query, key, value, initial_state, out, final_state, chunk_of_heads, **blocks)
         return
     groups, shared = query.shape[2], value.shape[2] // query.shape[2]
     b = tk.parallel(value.shape[0])

@@ -15,6 +15,7 @@ has several heads, and takes each step for all of them: the chain of one fills t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, tiled
 from tilekern.kernels.gated_delta_rule.inverse import in_blocks, unit_lower_inverse
-from tilekern.kernels.gated_delta_rule.several import heads_of_program, several
+from tilekern.kernels.gated_delta_rule.several import chunk_by_head, heads_of_program, over_stacks
 from tilekern.kernels.recurrences import decays_of
 
 
@@ -61,9 +62,9 @@ def gated_delta_rule_forward(
     decays of one head are added by products.
     """
     if heads > 1 and in_blocks(block_t):
-        several(
-            query, key, value, beta, log_decay, initial_state, segment_ids, out, final_state, block_t, block_v, heads
-        )
+        chunk_of_heads = partial(chunk_by_head, beta, log_decay, segment_ids)
+        blocks = {"block_t": block_t, "block_v": block_v, "heads": heads}
+        over_stacks(query, key, value, initial_state, out, final_state, chunk_of_heads, **blocks)
         return
     groups, shared = query.shape[2], value.shape[2] // query.shape[2]
     b = tk.parallel(value.shape[0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,34 @@ _STATES = 32 * 128 * 128
 """The most elements of the states of a program: with as many, the steps of 64 tokens take 14 MiB of vector memory."""
 
 
+class Heads(NamedTuple):
+    """The heads of a program: all of some groups.
+
+    Attributes:
+      b: their sequence.
+      tile: their numbers.
+      shared: heads of a group.
+      narrow: True if the values are bfloat16.
+    """
+
+    b: jax.Array
+    tile: tk.Tile
+    shared: int
+    narrow: bool
+
+    def products(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The products of two stacks in the accumulator's dtype, with operands rounded to the dtype of the values."""
+        return tk.dot(x, y, precision="bf16" if self.narrow else None)
+
+    def repeated(self, x: jax.Array) -> jax.Array:
+        """Each group's matrix of a stack for each of its heads."""
+        return jnp.repeat(x, self.shared, axis=0) if self.shared > 1 else x
+
+
+Chunk = Callable[[Heads, tk.Tile, jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+"""(heads, tokens, queries and keys [G, C, K], values [H, C, V], states [H, K, V]) -> outputs [H, C, V], next states."""
+
+
 def heads_of_program(groups: int, heads: int, state: int) -> int:
     """The most heads of whole groups that divide all and whose states, of so many elements, fit; one if none do."""
     shared = heads // groups
@@ -22,52 +51,62 @@ def heads_of_program(groups: int, heads: int, state: int) -> int:
     return max(fits, default=1)
 
 
-def several(
+def over_stacks(
     query: tk.Ref,
     key: tk.Ref,
     value: tk.Ref,
-    beta: tk.Ref,
-    log_decay: tk.Ref,
     initial_state: tk.Ref | None,
-    segment_ids: tk.Ref | None,
     out: tk.Ref,
     final_state: tk.Ref,
+    chunk: Chunk,
+    *,
     block_t: int,
     block_v: int,
     heads: int,
 ) -> None:
-    """The body of `gated_delta_rule_forward` for programs of several heads: all heads of some groups."""
+    """The body of a kernel whose programs have so many heads. A chunk is in the accumulator's dtype."""
     shared = value.shape[2] // query.shape[2]
     b = tk.parallel(value.shape[0])
     g = tk.parallel(query.shape[2], heads // shared)
     j = tk.parallel(value.shape[3], block_v)
     h = g * shared
     depth, wide = key.shape[3], tk.accumulator(value.dtype)
+    of = Heads(b, h, shared, value.dtype == jnp.bfloat16)
 
-    products = partial(tk.dot, precision="bf16" if value.dtype == jnp.bfloat16 else None)
-
-    def chunk(t: tk.Tile, states: jax.Array) -> jax.Array:
+    def step(t: tk.Tile, states: jax.Array) -> jax.Array:
         q, k, v = (jnp.swapaxes(x.astype(wide), 0, 1) for x in (query[b, t, g], key[b, t, g], value[b, t, h, j]))
-        turned = jnp.swapaxes(k, 1, 2)
-        of_keys, of_queries = (repeated(products(x, turned), shared) for x in (k, q))
-        q, k, turned = (repeated(x, shared) for x in (q, k, turned))
-        rates = beta[b, t, h].astype(wide).T
-        decays = decays_of_heads(t, log_decay[b, t, h].astype(wide).T, segment_ids, b)
-        weights = decays.between * rates[:, None, :]
-        earlier = t.indices[:, None] > t.indices[None, :]
-        inverses = unit_lower_inverses(jnp.where(earlier, weights * of_keys, 0), value.dtype == jnp.bfloat16)
-
-        before = columns_of(decays.before.T, block_v)
-        added = products(inverses, v - products(k, states) * before)
-        found = products(q, states) * before + products(weights * of_queries, added)
+        found, following = chunk(of, t, q, k, v, states)
         out[b, t, h, j] = jnp.swapaxes(found, 0, 1).astype(out.dtype)
-        kept = turned * (rates * decays.after)[:, None, :]
-        return products(kept, added) + states * columns_of(decays.whole.T, block_v)
+        return following
 
     start = tk.zeros((heads, depth, j), wide) if initial_state is None else initial_state[b, h, :, j].astype(wide)
-    final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), chunk, start)
+    final_state[b, h, :, j] = tk.fold(tk.serial(value.shape[1], block_t), step, start)
 
 
-def repeated(x: jax.Array, times: int) -> jax.Array:
-    """Each matrix of a stack so many times."""
-    return jnp.repeat(x, times, axis=0) if times > 1 else x
+def chunk_by_head(
+    beta: tk.Ref,
+    log_decay: tk.Ref,
+    segment_ids: tk.Ref | None,
+    of: Heads,
+    t: tk.Tile,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    states: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """A chunk of `gated_delta_rule_forward`."""
+    products, repeated, wide, width = of.products, of.repeated, v.dtype, v.shape[2]
+    turned = jnp.swapaxes(k, 1, 2)
+    of_keys, of_queries = (repeated(products(x, turned)) for x in (k, q))
+    q, k, turned = map(repeated, (q, k, turned))
+    rates = beta[of.b, t, of.tile].astype(wide).T
+    decays = decays_of_heads(t, log_decay[of.b, t, of.tile].astype(wide).T, segment_ids, of.b)
+    weights = decays.between * rates[:, None, :]
+    earlier = t.indices[:, None] > t.indices[None, :]
+    inverses = unit_lower_inverses(jnp.where(earlier, weights * of_keys, 0), of.narrow)
+
+    before = columns_of(decays.before.T, width)
+    added = products(inverses, v - products(k, states) * before)
+    found = products(q, states) * before + products(weights * of_queries, added)
+    kept = turned * (rates * decays.after)[:, None, :]
+    return found, products(kept, added) + states * columns_of(decays.whole.T, width)

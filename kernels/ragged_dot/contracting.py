@@ -101,8 +101,9 @@ def tpu_blocks(lhs: Any, rhs: Any, ends: Any, target: str, *, result_bytes: int)
     most = 100 << 20 if target in ("tpu:v5e", "tpu:v6e") else 52 << 20
     sizes = [(k, n) for k in (4096, 2048, 1024) for n in (1024, 512)]
     tiles = [(tiled(inner, k, 128), tiled(columns, n, 128)) for k, n in sizes]
-    block_k, block_n = next((tile for tile in tiles if bytes_of(*tile) <= most), tiles[-2])
-    deep = rows >= 384 * ends.shape[0] and target != "tpu:v5e"
+    copied = tiles[sizes.index((1024, 1024))]
+    block_k, block_n = next((tile for tile in tiles if bytes_of(*tile) <= most), copied)
+    deep = rows >= 384 * ends.shape[0] and target not in ("tpu:v5e", "tpu:v5p")
     return {"block_k": block_k, "block_n": block_n, "block_m": tiled(rows, 256 if deep else 128, 128)}
 
 

@@ -268,7 +268,7 @@ def test_barriers_that_do_not_match_are_told() -> None:
     "late", ["BAR.SYNC.DEFER_BLOCKING 0x1, 0x100", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR21], R3"]
 )
 def test_warps_without_work_wait_for_the_end_of_a_long_walk(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they wait for is not simulated; a barrier in shared memory is another matter."""
+    """Barriers behind the end of a walk are not simulated, but those in shared memory are missed."""
     inner = loop(f"{PRODUCT}\n{WAIT}", 5).replace("EXIT", "NOP")
     lines = [line.split("*/", 1)[-1].strip().removesuffix(" ;") for line in inner.splitlines()]
     body = "\n".join(lines).replace(".L_x_0", ".L_inner").replace("UR60", "UR50")

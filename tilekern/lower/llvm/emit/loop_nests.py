@@ -141,7 +141,9 @@ def for_neighbours(
         return stop
 
     def row(outer: Coords) -> None:
-        loop(outer, loop(outer, 0, most) if most > 1 else 0, 1)
+        at = 0
+        for count in sorted({most, 1}, reverse=True):
+            at = loop(outer, at, count)
         for at, width in tail_pieces(shape[-1], lanes):
             with e.scope():
                 body([(*outer, Index((), at, 1 if width else 0))], width)

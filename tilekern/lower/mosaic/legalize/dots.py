@@ -1,8 +1,8 @@
 """Bring dots to those of the matrix unit: of bfloat16, float32, int8 and 8-bit floats, of matrices or stacks of them.
 
 Needs: a Func after `legalize_dtypes`. Gives: a Func whose dots contract one dim of tiles of rank 2, or of rank 3 with
-the first dim as batch, of those dtypes; float32 with precision "ieee", "bf16x3", "tf32" or,
-where the matrix unit rounds it, "bf16".
+the first dim as batch, of those dtypes; float32 with precision "ieee", "bf16x3", "tf32" or, where the matrix unit
+rounds it, "bf16".
 
 Other integers are split into digits of 8 bits. A product of two digits is exact in float32, and so is a sum of 256
 products. These sums are added up as int32, which wraps around as the language wants it:

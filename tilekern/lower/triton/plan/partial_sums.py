@@ -32,7 +32,7 @@ class PartialSums:
     whole: bool = False
 
     def count(self, func: Func) -> int:
-        """How many there are."""
+        """The number of partial sums."""
         return prod(func.grid[n] for n in self.axes)
 
 
