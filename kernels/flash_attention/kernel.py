@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.kernels.blocks import even, power_of_two, tiled
+from tilekern.kernels.blocks import even, power_of_two, takes_registers, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
 from tilekern.kernels.flash_attention.schedules import of_map
 from tilekern.kernels.flash_attention.scores import LN_2, of_queries, sink_logits
@@ -148,11 +148,10 @@ def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, devi
         return _blocks(power_of_two(queries, tile[0], 16), *tile[1:])
     if queries <= 32:
         # Loading keys and values takes the time: three stages of loads are in flight.
-        block_q, num_warps, num_stages = power_of_two(queries, 32, 16), 4, 3
-        block_k = power_of_two(8192 // max(width, 1), 64, 16)
-    else:
-        tiles = _TILES[device.matrix_unit]
-        block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
+        block_q, block_k = power_of_two(queries, 32, 16), power_of_two(8192 // max(width, 1), 64, 16)
+        return _few_queries(query, value, device, block_q, block_k)
+    tiles = _TILES[device.matrix_unit]
+    block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
     if config.dropout_rate:
         block_k = min(block_k, 64)  # the bits of a larger tile would not fit the registers, too
     held = block_q * query.shape[3] + num_stages * block_k * (query.shape[3] + value.shape[3])
@@ -162,6 +161,25 @@ def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, devi
     if block_q == 128 and (queries <= 64 or programs < device.cores):
         block_q, num_warps = 64, 4  # so that more multiprocessors have work
     return _blocks(block_q, block_k, num_warps, num_stages)
+
+
+def _few_queries(query: Any, value: Any, device: tk.Device, block_q: int, block_k: int) -> dict[str, int]:
+    """At most `block_k` keys in three stages, and less where these would not fit the shared memory.
+
+    Widths are padded to powers of two. Where products take operands from registers, one stage is there; queries and
+    scores go through shared memory beside the others: with CUDA to the byte what the compiler reports. AMD's compiler
+    gives them no place of their own.
+    """
+    widths, registers = [power_of_two(n, 1 << 16) for n in (query.shape[3], value.shape[3])], takes_registers(device)
+
+    def fits(stages: int) -> bool:
+        beside = 0 if device.matrix_unit == "mfma" else block_q * (widths[0] + block_k)
+        elements = beside + max(1, stages - registers) * block_k * sum(widths)
+        return elements * query.dtype.itemsize <= device.fast_memory
+
+    while block_k > 16 and not fits(3):
+        block_k //= 2
+    return _blocks(block_q, block_k, 4, next((n for n in (3, 2) if fits(n)), 1))
 
 
 def _blocks(block_q: int, block_k: int, num_warps: int, num_stages: int) -> dict[str, int]:

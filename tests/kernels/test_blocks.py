@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import tilekern as tk
 from tilekern.ir.core import cdiv
-from tilekern.kernels.blocks import copies_well, depth, power_of_two, soonest, tiled
+from tilekern.kernels.blocks import copies_well, depth, power_of_two, soonest, takes_registers, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.kernel import _cuda as attention_schedule
 from tilekern.kernels.matmul.kernel import cuda_blocks as matmul_schedule
@@ -83,20 +83,24 @@ def test_the_stages_of_a_matmul_fit_the_shared_memory(m: int, k: int, n: int, dt
     chosen = matmul_schedule(x, w, tk.device(target))
     assert all(is_power(chosen[name]) and chosen[name] >= 16 for name in ("block_m", "block_n", "block_k"))
     stage = (chosen["block_m"] + chosen["block_n"]) * chosen["block_k"] * jnp.dtype(dtype).itemsize
-    assert chosen["num_stages"] * stage < CHIPS[target].shared_bytes
+    held = max(1, chosen["num_stages"] - takes_registers(tk.device(target)))  # one stage may be in registers
+    assert held * stage < CHIPS[target].shared_bytes
 
 
-@example(queries=1, keys=4096, heads=8, width=128, dtype="bfloat16", target="cuda:sm_120")  # one token is decoded
+@example(queries=1, keys=4096, heads=8, width=192, dtype="bfloat16", target="cuda:sm_120")  # one token is decoded
 @given(queries=sizes, keys=sizes, heads=st.integers(0, 128), width=st.integers(0, 512), dtype=floats, target=targets)
 def test_the_stages_of_attention_fit_the_shared_memory(
     queries: int, keys: int, heads: int, width: int, dtype: str, target: str
 ) -> None:
+    """One stage, and the queries, are in registers if products take operands from there; few queries have wide rows."""
     query, key = (jax.ShapeDtypeStruct((1, length, heads, width), dtype) for length in (queries, keys))
     chosen = attention_schedule(query, key, key, Extras(), config=Config(1.0), device=tk.device(target))
     assert is_power(chosen["block_q"]) and 16 <= chosen["block_q"] <= 128
-    held = chosen["block_q"] + 2 * chosen["num_stages"] * chosen["block_k"]
+    registers = takes_registers(tk.device(target))
+    held = 2 * max(1, chosen["num_stages"] - registers) * chosen["block_k"] + (0 if registers else chosen["block_q"])
+    padded = power_of_two(width, 512) if registers and queries <= 32 and query.dtype.itemsize == 2 else width
     if width * query.dtype.itemsize <= 2048:
-        assert held * width * query.dtype.itemsize < CHIPS[target].shared_bytes
+        assert held * padded * query.dtype.itemsize <= CHIPS[target].shared_bytes
 
 
 @given(st.integers(0, 200_000), st.sampled_from([8, 128]), st.integers(1, 64))
