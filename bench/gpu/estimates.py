@@ -35,11 +35,12 @@ def estimated(lowering: TritonLowering, compiled: TritonCompiled, gpu: str = "")
     threads, occupancy = resources.threads or 0, resources.occupancy or 0.0
     operands = sum(prod(p.ref.shape) * p.ref.dtype.itemsize for p in lowering.func.inputs)
     launch = Launch(
-        programs=program.programs,
+        programs=program.programs * program.cluster,
         warps=threads // 32,
         resident=max(1, round(occupancy * chip.threads_per_core / threads)),
         gpu=gpu or GPUS[target],
         nbytes=operands + sum(result.nbytes for result in program.results),
+        cluster=program.cluster,
     )
     return estimate(compiled.asm["sass"], launch)
 

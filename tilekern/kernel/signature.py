@@ -17,11 +17,12 @@ from tilekern import _jax
 from tilekern.errors import ArgumentError
 from tilekern.lang.tiles import describe, static_int
 
-LAUNCH = ("num_warps", "num_stages")
+LAUNCH = ("num_warps", "num_stages", "num_ctas")
 """Options besides blocks that a schedule or a call may give; targets without such a thing ignore them.
 
 num_warps: the number of warps of a GPU program, of 32 threads each, or 64 on AMD's. num_stages: the number of
-iterations of a loop that may have loads in flight."""
+iterations of a loop that may have loads in flight. num_ctas: the number of thread blocks of a cluster, which compute a
+program together, for the emitter "gluon"."""
 
 if TYPE_CHECKING:
     Block = Annotated[int, "a block size"]

@@ -148,13 +148,14 @@ class _Estimation:
         mean = {line: sum(use[line] for use in uses) / len(uses) for line in uses[0]}
         per_core = launch.programs / gpu.cores
         lines = {line: mean.get(line, 0.0) * per_core for line in LINES if line != "memory"}
-        lines["memory"] = self._memory(mean.get("memory", 0.0) * launch.programs)
+        traffic = mean.get("memory", 0.0) * launch.programs * self._copied_once(walks)
+        lines["memory"] = self._memory(traffic)
         return Estimate(
             gpu,
             lines,
             max(self._scheduled(durations, walks, run), *lines.values()),
             mean.get("flops", 0.0) * launch.programs,
-            mean.get("memory", 0.0) * launch.programs,
+            traffic,
             run.tensor / run.cycles if run.cycles else 0.0,
             Counter(i.name for i, w in zip(self.listing.code, self.works, strict=True) if not w.known),
             self.assumed,
@@ -233,12 +234,21 @@ class _Estimation:
                 total += sum(self.works[n].memory for n in range(segment.start, segment.stop) if n not in segment.off)
         return total
 
+    def _copied_once(self, walks: Sequence[Sequence[Segment]]) -> float:
+        """The part of all bytes that is left where one copy serves all thread blocks of a cluster (multicast).
+
+        Boxes of copies are taken to be of one size, which the code does not say, and other accesses to be few.
+        """
+        effects = (effect for walk in walks for segment in walk for effect in segment.effects)
+        copies = Counter(bool(to_all) for _, what, _, to_all in effects if what == "copy")
+        return (copies[False] + copies[True] / self.launch.cluster) / copies.total() if copies.total() else 1.0
+
     def _memory(self, traffic: float) -> float:
         """Cycles of the slower of L2 and HBM for the traffic of the whole launch."""
         gpu, launch = self.gpu, self.launch
         unique = traffic if launch.nbytes is None else min(traffic, launch.nbytes)
         hertz = gpu.ghz * 1e9
-        return max(traffic / launch.cluster / gpu.l2_bandwidth, unique / gpu.bandwidth) * hertz
+        return max(traffic / gpu.l2_bandwidth, unique / gpu.bandwidth) * hertz
 
     def _run(self, walks: list[list[Segment]], traffic: float, *, cut: bool) -> tuple[Run, list[list[Segment]]]:
         """Simulate the programs that a multiprocessor holds; with shorter walks, if their barriers still match."""

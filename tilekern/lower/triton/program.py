@@ -22,11 +22,13 @@ class Descriptor:
       shape: shape of the array, with its dims in the order of the descriptor.
       strides: strides of these dims; the last one is 1.
       block: shape of the box.
+      divided: the dim along which the thread blocks of a cluster divide the box; None if each has the whole.
     """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
+    divided: int | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class Program:
         for as many as the compiler takes.
       group: programs of the grid that a thread block computes side by side; more than one in Gluon only, where
         `programs` counts thread blocks.
+      cluster: thread blocks that compute a program together, each a part of its rows; more than one in Gluon only,
+        where `programs` counts clusters then.
     """
 
     name: str
@@ -132,3 +136,4 @@ class Program:
     language: Literal["triton", "gluon"] = "triton"
     start_registers: int | None = None
     group: int = 1
+    cluster: int = 1

@@ -32,11 +32,13 @@ def like(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
 
 
 @cache
-def product(rows: int, inner: int, columns: int, dtype: str = "bfloat16", **transposes: bool) -> Func:
-    """A matrix product in tiles of 64 × 64 × 64."""
+def product(
+    rows: int, inner: int, columns: int, dtype: str = "bfloat16", tall: bool = False, **transposes: bool
+) -> Func:
+    """A matrix product in tiles of 64 × 64 × 64; `tall` ones, here and below, have 128 rows, as clusters need."""
     left = (inner, rows) if transposes.get("transpose_x") else (rows, inner)
     right = (columns, inner) if transposes.get("transpose_w") else (inner, columns)
-    blocks = {"block_m": 64, "block_n": 64, "block_k": 64}
+    blocks = {"block_m": 128 if tall else 64, "block_n": 64, "block_k": 64}
     return matmul.trace(like(*left, dtype=dtype), like(*right, dtype=dtype), **transposes, **blocks).ir
 
 
@@ -46,7 +48,7 @@ def gelu(sum: Any, operand: Any) -> Any:
 
 
 @cache
-def fused(rows: int, inner: int, columns: int, *operand: int) -> Func:
+def fused(rows: int, inner: int, columns: int, *operand: int, tall: bool = False) -> Func:
     """A product with an epilogue of one operand."""
     return fused_matmul_forward.trace(
         *(like(rows, inner), like(inner, columns), (like(*operand),)),
@@ -54,7 +56,7 @@ def fused(rows: int, inner: int, columns: int, *operand: int) -> Func:
         saves=False,
         transpose_x=False,
         transpose_w=False,
-        block_m=64,
+        block_m=128 if tall else 64,
         block_n=64,
         block_k=64,
     ).ir
@@ -88,6 +90,7 @@ def attention(
     block_k: int = 64,
     softcap: float | None = None,
     extras: str = "",
+    tall: bool = False,
 ) -> Func:
     """Attention with logsumexp, 64 queries for each program."""
     query, key = like(batch, length, heads, width, dtype=dtype), like(batch, length, groups, width, dtype=dtype)
@@ -95,7 +98,7 @@ def attention(
         *(query, key, key, extras_of(extras, length, length)),
         config=Config(0.125, causal=causal, window=window, softcap=softcap),
         return_logsumexp=True,
-        block_q=64,
+        block_q=128 if tall else 64,
         block_k=block_k,
     ).ir
 
@@ -111,6 +114,7 @@ def gradient(
     window: tuple[int | None, int | None] = (None, None),
     softcap: float | None = None,
     extras: str = "",
+    tall: bool = False,
 ) -> Func:
     """The gradient of attention by "query", or by "key" and value."""
     query, key = like(batch, length, heads, 64), like(batch, length, groups, 64)
@@ -119,8 +123,8 @@ def gradient(
     return kernel.trace(
         *(query, key, key, extras_of(extras, length, length), Residuals(rows, rows), query, rows),
         config=Config(0.125, causal=causal, window=window, softcap=softcap),
-        block_q=64,
-        block_k=64,
+        block_q=128 if tall and of == "query" else 64,
+        block_k=128 if tall and of == "key" else 64,
     ).ir
 
 

@@ -76,15 +76,17 @@ def _type(argument: Argument) -> str:
     return f"tensordesc<{element}{list(argument.descriptor.block)}>"
 
 
-def _gluon_type(argument: Argument) -> str:
+def _gluon_type(argument: Argument, cluster: int) -> str:
     """The same for Gluon, where a descriptor states the layout of its tiles in shared memory, too."""
     box = argument.descriptor
     if box is None:
         return _type(argument)
-    width = box.block[-1] * argument.dtype.itemsize
+    part = [size // (cluster if dim == box.divided else 1) for dim, size in enumerate(box.block)]
+    width = part[-1] * argument.dtype.itemsize
     swizzle = next((size for size in (128, 64, 32) if width % size == 0), 0)
     language = toolchain.triton("experimental.gluon.language")
-    layout = language.NVMMASharedLayout(swizzle, 8 * argument.dtype.itemsize, len(box.block))
+    bases = [[int(dim == box.divided) for dim in range(len(part))]] if cluster > 1 else []
+    layout = language.NVMMASharedLayout(swizzle, 8 * argument.dtype.itemsize, len(part), cga_layout=bases)
     return f"{_type(argument)[:-1]},{layout!r}>"
 
 
@@ -114,7 +116,7 @@ def _run(program: Program, chip: Chip, folder: Path) -> Binary:
     """Call Triton; it writes its intermediate files to `folder`."""
     triton = toolchain.triton()
     gluon = program.language == "gluon"
-    signature = {argument.name: (_gluon_type if gluon else _type)(argument) for argument in program.arguments}
+    signature = {a.name: _gluon_type(a, program.cluster) if gluon else _type(a) for a in program.arguments}
     # XLA aligns every buffer to 16 bytes at least: kEntryParameterAlignBytes of xla/service/gpu/gpu_constants.h.
     aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(program.arguments) if a.descriptor is None}
     module, name = ("experimental.gluon._runtime", "GluonASTSource") if gluon else ("compiler", "ASTSource")

@@ -19,7 +19,7 @@ def options(program: Program, chip: Chip) -> dict[str, Any]:
     return {
         "num_warps": program.num_warps,
         "num_stages": program.num_stages,
-        "num_ctas": 1,
+        "num_ctas": program.cluster,
         "warp_size": chip.vendor.lanes,
         "enable_fp_fusion": True,
         "launch_cooperative_grid": False,

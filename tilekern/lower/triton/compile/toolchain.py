@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -17,6 +18,9 @@ from tilekern.lower.triton.vendor import AMD
 
 OLDEST, BEYOND = (3, 6), (3, 10)
 """Supported versions of Triton: from OLDEST on, before BEYOND."""
+
+CLUSTERS = (3, 9)
+"""The first version whose Gluon copies tiles to all thread blocks of a cluster, and has barriers of clusters."""
 
 EXPECTED = f"triton >= {OLDEST[0]}.{OLDEST[1]}, < {BEYOND[0]}.{BEYOND[1]}"
 FIX = f"pip install 'triton>={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}'"
@@ -53,6 +57,15 @@ def check_version(version: str) -> None:
         got=f"triton {version}",
         fix=FIX,
     )
+
+
+def has_clusters() -> bool:
+    """True if the installed Triton compiles programs for clusters; also without one, where programs are only read."""
+    try:
+        found = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("triton"))
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    return found is not None and (int(found[1]), int(found[2])) >= CLUSTERS
 
 
 def identity(chip: Chip) -> list[str]:

@@ -17,6 +17,7 @@ from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.prelude import prelude
 from tilekern.lower.triton.emit.source_text import Writer
+from tilekern.lower.triton.gluon.clusters import check_cluster
 from tilekern.lower.triton.gluon.computer import Computer
 from tilekern.lower.triton.gluon.layouts import Layouts
 from tilekern.lower.triton.gluon.loader import Loader
@@ -51,6 +52,7 @@ def keep_rows(tile, count, rows: gl.constexpr, step: gl.constexpr, layout: gl.co
         lanes = first + gl.arange(0, step, gl.SliceLayout(1, layout))
         part.store(gl.where((lanes < count)[:, None], part.load(layout), 0.0))
 """
+_CLUSTER = "from triton.experimental.gluon.language.nvidia.hopper import cluster\n"
 _LIBDEVICE = "from triton.experimental.gluon.language.extra import libdevice\n"
 _NAN = "from triton.language.core import PropagateNan\n"
 _ALL = "ALL = gl.constexpr(PropagateNan.ALL)\n"
@@ -68,7 +70,8 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     Args:
       func: went through the passes of every Func.
       chip: the GPU to run on.
-      hints: `num_warps`, those that compute, and `num_stages`, where a schedule or the call gives them.
+      hints: `num_warps`, those that compute, `num_stages`, and `num_ctas`, thread blocks of a cluster, where a schedule
+        or the call gives them.
 
     Raises:
       TargetError: it does something that this emitter does not, at the user's line.
@@ -77,7 +80,9 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     warps = hints.get("num_warps", DEFAULT_WARPS)
     closed = constants_as_inputs(legalize(func, chip, num_warps=warps, delay=False), "table")
     legal = closed.func
-    plan = plan_group(legal, chip, ranges.analyze(legal), warps, hints.get("num_stages"))
+    cluster = hints.get("num_ctas", 1)
+    check_cluster(legal, cluster)
+    plan = plan_group(legal, chip, ranges.analyze(legal), warps, hints.get("num_stages"), cluster)
     names = Names()
     names.fresh(WIDTH)
     names.fresh("keep_rows")
@@ -97,7 +102,7 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         (f"def {roles[1]}(number, {everything}):", computer.writer),
         (f"def {entry}({parameters}):", _entry(plan, buffers, memory, roles, everything)),
     ]
-    blocks = min(plan.group.blocks, chip.cores)
+    blocks = min(plan.group.blocks, chip.cores // cluster)
     text, lines = _assembled(parts, blocks)
     _check_functions(func, text)
     start, _, _ = REGISTERS[plan.group.count]
@@ -116,6 +121,7 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
         language="gluon",
         start_registers=start,
         group=plan.group.count,
+        cluster=cluster,
     )
 
 
@@ -128,6 +134,7 @@ def _assembled(parts: list[tuple[str, Writer]], blocks: int) -> tuple[str, dict[
     )
     names_nan = "ALL" in functions
     imports = (_LIBDEVICE if "libdevice." in code_of(bodies + functions) else "") + (_NAN if names_nan else "")
+    imports += _CLUSTER if "cluster.barrier(" in code_of(bodies) else ""
     constants = f"{WIDTH} = gl.constexpr({blocks})\n" + (_ALL if names_nan else "")
     text = _GLUON + imports + _HOPPER + constants + functions
     lines: dict[int, source.Loc] = {}
@@ -160,19 +167,26 @@ def _entry(plan: Plan, buffers: Buffers, memory: Memory, roles: tuple[str, str],
             writer.line(_buffer(buffers.tiles[op], places, memory.descriptor(op), plan.copies[op]), op.loc)
     for op, name in buffers.stored.items():
         writer.line(_buffer(name, group.count, memory.descriptor(op), plan.copies[op]), op.loc)
+    own, common = _barrier_forms(plan.cluster)
     for channel in plan.unique:
-        places = channel.stages * (1 if channel.shared else group.count)
-        _barriers(writer, buffers.filled[channel], places, 1)
-        _barriers(writer, buffers.freed[channel], places, group.count if channel.shared else 1)
+        places, readers = channel.stages * (1 if channel.shared else group.count), group.count if channel.shared else 1
+        _barriers(writer, buffers.filled[channel], places, 1, own)
+        _barriers(writer, buffers.freed[channel], places, readers, own)
+        if channel in buffers.released:
+            # Gluon multiplies the number of arrivals by that of thread blocks.
+            _barriers(writer, buffers.released[channel], places, readers, common)
     for name in buffers.trimmed.values():
-        _barriers(writer, name, 1, group.count)
+        _barriers(writer, name, 1, group.count, own)
     if buffers.turn:
-        _barriers(writer, buffers.turn, group.count, 1)
-    _, own, loading = REGISTERS[group.count]
+        _barriers(writer, buffers.turn, group.count, 1, own)
+    _, computing, loading = REGISTERS[group.count]
     calls = [f"({roles[1]}, ({n}, {everything}))" for n in range(group.count)] + [f"({roles[0]}, ({everything}))"]
     warps = [WARPS] * (group.count - 1) + [1]
-    registers = [own] * (group.count - 1) + [loading]
+    registers = [computing] * (group.count - 1) + [loading]
     writer.line(f"gl.warp_specialize([{', '.join(calls)}], {warps}, {registers})")
+    if buffers.released:
+        # A thread block stays until the others have copied to its shared memory, and arrived at its barriers.
+        writer.line("cluster.barrier()")
     return writer
 
 
@@ -181,8 +195,16 @@ def _buffer(name: str, places: int, descriptor: str, copy: TmaCopy) -> str:
     return f"{name} = gl.allocate_shared_memory({descriptor}.dtype, {shape}, {descriptor}.layout)"
 
 
-def _barriers(writer: Writer, name: str, places: int, count: int) -> None:
-    writer.line(f"{name} = gl.allocate_shared_memory(gl.int64, [{places}, 1], mbarrier.MBarrierLayout())")
+def _barrier_forms(cluster: int) -> tuple[tuple[int, str], tuple[int, str]]:
+    """Barriers of each thread block, and one for all of a cluster: how many they are, and their layout."""
+    return ((1, ""), (1, "")) if cluster == 1 else ((cluster, "[[1]]"), (1, "[[0]]"))
+
+
+def _barriers(writer: Writer, name: str, places: int, count: int, form: tuple[int, str]) -> None:
+    number, layout = form
+    writer.line(
+        f"{name} = gl.allocate_shared_memory(gl.int64, [{places}, {number}], mbarrier.MBarrierLayout({layout}))"
+    )
     writer.line(f"for place in gl.static_range({places}):")
     with writer.indented():
         writer.line(f"mbarrier.init({name}.index(place), count={count})")

@@ -43,7 +43,7 @@ class Computer(Products):
 
     def _begin(self) -> None:
         for columns in self._layouts.columns:
-            self.writer.line(layouts.definition(columns))
+            self.writer.line(layouts.definition(columns, self._plan.cluster))
         for channel in self._buffers.trimmed:
             self._trims[channel] = self.names.fresh("trims")
             self.writer.line(f"{self._trims[channel]} = 0")
@@ -113,7 +113,7 @@ class Computer(Products):
             self._skip(op, own, last, most)
         for channel in outer:
             if channel not in self._plan.staging.values():
-                self._arrive([self._freed(channel)])
+                self._arrive(self._freed(channel))
 
     def _skip(self, op: Fold, own: Sequence[Channel], first: str, last: str) -> None:
         """Free tiles that only other programs of the group need."""
@@ -125,7 +125,7 @@ class Computer(Products):
             self._give_turn(op)
             for channel in own:
                 self._filled(channel, op.loc)
-                self._arrive([self._freed(channel)])
+                self._arrive(self._freed(channel))
             self.writer.line(f"{self._steps[op]} += 1")
 
     def _plain_loop(self, op: Fold, names: list[str], first: str, last: str, own: Sequence[Channel]) -> None:
@@ -179,7 +179,7 @@ class Computer(Products):
         places = self._places[op]
         step = f"({self._steps[op]} + {self._plan.stages - 1})"
         self._places[op] = f"{step} % {self._plan.stages}", ""
-        found = [self._freed(c) for c in self._plan.unique if c.fold is op]
+        found = [free for c in self._plan.unique if c.fold is op for free in self._freed(c)]
         self._places[op] = places
         return found
 
@@ -333,7 +333,7 @@ class Computer(Products):
         self.writer.line(f"store_tile({self._memory.descriptor(op)}, [{coordinates}], {place})")
         if channel is not None:
             self.writer.line("tma.store_wait(0)")
-            self._arrive([self._freed(channel)])
+            self._arrive(self._freed(channel))
 
     def _store_by_pointers(self, op: Store) -> None:
         pointer, mask = self._memory.address(self, op)

@@ -39,15 +39,19 @@ def matrix_layout(columns: int) -> str:
     return f"mma_{columns}"
 
 
-def definition(columns: int) -> str:
-    """The statement that defines it: each warp of a warpgroup has 16 of 64 rows (PTX ISA, "wgmma", fragments)."""
-    layout = f"gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {columns}, 16])"
+def definition(columns: int, cluster: int = 1) -> str:
+    """The statement that defines it: each warp of a warpgroup has 16 of 64 rows (PTX ISA, "wgmma", fragments).
+
+    The thread blocks of a cluster divide the rows.
+    """
+    blocks = ", [[1, 0]]" if cluster > 1 else ""
+    layout = f"gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {columns}, 16]{blocks})"
     return f"{matrix_layout(columns)}: gl.constexpr = {layout}"
 
 
-def vector_layout(warps: int) -> str:
-    """A layout of a vector that no tile decides."""
-    return f"gl.BlockedLayout([1], [32], [{warps}], [0])"
+def vector_layout(warps: int, cluster: int = 1) -> str:
+    """A layout of a vector that no tile decides; each thread block of a cluster has all of it."""
+    return f"gl.BlockedLayout([1], [32], [{warps}], [0]{', [[0]]' if cluster > 1 else ''})"
 
 
 def row_layout(columns: int) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from tilekern.ir.analysis.backward_slice import backward_slice
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Op
 from tilekern.ir.memory import Load
-from tilekern.lower.triton.gluon.plan import Channel, is_own, tile_bytes, visible
+from tilekern.lower.triton.gluon.plan import Channel, is_own, visible
 from tilekern.lower.triton.gluon.roles import Role
 
 
@@ -57,31 +58,46 @@ class Loader(Role):
         own = [op for op in channel.loads if is_own(op, self._group.varying)]
         every = [f"{n}" for n in range(self._group.count)] if own else ["0"]
         if channel.shared:
-            self._expect(
-                channel, "0", sum(tile_bytes(op.result) * (len(every) if op in own else 1) for op in channel.loads)
-            )
-            for op in channel.loads:
-                for which in every if op in own else ["0"]:
-                    self._copy(op, channel, which)
+            self._expect(channel, "0", sum(self._nbytes(op) * (len(every) if op in own else 1) for op in channel.loads))
+            self._copies(channel, [(op, which) for op in channel.loads for which in (every if op in own else ["0"])])
             return
         for which in every:
-            self._expect(channel, which, sum(tile_bytes(op.result) for op in channel.loads))
-            for op in channel.loads:
-                self._copy(op, channel, which)
+            self._expect(channel, which, sum(map(self._nbytes, channel.loads)))
+            self._copies(channel, [(op, which) for op in channel.loads])
+
+    def _nbytes(self, op: Load) -> int:
+        """Bytes of a tile that come to one thread block."""
+        return self._plan.copied_bytes(op)
 
     def _expect(self, channel: Channel, which: str, nbytes: int) -> None:
-        _, phase = self._places[channel.fold]
         at, loc = self._at(channel, which), channel.loads[-1].loc
-        # A barrier that nobody has arrived at is in the phase behind an odd one: the first round waits for nothing.
-        self.writer.line(f"mbarrier.wait({self._buffers.freed[channel]}.index({at}), {phase} ^ 1)", loc)
+        self._wait_for(self._buffers.freed[channel], channel, which)
         self.writer.line(f"mbarrier.expect({self._buffers.filled[channel]}.index({at}), {nbytes})", loc)
+
+    def _wait_for(self, barriers: str, channel: Channel, which: str) -> None:
+        """Wait until a place is free."""
+        _, phase = self._places[channel.fold]
+        # A barrier that nobody has arrived at is in the phase behind an odd one: the first round waits for nothing.
+        at = self._at(channel, which)
+        self.writer.line(f"mbarrier.wait({barriers}.index({at}), {phase} ^ 1)", channel.loads[-1].loc)
+
+    def _copies(self, channel: Channel, wanted: Sequence[tuple[Load, str]]) -> None:
+        """Start copies to one place: first those to this thread block alone, then those to all of a cluster."""
+        to_all = [pair for pair in wanted if self._plan.is_whole(pair[0])]
+        for op, which in (pair for pair in wanted if pair not in to_all):
+            self._copy(op, channel, which)
+        if to_all:
+            self._wait_for(self._buffers.released[channel], channel, to_all[0][1])
+        for op, which in to_all:
+            self._copy(op, channel, which)
 
     def _copy(self, op: Load, channel: Channel, which: str) -> None:
         ops = visible(self._func, channel.fold)
         with self._program(which, backward_slice(ops, op.positions)):
             place = self._memory.coordinates(self, op, self._plan.copies[op])
             filled = f"{self._buffers.filled[channel]}.index({self._at(channel, which)})"
+            to_all = ", multicast=True" if self._plan.is_whole(op) else ""
             self.writer.line(
-                f"load_tile({self._memory.descriptor(op)}, [{place}], {filled}, {self._tile(op, which)})",
+                f"load_tile({self._memory.descriptor(op)}, [{place}], {filled}, {self._tile(op, which)}{to_all})",
                 op.loc,
             )

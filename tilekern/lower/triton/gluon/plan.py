@@ -25,6 +25,7 @@ from tilekern.ir.shape import Broadcast, Iota, Transpose
 from tilekern.ir.types import F32, kind_of
 from tilekern.lower.triton.calibration import MAX_RING_STAGES, OTHER_REGISTERS_OF_ROLES
 from tilekern.lower.triton.chip import Chip
+from tilekern.lower.triton.gluon.clusters import divided, is_whole
 from tilekern.lower.triton.gluon.groups import Group, group_programs
 from tilekern.lower.triton.gluon.leading_rows import Bound, leading_rows
 from tilekern.lower.triton.gluon.rotation import Rotation, loaded, rotations
@@ -69,10 +70,6 @@ class Channel:
     shared: bool
     stages: int = 1
 
-    def nbytes(self, varying: frozenset[Value], count: int) -> int:
-        """Bytes of one place."""
-        return sum(tile_bytes(op.result) * (count if is_own(op, varying) else 1) for op in self.loads)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -86,7 +83,8 @@ class Plan:
       stages: places of the rings of loops.
       delayed: for each loop whose last product is computed an iteration later, the parts of its body.
       staging: for each store by TMA, the channel in whose place the tile waits; None for a place of its own.
-      shared_bytes: shared memory, by the sizes of tiles.
+      shared_bytes: shared memory of a thread block, by the sizes of tiles.
+      cluster: thread blocks that compute a program together.
     """
 
     group: Group
@@ -97,6 +95,19 @@ class Plan:
     delayed: Mapping[Fold, Rotation]
     staging: Mapping[Store, Channel | None]
     shared_bytes: int
+    cluster: int
+
+    def copied_bytes(self, op: Load | Store) -> int:
+        """Bytes of a tile that are in the shared memory of one thread block."""
+        return copied_bytes(op, self.copies, self.cluster)
+
+    def is_whole(self, load: Load) -> bool:
+        """True if all thread blocks of a cluster get the same tile, by one copy."""
+        return is_whole(self.copies[load], self.cluster)
+
+    def copies_to_all(self, channel: Channel) -> bool:
+        """True if a tile of a channel is the same in all thread blocks of a cluster."""
+        return any(map(self.is_whole, channel.loads))
 
     @property
     def takes_turns(self) -> bool:
@@ -124,7 +135,15 @@ def tile_bytes(value: Value) -> int:
     return value.tile.size * value.tile.dtype.itemsize
 
 
-def plan_group(func: Func, chip: Chip, ranges: Mapping[Value, Interval], warps: int, stages: int | None) -> Plan:
+def copied_bytes(op: Load | Store, copies: Mapping[Op, TmaCopy], cluster: int) -> int:
+    """Bytes of a copied tile in the shared memory of one thread block."""
+    parts = 1 if copies[op].descriptor.divided is None else cluster
+    return tile_bytes(op.result if isinstance(op, Load) else op.value) // parts
+
+
+def plan_group(
+    func: Func, chip: Chip, ranges: Mapping[Value, Interval], warps: int, stages: int | None, cluster: int = 1
+) -> Plan:
     """Plan a legal Func.
 
     Args:
@@ -133,31 +152,33 @@ def plan_group(func: Func, chip: Chip, ranges: Mapping[Value, Interval], warps: 
       ranges: intervals of its scalars.
       warps: warps that compute, four for each program.
       stages: places of the rings of loops; None for as many as fit.
+      cluster: thread blocks that compute a program together.
 
     Raises:
       TargetError: it does something that this emitter does not, at the user's line.
       ResourceError: its tiles do not fit the shared memory or the registers.
     """
-    check(func, chip, warps)
-    trimmed = leading_rows(func, ranges)
-    copies = plan_tma_copies(func, chip, ranges, trimmed)
-    group = group_programs(func, warps // WARPS, copies, chip.cores)
+    check(func, chip, warps, cluster)
+    # The zeros that trim a tile are stored by one thread block, for itself.
+    trimmed = leading_rows(func, ranges) if cluster == 1 else {}
+    copies = divided(func, plan_tma_copies(func, chip, ranges, trimmed), cluster)
+    group = group_programs(func, warps // WARPS, copies, chip.cores // cluster)
     channels = _channels(func, group, copies)
     _check_positions(func, group, channels)
-    _check_registers(func, group)
+    _check_registers(func, group, cluster)
     delayed = {
         op: found
         for op in _folds(func.body)
-        if _multiplies(op.body) and (found := _delayed(op, group, channels, stages)) is not None
+        if _multiplies(op.body) and (found := _delayed(op, group, channels, stages, cluster)) is not None
     }
-    plan = _fitted(func, chip, group, copies, channels, delayed, stages)
+    plan = _fitted(func, chip, group, copies, channels, delayed, stages, cluster)
     return replace(plan, trimmed={op: bounds for op, bounds in trimmed.items() if op in channels})
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def check(func: Func, chip: Chip, warps: int) -> None:
+def check(func: Func, chip: Chip, warps: int, cluster: int = 1) -> None:
     """Refuse what is outside of the forms that this emitter takes."""
     with source.at(func.loc):
         if chip.matrix_unit != "wgmma":
@@ -169,10 +190,10 @@ def check(func: Func, chip: Chip, warps: int) -> None:
         written = [p for p in func.outputs if p.ref.role != "out"]
         if written:
             raise _refusal("an output that is updated", "outputs that are stored once", str(written[0].type))
-    _check_block(func.body, depth=0)
+    _check_block(func.body, 0, cluster)
 
 
-def _check_block(block: Block, depth: int) -> None:
+def _check_block(block: Block, depth: int, cluster: int) -> None:
     for op in block.ops:
         with source.at(op.loc):
             if not isinstance(op, _OPS):
@@ -182,11 +203,11 @@ def _check_block(block: Block, depth: int) -> None:
             if isinstance(op, Fold) and _multiplies(op.body) and any(_multiplies(f.body) for f in _folds(op.body)):
                 raise _refusal("products in a loop and in one inside of it", "products in the inner loop", "in both")
             if isinstance(op, Dot):
-                _check_dot(op)
+                _check_dot(op, cluster)
             if isinstance(op, Switch) and any(isinstance(inner, (Dot, Store)) for inner in op.walk()):
                 raise _refusal("a product or a store in a branch", "one that always runs", "one in a branch")
         for region in op.regions:
-            _check_block(region, depth + 1)
+            _check_block(region, depth + 1, cluster)
 
 
 def _multiplies(block: Block) -> bool:
@@ -204,16 +225,18 @@ def visible(func: Func, fold: Fold | None) -> list[Op]:
     return [*func.body.ops, *(inner for op in around for inner in op.body.ops)]
 
 
-def _check_dot(op: Dot) -> None:
+def _check_dot(op: Dot, cluster: int) -> None:
     """`wgmma` multiplies 64 rows by up to 256 columns, of 16-bit floats here; the right side in shared memory."""
     left = op.operands[0].tile
     whole = len(left.shape) == 2 and op.contract == ((1,), (0,)) and op.result.tile.dtype == F32
     rows, columns = op.result.tile.shape[-2:]
     if not whole or kind_of(left.dtype) != "float" or left.dtype.itemsize != 2:
         raise _refusal("a product of other matrices than of bfloat16 or float16", "dots of two matrices", f"{left}")
-    if rows % _ROWS or columns % 8 or columns > _COLUMNS or left.shape[1] % 16:
+    if rows % (_ROWS * cluster) or columns % 8 or columns > _COLUMNS or left.shape[1] % 16:
         raise _refusal(
-            "a product of a size that `wgmma` does not have", "64 rows, up to 256 columns", f"{op.result.tile}"
+            "a product of a size that `wgmma` does not have",
+            f"{_ROWS} rows{f' for each of num_ctas = {cluster}' if cluster > 1 else ''}, up to 256 columns",
+            f"{op.result.tile}",
         )
 
 
@@ -226,7 +249,9 @@ def _refusal(summary: str, expected: str, got: str) -> TargetError:
     )
 
 
-def _delayed(op: Fold, group: Group, channels: Mapping[Load, Channel], stages: int | None) -> Rotation | None:
+def _delayed(
+    op: Fold, group: Group, channels: Mapping[Load, Channel], stages: int | None, cluster: int
+) -> Rotation | None:
     """The products of a loop to delay: as many as registers hold the operands of.
 
     A loop of two sums that masks its tiles keeps its order: with one product delayed, key gradients of heads of 64
@@ -243,30 +268,30 @@ def _delayed(op: Fold, group: Group, channels: Mapping[Load, Channel], stages: i
             for channel in channels.values()
             if channel.fold is op
         )
-        if _registers(op, rotation) <= registers and not (waits and stages == 1):
+        if _registers(op, rotation, cluster) <= registers and not (waits and stages == 1):
             return rotation
     return None
 
 
-def _registers(op: Fold, rotation: Rotation | None) -> int:
+def _registers(op: Fold, rotation: Rotation | None, cluster: int) -> int:
     """Registers of a thread for a loop's sums, products and held operands."""
     sums = {dot for add in op.body.ops if isinstance(add, Elementwise) for dot in op.body.ops if _adds(add, dot)}
     products = [inner.result for inner in op.body.ops if isinstance(inner, Dot) and inner not in sums]
     nbytes = sum(v.tile.size * max(4, v.tile.dtype.itemsize) for v in (*op.results, *products))
     nbytes += sum(tile_bytes(v) for v in (rotation.held if rotation else ()) if len(v.tile.shape) == 2)
-    return nbytes // (4 * 32 * WARPS) + OTHER_REGISTERS_OF_ROLES
+    return nbytes // (4 * 32 * WARPS * cluster) + OTHER_REGISTERS_OF_ROLES
 
 
-def _check_registers(func: Func, group: Group) -> None:
+def _check_registers(func: Func, group: Group, cluster: int) -> None:
     """Refuse loops whose sums and products do not fit the registers of a warpgroup."""
     _, registers, _ = REGISTERS[group.count]
     for op in _folds(func.body):
-        if _registers(op, None) > registers:
+        if (needed := _registers(op, None, cluster)) > registers:
             with source.at(op.loc):
                 raise ResourceError(
                     f"a loop of {func.name} needs more registers than a warpgroup has",
                     expected=f"at most {registers} registers of a thread, with {group.count} warpgroups that compute",
-                    got=f"about {_registers(op, None)} for its sums and products",
+                    got=f"about {needed} for its sums and products",
                     fix="make the blocks smaller, 64 rows at least, or have fewer warpgroups: num_warps = 4 or 8",
                 )
 
@@ -365,16 +390,19 @@ def _fitted(
     channels: Mapping[Load, Channel],
     delayed: Mapping[Fold, Rotation],
     stages: int | None,
+    cluster: int,
 ) -> Plan:
     """The plan with as many stages as fit, and with stores in places of their own if these fit, too."""
     unique = list(dict.fromkeys(channels.values()))
     stores = [op for op in copies if isinstance(op, Store)]
-    own = sum(group.count * tile_bytes(op.value) for op in stores)
-    once = sum(c.nbytes(group.varying, group.count) for c in unique if c.fold is None)
-    each = sum(c.nbytes(group.varying, group.count) for c in unique if c.fold is not None)
+    sizes = {op: copied_bytes(op, copies, cluster) for op in (*stores, *channels)}
+    own = sum(group.count * sizes[op] for op in stores)
+    places = {c: sum(sizes[op] * (group.count if is_own(op, group.varying) else 1) for op in c.loads) for c in unique}
+    once = sum(places[c] for c in unique if c.fold is None)
+    each = sum(places[c] for c in unique if c.fold is not None)
     limit = chip.shared_bytes - _BARRIER_BYTES
-    reused: dict[Store, Channel | None] = {op: _place(op, unique, group) for op in stores}
-    saved = sum(group.count * tile_bytes(op.value) for op, channel in reused.items() if channel)
+    reused: dict[Store, Channel | None] = {op: _place(op, unique, group, copies) for op in stores}
+    saved = sum(group.count * sizes[op] for op, channel in reused.items() if channel)
     apart: dict[Store, Channel | None] = dict.fromkeys(stores)
     fewest = 2 if delayed and stages is None else 1
     for count in (stages,) if stages else range(MAX_RING_STAGES, fewest - 1, -1):
@@ -384,8 +412,8 @@ def _fitted(
             if total <= limit and (stages or count > 1 or staging is reused):
                 staged = {c: replace(c, stages=count if c.fold else 1) for c in unique}
                 by_load = {op: staged[c] for op, c in channels.items()}
-                places = {op: None if c is None else staged[c] for op, c in staging.items()}
-                return Plan(group, copies, {}, by_load, count, delayed, places, total)
+                stored = {op: None if c is None else staged[c] for op, c in staging.items()}
+                return Plan(group, copies, {}, by_load, count, delayed, stored, total, cluster)
     with source.at(func.loc):
         raise ResourceError(
             f"the tiles of {func.name} do not fit the shared memory of {chip.name}",
@@ -395,11 +423,12 @@ def _fitted(
         )
 
 
-def _place(op: Store, channels: Sequence[Channel], group: Group) -> Channel | None:
+def _place(op: Store, channels: Sequence[Channel], group: Group, copies: Mapping[Op, TmaCopy]) -> Channel | None:
     """A channel outside of loops whose only tile has the size of a stored one, and is each program's own."""
     for channel in channels:
         (load, *others) = channel.loads
         alike = load.result.tile == op.value.tile and prod(load.result.tile.shape) > 0
+        alike = alike and copies[load].descriptor.divided == copies[op].descriptor.divided
         if channel.fold is None and not others and alike and is_own(load, group.varying):
             return channel
     return None

@@ -128,7 +128,7 @@ class Products(Role):
         chained = [f for f in self._flights if f.value is acc]
         self._name(dot, Expr(text, value.tile.shape), ())
         self._env[value] = self._env[dot.result]
-        frees = [self._freed(c) for c in dict.fromkeys(channels) if self._is_last_reader(c, dot)]
+        frees = [free for c in dict.fromkeys(channels) if self._is_last_reader(c, dot) for free in self._freed(c)]
         frees = [*(free for f in chained for free in f.frees), *frees]
         self._flights = [f for f in self._flights if f not in chained]
         self._flights.append(Flight(dot, value, frees, again))
@@ -207,8 +207,10 @@ class Products(Role):
         ]
         return self._named("kept", reduce(lambda x, y: f"tl.minimum({x}, {y})", texts))
 
-    def _freed(self, channel: Channel) -> str:
-        return f"{self._buffers.freed[channel]}.index({self._at(channel)})"
+    def _freed(self, channel: Channel) -> list[str]:
+        """The barriers at which a program arrives that has read a channel's tiles."""
+        barriers = self._buffers.freed[channel], self._buffers.released.get(channel)
+        return [f"{name}.index({self._at(channel)})" for name in barriers if name]
 
     def _is_last_reader(self, channel: Channel, dot: Dot) -> bool:
         """True for the last product of an iteration that reads a channel of that loop."""

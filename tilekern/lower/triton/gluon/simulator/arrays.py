@@ -37,6 +37,8 @@ class GlobalArray:
         self._check(machine, places)
         if self.writers is None:
             raise FaultError(WriteConflictError(f"a store to the input {self.name}"), machine.line())
+        if not places.size:
+            return
         before = self.writers[places]
         same = self.data[places].view(np.uint8) == np.ascontiguousarray(values).view(np.uint8)
         same = same.reshape(before.size, -1).all(axis=1).reshape(before.shape)
@@ -56,10 +58,14 @@ class GlobalArray:
 
 
 class Pointer:
-    """Pointers to elements of one array."""
+    """Pointers to elements of one array.
 
-    def __init__(self, array: GlobalArray, offsets: Any = 0) -> None:
-        self.array, self.offsets = array, np.asarray(offsets, np.int64)
+    Attributes:
+      divided: the dim along which the thread blocks of a cluster divide them; None if each has all.
+    """
+
+    def __init__(self, array: GlobalArray, offsets: Any = 0, divided: int | None = None) -> None:
+        self.array, self.offsets, self.divided = array, np.asarray(offsets, np.int64), divided
 
     def __add__(self, other: Any) -> Pointer:
         return Pointer(self.array, self.offsets + elements(other))
@@ -78,7 +84,7 @@ class Box:
 
     def __init__(self, array: GlobalArray, form: Descriptor) -> None:
         self.array, self.form = array, form
-        self.dtype, self.layout = array.data.dtype, None
+        self.dtype, self.layout = array.data.dtype, form.divided
 
     def places(self, corner: list[int]) -> tuple[Array, Array]:
         """Offsets of a box's elements, and which of them are in bounds."""
@@ -101,10 +107,11 @@ class Box:
         found[inside] = self.array.load(machine, offsets[inside])
         return found
 
-    def write(self, machine: Machine, corner: list[int], values: Array) -> None:
-        """Write a box, but nothing outside of the array."""
-        offsets, inside = self.places(corner)
-        self.array.store(machine, offsets[inside], values[inside])
+    def write(self, machine: Machine, corner: list[int], values: Array, part: int) -> None:
+        """Write what a thread block of a cluster has of a box, but nothing outside of the array."""
+        mine = machine.slice_of(self.form.divided, self.form.block, part)
+        offsets, inside = (x[mine] for x in self.places(corner))
+        self.array.store(machine, offsets[inside], values[mine][inside])
 
 
 def loaded(machine: Machine, pointer: Pointer, mask: Any, other: Any) -> Tile:
@@ -119,7 +126,13 @@ def loaded(machine: Machine, pointer: Pointer, mask: Any, other: Any) -> Tile:
 
 
 def stored(machine: Machine, pointer: Pointer, value: Any, mask: Any) -> None:
-    """Store elements where pointers point."""
+    """Store elements where pointers point: those that this thread block of a cluster has; the first has all others."""
     offsets, lanes = pointer.masked(mask)
+    part = machine.role.part
+    if pointer.divided is None and part:
+        return
+    mine = np.zeros(offsets.shape, bool)
+    mine[machine.slice_of(pointer.divided, offsets.shape, part)] = True
+    lanes = lanes & mine
     values = np.broadcast_to(np.asarray(elements(value), pointer.array.data.dtype), offsets.shape)
     pointer.array.store(machine, offsets[lanes], values[lanes])

@@ -10,6 +10,7 @@ import numpy as np
 from tilekern.ir.elementwise import TABLE
 from tilekern.ir.types import BF16, BOOL, F16, F32
 from tilekern.lower.triton.emit.expressions import LIBDEVICE
+from tilekern.lower.triton.gluon.simulator.arrays import Pointer
 from tilekern.lower.triton.gluon.simulator.tiles import Tile, elements, integer
 
 DTYPES: dict[str, Any] = {
@@ -116,15 +117,51 @@ def reduce(x: Tile, axis: int, combine: Callable[[Any, Any], Any]) -> Tile:
     return lines[0]
 
 
-def in_layout(x: Any, layout: Any) -> Any:
-    """A tile in another layout."""
-    del layout
-    return x
+def in_layout(x: Any, layout: int | None) -> Any:
+    """A tile in another layout: of pointers those that a thread block has, of other tiles the same elements."""
+    return Pointer(x.array, x.offsets, layout) if isinstance(x, Pointer) else x
 
 
-def no_layout(*parts: Any, **others: Any) -> None:
-    """Any layout."""
-    del parts, others
+# A layout stands for the dim along which the thread blocks of a cluster divide a tile; None if each has all of it.
+
+
+def layout_of_blocks(
+    elements: Sequence[int], lanes: Sequence[int], warps: Sequence[int], order: Sequence[int], bases: Any = ()
+) -> int | None:
+    """The layout of a tile that no product decides; `bases` has one step of an index for a cluster of two."""
+    del elements, lanes, warps, order
+    return _divided(bases)
+
+
+def layout_of_products(
+    version: Sequence[int], warps: Sequence[int], shape: Sequence[int], bases: Any = ()
+) -> int | None:
+    """The layout of the result of a product."""
+    del version, warps, shape
+    return _divided(bases)
+
+
+def _divided(bases: Sequence[Sequence[int]]) -> int | None:
+    return next((list(basis).index(1) for basis in bases if 1 in basis), None)
+
+
+def layout_of_barriers(*bases: Any) -> None:
+    """The layout of barriers, whose number says as much."""
+    del bases
+
+
+def layout_of_slices(dim: int, parent: int | None) -> int | None:
+    """The layout of a tile without one dim."""
+    if parent is None or parent == dim:
+        return None
+    return parent - (parent > dim)
+
+
+def layout_of_operands(number: int, parent: int | None, width: int) -> int | None:
+    """The layout of the left side of a product: it has the rows of its result."""
+    del width
+    assert number == 0
+    return parent
 
 
 def itself(x: Any) -> Any:
@@ -142,7 +179,10 @@ FUNCTIONS: dict[str, Any] = {
         name: _row(name)
         for name in ("exp", "exp2", "log", "log2", "sin", "cos", "rsqrt", "floor", "ceil", "erf", "abs")
     },
-    **dict.fromkeys(("BlockedLayout", "NVMMADistributedLayout", "SliceLayout", "DotOperandLayout"), no_layout),
+    "BlockedLayout": layout_of_blocks,
+    "NVMMADistributedLayout": layout_of_products,
+    "SliceLayout": layout_of_slices,
+    "DotOperandLayout": layout_of_operands,
     "constexpr": itself,
     "static_range": range,
     "convert_layout": in_layout,

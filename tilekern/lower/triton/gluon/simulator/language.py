@@ -1,4 +1,4 @@
-"""Gluon's modules, as far as our programs import them, for one thread block."""
+"""Gluon's modules, as far as our programs import them, for one thread block or one cluster of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from tilekern.ir.types import F32
 from tilekern.lower.triton.gluon.simulator.arrays import Box, Pointer, loaded, stored
-from tilekern.lower.triton.gluon.simulator.functions import FUNCTIONS, LIBRARY, itself, no_layout
+from tilekern.lower.triton.gluon.simulator.functions import FUNCTIONS, LIBRARY, itself, layout_of_barriers
 from tilekern.lower.triton.gluon.simulator.machine import Barrier, Clock, Machine
-from tilekern.lower.triton.gluon.simulator.shared import Ring, View
+from tilekern.lower.triton.gluon.simulator.shared import Place, Ring, View
 from tilekern.lower.triton.gluon.simulator.tiles import Started, Tile, integer
 
 
@@ -27,6 +27,7 @@ class Language:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.rings: list[Ring] = []
+        self._met = machine.parts == 1
         of_block = {
             "program_id": self._program_id,
             "allocate_shared_memory": self._allocate,
@@ -34,7 +35,7 @@ class Language:
             "load": self._read,
             "store": self._write,
         }
-        barriers = {"init": _init, "expect": _expect, "wait": _wait, "arrive": _arrive, "MBarrierLayout": no_layout}
+        barriers = {"expect": _expect, "wait": _wait, "arrive": _arrive, "MBarrierLayout": layout_of_barriers}
         copies = {"async_load": self._load, "async_store": self._store, "store_wait": self._store_wait}
         self.modules: Mapping[str, Any] = {
             "gluon": SimpleNamespace(jit=itself),
@@ -42,7 +43,8 @@ class Language:
             "libdevice": SimpleNamespace(**LIBRARY),
             "PropagateNan": SimpleNamespace(ALL=None),
             "fence_async_shared": self._fence,
-            "mbarrier": SimpleNamespace(**barriers),
+            "mbarrier": SimpleNamespace(init=self._init, **barriers),
+            "cluster": SimpleNamespace(barrier=self._meet),
             "tma": SimpleNamespace(**copies),
             "warpgroup_mma": self._multiply,
             "warpgroup_mma_wait": self._wait,
@@ -69,11 +71,30 @@ class Language:
         self, calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], warps: Any, registers: Any
     ) -> None:
         def started(function: Callable[..., None], arguments: tuple[Any, ...]) -> Callable[[], None]:
-            numbers = (Tile(np.int32(a)) if isinstance(a, int) else a for a in arguments)
+            numbers = [Tile(np.int32(a)) if isinstance(a, int) else a for a in arguments]
             return lambda: function(*numbers)
 
         del warps, registers
         self._machine.run_roles([(f"{f.__name__} {n}", started(f, a)) for n, (f, a) in enumerate(calls)])
+
+    def _init(self, barrier: Barrier, count: int) -> None:
+        for ring in self.rings:
+            if barrier in ring.barriers:
+                for twin in ring.twins(barrier):
+                    twin.init(count)
+
+    def _meet(self) -> None:
+        """Let all threads of a cluster meet."""
+        if not self._machine.is_main():
+            self._machine.fail("a role meets all threads of the cluster", expected="cluster.barrier() outside of roles")
+        self._met = True
+
+    def check_end(self) -> None:
+        """Nothing may be under way when the program ends, nor may one thread block end before the others."""
+        for barrier in (barrier for ring in self.rings for barrier in ring.barriers):
+            barrier.check_end()
+        if not self._met:
+            self._machine.fail("a thread block may end before others of its cluster", expected="cluster.barrier()")
 
     def _fence(self) -> None:
         """Make the role's stores to shared memory visible to copies."""
@@ -83,19 +104,32 @@ class Language:
 
     # --- copies ---
 
-    def _load(self, box: Box, corner: Sequence[Any], barrier: Barrier, view: View) -> None:
-        machine, at, place = self._machine, [integer(x) for x in corner], view.place
+    def _load(self, box: Box, corner: Sequence[Any], barrier: Barrier, view: View, multicast: bool = False) -> None:
+        """Copy a box: what this thread block has of it; or to all of a cluster, which the first one does for all."""
+        machine, part = self._machine, self._machine.role.part
+        if multicast and part:
+            return
+        ring = next(ring for ring in self.rings if barrier in ring.barriers)
+        for other in range(machine.parts) if multicast else [part]:
+            self._copy(box, [integer(x) for x in corner], ring.twins(barrier)[other], view.twins[other], other)
+        machine.pause()
+
+    def _copy(self, box: Box, at: list[int], barrier: Barrier, place: Place, part: int) -> None:
+        """Start the copy of a box to the shared memory of one thread block."""
+        machine, foreign = self._machine, part != self._machine.role.part
         before = dict(machine.role.clock)
+        with np.errstate(all="ignore"):
+            nothing = np.full(place.data.shape, np.nan).astype(place.data.dtype)
 
         def arrive(clock: Clock) -> None:
-            place.write(box.read(machine, at).reshape(place.data.shape), clock, before)
-            barrier.bring(place.data.nbytes, clock)
+            found, mine = nothing.reshape(box.form.block), machine.slice_of(box.form.divided, box.form.block, part)
+            found[mine] = box.read(machine, at)[mine]
+            place.write(nothing, clock, before)
+            barrier.bring(found[mine].nbytes, clock, foreign)
 
         # From now on others may find half a tile there.
-        with np.errstate(all="ignore"):
-            place.data[...] = np.full((), np.nan).astype(place.data.dtype)
+        place.data[...] = nothing
         machine.start(arrive, object())
-        machine.pause()
 
     def _store(self, box: Box, corner: Sequence[Any], view: View) -> None:
         machine, at, place = self._machine, [integer(x) for x in corner], view.place
@@ -103,10 +137,10 @@ class Language:
             machine.fail(
                 "a copy from shared memory that may not see the store before it", expected="fence_async_shared()"
             )
-        before = dict(machine.role.clock)
+        before, part = dict(machine.role.clock), machine.role.part
 
         def copy(clock: Clock) -> None:
-            box.write(machine, at, place.reads(clock, before).reshape(box.form.block))
+            box.write(machine, at, place.reads(clock, before).reshape(box.form.block), part)
 
         machine.role.stores.append(machine.start(copy, ("stores", machine.role.number)))
         machine.pause()
@@ -145,10 +179,6 @@ class Language:
         self._machine.join(done, "its products")
         found = [x if role.products and x.value.size == 0 else Tile(x.value) for x in map(_as_started, deps)]
         return found[0] if len(found) == 1 else tuple(found)
-
-
-def _init(barrier: Barrier, count: int) -> None:
-    barrier.init(count)
 
 
 def _expect(barrier: Barrier, nbytes: Any) -> None:

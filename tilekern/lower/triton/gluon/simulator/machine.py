@@ -1,4 +1,4 @@
-"""A thread block: its roles run in turns, while copies and products proceed on their own.
+"""A thread block or a cluster of them: roles run in turns, while copies and products proceed on their own.
 
 Each role is a thread of Python, of which one runs at a time. It hands over at every barrier and at every asynchronous
 operation; a seed decides who goes on: a role, a copy, or a product. So a seed stands for one of the possible orders.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -74,6 +74,7 @@ class Role:
       ready: whether it may go on.
       waits_for: what it waits for, in words.
       line: where it is.
+      part: number of its thread block in the cluster.
       products, stores: those that it started and has not waited for.
     """
 
@@ -83,6 +84,7 @@ class Role:
     ready: Callable[[], bool] = field(default_factory=lambda: _always)
     waits_for: str = ""
     line: int = 0
+    part: int = 0
     products: list[Event] = field(default_factory=list[Event])
     stores: list[Event] = field(default_factory=list[Event])
     finished: bool = False
@@ -90,16 +92,17 @@ class Role:
 
 
 class Machine:
-    """One thread block.
+    """One thread block, or one cluster of thread blocks.
 
     Args:
       block: its number; blocks: of how many.
       seed: decides the order.
       file: file name of the text.
+      parts: thread blocks of a cluster.
     """
 
-    def __init__(self, block: int, blocks: int, seed: int, file: str) -> None:
-        self.block, self.blocks = block, blocks
+    def __init__(self, block: int, blocks: int, seed: int, file: str, parts: int = 1) -> None:
+        self.block, self.blocks, self.parts = block, blocks, parts
         self._random, self._file = random.Random(seed), file
         self._roles: list[Role] = []
         self._events: list[Event] = []
@@ -117,9 +120,21 @@ class Machine:
         """The role that runs."""
         return self._by_thread.get(threading.get_ident(), self._main)
 
-    def _new_role(self, name: str) -> Role:
+    def _new_role(self, name: str, part: int = 0) -> Role:
         self._count += 1
-        return Role(self._count, name, {self._count: 1})
+        return Role(self._count, name, {self._count: 1}, part=part)
+
+    def is_main(self) -> bool:
+        """True while the entry function runs, outside of all roles."""
+        return self.role is self._main
+
+    def slice_of(self, dim: int | None, shape: Sequence[int], part: int) -> tuple[slice, ...]:
+        """The elements of a tile that one thread block has, if they divide it along a dim; all without one."""
+        found = [slice(None)] * len(shape)
+        if dim is not None:
+            size = shape[dim] // self.parts
+            found[dim] = slice(part * size, (part + 1) * size)
+        return tuple(found)
 
     def line(self) -> int:
         """The line of the text that runs."""
@@ -133,12 +148,13 @@ class Machine:
         raise FaultError(InterpreterError(summary, expected=expected, got=got), line or self.line())
 
     def run_roles(self, functions: list[tuple[str, Callable[[], None]]]) -> None:
-        """Run functions as roles, side by side, until all have ended."""
-        for name, function in functions:
-            role = self._new_role(name)
-            role.clock.update(self._main.clock)
-            self._roles.append(role)
-            threading.Thread(target=self._run, args=(role, function), daemon=True).start()
+        """Run functions as roles of each thread block, side by side, until all have ended."""
+        for part in range(self.parts):
+            for name, function in functions:
+                role = self._new_role(f"{name} of block {part}" if self.parts > 1 else name, part)
+                role.clock.update(self._main.clock)
+                self._roles.append(role)
+                threading.Thread(target=self._run, args=(role, function), daemon=True).start()
         try:
             while self._step():
                 pass
@@ -237,10 +253,17 @@ class Machine:
 
 
 class Barrier:
-    """An mbarrier (PTX ISA, "mbarrier"): a phase ends when all have arrived, and all bytes that were announced."""
+    """An mbarrier (PTX ISA, "mbarrier"): a phase ends when all have arrived, and all bytes that were announced.
 
-    def __init__(self, machine: Machine, name: str) -> None:
-        self._machine, self._name = machine, name
+    Args:
+      machine: its thread block.
+      name: for messages.
+      is_common: True for one barrier of a whole cluster, in the first of its thread blocks: all arrive there, and that
+        one alone waits.
+    """
+
+    def __init__(self, machine: Machine, name: str, is_common: bool = False) -> None:
+        self._machine, self._name, self._is_common = machine, name, is_common
         self._count = self._missing = self._bytes = self.phases = 0
         self._clock: Clock = {}
         self._ended: Clock = {}
@@ -249,7 +272,7 @@ class Barrier:
         """Set the number of arrivals of a phase."""
         if self._count:
             self._machine.fail(f"the barrier {self._name} is initialised twice")
-        self._count = self._missing = count
+        self._count = self._missing = count * (self._machine.parts if self._is_common else 1)
 
     def arrive(self, count: int) -> None:
         """Arrive, with all that the role has done."""
@@ -264,12 +287,13 @@ class Barrier:
 
     def expect(self, nbytes: int) -> None:
         """Announce bytes, and arrive."""
+        assert not self._is_common
         self._bytes += nbytes
         self.arrive(1)
 
-    def bring(self, nbytes: int, clock: Clock) -> None:
-        """Bytes of a copy have come."""
-        if nbytes > self._bytes:
+    def bring(self, nbytes: int, clock: Clock, foreign: bool = False) -> None:
+        """Bytes of a copy have come; those of another thread block may come before they are announced here."""
+        if nbytes > self._bytes and not foreign:
             self._machine.fail(f"more bytes come at the barrier {self._name} than were announced", got=f"{nbytes}")
         merge(self._clock, clock)
         self._bytes -= nbytes
@@ -277,6 +301,8 @@ class Barrier:
 
     def wait(self, parity: int) -> None:
         """Wait until the phase of that parity has ended."""
+        if self._is_common and self._machine.role.part:
+            return
         if parity not in (0, 1):
             self._machine.fail(f"a wait for a phase of {self._name} that does not exist", got=f"parity {parity}")
         self._machine.pause(lambda: self.phases % 2 != parity, f"phase {parity} of {self._name}")

@@ -32,7 +32,8 @@ def simulate(program: Program, inputs: Sequence[Array], *, seed: int = 0, blocks
       program: a program in Gluon.
       inputs: the Func's inputs; they are not changed.
       seed: decides the order in which roles, copies and products go on.
-      blocks: thread blocks of the launch, at most; groups of programs are spread over as many as there are.
+      blocks: thread blocks of the launch, or clusters of them, at most; groups of programs are spread over as many as
+        there are.
 
     Raises:
       InterpreterError: two accesses of shared memory race, roles wait for one another for ever, or a barrier gets what
@@ -57,7 +58,7 @@ def simulate(program: Program, inputs: Sequence[Array], *, seed: int = 0, blocks
     code = compile(program.text, file, "exec", dont_inherit=True)
     with np.errstate(all="ignore"), source.at(program.loc):
         for block in range(count):
-            machine = Machine(block, count, seed + block, file)
+            machine = Machine(block, count, seed + block, file, program.cluster)
             _run(program, code, machine, arguments)
         for result in results:
             result.check_written()
@@ -73,7 +74,7 @@ def _argument(argument: Argument, array: GlobalArray) -> Any:
 
 
 def _run(program: Program, code: Any, machine: Machine, arguments: Sequence[Any]) -> None:
-    """Run one thread block."""
+    """Run one thread block, or one cluster."""
     language = Language(machine)
 
     def imported(name: str, globals: Any = None, locals: Any = None, names: Sequence[str] = (), level: int = 0) -> Any:
@@ -86,9 +87,7 @@ def _run(program: Program, code: Any, machine: Machine, arguments: Sequence[Any]
     module[WIDTH] = machine.blocks
     try:
         module[program.name](*arguments)
-        for ring in language.rings:
-            for barrier in ring.barriers:
-                barrier.check_end()
+        language.check_end()
     except FaultError as fault:
         _raise(program, fault)
 

@@ -68,12 +68,22 @@ def stamped(machine: Machine) -> Clock:
 
 
 class View:
-    """A place in another shape, or with its dims in another order, or some of its rows."""
+    """A place in another shape, or with its dims in another order, or some of its rows.
+
+    Attributes:
+      twins: the same place in all thread blocks of a cluster.
+    """
 
     def __init__(
-        self, place: Place, shape: tuple[int, ...], order: tuple[int, ...] | None = None, rows: slice = slice(None)
+        self,
+        place: Place,
+        shape: tuple[int, ...],
+        order: tuple[int, ...] | None = None,
+        rows: slice = slice(None),
+        twins: Sequence[Place] = (),
     ) -> None:
         self.place, self.shape, self._order, self._rows = place, shape, order, rows
+        self.twins = twins or [place]
 
     def reshape(self, shape: Sequence[int]) -> View:
         """The same place in another shape."""
@@ -116,20 +126,41 @@ class View:
 
 
 class Ring:
-    """A buffer in shared memory: tiles, or barriers."""
+    """A buffer in shared memory: tiles, or barriers. Each thread block of a cluster has one.
+
+    Attributes:
+      places: its tiles, those of one thread block after those of another.
+      barriers: its barriers, in the same order; one of a whole cluster counts once.
+    """
 
     def __init__(self, machine: Machine, name: str, dtype: Any, shape: Sequence[int]) -> None:
-        self._machine, self._name = machine, name
-        self.barriers = [Barrier(machine, f"{name} {n}") for n in range(shape[0])] if dtype == np.int64 else []
+        self._machine, self._name, self._count = machine, name, shape[0]
         self.places: list[Place] = []
-        if not self.barriers:
-            with np.errstate(all="ignore"):
-                data = [np.full(shape[1:], np.nan).astype(dtype) for _ in range(shape[0])]
-            self.places = [Place(machine, f"place {n} of {name}", x) for n, x in enumerate(data)]
+        self.barriers: list[Barrier] = []
+        numbers = range(shape[0])
+        if dtype == np.int64:
+            parts = shape[1] if len(shape) > 1 else 1
+            common = parts < machine.parts
+            self.barriers = [Barrier(machine, f"{name} {n}", common) for _ in range(parts) for n in numbers]
+            return
+        with np.errstate(all="ignore"):
+            data = [np.full(shape[1:], np.nan).astype(dtype) for _ in range(machine.parts * shape[0])]
+        self.places = [Place(machine, f"place {n % shape[0]} of {name}", x) for n, x in enumerate(data)]
 
     def index(self, number: Any) -> Any:
-        """One place."""
-        which, count = integer(number), len(self.barriers or self.places)
-        if not 0 <= which < count:
-            self._machine.fail(f"there is no such place in {self._name}", expected=f"0 to {count - 1}", got=str(which))
-        return self.barriers[which] if self.barriers else View(self.places[which], self.places[which].data.shape)
+        """One place, that of the thread block that asks."""
+        which = integer(number)
+        if not 0 <= which < self._count:
+            self._machine.fail(
+                f"there is no such place in {self._name}", expected=f"0 to {self._count - 1}", got=str(which)
+            )
+        part = self._machine.role.part
+        if self.barriers:
+            barriers = self.barriers[which :: self._count]
+            return barriers[min(part, len(barriers) - 1)]
+        twins = self.places[which :: self._count]
+        return View(twins[part], twins[part].data.shape, twins=twins)
+
+    def twins(self, barrier: Barrier) -> list[Barrier]:
+        """The same barrier in all thread blocks of a cluster."""
+        return self.barriers[self.barriers.index(barrier) % self._count :: self._count]
