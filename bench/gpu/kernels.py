@@ -83,9 +83,9 @@ class Kernel:
     specials: bool = False
 
 
-def product(x: jax.Array, w: jax.Array, target: str | None = None) -> jax.Array:
+def product(x: jax.Array, w: jax.Array, target: str | None = None, **options: int) -> jax.Array:
     """`matmul` as a plain function, which `partial` and processes can handle."""
-    return matmul.matmul(x, w, target=target)
+    return matmul.matmul(x, w, target=target, **options)
 
 
 def silu_gate(gate: jax.Array, up: jax.Array) -> jax.Array:

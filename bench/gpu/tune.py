@@ -18,6 +18,7 @@ from bench.gpu.warp_specialised import GLUON, has_gluon
 from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention_forward
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.matmul import matmul
+from tilekern.lower.triton.compile.toolchain import has_clusters
 
 ATTENTION = {"block_q": (64, 128), "block_k": (32, 64, 128), "num_warps": (4, 8), "num_stages": (2, 3, 4)}
 BACKWARD = {"block_q": (32, 64, 128), "block_k": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3)}
@@ -40,13 +41,16 @@ GLUON_MATMUL = {
     "num_warps": (8, 12),
     "num_stages": (2, 3, 4),
 }
+# On clusters of two thread blocks, which divide the rows.
+GLUON_CLUSTERS = {**GLUON_MATMUL, "block_m": (128,), "num_ctas": (2,)}
 LENGTHS, WIDTHS, SIZES = (1024, 4096, 16384), (64, 128, 256), (4096, 8192)
 
 
 def variants(kernel: str) -> Iterator[Comparison]:
     """All variants on all sizes: choose with --only, e.g. "d128 s4096 causal"."""
     if kernel == "matmul":
-        for size, options in itertools.product(SIZES, (*_options(MATMUL), *_of_gluon(GLUON_MATMUL))):
+        of_clusters = _of_gluon(GLUON_CLUSTERS) if has_clusters() else ()
+        for size, options in itertools.product(SIZES, (*_options(MATMUL), *_of_gluon(GLUON_MATMUL), *of_clusters)):
             yield _variant(product(size), partial(_product, options=options), options, _first_product)
         return
     if kernel == "backward":

@@ -57,6 +57,12 @@ KERNELS = {
         DTYPES[:1],
     ),
     "matmul gluon": _by_gluon(OF_TRITON["matmul"], partial(product, target=GLUON), PRODUCTS),
+    # The schedule may choose clusters; these are the programs without.
+    "matmul gluon alone": _by_gluon(
+        OF_TRITON["matmul"],
+        partial(product, target=GLUON, block_m=64, block_n=128, block_k=64, num_warps=8, num_ctas=1),
+        PRODUCTS,
+    ),
     "fused_matmul gluon": _by_gluon(
         trained.FUSED["fused_matmul"],
         partial(fused_matmul, epilogue=trained.gelu_of_sum, target=GLUON),

@@ -10,7 +10,17 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.errors import ArgumentError
-from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, soonest, stages, takes_registers, tiled
+from tilekern.kernels.blocks import (
+    LOADING,
+    copies_well,
+    depth,
+    even,
+    power_of_two,
+    soonest,
+    stages,
+    takes_registers,
+    tiled,
+)
 from tilekern.kernels.matmul.batches import Product
 
 
@@ -208,9 +218,16 @@ def cuda_blocks(
 
 
 def _gluon_blocks(rows: int, columns: int, device: tk.Device) -> dict[str, int]:
-    """Tiles for each of two warpgroups, which share the tile of w: together they have 128 rows."""
-    _, block_n = soonest(rows, columns, ((128, 256), (128, 128)), device.cores)
-    return {"block_m": 64, "block_n": block_n, "block_k": 64, "num_warps": 8}
+    """Tiles for each of two warpgroups, which share the tile of w: together they have 128 rows, in a cluster 256."""
+
+    def time(choice: tuple[int, int]) -> float:
+        blocks, n = choice
+        waves = tk.cdiv(tk.cdiv(rows, 128 * blocks) * tk.cdiv(columns, n), device.cores // blocks)
+        return waves * (128 * n + LOADING * (128 + n / blocks))
+
+    clusters = range(1, device.cluster + 1) if rows > 128 else (1,)
+    blocks, block_n = min(((blocks, n) for blocks in clusters for n in (256, 128)), key=time)
+    return {"block_m": 64 * blocks, "block_n": block_n, "block_k": 64, "num_warps": 8, "num_ctas": blocks}
 
 
 @matmul.schedule("tpu")

@@ -105,7 +105,7 @@ def test_a_keyword_that_does_not_exist() -> None:
     with refused(
         ArgumentError,
         "scale has no keyword argument 'facto'",
-        expected="one of block, factor, mode, num_stages, num_warps, target, twice",
+        expected="one of block, factor, mode, num_ctas, num_stages, num_warps, target, twice",
         got="facto = 2.0 (float)",
         fix="order",
     ):
@@ -245,7 +245,7 @@ def test_the_signature_of_calls() -> None:
     def op(x, *, splits: tk.Block):
         return x
 
-    launch = "num_warps: 'int | None' = None, num_stages: 'int | None' = None"
+    launch = "num_warps: 'int | None' = None, num_stages: 'int | None' = None, num_ctas: 'int | None' = None"
     options = f"target: 'str | None' = None, {launch})"
     blocks = "block: 'int | None' = None"
     assert str(inspect.signature(f)) == f"(x: 'Any', y: 'Any', *, n: int, flag: bool = True, {blocks}, {options}"

@@ -38,7 +38,7 @@ class Declared:
     """A function of arrays, declared by a decorator: call it inside or outside of `jax.jit`.
 
     Calls take the arrays and any keyword-only arguments; `target=` to lower for that target; and the launch options of
-    GPUs, `num_warps=` and `num_stages=`.
+    GPUs, `num_warps=`, `num_stages=` and `num_ctas=`.
 
     Attributes:
       signature: its parameters.

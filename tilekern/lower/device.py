@@ -10,6 +10,8 @@ from tilekern.lower.mosaic.chip import LANES, PORTABLE, SUBLANES
 from tilekern.lower.target import Target, resolve
 from tilekern.lower.triton.chip import CHIPS as GPUS
 from tilekern.lower.triton.chip import chip_of
+from tilekern.lower.triton.compile import toolchain
+from tilekern.lower.triton.gluon.clusters import LARGEST
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Device:
       flops: multiplications and additions of bfloat16 matrices that a GPU does in a second at most.
       emitter: "gluon" if a program's blocks are for one warpgroup of a warp-specialised GPU program, which shares its
         loads with others; "triton" for other GPU programs, "" elsewhere.
+      cluster: thread blocks that may compute a program together, `num_ctas`: 2 for the emitter "gluon" if the installed
+        Triton has multicast for it, 1 otherwise.
 
     Example:
       >>> import tilekern as tk
@@ -54,12 +58,13 @@ class Device:
     bandwidth: float = 0
     flops: float = 0
     emitter: str = ""
+    cluster: int = 1
 
 
 def device_of(target: Target) -> Device:
     """The record of a target."""
     if target.name in GPUS:
-        chip = chip_of(target)
+        chip, gluon = chip_of(target), target.emitter == "gluon"
         return Device(
             target.name,
             target.platform,
@@ -71,7 +76,8 @@ def device_of(target: Target) -> Device:
             matrix_unit=chip.matrix_unit,
             bandwidth=chip.bandwidth,
             flops=chip.flops,
-            emitter="gluon" if target.emitter == "gluon" else "triton",
+            emitter="gluon" if gluon else "triton",
+            cluster=LARGEST if gluon and toolchain.has_clusters() else 1,
         )
     if target.name in TPUS:
         tpu = PORTABLE if target.portable else TPUS[target.name]

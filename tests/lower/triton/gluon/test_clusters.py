@@ -22,6 +22,7 @@ from tests.lower.triton.gluon.samples import (
 )
 from tilekern.errors import InterpreterError, TargetError
 from tilekern.ir.core import Func
+from tilekern.kernels.matmul import matmul
 from tilekern.lower.triton.compile import toolchain
 from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.compile.resources import measure
@@ -175,7 +176,6 @@ def column_sums(x, w, y, sums):
 
 REFUSED: dict[str, tuple[Any, str, int]] = {
     "a size": (lambda: product(128, 64, 64, tall=True), "num_ctas = 1 or 2", 4),
-    "few rows": (lambda: product(128, 64, 64), "64 rows for each of num_ctas = 2", 2),
     "both sides": (lambda: of_itself.trace(like(128, 128), like(128, 128)).ir, "tiles for one side", 2),
     "sums of columns": (lambda: column_sums.trace(like(128, 128), like(128, 64)).ir, "reductions of single rows", 2),
     "lengths": (lambda: attention(200, batch=2, extras="lengths", tall=True), "a load without a mask", 2),
@@ -188,6 +188,21 @@ def test_what_clusters_do_not_take_is_refused(name: str) -> None:
     with pytest.raises(TargetError, match=re.escape(expected)) as info:
         program(func(), num_ctas=blocks)
     assert info.value.loc is not None and ("num_ctas" in str(info.value) or name == "lengths")
+
+
+def test_few_rows_stay_on_one_thread_block() -> None:
+    """A call may give smaller blocks than the schedule that asks for clusters."""
+    assert program(product(128, 64, 64), num_ctas=2) == program(product(128, 64, 64))
+    made = matmul.trace(like(4096, 4096), like(4096, 4096), block_m=64).lower("cuda:sm_90", emitter="gluon")
+    assert "multicast" not in made.text
+
+
+def test_the_schedule_takes_clusters_where_waves_allow() -> None:
+    large = matmul.trace(like(8192, 8192), like(8192, 8192)).lower("cuda:sm_90", emitter="gluon")
+    assert "multicast=True" in large.text and "66 clusters of 2 thread blocks" in large.plan
+    few = matmul.trace(like(128, 8192), like(8192, 8192)).lower("cuda:sm_90", emitter="gluon")
+    assert "multicast=True" not in few.text
+    assert tk.device("cuda:sm_90").cluster == 1 and tk.device("cuda:sm_90+gluon").cluster == 2
 
 
 def test_a_triton_without_multicast_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from tests.lower.triton.recording.driver import Call, Recorded, addresses
+from tilekern.ir.core import round_up
 from tilekern.ir.types import BF16
 from tilekern.lower.triton.call_message import Int32, Int64, Pointer, TensorMap
 from tilekern.lower.triton.lowering import TritonLowering
@@ -58,8 +59,11 @@ def _check_size(lowering: TritonLowering, recorded: Recorded) -> None:
     """Grid, block, cluster and shared memory; the opt-in comes before the first launch of a function."""
     compiled, (launch,) = lowering.compile(), recorded.of("launch")
     warps, shared = _warps(compiled.asm["ttgir"]), compiled.resources.shared_bytes
-    assert launch["cluster"] == [1, 1, 1]
-    assert launch["grid"] == [prod(lowering.func.grid), 1, 1]
+    program = lowering.program
+    assert launch["cluster"] == [program.cluster, 1, 1] == [_cluster(compiled.asm["ptx"]), 1, 1]
+    # In Gluon thread blocks take programs in turn.
+    programs = program.programs * program.cluster if program.language == "gluon" else prod(lowering.func.grid)
+    assert launch["grid"] == [programs, 1, 1]
     assert launch["block"] == [32 * warps, 1, 1] == [_entry(lowering)[2], 1, 1]
     assert launch["shared"] == shared
     if recorded.of("module"):
@@ -83,7 +87,7 @@ def _check_parameters(lowering: TritonLowering, recorded: Recorded) -> None:
             continue
         assert value["aligned"], f"{argument.name}: the map is not aligned to 64 bytes"
         call = maps.pop(value["map"])
-        _check_map(call, argument, address, _shape(lowering, argument))
+        _check_map(call, argument, address, _shape(lowering, argument), lowering.program.cluster)
         tiles.append((argument.descriptor.block, call["swizzle"]))
         for number in (*argument.descriptor.shape, *argument.descriptor.strides):
             assert next(values) == number, argument
@@ -92,8 +96,11 @@ def _check_parameters(lowering: TritonLowering, recorded: Recorded) -> None:
     assert tiles == _tiles(lowering.compile().asm["ttgir"])
 
 
-def _check_map(call: Call, argument: Argument, address: int, shape: Sequence[int]) -> None:
-    """A TMA descriptor covers elements of its array only, in boxes that the hardware can copy."""
+def _check_map(call: Call, argument: Argument, address: int, shape: Sequence[int], cluster: int) -> None:
+    """A TMA descriptor covers elements of its array only, in boxes that the hardware can copy.
+
+    The box is the part of one thread block, where those of a cluster divide a tile.
+    """
     box, size, descriptor = call["box"], argument.dtype.itemsize, argument.descriptor
     assert descriptor is not None
     key = (argument.dtype.kind if argument.dtype.kind in "iuf" else "u", size)
@@ -104,7 +111,8 @@ def _check_map(call: Call, argument: Argument, address: int, shape: Sequence[int
     assert all(stride % 16 == 0 for stride in call["strides"])
     _check_elements(descriptor, shape)
     # The code copies a tile in as few boxes as the hardware takes: no side above 256, no row longer than the swizzle.
-    inner, *others = descriptor.block[::-1]
+    part = [size // (cluster if dim == descriptor.divided else 1) for dim, size in enumerate(descriptor.block)]
+    inner, *others = part[::-1]
     assert box == [min(inner, 256, _SWIZZLE[call["swizzle"]] // size), *(min(side, 256) for side in others)]
     assert box[0] * size % 16 == 0
     assert call["steps"] == [1] * len(box) and call["interleave"] == 0
@@ -183,7 +191,14 @@ def _tiles(ttgir: str) -> list[tuple[tuple[int, ...], int]]:
 
 
 def _warps(ttgir: str) -> int:
-    """The warps of a program, as the compiler's module says."""
+    """The warps of a program, as the compiler's module says; those of roles beside it in whole warpgroups."""
     found = re.search(r'"ttg\.num-warps" = (\d+) : i32', ttgir)
     assert found, ttgir[:2000]
-    return int(found[1])
+    beside = sum(map(int, re.findall(r"^ *partition\d+\(.*\) num_warps\((\d+)\)", ttgir, re.MULTILINE)))
+    return int(found[1]) + round_up(beside, 4)
+
+
+def _cluster(ptx: str) -> int:
+    """The thread blocks of a cluster that PTX declares."""
+    found = re.search(r"\.reqnctapercluster\s+(\d+)", ptx)
+    return int(found[1]) if found else 1

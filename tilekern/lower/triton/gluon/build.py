@@ -17,7 +17,7 @@ from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.prelude import prelude
 from tilekern.lower.triton.emit.source_text import Writer
-from tilekern.lower.triton.gluon.clusters import check_cluster
+from tilekern.lower.triton.gluon.clusters import cluster_of
 from tilekern.lower.triton.gluon.computer import Computer
 from tilekern.lower.triton.gluon.layouts import Layouts
 from tilekern.lower.triton.gluon.loader import Loader
@@ -80,8 +80,7 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     warps = hints.get("num_warps", DEFAULT_WARPS)
     closed = constants_as_inputs(legalize(func, chip, num_warps=warps, delay=False), "table")
     legal = closed.func
-    cluster = hints.get("num_ctas", 1)
-    check_cluster(legal, cluster)
+    cluster = cluster_of(legal, hints.get("num_ctas", 1))
     plan = plan_group(legal, chip, ranges.analyze(legal), warps, hints.get("num_stages"), cluster)
     names = Names()
     names.fresh(WIDTH)

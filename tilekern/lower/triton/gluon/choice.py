@@ -26,7 +26,7 @@ def pays(func: Func, program: Program, chip: Chip) -> bool:
       chip: the GPU.
     """
     loops = (op for op in func.walk() if isinstance(op, Fold))
-    return 2 * program.programs >= chip.cores and not any(map(_is_slower, loops))
+    return 2 * program.programs * program.cluster >= chip.cores and not any(map(_is_slower, loops))
 
 
 def _is_slower(loop: Fold) -> bool:

@@ -27,11 +27,22 @@ from tilekern.lower.triton.plan.tma import TmaCopy
 LARGEST = 2
 """Thread blocks of a cluster, at most."""
 
+ROWS = 64
+"""Rows of a `wgmma`, and so of a warpgroup (PTX ISA, "Matrix shape")."""
+
 _FIX = "leave num_ctas out, or say num_ctas = 1"
 
 
-def check_cluster(func: Func, blocks: int) -> None:
-    """Refuse clusters of a size that this emitter has no programs for, or that the installed Triton cannot compile."""
+def cluster_of(func: Func, blocks: int) -> int:
+    """The thread blocks that compute a program of a Func together, of those that a schedule or a call asks for.
+
+    Programs stay on one thread block where their products do not have the rows for two, as when a call gives other
+    blocks than the schedule.
+
+    Raises:
+      TargetError: this emitter has no clusters of that size, or the installed Triton cannot compile them.
+    """
+    rows = [op.result.tile.shape[-2] for op in func.walk() if isinstance(op, Dot)]
     with source.at(func.loc):
         if blocks not in (1, LARGEST):
             raise TargetError(
@@ -40,6 +51,8 @@ def check_cluster(func: Func, blocks: int) -> None:
                 got=f"num_ctas = {blocks}",
                 fix=_FIX,
             )
+        if any(n % (ROWS * blocks) for n in rows):
+            return 1
         if blocks > 1 and not toolchain.has_clusters():
             raise TargetError(
                 f"{func.name} cannot run on clusters: the installed Triton has no multicast for Gluon",
@@ -47,6 +60,7 @@ def check_cluster(func: Func, blocks: int) -> None:
                 got=f"num_ctas = {blocks}",
                 fix=f"pip install --upgrade triton, or {_FIX}",
             )
+    return blocks
 
 
 def divided(func: Func, copies: Mapping[Op, TmaCopy], blocks: int) -> dict[Op, TmaCopy]:

@@ -25,7 +25,7 @@ from tilekern.ir.shape import Broadcast, Iota, Transpose
 from tilekern.ir.types import F32, kind_of
 from tilekern.lower.triton.calibration import MAX_RING_STAGES, OTHER_REGISTERS_OF_ROLES
 from tilekern.lower.triton.chip import Chip
-from tilekern.lower.triton.gluon.clusters import divided, is_whole
+from tilekern.lower.triton.gluon.clusters import ROWS, divided, is_whole
 from tilekern.lower.triton.gluon.groups import Group, group_programs
 from tilekern.lower.triton.gluon.leading_rows import Bound, leading_rows
 from tilekern.lower.triton.gluon.rotation import Rotation, loaded, rotations
@@ -34,7 +34,6 @@ from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
 WARPS = 4
 """Warps of a warpgroup."""
 
-_ROWS = 64  # of a `wgmma` (PTX ISA, "Matrix shape")
 _COLUMNS = 256  # of the widest one
 
 # Registers of a thread: of all threads when a program starts, of those that compute, and of those that load. A
@@ -158,7 +157,7 @@ def plan_group(
       TargetError: it does something that this emitter does not, at the user's line.
       ResourceError: its tiles do not fit the shared memory or the registers.
     """
-    check(func, chip, warps, cluster)
+    check(func, chip, warps)
     # The zeros that trim a tile are stored by one thread block, for itself.
     trimmed = leading_rows(func, ranges) if cluster == 1 else {}
     copies = divided(func, plan_tma_copies(func, chip, ranges, trimmed), cluster)
@@ -178,7 +177,7 @@ def plan_group(
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def check(func: Func, chip: Chip, warps: int, cluster: int = 1) -> None:
+def check(func: Func, chip: Chip, warps: int) -> None:
     """Refuse what is outside of the forms that this emitter takes."""
     with source.at(func.loc):
         if chip.matrix_unit != "wgmma":
@@ -190,10 +189,10 @@ def check(func: Func, chip: Chip, warps: int, cluster: int = 1) -> None:
         written = [p for p in func.outputs if p.ref.role != "out"]
         if written:
             raise _refusal("an output that is updated", "outputs that are stored once", str(written[0].type))
-    _check_block(func.body, 0, cluster)
+    _check_block(func.body, depth=0)
 
 
-def _check_block(block: Block, depth: int, cluster: int) -> None:
+def _check_block(block: Block, depth: int) -> None:
     for op in block.ops:
         with source.at(op.loc):
             if not isinstance(op, _OPS):
@@ -203,11 +202,11 @@ def _check_block(block: Block, depth: int, cluster: int) -> None:
             if isinstance(op, Fold) and _multiplies(op.body) and any(_multiplies(f.body) for f in _folds(op.body)):
                 raise _refusal("products in a loop and in one inside of it", "products in the inner loop", "in both")
             if isinstance(op, Dot):
-                _check_dot(op, cluster)
+                _check_dot(op)
             if isinstance(op, Switch) and any(isinstance(inner, (Dot, Store)) for inner in op.walk()):
                 raise _refusal("a product or a store in a branch", "one that always runs", "one in a branch")
         for region in op.regions:
-            _check_block(region, depth + 1, cluster)
+            _check_block(region, depth + 1)
 
 
 def _multiplies(block: Block) -> bool:
@@ -225,18 +224,16 @@ def visible(func: Func, fold: Fold | None) -> list[Op]:
     return [*func.body.ops, *(inner for op in around for inner in op.body.ops)]
 
 
-def _check_dot(op: Dot, cluster: int) -> None:
+def _check_dot(op: Dot) -> None:
     """`wgmma` multiplies 64 rows by up to 256 columns, of 16-bit floats here; the right side in shared memory."""
     left = op.operands[0].tile
     whole = len(left.shape) == 2 and op.contract == ((1,), (0,)) and op.result.tile.dtype == F32
     rows, columns = op.result.tile.shape[-2:]
     if not whole or kind_of(left.dtype) != "float" or left.dtype.itemsize != 2:
         raise _refusal("a product of other matrices than of bfloat16 or float16", "dots of two matrices", f"{left}")
-    if rows % (_ROWS * cluster) or columns % 8 or columns > _COLUMNS or left.shape[1] % 16:
+    if rows % ROWS or columns % 8 or columns > _COLUMNS or left.shape[1] % 16:
         raise _refusal(
-            "a product of a size that `wgmma` does not have",
-            f"{_ROWS} rows{f' for each of num_ctas = {cluster}' if cluster > 1 else ''}, up to 256 columns",
-            f"{op.result.tile}",
+            "a product of a size that `wgmma` does not have", "64 rows, up to 256 columns", f"{op.result.tile}"
         )
 
 

@@ -20,7 +20,8 @@ def describe(program: Program, func: Func, target: str) -> str:
     lines = [f"{visible(func.name)} on {target}: {program.programs:,} programs, {launch}"]
     if program.language == "gluon":
         group = f"{program.group} programs each, on {program.num_warps} warps of their own beside a warp that loads"
-        count = f"{program.programs:,} thread blocks that take programs in turn"
+        blocks = "thread blocks" if program.cluster == 1 else f"clusters of {program.cluster} thread blocks"
+        count = f"{program.programs:,} {blocks} that take programs in turn"
         lines = [f"{visible(func.name)} on {target}: {count}, {group}, {program.num_stages} iterations ahead at most"]
     lines += section("programs, the last axis fastest", (f"{a.name}: {axis_text(a)}" for a in func.axes))
     lines += section("loops", loop_lines(func))
