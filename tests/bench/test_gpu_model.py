@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import tilekern as tk
 from bench.gpu import estimates
 from bench.gpu.item import lowerings_of
 from bench.gpu.model import LINES, Launch, estimate, estimation, shorten
@@ -17,6 +18,7 @@ from bench.gpu.model.work import work
 from tests.bench.listings import loop, sass
 from tilekern.kernels.matmul import matmul
 from tilekern.lower.target import resolve
+from tilekern.lower.triton.compile.toolchain import CLUSTERS
 
 ONE = Launch(programs=132, warps=4)  # one program for each multiprocessor
 
@@ -258,6 +260,15 @@ def test_a_warpgroup_that_copies_for_another_one() -> None:
     assert found[2].cycles < found[1].cycles
 
 
+def test_one_copy_serves_the_thread_blocks_of_a_cluster() -> None:
+    text = specialised(2)
+    to_all = text.replace("UTMALDG.2D [UR30], [UR40]", "UTMALDG.2D.MULTICAST [UR30], [UR40], UR44")
+    alone = Launch(programs=132, warps=8, nbytes=1e6)
+    pair = replace(alone, cluster=2)
+    traffic = [estimate(t, launch).traffic for t in (text, to_all) for launch in (alone, pair)]
+    assert traffic == [132 * 48 * 0x4000] * 3 + [132 * 48 * 0x4000 / 2]
+
+
 def test_barriers_that_do_not_match_are_told() -> None:
     lost = specialised(2).replace("@UP2 UTMALDG.2D [UR30], [UR40]", "NOP")
     found = estimate(lost, Launch(programs=132, warps=8))
@@ -392,6 +403,20 @@ def test_a_compiled_matmul() -> None:
     record = estimates.described(lowering, lowering.compile())
     header, row = estimates.rows([("matmul", record)])
     assert dict(zip(header, row, strict=True))["program"] == "matmul" and not estimates.notes([("matmul", record)])
+
+
+def test_a_compiled_product_on_clusters() -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    if tk.device("cuda:sm_90+gluon").cluster == 1:
+        pytest.skip("needs multicast in Gluon: triton {}.{}".format(*CLUSTERS))
+    x = jax.ShapeDtypeStruct((4096, 1024), jnp.bfloat16), jax.ShapeDtypeStruct((1024, 4096), jnp.bfloat16)
+    (lowering,) = lowerings_of(matmul, x, resolve("cuda:sm_90+gluon"))
+    found = estimates.estimated(lowering, lowering.compile())
+    # Each thread block loads 128 rows, and half of the 256 columns.
+    assert lowering.program.cluster == 2
+    tiles = (4096 // 128) * (4096 // 256)
+    assert found.traffic == pytest.approx(tiles * 2 * 1024 * (128 + 256 / 2), rel=0.01)
+    assert found.flops == pytest.approx(2 * 4096**2 * 1024, rel=0.01) and not found.unknown and not found.assumed
 
 
 def test_other_targets_have_no_estimate() -> None:
