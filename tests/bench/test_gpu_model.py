@@ -300,8 +300,23 @@ def test_copies_of_threads_are_awaited() -> None:
     assert waiting.cycles > ahead.cycles + 32 * 400 and waiting.lines == ahead.lines
 
 
-def with_tasks(work: str) -> str:
-    """Triton's specialised warps: the first warps store a task for each of the others, and at the end the exit."""
+def with_tasks(work: str, uniform: bool = False) -> str:
+    """Triton's specialised warps: the first warps store a task for each of the others, and at the end the exit.
+
+    Assemblers keep the task in a register, or in a uniform one.
+    """
+    task = """
+        ISETP.GT.U32.AND P0, PT, R2, 0x3, PT
+        SHF.L.U32 R4, R2, 0x2, RZ
+        LDC R2, c[0x2][R4]
+        BRX R2 -0x190"""
+    if uniform:
+        task = """
+        R2UR UR6, R2
+        UISETP.GT.U32.AND UP0, UPT, UR6, 0x3, UPT
+        USHF.L.U32 UR6, UR6, 0x2, URZ
+        ULDC UR6, c[0x2][UR6]
+        BRXU UR6 -0x1a0"""
     return sass(f"""
         S2R R0, SR_TID.X
         SHF.R.U32.HI R2, RZ, 0x5, R0
@@ -320,11 +335,7 @@ def with_tasks(work: str) -> str:
         EXIT
         .L_x_0:
         BAR.SYNC.DEFER_BLOCKING 0x1
-        LDS.U8 R2, [UR13+0x3c]
-        ISETP.GT.U32.AND P0, PT, R2, 0x3, PT
-        SHF.L.U32 R4, R2, 0x2, RZ
-        LDC R2, c[0x2][R4]
-        BRX R2 -0x190 (*"BRANCH_TARGETS .L_x_1,.L_x_2,.L_x_3,.L_x_4"*)
+        LDS.U8 R2, [UR13+0x3c]{task} (*"BRANCH_TARGETS .L_x_1,.L_x_2,.L_x_3,.L_x_4"*)
         .L_x_1:
         BAR.SYNC.DEFER_BLOCKING 0x1
         FADD R1, R1, R1
@@ -344,10 +355,13 @@ def with_tasks(work: str) -> str:
     """)
 
 
-def test_warps_that_get_their_tasks_from_shared_memory() -> None:
-    text = with_tasks(EXPONENTIALS)
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("uniform", [False, True])
+def test_warps_that_get_their_tasks_from_shared_memory(uniform: bool) -> None:
+    text = with_tasks(EXPONENTIALS, uniform)
     found = estimate(text, replace(ONE, warps=8))
-    assert not found.assumed and found.lines["fma"] == 1 / 4 and found.lines["mufu"] == 4 * 48 * 8 / 4
+    assert not found.assumed and not found.unknown
+    assert found.lines["fma"] == 1 / 4 and found.lines["mufu"] == 4 * 48 * 8 / 4
     with pytest.raises(ValueError, match="branches to unknown addresses"):
         estimate(text.replace("MOV R2, 0x2020100", "LDG.E R2, desc[UR4][R2.64]"), replace(ONE, warps=8))
 

@@ -117,7 +117,7 @@ def _multiply_add(thread: Thread, instruction: Instruction) -> tuple[Value, ...]
 @_rule("MOV", "UMOV", "R2UR", "S2R", "S2UR", "LDC", "ULDC", "LDCU", "CS2R")
 def _move(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     source = instruction.inputs[0]
-    if (found := re.match(r"c\[0x2\]\s*\[(R\d+)\]", source)) and (offset := thread.read(found[1])) is not None:
+    if (found := re.match(r"c\[0x2\]\s*\[(U?R\d+)\]", source)) and (offset := thread.read(found[1])) is not None:
         return (offset // 4,)  # a table of branch targets: see `Walker`, which knows them by their number
     if source.startswith("SR_"):
         return (thread.special.get(source),)

@@ -14,12 +14,15 @@ _REGISTER = re.compile(r"(?<![\w.])(U?[RP])(\d+)(\.64)?\b")
 _TARGET = re.compile(r"\(([\w.$]+)\)|\b(0x[0-9a-f]+)\s*$")
 
 _NO_RESULT = frozenset(
-    """ST STG STS STL STSM STAS STTM RED REDG BRA BRX JMP EXIT CALL RET BSSY BSYNC BREAK BAR MEMBAR FENCE DEPBAR
+    """ST STG STS STL STSM STAS STTM RED REDG BRA BRX BRXU JMP EXIT CALL RET BSSY BSYNC BREAK BAR MEMBAR FENCE DEPBAR
     LDGDEPBAR NOP CCTL CCTLL LDGSTS UTMALDG UTMASTG UTMAREDG UTMAPF UTMACMDFLUSH UTMACCTL UBLKCP UBLKRED WARPGROUP
     WARPSYNC USETMAXREG ARRIVES ERRBAR NANOSLEEP YIELD KILL BPT ACQBULK PREEXIT UCGABAR_ARV UCGABAR_WAIT UTCHMMA
     UTCQMMA UTCIMMA UTCOMMA UTCBAR UTCCP UTCSHIFT WARPGROUPSET""".split()  # noqa: SIM905 -- a list would take a line for each
 )
 """Operations that write no register: all of their operands are read."""
+
+INDEXED = ("BRX", "BRXU")
+"""Branches to one of a table of targets, whose index is in a register or in a uniform one."""
 
 _PREDICATES_FIRST = re.compile(r"[A-Z0-9]*SETP$|U?PLOP3$")
 _VECTOR = {"64": 2, "128": 4, "256": 8}
@@ -231,7 +234,7 @@ def _functions(text: str) -> dict[str, list[str]]:
 
 
 def _instruction(address: str, guard: str | None, opcode: str, rest: str) -> Instruction:
-    table = tuple(re.findall(r"\.L\w+", rest)) if opcode.startswith("BRX") else ()
+    table = tuple(re.findall(r"\.L\w+", rest)) if opcode.partition(".")[0] in INDEXED else ()
     rest = rest.partition("(*")[0]
     operands = tuple(o.strip().replace(".reuse", "") for o in _split(re.split(r"\s[&?]", rest)[0]) if o.strip())
     guard, negated = (guard or "").lstrip("@"), "!" in (guard or "")

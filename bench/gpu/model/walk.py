@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.gpu.model.rules import evaluate
-from bench.gpu.model.sass import Instruction, Listing
+from bench.gpu.model.sass import INDEXED, Instruction, Listing
 from bench.gpu.model.scalar import Thread, Value
 
 MAX_STEPS = 2_000_000
@@ -19,7 +19,7 @@ Effect = tuple[int, str, "int | str | None", int | None]
 Shared = Mapping[int, Sequence[int | None]]
 """Bytes that a warp stored to shared memory, by address, in its order; None if not known."""
 
-_BRANCHES = frozenset(("BRA", "JMP", "EXIT", "CALL", "RET", "BRX"))
+_BRANCHES = frozenset(("BRA", "JMP", "EXIT", "CALL", "RET", *INDEXED))
 _TASKS = frozenset(("LDS", "STS"))
 _WORK = frozenset(
     """MUFU LDG STG LD ST LDS STS LDSM STSM LDGSTS ATOM ATOMG ATOMS RED REDG LDL STL UTMASTG HGMMA QGMMA IGMMA BGMMA
@@ -79,7 +79,7 @@ class Walker:
     def __init__(self, listing: Listing, trips: Mapping[str, int], effects: bool = True) -> None:
         self.listing, self.trips = listing, trips
         self._effects = _EFFECTS if effects else {}
-        specialised = any(i.name in ("BRX", "USETMAXREG") for i in listing.code)
+        specialised = any(i.name in (*INDEXED, "USETMAXREG") for i in listing.code)
         self._tasks = _TASKS if specialised else frozenset[str]()
         self._works = _WORK if effects else frozenset[str]()
         code = listing.code
@@ -181,7 +181,7 @@ class Walker:
             if taken is None:
                 walk.assumed[f"EXIT at {instruction.address:#x}"] = "not taken"
             return len(self.listing.code) if taken else None
-        if instruction.name == "BRX":
+        if instruction.name in INDEXED:
             return self._indexed(thread, n, instruction)
         if instruction.name == "RET":
             if not calls:
@@ -202,8 +202,8 @@ class Walker:
         """
         index, table = thread.read(instruction.operands[0].split()[0]), instruction.table
         if index is None or not table:
-            raise ValueError(f"BRX at {instruction.address:#x}: branches to unknown addresses cannot be followed")
-        before = (i for i in self.listing.code[max(0, n - 12) : n] if i.name == "ISETP" and "GT" in i.suffixes)
+            raise ValueError(f"{instruction.name} at {instruction.address:#x}: branches to unknown addresses cannot be followed")
+        before = (i for i in self.listing.code[max(0, n - 12) : n] if i.name in ("ISETP", "UISETP") and "GT" in i.suffixes)
         last = next((thread.read(i.inputs[1]) for i in before), None)
         label = table[-1] if index == last else table[min(index, max(0, len(table) - 2))]
         return self.listing.labels[label]
@@ -269,7 +269,7 @@ class Walker:
         if instruction.name == "RET":
             following += [m + 1 for m, i in enumerate(code) if i.name == "CALL"]
         sure = not instruction.guard and len(instruction.operands) < 2
-        if not (instruction.name in ("BRA", "JMP", "EXIT", "RET", "BRX") and sure):
+        if not (instruction.name in ("BRA", "JMP", "EXIT", "RET", *INDEXED) and sure):
             following.append(n + 1)
         return [m for m in following if m <= len(code)]
 
