@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bench.gpu.model import sass as listings
 from bench.gpu.model.rules import evaluate
 from bench.gpu.model.sass import parse
-from bench.gpu.model.scalar import MASK, Thread
+from bench.gpu.model.scalar import MASK, Registers, Thread, Value
 from bench.gpu.model.walk import Walk, Walker
 from tests.bench.listings import loop, sass
 
@@ -18,13 +18,13 @@ WORD = st.integers(0, MASK)
 LONG = st.integers(0, (1 << 64) - 1)
 
 
-def thread(**registers: int | None) -> Thread:
+def thread(**registers: Value) -> Thread:
     made = Thread({}, {"SR_CTAID.X": 5, "SR_TID.X": 32})
     made.registers.update(registers)
     return made
 
 
-def run(text: str, **registers: int | None) -> dict[str, int | None]:
+def run(text: str, **registers: Value) -> Registers:
     """Registers behind some instructions."""
     made = thread(**registers)
     for instruction in parse(sass(text)).code:
@@ -155,6 +155,25 @@ def test_shifts(value: int, by: int) -> None:
     assert found["R9"] == (low << by | low << by >> 32) & MASK
     assert found["R10"] == (low << 3) + high & MASK
     assert found["R11"] == (low << 3 >> 32) + high + (((low << 3 & MASK) + high) >> 32) & MASK
+
+
+def test_words_of_which_halves_are_known() -> None:
+    found = run(
+        """
+        PRMT R3, R0, 0x5410, R2
+        VIADD.16x2 R4, R0, 0x1ffff
+        PRMT R5, R0, 0x7632, R9
+        PRMT R6, R5, 0x9910, RZ
+        PRMT R7, R5, 0xbb32, RZ
+        IADD3 R8, R5, 0x1, RZ
+        MOV R5, R0
+        IADD3 R10, R5, 0x1, RZ
+        """,
+        R0=0x80020001, R2=0x30004, R9=None,
+    )  # fmt: skip
+    assert (found["R3"], found["R4"], found["R6"]) == (0x40001, 0x80030000, 0xFFFF8002)
+    assert (found["R7"], found["R8"]) == ((None,) * 4, None)
+    assert found["R10"] == 0x80020002
 
 
 def test_predicates_in_three_values() -> None:

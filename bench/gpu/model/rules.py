@@ -9,9 +9,9 @@ from collections.abc import Callable
 from itertools import product
 
 from bench.gpu.model.sass import Instruction
-from bench.gpu.model.scalar import MASK, Thread, Value, bits, number, signed
+from bench.gpu.model.scalar import MASK, Bytes, Thread, Value, bits, number, signed
 
-Rule = Callable[[Thread, Instruction], "tuple[Value, ...] | None"]
+Rule = Callable[[Thread, Instruction], "tuple[Value | Bytes, ...] | None"]
 """Values of an instruction's results; None if none of them is known."""
 
 RULES: dict[str, Rule] = {}
@@ -86,7 +86,11 @@ def _add(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
     carries = _known(thread, tuple(o for o in instruction.inputs if re.match(r"!?U?P", o)))
     words = [_word(thread, o) for o in instruction.inputs if not re.match(r"!?U?P", o)]
     known = [word for word in words if word is not None]
-    return None if carries is None or len(known) < len(words) else _sum(sum(known) + sum(carries), instruction)
+    if carries is None or len(known) < len(words):
+        return None
+    if "16x2" in instruction.suffixes:  # nothing is carried from the low half
+        return ((sum(known) & 0xFFFF) + (sum(word & ~0xFFFF for word in known) & MASK),)
+    return _sum(sum(known) + sum(carries), instruction)
 
 
 @_rule("IMAD", "UIMAD")
@@ -135,7 +139,7 @@ def _spill(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None
 
 
 @_rule("LDL")
-def _fill(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None:
+def _fill(thread: Thread, instruction: Instruction) -> tuple[Value | Bytes, ...]:
     return tuple(thread.registers.get(place, 0) for place in instruction.spilled)
 
 
@@ -347,14 +351,19 @@ def _least(thread: Thread, instruction: Instruction) -> tuple[Value, ...] | None
 
 
 @_rule("PRMT", "UPRMT")
-@_integers(3)
-def _permute(a: int, selector: int, b: int, suffixes: tuple[str, ...]) -> tuple[int, ...]:
-    both, result = b << 32 | a, 0
-    for n in range(4):
-        nibble = selector >> 4 * n & 15
-        byte = both >> 8 * (nibble & 7) & 255
-        result |= (byte if nibble < 8 else 255 * (byte >> 7)) << 8 * n
-    return (result,)
+def _permute(thread: Thread, instruction: Instruction) -> tuple[Value | Bytes, ...] | None:
+    a, selector, b = instruction.inputs[:3]
+    if (chosen := thread.read(selector)) is None:
+        return None
+    both = (*thread.bytes_of(a), *thread.bytes_of(b))
+
+    def byte(n: int) -> Value:
+        found, sign = both[chosen >> 4 * n & 7], chosen >> 4 * n & 8
+        return 255 * (found >> 7) if found is not None and sign else found
+
+    result = byte(0), byte(1), byte(2), byte(3)
+    known = [value for value in result if value is not None]
+    return (int.from_bytes(known, "little") if len(known) == 4 else result,)
 
 
 @_rule("P2R")

@@ -15,7 +15,10 @@ from typing import Any
 
 MASK = 0xFFFFFFFF
 Value = int | None
-Registers = dict[str, Value]
+Bytes = tuple[Value, Value, Value, Value]
+"""A word of which some bytes are known, the lowest one first: assemblers keep 16 bits in half a register."""
+
+Registers = dict[str, "Value | Bytes"]
 _OPERAND = re.compile(r"([-~!]?)(\|?)(U?(?:R|P)(?:\d+|Z|T)|SRZ)\|?(\.\w+)*$")
 _CONSTANT = re.compile(r"(-?)c\[0x([0-9a-f]+)\]\s*\[(U?R\w+\+?)?(?:0x([0-9a-f]+))?\]$")
 
@@ -40,9 +43,20 @@ class Thread:
         if kind == "literal":
             return content
         value = self.registers.get(content, 0) if kind == "register" else self.constants.get(content)
+        if isinstance(value, tuple):
+            return None
         if value is None or not sign:
             return value
         return {"-": -value & MASK, "~": ~value & MASK, "!": int(not value)}[sign]
+
+    def bytes_of(self, operand: str) -> Bytes:
+        """The bytes of an operand, the lowest one first."""
+        held = self.registers.get(operand)
+        if isinstance(held, tuple):
+            return held
+        if (value := self.read(operand)) is None:
+            return None, None, None, None
+        return value & 255, value >> 8 & 255, value >> 16 & 255, value >> 24 & 255
 
     def pair(self, operand: str) -> tuple[Value, Value]:
         """The low and the high word of an operand of 64 bits."""
@@ -53,10 +67,10 @@ class Thread:
         value = self.read(operand)
         return value, value if value is None else 0
 
-    def write(self, operand: str, value: Value) -> None:
+    def write(self, operand: str, value: Value | Bytes) -> None:
         """Set a register."""
         if not operand.endswith(("RZ", "PT")):
-            self.registers[operand] = value if value is None else value & MASK
+            self.registers[operand] = value & MASK if isinstance(value, int) else value
 
     def holds(self, guard: str, negated: bool) -> bool | None:
         """The truth of a guard; None if it is not known."""

@@ -202,8 +202,12 @@ class Walker:
         """
         index, table = thread.read(instruction.operands[0].split()[0]), instruction.table
         if index is None or not table:
-            raise ValueError(f"{instruction.name} at {instruction.address:#x}: branches to unknown addresses cannot be followed")
-        before = (i for i in self.listing.code[max(0, n - 12) : n] if i.name in ("ISETP", "UISETP") and "GT" in i.suffixes)
+            raise ValueError(
+                f"{instruction.name} at {instruction.address:#x}: branches to unknown addresses cannot be followed"
+            )
+        before = (
+            i for i in self.listing.code[max(0, n - 12) : n] if i.name in ("ISETP", "UISETP") and "GT" in i.suffixes
+        )
         last = next((thread.read(i.inputs[1]) for i in before), None)
         label = table[-1] if index == last else table[min(index, max(0, len(table) - 2))]
         return self.listing.labels[label]
