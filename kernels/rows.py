@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, tiled
 
 # The elements of a tile on a CPU: enough work for all threads, and few enough to stay in the cache.
@@ -17,6 +18,9 @@ CACHED_ELEMENTS, SHARED_TILES = 1 << 16, 16
 # Elements of a tile for each thread of a GPU: two loads of 16 bytes for 16-bit numbers, four for float32. With all
 # threads of a multiprocessor that is 64 KiB and more on the way, and the memory is busy from about 32 KiB on.
 PER_THREAD = 16
+
+# Elements of a row that a program of a GPU holds in registers between the reduction and its result.
+HELD = 16384
 
 
 def like_first(x: Any, *others: Any) -> jax.ShapeDtypeStruct:
@@ -63,11 +67,24 @@ def warps_for(elements: int) -> int:
     return power_of_two(elements // (32 * PER_THREAD), 16)
 
 
-def gpu_blocks(x: Any, *others: Any) -> dict[str, int]:
-    """The schedule for GPUs of a kernel that reduces the rows of its first input x[R, C]."""
+def gpu_blocks(x: Any, *others: Any, device: tk.Device) -> dict[str, int]:
+    """The schedule for GPUs of a kernel that reduces the rows of its first input x[R, C].
+
+    Rows that do not stay in registers are read in blocks of `PER_THREAD` elements for each thread. Warps of a program
+    wait for each other at every reduction, so that others have to read meanwhile: a row gets as many warps as leave 32
+    to a multiprocessor.
+    """
     rows, columns = x.shape
-    # Up to 32 elements for each thread, a row stays in registers between its reduction and its result.
-    block_columns = power_of_two(columns, 16384) if columns <= 16384 else 8192
+    if columns <= HELD:
+        return whole_rows(rows, columns)
+    least, most = 4, 16
+    num_warps = 1 << max(least, min(most, 32 * device.cores // max(1, rows))).bit_length() - 1
+    return {"block_rows": 1, "block_columns": 32 * PER_THREAD * num_warps, "num_warps": num_warps}
+
+
+def whole_rows(rows: int, columns: int) -> dict[str, int]:
+    """Blocks for a GPU whose programs hold rows in registers: up to `HELD` elements, 32 for each thread."""
+    block_columns = power_of_two(columns, HELD)
     # Short rows share a program, so that each has four warps to switch between.
     block_rows = power_of_two(rows, max(1, 2048 // block_columns))
     num_warps = warps_for(block_rows * block_columns)

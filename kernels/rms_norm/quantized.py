@@ -12,7 +12,7 @@ from tilekern.authoring import describe, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.quantization import rounded, scale_of
-from tilekern.kernels.rows import cached_blocks, coarse_blocks, gpu_blocks, tpu_blocks
+from tilekern.kernels.rows import cached_blocks, coarse_blocks, tpu_blocks, whole_rows
 
 hide_frames(__file__)
 
@@ -155,7 +155,7 @@ def _llvm(x: Any, weight: Any) -> dict[str, int]:
 
 @rms_norm_quantized_forward.schedule("cuda")
 def _cuda(x: Any, weight: Any) -> dict[str, int]:
-    return _rows_alone(gpu_blocks(x))
+    return _rows_alone(whole_rows(*x.shape))
 
 
 @rms_norm_quantized_forward.schedule("tpu")

@@ -69,12 +69,18 @@ def test_rows_that_start_at_multiples_of_sixteen_bytes_copy_well() -> None:
     assert copies_well(1000, 2) and copies_well(4, 4) and not copies_well(50257, 2) and not copies_well(2, 4)
 
 
-@given(rows=sizes, columns=sizes)
-def test_rows_fit_the_registers_of_their_warps(rows: int, columns: int) -> None:
-    chosen = gpu_blocks(jax.ShapeDtypeStruct((rows, columns), jnp.float32))
+@given(rows=sizes, columns=sizes, target=targets)
+def test_rows_fit_the_registers_of_their_warps(rows: int, columns: int, target: str) -> None:
+    chosen = gpu_blocks(jax.ShapeDtypeStruct((rows, columns), jnp.float32), device=tk.device(target))
     elements = chosen["block_rows"] * chosen["block_columns"]
     assert elements <= 2 * PER_THREAD * 32 * chosen["num_warps"]
     assert chosen["block_columns"] >= columns or columns > 16384
+
+
+@pytest.mark.parametrize(("rows", "warps"), [(1, 16), (264, 16), (265, 8), (528, 8), (529, 4), (10**6, 4)])
+def test_many_long_rows_leave_warps_to_each_other(rows: int, warps: int) -> None:
+    chosen = gpu_blocks(jax.ShapeDtypeStruct((rows, 50257), jnp.float32), device=tk.device("cuda:sm_90"))
+    assert chosen == {"block_rows": 1, "block_columns": 512 * warps, "num_warps": warps}
 
 
 @given(m=sizes, k=sizes, n=sizes, dtype=st.sampled_from(["int8", "int32", "bfloat16", "float32"]), target=targets)
