@@ -18,6 +18,7 @@ from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_at
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.matmul.fused import fused_matmul_forward
 from tilekern.kernels.matmul.kernel import matmul
+from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.gluon.build import build_gluon
 from tilekern.lower.triton.gluon.simulator.run import simulate
@@ -149,13 +150,24 @@ def limited(x, w, count, out):
     out[i, j] = acc.astype(out.dtype)
 
 
+@cache
+def grouped_product(rows: int, inner: int, columns: int, groups: int, block_n: int = 64) -> Func:
+    """A grouped product in tiles of 64 rows: each of them visits groups of its own."""
+    return ragged_dot_forward.trace(
+        *(like(rows, inner), like(groups, inner, columns), like(groups, dtype=jnp.int32)),
+        block_m=64,
+        block_n=block_n,
+        block_k=64,
+    ).ir
+
+
 def program(func: Func, **hints: int) -> Program:
     """The program of a Func."""
     return build_gluon(func, SM_90, hints)
 
 
 def inputs(func: Func) -> list[Array]:
-    """Numbers for its inputs: rows behind lengths are NaN; segments are sorted, their ranges any."""
+    """Numbers for its inputs: rows behind lengths are NaN; segments and ends are sorted, ranges any."""
     random = np.random.default_rng(7)
     made = {p.name: random.standard_normal(p.ref.shape).astype(p.ref.dtype) for p in func.inputs}
     for name, array in made.items():
@@ -163,6 +175,8 @@ def inputs(func: Func) -> list[Array]:
             array[...] = random.integers(0, array.shape[1] + 1, array.shape)
         elif name.startswith("extras_segments"):
             array[...] = np.sort(random.integers(0, 4, array.shape))
+        elif name == "ends":
+            array[...] = np.sort(random.integers(0, max(x.shape[0] for x in made.values()) + 1, array.shape))
         elif name == "count":
             array[...] = 40
             made["w"][40:] = np.nan

@@ -19,6 +19,7 @@ from tests.lower.triton.gluon.samples import (
     extras_of,
     fused,
     gradient,
+    grouped_product,
     inputs,
     like,
     limited,
@@ -68,6 +69,8 @@ FUNCS: dict[str, Any] = {
     "key gradient with a window": lambda: gradient("key", 330, window=(100, 30)),
     "key gradient with a softcap": lambda: gradient("key", 136, softcap=3.0),
     "a product up to a row": lambda: limited.trace(like(200, 200), like(200, 72), like(1, dtype=np.int32)).ir,
+    "a grouped product": lambda: grouped_product(200, 136, 136, 5),
+    "a grouped product of wide tiles": lambda: grouped_product(200, 136, 256, 5, block_n=128),
     "attention of wide heads": lambda: attention(136, width=256, causal=True),
 }
 

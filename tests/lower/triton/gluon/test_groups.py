@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
-from tests.lower.triton.gluon.samples import SM_90, assert_computes, attention, product, program
+import tilekern as tk
+from tests.lower.triton.gluon.samples import SM_90, assert_computes, attention, grouped_product, like, product, program
 from tilekern.ir.analysis import ranges
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func
@@ -62,3 +64,29 @@ def test_another_order_computes_the_same() -> None:
         made = program(func)
     assert made.text != program(func).text
     assert_computes(made, func)
+
+
+def test_programs_of_a_group_run_loops_around_products_equally_often() -> None:
+    """Rows would share the wide tiles of a matrix, but visit groups of their own."""
+    func, group = grouped(grouped_product(512, 128, 512, 8, block_n=256))
+    assert (func.axes[group.axis].extent, group.count) == (512, 2) and group.axis == 1
+    (around,) = (op for op in func.body.ops if isinstance(op, Fold))
+    assert group.varying.isdisjoint((around.start, around.stop))
+
+
+@tk.kernel(out_type=lambda x, w, ends: like(x.shape[0], w.shape[2]))
+def rows_alone(x, w, ends, out):
+    """A product whose only axis decides which matrices are visited."""
+    i = tk.parallel(x.shape[0], 64)
+
+    def add(g, acc):
+        return tk.fold(tk.serial(x.shape[1], 64), lambda k, acc: tk.dot(x[i, k], w[g, k, :], acc), acc)
+
+    out[i, :] = tk.fold(tk.serial(w.shape[0], stop=ends[i.index]), add, tk.zeros((64, 64))).astype(out.dtype)
+
+
+def test_programs_without_such_an_axis_are_not_grouped() -> None:
+    func = rows_alone.trace(like(200, 128), like(5, 128, 64), like(4, dtype=np.int32)).ir
+    _, group = grouped(func)
+    assert (group.axis, group.count, group.blocks) == (0, 1, 4)
+    assert_computes(program(func), func)

@@ -2,7 +2,8 @@
 
 A thread block runs `count` neighbouring programs along one axis of the grid, one on each of its warpgroups. A load
 whose place does not depend on that axis is done once for all of them. The axis is the one along which loops share most
-bytes.
+bytes. Loops around loops of products run equally often for all of them: only a loop that loads can skip the tiles of
+another program.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from math import prod
 
 import numpy as np
 
+from tilekern.ir.compute import Dot
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
 from tilekern.ir.memory import Load
@@ -53,9 +55,10 @@ def group_programs(func: Func, count: int, copies: Mapping[Op, TmaCopy], cores: 
       copies: the copies by TMA.
       cores: thread blocks that take groups in turn.
     """
-    choices = [_group(func, number, count, cores) for number in range(len(func.axes))]
-    if not choices:
+    if not func.axes:
         return Group(-1, 1, func.axes, (), frozenset())
+    grouped = [_group(func, number, count, cores) for number in range(len(func.axes))]
+    choices = [group for group in grouped if _run_equally(func, group)] or [_group(func, 0, 1, cores)]
     return max(choices, key=lambda group: (_shared_bytes(func, group, copies), -_waste(func, group)))
 
 
@@ -93,6 +96,17 @@ def _excess(axes: tuple[Axis, ...], order: tuple[int, ...], falling: int, cores:
     rounds[1::2] = rounds[1::2, ::-1]
     sums = rounds.sum(axis=0)
     return float(sums.max() / sums.mean())
+
+
+def _run_equally(func: Func, group: Group) -> bool:
+    """True if no bounds of a loop around loops of products differ between the programs of a group."""
+    folds = [op for op in func.walk() if isinstance(op, Fold)]
+    around = [op for op in folds if any(isinstance(f, Fold) and _multiplies(f) for f in op.body.walk())]
+    return group.count == 1 or all(group.varying.isdisjoint((op.start, op.stop)) for op in around)
+
+
+def _multiplies(fold: Fold) -> bool:
+    return any(isinstance(op, Dot) for op in fold.body.ops)
 
 
 def _varying(body: Block, index: Value) -> set[Value]:
