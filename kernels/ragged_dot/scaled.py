@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+
 import tilekern as tk
 from tilekern.kernels.api import is_float
 from tilekern.kernels.blocks import depth, power_of_two, stages
@@ -45,7 +47,7 @@ def scaled_ragged_dot_forward(
         return
     i = tk.parallel(lhs.shape[0], block_m)
     j = tk.parallel(out.shape[1], block_n)
-    out[i, j] = tile_of_groups(given, i, j, ends, tk.zeros((i, j), given.wide), block_k).astype(out.dtype)
+    out[i, j] = tile_of_groups(given, i, j, ends, tk.zeros((i, j), out.dtype), block_k)
 
 
 def whole_bytes(blocks: dict[str, int], rhs: Any) -> dict[str, int]:
@@ -68,7 +70,9 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, device:
     return scaled_cuda_blocks(lhs, rhs, device)
 
 
-def scaled_cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, products: int = 1) -> dict[str, int]:
+def scaled_cuda_blocks(
+    lhs: Any, rhs: Any, device: tk.Device, *, products: int = 1, adds: bool = False
+) -> dict[str, int]:
     """Tiles of few columns: the sums of a block, all sums and the rows of a group before are in registers.
 
     Numbers of 4 bits are unpacked there, too, and float32 operands are multiplied there.
@@ -79,6 +83,13 @@ def scaled_cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, products: int =
     few = itemsize > 2 or str(rhs.dtype) in FOUR_BITS or str(lhs.dtype) in FOUR_BITS
     block_m, block_n, num_warps = (power_of_two(rows, 32, 16), 64, 4) if rows <= 32 else (64, 64 if few else 128, 8)
     block_n, block_k = max(16, block_n // products), min(64, depth(inner, itemsize)) if few else depth(inner, itemsize)
+    if device.matrix_unit == "wgmma" and itemsize <= 2:
+        # Several programs share a multiprocessor: one converts operands while others multiply.
+        num_warps = 4
+        if itemsize == 2 and not few and products == 1 and not adds and rows >= 256 * rhs.shape[0]:
+            block_m = 128
+        if jnp.issubdtype(rhs.dtype, jnp.floating):
+            block_k = min(64, block_k)
     # 8-bit floats are float16 in the shared memory of Hopper GPUs.
     nbytes = (block_m * itemsize + products * block_n) * block_k
     return {
