@@ -141,13 +141,15 @@ def _scaled(
             return x
         if scale.shape[2] == 1:
             return x * scale[g, place(scale), 0].astype(given.wide)
-        return x * _of_columns(scale.at[g, place(scale)], j, given.columns // scale.shape[2]).astype(given.wide)[None]
+        return x * _of_columns(scale.at[g, place(scale)], j, given.columns // scale.shape[2]).astype(given.wide)
 
     return tuple(by_columns(x, scale) for x, scale in zip(sums, given.rhs_scales, strict=True))
 
 
 def _of_columns(scale: tk.Ref, j: tk.Tile, size: int) -> jax.Array:
-    """The scale of each column of tile j, of which `size` share one."""
-    if j.size % size == 0:
-        return jnp.repeat(scale[j // size], size)
-    return scale[j // size] if size % j.size == 0 else scale[j.indices // size]
+    """The scales of the columns of tile j, of which `size` share one: [1, columns], or one for all of them."""
+    if size % j.size == 0:
+        return scale[j.index // (size // j.size)]
+    if size == 1:
+        return scale[j][None]
+    return (jnp.repeat(scale[j // size], size) if j.size % size == 0 else scale[j.indices // size])[None]

@@ -19,6 +19,7 @@ from tilekern.kernels.flash_attention.backward import flash_attention_backward_k
 from tilekern.kernels.matmul.fused import fused_matmul_forward
 from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
+from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.gluon.build import build_gluon
 from tilekern.lower.triton.gluon.simulator.run import simulate
@@ -157,6 +158,25 @@ def grouped_product(rows: int, inner: int, columns: int, groups: int, block_n: i
         *(like(rows, inner), like(groups, inner, columns), like(groups, dtype=jnp.int32)),
         block_m=64,
         block_n=block_n,
+        block_k=64,
+    ).ir
+
+
+@cache
+def scaled_product(
+    dtypes: tuple[str, str], blocks: tuple[int, int] = (1, 1), transposed: bool = False, columns: int = 64
+) -> Func:
+    """A grouped product of 8-bit numbers with scales, of rows if both sides have 8 bits, by blocks of both dims."""
+    of_rows = like(136, blocks[0], dtype=jnp.float32) if dtypes[0] != "bfloat16" else None
+    return scaled_ragged_dot_forward.trace(
+        like(136, 256, dtype=dtypes[0]),
+        like(3, 256, 256, dtype=dtypes[1]),
+        like(3, dtype=jnp.int32),
+        of_rows,
+        like(3, blocks[0], 256 if blocks == (1, 1) else blocks[1], dtype=jnp.float32),
+        transpose_rhs=transposed,
+        block_m=64,
+        block_n=columns,
         block_k=64,
     ).ir
 

@@ -25,6 +25,7 @@ from tests.lower.triton.gluon.samples import (
     limited,
     product,
     program,
+    scaled_product,
 )
 from tests.lower.triton.running import assert_neat
 from tilekern.ir.core import Func
@@ -71,6 +72,10 @@ FUNCS: dict[str, Any] = {
     "a product up to a row": lambda: limited.trace(like(200, 200), like(200, 72), like(1, dtype=np.int32)).ir,
     "a grouped product": lambda: grouped_product(200, 136, 136, 5),
     "a grouped product of wide tiles": lambda: grouped_product(200, 136, 256, 5, block_n=128),
+    "a grouped product of integers": lambda: scaled_product(("bfloat16", "int8")),
+    "a grouped product of transposed integers": lambda: scaled_product(("bfloat16", "int8"), transposed=True),
+    "a grouped product of 8-bit floats": lambda: scaled_product(("float8_e4m3fn", "float8_e4m3fn"), columns=128),
+    "a grouped product with scales by block": lambda: scaled_product(("float8_e5m2", "float8_e5m2"), (4, 2)),
     "attention of wide heads": lambda: attention(136, width=256, causal=True),
 }
 
@@ -190,6 +195,19 @@ def assert_all_threads_arrive(sass: str) -> None:
     found = re.findall(r"HGMMA|WARPGROUP\.DEPBAR|BAR\.SYNC|SYNCS\.ARRIVE\.TRANS64\.A1T0", sass)
     order = "".join(kinds[name] for name in found)
     assert "a" in order and not re.search("[pwa]a", order), order
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_warps_meet_around_a_tile_that_they_cast(dtype: str) -> None:
+    """No warp stores where another one still multiplies, and none multiplies before all have stored."""
+    pytest.importorskip("triton", reason="needs triton")
+    made = program(scaled_product(("bfloat16", dtype), columns=128))
+    binary = compile_program(made, SM_90)
+    assert measure(binary, SM_90).spills == 0 and measure(binary, SM_90).serialized is False
+    kinds = {"HGMMA": "p", "WARPGROUP.DEPBAR": "w", "BAR.SYNC": "b", "STS": "s"}
+    order = "".join(kinds[x] for x in re.findall(r"HGMMA|WARPGROUP\.DEPBAR|BAR\.SYNC|STS", binary.sass))
+    assert "sbp" in order and not re.search(r"[pw]s|sp", order), order
+    assert_all_threads_arrive(binary.sass)
 
 
 def assert_exponentials_beside_products(sass: str) -> None:

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import pytest
 
 import tilekern as tk
-from tests.lower.triton.gluon.samples import SM_90, attention, like, product, program
+from tests.lower.triton.gluon.samples import SM_90, attention, like, product, program, scaled_product
 from tilekern.errors import ResourceError, TargetError
 from tilekern.ir.analysis import ranges
 from tilekern.ir.core import Func
+from tilekern.ir.types import BF16
 from tilekern.kernels.matmul.kernel import matmul
 from tilekern.lower.triton.chip import CHIPS
 from tilekern.lower.triton.gluon.build import build_gluon
@@ -59,6 +60,21 @@ def test_stages_are_as_many_as_fit() -> None:
     assert planned(product(256, 256, 256), stages=7).stages == 7
     for func in (product(256, 256, 256), attention(512, width=256)):
         assert planned(func).shared_bytes <= SM_90.shared_bytes
+
+
+def test_a_tile_that_is_cast_has_places_for_both_dtypes() -> None:
+    """Two of the wide ones where a product runs beside the next cast; with scales by block the loop waits for it."""
+    for blocks, places in (((1, 1), 2), ((4, 2), 1)):
+        plan = planned(scaled_product(("bfloat16", "int8"), blocks))
+        ((load, wide),) = plan.widened.items()
+        assert (load.ref.name, wide.dtype, wide.places) == ("rhs", BF16, places)
+        assert plan.shared_bytes == 4 * (8192 + 2 * 4096) + 2 * places * 8192 + 2 * 8192
+
+
+def test_a_left_side_is_cast_in_registers() -> None:
+    plan = planned(scaled_product(("float8_e4m3fn", "float8_e4m3fn")))
+    assert [load.ref.name for load in plan.channels] == ["lhs", "rhs"]
+    assert [load.ref.name for load in plan.widened] == ["rhs"]
 
 
 def test_tiles_that_do_not_fit_are_refused_with_a_bill() -> None:
@@ -131,11 +147,31 @@ def _nested(x, y):
     y[i, :] = tk.fold(tk.serial(3), outer, tk.zeros((64, 128)))
 
 
+def _cast_twice(x, y):
+    def step(k, acc):
+        tile, first = x[k, :].astype(jnp.bfloat16), tk.tile(128, 64, 0)
+        acc = tk.dot(x[i, k].astype(jnp.bfloat16), tile, acc)
+        return tk.dot(x[first, k].astype(jnp.bfloat16), tile, acc)
+
+    i = tk.parallel(128, 64)
+    y[i, :] = tk.fold(tk.serial(128, 64), step, tk.zeros((64, 128)))
+
+
+def _cast_outside(x, y):
+    i = tk.parallel(128, 64)
+    whole = x[:, :].astype(jnp.bfloat16)
+    y[i, :] = tk.fold(
+        tk.serial(2), lambda _, acc: tk.dot(x[i, :].astype(jnp.bfloat16), whole, acc), tk.zeros((64, 128))
+    )
+
+
 F32_128 = like(128, 128, dtype=jnp.float32)
 REFUSED = {
     "no product": (_no_dot, like(128, 128), "there is no product"),
     "float32": (_wide, F32_128, "of bfloat16 or float16"),
     "cast operands": (_cast, F32_128, "no tile that TMA copies"),
+    "a cast tile outside of the loop": (_cast_outside, like(128, 128, dtype=jnp.int8), "no tile that TMA copies"),
+    "a cast tile of two products": (_cast_twice, like(128, 128, dtype=jnp.int8), "no tile that TMA copies"),
     "32 rows": (_few_rows, like(128, 128), "a size that `wgmma` does not have"),
     "a tile for two": (_used_besides, like(128, 128), "is used besides"),
     "loops in loops": (_nested, like(128, 128), "inside of two others"),

@@ -16,12 +16,12 @@ from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.emit.memory import Memory
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.prelude import prelude
-from tilekern.lower.triton.emit.source_text import Writer
+from tilekern.lower.triton.emit.source_text import Writer, dtype_text
 from tilekern.lower.triton.gluon.clusters import cluster_of
 from tilekern.lower.triton.gluon.computer import Computer
 from tilekern.lower.triton.gluon.layouts import Layouts
 from tilekern.lower.triton.gluon.loader import Loader
-from tilekern.lower.triton.gluon.plan import REGISTERS, WARPS, Plan, is_own, plan_group
+from tilekern.lower.triton.gluon.plan import REGISTERS, WARPS, Plan, Widened, is_own, plan_group
 from tilekern.lower.triton.gluon.roles import WIDTH, Buffers
 from tilekern.lower.triton.legalize import legalize
 from tilekern.lower.triton.plan.tma import TmaCopy
@@ -164,6 +164,8 @@ def _entry(plan: Plan, buffers: Buffers, memory: Memory, roles: tuple[str, str],
         for op in channel.loads:
             places = channel.stages * (group.count if is_own(op, group.varying) else 1)
             writer.line(_buffer(buffers.tiles[op], places, memory.descriptor(op), plan.copies[op]), op.loc)
+    for op, name in buffers.widened.items():
+        writer.line(_wide_buffer(name, group.count, plan.widened[op], op.result.tile.shape), op.loc)
     for op, name in buffers.stored.items():
         writer.line(_buffer(name, group.count, memory.descriptor(op), plan.copies[op]), op.loc)
     own, common = _barrier_forms(plan.cluster)
@@ -192,6 +194,12 @@ def _entry(plan: Plan, buffers: Buffers, memory: Memory, roles: tuple[str, str],
 def _buffer(name: str, places: int, descriptor: str, copy: TmaCopy) -> str:
     shape = [places, *copy.descriptor.block]
     return f"{name} = gl.allocate_shared_memory({descriptor}.dtype, {shape}, {descriptor}.layout)"
+
+
+def _wide_buffer(name: str, count: int, wide: Widened, shape: tuple[int, ...]) -> str:
+    """Places of 16-bit numbers, whose rows are swizzled as `wgmma` reads them."""
+    layout = f"gl.NVMMASharedLayout({min(128, shape[1] * wide.dtype.itemsize)}, 16, 2)"
+    return f"{name} = gl.allocate_shared_memory({dtype_text(wide.dtype)}, {[count * wide.places, *shape]}, {layout})"
 
 
 def _barrier_forms(cluster: int) -> tuple[tuple[int, str], tuple[int, str]]:

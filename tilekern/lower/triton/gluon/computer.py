@@ -21,7 +21,7 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from tilekern.ir.compute import Dot
+from tilekern.ir.compute import Convert, Dot
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Block, Op, Value
 from tilekern.ir.memory import Store
@@ -59,7 +59,7 @@ class Computer(Products):
 
     def _op(self, op: Op, variables: tuple[str, ...]) -> None:
         channels = self._plan.channels
-        if op in channels or (isinstance(op, Transpose) and loaded(op.result, self._every) in channels):
+        if op in channels or (isinstance(op, (Transpose, Convert)) and loaded(op.result, self._every) in channels):
             return
         if isinstance(op, Dot):
             if op not in self._fused.values():

@@ -22,7 +22,7 @@ from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, Store
 from tilekern.ir.shape import Broadcast, Iota, Transpose
-from tilekern.ir.types import F32, kind_of
+from tilekern.ir.types import F32, DType, kind_of
 from tilekern.lower.triton.calibration import MAX_RING_STAGES, OTHER_REGISTERS_OF_ROLES
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.gluon.clusters import ROWS, divided, is_whole
@@ -71,6 +71,19 @@ class Channel:
 
 
 @dataclass(frozen=True)
+class Widened:
+    """Places of a program's own for a tile of 8 bits that is cast before its product.
+
+    Attributes:
+      dtype: the dtype there.
+      places: two where a product stays in flight while the next tile is cast, else one.
+    """
+
+    dtype: DType
+    places: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """The plan of a legal Func.
 
@@ -81,6 +94,7 @@ class Plan:
       channels: the channel of each such load.
       stages: places of the rings of loops.
       delayed: for each loop whose last product is computed an iteration later, the parts of its body.
+      widened: the second places of tiles of 8 bits on the right side of a product, by their loads.
       staging: for each store by TMA, the channel in whose place the tile waits; None for a place of its own.
       shared_bytes: shared memory of a thread block, by the sizes of tiles.
       cluster: thread blocks that compute a program together.
@@ -92,6 +106,7 @@ class Plan:
     channels: Mapping[Load, Channel]
     stages: int
     delayed: Mapping[Fold, Rotation]
+    widened: Mapping[Load, Widened]
     staging: Mapping[Store, Channel | None]
     shared_bytes: int
     cluster: int
@@ -158,9 +173,11 @@ def plan_group(
       ResourceError: its tiles do not fit the shared memory or the registers.
     """
     check(func, chip, warps)
-    # The zeros that trim a tile are stored by one thread block, for itself.
-    trimmed = leading_rows(func, ranges) if cluster == 1 else {}
-    copies = divided(func, plan_tma_copies(func, chip, ranges, trimmed), cluster)
+    # The zeros that trim a tile are stored by one thread block, for itself. So are tiles that are cast.
+    alone = cluster == 1
+    found = leading_rows(func, ranges) if alone else {}
+    trimmed = {op: bounds for op, bounds in found.items() if op.result.tile.dtype.itemsize > 1}
+    copies = divided(func, plan_tma_copies(func, chip, ranges, trimmed, casts=alone), cluster)
     group = group_programs(func, warps // WARPS, copies, chip.cores // cluster)
     channels = _channels(func, group, copies)
     _check_positions(func, group, channels)
@@ -254,6 +271,8 @@ def _delayed(
     A loop of two sums that masks its tiles keeps its order: with one product delayed, key gradients of heads of 64
     spill up to 1,024 bytes, and none as they are (compiled on 2026-11-25).
     """
+    if any(op.operands[0].tile.dtype.itemsize == 1 for op in op.body.ops if isinstance(op, Convert)):
+        return None
     masks = any(isinstance(o, (Select, Switch)) and len(o.results[0].tile.shape) == 2 for o in op.body.ops)
     if masks and sum(len(v.tile.shape) == 2 for v in op.results) > 1:
         return None
@@ -311,7 +330,8 @@ def _channels(func: Func, group: Group, copies: Mapping[Op, TmaCopy]) -> dict[Lo
     for dot in (op for op in every if isinstance(op, Dot)):
         for side, value in enumerate(dot.operands):
             load = loaded(value, every)
-            if load is not None and load in folds:
+            plain = load is not None and load.result.tile.dtype == value.tile.dtype
+            if load is not None and load in folds and (plain or _cast_once(load, value, folds[load])):
                 readers.setdefault(load, []).append(dot)
             elif side or load is not None or not _is_computed(value, every):
                 with source.at(dot.loc):
@@ -332,11 +352,33 @@ def _check_users(load: Load, ops: Sequence[Op]) -> None:
     """Only products may use a tile that TMA copies: it never comes to registers."""
     values = {load.result}
     for op in ops:
-        if isinstance(op, Transpose) and op.operands[0] in values:
+        if isinstance(op, (Transpose, Convert)) and op.operands[0] in values:
             values.add(op.result)
         elif not isinstance(op, (Dot, Fold)) and not values.isdisjoint(op.uses()):
             with source.at(op.loc):
                 raise _refusal("a tile of a product that is used besides", "tiles that products alone read", op.name)
+
+
+def _cast_once(load: Load, value: Value, fold: Fold | None) -> bool:
+    """True if the loop that loads a tile casts it for its products, on the right side for one product alone."""
+    if fold is None:
+        return False
+    dots = [op for op in fold.body.ops if isinstance(op, Dot) and loaded(op.operands[1], fold.body.ops) is load]
+    return len(dots) == 1 or all(value is not dot.operands[1] for dot in dots)
+
+
+def _widened(channels: Mapping[Load, Channel]) -> dict[Load, Widened]:
+    """The second places of tiles on the right sides of products; left sides are cast on their way to registers."""
+    found: dict[Load, Widened] = {}
+    for load, channel in channels.items():
+        ops = channel.fold.body.ops if channel.fold else ()
+        for dot in (op for op in ops if op in channel.readers):
+            right = dot.operands[1]
+            if right.tile.dtype != load.result.tile.dtype and loaded(right, ops) is load:
+                alone = sum(isinstance(op, Dot) for op in ops) == 1
+                flows = alone and any(isinstance(op, Elementwise) and _adds(op, dot) for op in ops)
+                found[load] = Widened(right.tile.dtype, 2 if flows else 1)
+    return found
 
 
 def _is_computed(value: Value, ops: Sequence[Op]) -> bool:
@@ -396,6 +438,8 @@ def _fitted(
     own = sum(group.count * sizes[op] for op in stores)
     places = {c: sum(sizes[op] * (group.count if is_own(op, group.varying) else 1) for op in c.loads) for c in unique}
     once = sum(places[c] for c in unique if c.fold is None)
+    widened = _widened(channels)
+    once += sum(group.count * w.places * op.result.tile.size * w.dtype.itemsize for op, w in widened.items())
     each = sum(places[c] for c in unique if c.fold is not None)
     limit = chip.shared_bytes - _BARRIER_BYTES
     reused: dict[Store, Channel | None] = {op: _place(op, unique, group, copies) for op in stores}
@@ -410,7 +454,7 @@ def _fitted(
                 staged = {c: replace(c, stages=count if c.fold else 1) for c in unique}
                 by_load = {op: staged[c] for op, c in channels.items()}
                 stored = {op: None if c is None else staged[c] for op, c in staging.items()}
-                return Plan(group, copies, {}, by_load, count, delayed, stored, total, cluster)
+                return Plan(group, copies, {}, by_load, count, delayed, widened, stored, total, cluster)
     with source.at(func.loc):
         raise ResourceError(
             f"the tiles of {func.name} do not fit the shared memory of {chip.name}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from tilekern.ir.analysis.backward_slice import backward_slice
-from tilekern.ir.compute import Dot, Reduce
+from tilekern.ir.compute import Convert, Dot, Reduce
 from tilekern.ir.core import Op, Value
 from tilekern.ir.memory import Load
 from tilekern.ir.shape import Broadcast, Transpose
@@ -119,6 +119,7 @@ class Products(Role):
             self._trim(outer)
         for channel in dict.fromkeys(channels):
             again = self._filled(channel, dot.loc) or again
+        left, right = (self._cast(dot, n, x) if self._is_cast(dot, n) else x for n, x in enumerate((left, right)))
         if acc is None:
             layout = layouts.matrix_layout(columns)
             zeros = f"tl.zeros({shape_text(dot.result.tile.shape)}, tl.float32, {layout})"
@@ -145,10 +146,40 @@ class Products(Role):
         text = own_box(self._tile(load), block, load.result.tile.shape)
         while value is not load.result:
             op = next(o for o in self._every if value in o.results)
-            assert isinstance(op, Transpose)
-            text = f"{text}.permute({shape_text(op.permutation)})"
+            text += f".permute({shape_text(op.permutation)})" if isinstance(op, Transpose) else ""
             value = op.operands[0]
         return text
+
+    def _is_cast(self, dot: Dot, number: int) -> bool:
+        """True if an operand is cast on its way from the ring to the product."""
+        value = dot.operands[number]
+        load = loaded(value, self._every)
+        return load in self._plan.channels and load is not None and load.result.tile.dtype != value.tile.dtype
+
+    def _cast(self, dot: Dot, number: int, text: str) -> str:
+        """A cast operand: registers on the left; on the right a second place, for there `wgmma` reads no registers."""
+        value = dot.operands[number]
+        casts, load = list[str](), loaded(value, self._every)
+        while load is not None and value is not load.result:
+            op = next(o for o in self._every if value in o.results)
+            casts += [dtype_text(op.dtype)] if isinstance(op, Convert) else []
+            value = op.operands[0]
+        cast = "".join(f".to({dtype})" for dtype in reversed(casts))
+        if load is None or number == 0:
+            layout = f"tl.DotOperandLayout(0, {layouts.matrix_layout(dot.result.tile.shape[1])}, 2)"
+            return self.bind("left", f"{text}.load({layout}){cast}")
+        tile, permuted = text.partition(".permute(")[::2]
+        places, fold = self._plan.widened[load].places, self._plan.channels[load].fold
+        assert fold is not None
+        step = f" + {self._steps[fold]} % {places}" if places > 1 else ""
+        first = "number" if places == 1 else f"number * {places}"
+        place = self._named(
+            "wide", f"{self._buffers.widened[load]}.index({first if self._group.count > 1 else '0'}{step})"
+        )
+        layout = layouts.row_layout(load.result.tile.shape[1])
+        self.writer.line(f"{place}.store({tile}.load({layout}){cast})", load.loc)
+        self.writer.line("fence_async_shared()")
+        return f"{place}.permute({permuted}" if permuted else place
 
     def _as_left(self, text: str, columns: int) -> str:
         return f"tl.convert_layout({text}, tl.DotOperandLayout(0, {layouts.matrix_layout(columns)}, 2))"

@@ -31,6 +31,7 @@ class Buffers:
       released: for each channel with tiles that all thread blocks of a cluster get by one copy, the barriers at which
         the programs of all of them arrive that have read these. Only the thread block that copies waits there.
       trimmed: for each channel with tiles that programs share and that are trimmed, the barrier behind that.
+      widened: for each load of 8 bits with places for its cast tile, these.
       stored: for each store with a place of its own, the place.
       turn: barriers by which the programs of a group take turns to multiply; "" without.
     """
@@ -44,6 +45,7 @@ class Buffers:
             self.filled[channel] = names.fresh(f"{channel.name}_filled")
             self.freed[channel] = names.fresh(f"{channel.name}_freed")
         self.released = {c: names.fresh(f"{c.name}_released") for c in plan.unique if plan.copies_to_all(c)}
+        self.widened = {op: names.fresh(f"{op.ref.name}_wide") for op in plan.widened}
         self.trimmed = {c: names.fresh(f"{c.name}_trimmed") for c in plan.unique if plan.trims_together(c)}
         self.stored = {op: names.fresh(f"{op.ref.name}_tiles") for op, place in plan.staging.items() if place is None}
         self.turn = names.fresh("turns") if plan.takes_turns else ""
@@ -51,8 +53,8 @@ class Buffers:
     @property
     def names(self) -> list[str]:
         """All of them."""
-        found = [*self.tiles.values(), *self.stored.values(), *self.filled.values(), *self.freed.values()]
-        found += [*self.released.values(), *self.trimmed.values()]
+        rings = self.tiles, self.widened, self.stored, self.filled, self.freed, self.released, self.trimmed
+        found = [name for names in rings for name in names.values()]
         return [*found, self.turn] if self.turn else found
 
 
@@ -86,11 +88,8 @@ class Role(Emitter):
         found = super()._operands(op)
         if not isinstance(op, Reduce) or len(found[0].shape) != 1:
             return found
-        return [
-            Expr(
-                f"tl.set_auto_layout({found[0].text}, {vector_layout(self.warps, self._plan.cluster)})", found[0].shape
-            )
-        ]
+        layout = vector_layout(self.warps, self._plan.cluster)
+        return [Expr(f"tl.set_auto_layout({found[0].text}, {layout})", found[0].shape)]
 
     # --- the loop over groups ---
 

@@ -59,8 +59,9 @@ def _rotation(body: Block, numbers: tuple[int, ...], parts: Sequence[Delayed]) -
 
 
 def loaded(value: Value, ops: Sequence[Op]) -> Load | None:
-    """The load whose tile a value is, through transposes."""
+    """The load whose tile a value is, through transposes, and through casts of numbers of 8 bits."""
     made = {v: op for op in ops for v in op.results}
-    while isinstance(op := made.get(value), Transpose):
-        value = op.operands[0]
-    return op if isinstance(op, Load) else None
+    casts = False
+    while isinstance(op := made.get(value), (Transpose, Convert)):
+        casts, value = casts or isinstance(op, Convert), op.operands[0]
+    return op if isinstance(op, Load) and not (casts and op.result.tile.dtype.itemsize > 1) else None

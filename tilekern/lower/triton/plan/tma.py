@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilekern.ir.analysis.ranges import Interval, position_interval
-from tilekern.ir.compute import Dot
+from tilekern.ir.compute import Convert, Dot
 from tilekern.ir.core import Block, Func, Op, Value
 from tilekern.ir.memory import Dim, Load, MemoryOp, Store
 from tilekern.ir.shape import Reshape, Transpose
@@ -53,7 +53,7 @@ class TmaCopy:
 
 
 def plan_tma_copies(
-    func: Func, chip: Chip, ranges: Mapping[Value, Interval], trimmed: Collection[Op] = ()
+    func: Func, chip: Chip, ranges: Mapping[Value, Interval], trimmed: Collection[Op] = (), casts: bool = False
 ) -> dict[Op, TmaCopy]:
     """The loads and stores of a legal Func that become copies; none on chips without the accelerator.
 
@@ -62,13 +62,16 @@ def plan_tma_copies(
       chip: the GPU.
       ranges: intervals of its scalars.
       trimmed: loads that are copied without their masks, for the program sets what masks leave out to 0.
+      casts: copy operands of 8 bits that are cast before their product, too.
     """
     if not chip.tma:
         return {}
     operands = _dot_operands(func)
+    cast = _dot_operands(func, casts=True) if casts else set[Value]()
     found: dict[Op, TmaCopy] = {}
     for op in func.walk():
-        if isinstance(op, Load) and op.ref.ref.role == "in" and op.result in operands:
+        wanted = isinstance(op, Load) and (op.result in operands or (op.result in cast and _is_byte(op.result)))
+        if isinstance(op, Load) and op.ref.ref.role == "in" and wanted:
             copy = _copy(op, ranges, op in trimmed)
             if copy is not None:
                 found[op] = copy
@@ -87,8 +90,12 @@ def _stores(func: Func, ranges: Mapping[Value, Interval]) -> Iterator[tuple[Op, 
             yield from ((op, first) for op in users)
 
 
-def _dot_operands(func: Func) -> set[Value]:
-    """The operands of dots on tensor cores, before they are transposed.
+def _is_byte(value: Value) -> bool:
+    return value.tile.dtype.itemsize == 1
+
+
+def _dot_operands(func: Func, casts: bool = False) -> set[Value]:
+    """The operands of dots on tensor cores, before they are transposed, or cast.
 
     A dot of few rows counts only operands that are loaded in its own block.
     """
@@ -101,7 +108,7 @@ def _dot_operands(func: Func) -> set[Value]:
                 visit(region)
             if isinstance(op, Dot) and _on_tensor_cores(op):
                 wanted.update(v for v in op.operands if op.result.tile.shape[-2] >= _MIN_ROWS or v in made)
-            elif isinstance(op, (Transpose, Reshape)) and op.result in wanted:
+            elif isinstance(op, (Transpose, Reshape, *((Convert,) if casts else ()))) and op.result in wanted:
                 wanted.update(op.operands)
 
     visit(func.body)

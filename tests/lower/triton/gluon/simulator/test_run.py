@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.lower.triton.gluon.samples import attention, inputs, like, limited, product, program
+from tests.lower.triton.gluon.samples import attention, inputs, like, limited, product, program, scaled_product
 from tilekern.errors import InterpreterError, WriteConflictError
 from tilekern.ir.core import Func
 from tilekern.lower.triton.gluon.simulator.run import simulate
@@ -18,6 +18,7 @@ from tilekern.lower.triton.program import Program
 FUNCS = {
     "product": product(200, 200, 72),
     "attention": attention(330, heads=2, groups=2, causal=True),
+    "of integers": scaled_product(("bfloat16", "int8"), columns=128),
     "limited": limited.trace(like(200, 200), like(200, 72), like(1, dtype=np.int32)).ir,
 }
 SYNCHRONISES = re.compile(r"(mbarrier\.(wait|arrive|expect)|fence_async_shared|tma\.store_wait|load_tile)\(")

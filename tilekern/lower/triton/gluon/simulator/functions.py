@@ -9,6 +9,7 @@ import numpy as np
 
 from tilekern.ir.elementwise import TABLE
 from tilekern.ir.types import BF16, BOOL, F16, F32
+from tilekern.ir.types import DTYPES as IR_DTYPES
 from tilekern.lower.triton.emit.expressions import LIBDEVICE
 from tilekern.lower.triton.gluon.simulator.arrays import Pointer
 from tilekern.lower.triton.gluon.simulator.tiles import Tile, elements, integer
@@ -19,6 +20,8 @@ DTYPES: dict[str, Any] = {
     "float32": F32,
     "float16": F16,
     "bfloat16": BF16,
+    "float8e4nv": IR_DTYPES["f8e4m3fn"],
+    "float8e5": IR_DTYPES["f8e5m2"],
     "int1": BOOL,
 }
 """Dtypes by their names in Gluon."""
@@ -145,9 +148,9 @@ def _divided(bases: Sequence[Sequence[int]]) -> int | None:
     return next((list(basis).index(1) for basis in bases if 1 in basis), None)
 
 
-def layout_of_barriers(*bases: Any) -> None:
-    """The layout of barriers, whose number says as much."""
-    del bases
+def layout_of_shared(*parts: Any) -> None:
+    """The layout of barriers, whose number says as much, or of places of one thread block."""
+    del parts
 
 
 def layout_of_slices(dim: int, parent: int | None) -> int | None:
@@ -183,6 +186,7 @@ FUNCTIONS: dict[str, Any] = {
     "NVMMADistributedLayout": layout_of_products,
     "SliceLayout": layout_of_slices,
     "DotOperandLayout": layout_of_operands,
+    "NVMMASharedLayout": layout_of_shared,
     "constexpr": itself,
     "static_range": range,
     "convert_layout": in_layout,

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilekern.ir.types import F32
 from tilekern.lower.triton.gluon.simulator.arrays import Box, Pointer, loaded, stored
-from tilekern.lower.triton.gluon.simulator.functions import FUNCTIONS, LIBRARY, itself, layout_of_barriers
+from tilekern.lower.triton.gluon.simulator.functions import FUNCTIONS, LIBRARY, itself, layout_of_shared
 from tilekern.lower.triton.gluon.simulator.machine import Barrier, Clock, Machine
 from tilekern.lower.triton.gluon.simulator.shared import Place, Ring, View
 from tilekern.lower.triton.gluon.simulator.tiles import Started, Tile, integer
@@ -35,7 +35,7 @@ class Language:
             "load": self._read,
             "store": self._write,
         }
-        barriers = {"expect": _expect, "wait": _wait, "arrive": _arrive, "MBarrierLayout": layout_of_barriers}
+        barriers = {"expect": _expect, "wait": _wait, "arrive": _arrive, "MBarrierLayout": layout_of_shared}
         copies = {"async_load": self._load, "async_store": self._store, "store_wait": self._store_wait}
         self.modules: Mapping[str, Any] = {
             "gluon": SimpleNamespace(jit=itself),
