@@ -271,8 +271,8 @@ def _delayed(
     A loop of two sums that masks its tiles keeps its order: with one product delayed, key gradients of heads of 64
     spill up to 1,024 bytes, and none as they are (compiled on 2026-11-25).
     """
-    if any(op.operands[0].tile.dtype.itemsize == 1 for op in op.body.ops if isinstance(op, Convert)):
-        return None
+    if any(load.result.tile.dtype.itemsize == 1 and channel.fold is op for load, channel in channels.items()):
+        return None  # a tile that is cast an iteration later is not built
     masks = any(isinstance(o, (Select, Switch)) and len(o.results[0].tile.shape) == 2 for o in op.body.ops)
     if masks and sum(len(v.tile.shape) == 2 for v in op.results) > 1:
         return None
