@@ -197,8 +197,10 @@ def test_long_walks_are_carried_on(outer: int, monkeypatch: pytest.MonkeyPatch) 
 # --- barriers ---------------------------------------------------------------------------------------------------------
 
 
-def specialised(stages: int, trips: int = 48, init: str = "SYNCS.EXCH.64 URZ, [UR20], UR4") -> str:
-    """A warpgroup that copies tiles of 16 KiB, and one that multiplies them, over a ring of barriers."""
+def specialised(
+    stages: int, trips: int = 48, init: str = "SYNCS.EXCH.64 URZ, [UR20], UR4", rounds: int = 1, epilogue: str = ""
+) -> str:
+    """A warpgroup that copies tiles of 16 KiB, and one that multiplies them, over a ring of barriers, in rounds."""
     ring = f"""
         UIADD3 UR21, UR21, 0x8, URZ
         UISETP.EQ.U32.AND UP1, UPT, UR21, {8 * stages:#x}, UPT
@@ -209,6 +211,11 @@ def specialised(stages: int, trips: int = 48, init: str = "SYNCS.EXCH.64 URZ, [U
     step = f"""
         UIADD3 UR22, UR22, 0x1, URZ
         UISETP.NE.U32.AND UP0, UPT, UR22, {trips:#x}, UPT
+        PLOP3.LUT P0, PT, PT, PT, UP0, 0x80, 0x0
+    """
+    again = f"""
+        UIADD3 UR24, UR24, 0x1, URZ
+        UISETP.NE.U32.AND UP0, UPT, UR24, {rounds:#x}, UPT
         PLOP3.LUT P0, PT, PT, PT, UP0, 0x80, 0x0
     """
     return sass(f"""
@@ -222,6 +229,8 @@ def specialised(stages: int, trips: int = 48, init: str = "SYNCS.EXCH.64 URZ, [U
         @P1 BRA `(.L_consumer)
         MOV R9, 0x1
         MOV R8, 0x4000
+        .L_copies:
+        UMOV UR22, URZ
         .L_producer:
         SHF.L.U32 R3, R9, 0x1f, RZ
         SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR21+0x1000], R3
@@ -232,11 +241,15 @@ def specialised(stages: int, trips: int = 48, init: str = "SYNCS.EXCH.64 URZ, [U
         {ring}
         {step}
         @P0 BRA `(.L_producer)
+        {again}
+        @P0 BRA `(.L_copies)
         EXIT
         .L_consumer:
         MOV R9, RZ
         LOP3.LUT R1, R0, 0x7f, RZ, 0xc0, !PT
         ISETP.EQ.U32.AND P3, PT, R1, RZ, PT
+        .L_products:
+        UMOV UR22, URZ
         .L_multiply:
         SHF.L.U32 R3, R9, 0x1f, RZ
         SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR21], R3
@@ -246,6 +259,9 @@ def specialised(stages: int, trips: int = 48, init: str = "SYNCS.EXCH.64 URZ, [U
         {ring}
         {step}
         @P0 BRA `(.L_multiply)
+        {epilogue}
+        {again}
+        @P0 BRA `(.L_products)
         EXIT
     """)
 
@@ -267,6 +283,18 @@ def test_one_copy_serves_the_thread_blocks_of_a_cluster() -> None:
     pair = replace(alone, cluster=2)
     traffic = [estimate(t, launch).traffic for t in (text, to_all) for launch in (alone, pair)]
     assert traffic == [132 * 48 * 0x4000] * 3 + [132 * 48 * 0x4000 / 2]
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_copies_that_wait_for_an_epilogue(stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copying warpgroup waits in an iteration of its inner loop, once in each iteration of the outer one."""
+    text = specialised(stages, trips=40, rounds=8, epilogue=EXPONENTIALS * 4)
+    launch = Launch(programs=132, warps=8, nbytes=1e6)
+    short = estimate(text, launch)
+    monkeypatch.setattr(shorten, "_cuts", lambda runs: {})
+    whole = estimate(text, launch)
+    assert not short.assumed and short.flops == whole.flops == 132 * 8 * 40 * 8 * 2 * 64 * 128 * 16
+    assert short.cycles == pytest.approx(whole.cycles, rel=0.02)
 
 
 def test_barriers_that_do_not_match_are_told() -> None:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
 from bench.gpu.model.rates import Gpu
 from bench.gpu.model.shorten import iterations, loop_headers
@@ -102,17 +103,26 @@ def _measured(
         usual, _ = Counter(keys).most_common(1)[0]
         chosen = [span for span, key in zip(spans[header], keys, strict=True) if key == usual]
         chosen = chosen[1:] if len(chosen) > 2 else chosen
-        total, work = 0.0, Counter[str]()
+        spent, work = list[float](), Counter[str]()
         for a, b in chosen:
-            total += at[b] - at[a]
+            spent.append(at[b] - at[a])
             for segment in walk[a:b]:
                 work.update(use(segment))
                 if segment.start in times and segment.start != header:
-                    total -= times[segment.start]
+                    spent[-1] -= times[segment.start]
                     work.subtract(uses[segment.start])
-        times[header] = max(0.0, total / len(chosen))
+        times[header] = max(0.0, _typical(spent))
         uses[header] = Counter({line: amount / len(chosen) for line, amount in work.items()})
     return times, uses
+
+
+def _typical(spent: Sequence[float]) -> float:
+    """Cycles of an iteration, of pairs since some loops alternate.
+
+    It is the median: a warp that copies ahead waits in one of its iterations until others end an iteration of a loop
+    around theirs, and that time is the outer loop's.
+    """
+    return median([(a + b) / 2 for a, b in pairwise(spent)] or spent)
 
 
 def _kind(segment: Segment) -> tuple[object, ...]:
