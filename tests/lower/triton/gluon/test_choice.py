@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tilekern as tk
 from bench.gpu.estimates import estimated
-from bench.gpu.item import lowerings_of
-from bench.gpu.speed import loss_gradients
 from tests.lower.triton.gluon.samples import SM_90, attention, gradient, like, product, program
 from tests.lower.triton.test_call import opaque
 from tilekern.errors import TargetError
-from tilekern.kernels.flash_attention import flash_attention
+from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention
+from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.matmul import matmul
 from tilekern.lower.device import device_of
 from tilekern.lower.target import resolve
@@ -46,34 +45,50 @@ def test_auto_leaves_what_it_does_not_take_and_small_grids_to_triton() -> None:
 def test_auto_leaves_the_query_gradient_of_narrow_heads_to_triton() -> None:
     """The cycle model finds it slower in Gluon, with masks and without; the others it finds faster."""
     for causal in (False, True):
-        query, key = (gradient(of, 4096, heads=8, groups=8, causal=causal) for of in ("query", "key"))
+        query, key = (gradient(of, 4096, heads=8, groups=8, causal=causal, batch=4) for of in ("query", "key"))
         assert not pays(query, program(query), SM_90)
         assert pays(key, program(key), SM_90)
     forward = attention(4096, heads=8)
     assert pays(forward, program(forward), SM_90)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("of", "width", "causal"), [("key", 128, True), ("key", 64, True), ("query", 64, True), ("query", 64, False)]
-)
-def test_the_cycle_model_confirms_the_choice(of: str, width: int, causal: bool) -> None:
-    pytest.importorskip("triton", reason="needs triton")
-    x = like(4, 4096, 16, width)
-    step = partial(loss_gradients, partial(flash_attention, causal=causal))
+def test_auto_takes_narrow_query_gradients_with_masked_loads_or_few_uneven_programs() -> None:
+    few, full = (gradient("query", 4096, heads=16, groups=16, causal=causal) for causal in (True, False))
+    lengths = gradient("query", 4096, heads=4, groups=4, batch=2, extras="lengths")
+    assert pays(few, program(few), SM_90) and pays(lengths, program(lengths), SM_90)
+    assert not pays(full, program(full), SM_90)
 
-    def lowered(emitter: str) -> TritonLowering:
-        lowerings = lowerings_of(step, [x] * 4, resolve("cuda:sm_90", emitter))
-        found = next(one for one in lowerings if one.func.name == f"flash_attention_backward_{of}")
-        assert isinstance(found, TritonLowering)
-        return found
+
+def test_auto_leaves_products_that_wait_for_copies_to_triton() -> None:
+    func = product(4096, 4096, 4096)
+    three, two = (program(func, num_stages=count) for count in (3, 2))
+    assert pays(func, three, SM_90) and not pays(func, two, SM_90)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(
+    ("of", "width", "causal"),
+    [
+        *(("key", 128, True), ("key", 64, True), ("query", 64, True), ("query", 64, False)),
+        *(("query", width, causal) for width in (128, 256) for causal in (True, False)),
+    ],
+)
+def test_the_cycle_model_confirms_the_choice(of: str, width: int, causal: bool, batch: int) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    x, rows = like(batch, 4096, 16, width), like(batch, 4096, 16, dtype=jnp.float32)
+    kernel = {"query": flash_attention_backward_query, "key": flash_attention_backward_key}[of]
+    traced = kernel.trace(x, x, x, Extras(), Residuals(rows, rows), x, rows, config=Config(0.125, causal=causal))
 
     def seconds(emitter: str) -> float:
-        lowering = lowered(emitter)
+        lowering = traced.lower("cuda:sm_90", emitter=emitter)
+        assert isinstance(lowering, TritonLowering)
         return estimated(lowering, lowering.compile()).seconds
 
     faster = min(("triton", "gluon"), key=seconds)
-    assert lowered("auto").program.language == faster
+    auto = traced.lower("cuda:sm_90", emitter="auto")
+    assert isinstance(auto, TritonLowering) and auto.program.language == faster
 
 
 @pytest.mark.parametrize(
