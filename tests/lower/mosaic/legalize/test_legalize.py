@@ -37,7 +37,7 @@ NARROW = [DTYPES[n] for n in DTYPE_NAMES]
 APPROXIMATE = (
     *("sin", "cos", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
     *("cbrt", "expm1", "erfc", "lgamma"),
-    *("scan logsumexp", "reduce prod", "reduce sum", "scan sum", "scan prod"),
+    *("scan logsumexp", "reduce prod", "reduce sum", "scan sum", "scan prod", "linear_scan"),
 )
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 5, 8, 12]), min_size=1, max_size=3).map(tuple)
 
@@ -64,7 +64,7 @@ def test_cells(op: str, chip: str) -> None:
             continue
         for seed in range(4):
             arrays = arrays_of(
-                func, seed, ordinary=op.startswith(("scan", "reduce", "dot")) and op not in ("scan max",)
+                func, seed, ordinary=op.startswith(("scan", "reduce", "dot", "linear_scan")) and op not in ("scan max",)
             )
             with redirect_stdout(StringIO()), np.errstate(all="ignore"):
                 (*_, got), (*_, wanted) = legalized(func, arrays, chip), interpret(func, *arrays)
