@@ -102,7 +102,7 @@ def _llvm(total: Any, lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool = Fa
 
 @ragged_dot_into.schedule("cuda")
 def _cuda(total: Any, lhs: Any, rhs: Any, *others: Any, device: tk.Device) -> dict[str, int]:
-    return scaled_cuda_blocks(lhs, rhs, device, adds=True)
+    return scaled_cuda_blocks(lhs, rhs, device)
 
 
 @ragged_dot_into.schedule("tpu")

@@ -67,15 +67,16 @@ def _llvm(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, transpo
 
 @scaled_ragged_dot_forward.schedule("cuda")
 def _cuda(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, device: tk.Device) -> dict[str, int]:
-    return scaled_cuda_blocks(lhs, rhs, device)
+    return scaled_cuda_blocks(lhs, rhs, device, scales=(lhs_scale, rhs_scale))
 
 
 def scaled_cuda_blocks(
-    lhs: Any, rhs: Any, device: tk.Device, *, products: int = 1, adds: bool = False
+    lhs: Any, rhs: Any, device: tk.Device, *, products: int = 1, scales: Any = None
 ) -> dict[str, int]:
     """Tiles of few columns: the sums of a block, all sums and the rows of a group before are in registers.
 
-    Numbers of 4 bits are unpacked there, too, and float32 operands are multiplied there.
+    Numbers of 4 bits are unpacked there, too, and float32 operands are multiplied there. `scales` are those of both
+    operands; None for a kernel that keeps more in registers, or may.
     """
     if lhs.dtype == rhs.dtype and is_float(lhs):
         return cuda_blocks(lhs, rhs, device, products=products)
@@ -83,13 +84,17 @@ def scaled_cuda_blocks(
     few = itemsize > 2 or str(rhs.dtype) in FOUR_BITS or str(lhs.dtype) in FOUR_BITS
     block_m, block_n, num_warps = (power_of_two(rows, 32, 16), 64, 4) if rows <= 32 else (64, 64 if few else 128, 8)
     block_n, block_k = max(16, block_n // products), min(64, depth(inner, itemsize)) if few else depth(inner, itemsize)
+    blocks = scales is None or any(scale is not None and scale.shape[1] > 1 for scale in scales)
     if device.matrix_unit == "wgmma" and itemsize <= 2:
         # Several programs share a multiprocessor: one converts operands while others multiply.
         num_warps = 4
-        if itemsize == 2 and not few and products == 1 and not adds and rows >= 256 * rhs.shape[0]:
+        if itemsize == 2 and not few and not blocks and rows >= 256 * rhs.shape[0]:
             block_m = 128
-        if jnp.issubdtype(rhs.dtype, jnp.floating):
+        if jnp.issubdtype(rhs.dtype, jnp.floating) and not (blocks and device.emitter == "gluon"):
             block_k = min(64, block_k)
+    if device.emitter == "gluon" and block_m >= 64:
+        # For each of two warpgroups, which share the rows: each of them casts tiles while the other one multiplies.
+        return {"block_m": block_m, "block_n": block_n, "block_k": block_k, "num_warps": 8}
     # 8-bit floats are float16 in the shared memory of Hopper GPUs.
     nbytes = (block_m * itemsize + products * block_n) * block_k
     return {

@@ -17,6 +17,8 @@ from tilekern.errors import TargetError
 from tilekern.kernels.flash_attention import Config, Extras, Residuals, flash_attention
 from tilekern.kernels.flash_attention.backward import flash_attention_backward_key, flash_attention_backward_query
 from tilekern.kernels.matmul import matmul
+from tilekern.kernels.ragged_dot.cases import Case, ScaledCase
+from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
 from tilekern.lower.device import device_of
 from tilekern.lower.target import resolve
 from tilekern.lower.triton.gluon.choice import pays
@@ -63,6 +65,16 @@ def test_auto_leaves_products_that_wait_for_copies_to_triton() -> None:
     func = product(4096, 4096, 4096)
     three, two = (program(func, num_stages=count) for count in (3, 2))
     assert pays(func, three, SM_90) and not pays(func, two, SM_90)
+
+
+@pytest.mark.parametrize("left", ["float8_e4m3fn", None])
+def test_auto_takes_grouped_products_with_scales(left: str | None) -> None:
+    """By the cycle model their programs take 0.68 to 0.94 of the time of Triton's."""
+    case = ScaledCase(Case("experts", 4096, 512, 1024, 16), "float8_e4m3fn", (128, 128), left, (1, 128))
+    lhs, rhs, _, scales = jax.eval_shape(case.arrays, jax.random.key(0))
+    given = scales.get("lhs_scale"), scales["rhs_scale"]
+    traced = scaled_ragged_dot_forward.trace(lhs, rhs, like(16, dtype=np.int32), *given, out_dtype=jnp.bfloat16)
+    assert "@gluon.jit" in traced.lower("cuda:sm_90", emitter="auto").text
 
 
 @pytest.mark.slow
