@@ -202,6 +202,7 @@ _DOMAIN = {"acosh": 1 + _INSIDE}
 _LARGE = np.array([1e-300, 1e154, 1e200, -1e300])
 
 
+@pytest.mark.sweep(1)  # each function has a rule of its own
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if any(row) and len(row) == 1])
 def test_functions_of_one_operand(name: str) -> None:
     x = _EDGES.get(name, _ANY)
@@ -211,6 +212,7 @@ def test_functions_of_one_operand(name: str) -> None:
     against_jax(Elementwise, function, [_DOMAIN.get(name, _INSIDE)], 1.0, function=name)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if any(row) and len(row) == 2])
 def test_functions_of_two_operands(name: str) -> None:
     numbers = np.array([0.0, 1.0, -1.0, 0.3, -0.7, 2.0, 5.5, -3.0])

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 _OPS = ("tests/lower/test_ops.py", "tests/lower/test_random_programs.py")
 _XLA = ("tests/lower/xla", "tests/lang/test_refs.py", "tests/lang/test_atomics.py", *_OPS)
 _LLVM = ("tests/lower/llvm/emit", "tests/lang/test_grid.py", *_OPS)
-_LLVM_COPIES = ("tests/lower/llvm/plan", "tests/lang/test_atomics.py", *_OPS)
+_LLVM_COPIES = ("tests/lower/llvm/emit/test_atomics.py", "tests/lower/llvm/plan", "tests/lang/test_atomics.py", *_OPS)
 _PADDING = ("tests/lower/triton/legalize/test_pad_tiles.py", *_OPS)
 _TRITON = ("tests/lower/triton/emit", "tests/lower/triton/plan", *_OPS)
 _LAUNCHES = ("tests/lower/triton/recording/test_faults.py",)

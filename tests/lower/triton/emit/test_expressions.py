@@ -199,6 +199,7 @@ def test_tiles_stay_small_until_the_full_shape_is_needed() -> None:
     assert expressions.whole(TWO, TileType((4, 8), F32)) == "tl.full((4, 8), 2.0, tl.float32)"
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 def test_products_of_float32_have_the_precision_of_the_dot(precision: str) -> None:
     """Triton's default is tf32, which its interpreter computes exactly: the text has to name the precision."""
