@@ -182,7 +182,7 @@ def cuda_blocks(
     itemsize = x.dtype.itemsize
     fine = copies_well(x.shape[1], itemsize) and copies_well(w.shape[1], itemsize)
     if device.emitter == "gluon":
-        return _gluon_blocks(rows, columns, device)
+        return _gluon_blocks(rows, columns, itemsize, device)
     # On sm_90 8-bit floats are multiplied as float16, and the copies of these take registers.
     widened = device.matrix_unit == "wgmma" and itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating)
     deep = depth(inner, 2 if widened else itemsize)
@@ -217,8 +217,13 @@ def cuda_blocks(
     }
 
 
-def _gluon_blocks(rows: int, columns: int, device: tk.Device) -> dict[str, int]:
-    """Tiles for each of two warpgroups, which share the tile of w: together they have 128 rows, in a cluster 256."""
+def _gluon_blocks(rows: int, columns: int, itemsize: int, device: tk.Device) -> dict[str, int]:
+    """Tiles for each of two warpgroups, which share the tile of w: together they have 128 rows, in a cluster 256.
+
+    Tiles of 8 bits are cast: each warpgroup has columns of its own, and casts their tile for 128 rows.
+    """
+    if itemsize == 1:
+        return {"block_m": 128, "block_n": 128, "block_k": 64, "num_warps": 8}
 
     def time(choice: tuple[int, int]) -> float:
         blocks, n = choice

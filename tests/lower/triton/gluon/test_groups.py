@@ -20,7 +20,7 @@ from tilekern.lower.triton.plan.tma import plan_tma_copies
 
 def grouped(func: Func, count: int = 2) -> tuple[Func, Group]:
     legal = legalize(func, SM_90, delay=False)
-    copies = plan_tma_copies(legal, SM_90, ranges.analyze(legal))
+    copies = plan_tma_copies(legal, SM_90, ranges.analyze(legal), casts=True)
     return legal, group_programs(legal, count, copies, SM_90.cores)
 
 
@@ -90,3 +90,10 @@ def test_programs_without_such_an_axis_are_not_grouped() -> None:
     _, group = grouped(func)
     assert (group.axis, group.count, group.blocks) == (0, 1, 4)
     assert_computes(program(func), func)
+
+
+def test_programs_share_the_left_tile_where_the_right_one_is_cast() -> None:
+    """A shared right tile would be cast by each of them."""
+    for dtype, axis in (("bfloat16", 0), ("float8_e4m3fn", 1)):
+        _, group = grouped(product(256, 256, 256, dtype=dtype))
+        assert (group.axis, group.count) == (axis, 2)

@@ -19,6 +19,7 @@ from tilekern.ir.control import Fold
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv
 from tilekern.ir.memory import Load
 from tilekern.lower.triton.calibration import UNBALANCED
+from tilekern.lower.triton.gluon.rotation import loaded
 from tilekern.lower.triton.plan.tma import TmaCopy
 
 
@@ -128,15 +129,24 @@ def _varying(body: Block, index: Value) -> set[Value]:
 
 
 def _shared_bytes(func: Func, group: Group, copies: Mapping[Op, TmaCopy]) -> int:
-    """Bytes that an iteration of the loops loads once instead of `count` times."""
+    """Bytes that an iteration of the loops loads once instead of `count` times.
+
+    Without tiles of 8 bits on the right side of a product: each program casts its tile, a shared one `count` times.
+    """
     loads = [
         op
         for fold in func.walk()
         if isinstance(fold, Fold)
         for op in fold.body.ops
         if isinstance(op, Load) and op in copies and group.varying.isdisjoint(op.operands)
+        if not (op.result.tile.dtype.itemsize == 1 and _is_right(op, fold))
     ]
     return (group.count - 1) * sum(op.result.tile.size * op.result.tile.dtype.itemsize for op in loads)
+
+
+def _is_right(load: Load, fold: Fold) -> bool:
+    dots = (op for op in fold.body.ops if isinstance(op, Dot))
+    return any(loaded(dot.operands[1], fold.body.ops) is load for dot in dots)
 
 
 def _waste(func: Func, group: Group) -> int:
