@@ -224,7 +224,7 @@ def scaled_definition(*arrays: Any, dtype: Any = None) -> jax.Array:
     return by_scales(ragged_dot.scaled_reference, *arrays, dtype=wide, out_dtype=out)
 
 
-def _large_scaled() -> tuple[ScaledCase, ...]:
+def large_scaled() -> tuple[ScaledCase, ...]:
     """Each kind of scales, with ragged groups; blocks of 128 numbers divide the inner dim."""
     return tuple(
         replace(scaled, case=replace(scaled.case, rows=517, inner=384, columns=256, groups=7))
@@ -260,7 +260,7 @@ GROUPED = {
         partial(by_scales, ragged_dot.ragged_dot),
         scaled_definition,
         (),
-        made(flat, _large_scaled()),
+        made(flat, large_scaled()),
         lambda lhs, *others: lhs.shape[1],
         dtypes=("bfloat16",),
     ),

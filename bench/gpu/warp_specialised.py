@@ -13,6 +13,7 @@ from tilekern.kernels.flash_attention import flash_attention
 from tilekern.kernels.flash_attention.cases import Case
 from tilekern.kernels.matmul import fused_matmul
 from tilekern.kernels.matmul.cases import CASES
+from tilekern.kernels.ragged_dot import ragged_dot
 
 GLUON = "cuda:sm_90+gluon"
 """The target of warp-specialised programs."""
@@ -31,6 +32,9 @@ ATTENTIONS = (
 PRODUCTS = resized(
     CASES, {"rows": 517, "inner": 1000, "columns": 304}, {"rows": 1024, "inner": 512, "columns": 768}, {"columns": 4096}
 )
+
+# Scales of both operands or of the matrices, whose tiles are cast. Sums of integers and 4 bits are not taken.
+SCALED = tuple(c for c in trained.large_scaled() if c.lhs_dtype != "int8" and c.rhs_dtype in ("int8", "float8_e4m3fn"))
 
 
 def has_gluon() -> bool:
@@ -67,5 +71,11 @@ KERNELS = {
         trained.FUSED["fused_matmul"],
         partial(fused_matmul, epilogue=trained.gelu_of_sum, target=GLUON),
         trained.made(trained.with_bias, PRODUCTS),
+    ),
+    "ragged_dot scales gluon": _by_gluon(
+        trained.GROUPED["ragged_dot scales"],
+        partial(trained.by_scales, ragged_dot, target=GLUON),
+        trained.made(trained.flat, SCALED),
+        DTYPES[:1],
     ),
 }
