@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tilekern as tk
 from tests.autodiff.kernels import CASES, Case
+from tilekern.ir.interpret import interpret
 
 TARGETS = ("cpu:llvm", "cpu:xla")
 
@@ -100,3 +102,21 @@ def test_the_kernels_of_backward_passes() -> None:
     found = {c.name: c.kernel.trace(*c.arrays(), *c.rest).gradient().backward for c in CASES if c.name in stages}
     assert {name: [traced.ir.name for traced in found[name]] for name in stages} == stages
     assert [p.ref.role for p in found["norm"][0].ir.outputs] == ["out", "sum"]
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(("whole", "role"), [(True, "out"), (False, "zeros")])
+def test_states_of_tiles_that_may_not_run_begin_as_zeros(whole: bool, role: str) -> None:
+    """An output that is stored once would have elements that no program stores."""
+
+    @tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+    def waves(x, out):
+        i = tk.parallel(x.shape[0], 4)
+        loop = tk.serial(x.shape[0], 4, stop=x.shape[0] if whole else i.stop)
+        out[i] = tk.fold(loop, lambda k, acc: jnp.sin(acc + x[k]), tk.zeros(i, x.dtype))
+
+    x = np.linspace(-1, 1, 12, dtype=np.float32)
+    (states,) = (t for t in waves.trace(x).gradient().backward if t.ir.name.endswith("_states"))
+    assert {p.ref.role for p in states.ir.outputs} == {role}
+    inputs = [np.zeros(p.ref.shape, p.ref.dtype) for p in states.ir.inputs]
+    assert all(np.isfinite(found).all() for found in interpret(states.ir, *inputs))
