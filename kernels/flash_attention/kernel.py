@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import tilekern as tk
 from tilekern.kernels.blocks import even, power_of_two, takes_registers, tiled
 from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
-from tilekern.kernels.flash_attention.schedules import of_map
+from tilekern.kernels.flash_attention.schedules import has_terms, of_map
 from tilekern.kernels.flash_attention.scores import LN_2, of_queries, sink_logits
 
 
@@ -152,6 +152,10 @@ def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, devi
         return _few_queries(query, value, device, block_q, block_k)
     tiles = _TILES[device.matrix_unit]
     block_q, block_k, num_warps, num_stages = next((tile for limit, tile in tiles if width <= limit), tiles[-1][1])
+    if device.matrix_unit == "wgmma" and width <= 128 and has_terms(extras):
+        # Terms are loaded for each score. Beside the scores of a large tile they would spill, or not fit the shared
+        # memory; of small tiles several programs share a multiprocessor, and some load while others multiply.
+        block_q, block_k, num_warps, num_stages = 64, 64, 4, 3
     if config.dropout_rate:
         block_k = min(block_k, 64)  # the bits of a larger tile would not fit the registers, too
     held = block_q * query.shape[3] + num_stages * block_k * (query.shape[3] + value.shape[3])

@@ -212,9 +212,17 @@ def tpu_backward(
     nbytes = queries * (4 * width + query.dtype.itemsize * (width + of_values))
     if heads > groups:
         nbytes += 4 * keys * (width + of_values)
-    terms = [x for x in (extras.bias, extras.mask, *carried_by(extras.score_mod)) if x is not None]
-    tables = any(len(x.shape) >= 2 and min(x.shape[-2:]) > 1 for x in terms)
+    tables = has_terms(extras) or _is_table(extras.mask)
     return {"kernels": 1 if 2 * nbytes <= 0.6 * device.fast_memory and not tables else 2}
+
+
+def has_terms(extras: Extras) -> bool:
+    """True if a bias or a `score_mod` adds numbers from a matrix to scores."""
+    return any(map(_is_table, (extras.bias, *carried_by(extras.score_mod))))
+
+
+def _is_table(x: Any) -> bool:
+    return x is not None and len(x.shape) >= 2 and min(x.shape[-2:]) > 1
 
 
 def cpu_backward(query: Any, key: Any, value: Any, extras: Extras, *others: Any, target: str) -> dict[str, int]:

@@ -57,6 +57,24 @@ ALL = [(case, "", target) for case in NAMED for target in TARGETS]
 ALL += [("gpt2", feature, target) for feature in FEATURES if feature for target in TARGETS]
 
 
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("term", ["bias", "table"])
+@pytest.mark.parametrize(("width", "causal"), [(64, False), (96, True), (128, False), (128, True), (192, False)])
+def test_long_programs_with_terms_fit_hopper(width: int, causal: bool, term: str) -> None:
+    """Numbers in float32 for each score, beside heads of any width."""
+    pytest.importorskip("triton", reason="needs triton")
+    x, terms = jax.ShapeDtypeStruct((2, 4096, 16, width), jnp.bfloat16), floats(16, 4096, 4096)
+
+    def call(x: jax.Array, terms: jax.Array) -> jax.Array:
+        if term == "bias":
+            return flash_attention(x, x, x, bias=terms[None], causal=causal)
+        added = Partial(lambda terms, score, _, head, i, j: score + terms[head, i, j], terms)
+        return flash_attention(x, x, x, score_mod=added, causal=causal)
+
+    (lowering,) = lowerings_of(call, [x, terms], resolve("cuda:sm_90"))
+    assert lowering.compile().resources.spills == 0
+
+
 @pytest.mark.sweep(60)
 @pytest.mark.parametrize(
     ("case", "feature", "target"),
