@@ -179,7 +179,7 @@ def plan_group(
     trimmed = {op: bounds for op, bounds in found.items() if op.result.tile.dtype.itemsize > 1}
     copies = divided(func, plan_tma_copies(func, chip, ranges, trimmed, casts=alone), cluster)
     group = group_programs(func, warps // WARPS, copies, chip.cores // cluster)
-    channels = _channels(func, group, copies)
+    channels = _channels(func, group, copies, cluster)
     _check_positions(func, group, channels)
     _check_registers(func, group, cluster)
     delayed = {
@@ -320,7 +320,7 @@ def _adds(op: Elementwise, dot: Op) -> bool:
 # --- channels ---------------------------------------------------------------------------------------------------------
 
 
-def _channels(func: Func, group: Group, copies: Mapping[Op, TmaCopy]) -> dict[Load, Channel]:
+def _channels(func: Func, group: Group, copies: Mapping[Op, TmaCopy], cluster: int) -> dict[Load, Channel]:
     """The channel of each load that feeds a product; loads in one block for the same products share one."""
     readers: dict[Load, list[Dot]] = {}
     blocks: list[tuple[Fold | None, Block]] = [(None, func.body)]
@@ -337,7 +337,8 @@ def _channels(func: Func, group: Group, copies: Mapping[Op, TmaCopy]) -> dict[Lo
                 with source.at(dot.loc):
                     raise _refusal(
                         f"the {'right' if side else 'left'} side of a product is no tile that TMA copies",
-                        "a load without a mask, of dims that are multiples of 16 bytes",
+                        "a load without a mask, of dims that are multiples of 16 bytes"
+                        + (f", and without a cast where num_ctas = {cluster}" if cluster > 1 else ""),
                         str(value.tile),
                     )
     found: dict[tuple[Fold | None, frozenset[Dot]], list[Load]] = {}
