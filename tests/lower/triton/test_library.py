@@ -246,7 +246,7 @@ def test_sums_are_in_tensor_memory(name: str, case: str, dtype: str, target: str
 def test_hopper_multiplies_8_bit_floats_by_warpgroups() -> None:
     """As float16: its products of 8-bit floats are not exact."""
     ptx = compiled("ragged_dot", "deepseek_v3_up:float8_e4m3fn:float8_e4m3fn", "scaled", "cuda:sm_90").asm["ptx"]
-    assert "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" in ptx
+    assert "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" in ptx
     assert "mma.sync" not in ptx and "e4m3.e4m3" not in ptx
 
 
