@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import tilekern as tk
 from bench.gpu import estimates
 from bench.gpu.item import lowerings_of
 from bench.gpu.model import LINES, Launch, estimate, estimation, shorten
@@ -16,9 +15,9 @@ from bench.gpu.model.rates import GPUS
 from bench.gpu.model.sass import parse
 from bench.gpu.model.work import work
 from tests.bench.listings import loop, sass
+from tests.lower.triton.gluon.samples import needs_clusters
 from tilekern.kernels.matmul import matmul
 from tilekern.lower.target import resolve
-from tilekern.lower.triton.compile.toolchain import CLUSTERS
 
 ONE = Launch(programs=132, warps=4)  # one program for each multiprocessor
 
@@ -447,10 +446,9 @@ def test_a_compiled_matmul() -> None:
     assert dict(zip(header, row, strict=True))["program"] == "matmul" and not estimates.notes([("matmul", record)])
 
 
+@needs_clusters
 def test_a_compiled_product_on_clusters() -> None:
     pytest.importorskip("triton", reason="needs triton")
-    if tk.device("cuda:sm_90+gluon").cluster == 1:
-        pytest.skip("needs multicast in Gluon: triton {}.{}".format(*CLUSTERS))
     x = jax.ShapeDtypeStruct((4096, 1024), jnp.bfloat16), jax.ShapeDtypeStruct((1024, 4096), jnp.bfloat16)
     (lowering,) = lowerings_of(matmul, x, resolve("cuda:sm_90+gluon"))
     found = estimates.estimated(lowering, lowering.compile())

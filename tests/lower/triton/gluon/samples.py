@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import tilekern as tk
 from tests.ir.funcs import assert_near
@@ -21,9 +22,14 @@ from tilekern.kernels.matmul.kernel import matmul
 from tilekern.kernels.ragged_dot.kernel import ragged_dot_forward
 from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
 from tilekern.lower.triton.chip import CHIPS
+from tilekern.lower.triton.compile.toolchain import CLUSTERS, has_clusters
 from tilekern.lower.triton.gluon.build import build_gluon
 from tilekern.lower.triton.gluon.simulator.run import simulate
 from tilekern.lower.triton.program import Program
+
+needs_clusters = pytest.mark.skipif(
+    not has_clusters(), reason="needs multicast in Gluon: triton {}.{}".format(*CLUSTERS)
+)
 
 SM_90 = CHIPS["cuda:sm_90"]
 

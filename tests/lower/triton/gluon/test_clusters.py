@@ -18,6 +18,7 @@ from tests.lower.triton.gluon.samples import (
     gradient,
     inputs,
     like,
+    needs_clusters,
     product,
     program,
 )
@@ -29,10 +30,6 @@ from tilekern.lower.triton.compile.compile_program import compile_program
 from tilekern.lower.triton.compile.resources import measure
 from tilekern.lower.triton.gluon.simulator.run import simulate
 from tilekern.lower.triton.program import Program
-
-needs_clusters = pytest.mark.skipif(
-    not toolchain.has_clusters(), reason="needs multicast in Gluon: triton {}.{}".format(*toolchain.CLUSTERS)
-)
 
 
 @pytest.fixture(autouse=True)

@@ -48,8 +48,8 @@ def triton(module: str = "") -> Any:
 
 def check_version(version: str) -> None:
     """Refuse a Triton that tilekern was not tested with."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found and OLDEST <= (int(found[1]), int(found[2])) < BEYOND:
+    found = _release(version)
+    if found and OLDEST <= found < BEYOND:
         return
     raise DependencyError(
         "this version of Triton is not supported",
@@ -62,10 +62,16 @@ def check_version(version: str) -> None:
 def has_clusters() -> bool:
     """True if the installed Triton compiles programs for clusters; also without one, where programs are only read."""
     try:
-        found = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("triton"))
+        found = _release(importlib.metadata.version("triton"))
     except importlib.metadata.PackageNotFoundError:
         return True
-    return found is not None and (int(found[1]), int(found[2])) >= CLUSTERS
+    return found is not None and found >= CLUSTERS
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a version; None if it has none."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def identity(chip: Chip) -> list[str]:

@@ -102,12 +102,13 @@ def _excess(axes: tuple[Axis, ...], order: tuple[int, ...], falling: int, cores:
 def _run_equally(func: Func, group: Group) -> bool:
     """True if no bounds of a loop around loops of products differ between the programs of a group."""
     folds = [op for op in func.walk() if isinstance(op, Fold)]
-    around = [op for op in folds if any(isinstance(f, Fold) and _multiplies(f) for f in op.body.walk())]
+    around = [op for op in folds if any(isinstance(f, Fold) and multiplies(f.body) for f in op.body.walk())]
     return group.count == 1 or all(group.varying.isdisjoint((op.start, op.stop)) for op in around)
 
 
-def _multiplies(fold: Fold) -> bool:
-    return any(isinstance(op, Dot) for op in fold.body.ops)
+def multiplies(block: Block) -> bool:
+    """True if a product is one of a block's own ops."""
+    return any(isinstance(op, Dot) for op in block.ops)
 
 
 def _varying(body: Block, index: Value) -> set[Value]:

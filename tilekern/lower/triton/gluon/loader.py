@@ -57,17 +57,14 @@ class Loader(Role):
         """Wait until the place is free, and start its copies."""
         own = [op for op in channel.loads if is_own(op, self._group.varying)]
         every = [f"{n}" for n in range(self._group.count)] if own else ["0"]
+        nbytes = self._plan.copied_bytes
         if channel.shared:
-            self._expect(channel, "0", sum(self._nbytes(op) * (len(every) if op in own else 1) for op in channel.loads))
+            self._expect(channel, "0", sum(nbytes(op) * (len(every) if op in own else 1) for op in channel.loads))
             self._copies(channel, [(op, which) for op in channel.loads for which in (every if op in own else ["0"])])
             return
         for which in every:
-            self._expect(channel, which, sum(map(self._nbytes, channel.loads)))
+            self._expect(channel, which, sum(map(nbytes, channel.loads)))
             self._copies(channel, [(op, which) for op in channel.loads])
-
-    def _nbytes(self, op: Load) -> int:
-        """Bytes of a tile that come to one thread block."""
-        return self._plan.copied_bytes(op)
 
     def _expect(self, channel: Channel, which: str, nbytes: int) -> None:
         at, loc = self._at(channel, which), channel.loads[-1].loc

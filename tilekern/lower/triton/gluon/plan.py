@@ -26,7 +26,7 @@ from tilekern.ir.types import F32, DType, kind_of
 from tilekern.lower.triton.calibration import MAX_RING_STAGES, OTHER_REGISTERS_OF_ROLES
 from tilekern.lower.triton.chip import Chip
 from tilekern.lower.triton.gluon.clusters import ROWS, divided, is_whole
-from tilekern.lower.triton.gluon.groups import Group, group_programs
+from tilekern.lower.triton.gluon.groups import Group, group_programs, multiplies
 from tilekern.lower.triton.gluon.leading_rows import Bound, leading_rows
 from tilekern.lower.triton.gluon.rotation import Rotation, loaded, rotations
 from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
@@ -175,8 +175,8 @@ def plan_group(
     check(func, chip, warps)
     # The zeros that trim a tile are stored by one thread block, for itself. So are tiles that are cast.
     alone = cluster == 1
-    found = leading_rows(func, ranges) if alone else {}
-    trimmed = {op: bounds for op, bounds in found.items() if op.result.tile.dtype.itemsize > 1}
+    leading = leading_rows(func, ranges) if alone else {}
+    trimmed = {op: bounds for op, bounds in leading.items() if op.result.tile.dtype.itemsize > 1}
     copies = divided(func, plan_tma_copies(func, chip, ranges, trimmed, casts=alone), cluster)
     group = group_programs(func, warps // WARPS, copies, chip.cores // cluster)
     channels = _channels(func, group, copies, cluster)
@@ -185,7 +185,7 @@ def plan_group(
     delayed = {
         op: found
         for op in _folds(func.body)
-        if _multiplies(op.body) and (found := _delayed(op, group, channels, stages, cluster)) is not None
+        if multiplies(op.body) and (found := _delayed(op, group, channels, stages, cluster)) is not None
     }
     plan = _fitted(func, chip, group, copies, channels, delayed, stages, cluster)
     return replace(plan, trimmed={op: bounds for op, bounds in trimmed.items() if op in channels})
@@ -216,7 +216,7 @@ def _check_block(block: Block, depth: int) -> None:
                 raise _refusal(f"{op.name} is not taken", "elementwise functions, reductions, dots", op.name)
             if isinstance(op, Fold) and depth > 1 and any(isinstance(inner, Dot) for inner in op.walk()):
                 raise _refusal("loops of products inside of two others", "one loop around them", "loops three deep")
-            if isinstance(op, Fold) and _multiplies(op.body) and any(_multiplies(f.body) for f in _folds(op.body)):
+            if isinstance(op, Fold) and multiplies(op.body) and any(multiplies(f.body) for f in _folds(op.body)):
                 raise _refusal("products in a loop and in one inside of it", "products in the inner loop", "in both")
             if isinstance(op, Dot):
                 _check_dot(op)
@@ -224,10 +224,6 @@ def _check_block(block: Block, depth: int) -> None:
                 raise _refusal("a product or a store in a branch", "one that always runs", "one in a branch")
         for region in op.regions:
             _check_block(region, depth + 1)
-
-
-def _multiplies(block: Block) -> bool:
-    return any(isinstance(op, Dot) for op in block.ops)
 
 
 def _folds(block: Block) -> list[Fold]:
