@@ -85,6 +85,12 @@ def test_auto_takes_grouped_products_with_scales(left: str | None) -> None:
         *(("key", 128, True, 4), ("key", 64, True, 4)),
         *(("query", width, causal, 4) for width in (64, 128, 256) for causal in (True, False)),
         ("query", 64, True, 1),
+        pytest.param(
+            *("key", 64, True, 1),
+            marks=pytest.mark.xfail(
+                strict=True, reason="needs a rule for key gradients of one causal sequence: record 0069"
+            ),
+        ),
     ],
 )
 def test_the_cycle_model_confirms_the_choice(of: str, width: int, causal: bool, batch: int) -> None:
