@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pydoc
-from itertools import product
 from typing import Any, Literal
 
 import jax
@@ -15,7 +14,7 @@ import pytest
 import tilekern as tk
 from tests.lang.checks import like_first, numbers, refused
 from tilekern.errors import ArgumentError
-from tilekern.kernel.signature import of_function, static_key
+from tilekern.kernel.signature import of_function
 
 X = numbers(6)
 
@@ -179,55 +178,6 @@ def test_launch_options_are_reserved() -> None:
 
         @like_first
         def g(x, out, *, num_stages: int): ...
-
-
-# --- keys of caches -------------------------------------------------------------------------------------------------
-
-SCALARS = [0, 1, False, True, 0.0, -0.0, 1.0, float("inf"), None, "1"]
-SCALARS += [np.float32(0), np.float32(-0.0), np.float64(0), np.float64(-0.0), np.int8(1), np.int64(1)]
-
-
-def test_a_key_tells_apart_what_python_does_not() -> None:
-    """`repr` shows the difference of 1, True and 1.0, and of 0.0 and -0.0."""
-    values = [*SCALARS, *((v,) for v in SCALARS), *((0, (v,)) for v in SCALARS)]
-    for a, b in product(values, values):
-        assert (static_key({"n": a}) == static_key({"n": b})) == (repr(a) == repr(b)), (a, b)
-
-
-def test_nan_is_one_key() -> None:
-    assert static_key({"n": float("nan")}) == static_key({"n": float("nan")})
-
-
-@pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0), ((1,), (True,), (1.0,)), (("a", 0.0), ("a", -0.0))])
-def test_static_arguments_that_are_equal_in_python(values) -> None:
-    @like_first
-    def code(x, out, *, value: Any):
-        out[...] = x[...] * 0 + _code(value)
-
-    for _ in range(2):
-        assert [float(code(X, value=v)[0]) for v in values] == [_code(v) for v in values]
-
-
-def _code(value: Any) -> float:
-    inner = value[-1] if isinstance(value, tuple) else value
-    return {bool: 1, int: 2, float: 3}[type(inner)] * float(np.copysign(1, inner))
-
-
-@pytest.mark.parametrize("block", [jnp.int32(4), np.array(4)])
-def test_a_block_that_is_an_array(block: Any) -> None:
-    summary = "block must be a static integer of at least 1"
-    with refused(ArgumentError, summary, expected="a Python int", got="block = int", fix="block=int(...)"):
-        scale(X, factor=2.0, block=block)  # <-
-
-
-def test_a_static_argument_that_no_float_holds() -> None:
-    with refused(ArgumentError, "the wrong type", expected="float", got="an integer of 1329 bits (int)", fix="convert"):
-        scale(X, factor=10**400)  # <-
-
-
-def test_a_block_is_explained() -> None:
-    text = pydoc.render_doc(tk.Block)
-    assert "a block size" in text and "bit_count" not in text
 
 
 # --- for help and editors -------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from tilekern.kernel.arguments import check_argument
 from tilekern.kernel.caches import DeclaredCaches
 from tilekern.kernel.definition import RESIDUALS, Definition, Rules, Schedule
 from tilekern.kernel.inherited_target import inherited_target
-from tilekern.kernel.signature import LAUNCH, Signature, of_function, static_key
+from tilekern.kernel.signature import LAUNCH, Signature, of_function
+from tilekern.kernel.statics import static_key
 from tilekern.lang.state import is_traced
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target, resolve

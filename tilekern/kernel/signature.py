@@ -8,13 +8,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import jax
-import numpy as np
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError
+from tilekern.kernel.statics import is_hashable
 from tilekern.lang.tiles import describe, static_int
 
 LAUNCH = ("num_warps", "num_stages", "num_ctas")
@@ -115,7 +115,7 @@ class Signature:
 
     def _check_static(self, name: str, value: Any) -> None:
         hint = self.hints.get(name)
-        if isinstance(value, _jax.Tracer) or not _is_hashable(value):
+        if isinstance(value, _jax.Tracer) or not is_hashable(value):
             raise ArgumentError(
                 f"the keyword argument {name} of {self.name} is static and must be hashable",
                 expected="a hashable Python value",
@@ -140,7 +140,7 @@ class Signature:
                     got=f"{name} = {describe(values[name])}",
                     fix="annotate the kernel's parameter with tk.Block, or drop the entry",
                 )
-            if not _is_hashable(values[name]):
+            if not is_hashable(values[name]):
                 raise ArgumentError(
                     f"{name} must be a static integer of at least 1",
                     expected="a Python int >= 1",
@@ -190,14 +190,6 @@ def _is_block(hint: Any) -> bool:
     return hint is Block
 
 
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
 def _accepts(hint: Any, value: Any) -> bool:
     """True if a value fits an annotation of plain classes, literals and unions, and for all other annotations."""
     origin = typing.get_origin(hint)
@@ -243,15 +235,3 @@ def select(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str,
         return dict(values)
     names = {p.name for p in parameters}
     return {name: value for name, value in values.items() if name in names}
-
-
-def static_key(keywords: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A cache key that tells 1 from True and 1.0, and 0.0 from -0.0, which compare equal in Python; in tuples, too."""
-    return tuple((name, _exact(value)) for name, value in keywords.items())
-
-
-def _exact(value: Any) -> Any:
-    kind = cast(type[Any], type(value))
-    if isinstance(value, tuple):
-        return (kind, *map(_exact, cast(tuple[Any, ...], value)))
-    return kind, float(value).hex() if issubclass(kind, (float, np.floating)) else value
