@@ -83,6 +83,18 @@ def spec_of_sharding(sharding: NamedSharding, ndim: int) -> tuple[tuple[str, ...
     return tuple((d,) if isinstance(d, str) else tuple(d or ()) for d in dims)
 
 
+def spec_in_hlo(sharding: Any, mesh: Any, ndim: int) -> tuple[tuple[str, ...], ...] | None:
+    """For each dim of an array the axes of the mesh that divide it, by a sharding that XLA found.
+
+    None where a part of an axis divides a dim: this has no name.
+    """
+    try:
+        (spec,) = sharding_impls.parse_flatten_op_sharding(sharding._hlo_sharding, mesh)
+    except (ValueError, NotImplementedError, StopIteration):  # IndivisibleError is a ValueError
+        return None
+    return spec_of_sharding(NamedSharding(mesh, spec), ndim)
+
+
 def replicated_like(sharding: Any) -> Any:
     """The sharding of arrays that are whole on each of the devices of another sharding."""
     return sharding_impls.GSPMDSharding.get_replicated(sharding._device_assignment)

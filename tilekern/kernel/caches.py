@@ -37,7 +37,7 @@ class FamilyCaches:
       programs: the jitted program and its partitioning, by target.
       batched: the family under `jax.vmap`, by size and dims.
       derived: the families of its derivatives, by the operands that move, or that it is linear in.
-      parts: the families of devices' parts, by their types.
+      parts: the families of devices' parts, or why there is none, by the number of parts of each factor.
     """
 
     def __init__(self) -> None:

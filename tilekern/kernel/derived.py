@@ -7,7 +7,7 @@ kernels: `BackwardFamily`. Both are families like any other, so that they have d
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -119,16 +119,9 @@ class TangentFamily(DerivedTileFamily):
         rule = self._of.rule(checked=checked)
         return None if rule is None else rule.tangent(self._moving, [is_float(o) for o in self._of.outputs])
 
-    def part(
-        self,
-        operands: Sequence[jax.ShapeDtypeStruct],
-        results: Sequence[jax.ShapeDtypeStruct],
-        sizes: Collection[tuple[int, int]],
-    ) -> TangentFamily | None:
-        if len(results) < len(self._of.outputs):
-            return None
-        found = self._of.part(operands[: len(self._moving)], results, sizes)
-        return None if found is None else TangentFamily(cast(TileFamily, found), self._moving)
+    def _part(self, parts: Mapping[str, int]) -> TangentFamily | str:
+        found = self._of.part(parts)
+        return found if isinstance(found, str) else TangentFamily(cast(TileFamily, found), self._moving)
 
 
 class StageFamily(DerivedTileFamily):
@@ -165,17 +158,9 @@ class BackwardFamily(FunctionFamily):
         rule = self._of.rule(checked=checked)
         return None if rule is None else rule.transposed(self._linear)
 
-    def part(
-        self,
-        operands: Sequence[jax.ShapeDtypeStruct],
-        results: Sequence[jax.ShapeDtypeStruct],
-        sizes: Collection[tuple[int, int]],
-    ) -> BackwardFamily | None:
-        known, cotangents = len(self._linear) - sum(self._linear), len(self._of.outputs)
-        given, moving = iter(operands[:known]), iter(results)
-        types = [next(moving) if is_linear else next(given) for is_linear in self._linear]
-        found = self._of.part(types, operands[known : known + cotangents], sizes)
-        return None if found is None else BackwardFamily(cast(TileFamily, found), self._linear)
+    def _part(self, parts: Mapping[str, int]) -> BackwardFamily | str:
+        found = self._of.part(parts)
+        return found if isinstance(found, str) else BackwardFamily(cast(TileFamily, found), self._linear)
 
     def divided(self, operands: Sequence[Any]) -> Sequence[Any]:
         return on_explicit_mesh(self, operands)

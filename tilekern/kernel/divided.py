@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from tilekern.kernel.family import Family
 
 
-def divide(family: Family, types: Sequence[Any], specs: Sequence[Spec], mesh: Mapping[str, int]) -> Division | None:
+def divide(family: Family, specs: Sequence[Spec], mesh: Mapping[str, int]) -> Division | None:
     """The division of a call by its operands' shardings; None if there is no rule for it.
 
     Args:
       family: of the call.
-      types: of the whole operands.
       specs: the axes that divide them.
       mesh: the sizes of the axes.
     """
@@ -35,21 +34,9 @@ def divide(family: Family, types: Sequence[Any], specs: Sequence[Spec], mesh: Ma
         if rule is None:
             return None
         found = rule.assign(specs, mesh)
-        if local(family, types, found) is not None:
+        if not isinstance(family.part(found.parts), str):
             return found
     return Division(rule, {}, mesh)
-
-
-def local(family: Family, types: Sequence[Any], division: Division) -> Family | None:
-    """The family of a device's part; None if it computes anything else than a part of the whole."""
-    if not division.axes:
-        return family
-    operands = division.parts(types, division.operands)
-    results = division.parts(family.outputs, division.results)
-    key = tuple((x.shape, x.dtype) for x in (*operands, *results))
-    if key not in family.caches.parts:
-        family.caches.parts[key] = family.part(operands, results, division.sizes)
-    return family.caches.parts[key]
 
 
 def on_explicit_mesh(family: Family, operands: Sequence[Any]) -> Sequence[Any]:
@@ -61,7 +48,7 @@ def on_explicit_mesh(family: Family, operands: Sequence[Any]) -> Sequence[Any]:
     avals = [jax.typeof(x) for x in operands]
     mesh = next(a.sharding.mesh for a in avals if not a.sharding.mesh.empty)
     specs = [_meshes.spec_of(a) for a in avals]
-    found = None if any(map(_meshes.is_addend, avals)) else divide(family, avals, specs, dict(mesh.shape))
+    found = None if any(map(_meshes.is_addend, avals)) else divide(family, specs, dict(mesh.shape))
     if found is None:
         raise _refused(family, avals)
     moved = [
@@ -69,7 +56,7 @@ def on_explicit_mesh(family: Family, operands: Sequence[Any]) -> Sequence[Any]:
     ]
     shard_map = cast(Callable[..., Any], jax.shard_map)
     run = shard_map(
-        on_part(family, avals, found),
+        on_part(family, found),
         mesh=mesh,
         in_specs=tuple(map(_partition_spec, found.operands)),
         out_specs=tuple(map(_partition_spec, found.results)),
@@ -78,10 +65,10 @@ def on_explicit_mesh(family: Family, operands: Sequence[Any]) -> Sequence[Any]:
     return list(run(*moved))
 
 
-def on_part(family: Family, types: Sequence[Any], division: Division) -> Callable[..., tuple[Any, ...]]:
+def on_part(family: Family, division: Division) -> Callable[..., tuple[Any, ...]]:
     """The function that each device runs on its parts, in a `jax.shard_map`."""
-    part = local(family, types, division)
-    assert part is not None
+    part = family.part(division.parts)
+    assert not isinstance(part, str)
 
     def run(*operands: Any) -> tuple[Any, ...]:
         results = call(part, *operands)
@@ -104,14 +91,18 @@ def _moved(family: Family, number: int, operand: Any, given: Spec, wanted: Spec)
 
 
 def _warn_if_gathered(family: Family, number: int, operand: Any, given: Spec, wanted: Spec) -> None:
-    gathers = any(set(axes) - set(kept) for axes, kept in zip(given, wanted, strict=True))
+    if any(set(axes) - set(kept) for axes, kept in zip(given, wanted, strict=True)):
+        _warn_once(family, number, operand, f"as {_partition_spec(given)}", f"as {_partition_spec(wanted)}")
+
+
+def _warn_once(family: Family, number: int, operand: Any, given: str, wanted: str) -> None:
     shape = (family.name, number, operand.shape, given)
-    if not gathers or shape in gather_warnings:
+    if shape in gather_warnings:
         return
     gather_warnings[shape] = None
     message = (
         f"each device gathers operand {number} of {family.name}, {operand.size * operand.dtype.itemsize} bytes, "
-        f"which is divided as {_partition_spec(given)}, and is needed as {_partition_spec(wanted)}.\n"
+        f"which is divided {given}, and is needed {wanted}.\n"
         f"  fix: print kernel.sharding_rule(...) to see what may be divided, and why the rest may not; devices must "
         f"divide a dim evenly"
     )
@@ -140,8 +131,8 @@ def partitioned(family: Family) -> Callable[..., Sequence[jax.Array]]:
 
     def partition(mesh: Any, operands: Sequence[Any], results: Any) -> tuple[Any, ...]:
         division = _division_for(family, rule, mesh, operands)
-        sharding = _shardings(mesh, operands)
-        run = on_part(family, operands, division)
+        sharding = _shardings(mesh, division, operands)
+        run = on_part(family, division)
 
         def of_part(*operands: Any) -> tuple[Any, ...]:
             with _meshes.outside_of_meshes():
@@ -155,7 +146,13 @@ def partitioned(family: Family) -> Callable[..., Sequence[jax.Array]]:
     def program(*operands: jax.Array) -> Sequence[jax.Array]:
         text, needed, sizes = rule.as_shardy(operands, family.outputs)
         made = cast(Any, custom_partitioning)(together)
-        made.def_partition(partition=partition, sharding_rule=text, need_replication_factors=needed, **sizes)
+        made.def_partition(
+            partition=partition,
+            decode_shardings=False,  # JAX raises an error where a part of an axis divides a dim
+            sharding_rule=text,
+            need_replication_factors=needed,
+            **sizes,
+        )
         return made(*operands)
 
     program.__name__ = family.name
@@ -163,12 +160,19 @@ def partitioned(family: Family) -> Callable[..., Sequence[jax.Array]]:
 
 
 def _division_for(family: Family, rule: ShardingRule, mesh: Any, operands: Sequence[Any]) -> Division:
-    """The division by the shardings that XLA found; none where they say nothing of a mesh."""
-    shardings = [x.sharding for x in operands]
-    if not all(isinstance(s, NamedSharding) for s in shardings):
+    """The division by the shardings that XLA found; none where they say nothing of a mesh.
+
+    Nor where a part of an axis divides a dim, as two of four devices 6 tiles.
+    """
+    if mesh.empty:
         return Division(rule, {}, {})
-    specs = [_meshes.spec_of_sharding(s, len(x.shape)) for s, x in zip(shardings, operands, strict=True)]
-    found = divide(family, operands, specs, dict(mesh.shape))
+    found_specs = [_meshes.spec_in_hlo(x.sharding, mesh, len(x.shape)) for x in operands]
+    specs = [spec for spec in found_specs if spec is not None]
+    if len(specs) < len(found_specs):
+        number = found_specs.index(None)
+        _warn_once(family, number, operands[number], "by a part of an axis of the mesh", "whole")
+        return Division(rule, {}, {})
+    found = divide(family, specs, dict(mesh.shape))
     assert found is not None
     # An axis that divides another dim is XLA's choice, as for weights that are gathered for a product.
     wanted = rule.fitting(specs, dict(mesh.shape)) if found.axes else found.operands
@@ -177,8 +181,8 @@ def _division_for(family: Family, rule: ShardingRule, mesh: Any, operands: Seque
     return found
 
 
-def _shardings(mesh: Any, operands: Sequence[Any]) -> Callable[[Spec], Any]:
-    if all(isinstance(x.sharding, NamedSharding) for x in operands):
+def _shardings(mesh: Any, division: Division, operands: Sequence[Any]) -> Callable[[Spec], Any]:
+    if division.mesh:
         return lambda spec: NamedSharding(mesh, _partition_spec(spec))
     replicated = _meshes.replicated_like(next(x.sharding for x in operands))
     return lambda spec: replicated

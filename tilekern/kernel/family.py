@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -76,20 +76,20 @@ class Family:
         """The rule; unless `checked`, a `part` of a call by it may be None, where its body depends on its size."""
         return None
 
-    def part(
-        self,
-        operands: Sequence[jax.ShapeDtypeStruct],
-        results: Sequence[jax.ShapeDtypeStruct],
-        sizes: Collection[tuple[int, int]],
-    ) -> Family | None:
-        """The same kernel or op on parts of the operands; None if it would not compute these parts of the results.
+    def part(self, parts: Mapping[str, int]) -> Family | str:
+        """The same kernel or op on parts of the operands; or the reason why it is not proved to compute such parts.
 
         Args:
-          operands: the types of the parts.
-          results: the types of the parts of results, or of addends.
-          sizes: the sizes that are divided, each with that of a part.
+          parts: by name of a factor of the rule, the number of equal parts that devices have of it.
         """
-        return None
+        key = tuple(sorted(parts.items()))
+        if key not in self.caches.parts:
+            self.caches.parts[key] = self._part(parts) if parts else self
+        return self.caches.parts[key]
+
+    def _part(self, parts: Mapping[str, int]) -> Family | str:
+        """`part`, for one part or more."""
+        raise NotImplementedError
 
     def calls_host(self, target: Target) -> bool:
         """True if a call prints, or checks assertions, which the host may have to do."""

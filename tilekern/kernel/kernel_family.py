@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -15,13 +16,15 @@ import numpy as np
 from tilekern import _jax, source
 from tilekern.errors import ArgumentError, TraceError
 from tilekern.ir.analysis.same_program import difference
+from tilekern.ir.analysis.sharding import Factor, Place, sharding_of
+from tilekern.ir.core import Func
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.types import FOUR_BITS, Role
 from tilekern.kernel import derivatives, derived
 from tilekern.kernel.declared_call import DeclaredCall
 from tilekern.kernel.definition import Definition
 from tilekern.kernel.results import Results, results
-from tilekern.kernel.sharding_rule import Division, ShardingRule, rule_of
+from tilekern.kernel.sharding_rule import ShardingRule, part_types, rule_of
 from tilekern.kernel.signature import LAUNCH, check_sizes, select
 from tilekern.kernel.stated_sharding import stated
 from tilekern.kernel.tile_family import Member, TileFamily
@@ -29,6 +32,8 @@ from tilekern.lang.tiles import describe
 from tilekern.lang.trace import Param, Tracing, trace
 from tilekern.lower.target import Target, on_platform
 from tilekern.passes import pipeline
+from tilekern.passes.dce import dce
+from tilekern.passes.divide import divide
 
 # The sizes of a kernel's blocks, by name.
 type _Blocks = tuple[tuple[str, int], ...]
@@ -58,6 +63,7 @@ class KernelFamily(TileFamily):
         self._traced_early: dict[_Blocks, Member] = {}
         # Traces without passes, which the first member and the rule share, and the checks of parts.
         self._raw: dict[_Blocks, Tracing] = {}
+        self._factors: dict[_Blocks, dict[frozenset[Place], Factor]] = {}
 
     @cached_property
     def _first(self) -> tuple[_Blocks, Tracing]:
@@ -187,8 +193,8 @@ class KernelFamily(TileFamily):
         found = self._rule
         if self.declared.rules.sharding is None and self._tried([*found.sizes], found):
             for name in found.sizes:
-                different = self._tried([name], found)
-                found = found.without(name, f"the body depends on its size ({different})") if different else found
+                reason = self._tried([name], found)
+                found = found.without(name, reason) if reason else found
         return found
 
     def calls_host(self, target: Target) -> bool:
@@ -200,42 +206,50 @@ class KernelFamily(TileFamily):
         return rule(*call.arguments, **select(rule, call.statics))
 
     def _tried(self, names: Sequence[str], rule: ShardingRule) -> str:
-        """The first thing in which the body of a part along some names would be another one, in words; else ""."""
+        """The reason why some names of the rule may not be divided, each into the least number of parts; else ""."""
         common = {name: gcd(*rule.sizes[name]) for name in names}
         parts = {n: next(p for p in range(2, size + 1) if size % p == 0) for n, size in common.items() if size > 1}
-        one = Division(rule, {name: (name,) for name in parts}, parts)
-        made = self._made(one.parts(self.types, one.operands))
-        return self._difference(made, one.parts(self.outputs, one.results), one.sizes) if parts else ""
+        part = self.part(parts)
+        return part if isinstance(part, str) else ""
 
-    def part(
-        self,
-        operands: Sequence[jax.ShapeDtypeStruct],
-        results: Sequence[jax.ShapeDtypeStruct],
-        sizes: Collection[tuple[int, int]],
-    ) -> KernelFamily | None:
-        key = tuple((x.shape, x.dtype) for x in (*operands, *results))
-        if key not in self.caches.parts:
-            made = self._made(operands)
-            self.caches.parts[key] = None if self._difference(made, results, sizes) else made
-        return self.caches.parts[key]
+    def _part(self, parts: Mapping[str, int]) -> PartFamily | str:
+        rule, places = self._rule, self._places()
+        operands = part_types(self.types, rule.operands, parts)
+        try:
+            part = PartFamily(self, {places[name]: count for name, count in parts.items()}, operands)
+        except Exception as error:  # of the user's code, which may take sizes of the whole only
+            return f"the body does not take parts of it ({type(error).__name__}: {error})".splitlines()[0]
+        if [(x.shape, x.dtype) for x in part.outputs] != [
+            (x.shape, x.dtype) for x in part_types(self.outputs, rule.results, parts)
+        ]:
+            return "the body depends on its size (the shapes of results)"
+        return part.reason(self.target) or part
 
-    def _made(self, operands: Sequence[jax.ShapeDtypeStruct]) -> KernelFamily:
-        """The kernel on other operands."""
-        call = self.declared
-        leaves, tree = _jax.flatten(call.arguments)
-        arguments = jax.tree.unflatten(tree, operands[: len(leaves)])
-        return KernelFamily(call.definition, arguments, call.statics, call.blocks, call.asked)
+    def _places(self) -> dict[str, frozenset[Place]]:
+        """For each name of the rule the dims of params that it stands for."""
+        func, rule, found = self._first[1].func, self._rule, defaultdict[str, set[Place]](set)
+        for params, side in ((func.inputs, rule.operands), (func.outputs, rule.results)):
+            for param, dims in zip(params, side, strict=True):
+                for n, name in enumerate(dims):
+                    found[name].add((func.params.index(param), n))
+        return {name: frozenset(places) for name, places in found.items()}
 
-    def _difference(
-        self, part: KernelFamily, results: Sequence[jax.ShapeDtypeStruct], sizes: Collection[tuple[int, int]]
-    ) -> str:
-        """The first thing in which the kernel of a part differs, in words; "" if it computes a part of the results."""
-        if [(x.shape, x.dtype) for x in part.outputs] != [(x.shape, x.dtype) for x in results]:
-            return "the shapes of results"
-        if self.declared.rules.sharding is not None:
-            return ""
-        blocks = part._blocks(part.target)
-        return difference(self._as_traced(blocks).func, part._as_traced(blocks).func, sizes)
+    def divided_func(self, blocks: _Blocks, parts: Mapping[frozenset[Place], int]) -> Func | str:
+        """The Func of a part of the kernel with some blocks, or the reason why there is none.
+
+        Args:
+          blocks: the blocks.
+          parts: the number of parts, for the dims of params that are divided together.
+        """
+        if blocks not in self._factors:
+            known = sharding_of(self._as_traced(blocks).func)
+            self._factors[blocks] = {factor.dims: factor for factor in known.factors}
+        factors = self._factors[blocks]
+        if not all(dims in factors for dims in parts):
+            return "with the blocks of a part its tiles are no parts of the whole"
+        if any(size % count for dims, count in parts.items() for size in factors[dims].sizes):
+            return "parts of it are no whole tiles"
+        return divide(self._as_traced(blocks).func, {factors[dims]: count for dims, count in parts.items()})
 
     def _trace(self, blocks: _Blocks) -> Tracing:
         """The body with some blocks, after the passes of every Func."""
@@ -263,6 +277,72 @@ class KernelFamily(TileFamily):
         with _jax.tracing_under(call.settings):
             keywords = {**call.statics, **dict(blocks)}
             return trace(definition.function, self.name, [*inputs, *outputs], keywords, definition.loc)
+
+
+class PartFamily(KernelFamily):
+    """A kernel on the part of each operand that a device has.
+
+    The body is traced for the types of the parts. With some blocks it is proved if that trace is, op by op, the Func
+    that `divide` makes of the trace for whole arrays. A target has blocks that are proved: its own for the part, or its
+    own for the whole, or those of the first target, for which the family was made.
+
+    Args:
+      whole: the family of the call.
+      parts: the number of parts, for the dims of params that are divided together.
+      operands: the types of the parts of operands.
+    """
+
+    def __init__(
+        self, whole: KernelFamily, parts: Mapping[frozenset[Place], int], operands: Sequence[jax.ShapeDtypeStruct]
+    ) -> None:
+        self._whole, self._parts, self._operands = whole, parts, operands
+        self._reasons: dict[_Blocks, str] = {}
+        call = whole.declared
+        leaves, tree = _jax.flatten(call.arguments)
+        arguments = jax.tree.unflatten(tree, operands[: len(leaves)])
+        super().__init__(call.definition, arguments, call.statics, call.blocks, call.asked)
+
+    def reason(self, target: Target) -> str:
+        """The reason why no blocks of a target are proved; "" if some are, or if the author states the rule."""
+        if self._whole.declared.rules.sharding is not None:
+            return ""
+        reasons = [self._unproved(blocks) for blocks in self._candidates(target)]
+        return "" if "" in reasons else reasons[0]
+
+    @property
+    def derives(self) -> KernelFamily:
+        whole = self._whole.derives
+        if whole is self._whole:
+            return self
+        part = PartFamily(whole, self._parts, self._operands)
+        return self if part.reason(part.target) else part
+
+    def launch(self, target: Target) -> Mapping[str, int]:
+        is_of_whole = self._blocks(target) != super()._blocks(target)
+        return self._whole.launch(target) if is_of_whole else super().launch(target)
+
+    def _blocks(self, target: Target) -> _Blocks:
+        first = super()._blocks(target)
+        if self._whole.declared.rules.sharding is not None:
+            return first
+        candidates = [*self._candidates(target), *self._candidates(self.target)]
+        return next((blocks for blocks in candidates if not self._unproved(blocks)), first)
+
+    def _candidates(self, target: Target) -> list[_Blocks]:
+        return [super()._blocks(target), self._whole._blocks(target)]
+
+    def _unproved(self, blocks: _Blocks) -> str:
+        """The reason why the trace with some blocks is not proved to be a part of the whole; "" if it is."""
+        if blocks not in self._reasons:
+            self._reasons[blocks] = self._compared(blocks)
+        return self._reasons[blocks]
+
+    def _compared(self, blocks: _Blocks) -> str:
+        wanted = self._whole.divided_func(blocks, self._parts)
+        if isinstance(wanted, str):
+            return wanted
+        different = difference(dce(wanted), dce(self._as_traced(blocks).func))
+        return f"the body depends on its size ({different})" if different else ""
 
 
 def _results(definition: Definition, arguments: Sequence[Any], statics: Mapping[str, Any]) -> Results:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import jax
@@ -63,7 +63,7 @@ class ShardingRule:
         alone: set[str] = set()
 
         def shown(name: str, size: int) -> str:
-            common = min(self.sizes.get(name, {1}))
+            common = gcd(*self.sizes.get(name, {1}))
             # Nothing divides a name with a dim of 1: each size of its dims is a factor of its own.
             key = name, common if common > 1 else size
             known = key in factors
@@ -93,9 +93,15 @@ class ShardingRule:
         sizes = {n: size for n, size in self.sizes.items() if n != name}
         return replace(self, sizes=sizes, reasons={**self.reasons, name: reason})
 
+    @property
+    def batch_name(self) -> str:
+        """The name of the factor that `batched` adds."""
+        used = {n for dims in (*self.operands, *self.results) for n in dims}
+        return next(n for n in ("batch", *(f"batch{k}" for k in range(len(used) + 1))) if n not in used)
+
     def batched(self, dims: Sequence[int | None], size: int) -> ShardingRule:
         """The rule under `jax.vmap`: the batch is a factor."""
-        name = _unused("batch", self)
+        name = self.batch_name
         operands = zip(self.operands, dims, strict=True)
         return replace(
             self,
@@ -177,31 +183,36 @@ class Division:
         return [tuple(self.axes.get(name, ()) for name in dims) for dims in self.rule.results]
 
     @property
-    def sizes(self) -> set[tuple[int, int]]:
-        """The sizes that are divided, each with that of a part."""
-        return {(n, n // _devices(axes, self.mesh)) for name, axes in self.axes.items() for n in self.rule.sizes[name]}
+    def parts(self) -> dict[str, int]:
+        """By name of a factor the number of its parts, where that is more than one."""
+        counts = {name: _devices(axes, self.mesh) for name, axes in self.axes.items()}
+        return {name: count for name, count in counts.items() if count > 1}
 
     def summed(self, result: int) -> tuple[str, ...]:
         """The axes of the mesh whose devices have addends of a result."""
         names = (name for name in self.axes if result in self.rule.sums.get(name, ()))
         return tuple(axis for name in names for axis in self.axes[name])
 
-    def parts(self, types: Sequence[Any], specs: Sequence[Spec]) -> list[jax.ShapeDtypeStruct]:
-        """The types of the parts of arrays that a device has."""
-        return [self._part(t, spec) for t, spec in zip(types, specs, strict=True)]
-
-    def _part(self, type: Any, spec: Spec) -> jax.ShapeDtypeStruct:
-        shape = (n // _devices(axes, self.mesh) for n, axes in zip(type.shape, spec, strict=True))
-        return jax.ShapeDtypeStruct(tuple(shape), type.dtype)
-
 
 def _devices(axes: Sequence[str], mesh: Mapping[str, int]) -> int:
     return prod(mesh[axis] for axis in axes)
 
 
-def _unused(name: str, rule: ShardingRule) -> str:
-    used = {n for dims in (*rule.operands, *rule.results) for n in dims}
-    return next(n for n in (name, *(f"{name}{k}" for k in range(len(used) + 1))) if n not in used)
+def part_types(
+    types: Sequence[jax.ShapeDtypeStruct], dims: Sequence[Dims], parts: Mapping[str, int]
+) -> list[jax.ShapeDtypeStruct]:
+    """The types of the parts of arrays.
+
+    Args:
+      types: of the whole arrays.
+      dims: for each array the names of its dims.
+      parts: by name the number of parts.
+    """
+    shapes = [
+        [n // parts.get(name, 1) for n, name in zip(t.shape, names, strict=True)]
+        for t, names in zip(types, dims, strict=True)
+    ]
+    return [jax.ShapeDtypeStruct(tuple(shape), t.dtype) for t, shape in zip(types, shapes, strict=True)]
 
 
 def rule_of(func: Func, given: int) -> ShardingRule:

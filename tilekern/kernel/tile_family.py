@@ -6,7 +6,7 @@ A family has a member for each target: the kernel traced with that target's bloc
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -191,18 +191,13 @@ class BatchedFamily(TileFamily):
         inner = self._inner.rule(checked=checked)
         return None if inner is None else inner.batched(self._dims, self._size)
 
-    def part(
-        self,
-        operands: Sequence[jax.ShapeDtypeStruct],
-        results: Sequence[jax.ShapeDtypeStruct],
-        sizes: Collection[tuple[int, int]],
-    ) -> BatchedFamily | None:
-        inner = self._inner.part(
-            [t if d is None else _without(t, d) for t, d in zip(operands, self._dims, strict=True)],
-            [_without(t, 0) for t in results],
-            sizes,
-        )
-        return None if inner is None else BatchedFamily(cast(TileFamily, inner), results[0].shape[0], self._dims)
+    def _part(self, parts: Mapping[str, int]) -> BatchedFamily | str:
+        rule = self._inner.rule(checked=False)
+        assert rule is not None
+        inner = self._inner.part({name: count for name, count in parts.items() if name != rule.batch_name})
+        if isinstance(inner, str):
+            return inner
+        return BatchedFamily(cast(TileFamily, inner), self._size // parts.get(rule.batch_name, 1), self._dims)
 
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
@@ -215,10 +210,6 @@ class BatchedFamily(TileFamily):
 
     def transpose(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
         return batched_transpose(self._inner, self._size, self._dims, cotangents, operands)
-
-
-def _without(type: jax.ShapeDtypeStruct, dim: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((*type.shape[:dim], *type.shape[dim + 1 :]), type.dtype)
 
 
 class MappedFamily(Family):

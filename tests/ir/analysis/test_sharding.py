@@ -87,33 +87,33 @@ X = jnp.ones((16, 8))
 
 
 def rows(x, out):
-    i = tk.parallel(16, 4)
+    i = tk.parallel(x.shape[0], 4)
     out[i, :] = x[i, :]
 
 
 def shifted(x, out):
-    i = tk.parallel(16, 4)
+    i = tk.parallel(x.shape[0], 4)
     out[i, :] = x[tk.ds(i.index * 4 + 1, 4), :]
 
 
 def position(x, out):
-    i = tk.parallel(16, 4)
+    i = tk.parallel(x.shape[0], 4)
     out[i, :] = x[i, :] + i.indices[:, None]
 
 
 def one_tile(x, out):
     """The index of the only tile is 0 in each part, and so is the first row of each."""
-    i = tk.parallel(16, 16)
+    i = tk.parallel(x.shape[0], 16)
     out[i, :] = x[i, :] + i.indices[:, None]
 
 
 def valid(x, out):
-    i = tk.parallel(16, 4)
+    i = tk.parallel(x.shape[0], 4)
     out[i, :] = jnp.where(i.valid[:, None], x[i, :], 1)
 
 
 def other_mask(x, out):
-    i = tk.parallel(16, 4)
+    i = tk.parallel(x.shape[0], 4)
     out[i, :] = jnp.where(i.indices[:, None] < 15, x[i, :], 1)
 
 

@@ -1,248 +1,395 @@
-"""Dependence of results on the places where tiles of an axis begin: ops that combine lanes along it.
+"""Proof that an axis may be cut between any two elements, not only between tiles.
 
-A value has *lanes* of an axis along those dims of its tile that come from the array's dim that the axis cuts. Ops on
-each lane by itself do not see where tiles begin. A sum over the lanes is a part of a sum over all, as long as only
-linear ops follow; anything else that combines lanes, as the maximum of a tile, depends on which lanes are in it.
+Devices that divide an axis may get parts that are no whole tiles. Then the lanes of a tile come together in other ways
+than on one device, and a part has a last tile of its own, with lanes behind its end. Results stay the same if
+
+- each lane is computed from its own element alone, and stored to its own element; or
+- lanes are added up, lanes behind the end add exactly 0, and only linear ops follow.
+
+Each value has a `_Fact`. A tile has at most one *own* dim: lane n of it depends on element n of the tile alone. Its
+*varied* dims differ along lanes for another reason, as an `arange` does, or an array that the axis does not cut. Along
+all other dims a tile is uniform. Own and uniform lanes may be combined; own and varied lanes know their place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from tilekern.ir.analysis.additive import is_linear, is_zero
 from tilekern.ir.carries import carries
-from tilekern.ir.compute import Bitcast, Convert, Dot, Reduce, Select
+from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value, definitions
+from tilekern.ir.debug import Assert, Print
 from tilekern.ir.derivatives import Custom, Stop
-from tilekern.ir.dynamic import DynamicSlice, Take
+from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp, WriteOp
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
-from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
 
-# For each tile with lanes of the axis, the dims along which they are.
-type Lanes = dict[Value, frozenset[int]]
+_NONE = frozenset[int]()
 
 
-def depends_on_tiles(func: Func, indices: Collection[Value], dims: Collection[tuple[Value, int]]) -> bool:
-    """True unless the tiles of an axis may begin anywhere without a change of results.
+@dataclass(frozen=True)
+class _Fact:
+    """Facts of one value, about lanes along the axis.
+
+    Attributes:
+      own: the dim along which each lane depends on its own element alone; None if no lane depends on any.
+      varied: the other dims along which lanes differ.
+      tail: the number in each lane behind the end of the array, if it is known; of a value without own lanes, the
+        number in all lanes.
+      summed: True for a sum over own lanes, and for what is linear in one.
+    """
+
+    own: int | None = None
+    varied: frozenset[int] = _NONE
+    tail: Any = None
+    summed: bool = False
+
+
+def lanes_are_independent(
+    func: Func, indices: Collection[Value], dims: Collection[tuple[Value, int]], comparisons: Collection[Op]
+) -> bool:
+    """True if the tiles of an axis may begin anywhere without a change of results.
 
     Args:
       func: the Func.
-      indices: those of the axis: of the grid, or of folds.
-      dims: the dims of arrays that the axis cuts.
+      indices: those of the axis: of the grid, or of folds. All have one block, and each access with one of them takes
+        the elements [block * index, block * index + block) of a dim.
+      dims: the dims of params that the axis cuts, as (param, dim).
+      comparisons: of positions along the axis with 0 and with the extent.
     """
-    return _Lanes(func, indices, dims).run()
+    return _Lanes(func, indices, dims, comparisons).run()
 
 
-class _Combined(Exception):
+class _CombinedError(Exception):
     """An op combines lanes."""
 
 
 class _Lanes:
-    def __init__(self, func: Func, indices: Collection[Value], dims: Collection[tuple[Value, int]]) -> None:
-        self._func, self._indices, self._dims = func, {*indices}, {*dims}
+    def __init__(
+        self, func: Func, indices: Collection[Value], dims: Collection[tuple[Value, int]], comparisons: Collection[Op]
+    ) -> None:
+        self._func, self._indices, self._dims, self._comparisons = func, {*indices}, {*dims}, {*comparisons}
         self._defined = definitions(func)
-        self._is_of_grid = not self._indices.isdisjoint(func.body.args)
-        self._lanes: Lanes = {}
-        # Sums over lanes, and what is linear in them; and carries that begin at 0, which may be.
-        self._sums: set[Value] = set()
+        self._facts: dict[Value, _Fact] = {}
+        # Carries that begin at 0: sums may be added to them.
         self._zeros: set[Value] = set()
-        self._positions: set[Value] = {*self._indices}
 
     def run(self) -> bool:
-        """True if lanes are combined by more than sums."""
+        """False if lanes are combined by more than sums."""
         try:
-            while True:
-                before = len(self._lanes), len(self._sums), sum(map(len, self._lanes.values()))
-                self._block(self._func.body)
-                if before == (len(self._lanes), len(self._sums), sum(map(len, self._lanes.values()))):
-                    return False
-        except _Combined:
-            return True
+            self._block(self._func.body)
+        except _CombinedError:
+            return False
+        return True
+
+    def _of(self, value: Value) -> _Fact:
+        return self._facts.get(value, _Fact())
 
     def _block(self, block: Block) -> None:
         for op in block.ops:
             self._op(op)
 
     def _op(self, op: Op) -> None:
-        if isinstance(op, (Fold, While)):
-            self._loop(op)
-        elif isinstance(op, Switch):
-            self._none_of(op.operands)
-            for region in op.regions:
-                self._block(region)
-                for result, value in zip(op.results, region.results, strict=True):
-                    self._like(result, value)
-        elif isinstance(op, Load):
-            self._load(op)
-        elif isinstance(op, WriteOp):
-            self._write(op)
-        elif op.results:
-            self._pure(op)
+        match op:
+            case Fold() | While():
+                self._loop(op)
+            case Switch():
+                self._require_shared(op.operands)
+                for region in op.regions:
+                    self._block(region)
+                    for result, value in zip(op.results, region.results, strict=True):
+                        self._join(result, value)
+            case Load():
+                self._facts[op.result] = self._loaded(op)
+            case WriteOp():
+                self._write(op)
+            case Print() | Assert():
+                self._require_shared(op.operands)
+            case _:
+                fact = self._computed(op)
+                self._facts.update(dict.fromkeys(op.results, fact))
 
-    def _none_of(self, values: Sequence[Value]) -> None:
-        """Refuse values with lanes, or sums of them, where something else is decided."""
-        if any(self._lanes.get(v) or v in self._sums for v in values):
-            raise _Combined
+    def _require_shared(self, values: Sequence[Value]) -> None:
+        """Refuse values that depend on lanes of the axis, where something else is decided by them."""
+        if any(fact.own is not None or fact.summed for fact in map(self._of, values)):
+            raise _CombinedError
 
-    def _mark(self, value: Value, dims: Collection[int]) -> None:
-        if dims:
-            self._lanes[value] = self._lanes.get(value, frozenset()) | frozenset(dims)
-
-    def _like(self, value: Value, other: Value) -> None:
-        """Mark a value as another one of its type is."""
-        self._mark(value, self._lanes.get(other, ()))
-        if other in self._sums:
-            self._sums.add(value)
+    # --- loops -------------------------------------------------------------------------------------------------------
 
     def _loop(self, op: Fold | While) -> None:
+        self._require_shared(op.operands[:2] if isinstance(op, Fold) else ())
         for carry in carries(op):
-            if is_zero(carry.init, self._defined):
-                self._zeros.update(carry.args)
-            elif carry.result in self._sums and carry.init not in self._sums:
-                raise _Combined
-            for arg in (*carry.args, carry.result):
-                self._like(arg, carry.init)
-                self._like(arg, carry.yielded)
-        for region in op.regions:
-            self._block(region)
+            self._zeros.update(carry.args if is_zero(carry.init, self._defined) else ())
+            self._facts.update(dict.fromkeys((*carry.args, carry.result), self._of(carry.init)))
+        grows = True
+        while grows:  # what a carry may be grows from one iteration to the next
+            for region in op.regions:
+                self._block(region)
+            joined = [self._join(v, carry.yielded) for carry in carries(op) for v in (*carry.args, carry.result)]
+            grows = any(joined)
         if isinstance(op, While):
-            self._none_of(op.condition.results)
+            self._require_shared(op.condition.results)
+        is_of_axis = isinstance(op, Fold) and op.body.args[0] in self._indices
+        for carry in carries(op):
+            fact = self._of(carry.result)
+            # The carry of a loop over the axis has lanes of all tiles. A sum has no addend before the first tile.
+            is_start_added = fact.summed and not (self._of(carry.init).summed or is_zero(carry.init, self._defined))
+            if is_start_added or (is_of_axis and fact.own is not None):
+                raise _CombinedError
 
-    def _load(self, op: Load) -> None:
-        self._mark(op.result, self._along(op))
+    def _join(self, value: Value, other: Value) -> bool:
+        """Note that a value may be another one, of its type; True if that is new."""
+        a, b = self._facts.setdefault(value, self._of(other)), self._of(other)
+        tail = a.tail if _is_same(a.tail, b.tail) else None
+        found = replace(_pointwise([a, b]), tail=tail, summed=a.summed or b.summed)
+        self._facts[value] = found
+        return replace(found, tail=tail is None) != replace(a, tail=a.tail is None)
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def _along(self, op: MemoryOp) -> frozenset[int]:
+        """The dims of an access's tile that are lanes of the axis: one, or none."""
+        pairs = zip(op.access.lanes, op.access.dims, strict=True)
+        cut = ((n, lane) for n, (lane, dim) in enumerate(pairs) if lane is not None and dim.kind == "block")
+        return frozenset(lane for n, lane in cut if (op.ref, n) in self._dims)
+
+    def _loaded(self, op: Load) -> _Fact:
+        along = self._along(op)
+        facts = [_Fact(lane) for lane in along]
         for dim, lane in zip(op.access.dims, op.access.lanes, strict=True):
-            positions = [op.positions[t.operand] for t in dim.position.terms]
-            if self._sums.intersection(positions):
-                raise _Combined
-            if lane is not None and any(self._lanes.get(v) for v in positions):
-                self._mark(op.result, [lane])
-        if op.mask is not None:
-            self._like(op.result, op.mask)
-        if op.fill is not None:
-            self._none_of([op.fill])
-
-    def _along(self, op: MemoryOp) -> list[int]:
-        """The dims of an access's tile that are lanes of the axis."""
-        lanes = op.access.lanes
-        found = ((n, lane) for n, lane in enumerate(lanes) if (op.ref, n) in self._dims)
-        return [lane for n, lane in found if lane is not None and op.access.dims[n].kind == "block"]
+            positions = [self._of(op.positions[term.operand]) for term in dim.position.terms]
+            if any(fact.summed for fact in positions):
+                raise _CombinedError
+            if lane is None or lane in along:
+                continue
+            if any(fact.own is not None for fact in positions):
+                facts.append(_Fact(lane))
+            if dim.kind == "block" or any(fact.varied for fact in positions):
+                facts.append(_Fact(None, frozenset({lane}) & _long(op.result.tile.shape)))
+        mask = _Fact() if op.mask is None else self._of(op.mask)
+        fill = _Fact(tail=np.zeros((), op.result.tile.dtype)) if op.fill is None else self._of(op.fill)
+        if mask.summed or fill.summed:
+            raise _CombinedError
+        is_filled = bool(along) or _is_same(mask.tail, np.False_)
+        return replace(_pointwise([*facts, mask]), tail=fill.tail if is_filled else None)
 
     def _write(self, op: WriteOp) -> None:
-        self._none_of(op.positions)
-        along = frozenset(self._along(op))
-        if not self._lanes.get(op.value, frozenset()) <= along:
-            raise _Combined
-        if self._is_of_grid:
-            # A sum over the lanes of one tile is a part of a sum over tiles, and tells where tiles begin elsewhere.
-            is_divided = any((op.ref, n) in self._dims for n in range(len(op.access.dims)))
-            if is_divided == (op.value in self._sums):
-                raise _Combined
+        self._require_shared(op.positions)
+        along, value = self._along(op), self._of(op.value)
+        facts = [value, *([] if op.mask is None else [self._of(op.mask)])]
+        for fact in facts:
+            if (fact.own is not None and fact.own not in along) or fact.varied & along:
+                raise _CombinedError
+        is_divided = any((op.ref, n) in self._dims for n in range(len(op.access.dims)))
+        # A sum over the lanes of one tile is a part of a sum over tiles, and tells where tiles begin elsewhere.
+        if is_divided == value.summed or any(fact.summed for fact in facts[1:]):
+            raise _CombinedError
 
-    def _pure(self, op: Op) -> None:
-        if not self._sums.isdisjoint(op.operands):
-            if isinstance(op, Elementwise) and op.function == "add":
-                self._sums.update(self._zeros.intersection(op.operands))
-            if not is_linear(op, self._sums):
-                raise _Combined
-            self._sums.add(op.result)
-        if not self._positions.isdisjoint(op.operands) and isinstance(op, (Elementwise, Broadcast, Reshape, Transpose)):
-            self._position(op)
-        lanes = [self._lanes.get(v, frozenset[int]()) for v in op.operands]
-        if any(lanes):
-            self._mark(op.result, self._moved(op, lanes))
+    # --- ops that compute --------------------------------------------------------------------------------------------
 
-    def _position(self, op: Op) -> None:
-        """Mark the positions of lanes: what comes from the index, and differs along a tile."""
-        self._positions.add(op.result)
-        if any(v.tile.shape and v not in self._positions for v in op.operands):
-            self._mark(op.result, [d for d, size in enumerate(op.result.tile.shape) if size > 1])
-
-    def _moved(self, op: Op, lanes: Sequence[frozenset[int]]) -> Collection[int]:
-        """The dims of a result that are lanes of the axis.
-
-        Raises:
-          _Combined: the op combines lanes, but as a sum.
-        """
+    def _computed(self, op: Op) -> _Fact:
+        facts = [self._of(v) for v in op.operands]
+        if op in self._comparisons:
+            return self._compared(op)
+        if any(fact.summed for fact in facts):
+            return self._linear(op, facts)
+        if all(fact.own is None for fact in facts) and not isinstance(op, (Constant, Iota, *_POINTWISE, *_PLACED)):
+            return _Fact(None, _long(op.results[0].tile.shape))
         match op:
-            case Elementwise() | Select() | Convert() | Bitcast():
-                return frozenset[int]().union(*(s for s, v in zip(lanes, op.operands, strict=True) if v.tile.shape))
+            case Constant():
+                return _constant(op)
+            case Iota():
+                return _Fact(None, frozenset({op.dim}) & _long(op.shape))
             case Stop() | Custom():  # the value is the first operand; a rule is for derivatives
-                return lanes[0]
-            case Broadcast():
-                return [op.dims[d] for d in lanes[0]]
-            case Transpose():
-                return [n for n, d in enumerate(op.permutation) if d in lanes[0]]
-            case Reshape():
-                return _reshaped(op.operands[0].tile.shape, op.result.tile.shape, lanes[0])
-            case Reduce():
-                if lanes[0].intersection(op.dims):
-                    self._sum(op, op.monoid == "sum")
-                kept = [d for d in range(len(op.operands[0].tile.shape)) if d not in op.dims]
-                return [n for n, d in enumerate(kept) if d in lanes[0]]
+                return facts[0]
+            case Elementwise() | Select() | Convert() | Bitcast():
+                return replace(_pointwise(facts), tail=_tail(op, facts))
+            case Broadcast() | Transpose() | Reshape():
+                return _placed(op, facts[0])
+            case Reduce() | ArgReduce():
+                return self._reduced(op, facts[0])
             case Dot():
-                return self._dot(op, lanes)
-            case Scan() | LinearScan() | Sort() | TopK() if all(op.dim not in s for s in lanes):
-                return frozenset[int]().union(*lanes)
-            case ArgReduce() if op.dim not in lanes[0]:
-                return [d - (d > op.dim) for d in lanes[0]]
-            case Slice() | Pad() | Reverse() | Concatenate() | DynamicSlice() if _keeps(op, lanes):
-                return frozenset[int]().union(*lanes)
-            case Take() if op.along and all(op.dim not in s for s in lanes):
-                return lanes[0] | lanes[1]
-            case Take() if op.dim not in lanes[0] and not lanes[1]:
-                more = len(op.operands[1].tile.shape) - 1
-                return [d + more * (d > op.dim) for d in lanes[0]]
+                return _product(op, facts)
             case _:
-                raise _Combined
+                return _along_others(op, facts)
 
-    def _sum(self, op: Op, is_sum: bool) -> None:
-        if not is_sum:
-            raise _Combined
-        self._sums.add(op.result)
+    def _compared(self, op: Op) -> _Fact:
+        """A comparison of the positions of lanes with the extent, or with 0."""
+        dims = self._of(op.operands[0]).varied
+        if len(dims) > 1:
+            raise _CombinedError
+        is_below = isinstance(op, Elementwise) and op.function == "lt"
+        return _Fact(next(iter(dims), None), tail=None if not dims else np.bool_(not is_below))
 
-    def _dot(self, op: Dot, lanes: Sequence[frozenset[int]]) -> list[int]:
-        contracted = [not s.isdisjoint(dims) for s, dims in zip(lanes, op.contract, strict=True)]
-        if any(contracted):
-            self._sum(op, True)
-        left = [*op.batch[0], *op.free(0)]
-        found = [n for n, d in enumerate(left) if d in lanes[0]]
-        found += [n for n, d in enumerate(op.batch[1]) if d in lanes[1]]
-        return [*found, *(len(left) + n for n, d in enumerate(op.free(1)) if d in lanes[1])]
+    def _linear(self, op: Op, facts: Sequence[_Fact]) -> _Fact:
+        """An op on a sum over lanes."""
+        active = {v for v, fact in zip(op.operands, facts, strict=True) if fact.summed}
+        if isinstance(op, Elementwise) and op.function == "add":
+            active.update(self._zeros.intersection(op.operands))
+        if not is_linear(op, active) or any(fact.own is not None for fact in facts):
+            raise _CombinedError
+        return _Fact(None, _long(op.result.tile.shape), summed=True)
+
+    def _reduced(self, op: Reduce | ArgReduce, fact: _Fact) -> _Fact:
+        dims = op.dims if isinstance(op, Reduce) else (op.dim,)
+        kept = [d for d in range(len(op.operands[0].tile.shape)) if d not in dims]
+        varied = frozenset(n for n, d in enumerate(kept) if d in fact.varied)
+        if fact.own not in dims:
+            stays = isinstance(op, Reduce) and op.monoid in ("sum", "max", "min") and _is_nothing(fact.tail)
+            return _Fact(None if fact.own is None else kept.index(fact.own), varied, fact.tail if stays else None)
+        if not (isinstance(op, Reduce) and op.monoid == "sum" and _is_nothing(fact.tail)):
+            raise _CombinedError
+        return _Fact(None, varied, summed=True)
 
 
-def _keeps(op: Op, lanes: Sequence[frozenset[int]]) -> bool:
-    """True if an op that moves elements leaves those along the lanes where they are."""
-    along = frozenset[int]().union(*lanes)
+_POINTWISE = (Elementwise, Select, Convert, Bitcast, Stop, Custom)
+_PLACED = (Broadcast, Transpose, Reshape)
+
+
+def _long(shape: Sequence[int]) -> frozenset[int]:
+    return frozenset(d for d, size in enumerate(shape) if size > 1)
+
+
+def _constant(op: Constant) -> _Fact:
+    flat = op.array.reshape(-1)
+    if flat.size and flat.tobytes() == flat[:1].tobytes() * flat.size:
+        return _Fact(tail=flat[0])
+    return _Fact(None, _long(op.result.tile.shape))
+
+
+def _pointwise(facts: Sequence[_Fact]) -> _Fact:
+    """Lanes of tiles of one shape, computed with each other."""
+    own = {fact.own for fact in facts if fact.own is not None}
+    varied = _NONE.union(*(fact.varied for fact in facts))
+    if len(own) > 1 or own & varied:
+        raise _CombinedError
+    return _Fact(next(iter(own), None), varied)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is not None and b is not None and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def _is_nothing(tail: Any) -> bool:
+    """True for a known 0, which changes no sum."""
+    return tail is not None and not tail
+
+
+def _tail(op: Op, facts: Sequence[_Fact]) -> Any:
+    """The number in lanes behind the end, by the meaning of the op; None if it is not known."""
+    tails = [fact.tail for fact in facts]
+    if isinstance(op, Select) and tails[0] is not None:
+        return tails[1] if tails[0] else tails[2]
+    is_and = isinstance(op, Elementwise) and op.function == "and" and op.result.tile.dtype == np.bool_
+    if is_and and any(t is not None and not t for t in tails):
+        return np.False_
+    if any(t is None for t in tails):
+        return None
+    arrays = [np.asarray(t, v.tile.dtype).reshape(()) for t, v in zip(tails, op.operands, strict=True)]
+    return op.evaluate(*arrays).reshape(())
+
+
+def _placed(op: Broadcast | Transpose | Reshape, fact: _Fact) -> _Fact:
+    """An op that gives dims other places."""
+    (x,) = op.operands
+    match op:
+        case Broadcast():
+            grown = {d for d, into in enumerate(op.dims) if x.tile.shape[d] != op.result.tile.shape[into]}
+            places = {d: into for d, into in enumerate(op.dims) if d not in grown}
+        case Transpose():
+            places = {d: n for n, d in enumerate(op.permutation)}
+        case Reshape():
+            places = _kept_dims(x.tile.shape, op.result.tile.shape)
+    if fact.own is not None and fact.own not in places:
+        raise _CombinedError
+    own = None if fact.own is None else places[fact.own]
+    if all(d in places for d in fact.varied):
+        return replace(fact, own=own, varied=frozenset(places[d] for d in fact.varied))
+    others = _long(op.result.tile.shape).difference(() if own is None else (own,))
+    return replace(fact, own=own, varied=others)
+
+
+def _kept_dims(shape: Sequence[int], into: Sequence[int]) -> dict[int, int]:
+    """The dims of more than one element that a reshape keeps, and their places in the result."""
+    ends = {(int(np.prod(into[:n])), size): n for n, size in enumerate(into) if size > 1}
+    found = {d: ends.get((int(np.prod(shape[:d])), size)) for d, size in enumerate(shape) if size > 1}
+    return {d: n for d, n in found.items() if n is not None}
+
+
+def _product(op: Dot, facts: Sequence[_Fact]) -> _Fact:
+    """A dot: pairs of contracted dims and of batch dims are combined lane by lane."""
+    summed, own = False, None
+    for pairs, is_sum in ((op.contract, True), (op.batch, False)):
+        for n, dims in enumerate(zip(*pairs, strict=True)):
+            sides = [
+                _Fact(0 if f.own == d else None, frozenset({0} if d in f.varied else ()))
+                for f, d in zip(facts, dims, strict=True)
+            ]
+            if _pointwise(sides).own is None:
+                continue
+            summed, own = summed or is_sum, own if is_sum else n
+    if summed:
+        tails = [fact.tail for fact in facts]
+        product = None if any(t is None for t in tails) else np.float64(tails[0]) * np.float64(tails[1])
+        used = [f.own for f, d in zip(facts, op.contract, strict=True) if f.own is not None and f.own not in d]
+        if not _is_nothing(product) or used:
+            raise _CombinedError
+        return _Fact(None, _long(op.result.tile.shape), summed=True)
+    found = {own} if own is not None else set[int]()
+    free = [*op.free(0), *(len(op.operands[0].tile.shape) + d for d in op.free(1))]
+    sides = zip(facts, (0, len(op.operands[0].tile.shape)), strict=True)
+    placed = {first + fact.own for fact, first in sides if fact.own is not None}
+    found |= {len(op.batch[0]) + n for n, d in enumerate(free) if d in placed}
+    if len(found) > 1:
+        raise _CombinedError
+    return _Fact(next(iter(found), None), _long(op.result.tile.shape) - found)
+
+
+def _along_others(op: Op, facts: Sequence[_Fact]) -> _Fact:
+    """An op that combines or moves lanes along other dims than the own one."""
+    own, rank = next(fact.own for fact in facts if fact.own is not None), len(op.results[0].tile.shape)
     shape = op.operands[0].tile.shape
     match op:
+        case Scan() | LinearScan() | Sort() | TopK() | Concatenate():
+            keeps = op.dim != own and all(len(v.tile.shape) == rank for v in op.operands)
         case Slice() | DynamicSlice():
-            return all(op.result.tile.shape[d] == shape[d] for d in along)
+            keeps = op.result.tile.shape[own] == shape[own] and facts[0].own == own
+        case DynamicUpdateSlice():
+            keeps = op.operands[1].tile.shape[own] == shape[own]
         case Pad():
-            return all(op.low[d] == op.high[d] == op.interior[d] == 0 for d in along)
+            keeps = op.low[own] == op.high[own] == op.interior[own] == 0
         case Reverse():
-            return along.isdisjoint(op.dims)
-        case Concatenate():
-            return op.dim not in along
+            keeps = own not in op.dims
+        case Take():
+            return _taken(op, facts)
         case _:
-            return False
+            keeps = False
+    if not keeps:
+        raise _CombinedError
+    tiles = [fact for fact, v in zip(facts, op.operands, strict=True) if v.tile.shape]
+    found = _pointwise(tiles)
+    return _Fact(found.own, _long(op.results[0].tile.shape) - {found.own})
 
 
-def _reshaped(shape: Sequence[int], into: Sequence[int], lanes: Collection[int]) -> set[int]:
-    """The dims of a reshaped tile that share elements' places with some dims of the tile."""
-    found: set[int] = set()
-    first = second = 0
-    while first < len(shape) or second < len(into):
-        begin, beside = first, second
-        size, other = (shape[first] if first < len(shape) else 1), (into[second] if second < len(into) else 1)
-        first, second = first + 1, second + 1
-        while size != other:
-            if size < other:
-                size, first = size * shape[first], first + 1
-            else:
-                other, second = other * into[second], second + 1
-        if any(begin <= d < first for d in lanes):
-            found.update(range(beside, min(second, len(into))))
-    return found
+def _taken(op: Take, facts: Sequence[_Fact]) -> _Fact:
+    """Elements of a tile at places that another one has."""
+    tile, places = facts
+    if tile.own == op.dim:
+        raise _CombinedError
+    if op.along:
+        found = _pointwise([replace(tile, varied=tile.varied - {op.dim}), places])
+        return _Fact(found.own, _long(op.result.tile.shape) - {found.own})
+    more = len(op.operands[1].tile.shape) - 1
+    found = {tile.own + more * (tile.own > op.dim)} if tile.own is not None else set[int]()
+    found |= {op.dim + places.own} if places.own is not None else set()
+    if len(found) > 1:
+        raise _CombinedError
+    return _Fact(next(iter(found)), _long(op.result.tile.shape) - found)

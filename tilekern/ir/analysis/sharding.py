@@ -7,17 +7,19 @@ An axis of the grid, or of a fold, is a *factor* if the kernel on a part of it c
     fold %k in k[N]   %0 = load %x[..., B*%k +: B]   yield %total + f(%0)                 x divided, results addends
 
 No value may tell in which part a program is: an index of a factor is for positions in arrays that are divided with it,
-and for comparisons with the extent. The Func must be as it was traced: passes replace the index of a single tile by 0.
+and for comparisons with the extent. Parts are whole tiles, so that each program is one of the undivided kernel. They
+need not be where `lanes` proves that tiles may begin anywhere. `passes.divide` makes the Func of a part. The Func must
+be as it was traced: passes replace the index of a single tile by 0.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from tilekern.ir.analysis.additive import addends
-from tilekern.ir.analysis.lanes import depends_on_tiles
+from tilekern.ir.analysis.lanes import lanes_are_independent
 from tilekern.ir.analysis.mixed_radix import Digit, Sum, Sums
 from tilekern.ir.analysis.ranges import analyze
 from tilekern.ir.compute import Constant, Convert
@@ -41,12 +43,16 @@ class Factor:
       sizes: the extents of the axis and of the dims, each of which the number of parts must divide.
       dims: the dims of params that are divided with it.
       addends: the params, outputs, that are then addends of the whole results.
+      indices: the indices of the axes of the grid and of folds that are divided.
+      extents: the constants that hold the extent of an axis, for the ends of folds and for comparisons with positions.
     """
 
     name: str
     sizes: frozenset[int]
     dims: frozenset[Place]
     addends: frozenset[int]
+    indices: frozenset[Value]
+    extents: frozenset[Constant]
 
 
 @dataclass(frozen=True)
@@ -69,21 +75,43 @@ def sharding_of(func: Func) -> Sharding:
 
 @dataclass
 class _Axis:
-    """An axis of the grid or of folds.
+    """An axis of the grid, or of folds; or several that cut the same dims.
 
     Attributes:
-      axis: the axis.
+      axis: the axis, the first of several.
+      indices: for each axis its index.
       folds: those that go over it; none for one of the grid.
       dims: the dims that are divided with it.
-      sizes: the extents of the axis and of the dims.
+      sizes: the extents of the axes and of the dims.
+      comparisons: of positions along it with the extent, or with 0.
+      extents: the constants of those comparisons, and of the ends of the folds.
+      is_exact: True if each access takes the elements of one tile, from first to last.
       reason: why it cannot be divided.
     """
 
     axis: Axis
+    indices: dict[Value, Axis]
     folds: list[Fold]
-    dims: set[Place]
-    sizes: list[int]
+    dims: set[Place] = field(default_factory=set[Place])
+    sizes: list[int] = field(default_factory=list[int])
+    comparisons: set[Op] = field(default_factory=set[Op])
+    extents: set[Constant] = field(default_factory=set[Constant])
+    is_exact: bool = True
     reason: str = ""
+
+    def with_twin(self, other: _Axis) -> _Axis:
+        """Both axes as one; this one gives the name."""
+        return _Axis(
+            self.axis,
+            self.indices | other.indices,
+            [*self.folds, *other.folds],
+            self.dims | other.dims,
+            [*self.sizes, *other.sizes],
+            self.comparisons | other.comparisons,
+            self.extents | other.extents,
+            self.is_exact and other.is_exact,
+            self.reason or other.reason,
+        )
 
 
 class _Analysis:
@@ -93,11 +121,16 @@ class _Analysis:
         self._defined = definitions(func)
         self._ranges = analyze(func)
         self._sums = Sums(self._defined.get, self._ranges)
+        self._users: defaultdict[Value, list[Op]] = defaultdict(list)
+        for op in func.walk():
+            for value in op.operands:
+                self._users[value].append(op)
         self._axes: dict[Value, _Axis] = {}
         for index, axis in zip(func.body.args, func.axes, strict=True):
-            self._axes[index] = _Axis(axis, [], set(), [axis.extent])
+            self._axes[index] = _Axis(axis, {index: axis}, [], sizes=[axis.extent])
         for fold in (op for op in func.walk() if isinstance(op, Fold)):
-            self._axes[fold.body.args[0]] = _Axis(fold.axis, [fold], set(), [fold.axis.extent])
+            index = fold.body.args[0]
+            self._axes[index] = _Axis(fold.axis, {index: fold.axis}, [fold], sizes=[fold.axis.extent])
         # Dims of which more is touched than parts along one axis.
         self._whole: dict[Place, str] = {}
 
@@ -140,6 +173,8 @@ class _Analysis:
             axis = self._axes[lead.value]
             axis.dims.add(place)
             axis.sizes.append(extent)
+            is_tile = dim.kind == "block" and dim.size == axis.axis.block and extent == axis.axis.extent
+            axis.is_exact &= is_tile and position == Sum({Digit(lead.value): dim.size}, 0)
             rest = [d for d in used if d is not lead]
         else:
             rest = used
@@ -186,10 +221,6 @@ class _Analysis:
 
     def _observe(self) -> None:
         """Fail axes whose index is used for more than positions, and comparisons with the extent."""
-        users: defaultdict[Value, list[Op]] = defaultdict(list)
-        for op in self._func.walk():
-            for value in op.operands:
-                users[value].append(op)
         yielded = {r for block in _blocks(self._func.body) for r in block.results}
         for index in self._axes:
             pending, seen = [index], {index}
@@ -197,11 +228,13 @@ class _Analysis:
                 value = pending.pop()
                 if value in yielded:
                     self._fail(index, "its index is carried")
-                for op in users[value]:
+                for op in self._users[value]:
                     if _moves(op):
                         pending += [r for r in op.results if r not in seen]
                         seen.update(op.results)
-                    elif not self._is_position(op, value) and not self._compares_with_extent(op, index):
+                    elif self._compares_with_extent(op, index):
+                        self._axes[index].comparisons.add(op)
+                    elif not self._is_position(op, value):
                         self._fail(index, f"the body computes with its index ({_named(op)})")
 
     def _is_position(self, op: Op, value: Value) -> bool:
@@ -258,20 +291,13 @@ class _Analysis:
         """Axes, those of folds over the same dims taken together."""
         found: list[_Axis] = []
         for axis in self._axes.values():
-            twins = [other for other in found if not other.dims.isdisjoint(axis.dims)]
-            merged = _Axis(axis.axis, [*axis.folds], {*axis.dims}, [*axis.sizes], axis.reason)
-            for twin in twins:
+            merged = axis
+            for twin in [other for other in found if not other.dims.isdisjoint(axis.dims)]:
                 found.remove(twin)
                 if not (twin.folds and merged.folds):
                     shared = self._func.params[min(twin.dims & merged.dims)[0]].name
                     merged.reason = merged.reason or f"{shared} is read along {twin.axis.name}, too"
-                merged = _Axis(
-                    twin.axis,
-                    [*twin.folds, *merged.folds],
-                    twin.dims | merged.dims,
-                    [*twin.sizes, *merged.sizes],
-                    twin.reason or merged.reason,
-                )
+                merged = twin.with_twin(merged)
             found.append(merged)
         return found
 
@@ -285,19 +311,43 @@ class _Analysis:
             return "no input has a dim of its extent"
         if len(set(params)) < len(params):
             return "an array has two dims of it"
-        return (self._carried(axis) if axis.folds else self._unstored(axis)) or self._aligned(axis)
+        return (self._carried(axis) if axis.folds else self._unstored(axis)) or self._sized(axis) or self._aligned(axis)
 
     def _aligned(self, axis: _Axis) -> str:
         """The reason why an axis cannot be divided: parts are no whole tiles, whose lanes results depend on."""
-        indices = [v for v, other in self._axes.items() if other.dims & axis.dims]
-        dims = [(self._func.params[number], n) for number, n in axis.dims]
-        if not depends_on_tiles(self._func, indices, dims):
+        blocks = {each.block for each in axis.indices.values()}
+        if blocks == {1}:
             return ""
-        blocks = {self._axes[v].axis.block for v in indices}
-        if len(blocks) > 1 or axis.axis.extent % axis.axis.block:
+        if len(blocks) == 1 and axis.is_exact:
+            dims = [(self._func.params[number], n) for number, n in axis.dims]
+            if lanes_are_independent(self._func, axis.indices, dims, axis.comparisons):
+                return ""
+        if any(each.extent % each.block for each in axis.indices.values()):
             return "the lanes of a tile are combined, and its tiles are not all whole"
-        axis.sizes.append(axis.axis.tiles)
+        axis.sizes.extend(each.tiles for each in axis.indices.values())
         return ""
+
+    def _sized(self, axis: _Axis) -> str:
+        """The reason why an axis cannot be divided: the number that is its extent is for other things, too."""
+        compared = [op.operands[1] for op in axis.comparisons if isinstance(op, Elementwise) and op.function == "lt"]
+        held = [self._defined.get(v) for v in (*compared, *(fold.stop for fold in axis.folds))]
+        while any(isinstance(op, (Broadcast, Reshape)) for op in held):
+            held = [self._defined.get(op.operands[0]) if isinstance(op, (Broadcast, Reshape)) else op for op in held]
+        axis.extents = {op for op in held if isinstance(op, Constant)}
+        uses = {*axis.comparisons, *axis.folds}
+        for constant in axis.extents:
+            if not self._is_for(constant.result, uses):
+                return "the body computes with its size"
+        return ""
+
+    def _is_for(self, value: Value, uses: Collection[Op]) -> bool:
+        """True if a number, and all tiles of it, are for some ops alone: their second operand."""
+        return all(
+            self._is_for(op.result, uses)
+            if isinstance(op, (Broadcast, Reshape))
+            else op in uses and op.operands[1] is value and op.operands.count(value) == 1
+            for op in self._users[value]
+        )
 
     def _unstored(self, axis: _Axis) -> str:
         """The reason why an axis of the grid cannot be divided: an output that neither follows it nor is a sum."""
@@ -330,7 +380,8 @@ class _Analysis:
 
     def _factor(self, axis: _Axis) -> Factor:
         partial = {self._numbers[param] for param in self._apart(axis)}
-        return Factor(axis.axis.name, frozenset(axis.sizes), frozenset(axis.dims), frozenset(partial))
+        indices, extents = frozenset(axis.indices), frozenset(axis.extents)
+        return Factor(axis.axis.name, frozenset(axis.sizes), frozenset(axis.dims), frozenset(partial), indices, extents)
 
 
 def _moves(op: Op) -> bool:
