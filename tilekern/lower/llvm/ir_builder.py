@@ -114,6 +114,7 @@ class Code:
         self.module = module
         self.lines: list[str] = []
         self.entry: list[str] = []
+        self._entry_values: set[str] = set()
         self._count = 0
         self._label = "entry"
 
@@ -289,12 +290,19 @@ class Code:
         """Load the lanes of the mask. The others are the fill; their memory is not read."""
         name, align = f"llvm.masked.load.{type.suffix}.p0", constant(max(type.bits // 8, 1), I32)
         self.module.declare(name, type, [PTR, I32, mask.type, type])
+        if type.bits >= 32 and self.module.machine.is_x86 and self.module.machine.vector_bytes == 32:
+            # LLVM 22 for AVX2 keeps of a mask only the bit that vmaskmov reads. If a register's part of the mask is
+            # then a constant, it takes every nonzero lane for a lane to load (X86's combineMaskedLoadConstantMask):
+            # it reads the lanes that the mask excludes, or it fails an assertion.
+            mask = self._hidden_mask(mask)
         return self.call(name, type, address, align, mask, fill)
 
     def masked_store(self, x: Reg, address: Reg, mask: Reg) -> None:
         """Store the lanes of the mask."""
         name, align = f"llvm.masked.store.{x.type.suffix}.p0", constant(max(x.type.bits // 8, 1), I32)
         self.module.declare(name, VOID, [x.type, PTR, I32, mask.type])
+        if x.type.bits < 32:
+            mask = self._hidden_mask(mask)  # LLVM 22 would store 32 bits for one lane of 16 or 8 bits
         self.call(name, VOID, x, address, align, mask)
 
     def gather(self, type: Type, addresses: Reg, mask: Reg | None = None, fill: Reg | None = None) -> Reg:
@@ -316,14 +324,26 @@ class Code:
 
     def opaque_false(self) -> Reg:
         """False, as a value that LLVM cannot know: it is loaded at the function's start."""
-        found = Reg("%hidden", I1)
-        if not any(line.lstrip().startswith("%hidden =") for line in self.entry):
-            zero = self.module.variable("hidden", I8)
-            self.entry += [
-                f"  %hidden.byte = load volatile i8, ptr {zero.text}",
-                "  %hidden = trunc i8 %hidden.byte to i1",
-            ]
-        return found
+        zero = self.module.variable("hidden", I8)
+        load = f"%hidden.byte = load volatile i8, ptr {zero.text}"
+        return self._at_entry("%hidden", I1, load, "%hidden = trunc i8 %hidden.byte to i1")
+
+    def _hidden_mask(self, mask: Reg) -> Reg:
+        """A mask of which LLVM knows no lane, unless it is written as a constant."""
+        if not mask.text.startswith("%"):
+            return mask
+        one, name = self.opaque_false(), f"%hidden.{mask.type.lanes}"
+        insert = f"{name}.one = insertelement {mask.type} poison, {one}, i64 0"
+        zeros = f"<{mask.type.lanes} x i32> zeroinitializer"
+        splat = f"{name} = shufflevector {mask.type} {name}.one, {mask.type} poison, {zeros}"
+        return self.binary("xor", mask, self._at_entry(name, mask.type, insert, splat))
+
+    def _at_entry(self, name: str, type: Type, *lines: str) -> Reg:
+        """The value `name` of the function's start, which the instructions compute; they are added once."""
+        if name not in self._entry_values:
+            self._entry_values.add(name)
+            self.entry += [f"  {line}" for line in lines]
+        return Reg(name, type)
 
     def copy(self, target: Reg, source: Reg, nbytes: int) -> None:
         """Copy bytes that do not overlap."""

@@ -103,7 +103,7 @@ def _update_target(e: Elements, op: Atomic, target: UpdateTarget, coords: Coords
                 code.store(compute(code, op.kind, target.dtype, code.load(type, address), x), address)
                 return
             before = code.masked_load(type, address, where, constant(0, type))
-            code.masked_store(compute(code, op.kind, target.dtype, before, x), address, e.opaque_mask(where, x))
+            code.masked_store(compute(code, op.kind, target.dtype, before, x), address, where)
 
     _guarded(code, where if where is not None and not where.type.lanes else None, update)
 

@@ -236,15 +236,9 @@ class Elements:
                 code.store(x, address)
         elif index.step == 1:
             address = self.address(base, index, dtype)
-            code.store(x, address) if mask is None else code.masked_store(x, address, self.opaque_mask(mask, x))
+            code.store(x, address) if mask is None else code.masked_store(x, address, mask)
         else:
             code.scatter(x, self._addresses(base, self.lane_indices(index, lanes), dtype), mask)
-
-    def opaque_mask(self, mask: Reg, x: Reg) -> Reg:
-        """A mask that LLVM cannot know to have one lane: LLVM 22 would store 32 bits for one lane of 16 or 8 bits."""
-        if x.type.bits >= 32:
-            return mask
-        return self.code.binary("xor", mask, self.code.splat(self.code.opaque_false(), mask.type.lanes))
 
     def _addresses(self, base: Reg, numbers: Reg, dtype: DType) -> Reg:
         return self.code.emit(
