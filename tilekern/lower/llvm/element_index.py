@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from tilekern.ir.compute import Bitcast, Constant, Convert, Select
 from tilekern.ir.core import Op, Value
@@ -57,6 +58,40 @@ Coords = tuple[Index, ...]
 def register(name: str, step: int = 0) -> Index:
     """The value of an i64 register, plus `step` times the lane's number."""
     return Index(((name, 1),), 0, step)
+
+
+@dataclass(frozen=True)
+class ElementMap:
+    """The element of a tile that each element of an iteration space reads.
+
+    Attributes:
+      domain: the shape of the iteration space.
+      coords: the coordinates in the tile, as functions of the space's loop counters `d0`, `d1`, ....
+    """
+
+    domain: tuple[int, ...]
+    coords: Coords
+
+    @classmethod
+    def over(cls, domain: tuple[int, ...], rank: int | None = None) -> ElementMap:
+        """The map whose coordinates are the first `rank` loop counters of a space, or all of them."""
+        return cls(domain, _counters(len(domain) if rank is None else rank))
+
+    def to(self, coords: Coords) -> ElementMap:
+        """A map of the same space to other coordinates."""
+        return replace(self, coords=coords)
+
+    def is_identity_of(self, shape: tuple[int, ...]) -> bool:
+        """True if the space has the shape of a tile, and each element reads the tile's element in its place.
+
+        Equal coordinates alone do not suffice: a space of [4, 1] over f32[4, 32] reads one column of 32.
+        """
+        return shape == self.domain and self.coords == _counters(len(shape))
+
+
+@cache
+def _counters(rank: int) -> Coords:
+    return tuple(register(f"d{d}") for d in range(rank))
 
 
 def insert_index(coords: Coords, dim: int, index: Index) -> Coords:

@@ -80,6 +80,21 @@ def test_overlapping_slices_read_a_costly_tile_that_is_kept() -> None:
     assert steps(apart, (16, 32), out=(8, 32)) == ["for [8, 32]: store out"]
 
 
+def test_a_costly_tile_is_kept_by_loops_over_all_of_it() -> None:
+    def column(x, out):
+        i = tk.parallel(64, 16)
+        y = jnp.exp(x[i])
+        out[i] = y - y[:, :1]
+
+    def half(x, out):
+        y = jnp.exp(x[...])
+        out[...] = jnp.repeat(y[:8], 2, 0) * y
+
+    kept = "for [16, 32]: keep f32[16, 32]"
+    assert steps(column, (64, 32)) == [kept, "for [16, 1]: keep f32[16, 1]", "for [16, 32]: store out"]
+    assert steps(half, (16, 32))[0] == kept
+
+
 def test_two_reductions_of_one_tile_are_one_pass() -> None:
     def f(x, out):
         i = tk.parallel(64, 16)

@@ -17,7 +17,7 @@ from tilekern.ir.memory import Load, Store
 from tilekern.ir.shape import Reshape, Transpose
 from tilekern.ir.types import TileType
 from tilekern.lower.llvm import calibration
-from tilekern.lower.llvm.element_index import Coords, Index, is_virtual, operand_coords, register
+from tilekern.lower.llvm.element_index import ElementMap, Index, is_virtual, operand_coords, register
 
 _ARITHMETIC = ("add", "sub", "mul", "max", "min", "neg", "abs", "sign", "floor", "ceil", "round_even", "is_finite")
 _BITS = ("and", "or", "xor", "not", "shift_left", "shift_right_logical", "shift_right_arithmetic")
@@ -143,8 +143,8 @@ class FusedExpression:
     """The ops that are fused into the computation of some values.
 
     Attributes:
-      leaves: the scalars and the tiles in memory that are read. True if each lane reads only the element that it
-        computes.
+      leaves: the scalars and the tiles in memory that are read. True for a tile of the shape of the iteration space of
+        which each lane reads only the element in its place.
       inner: the virtual tiles that are computed, each once; True as for `leaves`.
     """
 
@@ -184,28 +184,28 @@ class Expressions:
 
     def of(self, space: tuple[int, ...], values: Iterable[Value]) -> FusedExpression:
         """The fused expression of values that are computed for each lane of an iteration space."""
-        here = tuple(register(f"d{d}") for d in range(len(space)))
-        found, seen = FusedExpression(), set[tuple[Value, Coords]]()
+        found, seen = FusedExpression(), set[tuple[Value, ElementMap]]()
         for value in values:
-            self._visit(value, here[: len(value.tile.shape)], here, found, seen)
+            self._visit(value, ElementMap.over(space, len(value.tile.shape)), found, seen)
         return found
 
     def _visit(
-        self, value: Value, coords: Coords, here: Coords, found: FusedExpression, seen: set[tuple[Value, Coords]]
+        self, value: Value, elements: ElementMap, found: FusedExpression, seen: set[tuple[Value, ElementMap]]
     ) -> None:
-        if (value, coords) in seen:
+        if (value, elements) in seen:
             return
-        seen.add((value, coords))
+        seen.add((value, elements))
+        own = elements.is_identity_of(value.tile.shape)
         if self.is_available(value):
-            found.leaves[value] = coords == here and found.leaves.get(value, True)
+            found.leaves[value] = own and found.leaves.get(value, True)
             return
-        found.inner[value] = coords == here and found.inner.get(value, True)
+        found.inner[value] = own and found.inner.get(value, True)
         op = self.definition[value]
         for operand in op.operands:
             if isinstance(operand.type, TileType) and not operand.tile.shape:
                 found.leaves.setdefault(operand, True)
-        for operand, where in operand_coords(op, coords, symbolic_start):
-            self._visit(operand, where, here, found, seen)
+        for operand, coords in operand_coords(op, elements.coords, symbolic_start):
+            self._visit(operand, elements.to(coords), found, seen)
 
     def cost(self, value: Value) -> int:
         """Estimated instructions for one element of a tile."""
