@@ -179,6 +179,18 @@ EXAMPLES: dict[str, str] = {
         one = splat(1, TileType((4,), I32)).result
         Elementwise(operands=(one, splat(1, TileType((4,), F32)).result), function="add")
     """,
+    "PlanError": """
+        from unittest import mock
+
+        @tk.kernel(out_type=like)
+        def shares(x, out):
+            powers = jnp.exp(x[...])
+            out[...] = powers / powers.sum(1, keepdims=True)
+
+        without_places = mock.patch("tilekern.lower.llvm.emit_program.assign_offsets")
+        with mock.patch.dict("os.environ", TILEKERN_DEBUG="verify"), without_places:
+            shares.trace(x).lower("cpu:llvm")
+    """,
     "ParseError": """
         from tilekern.ir.parse import parse
 

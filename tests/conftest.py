@@ -8,6 +8,8 @@ from typing import Any
 # What is compiled is kept here, and not among the user's.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / "build" / "cache")
 os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: a CUDA plugin without a GPU prints tracebacks
+# Every pass and every plan is verified in every test, and memory that a program may not read yet holds NaN.
+os.environ["TILEKERN_DEBUG"] = ",".join(filter(None, (os.environ.get("TILEKERN_DEBUG"), "verify", "poison")))
 
 import jax
 import pytest
@@ -24,11 +26,6 @@ settings.register_profile(
 )
 settings.register_profile("full", parent=settings.get_profile("ci"), derandomize=False, max_examples=500)
 settings.load_profile("ci")  # `--hypothesis-profile` on the command line wins
-
-from tilekern.passes import pipeline  # noqa: E402 -- after the settings above
-
-# Every pass is verified in every test: the default of `run(func, passes, check=False)`.
-pipeline.run.__kwdefaults__ = {"check": True}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

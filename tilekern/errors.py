@@ -165,6 +165,10 @@ class VerifyError(TilekernError):
     """A Func breaks a rule of the block IR: a bug of the compiler, or a Func built wrongly by hand."""
 
 
+class PlanError(TilekernError):
+    """A plan of a program breaks a rule, such as to read a tile only after it is written: a bug of the compiler."""
+
+
 class ParseError(TilekernError, ValueError):
     """A text is not the text form of a Func."""
 

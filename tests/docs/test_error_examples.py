@@ -12,13 +12,13 @@ from tilekern import errors
 from tilekern.errors import InterpreterError, TilekernError
 
 BASES = {TilekernError, InterpreterError}
-NEEDS_TRITON = ("CompileError",)
+NEEDS = {"CompileError": "triton", "PlanError": "llvmlite"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_raises_its_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name in NEEDS_TRITON:
-        pytest.importorskip("triton", reason="needs triton")
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"needs {NEEDS[name]}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     error = run(name)
     assert type(error) is getattr(errors, name), error

@@ -84,16 +84,21 @@ BROKEN = "store uses %a: f32\\[8\\], which is not defined there"
 
 
 @pytest.mark.parametrize("passes", [(lose_the_load,), (Rounds((lose_the_load,)),)])
-def test_a_broken_pass_is_named_when_checked(passes) -> None:
-    run(parse(TEXT), passes, check=False)
+def test_a_broken_pass_is_named_when_checked(passes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEKERN_DEBUG", "")
+    run(parse(TEXT), passes)
     with pytest.raises(VerifyError, match=BROKEN) as caught:
         run(parse(TEXT), passes, check=True)
     assert caught.value.__notes__ == ["in the pass lose_the_load, on f; TILEKERN_DEBUG=ir prints the Func before it"]
-
-
-def test_the_last_pass_of_a_target_verifies_what_the_others_made() -> None:
+    monkeypatch.setenv("TILEKERN_DEBUG", "verify")
     with pytest.raises(VerifyError, match=BROKEN):
-        run(parse(TEXT), (lose_the_load, verified), check=False)
+        run(parse(TEXT), passes)
+
+
+def test_the_last_pass_of_a_target_verifies_what_the_others_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEKERN_DEBUG", "")
+    with pytest.raises(VerifyError, match=BROKEN):
+        run(parse(TEXT), (lose_the_load, verified))
 
 
 def test_a_bug_of_a_pass_is_named_and_a_refusal_is_not() -> None:

@@ -1,11 +1,11 @@
 """The driver that runs passes, and the passes that every Func goes through before a backend sees it.
 
-With the environment variable `TILEKERN_DEBUG=ir`, every pass is verified and its result printed to stderr.
+With `verify` in the environment variable `TILEKERN_DEBUG`, the result of every pass is verified; with `ir`, it is also
+printed to stderr.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tilekern.debug_options import debug_options
 from tilekern.errors import TilekernError, VerifyError
 from tilekern.ir.core import Func
 from tilekern.ir.verify import verify
@@ -55,12 +56,11 @@ def run(func: Func, passes: Sequence[Pass | Rounds] = (IMPROVE,), *, check: bool
     Raises:
       TilekernError: a pass refuses the Func. Any other error is a bug, and has a note that names the pass.
     """
-    debug = os.environ.get("TILEKERN_DEBUG") == "ir"
+    options = debug_options()
+    prints = "ir" in options
+    check = check or prints or "verify" in options
     for one in passes:
-        if isinstance(one, Rounds):
-            func = _run_rounds(func, one, check or debug, debug)
-        else:
-            func = _run_pass(func, one, check or debug, debug)
+        func = _run_rounds(func, one, check, prints) if isinstance(one, Rounds) else _run_pass(func, one, check, prints)
     return func
 
 
@@ -80,20 +80,20 @@ def function_of(one: Pass) -> Any:
     return one.func if isinstance(one, partial) else one
 
 
-def _run_rounds(func: Func, rounds: Rounds, check: bool, debug: bool) -> Func:
+def _run_rounds(func: Func, rounds: Rounds, check: bool, prints: bool) -> Func:
     for _ in range(_MOST_ROUNDS):
         before = func
         for one in rounds.passes:
-            func = _run_pass(func, one, check, debug)
+            func = _run_pass(func, one, check, prints)
         if func is before:
             return func
     raise AssertionError(f"{func.name}: {_MOST_ROUNDS} rounds of {', '.join(map(name_of, rounds.passes))} change it")
 
 
-def _run_pass(func: Func, one: Pass, check: bool, debug: bool) -> Func:
+def _run_pass(func: Func, one: Pass, check: bool, prints: bool) -> Func:
     with _noted(one, func):
         found = one(func)
-        if debug and found is not func:
+        if prints and found is not func:
             sys.stderr.write(f"--- {name_of(one)}\n{found}\n")
         if check and found is not func:
             verify(found)

@@ -8,6 +8,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from tilekern.debug_options import debug_options
 from tilekern.ir.compute import Dot, Reduce
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Axis, Block, Func, Op, Value, cdiv, round_up
@@ -36,16 +37,22 @@ from tilekern.lower.llvm.plan.task_partition import (
     is_float_sum,
     partition_tasks,
 )
+from tilekern.lower.llvm.plan.verify_plan import verify_plan
 from tilekern.lower.llvm.program import TASK, Program
 from tilekern.lower.llvm.runtime.machine import Machine
 
 _PROGRAM = "program"
 
+# With `TILEKERN_DEBUG=poison`, all bytes of scratch memory where a program begins: NaN in every float, -1 in integers.
+_POISON = 0xFF
+
 
 def make_plan(func: Func, machine: Machine) -> Plan:
-    """The plan of a legal Func: its steps, and the offsets of its buffers."""
+    """The plan of a legal Func: its steps, and the offsets of its buffers. `TILEKERN_DEBUG=verify` verifies it."""
     planned = fuse_loops(func, partial(_scratch_of, machine))
     assign_offsets(func, planned)
+    if "verify" in debug_options():
+        verify_plan(func, planned)
     return planned
 
 
@@ -171,6 +178,8 @@ class _ProgramEmitter:
         func = self._func
         arrays = {p: self._array(code, addresses, n) for p, n in self._array_numbers.items()}
         self._set_update_targets(code, addresses, task, arrays, scratch)
+        if self._plan.scratch and "poison" in debug_options():
+            code.fill(scratch, _POISON, self._plan.scratch)
         self._code = code
         self._e = Elements(code, func, arrays, scratch)
         for arg, index in zip(func.body.args, _decode(code, func.axes, number), strict=True):

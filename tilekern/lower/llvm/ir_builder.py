@@ -350,6 +350,11 @@ class Code:
         self.module.declare("llvm.memcpy.p0.p0.i64", VOID, [PTR, PTR, I64, I1])
         self.call("llvm.memcpy.p0.p0.i64", VOID, target, source, constant(nbytes, I64), constant(0, I1))
 
+    def fill(self, target: Reg, byte: int, nbytes: int) -> None:
+        """Set bytes to one number."""
+        self.module.declare("llvm.memset.p0.i64", VOID, [PTR, I8, I64, I1])
+        self.call("llvm.memset.p0.i64", VOID, target, constant(byte, I8), constant(nbytes, I64), constant(0, I1))
+
     def alloca(self, type: Type) -> Reg:
         """Memory on the stack for one value, which lives as long as the call."""
         name = f"%{self.fresh('slot')}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from tilekern.ir.core import Block, Op
+from tilekern.ir.core import Block, Op, Value
 from tilekern.ir.quote import visible
 from tilekern.lower.llvm.plan.steps import AnyStep, Buffer, BufferCopies, LoopNest, Plan, Step
 from tilekern.lower.llvm.program import Program
@@ -15,6 +15,28 @@ def plan_text(program: Program, plan: Plan, body: Block) -> str:
     """One line for each step; `@` precedes the offset of a tile in scratch memory, in bytes."""
     head = f"{program.name}: {program.tasks} tasks, {program.scratch} bytes of scratch memory for each thread"
     return "\n".join([head, *_block(plan, body, "  ")])
+
+
+def step_words(step: AnyStep) -> str:
+    """A name for a step in errors."""
+    if isinstance(step, BufferCopies):
+        return "a copy"
+    return f"a loop nest over {list(step.space)}" if isinstance(step, LoopNest) else f"the step of {step.op.name}"
+
+
+def line_of(step: AnyStep, definition: Mapping[Value, Op]) -> Loc:
+    """The user's line that a step comes from; unknown for copies.
+
+    Args:
+      step: the step.
+      definition: the op that defines each value.
+    """
+    if isinstance(step, Step):
+        return step.op.loc
+    if isinstance(step, BufferCopies):
+        return UNKNOWN
+    ops = [*_ops(step), *(definition[m.value] for m in step.maps if m.value in definition)]
+    return ops[0].loc if ops else UNKNOWN
 
 
 def _block(plan: Plan, block: Block, indent: str) -> Iterator[str]:
@@ -50,8 +72,12 @@ def _at(buffer: Buffer) -> str:
 
 
 def _loc(nest: LoopNest) -> Loc:
-    ops: list[Op] = [*nest.stores, *nest.reduces]
+    ops = _ops(nest)
     return ops[0].loc if ops else UNKNOWN
+
+
+def _ops(nest: LoopNest) -> list[Op]:
+    return [*nest.stores, *nest.reduces]
 
 
 def _line(loc: Loc) -> str:

@@ -1,0 +1,34 @@
+"""The environment variable `TILEKERN_DEBUG`: what the compiler checks and prints, to find a bug in it."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, cast, get_args
+
+from tilekern.errors import ArgumentError
+
+type DebugOption = Literal["ir", "verify", "poison"]
+
+VARIABLE = "TILEKERN_DEBUG"
+
+
+def debug_options() -> frozenset[DebugOption]:
+    """The options that `TILEKERN_DEBUG` names, separated by commas.
+
+    - `ir`: print the block IR after each pass that changes it, and verify it.
+    - `verify`: verify the block IR after each pass, and the plan of each program.
+    - `poison`: fill the scratch memory of `cpu:llvm` with NaN before each program, which must not read it.
+
+    Raises:
+      ArgumentError: it names another option.
+    """
+    names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
+    options, known = frozenset(filter(None, names)), get_args(DebugOption.__value__)
+    if options - set(known):
+        raise ArgumentError(
+            f"{VARIABLE} names an option that does not exist",
+            expected=f"some of {', '.join(known)}, separated by commas",
+            got=f"{VARIABLE}={os.environ[VARIABLE]}",
+            fix=f"unset {VARIABLE}, or correct it",
+        )
+    return cast("frozenset[DebugOption]", options)
