@@ -33,7 +33,7 @@ LIBRARY = {
     "rg_lru": "b x.1 j, b input_gate.1 j, b recurrence_gate.1 j, j -> b out.1 j, b j",
     "selective_scan": "i x.1 j, i delta.1 j, j a.1, i b.1 b.2, i c.1 c.2, j, i z.1 j, j "
     "-> i out.1 j, i j final_state.2",
-    "ragged_dot": "lhs.0 lhs.1, rhs.0 rhs.1 j, ends.0 -> out.0 j",
+    "ragged_dot": "lhs.0 k, rhs.0 k j, ends.0 -> out.0 j",
     "rms_norm": "i x.1, weight.0 -> i out.1",
     "rope": "b x.1 n x.3, frequencies.0 -> b out.1 n out.3",
     "softmax": "i x.1 -> i out.1",

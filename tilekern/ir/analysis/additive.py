@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tilekern.ir.carries import Carry, carries
 from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select
-from tilekern.ir.control import Fold
+from tilekern.ir.control import Fold, While
 from tilekern.ir.core import Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Atomic, Store, WriteOp
@@ -19,26 +19,56 @@ _MOVES = (Broadcast, Reshape, Transpose, Slice, Reverse)
 def addends(func: Func, folds: Sequence[Fold]) -> set[Value] | None:
     """The outputs that are sums over the tiles of folds; None if results of the folds are anything else, too.
 
-    The folds stand in the body itself. Each iteration adds to their carries, which begin at 0, what depends on none of
-    them. On the way to stores, only linear ops use the results.
+    Each iteration adds to their carries, which begin at 0, what depends on none of them. On the way to stores, only
+    linear ops use the results; loops around the folds may carry them, if such carries begin at 0, too.
     """
     defined = definitions(func)
-    if not all(fold in func.body.ops and _adds_up(fold, defined) for fold in folds):
+    if not all(_adds_up(fold, defined) for fold in folds):
         return None
-    active = {r for fold in folds for r in fold.results}
-    for op in func.body.ops:
-        if active.isdisjoint(op.uses()):
-            continue
-        if isinstance(op, WriteOp):
-            adds = isinstance(op, Store) or (isinstance(op, Atomic) and op.kind == "add")
-            if not adds or not active.isdisjoint(op.operands[2:]):
-                return None
-        elif op.regions or not is_linear(op, active):
-            return None
-        active.update(op.results)
-    writes = [op for op in func.walk() if isinstance(op, WriteOp)]
+    active = _active(func, folds)
+    if any(not active.isdisjoint(fold.uses()) for fold in folds):  # an addend depends on the sums of other tiles
+        return None
+    ops = [op for op in func.walk() if op not in folds]
+    if not all(_keeps_sums(op, active, defined) for op in ops):
+        return None
+    writes = [op for op in ops if isinstance(op, WriteOp)]
     found = {op.ref for op in writes if op.value in active}
-    return found if all(op.value in active for op in writes if op.ref in found) else None
+    # What is not written of an array that a kernel updates is no addend.
+    is_sum = all(op.value in active and op.ref.ref.role != "inout" for op in writes if op.ref in found)
+    return found if is_sum else None
+
+
+def _active(func: Func, folds: Sequence[Fold]) -> set[Value]:
+    """The results of folds, and all values that are computed of them."""
+    active, count = {r for fold in folds for r in fold.results}, -1
+    while len(active) > count:  # carries lead back to the first ops of a loop
+        count = len(active)
+        for op in func.walk():
+            if op in folds:
+                continue
+            if isinstance(op, (Fold, While)):
+                for carry in carries(op):
+                    if not active.isdisjoint((carry.init, carry.yielded)):
+                        active.update((*carry.args, carry.result))
+            elif not active.isdisjoint(op.uses()):
+                active.update(op.results)
+    return active
+
+
+def _keeps_sums(op: Op, active: Collection[Value], defined: Mapping[Value, Op]) -> bool:
+    """True if active values stay sums in an op: it is linear in them, stores them, or carries them from 0 on."""
+    if isinstance(op, Fold):
+        summed = [carry for carry in carries(op) if carry.result in active]
+        ends = ((carry.init, carry.yielded) for carry in summed)
+        are_sums = all(v in active or is_zero(v, defined) for pair in ends for v in pair)
+        return are_sums and not any(v in active for v in op.operands[:2])
+    used = [v for v in op.operands if v in active]
+    if op.regions:
+        return not used and not any(r in active for region in op.regions for r in region.results)
+    if isinstance(op, WriteOp):
+        adds = isinstance(op, Store) or (isinstance(op, Atomic) and op.kind == "add")
+        return not used or (adds and not any(v in active for v in op.operands[2:]))
+    return not used or is_linear(op, active)
 
 
 def _adds_up(fold: Fold, defined: Mapping[Value, Op]) -> bool:

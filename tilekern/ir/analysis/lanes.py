@@ -79,8 +79,9 @@ class _Lanes:
         self._func, self._indices, self._dims, self._comparisons = func, {*indices}, {*dims}, {*comparisons}
         self._defined = definitions(func)
         self._facts: dict[Value, _Fact] = {}
-        # Carries that begin at 0: sums may be added to them.
+        # Carries that begin at 0, and those of them that are taken for sums.
         self._zeros: set[Value] = set()
+        self._taken: set[Value] = set()
 
     def run(self) -> bool:
         """False if lanes are combined by more than sums."""
@@ -142,7 +143,8 @@ class _Lanes:
             fact = self._of(carry.result)
             # The carry of a loop over the axis has lanes of all tiles. A sum has no addend before the first tile.
             is_start_added = fact.summed and not (self._of(carry.init).summed or is_zero(carry.init, self._defined))
-            if is_start_added or (is_of_axis and fact.own is not None):
+            is_no_sum = not fact.summed and not self._taken.isdisjoint(carry.args)
+            if is_start_added or is_no_sum or (is_of_axis and fact.own is not None):
                 raise _CombinedError
 
     def _join(self, value: Value, other: Value) -> bool:
@@ -232,8 +234,10 @@ class _Lanes:
     def _linear(self, op: Op, facts: Sequence[_Fact]) -> _Fact:
         """An op on a sum over lanes."""
         active = {v for v, fact in zip(op.operands, facts, strict=True) if fact.summed}
-        if isinstance(op, Elementwise) and op.function == "add":
-            active.update(self._zeros.intersection(op.operands))
+        if isinstance(op, Select) or (isinstance(op, Elementwise) and op.function == "add"):
+            zeros = self._zeros.intersection(op.operands) - active
+            self._taken |= zeros
+            active |= zeros
         if not is_linear(op, active) or any(fact.own is not None for fact in facts):
             raise _CombinedError
         return _Fact(None, _long(op.result.tile.shape), summed=True)

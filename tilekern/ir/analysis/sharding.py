@@ -22,7 +22,7 @@ from tilekern.ir.analysis.additive import addends
 from tilekern.ir.analysis.lanes import lanes_are_independent
 from tilekern.ir.analysis.mixed_radix import Digit, Sum, Sums
 from tilekern.ir.analysis.ranges import analyze
-from tilekern.ir.compute import Constant, Convert
+from tilekern.ir.compute import Constant, Convert, Select
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Axis, Block, Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
@@ -330,11 +330,15 @@ class _Analysis:
     def _sized(self, axis: _Axis) -> str:
         """The reason why an axis cannot be divided: the number that is its extent is for other things, too."""
         compared = [op.operands[1] for op in axis.comparisons if isinstance(op, Elementwise) and op.function == "lt"]
-        held = [self._defined.get(v) for v in (*compared, *(fold.stop for fold in axis.folds))]
+        stops = [self._defined.get(fold.stop) for fold in axis.folds]
+        chosen = [op for op in stops if isinstance(op, Select)]
+        if not all(self._is_for(op.result, axis.folds) for op in chosen):
+            return "the body computes with the end of a loop over it"
+        held = [*map(self._defined.get, (*compared, *(op.operands[1] for op in chosen))), *stops]
         while any(isinstance(op, (Broadcast, Reshape)) for op in held):
             held = [self._defined.get(op.operands[0]) if isinstance(op, (Broadcast, Reshape)) else op for op in held]
         axis.extents = {op for op in held if isinstance(op, Constant)}
-        uses = {*axis.comparisons, *axis.folds}
+        uses = {*axis.comparisons, *axis.folds, *chosen}
         for constant in axis.extents:
             if not self._is_for(constant.result, uses):
                 return "the body computes with its size"
@@ -360,15 +364,20 @@ class _Analysis:
 
     def _carried(self, axis: _Axis) -> str:
         """The reason why an axis of folds cannot be divided: a loop that carries more than sums."""
-        for fold in axis.folds:
-            bounds = [self._sums.of(v) for v in (fold.start, fold.stop)]
-            if any(b.strides for b in bounds) or (bounds[0].const, bounds[1].const) != (0, fold.axis.extent):
-                return "a loop goes over a part of it"
+        if not all(map(self._is_whole, axis.folds)):
+            return "a loop goes over a part of it"
         summed = addends(self._func, axis.folds)
         if any(fold.results for fold in axis.folds) and (summed is None or self._stores_inside(axis)):
             return "a loop over it carries values that are not sums alone"
         rest = [param.name for param in self._apart(axis) if param not in (summed or ())]
         return f"{rest[0]} has no dim of its extent, and is no sum over it" if rest else ""
+
+    def _is_whole(self, fold: Fold) -> bool:
+        """True if a fold goes over all of its axis, or over nothing, as from 0 to select(x, extent, 0)."""
+        stop = self._defined.get(fold.stop)
+        stops = stop.operands[1:] if isinstance(stop, Select) else (fold.stop,)
+        limits = [self._sums.of(v) for v in (fold.start, *stops)]
+        return limits == [Sum({}, n) for n in (0, fold.axis.extent, 0)[: len(limits)]]
 
     def _apart(self, axis: _Axis) -> list[Value]:
         """The outputs without a dim that is divided with an axis."""
