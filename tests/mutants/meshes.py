@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _RULES = ("tests/ir/analysis/test_sharding.py",)
+_LANES = ("tests/ir/analysis/test_lanes.py",)
 
 MUTANTS = (
     Mutant(
@@ -29,15 +30,57 @@ MUTANTS = (
     Mutant(
         "lanes: the maximum of a tile is that of its parts",
         "tilekern/ir/analysis/lanes.py",
-        'self._sum(op, op.monoid == "sum")',
-        "self._sum(op, True)",
-        _RULES,
+        'op.monoid == "sum" and _is_nothing(fact.tail)',
+        "_is_nothing(fact.tail)",
+        _LANES,
     ),
     Mutant(
-        "same program: numbers that a body computes with may differ as sizes do",
+        "lanes: any number behind the end changes no sum",
+        "tilekern/ir/analysis/lanes.py",
+        'op.monoid == "sum" and _is_nothing(fact.tail)',
+        'op.monoid == "sum"',
+        _LANES,
+    ),
+    Mutant(
+        "lanes: rows may be combined with what differs along a tile",
+        "tilekern/ir/analysis/lanes.py",
+        "or fact.varied & along",
+        "or fact.varied & fact.varied - along",
+        _LANES,
+    ),
+    Mutant(
+        "lanes: the carry of a loop over tiles has lanes of one tile",
+        "tilekern/ir/analysis/lanes.py",
+        "if is_start_added or (is_of_axis and fact.own is not None):",
+        "if is_start_added:",
+        _LANES,
+    ),
+    Mutant(
+        "lanes: as many programs add a number whatever the parts",
+        "tilekern/ir/analysis/lanes.py",
+        "if is_divided == value.summed or",
+        "if (is_divided and value.summed) or",
+        _LANES,
+    ),
+    Mutant(
+        "sharding: each access takes one tile from first to last",
+        "tilekern/ir/analysis/sharding.py",
+        "axis.is_exact &= is_tile and",
+        "axis.is_exact &= is_tile or",
+        _LANES,
+    ),
+    Mutant(
+        "divide: the number of an extent stays that of the whole",
+        "tilekern/passes/divide.py",
+        "extent = np.asarray(op.array // self._of_constant[op], op.array.dtype)",
+        "extent = np.asarray(op.array, op.array.dtype)",
+        ("tests/passes/test_divide.py",),
+    ),
+    Mutant(
+        "same program: numbers that a body computes with may differ",
         "tilekern/ir/analysis/same_program.py",
-        "is_extent and self._bounds_only(a.result),",
-        "same and a.array.shape == (),",
+        "same and a.array.tobytes() == b.array.tobytes(),",
+        "same,",
         _RULES,
     ),
     Mutant(
@@ -50,8 +93,8 @@ MUTANTS = (
     Mutant(
         "divided: nobody compares the body of a part with that of the whole",
         "tilekern/kernel/divided.py",
-        "if local(family, types, found) is not None:",
-        "if local(family, types, found) is not None or not checked:",
+        "if not isinstance(family.part(found.parts), str):",
+        "if not isinstance(family.part(found.parts), str) or not checked:",
         ("tests/test_meshes.py",),
     ),
     Mutant(
