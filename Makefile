@@ -10,7 +10,7 @@ ARGS ?=# more options of the benchmarks, see bench/README.md
 PYTORCH := torch==2.13.0# the peer of `make bench`
 OLDEST := jax==0.11.2 jaxlib==0.11.2 triton==3.6.0 llvmlite==0.45.0# the oldest supported versions
 
-.PHONY: help demo train test test-full mutants test-oldest check bench pytorch bench-tpu gpu docs clean
+.PHONY: help demo train test test-full test-levels mutants test-oldest check bench pytorch bench-tpu gpu docs clean
 .NOTPARALLEL: # two pips in one environment would disturb each other
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo 'make train        train a transformer on a mesh of 8 virtual devices, and compare with one, and with plain JAX'
 	@echo 'make test         run the tests'
 	@echo 'make test-full    run also the slow tests, all cases of sweeps, and more random examples'
+	@echo 'make test-levels  run a sample of the tests of CPU code at lesser levels than that of this CPU; ARGS=--all for all'
 	@echo 'make mutants      plant faults in copies of the tree; the tests must find each'
 	@echo 'make test-oldest  run the smoke tests with the oldest supported jax and triton'
 	@echo 'make check        lint, check types and layers'
@@ -42,6 +43,9 @@ test: .venv/installed-test
 
 test-full: .venv/installed-test
 	@.venv/bin/python -m pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile=full --sweep all
+
+test-levels: .venv/installed-test
+	@.venv/bin/python -m tests.levels --jobs $(JOBS) $(ARGS)
 
 mutants: .venv/installed-test
 	@.venv/bin/python -m tests.mutants --jobs $(JOBS) $(ARGS)

@@ -215,6 +215,20 @@ EXAMPLES: dict[str, str] = {
         with mock.patch.dict("sys.modules", triton=None):
             double.trace(x).lower("cuda:sm_90").compile()
     """,
+    "SettingError": """
+        import os
+        from unittest import mock
+
+        from tilekern.lower.llvm.compile import toolchain
+
+        @tk.kernel(out_type=like)
+        def double(x, out):
+            out[...] = 2 * x[...]
+
+        toolchain.host.cache_clear()  # as in a new process
+        with mock.patch.dict(os.environ, TILEKERN_CPU="avx2"):
+            double(x, target="cpu")
+    """,
     "CompileError": """
         from unittest import mock
 

@@ -124,6 +124,10 @@ class DependencyError(TilekernError, ImportError):
     """A package that the target's backend needs is missing, or not of a version that works."""
 
 
+class SettingError(TilekernError, ValueError):
+    """An environment variable of tilekern has a value that is unknown, or that does not fit this machine."""
+
+
 class CompileError(TilekernError, RuntimeError):
     """The compiler below the backend failed on the code that the backend wrote."""
 

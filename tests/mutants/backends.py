@@ -56,6 +56,13 @@ MUTANTS = (
         _XLA,
     ),
     Mutant(
+        "llvm: masks of loads are not hidden from LLVM for AVX2",
+        "tilekern/lower/llvm/ir_builder.py",
+        "            mask = self._hidden_mask(mask)\n        return self.call(name, type, address",
+        "            pass\n        return self.call(name, type, address",
+        ("tests/lower/llvm/emit/test_elements.py",),
+    ),
+    Mutant(
         "llvm: a reversed fold counts from one tile further",
         "tilekern/lower/llvm/emit_program.py",
         'code.binary("add", code.binary("sub", last, 1), first)',

@@ -22,7 +22,7 @@ from tilekern.lower.llvm.runtime import host_print
 from tilekern.lower.llvm.runtime.code_table import EXPORTED, KEY_BYTES
 from tilekern.lower.llvm.runtime.ffi_handler import HANDLER, RUN, runtime, with_handler
 from tilekern.lower.llvm.runtime.host_print import HOST_PRINT
-from tilekern.lower.llvm.runtime.machine import Machine, describe
+from tilekern.lower.llvm.runtime.machine import SETTING, Machine, restricted
 from tilekern.lower.llvm.runtime.tile_permission import permitted
 
 OLDEST, BEYOND = (0, 45), (0, 51)
@@ -102,24 +102,28 @@ def check_scratch(program: Program) -> None:
 
 @functools.cache
 def host() -> Machine:
-    """The machine that this process runs on.
+    """The machine that code is made for: that of this process, or the level of it that `TILEKERN_CPU` names.
+
+    The variable is read once: code, and the programs that call it, stay for one machine as long as the process lives.
 
     Raises:
       DependencyError: llvmlite is missing, broken, too old or too new.
-      TargetError: it lacks AVX2 or NEON.
+      SettingError: the variable names no level, or one that this machine lacks.
+      TargetError: the machine lacks AVX2 or NEON.
     """
     with lock:
         llvm = llvmlite()
         with _working():
             found = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
-        return describe(*found, tiles=permitted())
+        return restricted(os.environ.get(SETTING, ""), *found, tiles=permitted())
 
 
 def working_host() -> Machine:
-    """The machine that this process runs on, after llvmlite has compiled and linked what all programs share.
+    """The machine that code is made for, after llvmlite has compiled and linked what all programs share.
 
     Raises:
       DependencyError: llvmlite is missing, broken, too old or too new.
+      SettingError: `TILEKERN_CPU` names no level, or one that this machine lacks.
       TargetError: the machine lacks AVX2 or NEON.
     """
     machine = host()

@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilekern.errors import TargetError
+from tilekern.errors import SettingError, TargetError
 from tilekern.lower.llvm import calibration
 
 # The subset of AVX-512 that all CPUs with 512-bit vectors have since 2017.
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _AVX2 = ("avx2", "fma", "f16c")
+
+# Levels of the System V ABI for x86-64 (section 3.1.1, "Processor Architecture"), by LLVM's names of features: those
+# that x86-64-v3 has beyond the first level, and AVX-512.
+_V3 = ("avx", "avx2", "bmi", "bmi2", "cx16", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sahf", "sse4.2", "xsave")
+_V4 = (*_V3, *_AVX512)
+LEVELS: Mapping[str, tuple[str, ...]] = {
+    "x86-64-v3": _V3,
+    "x86-64-v4": _V4,
+    "x86-64-v4+bf16": (*_V4, "avx512bf16"),
+    "x86-64-v4+bf16+amx": (*_V4, "avx512bf16", "amx-tile", "amx-bf16", "amx-int8"),
+}
+"""Levels that code can be restricted to, each with the features that its code may use, lesser levels included."""
+
+SETTING = "TILEKERN_CPU"
+"""The environment variable that names the level; code is for the process's own CPU if it is unset or empty."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +115,53 @@ def describe(triple: str, cpu: str, features: Mapping[str, bool], tiles: bool = 
     fast = "avx512bf16" in has and "amx-bf16" not in has and cpu not in calibration.CPUS_WITH_SLOW_BFLOAT16
     halves, bytes_ = (tiles and has.issuperset(("amx-tile", name)) for name in ("amx-bf16", "amx-int8"))
     return Machine(triple, cpu, listed, 64, 32, fast, halves, bytes_, has_int16_pairs=True)
+
+
+def at_level(level: str, triple: str = "x86_64-unknown-linux-gnu") -> Machine:
+    """The machine that has the features of a level and no others.
+
+    Args:
+      level: one of `LEVELS`.
+      triple: LLVM's name of the architecture and the system.
+
+    Raises:
+      SettingError: there is no such level.
+    """
+    if level not in LEVELS:
+        raise SettingError(
+            f"{SETTING} names no level of CPUs",
+            expected=f"one of {', '.join(map(repr, LEVELS))}, or nothing",
+            got=f"{SETTING} = {level!r}",
+            fix="name one of these levels, or unset the variable: then code is for the CPU of the process",
+        )
+    return describe(triple, level.partition("+")[0], dict.fromkeys(LEVELS[level], True), tiles=True)
+
+
+def restricted(level: str, triple: str, cpu: str, features: Mapping[str, bool], tiles: bool = False) -> Machine:
+    """The machine that code is made for: the CPU of the process, or a level of it.
+
+    Args:
+      level: one of `LEVELS`, or "" for all that the CPU has.
+      triple: as for `describe`.
+      cpu: as for `describe`.
+      features: as for `describe`.
+      tiles: as for `describe`.
+
+    Raises:
+      SettingError: there is no such level, or the CPU lacks a feature of it.
+      TargetError: as for `describe`.
+    """
+    if not level:
+        return describe(triple, cpu, features, tiles)
+    machine = at_level(level, triple if triple.startswith("x86_64-") else "x86_64-unknown-linux-gnu")
+    usable = {name for name, present in features.items() if present and (tiles or not name.startswith("amx-"))}
+    missing = [name for name in LEVELS[level] if name not in usable]
+    if machine.triple != triple or missing:
+        lacks = f"without {', '.join(missing)}" if machine.triple == triple else f"of {triple}"
+        raise SettingError(
+            f"this machine lacks the level that {SETTING} names",
+            expected=f"a CPU, and a system that permits its tile registers, of {level}",
+            got=f"{SETTING} = {level!r}, on the CPU {cpu} {lacks}",
+            fix=f"name the level that all your machines have: one of {', '.join(map(repr, LEVELS))}",
+        )
+    return machine

@@ -1,0 +1,113 @@
+"""Tests of code for CPUs at lesser levels than this machine's, whose own level `make test` tests.
+
+    python -m tests.levels          a sample at each level: of the tests of the CPU backends, and a minute of the fuzzer
+    python -m tests.levels --all    all cases of these tests, and ten minutes
+
+Code by LLVM is restricted by `TILEKERN_CPU`, code by XLA by `--xla_cpu_max_isa`. A level is skipped, with the
+reason, if its code is that of this machine, or if this machine lacks it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tilekern.lower.llvm.compile import toolchain
+from tilekern.lower.llvm.runtime.machine import LEVELS, SETTING, Machine, at_level
+
+ROOT = Path(__file__).parents[1]
+
+LLVM_SAMPLE = ("emit", "gemm", "legalize", "math", "plan", "test_determinism.py", "test_memory_bounds.py")
+"""Parts of `tests/lower/llvm` of which a sample is run; other parts are about the runtime and the toolchain."""
+
+XLA_LEVELS = {"SSE4_2": "x86-64 without AVX", "AVX2": "x86-64-v3"}
+"""XLA's names of instruction sets that it may be restricted to."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of tests at a level, or the reason for none.
+
+    Attributes:
+      level: LLVM's or XLA's name of the level.
+      setting: the environment variable that restricts code to the level, and its value.
+      tests: files and folders of tests.
+      target: the target that the fuzzer runs.
+      skipped: the reason to run nothing, "" for none.
+    """
+
+    level: str
+    setting: tuple[str, str]
+    tests: tuple[str, ...]
+    target: str
+    skipped: str = ""
+
+
+def same_code(level: Machine, machine: Machine) -> bool:
+    """True if a level's code differs from that of the machine by its CPU's schedule and lesser features only."""
+    return replace(level, cpu=machine.cpu, features=machine.features) == machine
+
+
+def runs(machine: Machine) -> Iterator[Run]:
+    """One run for each level, by LLVM and by XLA, on a machine."""
+    for level in LEVELS:
+        tests = tuple(f"tests/lower/llvm/{part}" for part in LLVM_SAMPLE)
+        run = Run(level, (SETTING, level), tests, "cpu:llvm")
+        if not at_level(level).runs_on(machine):
+            yield replace(run, skipped=f"needs a CPU of {level}, this one is {machine.cpu}")
+        elif same_code(at_level(level), machine):
+            yield replace(run, skipped=f"its code is that of this machine, {machine.cpu}: `make test` runs it")
+        else:
+            yield run
+    for isa, meaning in XLA_LEVELS.items():
+        run = Run(f"XLA at {isa}", ("XLA_FLAGS", f"--xla_cpu_max_isa={isa}"), ("tests/lower/xla",), "cpu:xla")
+        if not machine.is_x86:
+            yield replace(run, skipped=f"needs an x86-64, this machine is {machine.triple}")
+        elif isa == "AVX2" and machine.vector_bytes == 32:
+            yield replace(run, skipped=f"{meaning} is the level of this machine, {machine.cpu}: `make test` runs it")
+        else:
+            yield run
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the command line says; return the exit status: 1 if a test failed or the fuzzer found something."""
+    parser = argparse.ArgumentParser(prog="python -m tests.levels", description="test code of lesser CPUs")
+    parser.add_argument("--all", action="store_true", help="all cases, and ten minutes of the fuzzer for each level")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="test processes (default: 2)")
+    options = parser.parse_args(arguments)
+    failed = list[str]()
+    for run in runs(toolchain.host()):
+        _say(f"{run.level}: {f'skipped, {run.skipped}' if run.skipped else run.setting[1]}")
+        if not run.skipped and not all(_passes(run, command) for command in _commands(run, options.all, options.jobs)):
+            failed.append(run.level)
+    _say(f"levels with failures: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _commands(run: Run, whole: bool, jobs: int) -> Iterator[list[str]]:
+    """The tests and the fuzzer of a run, as arguments of `python -m`."""
+    cases = ["--sweep", "all"] if whole else ["-m", "not slow"]
+    yield ["pytest", "-q", "-n", str(jobs), "--dist", "worksteal", *cases, *run.tests]
+    minutes = "10" if whole else "1"
+    yield ["tilekern", "fuzz", "--minutes", minutes, "--targets", run.target, "--stop", "--out", "build/fuzz-levels"]
+
+
+def _passes(run: Run, command: list[str]) -> bool:
+    name, value = run.setting
+    value = f"{os.environ.get(name, '')} {value}".strip() if name == "XLA_FLAGS" else value
+    environment = {**os.environ, name: value, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environment, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
