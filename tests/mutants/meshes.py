@@ -63,10 +63,10 @@ MUTANTS = (
         _LANES,
     ),
     Mutant(
-        "sharding: each access takes one tile from first to last",
+        "sharding: half a tile is as good as a tile",
         "tilekern/ir/analysis/sharding.py",
-        "axis.is_exact &= is_tile and",
-        "axis.is_exact &= is_tile or",
+        "and dim.size == axis.axis.block and is_from_first",
+        "and is_from_first",
         _LANES,
     ),
     Mutant(

@@ -217,8 +217,8 @@ class KernelFamily(TileFamily):
         operands = part_types(self.types, rule.operands, parts)
         try:
             part = PartFamily(self, {places[name]: count for name, count in parts.items()}, operands)
-        except Exception as error:  # of the user's code, which may take sizes of the whole only
-            return f"the body does not take parts of it ({type(error).__name__}: {error})".splitlines()[0]
+        except Exception as error:  # of the user's out_type, which may take sizes of the whole only
+            return _failed(error)
         if [(x.shape, x.dtype) for x in part.outputs] != [
             (x.shape, x.dtype) for x in part_types(self.outputs, rule.results, parts)
         ]:
@@ -341,8 +341,17 @@ class PartFamily(KernelFamily):
         wanted = self._whole.divided_func(blocks, self._parts)
         if isinstance(wanted, str):
             return wanted
-        different = difference(dce(wanted), dce(self._as_traced(blocks).func))
+        try:
+            traced = self._as_traced(blocks).func
+        except Exception as error:  # of the user's body
+            return _failed(error)
+        different = difference(dce(wanted), dce(traced))
         return f"the body depends on its size ({different})" if different else ""
+
+
+def _failed(error: Exception) -> str:
+    first_line, *_ = str(error).splitlines() or [""]
+    return f"the kernel does not take parts of it ({type(error).__name__}: {first_line})"
 
 
 def _results(definition: Definition, arguments: Sequence[Any], statics: Mapping[str, Any]) -> Results:

@@ -107,6 +107,15 @@ def test_which_sums_may_be_cut(name: str) -> None:
         assert sizes_of(kernel, np.resize(X, (22, 3))) == ({22} if anywhere else None)
 
 
+def test_half_of_each_tile() -> None:
+    @tk.kernel(out_type=lambda x: tk.Sum(jax.ShapeDtypeStruct((3,), x.dtype)))
+    def halves(x, out):
+        i = tk.parallel(x.shape[0], 4)
+        out.at[:].add(x[tk.ds(i.index * 4, 2), :].sum(axis=0))
+
+    assert sizes_of(halves, X) == {20, 5}
+
+
 def test_a_carry_of_all_tiles_has_no_rows_of_its_own() -> None:
     """Lane n of the carry adds up row n of each tile; parts that are no tiles add other rows."""
 

@@ -173,8 +173,8 @@ class _Analysis:
             axis = self._axes[lead.value]
             axis.dims.add(place)
             axis.sizes.append(extent)
-            is_tile = dim.kind == "block" and dim.size == axis.axis.block and extent == axis.axis.extent
-            axis.is_exact &= is_tile and position == Sum({Digit(lead.value): dim.size}, 0)
+            is_from_first = position == Sum({Digit(lead.value): axis.axis.block})
+            axis.is_exact &= dim.kind == "block" and dim.size == axis.axis.block and is_from_first
             rest = [d for d in used if d is not lead]
         else:
             rest = used
