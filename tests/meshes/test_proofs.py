@@ -80,7 +80,7 @@ def test_signs_of_a_constant_tile(kind: str, devices: int) -> None:
 
 @everywhere
 def test_sums_with_a_number_behind_the_end(kind: str, devices: int) -> None:
-    """Lanes outside of the array read 0, and add exp(0) = 1; there are 8 of them on one device, for 24 in tiles of 16."""
+    """Lanes outside of the array read 0, and add exp(0) = 1: on one device 8 of them, for 24 in tiles of 16."""
 
     @tk.kernel(out_type=lambda x: tk.Sum(jax.ShapeDtypeStruct((), x.dtype)))
     def exponentials(x, out):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -77,5 +77,5 @@ def _is_near(wanted: Array, addends: Sequence[Array]) -> bool:
     with np.errstate(all="ignore"):
         finite = np.isfinite(exact) & np.isfinite(wide).all(0)
         greatest = np.abs(np.where(finite, wide, 0)).max(initial=1)
-        near = np.abs(wide.sum(0) - exact) <= 64 * float(ml_dtypes.finfo(wanted.dtype).eps) * greatest
+        near = np.abs(wide.sum(0) - exact) <= 64 * float(cast(Any, ml_dtypes.finfo(wanted.dtype)).eps) * greatest
     return bool((near | ~finite).all())
