@@ -166,3 +166,21 @@ def test_a_body_that_fails_on_parts_is_gathered() -> None:
         expect(strict, kind, 2, RANDOM.standard_normal(16, np.float32), gathers=True)
     reason = strict.sharding_rule(jnp.zeros(16)).reasons["i"]
     assert reason == "the kernel does not take parts of it (ValueError: 16 elements, please)"
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_what_is_proved_is_divided_beside_what_is_not(kind: str) -> None:
+    """Halves of the columns would do, quarters do not: rows are divided, and columns gathered."""
+
+    @like_first
+    def partly(x, out):
+        i, j = tk.parallel(x.shape[0], 2), tk.parallel(x.shape[1], 2)
+        out[i, j] = jnp.exp(x[i, j]) if x.shape[1] > 3 else x[i, j]
+
+    mesh = jax.make_mesh((2, 4), ("a", "b"), (getattr(AxisType, kind),) * 2)
+    x = RANDOM.standard_normal((8, 12), np.float32)
+    assert set(partly.sharding_rule(x).sizes) == {"axis0", "axis1"}
+    with jax.set_mesh(mesh), pytest.warns(GatherWarning, match=r"operand 0 of partly.* is needed as P\('a', None\)"):
+        out = jax.jit(partly)(jax.device_put(x, NamedSharding(mesh, P("a", "b"))))
+    np.testing.assert_array_equal(out, partly(x))
+    assert out.sharding.spec == P("a", None)

@@ -28,15 +28,15 @@ def divide(family: Family, specs: Sequence[Spec], mesh: Mapping[str, int]) -> Di
       specs: the axes that divide them.
       mesh: the sizes of the axes.
     """
-    # The parts of this call are checked first, so that most calls need no other check.
-    for checked in (False, True):
-        rule = family.rule(checked=checked)
-        if rule is None:
-            return None
-        found = rule.assign(specs, mesh)
-        if not isinstance(family.part(found.parts), str):
-            return found
-    return Division(rule, {}, mesh)
+    rule = family.rule(checked=False)
+    if rule is None:
+        return None
+    found = rule.assign(specs, mesh)
+    while isinstance(reason := family.part(found.parts), str):
+        # Leave whole the first name that cannot be divided by itself, or one that others forbid.
+        names = [name for name, count in found.parts.items() if isinstance(family.part({name: count}), str)]
+        found = found.rule.without((names or [*found.parts])[0], reason).assign(specs, mesh)
+    return found
 
 
 def on_explicit_mesh(family: Family, operands: Sequence[Any]) -> Sequence[Any]:
