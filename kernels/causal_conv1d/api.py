@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float, is_integer, require
 from tilekern.kernels.causal_conv1d.kernel import causal_conv1d_forward
@@ -18,6 +18,7 @@ hide_frames(__file__)
 _ACTIVATIONS = (None, "silu")
 
 
+@takes_python_numbers
 def causal_conv1d(
     x: jax.Array,
     weight: jax.Array,

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 
 import jax
 
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_int32, as_real, as_rows, is_float, is_integer, require
 from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
@@ -50,6 +50,7 @@ def cross_entropy(
     block_v: int | None = None,
     block_d: int | None = None,
 ) -> tuple[jax.Array, jax.Array]: ...
+@takes_python_numbers
 def cross_entropy(
     hidden: jax.Array,
     weight: jax.Array,

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import jax
 
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_real, as_rows, is_float, require
 from tilekern.kernels.distillation.kernel import distillation_forward
@@ -15,6 +15,7 @@ from tilekern.kernels.distillation.options import Divergence, Options
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def distillation(
     hidden: jax.Array,
     weight: jax.Array,

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict, Unpack, overload
 import jax
 
 import tilekern as tk
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.flash_attention import checks
 from tilekern.kernels.flash_attention.arguments import Config, Extras
 from tilekern.kernels.flash_attention.block_map import BlockMap
@@ -72,6 +72,7 @@ def flash_attention(
     return_logsumexp: Literal[True],
     **options: Unpack[Options],
 ) -> tuple[jax.Array, jax.Array]: ...
+@takes_python_numbers
 def flash_attention(
     query: jax.Array,
     key: jax.Array,

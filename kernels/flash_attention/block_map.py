@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import describe, hide_frames, static_int
+from tilekern.authoring import describe, hide_frames, static_int, takes_python_numbers
 from tilekern.errors import ArgumentError
 
 hide_frames(__file__)
@@ -74,6 +74,7 @@ class BlockMap:
         )
 
 
+@takes_python_numbers
 def block_map(
     mask: jax.Array | Callable[..., Any],
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.gated_delta_rule.channels import delta_rule_by_channel
 from tilekern.kernels.gated_delta_rule.kernel import gated_delta_rule_forward
 from tilekern.kernels.recurrences import check_tokens
@@ -13,6 +13,7 @@ from tilekern.kernels.recurrences import check_tokens
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def gated_delta_rule(
     query: jax.Array,
     key: jax.Array,

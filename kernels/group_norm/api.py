@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float, require
 from tilekern.kernels.group_norm.kernel import group_norm_forward
@@ -21,6 +21,7 @@ hide_frames(__file__)
 ONE_PROGRAM = 8 << 20
 
 
+@takes_python_numbers
 def group_norm(
     x: jax.Array,
     weight: jax.Array | None = None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.layer_norm.kernel import layer_norm_forward
 
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def layer_norm(
     x: jax.Array,
     weight: jax.Array | None = None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.linear_attention.kernel import linear_attention_forward
 from tilekern.kernels.recurrences import check_tokens
 
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def linear_attention(
     query: jax.Array,
     key: jax.Array,

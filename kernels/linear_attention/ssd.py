@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.api import is_float, require
 from tilekern.kernels.linear_attention.api import linear_attention
 
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def ssd(
     x: jax.Array,
     dt: jax.Array,

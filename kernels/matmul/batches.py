@@ -9,7 +9,7 @@ from typing import Any, cast
 import jax
 
 import tilekern as tk
-from tilekern.authoring import LAUNCH_OPTIONS, check_sizes, describe, hide_frames, is_divided
+from tilekern.authoring import LAUNCH_OPTIONS, check_sizes, describe, hide_frames, is_divided, takes_python_numbers
 from tilekern.errors import ArgumentError
 
 hide_frames(__file__)
@@ -45,7 +45,8 @@ class Product(tk.Kernel):
         return super().__call__(x, w, **keywords)
 
 
-def checked_split(function: str, split_k: Any) -> int | None:
+@takes_python_numbers
+def checked_split(function: str, split_k: int | None) -> int | None:
     """A number of parts that a user gives.
 
     Raises:

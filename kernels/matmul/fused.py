@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import check_sizes, describe, hide_frames
+from tilekern.authoring import check_sizes, describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float
 from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first, tangent_along
@@ -22,6 +22,7 @@ from tilekern.kernels.matmul.split import split_matmul
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def fused_matmul(
     x: jax.Array,
     w: jax.Array,

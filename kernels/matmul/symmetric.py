@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import check_sizes, describe, hide_frames
+from tilekern.authoring import check_sizes, describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_real, is_float
 from tilekern.kernels.blocks import copies_well, depth, even, stages, tiled
@@ -17,6 +17,7 @@ from tilekern.kernels.matmul.kernel import matmul
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def symmetric_matmul(
     x: jax.Array,
     added: jax.Array | None = None,

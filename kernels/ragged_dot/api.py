@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.api import as_int32, is_float
 from tilekern.kernels.ragged_dot.accumulated import ragged_contracting_into, ragged_dot_into
 from tilekern.kernels.ragged_dot.arguments import (
@@ -26,6 +26,7 @@ from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def ragged_dot(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -111,6 +112,7 @@ def ragged_dot(
     return scaled_ragged_dot_forward(lhs, rhs, ends, *scales, out_dtype=dtype, **static)
 
 
+@takes_python_numbers
 def ragged_contracting_dot(
     lhs: jax.Array,
     rhs: jax.Array,

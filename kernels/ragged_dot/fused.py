@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_int32, is_float
 from tilekern.kernels.epilogues import Epilogue, applied, check_epilogue, mapped, reads_first, tangent_along
@@ -29,6 +29,7 @@ from tilekern.kernels.ragged_dot.scaled_derivatives import product_tangent
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def fused_ragged_dot(
     lhs: jax.Array,
     rhs: jax.Array | Sequence[jax.Array],

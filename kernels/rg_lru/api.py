@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_real, is_float, is_integer, require
 from tilekern.kernels.rg_lru.kernel import rg_lru_forward
@@ -15,6 +15,7 @@ from tilekern.kernels.rg_lru.kernel import rg_lru_forward
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def rg_lru(
     x: jax.Array,
     input_gate: jax.Array,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.rms_norm.kernel import add_rms_norm_forward, rms_norm_forward
 
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def rms_norm(
     x: jax.Array,
     weight: jax.Array | None = None,
@@ -71,6 +72,7 @@ def rms_norm(
     return out.reshape(x.shape)
 
 
+@takes_python_numbers
 def add_rms_norm(
     x: jax.Array,
     residual: jax.Array,

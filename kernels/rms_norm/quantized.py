@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.quantization import rounded, scale_of
@@ -19,6 +19,7 @@ hide_frames(__file__)
 DTYPES = ("int8", "float8_e4m3fn")
 
 
+@takes_python_numbers
 def rms_norm_quantized(
     x: jax.Array,
     weight: jax.Array | None = None,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tilekern as tk
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_real, is_float, is_integer, narrowed, require
 from tilekern.kernels.rope.kernel import rope_forward
@@ -18,6 +18,7 @@ from tilekern.kernels.rope.kernel import rope_forward
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def rope(
     x: jax.Array,
     positions: jax.Array | None = None,

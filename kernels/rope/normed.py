@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.derivatives import along
 from tilekern.kernels.rms_norm.kernel import rms_norm_tangent
@@ -21,6 +21,7 @@ from tilekern.kernels.rows import like_first
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def rms_norm_rope(
     x: jax.Array,
     weight: jax.Array | None = None,

@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.api import is_float, is_integer, require
 from tilekern.kernels.selective_scan.kernel import selective_scan_forward
 
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def selective_scan(
     x: jax.Array,
     delta: jax.Array,

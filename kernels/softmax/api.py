@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.softmax.kernel import softmax_forward
@@ -13,6 +13,7 @@ from tilekern.kernels.softmax.kernel import softmax_forward
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def softmax(
     x: jax.Array,
     axis: int = -1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_rows, is_float, require
 from tilekern.kernels.swiglu.kernel import swiglu_forward
@@ -13,6 +13,7 @@ from tilekern.kernels.swiglu.reference import ACTIVATIONS
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def swiglu(
     gate: jax.Array,
     up: jax.Array,

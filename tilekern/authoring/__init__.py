@@ -14,6 +14,7 @@ from tilekern.authoring.arguments import (
     is_divided,
     is_traced,
     static_int,
+    takes_python_numbers,
     type_beside,
 )
 from tilekern.authoring.closures import carry_arrays
@@ -36,5 +37,6 @@ __all__ = [
     "is_traced",
     "masked",
     "static_int",
+    "takes_python_numbers",
     "type_beside",
 ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import functools
+import inspect
+import re
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +15,7 @@ from tilekern import _jax, _meshes, source
 from tilekern.ir.compute import PRECISIONS
 from tilekern.kernel.signature import LAUNCH as LAUNCH_OPTIONS
 from tilekern.kernel.signature import check_sizes
+from tilekern.kernel.statics import python_numbers
 from tilekern.lang.tiles import describe, static_int
 
 __all__ = [
@@ -25,6 +29,7 @@ __all__ = [
     "is_divided",
     "is_traced",
     "static_int",
+    "takes_python_numbers",
     "type_beside",
 ]
 
@@ -35,6 +40,40 @@ def hide_frames(file: str) -> None:
     It is for files that users call, or that call functions of users; not for files with kernels.
     """
     source.register_internal_file(file)
+
+
+def takes_python_numbers[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of a public function: numbers of NumPy become Python numbers before its body sees them.
+
+    It is about parameters whose annotation names `int`, `float` or `bool`, as in `float | None` or `tuple[int, int]`.
+    With `softcap=np.float64(30)` the function does what it does with `softcap=30.0`: a number of NumPy has a dtype,
+    which JAX would give to the tiles that it meets.
+
+    Example:
+      >>> import numpy as np
+      >>> from tilekern.authoring import takes_python_numbers
+      >>> @takes_python_numbers
+      ... def kind(eps: float):
+      ...     return type(eps).__name__
+      >>> kind(np.float64(1)), kind(eps=np.float32(1)), kind(1)
+      ('float', 'float', 'int')
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    names = {p.name for p in parameters}
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    numbers = {p.name for p in parameters if re.search(r"\b(int|float|bool)\b", str(p.annotation))}
+    variadic = any(p.kind is p.VAR_KEYWORD and p.name in numbers for p in parameters)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        places: Any = [python_numbers(x) if name in numbers else x for name, x in zip(positional, args, strict=False)]
+        by_name: dict[str, Any] = dict(keywords)
+        for name, value in by_name.items():
+            if name in numbers or (variadic and name not in names):
+                by_name[name] = python_numbers(value)
+        return function(*places, *args[len(positional) :], **by_name)
+
+    return call
 
 
 @contextmanager

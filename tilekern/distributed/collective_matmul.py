@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.distributed.axes import axis_size
 from tilekern.kernels.api import is_float, require
 from tilekern.kernels.matmul import matmul
@@ -27,6 +27,7 @@ from tilekern.kernels.matmul import matmul
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def all_gather_matmul(
     x: jax.Array, w: jax.Array, *, axis_name: str, bidirectional: bool = False, target: str | None = None
 ) -> jax.Array:
@@ -67,6 +68,7 @@ def all_gather_matmul(
     return _recomputed(local)(x, w)
 
 
+@takes_python_numbers
 def matmul_reduce_scatter(
     x: jax.Array, w: jax.Array, *, axis_name: str, bidirectional: bool = False, target: str | None = None
 ) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.distributed.axes import axis_size
 from tilekern.kernels.api import as_int32, as_rows
 from tilekern.kernels.cross_entropy.api import check_arrays, check_options
@@ -23,6 +23,7 @@ from tilekern.kernels.cross_entropy.kernel import cross_entropy_forward
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def vocab_parallel_cross_entropy(
     hidden: jax.Array,
     weight: jax.Array,

@@ -13,7 +13,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.distributed.axes import axis_size
 from tilekern.distributed.exchange import METHODS, Layout, Method, receive, send
 from tilekern.distributed.routing import Gating, limit_capacity, route
@@ -28,6 +28,7 @@ hide_frames(__file__)
 Activation = str | Callable[[Any, Any], Any]
 
 
+@takes_python_numbers
 def moe(
     x: jax.Array,
     logits: jax.Array,

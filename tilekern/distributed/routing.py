@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.distributed.axes import axis_size
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float, is_integer, require
@@ -18,6 +18,7 @@ hide_frames(__file__)
 type Gating = Literal["softmax", "sigmoid"]
 
 
+@takes_python_numbers
 def route(
     logits: jax.Array,
     *,
@@ -88,6 +89,7 @@ def _within_groups(order: jax.Array, groups: int, top_groups: int, *, best: int)
     return jnp.where(kept[:, :, None], grouped, -jnp.inf).reshape(tokens, experts)
 
 
+@takes_python_numbers
 def limit_capacity(
     experts: jax.Array, gates: jax.Array, *, num_experts: int, capacity: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -186,6 +188,7 @@ def router_z_loss(logits: jax.Array, *, axis_name: str | None = None) -> jax.Arr
     return lax.pmean(mean, axis_name)
 
 
+@takes_python_numbers
 def balanced_bias(
     bias: jax.Array, experts: jax.Array, *, rate: float = 1e-3, axis_name: str | None = None
 ) -> jax.Array:

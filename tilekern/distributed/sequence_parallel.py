@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tilekern import _meshes
-from tilekern.authoring import hide_frames
+from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.distributed.axes import axis_size
 from tilekern.distributed.ring import Layout, Marks, Ring, attend
 from tilekern.errors import ArgumentError
@@ -20,6 +20,7 @@ from tilekern.kernels.flash_attention import Config, checks, flash_attention
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def ring_attention(
     query: jax.Array,
     key: jax.Array,
@@ -103,6 +104,7 @@ def ring_attention(
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 
+@takes_python_numbers
 def to_zigzag(x: jax.Array, devices: int, axis: int) -> jax.Array:
     """A whole sequence in the order in which devices have it in the layout "zigzag": parts 0, 2n - 1, 1, 2n - 2, ...
 
@@ -117,6 +119,7 @@ def to_zigzag(x: jax.Array, devices: int, axis: int) -> jax.Array:
     return _in_order(x, devices, axis, [part for n in range(devices) for part in (n, 2 * devices - 1 - n)])
 
 
+@takes_python_numbers
 def from_zigzag(x: jax.Array, devices: int, axis: int) -> jax.Array:
     """The inverse of `to_zigzag`."""
     order = [part for n in range(devices) for part in (n, 2 * devices - 1 - n)]
@@ -199,6 +202,7 @@ class BytesSent(NamedTuple):
     ulysses: float
 
 
+@takes_python_numbers
 def attention_bytes(
     length: int, heads: int, kv_heads: int, head_dim: int, devices: int, itemsize: int = 2
 ) -> BytesSent:

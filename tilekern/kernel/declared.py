@@ -17,7 +17,7 @@ from tilekern.kernel.caches import DeclaredCaches
 from tilekern.kernel.definition import RESIDUALS, Definition, Rules, Schedule
 from tilekern.kernel.inherited_target import inherited_target
 from tilekern.kernel.signature import LAUNCH, Signature, of_function
-from tilekern.kernel.statics import static_key
+from tilekern.kernel.statics import python_numbers, static_key
 from tilekern.lang.state import is_traced
 from tilekern.lang.tiles import describe
 from tilekern.lower.target import Target, resolve
@@ -169,6 +169,8 @@ class Declared:
 
     def _check(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], Target | None]:
         """Static arguments, blocks and target of a call."""
+        if source.is_prebuilt(self._definition.loc):  # as `authoring.takes_python_numbers` does for functions
+            keywords = {name: python_numbers(value) for name, value in keywords.items()}
         target = keywords.get("target")
         given = {n: v for n, v in keywords.items() if n in (*self.signature.blocks, *LAUNCH) and v is not None}
         statics = self.signature.check_statics(keywords)

@@ -1,11 +1,12 @@
-"""Static arguments: the key that tells them apart."""
+"""Static arguments: the key that tells them apart, and Python numbers in the place of NumPy's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field
+from dataclasses import Field, replace
 from typing import Any, cast
 
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -48,3 +49,31 @@ def is_hashable(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def python_numbers(value: Any) -> Any:
+    """A static argument with a Python int, float or bool in the place of each number of NumPy.
+
+    A number of NumPy has a dtype, which tiles take on: `np.float64(3)` times a tile of float32 is a tile of float64
+    under `jax.enable_x64`. A Python number takes on the dtype of the tile. Numbers in tuples, lists and dataclasses are
+    replaced, too; arrays stay, also those without dims.
+    """
+    if isinstance(value, np.generic):
+        return _of_numpy(cast(Any, value))
+    kind = cast(type[Any], type(value))
+    if isinstance(value, (tuple, list)):
+        parts = list(map(python_numbers, cast(list[Any], value)))
+        if all(a is b for a, b in zip(parts, cast(list[Any], value), strict=True)):
+            return cast(Any, value)
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    fields: dict[str, Field[Any]] = getattr(kind, "__dataclass_fields__", {})
+    given = {name: getattr(value, name) for name, field in fields.items() if field.init}
+    changed = {name: new for name, old in given.items() if (new := python_numbers(old)) is not old}
+    return replace(value, **changed) if changed else value
+
+
+def _of_numpy(value: Any) -> Any:
+    for kind, number in ((np.bool_, bool), (np.integer, int), (np.floating, float)):
+        if jnp.issubdtype(value.dtype, kind):
+            return number(value)
+    return value

@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 import tilekern as tk
-from tilekern.authoring import describe, is_traced
+from tilekern.authoring import describe, is_traced, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_int32, is_float
 from tilekern.kernels.flash_attention import flash_attention
@@ -52,6 +52,7 @@ def dot_product_attention(
     return_residual: Literal[True],
     **options: Unpack[Options],
 ) -> tuple[jax.Array, jax.Array]: ...
+@takes_python_numbers
 def dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.adamw_step import adamw_step
 from tilekern.kernels.api import as_real, is_float
@@ -43,6 +43,7 @@ class InPlaceOptimizer(NamedTuple):
     step: Callable[..., tuple[Any, Any]]
 
 
+@takes_python_numbers
 def adamw(
     learning_rate: float | jax.Array | Callable[[jax.Array], Any],
     *,

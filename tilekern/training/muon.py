@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_real, is_float, require
 from tilekern.kernels.matmul import fused_matmul, symmetric_matmul
@@ -19,6 +19,7 @@ hide_frames(__file__)
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
+@takes_python_numbers
 def newton_schulz(
     x: jax.Array,
     *,
@@ -126,6 +127,7 @@ class Optimizer(NamedTuple):
     update: Callable[..., tuple[Any, Any]]
 
 
+@takes_python_numbers
 def muon(
     learning_rate: float,
     *,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_real, is_float, require
 from tilekern.kernels.cross_entropy import cross_entropy
@@ -15,6 +15,7 @@ from tilekern.kernels.cross_entropy import cross_entropy
 hide_frames(__file__)
 
 
+@takes_python_numbers
 def token_log_probabilities(
     hidden: jax.Array,
     weight: jax.Array,
@@ -78,6 +79,7 @@ class Preferences(NamedTuple):
     rejected_reward: jax.Array
 
 
+@takes_python_numbers
 def dpo_loss(
     chosen: jax.Array,
     rejected: jax.Array,
@@ -144,6 +146,7 @@ def dpo_loss(
     return Preferences(loss, *map(jax.lax.stop_gradient, (for_chosen, for_rejected)))
 
 
+@takes_python_numbers
 def grpo_loss(
     log_probabilities: jax.Array,
     advantages: jax.Array,
