@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import tilekern as tk
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, hide_frames, make_jaxpr
 from tilekern.errors import ArgumentError
 
 hide_frames(__file__)
@@ -59,7 +59,7 @@ def tangent_along(
 
 def reads_first(function: Callable[..., Any], *arguments: Any) -> bool:
     """True if the result of a function depends on its first argument, a pytree of arrays."""
-    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    jaxpr = make_jaxpr(function, *arguments).jaxpr
     read = {v for v in jaxpr.outvars if not hasattr(v, "val")}
     for eqn in reversed(jaxpr.eqns):
         if read.intersection(eqn.outvars):

@@ -32,8 +32,9 @@ from jaxlib.mlir.passmanager import PassManager  # pyright: ignore[reportMissing
 from jaxlib.mosaic.python import tpu  # pyright: ignore[reportMissingTypeStubs] -- jaxlib has none for it
 
 from tilekern import _meshes, source
+from tilekern._interception import own_functions
 
-__all__ = ["Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var"]
+__all__ = ["Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var", "own_functions"]
 
 for _module in (jax, jaxlib, np):
     source.register_internal(os.path.dirname(os.path.abspath(_module.__file__ or "")))
@@ -97,8 +98,12 @@ def settings() -> Settings:
 
 @contextmanager
 def checking(settings: Settings) -> Generator[None]:
-    """Check code that is traced as these settings say: how it promotes, and that it leaks nothing."""
+    """Check code that is traced as these settings say: how it promotes, and that it leaks nothing.
+
+    It is traced with JAX's own functions, whatever a library has put in their place.
+    """
     with (
+        own_functions(),
         jax.numpy_dtype_promotion(settings.dtype_promotion),
         jax.numpy_rank_promotion(settings.rank_promotion),
         jax.check_tracer_leaks(settings.check_leaks),
@@ -133,8 +138,12 @@ def emits[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 
 
 def make_jaxpr(function: Callable[..., Any], *avals: jax.ShapeDtypeStruct) -> Jaxpr:
-    """The jaxpr of `function`, with the arrays and tracers that it closes over in `consts`."""
-    return jax.make_jaxpr(function)(*avals)
+    """The jaxpr of `function`, with the arrays and tracers that it closes over in `consts`.
+
+    It is traced with JAX's own functions, whatever a library has put in their place.
+    """
+    with own_functions():
+        return jax.make_jaxpr(function)(*avals)
 
 
 def of_jaxpr(jaxpr: Jaxpr, name: str) -> Callable[..., list[Any]]:

@@ -68,7 +68,8 @@ def _types(*operands: _jax.ShapedArray, family: Family) -> list[_jax.ShapedArray
 
 
 def _run(platform: str, site: _meshes.Site, *operands: Any, family: Family) -> Sequence[jax.Array]:
-    return family.call(platform, site)(*operands)
+    with _jax.own_functions():
+        return family.call(platform, site)(*operands)
 
 
 # Runs a call outside of jit, in the place of XLA.
@@ -95,19 +96,22 @@ def calls_run_by(runner: Runner) -> Generator[None]:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any | None], *, family: Family) -> tuple[Any, Any]:
-    return family.jvp(primals, tangents)
+    with _jax.own_functions():
+        return family.jvp(primals, tangents)
 
 
 def _transpose(cotangents: Sequence[Any | None], operands: Sequence[Any], *, family: Family) -> Sequence[Any | None]:
-    return family.transpose(cotangents, operands)
+    with _jax.own_functions():
+        return family.transpose(cotangents, operands)
 
 
 def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, family: Family) -> tuple[Any, list[int]]:
     """vmap: one call of the batched family; operands that no call writes to are not copied."""
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-    batched, wanted = family.batched(size, tuple(dims))
-    stacked = [_stacked(x, d, w, size) for x, d, w in zip(operands, dims, wanted, strict=True)]
-    results = call(batched, *stacked)
+    with _jax.own_functions():
+        batched, wanted = family.batched(size, tuple(dims))
+        stacked = [_stacked(x, d, w, size) for x, d, w in zip(operands, dims, wanted, strict=True)]
+        results = call(batched, *stacked)
     return results, [0] * len(results)
 
 

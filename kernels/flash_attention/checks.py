@@ -24,6 +24,7 @@ from tilekern.authoring import (
     hide_frames,
     is_array,
     is_traced,
+    make_jaxpr,
     static_int,
 )
 from tilekern.errors import ArgumentError, TilekernError
@@ -184,7 +185,7 @@ def _check_map(given: Any, mask: Any, mask_mod: Any, sizes: Sizes) -> None:
 def _depends(mask_mod: Any) -> tuple[bool, bool]:
     """Two bools: a function depends on b, it depends on n."""
     one, i, j = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (8, 1), (1, 8)))
-    jaxpr = jax.make_jaxpr(mask_mod)(one, one, i, j).jaxpr
+    jaxpr = make_jaxpr(mask_mod, one, one, i, j).jaxpr
     used = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
     return id(jaxpr.invars[0]) in used, id(jaxpr.invars[1]) in used
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern import authoring
-from tilekern.authoring import Incomparable, describe, hide_frames, is_array
+from tilekern.authoring import Incomparable, describe, hide_frames, is_array, make_jaxpr
 from tilekern.errors import ArgumentError
 
 hide_frames(__file__)
@@ -194,7 +194,7 @@ def _jaxpr(mod: Any, extents: dict[str, int], dtypes: Sequence[Any], queries: in
     shapes = [((), jnp.int32), ((), jnp.int32), ((queries, 1), jnp.int32), ((1, keys), jnp.int32), *of_scores]
     inputs = [jax.ShapeDtypeStruct(*s) for s in shapes]
     jax.eval_shape(partial(run, note), *inputs)
-    return jax.make_jaxpr(with_reads)(*inputs, *reads)
+    return make_jaxpr(with_reads, *inputs, *reads)
 
 
 def _check_read(place: Place, array: Any, extents: dict[str, int]) -> None:

@@ -3,6 +3,7 @@
 The prebuilt kernels are written with `tilekern` and these alone. `tilekern.errors` has the classes of errors.
 """
 
+from tilekern._jax import make_jaxpr
 from tilekern.authoring.arguments import (
     LAUNCH_OPTIONS,
     PRECISIONS,
@@ -35,6 +36,7 @@ __all__ = [
     "is_array",
     "is_divided",
     "is_traced",
+    "make_jaxpr",
     "masked",
     "static_int",
     "takes_python_numbers",
