@@ -123,6 +123,21 @@ def test_columns_are_cut_where_partial_sums_do_not_pay(shape: tuple[int, int], c
     assert narrow.slices == slices and [s.count for s in narrow.partial_sums] == [1]
 
 
+@tk.kernel(out_type=lambda ids, x, *, count: tk.Zeros(jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype)))
+def single_rows(ids: tk.Ref, x: tk.Ref, out: tk.Ref, *, count: int) -> None:
+    n = tk.parallel(x.shape[0])
+    out.at[ids[n]].add(jnp.abs(x[n]) - x[n], ordered=False)
+
+
+def test_addends_of_slices_are_prefetched() -> None:
+    """Of rows further on in the tile: where a program adds one row, there are none."""
+    x, ids = np.random.default_rng(0).integers(-9, 9, (40, 128)).astype(np.float32), places(90, 40)
+    for kernel, width, prefetches in ((rows, 128, True), (rows, 96, False), (single_rows, 128, False)):
+        func = func_of(kernel, ids, x[:, :width], count=90)
+        assert (check(func, ids, x[:, :width]).slices > 1) == (width == 128)
+        assert ("@llvm.prefetch" in LlvmLowering(func).text) == prefetches
+
+
 def test_many_updates_of_few_floats_have_partial_sums() -> None:
     x, ids = np.ones((4096, 32), np.float32), places(3, 4096)
     partition = check(func_of(rows, ids, x, count=3), ids, x)

@@ -11,6 +11,7 @@ import numpy as np
 from tilekern.ir.compute import identity, on_bools
 from tilekern.ir.memory import Atomic
 from tilekern.ir.types import F32, F64, DType, accumulator, is_float8, kind_of
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Coords, Index
 from tilekern.lower.llvm.element_types import element_constant, memory_type, register_type, to_memory
 from tilekern.lower.llvm.emit.elements import Elements, index_of
@@ -66,6 +67,9 @@ def _row(e: Elements, op: Atomic, target: UpdateTarget, row: Coords) -> None:
     width = op.value.tile.shape[-1] // target.slices
     first = Index() if target.slice is None else index_of(target.slice).times(width)
     _load_positions(e, op, row)
+    if target.slice is not None and row:
+        ahead = row[-1].shifted(calibration.PREFETCHED_ROWS)
+        e.prefetch_vectors(op.value, (*row[:-1], ahead, first), width)
 
     def vector(i: Reg) -> None:
         with e.scope():

@@ -16,12 +16,16 @@ from tilekern.ir.core import Func, Value
 from tilekern.ir.memory import Load, MemoryOp, Position, Term
 from tilekern.ir.shape import Iota
 from tilekern.ir.types import DType, strides_of
+from tilekern.lower.llvm import calibration
 from tilekern.lower.llvm.element_index import Coords, Index, is_virtual, operand_coords, register
 from tilekern.lower.llvm.element_types import element_constant, from_memory, memory_type, to_memory
 from tilekern.lower.llvm.emit import elementwise
 from tilekern.lower.llvm.ir_builder import Code
 from tilekern.lower.llvm.ir_values import I32, I64, Reg, Type, constant, vector_constant
 from tilekern.lower.llvm.plan.steps import Buffer, Expressions
+
+_LINE = 64
+"""Bytes of a cache line."""
 
 
 class Elements:
@@ -294,6 +298,29 @@ class Elements:
         """Prefetch the element that the next iteration of the innermost fold will load."""
         index, _, _ = self._resolve(op, coords, 0, None)
         self.code.prefetch(self.address(self._arrays[op.ref], index.shifted(self.next_distance(op)), op.ref.ref.dtype))
+
+    def prefetch_vectors(self, value: Value, coords: Coords, width: int) -> None:
+        """Prefetch what `width` elements along the last dim, from some coordinates on, are computed of.
+
+        Only loads at fixed steps are, and their first lines. The coordinates may lie beyond the tile.
+        """
+        op = self.expressions.definition.get(value)
+        if value in self.expressions.buffers or op is None:
+            return
+        if isinstance(op, elementwise.KINDS):
+            for operand in op.operands:
+                self.prefetch_vectors(operand, coords, width)
+        elif isinstance(op, Load) and op.access.lanes[-1] == len(coords) - 1:
+            if any(dim.kind not in ("block", "index") for dim in op.access.dims):
+                return
+            first = Index()
+            sizes = zip(op.access.dims, op.access.lanes, strides_of(op.extents), strict=True)
+            for dim, lane, stride in sizes:
+                index = self.position(op, dim.position)
+                first = first.plus((index if lane is None else index.plus(coords[lane])).times(stride))
+            step = _LINE // op.ref.ref.dtype.itemsize
+            for at in range(0, width, step)[: calibration.PREFETCHED_LINES]:
+                self.code.prefetch(self.address(self._arrays[op.ref], first.shifted(at), op.ref.ref.dtype))
 
     def next_distance(self, op: Load) -> int:
         """Elements by which a load moves in one iteration of the innermost fold; 0 if unknown."""
