@@ -120,7 +120,8 @@ def flash_attention(
         shape () or [*B]. Only `causal` and `window` look at it.
       window: (left, right): query i attends to i + q_offset - left <= j <= i + q_offset + right; None is unbounded.
       segment_ids: integers [*B, T] and [*B, S] (one array stands for both if T = S): only equal ids attend to each
-        other. Fastest where the ids of a sequence are sorted: sequences one after the other.
+        other, wherever they stand: 1 2 1 are two segments, and three sequences of `linear_attention`. Fastest where
+        the ids of a sequence are sorted: sequences one after the other.
       q_lengths: integers [*B]: queries from there on attend to nothing, and may hold anything, NaN included.
       kv_lengths: integers [*B]: nothing attends to keys from there on, and these and their values may hold anything.
       softcap: if given, a bound of the scores, from 1e-30 to 1e30.

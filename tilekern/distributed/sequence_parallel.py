@@ -61,7 +61,8 @@ def ring_attention(
       window: as there.
       scale: as there.
       softcap: as there.
-      segment_ids: integers [*B, T] and [*B, S], parts of those of the whole sequence.
+      segment_ids: integers [*B, T] and [*B, S], parts of those of the whole sequence. Equal ids attend to each other
+        on all devices, wherever they stand.
       kv_lengths: integers [*B], of the whole sequence.
       sinks: float [N].
       layout: of the parts.
