@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import tilekern as tk
 from tilekern.authoring import hide_frames
@@ -15,8 +17,8 @@ from tilekern.kernels.api import is_float, is_integer, require
 hide_frames(__file__)
 
 
-# Sums of 297 log decays of at most 110 are multiples of it below 2^24 of them: exact in float32.
-_STEP = 2.0**-9
+# The least log decays of float32 and float64: their exponentials are 0.
+_LEAST, _LEAST_WIDE = -110, -750
 
 
 class Decays(NamedTuple):
@@ -38,34 +40,49 @@ class Decays(NamedTuple):
 def decays_of(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any, *, by_products: bool = False) -> Decays:
     """The products of decays in chunk t of the tokens; `segment_ids` is the ref, b the sequence.
 
-    They are exponentials of sums of log decays, none of which is positive, so that nothing overflows. A decay of e^-110
-    (e^-750 for float64) is 0. `by_products`: sums between tokens come from a product of matrices, not from differences.
+    They are exponentials of sums of log decays, none of which is positive, so that nothing overflows. `by_products`:
+    sums between tokens come from a product of matrices, not from differences.
     """
-    log_decays = jnp.maximum(log_decays, -750 if log_decays.dtype == jnp.float64 else -110)
+    log_decays = bounded(t, log_decays, segment_ids, b)
     sums, before, after, whole = (_summed if by_products else _subtracted)(t, log_decays)
-    before, after, whole = jnp.exp(before), jnp.exp(after), jnp.exp(whole)
     related = t.indices[:, None] >= t.indices[None, :]
-    if segment_ids is not None:
-        segments = segments_of(t, segment_ids, b)
-        related &= segments.same
-        before = jnp.where(segments.first, before, 0)
-        after = jnp.where(segments.last, after, 0)
-        whole = jnp.where(segments.whole, whole, 0)
-    return Decays(jnp.exp(jnp.where(related, sums, -jnp.inf)), before, after, whole)
+    return Decays(jnp.exp(jnp.where(related, sums, -jnp.inf)), jnp.exp(before), jnp.exp(after), jnp.exp(whole))
+
+
+def bounded(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any, axis: int = 0) -> jax.Array:
+    """The log decays of chunk t, at least those of a decay of 0, and of 0 where a packed sequence begins.
+
+    The recurrence says so: a state that is multiplied by 0 begins anew. A weight of a later token then is the
+    exponential of a sum with such a term, 0. So the numbers of sequences are compared with those of neighbours alone,
+    and may come again. Tokens are along `axis`; `segment_ids` is the ref, b the sequence.
+    """
+    least = _LEAST_WIDE if log_decays.dtype == jnp.float64 else _LEAST
+    log_decays = jnp.maximum(log_decays, least)
+    first = first_of_run(t, segment_ids, b)
+    if first is None:
+        return log_decays
+    others = [d for d in range(log_decays.ndim) if d != axis]
+    return jnp.where(jnp.expand_dims(first, others), least, log_decays)
 
 
 def _subtracted(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The logarithms of `Decays`, for i >= j.
 
-    Multiples of `_STEP` add up without rounding, and the rest is small: a difference of sums is exact to 1e-8 beside
-    its own rounding, however large the sums are.
+    Multiples of a step add up without rounding, and the rest is small: in chunks of up to 297 tokens a difference of
+    sums is exact to 1e-8 beside its own rounding, however large the sums are.
     """
-    coarse = jnp.round(log_decays / _STEP) * _STEP
+    step = _step(log_decays.shape[0], log_decays.dtype)
+    coarse = jnp.round(log_decays / step) * step
     parts = coarse, log_decays - coarse
     sums, totals = [jnp.cumsum(x) for x in parts], [x.sum() for x in parts]
     after = (totals[0] - sums[0]) + (totals[1] - sums[1])
     differences = [x[:, None] - x[None, :] for x in sums]
     return differences[0] + differences[1], sums[0] + sums[1], after, totals[0] + totals[1]
+
+
+def _step(tokens: int, dtype: Any) -> float:
+    """A power of two whose multiples are log decays, at most 2^24 of them in a sum of so many: exact in float32."""
+    return 2.0**-9 if dtype == jnp.float64 else 2.0 ** max(-9, math.ceil(math.log2(-_LEAST * tokens)) - 24)
 
 
 def _summed(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -80,20 +97,13 @@ def _summed(t: tk.Tile, log_decays: jax.Array) -> tuple[jax.Array, jax.Array, ja
 
 def decays_of_heads(t: tk.Tile, log_decays: jax.Array, segment_ids: Any, b: Any) -> Decays:
     """The same for the log decays [H, C] of several heads: between [H, C, C], before and after [H, C], whole [H, 1]."""
-    log_decays = jnp.maximum(log_decays, -750 if log_decays.dtype == jnp.float64 else -110)
+    log_decays = bounded(t, log_decays, segment_ids, b, axis=1)
     row, column = t.indices[:, None], t.indices[None, :]
     up_to, beyond = (jnp.where(m, 1, 0).astype(log_decays.dtype) for m in (row <= column, row > column))
     before, after = (tk.dot(log_decays, m, precision="bf16x6") for m in (up_to, beyond))
     before, after, whole = jnp.exp(before), jnp.exp(after), jnp.exp(log_decays.sum(axis=1, keepdims=True))
-    related = row >= column
-    if segment_ids is not None:
-        segments = segments_of(t, segment_ids, b)
-        related &= segments.same
-        before = jnp.where(segments.first[None, :], before, 0)
-        after = jnp.where(segments.last[None, :], after, 0)
-        whole = jnp.where(segments.whole, whole, 0)
     sums = _sums_between(log_decays)
-    return Decays(jnp.exp(jnp.where(related, sums, -jnp.inf)), before, after, whole)
+    return Decays(jnp.exp(jnp.where(row >= column, sums, -jnp.inf)), before, after, whole)
 
 
 @jax.custom_jvp
@@ -143,28 +153,19 @@ def columns_of(x: jax.Array, width: int) -> jax.Array:
     return jnp.stack([jnp.broadcast_to(x[:, n : n + 1], (x.shape[0], width)) for n in range(x.shape[1])])
 
 
-class Segments(NamedTuple):
-    """The packed sequences of a chunk of C tokens.
+def as_runs(segment_ids: Any) -> Any:
+    """int32[B, T] whose neighbours differ where those of `segment_ids`, integers of any dtype, do; None for None.
 
-    Attributes:
-      same: [C, C], whether two tokens are of one sequence.
-      first: [C], whether a token is of the sequence of the token before the chunk.
-      last: [C], whether it is of that of the chunk's last token.
-      whole: whether these are one.
+    Integers of 64 bits become numbers of runs: 0 for the first run, 1 for the next. NumPy counts those of its arrays:
+    without 64-bit types JAX would cut their upper bits off.
     """
-
-    same: jax.Array
-    first: jax.Array
-    last: jax.Array
-    whole: jax.Array
-
-
-def segments_of(t: tk.Tile, segment_ids: Any, b: Any) -> Segments:
-    """The packed sequences of chunk t; `segment_ids` is the ref, b the sequence."""
-    ids = segment_ids[b, t]
-    first = segment_ids[b, jnp.maximum(t.start - 1, 0)]
-    last = segment_ids[b, jnp.minimum(t.stop, segment_ids.shape[1]) - 1]
-    return Segments(ids[:, None] == ids[None, :], ids == first, ids == last, first == last)
+    if segment_ids is None:
+        return None
+    if segment_ids.dtype.itemsize <= 4:
+        return segment_ids.astype(np.int32)
+    library: Any = jnp if isinstance(segment_ids, jax.Array) else np
+    changes = library.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
+    return library.cumsum(changes, axis=1, dtype=np.int32)
 
 
 def first_of_run(t: tk.Tile, segment_ids: Any, b: Any) -> jax.Array | None:

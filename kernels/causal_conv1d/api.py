@@ -12,6 +12,7 @@ from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float, is_integer, require
 from tilekern.kernels.causal_conv1d.kernel import causal_conv1d_forward
 from tilekern.kernels.causal_conv1d.reference import last_tokens
+from tilekern.kernels.recurrences import as_runs
 
 hide_frames(__file__)
 
@@ -46,8 +47,8 @@ def causal_conv1d(
         conv1d keeps [C, 1, K].
       bias: [C], of any of these dtypes; None for zeros.
       initial_state: [B, K - 1, C], the tokens before x, of any of these dtypes; None for zeros.
-      segment_ids: [B, T], integers: packed sequences, each a run of one number. No tap reaches another run; the first
-        run continues `initial_state`. None for one sequence.
+      segment_ids: [B, T], integers: packed sequences, each a run of one number, which may come again: 1 1 2 1 are
+        three. No tap reaches another run; the first run continues `initial_state`. None for one sequence.
       activation: "silu", or None.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_t: tokens of a tile, instead of the schedule's; no block changes the result beyond rounding.
@@ -78,13 +79,13 @@ def causal_conv1d(
             got=f"activation = {activation!r}",
             fix="apply other functions to the result",
         )
-    taps = weight.shape[0]
-    last = last_tokens(x, initial_state, segment_ids, taps)
+    taps, ids = weight.shape[0], as_runs(segment_ids)
+    last = last_tokens(x, initial_state, ids, taps)
     if 0 in x.shape:
         return jnp.zeros_like(x), last
     state = None if taps == 1 else initial_state
     blocks = {"block_t": block_t, "block_c": block_c}
-    out = causal_conv1d_forward(x, weight, bias, state, segment_ids, activation=activation, target=target, **blocks)
+    out = causal_conv1d_forward(x, weight, bias, state, ids, activation=activation, target=target, **blocks)
     return out, last
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tilekern.kernels.recurrences import as_runs
+
 
 def reference(
     x: jax.Array,
@@ -23,7 +25,7 @@ def reference(
     Computed in `dtype`: if None in float32, in float64 for float64 inputs.
     """
     wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
-    taps, tokens = weight.shape[0], x.shape[1]
+    taps, tokens, segment_ids = weight.shape[0], x.shape[1], as_runs(segment_ids)
     past = _with_past(x.astype(wide), None if initial_state is None else initial_state.astype(wide), taps)
     total = jnp.zeros_like(x, wide) if bias is None else jnp.broadcast_to(bias.astype(wide), x.shape)
     for back in range(taps):

@@ -25,7 +25,7 @@ from tilekern.kernels.gated_delta_rule.inverse import in_blocks, unit_lower_inve
 from tilekern.kernels.gated_delta_rule.kernel import out_type
 from tilekern.kernels.gated_delta_rule.several import heads_of_program, over_stacks
 from tilekern.kernels.gated_delta_rule.several_by_channel import chunk_by_channel
-from tilekern.kernels.recurrences import segments_of
+from tilekern.kernels.recurrences import bounded
 
 
 @tk.kernel(out_type=out_type)
@@ -62,7 +62,7 @@ def delta_rule_by_channel(
     def chunk(t: tk.Tile, state: jax.Array) -> jax.Array:
         q, k, v = query[b, t, g].astype(wide), key[b, t, g].astype(wide), value[b, t, h, j]
         rate = beta[b, t, h].astype(wide)[:, None]
-        decays = jnp.maximum(log_decay[b, t, h].astype(wide), -750 if wide == jnp.float64 else -110)
+        decays = bounded(t, log_decay[b, t, h].astype(wide), segment_ids, b)
 
         def product_of_decays(tokens: jax.Array) -> jax.Array:
             """exp of the sums of the log decays of the tokens that a row[C, C] holds, [C, K]."""
@@ -78,12 +78,6 @@ def delta_rule_by_channel(
             decayed = (k * factors).astype(narrow)
             a = jnp.where(pairs, tk.dot(decayed, decayed.T), a)
             scores = jnp.where(pairs, tk.dot((q * factors).astype(narrow), decayed.T), scores)
-        if segment_ids is not None:
-            segments = segments_of(t, segment_ids, b)
-            a, scores = jnp.where(segments.same, a, 0), jnp.where(segments.same, scores, 0)
-            before = jnp.where(segments.first[:, None], before, 0)
-            after = jnp.where(segments.last[:, None], after, 0)
-            whole = jnp.where(segments.whole, whole, 0)
         start = state.astype(narrow)
         missing = v.astype(wide) - tk.dot((k * before).astype(narrow), start)
         inverse = unit_lower_inverse(rate * a, precision)

@@ -11,7 +11,7 @@ import tilekern as tk
 from tilekern.kernels.gated_delta_rule.halves import halves
 from tilekern.kernels.gated_delta_rule.inverse import unit_lower_inverses
 from tilekern.kernels.gated_delta_rule.several import Heads
-from tilekern.kernels.recurrences import columns_of, parts_of, segments_of
+from tilekern.kernels.recurrences import bounded, columns_of, parts_of
 
 
 def chunk_by_channel(
@@ -30,7 +30,7 @@ def chunk_by_channel(
     q, k = of.repeated(q), of.repeated(k)
     rates = beta[of.b, t, of.tile].astype(wide).T[:, None, :]
     decays = jnp.swapaxes(log_decay[of.b, t, of.tile].astype(wide), 0, 1)
-    decays = jnp.maximum(decays, -750 if wide == jnp.float64 else -110)
+    decays = bounded(t, decays, segment_ids, of.b, axis=1)
     row, column = t.indices[:, None] - t.start, t.indices[None, :] - t.start
     levels = list(halves(row, column, size))
     before, after, *factors = _products_of_decays(decays, [column <= row, column > row, *(m for _, m in levels)])
@@ -42,12 +42,6 @@ def chunk_by_channel(
         decayed = k * factor
         found = products(jnp.concatenate([decayed, q * factor], axis=1), jnp.swapaxes(decayed, 1, 2))
         a, scores = (jnp.where(pairs, x, y) for x, y in ((found[:, :size], a), (found[:, size:], scores)))
-    if segment_ids is not None:
-        segments = segments_of(t, segment_ids, of.b)
-        a, scores = (jnp.where(segments.same, x, 0) for x in (a, scores))
-        before = jnp.where(segments.first[:, None], before, 0)
-        after = jnp.where(segments.last[:, None], after, 0)
-        whole = jnp.where(segments.whole, whole, 0)
 
     known = products(jnp.concatenate([k * before, q * before], axis=1), states)
     added = products(unit_lower_inverses(a * rates, of.narrow), v - known[:, :size])

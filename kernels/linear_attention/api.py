@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.linear_attention.kernel import linear_attention_forward
-from tilekern.kernels.recurrences import check_tokens
+from tilekern.kernels.recurrences import as_runs, check_tokens
 
 hide_frames(__file__)
 
@@ -43,8 +43,9 @@ def linear_attention(
         are at most 0, which is not checked: a positive one grows the state, and may overflow. Below -110 (-750 for
         float64) a decay is 0.
       initial_state: [B, H, K, V], of any of these dtypes; None for zeros.
-      segment_ids: [B, T], integers: packed sequences, each a run of one number. The state begins anew with each run;
-        the first one continues `initial_state`, and the last state is that of the last one. None for one sequence.
+      segment_ids: [B, T], integers: packed sequences, each a run of one number, which may come again: 1 1 2 1 are
+        three. The state begins anew with each run; the first one continues `initial_state`, and the last state is that
+        of the last one, also if it is padding. None for one sequence.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_t: tokens of a chunk, instead of the schedule's; no block changes the result beyond rounding.
       block_v: columns of the state of a program.
@@ -74,5 +75,6 @@ def linear_attention(
         return jnp.zeros_like(value), zeros if initial_state is None else initial_state.astype(wide)
     decays = jnp.broadcast_to(log_decay, value.shape[:3])
     return linear_attention_forward(
-        query, key, value, decays, initial_state, segment_ids, target=target, block_t=block_t, block_v=block_v
-    )
+        query, key, value, decays, initial_state, as_runs(segment_ids),
+        target=target, block_t=block_t, block_v=block_v,
+    )  # fmt: skip

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import as_real, is_float, is_integer, require
+from tilekern.kernels.recurrences import as_runs
 from tilekern.kernels.rg_lru.kernel import rg_lru_forward
 
 hide_frames(__file__)
@@ -47,8 +48,9 @@ def rg_lru(
       recurrence_gate: like input_gate.
       a_param: [C], of any of these dtypes: the Λ of equation 3, so that decays are in [0, 1] whatever it is.
       initial_state: [B, C], of any of these dtypes; None for zeros.
-      segment_ids: [B, T], integers: packed sequences, each a run of one number. The state begins anew with each run;
-        the first one continues `initial_state`, and the last state is that of the last one. None for one sequence.
+      segment_ids: [B, T], integers: packed sequences, each a run of one number, which may come again: 1 1 2 1 are
+        three. The state begins anew with each run; the first one continues `initial_state`, and the last state is that
+        of the last one, also if it is padding. None for one sequence.
       c: the constant of equation 3, positive.
       scale_first: whether the first token of a sequence is multiplied by sqrt(1 - a²), as in the paper. False is as in
         RecurrentGemma's code, https://github.com/google-deepmind/recurrentgemma. A token behind a given
@@ -86,7 +88,7 @@ def rg_lru(
         zeros = jnp.zeros((x.shape[0], x.shape[2]), wide)
         return jnp.zeros_like(x), zeros if initial_state is None else initial_state.astype(wide)
     return rg_lru_forward(
-        x, input_gate, recurrence_gate, a_param, initial_state, segment_ids,
+        x, input_gate, recurrence_gate, a_param, initial_state, as_runs(segment_ids),
         c=number, scale_first=bool(scale_first), target=target, block_t=block_t, block_c=block_c,
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from tilekern.authoring import hide_frames, takes_python_numbers
 from tilekern.kernels.api import is_float, is_integer, require
+from tilekern.kernels.recurrences import as_runs
 from tilekern.kernels.selective_scan.kernel import selective_scan_forward
 
 hide_frames(__file__)
@@ -54,8 +55,9 @@ def selective_scan(
       delta_bias: [C], of any of these dtypes; None for zeros.
       initial_state: [B, C, N], of any of these dtypes; None for zeros.
       delta_softplus: whether Δ = softplus(delta + delta_bias).
-      segment_ids: [B, T], integers: packed sequences, each a run of one number. The state begins anew with each run;
-        the first one continues `initial_state`, and the last state is that of the last one. None for one sequence.
+      segment_ids: [B, T], integers: packed sequences, each a run of one number, which may come again: 1 1 2 1 are
+        three. The state begins anew with each run; the first one continues `initial_state`, and the last state is that
+        of the last one, also if it is padding. None for one sequence.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_t: tokens of a chunk, instead of the schedule's; no block changes the result beyond rounding.
       block_c: channels of a program.
@@ -81,7 +83,7 @@ def selective_scan(
         zeros = jnp.zeros((x.shape[0], *a.shape), wide)
         return jnp.zeros_like(x), zeros if initial_state is None else initial_state.astype(wide)
     return selective_scan_forward(
-        x, delta, a, b, c, d, z, delta_bias, initial_state, segment_ids,
+        x, delta, a, b, c, d, z, delta_bias, initial_state, as_runs(segment_ids),
         delta_softplus=bool(delta_softplus), target=target, block_t=block_t, block_c=block_c,
     )  # fmt: skip
 

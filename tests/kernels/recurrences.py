@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
 import numpy as np
+from hypothesis import strategies as st
 
 from tilekern.testing import assert_close, in_float64
 
@@ -39,9 +41,30 @@ def _pulled(function: Any, arrays: Any, cotangents: Any) -> Any:
     return jax.vjp(function, *arrays)[1](cotangents)
 
 
+_STARTS = (0, 1, 3, 5, 8, 16, 21, 37)
+
+
 def packed(tokens: int, *, batch: int = 2) -> Any:
-    """Ids of runs of one token, of a chunk of 8, over the border of chunks, and, in the second row, of all tokens."""
+    """Ids of the `runs`, which take turns at two numbers, and in the other rows of one run.
+
+    Runs are of one token, of a chunk of 8, and over the border of chunks; the first chunk has four.
+    """
     ids = np.zeros((batch, tokens), np.int32)
-    for number, start in enumerate((1, 8, 16, 21, 37)):
-        ids[0, start:] = 5 - number
+    for number, (start, stop) in enumerate(runs(tokens)):
+        ids[0, start:stop] = 5 * (number % 2)
     return ids
+
+
+def runs(tokens: int) -> Iterator[tuple[int, int]]:
+    """The begin and the end of each run of `packed`."""
+    return pairwise([*(start for start in _STARTS if start < tokens), tokens])
+
+
+def repeated_ids(batch: int, tokens: int) -> st.SearchStrategy[Any]:
+    """Ids int32[batch, tokens] of three numbers, so that most come again behind another one."""
+    of_row = st.lists(st.tuples(st.sampled_from([0, 7, -3]), st.integers(1, 6)), min_size=tokens, max_size=tokens)
+
+    def ids(rows: list[list[tuple[int, int]]]) -> Any:
+        return np.array([np.repeat(*zip(*row, strict=True))[:tokens] for row in rows], np.int32)
+
+    return st.lists(of_row, min_size=batch, max_size=batch).map(ids)

@@ -80,6 +80,23 @@ MUTANTS = (
         ("tests/kernels/flash_attention/test_features.py", *_ATTENTION),
     ),
     Mutant(
+        "recurrences: a number that comes again in a chunk begins no packed sequence",
+        "kernels/recurrences.py",
+        "    others = [d for d in range(log_decays.ndim) if d != axis]\n",
+        "    earlier = t.indices[:, None] > t.indices[None, :]\n"
+        "    again = earlier & (segment_ids[b, t][:, None] == segment_ids[b, t][None, :])\n"
+        "    first = first & (jnp.where(again, 1, 0).sum(axis=1) == 0)\n"
+        "    others = [d for d in range(log_decays.ndim) if d != axis]\n",
+        ("tests/kernels/test_recurrences.py", "tests/kernels/linear_attention/test_kernel.py"),
+    ),
+    Mutant(
+        "recurrences: tokens beyond the end begin a packed sequence",
+        "kernels/recurrences.py",
+        "return t.valid & (segment_ids[b, t] != ",
+        "return (segment_ids[b, t] != ",
+        ("tests/kernels/test_recurrences.py", "tests/kernels/linear_attention/test_kernel.py"),
+    ),
+    Mutant(
         "norms: the gradient of a long row leaves out a share",
         "kernels/norms.py",
         "products = products + (g * s).sum(axis=1) + shift * shift_g * between",

@@ -233,8 +233,9 @@ def test_cases_trace(case: Case) -> None:
 @pytest.mark.one_backend
 def test_the_interpreter_agrees() -> None:
     arrays = problem(19, batch=1)
-    traced = gated_delta_rule_forward.trace(*arrays, None, block_t=8, block_v=8)
-    check(lambda *a: tk.interpret(traced)(*a, None), reference, arrays)
+    ids = packed(19, batch=1)
+    traced = gated_delta_rule_forward.trace(*arrays, ids, block_t=8, block_v=8)
+    check(lambda *a: tk.interpret(traced)(*a, ids), partial(reference, segment_ids=ids), arrays)
 
 
 @pytest.mark.one_backend

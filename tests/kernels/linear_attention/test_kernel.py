@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tilekern as tk
-from tests.kernels.recurrences import check, check_gradients, packed
+from tests.kernels.recurrences import check, check_gradients, packed, runs
 from tilekern.errors import ArgumentError
 from tilekern.kernels.linear_attention import linear_attention, linear_attention_forward, reference
 from tilekern.kernels.linear_attention.cases import CASES, Case
@@ -85,7 +85,7 @@ def test_packed_sequences_are_separate_ones() -> None:
     *arrays, state = problem(41, batch=1)
     ids = packed(41, batch=1)
     out, last = linear_attention(*arrays, state, segment_ids=ids, block_t=8)
-    for start, stop in ((0, 1), (1, 8), (8, 16), (16, 21), (21, 37), (37, 41)):
+    for start, stop in runs(41):
         of_run = [x[:, start:stop] for x in arrays]
         alone, last_alone = linear_attention(*of_run, state if start == 0 else None, block_t=8)
         np.testing.assert_allclose(out[:, start:stop], alone, rtol=2e-6, atol=2e-6)
@@ -141,8 +141,9 @@ def test_cases_trace(case: Case) -> None:
 @pytest.mark.one_backend
 def test_the_interpreter_agrees() -> None:
     arrays = problem(19, batch=1)
-    traced = linear_attention_forward.trace(*arrays, None, block_t=8, block_v=8)
-    check(lambda *a: tk.interpret(traced)(*a, None), reference, arrays)
+    ids = packed(19, batch=1)
+    traced = linear_attention_forward.trace(*arrays, ids, block_t=8, block_v=8)
+    check(lambda *a: tk.interpret(traced)(*a, ids), partial(reference, segment_ids=ids), arrays)
 
 
 @pytest.mark.one_backend
