@@ -92,6 +92,26 @@ def test_a_process_that_dies_is_blamed_on_its_program(monkeypatch: Any, tmp_path
     assert str(load(Path(found)).program.func) == str(sample(worker.seed_of(0, 41))[0].func)
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_wrong_programs_beside_one_that_dies_are_findings(stop: bool, monkeypatch: Any, tmp_path: Path) -> None:
+    """A process of its own runs each; what it finds once was forgotten."""
+    worker.State(seed=0, current=("orders", 40, 3), findings=["earlier"]).save(tmp_path / "state.json")
+
+    def run_some(state: worker.State, folder: Path, name: str, number: int, count: int) -> None:
+        state.findings += [f"{name} {number}"] * (number != 40)
+
+    class Done:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            name, number = json.loads(command[-1])["one"]
+            worker.run_one(tmp_path, name, number)
+            self.returncode = 0
+
+    monkeypatch.setattr(worker, "run_some", run_some)
+    monkeypatch.setattr(run.subprocess, "run", Done)
+    run._blame(tmp_path, tmp_path / "state.json", 60, stop=stop)
+    assert worker.State.load(tmp_path / "state.json").findings == ["earlier", "orders 41", "orders 42"][: 3 - stop]
+
+
 @pytest.mark.parametrize("mode", modes(Wild), ids=lambda mode: mode.name)
 def test_every_mode_runs(mode: Mode) -> None:
     if mode.package:

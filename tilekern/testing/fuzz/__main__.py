@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tilekern.debug_options import VARIABLE
-from tilekern.testing.fuzz.worker import State, run_some, work
+from tilekern.testing.fuzz.worker import run_one, work
 
 if __name__ == "__main__":
     # Plans are verified, and memory that a program may not read yet holds NaN.
@@ -15,6 +15,6 @@ if __name__ == "__main__":
     folder = Path(task["folder"])
     if "one" in task:
         name, number = task["one"]
-        run_some(State.load(folder / "state.json"), folder, name, number, 1)
+        run_one(folder, name, number)
     else:
         work(folder, task["names"], task["seconds"], stop=task["stop"], shrink=task["shrink"])

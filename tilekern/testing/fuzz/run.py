@@ -126,11 +126,11 @@ def _line(state: State) -> str:
 
 
 def _blame(folder: Path, path: Path, hangs: float, stop: bool) -> None:
-    """Find the programs that the child died of, or the first, each in a process of its own; go on behind them."""
+    """Find the programs that the child died of, each in a process of its own, and wrong ones; go on behind them."""
     state = State.load(path)
     if state.current is None:
         raise RuntimeError("the process of the fuzzer died before it ran a program; see its messages above")
-    name, first, count = state.current
+    (name, first, count), known = state.current, len(state.findings)
     for number in [first] if name == LIBRARY else range(first, first + count):
         task = json.dumps({"folder": str(folder), "one": [name, number]})
         command = [sys.executable, "-m", "tilekern.testing.fuzz", task]
@@ -138,11 +138,13 @@ def _blame(folder: Path, path: Path, hangs: float, stop: bool) -> None:
             status = subprocess.run(command, timeout=hangs, stdout=subprocess.DEVNULL, check=False).returncode
         except subprocess.TimeoutExpired:
             status = _TIMED_OUT
+        state = State.load(path)  # the process saves a program that is wrong
         if status != 0:
             how = f"the process ended with status {status}" if status != _TIMED_OUT else f"more than {hangs:.0f} s"
             state.findings.append(str(_guilty(state.seed, name, number, how, folder)))
-            if stop:
-                break
+            state.save(path)
+        if stop and len(state.findings) > known:
+            break
     state.done[name], state.current = first + count, None
     state.seconds[name] = state.seconds.get(name, 0.0) + 1.0
     state.save(path)

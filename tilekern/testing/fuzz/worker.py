@@ -155,6 +155,13 @@ def run_some(state: State, folder: Path, name: str, first: int, count: int, shri
             _save(state, folder, Finding(name, shown, samples[0][0]).save)
 
 
+def run_one(folder: Path, name: str, number: int) -> None:
+    """Run one program of a mode, and note in the state of the folder if it is wrong."""
+    state = State.load(folder / "state.json")
+    run_some(state, folder, name, number, 1)
+    state.save(folder / "state.json")
+
+
 def _save(state: State, folder: Path, save: Callable[[Path], Path]) -> None:
     path = str(save(folder))
     if path not in state.findings:
