@@ -319,6 +319,43 @@ def test_a_kernel_that_computes_with_the_size_of_an_array_is_not_divided_along_i
 
 
 @kinds
+def test_as_many_devices_as_are_proved_divide_a_dim(kind: str) -> None:
+    """Tiles of 4 rows, which depend on each other: 2 devices have whole tiles of 16 rows, and 8 have not."""
+
+    @tk.kernel(out_type=lambda x: x)
+    def centered(x, out, *, block: tk.Block = 4):
+        i = tk.parallel(x.shape[0], block)
+        out[i, :] = x[i, :] - x[i, :].mean(axis=0)
+
+    mesh, x = MESHES[kind], np.arange(16.0 * 4, dtype=np.float32).reshape(16, 4)
+    with jax.set_mesh(mesh), warnings.catch_warnings():
+        warnings.simplefilter("ignore", GatherWarning)
+        found = jax.jit(lambda x: centered(x))(put(x, P(("a", "b")), mesh))
+    np.testing.assert_array_equal(found, centered(x))
+    if kind == "Explicit":
+        assert jax.typeof(found).sharding.spec == P("a", None)
+
+
+@kinds
+def test_a_part_of_one_group_may_leave_out_its_number(kind: str) -> None:
+    """On each of 4 devices the body is traced for one group, whose heads have their own numbers."""
+
+    @like_first
+    def scaled(x, w, out):
+        shared = x.shape[0] // w.shape[0]
+        g, n = tk.parallel(w.shape[0]), tk.parallel(shared)
+        head = n if w.shape[0] == 1 else g * shared + n
+        out[head, :] = x[head, :] * w[g]
+
+    mesh = MESHES[kind]
+    x, w = np.arange(8.0 * 3, dtype=np.float32).reshape(8, 3), np.arange(4, dtype=np.float32)
+    with jax.set_mesh(mesh):
+        arrays = put(x, P("b"), mesh), put(w, P("b"), mesh)
+        assert collectives(lambda x, w: scaled(x, w), *arrays) == {}
+        np.testing.assert_array_equal(scaled(*arrays), x * np.repeat(w, 2)[:, None])
+
+
+@kinds
 def test_a_stated_rule(kind: str) -> None:
     """The author knows that rows come in pairs, which the accesses do not say."""
 

@@ -33,9 +33,9 @@ def divide(family: Family, specs: Sequence[Spec], mesh: Mapping[str, int]) -> Di
         return None
     found = rule.assign(specs, mesh)
     while isinstance(reason := family.part(found.parts), str):
-        # Leave whole the first name that cannot be divided by itself, or one that others forbid.
+        # The first name that cannot be divided by itself, or one that others forbid, gets fewer axes, or none.
         names = [name for name, count in found.parts.items() if isinstance(family.part({name: count}), str)]
-        found = found.rule.without((names or [*found.parts])[0], reason).assign(specs, mesh)
+        found = found.without_last_axis((names or [*found.parts])[0], reason).assign(specs, mesh)
     return found
 
 

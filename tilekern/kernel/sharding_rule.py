@@ -188,6 +188,14 @@ class Division:
         counts = {name: _devices(axes, self.mesh) for name, axes in self.axes.items()}
         return {name: count for name, count in counts.items() if count > 1}
 
+    def without_last_axis(self, name: str, reason: str) -> ShardingRule:
+        """The rule in which all but the last of the axes that divide a name may; else its dims are whole."""
+        most = _devices(self.axes[name][:-1], self.mesh)
+        if most == 1:
+            return self.rule.without(name, reason)
+        sizes = {**self.rule.sizes, name: self.rule.sizes[name] | {most}}
+        return replace(self.rule, sizes=sizes)
+
     def summed(self, result: int) -> tuple[str, ...]:
         """The axes of the mesh whose devices have addends of a result."""
         names = (name for name in self.axes if result in self.rule.sums.get(name, ()))
@@ -215,9 +223,15 @@ def part_types(
     return [jax.ShapeDtypeStruct(tuple(shape), t.dtype) for t, shape in zip(types, shapes, strict=True)]
 
 
-def rule_of(func: Func, given: int) -> ShardingRule:
-    """The rule of a kernel as it was traced; the inputs behind the first ones are arrays that its body closes over."""
-    known = sharding_of(func)
+def rule_of(func: Func, given: int, *, with_other_blocks: bool) -> ShardingRule:
+    """The rule of a kernel.
+
+    Args:
+      func: the kernel as it was traced.
+      given: how many of its inputs a call gives; the others are arrays that its body closes over.
+      with_other_blocks: see `sharding_of`.
+    """
+    known = sharding_of(func, with_other_blocks=with_other_blocks)
     names: dict[tuple[int, int], str] = {}
     sizes: dict[str, frozenset[int]] = {}
     sums: dict[str, frozenset[int]] = {}

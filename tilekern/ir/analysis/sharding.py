@@ -68,9 +68,14 @@ class Sharding:
     reasons: Mapping[str, str]
 
 
-def sharding_of(func: Func) -> Sharding:
-    """The factors of a Func as it was traced."""
-    return _Analysis(func).run()
+def sharding_of(func: Func, *, with_other_blocks: bool = False) -> Sharding:
+    """The factors of a Func as it was traced.
+
+    Args:
+      func: the Func.
+      with_other_blocks: parts need not be whole tiles of this Func, for they may have blocks of their own.
+    """
+    return _Analysis(func, with_other_blocks).run()
 
 
 @dataclass
@@ -115,8 +120,8 @@ class _Axis:
 
 
 class _Analysis:
-    def __init__(self, func: Func) -> None:
-        self._func = func
+    def __init__(self, func: Func, with_other_blocks: bool) -> None:
+        self._func, self._with_other_blocks = func, with_other_blocks
         self._numbers = {param: n for n, param in enumerate(func.params)}
         self._defined = definitions(func)
         self._ranges = analyze(func)
@@ -316,7 +321,7 @@ class _Analysis:
     def _aligned(self, axis: _Axis) -> str:
         """The reason why an axis cannot be divided: parts are no whole tiles, whose lanes results depend on."""
         blocks = {each.block for each in axis.indices.values()}
-        if blocks == {1}:
+        if blocks == {1} or self._with_other_blocks:
             return ""
         if len(blocks) == 1 and axis.is_exact:
             dims = [(self._func.params[number], n) for number, n in axis.dims]
