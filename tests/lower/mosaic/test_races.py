@@ -7,7 +7,6 @@ share out the steps of parallel axes, orders nothing that semaphores do not orde
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from tests.lower.mosaic.every_plan import every_plan, kind_of_plan
+from tests.lower.mosaic.two_cores import TWO_CORES, Call, on_two_cores
 from tilekern.ir.core import Array, Func
 from tilekern.ir.interpret import interpret
 from tilekern.ir.parse import parse
@@ -38,9 +38,6 @@ from tilekern.lower.mosaic.plan.hbm_layout import Layout
 from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
 from tilekern.lower.target import TARGETS
 from tilekern.passes import pipeline
-from tilekern.testing import assert_close
-
-TWO_CORES = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2, random_seed=0)
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +45,6 @@ def fresh_state() -> Iterator[None]:
     """An error leaves the interpreter's memory as it was."""
     yield
     pltpu.reset_tpu_interpret_mode_state()
-
-
-@dataclass(frozen=True)
-class Call:
-    """A kernel as it was called."""
-
-    func: Func
-    arrays: tuple[Array, ...]
 
 
 def calls_of(function: Callable[[], Any]) -> list[Call]:
@@ -77,17 +66,6 @@ def calls_of(function: Callable[[], Any]) -> list[Call]:
         jax.block_until_ready(function())
     jax.clear_caches()
     return found
-
-
-def on_two_cores(lowering: MosaicLowering, call: Call) -> None:
-    """Run a call, and check its results.
-
-    Raises:
-      JaxRuntimeError: there is a race, or an index out of bounds.
-    """
-    wanted = interpret(call.func, *call.arrays, orders=1)
-    for got, right in zip(lowering.interpret(*call.arrays, params=TWO_CORES), wanted, strict=True):
-        assert_close(got, right.astype(np.float64), right, length=64)
 
 
 def normal(*shape: int) -> Array:

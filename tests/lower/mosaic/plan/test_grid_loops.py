@@ -91,6 +91,7 @@ LOOP = """fold %m in m[8 by 4] from %n0 to %n5 do {
         ({"before": FREE, "after": STORE}, True),
         ({"between": FREE}, True),
         ({"between": USED}, False),  # what follows the first loop depends on it
+        ({"between": "", "after": USED}, False),  # it would read the last loop's carry
         ({"between": STORE}, False),
         ({"before": STORE}, False),  # every step would see what a later one stored
         ({"before": BACK}, False),

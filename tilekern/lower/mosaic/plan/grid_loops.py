@@ -80,6 +80,10 @@ def find_grid_loop(func: Func) -> GridLoop | None:
     mixed = any(op.regions or not op.pure or carried & set(op.operands) for op in between)
     if not _is_chain(chain, Inequalities(func)) or mixed or chain[0].axis.tiles == 0:
         return None
+    passed = carried - {*chain[-1].results}
+    uses = [use for op in ops for use in op.uses() if use in passed]
+    if len(uses) > len(set(uses)):
+        return None  # the next loop of the chain has overwritten what another op would read
     before, after = (*ops[:first], *between), ops[last + 1 :]
     outputs = {p for p in func.params if p.ref.role != "in"}
     every = (inner for op in before for inner in op.walk())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilekern.ir.analysis.ranges import Interval
@@ -27,8 +28,9 @@ def allocate_scratch(
 ) -> tuple[dict[Value, int], tuple[Scratch, ...]]:
     """The buffer of each carry and saved value, by its number, and all buffers.
 
-    Folds that hand a carry on share its buffer. Scalar carries need no buffer, except in `stepped` loops. Loops inside
-    of the kernel with one iteration at most are emitted without a loop, and their carries need no buffer either.
+    A fold that alone continues the carry of another one shares its buffer. Scalar carries need no buffer, except in
+    `stepped` loops. Loops inside of the kernel with one iteration at most are emitted without a loop, and their carries
+    need no buffer either.
 
     Args:
       func: the Func.
@@ -39,6 +41,7 @@ def allocate_scratch(
     """
     numbers: dict[Value, int] = {}
     buffers: list[Scratch] = []
+    handed_on = frozenset(_handed_on(func))
 
     def add(value: Value) -> int:
         buffers.append(_buffer_of(value, forms))
@@ -48,10 +51,23 @@ def allocate_scratch(
         if isinstance(op, Fold) and (op in stepped or trip_count(op, ranges) not in (0, 1)):
             for init, result in zip(op.inits, op.results, strict=True):
                 if result.tile.size and (result.tile.shape or op in stepped):
-                    numbers[result] = numbers[init] if init in numbers else add(result)
+                    numbers[result] = numbers[init] if init in handed_on and init in numbers else add(result)
     for value in saved:
         numbers[value] = add(value)
     return numbers, tuple(buffers)
+
+
+def _handed_on(func: Func) -> Iterator[Value]:
+    """The results of folds whose only use is as an initial value of another fold in the same block.
+
+    The other fold overwrites the buffer. With a second use, by another carry, a later fold or an op, or in a loop
+    around the other fold, the overwritten value would still be needed.
+    """
+    uses = Counter(use for op in func.body.ops for use in op.uses())
+    for block in (func.body, *(region for op in func.walk() for region in op.regions)):
+        folds = [op for op in block.ops if isinstance(op, Fold)]
+        results = {result for op in folds for result in op.results}
+        yield from (init for op in folds for init in op.inits if init in results and uses[init] == 1)
 
 
 def _buffer_of(value: Value, forms: VectorForms) -> Scratch:
