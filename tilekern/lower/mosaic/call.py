@@ -124,7 +124,11 @@ class _Kernel:
     def _index_map(self, found: Layout, *arguments: Any) -> tuple[Any, ...]:
         rank = max(1, len(self._plan.grid))
         tables, steps, _ = self._split(arguments[rank:])
-        return block_index(found, live_step(decode_step(self._plan, arguments[:rank], tables, steps)))
+        step = decode_step(self._plan, arguments[:rank], tables, steps)
+        # A dead step keeps its own block of an output. Another block would be written to HBM once more, with stale
+        # elements, and nothing would initialise its own one.
+        is_output = found.window.param in self._plan.outputs
+        return block_index(found, step if is_output else live_step(step))
 
     # --- the body ---
 
