@@ -6,12 +6,15 @@ bounds depend on arrays, for which an axis of the grid would have many steps wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from tilekern.ir.analysis.ranges import Interval, position_interval
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Value
-from tilekern.ir.memory import MemoryOp, Store
+from tilekern.ir.memory import Dim, MemoryOp, Store
 from tilekern.lower.mosaic.plan.scalars import Scalars
 from tilekern.lower.mosaic.plan.windows import Window, axes_of
 
@@ -38,13 +41,16 @@ def add_loop_indices(func: Func, scalars: Scalars) -> None:
             scalars.add_loop_index(index, first.setdefault((fold.axis.extent, fold.axis.block), index))
 
 
-def find_pipelines(func: Func, windows: Mapping[MemoryOp, Window], scalars: Scalars) -> dict[Fold, Pipeline] | None:
+def find_pipelines(
+    func: Func, windows: Mapping[MemoryOp, Window], scalars: Scalars, ranges: Mapping[Value, Interval]
+) -> dict[Fold, Pipeline] | None:
     """The pipelines of the loops of the top level; None if there is none, or if an output forbids them.
 
     Args:
       func: the Func.
       windows: the window of each access.
       scalars: the known scalars, after `add_loop_indices`.
+      ranges: the known intervals of integers.
     """
     found: dict[Fold, Pipeline] = {}
     moving = set[Value]()
@@ -64,19 +70,57 @@ def find_pipelines(func: Func, windows: Mapping[MemoryOp, Window], scalars: Scal
         if inputs or outputs:
             found[fold] = Pipeline(tuple(inputs), tuple(outputs))
             moving.update(outputs)
-    return found if found and all(_is_block_output(func, p, windows, found) for p in moving) else None
+    return found if found and all(_is_block_output(func, p, windows, found, ranges) for p in moving) else None
 
 
 def _is_block_output(
-    func: Func, param: Value, windows: Mapping[MemoryOp, Window], pipelines: Mapping[Fold, Pipeline]
+    func: Func,
+    param: Value,
+    windows: Mapping[MemoryOp, Window],
+    pipelines: Mapping[Fold, Pipeline],
+    ranges: Mapping[Value, Interval],
 ) -> bool:
-    """True if an output is written by unmasked stores of whole blocks only, at the top of pipelined loops."""
+    """True if each iteration of a pipelined loop that has a block of an output writes all of it, at the loop's top.
+
+    A pipeline does not read blocks of outputs from HBM: elements that an iteration leaves out would be overwritten by
+    what was in VMEM before. So stores are unmasked, begin inside of the array, and together cover the block.
+    """
     if param.ref.role != "out":
         return False
-    stores = [op for fold in pipelines for op in fold.body.ops if isinstance(op, Store) and op.ref is param]
+    stores = [[op for op in fold.body.ops if isinstance(op, Store) and op.ref is param] for fold in pipelines]
+    flat = [op for ops in stores for op in ops]
     accesses = [op for op in func.walk() if isinstance(op, MemoryOp) and op.ref is param]
-    if len(stores) != len(accesses) or any(op.masked for op in accesses):
+    if len(flat) != len(accesses) or any(op.masked for op in accesses):
         return False
-    if len({windows[op].dims for op in stores}) != 1:
+    if len({windows[op].dims for op in flat}) != 1:
         return False
-    return all(window_dim.kind in ("at", "tiled", "static") for op in stores for window_dim in windows[op].dims)
+    (window_dims,) = {windows[op].dims for op in flat}
+    static = [d for d, window_dim in enumerate(window_dims) if window_dim.kind == "static"]
+    moving = [d for d, window_dim in enumerate(window_dims) if window_dim.kind in ("at", "tiled")]
+    inside = all(_begins_inside(op, d, ranges) for op in flat for d in moving)
+    whole = all(_cover([[op.access.dims[d] for d in static] for op in ops], param, static) for ops in stores if ops)
+    return len(static) + len(moving) == len(window_dims) and inside and whole
+
+
+def _begins_inside(op: MemoryOp, d: int, ranges: Mapping[Value, Interval]) -> bool:
+    interval = position_interval(op.access.dims[d].position, [ranges.get(v) for v in op.positions])
+    return interval is not None and interval.within(0, op.ref.ref.shape[d] - 1)
+
+
+def _cover(boxes: Sequence[Sequence[Dim]], param: Value, dims: Sequence[int]) -> bool:
+    """True if boxes at constant places together contain all elements along some dims of an array."""
+    lengths = [param.ref.shape[d] for d in dims]
+
+    def slices(box: Sequence[Dim]) -> list[tuple[int, int]]:
+        return [
+            (max(0, d.position.const), min(n, d.position.const + d.size)) for d, n in zip(box, lengths, strict=True)
+        ]
+
+    found = [slices(box) for box in boxes]
+    if any(all(part == (0, n) for part, n in zip(box, lengths, strict=True)) for box in found):
+        return True
+    covered = np.zeros(lengths, np.bool_)
+    for box in found:
+        if all(low < high for low, high in box):
+            covered[tuple(slice(low, high) for low, high in box)] = True
+    return bool(covered.all())

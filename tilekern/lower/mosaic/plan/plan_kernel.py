@@ -118,7 +118,7 @@ class _Planner:
         """The plan in which each loop of the top level has a pipeline of its own."""
         scalars = Scalars(self.func, self.chip.table_bytes)
         add_loop_indices(self.func, scalars)
-        pipelines = find_pipelines(self.func, _windows(self.func, scalars), scalars)
+        pipelines = find_pipelines(self.func, _windows(self.func, scalars), scalars, analyze(self.func))
         return None if pipelines is None else self.complete(scalars, pipelines=pipelines)
 
     def complete(
