@@ -96,3 +96,31 @@ func @f(%x: ref<f32[24, 128], in>, %o: ref<f32[8, 128], out>) {{
   %one = constant 1.0 : f32[8, 128]{FIRST}{loops}
   store {stored} to %o[0 +: 8!, 0 +: 128!]
 }}"""
+
+
+def test_a_vector_keeps_its_form_where_a_loop_continues_it() -> None:
+    # The first loop takes the vector as a column, the second one as a row.
+    text = """
+func @f(%x: ref<f32[24, 128], in>, %y: ref<f32[256, 128], in>, %o: ref<f32[8, 128], out>) {
+  %z = constant 0 : i32[]
+  %e = constant 24 : i32[]
+  %f = constant 256 : i32[]
+  %one = constant 1.0 : f32[128]
+  %s = fold %k in k[256 by 128] from %z to %f with %c = %one do {
+    %1 = load %y[128*%k +: 128!, 0 +: 128!] : f32[128, 128]
+    %2 = broadcast(%c) {dims=[0]} : f32[128, 128]
+    %3 = sub(%1, %2) : f32[128, 128]
+    %4 = reduce(%3) {monoid="max", dims=[1]} : f32[128]
+    yield %4
+  } : f32[128]
+  %r = fold %k in k[24 by 8] from %z to %e with %c = %s do {
+    %1 = load %x[8*%k +: 8!, 0 +: 128!] : f32[8, 128]
+    %2 = broadcast(%c) {dims=[1]} : f32[8, 128]
+    %3 = mul(%1, %2) : f32[8, 128]
+    %4 = reduce(%3) {monoid="sum", dims=[0]} : f32[128]
+    yield %4
+  } : f32[128]
+  %q = broadcast(%r) {dims=[1]} : f32[8, 128]
+  store %q to %o[0 +: 8!, 0 +: 128!]
+}"""
+    assert "pipelined" in assert_every_plan_agrees(parse(text))

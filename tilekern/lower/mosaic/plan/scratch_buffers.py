@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilekern.ir.analysis.ranges import Interval
 from tilekern.ir.control import Fold
 from tilekern.ir.core import Func, Value
 from tilekern.ir.types import DType
+from tilekern.lower.mosaic.plan.continued_carries import continued_carries
 from tilekern.lower.mosaic.plan.unroll import trip_count
 from tilekern.lower.mosaic.plan.vector_forms import VectorForms, is_vector, shape_in
 from tilekern.lower.mosaic.stored_dtypes import stored_dtype, wide_dtype
@@ -41,7 +41,7 @@ def allocate_scratch(
     """
     numbers: dict[Value, int] = {}
     buffers: list[Scratch] = []
-    handed_on = frozenset(_handed_on(func))
+    continued = continued_carries(func)
 
     def add(value: Value) -> int:
         buffers.append(_buffer_of(value, forms))
@@ -51,23 +51,10 @@ def allocate_scratch(
         if isinstance(op, Fold) and (op in stepped or trip_count(op, ranges) not in (0, 1)):
             for init, result in zip(op.inits, op.results, strict=True):
                 if result.tile.size and (result.tile.shape or op in stepped):
-                    numbers[result] = numbers[init] if init in handed_on and init in numbers else add(result)
+                    numbers[result] = numbers[init] if init in continued and init in numbers else add(result)
     for value in saved:
         numbers[value] = add(value)
     return numbers, tuple(buffers)
-
-
-def _handed_on(func: Func) -> Iterator[Value]:
-    """The results of folds whose only use is as an initial value of another fold in the same block.
-
-    The other fold overwrites the buffer. With a second use, by another carry, a later fold or an op, or in a loop
-    around the other fold, the overwritten value would still be needed.
-    """
-    uses = Counter(use for op in func.body.ops for use in op.uses())
-    for block in (func.body, *(region for op in func.walk() for region in op.regions)):
-        folds = [op for op in block.ops if isinstance(op, Fold)]
-        results = {result for op in folds for result in op.results}
-        yield from (init for op in folds for init in op.inits if init in results and uses[init] == 1)
 
 
 def _buffer_of(value: Value, forms: VectorForms) -> Scratch:

@@ -17,6 +17,7 @@ from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.shape import Broadcast, Reshape
 from tilekern.ir.types import TileType
 from tilekern.lower.mosaic.chip import LANES
+from tilekern.lower.mosaic.plan.continued_carries import continued_carries
 
 Form = Literal["row", "column"]
 
@@ -34,12 +35,13 @@ def shape_in(form: Form, length: int) -> tuple[int, int]:
 class VectorForms:
     """The forms in which the vectors of a Func are used.
 
-    A vector that loops carry or branches yield has one form throughout.
+    A vector that loops carry or branches yield has one form throughout, also in a loop that continues its carry.
     """
 
     def __init__(self, func: Func) -> None:
         self._forms: dict[Value, set[Form]] = {}
         self._carried: dict[Value, Value] = {}
+        self._continued = continued_carries(func)
         ops = list(func.walk())
         for op in ops:
             self._join(op)
@@ -82,8 +84,8 @@ class VectorForms:
                 return
         for group in groups:
             if is_vector(group[0]):
-                # Initial values are converted where they enter the loop.
-                inside = tuple(v for v in group if v not in op.operands)
+                # Other initial values are converted where they enter the loop.
+                inside = tuple(v for v in group if v not in op.operands or v in self._continued)
                 self._tie(inside)
 
     def _visit(self, op: Op) -> bool:
