@@ -131,6 +131,7 @@ class Emitter:
             self._op(op, last.get(op, ()))
 
     def _op(self, op: Op, variables: tuple[str, ...]) -> None:
+        self._memory.order(self, op)
         match op:
             case Constant():
                 self._env[op.result] = expressions.constant(op)

@@ -14,6 +14,7 @@ from tilekern.lower.triton.emit.addresses import Addresses
 from tilekern.lower.triton.emit.expressions import number, typed, whole
 from tilekern.lower.triton.emit.names import Names
 from tilekern.lower.triton.emit.source_text import Expr, Writer, dtype_text, shape_text
+from tilekern.lower.triton.plan.access_order import barriers
 from tilekern.lower.triton.plan.partial_sums import PartialSums, plan_partial_sums
 from tilekern.lower.triton.plan.tma import TmaCopy
 from tilekern.lower.triton.program import Argument, Result
@@ -54,7 +55,7 @@ class Memory:
         self._partial_sums: dict[Value, PartialSums] = {}
         self._add_operands(names)
         self._add_results(names)
-        self._loaded_and_written = {p for p in func.outputs if _is_loaded(func, p) and _is_written(func, p)}
+        self._barriers = frozenset[Op]().union(*barriers(func).values())
 
     # --- buffers ---
 
@@ -119,7 +120,6 @@ class Memory:
 
     def load(self, host: Host, op: Load) -> Expr:
         """The expression of a load."""
-        self._barrier(host, op)
         tile = op.result.tile
         copy = self._copies.get(op)
         if copy is not None:
@@ -138,7 +138,6 @@ class Memory:
 
     def write(self, host: Host, op: Store | Atomic) -> None:
         """Emit the statement of a store or an atomic update."""
-        self._barrier(host, op)
         value = whole(host.expr(op.value), op.value.tile)
         copy = self._copies.get(op)
         if copy is not None:
@@ -204,9 +203,9 @@ class Memory:
         with host.writer.indented():
             self._turns(host, op, rest, pointer, tile, only)
 
-    def _barrier(self, host: Host, op: MemoryOp) -> None:
-        """Order accesses to an array that a program loads and stores, because any thread may have stored an element."""
-        if op.ref in self._loaded_and_written:
+    def order(self, host: Host, op: Op) -> None:
+        """Emit the barrier in front of an op behind which other threads see what was written before."""
+        if op in self._barriers:
             host.writer.line("tl.debug_barrier()", op.loc)
 
     def _addresses(self, host: Host, op: MemoryOp) -> Addresses:
@@ -246,14 +245,6 @@ class Memory:
 
 def _tile_dims(op: MemoryOp) -> list[Dim]:
     return [op.access.dims[n] for n in op.access.kept]
-
-
-def _is_loaded(func: Func, param: Value) -> bool:
-    return any(isinstance(op, Load) and op.ref is param for op in func.walk())
-
-
-def _is_written(func: Func, param: Value) -> bool:
-    return any(isinstance(op, (Store, Atomic)) and op.ref is param for op in func.walk())
 
 
 def _other(fill: Expr | None, dtype: DType) -> str:

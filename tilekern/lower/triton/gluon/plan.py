@@ -29,6 +29,7 @@ from tilekern.lower.triton.gluon.clusters import ROWS, divided, is_whole
 from tilekern.lower.triton.gluon.groups import Group, group_programs, multiplies
 from tilekern.lower.triton.gluon.leading_rows import Bound, leading_rows
 from tilekern.lower.triton.gluon.rotation import Rotation, loaded, rotations
+from tilekern.lower.triton.plan.access_order import barriers
 from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
 
 WARPS = 4
@@ -206,6 +207,9 @@ def check(func: Func, chip: Chip, warps: int) -> None:
         written = [p for p in func.outputs if p.ref.role != "out"]
         if written:
             raise _refusal("an output that is updated", "outputs that are stored once", str(written[0].type))
+        ordered = next(iter(barriers(func)), None)
+        if ordered is not None:
+            raise _refusal("an element that is stored twice", "stores to different elements", str(ordered.type))
     _check_block(func.body, depth=0)
 
 

@@ -68,7 +68,16 @@ def _update_checked_memory(triton: TritonInterpreter) -> None:
     triton.builder.create_atomic_rmw, triton.builder.create_atomic_cas = update, compare_and_swap
 
 
-CORRECTIONS: tuple[Correction, ...] = (_access_checked_memory, _update_checked_memory)
+def _count_barriers(triton: TritonInterpreter) -> None:
+    """A barrier begins a phase of `builder.memory`; Triton's interpreter (3.6.0, 3.9.0) does nothing there."""
+
+    def barrier(self: Any) -> None:
+        self.memory.phase += 1
+
+    triton.builder.create_barrier = barrier
+
+
+CORRECTIONS: tuple[Correction, ...] = (_access_checked_memory, _update_checked_memory, _count_barriers)
 
 
 def _swap(old: Array, value: Array, expected: Array) -> Array:

@@ -42,7 +42,7 @@ class Launcher:
         builder.set_grid_dim(request["programs"], 1, 1)
         with np.errstate(all="ignore"):
             for number in _order(request["programs"], request["order"]):
-                memory.program = number
+                memory.begin(number)
                 builder.set_grid_idx(number, 0, 0)
                 entry(*arguments)
         for buffer in results:

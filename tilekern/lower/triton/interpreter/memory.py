@@ -6,7 +6,8 @@ operations on 16-bit floats. Here addresses are made up, and a lane outside the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +18,15 @@ from tilekern.ir.types import BOOL, DType, kind_of
 _SPACING = 40
 """log2 of the bytes from one buffer to the next: no wrong int32 index reaches another buffer."""
 _NOBODY = -1
+
+type _Access = Literal["stored", "loaded", "updated"]
+
+_BEHIND: Mapping[_Access, Sequence[_Access]] = {
+    "loaded": ("stored", "updated"),
+    "stored": ("stored", "updated", "loaded"),
+    "updated": ("stored", "loaded"),
+}
+"""The accesses of an element in whose order an access is seen; updates of one kind may come in any order."""
 
 
 def poison(shape: tuple[int, ...], dtype: DType) -> Array:
@@ -36,6 +46,9 @@ class Buffer:
       base: address of the first element.
       data: the array, flattened.
       owner: for each element, the program that has stored it; None for a buffer that programs only read.
+      stored, loaded, updated: for each element of a buffer that programs write, the phase of its last store, load and
+        atomic update.
+      lane: the lane that has loaded it last.
       fresh: True if the buffer is uninitialised before the launch.
     """
 
@@ -43,6 +56,8 @@ class Buffer:
         self.name, self.data, self.fresh = name, data.reshape(-1), fresh
         self.base = (number << _SPACING) + (1 << _SPACING - 1)  # the middle of the buffer's range of addresses
         self.owner = np.full(data.size, _NOBODY, np.int32) if written else None
+        size = data.size if written else 0
+        self.stored, self.loaded, self.updated, self.lane = (np.full(size, _NOBODY, np.int32) for _ in range(4))
 
     def view(self, dtype: DType) -> Array:
         """The memory as elements of another dtype."""
@@ -62,11 +77,18 @@ class Memory:
 
     Attributes:
       program: number of the program that runs.
+      phase: number of the part of a program between two barriers, counted over all programs. In one phase, any thread
+        of the program may make an access before any other one.
     """
 
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
-        self.program = 0
+        self.program = self.phase = 0
+
+    def begin(self, program: int) -> None:
+        """Start a program."""
+        self.program = program
+        self.phase += 1
 
     def add(self, name: str, data: Array, *, written: bool = False, fresh: bool = False) -> Buffer:
         """Put an array into memory; it is copied if programs write to it."""
@@ -91,6 +113,7 @@ class Memory:
                 foreign = (owner != self.program) & (owner != _NOBODY)
                 if foreign.any():
                     loaded = np.where(foreign, poison((), dtype), loaded)
+                self._check_order(buffer, elements, _numbers(pointers, active), "loaded")
         if active is None:
             return np.reshape(loaded, pointers.shape)
         if other is None:
@@ -109,6 +132,7 @@ class Memory:
             return
         buffer, elements = found
         self._claim(buffer, elements, values.dtype)
+        self._check_order(buffer, elements, _numbers(pointers, active), "stored")
         buffer.view(values.dtype)[elements] = _lanes(np.broadcast_to(values, pointers.shape), active)
 
     def update(
@@ -122,6 +146,7 @@ class Memory:
             return results
         buffer, elements = found
         self._owner(buffer, value.dtype)[elements] = self.program
+        self._check_order(buffer, elements, _numbers(pointers, active), "updated")
         data = buffer.view(value.dtype)
         operands = [_lanes(np.broadcast_to(v, pointers.shape), active) for v in (value, *more)]
         if np.unique(elements).size == elements.size:
@@ -177,6 +202,23 @@ class Memory:
             raise WriteConflictError(f"two programs store element {element} of {buffer.name}", got=got)
         owners[elements] = self.program
 
+    def _check_order(self, buffer: Buffer, elements: Array, lanes: Array, access: _Access) -> None:
+        """Note an access; raise `WriteConflictError` if a barrier is missing between it and one that it comes behind.
+
+        The threads of a program share out the lanes of each access in a way of its own, so two may touch one element.
+        """
+        for before in _BEHIND[access]:
+            again = getattr(buffer, before)[elements] == self.phase
+            if (access, before) == ("stored", "loaded"):
+                again &= buffer.lane[elements] != lanes  # a lane that stores what it has loaded waits for it
+            if again.any():
+                element = elements[again][0]
+                got = f"no barrier since program {self.program} has {before} it"
+                raise WriteConflictError(f"element {element} of {buffer.name} is {access} in any order", got=got)
+        getattr(buffer, access)[elements] = self.phase
+        if access == "loaded":
+            buffer.lane[elements] = lanes
+
     def _owner(self, buffer: Buffer, dtype: DType) -> Array:
         """The owner of each element of a buffer that programs write to as elements of `dtype`."""
         if buffer.owner is None:
@@ -190,3 +232,8 @@ class Memory:
 def _lanes(values: Array, active: Array | None) -> Array:
     """The values of the active lanes, as a vector."""
     return values.reshape(-1) if active is None else values[active]
+
+
+def _numbers(pointers: Array, active: Array | None) -> Array:
+    """The numbers of the active lanes."""
+    return np.arange(pointers.size) if active is None else np.flatnonzero(active)

@@ -30,6 +30,7 @@ from tilekern.ir.shape import Reshape, Transpose
 from tilekern.ir.types import BOOL, F32, F64, strides_of
 from tilekern.lower.triton.calibration import MIN_TMA_BYTES
 from tilekern.lower.triton.chip import Chip
+from tilekern.lower.triton.plan.access_order import barriers
 from tilekern.lower.triton.program import Descriptor
 
 _ALIGNMENT = 16  # bytes, of strides and of the box's innermost size
@@ -81,12 +82,17 @@ def plan_tma_copies(
 
 
 def _stores(func: Func, ranges: Mapping[Value, Interval]) -> Iterator[tuple[Op, TmaCopy]]:
-    """Stores to outputs whose accesses are all copies with one descriptor, because an output is one argument."""
+    """Stores to outputs whose accesses are all copies with one descriptor, because an output is one argument.
+
+    Stores that need barriers stay stores: no barrier orders copies of the accelerator.
+    """
+    ordered = barriers(func)
     for param in func.outputs:
         users = [op for op in func.walk() if isinstance(op, MemoryOp) and op.ref is param]
         copies = [_copy(op, ranges) if isinstance(op, Store) else None for op in users]
         first = copies[0] if copies else None
-        if param.ref.role == "out" and first is not None and all(copy == first for copy in copies):
+        plain = param.ref.role == "out" and param not in ordered
+        if plain and first is not None and all(copy == first for copy in copies):
             yield from ((op, first) for op in users)
 
 
