@@ -61,7 +61,7 @@ def find_pipelines(
         inputs: dict[Window, None] = {}
         outputs: dict[Value, None] = {}
         for op in fold.body.walk():
-            if not isinstance(op, MemoryOp) or index not in axes_of(windows[op], scalars):
+            if not isinstance(op, MemoryOp) or 0 in op.ref.ref.shape or index not in axes_of(windows[op], scalars):
                 continue
             if op.ref.ref.role == "in":
                 inputs[windows[op]] = None
