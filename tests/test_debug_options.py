@@ -3,7 +3,7 @@
 import pytest
 
 from tilekern.debug_options import debug_options
-from tilekern.errors import ArgumentError
+from tilekern.errors import SettingError
 
 CASES = {"": set(), "ir": {"ir"}, "verify,poison": {"verify", "poison"}, " ir, ,verify ": {"ir", "verify"}}
 
@@ -21,7 +21,7 @@ def test_without_the_variable_there_is_no_option(monkeypatch: pytest.MonkeyPatch
 
 def test_an_option_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEKERN_DEBUG", "ir,verfy")
-    with pytest.raises(ArgumentError) as error:
+    with pytest.raises(SettingError) as error:
         debug_options()
     assert str(error.value).startswith(
         "TILEKERN_DEBUG names an option that does not exist\n  expected: some of ir, verify, poison"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal, cast, get_args
 
-from tilekern.errors import ArgumentError
+from tilekern.errors import SettingError
 
 type DebugOption = Literal["ir", "verify", "poison"]
 
@@ -20,12 +20,12 @@ def debug_options() -> frozenset[DebugOption]:
     - `poison`: fill the scratch memory of `cpu:llvm` with NaN before each program, which must not read it.
 
     Raises:
-      ArgumentError: it names another option.
+      SettingError: it names another option.
     """
     names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
     options, known = frozenset(filter(None, names)), get_args(DebugOption.__value__)
     if options - set(known):
-        raise ArgumentError(
+        raise SettingError(
             f"{VARIABLE} names an option that does not exist",
             expected=f"some of {', '.join(known)}, separated by commas",
             got=f"{VARIABLE}={os.environ[VARIABLE]}",
