@@ -28,21 +28,23 @@ CASES = [(block, count) for block in BLOCKS for count in range(1, 2 * block + 2)
 NUMBERS = {name: dtype for name, dtype in DTYPES.items() if dtype.itemsize and kind_of(dtype) in ("float", "signed")}
 
 
-@tk.kernel(out_type=lambda x: (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 5)
-def moves(x, copied, flipped, sorted_, taken, masked, *, block: tk.Block = 8):
+@tk.kernel(out_type=lambda x, order: (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 7)
+def moves(x, order, copied, flipped, sorted_, taken, gathered, scattered, masked, *, block: tk.Block = 8):
     i, j = tk.parallel(x.shape[0], BLOCK_ROWS), tk.parallel(x.shape[1], block)
     t = x[i, j]
     copied[i, j] = t
     flipped[i, j] = t[::-1, ::-1]
     sorted_[i, j] = jnp.sort(t, 1)
     taken[i, j] = jnp.take_along_axis(t, jnp.argsort(t, 1), 1)
+    gathered[i, j] = x[i, order[j]]
+    scattered[i, order[j]] = t
     some = jnp.broadcast_to(jnp.arange(block) % 4 < 2, (BLOCK_ROWS, block)) & (t != 0)
     masked[i, j] = t
     masked.store((i, j), x.load((i, j), mask=some, fill=1), mask=~some)
 
 
-@tk.kernel(out_type=lambda x: (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 5)
-def sums(x, rows, columns, running, largest, products, *, block: tk.Block = 8):
+@tk.kernel(out_type=lambda x, order: (jax.ShapeDtypeStruct(x.shape, x.dtype),) * 5)
+def sums(x, order, rows, columns, running, largest, products, *, block: tk.Block = 8):
     i, j = tk.parallel(x.shape[0], BLOCK_ROWS), tk.parallel(x.shape[1], block)
     t = x[i, j]
     rows[i, j] = t + t.sum(1, keepdims=True).astype(t.dtype)
@@ -56,17 +58,18 @@ def agrees(kernel: tk.Kernel, dtype: DType, block: int, count: int) -> None:
     """The outputs for so many columns are those of the interpreter, bit for bit, and nothing around them is touched."""
     rng = np.random.default_rng(count)
     x = rng.integers(0 if kind_of(dtype) in ("bool", "unsigned") else -1, 2, (ROWS, count)).astype(dtype)
-    func = kernel.trace(x, block=block)._family.func(TARGETS["cpu:llvm"])
-    wanted = interpret(func, x)
+    order = rng.permutation(count).astype(np.int32)
+    func = kernel.trace(x, order, block=block)._family.func(TARGETS["cpu:llvm"])
+    wanted = interpret(func, x, order)
     for machine in (None, *here()):
         place = Canaries()
-        found = run(LlvmLowering(func, machine), [x], place)
+        found = run(LlvmLowering(func, machine), [x, order], place)
         for param, one, other in zip(func.outputs, found, wanted, strict=True):
             assert one.tobytes() == other.tobytes(), (param.name, machine)
         assert place.untouched(), machine
 
 
-@pytest.mark.sweep(48)
+@pytest.mark.sweep(96)
 @pytest.mark.parametrize(("block", "count"), CASES)
 @pytest.mark.parametrize("dtype", [name for name, dtype in DTYPES.items() if dtype.itemsize])
 def test_moves_of_every_number_of_elements(dtype: str, block: int, count: int) -> None:
@@ -74,7 +77,7 @@ def test_moves_of_every_number_of_elements(dtype: str, block: int, count: int) -
         agrees(moves, DTYPES[dtype], block, count)
 
 
-@pytest.mark.sweep(48)
+@pytest.mark.sweep(96)
 @pytest.mark.parametrize(("block", "count"), CASES)
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_sums_of_every_number_of_elements(dtype: str, block: int, count: int) -> None:
