@@ -12,6 +12,7 @@ from tilekern.lower.mosaic.legalize.reshape_arrays import reshape_arrays
 from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.mosaic.plan import plan_kernel as planner
 from tilekern.lower.mosaic.plan.kernel_plan import KernelPlan
+from tilekern.lower.mosaic.plan.verify_plan import verify_plan
 from tilekern.lower.target import TARGETS
 from tilekern.lower.xla.emit import emit_xla
 
@@ -33,6 +34,7 @@ def every_plan(func: Func, name: str = "tpu:v5e") -> Iterator[MosaicLowering]:
     lowering = MosaicLowering(func, TARGETS[name], emit_xla.run)
     legal = legalize(reshape_arrays(func).func, name.removeprefix("tpu:"))
     for plan in planner.candidates(legal, chip):
+        verify_plan(plan)
         other = copy(lowering)
         other.planned = plan
         yield other

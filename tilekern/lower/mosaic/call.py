@@ -61,8 +61,7 @@ class _Kernel:
         self._plan, self._cost, self._interpret = plan, cost, interpret
         self._tables = plan.scalars.tables
         self._has_step_table = plan.grid_loop is not None and plan.grid_loop.table is not None
-        zeroed = (p for p in plan.outputs if p.ref.role in ("zeros", "sum"))
-        self._zeroed = tuple(p for p in zeroed if not plan.output_blocks.covers_array(p))
+        self._zeroed = plan.zeroed_outputs
 
     def run(self, arrays: Mapping[Value, Any]) -> dict[Value, Any]:
         """The outputs for the arrays of inputs."""
@@ -125,10 +124,7 @@ class _Kernel:
         rank = max(1, len(self._plan.grid))
         tables, steps, _ = self._split(arguments[rank:])
         step = decode_step(self._plan, arguments[:rank], tables, steps)
-        # A dead step keeps its own block of an output. Another block would be written to HBM once more, with stale
-        # elements, and nothing would initialise its own one.
-        is_output = found.window.param in self._plan.outputs
-        return block_index(found, step if is_output else live_step(step))
+        return block_index(found, live_step(step) if self._plan.skips_dead_steps(found) else step)
 
     # --- the body ---
 

@@ -94,6 +94,20 @@ class KernelPlan:
         return frozenset(p for pipeline in self.pipelines.values() for p in pipeline.outputs)
 
     @property
+    def zeroed_outputs(self) -> tuple[Value, ...]:
+        """The outputs that begin as arrays of zeros in HBM, for the grid does not initialise each of their blocks."""
+        zeros = (p for p in self.outputs if p.ref.role in ("zeros", "sum"))
+        return tuple(p for p in zeros if not self.output_blocks.covers_array(p))
+
+    def skips_dead_steps(self, layout: Layout) -> bool:
+        """True if a dead step of a grid loop has the block of the next live one, which is fetched early.
+
+        A block of an output would be written to HBM once more, with stale elements, and nothing would initialise the
+        blocks of dead steps.
+        """
+        return layout.window.param not in self.outputs
+
+    @property
     def grid(self) -> tuple[int, ...]:
         """The number of steps along each axis of the grid."""
         steps = (self.grid_loop.steps,) if self.grid_loop else ()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilekern import source
+from tilekern.debug_options import debug_options
 from tilekern.errors import ResourceError
 from tilekern.ir.analysis.ranges import analyze
 from tilekern.ir.control import Fold
@@ -31,12 +32,13 @@ from tilekern.lower.mosaic.plan.scalar_prefetch import ScalarPrefetch, prefetch_
 from tilekern.lower.mosaic.plan.scalars import Scalars
 from tilekern.lower.mosaic.plan.scratch_buffers import allocate_scratch
 from tilekern.lower.mosaic.plan.vector_forms import VectorForms
+from tilekern.lower.mosaic.plan.verify_plan import verify_plan
 from tilekern.lower.mosaic.plan.windows import Window, WindowDim, merge, resident_dim, window_of
 from tilekern.lower.rewrite.constant_inputs import constants_as_inputs
 
 
 def plan_kernel(func: Func, chip: Chip) -> KernelPlan:
-    """The first candidate plan of a legal Func that fits the chip's VMEM.
+    """The first candidate plan of a legal Func that fits the chip's VMEM. `TILEKERN_DEBUG=verify` verifies it.
 
     Raises:
       ResourceError: none fits.
@@ -46,6 +48,8 @@ def plan_kernel(func: Func, chip: Chip) -> KernelPlan:
     for candidate in candidates(func, chip):
         if candidate.vmem_bytes <= chip.vmem_budget:
             _check_blocks(candidate)
+            if "verify" in debug_options():
+                verify_plan(candidate)
             return candidate
         refused.append(candidate)
     raise _too_large(min(refused, key=lambda p: p.vmem_bytes))
