@@ -51,8 +51,22 @@ MUTANTS = (
     Mutant(
         "lanes: the carry of a loop over tiles has lanes of one tile",
         "tilekern/ir/analysis/lanes.py",
-        "if is_start_added or (is_of_axis and fact.own is not None):",
-        "if is_start_added:",
+        "if is_of_axis and any(self._of(carry.result).own is not None for carry in carries(op)):",
+        "if is_of_axis and any(self._of(carry.result).own is not None for carry in carries(op)[:0]):",
+        _LANES,
+    ),
+    Mutant(
+        "lanes: a switch between a sum and a number is a sum",
+        "tilekern/ir/analysis/lanes.py",
+        "if self._of(result).summed and not all(map(self._is_sum, values)):",
+        "if self._of(result).summed and not any(map(self._is_sum, values)):",
+        _LANES,
+    ),
+    Mutant(
+        "lanes: a stated derivative may combine what the value does not",
+        "tilekern/ir/analysis/lanes.py",
+        "        if op.rule is None:\n",
+        "        if op.rule is None or op.name:\n",
         _LANES,
     ),
     Mutant(

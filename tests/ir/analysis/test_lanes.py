@@ -59,6 +59,28 @@ BETWEEN_TILES = {
 }
 
 
+@jax.custom_jvp
+def doubled(t):
+    return 2 * t
+
+
+@doubled.defjvp
+def _(primals, tangents):
+    return doubled(*primals), tangents[0] * jnp.arange(4.0)[:, None]
+
+
+BETWEEN_TILES["a derivative that knows the places of rows"] = lambda t, i: doubled(t)
+BETWEEN_TILES["a batch of all pairs of rows"] = lambda t, i: jax.lax.dot_general(
+    *_all_pairs(t[:, :, None]), (((2,), (2,)), ((0, 1), (0, 1)))
+)[:, :3]
+
+
+def _all_pairs(t: Any) -> tuple[Any, Any]:
+    """Two tiles [4, 4, ...]: element [a, b] of the first one is of row a, that of the second one of row b."""
+    rows, shape = t.sum(axis=1), (4, 4, *t.shape[2:])
+    return jnp.broadcast_to(rows[:, None], shape), jnp.broadcast_to(rows[None], shape)
+
+
 @pytest.mark.parametrize("rows", [20, 22])
 @pytest.mark.parametrize("name", [*ANYWHERE, *BETWEEN_TILES])
 def test_where_rows_may_be_cut(name: str, rows: int) -> None:
@@ -84,6 +106,10 @@ SUMS: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     "of ones": (lambda t, i: jnp.ones((4, 3)), False),
     "of signs": (lambda t, i: t * np.array([1, -1, 1, -1], np.float32)[:, None], False),
     "of all pairs of rows": (lambda t, i: t[:, None] * t[None], False),
+    "of a dot of all pairs of rows": (
+        lambda t, i: jax.lax.dot_general(*_all_pairs(t), (((0, 1), (0, 1)), ((), ()))),
+        False,
+    ),
 }
 
 
@@ -105,6 +131,53 @@ def test_which_sums_may_be_cut(name: str) -> None:
     for kernel in (summed, folded):
         assert sizes_of(kernel, X) == ({20} if anywhere else {20, 5})
         assert sizes_of(kernel, np.resize(X, (22, 3))) == ({22} if anywhere else None)
+
+
+def _once(start: Any, step: Callable[[Any], Any]) -> Any:
+    return tk.fold(tk.serial(1, 1), lambda j, carry: step(carry), start)
+
+
+def _twice(start: Any, total: Any) -> Any:
+    """The second carry is the total, then 0, then 5."""
+    return tk.fold(tk.serial(2, 1), lambda j, carry: (jnp.float32(5), carry[0]), (start, total))[1]
+
+
+OF_TILES: dict[str, tuple[Callable[[Any, Any, Any], Any], bool]] = {
+    "a sum or 0": (lambda t, i, flag: jax.lax.cond(flag > 0, t.sum, lambda: jnp.float32(0)), True),
+    "a sum or 5": (lambda t, i, flag: jax.lax.cond(flag > 0, t.sum, lambda: jnp.float32(5)), False),
+    "a sum in a loop": (lambda t, i, flag: _once(jnp.float32(0), lambda c: c + t.sum()), True),
+    "a sum or nothing in a loop": (
+        lambda t, i, flag: _once(jnp.float32(0), lambda c: jax.lax.cond(flag > 0, lambda: c + t.sum(), lambda: c)),
+        True,
+    ),
+    "5 after a sum": (lambda t, i, flag: _once(t.sum(), lambda c: jnp.float32(5)), False),
+    "5 after a sum and 0": (lambda t, i, flag: _twice(jnp.float32(0), t.sum()), False),
+    "a count of rows": (lambda t, i, flag: i.valid.sum().astype(jnp.float32), True),
+    "a count of the first rows": (
+        lambda t, i, flag: jnp.where(i.index * 4 + jnp.arange(2) < 20, jnp.float32(1), 0).sum(),
+        False,
+    ),
+    "half of a count": (lambda t, i, flag: jax.lax.div(i.valid.sum(), jnp.int32(2)).astype(jnp.float32), False),
+    "a sum of integers that wraps around": (
+        lambda t, i, flag: (t.astype(jnp.int32) * 2**28).sum().astype(jnp.float32),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TILES)
+def test_which_numbers_of_tiles_add_up(name: str) -> None:
+    value, anywhere = OF_TILES[name]
+
+    @tk.kernel(out_type=lambda x, flags: tk.Sum(jax.ShapeDtypeStruct((), x.dtype)))
+    def summed(x, flags, out):
+        i = tk.parallel(x.shape[0], 4)
+        t = x[i, :]
+        out.at[()].add(value(t, i, flags[0]) + t.sum())
+
+    for flag in (0, 1):
+        flags = np.full(1, flag, np.float32)
+        assert sizes_of(summed, X, flags) == ({20} if anywhere else {20, 5})
 
 
 def test_half_of_each_tile() -> None:

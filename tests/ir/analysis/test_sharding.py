@@ -291,6 +291,18 @@ def test_sums_over_the_tiles_of_a_loop(kind: str, anywhere: bool) -> None:
     assert summed.sharding_rule(X, jnp.ones((8, 8))).sizes["k"] == ({8} if anywhere else {8, 4})
 
 
+def test_a_sum_that_is_loaded_again() -> None:
+    """The load has an addend on each device: a product of both is no addend of the product of sums."""
+
+    @tk.kernel(out_type=lambda x: (jax.ShapeDtypeStruct((), x.dtype),) * 2)
+    def squared(x, total, square):
+        once = tk.fold(tk.serial(x.shape[0], 4), lambda k, t: t + x[k, :].sum(), jnp.zeros((), x.dtype))
+        total[()] = once
+        square[()] = once * total[()]
+
+    assert squared.sharding_rule(X).reasons["k"] == "a loop over it carries values that are not sums alone"
+
+
 def test_an_array_that_the_body_closes_over_is_whole() -> None:
     table = jnp.ones((16, 8))
 

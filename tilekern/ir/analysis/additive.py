@@ -9,7 +9,7 @@ from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, While
 from tilekern.ir.core import Func, Op, Value, definitions
 from tilekern.ir.elementwise import Elementwise
-from tilekern.ir.memory import Atomic, Store, WriteOp
+from tilekern.ir.memory import Atomic, Load, Store, WriteOp
 from tilekern.ir.shape import Broadcast, Concatenate, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import kind_of
 
@@ -33,6 +33,8 @@ def addends(func: Func, folds: Sequence[Fold]) -> set[Value] | None:
         return None
     writes = [op for op in ops if isinstance(op, WriteOp)]
     found = {op.ref for op in writes if op.value in active}
+    if any(isinstance(op, Load) and op.ref in found for op in ops):  # what is loaded is a sum that no value tells of
+        return None
     # What is not written of an array that a kernel updates is no addend.
     is_sum = all(op.value in active and op.ref.ref.role != "inout" for op in writes if op.ref in found)
     return found if is_sum else None
@@ -105,8 +107,8 @@ def is_linear(op: Op, active: Collection[Value]) -> bool:
             return all(which)
         case Elementwise(function="mul") | Dot():
             return sum(which) == 1
-        case Elementwise(function="div"):
-            return which == [True, False]
+        case Elementwise(function="div"):  # of integers it rounds
+            return which == [True, False] and kind_of(op.result.tile.dtype) == "float"
         case Select():
             return which == [False, True, True]
         case _:

@@ -13,17 +13,18 @@ all other dims a tile is uniform. Own and uniform lanes may be combined; own and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tilekern.ir.analysis.additive import is_linear, is_zero
+from tilekern.ir.analysis.ranges import Interval
 from tilekern.ir.carries import carries
 from tilekern.ir.compute import Bitcast, Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, Switch, While
-from tilekern.ir.core import Block, Func, Op, Value, definitions
+from tilekern.ir.core import Axis, Block, Func, Op, Value, definitions
 from tilekern.ir.debug import Assert, Print
 from tilekern.ir.derivatives import Custom, Stop
 from tilekern.ir.dynamic import DynamicSlice, DynamicUpdateSlice, Take
@@ -31,6 +32,7 @@ from tilekern.ir.elementwise import Elementwise
 from tilekern.ir.memory import Load, MemoryOp, WriteOp
 from tilekern.ir.ordering import ArgReduce, LinearScan, Scan, Sort, TopK
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from tilekern.ir.types import kind_of
 
 _NONE = frozenset[int]()
 
@@ -54,18 +56,23 @@ class _Fact:
 
 
 def lanes_are_independent(
-    func: Func, indices: Collection[Value], dims: Collection[tuple[Value, int]], comparisons: Collection[Op]
+    func: Func,
+    indices: Mapping[Value, Axis],
+    dims: Collection[tuple[Value, int]],
+    comparisons: Collection[Op],
+    ranges: Mapping[Value, Interval],
 ) -> bool:
     """True if the tiles of an axis may begin anywhere without a change of results.
 
     Args:
       func: the Func.
-      indices: those of the axis: of the grid, or of folds. All have one block, and each access with one of them takes
-        the elements [block * index, block * index + block) of a dim.
+      indices: the indices of the axis in the grid or in folds, each with its axis. All have the same block, and each
+        access with such an index takes the elements [block * index, block * index + block) of a dim.
       dims: the dims of params that the axis cuts, as (param, dim).
       comparisons: of positions along the axis with 0 and with the extent.
+      ranges: by `ranges.analyze(func)`, the intervals of integers that do not wrap around.
     """
-    return _Lanes(func, indices, dims, comparisons).run()
+    return _Lanes(func, indices, dims, comparisons, ranges).run()
 
 
 class _CombinedError(Exception):
@@ -74,10 +81,16 @@ class _CombinedError(Exception):
 
 class _Lanes:
     def __init__(
-        self, func: Func, indices: Collection[Value], dims: Collection[tuple[Value, int]], comparisons: Collection[Op]
+        self,
+        func: Func,
+        indices: Mapping[Value, Axis],
+        dims: Collection[tuple[Value, int]],
+        comparisons: Collection[Op],
+        ranges: Mapping[Value, Interval],
     ) -> None:
-        self._func, self._indices, self._dims, self._comparisons = func, {*indices}, {*dims}, {*comparisons}
-        self._defined = definitions(func)
+        self._func, self._indices, self._dims, self._comparisons = func, indices, {*dims}, {*comparisons}
+        self._ranges, self._defined = ranges, definitions(func)
+        self._block_size = next(axis.block for axis in indices.values())
         self._facts: dict[Value, _Fact] = {}
         # Carries that begin at 0, and those of them that are taken for sums.
         self._zeros: set[Value] = set()
@@ -106,8 +119,8 @@ class _Lanes:
                 self._require_shared(op.operands)
                 for region in op.regions:
                     self._block(region)
-                    for result, value in zip(op.results, region.results, strict=True):
-                        self._join(result, value)
+                for result, *values in zip(op.results, *(region.results for region in op.regions), strict=True):
+                    self._choose(result, values)
             case Load():
                 self._facts[op.result] = self._loaded(op)
             case WriteOp():
@@ -122,6 +135,23 @@ class _Lanes:
         """Refuse values that depend on lanes of the axis, where something else is decided by them."""
         if any(fact.own is not None or fact.summed for fact in map(self._of, values)):
             raise _CombinedError
+
+    def _choose(self, result: Value, values: Sequence[Value]) -> None:
+        """Note that the result of a switch is one of the values.
+
+        If one value is a sum, all must be: any other value would be added as often as there are tiles.
+        """
+        for value in values:
+            self._join(result, value)
+        if self._of(result).summed and not all(map(self._is_sum, values)):
+            raise _CombinedError
+
+    def _is_sum(self, value: Value) -> bool:
+        """True for a sum over lanes, and for 0, the sum of no lanes."""
+        if value in self._zeros:
+            self._taken.add(value)
+            return True
+        return self._of(value).summed or is_zero(value, self._defined)
 
     # --- loops -------------------------------------------------------------------------------------------------------
 
@@ -139,13 +169,15 @@ class _Lanes:
         if isinstance(op, While):
             self._require_shared(op.condition.results)
         is_of_axis = isinstance(op, Fold) and op.body.args[0] in self._indices
-        for carry in carries(op):
-            fact = self._of(carry.result)
-            # The carry of a loop over the axis has lanes of all tiles. A sum has no addend before the first tile.
-            is_start_added = fact.summed and not (self._of(carry.init).summed or is_zero(carry.init, self._defined))
-            is_no_sum = not fact.summed and not self._taken.isdisjoint(carry.args)
-            if is_start_added or is_no_sum or (is_of_axis and fact.own is not None):
-                raise _CombinedError
+        # The carry of a loop over the axis has lanes of all tiles.
+        if is_of_axis and any(self._of(carry.result).own is not None for carry in carries(op)):
+            raise _CombinedError
+        # Any addend but those of lanes would count once for each tile.
+        summed = [carry for carry in carries(op) if self._of(carry.result).summed]
+        if not all(self._is_sum(value) for carry in summed for value in (carry.init, carry.yielded)):
+            raise _CombinedError
+        if any(not self._taken.isdisjoint(carry.args) for carry in carries(op) if carry not in summed):
+            raise _CombinedError
 
     def _join(self, value: Value, other: Value) -> bool:
         """Note that a value may be another one, of its type; True if that is new."""
@@ -210,8 +242,10 @@ class _Lanes:
                 return _constant(op)
             case Iota():
                 return _Fact(None, frozenset({op.dim}) & _long(op.shape))
-            case Stop() | Custom():  # the value is the first operand; a rule is for derivatives
+            case Stop():
                 return facts[0]
+            case Custom():
+                return self._with_rule(op, facts)
             case Elementwise() | Select() | Convert() | Bitcast():
                 return replace(_pointwise(facts), tail=_tail(op, facts))
             case Broadcast() | Transpose() | Reshape():
@@ -225,8 +259,9 @@ class _Lanes:
 
     def _compared(self, op: Op) -> _Fact:
         """A comparison of the positions of lanes with the extent, or with 0."""
-        dims = self._of(op.operands[0]).varied
-        if len(dims) > 1:
+        positions = op.operands[0]
+        dims = self._of(positions).varied
+        if len(dims) > 1 or any(positions.tile.shape[d] != self._block_size for d in dims):
             raise _CombinedError
         is_below = isinstance(op, Elementwise) and op.function == "lt"
         return _Fact(next(iter(dims), None), tail=None if not dims else np.bool_(not is_below))
@@ -240,7 +275,24 @@ class _Lanes:
             active |= zeros
         if not is_linear(op, active) or any(fact.own is not None for fact in facts):
             raise _CombinedError
+        # A sum of integers may wrap around, and as a float it is then no sum of what parts have.
+        wraps = isinstance(op, Convert) and kind_of(op.operands[0].tile.dtype) != "float"
+        if wraps and op.operands[0] not in self._ranges:
+            raise _CombinedError
         return _Fact(None, _long(op.result.tile.shape), summed=True)
+
+    def _with_rule(self, op: Custom, facts: Sequence[_Fact]) -> _Fact:
+        """The first operand, whose tangent by the rule must depend on the same lanes."""
+        if op.rule is None:
+            return facts[0]
+        tangents = [replace(facts[n], tail=None) for n in op.moving]
+        self._facts.update(zip(op.rule.args, (*facts, *tangents), strict=True))
+        self._block(op.rule)
+        tangent = self._of(op.rule.results[0])
+        either = _pointwise([facts[0], tangent])
+        if tangent.summed or either.own != facts[0].own:
+            raise _CombinedError
+        return replace(either, tail=facts[0].tail)
 
     def _reduced(self, op: Reduce | ArgReduce, fact: _Fact) -> _Fact:
         dims = op.dims if isinstance(op, Reduce) else (op.dim,)
@@ -330,24 +382,15 @@ def _kept_dims(shape: Sequence[int], into: Sequence[int]) -> dict[int, int]:
 
 def _product(op: Dot, facts: Sequence[_Fact]) -> _Fact:
     """A dot: pairs of contracted dims and of batch dims are combined lane by lane."""
-    summed, own = False, None
-    for pairs, is_sum in ((op.contract, True), (op.batch, False)):
-        for n, dims in enumerate(zip(*pairs, strict=True)):
-            sides = [
-                _Fact(0 if f.own == d else None, frozenset({0} if d in f.varied else ()))
-                for f, d in zip(facts, dims, strict=True)
-            ]
-            if _pointwise(sides).own is None:
-                continue
-            summed, own = summed or is_sum, own if is_sum else n
-    if summed:
+    contracted, batched = (_own_pairs(pairs, facts) for pairs in (op.contract, op.batch))
+    if contracted:
         tails = [fact.tail for fact in facts]
         product = None if any(t is None for t in tails) else np.float64(tails[0]) * np.float64(tails[1])
         used = [f.own for f, d in zip(facts, op.contract, strict=True) if f.own is not None and f.own not in d]
-        if not _is_nothing(product) or used:
+        if not _is_nothing(product) or used or len(contracted) > 1:  # two pairs: all pairs of lanes
             raise _CombinedError
         return _Fact(None, _long(op.result.tile.shape), summed=True)
-    found = {own} if own is not None else set[int]()
+    found = {*batched}
     free = [*op.free(0), *(len(op.operands[0].tile.shape) + d for d in op.free(1))]
     sides = zip(facts, (0, len(op.operands[0].tile.shape)), strict=True)
     placed = {first + fact.own for fact, first in sides if fact.own is not None}
@@ -355,6 +398,18 @@ def _product(op: Dot, facts: Sequence[_Fact]) -> _Fact:
     if len(found) > 1:
         raise _CombinedError
     return _Fact(next(iter(found), None), _long(op.result.tile.shape) - found)
+
+
+def _own_pairs(pairs: tuple[Sequence[int], Sequence[int]], facts: Sequence[_Fact]) -> list[int]:
+    """The numbers of the pairs of dims of a dot along which a side has own lanes."""
+    sides = (
+        [
+            _Fact(0 if f.own == d else None, frozenset({0} if d in f.varied else ()))
+            for f, d in zip(facts, dims, strict=True)
+        ]
+        for dims in zip(*pairs, strict=True)
+    )
+    return [n for n, pair in enumerate(sides) if _pointwise(pair).own is not None]
 
 
 def _along_others(op: Op, facts: Sequence[_Fact]) -> _Fact:

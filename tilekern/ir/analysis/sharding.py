@@ -214,9 +214,7 @@ class _Analysis:
             return False
         if not below.strides:
             return below.const >= 0 and below.const + dim.size <= stride
-        return below.within(0, stride - dim.size, self._ranges) or (
-            dim.size == 1 and below.within(0, stride - 1, self._ranges)
-        )
+        return below.within(0, stride - dim.size, self._ranges)
 
     # --- other uses of indices ---------------------------------------------------------------------------------------
 
@@ -325,7 +323,7 @@ class _Analysis:
             return ""
         if len(blocks) == 1 and axis.is_exact:
             dims = [(self._func.params[number], n) for number, n in axis.dims]
-            if lanes_are_independent(self._func, axis.indices, dims, axis.comparisons):
+            if lanes_are_independent(self._func, axis.indices, dims, axis.comparisons, self._ranges):
                 return ""
         if any(each.extent % each.block for each in axis.indices.values()):
             return "the lanes of a tile are combined, and its tiles are not all whole"
