@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,11 +11,10 @@ import jax.numpy as jnp
 
 import tilekern as tk
 from tilekern.authoring import hide_frames, takes_python_numbers
-from tilekern.kernels.api import as_rows, is_float, require
-from tilekern.kernels.derivatives import along
-from tilekern.kernels.rms_norm.kernel import rms_norm_tangent
+from tilekern.kernels.api import is_float, require
+from tilekern.kernels.derivatives import against, cast_like, derive
 from tilekern.kernels.rope.api import angle_inputs, check_rope
-from tilekern.kernels.rope.kernel import cpu_blocks, cuda_blocks, llvm_blocks, rope_forward, tpu_blocks
+from tilekern.kernels.rope.kernel import cpu_blocks, cuda_blocks, llvm_blocks, tpu_blocks
 from tilekern.kernels.rope.reference import normed_reference
 from tilekern.kernels.rows import like_first
 
@@ -38,7 +38,7 @@ def rms_norm_rope(
     """rope(rms_norm(x, weight), positions): the queries and keys of Qwen3 and Gemma 3, in one pass over memory.
 
     Both are computed in float32 (float64 for float64), without rounding between them. The backward pass keeps x, and
-    runs the kernels of `rope` and of `rms_norm`.
+    runs one kernel, too.
 
     Args:
       x: [*B, T, N, H], H even: float32, bfloat16, float16 or float64.
@@ -125,38 +125,118 @@ def rms_norm_rope_forward(
     out[b, i, n, half:] = (v * cos + u * sin).astype(out.dtype)
 
 
-@rms_norm_rope_forward.defjvp
-def _jvp(primals: Any, tangents: Any, *, eps: float, offset: float, **blocks: int) -> tuple[jax.Array, jax.Array]:
-    """The rotated tangent of the norm; along the frequencies, by the definition in plain JAX."""
-    (x, weight, positions, frequencies), (dx, dweight, _, dfrequencies) = primals, tangents
-    out = rms_norm_rope_forward(*primals, eps=eps, offset=offset, **blocks)
-    if dfrequencies is not None:
-
-        def defined(x: Any, weight: Any, positions: Any, frequencies: Any) -> jax.Array:
-            return normed_reference(x, weight, positions, frequencies=frequencies, eps=eps, offset=offset)
-
-        return out, along(defined, primals, tangents)
-    moved = (None if dx is None else as_rows(dx)), dweight
-    settings = (("eps", eps), ("offset", offset))
-    tangent = rms_norm_tangent((as_rows(x), weight), moved, settings=settings).reshape(x.shape)
-    return out, rope_forward(tangent, positions, frequencies, interleaved=False)
+def _backward_types(
+    x: Any, weight: Any, positions: Any, frequencies: Any, cotangent: Any, *, wanted: tuple[bool, bool]
+) -> tuple[Any, ...]:
+    total = tk.Sum(jax.ShapeDtypeStruct(x.shape[3:], tk.accumulator(x.dtype)))
+    return like_first(x) if wanted[0] else None, total if wanted[1] else None
 
 
-@rms_norm_rope_forward.schedule("cpu")
-def _cpu(x: Any, weight: Any, positions: Any, frequencies: Any) -> Any:
+@tk.kernel(out_type=_backward_types)
+def rms_norm_rope_backward_kernel(
+    x: tk.Ref,
+    weight: tk.Ref | None,
+    positions: tk.Ref | None,
+    frequencies: tk.Ref,
+    cotangent: tk.Ref,
+    dx: tk.Ref | None,
+    dweight: tk.Ref | None,
+    *,
+    eps: float,
+    offset: float,
+    wanted: tuple[bool, bool],
+    block_t: tk.Block = 8,
+    block_n: tk.Block = 4,
+) -> None:
+    """Like the forward kernel, with cotangent[B, T, N, H] -> dx[B, T, N, H], dweight[H], as far as they are `wanted`.
+
+    The cotangent is rotated back to g. With the root mean square σ of a head, h = x / σ and w = weight + offset, dx =
+    (g w - h mean(g w h)) / σ, and dweight = Σ g h over heads.
+    """
+    b = tk.parallel(x.shape[0])
+    i = tk.parallel(x.shape[1], block_t)
+    n = tk.parallel(x.shape[2], block_n)
+    half = frequencies.shape[0]
+    wide = tk.accumulator(x.dtype)
+    parts = slice(None, half), slice(half, None)
+
+    place = i.indices if positions is None else positions[b, i]
+    angles = place.astype(wide)[:, None] * frequencies[:].astype(wide)[None]
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    p, q = (cotangent[b, i, n, part].astype(wide) for part in parts)
+    g = p * cos + q * sin, q * cos - p * sin
+
+    h = tuple(x[b, i, n, part].astype(wide) for part in parts)
+    squares = ((h[0] * h[0]).sum(axis=2) + (h[1] * h[1]).sum(axis=2)) / (2 * half)
+    scale = jax.lax.rsqrt(squares + eps)[:, :, None]
+    h = tuple(part * scale for part in h)
+    if dweight is not None:
+        # Behind the last position and the last head h may be NaN, if eps is 0.
+        inside = (i.valid[:, None] & n.valid[None, :])[:, :, None]
+        for part, of_g, of_h in zip(parts, g, h, strict=True):
+            dweight.at[part].add(jnp.where(inside, of_g * of_h, 0).sum(axis=(0, 1)))
+    if dx is not None:
+        if weight is not None:
+            g = tuple(of_g * (weight[part].astype(wide) + offset) for part, of_g in zip(parts, g, strict=True))
+        mean = ((g[0] * h[0]).sum(axis=2) + (g[1] * h[1]).sum(axis=2))[:, :, None] / (2 * half)
+        for part, of_g, of_h in zip(parts, g, h, strict=True):
+            dx[b, i, n, part] = ((of_g - of_h * mean) * scale).astype(dx.dtype)
+
+
+def _definition(
+    x: jax.Array, weight: Any, positions: Any, frequencies: jax.Array, *, eps: float, offset: float
+) -> jax.Array:
+    return normed_reference(x, weight, positions, frequencies=frequencies, eps=eps, offset=offset)
+
+
+def _backward(
+    x: jax.Array,
+    weight: Any,
+    positions: Any,
+    frequencies: jax.Array,
+    cotangent: jax.Array,
+    *,
+    wanted: tuple[bool, bool, bool, bool],
+    eps: float,
+    offset: float,
+) -> tuple[Any, ...]:
+    """By the kernel; along the frequencies, by the definition in plain JAX."""
+    arrays, settings = (x, weight, positions, frequencies), {"eps": eps, "offset": offset}
+    found: tuple[Any, ...] = (None,) * 4
+    if wanted[3]:
+        found = against(partial(_definition, **settings), arrays, cotangent, (False, False, False, True))
+    if any(wanted[:2]):
+        found = *rms_norm_rope_backward_kernel(*arrays, cotangent, wanted=wanted[:2], **settings), *found[2:]
+    return cast_like(found, arrays)
+
+
+rms_norm_rope_tangent, rms_norm_rope_backward = derive(rms_norm_rope_forward, _definition, _backward)
+
+
+def _cpu(x: Any, weight: Any, positions: Any, frequencies: Any, *others: Any) -> Any:
     return cpu_blocks(x, positions, frequencies)
 
 
-@rms_norm_rope_forward.schedule("cpu:llvm")
-def _llvm(x: Any, weight: Any, positions: Any, frequencies: Any) -> Any:
+def _llvm(x: Any, weight: Any, positions: Any, frequencies: Any, *others: Any) -> Any:
     return llvm_blocks(x, positions, frequencies)
 
 
-@rms_norm_rope_forward.schedule("cuda")
 def _cuda(x: Any, weight: Any, positions: Any, frequencies: Any) -> Any:
     return cuda_blocks(x, positions, frequencies)
 
 
-@rms_norm_rope_forward.schedule("tpu")
-def _tpu(x: Any, weight: Any, positions: Any, frequencies: Any) -> Any:
+def _cuda_backward(x: Any, weight: Any, positions: Any, frequencies: Any, cotangent: Any) -> Any:
+    """As the forward kernel, by twice as many warps: registers hold the cotangent, too."""
+    blocks = cuda_blocks(x, positions, frequencies)
+    return {**blocks, "num_warps": 2 * blocks["num_warps"]}
+
+
+def _tpu(x: Any, weight: Any, positions: Any, frequencies: Any, *others: Any) -> Any:
     return tpu_blocks(x, positions, frequencies)
+
+
+for _kernel, _blocks in ((rms_norm_rope_forward, _cuda), (rms_norm_rope_backward_kernel, _cuda_backward)):
+    _kernel.schedule("cpu")(_cpu)
+    _kernel.schedule("cpu:llvm")(_llvm)
+    _kernel.schedule("cuda")(_blocks)
+    _kernel.schedule("tpu")(_tpu)
