@@ -7,7 +7,7 @@ that no order has the logits in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name  # pyright: ignore[reportUnknownVariableType] -- JAX's annotation
 
 import tilekern as tk
+from tilekern.authoring import by_rows
 from tilekern.kernels.cross_entropy.portions import (
     by_tokens,
     gradients_by_words,
@@ -39,8 +40,17 @@ def _forward_jvp(
 ) -> tuple[Any, Any]:
     loss, *numbers = distillation_forward(*primals, options=options, **blocks)
     numbers = [checkpoint_name(x, "distillation_residuals") for x in numbers]
-    hidden, weight, *of_teacher = primals
-    moved = distillation_tangent(hidden, weight, (*of_teacher, *numbers), tangents[:2], options=options)
+
+    def tangent(
+        numbers: Sequence[jax.Array], hidden: jax.Array, moved: Any, teacher: jax.Array, weight: jax.Array, *others: Any
+    ) -> jax.Array:
+        moved_weight, of_teacher = others
+        rest: Any = (teacher, of_teacher, *numbers)
+        return distillation_tangent(hidden, weight, rest, (moved, moved_weight), options=options)
+
+    hidden, weight, teacher, of_teacher = primals
+    rows = numbers, hidden, tangents[0], teacher
+    moved = by_rows(tangent, rows, (weight, tangents[1], of_teacher))
     loss = checkpoint_name(loss, "distillation_loss")
     return (loss, *numbers), (moved, *(jnp.zeros_like(x) for x in numbers))
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tilekern.authoring import describe, hide_frames
+from tilekern.authoring import describe, gathered, hide_frames
 from tilekern.errors import ArgumentError
 from tilekern.kernels.api import is_float, is_integer, require
 from tilekern.kernels.quantization import LARGEST, dequantize, is_quantized
@@ -27,7 +27,7 @@ def ends_of(sizes: jax.Array, rows: int) -> jax.Array:
     def add(end: jax.Array, size: jax.Array) -> jax.Array:
         return jnp.minimum(end + size, last)
 
-    inside = jnp.clip(sizes, 0, rows).astype(jnp.uint32)
+    inside = jnp.clip(gathered(sizes), 0, rows).astype(jnp.uint32)
     return jax.lax.associative_scan(add, inside).astype(jnp.int32)
 
 

@@ -20,6 +20,7 @@ from tilekern.authoring.arguments import (
 )
 from tilekern.authoring.closures import carry_arrays
 from tilekern.authoring.elementwise import check_elementwise, ends_in_product, masked
+from tilekern.authoring.meshes import by_rows, gathered
 from tilekern.lang.incomparable import Incomparable
 
 __all__ = [
@@ -27,11 +28,13 @@ __all__ = [
     "PRECISIONS",
     "Incomparable",
     "at_line_of",
+    "by_rows",
     "carry_arrays",
     "check_elementwise",
     "check_sizes",
     "describe",
     "ends_in_product",
+    "gathered",
     "hide_frames",
     "is_array",
     "is_divided",
