@@ -16,7 +16,8 @@ def like(x: Any, *_: Any) -> jax.ShapeDtypeStruct:
 
 @tk.kernel(out_type=like)
 def scaled_rows(x, s, out, *, block: tk.Block = 8):
-    i = tk.parallel(x.shape[0], block)
+    rows, _ = x.shape
+    i = tk.parallel(rows, block)
     out[i, :] = x[i, :] * s[i][:, None]
 
 
@@ -93,3 +94,33 @@ def _wrong(primals, tangents):
 @tk.kernel(out_type=like)
 def never(x, out):
     raise ValueError("I take nothing")
+
+
+@tk.kernel(out_type=lambda x: jax.ShapeDtypeStruct(x.shape[:1], x.dtype))
+def sums_narrowly(x, out, *, block: tk.Block = 8, block_k: tk.Block = 16):
+    """Wrong: what tiles add is rounded to the dtype of x, which a sum of few elements does not show."""
+    i = tk.parallel(x.shape[0], block)
+
+    def step(k, acc):
+        return (acc + x[i, k].sum(axis=1)).astype(x.dtype)
+
+    out[i] = tk.fold(tk.serial(x.shape[1], block_k), step, tk.zeros(i, x.dtype))
+
+
+@tk.kernel(out_type=like)
+def counts_in_floats(x, out, *, block: tk.Block = 8):
+    """Wrong: float32 does not hold integers above 2**24."""
+    i = tk.parallel(x.shape[0], block)
+    out[i] = (x[i].astype(jnp.float32) + 1).astype(x.dtype)
+
+
+@tk.kernel(out_type=like)
+def countdown(x, out):
+    """A loop as long as an integer of the array says."""
+    i = tk.parallel(x.shape[0])
+
+    def step(state):
+        left, done = state
+        return left - 1, done + 1
+
+    out[i] = jax.lax.while_loop(lambda state: state[0] > 0, step, (x[i], jnp.zeros((), x.dtype)))[1]

@@ -76,6 +76,25 @@ def test_a_hole_is_found_with_the_line() -> None:
         check(kernels.leaves_holes, targets=QUICK)
 
 
+def test_a_sum_in_a_narrow_float_is_found() -> None:
+    with pytest.raises(testing.CheckError) as raised:
+        testing.check(kernels.sums_narrowly, lambda x: x.sum(axis=1), targets=[], gradients=False, batches=False)
+    assert raised.value.call.numbers == "positive"
+
+
+INTEGERS = (jax.ShapeDtypeStruct((13,), jnp.int32),)
+
+
+def test_integers_that_go_through_floats_are_found() -> None:
+    with pytest.raises(testing.CheckError) as raised:
+        testing.check(kernels.counts_in_floats, lambda x: x + 1, cases=[INTEGERS], targets=[])
+    assert raised.value.call.numbers == "positive"
+
+
+def test_integers_that_bound_loops_are_small() -> None:
+    testing.check(kernels.countdown, lambda x: jnp.maximum(x, 0), cases=[INTEGERS], targets=[], max_examples=20)
+
+
 def test_a_wrong_derivative_is_found_without_a_reference() -> None:
     with pytest.raises(testing.CheckError, match="differences say") as caught:
         check(kernels.squared, targets=QUICK)

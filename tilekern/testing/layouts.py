@@ -18,6 +18,7 @@ import numpy as np
 
 from tilekern import _jax
 from tilekern.errors import ArgumentError
+from tilekern.ir.control import While
 from tilekern.ir.core import Func
 from tilekern.ir.memory import MemoryOp
 from tilekern.ir.types import BOOL, F32, I32, DType
@@ -240,10 +241,21 @@ def _of_one_axis(
 
 def blocks_in(trial: Trial, layout: Layout, keywords: Mapping[str, Any]) -> list[int]:
     """The sizes of tiles that the kernels of a function have, for the sizes of a layout."""
-    arguments = jax.tree.unflatten(layout.tree, layout.types(layout.sizes))
-    calls = calls_in(jax.make_jaxpr(partial(trial.functions[0], **keywords))(*arguments))
-    funcs = [family.func() for family, _ in calls if hasattr(family, "func")]
+    _, funcs = _program(trial, layout, keywords)
     return sorted({axis.block for func in funcs for axis in func.axes})
+
+
+def loops_without_bounds(trial: Trial, layout: Layout, keywords: Mapping[str, Any]) -> bool:
+    """True if a function or its kernels may loop as often as an integer of an array says."""
+    jaxpr, funcs = _program(trial, layout, keywords)
+    inside = any(isinstance(op, While) for func in funcs for op in func.walk())
+    return inside or any(eqn.primitive.name == "while" for eqn in _jax.equations(jaxpr))
+
+
+def _program(trial: Trial, layout: Layout, keywords: Mapping[str, Any]) -> tuple[_jax.Jaxpr, list[Func]]:
+    arguments = jax.tree.unflatten(layout.tree, layout.types(layout.sizes))
+    jaxpr: Any = jax.make_jaxpr(partial(trial.functions[0], **keywords))(*arguments)
+    return jaxpr, [family.func() for family, _ in calls_in(jaxpr) if hasattr(family, "func")]
 
 
 # --- static arguments -----------------------------------------------------------------------------------------------

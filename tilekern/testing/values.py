@@ -12,12 +12,15 @@ from tilekern.errors import ArgumentError
 from tilekern.ir.core import Array
 from tilekern.ir.types import DTYPES, FOUR_BITS, DType, is_float8, kind_of
 
-Numbers = Literal["normal", "equal rows", "zeros", "tiny", "huge", "specials"]
+Numbers = Literal["normal", "equal rows", "zeros", "tiny", "huge", "specials", "positive"]
 NUMBERS: tuple[Numbers, ...] = get_args(Numbers)
 """The kinds of numbers, the simplest one first."""
 
 # One element in so many is NaN or infinite.
 _SPECIAL = 10
+
+# So many integers at most are wide: too few to make sums overflow.
+_MOST_WIDE = 8
 
 
 def values(numbers: Numbers, dtype: Any, shape: Sequence[int], seed: int = 0) -> Array:
@@ -26,8 +29,10 @@ def values(numbers: Numbers, dtype: Any, shape: Sequence[int], seed: int = 0) ->
     Args:
       numbers: "normal": standard normal. "equal rows": the first row (of the last dim) again and again. "zeros".
         "tiny" and "huge": normal times a power of two whose square the dtype can just hold. "specials": normal, one in
-        ten of them NaN or infinite, as far as the dtype has these. Integers are from -2 to one above the largest
-        dim in all of these, so that they can be indices, labels and lengths; bools are fair coins.
+        ten of them NaN or infinite, as far as the dtype has these. "positive": from 1 to 9/8, so that long sums grow
+        until a narrow float loses a share of each addend. Integers are from -2 to one above the largest dim in all of
+        these, so that they can be indices, labels and lengths. Among "positive" ones of at least 32 bits a few are odd
+        numbers above 2²⁴, which float32 does not hold. Bools are fair coins.
       dtype: a dtype, or its name, "f32" or "float32".
       shape: of the array.
       seed: of the numbers.
@@ -51,15 +56,21 @@ def values(numbers: Numbers, dtype: Any, shape: Sequence[int], seed: int = 0) ->
 
 
 def _numbers(numbers: Numbers, dtype: DType, shape: tuple[int, ...], random: Any, largest: int) -> Array:
-    wide = FOUR_BITS.get(dtype, dtype)
-    if kind_of(wide) == "bool":
+    base = FOUR_BITS.get(dtype, dtype)
+    if kind_of(base) == "bool":
         return np.asarray(random.random(shape) < 0.5)
-    if kind_of(wide) != "float":
+    if kind_of(base) != "float":
         least, most = _range(dtype)
-        return np.asarray(random.integers(max(-2, least), min(largest + 1, most), shape, endpoint=True)).astype(dtype)
+        integers = np.asarray(random.integers(max(-2, least), min(largest + 1, most), shape, endpoint=True))
+        if numbers == "positive" and most > 1 << 25 and integers.size:
+            wide = random.integers(integers.size, size=min(_MOST_WIDE, integers.size))
+            integers.reshape(-1)[wide] = (1 << 24) + 2 * random.integers(128, size=len(wide)) + 1
+        return integers.astype(dtype)
     if numbers == "zeros":
         return np.zeros(shape, dtype)
-    found: Array = random.standard_normal(shape) * _scale(numbers, wide)
+    if numbers == "positive":
+        return np.asarray(random.uniform(1, 1.125, shape)).astype(dtype)
+    found: Array = random.standard_normal(shape) * _scale(numbers, base)
     if numbers == "specials" and dtype not in FOUR_BITS:
         odd = [np.nan] if is_float8(dtype) else [np.nan, np.inf, -np.inf]
         found = np.where(random.random(shape) < 1 / _SPECIAL, random.choice(odd, shape), found)
