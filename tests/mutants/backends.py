@@ -7,6 +7,8 @@ _OPS = ("tests/lower/test_ops.py", "tests/lower/test_random_programs.py")
 _XLA = ("tests/lower/xla", "tests/lang/test_refs.py", "tests/lang/test_atomics.py", *_OPS)
 _LLVM = ("tests/lower/llvm/emit", "tests/lang/test_grid.py", *_OPS)
 _LLVM_COPIES = ("tests/lower/llvm/emit/test_atomics.py", "tests/lower/llvm/plan", "tests/lang/test_atomics.py", *_OPS)
+# The verifier of plans: no program is run.
+_LLVM_PLANS = ("tests/lower/llvm/plan/test_verify_plan.py",)
 _PADDING = ("tests/lower/triton/legalize/test_pad_tiles.py", *_OPS)
 _TRITON = ("tests/lower/triton/emit", "tests/lower/triton/plan", *_OPS)
 _LAUNCHES = ("tests/lower/triton/recording/test_faults.py",)
@@ -166,6 +168,41 @@ MUTANTS = (
         '"gt" if op.extreme == "max" else "lt", dtype, found, best',
         '"ge" if op.extreme == "max" else "le", dtype, found, best',
         _LLVM,
+    ),
+    Mutant(
+        "llvm: loops over a part of a tile compute it",
+        "tilekern/lower/llvm/plan/steps.py",
+        "found.inner[value] = own and",
+        "found.inner[value] = elements == ElementMap.over(elements.domain) and",
+        _LLVM_PLANS,
+    ),
+    Mutant(
+        "llvm: a tile is computed over one of other elements that are still read",
+        "tilekern/lower/llvm/plan/steps.py",
+        "found.leaves[value] = own and",
+        "found.leaves[value] = elements == ElementMap.over(elements.domain) and",
+        _LLVM_PLANS,
+    ),
+    Mutant(
+        "llvm: a buffer that each iteration reads is free after its last reader in the loop",
+        "tilekern/lower/llvm/plan/buffers.py",
+        "around = (loop.end for loop in use.loops if loop.number > buffer.first_use)",
+        "around = (loop.end for loop in use.loops[:0])",
+        _LLVM_PLANS,
+    ),
+    Mutant(
+        "llvm: carries that change places are copied one by one",
+        "tilekern/lower/llvm/plan/loop_fusion.py",
+        "if source in buffers:",
+        "if source in ():",
+        _LLVM_PLANS,
+    ),
+    Mutant(
+        "llvm: a store joins the loops of an earlier one to the same array",
+        "tilekern/lower/llvm/plan/loop_fusion.py",
+        "return any(op.ref is store.ref for op in step.stores)",
+        "return False",
+        _LLVM_PLANS,
     ),
     Mutant(
         "triton: float32 is multiplied as tf32",

@@ -20,7 +20,6 @@ from tilekern.lower.llvm import element_index
 from tilekern.lower.llvm.element_index import ElementMap
 from tilekern.lower.llvm.gemm.dots import Packing
 from tilekern.lower.llvm.plan.buffers import _OffsetAssigner
-from tilekern.lower.llvm.plan.loop_fusion import _Fuser
 from tilekern.lower.llvm.plan.steps import Buffer, BufferCopies, LoopNest, Map, Plan, Step
 from tilekern.lower.llvm.plan.verify_plan import verify_plan
 
@@ -59,7 +58,7 @@ def powers(x, w, out) -> None:
 
 
 def exchanged(x, out) -> None:
-    a, b = tk.fold(tk.serial(3), lambda _, c: (c[1], c[0] + 1), (x[...], x[...] * 2))
+    a, b = tk.fold(tk.serial(3), lambda _, c: (c[1], c[0]), (x[...], x[...] * 2))
     out[...] = a - b
 
 
@@ -69,8 +68,8 @@ def branches(x, out) -> None:
 
 
 def twice(x, out) -> None:
-    out[:4] = x[:4]
-    out[4:] = x[4:]
+    out[:6] = x[:6]
+    out[2:] = x[:6]
 
 
 def _plan(body: Callable[..., None], *arrays: Any) -> tuple[Func, Plan]:
@@ -130,17 +129,15 @@ def test_a_live_range_that_ends_inside_of_a_loop_is_found(monkeypatch: pytest.Mo
     _fails(*planned(func, AVX2), r"not in memory\n.*\n  got: overwritten by fold, whose steps write there")
 
 
-def test_carries_that_change_places_at_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    func = _func(exchanged, X)
-    verify_plan(*planned(func, AVX2))
-
-    def one_by_one(self: _Fuser, block: Any, buffers: Any) -> None:
-        for value, buffer in zip(block.results, buffers, strict=True):
-            self._materialize(value)
-            self._steps.append(BufferCopies([(self._buffers[value], buffer)]))
-
-    monkeypatch.setattr(_Fuser, "_yield", one_by_one)
-    _fails(*planned(func, AVX2), r"a tile that is not in memory\n.*\n  got: overwritten by a copy")
+def test_carries_that_are_overwritten_before_they_are_copied_are_found() -> None:
+    func, plan = _plan(exchanged)
+    verify_plan(func, plan)
+    (fold,) = _steps(plan, "fold")
+    inner = plan.steps[fold.op.regions[0]]
+    first, second = plan.carry_buffers[fold.op]
+    assert first is not None and second is not None
+    inner[:] = [BufferCopies([(second, first), (first, second)])]
+    _fails(func, plan, r"the end of a block yields a tile that is not in memory\n.*\n  got: overwritten by a copy")
 
 
 # --- faults of a plan ------------------------------------------------------------------------------------------------
@@ -168,14 +165,16 @@ def test_a_tile_that_is_never_written_is_found() -> None:
     _fails(func, plan, "a buffer holds a tile that no step writes")
 
 
-@pytest.mark.parametrize("way", ["swapped", "lost", "doubled"])
+@pytest.mark.parametrize("way", ["swapped", "lost", "doubled", "at once"])
 def test_stores_in_another_order_are_found(way: str) -> None:
     func, plan = _plan(twice)
+    verify_plan(func, plan)
     first, second = (nest for nest in _nests(plan) if nest.stores)
     moved: dict[str, tuple[list[Store], list[Store]]] = {
         "swapped": (second.stores, first.stores),
         "lost": (first.stores, []),
         "doubled": (first.stores, second.stores * 2),
+        "at once": ([*first.stores, *second.stores], []),
     }
     first.stores, second.stores = moved[way]
     _fails(func, plan, r"accesses of out are not in the order of the ops\n  expected: store of line \d+, store of")

@@ -29,12 +29,18 @@ def fault(summary: str, expected: str, got: str) -> PlanError:
 
 
 def check_effects(block: Block, steps: Sequence[AnyStep]) -> None:
-    """Check that every op with an effect is in one step, and that accesses of an array are in the order of the ops."""
-    stepped = [op for step in steps for op in _ops(step)]
+    """Check that every op with an effect is in one step, and that accesses of an array are in the order of the ops.
+
+    A loop nest makes its stores in each iteration, so two of them to one array would not be in the order of the ops.
+    """
+    stepped = [(step, op) for step in steps for op in _ops(step)]
     for key in dict.fromkeys(key for op in block.ops for key in _effects(op)):
-        wanted, got = ([op for op in ops if key in _effects(op)] for ops in (block.ops, stepped))
+        wanted = [op for op in block.ops if key in _effects(op)]
+        found = [(step, op) for step, op in stepped if key in _effects(op)]
+        in_order = wanted == [op for _, op in found] and len(wanted) == len({step for step, _ in found})
         name = f"{key}s" if isinstance(key, str) else f"accesses of {key.name}"
-        require(wanted == got, f"{name} are not in the order of the ops", _names(wanted), _names(got))
+        got = f"{_names(op for _, op in found)}, in {len({step for step, _ in found})} steps"
+        require(in_order, f"{name} are not in the order of the ops", _names(wanted), got)
 
 
 def _ops(step: AnyStep) -> Sequence[Op]:
