@@ -136,6 +136,27 @@ func @f(%x: ref<bool[2, 4], in>, %y: ref<bool[2, 4], in>, %o: ref<i32[2, 2], out
   %2 = dot(%0, %1) {contract=[[1], [1]]} : i32[2, 2]
   store %2 to %o[0 +: 2, 0 +: 2]
 }""",
+    "loops over the first column of a tile computed the tile": """
+func @f(%x: ref<f32[4, 32], in>, %o: ref<f32[4, 32], out>) {
+  %0 = load %x[0 +: 4, 0 +: 32] : f32[4, 32]
+  %1 = sqrt(%0) : f32[4, 32]
+  %2 = slice(%1) {start=[0, 0], stop=[4, 1], stride=[1, 1]} : f32[4, 1]
+  %3 = broadcast(%2) {dims=[0, 1]} : f32[4, 32]
+  %4 = sub(%1, %3) : f32[4, 32]
+  store %4 to %o[0 +: 4, 0 +: 32]
+}""",
+    "a tile was computed over a longer one of narrower elements, which were still read": """
+func @f(%x: ref<f64[2, 32], in>, %o: ref<f64[2, 32], out>) {
+  %0 = load %x[0 +: 2, 0 +: 32] : f64[2, 32]
+  %1 = iota() {dim=1} : i32[2, 32]
+  %2 = sort(%0, %1) {dim=1, pick=1} : i32[2, 32]
+  %3 = convert(%2) : f64[2, 32]
+  %4 = sqrt(%3) : f64[2, 32]
+  %5 = slice(%4) {start=[0, 0], stop=[2, 16], stride=[1, 1]} : f64[2, 16]
+  %6 = broadcast(%5) {dims=[0, 1]} : f64[2, 16, 2]
+  %7 = reshape(%6) : f64[2, 32]
+  store %7 to %o[0 +: 2, 0 +: 32]
+}""",
 }
 
 
