@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from tilekern.ir.compute import Bitcast, Constant, Convert, Select
 from tilekern.ir.core import Op, Value
@@ -60,8 +61,7 @@ def register(name: str, step: int = 0) -> Index:
     return Index(((name, 1),), 0, step)
 
 
-@dataclass(frozen=True)
-class ElementMap:
+class ElementMap(NamedTuple):
     """The element of a tile that each element of an iteration space reads.
 
     Attributes:
@@ -79,7 +79,7 @@ class ElementMap:
 
     def to(self, coords: Coords) -> ElementMap:
         """A map of the same space to other coordinates."""
-        return replace(self, coords=coords)
+        return ElementMap(self.domain, coords)
 
     def is_identity_of(self, shape: tuple[int, ...]) -> bool:
         """True if the space has the shape of a tile, and each element reads the tile's element in its place.
