@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tilekern.errors import ArgumentError
 from tilekern.kernels.rope import normed_reference, rms_norm_rope, rms_norm_rope_forward
+from tilekern.kernels.rope.normed import rms_norm_rope_backward_kernel
 from tilekern.testing import arrays, assert_close, in_float64, lengths
 
 
@@ -60,13 +61,34 @@ def test_the_gradient_along_frequencies() -> None:
     assert_close(slope(rms_norm_rope)(x, frequencies), oracle, low, length=60, factor=3)
 
 
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(2, 7, 3, 10), (3, 33, 5, 8)])
+def test_gradients_of_ragged_tiles(shape: tuple[int, ...], eps: float) -> None:
+    """Without eps the lanes behind the end divide by 0."""
+    random = np.random.default_rng(0)
+    x, weight = (random.standard_normal(s).astype(np.float32) for s in (shape, shape[-1:]))
+
+    def slopes(function: Any) -> Any:
+        return jax.jit(jax.grad(lambda x, w: (function(x, w, eps=eps) ** 3).sum(), (0, 1)))
+
+    oracles, lows = in_float64(slopes(normed_reference), x, weight), slopes(normed_reference)(x, weight)
+    for found, oracle, low in zip(slopes(rms_norm_rope)(x, weight), oracles, lows, strict=True):
+        assert_close(found, oracle, low, length=x.size // shape[-1], factor=3)
+
+
 @pytest.mark.one_backend
+@pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("target", ["cuda:sm_90", "tpu:v5e"])
-def test_compiles_without_spills(target: str) -> None:
+def test_compiles_without_spills(target: str, backward: bool) -> None:
     pytest.importorskip("triton" if target.startswith("cuda") else "libtpu", reason=f"compiles for {target}")
     x = jax.ShapeDtypeStruct((1, 4096, 32, 128), jnp.bfloat16)
     given = x, jax.ShapeDtypeStruct((128,), jnp.bfloat16), None, jax.ShapeDtypeStruct((64,), jnp.float32)
-    compiled = rms_norm_rope_forward.trace(*given, eps=1e-6, offset=0.0, target=target).lower(target).compile()
+    settings: dict[str, Any] = {"eps": 1e-6, "offset": 0.0, "target": target}
+    if backward:
+        traced = rms_norm_rope_backward_kernel.trace(*given, x, wanted=(True, True), **settings)
+    else:
+        traced = rms_norm_rope_forward.trace(*given, **settings)
+    compiled = traced.lower(target).compile()
     assert target.startswith("tpu") or compiled.resources.spills == 0
 
 
