@@ -154,6 +154,21 @@ def test_a_part_has_blocks_that_are_proved() -> None:
     assert (axis.extent, axis.block) == (32, 8)
 
 
+def test_a_part_closes_over_the_arrays_of_the_whole() -> None:
+    """With the blocks of a GPU the body takes another table for a part: there it has the blocks that are proved."""
+    shared = jnp.ones((64, 64))  # too large for a constant of the body
+    tables = {64: 3 * shared, 32: 5 * shared}
+
+    @like_first
+    def scaled(x, out, *, block: tk.Block = 2):
+        i = tk.parallel(x.shape[0], block)
+        out[i] = x[i] * jnp.asarray(tables[x.shape[0]] if block == 4 else shared)[0, 0]
+
+    scaled.schedule("cuda")(lambda x: {"block": 4})
+    part, cuda = scaled.trace(jnp.zeros(64))._family.part({"i": 2}), resolve("cuda:sm_90")
+    assert part.func(cuda).axes[0].block == 2
+
+
 def test_a_body_that_fails_on_parts_is_gathered() -> None:
     @like_first
     def strict(x, out):

@@ -344,14 +344,15 @@ class PartFamily(KernelFamily):
         if isinstance(wanted, str):
             return wanted
         try:
-            traced = self._as_traced(blocks).func
+            traced = self._as_traced(blocks)
         except Exception as error:  # of the user's body
             return _failed(error)
-        different = difference(dce(wanted), dce(traced))
+        different = difference(dce(wanted), dce(traced.func))
         # Bodies may leave out an index that is 0 in all programs, as that of a part's only group.
-        if different and difference(_simplified(wanted), _simplified(traced)):
+        if different and difference(_simplified(wanted), _simplified(traced.func)):
             return f"the body depends on its size ({different})"
-        return ""
+        pairs = zip(self._whole._as_traced(blocks).captured, traced.captured, strict=True)
+        return "" if all(_same(*pair) for pair in pairs) else "the body closes over other arrays for a part"
 
 
 def _simplified(func: Func) -> Func:
