@@ -115,8 +115,9 @@ class TangentFamily(DerivedTileFamily):
         types = self._of.types
         return [*types, *(t for t, moves in zip(types, self._moving, strict=True) if moves)]
 
-    def rule(self, *, checked: bool) -> ShardingRule | None:
-        rule = self._of.rule(checked=checked)
+    @property
+    def rule(self) -> ShardingRule | None:
+        rule = self._of.rule
         return None if rule is None else rule.tangent(self._moving, [is_float(o) for o in self._of.outputs])
 
     def _part(self, parts: Mapping[str, int]) -> TangentFamily | str:
@@ -154,8 +155,9 @@ class BackwardFamily(FunctionFamily):
         pairs = zip(self._of.types, self._linear, strict=True)
         return [*(t for t, is_linear in pairs if not is_linear), *self._of.outputs]
 
-    def rule(self, *, checked: bool) -> ShardingRule | None:
-        rule = self._of.rule(checked=checked)
+    @property
+    def rule(self) -> ShardingRule | None:
+        rule = self._of.rule
         return None if rule is None else rule.transposed(self._linear)
 
     def _part(self, parts: Mapping[str, int]) -> BackwardFamily | str:

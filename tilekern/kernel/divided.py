@@ -28,7 +28,7 @@ def divide(family: Family, specs: Sequence[Spec], mesh: Mapping[str, int]) -> Di
       specs: the axes that divide them.
       mesh: the sizes of the axes.
     """
-    rule = family.rule(checked=False)
+    rule = family.rule
     if rule is None:
         return None
     found = rule.assign(specs, mesh)
@@ -126,7 +126,7 @@ def _refused(family: Family, avals: Sequence[Any]) -> ArgumentError:
 
 def partitioned(family: Family) -> Callable[..., Sequence[jax.Array]]:
     """The jitted program of a call in a program that XLA divides: XLA asks it for the program of a device's part."""
-    rule = family.rule(checked=False)
+    rule = family.rule
     assert rule is not None
 
     def partition(mesh: Any, operands: Sequence[Any], results: Any) -> tuple[Any, ...]:

@@ -68,13 +68,20 @@ class Family:
         raise NotImplementedError
 
     @property
-    def sharding(self) -> ShardingRule | None:
-        """The rule by which devices may divide a call; None if none is known."""
-        return self.rule(checked=True)
-
-    def rule(self, *, checked: bool) -> ShardingRule | None:
-        """The rule; unless `checked`, a `part` of a call by it may be None, where its body depends on its size."""
+    def rule(self) -> ShardingRule | None:
+        """The sharding rule by the accesses alone: a `part` by it may lack a proof. None if no rule is known."""
         return None
+
+    @property
+    def sharding(self) -> ShardingRule | None:
+        """The rule without the names whose least number of parts is not proved; None if no rule is known."""
+        rule = self.rule
+        if rule is None or not isinstance(self.part(rule.least_parts(rule.sizes)), str):
+            return rule
+        for name in rule.sizes:
+            part = self.part(rule.least_parts([name]))
+            rule = rule.without(name, part) if isinstance(part, str) else rule
+        return rule
 
     def part(self, parts: Mapping[str, int]) -> Family | str:
         """The same kernel or op on parts of the operands; or the reason why it is not proved to compute such parts.
@@ -136,7 +143,7 @@ class Family:
         if site.exporting or not site.has_devices or target.platform not in ("cpu", "cuda"):
             return False
         # JAX would free the host's functions that print or assert in a part's program, before it runs.
-        rule = self.rule(checked=False)
+        rule = self.rule
         return rule is not None and bool(rule.sizes) and not self.calls_host(target)
 
     def _partitioned(self, target: Target) -> Callable[..., Sequence[jax.Array]]:

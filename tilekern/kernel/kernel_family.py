@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from math import gcd
 from typing import Any
 
 import jax
@@ -177,10 +176,10 @@ class KernelFamily(TileFamily):
                 fix="pass it as an argument",
             )
 
-    def rule(self, *, checked: bool) -> ShardingRule | None:
-        if self.captures_tracers or any(t.dtype in FOUR_BITS for t in (*self.types, *self.outputs)):
-            return None
-        return self._checked_rule if checked else self._rule
+    @property
+    def rule(self) -> ShardingRule | None:
+        has_none = self.captures_tracers or any(t.dtype in FOUR_BITS for t in (*self.types, *self.outputs))
+        return None if has_none else self._rule
 
     @cached_property
     def _rule(self) -> ShardingRule:
@@ -190,15 +189,6 @@ class KernelFamily(TileFamily):
         is_scheduled = not self.declared.blocks.keys() >= set(self.declared.signature.blocks)
         return rule_of(func, given, with_other_blocks=is_scheduled)
 
-    @cached_property
-    def _checked_rule(self) -> ShardingRule:
-        found = self._rule
-        if self.declared.rules.sharding is None and self._tried([*found.sizes], found):
-            for name in found.sizes:
-                reason = self._tried([name], found)
-                found = found.without(name, reason) if reason else found
-        return found
-
     def calls_host(self, target: Target) -> bool:
         return any(isinstance(op, (Assert, Print)) for op in self._first[1].func.walk())
 
@@ -206,13 +196,6 @@ class KernelFamily(TileFamily):
         rule, call = self.declared.rules.sharding, self.declared
         assert rule is not None
         return rule(*call.arguments, **select(rule, call.statics))
-
-    def _tried(self, names: Sequence[str], rule: ShardingRule) -> str:
-        """The reason why some names of the rule may not be divided, each into the least number of parts; else ""."""
-        common = {name: gcd(*rule.sizes[name]) for name in names}
-        parts = {n: next(p for p in range(2, size + 1) if size % p == 0) for n, size in common.items() if size > 1}
-        part = self.part(parts)
-        return part if isinstance(part, str) else ""
 
     def _part(self, parts: Mapping[str, int]) -> PartFamily | str:
         rule, places = self._rule, self._places()
@@ -229,12 +212,12 @@ class KernelFamily(TileFamily):
 
     def _places(self) -> dict[str, frozenset[Place]]:
         """For each name of the rule the dims of params that it stands for."""
-        func, rule, found = self._first[1].func, self._rule, defaultdict[str, set[Place]](set)
+        func, rule, by_name = self._first[1].func, self._rule, defaultdict[str, set[Place]](set)
         for params, side in ((func.inputs, rule.operands), (func.outputs, rule.results)):
             for param, dims in zip(params, side, strict=True):
                 for n, name in enumerate(dims):
-                    found[name].add((func.params.index(param), n))
-        return {name: frozenset(places) for name, places in found.items()}
+                    by_name[name].add((func.params.index(param), n))
+        return {name: frozenset(places) for name, places in by_name.items()}
 
     def divided_func(self, blocks: _Blocks, parts: Mapping[frozenset[Place], int]) -> Func | str:
         """The Func of a part of the kernel with some blocks, or the reason why there is none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Any
@@ -87,6 +87,11 @@ class ShardingRule:
         text = f"{side(self.operands, operands)} -> {side(self.results, results)}"
         # Shardy wants the size of a factor if it is no dim by itself, and does not take it otherwise.
         return text, tuple(whole), {factor: size for factor, size in sizes.items() if factor not in alone}
+
+    def least_parts(self, names: Iterable[str]) -> dict[str, int]:
+        """By name, the least number of parts above 1; names that can only be whole are left out."""
+        common = {name: gcd(*self.sizes[name]) for name in names}
+        return {n: next(p for p in range(2, size + 1) if size % p == 0) for n, size in common.items() if size > 1}
 
     def without(self, name: str, reason: str) -> ShardingRule:
         """The rule in which the dims of a name are whole."""

@@ -187,12 +187,13 @@ class BatchedFamily(TileFamily):
     def states_rules(self) -> bool:
         return self._inner.states_rules
 
-    def rule(self, *, checked: bool) -> ShardingRule | None:
-        inner = self._inner.rule(checked=checked)
+    @property
+    def rule(self) -> ShardingRule | None:
+        inner = self._inner.rule
         return None if inner is None else inner.batched(self._dims, self._size)
 
     def _part(self, parts: Mapping[str, int]) -> BatchedFamily | str:
-        rule = self._inner.rule(checked=False)
+        rule = self._inner.rule
         assert rule is not None
         inner = self._inner.part({name: count for name, count in parts.items() if name != rule.batch_name})
         if isinstance(inner, str):

@@ -17,10 +17,10 @@ _MOVES = (Broadcast, Reshape, Transpose, Slice, Reverse)
 
 
 def addends(func: Func, folds: Sequence[Fold]) -> set[Value] | None:
-    """The outputs that are sums over the tiles of folds; None if results of the folds are anything else, too.
+    """The outputs that are sums over the tiles of folds; None if a result of the folds becomes anything but a sum.
 
-    Each iteration adds to their carries, which begin at 0, what depends on none of them. On the way to stores, only
-    linear ops use the results; loops around the folds may carry them, if such carries begin at 0, too.
+    The carries of the folds begin at 0, and each iteration adds a value that depends on no carry. Only linear ops use
+    the results before they are stored. Loops around the folds may carry the results, in carries that begin at 0.
     """
     defined = definitions(func)
     if not all(_adds_up(fold, defined) for fold in folds):
@@ -33,15 +33,15 @@ def addends(func: Func, folds: Sequence[Fold]) -> set[Value] | None:
         return None
     writes = [op for op in ops if isinstance(op, WriteOp)]
     found = {op.ref for op in writes if op.value in active}
-    if any(isinstance(op, Load) and op.ref in found for op in ops):  # what is loaded is a sum that no value tells of
+    if any(isinstance(op, Load) and op.ref in found for op in ops):  # the loaded sum is not among the active values
         return None
-    # What is not written of an array that a kernel updates is no addend.
+    # An element of an "inout" array that the kernel does not write is whole on each device, and no addend.
     is_sum = all(op.value in active and op.ref.ref.role != "inout" for op in writes if op.ref in found)
     return found if is_sum else None
 
 
 def _active(func: Func, folds: Sequence[Fold]) -> set[Value]:
-    """The results of folds, and all values that are computed of them."""
+    """The results of folds, and all values that are computed from such results."""
     active, count = {r for fold in folds for r in fold.results}, -1
     while len(active) > count:  # carries lead back to the first ops of a loop
         count = len(active)

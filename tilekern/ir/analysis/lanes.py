@@ -46,7 +46,7 @@ class _Fact:
       varied: the other dims along which lanes differ.
       tail: the number in each lane behind the end of the array, if it is known; of a value without own lanes, the
         number in all lanes.
-      summed: True for a sum over own lanes, and for what is linear in one.
+      summed: True for a sum over own lanes, and for a value that is linear in such a sum.
     """
 
     own: int | None = None
@@ -92,7 +92,7 @@ class _Lanes:
         self._ranges, self._defined = ranges, definitions(func)
         self._block_size = next(axis.block for axis in indices.values())
         self._facts: dict[Value, _Fact] = {}
-        # Carries that begin at 0, and those of them that are taken for sums.
+        # Carries that begin at 0, and the carries among them that an op took for sums.
         self._zeros: set[Value] = set()
         self._taken: set[Value] = set()
 
@@ -172,7 +172,8 @@ class _Lanes:
         # The carry of a loop over the axis has lanes of all tiles.
         if is_of_axis and any(self._of(carry.result).own is not None for carry in carries(op)):
             raise _CombinedError
-        # Any addend but those of lanes would count once for each tile.
+        # A carry that is a sum over lanes is one at its start and after each iteration: another number would count once
+        # for each tile.
         summed = [carry for carry in carries(op) if self._of(carry.result).summed]
         if not all(self._is_sum(value) for carry in summed for value in (carry.init, carry.yielded)):
             raise _CombinedError
@@ -180,7 +181,7 @@ class _Lanes:
             raise _CombinedError
 
     def _join(self, value: Value, other: Value) -> bool:
-        """Note that a value may be another one, of its type; True if that is new."""
+        """Note that `value` may equal `other`, of the same type; True if this changes the fact of `value`."""
         a, b = self._facts.setdefault(value, self._of(other)), self._of(other)
         tail = a.tail if _is_same(a.tail, b.tail) else None
         found = replace(_pointwise([a, b]), tail=tail, summed=a.summed or b.summed)

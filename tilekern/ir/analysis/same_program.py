@@ -13,7 +13,7 @@ _SKIPPED = ("operands", "regions", "results", "loc", "hint")
 
 
 def difference(wanted: Func, found: Func) -> str:
-    """The first thing in which a Func differs from the one that is wanted, in words; "" if both are the same.
+    """The first difference between two Funcs, in words; "" if they compute the same, op by op.
 
     Names of values and of axes count as nothing, nor do lines of the user's program.
     """
