@@ -89,7 +89,9 @@ def test_a_process_that_dies_is_blamed_on_its_program(monkeypatch: Any, tmp_path
     assert (after.done, after.current) == ({"orders": 43}, None)
     (found,) = after.findings
     assert load(Path(found)).problem == "the process ended with status -6"
-    assert str(load(Path(found)).program.func) == str(sample(worker.seed_of(0, 41))[0].func)
+    assert str(load(Path(found)).program.func) == str(
+        sample(worker.seed_of(0, 41), **worker.options_of("orders"))[0].func
+    )
 
 
 @pytest.mark.parametrize("stop", [False, True])

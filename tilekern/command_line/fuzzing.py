@@ -11,6 +11,7 @@ from typing import Any
 
 from tilekern.command_line import arguments
 from tilekern.testing.fuzz import fuzz
+from tilekern.testing.programs.coverage import drawn
 
 
 def add(commands: Any) -> None:
@@ -18,7 +19,9 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "fuzz", help="run random programs and random calls of the library on every backend"
     )
-    parser.add_argument("--minutes", type=float, required=True, metavar="N", help="how long")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--minutes", type=float, metavar="N", help="how long")
+    how.add_argument("--coverage", type=int, metavar="N", help="run nothing: tally which ops N random programs have")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="another seed gives other programs (0)")
     parser.add_argument("--targets", metavar="NAMES", help='as in "cpu:llvm,tpu,derivatives,library"; by default all')
     parser.add_argument("--out", type=Path, default=Path("fuzz"), metavar="FOLDER", help="of the findings (fuzz)")
@@ -30,7 +33,11 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Fuzz; print the tally."""
+    """Fuzz, or only draw programs; print the tally."""
+    if given.coverage is not None:
+        found = drawn(given.coverage)
+        print("\n".join([str(found), *(f"missing: {cell}" for cell in found.missing)]))  # noqa: T201
+        return 0
     shown = sys.stderr.isatty()
 
     def progress(line: str) -> None:

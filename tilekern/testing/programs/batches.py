@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import batched
 from random import Random
 from typing import Any
@@ -94,7 +95,12 @@ def simplest(choices: list[int], backend: Backend, problem: Exception, options: 
 
 
 def shrink(choices: list[int], fails: Callable[[Program], bool], **options: Any) -> Program:
-    """A simpler program that fails too: choices are left out or made 0 as long as that goes."""
+    """A simpler program that fails too."""
+    return smaller(choices, partial(build, **options), fails)
+
+
+def smaller[T](choices: list[int], make: Callable[[Choices], T], fails: Callable[[T], bool]) -> T:
+    """What simpler choices make that fails too: choices are left out or made 0 as long as that goes."""
     tried: set[tuple[int, ...]] = set()
     end = time.monotonic() + _SECONDS
 
@@ -102,7 +108,7 @@ def shrink(choices: list[int], fails: Callable[[Program], bool], **options: Any)
         if tuple(candidate) in tried or len(tried) >= _ATTEMPTS or time.monotonic() > end:
             return False
         tried.add(tuple(candidate))
-        return fails(build(Choices(candidate), **options))
+        return fails(make(Choices(candidate)))
 
     size = len(choices)
     while size := size // 2:
@@ -116,7 +122,7 @@ def shrink(choices: list[int], fails: Callable[[Program], bool], **options: Any)
             if attempt([*before, *zeros, *after]):
                 choices = [*before, *zeros, *after]
             at += size
-    return build(Choices(choices), **options)
+    return make(Choices(choices))
 
 
 def without(program: Program, output: Value) -> Program | None:

@@ -12,14 +12,16 @@ from tilekern.ir.core import Axis, Block, Func, Value, index_value
 from tilekern.ir.types import BOOL, INDEX, DType, TileType, kind_of
 from tilekern.testing.programs import facts
 from tilekern.testing.programs.facts import Fact, union
-from tilekern.testing.programs.memory import Counter, Memory, Place, exact_numbers, widened
+from tilekern.testing.programs.facts_of_places import FactsOfPlaces
+from tilekern.testing.programs.memory import Counter, Place, exact_numbers, widened
 from tilekern.testing.programs.values import Choose, Scope
 
 # How many moves a block makes at most, by how deep it is nested.
 _MOVES = (11, 4, 2)
+_FEW = 7  # more than two, of a small program
 
 
-class Generator(Memory):
+class Generator(FactsOfPlaces):
     """Makes Funcs."""
 
     # The moves of each feature, several times where they shall be likely; those without any change what others do.
@@ -45,21 +47,28 @@ class Generator(Memory):
         "digits": ("arithmetic",) * 2,
         "partial": ("partial",),
         "atomic": ("atomic",),
+        "uses": ("use_somehow",) * 10 + ("fact_of_place",) * 2,
     }
     _ALWAYS = ("load", "load", "store")
 
     def __init__(self, choose: Choose, features: Sequence[str], dtypes: Sequence[DType]) -> None:
+        # Most programs are as people write them: few ops, most of which use some value once more.
+        self.small = "uses" in features and bool(choose(7))
         # Programs with few kinds of ops use them in more ways: each leaves out half of what makes ops of its own.
         left = [f for f in self.MOVES if f in features and (f == "elementwise" or not self.MOVES[f] or choose(1))]
         super().__init__(choose, left, dtypes)
+        self.allowed = frozenset(features)
         self.depth, self.hoisting = 0, False
         # The folds around, with their starts and stops.
         self.folds: list[tuple[Counter, Value, Value]] = []
         self._names = [*self._ALWAYS, *(name for feature in left for name in self.MOVES[feature])]
+        if self.small:
+            self._names = ["load", *self.MOVES["uses"]]
 
     def func(self) -> Func:
         """A Func with one output at least."""
         args = tuple(c.value for c in self.grid)
+        self.kinds |= dict.fromkeys(args, "index")
 
         def body(*_: Value) -> tuple[Value, ...]:
             known = [Fact(max(1, c.axis.tiles)) for c in self.grid]
@@ -75,7 +84,7 @@ class Generator(Memory):
 
     def top_level(self) -> None:
         """Make the ops before the last stores."""
-        self.moves(2 + self.upto(_MOVES[0] - 2))
+        self.moves(2 + self.upto(_FEW if self.small else _MOVES[0] - 2))
 
     def moves(self, count: int) -> None:
         """Make random moves."""
@@ -95,6 +104,7 @@ class Generator(Memory):
         known: Sequence[Fact],
         counters: Sequence[Counter],
         yields: Callable[[], list[Value]],
+        moves: bool = True,
     ) -> Block:
         """A block of random ops that ends with what `yields` adds; it covers outputs only if `counters` do."""
         outer = self.counters, self.covering, self.places, self.repeats
@@ -107,7 +117,7 @@ class Generator(Memory):
         def body(*_: Value) -> tuple[Value, ...]:
             with self.inner(args, known):
                 self.depth += 1
-                self.moves(1 + self.upto(_MOVES[self.depth] - 1))
+                self.moves(1 + self.upto(_MOVES[self.depth] - 1) if moves else 0)
                 self.depth -= 1
                 return tuple(yields())
 
@@ -120,11 +130,11 @@ class Generator(Memory):
             self.places = [*self.places, *(replace(p, counters=(*p.counters, *counters)) for p in closed)]
         return block
 
-    def _inits(self, length: int) -> tuple[list[Value], list[Fact]]:
+    def _inits(self, length: int, first: Value | None = None) -> tuple[list[Value], list[Fact]]:
         """Initial carries and what shall hold for the carries in every iteration."""
         inits: list[Value] = []
         known: list[Fact] = []
-        for init in [self.any() for _ in range(self.upto(3))]:
+        for init in [first] if first is not None else [self.any() for _ in range(self.upto(3))]:
             fact = widened(self.facts[init], init.tile.dtype, length)
             inits.append(init if fact else self.number(1, init.tile))
             known.append(fact or exact_numbers(init.tile.dtype))
@@ -165,26 +175,32 @@ class Generator(Memory):
 
     # --- control flow ---
 
-    def fold(self) -> None:
-        """Over all tiles of an axis, or between bounds that are known only when the program runs."""
+    def fold(self, first: Value | None = None) -> None:
+        """Over all tiles of an axis, or between bounds that are known only when the program runs.
+
+        With a first carry, the body does little but to use that.
+        """
         closed = [p.counters[0].axis for p in self.places if p.counters]
         axis = self.pick(closed) if closed and self.upto(1) else self.axis(f"k{self.depth}")
         whole = "dynamic" not in self.features or self.upto(2) < 2
         bounds = (self.number(0, INDEX), self.number(axis.extent, INDEX))
         if not whole:
             bounds = (self.position(axis.extent + 2), self.position(axis.extent + 2))
-        inits, known = self._inits(axis.tiles)
+        inits, known = self._inits(axis.tiles, first)
         index = index_value(axis.name)
         args = [index, *(Value(v.type, "c") for v in inits)]
+        self.kinds |= {index: "index", **dict.fromkeys(args[1:], "carry")}
         counter = Counter(index, axis, whole)
         reopened = [_reopened(p, counter) for p in self.places if p.counters and p.counters[0].axis == axis]
         self.places = [*self.places, *reopened]
 
         def yields() -> list[Value]:
+            if first is not None:
+                self.use_carry(args[1])
             return [self._next(a, i, axis.tiles) for a, i in zip(args[1:], inits, strict=True)]
 
         self.folds.append((counter, *bounds))
-        body = self.region(args, [Fact(max(1, axis.tiles)), *known], [counter], yields)
+        body = self.region(args, [Fact(max(1, axis.tiles)), *known], [counter], yields, first is None)
         self.folds.pop()
         self.places = [p for p in self.places if p not in reopened]
         self.use(bounds)
@@ -193,8 +209,16 @@ class Generator(Memory):
         )
         self._define(results, known)
 
+    def carried(self, x: Value) -> bool:
+        """A fold whose first carry begins as a value."""
+        if self.depth >= len(_MOVES) - 1:
+            return False
+        self.fold(x)
+        return True
+
     def _define(self, results: Sequence[Value], known: Sequence[Fact]) -> None:
         self.facts.update(zip(results, known, strict=True))
+        self.kinds |= dict.fromkeys(results, "region")
         self.scope.values += results
         self.scope.unused.update(dict.fromkeys(results))
 
@@ -208,6 +232,7 @@ class Generator(Memory):
         inits = [start, *inits]
         self.use(inits)
         tests, args = ([Value(v.type, "w") for v in inits] for _ in range(2))
+        self.kinds |= dict.fromkeys((*tests, *args), "carry")
 
         def more() -> list[Value]:
             return [self.ew("gt", tests[0], self.number(0, INDEX))]

@@ -18,6 +18,8 @@ from tilekern.testing.programs.places import Places
 from tilekern.testing.programs.values import LARGEST, Choose, numbers
 
 BLOCKS = (1, 2, 4, 8, 3, 5)
+# Of programs of few ops, whose tiles may be wider than vectors.
+_WIDE = (4, 8, 16, 2, 32, 3, 5, 1)
 _TRIES = 30  # of an access of few enough elements
 
 
@@ -66,7 +68,7 @@ class Memory(Places):
         self.seed = self.upto(63)
         self.axes = tuple(self.axis(name) for name in "ij"[: self.pick([1, 2, 0, 1, 2])])
         self.grid = tuple(Counter(index_value(a.name), a) for a in self.axes)
-        self.sizes = [*(a.block for a in self.axes), self.pick(BLOCKS), self.pick(BLOCKS)]
+        self.sizes = [*(a.block for a in self.axes), self.pick(self._blocks), self.pick(self._blocks)]
         self.inputs = [self._input(f"x{n}") for n in range(1 + self.upto(2))]
         self.outputs: list[Value] = []
         self.counters = list(self.grid)
@@ -75,9 +77,13 @@ class Memory(Places):
         # How often at most an op of the current block runs, in all programs.
         self.repeats = prod(a.tiles for a in self.axes)
 
+    @property
+    def _blocks(self) -> tuple[int, ...]:
+        return _WIDE if self.small else BLOCKS
+
     def axis(self, name: str) -> Axis:
         """An axis of a few tiles, often with a ragged last one; seldom of none."""
-        block = self.pick(BLOCKS)
+        block = self.pick(self._blocks)
         if self.chance(31):
             return Axis(name, 0, block)
         tail = self.upto(block - 1) if self.upto(1) else 0
@@ -323,7 +329,10 @@ class Memory(Places):
 
     def atomic(self) -> None:
         """Add to a sum, or combine integers; anywhere, by any program, to any element."""
-        value = self.tame(self.any(), 2)
+        self.updated(self.tame(self.any(), 2))
+
+    def updated(self, value: Value) -> bool:
+        """Add a value to a sum, or combine it with integers; False if that would round too much."""
         dtype, logical = value.tile.dtype, value.tile.dtype == BOOL
         integers = kind_of(dtype) in ("signed", "unsigned")
         role: Role = self.pick(["zeros", "inout"]) if logical or (integers and self.upto(1)) else "sum"
@@ -334,10 +343,10 @@ class Memory(Places):
         shape = [None, *value.tile.shape][: len(lengths)]
         dims = [self._dim(n, positions, (size,)) for n, size in zip(lengths, shape, strict=False)]
         if [d.size for d in dims if d.kind != "index"] != list(value.tile.shape):
-            return
+            return False
         fact = facts.reduce("sum", self.facts[value], self.repeats * value.tile.size, dtype)
         if fact is None:
-            return
+            return False
         output = self._output(tuple(lengths[: len(dims)]), dtype, role)
         self.facts[output] = fact
         mask = self.value(TileType(value.tile.shape, BOOL)) if "mask" in self.features and self.chance(2) else None
@@ -346,6 +355,7 @@ class Memory(Places):
         self.use(operands)
         access = Access(tuple(dims))
         self.builder.add(Atomic(operands=operands, access=access, masked=mask is not None, kind=kind))
+        return True
 
     # --- what the program has stored ---
 

@@ -14,7 +14,7 @@ from tilekern.ir.compute import PRECISIONS, Constant, Convert, Dot, Monoid, Redu
 from tilekern.ir.core import Array, Builder, Op, Value
 from tilekern.ir.elementwise import TABLE, Elementwise
 from tilekern.ir.shape import Broadcast, Concatenate, Iota, Pad, Reshape, Reverse, Slice, Transpose
-from tilekern.ir.types import BOOL, I32, DType, TileType, dtype_name, kind_of
+from tilekern.ir.types import BOOL, F32, F64, I32, DType, TileType, dtype_name, kind_of
 from tilekern.testing.programs import facts
 from tilekern.testing.programs.facts import Fact, union
 
@@ -47,12 +47,16 @@ class Values:
       facts: of every value.
       scope: of the current block.
       sizes: the lengths that tiles have along their dims.
+      small: the program has few ops.
     """
+
+    small = False
 
     def __init__(self, choose: Choose, features: Sequence[str], dtypes: Sequence[DType]) -> None:
         self.upto, self.features = choose, frozenset(features)
         # A few dtypes a program, so that values meet others of their type; bool and int32 are always there.
-        chosen = [self.pick(dtypes) for _ in range(2)]
+        usual = [d for d in (F32, F64) if d in dtypes] if self.small else []
+        chosen = [self.pick(usual if usual and self.upto(3) else dtypes) for _ in range(2)]
         self.dtypes = tuple(dict.fromkeys([*chosen, *(d for d in (I32, BOOL) if d in dtypes)]))
         self.builder = Builder()
         self.facts: dict[Value, Fact] = {}
@@ -244,7 +248,10 @@ class Values:
         x = self.any("float")
         if kind_of(x.tile.dtype) != "float":
             return None
-        function = self.pick([*facts.SMOOTH, *facts.SMOOTH_PAIRS])
+        return self._smooth_of(self.pick([*facts.SMOOTH, *facts.SMOOTH_PAIRS]), x)
+
+    def _smooth_of(self, function: str, x: Value) -> Value | None:
+        """A function that rounds, of a value that is clamped to its domain."""
         domains = (facts.SMOOTH[function],) if function in facts.SMOOTH else facts.SMOOTH_PAIRS[function]
         operands = (x, *(self.value(x.tile) for _ in domains[1:]))
         high = facts.limit(x.tile.dtype)
