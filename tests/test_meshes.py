@@ -14,7 +14,14 @@ from tests import sweeps
 FOLDER = Path(__file__).parent / "meshes"
 # A process takes seconds to start, so those that are quick share one. The first run with the oldest versions, too.
 SMOKE = ("test_divided.py", "test_parts.py", "test_platforms.py")
-LONG = ("test_library_table.py", "test_moe.py", "test_sequence_parallel.py", "test_shard_map.py", "test_train.py")
+LONG = (
+    "test_library_table.py",
+    "test_moe.py",
+    "test_random_divided.py",
+    "test_sequence_parallel.py",
+    "test_shard_map.py",
+    "test_train.py",
+)
 OTHERS = tuple(sorted({path.name for path in FOLDER.glob("test_*.py")} - {*SMOKE, *LONG}))
 
 

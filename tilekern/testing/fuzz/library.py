@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import jax
+
+from tilekern.ir.types import F32, I32
+from tilekern.testing.layouts import Layout, Trial
+from tilekern.testing.space import Space, space
 
 KERNELS = (
     "rms_norm",
@@ -26,15 +32,48 @@ KERNELS = (
     "selective_scan",
 )
 
+# The dims of their arrays for packed sequences, beside those of the numbers of segments.
+_PACKED: Mapping[str, str] = {
+    "linear_attention": "btnk btnk btnv btn",
+    "gated_delta_rule": "btnk btnk btnv btn btn",
+    "causal_conv1d": "btc cw",
+    "rg_lru": "btc btc btc c",
+    "selective_scan": "btc btc ck btk btk",
+}
+_SIZES = {"b": 2, "t": 24, "n": 1, "k": 4, "v": 3, "c": 5, "w": 4}
+_SUFFIX = " of packed sequences"
+# They take turns: each is called without numbers of segments, and with them.
+NAMES = (*KERNELS, *(name + _SUFFIX for name in _PACKED))
+"""The names of all functions that are called."""
+
 # Their references return the logsumexp, too, which the functions return on request.
 _WITH_LOGSUMEXP = ("cross_entropy", "flash_attention")
 
 
-def kernel(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A prebuilt kernel and its reference."""
-    module = importlib.import_module(f"tilekern.kernels.{name}")
-    reference = module.reference
-    return getattr(module, name), _first(reference) if name in _WITH_LOGSUMEXP else reference
+def drawn(name: str) -> tuple[Callable[..., Any], Callable[..., Any], Space]:
+    """A prebuilt kernel, its reference, and the calls of it."""
+    base = name.removesuffix(_SUFFIX)
+    module = importlib.import_module(f"tilekern.kernels.{base}")
+    function, reference = getattr(module, base), module.reference
+    reference = _first(reference) if base in _WITH_LOGSUMEXP else reference
+    if base == name:
+        return function, reference, space(function, reference)
+    names = [*_PACKED[base].split(), "bt"]
+    packed, numbers = (_packed(function), _packed(reference)), tuple(_SIZES)
+    dims = tuple(tuple(map(numbers.index, some)) for some in names)
+    dtypes = (*(F32 for _ in names[1:]), I32)
+    layout = Layout(jax.tree.structure((0,) * len(names)), dtypes, dims, tuple(_SIZES.values()))
+    return *packed, Space([layout], {}, (), (8, 64), Trial(packed), long=False)
+
+
+def _packed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose last positional argument are the numbers of segments."""
+
+    def packed(*arrays: Any, **keywords: Any) -> Any:
+        return function(*arrays[:-1], segment_ids=arrays[-1], **keywords)
+
+    packed.__name__ = f"{function.__name__}_of_packed_sequences"
+    return packed
 
 
 def _first(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tilekern.errors import ArgumentError
 from tilekern.testing.fuzz.findings import Finding
-from tilekern.testing.fuzz.worker import LIBRARY, State, library_kernel, names_of_modes, options_of, seed_of
+from tilekern.testing.fuzz.meshes import DEVICES
+from tilekern.testing.fuzz.worker import (
+    LIBRARY,
+    MESHES,
+    OTHERS,
+    State,
+    call_on_mesh,
+    library_kernel,
+    names_of_modes,
+    options_of,
+    seed_of,
+)
 from tilekern.testing.programs.batches import sample
 
 # A batch of programs that takes longer hangs, in seconds; in a short run, one that takes as long as the run.
@@ -87,7 +99,7 @@ def fuzz(
         State(seed).save(path)
     end, hangs = time.monotonic() + 60 * minutes, min(_HANGS, 60 * minutes)
     while (left := end - time.monotonic()) > 0:
-        if _watch(_child(folder, names, left, stop, shrink), path, hangs, progress) == 0:
+        if _watch(_child(folder, names, left, stop, shrink), _environment(names), path, hangs, progress) == 0:
             break
         _blame(folder, path, _HANGS / 3, stop)
         if stop and State.load(path).findings:
@@ -101,9 +113,21 @@ def _child(folder: Path, names: Sequence[str], seconds: float, stop: bool, shrin
     return [sys.executable, "-m", "tilekern.testing.fuzz", task]
 
 
-def _watch(command: Sequence[str], path: Path, hangs: float, progress: Callable[[str], None] | None) -> int:
+def _environment(names: Sequence[str]) -> dict[str, str]:
+    """The environment of the child: with as many devices as the meshes need."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+    return {**os.environ, "XLA_FLAGS": flags} if MESHES in names else dict(os.environ)
+
+
+def _watch(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    path: Path,
+    hangs: float,
+    progress: Callable[[str], None] | None,
+) -> int:
     """Run the child to its end; returns its status."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as child:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as child:
         last, since = None, time.monotonic()
         try:
             while (status := child.poll()) is None:
@@ -135,7 +159,10 @@ def _blame(folder: Path, path: Path, hangs: float, stop: bool) -> None:
         task = json.dumps({"folder": str(folder), "one": [name, number]})
         command = [sys.executable, "-m", "tilekern.testing.fuzz", task]
         try:
-            status = subprocess.run(command, timeout=hangs, stdout=subprocess.DEVNULL, check=False).returncode
+            done = subprocess.run(
+                command, timeout=hangs, stdout=subprocess.DEVNULL, check=False, env=_environment([name])
+            )
+            status = done.returncode
         except subprocess.TimeoutExpired:
             status = _TIMED_OUT
         state = State.load(path)  # the process saves a program that is wrong
@@ -152,9 +179,13 @@ def _blame(folder: Path, path: Path, hangs: float, stop: bool) -> None:
 
 def _guilty(seed: int, name: str, number: int, how: str, folder: Path) -> Path:
     """Save the program, or the name of the calls of the library, that a process died of."""
-    if name != LIBRARY:
+    if name not in OTHERS:
         program, _ = sample(seed_of(seed, number), **options_of(name))
         return Finding(name, how, program).save(folder)
-    path = folder / f"library-{number}.txt"
-    path.write_text(f"{how}: calls of {library_kernel(number)}, with seed {seed_of(seed, number)}\n", encoding="utf-8")
+    if name == MESHES:
+        path, text = folder / f"meshes-{number}.py", f"# {how}\n{call_on_mesh(seed, number)[0].script()}\n"
+    else:
+        path = folder / f"library-{number}.txt"
+        text = f"{how}: calls of {library_kernel(number)}, with seed {seed_of(seed, number)}\n"
+    path.write_text(text, encoding="utf-8")
     return path

@@ -9,24 +9,30 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tilekern.errors import ArgumentError
 from tilekern.testing.check import CheckError, available, check_calls
+from tilekern.testing.fuzz import meshes
 from tilekern.testing.fuzz.findings import Finding
-from tilekern.testing.fuzz.library import KERNELS, kernel
+from tilekern.testing.fuzz.library import NAMES, drawn
 from tilekern.testing.fuzz.modes import REFUSALS, Mode, modes
 from tilekern.testing.fuzz.wild import Wild
 from tilekern.testing.programs import assert_agrees
-from tilekern.testing.programs.batches import problem_of, sample, simplest
-from tilekern.testing.space import Space, space
+from tilekern.testing.programs.batches import Choices, problem_of, sample, simplest, smaller
 
 LIBRARY = "library"
 """The mode that calls the prebuilt kernels."""
+MESHES = "meshes"
+"""The mode that divides random kernels among devices."""
+OTHERS = (MESHES, LIBRARY)
+"""The modes that run no random programs of the block IR."""
 
 # The seeds of one run are so far from those of another.
 _SEEDS = 10**9
 _CALLS = 4  # of a prebuilt kernel at once
+_DIVIDED = 8  # calls on meshes at once
 
 
 @dataclass
@@ -80,16 +86,16 @@ def names_of_modes(targets: Sequence[str] | None) -> list[str]:
       ArgumentError: there is no such mode.
     """
     known = {mode.name: mode for mode in modes(Wild)}
-    chosen = [name for name in (*known, LIBRARY) if targets is None or name.split(" ")[0] in targets or name in targets]
+    chosen = [name for name in (*known, *OTHERS) if targets is None or name.split(" ")[0] in targets or name in targets]
     unknown = set(targets or ()) - {n.split(" ")[0] for n in chosen} - set(chosen)
     if unknown:
         raise ArgumentError(
             "the fuzzer has no such target",
-            expected=f"some of {', '.join(dict.fromkeys(n.split(' ')[0] for n in (*known, LIBRARY)))}",
+            expected=f"some of {', '.join(dict.fromkeys(n.split(' ')[0] for n in (*known, *OTHERS)))}",
             got=", ".join(sorted(unknown)),
             fix="name some of these",
         )
-    return [n for n in chosen if n == LIBRARY or not known[n].package or find_spec(known[n].package) is not None]
+    return [n for n in chosen if n in OTHERS or not known[n].package or find_spec(known[n].package) is not None]
 
 
 def work(folder: Path, names: Sequence[str], seconds: float, *, stop: bool = False, shrink: bool = True) -> None:
@@ -110,7 +116,7 @@ def work(folder: Path, names: Sequence[str], seconds: float, *, stop: bool = Fal
 
 
 def _count(name: str) -> int:
-    return _CALLS if name == LIBRARY else _mode(name).batch
+    return {LIBRARY: _CALLS, MESHES: _DIVIDED}.get(name) or _mode(name).batch
 
 
 def seed_of(seed: int, number: int) -> int:
@@ -132,6 +138,10 @@ def run_some(state: State, folder: Path, name: str, first: int, count: int, shri
     """Run the programs `first`, `first` + 1, … of a mode; save those that are wrong."""
     if name == LIBRARY:
         _call_library(state, folder, first)
+        return
+    if name == MESHES:
+        for number in range(first, first + count):
+            _divide(state, folder, number, shrink)
         return
     mode = _mode(name)
     samples = [sample(seed_of(state.seed, first + n), **mode.options) for n in range(count)]
@@ -168,32 +178,67 @@ def _save(state: State, folder: Path, save: Callable[[Path], Path]) -> None:
         state.findings.append(path)
 
 
+# --- meshes ---------------------------------------------------------------------------------------------------------
+
+
+def call_on_mesh(seed: int, number: int) -> tuple[meshes.Divided, list[int]]:
+    """A call on a mesh of a run, and the choices that make it."""
+    choices = Choices(random=Random(seed_of(seed, number)))
+    return meshes.draw(choices), choices.made
+
+
+def _divide(state: State, folder: Path, number: int, shrink: bool) -> None:
+    call, choices = call_on_mesh(state.seed, number)
+    problem = _problem_on_mesh(call)
+    if problem is None:
+        return
+    if isinstance(problem, meshes.REFUSALS):
+        state.refused[MESHES] = state.refused.get(MESHES, 0) + 1
+        return
+    if shrink:
+        call = smaller(choices, meshes.draw, lambda c: type(_problem_on_mesh(c)) is type(problem))
+        problem = _problem_on_mesh(call) or problem
+    shown = f"{type(problem).__name__}: {problem}".splitlines()[0]
+
+    def save(folder: Path) -> Path:
+        path = folder / f"meshes-{number}.py"
+        path.write_text(f"# {shown}\n{call.script()}\n", encoding="utf-8")
+        return path
+
+    _save(state, folder, save)
+
+
+def _problem_on_mesh(call: meshes.Divided) -> Exception | None:
+    try:
+        call.check()
+    except Exception as error:
+        return error
+    return None
+
+
 # --- the library ----------------------------------------------------------------------------------------------------
 
 
-@cache
-def _library(name: str) -> tuple[Any, Any, Space]:
-    function, reference = kernel(name)
-    return function, reference, space(function, reference)
+_library = cache(drawn)
 
 
 def library_kernel(number: int) -> str:
     """The name of the kernel that a call of the library is of."""
-    return KERNELS[number // _CALLS % len(KERNELS)]
+    return NAMES[number // _CALLS % len(NAMES)]
 
 
 def _call_library(state: State, folder: Path, first: int) -> None:
     name = library_kernel(first)
-    function, reference, drawn = _library(name)
+    function, reference, calls = _library(name)
     targets, _ = available(None)
     target = targets[first // _CALLS % len(targets)]
     try:
-        check_calls(function, reference, drawn, [target], _CALLS, seed_of(state.seed, first))
+        check_calls(function, reference, calls, [target], _CALLS, seed_of(state.seed, first))
     except CheckError as error:
         script = f"# {str(error).splitlines()[0]}\n{error.script}"
 
         def save(folder: Path) -> Path:
-            path = folder / f"library-{name}-{first}.py"
+            path = folder / f"library-{name.replace(' ', '_')}-{first}.py"
             path.write_text(script, encoding="utf-8")
             return path
 
