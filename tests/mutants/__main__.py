@@ -30,8 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     made.add_argument("--jobs", type=int, default=2, metavar="N", help="mutants at once (default: 2)")
     made.add_argument("--tests", type=Path, default=ROOT, metavar="TREE", help="another tree, whose tests are run")
     made.add_argument("--fuzz", type=float, metavar="MINUTES", help="let the fuzzer find the faults, instead of tests")
+    made.add_argument("--plants", action="store_true", help="those that modes of the fuzzer must find by themselves")
     given = made.parse_args(arguments)
-    chosen = [mutant for mutant in MUTANTS if re.search(given.only, mutant.name)]
+    chosen = [mutant for mutant in MUTANTS if re.search(given.only, mutant.name) and (mutant.modes or not given.plants)]
     if given.list:
         for mutant in chosen:
             print(f"{mutant.name}: {mutant.file}\n  - {mutant.before}\n  + {mutant.after}")
@@ -52,7 +53,7 @@ def _run(tests: Path, minutes: float | None, mutant: Mutant) -> str:
         _copy(tree, tests)
         path = tree / mutant.file
         path.write_text(mutant.planted(path.read_text()))
-        command = _tests(tree, mutant) if minutes is None else _fuzzer(minutes)
+        command = _tests(tree, mutant) if minutes is None else _fuzzer(minutes, mutant)
         environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
             [sys.executable, "-m", *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
@@ -70,8 +71,9 @@ def _tests(tree: Path, mutant: Mutant) -> list[str]:
     return [*command, *(t for t in mutant.tests if (tree / t).exists())]
 
 
-def _fuzzer(minutes: float) -> list[str]:
-    return ["tilekern", "fuzz", "--minutes", str(minutes), "--seed", "1", "--stop", "--no-shrink"]
+def _fuzzer(minutes: float, mutant: Mutant) -> list[str]:
+    command = ["tilekern", "fuzz", "--minutes", str(minutes), "--seed", "1", "--stop", "--no-shrink"]
+    return [*command, "--targets", mutant.modes] if mutant.modes else command
 
 
 def _copy(tree: Path, tests: Path) -> None:

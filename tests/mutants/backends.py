@@ -21,6 +21,7 @@ MUTANTS = (
         "inside = inside & (index >= 0) & (index < size)",
         "inside = inside & (index >= 0)",
         _XLA,
+        modes="cpu:xla",
     ),
     Mutant(
         "xla: negative positions are stored from the end",
@@ -63,6 +64,14 @@ MUTANTS = (
         "            mask = self._hidden_mask(mask)\n        return self.call(name, type, address",
         "            pass\n        return self.call(name, type, address",
         ("tests/lower/llvm/emit/test_elements.py",),
+    ),
+    Mutant(
+        "llvm: the first column of a tile is computed in loops over the tile",
+        "tilekern/lower/llvm/element_index.py",
+        "return shape == self.domain and self.coords == _counters(len(shape))",
+        "return len(shape) == len(self.domain) and self.coords == _counters(len(shape))",
+        ("tests/lower/llvm/plan/test_loop_fusion.py", *_LLVM),
+        modes="cpu:llvm",
     ),
     Mutant(
         "llvm: a reversed fold counts from one tile further",
@@ -168,6 +177,7 @@ MUTANTS = (
         '"gt" if op.extreme == "max" else "lt", dtype, found, best',
         '"ge" if op.extreme == "max" else "le", dtype, found, best',
         _LLVM,
+        modes="cpu:llvm",
     ),
     Mutant(
         "llvm: loops over a part of a tile compute it",
@@ -217,6 +227,7 @@ MUTANTS = (
         "if isinstance(op, Reduce):\n            dims = op.dims",
         "if isinstance(op, Reduce):\n            dims = ()",
         _PADDING,
+        modes="cuda:sm_90",
     ),
     Mutant(
         "triton: added lanes are stored",
@@ -294,6 +305,7 @@ MUTANTS = (
         "ref[index] = new if chosen is None else select_wide(with_shape(chosen, shape) != 0, new, old)",
         "ref[index] = new",
         _MOSAIC,
+        modes="tpu",
     ),
     Mutant(
         "mosaic: a block that returns later is begun anew",

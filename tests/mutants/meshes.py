@@ -35,11 +35,28 @@ MUTANTS = (
         _LANES,
     ),
     Mutant(
+        "lanes: those of parts may be combined with what differs along them",
+        "tilekern/ir/analysis/lanes.py",
+        "    if len(own) > 1 or own & varied:\n        raise",
+        "    if len(own) > 1:\n        raise",
+        _LANES,
+        modes="meshes",
+    ),
+    Mutant(
+        "meshes: a part of an axis that divides a dim is an error of JAX",
+        "tilekern/_meshes.py",
+        "    except (ValueError, NotImplementedError, StopIteration):",
+        "    except StopIteration:",
+        ("tests/test_meshes.py",),
+        modes="meshes",
+    ),
+    Mutant(
         "lanes: any number behind the end changes no sum",
         "tilekern/ir/analysis/lanes.py",
         'op.monoid == "sum" and _is_nothing(fact.tail)',
         'op.monoid == "sum"',
         _LANES,
+        modes="meshes",
     ),
     Mutant(
         "lanes: rows may be combined with what differs along a tile",
@@ -96,6 +113,7 @@ MUTANTS = (
         "same and a.array.tobytes() == b.array.tobytes(),",
         "same,",
         _RULES,
+        modes="meshes",
     ),
     Mutant(
         "divided: addends are not summed over devices",

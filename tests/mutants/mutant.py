@@ -13,6 +13,7 @@ class Mutant:
       before: the text that the fault replaces; it occurs once in the file.
       after: the faulty text.
       tests: files and folders of tests, the likeliest first.
+      modes: those of the fuzzer that must find the fault by themselves; "" where only tests must.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Mutant:
     before: str
     after: str
     tests: tuple[str, ...]
+    modes: str = ""
 
     def planted(self, text: str) -> str:
         """The text of the file with the fault."""
