@@ -18,6 +18,7 @@ from functools import partial
 from tilekern import source
 from tilekern.autodiff.activity import active_values, is_float
 from tilekern.autodiff.tangents import tangents, wide
+from tilekern.autodiff.zero_tails import zero_tails
 from tilekern.errors import NotDifferentiableError
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Builder, Func, Op, Value
@@ -54,7 +55,8 @@ def tangent(func: Func, wrt: Sequence[bool]) -> Func:
     out = {p: Value(p.ref, f"{p.name}_t") for p in func.outputs if is_float(p)}
     made = _Tangent(into, out, active_values(func, into))
     body = made.block(func.body.args, lambda *_: made.inline(func.body))
-    return Func(f"{func.name}_tangent", (*func.inputs, *into.values(), *out.values()), func.axes, body, func.loc)
+    params = (*func.inputs, *into.values(), *out.values())
+    return zero_tails(Func(f"{func.name}_tangent", params, func.axes, body, func.loc), into.values())
 
 
 def _check_effects(func: Func) -> None:

@@ -26,6 +26,7 @@ from tilekern.autodiff.replay import Replay
 from tilekern.autodiff.saved import SavedState, SavedStates
 from tilekern.autodiff.tangent import name_of, no_derivative
 from tilekern.autodiff.tangents import wide
+from tilekern.autodiff.zero_tails import zero_tails
 from tilekern.ir.carries import carries
 from tilekern.ir.control import Fold, Switch, While
 from tilekern.ir.core import Block, Func, Op, Value
@@ -78,7 +79,7 @@ def transpose(func: Func, linear: Sequence[bool]) -> Transposed:
     times = made.overwrites.times.values()
     params = (*known, *out.values(), *(s.param for s in states), *times, *into.values())
     name = f"{name_of(func)}_backward"
-    transposed = Func(name, params, func.axes, body, func.loc)
+    transposed = zero_tails(Func(name, params, func.axes, body, func.loc), out.values())
     return Transposed(transposed, known, tuple(out.values()), states, made.overwrites, active)
 
 

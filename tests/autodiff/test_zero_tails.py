@@ -1,0 +1,98 @@
+"""Derivatives of kernels whose factors are infinite or NaN where a tile reaches over the end of an array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tilekern as tk
+from tests.lang.checks import like_first
+from tilekern.testing import assert_close
+
+RANDOM = np.random.default_rng(0)
+W = RANDOM.uniform(0.5, 2, 3)
+
+ON_ROWS: dict[str, Callable[[Any, Any], Any]] = {
+    "a quotient": lambda x, w: w / x,
+    "a logarithm": lambda x, w: w * jnp.log(x),
+    "a power": lambda x, w: x**w,
+    "a norm": lambda x, w: w * x / jnp.sqrt((x * x).sum(axis=1, keepdims=True)),
+    "a product of matrices": lambda x, w: jnp.dot(1 / x, jnp.outer(w, w), precision="highest"),
+    "rows of columns": lambda x, w: (w[:, None] / x.T).T,
+    "a choice": lambda x, w: jnp.where(x > 1, w / x, w * jnp.sqrt(x)),
+}
+
+
+def rows(function: Callable[[Any, Any], Any], block: int) -> tk.Kernel:
+    @like_first
+    def kernel(x, w, out):
+        i = tk.parallel(x.shape[0], block)
+        out[i, :] = function(x[i, :], w[:])
+
+    return kernel
+
+
+def expect(kernel: Callable[..., Any], plain: Callable[..., Any], length: int) -> None:
+    """Gradients and tangents are those of plain JAX on the whole array, in float64."""
+    x = RANDOM.uniform(0.5, 2, (length, 3))
+    cotangent = jax.tree.map(lambda o: RANDOM.standard_normal(o.shape), jax.eval_shape(plain, x, W))
+    for mode in ("grad", "jvp"):
+
+        def derivative(function: Callable[..., Any], dtype: Any, mode: str = mode) -> list[np.ndarray]:
+            arrays = [jnp.asarray(a, dtype) for a in (x, W)]
+            if mode == "jvp":
+                return [np.asarray(jax.jvp(function, arrays, [jnp.cos(a) for a in arrays])[1])]
+            return [*map(np.asarray, jax.vjp(function, *arrays)[1](jnp.asarray(cotangent, dtype)))]
+
+        with jax.enable_x64(True):
+            exact = derivative(plain, np.float64)
+        naive = derivative(plain, np.float32)
+        for got, wanted, low in zip(derivative(kernel, np.float32), exact, naive, strict=True):
+            assert_close(got, wanted, low, length=64, factor=4)
+
+
+@pytest.mark.parametrize("length", [4, 5, 6, 7, 8, 10])
+@pytest.mark.parametrize("name", ON_ROWS)
+def test_rows_of_the_last_tile(name: str, length: int) -> None:
+    expect(rows(ON_ROWS[name], 4), ON_ROWS[name], length)
+
+
+@pytest.mark.parametrize("length", [5, 8])
+@pytest.mark.parametrize("name", ["a quotient", "a logarithm", "a power"])
+def test_sums_over_the_tiles_of_a_loop(name: str, length: int) -> None:
+    """Lanes behind the end would count in such a sum, so the kernel masks them; the derivative of the mask is 0."""
+
+    @tk.kernel(out_type=lambda x, w: jax.ShapeDtypeStruct((3,), x.dtype))
+    def summed(x, w, out):
+        def step(k, total):
+            return total + jnp.where(
+                k.valid[:, None], ON_ROWS[name](jnp.where(k.valid[:, None], x[k, :], 1), w[:]), 0
+            ).sum(0)
+
+        out[:] = tk.fold(tk.serial(x.shape[0], 4), step, jnp.zeros(3, x.dtype))
+
+    expect(summed, lambda x, w: ON_ROWS[name](x, w).sum(axis=0), length)
+
+
+def test_the_tangent_of_a_sum_of_roots() -> None:
+    @tk.kernel(out_type=lambda x: tk.Sum(jax.ShapeDtypeStruct((), x.dtype)))
+    def roots(x, out):
+        i = tk.parallel(x.shape[0], 4)
+        out.at[()].add(jnp.sqrt(x[i, :]).sum())
+
+    x = jnp.asarray(RANDOM.uniform(0.5, 2, (10, 3)), np.float32)
+    tangent = jax.jvp(roots, (x,), (x,))[1]
+    np.testing.assert_allclose(tangent, jnp.sqrt(x).sum() / 2, rtol=1e-6)
+
+
+def test_tiles_that_are_whole_have_no_mask() -> None:
+    kernel = rows(ON_ROWS["a quotient"], 4)
+    for length, masks in ((8, 0), (10, 1)):
+        x, w = (jnp.ones(shape, np.float32) for shape in ((length, 3), (3,)))
+        stages = kernel.trace(x, w).gradient()
+        assert str(stages).count("select(") == masks
