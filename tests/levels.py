@@ -1,7 +1,9 @@
 """Tests of code for CPUs at lesser levels than this machine's, whose own level `make test` tests.
 
-    python -m tests.levels          a sample at each level: of the tests of the CPU backends, and a minute of the fuzzer
-    python -m tests.levels --all    all cases of these tests, and ten minutes
+    python -m tests.levels          a sample at each level: of the tests of the CPU backends, and of random programs
+    python -m tests.levels --all    all cases of these tests, and ten minutes of the fuzzer
+
+The random programs of the sample have fixed seeds, so that a commit that passes today passes tomorrow.
 
 Code by LLVM is restricted by `TILEKERN_CPU`, code by XLA by `--xla_cpu_max_isa`. A level is skipped, with the
 reason, if its code is that of this machine, or if this machine lacks it.
@@ -27,6 +29,10 @@ LLVM_SAMPLE = ("emit", "gemm", "legalize", "math", "plan", "test_determinism.py"
 
 XLA_LEVELS = {"AVX": "x86-64-v2 and AVX", "AVX2": "x86-64-v3"}
 """XLA's names of instruction sets that it may be restricted to. At `SSE4_2` it has no code that converts float16."""
+
+
+_RANDOM = {"cpu:llvm": "llvm_code_agrees", "cpu:xla": "xla_backend"}
+"""For each target what names the test of its random programs."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def runs(machine: Machine) -> Iterator[Run]:
 def main(arguments: Sequence[str]) -> int:
     """Do what the command line says; return the exit status: 1 if a test failed or the fuzzer found something."""
     parser = argparse.ArgumentParser(prog="python -m tests.levels", description="test code of lesser CPUs")
-    parser.add_argument("--all", action="store_true", help="all cases, and ten minutes of the fuzzer for each level")
+    parser.add_argument("--all", action="store_true", help="all cases, and ten minutes of the fuzzer a level")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="test processes (default: 2)")
     options = parser.parse_args(arguments)
     failed = list[str]()
@@ -98,8 +104,10 @@ def _commands(run: Run, whole: bool, jobs: int) -> Iterator[list[str]]:
     """The tests and the fuzzer of a run, as arguments of `python -m`."""
     cases = ["--sweep", "all"] if whole else ["-m", "not slow"]
     yield ["pytest", "-q", "-n", str(jobs), "--dist", "worksteal", *cases, *run.tests]
-    minutes = "10" if whole else "1"
-    yield ["tilekern", "fuzz", "--minutes", minutes, "--targets", run.target, "--stop", "--out", "build/fuzz-levels"]
+    if whole:
+        yield ["tilekern", "fuzz", "--minutes", "10", "--targets", run.target, "--stop", "--out", "build/fuzz-levels"]
+    else:
+        yield ["pytest", "-q", "-n", str(jobs), "tests/lower/test_random_programs.py", "-k", _RANDOM[run.target]]
 
 
 def _passes(run: Run, command: list[str]) -> bool:
