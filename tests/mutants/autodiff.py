@@ -70,4 +70,18 @@ MUTANTS = (
         ("tests/autodiff/test_rules.py",),
         modes="derivatives",
     ),
+    Mutant(
+        "zero tails: any factor is finite behind the end",
+        "tilekern/autodiff/zero_tails.py",
+        "is_exact = active[0].is_exact and stays and self.finite.issuperset(factors)",
+        "is_exact = active[0].is_exact and (stays or bool(factors))",
+        ("tests/autodiff/test_zero_tails.py",),
+    ),
+    Mutant(
+        "zero tails: a product needs 0 on one side alone",
+        "tilekern/autodiff/zero_tails.py",
+        "if y not in self._facts.finite:",
+        "if y in self._facts.linear:",
+        ("tests/autodiff/test_zero_tails.py",),
+    ),
 )

@@ -9,7 +9,7 @@ such lanes, but a sum over lanes would add them:
     %0 = load %out_ct[4*%i +: 4]   %1 = div(%0, %y)   %3 = select(4*%i + iota < extent, %1, 0)   %2 = reduce sum %3
 
 Needs: a Func that is linear in some inputs. Gives: sums, products, scans and moves of lanes whose lanes behind the end
-are 0 wherever those of the inputs are. A Func whose tiles are all whole stays as it is.
+are 0 if the inputs are 0 there. A Func whose tiles are all whole stays as it is.
 """
 
 from __future__ import annotations
@@ -81,7 +81,12 @@ class _Linear:
 
 
 class _Facts:
-    """What is known of the values of a Func: `linear` of those linear in the roots; `finite` of all others."""
+    """Facts of the values of a Func.
+
+    Attributes:
+      linear: for each value that is linear in the roots, where it is 0.
+      finite: the other values that are finite where all elements of arrays are, but for overflow.
+    """
 
     def __init__(self, func: Func, roots: Collection[Value], axes: Mapping[Value, Axis]) -> None:
         self._roots, self._axes, self._defined = {*roots}, axes, definitions(func)
@@ -117,7 +122,7 @@ class _Facts:
             self.linear[value] = linear
 
     def _meet(self, some: Sequence[_Linear | None]) -> _Linear | None:
-        """A value that is one of some others, or the sum of them."""
+        """The fact of a sum of values, and of a choice among them, from the facts of the values."""
         ends: frozenset[_End] | None = None
         for linear in some:
             if linear is None:
@@ -169,7 +174,7 @@ class _Facts:
             if self._is_finite(op):
                 self.finite.add(result)
             return
-        known = [v for v in op.operands if v not in self.linear]
+        factors = [v for v in op.operands if v not in self.linear]
         match op:
             case Stop() | Custom():
                 self._note(result, self.linear.get(op.operands[0]))
@@ -179,17 +184,17 @@ class _Facts:
                 self._note(result, self._meet([*map(self._of, op.operands[1:])]))
             case Elementwise() | Convert():
                 stays = op.function in ("mul", "neg") if isinstance(op, Elementwise) else kind_of(op.dtype) == "float"
-                is_exact = active[0].is_exact and stays and self.finite.issuperset(known)
+                is_exact = active[0].is_exact and stays and self.finite.issuperset(factors)
                 self._note(result, replace(active[0], is_exact=is_exact))
             case Broadcast() | Transpose() | Reshape():
                 self._note(result, active[0].along(_places(op)))
             case Reduce():
-                kept = [d for d in range(len(op.operands[0].tile.shape)) if d not in op.dims]
-                self._note(result, active[0].along({d: n for n, d in enumerate(kept)}))
+                dims = [d for d in range(len(op.operands[0].tile.shape)) if d not in op.dims]
+                self._note(result, active[0].along({d: n for n, d in enumerate(dims)}))
             case Dot() if len(active) == 1:
-                is_exact = active[0].is_exact and self.finite.issuperset(known)
+                is_exact = active[0].is_exact and self.finite.issuperset(factors)
                 self._note(
-                    result, replace(active[0].along(_places_of_dot(op, op.operands[0] in known)), is_exact=is_exact)
+                    result, replace(active[0].along(_places_of_dot(op, op.operands[0] in factors)), is_exact=is_exact)
                 )
             case _:
                 self._note(result, _Linear(frozenset()))
@@ -216,8 +221,8 @@ def _places(op: Broadcast | Transpose | Reshape) -> dict[int, int]:
             into = op.result.tile.shape
             ends = {(int(np.prod(into[:n])), size): n for n, size in enumerate(into) if size > 1}
             shape = x.tile.shape
-            found = {d: ends.get((int(np.prod(shape[:d])), size)) for d, size in enumerate(shape)}
-            return {d: n for d, n in found.items() if n is not None}
+            places = {d: ends.get((int(np.prod(shape[:d])), size)) for d, size in enumerate(shape)}
+            return {d: n for d, n in places.items() if n is not None}
 
 
 def _places_of_dot(op: Dot, is_right: bool) -> dict[int, int]:
@@ -249,31 +254,31 @@ class _Masker(Rewriter):
             return {}
         if isinstance(op, Dot):
             return self._contracted(op)
-        found: dict[Value, frozenset[_End]] = {}
+        masks: dict[Value, frozenset[_End]] = {}
         for value in op.operands:
             linear = self._facts.linear.get(value)
             if linear is None or linear.ends is None or linear.is_exact:
                 continue
-            kept = _places(op) if isinstance(op, Reshape) else {}
+            stays = _places(op) if isinstance(op, Reshape) else {}
             dims = op.dims if isinstance(op, Reduce) else range(len(value.tile.shape))
-            found[value] = frozenset(end for end in linear.ends if end[0] in dims and end[0] not in kept)
-        return {value: ends for value, ends in found.items() if ends}
+            masks[value] = frozenset(end for end in linear.ends if end[0] in dims and end[0] not in stays)
+        return {value: ends for value, ends in masks.items() if ends}
 
     def _contracted(self, op: Dot) -> dict[Value, frozenset[_End]]:
         """Both sides of a product: 0 times infinity is NaN, too."""
-        found: dict[Value, frozenset[_End]] = {}
-        for side, other in ((0, 1), (1, 0)):
-            x, y = op.operands[side], op.operands[other]
+        masks: dict[Value, frozenset[_End]] = {}
+        for side, partner in ((0, 1), (1, 0)):
+            x, y = op.operands[side], op.operands[partner]
             linear = self._facts.linear.get(x)
             if linear is None or linear.ends is None:
                 continue
-            partners = dict(zip(op.contract[side], op.contract[other], strict=True))
+            partners = dict(zip(op.contract[side], op.contract[partner], strict=True))
             ends = frozenset(end for end in linear.ends if end[0] in partners)
             if not linear.is_exact:
-                found[x] = ends
+                masks[x] = ends
             if y not in self._facts.finite:
-                found[y] = frozenset((partners[d], index) for d, index in ends)
-        return {value: ends for value, ends in found.items() if ends}
+                masks[y] = frozenset((partners[d], index) for d, index in ends)
+        return {value: ends for value, ends in masks.items() if ends}
 
     def _masked(self, x: Value, ends: frozenset[_End], op: Op) -> Value:
         make, shape = Make(self, op), x.tile.shape
