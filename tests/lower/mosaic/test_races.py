@@ -176,9 +176,10 @@ def test_a_sum_over_programs_is_not_shared_out() -> None:
 
 def test_a_race_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     one = call(SUM)
+    lowering = in_form(one.func, "resident")  # before the fault, which the verifier of plans would find, too
     monkeypatch.setattr(KernelPlan, "semantics", ("parallel",))
     with pytest.raises(jax.errors.JaxRuntimeError, match="RACE DETECTED"):
-        on_two_cores(in_form(one.func, "resident"), one)
+        on_two_cores(lowering, one)
 
 
 @pytest.mark.parametrize("form", ["resident", "grid_loop", "pipelined"])

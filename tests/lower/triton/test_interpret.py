@@ -91,6 +91,7 @@ def test_an_aliased_result_starts_as_its_operand_which_stays_as_it_is() -> None:
     body = """
         tl.store(y0, tl.load(x1) + 5)
         tl.store(y0 + 1, tl.load(x0 + 0))
+        tl.debug_barrier()
         tl.store(y0 + 2, tl.load(x1 + 0))
     """
     p = replace(program(body, [x, x], [result([4], "f32", alias=1)]), operands=(0, 0))
@@ -220,7 +221,8 @@ def test_a_program_stores_to_results_only() -> None:
 
 
 def test_a_program_stores_an_element_again_and_sees_what_it_stored() -> None:
-    (y,) = run("tl.store(y0, 1.0)\ntl.store(y0, tl.load(y0) + 1)", [], [result([], "f32")])
+    body = "tl.store(y0, 1.0)\ntl.debug_barrier()\nx = tl.load(y0)\ntl.debug_barrier()\ntl.store(y0, x + 1)"
+    (y,) = run(body, [], [result([], "f32")])
     assert y == 2
 
 
