@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilekern.ir.analysis.additive import is_zero
+from tilekern.ir.analysis.lanes import kept_places
 from tilekern.ir.carries import carries
 from tilekern.ir.compute import Constant, Convert, Dot, Reduce, Select
 from tilekern.ir.control import Fold, Switch
@@ -187,7 +188,7 @@ class _Facts:
                 is_exact = active[0].is_exact and stays and self.finite.issuperset(factors)
                 self._note(result, replace(active[0], is_exact=is_exact))
             case Broadcast() | Transpose() | Reshape():
-                self._note(result, active[0].along(_places(op)))
+                self._note(result, active[0].along(kept_places(op)))
             case Reduce():
                 dims = [d for d in range(len(op.operands[0].tile.shape)) if d not in op.dims]
                 self._note(result, active[0].along({d: n for n, d in enumerate(dims)}))
@@ -207,22 +208,6 @@ class _Facts:
         is_finite = moves or (isinstance(op, Elementwise) and op.function in _FINITE)
         floats = (v for v in op.operands if kind_of(v.tile.dtype) == "float")
         return is_finite and self.finite.issuperset(floats)
-
-
-def _places(op: Broadcast | Transpose | Reshape) -> dict[int, int]:
-    """The dims that an op keeps, and their places in the result."""
-    (x,) = op.operands
-    match op:
-        case Broadcast():
-            return {d: n for d, n in enumerate(op.dims) if x.tile.shape[d] == op.result.tile.shape[n]}
-        case Transpose():
-            return {d: n for n, d in enumerate(op.permutation)}
-        case Reshape():
-            into = op.result.tile.shape
-            ends = {(int(np.prod(into[:n])), size): n for n, size in enumerate(into) if size > 1}
-            shape = x.tile.shape
-            places = {d: ends.get((int(np.prod(shape[:d])), size)) for d, size in enumerate(shape)}
-            return {d: n for d, n in places.items() if n is not None}
 
 
 def _places_of_dot(op: Dot, is_right: bool) -> dict[int, int]:
@@ -259,7 +244,7 @@ class _Masker(Rewriter):
             linear = self._facts.linear.get(value)
             if linear is None or linear.ends is None or linear.is_exact:
                 continue
-            stays = _places(op) if isinstance(op, Reshape) else {}
+            stays = kept_places(op) if isinstance(op, Reshape) else {}
             dims = op.dims if isinstance(op, Reduce) else range(len(value.tile.shape))
             masks[value] = frozenset(end for end in linear.ends if end[0] in dims and end[0] not in stays)
         return {value: ends for value, ends in masks.items() if ends}

@@ -356,15 +356,7 @@ def _tail(op: Op, facts: Sequence[_Fact]) -> Any:
 
 def _placed(op: Broadcast | Transpose | Reshape, fact: _Fact) -> _Fact:
     """An op that gives dims other places."""
-    (x,) = op.operands
-    match op:
-        case Broadcast():
-            grown = {d for d, into in enumerate(op.dims) if x.tile.shape[d] != op.result.tile.shape[into]}
-            places = {d: into for d, into in enumerate(op.dims) if d not in grown}
-        case Transpose():
-            places = {d: n for n, d in enumerate(op.permutation)}
-        case Reshape():
-            places = _kept_dims(x.tile.shape, op.result.tile.shape)
+    places = kept_places(op)
     if fact.own is not None and fact.own not in places:
         raise _CombinedError
     own = None if fact.own is None else places[fact.own]
@@ -374,11 +366,19 @@ def _placed(op: Broadcast | Transpose | Reshape, fact: _Fact) -> _Fact:
     return replace(fact, own=own, varied=others)
 
 
-def _kept_dims(shape: Sequence[int], into: Sequence[int]) -> dict[int, int]:
-    """The dims of more than one element that a reshape keeps, and their places in the result."""
-    ends = {(int(np.prod(into[:n])), size): n for n, size in enumerate(into) if size > 1}
-    found = {d: ends.get((int(np.prod(shape[:d])), size)) for d, size in enumerate(shape) if size > 1}
-    return {d: n for d, n in found.items() if n is not None}
+def kept_places(op: Broadcast | Transpose | Reshape) -> dict[int, int]:
+    """Maps each dim of the operand whose lanes stay one dim of the result to that dim; of a reshape, long dims only."""
+    (x,) = op.operands
+    match op:
+        case Broadcast():
+            return {d: n for d, n in enumerate(op.dims) if x.tile.shape[d] == op.result.tile.shape[n]}
+        case Transpose():
+            return {d: n for n, d in enumerate(op.permutation)}
+        case Reshape():
+            shape, into = x.tile.shape, op.result.tile.shape
+            ends = {(int(np.prod(into[:n])), size): n for n, size in enumerate(into) if size > 1}
+            places = {d: ends.get((int(np.prod(shape[:d])), size)) for d, size in enumerate(shape)}
+            return {d: n for d, n in places.items() if n is not None}
 
 
 def _product(op: Dot, facts: Sequence[_Fact]) -> _Fact:
