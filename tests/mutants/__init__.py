@@ -5,4 +5,12 @@
     python -m tests.mutants --list                 names, files, and the changes
 
 A mutant that no test finds survives. A survivor is a defect of the tests: write the test that kills it.
+
+Faults by hand stand in `table.py`. Others are drawn from the syntax trees of the package, and all tests that reach them
+may find them, which are known from a recorded run of the tests:
+
+    python -m tests.mutants --record               run the tests, and record which lines each one reaches
+    python -m tests.mutants --drawn 300 --results build/matrix.jsonl
+                                                   append what kills each fault that the file does not know yet
+    python -m tests.mutants --results build/matrix.jsonl --summary
 """

@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from tests.mutants import matrix, reach
+from tests.mutants.drawn import drawn
 from tests.mutants.mutant import Mutant
+from tests.mutants.summary import summary
 from tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +33,19 @@ def main(arguments: Sequence[str]) -> int:
     made.add_argument("--tests", type=Path, default=ROOT, metavar="TREE", help="another tree, whose tests are run")
     made.add_argument("--fuzz", type=float, metavar="MINUTES", help="let the fuzzer find the faults, instead of tests")
     made.add_argument("--plants", action="store_true", help="those that modes of the fuzzer must find by themselves")
+    made.add_argument("--record", action="store_true", help="run the tests, and record the lines that each one reaches")
+    made.add_argument("--drawn", type=int, metavar="N", help="N drawn faults, instead of those by hand")
+    made.add_argument("--results", type=Path, metavar="FILE", help="a line of JSON for each drawn fault")
+    made.add_argument("--limit", type=float, default=900, metavar="S", help="seconds of tests for a drawn fault")
+    made.add_argument("--summary", action="store_true", help="sum up the results, and run nothing")
     given = made.parse_args(arguments)
+    if given.record:
+        return reach.record()
+    if given.summary:
+        print("\n".join(summary(matrix.rows(given.results), reach.read())))
+        return 0
+    if given.drawn:
+        return _drawn(given)
     chosen = [mutant for mutant in MUTANTS if re.search(given.only, mutant.name) and (mutant.modes or not given.plants)]
     if given.list:
         for mutant in chosen:
@@ -45,12 +59,23 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if survivors else 0
 
 
+def _drawn(given: argparse.Namespace) -> int:
+    """List drawn faults, or run those of which the results have no row."""
+    faults = [fault for fault in drawn(given.drawn) if re.search(given.only, fault.name)]
+    if given.list:
+        for fault in faults:
+            print(f"{fault.name} line {fault.line}\n  - {fault.before}\n  + {fault.after}")
+    else:
+        matrix.run(faults, reach.read(), given.results, given.jobs, given.limit)
+    return 0
+
+
 def _run(tests: Path, minutes: float | None, mutant: Mutant) -> str:
     """The name of the mutant if it survives, "" if it is found."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tilekern-mutant-") as directory:
         tree = Path(directory)
-        _copy(tree, tests)
+        matrix.copy(tree, tests)
         path = tree / mutant.file
         path.write_text(mutant.planted(path.read_text()))
         command = _tests(tree, mutant) if minutes is None else _fuzzer(minutes, mutant)
@@ -74,16 +99,6 @@ def _tests(tree: Path, mutant: Mutant) -> list[str]:
 def _fuzzer(minutes: float, mutant: Mutant) -> list[str]:
     command = ["tilekern", "fuzz", "--minutes", str(minutes), "--seed", "1", "--stop", "--no-shrink"]
     return [*command, "--targets", mutant.modes] if mutant.modes else command
-
-
-def _copy(tree: Path, tests: Path) -> None:
-    """Copy the files that git tracks, with the tests of another tree."""
-    for root, wanted in ((ROOT, False), (tests, True)):
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
-        for name in filter(None, listed.split("\0")):
-            if name.startswith("tests/") is wanted and (root / name).exists():
-                (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(root / name, tree / name, follow_symlinks=False)
 
 
 if __name__ == "__main__":

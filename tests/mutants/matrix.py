@@ -1,0 +1,278 @@
+"""The matrix of faults and tests: for each drawn fault, the tests that fail where it is planted.
+
+A fault is planted in a copy of the tree. The tests that reach its lines run there in batches, each in one process:
+first cheap tests of files near to the fault, then cheap tests of others, then tests that take over `DEAR` seconds. The
+batch of the first failure runs to its end, so that the matrix knows several killers of most faults. Where tests that
+are dear are the only killers, all of them run: such a fault says which of them may not go.
+
+A test that ends the process, or hangs, kills. A fault whose killers are few is confirmed: they pass without the fault.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from tests.mutants.edits import Edit
+from tests.mutants.reach import ROOT, Reach, Recorded, importers
+
+DEAR = 2.0
+"""Seconds of the processor over which a test must kill something alone."""
+
+_BATCHES = (15.0, 60.0, 240.0)
+"""Seconds of the first batches; the others are as long as the last one."""
+
+_KILLS = 25
+"""Failures after which a batch ends."""
+
+_CONFIRMED = 3
+"""The number of killers up to which they are run again without the fault."""
+
+_MEMORY = 12 << 30
+"""Bytes that the processes of a batch may have each: a fault may ask for all of the machine."""
+
+# Tests that run others in processes, and those that look at the text of the package.
+_LEFT_OUT = ("tests/test_meshes.py", "tests/test_mutants.py", "tests/test_durations.py")
+
+# Code that runs in a process which one test starts and many use: the code that talks to it.
+_SERVED = {"tilekern/lower/triton/interpreter/": "tilekern/lower/triton/interpret.py"}
+
+
+@dataclass
+class Row:
+    """One fault of the matrix, as a line of JSON.
+
+    Attributes:
+      fault: its name.
+      line: the number of its line.
+      before: the text that it replaces.
+      after: the faulty text.
+      verdict: "killed", "survives", or "open" if the limit left tests out.
+      killers: the tests that fail.
+      passed: how many tests that reach the fault passed with it.
+      reached: how many tests reach it.
+      seconds: of the clock.
+    """
+
+    fault: str
+    line: int
+    before: str
+    after: str
+    verdict: str = "open"
+    killers: list[str] = field(default_factory=list[str])
+    passed: int = 0
+    reached: int = 0
+    seconds: float = 0.0
+
+
+def rows(results: Path) -> list[Row]:
+    """The rows of a file; of a fault that was run again, the last one."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    return list({row["fault"]: Row(**row) for row in map(json.loads, lines)}.values())
+
+
+def run(faults: Sequence[Edit], reach: Reach, results: Path, jobs: int, limit: float) -> None:
+    """Append a row for each fault that has none yet, or whose row is open."""
+    known = {row.fault for row in rows(results) if row.verdict != "open"}
+    waiting = [fault for fault in faults if fault.name not in known]
+    with tempfile.TemporaryDirectory(prefix="tilekern-matrix-") as directory, ThreadPoolExecutor(jobs) as pool:
+        trees = [Tree(Path(directory) / str(n)) for n in range(jobs)]
+        for tree in trees:
+            copy(tree.path)
+
+        def one(fault: Edit) -> None:
+            tree = trees.pop()
+            row = _row(fault, reach, tree, limit)
+            trees.append(tree)
+            with results.open("a") as file:
+                print(json.dumps(asdict(row)), file=file)
+            by = f" by {row.killers[0]}" if row.killers else ""
+            print(f"{row.fault}: {row.verdict}{by}, {row.passed} passed, {row.seconds:.0f} s", flush=True)
+
+        list(pool.map(one, waiting))
+
+
+def _row(fault: Edit, reach: Reach, tree: Tree, limit: float) -> Row:
+    """Run the tests of a fault."""
+    row, began, ran = Row(fault.name, fault.line, fault.before, fault.after), time.monotonic(), 0.0
+    tests = reaching(fault, reach, (tree.path / fault.file).read_text())
+    seconds = {test.name: test.seconds for test in tests}
+    row.reached = len(tests)
+    tree.plant(fault)
+    try:
+        for batch in batches(tests):
+            if ran > limit:
+                break
+            passed, failed = tree.outcomes(batch)
+            row.passed += len(passed)
+            row.killers += failed
+            ran += sum(test.seconds for test in batch)
+            if any(seconds.get(name, 0.0) <= DEAR for name in failed):
+                break
+        else:
+            row.verdict = "survives"
+    finally:
+        tree.restore(fault)
+    again = [test for test in tests if test.name in row.killers]
+    if 0 < len(again) <= _CONFIRMED:
+        row.killers = [name for name in row.killers if name not in tree.outcomes(again)[1]]
+    row.verdict = "killed" if row.killers else row.verdict
+    row.seconds = round(time.monotonic() - began, 1)
+    return row
+
+
+def reaching(fault: Edit, reach: Reach, text: str) -> list[Recorded]:
+    """The tests that reach a fault, those first that kill fast: cheap ones, of near files."""
+    found: dict[str, Recorded] = {}
+    served = next((client for folder, client in _SERVED.items() if fault.file.startswith(folder)), "")
+    if served:
+        found = {test.name: test for test in reach.of_files({served})}
+    elif fault.scope:
+        found = {test.name: test for test in reach.of_lines(fault.file, text, fault.lines)}
+    # Code that runs when a module is imported, or in processes alone, is reached by those that use the module.
+    for files in ({fault.file}, importers(fault.file, reach.texts)):
+        found = found or {test.name: test for test in reach.of_files(files)}
+    found |= {test.name: test for test in reach.tests if test.starts}
+    tests = [test for test in found.values() if test.passed and test.file not in _LEFT_OUT]
+    totals = defaultdict[str, float](float)
+    for test in tests:
+        totals[test.file] += test.seconds
+    reaches = {test.name for test in tests if fault.file in test.lines}
+    return sorted(
+        tests,
+        key=lambda test: (test.name not in reaches and test.starts, _dear(test), -_nearness(test.file, fault.file),
+                          totals[test.file], test.file),
+    )  # fmt: skip
+
+
+def _dear(test: Recorded) -> bool:
+    return test.seconds > DEAR
+
+
+def _nearness(test: str, file: str) -> int:
+    """The folders that a file of tests shares with a file of the package, and one more for its name."""
+    tests, folders = PurePosixPath(test.removeprefix("tests/")), PurePosixPath(file.removeprefix("tilekern/"))
+    shared = 0
+    for x, y in zip(tests.parts[:-1], folders.parts[:-1], strict=False):
+        if x != y:
+            break
+        shared += 1
+    return 2 * shared + (folders.stem in tests.stem)
+
+
+def batches(tests: Sequence[Recorded]) -> Iterator[list[Recorded]]:
+    """Cut tests into batches; those of files that need eight devices have their own."""
+    sizes = iter(_BATCHES)
+    size, batch, seconds = next(sizes), list[Recorded](), 0.0
+    for test in tests:
+        # A file costs a moment to collect.
+        cost = test.seconds + 0.1 * (not batch or batch[-1].file != test.file)
+        if batch and (seconds + cost > size or _on_devices(batch[-1]) != _on_devices(test)):
+            yield batch
+            size, batch, seconds = next(sizes, _BATCHES[-1]), [], 0.0
+        batch.append(test)
+        seconds += cost
+    if batch:
+        yield batch
+
+
+def _on_devices(test: Recorded) -> bool:
+    return test.name.startswith("tests/meshes/")
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A copy of the tree in which faults are planted, one at a time."""
+
+    path: Path
+
+    def plant(self, fault: Edit) -> None:
+        """Plant a fault. Its file is newer than all others, so its compiled code is not that of the original."""
+        path = self.path / fault.file
+        path.write_text(fault.planted(path.read_text()))
+
+    def restore(self, fault: Edit) -> None:
+        """Take the fault out, with what was compiled while it was in."""
+        shutil.copy2(ROOT / fault.file, self.path / fault.file)
+        shutil.rmtree(self.path / "build", ignore_errors=True)
+
+    def outcomes(self, tests: Sequence[Recorded]) -> tuple[list[str], list[str]]:
+        """The names of the tests that pass, and of those that fail, hang, or end the process."""
+        chosen, events = self.path / "chosen.txt", self.path / "events.json"
+        chosen.write_text("".join(f"{test.name}\n" for test in tests))
+        events.write_text("")
+        files = list(dict.fromkeys(test.file for test in tests))
+        command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=no", f"--maxfail={_KILLS}", "-m", "not slow"]
+        command += ["-p", "no:cacheprovider", "-p", "tests.mutants.chosen", "--chosen", str(chosen)]
+        command += ["--events", str(events), *files]
+        environment = {**os.environ, "PYTHONPATH": str(self.path)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        if _on_devices(tests[0]):
+            environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+        process = subprocess.Popen(
+            command,
+            cwd=self.path,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY)),
+        )
+        hangs = _wait(process, events, {test.name: test.seconds for test in tests})
+        return _read(events, process.returncode, hangs)
+
+
+def _wait(process: subprocess.Popen[bytes], events: Path, seconds: dict[str, float]) -> bool:
+    """Wait for the end, or for a test that takes far longer than it did: True if one hangs."""
+    while True:
+        try:
+            process.wait(2)
+            return False
+        except subprocess.TimeoutExpired:
+            pass
+        last = events.read_text().rstrip("\n").rpartition("\n")[2]
+        test = json.loads(last)["test"] if last.endswith("}") else ""
+        # Before the first test, pytest collects.
+        if time.time() - events.stat().st_mtime > max(120.0, 15 * seconds.get(test, 20.0)):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return True
+
+
+def _read(events: Path, status: int | None, hangs: bool) -> tuple[list[str], list[str]]:
+    """The tests that passed, and those that failed; "collection" and "exit" are no tests."""
+    said = [json.loads(line) for line in events.read_text().splitlines()]
+    passed, failed = ([each["test"] for each in said if each["event"] == event] for event in ("passed", "failed"))
+    if all(each["event"] == "finish" for each in said):
+        assert status != pytest.ExitCode.NO_TESTS_COLLECTED, "the recorded run has other tests: record it again"
+        failed.append("collection")
+    elif said[-1]["event"] == "start":
+        failed.append(said[-1]["test"])
+    elif hangs:
+        failed.append("exit")
+    return passed, failed
+
+
+def copy(tree: Path, tests: Path = ROOT) -> None:
+    """Copy the files that git knows, with the tests of another tree."""
+    for root, wanted in ((ROOT, False), (tests, True)):
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, listed.split("\0")):
+            if name.startswith("tests/") is wanted and (root / name).exists():
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, tree / name, follow_symlinks=False)
