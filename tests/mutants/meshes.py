@@ -23,8 +23,8 @@ MUTANTS = (
     Mutant(
         "additive: a square of a sum is a sum",
         "tilekern/ir/analysis/additive.py",
-        'case Elementwise(function="mul") | Dot():\n            return sum(which) == 1',
-        'case Elementwise(function="mul") | Dot():\n            return any(which)',
+        'case Elementwise(function="mul") | Dot():\n            return sum(is_active) == 1',
+        'case Elementwise(function="mul") | Dot():\n            return any(is_active)',
         _RULES,
     ),
     Mutant(

@@ -86,8 +86,8 @@ MUTANTS = (
     Mutant(
         "ranges: an access one past the end is proved in bounds",
         "tilekern/ir/analysis/ranges.py",
-        "where.within(0, size - lanes)",
-        "where.within(0, size - lanes + 1)",
+        "first_element.within(0, size - lanes)",
+        "first_element.within(0, size - lanes + 1)",
         ("tests/ir/analysis/test_ranges.py", *_of_pass("elide_masks")),
     ),
     Mutant(
@@ -184,8 +184,8 @@ MUTANTS = (
     Mutant(
         "canonicalize: negative positions are divided as if they were not",
         "tilekern/ir/analysis/mixed_radix.py",
-        "known is None or known.low < 0",
-        "known is None",
+        "interval is None or interval.low < 0",
+        "interval is None",
         ("tests/ir/analysis/test_mixed_radix.py", *_of_pass("canonicalize_access")),
     ),
     Mutant(
@@ -198,8 +198,8 @@ MUTANTS = (
     Mutant(
         "mixed radix: a remainder may be as large as the divisor",
         "tilekern/ir/analysis/mixed_radix.py",
-        "if rest.within(0, divisor - 1, ranges):",
-        "if rest.within(0, divisor, ranges):",
+        "if remainder.within(0, divisor - 1, ranges):",
+        "if remainder.within(0, divisor, ranges):",
         ("tests/ir/analysis/test_mixed_radix.py", *_of_pass("canonicalize_access")),
     ),
     Mutant(
@@ -240,8 +240,8 @@ MUTANTS = (
     Mutant(
         "costs: an array counts each time that it is loaded",
         "tilekern/ir/analysis/costs.py",
-        'min(found["r", param], whole)',
-        'found["r", param]',
+        'min(work["r", param], whole)',
+        'work["r", param]',
         ("tests/ir/analysis/test_costs.py",),
     ),
     Mutant(

@@ -17,7 +17,7 @@ _MOVES = (Broadcast, Reshape, Transpose, Slice, Reverse)
 
 
 def addends(func: Func, folds: Sequence[Fold]) -> set[Value] | None:
-    """The outputs that are sums over the tiles of folds; None if a result of the folds becomes anything but a sum.
+    """The outputs that are sums over the tiles of folds; None if a result of a fold becomes anything but a sum.
 
     The carries of the folds begin at 0, and each iteration adds a value that depends on no carry. Only linear ops use
     the results before they are stored. Loops around the folds may carry the results, in carries that begin at 0.
@@ -32,12 +32,12 @@ def addends(func: Func, folds: Sequence[Fold]) -> set[Value] | None:
     if not all(_keeps_sums(op, active, defined) for op in ops):
         return None
     writes = [op for op in ops if isinstance(op, WriteOp)]
-    found = {op.ref for op in writes if op.value in active}
-    if any(isinstance(op, Load) and op.ref in found for op in ops):  # the loaded sum is not among the active values
+    sums = {op.ref for op in writes if op.value in active}
+    if any(isinstance(op, Load) and op.ref in sums for op in ops):  # the loaded sum is not among the active values
         return None
     # An element of an "inout" array that the kernel does not write is whole on each device, and no addend.
-    is_sum = all(op.value in active and op.ref.ref.role != "inout" for op in writes if op.ref in found)
-    return found if is_sum else None
+    is_sum = all(op.value in active and op.ref.ref.role != "inout" for op in writes if op.ref in sums)
+    return sums if is_sum else None
 
 
 def _active(func: Func, folds: Sequence[Fold]) -> set[Value]:
@@ -74,6 +74,7 @@ def _keeps_sums(op: Op, active: Collection[Value], defined: Mapping[Value, Op]) 
 
 
 def _adds_up(fold: Fold, defined: Mapping[Value, Op]) -> bool:
+    """True if each carry of a fold is a sum, which the body uses for nothing else."""
     used = [*(v for op in fold.body.ops for v in op.uses()), *fold.body.results]
     return all(_is_sum(carry, fold, defined) and used.count(carry.args[0]) == 1 for carry in carries(fold))
 
@@ -94,8 +95,8 @@ def is_zero(value: Value, defined: Mapping[Value, Op]) -> bool:
 
 
 def is_linear(op: Op, active: Collection[Value]) -> bool:
-    """True if the result of an op is linear in its active operands, and 0 where these are."""
-    which = [v in active for v in op.operands]
+    """True if the result of an op is linear in its active operands, and 0 if all active operands are 0."""
+    is_active = [v in active for v in op.operands]
     match op:
         case Convert():
             return kind_of(op.dtype) == "float"
@@ -104,12 +105,12 @@ def is_linear(op: Op, active: Collection[Value]) -> bool:
         case Elementwise(function="neg"):
             return True
         case Elementwise(function="add" | "sub") | Concatenate():
-            return all(which)
+            return all(is_active)
         case Elementwise(function="mul") | Dot():
-            return sum(which) == 1
+            return sum(is_active) == 1
         case Elementwise(function="div"):  # of integers it rounds
-            return which == [True, False] and kind_of(op.result.tile.dtype) == "float"
+            return is_active == [True, False] and kind_of(op.result.tile.dtype) == "float"
         case Select():
-            return which == [False, True, True]
+            return is_active == [False, True, True]
         case _:
             return isinstance(op, _MOVES)

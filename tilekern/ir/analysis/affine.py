@@ -20,7 +20,7 @@ LIMIT = 1 << 28
 
 @dataclass(frozen=True)
 class Affine:
-    """`slope` times the index, plus a sum of strides times scalars, plus an offset of each lane in `low`..`high`.
+    """`slope` * index + the sum of stride * scalar + an offset of each lane in `low`..`high`.
 
     A scalar that cancels out keeps the stride 0: an intermediate sum would wrap around if the scalar were large.
     """
@@ -32,11 +32,11 @@ class Affine:
 
     @property
     def lanes(self) -> Interval:
-        """The interval of the offsets of lanes."""
+        """The interval of the offsets of all lanes."""
         return Interval(self.low, self.high)
 
     def plus(self, other: Affine, factor: int = 1) -> Affine:
-        """This and `factor` times the other."""
+        """This line plus `factor` times `other`."""
         scalars = dict(self.scalars)
         for scalar, stride in other.scalars.items():
             scalars[scalar] = scalars.get(scalar, 0) + factor * stride
@@ -45,40 +45,40 @@ class Affine:
 
 
 def between(low: int, high: int) -> Affine:
-    """An unknown number in `low`..`high`, for each lane."""
+    """The line of a value without slope and scalars: each lane is some number in `low`..`high`."""
     return Affine(low=low, high=high)
 
 
 class Lines:
-    """The values of one fold's body that are lines, computed without int32 overflow.
+    """The lines of the values of one fold's body, for values that are computed without int32 overflow.
 
     Scalars from outside the fold are symbols. Their magnitude is assumed to be at most `LIMIT`; see `unknown`.
     """
 
     def __init__(self, op: Fold, definition: Callable[[Value], Op | None], ranges: Mapping[Value, Interval]) -> None:
         self._index, self._definition, self._ranges = op.body.args[0], definition, ranges
-        self._inside = {*op.body.args, *(v for inner in op.body.ops for v in inner.results)}
-        self._found: dict[Value, Affine | None] = {}
+        self._inner_values = {*op.body.args, *(v for inner in op.body.ops for v in inner.results)}
+        self._lines: dict[Value, Affine | None] = {}
 
     def of(self, value: Value) -> Affine | None:
-        """An int32 value as a line, None if it is not known to be one."""
-        if value not in self._found:
+        """The line of an int32 value; None if none is proved."""
+        if value not in self._lines:
             line = self._line(value)
-            known = self._ranges.get(value)
+            interval = self._ranges.get(value)
             if line is None or not self._interval(line).within(INT32.low, INT32.high):
-                line = None if known is None else between(known.low, known.high)
-            self._found[value] = line
-        return self._found[value]
+                line = None if interval is None else between(interval.low, interval.high)
+            self._lines[value] = line
+        return self._lines[value]
 
     def of_position(self, position: Position, operands: Sequence[Value]) -> Affine | None:
-        """The first element of a dim of an access as a line; exact."""
+        """The line of the first element of a dim of an access, in exact arithmetic; None if none is proved."""
         total = between(position.const, position.const)
         for term in position.terms:
             value = operands[term.operand]
             line = self.of(value) if term.plain else None
-            known = digit_interval(term, self._ranges.get(value))
-            if line is None and known is not None:
-                line = between(known.low, known.high)
+            interval = digit_interval(term, self._ranges.get(value))
+            if line is None and interval is not None:
+                line = between(interval.low, interval.high)
             if line is None:
                 return None
             total = total.plus(line, term.stride)
@@ -95,14 +95,14 @@ class Lines:
         return line.slope != 0 and self._interval(flat).within(-reach, reach)
 
     def unknown(self, line: Affine) -> list[Value]:
-        """The scalars of a line that must be checked against `LIMIT` at run time."""
+        """The scalars of a line without an interval: they must be checked against `LIMIT` at run time."""
         return [v for v in line.scalars if v not in self._ranges]
 
     def _interval(self, line: Affine) -> Interval:
-        found = line.lanes
+        interval = line.lanes
         for value, stride in [(self._index, line.slope), *line.scalars.items()]:
-            found = found.plus(self._ranges.get(value, Interval(-LIMIT, LIMIT)).times(stride))
-        return found
+            interval = interval.plus(self._ranges.get(value, Interval(-LIMIT, LIMIT)).times(stride))
+        return interval
 
     def _line(self, value: Value) -> Affine | None:
         if value is self._index:
@@ -112,7 +112,7 @@ class Lines:
                 return between(int(array.min()), int(array.max()))
             case Iota() as iota:
                 return between(0, iota.shape[iota.dim] - 1)
-            case _ if value.type == INDEX and value not in self._inside:
+            case _ if value.type == INDEX and value not in self._inner_values:
                 return Affine(scalars={value: 1})
             case Broadcast(operands=(x,)) | Reshape(operands=(x,)) | Transpose(operands=(x,)):
                 return self.of(x)

@@ -7,22 +7,22 @@ from collections.abc import Collection, Iterable, Sequence
 from tilekern.ir.core import Block, Op, Value
 
 
-def backward_slice(ops: Sequence[Op], values: Iterable[Value], given: Collection[Value] = ()) -> list[Op]:
-    """The ops, in their order, by which `values` are computed; `given` values are not computed again."""
-    wanted = set(values)
-    found: list[Op] = []
+def backward_slice(ops: Sequence[Op], values: Iterable[Value], available: Collection[Value] = ()) -> list[Op]:
+    """The ops, in their order, that compute `values`; `available` values need no op."""
+    needed = set(values)
+    sliced: list[Op] = []
     for op in reversed(ops):
-        if any(result in wanted and result not in given for result in op.results):
-            found.append(op)
-            wanted.update(op.uses())
-    return found[::-1]
+        if any(result in needed and result not in available for result in op.results):
+            sliced.append(op)
+            needed.update(op.uses())
+    return sliced[::-1]
 
 
 def index_values(body: Block) -> set[Value]:
-    """The results in a fold's body that depend on nothing but the index and what is outside, by pure ops."""
+    """The results of pure ops in a fold's body that depend on the index and on values from outside alone."""
     inside = {*body.args, *(v for op in body.ops for v in op.results)}
-    found: set[Value] = set()
+    values: set[Value] = set()
     for op in body.ops:
-        if op.pure and not op.regions and all(v not in inside or v is body.args[0] or v in found for v in op.uses()):
-            found.update(op.results)
-    return found
+        if op.pure and not op.regions and all(v not in inside or v is body.args[0] or v in values for v in op.uses()):
+            values.update(op.results)
+    return values

@@ -1,4 +1,4 @@
-"""The work of a Func: operations and bytes, counted as XLA's `HloCostAnalysis` counts those of a program."""
+"""The work of a Func: operations and bytes, counted as XLA's `HloCostAnalysis` counts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TRANSCENDENTAL = frozenset(
 
 @dataclass(frozen=True)
 class Cost:
-    """The work of a call of a kernel: of all its programs. It depends on the target by its blocks alone.
+    """The work of a call of a kernel, in all its programs. Of the target, only its blocks have an influence.
 
     Attributes:
       flops: floating-point operations: one for each element of an arithmetic op or a comparison of floats, and two for
-        each product of a dot, also of integers. Other ops on integers, conversions and selects are none.
+        each product of a dot, also of integers. Other ops on integers, conversions and selects count 0.
       transcendentals: elements of functions such as exp, log, sqrt and tanh, which do not count as flops.
-      bytes_accessed: bytes of arrays that are read, and that are written. An array counts once, however many programs
-        load it; one of which programs load less than the whole, as by an index vector, counts by the loads.
+      bytes_accessed: bytes of arrays that are read, plus bytes of arrays that are written. An array counts once,
+        however many programs load it. If all loads together are less than the array, the loads count.
 
     Example:
       >>> import jax, jax.numpy as jnp, tilekern as tk
@@ -60,18 +60,18 @@ def cost_of(func: Func) -> Cost:
     while counts once, and a switch as its most costly branch, as in XLA.
     """
     counts = _Counts(Iterations(func))
-    found = counts.block(func.body, math.prod(_tiles(axis) for axis in func.axes))
+    work = counts.block(func.body, math.prod(_tiles(axis) for axis in func.axes))
     moved = 0.0
     for param in func.params:
         ref = param.ref
         whole = math.prod(ref.shape)
-        written = whole if ref.role in ("zeros", "sum") else min(found["w", param], whole)
-        moved += (min(found["r", param], whole) + written) * ref.dtype.itemsize
-    return Cost(round(found["flops"]), round(found["transcendentals"]), round(moved))
+        written = whole if ref.role in ("zeros", "sum") else min(work["w", param], whole)
+        moved += (min(work["r", param], whole) + written) * ref.dtype.itemsize
+    return Cost(round(work["flops"]), round(work["transcendentals"]), round(moved))
 
 
 def _tiles(axis: Axis) -> float:
-    """The number of tiles, the last one in proportion to its part inside of the extent."""
+    """The number of tiles; the last tile counts by its part inside of the extent."""
     return axis.extent / axis.block
 
 
@@ -83,24 +83,24 @@ class _Counts:
         self._iterations = iterations
 
     def block(self, block: Block, times: float) -> _Counter:
-        """The counts of a block that runs so many times: of flops, and of elements read and written of each array."""
-        found = Counter[object]()
+        """The flops of a block that runs `times` times, and for each array the elements read and written."""
+        work = Counter[object]()
         for op in block.ops:
             inner = times * self._iterations.of(op) if isinstance(op, Fold) else times
             regions = [self.block(region, inner) for region in op.regions]
             if isinstance(op, Switch):
                 regions = [_most(regions)]
-            for counts in (*regions, _of_op(op, times)):
-                found.update(counts)
-        return found
+            for part in (*regions, _of_op(op, times)):
+                work.update(part)
+        return work
 
 
 def _most(branches: Iterable[_Counter]) -> _Counter:
-    """The greatest count of each kind."""
-    found = Counter[object]()
+    """For each kind of work, the greatest count of any branch."""
+    greatest = Counter[object]()
     for counts in branches:
-        found |= counts
-    return found
+        greatest |= counts
+    return greatest
 
 
 def _of_op(op: Op, times: float) -> Mapping[object, Any]:
@@ -124,7 +124,7 @@ def _on_floats(op: Op) -> bool:
 
 
 def _operations(op: Op) -> int:
-    """The operations on elements of an op on floats; a sort takes one for each element and halving."""
+    """The number of operations on elements in an op on floats; a sort takes one for each element and halving."""
     tile = op.operands[0].tile
     if isinstance(op, Reduce | ArgReduce):
         return max(0, tile.size - op.results[0].tile.size)

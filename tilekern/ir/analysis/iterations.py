@@ -20,9 +20,9 @@ _FAR = 2**53  # beyond every axis, and exact in float64
 class Iterations:
     """The mean numbers of iterations of the folds of a Func.
 
-    The bounds of a fold are computed from leaves: indices of the grid and of outer folds, and data. Leaves take all of
-    their values where there are few combinations, else a sample, the same each time. Data are as if drawn evenly from
-    the range that is proved about them, and independently; without a proof, from the axis of the fold.
+    The bounds of a fold are computed from leaves: indices of the grid and of outer folds, and data. If there are few
+    combinations of the leaves' values, all are tried, else a sample, the same each time. Data count as drawn evenly and
+    independently from their proved range; without a proof, from the axis of the fold.
     """
 
     def __init__(self, func: Func) -> None:
@@ -30,31 +30,31 @@ class Iterations:
         self._scalars = {op.result: op for op in func.walk() if _is_scalar(op)}
 
     def of(self, op: Fold) -> float:
-        """The iterations of a fold; the last tile counts by its part inside of the extent."""
+        """The mean number of iterations of a fold; the last tile counts by its part inside of the extent."""
         needed = self._needed(op)
         leaves = {v: self._interval(v, op.axis) for v in needed if v not in self._scalars}
         values = _samples(leaves)
         with np.errstate(all="ignore"):
-            for value, scalar in self._scalars.items():  # in program order: each behind its operands
+            for value, scalar in self._scalars.items():  # in program order: operands come before results
                 if value in needed:
                     values[value] = scalar.evaluate(*(values[v] for v in scalar.operands))
         return _mean(op.axis, values[op.start], values[op.stop])
 
     def _needed(self, op: Fold) -> Collection[Value]:
-        """The values by which the bounds are computed."""
-        found, left = dict[Value, None](), [op.start, op.stop]  # a dict, which keeps their order in every process
-        while left:
-            value = left.pop()
-            if value not in found:
-                found[value] = None
-                left += self._scalars[value].operands if value in self._scalars else ()
-        return found
+        """The bounds of a fold, and all values that they are computed from."""
+        needed, pending = dict[Value, None](), [op.start, op.stop]  # a dict, which keeps their order in every process
+        while pending:
+            value = pending.pop()
+            if value not in needed:
+                needed[value] = None
+                pending += self._scalars[value].operands if value in self._scalars else ()
+        return needed
 
     def _interval(self, leaf: Value, axis: Axis) -> Interval:
         limits = whole(leaf.tile.dtype)
         unproved = Interval(0, axis.extent if limits is None else min(axis.extent, limits.high))
-        found = self._ranges.get(leaf, unproved)
-        return Interval(*(min(max(end, -_FAR), _FAR) for end in (found.low, found.high)))
+        interval = self._ranges.get(leaf, unproved)
+        return Interval(*(min(max(end, -_FAR), _FAR) for end in (interval.low, interval.high)))
 
 
 def _is_scalar(op: Op) -> bool:

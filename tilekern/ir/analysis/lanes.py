@@ -1,14 +1,15 @@
 """Proof that an axis may be cut between any two elements, not only between tiles.
 
 Devices that divide an axis may get parts that are no whole tiles. Then the lanes of a tile come together in other ways
-than on one device, and a part has a last tile of its own, with lanes behind its end. Results stay the same if
+than on one device. A part has a last tile of its own, with lanes behind its end. Results stay the same if
 
 - each lane is computed from its own element alone, and stored to its own element; or
 - lanes are added up, lanes behind the end add exactly 0, and only linear ops follow.
 
 Each value has a `_Fact`. A tile has at most one *own* dim: lane n of it depends on element n of the tile alone. Its
 *varied* dims differ along lanes for another reason, as an `arange` does, or an array that the axis does not cut. Along
-all other dims a tile is uniform. Own and uniform lanes may be combined; own and varied lanes know their place.
+all other dims a tile is uniform. Along one dim, own and uniform lanes may be combined. Own and varied lanes may not: a
+result would depend on the place of its lane in the tile.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class _Fact:
     Attributes:
       own: the dim along which each lane depends on its own element alone; None if no lane depends on any.
       varied: the other dims along which lanes differ.
-      tail: the number in each lane behind the end of the array, if it is known; of a value without own lanes, the
-        number in all lanes.
+      tail: the number in each lane behind the end of the array; of a value without own lanes, the number in all lanes;
+        None if it is not proved.
       summed: True for a sum over own lanes, and for a value that is linear in such a sum.
     """
 
@@ -132,7 +133,7 @@ class _Lanes:
                 self._facts.update(dict.fromkeys(op.results, fact))
 
     def _require_shared(self, values: Sequence[Value]) -> None:
-        """Refuse values that depend on lanes of the axis, where something else is decided by them."""
+        """Refuse values that depend on lanes of the axis, where a value decides for all lanes, as a loop bound does."""
         if any(fact.own is not None or fact.summed for fact in map(self._of, values)):
             raise _CombinedError
 
@@ -161,7 +162,7 @@ class _Lanes:
             self._zeros.update(carry.args if is_zero(carry.init, self._defined) else ())
             self._facts.update(dict.fromkeys((*carry.args, carry.result), self._of(carry.init)))
         grows = True
-        while grows:  # what a carry may be grows from one iteration to the next
+        while grows:  # each iteration may add facts to a carry
             for region in op.regions:
                 self._block(region)
             joined = [self._join(v, carry.yielded) for carry in carries(op) for v in (*carry.args, carry.result)]
@@ -172,26 +173,26 @@ class _Lanes:
         # The carry of a loop over the axis has lanes of all tiles.
         if is_of_axis and any(self._of(carry.result).own is not None for carry in carries(op)):
             raise _CombinedError
-        # A carry that is a sum over lanes is one at its start and after each iteration: another number would count once
-        # for each tile.
+        # A carry that is a sum over lanes must be a sum at the start and after each iteration. Another number would
+        # count once for each tile.
         summed = [carry for carry in carries(op) if self._of(carry.result).summed]
         if not all(self._is_sum(value) for carry in summed for value in (carry.init, carry.yielded)):
             raise _CombinedError
         if any(not self._taken.isdisjoint(carry.args) for carry in carries(op) if carry not in summed):
             raise _CombinedError
 
-    def _join(self, value: Value, other: Value) -> bool:
-        """Note that `value` may equal `other`, of the same type; True if this changes the fact of `value`."""
-        a, b = self._facts.setdefault(value, self._of(other)), self._of(other)
+    def _join(self, value: Value, source: Value) -> bool:
+        """Note that `value` may equal `source`, of the same type; True if this changes the fact of `value`."""
+        a, b = self._facts.setdefault(value, self._of(source)), self._of(source)
         tail = a.tail if _is_same(a.tail, b.tail) else None
-        found = replace(_pointwise([a, b]), tail=tail, summed=a.summed or b.summed)
-        self._facts[value] = found
-        return replace(found, tail=tail is None) != replace(a, tail=a.tail is None)
+        joined = replace(_pointwise([a, b]), tail=tail, summed=a.summed or b.summed)
+        self._facts[value] = joined
+        return replace(joined, tail=tail is None) != replace(a, tail=a.tail is None)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def _along(self, op: MemoryOp) -> frozenset[int]:
-        """The dims of an access's tile that are lanes of the axis: one, or none."""
+        """The dim of an access's tile whose lanes are elements of the axis, as a set; empty if there is none."""
         pairs = zip(op.access.lanes, op.access.dims, strict=True)
         cut = ((n, lane) for n, (lane, dim) in enumerate(pairs) if lane is not None and dim.kind == "block")
         return frozenset(lane for n, lane in cut if (op.ref, n) in self._dims)
@@ -224,7 +225,7 @@ class _Lanes:
             if (fact.own is not None and fact.own not in along) or fact.varied & along:
                 raise _CombinedError
         is_divided = any((op.ref, n) in self._dims for n in range(len(op.access.dims)))
-        # A sum over the lanes of one tile is a part of a sum over tiles, and tells where tiles begin elsewhere.
+        # A sum over lanes of one tile belongs in a sum over tiles. In a divided array it would tell where tiles begin.
         if is_divided == value.summed or any(fact.summed for fact in facts[1:]):
             raise _CombinedError
 
@@ -259,7 +260,7 @@ class _Lanes:
                 return _along_others(op, facts)
 
     def _compared(self, op: Op) -> _Fact:
-        """A comparison of the positions of lanes with the extent, or with 0."""
+        """The fact of a comparison of the positions of lanes with the extent, or with 0."""
         positions = op.operands[0]
         dims = self._of(positions).varied
         if len(dims) > 1 or any(positions.tile.shape[d] != self._block_size for d in dims):
@@ -268,7 +269,7 @@ class _Lanes:
         return _Fact(next(iter(dims), None), tail=None if not dims else np.bool_(not is_below))
 
     def _linear(self, op: Op, facts: Sequence[_Fact]) -> _Fact:
-        """An op on a sum over lanes."""
+        """The fact of an op on a sum over lanes."""
         active = {v for v, fact in zip(op.operands, facts, strict=True) if fact.summed}
         if isinstance(op, Select) or (isinstance(op, Elementwise) and op.function == "add"):
             zeros = self._zeros.intersection(op.operands) - active
@@ -276,14 +277,14 @@ class _Lanes:
             active |= zeros
         if not is_linear(op, active) or any(fact.own is not None for fact in facts):
             raise _CombinedError
-        # A sum of integers may wrap around, and as a float it is then no sum of what parts have.
+        # A sum of integers may wrap around. As a float it is then no longer the sum of the parts.
         wraps = isinstance(op, Convert) and kind_of(op.operands[0].tile.dtype) != "float"
         if wraps and op.operands[0] not in self._ranges:
             raise _CombinedError
         return _Fact(None, _long(op.result.tile.shape), summed=True)
 
     def _with_rule(self, op: Custom, facts: Sequence[_Fact]) -> _Fact:
-        """The first operand, whose tangent by the rule must depend on the same lanes."""
+        """The fact of the first operand, whose tangent by the rule must depend on the same lanes."""
         if op.rule is None:
             return facts[0]
         tangents = [replace(facts[n], tail=None) for n in op.moving]
@@ -297,11 +298,11 @@ class _Lanes:
 
     def _reduced(self, op: Reduce | ArgReduce, fact: _Fact) -> _Fact:
         dims = op.dims if isinstance(op, Reduce) else (op.dim,)
-        kept = [d for d in range(len(op.operands[0].tile.shape)) if d not in dims]
-        varied = frozenset(n for n, d in enumerate(kept) if d in fact.varied)
+        dims_left = [d for d in range(len(op.operands[0].tile.shape)) if d not in dims]
+        varied = frozenset(n for n, d in enumerate(dims_left) if d in fact.varied)
         if fact.own not in dims:
             stays = isinstance(op, Reduce) and op.monoid in ("sum", "max", "min") and _is_nothing(fact.tail)
-            return _Fact(None if fact.own is None else kept.index(fact.own), varied, fact.tail if stays else None)
+            return _Fact(None if fact.own is None else dims_left.index(fact.own), varied, fact.tail if stays else None)
         if not (isinstance(op, Reduce) and op.monoid == "sum" and _is_nothing(fact.tail)):
             raise _CombinedError
         return _Fact(None, varied, summed=True)
@@ -323,7 +324,7 @@ def _constant(op: Constant) -> _Fact:
 
 
 def _pointwise(facts: Sequence[_Fact]) -> _Fact:
-    """Lanes of tiles of one shape, computed with each other."""
+    """The fact of a tile computed lane by lane from tiles of its shape."""
     own = {fact.own for fact in facts if fact.own is not None}
     varied = _NONE.union(*(fact.varied for fact in facts))
     if len(own) > 1 or own & varied:
@@ -341,7 +342,7 @@ def _is_nothing(tail: Any) -> bool:
 
 
 def _tail(op: Op, facts: Sequence[_Fact]) -> Any:
-    """The number in lanes behind the end, by the meaning of the op; None if it is not known."""
+    """The number in lanes behind the end, by the meaning of the op; None if it is not proved."""
     tails = [fact.tail for fact in facts]
     if isinstance(op, Select) and tails[0] is not None:
         return tails[1] if tails[0] else tails[2]
@@ -355,15 +356,15 @@ def _tail(op: Op, facts: Sequence[_Fact]) -> Any:
 
 
 def _placed(op: Broadcast | Transpose | Reshape, fact: _Fact) -> _Fact:
-    """An op that gives dims other places."""
+    """The fact of the result of an op that gives dims other places."""
     places = kept_places(op)
     if fact.own is not None and fact.own not in places:
         raise _CombinedError
     own = None if fact.own is None else places[fact.own]
     if all(d in places for d in fact.varied):
         return replace(fact, own=own, varied=frozenset(places[d] for d in fact.varied))
-    others = _long(op.result.tile.shape).difference(() if own is None else (own,))
-    return replace(fact, own=own, varied=others)
+    long_dims = _long(op.result.tile.shape).difference(() if own is None else (own,))
+    return replace(fact, own=own, varied=long_dims)
 
 
 def kept_places(op: Broadcast | Transpose | Reshape) -> dict[int, int]:
@@ -382,7 +383,7 @@ def kept_places(op: Broadcast | Transpose | Reshape) -> dict[int, int]:
 
 
 def _product(op: Dot, facts: Sequence[_Fact]) -> _Fact:
-    """A dot: pairs of contracted dims and of batch dims are combined lane by lane."""
+    """The fact of a dot. It combines pairs of contracted dims, and of batch dims, lane by lane."""
     contracted, batched = (_own_pairs(pairs, facts) for pairs in (op.contract, op.batch))
     if contracted:
         tails = [fact.tail for fact in facts]
@@ -391,18 +392,18 @@ def _product(op: Dot, facts: Sequence[_Fact]) -> _Fact:
         if not _is_nothing(product) or used or len(contracted) > 1:  # two pairs: all pairs of lanes
             raise _CombinedError
         return _Fact(None, _long(op.result.tile.shape), summed=True)
-    found = {*batched}
+    own_dims = {*batched}
     free = [*op.free(0), *(len(op.operands[0].tile.shape) + d for d in op.free(1))]
     sides = zip(facts, (0, len(op.operands[0].tile.shape)), strict=True)
     placed = {first + fact.own for fact, first in sides if fact.own is not None}
-    found |= {len(op.batch[0]) + n for n, d in enumerate(free) if d in placed}
-    if len(found) > 1:
+    own_dims |= {len(op.batch[0]) + n for n, d in enumerate(free) if d in placed}
+    if len(own_dims) > 1:
         raise _CombinedError
-    return _Fact(next(iter(found), None), _long(op.result.tile.shape) - found)
+    return _Fact(next(iter(own_dims), None), _long(op.result.tile.shape) - own_dims)
 
 
 def _own_pairs(pairs: tuple[Sequence[int], Sequence[int]], facts: Sequence[_Fact]) -> list[int]:
-    """The numbers of the pairs of dims of a dot along which a side has own lanes."""
+    """The indices of the pairs of dims of a dot in which an operand's dim is its own dim."""
     sides = (
         [
             _Fact(0 if f.own == d else None, frozenset({0} if d in f.varied else ()))
@@ -414,7 +415,7 @@ def _own_pairs(pairs: tuple[Sequence[int], Sequence[int]], facts: Sequence[_Fact
 
 
 def _along_others(op: Op, facts: Sequence[_Fact]) -> _Fact:
-    """An op that combines or moves lanes along other dims than the own one."""
+    """The fact of an op that combines or moves lanes along other dims than the own dim."""
     own, rank = next(fact.own for fact in facts if fact.own is not None), len(op.results[0].tile.shape)
     shape = op.operands[0].tile.shape
     match op:
@@ -435,21 +436,21 @@ def _along_others(op: Op, facts: Sequence[_Fact]) -> _Fact:
     if not keeps:
         raise _CombinedError
     tiles = [fact for fact, v in zip(facts, op.operands, strict=True) if v.tile.shape]
-    found = _pointwise(tiles)
-    return _Fact(found.own, _long(op.results[0].tile.shape) - {found.own})
+    joined = _pointwise(tiles)
+    return _Fact(joined.own, _long(op.results[0].tile.shape) - {joined.own})
 
 
 def _taken(op: Take, facts: Sequence[_Fact]) -> _Fact:
-    """Elements of a tile at places that another one has."""
+    """The fact of the elements of a tile at places that another tile holds."""
     tile, places = facts
     if tile.own == op.dim:
         raise _CombinedError
     if op.along:
-        found = _pointwise([replace(tile, varied=tile.varied - {op.dim}), places])
-        return _Fact(found.own, _long(op.result.tile.shape) - {found.own})
+        fact = _pointwise([replace(tile, varied=tile.varied - {op.dim}), places])
+        return _Fact(fact.own, _long(op.result.tile.shape) - {fact.own})
     more = len(op.operands[1].tile.shape) - 1
-    found = {tile.own + more * (tile.own > op.dim)} if tile.own is not None else set[int]()
-    found |= {op.dim + places.own} if places.own is not None else set()
-    if len(found) > 1:
+    own_dims = {tile.own + more * (tile.own > op.dim)} if tile.own is not None else set[int]()
+    own_dims |= {op.dim + places.own} if places.own is not None else set()
+    if len(own_dims) > 1:
         raise _CombinedError
-    return _Fact(next(iter(found)), _long(op.result.tile.shape) - found)
+    return _Fact(next(iter(own_dims)), _long(op.result.tile.shape) - own_dims)

@@ -1,4 +1,4 @@
-"""Sums of strides times digits of values: what a position is, and how it is added up and divided.
+"""Positions as sums of strides times digits of values: their addition and division.
 
     s * (v % m) + (s * m) * (v // m)              = s * v
     (c * a + b) // c, (c * a + b) % c             = a, b          if 0 <= b < c
@@ -25,7 +25,7 @@ Definition = Callable[[Value], Op | None]
 
 @dataclass(frozen=True)
 class Digit:
-    """(value // div) % mod, no modulus if 0; see `ir.memory.Term`."""
+    """(value // div) % mod; if `mod` is 0, value // div. See `ir.memory.Term`."""
 
     value: Value
     div: int = 1
@@ -50,14 +50,14 @@ class Sum:
         return list(dict.fromkeys(d.value for d in self.strides))
 
     def plus(self, other: Sum, factor: int = 1) -> Sum:
-        """This and `factor` times the other."""
+        """This sum plus `factor` times `other`."""
         strides = dict(self.strides)
         for digit, stride in other.strides.items():
             strides[digit] = strides.get(digit, 0) + factor * stride
         return Sum(_recombined(strides), self.const + factor * other.const)
 
     def position(self, operands: list[Value]) -> Position:
-        """The sum as a position of an access with these operands, its terms in their order."""
+        """The sum as a position of an access with these operands, its terms in the order of the operands."""
         numbers = {value: number for number, value in enumerate(operands)}
         terms = [Term(numbers[d.value], stride, d.div, d.mod) for d, stride in self.strides.items()]
         return Position(tuple(sorted(terms, key=lambda t: (t.operand, -t.div, t.mod))), self.const)
@@ -69,38 +69,38 @@ class Sum:
         return interval is not None and interval.within(low, high)
 
     def divide(self, divisor: int, ranges: Ranges) -> tuple[Sum, Sum] | None:
-        """Quotient and remainder by a positive number, if both are such sums."""
+        """Quotient and remainder by a positive number; None if one of the two is no such sum."""
         whole = {d: s // divisor for d, s in self.strides.items() if s % divisor == 0}
         quotient = Sum(whole, self.const // divisor)
-        rest = Sum({d: s for d, s in self.strides.items() if d not in whole}, self.const % divisor)
-        if rest.within(0, divisor - 1, ranges):
-            return quotient, rest
-        lead = max(rest.strides, key=rest.strides.__getitem__)
-        stride = rest.strides[lead]
-        below = Sum({d: s for d, s in rest.strides.items() if d != lead}, rest.const)
-        if stride <= 0 or divisor % stride or not below.within(0, stride - 1, ranges):
+        remainder = Sum({d: s for d, s in self.strides.items() if d not in whole}, self.const % divisor)
+        if remainder.within(0, divisor - 1, ranges):
+            return quotient, remainder
+        lead = max(remainder.strides, key=remainder.strides.__getitem__)
+        stride = remainder.strides[lead]
+        low_part = Sum({d: s for d, s in remainder.strides.items() if d != lead}, remainder.const)
+        if stride <= 0 or divisor % stride or not low_part.within(0, stride - 1, ranges):
             return None
         radix = divisor // stride
         if lead.mod % radix:
             return None
         high, low = Digit(lead.value, lead.div * radix, lead.mod // radix), Digit(lead.value, lead.div, radix)
-        return quotient.plus(Sum({high: 1})), below.plus(Sum({low: stride}))
+        return quotient.plus(Sum({high: 1})), low_part.plus(Sum({low: stride}))
 
 
 def leaf(value: Value) -> Sum:
-    """A value that is taken as it is."""
+    """A value as a sum with a single digit: the value itself."""
     return Sum({Digit(value): 1})
 
 
 def _recombined(strides: Mapping[Digit, int]) -> Mapping[Digit, int]:
-    """`s * (v // d % m) + s * m * (v // (d * m) % n)` → `s * (v // d % (m * n))`, as often as there is one."""
+    """`s * (v // d % m) + s * m * (v // (d * m) % n)` → `s * (v // d % (m * n))`, wherever it applies."""
     for low, stride in strides.items():
         for high in strides:
             fits = low.value is high.value and low.mod > 1 and low.div * low.mod == high.div
             if fits and stride and strides[high] == stride * low.mod:
-                rest = {d: s for d, s in strides.items() if d not in (low, high)}
-                both = Digit(low.value, low.div, low.mod * high.mod)
-                return _recombined({**rest, both: rest.get(both, 0) + stride})
+                unchanged = {d: s for d, s in strides.items() if d not in (low, high)}
+                combined = Digit(low.value, low.div, low.mod * high.mod)
+                return _recombined({**unchanged, combined: unchanged.get(combined, 0) + stride})
     return strides
 
 
@@ -108,23 +108,23 @@ class Sums:
     """Int32 values as sums, as far as arithmetic defines them.
 
     Args:
-      definition: the op that makes a value, if there is one.
-      ranges: the intervals of values. Only a value that has one is divided: nothing on the way to it wraps around.
+      definition: maps a value to the op that computes it, an argument to None.
+      ranges: the intervals of values. Only a value with an interval is divided: nothing on the way to it wraps around.
     """
 
     def __init__(self, definition: Definition, ranges: Ranges) -> None:
         self._definition, self._ranges = definition, ranges
-        self._found: dict[Value, Sum] = {}
+        self._sums: dict[Value, Sum] = {}
 
     def of(self, value: Value) -> Sum:
-        """A value as a sum; of a vector's lanes, equal parts count as scalars."""
-        if value not in self._found:
-            found = self.computed(value)
-            self._found[value] = found if found is not None and len(found.vectors) <= 1 else leaf(value)
-        return self._found[value]
+        """A value as a sum with at most one vector, else the value itself as the only digit."""
+        if value not in self._sums:
+            total = self.computed(value)
+            self._sums[value] = total if total is not None and len(total.vectors) <= 1 else leaf(value)
+        return self._sums[value]
 
     def computed(self, value: Value) -> Sum | None:
-        """The sum that the op of a value computes, None if there is none."""
+        """The sum that the op of a value computes; None if it computes none."""
         match self._definition(value):
             case Constant(array=array) if array.shape == ():
                 return Sum({}, int(array))
@@ -146,9 +146,9 @@ class Sums:
                 return None
 
     def _divided(self, function: str, x: Value, divisor: Sum) -> Sum | None:
-        """`x div c` or `x rem c`, which round down where x >= 0 and c > 0."""
-        known = self._ranges.get(x)
-        if divisor.strides or divisor.const <= 0 or known is None or known.low < 0:
+        """`x div c` or `x rem c` as a sum; None unless x >= 0 and c is a constant > 0, for then both round down."""
+        interval = self._ranges.get(x)
+        if divisor.strides or divisor.const <= 0 or interval is None or interval.low < 0:
             return None
         parts = self.of(x).divide(divisor.const, self._ranges)
         quotient, remainder = parts or (Sum({Digit(x, divisor.const): 1}), Sum({Digit(x, 1, divisor.const): 1}))

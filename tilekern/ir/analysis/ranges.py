@@ -1,10 +1,11 @@
-"""Interval analysis: between which two numbers every element of an integer or bool value lies.
+"""Interval analysis: two bounds for all elements of an integer or bool value.
 
-A bool counts as 0..1, and the interval of a tile covers all of its lanes. `transfer` gives one op's interval from
-those of its operands, `analyze` those of a whole Func. An unknown interval is None (for a bool: 0..1), so is one that
-the dtype cannot hold: arithmetic that may wrap around proves nothing.
+A bool counts as 0..1, and the interval of a tile covers all of its lanes. `transfer` gives one op's interval from the
+intervals of its operands, `analyze` the intervals of a whole Func. An unknown interval is None (for a bool: 0..1). An
+interval that the dtype cannot hold is unknown, too: arithmetic that may wrap around proves nothing.
 
-An interval whose `low` exceeds its `high` is empty: the value never exists, as the index of a fold that runs no tile.
+An interval whose `low` exceeds its `high` is empty: the value never exists. An example is the index of a fold that runs
+no tile.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ class Interval:
         return self.low == self.high
 
     def within(self, low: int, high: int) -> bool:
-        """True if all of it lies in `low`..`high`."""
+        """True if the whole interval lies in `low`..`high`."""
         return low <= self.low and self.high <= high
 
     def plus(self, other: Interval) -> Interval:
-        """The sums of an integer of each."""
+        """All sums of an integer of this interval and an integer of `other`."""
         return Interval(self.low + other.low, self.high + other.high)
 
     def times(self, factor: int) -> Interval:
-        """The multiples of its integers."""
+        """The interval of `factor` times each integer."""
         return Interval(*sorted((self.low * factor, self.high * factor)))
 
 
@@ -62,7 +63,7 @@ INT32 = Interval(-(2**31), 2**31 - 1)
 
 @cache
 def whole(dtype: DType) -> Interval | None:
-    """All that an integer or bool dtype can hold; None for floats."""
+    """The interval of all numbers that an integer or bool dtype can hold; None for floats."""
     if dtype == BOOL:
         return EITHER
     if kind_of(dtype) == "float":
@@ -72,7 +73,7 @@ def whole(dtype: DType) -> Interval | None:
 
 
 def hull(*intervals: Interval) -> Interval:
-    """The least interval that covers all of them."""
+    """The least interval that covers all intervals."""
     return Interval(min(i.low for i in intervals), max(i.high for i in intervals))
 
 
@@ -80,21 +81,21 @@ def hull(*intervals: Interval) -> Interval:
 
 
 def transfer(op: Op, operands: Sequence[Interval | None]) -> Interval | None:
-    """The interval of the result of a pure op with one result, from those of its operands."""
+    """The interval of the result of a pure op with one result, from the intervals of its operands."""
     tile = op.result.tile
     limits = whole(tile.dtype)
     if limits is None:
         return None
-    # From a value that never exists nothing need be concluded; the rules may count on low <= high.
-    known = [whole(v.tile.dtype) if i is None or i.empty else i for v, i in zip(op.operands, operands, strict=True)]
-    found = _found(op, known)
-    if found is None or not found.within(limits.low, limits.high):
-        found = limits
-    return None if found == limits and tile.dtype != BOOL else found
+    # A value that never exists may have any interval; the rules may count on low <= high.
+    intervals = [whole(v.tile.dtype) if i is None or i.empty else i for v, i in zip(op.operands, operands, strict=True)]
+    interval = _exact(op, intervals)
+    if interval is None or not interval.within(limits.low, limits.high):
+        interval = limits
+    return None if interval == limits and tile.dtype != BOOL else interval
 
 
-def _found(op: Op, operands: Sequence[Interval | None]) -> Interval | None:
-    """The interval in exact arithmetic. Operands of integer and bool dtype have one: at worst all of the dtype."""
+def _exact(op: Op, operands: Sequence[Interval | None]) -> Interval | None:
+    """The interval in exact arithmetic. Each operand of integer or bool dtype has an interval: at worst its dtype's."""
     match op:
         case Constant():
             return _of_array(op)
@@ -167,7 +168,7 @@ def _elementwise(op: Elementwise, operands: Sequence[Interval]) -> Interval | No
 
 
 def _corners(function: Callable[[int, int], int]) -> Callable[[Interval, Interval], Interval]:
-    """The interval of a function that is monotone in each operand while the other stands still."""
+    """The interval of the results of a function that is monotone in each operand while the other is constant."""
 
     def corners(x: Interval, y: Interval) -> Interval:
         values = [function(a, b) for a in (x.low, x.high) for b in (y.low, y.high)]
@@ -248,7 +249,7 @@ _BINARY: dict[str, Callable[[Interval, Interval], Interval | None]] = {
 
 
 def _not(dtype: DType, x: Interval) -> Interval | None:
-    # All bits flip: the top becomes the bottom. -1 - x where the dtype has a sign, top - x where it has none.
+    # All bits flip: -1 - x of a signed dtype, top - x of an unsigned one; both are low + high - x of the dtype.
     limits = whole(dtype)
     assert limits is not None
     return Interval(limits.low + limits.high - x.high, limits.low + limits.high - x.low)
@@ -303,25 +304,25 @@ _BITWISE: dict[str, Callable[[DType, Interval, Interval], Interval | None]] = {
 
 
 def position_interval(position: Position, operands: Sequence[Interval | None]) -> Interval | None:
-    """The interval of a position, in elements, by the intervals of the access's operands; in exact arithmetic."""
-    found = Interval(position.const, position.const)
+    """The interval of a position in elements, in exact arithmetic, from the intervals of the access's operands."""
+    interval = Interval(position.const, position.const)
     for term in position.terms:
         digit = digit_interval(term, operands[term.operand])
         if digit is None:
             return None
-        found = found.plus(digit.times(term.stride))
-    return found
+        interval = interval.plus(digit.times(term.stride))
+    return interval
 
 
 def proved(dim: Dim, size: int, operands: Sequence[Interval | None]) -> bool:
-    """True if every lane of a dim lies in an array of `size` elements there."""
-    where = position_interval(dim.position, operands)
+    """True if every lane of an access lies inside of a dim of `size` elements."""
+    first_element = position_interval(dim.position, operands)
     lanes = dim.size if dim.kind == "block" else 1
-    return where is not None and where.within(0, size - lanes)
+    return first_element is not None and first_element.within(0, size - lanes)
 
 
 def proved_dims(op: MemoryOp, ranges: Mapping[Value, Interval]) -> list[bool]:
-    """For each dim of an access, True if every lane is known to lie in the array."""
+    """One flag for each dim of an access: True if every lane is proved to lie in the array."""
     operands = [ranges.get(v) for v in op.positions]
     return [proved(dim, size, operands) for dim, size in zip(op.access.dims, op.extents, strict=True)]
 
@@ -334,12 +335,12 @@ def digit_interval(term: Term, operand: Interval | None) -> Interval | None:
     low, high = operand.low // term.div, operand.high // term.div
     if not term.mod:
         return Interval(low, high)
-    # Inside one turn of the modulus the digit grows with the operand.
+    # Within one period of the modulus the digit grows with the operand.
     return Interval(low % term.mod, high % term.mod) if low // term.mod == high // term.mod else unknown
 
 
 def fold_index(op: Fold, start: Interval | None, stop: Interval | None) -> Interval:
-    """The tiles that can run, by the intervals of the bounds; empty if none does."""
+    """The interval of a fold's index, from the intervals of its bounds; empty if no tile can run."""
     axis = op.axis
     first = 0 if start is None else axis.first_tile(start.low)
     return Interval(first, (axis.tiles if stop is None else axis.end_tile(stop.high)) - 1)
@@ -382,7 +383,7 @@ def _seed(
 
 
 def update(ranges: MutableMapping[Value, Interval], op: Op) -> None:
-    """Add the intervals of the results of an op, by those of its operands and of the values in its regions."""
+    """Add the intervals of an op's results, from the intervals of its operands and of the values in its regions."""
     if isinstance(op, (Fold, While)):
         inits = op.inits if isinstance(op, Fold) else op.operands
         sources = list(zip(inits, op.regions[-1].results, strict=True))

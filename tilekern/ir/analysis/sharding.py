@@ -7,9 +7,9 @@ An axis of the grid, or of a fold, is a *factor* if the kernel on a part of it c
     fold %k in k[N]   %0 = load %x[..., B*%k +: B]   yield %total + f(%0)                 x divided, results addends
 
 No value may tell in which part a program is: an index of a factor is for positions in arrays that are divided with it,
-and for comparisons with the extent. Parts are whole tiles, so that each program is one of the undivided kernel. They
-need not be where `lanes` proves that tiles may begin anywhere. `passes.divide` makes the Func of a part. The Func must
-be as it was traced: passes replace the index of a single tile by 0.
+and for comparisons with the extent. Parts are whole tiles, so that each program is a program of the undivided kernel.
+If `lanes` proves that tiles may begin anywhere, parts may be any. `passes.divide` makes the Func of a part. The Func
+must be as it was traced: passes replace the index of a single tile by 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tilekern.ir.memory import Atomic, Dim, MemoryOp, WriteOp
 from tilekern.ir.shape import Broadcast, Iota, Reshape, Transpose
 from tilekern.ir.types import kind_of
 
-# A dim of an array: the number of the param, and of the dim.
+# A dim of an array: (number of the param, number of the dim).
 type Place = tuple[int, int]
 
 
@@ -39,10 +39,10 @@ class Factor:
     """A size that may be divided.
 
     Attributes:
-      name: of the axis.
-      sizes: the extents of the axis and of the dims, each of which the number of parts must divide.
-      dims: the dims of params that are divided with it.
-      addends: the params, outputs, that are then addends of the whole results.
+      name: the name of the axis.
+      sizes: the extents of the axis and of the dims. The number of parts must divide each size.
+      dims: the dims of params that are divided with the axis.
+      addends: the output params whose results on a part are addends of the whole results.
       indices: the indices of the axes of the grid and of folds that are divided.
       extents: the constants that hold the extent of an axis, for the ends of folds and for comparisons with positions.
     """
@@ -57,11 +57,11 @@ class Factor:
 
 @dataclass(frozen=True)
 class Sharding:
-    """What is known of a Func.
+    """The factors of a Func, and the reasons against other factors.
 
     Attributes:
-      factors: those that there are; no two have a dim in common.
-      reasons: for other axes by name, why they cannot be divided.
+      factors: all factors; no two factors have a dim in common.
+      reasons: maps the name of each other axis to the reason why it cannot be divided.
     """
 
     factors: tuple[Factor, ...]
@@ -73,25 +73,25 @@ def sharding_of(func: Func, *, with_other_blocks: bool = False) -> Sharding:
 
     Args:
       func: the Func.
-      with_other_blocks: parts need not be whole tiles of this Func, for they may have blocks of their own.
+      with_other_blocks: True if the kernel on a part may have other blocks, so that parts need not be whole tiles.
     """
     return _Analysis(func, with_other_blocks).run()
 
 
 @dataclass
 class _Axis:
-    """An axis of the grid, or of folds; or several that cut the same dims.
+    """An axis of the grid, or of folds; or several axes that cut the same dims.
 
     Attributes:
       axis: the axis, the first of several.
-      indices: for each axis its index.
-      folds: those that go over it; none for one of the grid.
-      dims: the dims that are divided with it.
+      indices: maps the index of each axis to the axis.
+      folds: the folds over the axes; none for an axis of the grid.
+      dims: the dims that are divided with the axes.
       sizes: the extents of the axes and of the dims.
-      comparisons: of positions along it with the extent, or with 0.
-      extents: the constants of those comparisons, and of the ends of the folds.
+      comparisons: the comparisons of positions along the axes with the extent, or with 0.
+      extents: the constants in the comparisons with the extent, and in the ends of the folds.
       is_exact: True if each access takes the elements of one tile, from first to last.
-      reason: why it cannot be divided.
+      reason: the reason why the axes cannot be divided; "" if there is none.
     """
 
     axis: Axis
@@ -104,18 +104,18 @@ class _Axis:
     is_exact: bool = True
     reason: str = ""
 
-    def with_twin(self, other: _Axis) -> _Axis:
-        """Both axes as one; this one gives the name."""
+    def with_twin(self, twin: _Axis) -> _Axis:
+        """This axis and `twin` as one; this axis gives the name."""
         return _Axis(
             self.axis,
-            self.indices | other.indices,
-            [*self.folds, *other.folds],
-            self.dims | other.dims,
-            [*self.sizes, *other.sizes],
-            self.comparisons | other.comparisons,
-            self.extents | other.extents,
-            self.is_exact and other.is_exact,
-            self.reason or other.reason,
+            self.indices | twin.indices,
+            [*self.folds, *twin.folds],
+            self.dims | twin.dims,
+            [*self.sizes, *twin.sizes],
+            self.comparisons | twin.comparisons,
+            self.extents | twin.extents,
+            self.is_exact and twin.is_exact,
+            self.reason or twin.reason,
         )
 
 
@@ -136,11 +136,11 @@ class _Analysis:
         for fold in (op for op in func.walk() if isinstance(op, Fold)):
             index = fold.body.args[0]
             self._axes[index] = _Axis(fold.axis, {index: fold.axis}, [fold], sizes=[fold.axis.extent])
-        # Dims of which more is touched than parts along one axis.
+        # Maps a dim that no axis may divide to the reason.
         self._whole: dict[Place, str] = {}
 
     def run(self) -> Sharding:
-        """The factors, after all uses of indices are seen."""
+        """The factors of the Func, and the reasons against other axes."""
         for op in self._func.walk():
             if isinstance(op, MemoryOp):
                 self._access(op)
@@ -163,7 +163,7 @@ class _Analysis:
         moved = op.access.extents is not None and tuple(op.access.extents) != shape
         extents = op.extents
         for n, (dim, extent) in enumerate(zip(op.access.dims, extents, strict=True)):
-            # In a view only dims before those that it reshapes are those of the array.
+            # A view shares with the array only the dims before the first reshaped dim.
             same = not moved or (n < len(shape) and extents[: n + 1] == shape[: n + 1])
             self._dim((number, n) if same else None, dim, extent, op)
         if moved:
@@ -180,12 +180,12 @@ class _Analysis:
             axis.sizes.append(extent)
             is_from_first = position == Sum({Digit(lead.value): axis.axis.block})
             axis.is_exact &= dim.kind == "block" and dim.size == axis.axis.block and is_from_first
-            rest = [d for d in used if d is not lead]
+            unfollowed = [d for d in used if d is not lead]
         else:
-            rest = used
+            unfollowed = used
             if place is not None:
                 self._whole[place] = f"{op.ref.name} is read or written at other places than those of a tile"
-        for digit in rest:
+        for digit in unfollowed:
             self._fail(digit.value, f"its position in {op.ref.name} is not that of a tile alone")
 
     def _position(self, dim: Dim, op: MemoryOp) -> Sum:
@@ -199,7 +199,7 @@ class _Analysis:
         return total
 
     def _follows(self, position: Sum, lead: Digit, dim: Dim, extent: int) -> bool:
-        """True if parts of the axis of `lead` touch parts of the dim, of as many equal parts."""
+        """True if equal parts of the axis of `lead` touch disjoint, equal parts of the dim."""
         axis, stride = self._axes[lead.value].axis, position.strides[lead]
         if dim.kind not in ("block", "index") or lead.mod:
             return False
@@ -223,7 +223,7 @@ class _Analysis:
         axis.reason = axis.reason or reason
 
     def _observe(self) -> None:
-        """Fail axes whose index is used for more than positions, and comparisons with the extent."""
+        """Fail each axis whose index is used for more than positions and comparisons with the extent."""
         yielded = {r for block in _blocks(self._func.body) for r in block.results}
         for index in self._axes:
             pending, seen = [index], {index}
@@ -241,16 +241,16 @@ class _Analysis:
                         self._fail(index, f"the body computes with its index ({_named(op)})")
 
     def _is_position(self, op: Op, value: Value) -> bool:
-        """True if a value is a position of an access, which `_access` has judged, and nothing else."""
+        """True if a value is a position that `_access` has judged, and no other operand of the op."""
         if not isinstance(op, MemoryOp) or value not in op.positions:
             return False
-        others = [v for n, v in enumerate(op.operands) if not op.leading <= n < op.leading + op.access.arity]
+        other_operands = [v for n, v in enumerate(op.operands) if not op.leading <= n < op.leading + op.access.arity]
         gathers = [d for d in op.access.dims if d.kind in ("gather", "along")]
         inside = {op.positions[t.operand] for d in gathers for t in d.position.terms}
-        return value not in others and value not in inside and self._is_judged(value)
+        return value not in other_operands and value not in inside and self._is_judged(value)
 
     def _is_judged(self, value: Value) -> bool:
-        """True if a position is a sum of digits of indices, and of values that do not depend on any."""
+        """True if a position is a sum of digits, each of an index or of a value that depends on no index."""
         return all(d.value in self._axes or not self._depends(d.value) for d in self._sums.of(value).strides)
 
     def _depends(self, value: Value) -> bool:
@@ -258,7 +258,7 @@ class _Analysis:
         return value in self._axes or (op is not None and _moves(op) and any(map(self._depends, op.operands)))
 
     def _compares_with_extent(self, op: Op, index: Value) -> bool:
-        """True for `position < extent` and `position >= 0`, which hold in each part as in the whole."""
+        """True for `position < extent` and `position >= 0`: a part and the whole agree about them."""
         if not isinstance(op, Elementwise) or op.function not in ("lt", "ge"):
             return False
         axis = self._axes[index].axis
@@ -274,7 +274,7 @@ class _Analysis:
         return None
 
     def _is_lane_of(self, value: Value, index: Value) -> bool:
-        """True if a value is the positions of the lanes of a tile along an axis."""
+        """True if a value holds the positions of the lanes of a tile along an axis."""
         axis, op = self._axes[index].axis, self._defined.get(value)
         if isinstance(op, (Reshape, Transpose)) or (isinstance(op, Broadcast) and op.operands[0].tile.shape):
             return self._is_lane_of(op.operands[0], index)
@@ -291,18 +291,18 @@ class _Analysis:
     # --- axes of the same dims ---------------------------------------------------------------------------------------
 
     def _merged(self) -> list[_Axis]:
-        """Axes, those of folds over the same dims taken together."""
-        found: list[_Axis] = []
+        """All axes; axes of folds over the same dims are merged."""
+        merged_axes: list[_Axis] = []
         for axis in self._axes.values():
             merged = axis
-            for twin in [other for other in found if not other.dims.isdisjoint(axis.dims)]:
-                found.remove(twin)
+            for twin in [twin for twin in merged_axes if not twin.dims.isdisjoint(axis.dims)]:
+                merged_axes.remove(twin)
                 if not (twin.folds and merged.folds):
                     shared = self._func.params[min(twin.dims & merged.dims)[0]].name
                     merged.reason = merged.reason or f"{shared} is read along {twin.axis.name}, too"
                 merged = twin.with_twin(merged)
-            found.append(merged)
-        return found
+            merged_axes.append(merged)
+        return merged_axes
 
     def _refused(self, axis: _Axis) -> str:
         whole = next((reason for place, reason in self._whole.items() if place in axis.dims), None)
@@ -317,21 +317,21 @@ class _Analysis:
         return (self._carried(axis) if axis.folds else self._unstored(axis)) or self._sized(axis) or self._aligned(axis)
 
     def _aligned(self, axis: _Axis) -> str:
-        """The reason why an axis cannot be divided: parts are no whole tiles, whose lanes results depend on."""
-        blocks = {each.block for each in axis.indices.values()}
+        """The reason why an axis cannot be cut inside of tiles; "" if it can, or if only whole tiles are divided."""
+        blocks = {a.block for a in axis.indices.values()}
         if blocks == {1} or self._with_other_blocks:
             return ""
         if len(blocks) == 1 and axis.is_exact:
             dims = [(self._func.params[number], n) for number, n in axis.dims]
             if lanes_are_independent(self._func, axis.indices, dims, axis.comparisons, self._ranges):
                 return ""
-        if any(each.extent % each.block for each in axis.indices.values()):
+        if any(a.extent % a.block for a in axis.indices.values()):
             return "the lanes of a tile are combined, and its tiles are not all whole"
-        axis.sizes.extend(each.tiles for each in axis.indices.values())
+        axis.sizes.extend(a.tiles for a in axis.indices.values())
         return ""
 
     def _sized(self, axis: _Axis) -> str:
-        """The reason why an axis cannot be divided: the number that is its extent is for other things, too."""
+        """The reason why an axis cannot be divided: its extent is used for more than its ends and comparisons."""
         compared = [op.operands[1] for op in axis.comparisons if isinstance(op, Elementwise) and op.function == "lt"]
         stops = [self._defined.get(fold.stop) for fold in axis.folds]
         chosen = [op for op in stops if isinstance(op, Select)]
@@ -348,7 +348,7 @@ class _Analysis:
         return ""
 
     def _is_for(self, value: Value, uses: Collection[Op]) -> bool:
-        """True if a number, and all tiles of it, are for some ops alone: their second operand."""
+        """True if a number, and each tile filled with it, is only used as the second operand of the ops `uses`."""
         return all(
             self._is_for(op.result, uses)
             if isinstance(op, (Broadcast, Reshape))
@@ -357,7 +357,7 @@ class _Analysis:
         )
 
     def _unstored(self, axis: _Axis) -> str:
-        """The reason why an axis of the grid cannot be divided: an output that neither follows it nor is a sum."""
+        """The reason why an axis of the grid cannot be divided: an output that has no dim of it and is no sum."""
         writes = [op for op in self._func.walk() if isinstance(op, WriteOp)]
         for param in self._apart(axis):
             adds = all(isinstance(op, Atomic) and op.kind == "add" for op in writes if op.ref is param)
@@ -372,18 +372,18 @@ class _Analysis:
         summed = addends(self._func, axis.folds)
         if any(fold.results for fold in axis.folds) and (summed is None or self._stores_inside(axis)):
             return "a loop over it carries values that are not sums alone"
-        rest = [param.name for param in self._apart(axis) if param not in (summed or ())]
-        return f"{rest[0]} has no dim of its extent, and is no sum over it" if rest else ""
+        unsummed = [param.name for param in self._apart(axis) if param not in (summed or ())]
+        return f"{unsummed[0]} has no dim of its extent, and is no sum over it" if unsummed else ""
 
     def _is_whole(self, fold: Fold) -> bool:
-        """True if a fold goes over all of its axis, or over nothing, as from 0 to select(x, extent, 0)."""
+        """True if a fold runs all tiles of its axis, or none, as from 0 to select(x, extent, 0)."""
         stop = self._defined.get(fold.stop)
         stops = stop.operands[1:] if isinstance(stop, Select) else (fold.stop,)
         limits = [self._sums.of(v) for v in (fold.start, *stops)]
         return limits == [Sum({}, n) for n in (0, fold.axis.extent, 0)[: len(limits)]]
 
     def _apart(self, axis: _Axis) -> list[Value]:
-        """The outputs without a dim that is divided with an axis."""
+        """The outputs that have no dim which is divided with an axis."""
         divided = {number for number, _ in axis.dims}
         return [p for p in self._func.outputs if self._numbers[p] not in divided]
 
@@ -397,7 +397,7 @@ class _Analysis:
 
 
 def _moves(op: Op) -> bool:
-    """True for arithmetic on positions, and what moves their lanes."""
+    """True for arithmetic on positions, and for moves of their lanes."""
     if isinstance(op, Convert):
         return kind_of(op.dtype) in ("signed", "unsigned")
     arithmetic = isinstance(op, Elementwise) and op.function in ("add", "sub", "mul", "neg", "div", "rem")

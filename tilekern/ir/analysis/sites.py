@@ -1,4 +1,4 @@
-"""The places where a Func writes to its arrays, and what is known of them."""
+"""The places where a Func writes to its arrays, and proofs about them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Site:
 
     @property
     def regular(self) -> bool:
-        """True if all positions are blocks or indices at sums of strides times indices."""
+        """True if each dim is a block or an index, at a sum of strides times indices."""
         dims = self.op.access.dims
         plain = all(d.kind in ("block", "index") and all(t.plain for t in d.position.terms) for d in dims)
         return plain and all(v in self.axes for v in self.op.positions)
@@ -70,21 +70,21 @@ def is_injective(site: Site, over: Collection[Value]) -> bool:
 
 def _apart(site: Site, dim: Dim) -> set[Value]:
     """The indices whose tiles lie apart along a dim: each stride is at least the reach of the smaller ones."""
-    found: set[Value] = set()
+    apart: set[Value] = set()
     reach = dim.size
     for term in sorted(dim.position.terms, key=lambda t: abs(t.stride)):
         index = site.op.positions[term.operand]
         if site.axes[index].tiles == 1:
             continue
-        if term.stride < reach or index in found:
+        if term.stride < reach or index in apart:
             return set()
-        found.add(index)
+        apart.add(index)
         reach += term.stride * (site.axes[index].tiles - 1)
-    return found
+    return apart
 
 
 def is_covering(site: Site, func: Func) -> bool:
-    """True if each element of the array is touched, in any case."""
+    """True if each element of the array is touched, for any inputs."""
     if not site.regular or site.op.masked:
         return False
     defined = definitions(func)
