@@ -20,7 +20,7 @@ Settings = tuple[tuple[str, Any], ...]
 
 
 def along(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """The tangent of a function along tangents of some of its arrays; None is a tangent of zeros."""
+    """The tangent of function(*primals) along `tangents`, one for each array or None, which is a tangent of zeros."""
     leaves, tree = cast(Any, jax.tree.flatten(list(primals)))
     moved: list[Any] = tree.flatten_up_to(list(tangents))
     which = [number for number, t in enumerate(moved) if t is not None]
@@ -33,21 +33,21 @@ def along(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequen
     return jax.jvp(of_some, [leaves[m] for m in which], [moved[m] for m in which])[1]
 
 
-def against(function: Callable[..., Any], primals: Sequence[Any], cotangent: Any, wanted: Sequence[bool]) -> Any:
-    """The cotangents of those arrays of a function that are `wanted`; None for the others."""
+def against(function: Callable[..., Any], primals: Sequence[Any], cotangent: Any, needs: Sequence[bool]) -> Any:
+    """The cotangent of each array of a function whose flag in `needs` is True; None for each other array."""
 
     def of_some(*some: jax.Array) -> Any:
-        given = iter(some)
-        return function(*(next(given) if w else x for x, w in zip(primals, wanted, strict=True)))
+        arrays = iter(some)
+        return function(*(next(arrays) if n else x for x, n in zip(primals, needs, strict=True)))
 
-    _, pull = cast(Any, jax.vjp(of_some, *(x for x, w in zip(primals, wanted, strict=True) if w)))
-    found = iter(pull(cotangent))
-    return tuple(next(found) if w else None for w in wanted)
+    _, pull = cast(Any, jax.vjp(of_some, *(x for x, n in zip(primals, needs, strict=True) if n)))
+    cotangents = iter(pull(cotangent))
+    return tuple(next(cotangents) if n else None for n in needs)
 
 
-def cast_like(found: Sequence[Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
+def cast_like(cotangents: Sequence[Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
     """Cotangents in the dtypes of their arrays; None stays."""
-    return tuple(None if f is None else f.astype(x.dtype) for f, x in zip(found, arrays, strict=True))
+    return tuple(None if c is None else c.astype(x.dtype) for c, x in zip(cotangents, arrays, strict=True))
 
 
 def derive(
@@ -57,22 +57,23 @@ def derive(
 
     Args:
       kernel: named `..._forward`; its inputs are arrays or None.
-      definition: the same function of the same inputs in plain JAX, with those of its static arguments that it names.
-      backward: `backward(*inputs, cotangent, wanted=bools, **statics)` returns a cotangent for each input, None for
-        those that are not wanted. It gets the static arguments that the definition gets.
+      definition: the same function of the same inputs in plain JAX. It gets the kernel's static arguments that are
+        parameters of it.
+      backward: `backward(*inputs, cotangent, needs=bools, **statics)` returns a cotangent for each input, or None where
+        `needs` is False. It gets the static arguments of the definition.
 
     Returns:
-      The tangent and the backward op, to be kept in the kernel's module under the kernel's name, its ending
-      replaced by `_tangent` and `_backward`.
+      (tangent op, backward op). The kernel's module assigns them to the kernel's name, with `_tangent` and `_backward`
+      in place of `_forward`.
     """
 
     def tangent_of(primals: tuple[Any, ...], tangents: tuple[Any, ...], *, settings: Settings) -> Any:
         return along(partial(definition, **dict(settings)), primals, tangents)
 
     def backward_of(
-        primals: tuple[Any, ...], cotangent: jax.Array, *, wanted: tuple[bool, ...], settings: Settings
+        primals: tuple[Any, ...], cotangent: jax.Array, *, needs: tuple[bool, ...], settings: Settings
     ) -> Any:
-        return backward(*primals, cotangent, wanted=wanted, **dict(settings))
+        return backward(*primals, cotangent, needs=needs, **dict(settings))
 
     name = kernel.__name__.removesuffix("_forward")
     for function, suffix in ((tangent_of, "tangent"), (backward_of, "backward")):
@@ -88,8 +89,8 @@ def derive(
         return kernel(*primals, **keywords), tangent(primals, tangents, settings=settings)
 
     def tangent_transpose(cotangent: Any, primals: Any, tangents: Any, *, settings: Settings) -> Any:
-        wanted = tuple(t is not None for t in tangents)
-        return {"tangents": pullback(primals, cotangent, wanted=wanted, settings=settings)}
+        needs = tuple(t is not None for t in tangents)
+        return {"tangents": pullback(primals, cotangent, needs=needs, settings=settings)}
 
     def tangent_jvp(primals: Any, moved: Any, *, settings: Settings) -> Any:
         arrays, tangents = primals
@@ -100,11 +101,11 @@ def derive(
     def backward_transpose(cotangents: Any, primals: Any, cotangent: Any, *, settings: Settings) -> Any:
         return {"cotangent": tangent(primals, cotangents, settings=settings)}
 
-    def backward_jvp(primals: Any, moved: Any, *, wanted: tuple[bool, ...], settings: Settings) -> Any:
+    def backward_jvp(primals: Any, moved: Any, *, needs: tuple[bool, ...], settings: Settings) -> Any:
         arrays, cotangent = primals
         of_arrays = partial(definition, **dict(settings))
-        moved_found = along(lambda *arrays: against(of_arrays, arrays, cotangent, wanted), arrays, moved[0])
-        return pullback(arrays, cotangent, wanted=wanted, settings=settings), moved_found
+        moved_cotangents = along(lambda *arrays: against(of_arrays, arrays, cotangent, needs), arrays, moved[0])
+        return pullback(arrays, cotangent, needs=needs, settings=settings), moved_cotangents
 
     kernel.defjvp(kernel_jvp)
     tangent.defjvp(tangent_jvp)
@@ -118,5 +119,5 @@ def _tangent_type(primals: Any, tangents: Any, *, settings: Settings) -> jax.Sha
     return like_first(*primals)
 
 
-def _backward_types(primals: Any, cotangent: Any, *, wanted: tuple[bool, ...], settings: Settings) -> Any:
-    return tuple(like_first(x) if w else None for x, w in zip(primals, wanted, strict=True))
+def _backward_types(primals: Any, cotangent: Any, *, needs: tuple[bool, ...], settings: Settings) -> Any:
+    return tuple(like_first(x) if n else None for x, n in zip(primals, needs, strict=True))

@@ -22,9 +22,9 @@ from tilekern.kernels.blocks import power_of_two
 from tilekern.kernels.rows import cached_blocks, coarse_blocks, like_first, tpu_blocks, warps_for
 
 
-def _types(x: Any, weight: Any, cotangent: Any, *, wanted: tuple[bool, bool, bool]) -> tuple[Any, ...]:
-    sums = (jax.ShapeDtypeStruct(x.shape[1:], tk.accumulator(x.dtype)) if w else None for w in wanted[1:])
-    return like_first(x) if wanted[0] else None, *(None if s is None else tk.Sum(s) for s in sums)
+def _types(x: Any, weight: Any, cotangent: Any, *, needs: tuple[bool, bool, bool]) -> tuple[Any, ...]:
+    sums = (jax.ShapeDtypeStruct(x.shape[1:], tk.accumulator(x.dtype)) if w else None for w in needs[1:])
+    return like_first(x) if needs[0] else None, *(None if s is None else tk.Sum(s) for s in sums)
 
 
 @tk.kernel(out_type=_types)
@@ -39,12 +39,12 @@ def norm_backward(
     eps: float,
     offset: float,
     centered: bool,
-    wanted: tuple[bool, bool, bool],
+    needs: tuple[bool, bool, bool],
     block_rows: tk.Block = 4,
     block_columns: tk.Block = 8192,
     tiles: tk.Block = 1,
 ) -> None:
-    """x[R, C], weight[C], cotangent[R, C] -> dx[R, C], dweight[C], dbias[C], as far as they are `wanted`.
+    """x[R, C], weight[C], cotangent[R, C] -> dx[R, C], dweight[C], dbias[C]; None without a flag in `needs`.
 
     The sums over rows are in float32 (float64 for float64). A program computes `tiles` tiles of whole rows, and adds
     its part of the sums once. Rows that fit a block are read once. Longer rows are read twice, by programs of one tile.
@@ -75,7 +75,7 @@ def norm_backward(
         return given * h, given
 
     if width <= block_columns:
-        _over_rows(rows, block_rows, tiles if any(wanted[1:]) else 1, whole, sums, wide)
+        _over_rows(rows, block_rows, tiles if any(needs[1:]) else 1, whole, sums, wide)
         return
 
     def merge(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

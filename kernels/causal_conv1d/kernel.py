@@ -98,11 +98,11 @@ def _row(values: jax.Array, x: tk.Ref) -> jax.Array:
 
 
 def _backward_types(
-    x: Any, weight: Any, bias: Any, state: Any, ids: Any, cotangent: Any, *, wanted: tuple[bool, ...], activation: Any
+    x: Any, weight: Any, bias: Any, state: Any, ids: Any, cotangent: Any, *, needs: tuple[bool, ...], activation: Any
 ) -> tuple[Any, ...]:
     wide = tk.accumulator(x.dtype)
     sums = (tk.Sum(jax.ShapeDtypeStruct(shape, wide)) for shape in (weight.shape, x.shape[2:]))
-    return like_first(x) if wanted[0] else None, *(s if w else None for s, w in zip(sums, wanted[1:], strict=True))
+    return like_first(x) if needs[0] else None, *(s if w else None for s, w in zip(sums, needs[1:], strict=True))
 
 
 @tk.kernel(out_type=_backward_types)
@@ -117,13 +117,13 @@ def causal_conv1d_backward_kernel(
     dweight: tk.Ref | None,
     dbias: tk.Ref | None,
     *,
-    wanted: tuple[bool, bool, bool],
+    needs: tuple[bool, bool, bool],
     activation: str | None = None,
     block_t: tk.Block = 64,
     block_c: tk.Block = 128,
     copies: tk.Block = 1,
 ) -> None:
-    """Like the forward kernel, with cotangent[B, T, C] -> dx[B, T, C], dweight[K, C], dbias[C], if they are `wanted`.
+    """Like the forward kernel, with cotangent[B, T, C] -> dx[B, T, C], dweight[K, C], dbias[C]; None if not in `needs`.
 
     dx needs g of K tiles, each a token later. One copy: they are slices of one tile of block_t + K - 1 tokens. More:
     each is computed by itself, where slices of tiles in registers are dear.
@@ -167,16 +167,16 @@ def _start(bias: tk.Ref | None, c: tk.Tile, x: tk.Ref) -> Any:
 
 
 def _backward(
-    x: Any, weight: Any, bias: Any, state: Any, ids: Any, cotangent: Any, *, wanted: tuple[bool, ...], activation: Any
+    x: Any, weight: Any, bias: Any, state: Any, ids: Any, cotangent: Any, *, needs: tuple[bool, ...], activation: Any
 ) -> tuple[Any, ...]:
     """The cotangent of the state is that of the definition, of the first K - 1 tokens: no others see the state."""
     arrays = x, weight, bias, state, ids
     found: Any = [None, None, None]
-    if any(wanted[:3]):
-        found = causal_conv1d_backward_kernel(*arrays, cotangent, wanted=wanted[:3], activation=activation)
+    if any(needs[:3]):
+        found = causal_conv1d_backward_kernel(*arrays, cotangent, needs=needs[:3], activation=activation)
     few = weight.shape[0] - 1
     of_state = None
-    if wanted[3]:
+    if needs[3]:
         first = x[:, :few], weight, bias, state, None if ids is None else ids[:, :few]
 
         def of_first(*arrays: Any) -> jax.Array:

@@ -65,14 +65,14 @@ def definition(labels: jax.Array, options: Options, hidden: jax.Array, weight: j
 # --- the backward op --------------------------------------------------------------------------------------------------
 
 
-def _wanted_types(hidden: Any, weight: Any, *others: Any, wanted: tuple[bool, bool], options: Options) -> Pair:
+def _cotangent_types(hidden: Any, weight: Any, *others: Any, needs: tuple[bool, bool], options: Options) -> Pair:
     of_hidden, of_weight = (
-        jax.ShapeDtypeStruct(x.shape, x.dtype) if w else None for x, w in zip((hidden, weight), wanted, strict=True)
+        jax.ShapeDtypeStruct(x.shape, x.dtype) if w else None for x, w in zip((hidden, weight), needs, strict=True)
     )
     return of_hidden, of_weight
 
 
-@tk.op(out_type=_wanted_types, linear=("cotangents",))
+@tk.op(out_type=_cotangent_types, linear=("cotangents",))
 def cross_entropy_backward(
     hidden: jax.Array,
     weight: jax.Array,
@@ -80,11 +80,11 @@ def cross_entropy_backward(
     logsumexp: jax.Array,
     cotangents: Pair,
     *,
-    wanted: tuple[bool, bool],
+    needs: tuple[bool, bool],
     options: Options,
     words: tk.Block = 2048,
 ) -> Pair:
-    """Cotangents of the loss and the logsumexp (None: of zeros) -> those of hidden and weight, as far as `wanted`.
+    """Cotangents of loss and logsumexp (None: zeros) -> cotangents of hidden and weight; None if not in `needs`.
 
     The gradient of the logits is in memory for `words` words at a time, for all tokens.
     """
@@ -106,7 +106,7 @@ def cross_entropy_backward(
             temperature=options.temperature,
         )
 
-    return gradients_by_words(hidden, weight, of_logits, wanted=wanted, words=words)
+    return gradients_by_words(hidden, weight, of_logits, needs=needs, words=words)
 
 
 def _factors(labels: jax.Array, logsumexp: jax.Array, cotangents: Pair, vocabulary: int, options: Options) -> Pair:
@@ -136,14 +136,14 @@ def _words_cpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
 def _tangent_transpose(
     cotangents: Pair, hidden: Any, weight: Any, labels: Any, logsumexp: Any, tangents: Pair, *, options: Options
 ) -> dict[str, Pair]:
-    wanted = tangents[0] is not None, tangents[1] is not None
-    found = cross_entropy_backward(hidden, weight, labels, logsumexp, cotangents, wanted=wanted, options=options)
+    needs = tangents[0] is not None, tangents[1] is not None
+    found = cross_entropy_backward(hidden, weight, labels, logsumexp, cotangents, needs=needs, options=options)
     return {"tangents": found}
 
 
 @cross_entropy_backward.deftranspose
 def _backward_transpose(
-    cotangents: Pair, *inputs: Any, wanted: tuple[bool, bool], options: Options
+    cotangents: Pair, *inputs: Any, needs: tuple[bool, bool], options: Options
 ) -> dict[str, tuple[Any, ...]]:
     *primals, linear = inputs
     found = cross_entropy_tangent(*primals, cotangents, options=options)
@@ -163,10 +163,10 @@ def _tangent_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...], *, options
 
 @cross_entropy_backward.defjvp
 def _backward_jvp(
-    primals: tuple[Any, ...], tangents: tuple[Any, ...], *, wanted: tuple[bool, bool], options: Options
+    primals: tuple[Any, ...], tangents: tuple[Any, ...], *, needs: tuple[bool, bool], options: Options
 ) -> Pair:
     hidden, weight, labels, logsumexp, cotangents = primals
     function = partial(definition, labels, options)
     whole = tuple(jnp.zeros_like(logsumexp) if c is None else c for c in cotangents)
-    found = along(lambda *arrays: against(function, arrays, whole, wanted), (hidden, weight), tangents[:2])
-    return cross_entropy_backward(*primals, wanted=wanted, options=options), found
+    found = along(lambda *arrays: against(function, arrays, whole, needs), (hidden, weight), tangents[:2])
+    return cross_entropy_backward(*primals, needs=needs, options=options), found

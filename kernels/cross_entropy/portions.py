@@ -49,7 +49,7 @@ def gradients_by_words(
     weight: jax.Array,
     of_logits: Callable[[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]], jax.Array],
     *,
-    wanted: tuple[bool, bool],
+    needs: tuple[bool, bool],
     words: int,
 ) -> Pair:
     """The cotangents of hidden[T, D] and weight[D, V] from those of the logits hidden @ weight.
@@ -59,13 +59,13 @@ def gradients_by_words(
       weight: the words.
       of_logits: `of_logits(first, done, some)` returns the cotangents [T, W] of the logits of W words from number
         `first`; 0 for those before number `done` of these. `some(x)` cuts the W columns of these words out of x[R, V].
-      wanted: which of both; the other one is None.
+      needs: which of both; the other one is None.
       words: the number W.
     """
     (tokens, width), vocabulary = hidden.shape, weight.shape[1]
     wide = tk.accumulator(hidden.dtype)
-    dhidden = jnp.zeros(hidden.shape, wide) if wanted[0] else None
-    dweight = jnp.zeros(weight.shape, weight.dtype) if wanted[1] else None
+    dhidden = jnp.zeros(hidden.shape, wide) if needs[0] else None
+    dweight = jnp.zeros(weight.shape, weight.dtype) if needs[1] else None
     if not tokens * width * vocabulary:
         return None if dhidden is None else dhidden.astype(hidden.dtype), dweight
     words = min(words, vocabulary)

@@ -77,25 +77,25 @@ def distillation_tangent(
     return along(partial(_definition, rest, options), (hidden, weight), tangents)
 
 
-def _wanted_types(hidden: Any, weight: Any, *others: Any, wanted: tuple[bool, bool], options: Options) -> Pair:
+def _cotangent_types(hidden: Any, weight: Any, *others: Any, needs: tuple[bool, bool], options: Options) -> Pair:
     of_hidden, of_weight = (
-        jax.ShapeDtypeStruct(x.shape, x.dtype) if w else None for x, w in zip((hidden, weight), wanted, strict=True)
+        jax.ShapeDtypeStruct(x.shape, x.dtype) if w else None for x, w in zip((hidden, weight), needs, strict=True)
     )
     return of_hidden, of_weight
 
 
-@tk.op(out_type=_wanted_types, linear=("cotangent",))
+@tk.op(out_type=_cotangent_types, linear=("cotangent",))
 def distillation_backward(
     hidden: jax.Array,
     weight: jax.Array,
     rest: Rest,
     cotangent: jax.Array,
     *,
-    wanted: tuple[bool, bool],
+    needs: tuple[bool, bool],
     options: Options,
     words: tk.Block = 2048,
 ) -> Pair:
-    """The cotangent of the loss -> those of hidden and weight, as far as `wanted`.
+    """The cotangent of the loss -> the cotangents of hidden and weight; None without a flag in `needs`.
 
     The gradient of the logits is in memory for `words` words at a time, for all tokens.
     """
@@ -105,7 +105,7 @@ def distillation_backward(
         taught = (some(teacher), None) if of_teacher is None else (teacher, some(of_teacher))
         return distillation_backward_logits(hidden, some(weight), *taught, *numbers, cotangent, done, options=options)
 
-    return gradients_by_words(hidden, weight, of_logits, wanted=wanted, words=words)
+    return gradients_by_words(hidden, weight, of_logits, needs=needs, words=words)
 
 
 @distillation_backward.schedule("")
@@ -125,13 +125,13 @@ def _words_cpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
 def _tangent_transpose(
     cotangent: Any, hidden: Any, weight: Any, rest: Rest, tangents: Pair, *, options: Options
 ) -> dict[str, Pair]:
-    wanted = tangents[0] is not None, tangents[1] is not None
-    return {"tangents": distillation_backward(hidden, weight, rest, cotangent, wanted=wanted, options=options)}
+    needs = tangents[0] is not None, tangents[1] is not None
+    return {"tangents": distillation_backward(hidden, weight, rest, cotangent, needs=needs, options=options)}
 
 
 @distillation_backward.deftranspose
 def _backward_transpose(
-    cotangents: Pair, hidden: Any, weight: Any, rest: Rest, cotangent: Any, *, wanted: Any, options: Options
+    cotangents: Pair, hidden: Any, weight: Any, rest: Rest, cotangent: Any, *, needs: Any, options: Options
 ) -> dict[str, Any]:
     return {"cotangent": distillation_tangent(hidden, weight, rest, cotangents, options=options)}
 
@@ -150,9 +150,9 @@ def _tangent_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...], *, options
 
 @distillation_backward.defjvp
 def _backward_jvp(
-    primals: tuple[Any, ...], tangents: tuple[Any, ...], *, wanted: tuple[bool, bool], options: Options
+    primals: tuple[Any, ...], tangents: tuple[Any, ...], *, needs: tuple[bool, bool], options: Options
 ) -> tuple[Pair, Any]:
     hidden, weight, rest, cotangent = primals
     function = partial(_definition, rest, options)
-    found = along(lambda *pair: against(function, pair, cotangent, wanted), (hidden, weight), tangents[:2])
-    return distillation_backward(*primals, wanted=wanted, options=options), found
+    found = along(lambda *pair: against(function, pair, cotangent, needs), (hidden, weight), tangents[:2])
+    return distillation_backward(*primals, needs=needs, options=options), found

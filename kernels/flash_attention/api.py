@@ -113,7 +113,7 @@ def flash_attention(
       key: [*B, S, K, H] of the same dtype; K divides N.
       value: [*B, S, K, Hv] of the same dtype.
       bias: float [*B, N, T, S], each dim (all of *B together) of its size or of size 1; -inf is a mask, too.
-      mask: bool of such a shape: which queries attend to which keys.
+      mask: bool of such a shape; True: the query attends to the key.
       scale: of the dot products; H ** -0.5 if None.
       causal: query i attends to the keys j <= i + q_offset (top-left aligned at offset 0, as in jax.nn).
       q_offset: the position of the first query among the keys, in elements: an int (static), or an integer array of
@@ -122,23 +122,24 @@ def flash_attention(
       segment_ids: integers [*B, T] and [*B, S] (one array stands for both if T = S): only equal ids attend to each
         other, wherever they stand: 1 2 1 are two segments, and three sequences of `linear_attention`. Fastest where
         the ids of a sequence are sorted: sequences one after the other.
-      q_lengths: integers [*B]: queries from there on attend to nothing, and may hold anything, NaN included.
-      kv_lengths: integers [*B]: nothing attends to keys from there on, and these and their values may hold anything.
+      q_lengths: integers [*B]: queries from this index on attend to nothing, and may hold anything, NaN included.
+      kv_lengths: integers [*B]: nothing attends to keys from this index on; the keys and values may hold anything.
       softcap: if given, a bound of the scores, from 1e-30 to 1e30.
       sinks: float [N]: logits that take part in each row's softmax, but have no value (StreamingLLM, gpt-oss).
-      mask_mod: `mask_mod(b, n, i, j)` says who attends to whom; elementwise jnp code on int32 arrays that broadcast.
+      mask_mod: `mask_mod(b, n, i, j)` is True where query i attends to key j; elementwise jnp code on int32 arrays that
+        broadcast.
       score_mod: `score_mod(score, b, n, i, j)` is the score instead: elementwise jnp code.
         What mixes elements is refused, for results would depend on tiles. Where a query does not attend, and at
         positions that do not exist, a function may return anything, NaN included. Both may be a
         `jax.tree_util.Partial(function, *arrays)`: the arrays come first, and are read at integers made of b and n, and
         at i and j themselves, as slopes[n], table[b, j] or bias[n, i, j]. They may be longer than that. A traced array
         that a function closes over is carried, too, and has a gradient, if it is read in that way.
-      block_map: of `mask`, or of `mask_mod`, if it is made once for many calls; otherwise each call makes its own.
-      dropout_rate: the share of weights that is dropped, the others being divided by 1 - dropout_rate.
+      block_map: the map of `mask`, or of `mask_mod`, made once for many calls; otherwise each call makes a map.
+      dropout_rate: the share of weights that is set to 0; all other weights are divided by 1 - dropout_rate.
       dropout_key: of `jax.random`, or its data. A weight is dropped, or not, by key, b, n, i and j alone, everywhere.
       return_logsumexp: return (out, logsumexp); it is differentiable, too.
       precision: of products of float32: None or "highest" multiplies as float32, "tf32", "bf16x3", "bf16x6" and "bf16"
-        allow a backend these; a pair says it of query key and of weights value.
+        allow a backend this algorithm; a pair is (of query key, of weights value).
       target: lower for this target's blocks, e.g. "cpu:xla".
       **blocks: `block_q` and `block_k`, queries and keys of a tile, instead of the schedule's; `block_n`, how many of
         the heads that share a head of the keys are in one tile (one, where there is a bias, a mask, a mod or dropout);
@@ -149,7 +150,7 @@ def flash_attention(
       the logsumexp of its scores (natural logarithm), [*B, T, N] in float32, -inf for such a row.
 
     Under differentiation, `out` and `logsumexp` have the names "flash_attention_out" and "flash_attention_logsumexp"
-    for the policies of `jax.checkpoint`: who saves these two computes nothing of the attention again.
+    for the policies of `jax.checkpoint`: a policy that saves both names computes nothing of the attention again.
 
     Raises:
       tilekern.errors.ArgumentError: shapes, dtypes or static arguments do not fit.

@@ -6,8 +6,8 @@ With weights p, `Scores.weights`, from the cotangents of out and logsumexp (Flas
     dk = scale Σ_i dsᵀ q,    dv = Σ_i pᵀ dout,
 
 where ds goes back through the function from dot products to scores first. A kernel whose programs own queries computes
-dq, one whose programs own keys dk and dv: each element is summed by one program, in one order, so that all is
-deterministic. Where programs run one after the other, as on a TPU, the latter kernel adds up dq as well, and scores are
+dq; a kernel whose programs own keys computes dk and dv. One program sums each element in one order, so results are
+deterministic. Where programs run in sequence, as on a TPU, the kernel of dk and dv adds up dq as well, and scores are
 computed once.
 """
 
@@ -23,7 +23,7 @@ from tilekern.kernels.flash_attention.arguments import Config, Extras, Residuals
 from tilekern.kernels.flash_attention.scores import Scores, of_queries
 
 
-def _query_type(query: Any, *others: Any) -> Any:
+def _query_type(query: Any, *unused: Any) -> Any:
     return jax.ShapeDtypeStruct(query.shape, query.dtype)
 
 
@@ -58,7 +58,7 @@ def flash_attention_backward_query(
     query_cotangent[b, i, n] = (acc * wide.type(config.scale)).astype(query.dtype)
 
 
-def _key_type(query: Any, key: Any, value: Any, *others: Any, with_query: bool) -> tuple[Any, ...]:
+def _key_type(query: Any, key: Any, value: Any, *unused: Any, with_query: bool) -> tuple[Any, ...]:
     shared = with_query and query.shape[2] > key.shape[2]
     wide = tk.accumulator(query.dtype)
     dkey, dvalue = (jax.ShapeDtypeStruct(x.shape, wide if shared else x.dtype) for x in (key, value))
@@ -86,9 +86,9 @@ def flash_attention_backward_key(
 ) -> None:
     """The arrays of `flash_attention_backward_query` -> dk[B, S, K, H], dv[B, S, K, Hv].
 
-    `extras.ranges` are those of the queries of each key. With `with_query` there is dq / scale[B, T, N, H], too, a sum
-    over the programs that own keys; then each head has programs of its own, and dk and dv are sums over the heads that
-    share them.
+    `extras.ranges` are the ranges of queries for each key. With `with_query` there is also dq / scale [B, T, N, H],
+    a sum over the programs that own keys. Then each head has its own programs, and dk and dv are sums over the heads of
+    a group.
     """
     groups = key.shape[2]
     group = query.shape[2] // max(groups, 1)
@@ -111,7 +111,7 @@ def flash_attention_backward_key(
             dk, dv = sums
             q, dout = scores.load_queries(query, i), scores.load_queries(cotangent, i)
             draw, p = scores.cotangents(i, j, (q, k), (dout, v), attends, residuals.at(b, i, n), lambda: delta[b, i, n])
-            dv = tk.dot(scores.kept(i, j, p).astype(dout.dtype), dout, dv, precision=of_values)
+            dv = tk.dot(scores.drop_weights(i, j, p).astype(dout.dtype), dout, dv, precision=of_values)
             draw = draw.astype(q.dtype)
             if query_cotangent is not None:
                 query_cotangent.at[b, i, n].add(tk.dot(draw.T, k, precision=of_scores))

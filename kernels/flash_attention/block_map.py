@@ -1,7 +1,7 @@
 """Block maps: the tiles of the score matrix that a mask does not empty, found once and used by many calls.
 
-A tile is full (no element is masked: the mask need not be looked at), partial, or dead (all are masked: the tile need
-not be computed). After FlexAttention's BlockMask, Dong et al. 2024, https://arxiv.org/abs/2412.05496.
+A tile is full (no element is masked: the mask need not be read), partial, or dead (all elements are masked: the tile
+need not be computed). After FlexAttention's BlockMask, Dong et al. 2024, https://arxiv.org/abs/2412.05496.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class BlockMap:
     """The live tiles of keys of each tile of queries, and the reverse for the backward pass; made by `block_map`.
 
     All arrays are int32; B and N are 1 where the mask is the same for the whole batch, or for all heads. The numbers of
-    tiles are sorted: first the full tiles, then the partial ones, each in ascending order; what follows is 0.
+    tiles are sorted: the full tiles in ascending order, then the partial tiles in ascending order, then zeros.
 
     Attributes:
       keys_of: [B, N, tiles of queries, tiles of keys], the numbers of the live tiles of keys.
-      full_keys: [B, N, tiles of queries], how many of these are full.
-      live_keys: [B, N, tiles of queries], how many there are.
+      full_keys: [B, N, tiles of queries], the count of full tiles of keys.
+      live_keys: [B, N, tiles of queries], the count of live tiles of keys, full or partial.
       queries_of: [B, N, tiles of keys, tiles of queries], the numbers of the live tiles of queries.
-      full_queries: [B, N, tiles of keys], how many of these are full.
-      live_queries: [B, N, tiles of keys], how many there are.
+      full_queries: [B, N, tiles of keys], the count of full tiles of queries.
+      live_queries: [B, N, tiles of keys], the count of live tiles of queries, full or partial.
       block_q: queries of a tile.
       block_k: keys of a tile.
     """
@@ -48,28 +48,28 @@ class BlockMap:
     block_q: int = field(metadata={"static": True})
     block_k: int = field(metadata={"static": True})
 
-    def along(self, what: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The live tiles of "keys" (or of "queries"), the number of full ones, and the number of all."""
-        if what == "keys":
+    def along(self, dim: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The numbers of the live tiles of "keys" or "queries", and the counts of full and of live tiles."""
+        if dim == "keys":
             return self.keys_of, self.full_keys, self.live_keys
         return self.queries_of, self.full_queries, self.live_queries
 
-    def block(self, what: str) -> int:
-        """The number of "keys" (or "queries") of a tile."""
-        return self.block_k if what == "keys" else self.block_q
+    def block(self, dim: str) -> int:
+        """The number of "keys" or "queries" of a tile of the map."""
+        return self.block_k if dim == "keys" else self.block_q
 
-    def parts(self, what: str, block: int) -> int:
-        """The number of a kernel's tiles, of `block` keys (or queries) each, in one tile of the map.
+    def parts(self, dim: str, block: int) -> int:
+        """The number of a kernel's tiles, of `block` keys or queries each, in one tile of the map.
 
         Raises:
-          ArgumentError: tiles of the kernel would lie in two of the map.
+          ArgumentError: a tile of the kernel would lie in two tiles of the map.
         """
-        if self.block(what) % block == 0:
-            return self.block(what) // block
+        if self.block(dim) % block == 0:
+            return self.block(dim) // block
         raise ArgumentError(
             "a block of flash_attention does not divide that of its block map",
-            expected=f"a divisor of {self.block(what)} {what}",
-            got=f"a block of {block} {what}",
+            expected=f"a divisor of {self.block(dim)} {dim}",
+            got=f"a block of {block} {dim}",
             fix="leave the block out, or make a block_map of tiles that it divides",
         )
 
@@ -132,7 +132,7 @@ def _sorted(states: jax.Array, block_q: int, block_k: int) -> BlockMap:
 
 
 def _numbers(states: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The live tiles along the last dim, how many are full, and how many there are."""
+    """The numbers of the live tiles along the last dim, the count of full tiles, and the count of live tiles."""
     full, live = (jnp.sum(states >= least, axis=-1, dtype=jnp.int32) for least in (2, 1))
     order = jnp.argsort(-states, axis=-1, stable=True).astype(jnp.int32)
     ranks = jnp.arange(states.shape[-1], dtype=jnp.int32)
@@ -144,7 +144,7 @@ def _states(mask: jax.Array, block_q: int, block_k: int) -> jax.Array:
     rows, columns = mask.shape[-2:]
     tiles = tk.cdiv(rows, block_q), tk.cdiv(columns, block_k)
     padding = [(0, 0)] * (mask.ndim - 2) + [(0, tiles[0] * block_q - rows), (0, tiles[1] * block_k - columns)]
-    # A tile that holds its last row or column several times is as full as with each of them once.
+    # Repeated rows and columns do not change whether any element, or all elements, of a tile attend.
     padded = jnp.pad(mask, padding, mode="edge")
     tiled = padded.reshape(*mask.shape[:-2], tiles[0], block_q, tiles[1], block_k)
     return jnp.any(tiled, axis=(-3, -1)).astype(jnp.int32) + jnp.all(tiled, axis=(-3, -1))
@@ -154,7 +154,7 @@ def _of_array(mask: Any, queries: int | None, keys: int | None, block_q: int, bl
     shape: tuple[int, ...] = getattr(mask, "shape", ())
     fits = getattr(mask, "dtype", None) == jnp.bool_ and len(shape) == 4
     lengths = queries, keys
-    if not fits or not all(found in (1, size) or size is None for found, size in zip(shape[2:], lengths, strict=True)):
+    if not fits or not all(n in (1, size) or size is None for n, size in zip(shape[2:], lengths, strict=True)):
         raise ArgumentError(
             "the mask of block_map does not fit",
             expected="bool[B|1, N|1, T|1, S|1] of the given sizes, or a function of (b, n, i, j)",
@@ -164,8 +164,8 @@ def _of_array(mask: Any, queries: int | None, keys: int | None, block_q: int, bl
     states = cast(jax.Array, jax.jit(_states, static_argnums=(1, 2))(mask, block_q, block_k))
     # Along a dim of size 1 all tiles are alike.
     rows, columns = (
-        tk.cdiv(found if length is None else length, block)
-        for found, length, block in zip(shape[2:], lengths, (block_q, block_k), strict=True)
+        tk.cdiv(size if length is None else length, block)
+        for size, length, block in zip(shape[2:], lengths, (block_q, block_k), strict=True)
     )
     return jnp.broadcast_to(states, (*shape[:2], rows, columns))
 
@@ -195,29 +195,29 @@ def _of_function(
     def of_tile(number: jax.Array) -> jax.Array:
         b, n, tile = jnp.unravel_index(number, (batch, heads, tiles))
         i = tile * block_q + jnp.arange(block_q, dtype=jnp.int32)[:, None]
-        # The last row several times, as in `_states`: the function need not know positions that do not exist.
-        left = mask_mod(b, n, jnp.minimum(i, queries - 1), j)
-        return _states(jnp.broadcast_to(left, (block_q, keys)), block_q, block_k)
+        # The last row is repeated, as in `_states`: the function need not know positions that do not exist.
+        attends = mask_mod(b, n, jnp.minimum(i, queries - 1), j)
+        return _states(jnp.broadcast_to(attends, (block_q, keys)), block_q, block_k)
 
     states = jnp.asarray(jax.lax.map(of_tile, jnp.arange(batch * heads * tiles, dtype=jnp.int32)))
     return states.reshape(batch, heads, tiles, tk.cdiv(keys, block_k))
 
 
 def _as_array(leaf: Any) -> jax.Array:
-    """NumPy's arrays cannot be indexed with traced integers."""
+    """A leaf as a JAX array, because NumPy's arrays cannot be indexed with traced integers."""
     return jnp.asarray(leaf)
 
 
 def _check_function(mask_mod: Callable[..., Any], block_q: int, j: jax.Array) -> None:
-    one, i = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (block_q, 1)))
-    found: Any = jax.eval_shape(mask_mod, one, one, i, j)
-    shape: tuple[int, ...] = getattr(found, "shape", ())
+    scalar, i = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (block_q, 1)))
+    result: Any = jax.eval_shape(mask_mod, scalar, scalar, i, j)
+    shape: tuple[int, ...] = getattr(result, "shape", ())
     broadcasts = len(shape) <= 2 and all(a in (1, b) for a, b in zip(shape[::-1], (j.size, block_q), strict=False))
-    if getattr(found, "dtype", None) == jnp.bool_ and broadcasts:
+    if getattr(result, "dtype", None) == jnp.bool_ and broadcasts:
         return
     raise ArgumentError(
         "the mask_mod of block_map does not return a mask",
         expected=f"bool of a shape that broadcasts to [{block_q}, {j.size}], as its arguments do",
-        got=f"mask_mod(b, n, i, j) = {describe(found)}",
+        got=f"mask_mod(b, n, i, j) = {describe(result)}",
         fix="return a comparison, or .astype(bool)",
     )

@@ -38,10 +38,10 @@ class Case:
         )
 
     def small(self) -> Case:
-        """The same for fast tests.
+        """A smaller case of the same kind, for fast tests.
 
         Lengths fall below 96 with their remainders modulo 32, widths to a quarter, groups to at most two and batches to
-        at most two. The heads of a group (at most 8), the ratio of the widths and what the last query sees stay.
+        at most two. The heads of a group (at most 8), the ratio of the widths and the keys of the last query stay.
         """
         queries, keys = shrunk(self.queries), shrunk(self.keys)
         groups = min(self.groups, 2)
@@ -60,12 +60,12 @@ class Case:
 
 
 def shrunk(length: int) -> int:
-    """A length of the same remainder modulo 32 that is below 96; so one that a tile divides (or not) stays so."""
+    """A length below 96 with the same remainder modulo 32: a power of two up to 32 divides both lengths or neither."""
     return length if length < 96 else 64 + length % 32
 
 
 CASES = (
-    # Sizes are those of config.json, lengths what the models are used with.
+    # Sizes come from each model's config.json; lengths are usual ones for the model.
     Case("llama3_8b", 32, 8, 128, 128, 4096, 4096, causal=True),  # https://huggingface.co/meta-llama/Meta-Llama-3-8B
     # One token for each of 8 conversations, and the last 1000 tokens of a long prompt.
     Case("llama3_8b_decode", 32, 8, 128, 128, 1, 8192, causal=True, q_offset=8191, batch=8),

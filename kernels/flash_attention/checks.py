@@ -66,7 +66,7 @@ class Sizes:
 
 
 def arrays(query: Any, key: Any, value: Any) -> tuple[int, ...]:
-    """The leading dims, if the three arrays fit."""
+    """The leading dims *B of query, key and value, after a check that the three shapes and dtypes fit."""
     named = {"query": query, "key": key, "value": value}
     check_sizes("flash_attention", named)
     shapes: list[tuple[int, ...]] = [getattr(x, "shape", ()) for x in named.values()]
@@ -89,14 +89,14 @@ def arrays(query: Any, key: Any, value: Any) -> tuple[int, ...]:
 def positions(
     q_offset: Any, window: Any, causal: bool, sizes: Sizes
 ) -> tuple[jax.Array | None, int, tuple[int | None, int | None]]:
-    """(offsets for each element of the batch or None, an offset for all, the window).
+    """(offsets, int32[B] or None; an int offset for the whole batch; the window).
 
-    Offsets are clamped to where all queries see all keys, or none, so that positions fit an int32.
+    Offsets are clamped where further ones would change no mask, so that positions fit an int32.
     """
     left, right = _window(window)
     least, most = -sizes.queries - (0 if causal else right or 0), sizes.keys + (left or 0)
     if type(q_offset) is int:
-        # A side that bounds no query is none.
+        # A side that masks no key of any query counts as unbounded.
         left = None if left is not None and sizes.queries - 1 + q_offset <= left else left
         right = None if right is not None and q_offset + right >= sizes.keys - 1 else right
         return None, max(least, min(q_offset, most)), (left, right)
@@ -111,16 +111,16 @@ def positions(
     return jnp.broadcast_to(clamped, sizes.batch).reshape(-1), 0, (left, right)
 
 
-def _window(given: Any) -> tuple[int | None, int | None]:
-    """(left, right); from 2³⁰ on, which no array reaches, a side is unbounded."""
-    if given is None:
+def _window(window: Any) -> tuple[int | None, int | None]:
+    """(left, right); a side of 2³⁰ or more counts as unbounded, because no array is that long."""
+    if window is None:
         return None, None
-    pair = cast(tuple[Any, ...], given) if isinstance(given, tuple) else ()
+    pair = cast(tuple[Any, ...], window) if isinstance(window, tuple) else ()
     if len(pair) != 2 or not all(n is None or (type(n) is int and n >= 0) for n in pair):
         raise ArgumentError(
             "the window of flash_attention is not one",
             expected="(left, right): ints that are not negative, or None for unbounded",
-            got=f"window = {given!r}",
+            got=f"window = {window!r}",
             fix="(1023, 0) lets each query see itself and the 1023 keys before it",
         )
     left, right = (None if n is None or n >= 1 << 30 else n for n in pair)
@@ -128,20 +128,20 @@ def _window(given: Any) -> tuple[int | None, int | None]:
 
 
 def masks(
-    mask: Any, mask_mod: Any, given: Any, sizes: Sizes, blocks: Mapping[str, Any]
+    mask: Any, mask_mod: Any, user_map: Any, sizes: Sizes, blocks: Mapping[str, Any]
 ) -> tuple[Any, Any, BlockMap | None]:
-    """The mask as an array [B or 1, N or 1, T or 1, S or 1], the function, and the map of the one or the other."""
+    """The mask as bool[B or 1, N or 1, T or 1, S or 1], the `mask_mod`, and the block map of either; None if absent."""
     mask = None if mask is None else _as_scores("mask", mask, sizes)
     mask_mod = None if mask_mod is None else _closed("mask_mod", mask_mod, partial(_mod, "mask_mod", sizes=sizes))
-    if given is not None:
-        _check_map(given, mask, mask_mod, sizes)
-        for what, name in (("queries", "block_q"), ("keys", "block_k")):
-            for block in _given_blocks(name, blocks):
-                given.parts(what, block)
-        return mask, mask_mod, given
+    if user_map is not None:
+        _check_map(user_map, mask, mask_mod, sizes)
+        for dim, name in (("queries", "block_q"), ("keys", "block_k")):
+            for block in _user_blocks(name, blocks):
+                user_map.parts(dim, block)
+        return mask, mask_mod, user_map
     if min(sizes.queries, sizes.keys) <= _MAP_BLOCK or (mask is None) is (mask_mod is None):
         return mask, mask_mod, None
-    tiles = {name: _map_block(_given_blocks(name, blocks)) for name in ("block_q", "block_k")}
+    tiles = {name: _map_block(_user_blocks(name, blocks)) for name in ("block_q", "block_k")}
     tiles |= {"queries": sizes.queries, "keys": sizes.keys}
     if mask_mod is None:
         return mask, None, block_map(mask, **tiles)
@@ -150,74 +150,77 @@ def masks(
     return None, mask_mod, block_map(mask_mod, **tiles, batch=batch, heads=heads)
 
 
-def _given_blocks(name: str, blocks: Mapping[str, Any]) -> list[int]:
-    """The sizes that the call gives for a block, of the forward kernel and of the derivatives' kernels."""
-    found = {key: blocks.get(key) for key in (name, f"backward_{name}")}
-    return [static_int(size, key, 1) for key, size in found.items() if size is not None]
+def _user_blocks(name: str, blocks: Mapping[str, Any]) -> list[int]:
+    """The sizes that the call passes for a block, of the forward kernel and of the derivatives' kernels."""
+    arguments = {key: blocks.get(key) for key in (name, f"backward_{name}")}
+    return [static_int(size, key, 1) for key, size in arguments.items() if size is not None]
 
 
 def _map_block(blocks: Sequence[int]) -> int:
-    """A block for a map of one call, which those of the call divide."""
+    """A block size for the map of one call: a multiple of each of the call's blocks."""
     unit = math.lcm(*blocks)
     return unit * max(1, _MAP_BLOCK // unit)
 
 
-def _check_map(given: Any, mask: Any, mask_mod: Any, sizes: Sizes) -> None:
-    one = (mask is None) is not (mask_mod is None)
-    if isinstance(given, BlockMap) and one:
-        fits = given.live_keys.shape[2:] == (tk.cdiv(sizes.queries, given.block_q),)
-        fits = fits and given.live_queries.shape[2:] == (tk.cdiv(sizes.keys, given.block_k),)
-        fits = fits and all(n in (1, m) for n, m in zip(given.live_keys.shape, (sizes.flat, sizes.heads), strict=False))
+def _check_map(user_map: Any, mask: Any, mask_mod: Any, sizes: Sizes) -> None:
+    one_mask = (mask is None) is not (mask_mod is None)
+    if isinstance(user_map, BlockMap) and one_mask:
+        fits = user_map.live_keys.shape[2:] == (tk.cdiv(sizes.queries, user_map.block_q),)
+        fits = fits and user_map.live_queries.shape[2:] == (tk.cdiv(sizes.keys, user_map.block_k),)
+        fits = fits and all(
+            n in (1, m) for n, m in zip(user_map.live_keys.shape, (sizes.flat, sizes.heads), strict=False)
+        )
         if fits:
             return
     raise ArgumentError(
         "the block_map of flash_attention is not one of its mask",
         expected=f"block_map(mask, queries={sizes.queries}, keys={sizes.keys}, ...) of the only mask, an array or a "
         "mask_mod",
-        got=f"block_map = {describe(given)}"
-        if not isinstance(given, BlockMap)
-        else f"live_keys = {describe(given.live_keys)} for tiles of {given.block_q} queries and {given.block_k} keys, "
+        got=f"block_map = {describe(user_map)}"
+        if not isinstance(user_map, BlockMap)
+        else f"live_keys = {describe(user_map.live_keys)} for tiles of {user_map.block_q} queries "
+        f"and {user_map.block_k} keys, "
         f"mask {'given' if mask is not None else 'None'}, mask_mod {'given' if mask_mod is not None else 'None'}",
         fix="put both conditions into one mask_mod, and make the map of that",
     )
 
 
 def _depends(mask_mod: Any) -> tuple[bool, bool]:
-    """Two bools: a function depends on b, it depends on n."""
-    one, i, j = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (8, 1), (1, 8)))
-    jaxpr = make_jaxpr(mask_mod, one, one, i, j).jaxpr
+    """Two bools: the function's result depends on b, and on n."""
+    scalar, i, j = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (8, 1), (1, 8)))
+    jaxpr = make_jaxpr(mask_mod, scalar, scalar, i, j).jaxpr
     used = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
     return id(jaxpr.invars[0]) in used, id(jaxpr.invars[1]) in used
 
 
-def bias(given: Any, sizes: Sizes) -> Any:
-    """The bias as [B or 1, N or 1, T or 1, S or 1]."""
-    return None if given is None else _as_scores("bias", given, sizes)
+def bias(array: Any, sizes: Sizes) -> Any:
+    """The bias as float[B or 1, N or 1, T or 1, S or 1]; None if absent."""
+    return None if array is None else _as_scores("bias", array, sizes)
 
 
-def _as_scores(name: str, given: Any, sizes: Sizes) -> jax.Array:
-    """An array [*B, N, T, S], dims of size 1 broadcast, with leading dims as one."""
-    shape: tuple[int, ...] = getattr(given, "shape", ())
+def _as_scores(name: str, array: Any, sizes: Sizes) -> jax.Array:
+    """An array [*B, N, T, S] as [B or 1, N or 1, T or 1, S or 1]: dims of size 1 stay."""
+    shape: tuple[int, ...] = getattr(array, "shape", ())
     lead, tail = shape[:-3], shape[-3:]
-    kind = is_float(given) if name == "bias" else getattr(given, "dtype", None) == jnp.bool_
+    kind = is_float(array) if name == "bias" else getattr(array, "dtype", None) == jnp.bool_
     fits = kind and len(tail) == 3 and (lead == sizes.batch or all(n == 1 for n in lead))
     if fits and all(n in (1, m) for n, m in zip(tail, (sizes.heads, sizes.queries, sizes.keys), strict=True)):
-        return jnp.asarray(given).reshape(sizes.flat if lead == sizes.batch else 1, *tail)
+        return jnp.asarray(array).reshape(sizes.flat if lead == sizes.batch else 1, *tail)
     whole = [*sizes.batch, sizes.heads, sizes.queries, sizes.keys]
     raise ArgumentError(
         f"the {name} of flash_attention cannot be broadcast to the scores",
         expected=f"{'float' if name == 'bias' else 'bool'}{whole}, or 1 in place of N, T, S, or of all leading dims",
-        got=f"{name} = {describe(given)}",
+        got=f"{name} = {describe(array)}",
         fix="the order is batch, heads, queries, keys; give every dim, of size 1 where all are alike"
         + ("" if name == "bias" else "; True means attend, and what is added goes into bias"),
     )
 
 
-def segments(given: Any, sizes: Sizes) -> Any:
-    """The ids of queries and keys, int32[B, T] and int32[B, S]."""
-    if given is None:
+def segments(ids: Any, sizes: Sizes) -> Any:
+    """The ids of queries and keys, int32[B, T] and int32[B, S]; None if absent."""
+    if ids is None:
         return None
-    pair = cast(tuple[Any, ...], given) if isinstance(given, tuple) else (given, given)
+    pair = cast(tuple[Any, ...], ids) if isinstance(ids, tuple) else (ids, ids)
     shapes = (*sizes.batch, sizes.queries), (*sizes.batch, sizes.keys)
     if len(pair) != 2 or any(not is_integer(x) or x.shape != s for x, s in zip(pair, shapes, strict=True)):
         raise ArgumentError(
@@ -233,7 +236,7 @@ def segments(given: Any, sizes: Sizes) -> Any:
 
 
 def _ranked(of_queries: Any, of_keys: Any) -> tuple[jax.Array, jax.Array]:
-    """Ids as int32 that are equal where the ids are: their places among all ids in order."""
+    """Each id as int32: its rank among all ids, so that equal ids stay equal. Shapes stay."""
     traced = isinstance(of_queries, jax.Array) or isinstance(of_keys, jax.Array)
     library: Any = jnp if traced else np
     common = np.promote_types(of_queries.dtype, of_keys.dtype)
@@ -251,51 +254,51 @@ def _ranked(of_queries: Any, of_keys: Any) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(first), jnp.asarray(second)
 
 
-def lengths(name: str, given: Any, sizes: Sizes) -> Any:
-    """The lengths, int32[B]."""
-    if given is None:
+def lengths(name: str, array: Any, sizes: Sizes) -> Any:
+    """The lengths as int32[B], clamped to the arrays' lengths; None if absent."""
+    if array is None:
         return None
-    if not is_integer(given) or given.shape != sizes.batch:
-        raise _wrong(name, f"integers {list(sizes.batch)}, one for each element of the batch", given, "count elements")
-    least = 0 if is_traced(given) or not given.size else int(np.asarray(given).min())
+    if not is_integer(array) or array.shape != sizes.batch:
+        raise _wrong(name, f"integers {list(sizes.batch)}, one for each element of the batch", array, "count elements")
+    least = 0 if is_traced(array) or not array.size else int(np.asarray(array).min())
     if least < 0:
         raise _wrong(name, "lengths that are not negative", f"a length of {least}", "0 masks everything")
     most = sizes.queries if name == "q_lengths" else sizes.keys
-    return jnp.clip(as_int32(given), 0, most).reshape(-1)
+    return jnp.clip(as_int32(array), 0, most).reshape(-1)
 
 
-def sinks(given: Any, sizes: Sizes) -> Any:
-    """The sinks, float [N]."""
-    if given is None or (is_float(given) and given.shape == (sizes.heads,)):
-        return given
-    raise _wrong("sinks", f"float[{sizes.heads}], a logit for each head", given, "cast with .astype")
+def sinks(array: Any, sizes: Sizes) -> Any:
+    """The sinks, float[N]; None if absent."""
+    if array is None or (is_float(array) and array.shape == (sizes.heads,)):
+        return array
+    raise _wrong("sinks", f"float[{sizes.heads}], a logit for each head", array, "cast with .astype")
 
 
-def scale(given: Any, width: int) -> float:
-    """The scale of dot products of a width; one over its root, if None."""
-    if given is None:
+def scale(argument: Any, width: int) -> float:
+    """The scale of dot products of vectors of `width` numbers; width ** -0.5 for None."""
+    if argument is None:
         return 1 / math.sqrt(max(width, 1))
-    number = as_real(given)
+    number = as_real(argument)
     if number is not None:
         return number
-    raise _wrong("scale", "a number, or None", given, "it is static; multiply the query by one that is traced")
+    raise _wrong("scale", "a number, or None", argument, "it is static; multiply the query by one that is traced")
 
 
-def causal(given: Any) -> bool:
+def causal(argument: Any) -> bool:
     """The argument `causal`, checked."""
-    if isinstance(given, bool):
-        return given
-    raise _wrong("causal", "True or False", given, "it is static; mask_mod takes what is traced")
+    if isinstance(argument, bool):
+        return argument
+    raise _wrong("causal", "True or False", argument, "it is static; mask_mod takes what is traced")
 
 
-def softcap(given: Any) -> float | None:
-    """The softcap, checked; beyond 1e30, scores over it would be subnormal numbers, which may be 0."""
-    if given is None:
+def softcap(argument: Any) -> float | None:
+    """The softcap, checked. Above 1e30, score / softcap would be a subnormal number, which hardware may make 0."""
+    if argument is None:
         return None
-    number = as_real(given)
-    if number is not None and given is not True and 1e-30 <= number <= 1e30:
+    number = as_real(argument)
+    if number is not None and argument is not True and 1e-30 <= number <= 1e30:
         return number
-    raise _wrong("softcap", "a number from 1e-30 to 1e30, or None", given, "leave it out: it bounds the scores")
+    raise _wrong("softcap", "a number from 1e-30 to 1e30, or None", argument, "leave it out: it bounds the scores")
 
 
 def dropout(rate: Any, key: Any) -> float:
@@ -308,7 +311,7 @@ def dropout(rate: Any, key: Any) -> float:
 
 
 def key_data(key: Any) -> jax.Array:
-    """The two words of a key."""
+    """The two words of a key, uint32[2]."""
     typed = is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     data: Any = jax.random.key_data(key) if typed else key
     if getattr(data, "shape", None) == (2,) and data.dtype == jnp.uint32:
@@ -317,55 +320,55 @@ def key_data(key: Any) -> jax.Array:
     raise _wrong("dropout_key", "a threefry key of jax.random, or its data, uint32[2]", key, fix)
 
 
-def precision(given: Any) -> tuple[str | None, str | None]:
-    """The precisions of the two products."""
-    pair = cast(tuple[Any, ...], given) if isinstance(given, tuple) else (given, given)
+def precision(argument: Any) -> tuple[str | None, str | None]:
+    """The precisions of (query key, weights value)."""
+    pair = cast(tuple[Any, ...], argument) if isinstance(argument, tuple) else (argument, argument)
     named = tuple("ieee" if p == "highest" else p for p in pair)
     if len(named) == 2 and all(p is None or p in PRECISIONS for p in named):
         return named
-    known = ", ".join(map(repr, ("highest", *PRECISIONS)))
-    raise _wrong("precision", f"None, one of {known}, or a pair of these", given, "leave it out for exact products")
+    names = ", ".join(map(repr, ("highest", *PRECISIONS)))
+    raise _wrong("precision", f"None, one of {names}, or a pair of these", argument, "leave it out for exact products")
 
 
 def backward_blocks(blocks: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """The blocks of the kernels of derivatives."""
+    """The blocks of the kernels of derivatives, as pairs of name and size. Refuses keywords of no block or option."""
     names = ("block_q", "block_k")
-    known = (*names, "block_n", *(f"backward_{name}" for name in names), *LAUNCH_OPTIONS)
+    keywords = (*names, "block_n", *(f"backward_{name}" for name in names), *LAUNCH_OPTIONS)
     for name in blocks:
-        if name not in known:
+        if name not in keywords:
             raise ArgumentError(
                 f"flash_attention has no keyword argument {name!r}",
-                expected=f"one of its parameters, or of {', '.join(known)}",
+                expected=f"one of its parameters, or of {', '.join(keywords)}",
                 got=f"{name} = {blocks[name]!r}",
                 fix="see help(flash_attention)",
             )
-    given = ((name, blocks.get(f"backward_{name}")) for name in names)
-    return tuple((name, static_int(size, f"backward_{name}", 1)) for name, size in given if size is not None)
+    sizes = ((name, blocks.get(f"backward_{name}")) for name in names)
+    return tuple((name, static_int(size, f"backward_{name}", 1)) for name, size in sizes if size is not None)
 
 
-def score_mod(given: Any, sizes: Sizes, wide: Any) -> Any:
-    """The function as a `Partial`; it must return scores, and index what it carries."""
-    return None if given is None else _closed("score_mod", given, partial(_score_mod, sizes=sizes, wide=wide))
+def score_mod(function: Any, sizes: Sizes, wide: Any) -> Any:
+    """The function as a `Partial`, after a check that it returns scores and only indexes the arrays it carries."""
+    return None if function is None else _closed("score_mod", function, partial(_score_mod, sizes=sizes, wide=wide))
 
 
-def _closed(name: str, given: Any, check: Callable[[Any], Any]) -> Any:
+def _closed(name: str, function: Any, check: Callable[[Any], Any]) -> Any:
     """The result of `check` for a function, made to carry the traced and the large arrays that it closes over.
 
-    If the function reads one of them in a way that tiles do not allow, it is checked as it is. Then the forward kernel
-    can still read the arrays, and derivatives are refused.
+    If tiles do not allow the way in which the function reads such an array, `check` gets the function unchanged. Then
+    the forward kernel can still read the arrays, and derivatives are refused.
     """
-    mod = carry_arrays(given) if callable(given) else None
-    if isinstance(given, jax.tree_util.Partial) or not carried_by(mod):
-        return check(given)
-    _check_arity(name, jax.tree_util.Partial(given))
+    mod = carry_arrays(function) if callable(function) else None
+    if isinstance(function, jax.tree_util.Partial) or not carried_by(mod):
+        return check(function)
+    _check_arity(name, jax.tree_util.Partial(function))
     try:
         return check(mod)
     except CarriedReadError:
-        return check(given)
+        return check(function)
 
 
-def _score_mod(given: Any, sizes: Sizes, wide: Any) -> Any:
-    mod = _mod("score_mod", given, sizes, wide)
+def _score_mod(function: Any, sizes: Sizes, wide: Any) -> Any:
+    mod = _mod("score_mod", function, sizes, wide)
     for place in abstract_places(mod):
         shown = ", ".join(e if isinstance(e, str) else "…" for e in place.entries)
         if place.has("i") and place.has("j") and place.is_scattered:
@@ -378,20 +381,20 @@ def _score_mod(given: Any, sizes: Sizes, wide: Any) -> Any:
     return mod
 
 
-def _mod(name: str, given: Any, sizes: Sizes, wide: Any = None) -> Any:
+def _mod(name: str, function: Any, sizes: Sizes, wide: Any = None) -> Any:
     """A function of positions (with `wide`, of scores of that dtype, too) as a `Partial`, checked."""
-    kind, wanted = (jnp.bool_, "bool") if wide is None else (jnp.floating, "a float score")
-    if not callable(given):
+    kind, result_text = (jnp.bool_, "bool") if wide is None else (jnp.floating, "a float score")
+    if not callable(function):
         raise _wrong(
-            name, f"a function of {_TAKES[name]}", given, "jax.tree_util.Partial(function, *arrays) carries arrays"
+            name, f"a function of {_TAKES[name]}", function, "jax.tree_util.Partial(function, *arrays) carries arrays"
         )
-    mod: Any = given if isinstance(given, jax.tree_util.Partial) else jax.tree_util.Partial(given)
+    mod: Any = function if isinstance(function, jax.tree_util.Partial) else jax.tree_util.Partial(function)
     mod = with_carried(mod, [jnp.asarray(x) for x in carried_by(mod)])
     check_sizes("flash_attention", {f"array {k} of {name}": x for k, x in enumerate(carried_by(mod))})
     extents = {"b": sizes.flat, "n": sizes.heads, "i": sizes.queries, "j": sizes.keys}
     _check_arity(name, mod)
     try:
-        found = abstract_call(mod, extents, *(() if wide is None else (wide,)))
+        result = abstract_call(mod, extents, *(() if wide is None else (wide,)))
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, ValueError) as error:
         if isinstance(error, TilekernError) or (type(error) is ValueError and "truth value" not in str(error)):
             raise
@@ -402,20 +405,20 @@ def _mod(name: str, given: Any, sizes: Sizes, wide: Any = None) -> Any:
                 f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
                 "use jnp.where, &, | and ~",
             ) from error
-    shape: tuple[int, ...] = getattr(found, "shape", (0,))
+    shape: tuple[int, ...] = getattr(result, "shape", (0,))
     fits = len(shape) <= 2 and all(n in (1, m) for n, m in zip(shape[::-1], (3, 2), strict=False))
-    if fits and jnp.issubdtype(found.dtype, kind):
+    if fits and jnp.issubdtype(result.dtype, kind):
         return mod
     raise _wrong(
         name,
-        f"{wanted} of a shape that broadcasts to that of i and j together, [T, S]",
-        f"{name}(...) = {describe(found)} for i = int32[2, 1], j = int32[1, 3]",
+        f"{result_text} of a shape that broadcasts to that of i and j together, [T, S]",
+        f"{name}(...) = {describe(result)} for i = int32[2, 1], j = int32[1, 3]",
         "compare, or .astype; use elementwise functions only",
     )
 
 
 def _check_arity(name: str, mod: Any) -> None:
-    """Refuse a function that does not take the arguments that it is called with."""
+    """Refuse a function whose parameters do not fit the arguments of the call."""
     takes = _TAKES[name]
     try:
         parameters = inspect.signature(mod.func)
@@ -429,6 +432,6 @@ def _check_arity(name: str, mod: Any) -> None:
         raise _wrong(name, f"a function of {takes}{carried}", got, f"take all of {takes}, in this order") from error
 
 
-def _wrong(name: str, expected: str, given: Any, fix: str) -> ArgumentError:
-    got = given if isinstance(given, str) and " " in given else f"{name} = {describe(given)}"
+def _wrong(name: str, expected: str, argument: Any, fix: str) -> ArgumentError:
+    got = argument if isinstance(argument, str) and " " in argument else f"{name} = {describe(argument)}"
     return ArgumentError(f"flash_attention cannot take this {name}", expected=expected, got=got, fix=fix)

@@ -34,7 +34,7 @@ def tangent(
     *,
     config: Config,
 ) -> tuple[jax.Array, jax.Array]:
-    """The function that the tangent kernel, `flash_attention_tangent`, computes.
+    """The tangents of out[B, T, N, Hv] and logsumexp[B, T, N], as the kernel `flash_attention_tangent` computes them.
 
     Weights are computed from the scores again, so that JAX differentiates them. Residuals give their dtype only.
     """
@@ -45,7 +45,7 @@ def tangent(
     count = tk.cdiv(queries, size)
 
     def portions(x: Any, axis: int = 1) -> Any:
-        """An array with a dim of T, cut along it, portions first; others as they are, once for each portion."""
+        """An array with T along `axis` as portions along a new first dim: [count, ..., size, ...]; None stays None."""
         if x is None:
             return None
         padded = jnp.pad(x, [(0, count * size - queries if d == axis else 0) for d in range(x.ndim)])
@@ -76,8 +76,8 @@ def tangent(
         rows_of(tangents.bias),
     )
     shared = key, value, extras, tangents._replace(query=None)
-    found = cast(Any, jax.lax.map(partial(portion, shared), (*cut, rows_of(extras.mask), segments)))
-    whole = (jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :queries] for x in found)
+    results = cast(Any, jax.lax.map(partial(portion, shared), (*cut, rows_of(extras.mask), segments)))
+    whole = (jnp.moveaxis(x, 0, 1).reshape(batch, count * size, *x.shape[3:])[:, :queries] for x in results)
     return tuple(whole)  # pyright: ignore[reportReturnType] -- of two
 
 
@@ -91,9 +91,9 @@ def backward(
     cotangents: tuple[Any, Any],
     *,
     config: Config,
-    wanted: Tangents,
+    types: Tangents,
 ) -> Tangents:
-    """The transpose of `tangent`: cotangents of those of its tangents that are `wanted`, as types."""
+    """The transpose of `tangent`: the cotangent of each tangent whose type `types` has; None for the rest."""
     along = partial(tangent, query, key, value, extras, out, residuals, config=config)
     zeros = (jnp.zeros_like(x) for x in (out, residuals.largest))
     whole = tuple(z if c is None else c for z, c in zip(zeros, cotangents, strict=True))
@@ -101,7 +101,7 @@ def backward(
     def beside(x: Any) -> Any:
         return type_beside(x, out)
 
-    return cast(Any, jax.linear_transpose(along, jax.tree.map(beside, wanted)))(whole)[0]
+    return cast(Any, jax.linear_transpose(along, jax.tree.map(beside, types)))(whole)[0]
 
 
 def _portion(
@@ -114,7 +114,7 @@ def _portion(
     span: tuple[jax.Array, int],
     config: Config,
 ) -> tuple[jax.Array, jax.Array]:
-    """`tangent` of the queries from `span[0]` on, with the whole matrix of their scores; from `span[1]` is padding."""
+    """`tangent` of the queries from `span[0]` on, with the whole matrix of scores; from `span[1]` on is padding."""
     start, queries = span
     wide = tk.accumulator(query.dtype)
     heads = query.shape[2]
@@ -139,7 +139,7 @@ def _portion(
         s = _dot("btnh,bsnh->bnts", of_queries(terms[0]), of_keys(terms[1])) * config.scale
         if terms[2] is not None:
             s = s + terms[2].astype(wide)
-        # Masked scores may be infinite, or have derivatives that are.
+        # Masked scores and their derivatives may be infinite.
         s = jnp.where(attends, s, 0)
         if config.softcap is not None:
             s = config.softcap * jnp.tanh(s / config.softcap)
@@ -153,9 +153,11 @@ def _portion(
     total = weighted.sum(axis=3, keepdims=True)
     if tangents.sinks is not None:
         total = total + of_sinks * tangents.sinks.astype(wide)[:, None, None]
-    moved_out = _dot("bnts,bsnh->btnh", _kept(config, extras, weighted, b, n, i, j), of_keys(value))
+    moved_out = _dot("bnts,bsnh->btnh", _drop_weights(config, extras, weighted, b, n, i, j), of_keys(value))
     if tangents.value is not None:
-        moved_out = moved_out + _dot("bnts,bsnh->btnh", _kept(config, extras, p, b, n, i, j), of_keys(tangents.value))
+        moved_out = moved_out + _dot(
+            "bnts,bsnh->btnh", _drop_weights(config, extras, p, b, n, i, j), of_keys(tangents.value)
+        )
     total = jnp.moveaxis(total, 1, 2)  # [B, T, N, 1]
     return (moved_out - total * out.astype(wide)).astype(out.dtype), total[..., 0]
 
@@ -172,8 +174,8 @@ def _modified(
         read = [arrays[place.array][place.index(positions)] for place in places(mod, b, n)]
 
         def function(s: jax.Array, *values: jax.Array) -> jax.Array:
-            rest = iter(values)
-            return jnp.broadcast_to(call(mod, positions, lambda _: next(rest), s), s.shape).astype(s.dtype)
+            reads = iter(values)
+            return jnp.broadcast_to(call(mod, positions, lambda _: next(reads), s), s.shape).astype(s.dtype)
 
         return masked(attends, function, s, *read)
 
@@ -184,7 +186,7 @@ def _modified(
 
 
 def _softmax(s: jax.Array, sinks: jax.Array | None) -> tuple[jax.Array, Any]:
-    """The weights of scores[B, N, T, S], and those of sinks[N, 1, 1]."""
+    """The weights of scores[B, N, T, S], and the weights of sinks, [B, N, T, 1] (0 if sinks are None)."""
     top = jnp.max(s, axis=3, keepdims=True, initial=-jnp.inf)
     top = top if sinks is None else jnp.maximum(top, sinks)
     # The same result for every `top`: it has no derivatives. Of a row that attends to nothing, all weights are 0.
@@ -200,7 +202,7 @@ def _dot(dims: str, left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _until(x: jax.Array, lengths: Any, start: Any) -> jax.Array:
-    """x[B, T, N, H], of positions from `start` on, with zeros at and beyond lengths[B]."""
+    """x[B, T, N, H], whose first position is `start`, with zeros at positions >= lengths[B]."""
     if lengths is None:
         return x
     inside = start + jnp.arange(x.shape[1]) < lengths[:, None]
@@ -208,32 +210,32 @@ def _until(x: jax.Array, lengths: Any, start: Any) -> jax.Array:
 
 
 def _attends(config: Config, extras: Extras, b: jax.Array, n: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
-    """The mask: True where a query attends to a key."""
+    """The mask, bool that broadcasts to [B, N, T, S]: True where a query attends to a key."""
     offset = config.offset if extras.q_offset is None else extras.q_offset[:, None, None, None] + config.offset
     left, right = config.window
-    found = jnp.ones((), bool)
+    attends = jnp.ones((), bool)
     if config.causal:
-        found = found & (j <= i + offset)
+        attends = attends & (j <= i + offset)
     if left is not None:
-        found = found & (j >= i + offset - left)
+        attends = attends & (j >= i + offset - left)
     if right is not None:
-        found = found & (j <= i + offset + right)
+        attends = attends & (j <= i + offset + right)
     if extras.q_lengths is not None:
-        found = found & (i < extras.q_lengths[:, None, None, None])
+        attends = attends & (i < extras.q_lengths[:, None, None, None])
     if extras.kv_lengths is not None:
-        found = found & (j < extras.kv_lengths[:, None, None, None])
+        attends = attends & (j < extras.kv_lengths[:, None, None, None])
     if extras.segments is not None:
         of_queries, of_keys = extras.segments
-        found = found & (of_queries[:, None, :, None] == of_keys[:, None, None, :])
+        attends = attends & (of_queries[:, None, :, None] == of_keys[:, None, None, :])
     if extras.mask is not None:
-        found = found & extras.mask
+        attends = attends & extras.mask
     if extras.mask_mod is not None:
-        found = found & extras.mask_mod(b, n, i, j)
-    return found
+        attends = attends & extras.mask_mod(b, n, i, j)
+    return attends
 
 
-def _kept(config: Config, extras: Extras, weights: jax.Array, *positions: jax.Array) -> jax.Array:
-    """Weights with dropout."""
+def _drop_weights(config: Config, extras: Extras, weights: jax.Array, *positions: jax.Array) -> jax.Array:
+    """weights[B, N, T, S] after dropout."""
     if not config.dropout_rate:
         return weights
     bits = tk.random_bits(extras.dropout_key, *positions)

@@ -47,7 +47,7 @@ def flash_attention_forward(
     block_k: tk.Block = 128,
     block_n: tk.Block = 1,
 ) -> None:
-    """query[B, T, N, H], key[B, S, K, H], value[B, S, K, Hv] -> out[B, T, N, Hv]; if wanted, the logsumexp[B, T, N].
+    """query[B, T, N, H], key[B, S, K, H], value[B, S, K, Hv] -> out[B, T, N, Hv]; if asked for, logsumexp[B, T, N].
 
     With `return_residuals` also the `Residuals`, which the kernels of derivatives take.
     """
@@ -66,7 +66,7 @@ def flash_attention_forward(
         p = jnp.exp2((s - base[:, None]) * scores.factor)
         shrink = jnp.exp2((m - base) * scores.factor)
         d = d * shrink + p.sum(axis=1)
-        weights = scores.kept(i, j, p).astype(value.dtype)
+        weights = scores.drop_weights(i, j, p).astype(value.dtype)
         acc = tk.dot(weights, scores.load_keys(value, j, g), acc * shrink[:, None], precision=of_values)
         return grown, d, acc
 
@@ -95,7 +95,10 @@ def _cpu(query: Any, key: Any, value: Any, extras: Extras) -> dict[str, int]:
 
 
 def _together(query: Any, key: Any, rows: int) -> dict[str, int]:
-    """Heads that share a head of the keys, up to `rows` queries of them in a tile: each key is loaded once for all."""
+    """The block of heads that share a head of the keys: as many as give a tile up to `rows` rows of queries.
+
+    Each key is loaded once for all heads of the tile.
+    """
     queries, group = query.shape[1], query.shape[2] // max(key.shape[2], 1)
     return {"block_n": even(group, max(1, rows // max(queries, 1)))}
 
@@ -125,7 +128,7 @@ _TILES = {
     # 16 queries for a warp, whose operands are in registers, too; narrow heads leave room for three programs.
     "mma": ((64, (64, 64, 4, 3)), (192, (128, 64, 8, 2)), (256, (64, 64, 8, 2)), (512, (32, 32, 8, 2))),
     # Four warps multiply 64 queries. Narrow heads leave room for two programs on a multiprocessor: while one computes
-    # exponentials, which take as long as its products, the other one multiplies.
+    # exponentials, which take as long as its products, the second one multiplies.
     "wgmma": ((64, (128, 64, 8, 3)), (192, (128, 128, 8, 2)), (256, (128, 64, 8, 2)), (512, (64, 32, 8, 2))),
     "mfma": ((192, (128, 64, 8, 2)), (256, (64, 64, 8, 2)), (512, (32, 32, 8, 2))),
     # 128 keys of narrow heads would spill: with tensor memory for two programs, a thread has 128 registers.
@@ -170,15 +173,15 @@ def _cuda(query: Any, key: Any, value: Any, extras: Extras, config: Config, devi
 def _few_queries(query: Any, value: Any, device: tk.Device, block_q: int, block_k: int) -> dict[str, int]:
     """At most `block_k` keys in three stages, and less where these would not fit the shared memory.
 
-    Widths are padded to powers of two. Where products take operands from registers, one stage is there; queries and
-    scores go through shared memory beside the others: with CUDA to the byte what the compiler reports. AMD's compiler
-    gives them no place of their own.
+    Widths are padded to powers of two. Where products take operands from registers, one stage is in registers. Queries
+    and scores go through shared memory beside the remaining stages: the sum equals the compiler's report for CUDA to
+    the byte. AMD's compiler gives queries and scores no place of their own.
     """
     widths, registers = [power_of_two(n, 1 << 16) for n in (query.shape[3], value.shape[3])], takes_registers(device)
 
     def fits(stages: int) -> bool:
-        beside = 0 if device.matrix_unit == "mfma" else block_q * (widths[0] + block_k)
-        elements = beside + max(1, stages - registers) * block_k * sum(widths)
+        staged = 0 if device.matrix_unit == "mfma" else block_q * (widths[0] + block_k)
+        elements = staged + max(1, stages - registers) * block_k * sum(widths)
         return elements * query.dtype.itemsize <= device.fast_memory
 
     while block_k > 16 and not fits(3):
@@ -197,8 +200,8 @@ def _tpu(query: Any, key: Any, value: Any, extras: Extras, config: Config, targe
 
     The larger a tile, the fewer loads, reductions and rescalings for a logit; but on the diagonal half of it is wasted.
     With two tiles of keys or more, matrix units work on one while vector units work on another. Up to 128 queries the
-    time is that of loading keys into the matrix units: heads side by side share it, and tiles of many keys hide what
-    follows each. Beyond, heads side by side gain less than a larger tile does.
+    time is that of loading keys into the matrix units: heads side by side share it, and tiles of many keys hide the
+    work after each tile. Beyond, heads side by side gain less than a larger tile does.
     """
     queries, keys, itemsize = query.shape[1], key.shape[1], query.dtype.itemsize
     slow = target in ("tpu:v5e", "tpu:v5p") or itemsize > 2

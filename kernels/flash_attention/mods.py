@@ -1,7 +1,7 @@
 """Functions of the user over positions and scores, `mask_mod` and `score_mod`, and the arrays that they carry.
 
 For each score, a function reads an array at one place, made of b and n, the query i and the key j. So a tile of scores
-needs one tile of the array, and the derivative is that of an elementwise function.
+needs one tile of the array, and the derivative is elementwise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Place:
 
     Attributes:
       array: the number of the term's array among the leaves of the function that carries it.
-      entries: one for each dim of the array: "b", "n", "i", "j", or an integer, known or traced, made of b and n.
+      entries: for each dim of the array "b", "n", "i", "j", or an integer made of b and n, static or traced.
     """
 
     array: int
@@ -80,7 +80,7 @@ class Carried(Incomparable):
             return entry
         raise self._wrong(f"the index {describe(entry)}", "i or j themselves, and integers made of b and n")
 
-    def no_value(self, use: str, *others: Any) -> CarriedReadError:
+    def no_value(self, use: str, *unused: Any) -> CarriedReadError:
         return self._wrong(f"the array itself in {use}", "an element of it for each score, such as slopes[n]")
 
     def __jax_array__(self) -> Any:
@@ -104,7 +104,7 @@ class Carried(Incomparable):
 
 
 def call(mod: Any, positions: dict[str, Any], read: Callable[[Place], Any], *scores: Any) -> Any:
-    """A `Partial` of the user at some positions; its arrays are read by `read`."""
+    """The result of the user's `Partial` at `positions`, which holds b, n, i and j; `read` reads its arrays."""
     leaves, tree = _flatten(mod)
     carried = [Carried(x, k, positions, read) if x.shape else read(Place(k, ())) for k, x in enumerate(leaves)]
     args, keywords = jax.tree.unflatten(tree, carried)
@@ -112,12 +112,12 @@ def call(mod: Any, positions: dict[str, Any], read: Callable[[Place], Any], *sco
 
 
 def carried_by(mod: Any) -> list[Any]:
-    """The arrays, or in a kernel the refs, that a `Partial` carries; none, if it is None."""
+    """The arrays, or in a kernel the refs, that a `Partial` carries; [] for None."""
     return [] if mod is None else _flatten(mod)[0]
 
 
 def with_carried(mod: Any, arrays: Sequence[Any]) -> Any:
-    """A `Partial` that carries other arrays."""
+    """The `Partial` with `arrays` in place of the arrays that it carries."""
     args, keywords = jax.tree.unflatten(_flatten(mod)[1], arrays)
     return jax.tree_util.Partial(mod.func, *args, **keywords)
 
@@ -128,42 +128,42 @@ def _flatten(mod: Any) -> tuple[list[Any], Any]:
 
 def places(mod: Any, b: Any, n: Any) -> list[Place]:
     """The places at which a `score_mod` reads the arrays that it carries, in the order of the reads."""
-    found: list[Place] = []
+    places_read: list[Place] = []
     leaves = carried_by(mod)
 
     def read(place: Place) -> Any:
-        found.append(place)
+        places_read.append(place)
         return jnp.zeros((1, 1) if place.has("i") or place.has("j") else (), leaves[place.array].dtype)
 
     # Each position is an array of its own: entries are recognised by identity.
     positions = {"b": b, "n": n, "i": jnp.zeros((1, 1), jnp.int32), "j": jnp.zeros((1, 1), jnp.int32)}
     call(mod, positions, read, jnp.zeros((1, 1)))
-    return found
+    return places_read
 
 
 def abstract_places(mod: Any) -> list[Place]:
-    """`places`, outside of a kernel, where integers made of b and n have no value."""
-    found: list[Place] = []
+    """`places` outside of a kernel: entries made of b and n are tracers without values."""
+    places_read: list[Place] = []
 
     def run(b: jax.Array, n: jax.Array) -> None:
-        found.extend(places(mod, b, n))
+        places_read.extend(places(mod, b, n))
 
     jax.eval_shape(run, *[jax.ShapeDtypeStruct((), jnp.int32)] * 2)
-    return found
+    return places_read
 
 
 def abstract_call(mod: Any, extents: dict[str, int], *dtypes: Any) -> Any:
     """The result type of a `mask_mod` (of a `score_mod`, given the dtype of scores) for 2 queries and 3 keys.
 
     Raises:
-      CarriedReadError: it reads an array at i or j twice, or one with too few elements for the `extents` of b, n, i, j.
-      ArgumentError: it is not elementwise.
+      CarriedReadError: the function reads an array at i or j twice, or a dim shorter than the extent of its position.
+      ArgumentError: the function is not elementwise.
     """
-    found = _jaxpr(mod, extents, dtypes, 2, 3)
+    jaxpr = _jaxpr(mod, extents, dtypes, 2, 3)
     name = "score_mod" if dtypes else "mask_mod"
-    both = [found, _jaxpr(mod, extents, dtypes, 5, 7)]
-    authoring.check_elementwise(f"{name} of flash_attention", both, "the score, b, n, i and j")
-    return found.out_avals[0]
+    of_two_sizes = [jaxpr, _jaxpr(mod, extents, dtypes, 5, 7)]
+    authoring.check_elementwise(f"{name} of flash_attention", of_two_sizes, "the score, b, n, i and j")
+    return jaxpr.out_avals[0]
 
 
 def ends_in_product(mod: Any) -> bool:
@@ -172,11 +172,11 @@ def ends_in_product(mod: Any) -> bool:
 
 
 def _jaxpr(mod: Any, extents: dict[str, int], dtypes: Sequence[Any], queries: int, keys: int) -> Any:
-    """A function on a tile of so many queries and keys; its inputs are as for `authoring.check_elementwise`."""
+    """The jaxpr of a function on a tile [queries, keys], with inputs as `authoring.check_elementwise` takes them."""
     leaves = carried_by(mod)
     reads: list[jax.ShapeDtypeStruct] = []
 
-    def note(place: Place) -> jax.Array:
+    def record(place: Place) -> jax.Array:
         _check_read(place, leaves[place.array], extents)
         shape = (queries if place.has("i") else 1, keys if place.has("j") else 1)
         shape = shape if place.has("i") or place.has("j") else ()
@@ -193,7 +193,7 @@ def _jaxpr(mod: Any, extents: dict[str, int], dtypes: Sequence[Any], queries: in
     of_scores = [((queries, keys), dtype) for dtype in dtypes]
     shapes = [((), jnp.int32), ((), jnp.int32), ((queries, 1), jnp.int32), ((1, keys), jnp.int32), *of_scores]
     inputs = [jax.ShapeDtypeStruct(*s) for s in shapes]
-    jax.eval_shape(partial(run, note), *inputs)
+    jax.eval_shape(partial(run, record), *inputs)
     return make_jaxpr(with_reads, *inputs, *reads)
 
 

@@ -37,8 +37,8 @@ def reference(
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of query[*B, T, N, H] to key[*B, S, K, H] and value[*B, S, K, Hv]; head n reads key head n // (N / K).
 
-    The arguments are those of `flash_attention`; `dropout_rate` is a Python number. Logits, softmax and products in
-    `dtype`: if None in float32, in float64 for float64 inputs. A row that attends to nothing is 0. JAX differentiates
+    The arguments are as for `flash_attention`; `dropout_rate` is a Python number. Logits, softmax and products are in
+    `dtype`; None: float32, or float64 for float64 inputs. A row that attends to nothing is 0. JAX differentiates
     this function in either mode and to any order.
 
     Returns:
@@ -77,10 +77,10 @@ def reference(
 
     weights, logsumexp = _softmax(s, None if sinks is None else jnp.asarray(sinks).astype(wide)[:, None, None])
     if dropout_rate:
-        kept = tk.random_bits(_key_data(dropout_key), b, n, i, j) >= np.uint32(
+        survives = tk.random_bits(_key_data(dropout_key), b, n, i, j) >= np.uint32(
             min(int(dropout_rate * 2**32), 2**32 - 1)
         )
-        weights = jnp.where(kept, weights / (1 - dropout_rate) if dropout_rate < 1 else 0, 0)
+        weights = jnp.where(survives, weights / (1 - dropout_rate) if dropout_rate < 1 else 0, 0)
     out = jnp.einsum("bnts,bsnh->btnh", weights, v, precision=exact).astype(query.dtype)
     logsumexp = jnp.moveaxis(logsumexp[..., 0], 1, 2)
     return out.reshape(*batch, *out.shape[1:]), logsumexp.reshape(*batch, queries, heads)
@@ -137,11 +137,11 @@ def _softmax(s: jax.Array, sinks: jax.Array | None) -> tuple[jax.Array, jax.Arra
     if sinks is not None:
         total = total + jnp.exp(sinks - top)
     # Of a row of -inf alone neither 1 / total nor log(total) may be differentiated: the `where` outside is too late.
-    nothing = total == 0
-    total = jnp.where(nothing, 1, total)
-    return weights / total, jnp.where(nothing, -jnp.inf, jnp.log(total) + top)
+    empty = total == 0
+    total = jnp.where(empty, 1, total)
+    return weights / total, jnp.where(empty, -jnp.inf, jnp.log(total) + top)
 
 
 def _key_data(key: Any) -> jax.Array:
-    """uint32[2] of a typed key; a raw one as it is."""
+    """uint32[2], the data of a typed key; a raw key is its own data."""
     return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key

@@ -15,11 +15,11 @@ Schedule = Callable[..., Mapping[str, int]]
 
 
 def of_map(schedule: Schedule) -> Schedule:
-    """A schedule made to choose tiles that divide those of the block map, if there is one."""
+    """The schedule, with tiles that divide the tiles of the block map if a call has one."""
 
     @wraps(schedule)
-    def chosen(query: Any, key: Any, value: Any, extras: Extras, *others: Any, **statics: Any) -> Mapping[str, int]:
-        blocks = schedule(query, key, value, extras, *others, **statics)
+    def chosen(query: Any, key: Any, value: Any, extras: Extras, *inputs: Any, **statics: Any) -> Mapping[str, int]:
+        blocks = schedule(query, key, value, extras, *inputs, **statics)
         if extras.block_map is None:
             return blocks
         coarse = {"block_q": extras.block_map.block_q, "block_k": extras.block_map.block_k}
@@ -37,7 +37,7 @@ def declare(kernel: Any) -> None:
     """Give a kernel of derivatives its schedules."""
 
     def cuda(
-        query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, device: tk.Device
+        query: Any, key: Any, value: Any, extras: Extras, *unused: Any, config: Config, device: tk.Device
     ) -> dict[str, int]:
         return _cuda(kernel.__name__, query, key, value, config=config, device=device)
 
@@ -45,12 +45,12 @@ def declare(kernel: Any) -> None:
         kernel.schedule(target)(of_map(schedule))
 
 
-def _cpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config) -> dict[str, int]:
+def _cpu(query: Any, key: Any, value: Any, extras: Extras, *unused: Any, config: Config) -> dict[str, int]:
     return {"block_q": even(query.shape[1], 256), "block_k": even(key.shape[1], 256), **dict(config.blocks)}
 
 
 # For 16-bit numbers, by kernel and target, for heads up to a width: (queries, keys, warps, stages), then the same with
-# smaller tiles for few programs. Compiled with grouped heads and causal masks, no program of these spills registers.
+# smaller tiles for few programs. No tile spills registers when compiled with grouped heads and causal masks.
 #
 # A kernel streams one kind of rows past the rows that it owns: the more it owns, the less it loads for each product,
 # and 128 is as many as the accumulators leave room for; FlashAttention-3 (https://arxiv.org/abs/2407.08608) has 128
@@ -77,7 +77,7 @@ _CUDA_TILES: dict[str, dict[str, _Tiles]] = {
             (64, (64, 128, 8, 3), (64, 64, 4, 3)),
             (128, (32, 128, 8, 2), (32, 64, 4, 2)),
             (192, (32, 64, 8, 2), (32, 64, 8, 2)),
-            # 64 keys would spill: products of 32 are not those of warpgroups.
+            # 64 keys would spill: warpgroups do not compute products of 32 rows.
             (256, (64, 32, 8, 2), (64, 32, 8, 2)),
         ),
         "tcgen05": (
@@ -134,12 +134,12 @@ _CUDA_WIDE_TILES: dict[str, tuple[tuple[int, tuple[int, int, int, int]], ...]] =
 
 def _cuda(kernel: str, query: Any, key: Any, value: Any, *, config: Config, device: tk.Device) -> dict[str, int]:
     """Tiles by kernel and the width of a head; smaller tiles where there are few programs."""
-    # The cotangents of terms are computed as those of queries, without their last product.
+    # The kernel of terms is the kernel of queries without the last product.
     kernel = kernel if kernel in _CUDA_TILES else "flash_attention_backward_query"
     (batch, queries, heads, width), (keys, groups) = query.shape, key.shape[1:3]
     width = max(width, value.shape[3])
     if device.emitter == "gluon":
-        # For each of two warpgroups, which share what they stream past the rows that they own. The key gradient has two
+        # For each of two warpgroups, which share the streamed rows. The key gradient has two
         # sums, which leave no registers for masks of 64 queries of wide heads.
         narrow = kernel == "flash_attention_backward_key" and width > 64
         return {"block_q": 32 if narrow else 64, "block_k": 64, "num_warps": 8, **dict(config.blocks)}
@@ -169,23 +169,26 @@ def _fitting(kernel: str, tile: _Tile, width: int, of_values: int, device: tk.De
     """A tile of 16-bit numbers whose operands fit the shared memory: the streamed rows are halved until they do.
 
     Smaller tiles have one stage, because with more some would spill.
-    Beside the operands there is a tile of scores, on its way from sums to operands; or three of them, of different
+    The shared memory also holds a tile of scores on its way from sums to operands; or three tiles, of different
     layouts, where products take operands from registers.
     """
     block_q, block_k, num_warps, num_stages = tile
     owns_keys = kernel == "flash_attention_backward_key"
     own, streamed = (block_k, block_q) if owns_keys else (block_q, block_k)
-    owned = each = width + of_values
+    per_owned = per_streamed = width + of_values  # elements of a row
     if kernel == "flash_attention_tangent":
-        owned, each = 2 * width, 2 * (width + of_values)
+        per_owned, per_streamed = 2 * width, 2 * (width + of_values)
     in_registers = takes_registers(device)
     buffers, scores = max(1, num_stages - in_registers), 3 if in_registers else 1  # buffers as in `stages`
-    while streamed > 16 and 2 * (own * owned + streamed * (buffers * each + scores * own)) > device.fast_memory:
+    while (
+        streamed > 16
+        and 2 * (own * per_owned + streamed * (buffers * per_streamed + scores * own)) > device.fast_memory
+    ):
         streamed, num_stages, buffers = streamed // 2, 1, 1
     return (streamed, own, num_warps, num_stages) if owns_keys else (own, streamed, num_warps, num_stages)
 
 
-def _tpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, target: str) -> dict[str, int]:
+def _tpu(query: Any, key: Any, value: Any, extras: Extras, *unused: Any, config: Config, target: str) -> dict[str, int]:
     """Best by the static estimate, for 1024 and 4096 queries and heads of 64 to 256: 1024 queries and keys, or 512.
 
     On the diagonal half of a tile is wasted. Where matrix units are slow this costs more than large tiles save, because
@@ -193,14 +196,14 @@ def _tpu(query: Any, key: Any, value: Any, extras: Extras, *others: Any, config:
     35 MiB, and compiling takes ten times as long. The same holds for float32, whose products take several passes.
     """
     slow = target in ("tpu:v5e", "tpu:v5p")
-    long = extras.bias is not None or extras.score_mod is not None or config.softcap or config.dropout_rate
-    limit = 512 if query.dtype.itemsize > 2 or long or (slow and config.causal) else 1024
+    slow_terms = extras.bias is not None or extras.score_mod is not None or config.softcap or config.dropout_rate
+    limit = 512 if query.dtype.itemsize > 2 or slow_terms or (slow and config.causal) else 1024
     blocks = {"block_q": tiled(query.shape[1], limit, 128), "block_k": tiled(key.shape[1], limit, 128)}
     return {**blocks, **dict(config.blocks)}
 
 
 def tpu_backward(
-    query: Any, key: Any, value: Any, extras: Extras, *others: Any, config: Config, device: tk.Device
+    query: Any, key: Any, value: Any, extras: Extras, *unused: Any, config: Config, device: tk.Device
 ) -> dict[str, int]:
     """One kernel for all cotangents, which computes scores once, if its sums of a head fit VMEM as a whole.
 
@@ -225,6 +228,6 @@ def _is_table(x: Any) -> bool:
     return x is not None and len(x.shape) >= 2 and min(x.shape[-2:]) > 1
 
 
-def cpu_backward(query: Any, key: Any, value: Any, extras: Extras, *others: Any, target: str) -> dict[str, int]:
-    """Guard large logits: the last bits of XLA's dot products depend on shapes, those of cpu:llvm on having one row."""
+def cpu_backward(query: Any, key: Any, value: Any, extras: Extras, *unused: Any, target: str) -> dict[str, int]:
+    """Guards large logits where the last bits of dot products vary: with XLA by shape, with cpu:llvm for one row."""
     return {"guarded": 2 if target == "cpu:xla" or query.shape[1] == 1 else 1}

@@ -9,9 +9,8 @@ largest logit is subtracted first. Were s multiplied first, a compiler might rou
 (fma), but the largest one twice, and half a unit in the last place of a logit of 10^10 is 512. For the same reason the
 scale is part of the factor where s is scale q·k alone.
 
-A *term* is an array that a score depends on: the bias, and those that a `score_mod` carries. A term is read at one
-place for each score, given by b and n, the query i and the key j, so that its derivative is that of an elementwise
-function.
+A *term* is an array that a score depends on: the bias, and each array that a `score_mod` carries. A score reads a term
+at one place, given by b and n, the query i and the key j, so that the derivative is elementwise.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LN_2 = math.log(2)
 def of_queries(
     config: Config, extras: Extras, query: Any, key: Any, block_q: int, block_n: int = 1
 ) -> tuple[Scores, Any, tk.Tile]:
-    """The scores of a program that owns a tile of queries: with the head of the keys, and the tile.
+    """(scores, the head of the keys, the tile of queries) of a program that owns a tile of queries.
 
     A program owns queries of one head; if heads are `alike`, of `block_n` heads that share a head of the keys.
     """
@@ -61,11 +60,11 @@ def alike(config: Config, extras: Extras) -> bool:
 class Scores:
     """The scores of one head of one element of the batch, inside of a kernel.
 
-    A tile of scores is [queries, keys], or with `transposed` [keys, queries]. With `sums_queries` queries past the last
-    one attend to nothing, so that sums over queries may be taken.
+    A tile of scores is [queries, keys], or with `transposed` [keys, queries]. With `sums_queries` queries past the end
+    attend to nothing, so that sums over queries may be taken.
 
-    With `heads`, the first one of a group, how many there are, and a tile of these, it is [queries x heads, keys], the
-    heads of a query one after the other; there is no `n` then.
+    `heads` is (the first head of a group, the size of the group, a tile of the group). With `heads` a tile of scores is
+    [queries x heads, keys], where the heads of a query are neighbours, and `n` is None.
     """
 
     def __init__(
@@ -93,17 +92,17 @@ class Scores:
     # --- positions ---
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """A vector over queries, in a shape that broadcasts against a tile of scores."""
+        """A vector[queries] as [queries, 1], or [1, queries] if `transposed`; with `heads`, repeated for each head."""
         if self.heads is not None:
             x = jnp.broadcast_to(x[:, None], (x.size, self.heads[2].size)).reshape(-1)
         return x[None, :] if self.transposed else x[:, None]
 
     def columns(self, x: jax.Array) -> jax.Array:
-        """A vector over keys, in a shape that broadcasts against a tile of scores."""
+        """A vector[keys] as [1, keys], or [keys, 1] if `transposed`."""
         return x[:, None] if self.transposed else x[None, :]
 
     def products(self, queries: jax.Array, keys: jax.Array, precision: str | None) -> jax.Array:
-        """The dot products of rows of two tiles, as a tile of scores."""
+        """The dot products of the rows of two tiles, as a tile of scores."""
         left, right = (keys, queries) if self.transposed else (queries, keys)
         return tk.dot(left, right.T, precision=precision)
 
@@ -113,8 +112,8 @@ class Scores:
         if self.extras.q_lengths is None:
             tile = ref[index]
         else:
-            there = i.indices < self.extras.q_lengths[self.b]
-            tile = ref.load(index, mask=there[:, None] if self.heads is None else there[:, None, None])
+            inside = i.indices < self.extras.q_lengths[self.b]
+            tile = ref.load(index, mask=inside[:, None] if self.heads is None else inside[:, None, None])
         return tile if self.heads is None else tile.reshape(i.size * self.heads[2].size, tile.shape[-1])
 
     def store_queries(self, array: Any, i: tk.Tile, value: jax.Array) -> None:
@@ -123,7 +122,7 @@ class Scores:
         ref[index] = value if self.heads is None else value.reshape(i.size, self.heads[2].size, *value.shape[1:])
 
     def of_heads(self, vector: Any, i: tk.Tile) -> Any:
-        """A number for each head, as one for each row of a tile of scores; a scalar if there is one head."""
+        """vector[N] as a vector with a number for each row of a tile of scores; a scalar without `heads`."""
         if self.heads is None:
             return vector[self.n]
         first, count, r = self.heads
@@ -131,7 +130,7 @@ class Scores:
         return jnp.broadcast_to(numbers[None, :], (i.size, r.size)).reshape(-1)
 
     def _of_heads(self, array: Any, i: tk.Tile) -> tuple[Any, tuple[Any, ...]]:
-        """An array like query, or a view of it, and the index of a tile of rows in it."""
+        """(an array like query or a view of the array, the index of a tile of its rows)."""
         if self.heads is None:
             return array, (self.b, i, self.n)
         first, count, r = self.heads
@@ -146,7 +145,7 @@ class Scores:
     # --- scores ---
 
     def terms(self, i: tk.Tile, j: tk.Tile, bias: Any, carried: Sequence[Any]) -> list[Any]:
-        """The terms of a tile: of the arrays themselves, or of others like them (None: of zeros)."""
+        """The tile of each term, of `bias` and `carried`: the terms' arrays, or arrays like them; None is zero."""
         values: list[Any] = []
         if self.extras.bias is not None:
             values.append(None if bias is None else self._broadcast_to_scores(bias, i, j).astype(self.wide))
@@ -156,27 +155,27 @@ class Scores:
         return values
 
     def own_terms(self, i: tk.Tile, j: tk.Tile) -> list[Any]:
-        """The terms of a tile."""
+        """The tile of each term."""
         return self.terms(i, j, self.extras.bias, self.carried_leaves)
 
     def transform(self, i: tk.Tile, j: tk.Tile) -> Callable[..., jax.Array]:
-        """The elementwise function from scaled dot products, and the terms, to scores."""
+        """The elementwise function (scaled dot products, terms) -> scores."""
 
         def transformed(raw: jax.Array, terms: Sequence[jax.Array]) -> jax.Array:
-            rest = iter(terms)
-            s = raw if self.extras.bias is None else raw + next(rest)
+            remaining = iter(terms)
+            s = raw if self.extras.bias is None else raw + next(remaining)
             if self.config.softcap is not None:
                 s = self.config.softcap * jnp.tanh(s / self.config.softcap)
             if self.extras.score_mod is not None:
-                s = call(self.extras.score_mod, self._positions(i, j), lambda _: next(rest), s)
+                s = call(self.extras.score_mod, self._positions(i, j), lambda _: next(remaining), s)
             return jnp.broadcast_to(s, raw.shape).astype(raw.dtype)
 
         return transformed
 
     def logits(self, i: tk.Tile, j: tk.Tile, products: jax.Array, attends: jax.Array) -> jax.Array:
-        """Scores, -inf where a query does not attend.
+        """A tile of scores, -inf where a query does not attend.
 
-        Where the scale `folds` into the factor, they are dot products, and their negatives for a negative scale.
+        Where the scale `folds` into the factor: dot products, or their negatives for a negative scale.
         """
         if self.folds:
             return jnp.where(attends, products if self.config.scale > 0 else -products, -jnp.inf)
@@ -198,21 +197,21 @@ class Scores:
     def tangents(
         self, i: tk.Tile, j: tk.Tile, products: jax.Array, moved: jax.Array | None, bias: Any, carried: Sequence[Any]
     ) -> jax.Array | None:
-        """The tangents of the scores, from those of the dot products and of the terms; None is zero."""
+        """The tangents of the scores, from tangents of products (`moved`), `bias` and `carried`; None is zero."""
         scale = self.wide.type(self.config.scale)
         if self.plain:
             return None if moved is None else moved * scale
-        others = self.terms(i, j, bias, carried or [None] * len(self.carried_leaves))
-        if moved is None and all(t is None for t in others):
+        directions = self.terms(i, j, bias, carried or [None] * len(self.carried_leaves))
+        if moved is None and all(t is None for t in directions):
             return None
         raw, own = products * scale, self.own_terms(i, j)
         along = jnp.zeros_like(raw) if moved is None else moved * scale
-        which = [number for number, t in enumerate(others) if t is not None]
+        which = [number for number, t in enumerate(directions) if t is not None]
 
         def function(raw: jax.Array, *some: jax.Array) -> jax.Array:
             return self.transform(i, j)(raw, [some[which.index(m)] if m in which else t for m, t in enumerate(own)])
 
-        _, ds = jax.jvp(function, (raw, *(own[m] for m in which)), (along, *(others[m] for m in which)))
+        _, ds = jax.jvp(function, (raw, *(own[m] for m in which)), (along, *(directions[m] for m in which)))
         return ds
 
     def cotangents(
@@ -226,10 +225,10 @@ class Scores:
         delta: Callable[[], jax.Array],
         term: int | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """The cotangents of the scaled dot products (of a term, given its number), and the weights.
+        """The cotangents of the scaled dot products, or of the term number `term`; and the weights.
 
-        `rows` and `delta` are vectors over queries. `delta` is loaded after the products: before, GPUs have no register
-        to spare for it.
+        `rows` and `delta` are vectors over queries. `delta` is loaded after the products, because before them GPUs have
+        no register to spare.
         """
         of_scores, of_values = self.config.precision
         products = self.products(*query_key, of_scores)
@@ -239,7 +238,7 @@ class Scores:
             logits = self.logits(i, j, products, attends)
         else:
             own = self.own_terms(i, j)
-            # A term at full size: what masks leave out must not take part in a sum, for it may be NaN.
+            # A term at full size: masked elements must not take part in a sum, because they may be NaN.
             at = products * scale if term is None else jnp.broadcast_to(own[term], products.shape)
 
             def score(x: jax.Array) -> jax.Array:
@@ -250,7 +249,7 @@ class Scores:
             s, pull = cast(Any, jax.vjp(score, at))
             logits = self._masked(s, attends)
         p = self.weights(logits, rows)
-        dp = self.kept(i, j, self.products(*cotangent_value, of_values))
+        dp = self.drop_weights(i, j, self.products(*cotangent_value, of_values))
         ds = jnp.where(attends, p * (dp - self.rows(delta())), 0)
         if pull is not None:
             (ds,) = pull(ds)
@@ -258,40 +257,40 @@ class Scores:
         return ds, p
 
     def attends(self, i: tk.Tile, j: tk.Tile, *, full: bool = False) -> jax.Array:
-        """The mask of a tile: True where a query attends to a key. `full`: the block map knows its mask to be True."""
+        """The mask of a tile: True where a query attends to a key. `full`: the block map knows the mask to be True."""
         config, extras = self.config, self.extras
-        found: Any = self.columns(j.valid)
+        attends: Any = self.columns(j.valid)
         if self.sums_queries:
-            found = found & self.rows(i.valid)
+            attends = attends & self.rows(i.valid)
         rows: Any = self.rows(i.indices + self.offset) if config.positional else None
         columns = self.columns(j.indices)
         left, right = config.window
         if config.causal:
-            found = found & (rows >= columns)
+            attends = attends & (rows >= columns)
         if left is not None:
-            found = found & (rows - left <= columns)
+            attends = attends & (rows - left <= columns)
         if right is not None and not config.causal:
-            found = found & (columns <= rows + right)
+            attends = attends & (columns <= rows + right)
         if extras.q_lengths is not None:
-            found = found & self.rows(i.indices < extras.q_lengths[self.b])
+            attends = attends & self.rows(i.indices < extras.q_lengths[self.b])
         if extras.kv_lengths is not None:
-            found = found & self.columns(j.indices < extras.kv_lengths[self.b])
+            attends = attends & self.columns(j.indices < extras.kv_lengths[self.b])
         if extras.segments is not None:
             of_queries, of_keys = extras.segments
-            found = found & (self.rows(of_queries[self.b, i]) == self.columns(of_keys[self.b, j]))
+            attends = attends & (self.rows(of_queries[self.b, i]) == self.columns(of_keys[self.b, j]))
         if extras.mask is not None and not full:
-            found = found & self._broadcast_to_scores(extras.mask, i, j)
+            attends = attends & self._broadcast_to_scores(extras.mask, i, j)
         if extras.mask_mod is not None and not full:
             leaves = carried_by(extras.mask_mod)
 
             def read(place: Place) -> Any:
                 return self._at(leaves[place.array], place, i, j)
 
-            found = found & call(extras.mask_mod, self._positions(i, j), read)
-        return found
+            attends = attends & call(extras.mask_mod, self._positions(i, j), read)
+        return attends
 
-    def kept(self, i: tk.Tile, j: tk.Tile, weights: jax.Array) -> jax.Array:
-        """Weights after dropout: a share of them is 0, the others are scaled up."""
+    def drop_weights(self, i: tk.Tile, j: tk.Tile, weights: jax.Array) -> jax.Array:
+        """Weights after dropout."""
         rate = self.config.dropout_rate
         if not rate:
             return weights
@@ -301,7 +300,7 @@ class Scores:
         return {"b": self.b, "n": self.n, "i": self.rows(i.indices), "j": self.columns(j.indices)}
 
     def _at(self, array: Any, place: Place, i: tk.Tile, j: tk.Tile) -> jax.Array:
-        """A term, in a shape that broadcasts against a tile of scores."""
+        """The tile of a term, in a shape that broadcasts against a tile of scores."""
         tile = array[place.index({"b": self.b, "n": self.n, "i": i, "j": j})]
         dims = [e for e in place.entries if isinstance(e, str) and e in "ij"]
         if not dims:
@@ -316,43 +315,43 @@ class Scores:
     # --- loops ---
 
     def over_keys(self, i: tk.Tile, block: int, step: Callable[..., Any], init: Any) -> Any:
-        """Fold `step(j, attends, carry)` over those tiles of keys that some query of a tile may attend to."""
+        """Fold `step(j, attends, carry)` over the tiles of keys to which some query of tile i may attend."""
         return self._fold("keys", i, self.keys, block, step, init)
 
     def over_queries(self, j: tk.Tile, block: int, step: Callable[..., Any], init: Any) -> Any:
-        """Fold `step(i, attends, carry)` over those tiles of queries that may attend to some key of a tile."""
+        """Fold `step(i, attends, carry)` over the tiles of queries that may attend to some key of tile j."""
         return self._fold("queries", j, self.queries, block, step, init)
 
-    def _fold(self, what: str, fixed: tk.Tile, extent: int, block: int, step: Callable[..., Any], init: Any) -> Any:
+    def _fold(self, dim: str, fixed: tk.Tile, extent: int, block: int, step: Callable[..., Any], init: Any) -> Any:
         def at(tile: tk.Tile, carry: Any, full: bool) -> Any:
-            i, j = (fixed, tile) if what == "keys" else (tile, fixed)
+            i, j = (fixed, tile) if dim == "keys" else (tile, fixed)
             return step(tile, self.attends(i, j, full=full), carry)
 
         if self.extras.block_map is None:
-            start, stop = self.key_range(fixed) if what == "keys" else self.query_range(fixed)
+            start, stop = self.key_range(fixed) if dim == "keys" else self.query_range(fixed)
             axis = tk.serial(extent, block, start=start, stop=stop, whole_tiles=True)
-            if what == "keys":  # a loop is named after the first parameter of its body
+            if dim == "keys":  # a loop is named after the first parameter of its body
                 return tk.fold(axis, lambda j, carry: at(j, carry, False), init)
             return tk.fold(axis, lambda i, carry: at(i, carry, False), init)
-        tiles, fulls, lives = self.extras.block_map.along(what)
+        tiles, fulls, lives = self.extras.block_map.along(dim)
         per_b, per_n = (0 if size == 1 else x for size, x in zip(lives.shape[:2], (self.b, self.n), strict=True))
-        parts = self.extras.block_map.parts(what, block)
-        other = fixed.index // self.extras.block_map.parts("queries" if what == "keys" else "keys", fixed.size)
+        parts = self.extras.block_map.parts(dim, block)
+        row = fixed.index // self.extras.block_map.parts("queries" if dim == "keys" else "keys", fixed.size)
 
         def visit(full: bool) -> Callable[..., Any]:
             def body(t: Any, carry: Any) -> Any:
-                index = tiles[per_b, per_n, other, t // parts] * parts + t % parts
+                index = tiles[per_b, per_n, row, t // parts] * parts + t % parts
                 return at(tk.tile(extent, block, index), carry, full)
 
             return body
 
-        full, live = fulls[per_b, per_n, other], lives[per_b, per_n, other]
+        full, live = fulls[per_b, per_n, row], lives[per_b, per_n, row]
         most = tiles.shape[3] * parts
         carry = tk.fold(tk.serial(most, stop=full * parts), visit(True), init)
         return tk.fold(tk.serial(most, start=full * parts, stop=live * parts), visit(False), carry)
 
     def key_range(self, i: tk.Tile) -> tuple[Any, Any]:
-        """The keys, from start to stop, outside of which no query of a tile attends."""
+        """(start, stop) of keys: no query of tile i attends to a key outside."""
         (left, right), extras = self.config.window, self.extras
         right = 0 if self.config.causal else right
         start: Any = 0 if left is None else i.start + (self.offset - left)
@@ -364,7 +363,7 @@ class Scores:
         return self._within_segments(i, self.keys, start, stop)
 
     def query_range(self, j: tk.Tile) -> tuple[Any, Any]:
-        """The queries, from start to stop, outside of which none attends to a key of a tile."""
+        """(start, stop) of queries: no query outside attends to a key of tile j."""
         (left, right), extras = self.config.window, self.extras
         right = 0 if self.config.causal else right
         start: Any = 0 if right is None else j.start - (self.offset + right)
@@ -388,7 +387,7 @@ def _least(stop: Any, length: Any, extent: int) -> Any:
     return length if isinstance(stop, int) and stop == extent else jnp.minimum(stop, length)
 
 
-# --- what is the same inside and outside of kernels -----------------------------------------------------------------
+# --- inside and outside of kernels ----------------------------------------------------------------------------------
 
 
 def is_plain(config: Config, extras: Extras) -> bool:
@@ -399,33 +398,33 @@ def is_plain(config: Config, extras: Extras) -> bool:
 def folds(config: Config, extras: Extras) -> bool:
     """True if the scale is part of `factor`, so that logits are dot products.
 
-    A scale of 0, or one that leaves the range of float32 together with another number, is not.
+    A scale of 0, or a scale whose product with another number might leave the range of float32, does not fold.
     """
     return is_plain(config, extras) and 2.0**-60 <= abs(config.scale) <= 2.0**60
 
 
 def factor(config: Config, extras: Extras) -> float:
-    """The factor of differences of logits in the exponents of weights, which are powers of 2."""
+    """The factor f in a weight 2^(f (logit - largest))."""
     return LOG2_E * (abs(config.scale) if folds(config, extras) else 1)
 
 
 def sink_logits(config: Config, extras: Extras, sinks: jax.Array, wide: Any) -> jax.Array:
-    """Sinks, to be compared with logits."""
+    """Sinks in the unit of logits, [N] or a scalar, in the dtype `wide`."""
     sinks = sinks.astype(wide)
     return settled(sinks * wide.type(1 / abs(config.scale))) if folds(config, extras) else sinks
 
 
 def settled(x: jax.Array) -> jax.Array:
-    """Rounded numbers: no compiler merges a product with a difference across a select. NaN for +inf.
+    """x, rounded: a select, across which no compiler merges a product with a difference. NaN for +inf.
 
-    A row with a logit of +inf is NaN anyway, for its largest logit is subtracted.
+    A row with a logit of +inf is NaN anyway, because its largest logit is subtracted.
     """
     return jnp.where(x < jnp.inf, x, jnp.nan)
 
 
 def dropped(rate: float, bits: jax.Array, weights: jax.Array) -> jax.Array:
-    """Weights with dropout: a share of `rate` is 0, the others are divided by 1 - rate."""
+    """Weights after dropout: a share of `rate` is 0, all others are divided by 1 - rate."""
     if rate == 1:
         return jnp.zeros_like(weights)
-    kept = bits >= jnp.uint32(int(rate * 2**32))
-    return jnp.where(kept, weights * np.asarray(1 / (1 - rate), weights.dtype), 0)
+    survives = bits >= jnp.uint32(int(rate * 2**32))
+    return jnp.where(survives, weights * np.asarray(1 / (1 - rate), weights.dtype), 0)

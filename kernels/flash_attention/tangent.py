@@ -67,10 +67,10 @@ def flash_attention_tangent(
         if ds is not None:
             weighted = jnp.where(attends, p * ds, 0)
             total = total + weighted.sum(axis=1)
-            acc = tk.dot(scores.kept(i, j, weighted).astype(v.dtype), v, acc, precision=of_values)
+            acc = tk.dot(scores.drop_weights(i, j, weighted).astype(v.dtype), v, acc, precision=of_values)
         if tangents.value is not None:
             dv = scores.load_keys(tangents.value, j, g)
-            acc = tk.dot(scores.kept(i, j, p).astype(v.dtype), dv, acc, precision=of_values)
+            acc = tk.dot(scores.drop_weights(i, j, p).astype(v.dtype), dv, acc, precision=of_values)
         return total, acc
 
     total, acc = scores.over_keys(i, block_k, step, (tk.zeros(i, wide), tk.zeros((i, value.shape[3]), wide)))

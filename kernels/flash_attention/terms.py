@@ -1,7 +1,7 @@
 """The cotangents of terms: of the bias, and of the arrays that a `score_mod` carries.
 
 Two deterministic stages: a kernel sums the cotangents of the scores over the dims b, n, i and j that the array lacks.
-Then XLA adds the sums at the places where the array was read.
+Then XLA adds the sums at the places of the reads.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tilekern.kernels.flash_attention.scores import Scores
 Dims = tuple[bool, bool, bool, bool]
 
 
-def _out_type(query: Any, key: Any, *others: Any, dims: Dims) -> Any:
+def _out_type(query: Any, key: Any, *unused: Any, dims: Dims) -> Any:
     sizes = query.shape[0], query.shape[2], query.shape[1], key.shape[1]
-    shape = tuple(n if kept else 1 for n, kept in zip(sizes, dims, strict=True))
+    shape = tuple(size if keeps else 1 for size, keeps in zip(sizes, dims, strict=True))
     return jax.ShapeDtypeStruct(shape, tk.accumulator(query.dtype))
 
 
@@ -46,9 +46,9 @@ def flash_attention_backward_term(
 ) -> None:
     """The arrays of `flash_attention_backward_query` -> cotangents of a term, [B or 1, N or 1, T or 1, S or 1].
 
-    `term` is its number, as in `Scores.terms`. `dims` says which dims are kept; over the others the cotangents are
-    summed. `extras.ranges` are those of the queries of each key if i is not kept and j is, of the keys of each query
-    otherwise.
+    `term` is the term's number in `Scores.terms`. `dims` has a flag for b, n, i and j: False if the cotangents are
+    summed over the dim. `extras.ranges` are the ranges of queries for each key if only j of i and j has the flag, else
+    the ranges of keys for each query.
     """
     (batch, queries, heads, _), keys, groups = query.shape, key.shape[1], key.shape[2]
     group = heads // max(groups, 1)
@@ -58,7 +58,7 @@ def flash_attention_backward_term(
     i: Any = tk.parallel(queries, block_q) if keeps_i else None
     j: Any = tk.parallel(keys, block_k) if keeps_j else None
     wide = tk.accumulator(query.dtype)
-    over = tuple(axis for axis, kept in enumerate((keeps_i, keeps_j)) if not kept)
+    summed_axes = tuple(axis for axis, keeps in enumerate((keeps_i, keeps_j)) if not keeps)
 
     def of_head(b: Any, g: Any, r: Any, total: jax.Array) -> jax.Array:
         n = g * group + r
@@ -71,7 +71,7 @@ def flash_attention_backward_term(
             )
             rows = residuals.at(b, i, n)
             moved, _ = scores.cotangents(i, j, *pairs, attends, rows, lambda: delta[b, i, n], term)
-            return total + moved.sum(axis=over)
+            return total + moved.sum(axis=summed_axes)
 
         def of_queries(i: tk.Tile, total: jax.Array) -> jax.Array:
             def step(j: tk.Tile, attends: jax.Array, total: jax.Array) -> jax.Array:
@@ -102,11 +102,13 @@ def flash_attention_backward_term(
         return tk.fold(tk.serial(queries, block_q), of_queries, total)
 
     total = tk.zeros([tile for tile in (i, j) if tile is not None], wide)
-    axes = [tk.serial(n) for n, kept in ((batch, keeps_b), (groups, keeps_n), (group, keeps_n)) if not kept]
+    axes = [tk.serial(n) for n, keeps in ((batch, keeps_b), (groups, keeps_n), (group, keeps_n)) if not keeps]
 
     def step(serial: Any, total: jax.Array) -> jax.Array:
-        rest = iter(serial)
-        return of_head(next(rest) if b is None else b, *((next(rest), next(rest)) if g is None else (g, r)), total)
+        indices = iter(serial)
+        return of_head(
+            next(indices) if b is None else b, *((next(indices), next(indices)) if g is None else (g, r)), total
+        )
 
     total = tk.fold(tuple(axes), step, total) if axes else step((), total)
     n = 0 if g is None else g * group + r
@@ -116,44 +118,50 @@ def flash_attention_backward_term(
 schedules.declare(flash_attention_backward_term)
 
 
-def kept_dims(place: Place) -> Dims:
-    """Bools for b, n, i, j: the dims of the scores that the kernel's sums for a term keep."""
+def dims_of_sums(place: Place) -> Dims:
+    """A flag for each of b, n, i and j: True if the kernel's sums for a term have the dim."""
     whole = place.is_scattered
     return whole or place.has("b"), whole or place.has("n"), place.has("i"), place.has("j")
 
 
-def put(place: Place, found: jax.Array, like: Any, made: Sequence[jax.Array]) -> jax.Array:
-    """The cotangent of a term's array, from the kernel's sums.
+def put(place: Place, sums: jax.Array, like: Any, integers: Sequence[jax.Array]) -> jax.Array:
+    """The cotangent of a term's array, of the shape and dtype of `like`, from the kernel's sums.
 
     Args:
-      place: where scores read the array.
-      found: [B or 1, N or 1, T or 1, S or 1].
+      place: the place at which scores read the array.
+      sums: [B or 1, N or 1, T or 1, S or 1].
       like: the array, or its type.
-      made: the entries of the place that are integers made of b and n, int32[B, N] each.
+      integers: the entries of the place that are made of b and n, int32[B, N] each.
     """
     if not place.is_scattered:
         names = [e for e in place.entries if isinstance(e, str)]
         order = ["bnij".index(e) for e in names]
-        rest = [d for d in range(4) if d not in order]
-        values = jnp.transpose(found, (*order, *rest)).reshape([found.shape[d] for d in order])
+        absent = [d for d in range(4) if d not in order]
+        values = jnp.transpose(sums, (*order, *absent)).reshape([sums.shape[d] for d in order])
         # The array may have more elements than there are positions.
-        at = tuple(slice(found.shape["bnij".index(e)]) if isinstance(e, str) else e for e in place.entries)
+        at = tuple(slice(sums.shape["bnij".index(e)]) if isinstance(e, str) else e for e in place.entries)
         return jnp.zeros(like.shape, values.dtype).at[at].set(values).astype(like.dtype)
-    # One-hot products are deterministic; a scatter may add in any order. Reads outside of the array gave 0.
-    batch, heads = found.shape[:2]
+    # One-hot products are deterministic; a scatter may add in any order. A read outside of the array gave 0.
+    batch, heads = sums.shape[:2]
     b, n = (x.reshape(-1) for x in jnp.indices((batch, heads)))
-    rest = iter(made)
-    known: dict[Any, jax.Array] = {"b": b, "n": n}
+    remaining = iter(integers)
+    positions: dict[Any, jax.Array] = {"b": b, "n": n}
     across = [d for d, e in enumerate(place.entries) if not (isinstance(e, str) and e in "ij")]
-    hot = jnp.ones((batch * heads, 1), found.dtype)
+    hot = jnp.ones((batch * heads, 1), sums.dtype)
     for d in across:
         e = place.entries[d]
-        at = known[e] if isinstance(e, str) else jnp.full(b.shape, e) if isinstance(e, int) else next(rest).reshape(-1)
-        one = jax.nn.one_hot(at, like.shape[d], dtype=found.dtype)
-        hot = (hot[:, :, None] * one[:, None, :]).reshape(batch * heads, -1)
-    summed = jnp.einsum("xp,xr->pr", hot, found.reshape(batch * heads, -1), precision=jax.lax.Precision.HIGHEST)
+        at = (
+            positions[e]
+            if isinstance(e, str)
+            else jnp.full(b.shape, e)
+            if isinstance(e, int)
+            else next(remaining).reshape(-1)
+        )
+        of_dim = jax.nn.one_hot(at, like.shape[d], dtype=sums.dtype)
+        hot = (hot[:, :, None] * of_dim[:, None, :]).reshape(batch * heads, -1)
+    summed = jnp.einsum("xp,xr->pr", hot, sums.reshape(batch * heads, -1), precision=jax.lax.Precision.HIGHEST)
     along = [d for d in range(len(place.entries)) if d not in across]
-    lengths = [found.shape["bnij".index(place.entries[d])] for d in along]
+    lengths = [sums.shape["bnij".index(place.entries[d])] for d in along]
     values = summed.reshape([*(like.shape[d] for d in across), *lengths])
     values = jnp.pad(
         values, [*[(0, 0)] * len(across), *((0, like.shape[d] - n) for d, n in zip(along, lengths, strict=True))]

@@ -142,10 +142,10 @@ def _moments(x: tk.Ref, n: Any, c: tk.Tile, block_s: int) -> Moments:
 
 
 def _backward_types(
-    x: Any, weight: Any, bias: Any, cotangent: Any, *, wanted: tuple[bool, bool, bool]
+    x: Any, weight: Any, bias: Any, cotangent: Any, *, needs: tuple[bool, bool, bool]
 ) -> tuple[Any, ...]:
     sums = jax.ShapeDtypeStruct((x.shape[0], x.shape[2]), tk.accumulator(x.dtype))
-    return tuple(t if w else None for t, w in zip((like_first(x), sums, sums), wanted, strict=True))
+    return tuple(t if w else None for t, w in zip((like_first(x), sums, sums), needs, strict=True))
 
 
 @tk.kernel(out_type=_backward_types)
@@ -158,7 +158,7 @@ def group_norm_backward_kernel(
     dweight: tk.Ref | None,
     dbias: tk.Ref | None,
     *,
-    wanted: tuple[bool, bool, bool],
+    needs: tuple[bool, bool, bool],
     size: int,
     eps: float,
     activation: str | None,
@@ -233,9 +233,9 @@ def summed(found: tuple[Any, ...], arrays: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _backward(
-    x: jax.Array, weight: Any, bias: Any, cotangent: jax.Array, *, wanted: tuple[bool, bool, bool], **statics: Any
+    x: jax.Array, weight: Any, bias: Any, cotangent: jax.Array, *, needs: tuple[bool, bool, bool], **statics: Any
 ) -> tuple[Any, ...]:
-    found = group_norm_backward_kernel(x, weight, bias, cotangent, wanted=wanted, **statics)
+    found = group_norm_backward_kernel(x, weight, bias, cotangent, needs=needs, **statics)
     return summed(found, (x, weight, bias))
 
 

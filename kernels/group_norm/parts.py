@@ -197,9 +197,9 @@ def group_norm_parts_forward(
 
 
 def _backward_types(
-    x: Any, weight: Any, bias: Any, cotangent: Any, *, wanted: tuple[bool, bool, bool]
+    x: Any, weight: Any, bias: Any, cotangent: Any, *, needs: tuple[bool, bool, bool]
 ) -> tuple[Any, ...]:
-    return tuple(like_first(a) if w else None for a, w in zip((x, weight, bias), wanted, strict=True))
+    return tuple(like_first(a) if w else None for a, w in zip((x, weight, bias), needs, strict=True))
 
 
 @tk.op(out_type=_backward_types)
@@ -209,7 +209,7 @@ def group_norm_parts_pullback(
     bias: jax.Array | None,
     cotangent: jax.Array,
     *,
-    wanted: tuple[bool, bool, bool],
+    needs: tuple[bool, bool, bool],
     size: int,
     eps: float,
     activation: str | None,
@@ -217,17 +217,17 @@ def group_norm_parts_pullback(
     block_c: tk.Block = 128,
     tiles: tk.Block = 1,
 ) -> tuple[Any, ...]:
-    """The cotangents that are `wanted`."""
+    """dx, dweight and dbias of `group_norm` in parts; None without a flag in `needs`."""
     blocks, part = _blocks(block_s, block_c), block_s * tiles
     moments = _group_moments(x, size, eps, part, blocks)
     arrays = x, cotangent, *moments, weight, bias
     parts = group_norm_sums(*arrays, part=part, activation=activation, **blocks)
     of_g, of_gh = (p.sum(axis=1) for p in parts)
     dx = None
-    if wanted[0]:
+    if needs[0]:
         of_group = [by_groups(s if weight is None else s * weight.astype(s.dtype), size) for s in (of_g, of_gh)]
         dx = group_norm_pull(*arrays, *of_group, size=size, activation=activation, **blocks)
-    return whole.summed((dx, of_gh if wanted[1] else None, of_g if wanted[2] else None), (x, weight, bias))
+    return whole.summed((dx, of_gh if needs[1] else None, of_g if needs[2] else None), (x, weight, bias))
 
 
 group_norm_parts_tangent, group_norm_parts_backward = derive(

@@ -84,10 +84,10 @@ def _backward(
     bias: jax.Array | None,
     cotangent: jax.Array,
     *,
-    wanted: tuple[bool, bool, bool],
+    needs: tuple[bool, bool, bool],
     eps: float,
 ) -> Any:
-    found = norm_backward(x, weight, cotangent, eps=eps, offset=0.0, centered=True, wanted=wanted)
+    found = norm_backward(x, weight, cotangent, eps=eps, offset=0.0, centered=True, needs=needs)
     return cast_like(found, (x, weight, bias))
 
 

@@ -110,12 +110,12 @@ def _backward(
     weight: jax.Array | None,
     cotangent: jax.Array,
     *,
-    wanted: tuple[bool, bool],
+    needs: tuple[bool, bool],
     eps: float,
     offset: float,
 ) -> Any:
-    wanted_sums = *wanted, False
-    found = norm_backward(x, weight, cotangent, eps=eps, offset=offset, centered=False, wanted=wanted_sums)
+    needs_sums = *needs, False
+    found = norm_backward(x, weight, cotangent, eps=eps, offset=offset, centered=False, needs=needs_sums)
     return cast_like(found[:2], (x, weight))
 
 

@@ -126,10 +126,10 @@ def rms_norm_rope_forward(
 
 
 def _backward_types(
-    x: Any, weight: Any, positions: Any, frequencies: Any, cotangent: Any, *, wanted: tuple[bool, bool]
+    x: Any, weight: Any, positions: Any, frequencies: Any, cotangent: Any, *, needs: tuple[bool, bool]
 ) -> tuple[Any, ...]:
     total = tk.Sum(jax.ShapeDtypeStruct(x.shape[3:], tk.accumulator(x.dtype)))
-    return like_first(x) if wanted[0] else None, total if wanted[1] else None
+    return like_first(x) if needs[0] else None, total if needs[1] else None
 
 
 @tk.kernel(out_type=_backward_types)
@@ -144,11 +144,11 @@ def rms_norm_rope_backward_kernel(
     *,
     eps: float,
     offset: float,
-    wanted: tuple[bool, bool],
+    needs: tuple[bool, bool],
     block_t: tk.Block = 8,
     block_n: tk.Block = 4,
 ) -> None:
-    """Like the forward kernel, with cotangent[B, T, N, H] -> dx[B, T, N, H], dweight[H], as far as they are `wanted`.
+    """Like the forward kernel, with cotangent[B, T, N, H] -> dx[B, T, N, H], dweight[H]; None if not in `needs`.
 
     The cotangent is rotated back to g. With the root mean square σ of a head, h = x / σ and w = weight + offset, dx =
     (g w - h mean(g w h)) / σ, and dweight = Σ g h over heads.
@@ -196,17 +196,17 @@ def _backward(
     frequencies: jax.Array,
     cotangent: jax.Array,
     *,
-    wanted: tuple[bool, bool, bool, bool],
+    needs: tuple[bool, bool, bool, bool],
     eps: float,
     offset: float,
 ) -> tuple[Any, ...]:
     """By the kernel; along the frequencies, by the definition in plain JAX."""
     arrays, settings = (x, weight, positions, frequencies), {"eps": eps, "offset": offset}
     found: tuple[Any, ...] = (None,) * 4
-    if wanted[3]:
+    if needs[3]:
         found = against(partial(_definition, **settings), arrays, cotangent, (False, False, False, True))
-    if any(wanted[:2]):
-        found = *rms_norm_rope_backward_kernel(*arrays, cotangent, wanted=wanted[:2], **settings), *found[2:]
+    if any(needs[:2]):
+        found = *rms_norm_rope_backward_kernel(*arrays, cotangent, needs=needs[:2], **settings), *found[2:]
     return cast_like(found, arrays)
 
 

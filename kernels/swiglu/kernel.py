@@ -34,9 +34,9 @@ def swiglu_forward(
 
 
 def _backward_types(
-    gate: Any, up: Any, cotangent: Any, *, wanted: tuple[bool, bool], activation: str
+    gate: Any, up: Any, cotangent: Any, *, needs: tuple[bool, bool], activation: str
 ) -> tuple[Any, ...]:
-    return tuple(like_first(x) if w else None for x, w in zip((gate, up), wanted, strict=True))
+    return tuple(like_first(x) if w else None for x, w in zip((gate, up), needs, strict=True))
 
 
 @tk.kernel(out_type=_backward_types)
@@ -47,12 +47,12 @@ def swiglu_backward_kernel(
     dgate: tk.Ref | None,
     dup: tk.Ref | None,
     *,
-    wanted: tuple[bool, bool],
+    needs: tuple[bool, bool],
     activation: str = "silu",
     block_rows: tk.Block = 8,
     block_columns: tk.Block = 512,
 ) -> None:
-    """The `wanted` cotangents of gate and up, [R, C], of the cotangent of a(gate) up for an activation a.
+    """The cotangents of gate and up, [R, C], from the cotangent of a(gate) up; None without a flag in `needs`.
 
     dgate = cotangent up a'(gate) and dup = cotangent a(gate).
     """

@@ -203,7 +203,7 @@ def test_blocks_of_the_norms(columns: int, tiles: int, centered: bool) -> None:
     x, weight, cotangent = KERNELS["rms_norm"].arrays("float32")
     x = 4 + x if centered else x
     backward = partial(
-        norm_backward, eps=0.0, offset=0.0, centered=centered, wanted=(True, True, centered),
+        norm_backward, eps=0.0, offset=0.0, centered=centered, needs=(True, True, centered),
         block_rows=4, block_columns=columns, tiles=tiles,
     )  # fmt: skip
     found = [f for f in jax.jit(backward, compiler_options=QUICK)(x, weight, cotangent) if f is not None]

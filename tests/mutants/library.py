@@ -68,8 +68,8 @@ MUTANTS = (
     Mutant(
         "attention: the diagonal is masked",
         "kernels/flash_attention/scores.py",
-        "found = found & (rows >= columns)",
-        "found = found & (rows > columns)",
+        "attends = attends & (rows >= columns)",
+        "attends = attends & (rows > columns)",
         _ATTENTION,
     ),
     Mutant(

@@ -348,7 +348,7 @@ def _cotangents(of: _Derivative, known: tuple[Any, ...], moved: Sequence[Any]) -
                 residuals,
                 (do, dtotal),
                 config=at.config,
-                wanted=wanted,
+                needs=wanted,
                 guarded=1,
                 target=ring.target,
             )

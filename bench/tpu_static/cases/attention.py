@@ -206,7 +206,7 @@ config = Config(scale={case.head_dim**-0.5}, causal=True)
 def fn(q, k, v, out, largest, log_sum, cotangent):
     (found,) = flash_attention_backward(
         q, k, v, Extras(), out, Residuals(largest, log_sum), (cotangent, None),
-        config=config, wanted=Tangents(True, True, True), target="tpu:{chip}",
+        config=config, needs=Tangents(True, True, True), target="tpu:{chip}",
     )
     return found[:3]
 wide = jax.ShapeDtypeStruct({wide}, "bfloat16")

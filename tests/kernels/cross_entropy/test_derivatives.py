@@ -113,7 +113,7 @@ def test_some_words_at_a_time(words: int) -> None:
     def backward(hidden: Any, weight: Any, *cotangents: Any) -> Any:
         _, logsumexp = cross_entropy_forward(hidden, weight, labels, **vars(EVERY))
         return cross_entropy_backward(
-            hidden, weight, labels, logsumexp, cotangents, wanted=(True, True), options=EVERY, words=words
+            hidden, weight, labels, logsumexp, cotangents, needs=(True, True), options=EVERY, words=words
         )
 
     agree(jax.jit(backward)(hidden, weight, *cotangents), EVERY, "float32", pulled)
@@ -294,7 +294,7 @@ def test_memory_is_bounded(target: str) -> None:
 def test_only_what_is_wanted_is_computed(wanted: tuple[bool, bool], kernels: list[str]) -> None:
     hidden, weight, *cotangents = arrays("bfloat16")
     traced = cross_entropy_backward.trace(
-        hidden, weight, jnp.asarray(LABELS, jnp.int32), cotangents[0], tuple(cotangents), wanted=wanted, options=PLAIN
+        hidden, weight, jnp.asarray(LABELS, jnp.int32), cotangents[0], tuple(cotangents), needs=wanted, options=PLAIN
     )
     assert [kernel.ir.name for kernel in traced.kernels] == ["cross_entropy_backward_logits", *kernels]
 
@@ -303,7 +303,7 @@ def test_only_what_is_wanted_is_computed(wanted: tuple[bool, bool], kernels: lis
 def test_reverse_mode_has_no_wide_copy_of_the_weight() -> None:
     hidden, weight, *cotangents = arrays("bfloat16")
     traced = cross_entropy_backward.trace(
-        hidden, weight, jnp.asarray(LABELS, jnp.int32), cotangents[0], tuple(cotangents), wanted=(True, True),
+        hidden, weight, jnp.asarray(LABELS, jnp.int32), cotangents[0], tuple(cotangents), needs=(True, True),
         options=PLAIN, words=16,
     )  # fmt: skip
     made = list(arrays_of(traced.jaxpr))

@@ -86,7 +86,7 @@ def test_some_words_at_a_time(words: int) -> None:
     def backward(hidden: Any, weight: Any, *others: Any) -> Any:
         _, *numbers = distillation_forward(hidden, weight, *others[:2], options=mixed)
         rest = (*others[:2], *numbers)
-        return distillation_backward(hidden, weight, rest, others[2], wanted=(True, True), options=mixed, words=words)
+        return distillation_backward(hidden, weight, rest, others[2], needs=(True, True), options=mixed, words=words)
 
     agree(jax.jit(backward)(*inputs, cotangent), OPTIONS["mixed"], pulled, [*inputs, cotangent])
 

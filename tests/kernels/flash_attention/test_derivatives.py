@@ -154,7 +154,7 @@ def test_one_backward_kernel_computes_what_two_do(groups: int, backend: str) -> 
     def backward(kernels: int) -> Any:
         arrays = q, k, v, extras, out, residuals, (cotangent, jnp.cos(logsumexp))
         wanted = Tangents(query=True, key=True, value=True)
-        return flash_attention_backward(*arrays, config=config, wanted=wanted, kernels=kernels)
+        return flash_attention_backward(*arrays, config=config, needs=wanted, kernels=kernels)
 
     for one, two in zip(*(jax.tree.leaves(backward(kernels)) for kernels in (1, 2)), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)

@@ -85,7 +85,7 @@ def test_compiles_without_spills(target: str, backward: bool) -> None:
     given = x, jax.ShapeDtypeStruct((128,), jnp.bfloat16), None, jax.ShapeDtypeStruct((64,), jnp.float32)
     settings: dict[str, Any] = {"eps": 1e-6, "offset": 0.0, "target": target}
     if backward:
-        traced = rms_norm_rope_backward_kernel.trace(*given, x, wanted=(True, True), **settings)
+        traced = rms_norm_rope_backward_kernel.trace(*given, x, needs=(True, True), **settings)
     else:
         traced = rms_norm_rope_forward.trace(*given, **settings)
     compiled = traced.lower(target).compile()
