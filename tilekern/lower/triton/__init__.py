@@ -6,7 +6,7 @@ calibration   numbers that were chosen: default warps and stages, thresholds
 legalize      block IR → block IR that Triton can express: sizes are powers of two, dots are matrix products
 plan          TMA copies, partial sums, launch options
 emit          legal block IR → Triton source text
-build         all of these in order: a Func → a `Program`, its source text and its launch
+build         legalize, plan and emit in this order: a Func → a `Program`, its source text and its launch
 compile       source text → machine code, kept on disk
 call          machine code → a custom call in an XLA program; `call_message` encodes its message to jaxlib
 interpret     source text → results as NumPy arrays, by Triton's interpreter, without a GPU

@@ -78,14 +78,14 @@ def _planned(func: Func, chip: Chip, warps: int, split: bool = False) -> tuple[C
 def _has_masked_loops(func: Func, copies: Mapping[Op, TmaCopy], chip: Chip) -> bool:
     """True if a loop of dots compares positions or checks bounds, which most of its iterations need not do.
 
-    On Hopper a loop with a branch stays one: `guard_masks` made it so, and its products would wait for one another.
+    On Hopper a loop with a branch is not split: `guard_masks` put the branch there, and says why it keeps one loop.
     """
-    one = chip.matrix_unit == "wgmma"
+    on_hopper = chip.matrix_unit == "wgmma"
     return any(
         _is_comparison(inner) or (isinstance(inner, Load) and not inner.access.in_bounds and inner not in copies)
         for op in func.walk()
         if isinstance(op, Fold) and any(isinstance(inner, Dot) for inner in op.body.ops)
-        if not (one and any(isinstance(inner, Switch) for inner in op.body.ops))
+        if not (on_hopper and any(isinstance(inner, Switch) for inner in op.body.ops))
         for inner in op.body.ops
     )
 

@@ -1,7 +1,7 @@
 """The message that tells jaxlib what to launch: `TritonAnyKernelCall`, in the wire format of Protocol Buffers.
 
 jaxlib has a builder of this message, but only in its CUDA plugin; this module lets any machine lower and export
-programs for NVIDIA GPUs. The fields, their numbers and types are those of jaxlib/gpu/triton.proto in JAX 0.11.2 and
+programs for NVIDIA GPUs. The fields, their numbers and types come from jaxlib/gpu/triton.proto in JAX 0.11.2 and
 0.12.0; a comment behind each field gives its name there. The format: https://protobuf.dev/programming-guides/encoding.
 Fields stand in the order of their numbers, as every serializer writes them.
 """
@@ -17,12 +17,12 @@ def _varint(value: int) -> bytes:
 
     A negative number is encoded as 64 bits.
     """
-    rest = value & (1 << 64) - 1
+    bits = value & (1 << 64) - 1
     encoded = bytearray()
-    while rest > 127:
-        encoded.append(rest & 127 | 128)
-        rest >>= 7
-    encoded.append(rest)
+    while bits > 127:
+        encoded.append(bits & 127 | 128)
+        bits >>= 7
+    encoded.append(bits)
     return bytes(encoded)
 
 
@@ -129,7 +129,7 @@ class Kernel:
       capability: the compute capability that the cubin is for, 10 * major + minor.
       cubin: machine code, b"" if there is none.
       scratch_bytes: global memory for each block, allocated at each launch.
-      scratch_align: its alignment.
+      scratch_align: alignment of that memory, in bytes.
     """
 
     name: str

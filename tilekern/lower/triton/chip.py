@@ -18,8 +18,8 @@ class Chip:
 
     Source of NVIDIA's limits: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per
     Compute Capability", and `cuda_occupancy.h` of the CUDA toolkit; of the dtypes: PTX ISA, "Alternate Floating-Point
-    Data Formats". Numbers of multiprocessors and bandwidths are those of XLA's records of GPUs
-    (xla/backends/gpu/target_config/specs), peaks those of NVIDIA's data sheets and architecture whitepapers.
+    Data Formats". Numbers of multiprocessors and bandwidths come from XLA's records of GPUs
+    (xla/backends/gpu/target_config/specs), peaks from NVIDIA's data sheets and architecture whitepapers.
 
     Source of AMD's limits: ROCm documentation, "AMD GPU specifications" (compute units, LDS, VGPR file); LLVM, "User
     Guide for AMDGPU Backend", and `AMDGPUBaseInfo.cpp` (waves, registers); data sheets of the MI300X and the MI355X
@@ -191,7 +191,7 @@ CHIPS: dict[str, Chip] = {
             bf16_atomics=True,
         ),
         _CDNA3,
-        # Its 8-bit floats are those of OCP; E4M3 of gfx942 is float8_e4m3fnuz, whose numbers are others.
+        # Its 8-bit floats follow OCP. E4M3 of gfx942 is float8_e4m3fnuz, whose bit patterns mean other numbers.
         replace(
             _CDNA3,
             name="rocm:gfx950",

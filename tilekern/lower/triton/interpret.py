@@ -134,14 +134,14 @@ class _Child:
                 timer.cancel()
 
     def stop(self) -> None:
-        """End the process, if there is one."""
+        """End the process, if it runs."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.communicate()
 
     def _running(self) -> subprocess.Popen[bytes]:
-        """The process, started if there is none."""
+        """The process, started if it does not run."""
         if self._process is None or self._process.poll() is not None:
             self.stop()
             self._process = self._start()

@@ -34,8 +34,8 @@ class TritonLowering:
 
     Attributes:
       func: the Func.
-      target: what it is for.
-      chip: its limits and features.
+      target: the device that it is lowered for.
+      chip: limits and features of the device.
       program: the source, and how it is launched.
     """
 
@@ -63,11 +63,11 @@ class TritonLowering:
         return call(self.program, self._binary, *inputs)
 
     def interpret(self, *inputs: Array) -> Sequence[Array]:
-        """The outputs, by Triton's interpreter in a process of its own; those of programs in Gluon by our simulator."""
+        """The outputs, by Triton's interpreter in a process of its own; for a program in Gluon, by our simulator."""
         return simulate(self.program, inputs) if self.program.language == "gluon" else interpret(self.program, inputs)
 
     def compile(self) -> TritonCompiled:
-        """Compile with Triton, for the target's GPU, which need not be here."""
+        """Compile with Triton, for the target's GPU, which this machine need not have."""
         return TritonCompiled(self, self._binary)
 
     @cached_property

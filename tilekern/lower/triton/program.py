@@ -20,7 +20,7 @@ class Descriptor:
 
     Attributes:
       shape: shape of the array, with its dims in the order of the descriptor.
-      strides: strides of these dims; the last one is 1.
+      strides: strides of the array in the same order; the last is 1.
       block: shape of the box.
       divided: the dim along which the thread blocks of a cluster divide the box; None if each has the whole.
     """
@@ -68,7 +68,7 @@ class Result:
 
     @property
     def nbytes(self) -> int:
-        """Size of the buffer."""
+        """Size of the buffer, in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -78,7 +78,7 @@ class PrintedValue:
 
     Attributes:
       format: format of the `tk.debug_print`.
-      operand: number of the value among those of the `tk.debug_print`.
+      operand: number of the value in the `tk.debug_print`.
       shape: shape of the value, without the lanes by which its tile is padded.
       last: True for the last value of the `tk.debug_print`.
     """

@@ -1,7 +1,7 @@
 """Resources of a program for AMD's GPUs, from the metadata at the end of its assembly.
 
-The metadata are those of code object version 5: LLVM, "User Guide for AMDGPU Backend", section "Code Object Metadata".
-The rules of occupancy are those of LLVM's `AMDGPUBaseInfo.cpp` for gfx90a and later architectures of CDNA.
+The metadata follow code object version 5: LLVM, "User Guide for AMDGPU Backend", section "Code Object Metadata".
+The rules of occupancy follow LLVM's `AMDGPUBaseInfo.cpp` for gfx90a and later architectures of CDNA.
 """
 
 from __future__ import annotations
@@ -55,5 +55,5 @@ def occupancy(registers: int, shared_bytes: int, num_warps: int, chip: Chip) -> 
 
 def _number(assembly: str, name: str) -> int:
     """A number of the metadata. There is one kernel."""
-    (found,) = re.findall(rf"^ +(?:- )?\.{name}: +(\d+)$", assembly, re.MULTILINE)
-    return int(found)
+    (digits,) = re.findall(rf"^ +(?:- )?\.{name}: +(\d+)$", assembly, re.MULTILINE)
+    return int(digits)

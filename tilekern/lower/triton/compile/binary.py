@@ -34,7 +34,7 @@ class Binary:
     Attributes:
       name: symbol of the entry function.
       asm: the vendor's stages as text, its machine code as bytes.
-      capability: that of the chip.
+      capability: the chip's `capability`.
       num_warps: warps in a program.
       num_ctas: thread blocks in a cluster.
       shared_bytes: dynamic shared memory of a program.

@@ -38,7 +38,7 @@ def compile_program(program: Program, chip: Chip) -> Binary:
     Raises:
       DependencyError: Triton is missing, or of a version that is not supported.
       ResourceError: no GPU has this `num_warps` or `num_stages`.
-      CompileError: Triton refuses the program; the error names the line of the program and that of the user.
+      CompileError: Triton refuses the program; the error names the program's line and the user's line.
     """
     # For other chips Triton would quietly replace descriptors by other parameters.
     assert chip.tma or not any(argument.descriptor for argument in program.arguments)
@@ -77,7 +77,7 @@ def _type(argument: Argument) -> str:
 
 
 def _gluon_type(argument: Argument, cluster: int) -> str:
-    """The same for Gluon, where a descriptor states the layout of its tiles in shared memory, too."""
+    """An argument's type as Gluon writes it: a descriptor also states the layout of its tiles in shared memory."""
     box = argument.descriptor
     if box is None:
         return _type(argument)
@@ -166,12 +166,12 @@ def _binary(kernel: Any, chip: Chip) -> Binary:
 def _files_in(folder: Path) -> Generator[None]:
     """Make Triton write the files of this thread to `folder`; other threads keep their cache."""
     triton = toolchain.triton()
-    others = triton.knobs.cache.manager_class or toolchain.triton("runtime.cache").FileCacheManager
+    default_manager = triton.knobs.cache.manager_class or toolchain.triton("runtime.cache").FileCacheManager
     thread = threading.get_ident()
 
     def manager(key: str, override: bool = False, dump: bool = False) -> Any:
         mine = threading.get_ident() == thread and not (override or dump)
-        return _manager(folder, key) if mine else others(key, override=override, dump=dump)
+        return _manager(folder, key) if mine else default_manager(key, override=override, dump=dump)
 
     with triton.knobs.cache.scope(), triton.knobs.compilation.scope():
         triton.knobs.cache.manager_class = manager

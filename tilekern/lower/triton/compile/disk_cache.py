@@ -38,7 +38,7 @@ def folder() -> Path | None:
 
 
 def key(parts: Iterable[str]) -> str:
-    """The name of the entry for `parts`, a hash of them."""
+    """The name of the entry for `parts`: a hash of all parts."""
     digest = hashlib.sha256()
     for part in (FORMAT, *parts):
         # The length in front keeps ("ab", "c") and ("a", "bc") apart.
@@ -47,7 +47,7 @@ def key(parts: Iterable[str]) -> str:
 
 
 def load(name: str, names: Iterable[str]) -> dict[str, bytes] | None:
-    """Read the files `names` of entry `name`; None if one of them is missing or damaged."""
+    """The contents of the files `names` of entry `name`, by file; None if a file is missing or damaged."""
     path = _path(name)
     if path is None or not _is_private(path.parent):
         return None
@@ -101,7 +101,7 @@ def _replace(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _remove_oldest(directory: Path) -> None:
-    """Remove the oldest files, leftovers of killed processes among them, until the rest fits `MAX_BYTES`."""
+    """Remove the oldest files, leftovers of killed processes among them, until the remaining files fit `MAX_BYTES`."""
     with os.scandir(directory) as entries:
         files = [(entry.stat(), entry.path) for entry in entries if entry.is_file()]
     excess = sum(status.st_size for status, _ in files) - MAX_BYTES

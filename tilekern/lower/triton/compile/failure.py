@@ -63,7 +63,7 @@ def quiet() -> Generator[None]:
 
 
 class _Buffered(io.TextIOBase):
-    """A stream that keeps the text of one thread, and passes on that of the others."""
+    """A stream that keeps the text of one thread, and passes on the text of other threads."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.text, self.thread = stream, io.StringIO(), threading.get_ident()
@@ -84,8 +84,8 @@ def _lines(error: Exception, text: str, file: str, messages: str, ptx: str) -> l
         if function and hasattr(node, "lineno") and function in text:
             lines.append(text[: text.index(function)].count("\n") + getattr(node, "lineno", 1))
     lines += map(int, re.findall(rf"{re.escape(file)}:(\d+):\d+: error", messages))  # a pass
-    if found := re.search(r"\.ptx, line (\d+)", str(error)):  # the assembler; the PTX names its source in comments
-        above = "\n".join(ptx.splitlines()[: int(found[1])])
+    if location := re.search(r"\.ptx, line (\d+)", str(error)):  # the assembler; the PTX names its source in comments
+        above = "\n".join(ptx.splitlines()[: int(location[1])])
         lines += map(int, re.findall(rf"\.loc.*{re.escape(file)}:(\d+):", above)[-1:])
     return lines
 
@@ -96,7 +96,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _message(error: Exception, messages: str) -> str:
-    """The most specific message: that of the innermost cause, or of the pass that failed."""
+    """The most specific message: the innermost cause's, or the message of the pass that failed."""
     innermost = _causes(error)[-1]
     text = getattr(innermost, "error_message", None) or str(innermost)
     reasons: list[str] = re.findall(r"error: (.*)", messages)
@@ -157,10 +157,10 @@ def _stderr_of(call: Callable[[], object]) -> str:
 
 @contextlib.contextmanager
 def _standard_error_to(descriptor: int) -> Generator[None]:
-    kept = os.dup(2)
+    original = os.dup(2)
     try:
         os.dup2(descriptor, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(original, 2)
+        os.close(original)

@@ -45,7 +45,7 @@ def measure(binary: Binary, chip: Chip) -> Resources:
     if chip.vendor is AMD:
         return amd_resources.measure(binary, chip)
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", binary.report)
-    registers = max(int(found) for found in re.findall(r"Used (\d+) registers", binary.report))
+    registers = max(int(count) for count in re.findall(r"Used (\d+) registers", binary.report))
     threads, columns = 32 * binary.num_warps, binary.tensor_columns
     return Resources(
         registers=registers,
@@ -61,10 +61,10 @@ def measure(binary: Binary, chip: Chip) -> Resources:
 def occupancy(registers: int, shared_bytes: int, threads: int, chip: Chip, tensor_columns: int = 0) -> float:
     """The fraction of the threads of a multiprocessor of NVIDIA that programs of this size can fill.
 
-    The rules are those of `cuda_occupancy.h` of the CUDA toolkit for capabilities 8.x to 10.x. Warps get registers in
+    The rules follow `cuda_occupancy.h` of the CUDA toolkit for capabilities 8.x to 10.x. Warps get registers in
     units of 256, from four equal parts of the register file. Programs get shared memory in units of 128 bytes, and the
-    system takes 1 KiB for each program. A program waits where it allocates tensor memory that others hold (PTX ISA,
-    "tcgen05.alloc").
+    system takes 1 KiB for each program. A program waits where it allocates tensor memory that other programs hold
+    (PTX ISA, "tcgen05.alloc").
     """
     warps = cdiv(threads, 32)
     of_warp = round_up(registers * 32, 256)
@@ -112,7 +112,7 @@ def check_fits(binary: Binary, program: Program, chip: Chip) -> None:
         raise _too_much(name, chip, "columns of tensor memory", columns, TENSOR_COLUMNS, loc, "make the blocks smaller")
     if binary.shared_bytes > chip.shared_bytes:
         users = sorted(allocations(binary.text("ttgir")), key=lambda user: -user.nbytes)
-        bill = [*(_item(user, program) for user in users[:_BILLED]), _rest(users, binary.shared_bytes)]
+        bill = [*(_item(user, program) for user in users[:_BILLED]), _unlisted(users, binary.shared_bytes)]
         loc = program.lines.get(users[0].line, loc) if users else loc
         fix = "make the blocks smaller"
         if program.num_stages > 1:
@@ -141,19 +141,21 @@ def _item(user: Allocation, program: Program) -> str:
     return f"{user.nbytes:,} bytes: {shape} {user.dtype}{place}"
 
 
-def _rest(users: list[Allocation], shared_bytes: int) -> str:
+def _unlisted(users: list[Allocation], shared_bytes: int) -> str:
     """The last line of the bill: the difference between the sum of the lines above and the total."""
-    rest = shared_bytes - sum(user.nbytes for user in users[:_BILLED])
-    if rest < 0:
+    unlisted_bytes = shared_bytes - sum(user.nbytes for user in users[:_BILLED])
+    if unlisted_bytes < 0:
         return "(buffers that are never in use together share their place)"
-    return f"{rest:,} bytes: smaller buffers, reductions, changes of layout"
+    return f"{unlisted_bytes:,} bytes: smaller buffers, reductions, changes of layout"
 
 
 def allocations(ttgir: str) -> list[Allocation]:
     """The buffers in shared memory that a program allocates, in program order."""
     locs = dict(re.findall(r"^(#loc\d*) = (loc\(.*)$", ttgir, re.MULTILINE))
-    found = re.findall(r"= ttg\.local_alloc .*!ttg\.memdesc<((?:\d+x)+)(\w+),.* loc\((#loc\d*)\)$", ttgir, re.MULTILINE)
-    return [_allocation(shape, dtype, _line(loc, locs)) for shape, dtype, loc in found]
+    buffers = re.findall(
+        r"= ttg\.local_alloc .*!ttg\.memdesc<((?:\d+x)+)(\w+),.* loc\((#loc\d*)\)$", ttgir, re.MULTILINE
+    )
+    return [_allocation(shape, dtype, _line(loc, locs)) for shape, dtype, loc in buffers]
 
 
 def _allocation(shape: str, dtype: str, line: int) -> Allocation:

@@ -48,8 +48,8 @@ def triton(module: str = "") -> Any:
 
 def check_version(version: str) -> None:
     """Refuse a Triton that tilekern was not tested with."""
-    found = _release(version)
-    if found and OLDEST <= found < BEYOND:
+    release = _release(version)
+    if release and OLDEST <= release < BEYOND:
         return
     raise DependencyError(
         "this version of Triton is not supported",
@@ -60,18 +60,18 @@ def check_version(version: str) -> None:
 
 
 def has_clusters() -> bool:
-    """True if the installed Triton compiles programs for clusters; also without one, where programs are only read."""
+    """True if the installed Triton compiles programs for clusters, or if no Triton is installed to compile them."""
     try:
-        found = _release(importlib.metadata.version("triton"))
+        release = _release(importlib.metadata.version("triton"))
     except importlib.metadata.PackageNotFoundError:
         return True
-    return found is not None and found >= CLUSTERS
+    return release is not None and release >= CLUSTERS
 
 
 def _release(version: str) -> tuple[int, int] | None:
-    """The first two numbers of a version; None if it has none."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else None
+    """The first two numbers of a version: (3, 6) for "3.6.0"; None if it does not begin with two numbers."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
 
 
 def identity(chip: Chip) -> list[str]:
@@ -110,19 +110,19 @@ def ptxas(capability: int) -> Any:
     """The assembler that Triton calls for a capability, with `path` and `version` (the release of CUDA).
 
     Raises:
-      DependencyError: the environment names one that does not run, for which Triton would quietly take its own.
+      DependencyError: the environment names an assembler that does not run; Triton would quietly take its own.
     """
-    found = triton("backends.nvidia.compiler").get_ptxas(capability)
+    assembler = triton("backends.nvidia.compiler").get_ptxas(capability)
     variable = ptxas_variable(capability)
     asked = os.environ.get(variable)
-    if asked and asked != found.path and Path(found.path).is_relative_to(Path(triton().__file__).parent):
+    if asked and asked != assembler.path and Path(assembler.path).is_relative_to(Path(triton().__file__).parent):
         raise DependencyError(
             f"{variable} names no assembler that runs",
             expected="the path of a ptxas, which prints its release when it is called with --version",
             got=f"{variable}={asked}",
-            fix=f"correct or unset it: Triton has a ptxas of CUDA {found.version}",
+            fix=f"correct or unset it: Triton has a ptxas of CUDA {assembler.version}",
         )
-    return found
+    return assembler
 
 
 def ptxas_variable(capability: int) -> str:

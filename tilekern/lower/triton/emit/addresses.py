@@ -38,7 +38,7 @@ class Addresses:
 
     @property
     def all_out_of_bounds(self) -> bool:
-        """True if no lane can be in bounds: the array is empty, or the interval of a position lies outside of it."""
+        """True if no lane can be in bounds: the array is empty, or the interval of a position lies outside."""
         shape = self._op.extents
         reaches = [self._reach(dim) for dim in self._op.access.dims]
         return any(
@@ -91,8 +91,8 @@ class Addresses:
                 where = f"tl.full(({dim.size},), {where}, {'tl.int64' if self._wide else 'tl.int32'})"
             return where if where.isidentifier() else self._bind("rows", where)
         lanes = f"tl.arange(0, {dim.size}).to(tl.int64)" if self._wide else f"tl.arange(0, {dim.size})"
-        (name, *others) = [self._operands[t.operand].text for t in dim.position.terms] or [""]
-        hint = f"{name}_lanes" if name.isidentifier() and not others else "lanes"
+        (name, *more_texts) = [self._operands[t.operand].text for t in dim.position.terms] or [""]
+        hint = f"{name}_lanes" if name.isidentifier() and not more_texts else "lanes"
         return self._bind(hint, lanes if where == "0" else f"{where} + {lanes}")
 
     def _unsqueezed(self, vector: str, number: int) -> str:
@@ -133,7 +133,7 @@ class Addresses:
         return text
 
     def _reach(self, dim: Dim) -> tuple[int | None, int | None]:
-        """The first and the last element that the access may touch along a dim; None for unknown ones."""
+        """The first and the last element that the access may touch along a dim, each None if it is unknown."""
         where = position_interval(dim.position, self._intervals)
         if where is None:
             return None, None

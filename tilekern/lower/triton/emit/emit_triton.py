@@ -56,7 +56,7 @@ class Emitter:
     Args:
       func: a legal Func.
       memory: buffers of the Func.
-      names: names in use, those of the parameters among them.
+      names: names in use, the parameters' names among them.
 
     Attributes:
       debug: statements of `tk.debug_print` and `tk.device_assert`.
@@ -107,8 +107,8 @@ class Emitter:
         self, axes: Sequence[Axis], program: str = "tl.program_id(0)", order: Sequence[int] | None = None
     ) -> None:
         """Assign the index along each axis of a grid, from the number of the program; the last in order is fastest."""
-        given = list(zip(self._func.body.args, axes, strict=True))
-        pairs = given if order is None else [given[n] for n in order]
+        arg_axes = list(zip(self._func.body.args, axes, strict=True))
+        pairs = arg_axes if order is None else [arg_axes[n] for n in order]
         hints = tuple(self.names.fresh(arg.name) if axis.tiles > 1 else "" for arg, axis in pairs)
         for name, (arg, axis) in zip(hints, pairs, strict=True):
             self._env[arg] = Expr(name, ()) if axis.tiles > 1 else self._zero()
@@ -189,8 +189,8 @@ class Emitter:
 
     def _name(self, op: Op, text: Expr, variables: tuple[str, ...]) -> None:
         hint = variables[0] if len(variables) == 1 else op.hint or _DEFAULT_NAMES.get(type(op), "x")
-        target, others = self._targets.get(op.result, ("", ()))
-        read = any(re.search(rf"\b{target}\b", self._env[v].text) for v in others) if target else False
+        target, siblings = self._targets.get(op.result, ("", ()))
+        read = any(re.search(rf"\b{target}\b", self._env[v].text) for v in siblings) if target else False
         name = self.names.fresh(hint) if read or not target else target
         self.writer.line(f"{name} = {text.text}", op.loc)
         self._env[op.result] = Expr(name, text.shape)
@@ -252,7 +252,7 @@ class Emitter:
         self._scopes[-1].carried.update(op.results)
 
     def _bounds(self, op: Fold) -> tuple[str, str]:
-        """The first tile and the one behind the last; the fold's bounds are elements, clamped to the extent."""
+        """The first tile and the tile behind the last one; the fold's bounds are elements, clamped to the extent."""
         first, last = self._tiles(op, op.start, up=False), self._tiles(op, op.stop, up=True)
         return self._named("first", first), self._named("last", last)
 
@@ -333,9 +333,9 @@ def _last_users(func: Func) -> dict[Value, Op]:
     users: dict[Value, Op] = {}
 
     def visit(block: Block) -> None:
-        made = {v for op in block.ops for v in op.results}
+        defined = {v for op in block.ops for v in op.results}
         for op in block.ops:
-            users.update((v, op) for v in op.operands if v in made)
+            users.update((v, op) for v in op.operands if v in defined)
             for region in op.regions:
                 visit(region)
 
@@ -344,7 +344,7 @@ def _last_users(func: Func) -> dict[Value, Op]:
 
 
 def _fused_dots(func: Func, uses: Counter[Value], last_users: dict[Value, Op]) -> dict[Op, Dot]:
-    """Additions of a dot that has no other use; the dot takes the other operand as its accumulator."""
+    """Maps each addition of a dot without other uses to the dot, whose accumulator becomes the second summand."""
     fused: dict[Op, Dot] = {}
     for op in func.walk():
         if not isinstance(op, Dot) or uses[op.result] != 1:

@@ -67,7 +67,7 @@ def whole(x: Expr, tile: TileType) -> str:
 
 
 def _full(shape: tuple[int, ...], x: Expr, dtype: DType) -> str:
-    """A tile of one number. Triton has no literals of 8-bit floats, so these are made from their bits."""
+    """A tile of one number. Triton has no literals of 8-bit floats, so an 8-bit float is cast from its bits."""
     if x.number is not None and is_float8(dtype):
         bits = int(x.number.view(np.uint8))
         return f"tl.full({shape_text(shape)}, {bits}, tl.uint8).to({dtype_text(dtype)}, bitcast=True)"
@@ -141,14 +141,14 @@ def _elementwise(op: Elementwise, operands: Sequence[Expr]) -> Expr:
 def _binary(symbol: str, operands: Sequence[Expr], dtype: DType) -> str:
     left, right = operands
     # Python would fold two literals.
-    both = left.number is not None and right.number is not None
-    first = typed(left, dtype) if both or _is_inexact(left) else left.operand
+    two_literals = left.number is not None and right.number is not None
+    first = typed(left, dtype) if two_literals or _is_inexact(left) else left.operand
     second = typed(right, dtype) if _is_inexact(right) else right.operand
     return f"{first} {symbol} {second}"
 
 
 def _is_inexact(x: Expr) -> bool:
-    """True if a literal would lose digits: Triton converts float64 literals by way of float32."""
+    """True if a literal would lose digits: Triton converts float64 literals through float32."""
     return x.number is not None and x.number.dtype == F64 and float(np.float32(x.number)) != float(x.number)
 
 
@@ -239,7 +239,7 @@ def _reshape(op: Reshape, text: str) -> str:
 
 
 def dot(op: Dot, texts: Sequence[str], acc: str = "") -> str:
-    """The product of two tiles, added to an accumulator if one is given.
+    """The product of two tiles, added to the accumulator `acc` unless that is "".
 
     The options override Triton's defaults, which break our contracts: float32 would be rounded to TF32, and 8-bit
     floats would accumulate with fewer bits on sm_90.

@@ -36,10 +36,10 @@ class LoopBounds(Sums):
             x, y = map(self.of, op.operands)
             extreme = min if op.function == "min" else max
             return extreme(x, y, key=lambda side: side.const) if x.strides == y.strides else None
-        found = super().computed(value)
-        if found is None or not _is_plain(found):
+        total = super().computed(value)
+        if total is None or not _is_plain(total):
             return None
-        return Sum({digit: stride for digit, stride in found.strides.items() if stride}, found.const)
+        return Sum({digit: stride for digit, stride in total.strides.items() if stride}, total.const)
 
 
 def _is_plain(total: Sum) -> bool:

@@ -1,4 +1,4 @@
-"""Buffers of a kernel, and the loads, stores and atomic updates of them as statements."""
+"""Buffers of a kernel, and the statements that load, store and update their elements."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Memory:
     """The buffers of a kernel, and the statements that access them.
 
     Attributes:
-      arguments: parameters of the entry function, those of operands first.
+      arguments: parameters of the entry function, operands first.
       operands: for each operand, the number of its input.
       results: results of the call, one for each output of the Func.
     """
@@ -62,12 +62,12 @@ class Memory:
     def _add_operands(self, names: Names) -> None:
         for place, param in enumerate(self._func.inputs):
             users = [op for op in self._func.walk() if isinstance(op, MemoryOp) and op.ref is param]
-            wanted = dict.fromkeys(self._copies.get(op) for op in users)
+            copies = dict.fromkeys(self._copies.get(op) for op in users)
             if param.ref.role == "inout":
                 # The result's buffer starts as a copy of this operand, which the kernel itself does not access.
                 self._operand(place, Argument(names.fresh(f"{param.name}_before"), param.ref.dtype))
                 continue
-            for copy in wanted:
+            for copy in copies:
                 if copy is None:
                     self._pointers[param] = names.fresh(f"{param.name}_ptr")
                     self._operand(place, Argument(self._pointers[param], param.ref.dtype))
@@ -132,8 +132,8 @@ class Memory:
         pointer, mask = self.address(host, op)
         text = f"tl.load({pointer})"
         if mask:
-            other = host.expr(op.fill) if op.fill is not None else None
-            text = f"tl.load({pointer}, mask={mask}, other={_other(other, tile.dtype)})"
+            fill_expr = host.expr(op.fill) if op.fill is not None else None
+            text = f"tl.load({pointer}, mask={mask}, other={_fill_text(fill_expr, tile.dtype)})"
         return Expr(text, tile.shape)
 
     def write(self, host: Host, op: Store | Atomic) -> None:
@@ -162,7 +162,7 @@ class Memory:
     def _accumulate(self, host: Host, op: Atomic, value: str) -> None:
         """Add to the program's partial sum, or store if an element gets one summand.
 
-        Gathered lanes take turns, because two of them may be one element.
+        Gathered lanes take turns, because two lanes may name the same element.
         """
         pointer, mask = self.address(host, op)
         wide = self.results[self._func.outputs.index(op.ref)].dtype
@@ -174,8 +174,8 @@ class Memory:
             return
         host.writer.line("tl.debug_barrier()", op.loc)
         if not gathers:
-            other = ", other=0" if mask else ""
-            host.writer.line(f"tl.store({pointer}, tl.load({pointer}{masked}{other}) + {value}{masked})", op.loc)
+            fill = ", other=0" if mask else ""
+            host.writer.line(f"tl.store({pointer}, tl.load({pointer}{masked}{fill}) + {value}{masked})", op.loc)
             return
         shape = op.value.tile.shape
         turns = [host.names.fresh("turn") for _ in gathers]
@@ -204,7 +204,7 @@ class Memory:
             self._turns(host, op, rest, pointer, tile, only)
 
     def order(self, host: Host, op: Op) -> None:
-        """Emit the barrier in front of an op behind which other threads see what was written before."""
+        """Emit the barrier in front of an op, if it needs one: behind it, threads see what all others wrote before."""
         if op in self._barriers:
             host.writer.line("tl.debug_barrier()", op.loc)
 
@@ -247,7 +247,7 @@ def _tile_dims(op: MemoryOp) -> list[Dim]:
     return [op.access.dims[n] for n in op.access.kept]
 
 
-def _other(fill: Expr | None, dtype: DType) -> str:
+def _fill_text(fill: Expr | None, dtype: DType) -> str:
     """The value of lanes that are masked off."""
     if fill is None:
         return "0.0" if kind_of(dtype) == "float" else "0"

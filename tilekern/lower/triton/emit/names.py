@@ -22,10 +22,10 @@ class Names:
         self._used: set[str] = set()
 
     def copy(self) -> Names:
-        """The same names in use, from which names are handed out independently."""
-        other = Names()
-        other._used = set(self._used)
-        return other
+        """A copy with the same names in use, which hands out names independently."""
+        copy = Names()
+        copy._used = set(self._used)
+        return copy
 
     def fresh(self, hint: str) -> str:
         """A name like `hint`, with a number behind it if `hint` is taken."""

@@ -74,11 +74,11 @@ def prelude(text: str) -> str:
     frontier = text
     while True:
         words = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", frontier))
-        found = {name for name in available if name in words and name not in needed}
-        if not found:
+        called = {name for name in available if name in words and name not in needed}
+        if not called:
             break
-        needed |= found
-        frontier = "".join(available[name] for name in found)
+        needed |= called
+        frontier = "".join(available[name] for name in called)
     return "".join(f"\n{definition}" for name, definition in available.items() if name in needed)
 
 

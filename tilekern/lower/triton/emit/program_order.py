@@ -24,20 +24,20 @@ def decode_program_id(
         return
     program = fresh("program")
     yield f"{program} = {number}"
-    rest = program
+    undecoded = program
     while long:
         axis, name = long.pop()
         grouped = bool(long) and long[-1][0].group > 0
         count = axis.tiles * (long[-1][0].tiles if grouped else 1)
-        within = f"{rest} % {count}" if len(long) > grouped else rest
+        within = f"{undecoded} % {count}" if len(long) > grouped else undecoded
         if grouped:
             yield from _grouped((long.pop(), (axis, name)), within, fresh)
         else:
             yield f"{name} = {_from_end(axis, within)}"
-        rest = f"{rest} // {count}"
+        undecoded = f"{undecoded} // {count}"
         if len(long) > 1:
-            yield f"{program} = {rest}"
-            rest = program
+            yield f"{program} = {undecoded}"
+            undecoded = program
 
 
 def _from_end(axis: Axis, index: str) -> str:

@@ -6,7 +6,7 @@ as x ^ (x ^ y). The exclusive or in parentheses is a reduction along the dim: Tr
 shuffles or through shared memory, as the layout asks. A gather would be a shuffle for every pair of registers.
 
 Stage s sorts groups of 2^s elements. The stages are a loop whose body skips the dims that a stage does not have, so the
-code of N steps serves for all N (N + 1) / 2 of them.
+code of N steps serves for all N (N + 1) / 2 steps.
 
 An element is one integer word or several; the first word is the most significant. Every other group must descend: its
 bits are flipped before the stage and after it.
@@ -68,15 +68,15 @@ class _Elements:
             text = f"(y{n} < x{n}) | ((y{n} == x{n}) & ({text}))"
         return text
 
-    def each(self, line: str) -> str:
-        """A line for each word, with `{x}` and `{y}` for its variables."""
+    def per_word(self, line: str) -> str:
+        """A line for per_word word, with `{x}` and `{y}` for its variables."""
         return "".join(f"    {line.format(x=f'x{n}', y=f'y{n}')}\n" for n in range(self.count))
 
 
 def networks(count: int) -> dict[str, str]:
     """The functions for elements of `count` words, by name.
 
-    For N words `x0`, ..., each [rows, 2^n], `sortN(x0, ..., n)` returns the last word of each sorted line, and
+    For N words `x0`, ..., per_word [rows, 2^n], `sortN(x0, ..., n)` returns the last word of per_word sorted line, and
     `leastN(x0, ..., n, m)` the last word of its 2^m least elements, sorted.
     """
     texts = (*_steps(_Elements(count)), *_lines(_Elements(count)))
@@ -85,28 +85,28 @@ def networks(count: int) -> dict[str, str]:
 
 def _steps(elements: _Elements) -> tuple[str, str, str]:
     """The functions `lesser`, `exchange` and `merge`: parts of a stage."""
-    count, x, y, less, each = elements.count, elements.x, elements.y, elements.less, elements.each
+    count, x, y, less, per_word = elements.count, elements.x, elements.y, elements.less, elements.per_word
     lesser = f"""
 @triton.jit
 def lesser{count}({x}, {y}):
     less = {less}
-{each("{x} = tl.where(less, {y}, {x})")}    return {x}
+{per_word("{x} = tl.where(less, {y}, {x})")}    return {x}
 """
     exchange = f"""
 @triton.jit
 def exchange{count}({x}, N: tl.constexpr, BIT: tl.constexpr):
-{each("{y} = {x} ^ tl.xor_sum({x}, N - BIT, keep_dims=True)")}    less = {less}
+{per_word("{y} = {x} ^ tl.xor_sum({x}, N - BIT, keep_dims=True)")}    less = {less}
     swap = less != (lane_bit(N, BIT) != 0)
-{each("{x} = tl.where(swap, {y}, {x})")}    return {x}
+{per_word("{x} = tl.where(swap, {y}, {x})")}    return {x}
 """
     merge = f"""
 @triton.jit
 def merge{count}({x}, stage, N: tl.constexpr, MOST: tl.constexpr):
     flip = 0 - ((lane_numbers(N) >> stage) & 1)
-{each("{x} ^= flip.to({x}.dtype)")}    for n in tl.static_range(MOST):
+{per_word("{x} ^= flip.to({x}.dtype)")}    for n in tl.static_range(MOST):
         if stage >= MOST - n:
             {x} = exchange{count}({x}, N, MOST - 1 - n)
-{each("{x} ^= flip.to({x}.dtype)")}    return {x}
+{per_word("{x} ^= flip.to({x}.dtype)")}    return {x}
 """
     return lesser, exchange, merge
 
@@ -115,7 +115,7 @@ def _lines(elements: _Elements) -> tuple[str, str]:
     """The functions `sort` and `least`, of whole lines."""
     count, x = elements.count, elements.x
     last = f"x{count - 1}"
-    view = elements.each("{x} = tl.reshape({x}, [{x}.shape[0]] + [2] * N)")
+    view = elements.per_word("{x} = tl.reshape({x}, [{x}.shape[0]] + [2] * N)")
     sort = f"""
 @triton.jit
 def sort{count}({x}, N: tl.constexpr):
@@ -143,7 +143,7 @@ def least{count}({x}, N: tl.constexpr, KEPT: tl.constexpr):
 
 def networks_called(text: str) -> dict[str, str]:
     """The functions of this module that a text calls, directly or not."""
-    found: dict[str, str] = {}
+    functions: dict[str, str] = {}
     for count in sorted({int(n) for n in re.findall(r"(?<![\w.])(?:sort|least)([1-9]\d*)\(", text)}):
-        found |= networks(count)
-    return found
+        functions |= networks(count)
+    return functions

@@ -39,17 +39,17 @@ def sorting(op: Sort | TopK, texts: Sequence[str]) -> str:
     ]
     if isinstance(op, Sort) and op.pick < count:
         (key,) = keys
-        found = f"sort1({_word(keys)}, {depth})"
-        return found if key.width > 16 else f"{found}.to(tl.int16)"
+        call = f"sort1({_word(keys)}, {depth})"
+        return call if key.width > 16 else f"{call}.to(tl.int16)"
     if isinstance(op, TopK):
         keys = [_Field(f"(~{key.text})", key.width) for key in keys]
     place = _Field(f"tl.broadcast_to(tl.arange(0, {shape[1]})[None, :], {shape_text(shape)})", _width(depth), False)
     words = _words([*keys, place])
     name, depths = ("sort", f"{depth}") if isinstance(op, Sort) else ("least", f"{depth}, {_depth(op)}")
-    found = f"{name}{len(words)}({', '.join(map(_word, words))}, {depths})"
+    call = f"{name}{len(words)}({', '.join(map(_word, words))}, {depths})"
     if len(words[-1]) == 1:
-        return found
-    return f"({found} & 65535).to(tl.int32)" if place.width == 16 else f"{found}.to(tl.int32)"
+        return call
+    return f"({call} & 65535).to(tl.int32)" if place.width == 16 else f"{call}.to(tl.int32)"
 
 
 def _depth(op: TopK) -> int:
@@ -73,11 +73,11 @@ def _words(fields: Sequence[_Field]) -> list[list[_Field]]:
 
 def _word(fields: Sequence[_Field]) -> str:
     """A word of fields, the first in the highest bits; the other fields are made unsigned."""
-    first, *others = fields
+    first, *lower_fields = fields
     total = sum(f.width for f in fields)
     dtype = "tl.int32" if total <= 32 else "tl.int64"
     text = first.text if first.width == total > 16 else f"{first.text}.to({dtype})"
-    for field in others:
+    for field in lower_fields:
         raised = f"{field.text}.to({dtype})" + (f" + {1 << (field.width - 1)}" if field.signed else "")
         text = f"(({text} << {field.width}) | ({raised}))"
     return text

@@ -111,21 +111,25 @@ class Writer:
 
         An empty block gets a `pass`.
         """
-        kept = list(zip(self.lines, self._places, strict=True))
+        live = list(zip(self.lines, self._places, strict=True))
         while True:
-            words = Counter(word for text, _ in kept for word in re.findall(r"[A-Za-z_]\w*", code_of(text)))
-            read = [line for line in kept if not (m := _ASSIGNMENT.match(line[0])) or words[m.group(1)] > 1]
-            if len(read) == len(kept):
+            words = Counter(word for text, _ in live for word in re.findall(r"[A-Za-z_]\w*", code_of(text)))
+            read = [line for line in live if not (m := _ASSIGNMENT.match(line[0])) or words[m.group(1)] > 1]
+            if len(read) == len(live):
                 break
-            kept = read
-        said = [
+            live = read
+        commented = [
             line
-            for line, behind in pairwise([*kept, ("#", UNKNOWN)])
-            if not (line[0].lstrip().startswith("#") and behind[0].lstrip().startswith("#"))
+            for line, next_line in pairwise([*live, ("#", UNKNOWN)])
+            if not (line[0].lstrip().startswith("#") and next_line[0].lstrip().startswith("#"))
         ]
         filled: list[tuple[str, Loc]] = []
-        for line, behind in pairwise([*said, ("", UNKNOWN)]):
+        for line, next_line in pairwise([*commented, ("", UNKNOWN)]):
             filled.append(line)
-            if line[0].endswith(":") and not line[0].lstrip().startswith("#") and _depth(behind[0]) <= _depth(line[0]):
+            if (
+                line[0].endswith(":")
+                and not line[0].lstrip().startswith("#")
+                and _depth(next_line[0]) <= _depth(line[0])
+            ):
                 filled.append((" " * (_depth(line[0]) + 4) + "pass", line[1]))
         self.lines, self._places = [text for text, _ in filled], [place for _, place in filled]

@@ -5,7 +5,7 @@ __main__             the child: receives a program, runs it, sends its results
 launch               one launch: buffers, arguments, the programs of the grid
 memory               buffers at addresses of their own; every access is checked
 triton_interpreter   Triton's own interpreter
-corrections          the corrections, all of them:
+corrections          applies all corrections:
   syntax             Python's control flow on tiles
   accesses           loads, stores and atomic operations on checked memory
   floats             bfloat16 and float8, conversions between numbers

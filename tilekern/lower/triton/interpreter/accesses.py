@@ -81,11 +81,11 @@ CORRECTIONS: tuple[Correction, ...] = (_access_checked_memory, _update_checked_m
 
 
 def _swap(old: Array, value: Array, expected: Array) -> Array:
-    """Compare and swap: `value` where the bits of the old element equal those of `expected`."""
+    """Compare and swap: `value` where the old element has the bits of `expected`; elsewhere the old element."""
     bits = f"u{old.dtype.itemsize}"
     return np.where(old.view(bits) == expected.view(bits), value, old)
 
 
 def _array(mask: Any) -> Array | None:
-    """A mask as an array. In 3.6.0 a descriptor's mask is one already; other accesses have a value."""
+    """A mask as an array. In 3.6.0 a descriptor's mask is an array already; other accesses have a handle."""
     return None if mask is None else np.asarray(mask.data, np.bool_)

@@ -50,7 +50,7 @@ def _multiply_matrices(triton: TritonInterpreter) -> None:
 
 def _dot(x: Array, y: Array, acc: Array) -> Array:
     if kind_of(x.dtype) != "float":
-        # Float64 holds products of bytes, and sums of 2³⁷ of them, exactly.
+        # Float64 holds products of bytes, and sums of 2³⁷ products, exactly.
         return acc + np.matmul(x.astype(F64), y.astype(F64)).astype(np.int64).astype(acc.dtype)
     wide = F64 if x.dtype == F64 else F32
     return (np.matmul(x.astype(wide), y.astype(wide)) + acc.astype(wide)).astype(acc.dtype)
@@ -64,14 +64,14 @@ def _tf32(x: Array) -> Array:
 
 
 def _gather_inside(triton: TritonInterpreter) -> None:
-    """`tl.gather` raises an error for indices outside the tile; NumPy would count negative ones from the end."""
+    """`tl.gather` raises an error for indices outside the tile; NumPy would count negative indices from the end."""
 
     def gather(self: Any, source: Any, indices: Any, axis: int) -> Any:
-        wanted, size = indices.data, source.data.shape[axis]
-        if ((wanted < 0) | (wanted >= size)).any():
-            wrong = wanted[(wanted < 0) | (wanted >= size)][0]
+        index, size = indices.data, source.data.shape[axis]
+        if ((index < 0) | (index >= size)).any():
+            wrong = index[(index < 0) | (index >= size)][0]
             raise OutOfBoundsError("tl.gather leaves the tile", expected=f"0 <= index < {size}", got=f"index={wrong}")
-        return triton.handle(np.take_along_axis(source.data, wanted, axis), source.dtype)
+        return triton.handle(np.take_along_axis(source.data, index, axis), source.dtype)
 
     triton.builder.create_gather = gather
 

@@ -1,7 +1,7 @@
 """Triton's interpreter, with all corrections that it needs.
 
-A correction replaces methods of Triton's `InterpreterBuilder`, or functions of `triton.language`. Its docstring says
-what is wrong, and in which of the versions 3.6.0 and 3.9.0; a test fails without it.
+A correction replaces methods of Triton's `InterpreterBuilder`, or functions of `triton.language`. Its docstring names
+the wrong behaviour, and the versions that have it, of 3.6.0 and 3.9.0; a test fails without the correction.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tilekern.lower.triton.interpreter.triton_interpreter import Correction, Tri
 def correct() -> TritonInterpreter:
     """Import Triton, which must find TRITON_INTERPRET=1 in the environment, and correct its interpreter.
 
-    The functions of `triton.language` become those of the interpreter for good. Triton replaces them around each call,
-    which takes longer than most programs.
+    The interpreter's functions replace the functions of `triton.language` for good. Triton itself replaces and restores
+    them at each call, which takes longer than most programs.
     """
     language: Any = import_module("triton.language")
     triton = TritonInterpreter(language, import_module("triton.runtime.interpreter"))

@@ -16,7 +16,7 @@ _LARGEST = {DTYPES["f8e4m3fn"]: 448.0, DTYPES["f8e5m2"]: 57344.0}
 
 
 def _hold_numbers(triton: TritonInterpreter) -> None:
-    """bfloat16 and float8 tiles are arrays of these dtypes, so NumPy's functions compute and round once.
+    """Tiles of bfloat16 and float8 are arrays of their own dtype, so NumPy's functions compute and round once.
 
     Triton's interpreter (3.6.0, 3.9.0) holds their bits as unsigned integers, and adds, compares, sorts and reduces
     these integers.
@@ -70,9 +70,8 @@ CORRECTIONS: tuple[Correction, ...] = (_hold_numbers, _have_bfloat16_constants, 
 def convert(x: Array, dtype: DType) -> Array:
     """Convert numbers to another dtype: floats round to nearest even, float8 saturates, integers wrap around.
 
-    Source for numbers that do not fit: PTX ISA, "cvt". Triton converts to float8 by `cvt.rn.satfinite`, which turns
-      ±inf
-    into the largest finite number, too.
+    Source for numbers that do not fit: PTX ISA, "cvt". Triton converts to float8 by `cvt.rn.satfinite`, which
+    turns ±inf into the largest finite number, too.
     """
     if kind_of(dtype) != "float":
         return _integers(x, dtype) if kind_of(x.dtype) == "float" else x.astype(dtype)

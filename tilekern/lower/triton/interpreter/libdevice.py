@@ -83,8 +83,8 @@ SYMBOLS: dict[str, Callable[..., Any]] = {
 def _have_libdevice(triton: TritonInterpreter) -> None:
     """Functions of CUDA's library run, with the library's choice by dtype.
 
-    Triton's interpreter (3.6.0, 3.9.0) raises NotImplementedError for them. Those of `triton.language.extra.libdevice`,
-    which the compiler replaces by the functions for the GPU, return None.
+    Triton's interpreter (3.6.0, 3.9.0) raises NotImplementedError for them. The functions of
+    `triton.language.extra.libdevice`, which the compiler replaces by the GPU's functions, return None.
     """
 
     def call(self: Any, library: str, path: str, symbol: str, operands: list[Any], dtype: Any, pure: bool) -> Any:

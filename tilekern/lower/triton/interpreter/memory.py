@@ -98,14 +98,14 @@ class Memory:
         self._buffers.append(buffer)
         return buffer
 
-    def load(self, pointers: Array, mask: Array | None, other: Array | None, dtype: DType) -> Array:
-        """Load the elements at `pointers`. Masked lanes get `other`, or poison; on a GPU they are undefined."""
+    def load(self, pointers: Array, mask: Array | None, fill: Array | None, dtype: DType) -> Array:
+        """Load the elements at `pointers`. Masked lanes get `fill`, or poison; on a GPU they are undefined."""
         active = None if mask is None or mask.all() else mask
-        found = self._find(pointers, active, dtype, "a load")
-        if found is None:
+        place = self._find(pointers, active, dtype, "a load")
+        if place is None:
             loaded = np.zeros(0, dtype)
         else:
-            buffer, elements = found
+            buffer, elements = place
             loaded = buffer.view(dtype)[elements]
             if buffer.owner is not None:
                 # Another program's store may come before or after this load.
@@ -116,21 +116,21 @@ class Memory:
                 self._check_order(buffer, elements, _numbers(pointers, active), "loaded")
         if active is None:
             return np.reshape(loaded, pointers.shape)
-        if other is None:
+        if fill is None:
             # For scalars, Triton's language (3.6.0, 3.9.0) drops an `other` that is 0.
             lanes = poison(pointers.shape, dtype) if pointers.size > 1 else np.zeros(pointers.shape, dtype)
         else:
-            lanes = np.broadcast_to(other, pointers.shape).astype(dtype)
+            lanes = np.broadcast_to(fill, pointers.shape).astype(dtype)
         lanes[active] = loaded
         return lanes
 
     def store(self, pointers: Array, values: Array, mask: Array | None) -> None:
         """Store values where the mask is True."""
         active = None if mask is None or mask.all() else mask
-        found = self._find(pointers, active, values.dtype, "a store")
-        if found is None:
+        place = self._find(pointers, active, values.dtype, "a store")
+        if place is None:
             return
-        buffer, elements = found
+        buffer, elements = place
         self._claim(buffer, elements, values.dtype)
         self._check_order(buffer, elements, _numbers(pointers, active), "stored")
         buffer.view(values.dtype)[elements] = _lanes(np.broadcast_to(values, pointers.shape), active)
@@ -141,10 +141,10 @@ class Memory:
         """Replace elements by `function(old, value, *more)`, lane by lane, and return the old elements."""
         active = None if mask is None or mask.all() else mask
         results = poison(pointers.shape, value.dtype)
-        found = self._find(pointers, active, value.dtype, "an update")
-        if found is None:
+        place = self._find(pointers, active, value.dtype, "an update")
+        if place is None:
             return results
-        buffer, elements = found
+        buffer, elements = place
         self._owner(buffer, value.dtype)[elements] = self.program
         self._check_order(buffer, elements, _numbers(pointers, active), "updated")
         data = buffer.view(value.dtype)
@@ -192,20 +192,20 @@ class Memory:
         raise OutOfBoundsError(f"{access} is outside {buffer.name}", expected=f"0 <= element < {count}", got=got)
 
     def _claim(self, buffer: Buffer, elements: Array, dtype: DType) -> None:
-        """Mark elements as stored by this program; raise `WriteConflictError` if another one has stored one of them."""
+        """Mark elements as stored by this program; raise `WriteConflictError` if another program has stored any."""
         owners = self._owner(buffer, dtype)
         owner = owners[elements]
         foreign = (owner != self.program) & (owner != _NOBODY)
         if foreign.any():
-            element, other = elements[foreign][0], owner[foreign][0]
-            got = f"program {self.program}, and program {other} before it"
+            element, earlier = elements[foreign][0], owner[foreign][0]
+            got = f"program {self.program}, and program {earlier} before it"
             raise WriteConflictError(f"two programs store element {element} of {buffer.name}", got=got)
         owners[elements] = self.program
 
     def _check_order(self, buffer: Buffer, elements: Array, lanes: Array, access: _Access) -> None:
-        """Note an access; raise `WriteConflictError` if a barrier is missing between it and one that it comes behind.
+        """Note an access; raise `WriteConflictError` if no barrier separates it from an access that it must follow.
 
-        The threads of a program share out the lanes of each access in a way of its own, so two may touch one element.
+        Each access shares out its lanes among the threads of a program in its own way. So two may touch one element.
         """
         for before in _BEHIND[access]:
             again = getattr(buffer, before)[elements] == self.phase

@@ -11,7 +11,7 @@ from tilekern.lower.triton.interpreter.triton_interpreter import Correction, Tri
 
 
 def _print_in_the_users_format(triton: TritonInterpreter) -> None:
-    """A program prints its values in the format of `tk.debug_print`, once for each of them.
+    """A program prints all values of a `tk.debug_print` at once, in the format of the `tk.debug_print`.
 
     Triton's interpreter (3.6.0, 3.9.0) prints label, program and value, nothing for a label without a value, and both
     characters of `%%`, which on the device is one percent sign.

@@ -16,7 +16,7 @@ _Combine = Callable[[list[Array], list[Array]], list[Array]]
 
 
 def _reduce_slices(triton: TritonInterpreter) -> None:
-    """`tl.reduce`, `tl.associative_scan`, and all functions made of them, combine slices of arrays.
+    """`tl.reduce`, `tl.associative_scan`, and all functions that call them, combine slices of arrays.
 
     Triton's interpreter (3.6.0, 3.9.0) calls the combining function for each element, which takes seconds for a tile,
     and leaves numbers that it assigns as Python numbers. Its short cuts differ from the functions that they replace: a
@@ -37,7 +37,7 @@ CORRECTIONS: tuple[Correction, ...] = (_reduce_slices,)
 
 
 def _on_tuples(triton: TritonInterpreter, input: Any, fold: Callable[[_Tensors], list[Array]]) -> Any:
-    """Reduce or scan one tensor, or a tuple of them; the results have the same dtypes."""
+    """Reduce or scan one tensor, or a tuple of tensors; the results have the same dtypes."""
     single = isinstance(input, triton.language.tensor)
     inputs: _Tensors = (input,) if single else tuple(input)
     results = tuple(triton.tensor(x, v.dtype) for x, v in zip(fold(inputs), inputs, strict=True))
@@ -75,7 +75,7 @@ def _number(value: Any) -> Any:
 
 
 def _direct_reduction(triton: TritonInterpreter, combine: Any, x: Array) -> np.ufunc | None:
-    """NumPy's function for `combine`, for the most frequent reductions; None for others.
+    """NumPy's function for `combine`, for the most frequent reductions; None for other reductions.
 
     Sums of narrow floats have none, because NumPy does not round them at each step.
     """
@@ -94,9 +94,9 @@ def _combiner(triton: TritonInterpreter, combine: Any, like: _Tensors) -> _Combi
         operands = [triton.tensor(x, v.dtype) for side in (left, right) for x, v in zip(side, like, strict=True)]
         result: Any = combine(*operands)
         results: _Tensors = (result,) if isinstance(result, triton.language.tensor) else tuple(result)
-        found, expected = [r.dtype for r in results], [v.dtype for v in like]
-        if found != expected:
-            raise TypeError(f"a combining function must return {expected}, got {found}")
+        dtypes, expected = [r.dtype for r in results], [v.dtype for v in like]
+        if dtypes != expected:
+            raise TypeError(f"a combining function must return {expected}, got {dtypes}")
         return [np.broadcast_to(r.handle.data, left[0].shape) for r in results]
 
     return combined

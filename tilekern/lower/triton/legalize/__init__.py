@@ -82,7 +82,7 @@ def _of_warpgroups(dot: Dot) -> bool:
 
 
 def _is_whole(dot: Dot) -> bool:
-    """True for such dots that `split_contractions` leaves whole: registers hold no parts of their operands."""
+    """True for dots of warpgroups that `split_contractions` leaves whole: registers hold no parts of their operands."""
     (dims, _), operand = dot.contract, dot.operands[0].tile
     return _of_warpgroups(dot) and all(operand.shape[d] & (operand.shape[d] - 1) == 0 for d in dims)
 

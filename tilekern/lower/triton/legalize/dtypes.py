@@ -21,7 +21,7 @@ def has_cast(source: DType, target: DType) -> bool:
     if kind_of(target) != "float":
         return kind_of(source) != "float"
     if is_float8(source):
-        # The bits of E5M2 are the upper half of those of float16.
+        # The bits of E5M2 are the upper half of the bits of float16.
         return target == F32 or (source, target) == (DTYPES["f8e5m2"], F16)
     return target in (F32, F64) or source == F32
 

@@ -1,4 +1,4 @@
-"""Write dots, sorts and atomics that Triton lacks, or means otherwise, in terms of those that it has.
+"""Write dots, sorts and atomics that Triton lacks, or means otherwise, by ops that it has.
 
 Needs: a verified Func. Gives: a Func with the same outputs, in which
 
@@ -35,16 +35,16 @@ def _rule(chip: Chip, op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     make = Make(rewriter, op)
     match op:
         case Dot():
-            found = expand_dot(make, op, chip)
+            replacement = expand_dot(make, op, chip)
         case Sort():
-            found = expand_order.sort(make, op, rewriter)
+            replacement = expand_order.sort(make, op, rewriter)
         case TopK():
-            found = expand_order.top_k(make, op)
+            replacement = expand_order.top_k(make, op)
         case Atomic(kind="max" | "min") if kind_of(op.ref.ref.dtype) == "float":
             return rewriter.add(_with_sign_of_nan(make, op))
         case _:
-            found = None
-    return None if found is None else [found]
+            replacement = None
+    return None if replacement is None else [replacement]
 
 
 def _with_sign_of_nan(make: Make, op: Atomic) -> Atomic:

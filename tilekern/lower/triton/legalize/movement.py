@@ -2,7 +2,7 @@
 
 Each lane of the result along a dim comes from one lane of the operand. So a slice, a reversal or a padding is a `Take`
 by a computed index along each of its dims in turn. A reshape that keeps the order of the padded lanes stays a reshape;
-any other one is a `Take` from the flat tile.
+any other reshape is a `Take` from the flat tile.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Movement:
 
     def of(self, op: Op, operands: tuple[Value, ...]) -> Value:
         """The padded result of an op on padded operands."""
-        x, *others = operands
+        x, *arguments = operands
         match op:
             case Slice():
                 return self._slice(op, x)
@@ -51,15 +51,15 @@ class Movement:
                     x = self._pick(x, dim, size, lambda lane, n=size: self._make.of("sub", n - 1, lane))
                 return x
             case Pad():
-                return self._pad(op, x, others[0])
+                return self._pad(op, x, arguments[0])
             case Concatenate():
                 return self._concatenate(op, operands)
             case DynamicSlice():
-                return self._dynamic_slice(op, x, others)
+                return self._dynamic_slice(op, x, arguments)
             case DynamicUpdateSlice():
-                return self._update(op, x, others[0], others[1:])
+                return self._update(op, x, arguments[0], arguments[1:])
             case Take():
-                return self._take(op, x, others[0])
+                return self._take(op, x, arguments[0])
             case _:
                 raise NotImplementedError(op.name)
 
@@ -145,8 +145,8 @@ class Movement:
                 continue
             part = self._pick(x, dim, total, lambda lane, a=offset: make.of("sub", lane, a))
             if result is not None:
-                behind = make.of("ge", make.lanes((part.tile.shape[dim],), 0), offset)
-                part = make.select(make.along(behind, part.tile.shape, dim), part, result)
+                from_offset = make.of("ge", make.lanes((part.tile.shape[dim],), 0), offset)
+                part = make.select(make.along(from_offset, part.tile.shape, dim), part, result)
             result, offset = part, offset + size
         return operands[0] if result is None else result
 
@@ -191,19 +191,19 @@ class Movement:
         inside = self._inside(indices, op.operands[0].tile.shape[dim])
         if op.along:
             return make.take(x, inside, dim)
-        before, size, behind = (
+        outer, size, inner = (
             prod(part) for part in (x.tile.shape[:dim], x.tile.shape[dim : dim + 1], x.tile.shape[dim + 1 :])
         )
         count = prod(indices.tile.shape)
-        lines = make.reshape(x, (before, size, behind))
-        index = make.broadcast(make.reshape(inside, (count,)), (before, count, behind), (1,))
+        lines = make.reshape(x, (outer, size, inner))
+        index = make.broadcast(make.reshape(inside, (count,)), (outer, count, inner), (1,))
         return make.reshape(make.take(lines, index, 1), padded(op.result.tile.shape))
 
 
 def _keeps_order(before: Shape, after: Shape) -> bool:
     """True if a reshape of the padded tile has every element at its place.
 
-    The dims of both shapes, without those of size 1, are matched in groups of equal products. In each group only the
+    The dims of both shapes, without dims of size 1, are matched in groups of equal products. In each group only the
     first dim may be padded: it adds lanes at the end of the group, and as many to both shapes.
     """
     long = [tuple(n for n in shape if n != 1) for shape in (before, after)]
@@ -221,9 +221,9 @@ def _groups(before: Shape, after: Shape) -> list[tuple[Shape, Shape]]:
         a: list[int] = [left.pop(0)] if left else []
         b: list[int] = [right.pop(0)] if right else []
         while prod(a) != prod(b):
-            shorter, rest = (a, left) if (prod(a) < prod(b) and left) or not right else (b, right)
-            if not rest:
+            shorter, remaining = (a, left) if (prod(a) < prod(b) and left) or not right else (b, right)
+            if not remaining:
                 return [(before, after)]
-            shorter.append(rest.pop(0))
+            shorter.append(remaining.pop(0))
         groups.append((tuple(a), tuple(b)))
     return groups

@@ -88,18 +88,20 @@ class _Padder(Builder):
         make = Make(self, op)
         dims = tuple(self._dim(d) for d in op.access.dims)
         access = replace(op.access, dims=dims)
-        behind = op.leading + op.access.arity
-        mask = operands[behind] if op.masked else None
+        mask_index = op.leading + op.access.arity
+        mask = operands[mask_index] if op.masked else None
         needed = self._masked_dims(op)
         for dim in needed:
             inside = self._inside(make, op.access.shape, dim)
             mask = inside if mask is None else make.of("and", mask, inside)
         masks = () if mask is None else (mask,)
         fills = operands[len(operands) - op.trailing :]
-        return self.add(replace(op, access=access, masked=bool(masks), operands=(*operands[:behind], *masks, *fills)))
+        return self.add(
+            replace(op, access=access, masked=bool(masks), operands=(*operands[:mask_index], *masks, *fills))
+        )
 
     def _dim(self, dim: Dim) -> Dim:
-        """The padded dim; it is marked as in bounds only if it did not grow: a later pass may prove the others."""
+        """The padded dim; it is marked as in bounds only if it did not grow: a later pass may prove more."""
         size = padded_size(dim.size)
         return replace(dim, size=size, in_bounds=dim.in_bounds and size == dim.size)
 
@@ -184,7 +186,7 @@ class _Padder(Builder):
 
 
 def _neutral(op: _Along, dtype: DType) -> Any:
-    """The element of added lanes that changes no result; they lie behind all others, also for a reversed scan."""
+    """The element of added lanes that changes no result; they lie behind all other lanes, also for a reversed scan."""
     match op:
         case ArgReduce():
             return identity(op.extreme, dtype)
@@ -202,10 +204,10 @@ def _neutral(op: _Along, dtype: DType) -> Any:
 
 def _ending_with_array(op: MemoryOp) -> set[int]:
     """The dims of the tile whose added lanes lie beyond the end of the array."""
-    kept = [(op.access.dims[n], op.extents[n]) for n in op.access.kept]
+    tile_dims = [(op.access.dims[n], op.extents[n]) for n in op.access.kept]
     return {
         number
-        for number, (dim, size) in enumerate(kept)
+        for number, (dim, size) in enumerate(tile_dims)
         if dim.kind == "block" and not dim.position.terms and dim.position.const + dim.size >= size
     }
 

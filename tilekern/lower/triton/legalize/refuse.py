@@ -37,7 +37,7 @@ def refuse(func: Func, chip: Chip) -> Func:
     """Refuse dtypes and atomic updates that the GPU lacks, and grids that are too large.
 
     Raises:
-      TargetError: for the first of these in the Func.
+      TargetError: at the first such op, or at the Func for its grid.
     """
     for op in func.walk():
         with source.at(op.loc):

@@ -42,7 +42,7 @@ class _Cut:
 
 
 def _cut(dim: int, size: int, least: int) -> _Cut:
-    """Parts of powers of two, the largest first; a rest smaller than the least part is a part, too."""
+    """The cut into powers of two, the largest first; a remainder smaller than `least` is the last part."""
     parts: list[int] = []
     while size >= least:
         parts.append(1 << (size.bit_length() - 1))
@@ -70,9 +70,9 @@ class _Splitter(Rewriter):
         chains = [self._chain(v, dims[0]) for v, dims in zip(op.operands, op.contract, strict=True)]
         if any(chain is None for chain in chains):
             return
-        found = {value: _cut(dim, size, least) for chain in chains if chain for value, dim in chain}
-        if all(self._cuts.get(value, cut) == cut for value, cut in found.items()):
-            self._cuts.update(found)
+        cuts = {value: _cut(dim, size, least) for chain in chains if chain for value, dim in chain}
+        if all(self._cuts.get(value, cut) == cut for value, cut in cuts.items()):
+            self._cuts.update(cuts)
 
     def _chain(self, value: Value, dim: int) -> list[tuple[Value, int]] | None:
         """The values from a dot's operand back to its load, each with the contracted dim; None for other operands."""
@@ -111,8 +111,8 @@ class _Splitter(Rewriter):
         dims[place] = Dim("block", position, wide, dim.in_bounds and wide == size)
         access = replace(op.access, dims=tuple(dims))
         operands = tuple(self.value(v) for v in op.operands)
-        behind = not position.terms and position.const + size >= op.extents[place]
-        if wide == size or behind:
+        reaches_end = not position.terms and position.const + size >= op.extents[place]
+        if wide == size or reaches_end:
             return self.one(replace(op, operands=operands, access=access))
         make = Make(self, op)
         inside = make.along(make.of("lt", make.lanes((wide,), 0), size), access.shape, cut.dim)

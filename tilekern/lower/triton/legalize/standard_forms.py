@@ -94,6 +94,6 @@ def _of_rows(make: Make, op: Sort | TopK) -> Value:
     lines = [make.transpose(x, order) for x in op.operands]
     front = lines[0].tile.shape[:-1]
     flat = tuple(make.reshape(x, (prod(front), shape[op.dim])) for x in lines)
-    found = make.again(replace(op, operands=flat, dim=1), *flat)
+    result = make.again(replace(op, operands=flat, dim=1), *flat)
     back = tuple(order.index(d) for d in range(len(shape)))
-    return make.transpose(make.reshape(found, (*front, found.tile.shape[1])), back)
+    return make.transpose(make.reshape(result, (*front, result.tile.shape[1])), back)

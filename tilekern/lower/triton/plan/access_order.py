@@ -2,7 +2,7 @@
 
 The threads of a program share out the elements of a tile, for each access in a way of its own. So two threads may
 touch one element, and only a barrier orders them. Two accesses need none if they are proved to touch different
-elements, or if no order of them is seen: loads alone, or atomic updates of one kind.
+elements, or if their order changes nothing: two loads, or two atomic updates of one kind.
 
 Positions are compared dim by dim. Along one dim, accesses lie apart if they begin at the same sum of indices plus
 different constants, and the constants lie as far apart as the tiles are long.
@@ -38,16 +38,16 @@ class _Place:
 
 
 def barriers(func: Func) -> dict[Value, frozenset[Op]]:
-    """For each output that needs them: the accesses, loops and branches of a legal Func that begin with a barrier.
+    """Maps an output of a legal Func to the accesses, loops and branches that begin with a barrier, if any.
 
-    An array that a program loads and writes has one before each access. Of an array that it only writes, a barrier
-    separates writes that may touch one element: it stands before the later one, or before the loop around it. Updates
-    of sums have barriers of their own.
+    An array that a program loads and writes has a barrier before each access. Of an array that it only writes, a
+    barrier separates writes that may touch one element: it stands before the later write, or before the loop around
+    the write. Updates of sums have barriers of their own.
     """
     places: dict[Value, list[_Place]] = {p: [] for p in func.outputs if p.ref.role != "sum"}
     _collect(func.body, (), {}, frozenset(), places)
-    ops = {param: frozenset(_barriers(found)) for param, found in places.items()}
-    return {param: found for param, found in ops.items() if found}
+    ops = {param: frozenset(_barriers(accesses)) for param, accesses in places.items()}
+    return {param: param_ops for param, param_ops in ops.items() if param_ops}
 
 
 def _collect(
@@ -130,13 +130,13 @@ def _terms(place: _Place, number: int) -> list[tuple[Term, Value]]:
 
 def _separated(place: _Place, number: int, reach: int) -> frozenset[Value]:
     """The indices of loops whose tiles of `reach` elements lie apart along a dim; none if something else moves them."""
-    found = set[Value]()
+    indices = set[Value]()
     if place.op.access.dims[number].kind not in ("block", "index"):
         return frozenset()
     moving = [(term, value) for term, value in _terms(place, number) if value in place.variant]
     for term, index in sorted(moving, key=lambda pair: abs(pair[0].stride)):
-        if index not in place.loops or not term.plain or abs(term.stride) < reach or index in found:
+        if index not in place.loops or not term.plain or abs(term.stride) < reach or index in indices:
             return frozenset()
-        found.add(index)
+        indices.add(index)
         reach += abs(term.stride) * (place.loops[index].tiles - 1)
-    return frozenset(found)
+    return frozenset(indices)

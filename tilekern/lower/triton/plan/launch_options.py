@@ -14,7 +14,7 @@ from tilekern.lower.triton.calibration import (
 
 
 def default_warps(func: Func, lanes: int) -> int:
-    """Warps of `lanes` threads by the size of the largest dot; without dots, by that of the largest tile."""
+    """The number of warps of `lanes` threads for the size of the largest dot, or of the largest tile without dots."""
     dots = [op.result.tile.size for op in func.walk() if isinstance(op, Dot)]
     if dots:
         return (LARGE_DOT_WARPS if max(dots) >= LARGE_DOT else DOT_WARPS) * 32 // lanes

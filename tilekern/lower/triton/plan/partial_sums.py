@@ -22,9 +22,9 @@ class PartialSums:
     """The partial sums of an output.
 
     Attributes:
-      axes: the numbers of the grid axes along which each program needs one of its own.
+      axes: the numbers of the grid axes along which each program needs a partial sum of its own.
       stored: True if no element of a partial sum gets two summands.
-      whole: True if each element gets one, so that it need not be 0 before.
+      whole: True if each element is stored, so the buffer needs no zero fill.
     """
 
     axes: tuple[int, ...]
@@ -40,10 +40,10 @@ def plan_partial_sums(func: Func, param: Value) -> PartialSums:
     """The partial sums of a sum of a legal Func."""
     axes = partial_sum_axes(func, param)
     accesses = [op for op in func.walk() if isinstance(op, MemoryOp) and op.ref is param]
-    found = [site for site in sites(func) if site.op.ref is param]
-    if len(accesses) != 1 or len(found) != 1:
+    param_sites = [site for site in sites(func) if site.op.ref is param]
+    if len(accesses) != 1 or len(param_sites) != 1:
         return PartialSums(axes)
-    (site,) = found
+    (site,) = param_sites
     own = {func.body.args[n] for n in axes}
     counted = all(isinstance(op, (Fold, Switch)) for op, _ in site.path)
     stored = counted and is_injective(site, site.axes.keys() - own)
@@ -80,9 +80,9 @@ def _separated_by(dim: Dim, op: Atomic, index: Value, tiles: Mapping[Value, int]
     terms together.
     """
     terms = [(abs(t.stride), op.positions[t.operand], t.plain) for t in dim.position.terms]
-    known = all(plain and value in tiles for _, value, plain in terms)
+    all_indices = all(plain and value in tiles for _, value, plain in terms)
     once = len({value for _, value, _ in terms}) == len(terms)
-    if dim.kind in ("gather", "along") or not known or not once or index not in {v for _, v, _ in terms}:
+    if dim.kind in ("gather", "along") or not all_indices or not once or index not in {v for _, v, _ in terms}:
         return False
     reach = dim.size
     for stride, value, _ in sorted(terms, key=lambda term: term[0]):

@@ -62,23 +62,23 @@ def plan_tma_copies(
       func: the Func.
       chip: the GPU.
       ranges: intervals of its scalars.
-      trimmed: loads that are copied without their masks, for the program sets what masks leave out to 0.
+      trimmed: loads that are copied without their masks: the program sets masked lanes to 0 itself.
       casts: copy operands of 8 bits that are cast before their product, too.
     """
     if not chip.tma:
         return {}
     operands = _dot_operands(func)
     cast = _dot_operands(func, casts=True) if casts else set[Value]()
-    found: dict[Op, TmaCopy] = {}
+    copies: dict[Op, TmaCopy] = {}
     for op in func.walk():
-        wanted = isinstance(op, Load) and (op.result in operands or (op.result in cast and _is_byte(op.result)))
-        if isinstance(op, Load) and op.ref.ref.role == "in" and wanted:
+        feeds_dot = isinstance(op, Load) and (op.result in operands or (op.result in cast and _is_byte(op.result)))
+        if isinstance(op, Load) and op.ref.ref.role == "in" and feeds_dot:
             copy = _copy(op, ranges, op in trimmed)
             if copy is not None:
-                found[op] = copy
-    if found:
-        found.update(_stores(func, ranges))
-    return found
+                copies[op] = copy
+    if copies:
+        copies.update(_stores(func, ranges))
+    return copies
 
 
 def _stores(func: Func, ranges: Mapping[Value, Interval]) -> Iterator[tuple[Op, TmaCopy]]:
@@ -105,20 +105,20 @@ def _dot_operands(func: Func, casts: bool = False) -> set[Value]:
 
     A dot of few rows counts only operands that are loaded in its own block.
     """
-    wanted: set[Value] = set()
+    operands: set[Value] = set()
 
     def visit(block: Block) -> None:
-        made = {v for op in block.ops for v in op.results}
+        defined = {v for op in block.ops for v in op.results}
         for op in reversed(block.ops):
             for region in op.regions:
                 visit(region)
             if isinstance(op, Dot) and _on_tensor_cores(op):
-                wanted.update(v for v in op.operands if op.result.tile.shape[-2] >= _MIN_ROWS or v in made)
-            elif isinstance(op, (Transpose, Reshape, *((Convert,) if casts else ()))) and op.result in wanted:
-                wanted.update(op.operands)
+                operands.update(v for v in op.operands if op.result.tile.shape[-2] >= _MIN_ROWS or v in defined)
+            elif isinstance(op, (Transpose, Reshape, *((Convert,) if casts else ()))) and op.result in operands:
+                operands.update(op.operands)
 
     visit(func.body)
-    return wanted
+    return operands
 
 
 def _on_tensor_cores(op: Dot) -> bool:
