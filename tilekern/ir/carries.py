@@ -26,15 +26,15 @@ def carries(op: Fold | While) -> list[Carry]:
     return [Carry(*c) for c in zip(inits, args, op.regions[-1].results, op.results, strict=True)]
 
 
-def with_carries(op: Fold | While, kept: Sequence[Carry]) -> Fold | While:
-    """The loop with some of its carries only; its regions may still use the arguments of the others."""
+def with_carries(op: Fold | While, selected: Sequence[Carry]) -> Fold | While:
+    """The loop with the selected carries only; its regions may still use the arguments of the other carries."""
     bounds = op.operands[: len(op.operands) - len(op.results)]
     regions = [
-        Block((*region.args[: _indices(op)], *(c.args[i] for c in kept)), region.ops, region.results)
+        Block((*region.args[: _indices(op)], *(c.args[i] for c in selected)), region.ops, region.results)
         for i, region in enumerate(op.regions)
     ]
-    regions[-1] = Block(regions[-1].args, regions[-1].ops, tuple(c.yielded for c in kept))
-    return op.copy((*bounds, *(c.init for c in kept)), tuple(regions))
+    regions[-1] = Block(regions[-1].args, regions[-1].ops, tuple(c.yielded for c in selected))
+    return op.copy((*bounds, *(c.init for c in selected)), tuple(regions))
 
 
 def _indices(op: Fold | While) -> int:

@@ -42,7 +42,7 @@ def splat(value: Any, tile: TileType, **fields: Any) -> Constant:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Select(Op):
-    """The second operand in lanes where the first one (bool) is True, else the third; all of one shape."""
+    """The second operand in lanes where the first operand (bool) is True, else the third; all have one shape."""
 
     name: ClassVar[str] = "select"
 
@@ -80,7 +80,7 @@ class Convert(Op):
                 return x.astype(self.dtype)
         limits = ml_dtypes.iinfo(self.dtype)
         wide = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
-        # float64 cannot hold 2^63 - 1: compare first, then convert what is inside.
+        # float64 cannot hold 2^63 - 1: compare first, then convert the numbers in range.
         below, above = wide < float(limits.min), wide >= float(limits.max)
         inside = np.where(below | above, 0.0, wide).astype(self.dtype)
         return np.where(below, limits.min, np.where(above, limits.max, inside)).astype(self.dtype)
@@ -108,8 +108,8 @@ class Bitcast(Op):
 class Dot(Op):
     """Contract two tiles: `jax.lax.dot_general` with accumulation in `accumulator(dtype)`.
 
-    Result dims: the batch dims, then the free dims of the left operand, then those of the right one. Products of
-    float32 operands are exact float32 products unless `precision` names a cheaper way.
+    Result dims: the batch dims, then the free dims of the left operand, then the free dims of the right one. Products
+    of float32 operands are exact float32 products unless `precision` names a cheaper way.
     """
 
     name: ClassVar[str] = "dot"
@@ -158,7 +158,7 @@ def _cheapen(x: Array, precision: Precision) -> Array:
         return x
     if precision == "bf16":
         return x.astype(ml_dtypes.bfloat16).astype(np.float32)
-    # tf32 keeps 10 bits of the fraction; add half of what is dropped (13 bits), to nearest even, then cut.
+    # tf32 keeps 10 bits of the fraction: add half of the 13 dropped bits' range, to nearest even, then cut.
     bits = x.view(np.uint32)
     rounded = bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
     return np.where(np.isfinite(x), (rounded & np.uint32(0xFFFFE000)).view(np.float32), x)
@@ -177,17 +177,17 @@ def combining(monoid: str) -> str:
 
 
 def on_bools(monoid: str) -> str:
-    """The monoid on bools without an order: `max` is `or`, `min` is `and`."""
+    """The name of a monoid on bools, in terms of logic: `max` is `or`, `min` is `and`."""
     return _LOGICAL.get(monoid, monoid)
 
 
 def ufunc(monoid: str) -> np.ufunc:
-    """The function that combines two elements, in NumPy."""
+    """The NumPy function that combines two elements."""
     return cast(np.ufunc, TABLE[combining(monoid)].meaning)
 
 
 def identity(monoid: Monoid | Literal["add"], dtype: DType) -> Any:
-    """The element that leaves every other one unchanged under a monoid, or under an atomic update."""
+    """The element that leaves every other element unchanged under a monoid, or under an atomic update."""
     if monoid in ("sum", "add", "or", "xor"):
         return np.zeros((), dtype)
     if monoid == "prod":
@@ -207,7 +207,7 @@ def identity(monoid: Monoid | Literal["add"], dtype: DType) -> Any:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reduce(Op):
-    """Combine all elements along `dims` with `monoid`; the dims go. NaN wins in max and min.
+    """Combine all elements along `dims` with `monoid`; the result lacks these dims. NaN wins in max and min.
 
     Sums and products of floats narrower than float32 accumulate in float32 and round once.
     """
@@ -224,8 +224,8 @@ class Reduce(Op):
         logical = self.monoid in ("and", "or", "xor")
         fits = kind_of(tile.dtype) != "float" if logical else tile.dtype != BOOL or self.monoid in ("max", "min")
         require(fits, f"reduce {self.monoid} does not accept {tile}")
-        kept = tuple(n for d, n in enumerate(tile.shape) if d not in self.dims)
-        return (TileType(kept, tile.dtype),)
+        shape = tuple(n for d, n in enumerate(tile.shape) if d not in self.dims)
+        return (TileType(shape, tile.dtype),)
 
     def evaluate(self, *operands: Array) -> Array:
         (x,) = operands

@@ -1,4 +1,4 @@
-"""Constants: find those that define values, make them, and fold ops of constants."""
+"""Constants: find the constants that define values, make constants, and fold ops of constants."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _LARGEST = 4096  # elements; a longer literal costs more, in the text and in the
 
 
 def constant_of(value: Value, rewriter: Rewriter) -> Constant | None:
-    """The constant that defines a value, if one does."""
+    """The constant that defines a value; None if another op defines it."""
     op = rewriter.definition(value)
     return op if isinstance(op, Constant) else None
 
 
 def splat_of(value: Value, rewriter: Rewriter) -> Array | None:
-    """The element of a splat constant, an array of shape ()."""
+    """The element of the splat constant that defines a value, an array of shape (); None if no splat defines it."""
     op = constant_of(value, rewriter)
     return op.array if op is not None and op.array.shape == () else None
 
 
 def integer_of(value: Value, rewriter: Rewriter) -> int | None:
-    """The number in every lane of an integer value, if that is a splat constant."""
+    """The number in every lane of an integer value that a splat constant defines; None for other values."""
     array = splat_of(value, rewriter)
     return None if array is None else int(array)
 
@@ -43,12 +43,12 @@ def constant(array: Array, op: Op) -> Constant:
 
 
 def fold_constants(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-    """`f(constants)` → its constant result, if that is a splat or small (see `canonicalize`)."""
+    """`f(constants)` → its constant result, if the result is a splat or small (see `canonicalize`)."""
     if not op.pure or not op.operands or op.regions:
         return None
-    found = [constant_of(v, rewriter) for v in op.operands]
-    sources = [c for c in found if c is not None]
-    if len(sources) < len(found):
+    constants = [constant_of(v, rewriter) for v in op.operands]
+    sources = [c for c in constants if c is not None]
+    if len(sources) < len(constants):
         return None
     splats = all(c.array.shape == () for c in sources)
     if splats and isinstance(op, (Elementwise, Select, Convert)):

@@ -18,8 +18,8 @@ class Fold(Op):
     """Run the region for tile after tile of `axis`, passing carries along; the results are the last carries.
 
     Operands: `start` and `stop` (int32 scalars, in elements, clamped to [0, extent]), then the initial carries. The
-    tiles t with start // block <= t < cdiv(stop, block) run, in descending order if `reverse`: whole tiles, one also if
-    start and stop are the same element inside of it (`lang.serial` gives an empty range the stop 0, and partial tiles
+    tiles t with start // block <= t < cdiv(stop, block) run whole, in descending order if `reverse`. If start and stop
+    are the same element inside of a tile, it runs, too (`lang.serial` gives an empty range the stop 0, and partial tiles
     masks). The region's arguments are t and the carries; it yields the next carries.
     """
 
@@ -62,19 +62,19 @@ class Fold(Op):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class While(Op):
-    """While the first region, given the carries, yields true, the second makes the next carries of them."""
+    """While the first region yields true for the carries, the second region computes the next carries."""
 
     name: ClassVar[str] = "while"
     pure: ClassVar[bool] = False
 
     @property
     def condition(self) -> Block:
-        """Carries to one bool scalar."""
+        """The region that maps the carries to one bool scalar."""
         return self.regions[0]
 
     @property
     def body(self) -> Block:
-        """Carries to carries."""
+        """The region that maps the carries to the next carries."""
         return self.regions[1]
 
     def infer(self) -> tuple[TileType, ...]:
@@ -89,7 +89,7 @@ class While(Op):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Switch(Op):
-    """Run region number `operands[0]` (int32, clamped to the regions there are); the results are what it yields."""
+    """Run region number `operands[0]` (int32, clamped to the last region); the results are what the region yields."""
 
     name: ClassVar[str] = "switch"
     pure: ClassVar[bool] = False

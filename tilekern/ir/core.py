@@ -69,7 +69,7 @@ class Op:
       regions: nested blocks.
       hint: a name for the results in print.
       loc: the user's line.
-      results: made from `infer()`.
+      results: the values that the op defines, of the types that `infer()` returns.
     """
 
     name: ClassVar[str] = ""
@@ -113,16 +113,16 @@ class Op:
             yield from region.walk()
 
     def uses(self) -> Iterator[Value]:
-        """Each use of a value by the op and by all ops inside it; what a block yields is used, too."""
+        """The values that the op and all ops inside it use, once for each use; a block uses the values it yields."""
         for op in self.walk():
             yield from op.operands
             for region in op.regions:
                 yield from region.results
 
     def tiles(self, count: int | None = None) -> tuple[TileType, ...]:
-        """The types of the operands, all of which must be tiles; `count` of them, if given."""
-        found = len(self.operands)
-        require(count in (None, found), f"{self.name} takes {count} operands, got {found}")
+        """The types of the operands, which must all be tiles; if `count` is given, there must be as many."""
+        actual = len(self.operands)
+        require(count in (None, actual), f"{self.name} takes {count} operands, got {actual}")
         return tuple(v.tile for v in self.operands)
 
 
@@ -177,7 +177,7 @@ class Axis:
         return min(max(start, 0), self.extent) // self.block
 
     def end_tile(self, stop: int) -> int:
-        """The tile behind the last one of a fold up to an element, which is clamped to the extent."""
+        """The tile behind the last tile of a fold up to an element, which is clamped to the extent."""
         return cdiv(min(max(stop, 0), self.extent), self.block)
 
 
@@ -186,11 +186,11 @@ class Func:
     """A grid of programs over arrays.
 
     Attributes:
-      name: of the user's function.
+      name: the name of the user's function.
       params: the refs, inputs before outputs.
       axes: the grid; there is one program for each combination of tile indices.
-      body: what one program does; its arguments are the program's tile index along each axis, int32.
-      loc: the user's function.
+      body: the ops of one program; its arguments are the program's tile index along each axis, int32.
+      loc: the place of the user's function.
     """
 
     name: str
@@ -209,7 +209,7 @@ class Func:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The params that programs write to; those that are inputs too come first."""
+        """The params that programs write to; params that are inputs, too, come first."""
         return tuple(p for p in self.params if p.ref.role != "in")
 
     @property
@@ -231,7 +231,7 @@ def index_value(name: str) -> Value:
 
 
 def definitions(func: Func) -> Mapping[Value, Op]:
-    """The op that defines each value; block arguments and params have none."""
+    """Maps each value to the op that defines it; block arguments and params are left out."""
     return {result: op for op in func.walk() for result in op.results}
 
 
@@ -247,12 +247,12 @@ class Builder:
         return op.results
 
     def one(self, op: Op) -> Value:
-        """Append an op with one result and return that."""
+        """Append an op with one result and return the result."""
         self._ops.append(op)
         return op.result
 
     def block(self, args: tuple[Value, ...], body: Callable[..., tuple[Value, ...]]) -> Block:
-        """The block of the ops that `body(*args)` appends; what it returns are the block's results."""
+        """The block of the ops that `body(*args)` appends; the values that it returns are the block's results."""
         outer, self._ops = self._ops, []
         try:
             results = body(*args)

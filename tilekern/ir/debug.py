@@ -24,7 +24,7 @@ class Print(Op):
 
     @property
     def pieces(self) -> list[tuple[str, int | None]]:
-        """The format as pairs of a text and the number of the operand behind it; at the end maybe a text alone."""
+        """The format as pairs of a text and the number of the operand behind it; see `pieces`."""
         return list(pieces(self.format))
 
     def infer(self) -> tuple[TileType, ...]:
@@ -38,11 +38,13 @@ class Print(Op):
 
 
 def pieces(format: str) -> Iterator[tuple[str, int | None]]:
-    """The texts of a format, each with the number of the value behind it; None behind the last one, if there is none.
+    """Pairs of a text of a format and the number of the value behind it; None if the last text has no value behind it.
+
+    "a {} b {}" has the pairs ("a ", 0) and (" b ", 1); "a {} b" has the pairs ("a ", 0) and (" b", None).
 
     Raises:
-      ValueError: a field is none of `{}` and `{0}`, with or without a `:` and a form, or there are both; or the form
-        asks for 1000 characters or more.
+      ValueError: a field is neither `{}` nor `{0}`, with or without a `:` and a form; or some fields have numbers and
+        others have none; or a form asks for 1000 characters or more.
     """
     text, fields = "", list[str]()
     for before, field, form, _ in Formatter().parse(format):
@@ -53,7 +55,7 @@ def pieces(format: str) -> Iterator[tuple[str, int | None]]:
             raise ValueError(f"the field {field!r} is no number")
         if re.search("[0-9]{4}", form or ""):
             raise ValueError(f"the form {form!r} asks for 1000 characters or more")
-        if any(bool(other) != bool(field) for other in fields):
+        if any(bool(earlier) != bool(field) for earlier in fields):
             raise ValueError("some fields have numbers and others have none")
         yield text, int(field or len(fields))
         text = ""

@@ -1,4 +1,4 @@
-"""Ops that mean something to derivatives alone: `remove_derivatives` takes them out before any backend sees them."""
+"""Ops for derivatives alone: `remove_derivatives` removes them before a backend sees a Func."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Stop(Op):
 class Custom(Op):
     """The first operand, of floats, with a derivative that the user states: `jax.custom_jvp`.
 
-    The first operand is computed from stops of the others, so that its own ops have no part in derivatives. `rule`
-    gives the tangent of the result. Its arguments are the operands, the result in the place of the first one, then the
-    tangents of the other operands that are floats, of their dtypes. It uses nothing else. Without a rule, the result
-    has no derivative, and `reason` says why.
+    The first operand is computed from stops of the other operands, so that its own ops have no part in derivatives.
+    `rule` computes the tangent of the result. Its arguments are the operands, with the result in the place of the first
+    operand, then the tangents of the other float operands, of their dtypes. It uses no other values. Without a rule,
+    the result has no derivative, and `reason` says why.
     """
 
     name: ClassVar[str] = "custom_derivative"
@@ -40,7 +40,7 @@ class Custom(Op):
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if self.regions:  # the text form shows the rule as a region; it is none, for no program runs it
+        if self.regions:  # the text form shows the rule as a region, but no program runs it
             require(self.rule is None and len(self.regions) == 1, "a custom_derivative has one rule")
             object.__setattr__(self, "rule", self.regions[0])
             object.__setattr__(self, "regions", ())
@@ -56,8 +56,8 @@ class Custom(Op):
         require(kind_of(tile.dtype) == "float", f"custom_derivative does not accept {tile}")
         if self.rule is not None:
             require(isinstance(self.rule, Block), "the rule of a custom_derivative is a block")  # pyright: ignore[reportUnnecessaryIsInstance] -- a text may say anything
-            wanted = (*tiles, *(tiles[n] for n in self.moving))
-            require(tuple(a.type for a in self.rule.args) == wanted, "a rule takes the operands, and their tangents")
+            expected = (*tiles, *(tiles[n] for n in self.moving))
+            require(tuple(a.type for a in self.rule.args) == expected, "a rule takes the operands, and their tangents")
             require(tuple(r.type for r in self.rule.results) == (tile,), "a rule yields the tangent of the result")
             require(_is_closed(self.rule), "a rule uses its arguments alone")
         return (tile,)

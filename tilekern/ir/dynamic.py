@@ -23,7 +23,7 @@ def _check_starts(starts: tuple[Value, ...], tile: TileType, sizes: tuple[int, .
 
 
 def _window(shape: tuple[int, ...], sizes: tuple[int, ...], starts: tuple[Array, ...]) -> tuple[slice, ...]:
-    """The elements meant, shifted so that all of them exist."""
+    """The slices of `sizes` elements at `starts`, shifted so that all elements exist."""
     first = [min(max(int(s), 0), n - size) for s, n, size in zip(starts, shape, sizes, strict=True)]
     return tuple(slice(s, s + size) for s, size in zip(first, sizes, strict=True))
 
@@ -48,7 +48,7 @@ class DynamicSlice(Op):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DynamicUpdateSlice(Op):
-    """The first operand with the second in place of the elements from a start on; then the starts, one int32 a dim."""
+    """The first operand, the second in place of its elements from a start on; then the starts, one int32 a dim."""
 
     name: ClassVar[str] = "dynamic_update_slice"
 
@@ -84,11 +84,11 @@ class Take(Op):
         require(indices.dtype == I32, f"take needs int32 indices, got {indices}")
         require_dims((self.dim,), tile)
         require(tile.shape[self.dim] > 0, f"take from {tile} along dim {self.dim}, which has no element")
-        before, behind = tile.shape[: self.dim], tile.shape[self.dim + 1 :]
+        outer, inner = tile.shape[: self.dim], tile.shape[self.dim + 1 :]
         if not self.along:
-            return (TileType((*before, *indices.shape, *behind), tile.dtype),)
+            return (TileType((*outer, *indices.shape, *inner), tile.dtype),)
         fits = len(indices.shape) == len(tile.shape) and (
-            (*indices.shape[: self.dim], *indices.shape[self.dim + 1 :]) == (*before, *behind)
+            (*indices.shape[: self.dim], *indices.shape[self.dim + 1 :]) == (*outer, *inner)
         )
         require(fits, f"take along dim {self.dim} of {tile} by {indices}")
         return (TileType(indices.shape, tile.dtype),)

@@ -1,9 +1,9 @@
 """The elementwise ops: one table, one row an op.
 
-A row says everything about its op: how many operands, which kinds of dtype they may have, what the result's dtype is,
-what it means on NumPy arrays, and the name of the same function in `jax.lax`, by which the tracer recognises it and
-the XLA backend emits it. Operands have equal shapes and, in every row, equal dtypes. Casts and selects are not here:
-see `Convert` and `Select`.
+A row says everything about its op: the number of operands, the kinds of dtype that they may have, the result's dtype,
+the meaning on NumPy arrays, and the name of the function in `jax.lax`. By this name the tracer recognises the op, and
+the XLA backend emits it. Operands have equal shapes and, in every row, equal dtypes. Casts and selects have no row: see
+`Convert` and `Select`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Row:
     """One elementwise op.
 
     Attributes:
-      name: of the op; also of the JAX primitive that it is imported from.
+      name: the name of the op, and of the JAX primitive that it is imported from.
       arity: the number of operands.
       accepts: the kinds of dtype the operands may have.
       result: "same" dtype as the operands, or "bool".
@@ -41,7 +41,7 @@ class Row:
 
 
 def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` computed in float64 (numbers narrower than that) and rounded once to the operands' dtype."""
+    """`function` computed in float64 and rounded once to the operands' dtype."""
 
     def rounded(*operands: Array) -> Any:
         return round_to(np.asarray(function(*(x.astype(F64) for x in operands))), operands[0].dtype)
@@ -50,7 +50,7 @@ def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scalar(function: Callable[[float], float]) -> Callable[..., Any]:
-    """A function of one float on arrays."""
+    """`function` of one float, applied to every element of an array."""
     return _wide(np.vectorize(function, otypes=[np.float64]))
 
 

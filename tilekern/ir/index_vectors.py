@@ -3,12 +3,13 @@
     v = load x[i : i + 4];  store y to o[gather v]      →  store y to o[gather select(i + iota < 10, v, -1)]   x: [10]
     w = 2 * v + 1;  store y to o[gather w]              →  store y to o[gather w] mask i + iota < 10
 
-Which lanes these are follows through ops, loops and branches (see `validity`): a loop gets a further carry for each
-carry that is asked for. A lane of an index vector that is not valid is out of bounds, of an index that is -1, or is
-masked where `canonicalize` takes the vector's arithmetic into the access: positions are exact there, so that no number
-stands for nowhere. What says where as a scalar, which branch runs, and how often a loop does, counts for nothing.
+Invalid lanes are followed through ops, loops and branches (see `validity`): a loop gets a further carry for each carry
+that may have invalid lanes and that an index vector depends on. An invalid lane of an index vector gets the index -1,
+which is out of bounds. It is masked instead if `canonicalize` may take the vector's arithmetic into the access, where
+positions are exact, so no index value could mean "invalid". Scalars that select a place, a branch, or a number of
+iterations do not count.
 
-A Func without an index vector of which a lane may come from outside is returned as it is.
+A Func is returned as it is if no lane of an index vector may come from outside.
 """
 
 from __future__ import annotations
@@ -42,27 +43,27 @@ def guard_index_vectors(func: Func) -> Func:
 
 
 def valid_lanes(func: Func) -> tuple[Func, Mapping[MemoryOp, Mapping[int, Value]]]:
-    """The Func, which computes the valid lanes of index vectors of writes as well, and these by access and dim.
+    """The Func with ops that compute valid lanes of index vectors of writes, and these lanes by access and dim.
 
-    They are bool tiles. No access is changed. Dims are left out whose lanes all are valid.
+    Valid lanes are a bool tile. No access is changed. Dims are left out whose lanes all are valid.
     """
     vectors = [v for op in func.walk() if isinstance(op, WriteOp) for v in _vectors(op)]
     if not vectors:
         return func, {}
     ranges = analyze(func)
     noting = _Noting(_doubtful(func, vectors, ranges), ranges)
-    return noting.run(func), noting.found
+    return noting.run(func), noting.valid_lanes
 
 
 def _vectors(op: MemoryOp) -> list[Value]:
     return [v for v in op.positions if v.tile.shape]
 
 
-# --- values of which lanes may be invalid ----------------------------------------------------------------------------
+# --- values whose lanes may be invalid -------------------------------------------------------------------------------
 
 
 def _doubtful(func: Func, vectors: Sequence[Value], ranges: Mapping[Value, Interval]) -> set[Value]:
-    """The values, among those that `vectors` are computed from, of which some lane may come from outside."""
+    """The values that `vectors` are computed from, and of which some lane may come from outside."""
     comes_from: dict[Value, Sequence[Value]] = {}
     outside: set[Value] = set()
     for op in func.walk():
@@ -78,7 +79,7 @@ def _doubtful(func: Func, vectors: Sequence[Value], ranges: Mapping[Value, Inter
 
 
 def _flow(op: Op) -> dict[Value, Sequence[Value]]:
-    """For each value that an op defines, the values from which it takes lanes."""
+    """Maps each value that an op defines to the values from which it takes lanes."""
     match op:
         case Load():
             return {op.result: () if op.filled else _vectors(op)}
@@ -96,13 +97,13 @@ def _flow(op: Op) -> dict[Value, Sequence[Value]]:
 
 
 def _reached(start: Iterable[Value], edges: Mapping[Value, Sequence[Value]]) -> set[Value]:
-    found, pending = set[Value](), list(start)
+    reached, pending = set[Value](), list(start)
     while pending:
         value = pending.pop()
-        if value not in found:
-            found.add(value)
+        if value not in reached:
+            reached.add(value)
             pending += edges.get(value, ())
-    return found
+    return reached
 
 
 def _span(dim: Dim, operands: Sequence[Interval | None]) -> Interval | None:
@@ -117,7 +118,7 @@ def _span(dim: Dim, operands: Sequence[Interval | None]) -> Interval | None:
 
 
 class _Guard(Rewriter):
-    """Computes the valid lanes of doubtful values; doubtful values and valid lanes are keyed by original values."""
+    """Computes the valid lanes of doubtful values; `_doubtful` and `_valid` hold values of the original Func."""
 
     def __init__(self, doubtful: set[Value], ranges: dict[Value, Interval]) -> None:
         super().__init__(lambda op, rewriter: None)
@@ -165,7 +166,7 @@ class _Guard(Rewriter):
         return self._done(op, guarded)
 
     def _invalid(self, op: MemoryOp) -> Iterator[tuple[int, int, Value]]:
-        """The dims whose index vector may have invalid lanes, the number of its operand, and the valid lanes."""
+        """For each dim whose index vector may have invalid lanes: (dim, number of the operand, valid lanes)."""
         for number, dim in enumerate(op.access.dims):
             operand = next((t.operand for t in dim.position.terms if op.positions[t.operand].tile.shape), -1)
             valid = self._valid.get(op.positions[operand]) if operand >= 0 else None
@@ -173,7 +174,7 @@ class _Guard(Rewriter):
                 yield number, operand, valid
 
     def _done(self, op: MemoryOp, copy: MemoryOp) -> Sequence[Value]:
-        """Add the copy of an access, whose results replace those of the original."""
+        """Add the copy of an access; its results replace the results of the original."""
         results = self.add(copy)
         if isinstance(copy, Load) and op.results[0] in self._doubtful:
             self._note(op.results[0], self._read(copy, Validity(self, op)))
@@ -191,17 +192,17 @@ class _Guard(Rewriter):
 
     def _read(self, op: Load, make: Validity) -> Valid:
         """The lanes of a load without a fill that are in bounds and not masked."""
-        found, proofs = [op.mask], proved_dims(op, self._ranges)
+        masks, proofs = [op.mask], proved_dims(op, self._ranges)
         for dim, lane, length, is_inside in zip(op.access.dims, op.access.lanes, op.extents, proofs, strict=True):
             if not is_inside:
                 inside = self._inside(op, dim, length, make)
                 if inside is None:
                     return self._told_apart(op, make)
-                found.append(make.broadcast(inside, op.access.shape, () if lane is None else (lane,)))
-        return make.all(*found)
+                masks.append(make.broadcast(inside, op.access.shape, () if lane is None else (lane,)))
+        return make.all(*masks)
 
     def _inside(self, op: Load, dim: Dim, length: int, make: Validity) -> Valid:
-        """The lanes of a dim that are in bounds, a scalar for an index; None if int32 arithmetic does not tell."""
+        """The lanes of a dim that are in bounds, a scalar for an index; None if int32 arithmetic cannot tell."""
         if not all(term.plain for term in dim.position.terms):
             return None
         span = _span(dim, [self._ranges.get(v, INT32) for v in op.positions])
@@ -210,9 +211,9 @@ class _Guard(Rewriter):
             return None
         place = self._place(op, dim, make)
         wraps = not span.within(-_WRAP // 2, _WRAP // 2 - 1)
-        before, behind = span.low < 0 or wraps, span.high >= length or wraps
-        not_before = make.of("ge", place, 0) if before else None
-        not_behind = make.of("lt", place, length) if behind else None
+        below, above = span.low < 0 or wraps, span.high >= length or wraps
+        not_before = make.of("ge", place, 0) if below else None
+        not_behind = make.of("lt", place, length) if above else None
         return make.all(not_before, not_behind)
 
     def _place(self, op: Load, dim: Dim, make: Validity) -> Value:
@@ -235,19 +236,19 @@ class _Guard(Rewriter):
         return start if lanes is None else make.of("add", lanes, start)
 
     def _told_apart(self, op: Load, make: Validity) -> Value:
-        """The lanes that are read, found without arithmetic: two loads with fills 0 and 1 differ in the other lanes."""
+        """The lanes that are read, without arithmetic: two loads with fills 0 and 1 differ in all lanes not read."""
         tile = op.result.tile
-        one = make.number(1, TileType((), tile.dtype))
-        (filled,) = self.add(replace(op, operands=(*op.operands, one), filled=True))
+        fill = make.number(1, TileType((), tile.dtype))
+        (filled,) = self.add(replace(op, operands=(*op.operands, fill), filled=True))
         not_zero = make.of("ne", op.result, 0)
         return make.of("or", not_zero, make.of("ne", filled, 1))
 
     # --- control ---
 
     def _control(self, op: Fold | While | Switch) -> Sequence[Value]:
-        """A loop or switch with a further carry, or result, for each doubtful one: its valid lanes."""
-        behind_index = 1 if isinstance(op, Fold) else 0
-        carried = [region.args[behind_index:] for region in op.regions]
+        """A loop or switch with a further carry or result for each doubtful carry or result: its valid lanes."""
+        first_carry = 1 if isinstance(op, Fold) else 0
+        carried = [region.args[first_carry:] for region in op.regions]
         groups = zip(op.results, *(args for args in carried if args), strict=True)
         asked = [n for n, group in enumerate(groups) if not self._doubtful.isdisjoint(group)]
         if not asked:
@@ -283,13 +284,13 @@ class _Noting(_Guard):
 
     def __init__(self, doubtful: set[Value], ranges: dict[Value, Interval]) -> None:
         super().__init__(doubtful, ranges)
-        self.found: dict[MemoryOp, dict[int, Value]] = {}
+        self.valid_lanes: dict[MemoryOp, dict[int, Value]] = {}
 
     def _memory(self, op: MemoryOp) -> Sequence[Value]:
         copy = op.copy(tuple(self.value(v) for v in op.operands))
         invalid = {dim: valid for dim, _, valid in self._invalid(op)}
         if invalid and isinstance(op, WriteOp):
-            self.found[copy] = invalid
+            self.valid_lanes[copy] = invalid
         return self._done(op, copy)
 
 
@@ -304,5 +305,5 @@ def _masked[M: MemoryOp](op: M, mask: Value) -> M:
 
 
 def _wrapped(number: int) -> int:
-    """The int32 that a number becomes."""
+    """The number, wrapped around to int32."""
     return (number + _WRAP // 2) % _WRAP - _WRAP // 2

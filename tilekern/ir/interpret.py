@@ -1,7 +1,7 @@
-"""Run a Func on NumPy arrays, program by program: the definition of what a Func means.
+"""Run a Func on NumPy arrays, program by program: the definition of a Func's meaning.
 
-Beyond the values, it checks what no accelerator does: that dims proved in bounds are, that every element of an output
-is stored, by one program only, and that no program sees what another one stored.
+The interpreter also checks what no accelerator checks: dims that are proved in bounds are in bounds, every element of
+an output is stored, by one program only, and no program sees an element that another program stored.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def interpret(func: Func, *arrays: Any, orders: int = 2, seed: int = 0) -> tuple
         of an array, or is computed from one, addresses an element.
       UnwrittenError: an element of an output is never stored, or is loaded before its program stores it.
       WriteConflictError: two programs store one element, or it is both stored and updated atomically.
-      OrderDependenceError: a program loads an element that another stores, or two orders give different results; an
-        element is updated atomically, and loaded or updated in another way.
-      DeviceAssertionError: a program asserts what does not hold.
+      OrderDependenceError: a program loads an element that another program stores, or two orders give different results;
+        an element is updated atomically, and loaded or updated in another way.
+      DeviceAssertionError: an assertion does not hold.
     """
     inputs = _check(func, arrays)
     programs = list(enumerate(product(*map(range, func.grid))))
@@ -68,10 +68,10 @@ def _check(func: Func, arrays: tuple[Any, ...]) -> tuple[Array, ...]:
         )
     inputs = tuple(map(np.asarray, arrays))
     for param, array in zip(func.inputs, inputs, strict=True):
-        wanted, found = TileType(param.ref.shape, param.ref.dtype), TileType(array.shape, array.dtype)
-        if wanted != found:
+        expected, actual = TileType(param.ref.shape, param.ref.dtype), TileType(array.shape, array.dtype)
+        if expected != actual:
             raise ArgumentError(
-                f"an argument of {func.name} has the wrong type", expected=str(wanted), got=f"{param.name}={found}"
+                f"an argument of {func.name} has the wrong type", expected=str(expected), got=f"{param.name}={actual}"
             )
     return inputs
 
@@ -97,7 +97,7 @@ class _Program:
         self._values: dict[Value, Array] = {}
 
     def run(self, block: Block, args: list[Array]) -> list[Array]:
-        """Run a block on its arguments; returns what it yields."""
+        """Run a block on its arguments, and return the values that it yields."""
         self._values.update(zip(block.args, args, strict=True))
         for op in block.ops:
             results = [self._pure(op)] if op.pure else self._results(op)
@@ -158,12 +158,12 @@ class _Program:
     def _load(self, op: Load) -> Array:
         where, touched = self._accesses[op].elements(self._values)
         output = self._outputs.get(op.ref)
-        found = output.load(where, self._number, op.loc) if output else self._inputs[op.ref][where]
+        loaded = output.load(where, self._number, op.loc) if output else self._inputs[op.ref][where]
         if touched is None:
-            return np.asarray(found)
+            return np.asarray(loaded)
         fill = 0 if op.fill is None else self._values[op.fill]
         lanes = np.full(touched.shape, fill, op.ref.ref.dtype)
-        lanes[touched] = found
+        lanes[touched] = loaded
         return lanes
 
     def _write(self, op: WriteOp) -> None:

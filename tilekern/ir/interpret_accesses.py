@@ -18,7 +18,7 @@ class Touched:
     """An access whose parts that depend on no value are computed once, for all its runs."""
 
     def __init__(self, op: MemoryOp, valid: Mapping[int, Value]) -> None:
-        """The op, and by number of a dim the lanes of its index vector that do not come from outside of an array."""
+        """`valid` maps the number of a dim to the lanes of its index vector that come from inside of arrays."""
         self._op, self._valid, access, extents = op, valid, op.access, op.extents
         self.shape = access.shape
         self._terms = [[(op.positions[t.operand], t) for t in dim.position.terms] for dim in access.dims]
@@ -35,7 +35,7 @@ class Touched:
                 self._offsets += (np.arange(dim.size) * stride).reshape(along)
 
     def elements(self, values: Mapping[Value, Array]) -> tuple[Array, Array | None]:
-        """The flat indices of the touched lanes, and a bool array that marks these lanes; None: all lanes are.
+        """The flat indices of the touched lanes, and a bool array that marks the lanes; None if all lanes are touched.
 
         Raises:
           OutOfBoundsError: a dim proved in bounds has a lane outside, or an element is touched at a position that
@@ -61,7 +61,7 @@ class Touched:
         return first
 
     def _some(self, values: Mapping[Value, Array]) -> tuple[Array, Array]:
-        """The same for any positions."""
+        """The flat indices of the touched lanes, and the bool array that marks them, for any positions."""
         op = self._op
         flat, touched = np.zeros(self.shape, np.int64), np.ones(self.shape, BOOL)
         for number, (dim, length, along) in enumerate(zip(op.access.dims, op.extents, self._along, strict=True)):

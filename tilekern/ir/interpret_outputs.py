@@ -1,4 +1,4 @@
-"""The outputs of an interpreted Func, and who touched their elements."""
+"""The outputs of an interpreted Func, and the programs that touched their elements."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _KINDS: tuple[AtomicKind, ...] = get_args(AtomicKind)
 
 
 class Output:
-    """An output array, flat, and who touched its elements."""
+    """An output array, flat, and the programs that touched its elements."""
 
-    def __init__(self, param: Value, given: Array | None) -> None:
+    def __init__(self, param: Value, initial: Array | None) -> None:
         self.param = param
         size = int(np.prod(param.ref.shape, dtype=np.int64))
         self._must_store = param.ref.role == "out"
         start = _poison(param.ref.dtype) if self._must_store else np.zeros((), param.ref.dtype)
-        self.data = np.full(size, start) if given is None else given.copy()
-        self._updates: list[tuple[int, AtomicKind, Array, Array]] = []  # by program: where, with what
+        self.data = np.full(size, start) if initial is None else initial.copy()
+        self._updates: list[tuple[int, AtomicKind, Array, Array]] = []  # (program, kind, flat indices, values)
         self._updated = np.zeros(size, np.int8)  # the kind of update of an element, from 1 on; 0: none
         self._owner = np.full(size, _NOBODY)  # the program that stored an element
-        self._reads: list[tuple[int, Loc]] = []  # the loads of elements not stored yet: by which program, where
-        self._read = np.full(size, _NOBODY)  # the first of them for each element
+        self._reads: list[tuple[int, Loc]] = []  # (program, place) of the loads of elements not stored yet
+        self._read = np.full(size, _NOBODY)  # for each element, the index in `_reads` of its first load
 
     def load(self, where: Array, program: int, loc: Loc) -> Array:
         """The elements at flat indices, which no other program may have stored."""
@@ -40,7 +40,7 @@ class Output:
             self._raise_dependence(where[foreign][0], loc)
         if (updated := self._updated[where] != 0).any():
             self._raise_mixed(where[updated][0], loc)
-        # Whether this is a read of something unwritten or of what another program stores later, the end will tell.
+        # An element that nobody stored yet: `store` refuses a later store by another program, `finish` a missing one.
         early = where[(owner == _NOBODY) & (self._read[where] == _NOBODY)]
         if early.size:
             self._read[early] = len(self._reads)
@@ -69,7 +69,7 @@ class Output:
         self.data[where] = values
 
     def update(self, where: Array, values: Array, kind: AtomicKind, program: int, loc: Loc) -> None:
-        """Note an atomic update; `finish` makes them all, in program order, so that a sum has one rounding."""
+        """Note an atomic update; `finish` makes all updates, in program order, so that a sum is rounded once."""
         self._check_not_both(where[self._owner[where] != _NOBODY], loc)
         number, before = 1 + _KINDS.index(kind), self._updated[where]
         if (mixed := (self._read[where] != _NOBODY) | (before != 0) & (before != number)).any():

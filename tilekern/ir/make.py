@@ -22,27 +22,27 @@ Number = Value | int | float | bool
 class Make:
     """Adds ops to a builder, all on behalf of one op of the user's, or of none.
 
-    Ops without a line of the user's leave the names in emitted source alone, which are those of the line's variables.
-    Numbers among the operands stand for tiles of that number, of the type of the operand that is a value.
+    Emitted source names values after the variables in the user's line. Ops without a line leave these names alone. A
+    number among the operands stands for a tile of this number, of the type of the operand that is a value.
     """
 
     def __init__(self, builder: Builder, origin: Op | None = None) -> None:
         self._builder, self._loc = builder, UNKNOWN if origin is None else origin.loc
 
     def known(self, x: Value) -> int | None:
-        """The value of an integer tile whose lanes are all one known number; else None."""
+        """The number in all lanes of an integer tile; None if it is not known."""
         return integer_of(x, self._builder) if isinstance(self._builder, Rewriter) else None
 
     def add(self, op: type[Op], *operands: Value, **attributes: Any) -> Value:
-        """Add an op of one result; the result."""
+        """Add an op with one result, and return the result."""
         return self._builder.one(op(operands=operands, loc=self._loc, **attributes))
 
     def again(self, op: Op, *operands: Value) -> Value:
-        """Add a copy of an op of one result, on other operands."""
+        """Add a copy of an op with one result, on other operands, and return the result."""
         return self._builder.one(op.copy(operands))
 
     def inline(self, block: Block, *args: Value) -> tuple[Value, ...]:
-        """A copy of the ops of a block, applied to other arguments; what it yields."""
+        """Add a copy of the ops of a block, applied to other arguments, and return the values that it yields."""
         cloner = Cloner()
         copy = cloner.block((), lambda: cloner.inline(block, args))
         for op in copy.ops:
@@ -50,7 +50,7 @@ class Make:
         return copy.results
 
     def of(self, function: str, *operands: Number) -> Value:
-        """An elementwise op, by the name of its function."""
+        """The result of an elementwise op, by the name of its function."""
         return self.add(Elementwise, *self._alike(operands), function=function)
 
     def select(self, which: Value, on_true: Number, on_false: Number) -> Value:
@@ -74,7 +74,7 @@ class Make:
         return x if x.tile.dtype == dtype else self.add(Convert, x, dtype=dtype)
 
     def bitcast(self, x: Value, dtype: DType) -> Value:
-        """The same bits as another dtype."""
+        """The bits of `x` as another dtype of the same width."""
         return x if x.tile.dtype == dtype else self.add(Bitcast, x, dtype=dtype)
 
     def bits(self, x: Value, signed: bool = False) -> Value:
@@ -89,11 +89,11 @@ class Make:
     # --- shapes ---
 
     def reshape(self, x: Value, shape: tuple[int, ...]) -> Value:
-        """The same elements in row-major order under another shape."""
+        """The elements of `x`, in row-major order, under another shape."""
         return x if x.tile.shape == shape else self.add(Reshape, x, shape=shape)
 
     def transpose(self, x: Value, permutation: tuple[int, ...]) -> Value:
-        """Dims in another order."""
+        """`x` with dims in another order: dim `d` of the result is dim `permutation[d]`."""
         if permutation == tuple(range(len(permutation))):
             return x
         return self.add(Transpose, x, permutation=permutation)
@@ -116,14 +116,14 @@ class Make:
         shape = x.tile.shape
         if (start, stop) == (0, shape[dim]):
             return x
-        first, behind = [0] * len(shape), list(shape)
-        first[dim], behind[dim] = start, stop
-        return self.add(Slice, x, start=tuple(first), stop=tuple(behind), stride=(1,) * len(shape))
+        starts, stops = [0] * len(shape), list(shape)
+        starts[dim], stops[dim] = start, stop
+        return self.add(Slice, x, start=tuple(starts), stop=tuple(stops), stride=(1,) * len(shape))
 
     def joined(self, dim: int, *tiles: Value) -> Value:
         """The concatenation of tiles along `dim`; tiles without elements are left out."""
-        some = [x for x in tiles if x.tile.shape[dim]] or list(tiles[:1])
-        return some[0] if len(some) == 1 else self.add(Concatenate, *some, dim=dim)
+        filled = [x for x in tiles if x.tile.shape[dim]] or list(tiles[:1])
+        return filled[0] if len(filled) == 1 else self.add(Concatenate, *filled, dim=dim)
 
     def take(self, x: Value, indices: Value, dim: int) -> Value:
         """Elements at indices along `dim`, each from the line of its index; the indices must be in bounds."""

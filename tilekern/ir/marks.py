@@ -1,4 +1,4 @@
-"""Marks of accesses as in bounds (`!` in the text form): those that a text claims without proof are dropped."""
+"""Marks of accesses as in bounds (`!` in the text form): a mark that a text claims without proof is dropped."""
 
 from __future__ import annotations
 

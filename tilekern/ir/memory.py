@@ -63,9 +63,9 @@ class Dim:
       kind: "block" is `size` consecutive elements from `position` on; "index" is the one element at `position`, and
         drops the dim; "gather" is an element for each lane: in it one operand of `position` is an int32 vector. "along"
         is an element for each lane of the nearest gather before it: both vectors go together, pointwise.
-      position: where, in elements.
+      position: the position of the first lane, or of each lane of a vector, in elements.
       size: the number of lanes; 1 for "index".
-      in_bounds: proved: every lane is in [0, dim) whenever the access runs.
+      in_bounds: True if it is proved that every lane is in [0, dim) whenever the access runs.
     """
 
     kind: Literal["block", "index", "gather", "along"]
@@ -103,14 +103,14 @@ class Access:
 
     @cached_property
     def lanes(self) -> tuple[int | None, ...]:
-        """The dim of the tile for each dim of the array; None for an index."""
-        found: list[int | None] = []
+        """For each dim of the array, the dim of the tile; None for an index."""
+        lane_dims: list[int | None] = []
         count, gather = 0, None
         for dim in self.dims:
-            found.append({"index": None, "along": gather}.get(dim.kind, count))
+            lane_dims.append({"index": None, "along": gather}.get(dim.kind, count))
             gather = count if dim.kind == "gather" else gather
             count += dim.kind in ("block", "gather")
-        return tuple(found)
+        return tuple(lane_dims)
 
     @property
     def pointwise(self) -> bool:
@@ -134,7 +134,7 @@ class Access:
 
 
 def _fault(dim: Dim, lanes: int | None, vectors: list[tuple[int, ...]]) -> str:
-    """The reason why a dim of an access is malformed, by index vectors of these shapes; empty if it is not."""
+    """The reason why a dim of an access is malformed, by the shapes of its operands; "" if it is well formed."""
     if dim.kind == "along" and lanes != dim.size:
         return f"along of size {dim.size} behind no gather of that size"
     if [s for s in vectors if s] != ([(dim.size,)] if dim.kind in ("gather", "along") else []):
@@ -151,7 +151,7 @@ def whole_access(shape: tuple[int, ...]) -> Access:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MemoryOp(Op):
-    """Base of the ops that access memory. Operands: `leading` ones, the ref first; the positions'; the mask, if any."""
+    """Base of the ops that access memory. Operands: `leading` values, first the ref; the positions; the mask, if any."""
 
     pure: ClassVar[bool] = False
     leading: ClassVar[int] = 1
@@ -202,7 +202,7 @@ class MemoryOp(Op):
         return TileType(access.shape, ref.dtype)
 
     def _check_reach(self, dim: Dim) -> None:
-        """Refuse a position that 64 bits may not hold: in fewer than these, every backend computes it exactly."""
+        """Refuse a position that 64 bits may not hold: in 64 bits, every backend computes it exactly."""
         if dim.reach > _FARTHEST:
             with source.at(self.loc):
                 raise IndexingError(
@@ -286,8 +286,8 @@ ATOMICS: dict[Kind, tuple[AtomicKind, ...]] = {
 class Atomic(WriteOp):
     """Combine a tile with the elements of an access, but lanes out of bounds or masked, in one step each.
 
-    All programs may update one element, by one kind; then none loads or stores it. The outcome of integer updates does
-    not depend on the order of programs, nor does that of a "sum", whose contributions are added in program order.
+    All programs may update one element, by one kind; then no program loads or stores it. The outcome of integer updates
+    does not depend on the order of programs. Nor does a "sum": its contributions are added in program order.
     """
 
     name: ClassVar[str] = "atomic"

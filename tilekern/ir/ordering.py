@@ -1,6 +1,6 @@
 """The ops that compare or accumulate along one dim: arg-reduce, scan, linear scan, sort, top-k.
 
-The order of numbers is that of `jax.lax.sort`: -0 equals 0, every NaN is the same and greater than all numbers.
+Numbers are ordered as in `jax.lax.sort`: -0 equals 0; all NaNs are equal, and greater than all numbers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def _ordered(x: Array) -> Array:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArgReduce(Op):
-    """The int32 index along `dim` of the largest or smallest element; the dim goes.
+    """The int32 index along `dim` of the largest or smallest element; the result lacks this dim.
 
-    Of equal elements the first one wins; so does the first NaN, over all numbers.
+    Of equal elements the first wins. The first NaN wins over all numbers.
     """
 
     name: ClassVar[str] = "arg_reduce"
@@ -103,19 +103,19 @@ class LinearScan(Op):
 
     def evaluate(self, *operands: Array) -> Array:
         factors, terms = (np.moveaxis(x, self.dim, 0) for x in operands)
-        found = np.zeros_like(terms)
+        states = np.zeros_like(terms)
         state = np.zeros(terms.shape[1:], terms.dtype)
         with np.errstate(all="ignore"):
             for i in reversed(range(len(terms))) if self.reverse else range(len(terms)):
-                found[i] = state = factors[i] * state + terms[i]
-        return np.moveaxis(found, 0, self.dim)
+                states[i] = state = factors[i] * state + terms[i]
+        return np.moveaxis(states, 0, self.dim)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sort(Op):
     """Operand number `pick`, its elements along `dim` in the ascending order of the first `num_keys` operands.
 
-    The first operand counts most. Stable: what is equal in all keys stays in order. All operands have one shape.
+    The first operand counts most. Stable: elements equal in all keys stay in order. All operands have one shape.
     """
 
     name: ClassVar[str] = "sort"
@@ -153,7 +153,7 @@ class TopK(Op):
         return (TileType((*tile.shape[: self.dim], self.k, *tile.shape[self.dim + 1 :]), I32),)
 
     def evaluate(self, *operands: Array) -> Array:
-        # A stable sort of the reversed elements, read backwards, has equal ones in their order.
+        # A stable sort of the reversed elements, read backwards, keeps equal elements in order.
         x = _ordered(np.flip(operands[0], self.dim))
         order = np.flip(np.lexsort([x], axis=self.dim), self.dim)
         places = (*(slice(None) for _ in range(self.dim)), slice(self.k))

@@ -1,4 +1,4 @@
-"""Read the text form of a Func; see `tilekern.ir.text` for what it looks like. Line comments start with `#`."""
+"""Read the text form of a Func, which `tilekern.ir.text` describes. Line comments start with `#`."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def parse(text: str) -> Func:
     """The Func that `text` describes. A `!` that the text does not prove is dropped: the access is checked.
 
     Raises:
-      ParseError: with the line of the text, where it is not the text form of a Func, an op's type rule fails, or the
-        Func breaks another rule of the verifier.
+      ParseError: the text is not the text form of a Func, an op's type rule fails, or the Func breaks another rule of
+        the verifier; the message names the line of the text.
     """
     return without_unproved(_Parser(text).func())
 
@@ -70,7 +70,7 @@ class _Parser:
             return ParseError(f"line {token.loc.line}: {summary}")
 
     def _take(self, kind: str) -> str:
-        """The next token, which must be of this kind."""
+        """The text of the next token, which must be of this kind."""
         token = self._token
         if token.kind != kind:
             raise self._error(f"expected a {kind}, got {token.text}", token)
@@ -78,10 +78,10 @@ class _Parser:
         return token.text
 
     def _accept(self, text: str) -> bool:
-        """Take the next token if it is this one; True if it was."""
-        found = self._token.text == text and self._token.kind in ("word", "mark")
-        self._next += found
-        return found
+        """Take the next token if its text is `text`; True if it is."""
+        matches = self._token.text == text and self._token.kind in ("word", "mark")
+        self._next += matches
+        return matches
 
     def _expect(self, text: str) -> None:
         if not self._accept(text):
@@ -112,13 +112,13 @@ class _Parser:
         return int(digits)
 
     def _nested[T](self, read: Callable[[], T], token: Token) -> T:
-        """The result of `read`, one level deeper."""
+        """The result of `read`, for a block or list one level deeper."""
         if self._depth == _DEEPEST:
             raise self._error(f"expected at most {_DEEPEST} blocks or lists inside each other", token)
         self._depth += 1
-        found = read()
+        result = read()
         self._depth -= 1
-        return found
+        return result
 
     def _string(self) -> str:
         token = self._token
@@ -139,7 +139,7 @@ class _Parser:
         return token
 
     def _hint(self, token: Token) -> str:
-        """The hint of which the printer made `%name` or `%name.n`: without the number that makes a name unique."""
+        """The hint from which the printer made `%name` or `%name.n`: without the number that makes a name unique."""
         name = token.text[1:].partition(".")[0]
         if name.isdigit():
             return ""
@@ -256,7 +256,7 @@ class _Parser:
         return func
 
     def _block(self, args: tuple[Value, ...]) -> Block:
-        """The ops up to the closing brace, and what is yielded."""
+        """The block of the ops up to the closing brace, with the values that it yields."""
         ops: list[Op] = []
         results: tuple[Value, ...] = ()
         while not self._accept("}"):
@@ -268,12 +268,12 @@ class _Parser:
         return Block(args, tuple(ops), results)
 
     def _region(self, args: Callable[[], tuple[Value, ...]]) -> Block:
-        """A nested block; what it defines is not visible behind it."""
+        """A nested block; the values that it defines are not visible behind it."""
         outer = len(self._values)
-        found = args()
+        bound = args()
         token = self._token
         self._expect("{")
-        block = self._nested(lambda: self._block(found), token)
+        block = self._nested(lambda: self._block(bound), token)
         while len(self._values) > outer:
             self._values.popitem()
         return block
@@ -288,49 +288,49 @@ class _Parser:
         kind = Elementwise if word in TABLE else OPS.get(word)
         if kind is None:
             raise self._error(f"no op is named {word}", token)
-        given: dict[str, Any] = {"hint": self._hint(names[0]) if names else ""}
-        args = self._head(kind, word, given)
+        op_fields: dict[str, Any] = {"hint": self._hint(names[0]) if names else ""}
+        args = self._head(kind, word, op_fields)
         if self._accept("{"):
-            self._attributes(kind, given)
+            self._attributes(kind, op_fields)
         regions: list[Block] = []
         while self._accept("do"):
             regions.append(self._region(args))
-        given["regions"] = tuple(regions)
+        op_fields["regions"] = tuple(regions)
         types = self._list(self._tile_type) if self._accept(":") else ()
-        op = self._make(kind, given, types, token)
+        op = self._make(kind, op_fields, types, token)
         if len(names) != len(types):
             raise self._error(f"{len(names)} names for {len(types)} results", token)
         for name, value in zip(names, op.results, strict=True):
             self._bind(name, value)
         return op
 
-    def _attributes(self, kind: type[Op], given: dict[str, Any]) -> None:
-        """The attributes in braces: those that the op has as fields."""
+    def _attributes(self, kind: type[Op], op_fields: dict[str, Any]) -> None:
+        """Read the attributes in braces into the fields of the op."""
         base = {f.name for f in fields(Op)}
-        known = {f.name: str(f.type) for f in fields(kind) if f.name not in base}
+        field_types = {f.name: str(f.type) for f in fields(kind) if f.name not in base}
         while not self._accept("}"):
             token = self._token
             name = self._take("word")
-            if name not in known or name in given:
+            if name not in field_types or name in op_fields:
                 raise self._error(f"{kind.name} has no attribute {name}, or has it already", token)
             self._expect("=")
             token = self._token
-            given[name] = self._literal()
-            if not _fits(given[name], known[name]):
-                raise self._error(f"expected {name} of type {known[name]}, got {given[name]!r}", token)
+            op_fields[name] = self._literal()
+            if not _fits(op_fields[name], field_types[name]):
+                raise self._error(f"expected {name} of type {field_types[name]}, got {op_fields[name]!r}", token)
             if self._token.text != "}":
                 self._expect(",")
 
-    def _make(self, kind: type[Op], given: dict[str, Any], types: tuple[TileType, ...], token: Token) -> Op:
-        """The op, with a `shape` and a `dtype` from the type of its result where they are not given."""
+    def _make(self, kind: type[Op], op_fields: dict[str, Any], types: tuple[TileType, ...], token: Token) -> Op:
+        """The op; a missing `shape` or `dtype` is taken from the type of its result."""
         if len(types) == 1:
-            known = {f.name for f in fields(kind)}
+            field_names = {f.name for f in fields(kind)}
             implied = {"shape": types[0].shape, "dtype": types[0].dtype}
-            given = {**{name: value for name, value in implied.items() if name in known}, **given}
+            op_fields = {**{name: value for name, value in implied.items() if name in field_names}, **op_fields}
             if kind is Constant:
-                given["array"] = self._array(given["array"], types[0], token)
+                op_fields["array"] = self._array(op_fields["array"], types[0], token)
         try:
-            op = kind(**given, loc=self._loc())
+            op = kind(**op_fields, loc=self._loc())
         except ParseError:
             raise
         except Exception as error:  # an attribute of the wrong type may break the op's type rule in any way
@@ -360,22 +360,22 @@ class _Parser:
 
     # --- ops with a syntax of their own ---
 
-    def _head(self, kind: type[Op], word: str, given: dict[str, Any]) -> Callable[[], tuple[Value, ...]]:
-        """Read what stands before the attributes into the fields of the op; returns what reads a region's arguments."""
+    def _head(self, kind: type[Op], word: str, op_fields: dict[str, Any]) -> Callable[[], tuple[Value, ...]]:
+        """Read the text before the attributes into the fields of the op; returns the reader of a region's arguments."""
         if kind is Fold:
-            return self._fold(given)
+            return self._fold(op_fields)
         if kind is Constant:
-            given["array"] = self._literal()
+            op_fields["array"] = self._literal()
         elif issubclass(kind, MemoryOp):
-            self._memory(kind, given)
+            self._memory(kind, op_fields)
         else:
             if kind is Elementwise:
-                given["function"] = word
+                op_fields["function"] = word
             self._expect("(")
-            given["operands"] = self._list(self._use, ")")
+            op_fields["operands"] = self._list(self._use, ")")
         return self._arguments
 
-    def _memory(self, kind: type[MemoryOp], given: dict[str, Any]) -> None:
+    def _memory(self, kind: type[MemoryOp], op_fields: dict[str, Any]) -> None:
         values: tuple[Value, ...] = ()
         if kind.leading > 1:
             values = self._list(self._use)
@@ -387,13 +387,13 @@ class _Parser:
             extents = self._list(self._integer, "]")
         self._expect("[")
         positions: dict[Value, int] = {}
-        given["access"] = Access(self._list(lambda: self._dim(positions), "]"), extents)
+        op_fields["access"] = Access(self._list(lambda: self._dim(positions), "]"), extents)
         operands = [ref, *values, *positions]
         for flag, word in (("masked", "mask"), ("filled", "fill")):
             if self._accept(word):
-                given[flag] = True
+                op_fields[flag] = True
                 operands.append(self._use())
-        given["operands"] = tuple(operands)
+        op_fields["operands"] = tuple(operands)
 
     def _dim(self, positions: dict[Value, int]) -> Dim:
         for kind in ("gather", "along"):
@@ -425,7 +425,7 @@ class _Parser:
         return Position(tuple(terms), const)
 
     def _term(self, stride: int, positions: dict[Value, int]) -> Term:
-        """A value, or a digit of one in parentheses."""
+        """A term of a value, or of a digit of a value in parentheses."""
         digit = self._accept("(")
         value = self._use()
         number = positions.setdefault(value, len(positions))
@@ -435,15 +435,15 @@ class _Parser:
             self._expect(")")
         return Term(number, stride, div, mod)
 
-    def _fold(self, given: dict[str, Any]) -> Callable[[], tuple[Value, ...]]:
-        index, given["axis"] = self._axis()
+    def _fold(self, op_fields: dict[str, Any]) -> Callable[[], tuple[Value, ...]]:
+        index, op_fields["axis"] = self._axis()
         self._expect("from")
         start = self._use()
         self._expect("to")
         stop = self._use()
-        given["reverse"] = self._accept("reverse")
+        op_fields["reverse"] = self._accept("reverse")
         carries = self._list(self._carry) if self._accept("with") else ()
-        given["operands"] = (start, stop, *(init for _, init in carries))
+        op_fields["operands"] = (start, stop, *(init for _, init in carries))
 
         def args() -> tuple[Value, ...]:
             types = ((index, INDEX), *((token, init.type) for token, init in carries))
@@ -458,7 +458,7 @@ class _Parser:
 
 
 def _fits(value: Any, kind: str) -> bool:
-    """True if a literal is of the type of a field; fields of other types than these hold strings."""
+    """True if a literal is of the type of a field; a field of a type without a case here holds a string."""
     match kind:
         case "int" | "bool":
             return type(value).__name__ == kind

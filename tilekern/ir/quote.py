@@ -32,9 +32,9 @@ def quoted(text: str) -> str:
 
 
 def code_of(text: str) -> str:
-    """Generated Python without what stands in strings and comments, so that words of users are not taken for code.
+    """Generated Python without the contents of strings and comments, so that words of users are not taken for code.
 
     >>> code_of('print("x = 1")  # y = 2')
     'print("")  '
     """
-    return _NO_CODE.sub(lambda found: '""' if found.group().startswith('"') else "", text)
+    return _NO_CODE.sub(lambda match: '""' if match.group().startswith('"') else "", text)

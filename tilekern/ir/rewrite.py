@@ -14,7 +14,7 @@ class Rewriter(Builder):
 
     The rule returns None to keep the op, or the values that replace its results (an empty list for an op without
     results), which it may compute with ops it adds to the rewriter. Regions are rewritten before the rule sees the op.
-    What the rules leave as it was is not copied: a Func without a match is returned itself.
+    Ops that no rule replaces are not copied: a Func without a match is returned itself.
     """
 
     def __init__(self, rule: Callable[[Op, Rewriter], Sequence[Value] | None]) -> None:
@@ -58,7 +58,7 @@ class Rewriter(Builder):
         return block if (copy.ops, copy.results) == (block.ops, block.results) else copy
 
     def inline(self, block: Block, args: Sequence[Value] | None = None) -> tuple[Value, ...]:
-        """Copy a block's ops to the current place, its arguments replaced by `args`; returns what it yields."""
+        """Copy a block's ops to the current place, its arguments replaced by `args`; returns the yielded values."""
         if args is not None:
             self._replaced.update(zip(block.args, args, strict=True))
         for op in block.ops:
@@ -66,7 +66,7 @@ class Rewriter(Builder):
         return tuple(self.value(v) for v in block.results)
 
     def visit(self, op: Op) -> Sequence[Value]:
-        """Rewrite an op, of the original or made by a rule, at the current place; returns what stands for its results.
+        """Rewrite an op, of the original or made by a rule, at the current place; returns the new values of its results.
 
         A rule that makes an op to which rules apply in turn visits it instead of adding it.
         """
@@ -81,7 +81,7 @@ class Rewriter(Builder):
 
 
 class ScopedRewriter[K](Rewriter):
-    """A rewriter that notes in `known` which values there are for a key; what it notes in a block is gone behind it."""
+    """A rewriter that notes values by a key in `known`; the notes of a block are dropped at its end."""
 
     def __init__(self, rule: Callable[[Op, Rewriter], Sequence[Value] | None]) -> None:
         super().__init__(rule)

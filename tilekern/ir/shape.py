@@ -40,7 +40,7 @@ class Broadcast(Op):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reshape(Op):
-    """The same elements in row-major order under another shape."""
+    """The elements of the operand, in row-major order, under another shape."""
 
     name: ClassVar[str] = "reshape"
 
@@ -129,9 +129,9 @@ class Concatenate(Op):
     def infer(self) -> tuple[TileType, ...]:
         tiles = self.tiles()
         require(len(tiles) > 0, "concatenate takes at least one operand")
-        rest = [(*t.shape[: self.dim], *t.shape[self.dim + 1 :], t.dtype) for t in tiles]
+        other_dims = [(*t.shape[: self.dim], *t.shape[self.dim + 1 :], t.dtype) for t in tiles]
         require(0 <= self.dim < len(tiles[0].shape), f"concatenate along dim {self.dim} of {tiles[0]}")
-        require(all(r == rest[0] for r in rest), "concatenate needs equal dtypes and other dims")
+        require(all(r == other_dims[0] for r in other_dims), "concatenate needs equal dtypes and other dims")
         shape = list(tiles[0].shape)
         shape[self.dim] = sum(t.shape[self.dim] for t in tiles)
         return (TileType(tuple(shape), tiles[0].dtype),)
@@ -167,9 +167,9 @@ class Pad(Op):
     def evaluate(self, *operands: Array) -> Array:
         x, value = operands
         spread = tuple(n + max(n - 1, 0) * i for n, i in zip(x.shape, self.interior, strict=True))
-        before, behind = (tuple(max(n, 0) for n in amounts) for amounts in (self.low, self.high))
-        grown = np.full(tuple(map(sum, zip(before, spread, behind, strict=True))), value, x.dtype)
-        inside = zip(before, spread, self.interior, strict=True)
+        low, high = (tuple(max(n, 0) for n in amounts) for amounts in (self.low, self.high))
+        grown = np.full(tuple(map(sum, zip(low, spread, high, strict=True))), value, x.dtype)
+        inside = zip(low, spread, self.interior, strict=True)
         grown[tuple(slice(lo, lo + n, i + 1) for lo, n, i in inside)] = x
         cut = (slice(max(-lo, 0), n - max(-hi, 0)) for lo, hi, n in zip(self.low, self.high, grown.shape, strict=True))
         return grown[tuple(cut)]

@@ -16,10 +16,9 @@
 
 `i[100 by 32]` is the axis `i` of extent 100 in blocks of 32; the value before it is the tile index. A dim of an access
 is `position +: size` (a block), `position` (an index), `gather(position, size)` or `along(position, size)`; `!`
-marks it proved in bounds. `as [shape]` behind an array is the shape in which the access sees it. A
-position is a sum such as `16*%i + 4*(%n // 6 % 2) + 3`: strides times digits. Of several results of one op the n-th is
-`%name.n`. Attributes that have their default are left out, and so are a `shape`
-and a `dtype` that the type of the result gives.
+marks the dim as proved in bounds. `as [shape]` behind an array is the shape in which the access sees it. A position is
+a sum such as `16*%i + 4*(%n // 6 % 2) + 3`: strides times digits. Of several results of one op the n-th is `%name.n`.
+Attributes that have their default are left out, as are a `shape` and a `dtype` that the type of the result shows.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ Func.to_text = to_text
 
 
 def unique(name: str, taken: Collection[str]) -> str:
-    """The name, with a number where it is taken."""
+    """The name, with a number behind it if it is taken: `x`, else `x_1`, else `x_2`, ..."""
     numbered = (f"{name}_{count}" for count in itertools.count(1))
     return next(n for n in itertools.chain([name], numbered) if n not in taken)
 
@@ -81,7 +80,7 @@ class _Printer:
     # --- names ---
 
     def _fresh(self, hint: str) -> str:
-        """A name that no value has yet: the hint, with a number where it is taken, or just a number."""
+        """A name that no value has yet: the hint, with a number if it is taken; a number alone if there is no hint."""
         base = re.sub(r"\W", "_", hint, flags=re.ASCII)
         if not base:
             self._unnamed += 1
@@ -209,8 +208,8 @@ def _attributes(op: Op) -> Iterable[tuple[str, Any]]:
         if f.name in _BASE or f.name in shown:
             continue
         value = getattr(op, f.name)
-        given = len(op.results) == 1 and f.name in ("shape", "dtype") and value == getattr(op.result.tile, f.name)
-        if not given and (f.default is MISSING or value != f.default):
+        is_implied = len(op.results) == 1 and f.name in ("shape", "dtype") and value == getattr(op.result.tile, f.name)
+        if not is_implied and (f.default is MISSING or value != f.default):
             yield f.name, value
 
 
@@ -249,5 +248,5 @@ def _axis(axis: Axis) -> str:
 
 
 def _word(name: str) -> str:
-    """A name as it stands where it is an identifier, in quotes elsewhere."""
+    """A name: bare if it is an identifier, else in quotes."""
     return name if re.fullmatch(r"[A-Za-z_]\w*", name, flags=re.ASCII) else quoted(name)

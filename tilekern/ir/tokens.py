@@ -32,14 +32,14 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """The tokens of a text, up to the first bad one, then the end."""
+    """The tokens of a text up to the first bad token, then a token of kind "end"."""
     line, begin = 1, 0
-    for found in _TOKEN.finditer(text):
-        kind, word = str(found.lastgroup), found.group()
+    for match in _TOKEN.finditer(text):
+        kind, word = str(match.lastgroup), match.group()
         if kind != "space":
-            yield Token(kind, word, Loc(FILE, line, found.start() - begin, found.end() - begin))
+            yield Token(kind, word, Loc(FILE, line, match.start() - begin, match.end() - begin))
         if kind == "bad":
             break
         if "\n" in word:
-            line, begin = line + word.count("\n"), found.start() + word.rindex("\n") + 1
+            line, begin = line + word.count("\n"), match.start() + word.rindex("\n") + 1
     yield Token("end", "the end of the text", Loc(FILE, line, len(text) - begin))

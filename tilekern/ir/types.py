@@ -35,7 +35,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 F64, F32, F16, BF16 = DTYPES["f64"], DTYPES["f32"], DTYPES["f16"], DTYPES["bf16"]
 I32, BOOL = DTYPES["i32"], DTYPES["bool"]
 
-# Dtypes of 4 bits, of which arrays hold two in a byte, and the wider dtypes that tiles of them have.
+# Maps each dtype of 4 bits, two to a byte in arrays, to the wider dtype of its tiles.
 FOUR_BITS: dict[DType, DType] = {
     np.dtype(ml_dtypes.int4): DTYPES["i8"],
     np.dtype(ml_dtypes.uint4): DTYPES["u8"],
@@ -96,9 +96,9 @@ def round_to(x: np.ndarray[Any, DType], dtype: DType) -> np.ndarray[Any, DType]:
     # neighbour of `wide` where the nearest one is even) never look like a tie to the second rounding.
     wide = x.astype(F64)
     single = wide.astype(F32)
-    other = np.nextafter(single, np.where(wide > single, np.inf, -np.inf).astype(F32))
+    neighbour = np.nextafter(single, np.where(wide > single, np.inf, -np.inf).astype(F32))
     even = (single.view(np.uint32) & 1) == 0
-    return np.where((wide != single) & even, other, single).astype(dtype)
+    return np.where((wide != single) & even, neighbour, single).astype(dtype)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,18 @@
-"""Valid lanes of values, those that come from inside of arrays: one rule for each pure op.
+"""Valid lanes of values, lanes that come from inside of arrays: one rule for each pure op.
 
-A load without a fill reads 0 in lanes that are out of bounds or masked. These lanes are *invalid*, and so is what is
-computed from them:
+A load without a fill reads 0 in lanes that are out of bounds or masked. These lanes are *invalid*, and so are lanes
+computed from invalid lanes:
 
     elementwise, convert, bitcast   valid where all operands are
-    stated derivatives              as the value that has them
-    a and b, a or b of bools        valid also where one operand is, and decides
-    select(p, a, b)                 valid where p is, and the one that it chooses
-    ops that move elements          as the element that is moved; what an op fills in is a scalar, as valid as that
-    reduce, arg-reduce, dot         valid where any of the elements that are combined is
-    scan                            as the lane itself, not as those before it
+    stated derivatives              as the value of which they are stated
+    a and b, a or b of bools        valid also where one operand is valid, and decides
+    select(p, a, b)                 valid where p and the operand chosen by p are
+    ops that move elements          as the element that is moved, or as the scalar that is filled in
+    reduce, arg-reduce, dot         valid where any of the combined elements is
+    scan                            as the lane itself, whatever the lanes before it are
     sort, top-k                     as the element that comes to the lane, and its keys
 
-Constants are valid. Scalars that say where, as the starts of a dynamic slice, do not count.
+Constants are valid. Scalars that select a place, such as the starts of a dynamic slice, do not count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Valid = Value | None
 
 
 def sources(op: Op) -> tuple[Value, ...]:
-    """The operands of a pure op whose validity is that of its result."""
+    """The operands of a pure op that decide about the valid lanes of its result."""
     match op:
         case DynamicSlice() | Custom():
             return op.operands[:1]
@@ -44,7 +44,7 @@ def sources(op: Op) -> tuple[Value, ...]:
         case Sort():
             return (*op.operands[: op.num_keys], op.operands[op.pick])
         case Reduce() | Dot() if any(v.tile.size == 0 for v in op.operands):
-            return ()  # the identity, which comes from nowhere
+            return ()  # the identity of the reduction
         case _:
             return op.operands
 
@@ -57,7 +57,7 @@ class Validity(Make):
         self._op = origin
 
     def of_result(self, valid: Sequence[Valid]) -> Valid:
-        """The valid lanes of the result of the op, a pure one, by those of its operands."""
+        """The valid lanes of the result of the op, which is pure, from the valid lanes of its operands."""
         match op := self._op:
             case Elementwise(function="and" | "or") if op.result.tile.dtype == BOOL:
                 return self._decided(op, *valid)
@@ -86,32 +86,32 @@ class Validity(Make):
                 return self.all(*valid)
 
     def whole(self, valid: Valid, value: Value) -> Value:
-        """The valid lanes of a value as a tile, even if all are."""
+        """The valid lanes of a value as a tile, even if all lanes are valid."""
         return self.number(True, TileType(value.tile.shape, BOOL)) if valid is None else valid
 
     def all(self, *conditions: Valid) -> Valid:
-        """The conjunction of conditions; None holds everywhere."""
-        found: Valid = None
+        """The conjunction of conditions; None stands for a condition that holds in all lanes."""
+        conjunction: Valid = None
         for condition in conditions:
-            if condition is not None and condition is not found:
-                found = condition if found is None else self.of("and", found, condition)
-        return found
+            if condition is not None and condition is not conjunction:
+                conjunction = condition if conjunction is None else self.of("and", conjunction, condition)
+        return conjunction
 
     def _moved(self, *operands: Valid) -> Valid:
         """The op itself, on valid lanes in the place of values."""
-        known = tuple(v for v in operands if v is not None)
-        return self._builder.one(self._op.copy(known)) if len(known) == len(operands) else None
+        valid_operands = tuple(v for v in operands if v is not None)
+        return self._builder.one(self._op.copy(valid_operands)) if len(valid_operands) == len(operands) else None
 
     def _decided(self, op: Elementwise, left: Valid, right: Valid) -> Valid:
-        """Of `a and b` (`a or b`): where both are valid, or one is, and false (true)."""
+        """The lanes of `a and b` (`a or b`) where both operands are valid, or one is valid and false (true)."""
         a, b = (self.of("not", v) if op.function == "and" else v for v in op.operands)
         if left is None or right is None:
-            other, decides = (right, a) if left is None else (left, b)
-            return None if other is None else self.of("or", other, decides)
-        found = self.of("and", left, right)
+            partial, decides = (right, a) if left is None else (left, b)
+            return None if partial is None else self.of("or", partial, decides)
+        valid_lanes = self.of("and", left, right)
         for valid, decides in ((left, a), (right, b)):
-            found = self.of("or", found, self.of("and", valid, decides))
-        return found
+            valid_lanes = self.of("or", valid_lanes, self.of("and", valid, decides))
+        return valid_lanes
 
     def _chosen(self, op: Select, predicate: Valid, on_true: Valid, on_false: Valid) -> Valid:
         which = op.operands[0]
@@ -132,19 +132,19 @@ class Validity(Make):
         return self.add(Reduce, valid, monoid="or", dims=dims) if valid is not None and dims else valid
 
     def _sorted(self, op: Sort, valid: Sequence[Valid]) -> Valid:
-        """Sorted along: what decides of an element's place, and the element."""
-        known = self.all(*valid[: op.num_keys], valid[op.pick])
-        if known is None:
+        """The valid lanes of an element and of its keys, sorted along with the element."""
+        valid_lanes = self.all(*valid[: op.num_keys], valid[op.pick])
+        if valid_lanes is None:
             return None
-        return self.add(Sort, *op.operands, known, dim=op.dim, num_keys=op.num_keys, pick=len(op.operands))
+        return self.add(Sort, *op.operands, valid_lanes, dim=op.dim, num_keys=op.num_keys, pick=len(op.operands))
 
     def _side(self, op: Dot, side: Literal[0, 1], valid: Valid) -> Valid:
         """The valid lanes of one operand, in the place of its dims in the result."""
         if valid is None:
             return None
         batch, free = op.batch[side], op.free(side)
-        kept = [d for d in range(len(valid.tile.shape)) if d not in op.contract[side]]
-        order = tuple(kept.index(d) for d in (*batch, *free))
+        free_dims = [d for d in range(len(valid.tile.shape)) if d not in op.contract[side]]
+        order = tuple(free_dims.index(d) for d in (*batch, *free))
         combined = self._any(valid, op.contract[side])
         assert combined is not None
         moved = self.add(Transpose, combined, permutation=order)

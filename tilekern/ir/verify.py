@@ -15,17 +15,17 @@ def verify(func: Func) -> None:
     require(all(a.block > 0 and a.extent >= 0 for a in func.axes), f"axes {func.axes}")
     require(all(a.tiles < 2**31 for a in func.axes), f"a Func's indices are int32: {func.axes}")
     require(not func.body.results, "a Func yields nothing")
-    given = [p.ref.role in ("in", "inout") for p in func.params]
-    require(given == sorted(given, reverse=True), "inputs stand before outputs")
+    is_input = [p.ref.role in ("in", "inout") for p in func.params]
+    require(is_input == sorted(is_input, reverse=True), "inputs stand before outputs")
     _verify_block(func.body, set(func.params), set())
 
 
 def _verify_block(block: Block, visible: set[Value], defined: set[Value]) -> None:
-    """Verify a block in time linear in its ops, those of inner blocks included.
+    """Verify a block in time linear in its ops, ops of inner blocks included.
 
     Args:
       block: the block.
-      visible: the values that it may use; it adds its own, and removes them at its end.
+      visible: the values that the block may use. Its own values are added, and removed at its end.
       defined: every value of the function met so far.
     """
     own = list(block.args)
