@@ -7,7 +7,7 @@ rotation      loops whose last products are computed an iteration later
 layouts       layouts of tiles in registers
 roles         what both roles have in common: the loop over groups of programs, bounds, places in rings
 loader        the role of the warp that loads
-products      products of warpgroups, and layouts of what is computed with them
+products      products of warpgroups, and layouts of the values that are computed with products
 computer      the role of the warpgroups that compute
-build         all of these in order: a Func → a `Program`
+build         legalize, plan and emit in this order: a Func → a `Program`
 """

@@ -70,8 +70,8 @@ def build_gluon(func: Func, chip: Chip, hints: Mapping[str, int]) -> Program:
     Args:
       func: went through the passes of every Func.
       chip: the GPU to run on.
-      hints: `num_warps`, those that compute, `num_stages`, and `num_ctas`, thread blocks of a cluster, where a schedule
-        or the call gives them.
+      hints: `num_warps` (warps that compute), `num_stages` and `num_ctas` (thread blocks of a cluster), where a
+        schedule or the call gives them.
 
     Raises:
       TargetError: it does something that this emitter does not, at the user's line.
@@ -146,13 +146,13 @@ def _assembled(parts: list[tuple[str, Writer]], blocks: int) -> tuple[str, dict[
 
 
 def _check_functions(func: Func, text: str) -> None:
-    found = _LACKING.search(code_of(text))
-    if found:
+    lacking = _LACKING.search(code_of(text))
+    if lacking:
         with source.at(func.loc):
             raise TargetError(
-                f"the Gluon emitter does not take {func.name}: Gluon has no {found[1]}",
+                f"the Gluon emitter does not take {func.name}: Gluon has no {lacking[1]}",
                 expected="functions of single elements, reductions and products",
-                got=found[0],
+                got=lacking[0],
                 fix='leave the emitter out, or say emitter="auto"',
             )
 
@@ -203,7 +203,7 @@ def _wide_buffer(name: str, count: int, wide: Widened, shape: tuple[int, ...]) -
 
 
 def _barrier_forms(cluster: int) -> tuple[tuple[int, str], tuple[int, str]]:
-    """Barriers of each thread block, and one for all of a cluster: how many they are, and their layout."""
+    """The number and layout of barriers: one for each thread block of a cluster, and one for the whole cluster."""
     return ((1, ""), (1, "")) if cluster == 1 else ((cluster, "[[1]]"), (1, "[[0]]"))
 
 

@@ -25,8 +25,8 @@ def pays(func: Func, program: Program, chip: Chip) -> bool:
     """True if a warp-specialised program is worth it.
 
     At least half of the multiprocessors need a thread block, which is alone on its multiprocessor, and whose tiles are
-    large. Where they are too few, smaller ones in Triton keep more multiprocessors busy. And no loop may be of a form
-    for which the cycle model finds Triton's program faster (record 0069). No GPU has measured this yet:
+    large. Where blocks are too few, Triton's smaller blocks keep more multiprocessors busy. And no loop may be of a
+    form for which the cycle model finds Triton's program faster (record 0069). No GPU has measured this yet:
     `python -m bench.gpu --tune` compares both.
 
     Args:
@@ -43,7 +43,7 @@ def pays(func: Func, program: Program, chip: Chip) -> bool:
 def _waits_for_copies(loop: Fold, program: Program) -> bool:
     """True for one product and two places in its ring: a product holds one, and a copy begins when it ends.
 
-    So it is where two results leave shared memory for no more places.
+    Two results may leave shared memory for no more than two places.
     """
     return _products(loop) == 1 and program.num_stages < _PLACES
 
@@ -51,8 +51,8 @@ def _waits_for_copies(loop: Fold, program: Program) -> bool:
 def _hides_less(loop: Fold) -> bool:
     """True for three products and one narrow sum, as in attention's query gradient with heads of 64.
 
-    Such products are short, and several small programs of Triton on a multiprocessor hide more of what is between them.
-    With masks of loads Triton's program needs more registers, and is alone there.
+    Such products are short, and several small programs of Triton on a multiprocessor hide more of the work between.
+    With masks of loads Triton's program needs more registers, and is alone on its multiprocessor.
     """
     sums = [value.tile.shape[1] for value in loop.results if len(value.tile.shape) == 2]
     masked = any(isinstance(op, Load) and op.masked for op in loop.body.ops)
@@ -62,7 +62,7 @@ def _hides_less(loop: Fold) -> bool:
 def _is_short_of_work(func: Func, chip: Chip) -> bool:
     """True for few programs along an axis where they become shorter, as with causal masks.
 
-    The last programs of Triton's grid then end late; those of Gluon share the work evenly.
+    The last programs of Triton's grid then end late; Gluon's programs share the work evenly.
     """
     falls = any(axis.descending and axis.tiles > 1 for axis in func.axes)
     return falls and prod(axis.tiles for axis in func.axes) < _FEW * chip.cores

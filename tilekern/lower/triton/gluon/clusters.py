@@ -3,9 +3,9 @@
 With `num_ctas = 2` a program of the grid is the work of one warpgroup in each of two thread blocks. They divide the
 rows of all its products. So each loads its own rows of left sides. Right sides are the same for both: one thread block
 asks for them, and the Tensor Memory Accelerator copies them into the shared memory of both (multicast; PTX ISA,
-"cp.async.bulk.tensor"). What passes the second-level cache is less by as much.
+"cp.async.bulk.tensor"). So fewer bytes pass the second-level cache.
 
-Gluon's tiles are those of the whole program, and their layouts say which thread block has which rows. A layout without
+Gluon's tiles are tiles of the whole program, and their layouts say which thread block has which rows. A layout without
 rows is the same in both.
 """
 
@@ -34,10 +34,10 @@ _FIX = "leave num_ctas out, or say num_ctas = 1"
 
 
 def cluster_of(func: Func, blocks: int) -> int:
-    """The thread blocks that compute a program of a Func together, of those that a schedule or a call asks for.
+    """The number of thread blocks that compute a program of a Func together: `blocks`, as the hints ask for, or 1.
 
-    Programs stay on one thread block where their products do not have the rows for two, as when a call gives other
-    blocks than the schedule.
+    Programs stay on one thread block if their products do not have the rows for two, as when a call gives other block
+    sizes than the schedule.
 
     Raises:
       TargetError: this emitter has no clusters of that size, or the installed Triton cannot compile them.
@@ -72,23 +72,23 @@ def divided(func: Func, copies: Mapping[Op, TmaCopy], blocks: int) -> dict[Op, T
       blocks: thread blocks of a cluster.
 
     Raises:
-      TargetError: the program needs what only the other thread block has.
+      TargetError: the program needs rows that only the other thread block has.
     """
     if blocks == 1:
         return dict(copies)
-    every = list(func.walk())
-    shapes = {op.result.tile.shape for op in every if isinstance(op, Dot)}
-    for op in every:
+    ops = list(func.walk())
+    shapes = {op.result.tile.shape for op in ops if isinstance(op, Dot)}
+    for op in ops:
         if isinstance(op, Reduce) and op.operands[0].tile.shape in shapes and 0 in op.dims:
             with source.at(op.loc):
                 raise _refusal("a reduction over the rows of a product", "reductions of single rows", f"{op.name}")
     dims: dict[Op, int | None] = {}
-    for dot in (op for op in every if isinstance(op, Dot)):
+    for dot in (op for op in ops if isinstance(op, Dot)):
         for side, value in enumerate(dot.operands):
-            load = loaded(value, every)
+            load = loaded(value, ops)
             if load is None or load not in copies:
                 continue
-            dim = _dim_of_rows(load, value, every) if side == 0 else None
+            dim = _dim_of_rows(load, value, ops) if side == 0 else None
             if dims.setdefault(load, dim) != dim:
                 with source.at(dot.loc):
                     raise _refusal("a tile that is a left side and a right side", "tiles for one side", load.ref.name)
@@ -97,7 +97,7 @@ def divided(func: Func, copies: Mapping[Op, TmaCopy], blocks: int) -> dict[Op, T
 
 
 def is_whole(copy: TmaCopy, blocks: int) -> bool:
-    """True if both thread blocks of a cluster get the whole box, of which one copy brings both."""
+    """True if one copy brings the whole box to both thread blocks of a cluster."""
     return blocks > 1 and copy.descriptor.divided is None
 
 

@@ -1,7 +1,7 @@
 """The warpgroups that compute: each runs one program of the grid, on tiles that the loading warp brings.
 
-Products are asynchronous. One is waited for where its result is first used; what stands between runs beside it. In a
-loop whose last product depends on another one, the last product is computed an iteration later, as in `delay_dots`:
+Products are asynchronous. A product is waited for where its result is first used; ops between run beside it. In a
+loop whose last product depends on another product, the last product is computed an iteration later, as in `delay_dots`:
 
     wait for the keys of the first tile; s = q kᵀ; p = f(s)
     for the other tiles:
@@ -39,7 +39,7 @@ from tilekern.passes.delay_dots import always_runs, leading_ops, with_numbers
 
 
 class Computer(Products):
-    """Emits the function of those warpgroups."""
+    """Emits the function of the warpgroups that compute."""
 
     def _begin(self) -> None:
         for columns in self._layouts.columns:
@@ -92,7 +92,7 @@ class Computer(Products):
         least, most = self._all_bounds(op) if own else (first, last)
         runs = always_runs(op, self.ranges.get(op.start), self.ranges.get(op.stop))
         if not runs and (least, most) != (first, last):
-            # A program without a tile skips all those of the others.
+            # A program without a tile skips all tiles of the other programs.
             first = self._named("first_own", f"tl.minimum({first}, {most})")
             last = self._named("last_own", f"tl.maximum({last}, {first})")
         if least != first:
@@ -167,7 +167,7 @@ class Computer(Products):
         return total.result if users == [total] and carry not in op.body.results else None
 
     def _leave_one(self, op: Fold, first: str) -> None:
-        """Wait for the product of the iteration before, and free its tiles; that of this one stays in flight."""
+        """Wait for the product of the iteration before, and free its tiles; this iteration's stays in flight."""
         (flight,) = self._flights
         name = self._env[flight.value].text
         self.writer.line(f"{name} = warpgroup_mma_wait(1, deps=({name},))", flight.dot.loc)
@@ -179,9 +179,9 @@ class Computer(Products):
         places = self._places[op]
         step = f"({self._steps[op]} + {self._plan.stages - 1})"
         self._places[op] = f"{step} % {self._plan.stages}", ""
-        found = [free for c in self._plan.unique if c.fold is op for free in self._freed(c)]
+        barriers = [free for c in self._plan.unique if c.fold is op for free in self._freed(c)]
         self._places[op] = places
-        return found
+        return barriers
 
     # --- delayed products ---
 
@@ -191,7 +191,7 @@ class Computer(Products):
         carries = body.args[1:]
         held, leading = list(parts.held), leading_ops(parts.early)
         totals = [body.results[n] for n in parts.numbers]
-        kept = [n for n in range(len(names)) if n not in parts.numbers]
+        early_carries = [n for n in range(len(names)) if n not in parts.numbers]
         self._bind_values(carries, names)
         self._advance(op, self._plan.stages)
         self._env[index] = self._scalar(index.name, first)
@@ -204,7 +204,7 @@ class Computer(Products):
         self._part(op, parts.early, dots[-1])
         self._settle(body.results)
         kept_at = [self.names.fresh(v.name or "held") for v in held]
-        self._keep(op, kept, names, held, kept_at)
+        self._keep(op, early_carries, names, held, kept_at)
         self.writer.line(f"{self._steps[op]} += 1")
         with self._loop(op, f"{first} + 1", last):
             self._bind_values(carries, names)
@@ -219,7 +219,7 @@ class Computer(Products):
                 self._give_turn(op)
             self._part(op, parts.early[leading:], dots[-1])
             self._settle(body.results)
-            self._keep(op, kept, names, held, kept_at, *((names[n], body.results[n]) for n in parts.numbers))
+            self._keep(op, early_carries, names, held, kept_at, *((names[n], body.results[n]) for n in parts.numbers))
             self.writer.line(f"{self._steps[op]} += 1")
         self._bind_values(carries, names)
         self._waited.difference_update(own)
@@ -267,8 +267,8 @@ class Computer(Products):
                 self._trim(late)
 
     @contextmanager
-    def _tile_before(self, op: Fold, after: str, made: Collection[Value] = ()) -> Generator[None]:
-        """Emit lines for the tile before tile `after` of a loop; of the values there, `made` stay."""
+    def _tile_before(self, op: Fold, after: str, lasting: Collection[Value] = ()) -> Generator[None]:
+        """Emit lines for the tile before tile `after` of a loop; behind them only values of `lasting` stay."""
         index, places, saved = op.body.args[0], self._places[op], dict(self._env)
         slot, phase = self.names.fresh("slot_before"), self.names.fresh("phase_before")
         self.writer.line(f"{slot} = ({self._steps[op]} - 1) % {self._plan.stages}")
@@ -278,20 +278,20 @@ class Computer(Products):
         self._scopes.append(Scope())
         yield
         self._scopes.pop()
-        self._env.update((value, x) for value, x in saved.items() if value not in made)
+        self._env.update((value, x) for value, x in saved.items() if value not in lasting)
         self._places[op] = places
 
     def _keep(
         self,
         op: Fold,
-        kept: Sequence[int],
+        early_carries: Sequence[int],
         names: Sequence[str],
         held: Sequence[Value],
         kept_at: Sequence[str],
         *more: tuple[str, Value],
     ) -> None:
-        """Assign the carries of a loop, and what its late product needs."""
-        pairs = [(names[n], self._whole(op.body.results[n])) for n in kept]
+        """Assign the carries of a loop, and the values that its late products need."""
+        pairs = [(names[n], self._whole(op.body.results[n])) for n in early_carries]
         pairs += [(name, self._whole(value)) for name, value in more]
         for name, value in zip(kept_at, held, strict=True):
             pairs.append((name, self._kept_text(value)))

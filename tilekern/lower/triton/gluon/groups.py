@@ -1,9 +1,9 @@
 """Groups of programs: which programs of a grid share a thread block, and which of their loads they share.
 
 A thread block runs `count` neighbouring programs along one axis of the grid, one on each of its warpgroups. A load
-whose place does not depend on that axis is done once for all of them. The axis is the one along which loops share most
-bytes. Loops around loops of products run equally often for all of them: only a loop that loads can skip the tiles of
-another program.
+whose place does not depend on that axis is done once for the whole group. Along the chosen axis loops share most bytes.
+Loops around loops of products run equally often for all programs of a group: only a loop that loads can skip the tiles
+of another program.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Group:
     """The programs of a thread block.
 
     Attributes:
-      axis: number of the grid's axis along which they are neighbours.
-      count: how many there are.
+      axis: number of the grid's axis along which the programs are neighbours.
+      count: programs of a group.
       axes: the grid's axes, with groups in place of programs along that axis.
-      order: the numbers of the axes, the one that runs fastest last.
+      order: the numbers of the axes, the fastest last.
       varying: values that differ between the programs of a group.
     """
 
@@ -75,16 +75,16 @@ def _order(axes: tuple[Axis, ...], cores: int) -> tuple[int, ...]:
     """The order in which groups run: an axis whose programs become shorter runs slowest, if that balances blocks.
 
     Along a descending axis the time of a program is taken to be proportional to its index. Thread blocks take groups in
-    turn; if their number and that of the groups along the axis go together badly, some get the long ones only. Where
-    it matters little, the order stays, for neighbouring programs find what they load in the cache.
+    turn; for some numbers of blocks and groups, some blocks would get long groups only. Where the times differ little,
+    the order stays, for neighbouring programs find their loads in the cache.
     """
-    given = tuple(range(len(axes)))
-    falling = [n for n in given if axes[n].descending and axes[n].tiles > 1]
+    grid_order = tuple(range(len(axes)))
+    falling = [n for n in grid_order if axes[n].descending and axes[n].tiles > 1]
     if len(falling) != 1 or any(axis.group for axis in axes):
-        return given
-    moved = (*falling, *(n for n in given if n not in falling))
-    excess = [_excess(axes, order, falling[0], cores) for order in (given, moved)]
-    return moved if excess[1] < excess[0] - UNBALANCED else given
+        return grid_order
+    moved = (*falling, *(n for n in grid_order if n not in falling))
+    excess = [_excess(axes, order, falling[0], cores) for order in (grid_order, moved)]
+    return moved if excess[1] < excess[0] - UNBALANCED else grid_order
 
 
 def _excess(axes: tuple[Axis, ...], order: tuple[int, ...], falling: int, cores: int) -> float:
@@ -112,27 +112,27 @@ def multiplies(block: Block) -> bool:
 
 
 def _varying(body: Block, index: Value) -> set[Value]:
-    """The values that depend on an index, but not by way of the number of iterations of a loop."""
-    found = {index}
+    """The values that depend on an index, other than through the number of iterations of a loop."""
+    varying = {index}
 
     def visit(block: Block) -> None:
         for op in block.ops:
             if isinstance(op, Fold):
-                # What is carried may depend on it by what the body reads.
-                found.update((*op.body.args[1:], *op.results))
+                # The carries may depend on the index through the body's reads.
+                varying.update((*op.body.args[1:], *op.results))
             for region in op.regions:
                 visit(region)
-            if not found.isdisjoint(op.uses()):
-                found.update(op.results)
+            if not varying.isdisjoint(op.uses()):
+                varying.update(op.results)
 
     visit(body)
-    return found
+    return varying
 
 
 def _shared_bytes(func: Func, group: Group, copies: Mapping[Op, TmaCopy]) -> int:
     """Bytes that an iteration of the loops loads once instead of `count` times.
 
-    Without tiles of 8 bits on the right side of a product: each program casts its tile, a shared one `count` times.
+    Without tiles of 8 bits on the right side of a product: each program casts its tile, a shared tile `count` times.
     """
     loads = [
         op
@@ -151,6 +151,6 @@ def _is_right(load: Load, fold: Fold) -> bool:
 
 
 def _waste(func: Func, group: Group) -> int:
-    """Loops whose bounds differ between the programs of a group, so that some of them wait for others."""
+    """The number of loops whose bounds differ between the programs of a group, so that some wait for others."""
     folds = [op for op in func.walk() if isinstance(op, Fold)]
     return sum(not group.varying.isdisjoint((fold.start, fold.stop)) for fold in folds)

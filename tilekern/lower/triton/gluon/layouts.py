@@ -20,7 +20,7 @@ _POINTWISE = (Bitcast, Convert, Elementwise, Select)
 
 @dataclass(frozen=True)
 class Sliced:
-    """The layout of a vector: that of a tile without one dim.
+    """The layout of a vector: a product's layout without one dim.
 
     Attributes:
       dim: the dim.
@@ -40,9 +40,9 @@ def matrix_layout(columns: int) -> str:
 
 
 def definition(columns: int, cluster: int = 1) -> str:
-    """The statement that defines it: each warp of a warpgroup has 16 of 64 rows (PTX ISA, "wgmma", fragments).
+    """The statement that defines `matrix_layout`: each warp of a warpgroup has 16 of 64 rows.
 
-    The thread blocks of a cluster divide the rows.
+    The source is PTX ISA, "wgmma", fragments. The thread blocks of a cluster divide the rows.
     """
     blocks = ", [[1, 0]]" if cluster > 1 else ""
     layout = f"gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {columns}, 16]{blocks})"
@@ -56,8 +56,8 @@ def vector_layout(warps: int, cluster: int = 1) -> str:
 
 def row_layout(columns: int) -> str:
     """A layout of rows in which a thread of a warpgroup has 16 bytes of 16-bit elements side by side."""
-    beside = min(columns // 8, 32)
-    return f"gl.BlockedLayout([1, 8], [{32 // beside}, {beside}], [4, 1], [1, 0])"
+    row_threads = min(columns // 8, 32)
+    return f"gl.BlockedLayout([1, 8], [{32 // row_threads}, {row_threads}], [4, 1], [1, 0])"
 
 
 def rows_at_once(rows: int, columns: int) -> int:
@@ -88,8 +88,8 @@ class Layouts:
         """The layout of a value; None if Gluon infers it."""
         if value.tile.shape in self._shapes:
             return matrix_layout(value.tile.shape[1])
-        found = self._vectors.get(value)
-        return None if found is None else str(found)
+        layout = self._vectors.get(value)
+        return None if layout is None else str(layout)
 
     def expanded(self, op: Broadcast) -> str | None:
         """The layout that a vector must have to be broadcast to the shape of a product."""
@@ -98,14 +98,14 @@ class Layouts:
         return str(Sliced(1 - op.dims[0], op.shape[1]))
 
     def _propagate(self, func: Func) -> bool:
-        """Hand layouts on from values to values; true if any got a new one."""
+        """Hand layouts on from values to values; True if any vector got a layout."""
         before = len(self._vectors)
         for op in func.walk():
             for group in _alike(op):
-                known = next((self._vectors[v] for v in group if v in self._vectors), None)
-                if known is not None:
+                layout = next((self._vectors[v] for v in group if v in self._vectors), None)
+                if layout is not None:
                     for value in group:
-                        self._demand(value, known)
+                        self._demand(value, layout)
             if isinstance(op, Broadcast) and len(op.dims) == 1 and op.shape in self._shapes:
                 self._demand(op.operands[0], Sliced(1 - op.dims[0], op.shape[1]))
             if isinstance(op, Reduce) and op.operands[0].tile.shape in self._shapes and len(op.dims) == 1:

@@ -1,7 +1,7 @@
-"""Masks of loads that keep the first rows of a tile, as those of lengths do.
+"""Masks of loads that keep the first rows of a tile, as masks by lengths do.
 
 The Tensor Memory Accelerator knows no masks. It copies such a tile whole, and a program that computes sets the rows
-behind to 0 in shared memory before a product reads them: what is there may be NaN, and 0 times NaN is NaN.
+behind to 0 in shared memory before a product reads them: their elements may be NaN, and 0 times NaN is NaN.
 """
 
 from __future__ import annotations
@@ -31,56 +31,56 @@ class Bound:
 
 
 def leading_rows(func: Func, ranges: Mapping[Value, Interval]) -> dict[Load, tuple[Bound, ...]]:
-    """The bounds of loads of two dims whose masks keep the first rows, and no others.
+    """The bounds of loads of two dims whose masks keep the first rows, and no other rows.
 
     Args:
       func: a legal Func.
       ranges: intervals of its scalars.
     """
-    made = definitions(func)
-    found: dict[Load, tuple[Bound, ...]] = {}
+    definers = definitions(func)
+    bounds_by_load: dict[Load, tuple[Bound, ...]] = {}
     for op in func.walk():
         if isinstance(op, Load) and op.mask is not None and len(op.access.shape) == 2:
-            mask = made.get(op.mask)
+            mask = definers.get(op.mask)
             if isinstance(mask, Broadcast) and mask.dims == (0,):
-                bounds = _bounds(mask.operands[0], made, ranges)
+                bounds = _bounds(mask.operands[0], definers, ranges)
                 if bounds is not None:
-                    found[op] = bounds
-    return found
+                    bounds_by_load[op] = bounds
+    return bounds_by_load
 
 
-def _bounds(value: Value, made: Mapping[Value, Op], ranges: Mapping[Value, Interval]) -> tuple[Bound, ...] | None:
+def _bounds(value: Value, definers: Mapping[Value, Op], ranges: Mapping[Value, Interval]) -> tuple[Bound, ...] | None:
     """The bounds of a vector of bools; None if it is no conjunction of comparisons of rows with scalars."""
-    op = made.get(value)
+    op = definers.get(value)
     if not isinstance(op, Elementwise):
         return None
     if op.function == "and":
-        sides = [_bounds(v, made, ranges) for v in op.operands]
+        sides = [_bounds(v, definers, ranges) for v in op.operands]
         return None if sides[0] is None or sides[1] is None else (*sides[0], *sides[1])
     if op.function not in ("lt", "gt"):
         return None
     row, limit = op.operands if op.function == "lt" else op.operands[::-1]
-    starts = _starts(row, made)
-    known = starts is not None and all(v in ranges and ranges[v].low >= 0 for v in starts)
-    return (Bound(limit, starts),) if starts is not None and known and _is_uniform(limit, made) else None
+    starts = _starts(row, definers)
+    not_negative = starts is not None and all(v in ranges and ranges[v].low >= 0 for v in starts)
+    return (Bound(limit, starts),) if starts is not None and not_negative and _is_uniform(limit, definers) else None
 
 
-def _starts(value: Value, made: Mapping[Value, Op]) -> tuple[Value, ...] | None:
-    """The scalars whose sum with the number of a row a vector is; None if it is no such vector."""
-    op = made.get(value)
+def _starts(value: Value, definers: Mapping[Value, Op]) -> tuple[Value, ...] | None:
+    """(s, t, ...) for the vector row + s + t + ..., where `row` numbers the rows; None for another vector."""
+    op = definers.get(value)
     if isinstance(op, Iota):
         return ()
     if not isinstance(op, Elementwise) or op.function != "add":
         return None
     for row, scalar in (op.operands, op.operands[::-1]):
-        starts, broadcast = _starts(row, made), made.get(scalar)
+        starts, broadcast = _starts(row, definers), definers.get(scalar)
         if starts is not None and isinstance(broadcast, Broadcast) and not broadcast.operands[0].tile.shape:
             return (*starts, broadcast.operands[0])
     return None
 
 
-def _is_uniform(value: Value, made: Mapping[Value, Op]) -> bool:
+def _is_uniform(value: Value, definers: Mapping[Value, Op]) -> bool:
     """True for a vector of one number."""
-    op = made.get(value)
+    op = definers.get(value)
     broadcast = isinstance(op, Broadcast) and not op.operands[0].tile.shape
     return broadcast or (isinstance(op, Constant) and not op.array.shape)

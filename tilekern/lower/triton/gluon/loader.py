@@ -14,7 +14,7 @@ from tilekern.lower.triton.gluon.roles import Role
 
 
 class Loader(Role):
-    """Emits the function of that warp: the loops of the program, with copies and scalars alone."""
+    """Emits the function of the warp that loads: the loops of the program, with copies and scalars alone."""
 
     warps = 1
 
@@ -34,15 +34,15 @@ class Loader(Role):
     @cached_property
     def _scalars(self) -> frozenset[Op]:
         """The ops that places and bounds need; the masks of loads are not the business of this role."""
-        found: set[Op] = set()
+        needed: set[Op] = set()
         for load, channel in self._plan.channels.items():
             ops = visible(self._func, channel.fold)
             around = [
                 op for op in ops if isinstance(op, Fold) and channel.fold is not None and channel.fold in op.walk()
             ]
             bounds = [bound for op in around for bound in op.operands[:2]]
-            found.update(backward_slice(ops, [*load.positions, *bounds]))
-        return frozenset(found)
+            needed.update(backward_slice(ops, [*load.positions, *bounds]))
+        return frozenset(needed)
 
     def _load_loop(self, op: Fold) -> None:
         first, last = self._all_bounds(op)
@@ -56,13 +56,13 @@ class Loader(Role):
     def _fill(self, channel: Channel) -> None:
         """Wait until the place is free, and start its copies."""
         own = [op for op in channel.loads if is_own(op, self._group.varying)]
-        every = [f"{n}" for n in range(self._group.count)] if own else ["0"]
+        programs = [f"{n}" for n in range(self._group.count)] if own else ["0"]
         nbytes = self._plan.copied_bytes
         if channel.shared:
-            self._expect(channel, "0", sum(nbytes(op) * (len(every) if op in own else 1) for op in channel.loads))
-            self._copies(channel, [(op, which) for op in channel.loads for which in (every if op in own else ["0"])])
+            self._expect(channel, "0", sum(nbytes(op) * (len(programs) if op in own else 1) for op in channel.loads))
+            self._copies(channel, [(op, which) for op in channel.loads for which in (programs if op in own else ["0"])])
             return
-        for which in every:
+        for which in programs:
             self._expect(channel, which, sum(map(nbytes, channel.loads)))
             self._copies(channel, [(op, which) for op in channel.loads])
 
@@ -74,14 +74,14 @@ class Loader(Role):
     def _wait_for(self, barriers: str, channel: Channel, which: str) -> None:
         """Wait until a place is free."""
         _, phase = self._places[channel.fold]
-        # A barrier that nobody has arrived at is in the phase behind an odd one: the first round waits for nothing.
+        # A barrier that nobody has arrived at is in the phase behind an odd phase: the first round waits for nothing.
         at = self._at(channel, which)
         self.writer.line(f"mbarrier.wait({barriers}.index({at}), {phase} ^ 1)", channel.loads[-1].loc)
 
-    def _copies(self, channel: Channel, wanted: Sequence[tuple[Load, str]]) -> None:
-        """Start copies to one place: first those to this thread block alone, then those to all of a cluster."""
-        to_all = [pair for pair in wanted if self._plan.is_whole(pair[0])]
-        for op, which in (pair for pair in wanted if pair not in to_all):
+    def _copies(self, channel: Channel, pairs: Sequence[tuple[Load, str]]) -> None:
+        """Start copies to one place: first copies to this thread block alone, then copies to all of a cluster."""
+        to_all = [pair for pair in pairs if self._plan.is_whole(pair[0])]
+        for op, which in (pair for pair in pairs if pair not in to_all):
             self._copy(op, channel, which)
         if to_all:
             self._wait_for(self._buffers.released[channel], channel, to_all[0][1])

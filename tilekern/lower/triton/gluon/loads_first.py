@@ -15,9 +15,9 @@ from tilekern.ir.memory import Load
 
 
 def loads_first(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """The ops of a loop's body with loads of vectors, and what their places are computed by, in front.
+    """The ops of a loop's body in another order: loads of vectors, and the ops that compute their places, come first.
 
-    Tiles stay, for they would keep many registers busy; so do places that depend on products or tiles.
+    Loads of tiles stay, for they would keep many registers busy. So do loads whose places need products or tiles.
     """
     first: set[Op] = set()
     for load in (op for op in ops if _is_vector(op)):

@@ -35,9 +35,9 @@ from tilekern.lower.triton.plan.tma import TmaCopy, plan_tma_copies
 WARPS = 4
 """Warps of a warpgroup."""
 
-_COLUMNS = 256  # of the widest one
+_COLUMNS = 256  # of the widest product
 
-# Registers of a thread: of all threads when a program starts, of those that compute, and of those that load. A
+# Registers of a thread: of all threads when a program starts, of threads that compute, and of threads that load. A
 # multiprocessor has 65,536, and a warpgroup gets them in units of 8 for each of its threads (PTX ISA, `setmaxnreg`).
 REGISTERS = {1: (248, 248, 40), 2: (168, 240, 24), 3: (128, 160, 32)}
 """For each number of warpgroups that compute."""
@@ -57,9 +57,9 @@ class Channel:
     Attributes:
       name: for variables.
       loads: the loads that fill a place.
-      fold: the loop that they are in; None outside of loops.
-      readers: the products that read them.
-      shared: True if the programs of a group have barriers in common, for one of the tiles is the same for all.
+      fold: the loop around the loads; None outside of loops.
+      readers: the products that read the tiles.
+      shared: True if the programs of a group have barriers in common, because they share a tile.
       stages: places of the ring.
     """
 
@@ -91,11 +91,11 @@ class Plan:
     Attributes:
       group: the programs of a thread block.
       copies: the loads and stores that TMA does.
-      trimmed: those of the loads whose masks keep the first rows, with the bounds of these.
-      channels: the channel of each such load.
+      trimmed: for each load by TMA whose mask keeps the first rows, the bounds of the rows.
+      channels: the channel of each load by TMA.
       stages: places of the rings of loops.
       delayed: for each loop whose last product is computed an iteration later, the parts of its body.
-      widened: the second places of tiles of 8 bits on the right side of a product, by their loads.
+      widened: for each load of a tile of 8 bits on the right side of a product, the second places of the tile.
       staging: for each store by TMA, the channel in whose place the tile waits; None for a place of its own.
       shared_bytes: shared memory of a thread block, by the sizes of tiles.
       cluster: thread blocks that compute a program together.
@@ -130,7 +130,7 @@ class Plan:
         return self.group.count == 2 and bool(self.delayed)
 
     def trims_together(self, channel: Channel) -> bool:
-        """True if a tile of a channel that all programs of a group share is trimmed: one does it for all."""
+        """True if a tile of a channel that all programs of a group share is trimmed: one program does it for all."""
         shared = [op for op in channel.loads if not is_own(op, self.group.varying)]
         return self.group.count > 1 and not self.trimmed.keys().isdisjoint(shared)
 
@@ -184,9 +184,9 @@ def plan_group(
     _check_positions(func, group, channels)
     _check_registers(func, group, cluster)
     delayed = {
-        op: found
+        op: rotation
         for op in _folds(func.body)
-        if multiplies(op.body) and (found := _delayed(op, group, channels, stages, cluster)) is not None
+        if multiplies(op.body) and (rotation := _delayed(op, group, channels, stages, cluster)) is not None
     }
     plan = _fitted(func, chip, group, copies, channels, delayed, stages, cluster)
     return replace(plan, trimmed={op: bounds for op, bounds in trimmed.items() if op in channels})
@@ -196,7 +196,7 @@ def plan_group(
 
 
 def check(func: Func, chip: Chip, warps: int) -> None:
-    """Refuse what is outside of the forms that this emitter takes."""
+    """Refuse a Func outside of the forms that this emitter takes."""
     with source.at(func.loc):
         if chip.matrix_unit != "wgmma":
             raise _refusal("warp specialisation is for Hopper", "target cuda:sm_90", f"target {chip.name}")
@@ -236,7 +236,7 @@ def _folds(block: Block) -> list[Fold]:
 
 
 def visible(func: Func, fold: Fold | None) -> list[Op]:
-    """The ops that a loop's body may use the results of: those of the blocks around it, and its own."""
+    """The ops whose results a loop's body may use: ops of the blocks around the loop, and of the body itself."""
     around = [op for op in _folds(func.body) if fold is not None and fold in op.walk()]
     return [*func.body.ops, *(inner for op in around for inner in op.body.ops)]
 
@@ -266,10 +266,10 @@ def _refusal(summary: str, expected: str, got: str) -> TargetError:
 def _delayed(
     op: Fold, group: Group, channels: Mapping[Load, Channel], stages: int | None, cluster: int
 ) -> Rotation | None:
-    """The products of a loop to delay: as many as registers hold the operands of.
+    """The products of a loop to delay: as many as have operands that registers hold.
 
     A loop of two sums that masks its tiles keeps its order: with one product delayed, key gradients of heads of 64
-    spill up to 1,024 bytes, and none as they are (compiled on 2026-11-25).
+    spill up to 1,024 bytes, and none in their own order (compiled on 2026-11-25).
     """
     if any(load.result.tile.dtype.itemsize == 1 and channel.fold is op for load, channel in channels.items()):
         return None  # a tile that is cast an iteration later is not built
@@ -278,7 +278,7 @@ def _delayed(
         return None
     _, registers, _ = REGISTERS[group.count]
     for rotation in rotations(op):
-        # With one place for each tile, the late product would keep the next one from being loaded.
+        # With one place for each tile, the late product would keep the next tile from being loaded.
         waits = any(
             len({dot in rotation.late for dot in channel.readers}) == 2
             for channel in channels.values()
@@ -321,19 +321,19 @@ def _adds(op: Elementwise, dot: Op) -> bool:
 
 
 def _channels(func: Func, group: Group, copies: Mapping[Op, TmaCopy], cluster: int) -> dict[Load, Channel]:
-    """The channel of each load that feeds a product; loads in one block for the same products share one."""
+    """The channel of each load that feeds a product; loads in one block for the same products share a channel."""
     readers: dict[Load, list[Dot]] = {}
     blocks: list[tuple[Fold | None, Block]] = [(None, func.body)]
     blocks += [(op, op.body) for op in _folds(func.body)]
-    every = [op for _, block in blocks for op in block.ops]
+    ops = [op for _, block in blocks for op in block.ops]
     folds = {op: fold for fold, block in blocks for op in block.ops if isinstance(op, Load) and op in copies}
-    for dot in (op for op in every if isinstance(op, Dot)):
+    for dot in (op for op in ops if isinstance(op, Dot)):
         for side, value in enumerate(dot.operands):
-            load = loaded(value, every)
+            load = loaded(value, ops)
             plain = load is not None and load.result.tile.dtype == value.tile.dtype
             if load is not None and load in folds and (plain or _cast_once(load, value, folds[load])):
                 readers.setdefault(load, []).append(dot)
-            elif side or load is not None or not _is_computed(value, every):
+            elif side or load is not None or not _is_computed(value, ops):
                 with source.at(dot.loc):
                     raise _refusal(
                         f"the {'right' if side else 'left'} side of a product is no tile that TMA copies",
@@ -341,12 +341,12 @@ def _channels(func: Func, group: Group, copies: Mapping[Op, TmaCopy], cluster: i
                         + (f", and without a cast where num_ctas = {cluster}" if cluster > 1 else ""),
                         str(value.tile),
                     )
-    found: dict[tuple[Fold | None, frozenset[Dot]], list[Load]] = {}
+    loads_by_readers: dict[tuple[Fold | None, frozenset[Dot]], list[Load]] = {}
     for load, dots in readers.items():
-        found.setdefault((folds[load], frozenset(dots)), []).append(load)
+        loads_by_readers.setdefault((folds[load], frozenset(dots)), []).append(load)
     for load in folds:
-        _check_users(load, every)
-    return {load: channel for channel in _named(found, group) for load in channel.loads}
+        _check_users(load, ops)
+    return {load: channel for channel in _named(loads_by_readers, group) for load in channel.loads}
 
 
 def _check_users(load: Load, ops: Sequence[Op]) -> None:
@@ -369,8 +369,8 @@ def _cast_once(load: Load, value: Value, fold: Fold | None) -> bool:
 
 
 def _widened(channels: Mapping[Load, Channel]) -> dict[Load, Widened]:
-    """The second places of tiles on the right sides of products; left sides are cast on their way to registers."""
-    found: dict[Load, Widened] = {}
+    """For each tile that is cast for the right side of a product, its second places; left sides need none."""
+    widened: dict[Load, Widened] = {}
     for load, channel in channels.items():
         ops = channel.fold.body.ops if channel.fold else ()
         for dot in (op for op in ops if op in channel.readers):
@@ -378,17 +378,19 @@ def _widened(channels: Mapping[Load, Channel]) -> dict[Load, Widened]:
             if right.tile.dtype != load.result.tile.dtype and loaded(right, ops) is load:
                 alone = sum(isinstance(op, Dot) for op in ops) == 1
                 flows = alone and any(isinstance(op, Elementwise) and _adds(op, dot) for op in ops)
-                found[load] = Widened(right.tile.dtype, 2 if flows else 1)
-    return found
+                widened[load] = Widened(right.tile.dtype, 2 if flows else 1)
+    return widened
 
 
 def _is_computed(value: Value, ops: Sequence[Op]) -> bool:
-    """True if another product decides the value, so that it has the layout of one."""
+    """True if the value depends on another product, so it has the layout of a product."""
     return any(isinstance(op, Dot) for op in backward_slice(ops, [value]))
 
 
-def _named(found: Mapping[tuple[Fold | None, frozenset[Dot]], list[Load]], group: Group) -> Iterator[Channel]:
-    for (fold, dots), loads in found.items():
+def _named(
+    loads_by_readers: Mapping[tuple[Fold | None, frozenset[Dot]], list[Load]], group: Group
+) -> Iterator[Channel]:
+    for (fold, dots), loads in loads_by_readers.items():
         shared = any(not is_own(op, group.varying) for op in loads)
         yield Channel("_".join(op.ref.name for op in loads), tuple(loads), fold, dots, shared)
 
@@ -432,7 +434,7 @@ def _fitted(
     stages: int | None,
     cluster: int,
 ) -> Plan:
-    """The plan with as many stages as fit, and with stores in places of their own if these fit, too."""
+    """The plan with as many stages as fit, and with stores in places of their own if the places fit, too."""
     unique = list(dict.fromkeys(channels.values()))
     stores = [op for op in copies if isinstance(op, Store)]
     sizes = {op: copied_bytes(op, copies, cluster) for op in (*stores, *channels)}
@@ -441,7 +443,7 @@ def _fitted(
     once = sum(places[c] for c in unique if c.fold is None)
     widened = _widened(channels)
     once += sum(group.count * w.places * op.result.tile.size * w.dtype.itemsize for op, w in widened.items())
-    each = sum(places[c] for c in unique if c.fold is not None)
+    per_stage = sum(places[c] for c in unique if c.fold is not None)
     limit = chip.shared_bytes - _BARRIER_BYTES
     reused: dict[Store, Channel | None] = {op: _place(op, unique, group, copies) for op in stores}
     saved = sum(group.count * sizes[op] for op, channel in reused.items() if channel)
@@ -449,7 +451,7 @@ def _fitted(
     fewest = 2 if delayed and stages is None else 1
     for count in (stages,) if stages else range(MAX_RING_STAGES, fewest - 1, -1):
         for staging, less in ((apart, 0), (reused, saved)):
-            total = once + each * count + own - less
+            total = once + per_stage * count + own - less
             # Two places are worth more than stores that wait for nothing.
             if total <= limit and (stages or count > 1 or staging is reused):
                 staged = {c: replace(c, stages=count if c.fold else 1) for c in unique}
@@ -460,17 +462,17 @@ def _fitted(
         raise ResourceError(
             f"the tiles of {func.name} do not fit the shared memory of {chip.name}",
             expected=f"at most {limit:,} bytes",
-            got=f"{once + each * (stages or 1) + own:,} with {stages or 1} places for each tile of a loop",
+            got=f"{once + per_stage * (stages or 1) + own:,} with {stages or 1} places for each tile of a loop",
             fix="make the blocks smaller",
         )
 
 
 def _place(op: Store, channels: Sequence[Channel], group: Group, copies: Mapping[Op, TmaCopy]) -> Channel | None:
-    """A channel outside of loops whose only tile has the size of a stored one, and is each program's own."""
+    """A channel outside of loops whose only tile is like the stored tile, and each program's own; None without."""
     for channel in channels:
-        (load, *others) = channel.loads
+        (load, *other_loads) = channel.loads
         alike = load.result.tile == op.value.tile and prod(load.result.tile.shape) > 0
         alike = alike and copies[load].descriptor.divided == copies[op].descriptor.divided
-        if channel.fold is None and not others and alike and is_own(load, group.varying):
+        if channel.fold is None and not other_loads and alike and is_own(load, group.varying):
             return channel
     return None

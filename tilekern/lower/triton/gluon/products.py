@@ -38,7 +38,7 @@ class Flight:
 
 
 class Products(Role):
-    """Emits products and what is computed with their results."""
+    """Emits products, and ops on their results."""
 
     warps = WARPS
 
@@ -205,13 +205,13 @@ class Products(Role):
 
     def _trim_tile(self, load: Load, channel: Channel) -> None:
         rows, columns = load.result.tile.shape
-        kept = self._kept_rows(load, channel)
+        limit = self._kept_rows(load, channel)
         tile = own_box(self._tile(load), self._plan.copies[load].descriptor.block, (rows, columns))
         trim = (
-            f"keep_rows({tile}, {kept}, {rows}, {layouts.rows_at_once(rows, columns)}, {layouts.row_layout(columns)})"
+            f"keep_rows({tile}, {limit}, {rows}, {layouts.rows_at_once(rows, columns)}, {layouts.row_layout(columns)})"
         )
         line = self.writer.line
-        line(f"if {kept} < {rows}:", load.loc)
+        line(f"if {limit} < {rows}:", load.loc)
         with self.writer.indented():
             if is_own(load, self._group.varying) or self._group.count == 1:
                 line(trim)
@@ -227,10 +227,10 @@ class Products(Role):
             line(f"{count} += 1")
 
     def _kept_rows(self, load: Load, channel: Channel) -> str:
-        """The number of rows that a mask keeps, in a variable; it may be negative, or more than there are."""
+        """The number of rows that a mask keeps, in a variable; it may be negative, or more than the tile has."""
         bounds = self._plan.trimmed[load]
-        wanted = [v for bound in bounds for v in (bound.limit, *bound.starts)]
-        for op in backward_slice(channel.fold.body.ops if channel.fold else (), wanted):
+        values = [v for bound in bounds for v in (bound.limit, *bound.starts)]
+        for op in backward_slice(channel.fold.body.ops if channel.fold else (), values):
             self._op(op, ())
         texts = [
             " - ".join([f"tl.maximum({self._env[b.limit].text}, 0)", *(self._env[v].operand for v in b.starts)])
@@ -254,9 +254,9 @@ class Products(Role):
         return order[-1] is dot
 
     def _settle(self, values: object) -> None:
-        """Wait for those products that are among `values`, and for all that were started before them."""
-        wanted = set(values)  # pyright: ignore[reportArgumentType, reportUnknownVariableType] -- an iterable of values
-        count = max((n for n, flight in enumerate(self._flights, 1) if flight.value in wanted), default=0)
+        """Wait for the products whose results are among `values`, and for all products that were started before."""
+        results = set(values)  # pyright: ignore[reportArgumentType, reportUnknownVariableType] -- an iterable of values
+        count = max((n for n, flight in enumerate(self._flights, 1) if flight.value in results), default=0)
         if count:
             self._wait(count)
 

@@ -29,11 +29,11 @@ class Buffers:
       tiles: for each load, its ring of tiles.
       filled, freed: for each channel, its barriers.
       released: for each channel with tiles that all thread blocks of a cluster get by one copy, the barriers at which
-        the programs of all of them arrive that have read these. Only the thread block that copies waits there.
-      trimmed: for each channel with tiles that programs share and that are trimmed, the barrier behind that.
-      widened: for each load of 8 bits with places for its cast tile, these.
+        all their programs arrive that have read the tiles. Only the thread block that copies waits there.
+      trimmed: for each channel with trimmed tiles that programs share, the barrier behind the trimming.
+      widened: for each load of 8 bits whose cast tile has places of its own, the places.
       stored: for each store with a place of its own, the place.
-      turn: barriers by which the programs of a group take turns to multiply; "" without.
+      turn: barriers by which the programs of a group take turns to multiply; "" if they take none.
     """
 
     def __init__(self, plan: Plan, names: Names) -> None:
@@ -52,10 +52,10 @@ class Buffers:
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """The names of all rings and barriers."""
         rings = self.tiles, self.widened, self.stored, self.filled, self.freed, self.released, self.trimmed
-        found = [name for names in rings for name in names.values()]
-        return [*found, self.turn] if self.turn else found
+        ring_names = [name for names in rings for name in names.values()]
+        return [*ring_names, self.turn] if self.turn else ring_names
 
 
 class Role(Emitter):
@@ -85,11 +85,11 @@ class Role(Emitter):
 
     def _operands(self, op: Op) -> list[Expr]:
         """The operands of an op; Gluon cannot infer the layout of a vector that is reduced to a scalar."""
-        found = super()._operands(op)
-        if not isinstance(op, Reduce) or len(found[0].shape) != 1:
-            return found
+        operands = super()._operands(op)
+        if not isinstance(op, Reduce) or len(operands[0].shape) != 1:
+            return operands
         layout = vector_layout(self.warps, self._plan.cluster)
-        return [Expr(f"tl.set_auto_layout({found[0].text}, {layout})", found[0].shape)]
+        return [Expr(f"tl.set_auto_layout({operands[0].text}, {layout})", operands[0].shape)]
 
     # --- the loop over groups ---
 
@@ -145,7 +145,7 @@ class Role(Emitter):
     # --- the programs of a group ---
 
     def _set_program(self, which: str) -> None:
-        """Make the index along the axis of groups that of one program; `which` counts the programs of a group."""
+        """Bind the index along the axis of groups to one program's; `which` is the program's number in its group."""
         if self._group.axis < 0 or self._group.count == 1:
             return
         argument, axis = self._func.body.args[self._group.axis], self._func.axes[self._group.axis]
@@ -170,21 +170,21 @@ class Role(Emitter):
         self._env.update(saved)
 
     def _all_bounds(self, op: Fold) -> tuple[str, str]:
-        """The first tile of a loop and the one behind the last, of all programs of a group together."""
+        """The first tile of a loop and the tile behind the last, of all programs of a group together."""
         if self._group.varying.isdisjoint((op.start, op.stop)):
             return self._bounds(op)
         needed = backward_slice(visible(self._func, op), (op.start, op.stop))
-        found: list[tuple[str, str]] = []
+        bounds: list[tuple[str, str]] = []
         for number in range(self._group.count):
             with self._program(str(number), needed):
-                found.append(self._bounds(op))
-        firsts, lasts = (list(dict.fromkeys(texts)) for texts in zip(*found, strict=True))
+                bounds.append(self._bounds(op))
+        firsts, lasts = (list(dict.fromkeys(texts)) for texts in zip(*bounds, strict=True))
         return self._extreme("minimum", firsts, "first_of_all"), self._extreme("maximum", lasts, "last_of_all")
 
     def _extreme(self, function: str, texts: Sequence[str], hint: str) -> str:
         text = texts[0]
-        for other in texts[1:]:
-            text = f"tl.{function}({text}, {other})"
+        for operand in texts[1:]:
+            text = f"tl.{function}({text}, {operand})"
         return self._named(hint, text)
 
     @contextmanager

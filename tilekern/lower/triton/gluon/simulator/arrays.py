@@ -87,7 +87,7 @@ class Box:
         self.dtype, self.layout = array.data.dtype, form.divided
 
     def places(self, corner: list[int]) -> tuple[Array, Array]:
-        """Offsets of a box's elements, and which of them are in bounds."""
+        """Offsets of a box's elements, and a mask of the elements in bounds."""
         offsets = np.zeros(self.form.block, np.int64)
         inside = np.ones(self.form.block, bool)
         for dim, (start, size, extent, stride) in enumerate(
@@ -103,9 +103,9 @@ class Box:
     def read(self, machine: Machine, corner: list[int]) -> Array:
         """A box of the array, 0 outside of it."""
         offsets, inside = self.places(corner)
-        found = np.zeros(self.form.block, self.dtype)
-        found[inside] = self.array.load(machine, offsets[inside])
-        return found
+        values = np.zeros(self.form.block, self.dtype)
+        values[inside] = self.array.load(machine, offsets[inside])
+        return values
 
     def write(self, machine: Machine, corner: list[int], values: Array, part: int) -> None:
         """Write what a thread block of a cluster has of a box, but nothing outside of the array."""
@@ -120,13 +120,13 @@ def loaded(machine: Machine, pointer: Pointer, mask: Any, other: Any) -> Tile:
     data = pointer.array.data
     with np.errstate(all="ignore"):
         fill = np.full((), np.nan).astype(data.dtype) if other is None else elements(other)
-    found = np.full(offsets.shape, fill, data.dtype)
-    found[lanes] = pointer.array.load(machine, offsets[lanes])
-    return Tile(found)
+    values = np.full(offsets.shape, fill, data.dtype)
+    values[lanes] = pointer.array.load(machine, offsets[lanes])
+    return Tile(values)
 
 
 def stored(machine: Machine, pointer: Pointer, value: Any, mask: Any) -> None:
-    """Store elements where pointers point: those that this thread block of a cluster has; the first has all others."""
+    """Store elements where pointers point: this thread block's part; the first of a cluster stores undivided tiles."""
     offsets, lanes = pointer.masked(mask)
     part = machine.role.part
     if pointer.divided is None and part:

@@ -121,7 +121,7 @@ def reduce(x: Tile, axis: int, combine: Callable[[Any, Any], Any]) -> Tile:
 
 
 def in_layout(x: Any, layout: int | None) -> Any:
-    """A tile in another layout: of pointers those that a thread block has, of other tiles the same elements."""
+    """The same elements in another layout; pointers also note the dim along which thread blocks divide them."""
     return Pointer(x.array, x.offsets, layout) if isinstance(x, Pointer) else x
 
 

@@ -1,4 +1,4 @@
-"""Gluon's modules, as far as our programs import them, for one thread block or one cluster of them."""
+"""Gluon's modules, as far as our programs import them, for one thread block or one cluster of thread blocks."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ class Language:
     # --- copies ---
 
     def _load(self, box: Box, corner: Sequence[Any], barrier: Barrier, view: View, multicast: bool = False) -> None:
-        """Copy a box: what this thread block has of it; or to all of a cluster, which the first one does for all."""
+        """Copy this thread block's part of a box; by `multicast`, the first thread block copies for all."""
         machine, part = self._machine, self._machine.role.part
         if multicast and part:
             return
         ring = next(ring for ring in self.rings if barrier in ring.barriers)
-        for other in range(machine.parts) if multicast else [part]:
-            self._copy(box, [integer(x) for x in corner], ring.twins(barrier)[other], view.twins[other], other)
+        for target in range(machine.parts) if multicast else [part]:
+            self._copy(box, [integer(x) for x in corner], ring.twins(barrier)[target], view.twins[target], target)
         machine.pause()
 
     def _copy(self, box: Box, at: list[int], barrier: Barrier, place: Place, part: int) -> None:
@@ -122,10 +122,10 @@ class Language:
             nothing = np.full(place.data.shape, np.nan).astype(place.data.dtype)
 
         def arrive(clock: Clock) -> None:
-            found, mine = nothing.reshape(box.form.block), machine.slice_of(box.form.divided, box.form.block, part)
-            found[mine] = box.read(machine, at)[mine]
+            values, mine = nothing.reshape(box.form.block), machine.slice_of(box.form.divided, box.form.block, part)
+            values[mine] = box.read(machine, at)[mine]
             place.write(nothing, clock, before)
-            barrier.bring(found[mine].nbytes, clock, foreign)
+            barrier.bring(values[mine].nbytes, clock, foreign)
 
         # From now on others may find half a tile there.
         place.data[...] = nothing
@@ -172,13 +172,13 @@ class Language:
         return started
 
     def _wait(self, count: int, deps: Sequence[Started]) -> Any:
-        """Wait until `count` products are under way at most. A result of one that may be is not to be used yet."""
+        """Wait until at most `count` products are under way, whose results are not to be used yet."""
         role = self._machine.role
         done = role.products[: max(0, len(role.products) - count)]
         role.products = role.products[len(done) :]
         self._machine.join(done, "its products")
-        found = [x if role.products and x.value.size == 0 else Tile(x.value) for x in map(_as_started, deps)]
-        return found[0] if len(found) == 1 else tuple(found)
+        results = [x if role.products and x.value.size == 0 else Tile(x.value) for x in map(_as_started, deps)]
+        return results[0] if len(results) == 1 else tuple(results)
 
 
 def _expect(barrier: Barrier, nbytes: Any) -> None:
@@ -195,7 +195,7 @@ def _arrive(barrier: Barrier, count: int = 1, pred: Any = True) -> None:
 
 
 def _as_started(value: Any) -> Any:
-    """A product, or a tile as one that is done."""
+    """A product itself, or a tile as a product that is done."""
     if isinstance(value, Started):
         return value
     started = Started(value.data.shape)

@@ -1,13 +1,13 @@
-"""A thread block or a cluster of them: roles run in turns, while copies and products proceed on their own.
+"""A thread block or a cluster of thread blocks: roles run in turns, while copies and products proceed on their own.
 
 Each role is a thread of Python, of which one runs at a time. It hands over at every barrier and at every asynchronous
 operation; a seed decides who goes on: a role, a copy, or a product. So a seed stands for one of the possible orders.
 
 Whatever the order, *clocks* tell what must happen before what (Lamport's relation, by vector clocks, as in Flanagan and
 Freund 2009, "FastTrack"). A role counts its steps. It hands its clock to the barriers that it arrives at, and takes
-over the clocks of those that it waits for. Each copy and product has a clock of its own, which begins with that of the
-role that started it. Two accesses of one place, at least one of them a write, are a race if neither happens before the
-other; also if they did not meet in this run.
+over the clocks of barriers that it waits for. Each copy and product has a clock of its own, which begins with the clock
+of the role that started it. Two accesses of one place, at least one of them a write, are a race if neither happens
+before the other; also if they did not meet in this run.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Event:
     """An asynchronous operation.
 
     Attributes:
-      action: what it does when it takes place.
-      clock: what happened before it, and itself.
+      action: performs the operation.
+      clock: the clock of all that happened before the operation, with the operation's own entry.
       queue: operations of one queue take place in order.
       line: line of the text that started it.
     """
@@ -71,11 +71,11 @@ class Role:
       number: place in clocks.
       name: for messages.
       clock: what happened before its next step.
-      ready: whether it may go on.
-      waits_for: what it waits for, in words.
-      line: where it is.
+      ready: tells if the role may go on.
+      waits_for: the operations or the barrier that it waits for, in words.
+      line: line of the text that it has come to.
       part: number of its thread block in the cluster.
-      products, stores: those that it started and has not waited for.
+      products, stores: operations that it started and has not waited for.
     """
 
     number: int
@@ -130,11 +130,11 @@ class Machine:
 
     def slice_of(self, dim: int | None, shape: Sequence[int], part: int) -> tuple[slice, ...]:
         """The elements of a tile that one thread block has, if they divide it along a dim; all without one."""
-        found = [slice(None)] * len(shape)
+        slices = [slice(None)] * len(shape)
         if dim is not None:
             size = shape[dim] // self.parts
-            found[dim] = slice(part * size, (part + 1) * size)
-        return tuple(found)
+            slices[dim] = slice(part * size, (part + 1) * size)
+        return tuple(slices)
 
     def line(self) -> int:
         """The line of the text that runs."""
@@ -245,9 +245,9 @@ class Machine:
             self._fault = self._fault or fault
         event.done = True
 
-    def join(self, events: list[Event], what: str) -> None:
+    def join(self, events: list[Event], waits_for: str) -> None:
         """Wait for operations of the role that runs."""
-        self.pause(lambda: all(event.done for event in events), what)
+        self.pause(lambda: all(event.done for event in events), waits_for)
         for event in events:
             merge(self.role.clock, event.clock)
 
@@ -258,8 +258,8 @@ class Barrier:
     Args:
       machine: its thread block.
       name: for messages.
-      is_common: True for one barrier of a whole cluster, in the first of its thread blocks: all arrive there, and that
-        one alone waits.
+      is_common: True for a barrier of a whole cluster, in its first thread block: all blocks arrive there, and the
+        first alone waits.
     """
 
     def __init__(self, machine: Machine, name: str, is_common: bool = False) -> None:
@@ -292,7 +292,7 @@ class Barrier:
         self.arrive(1)
 
     def bring(self, nbytes: int, clock: Clock, foreign: bool = False) -> None:
-        """Bytes of a copy have come; those of another thread block may come before they are announced here."""
+        """Bytes of a copy have come; bytes of another thread block may come before they are announced here."""
         if nbytes > self._bytes and not foreign:
             self._machine.fail(f"more bytes come at the barrier {self._name} than were announced", got=f"{nbytes}")
         merge(self._clock, clock)
@@ -320,8 +320,8 @@ class Barrier:
             self._ended = dict(self._clock)
 
 
-def merge(clock: Clock, other: Clock) -> None:
-    """Make a clock one that comes after another, too."""
-    for key, time in other.items():
+def merge(clock: Clock, earlier: Clock) -> None:
+    """Make `clock` come after `earlier`, too: take the greater of each entry."""
+    for key, time in earlier.items():
         if clock.get(key, 0) < time:
             clock[key] = time

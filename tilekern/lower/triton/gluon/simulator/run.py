@@ -32,12 +32,11 @@ def simulate(program: Program, inputs: Sequence[Array], *, seed: int = 0, blocks
       program: a program in Gluon.
       inputs: the Func's inputs; they are not changed.
       seed: decides the order in which roles, copies and products go on.
-      blocks: thread blocks of the launch, or clusters of them, at most; groups of programs are spread over as many as
-        there are.
+      blocks: the most thread blocks or clusters of the launch; groups of programs are spread over them.
 
     Raises:
-      InterpreterError: two accesses of shared memory race, roles wait for one another for ever, or a barrier gets what
-        was not announced; at the user's line.
+      InterpreterError: two accesses of shared memory race, roles wait for one another for ever, or a barrier gets bytes
+        that were not announced; at the user's line.
       OutOfBoundsError: an access is outside of its array.
       UnwrittenError: an element of a result is never stored.
       WriteConflictError: two thread blocks store one element.

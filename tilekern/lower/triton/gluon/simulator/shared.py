@@ -34,28 +34,28 @@ class Place:
     unfenced: object = None
 
     def write(self, value: Array, clock: Clock, before: Clock) -> None:
-        """Write it; `before` is what happened before, `clock` that and the write itself."""
+        """Write the tile; `before` is the clock of all that happened before, and `clock` has the write itself, too."""
         self._order(before, "written", [*self.read, *([] if self.written is None else [self.written])])
         self.data[...] = value
         self.written, self.read = dict(clock), []
 
     def reads(self, clock: Clock, before: Clock) -> Array:
-        """Its elements, for a reader; clocks as above."""
+        """The elements of the tile, for a reader; clocks as in `write`."""
         if self.written is None:
             self.machine.fail(f"{self.name} is read before anything is written there")
         self._order(before, "read", [self.written])
         self.read.append(dict(clock))
         return self.data
 
-    def _order(self, before: Clock, what: str, others: Sequence[Clock]) -> None:
-        """All other accesses must have happened before."""
-        for other in others:
-            own = max(other, key=lambda key: key)  # an access is the last entry that its clock got
-            if before.get(own, 0) < other[own]:
+    def _order(self, before: Clock, access: str, clocks: Sequence[Clock]) -> None:
+        """All accesses with `clocks` must have happened before."""
+        for clock in clocks:
+            own = max(clock, key=lambda key: key)  # an access is the last entry that its clock got
+            if before.get(own, 0) < clock[own]:
                 self.machine.fail(
-                    f"a race: {self.name} is {what} while another access may be under way",
+                    f"a race: {self.name} is {access} while another access may be under way",
                     expected="a barrier between both",
-                    got=f"an access that is ordered with none of {len(others)} others",
+                    got=f"an access that is ordered with none of {len(clocks)} others",
                 )
 
 
@@ -102,8 +102,8 @@ class View:
 
     def seen(self, data: Array) -> Array:
         """Elements of the place, in the view's shape and order."""
-        found = data.reshape(self.shape)
-        return found if self._order is None else found.transpose(self._order)
+        values = data.reshape(self.shape)
+        return values if self._order is None else values.transpose(self._order)
 
     def load(self, layout: Any) -> Tile:
         """A tile in registers."""
@@ -129,8 +129,8 @@ class Ring:
     """A buffer in shared memory: tiles, or barriers. Each thread block of a cluster has one.
 
     Attributes:
-      places: its tiles, those of one thread block after those of another.
-      barriers: its barriers, in the same order; one of a whole cluster counts once.
+      places: its tiles, thread block after thread block.
+      barriers: its barriers, in the same order; a barrier of a whole cluster counts once.
     """
 
     def __init__(self, machine: Machine, name: str, dtype: Any, shape: Sequence[int]) -> None:
@@ -148,7 +148,7 @@ class Ring:
         self.places = [Place(machine, f"place {n % shape[0]} of {name}", x) for n, x in enumerate(data)]
 
     def index(self, number: Any) -> Any:
-        """One place, that of the thread block that asks."""
+        """A place of the thread block that asks."""
         which = integer(number)
         if not 0 <= which < self._count:
             self._machine.fail(

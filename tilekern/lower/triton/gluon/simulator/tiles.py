@@ -27,8 +27,8 @@ class Tile:
         """The same elements in another dtype, floats rounded to nearest; or their bits."""
         if bitcast:
             return Tile(self.data.view(dtype))
-        both = kind_of(self.data.dtype) == kind_of(np.dtype(dtype)) == "float"
-        return Tile(round_to(self.data, np.dtype(dtype)) if both else self.data.astype(dtype))
+        floats = kind_of(self.data.dtype) == kind_of(np.dtype(dtype)) == "float"
+        return Tile(round_to(self.data, np.dtype(dtype)) if floats else self.data.astype(dtype))
 
     def __getitem__(self, index: Any) -> Tile:
         return Tile(self.data[index])
@@ -93,7 +93,7 @@ _install("mod", _remainder)
 
 
 class Started:
-    """A product that may still be under way: its value is there when it has been waited for."""
+    """A product that may still be under way: its value exists once it has been waited for."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -106,5 +106,5 @@ def integer(value: Any) -> int:
 
 
 def elements(value: Any) -> Any:
-    """The elements of a tile; a number stays one, and takes the dtype of the other operand."""
+    """The elements of a tile; a number stays a number, and takes the dtype of the other operand."""
     return value.data if isinstance(value, Tile) else value
