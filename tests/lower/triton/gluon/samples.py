@@ -157,6 +157,32 @@ def limited(x, w, count, out):
     out[i, j] = acc.astype(out.dtype)
 
 
+@tk.kernel(out_type=lambda x, w: like(x.shape[0], w.shape[1]))
+def lower_backwards(x, w, out):
+    """A product of the lower triangle of x, whose loop runs from the diagonal back."""
+    i, j = tk.parallel(x.shape[0], 64), tk.parallel(w.shape[1], 64)
+    axis = tk.serial(w.shape[0], 64, stop=(i.index + 1) * i.size, reverse=True, whole_tiles=True)
+
+    def step(k, acc):
+        return tk.dot(tk.dot(x[i, :], w[:, k]).astype(x.dtype), w[k, j], acc)
+
+    out[i, j] = tk.fold(axis, step, tk.zeros((i, j))).astype(out.dtype)
+
+
+@tk.kernel(out_type=lambda x, y, w, count: like(x.shape[0], w.shape[1]))
+def lower_limited(x, y, w, count, out):
+    """Two products in a row, of the keys y up to a program's rows; w counts up to a number of its rows."""
+    i, j = tk.parallel(x.shape[0], 64), tk.parallel(w.shape[1], 64)
+    axis, query = tk.serial(y.shape[0], 64, stop=(i.index + 1) * i.size, whole_tiles=True), x[i, :]
+
+    def step(k, acc):
+        counted = (k.indices < count[0])[:, None]
+        weights = jnp.tanh(tk.dot(query, y.load((k, slice(None)), mask=counted).T))
+        return tk.dot(weights.astype(x.dtype), w.load((k, j), mask=counted), acc)
+
+    out[i, j] = tk.fold(axis, step, tk.zeros((i, j))).astype(out.dtype)
+
+
 @cache
 def grouped_product(rows: int, inner: int, columns: int, groups: int, block_n: int = 64) -> Func:
     """A grouped product in tiles of 64 rows: each of them visits groups of its own."""

@@ -23,6 +23,8 @@ from tests.lower.triton.gluon.samples import (
     inputs,
     like,
     limited,
+    lower_backwards,
+    lower_limited,
     product,
     program,
     scaled_product,
@@ -70,9 +72,13 @@ FUNCS: dict[str, Any] = {
     "key gradient with a window": lambda: gradient("key", 330, window=(100, 30)),
     "key gradient with a softcap": lambda: gradient("key", 136, softcap=3.0),
     "a product up to a row": lambda: limited.trace(like(200, 200), like(200, 72), like(1, dtype=np.int32)).ir,
+    "a triangle from its diagonal back": lambda: lower_backwards.trace(like(200, 200), like(200, 200)).ir,
+    "a triangle up to a row": lambda: (
+        lower_limited.trace(like(200, 64), like(200, 64), like(200, 72), like(1, dtype=np.int32)).ir
+    ),
     "a grouped product": lambda: grouped_product(200, 136, 136, 5),
     "a grouped product of wide tiles": lambda: grouped_product(200, 136, 256, 5, block_n=128),
-    "a product of 8-bit floats": lambda: product(136, 144, 136, dtype="float8_e4m3fn"),
+    "a product of 8-bit floats": lambda: product(136, 144, 144, dtype="float8_e4m3fn"),
     "a grouped product of integers": lambda: scaled_product(("bfloat16", "int8")),
     "a grouped product of transposed integers": lambda: scaled_product(("bfloat16", "int8"), transposed=True),
     "a grouped product of 8-bit floats": lambda: scaled_product(("float8_e4m3fn", "float8_e4m3fn"), columns=128),

@@ -95,8 +95,8 @@ class Computer(Products):
             # A program without a tile skips all tiles of the other programs.
             first = self._named("first_own", f"tl.minimum({first}, {most})")
             last = self._named("last_own", f"tl.maximum({last}, {first})")
-        if least != first:
-            self._skip(op, own, least, first)
+        before, behind = [(least, first), (last, most)][:: -1 if op.reverse else 1]
+        self._skip(op, own, *before)
         if op not in self._plan.delayed:
             self._plain_loop(op, names, first, last, own)
         elif runs:
@@ -109,20 +109,26 @@ class Computer(Products):
                 self._assign(names, op.results, op.loc)
                 self._scopes.pop()
             self._bind_values(op.results, names)
-        if last != most:
-            self._skip(op, own, last, most)
+        self._skip(op, own, *behind)
         for channel in outer:
             if channel not in self._plan.staging.values():
                 self._arrive(self._freed(channel))
 
     def _skip(self, op: Fold, own: Sequence[Channel], first: str, last: str) -> None:
-        """Free tiles that only other programs of the group need."""
+        """Free tiles that only other programs of the group need.
+
+        Programs meet to trim tiles and to take turns, all in one order: early tiles, the turn, late tiles.
+        """
+        if first == last:
+            return
+        late = self._late_channels(op)
         with self._loop(op, first, last):
             self._advance(op, self._plan.stages)
             self._waited.difference_update(own)
-            self._trim(own)
+            self._trim([channel for channel in own if channel not in late])
             self._take_turn(op)
             self._give_turn(op)
+            self._trim(late)
             for channel in own:
                 self._filled(channel, op.loc)
                 self._arrive(self._freed(channel))
@@ -210,8 +216,8 @@ class Computer(Products):
             self._bind_values(carries, names)
             self._advance(op, self._plan.stages)
             self._waited.difference_update(own)
+            self._trim_late(op, self._env[index].text)
             self._trim(early)
-            self._trim_late(op, parts, self._env[index].text)
             self._take_turn(op)
             self._part(op, parts.early[:leading])
             self._late_part(op, parts, kept_at, self._env[index].text)
@@ -223,7 +229,7 @@ class Computer(Products):
             self.writer.line(f"{self._steps[op]} += 1")
         self._bind_values(carries, names)
         self._waited.difference_update(own)
-        self._trim_late(op, parts, last)
+        self._trim_late(op, last)
         self._late_part(op, parts, kept_at, last)
         self._settle(totals)
         self._bind_values(op.results, names)
@@ -259,9 +265,14 @@ class Computer(Products):
                 self._op(inner, ())
         self._waited = waited
 
-    def _trim_late(self, op: Fold, parts: Rotation, after: str) -> None:
+    def _late_channels(self, op: Fold) -> list[Channel]:
+        """The channels of a loop that late products alone read."""
+        parts = self._plan.delayed.get(op)
+        return [c for c in self._plan.unique if parts and c.fold is op and c.readers.isdisjoint(parts.early)]
+
+    def _trim_late(self, op: Fold, after: str) -> None:
         """Trim the tiles of the tile before tile `after` that late products alone read."""
-        late = [c for c in self._plan.unique if c.fold is op and c.readers.isdisjoint(parts.early)]
+        late = self._late_channels(op)
         if any(load in self._plan.trimmed for channel in late for load in channel.loads):
             with self._tile_before(op, after):
                 self._trim(late)
