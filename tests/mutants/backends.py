@@ -222,6 +222,22 @@ MUTANTS = (
         _TRITON,
     ),
     Mutant(
+        "gluon: a loop from its end skips the tiles of other programs last",
+        "tilekern/lower/triton/gluon/computer.py",
+        "[:: -1 if op.reverse else 1]",
+        "[::1]",
+        ("tests/lower/triton/gluon/test_build.py",),
+        modes="cuda:sm_90 gluon",
+    ),
+    Mutant(
+        "gluon: rows that a mask keeps are counted from the first tile",
+        "tilekern/lower/triton/gluon/products.py",
+        "*(self._env[v].operand for v in b.starts)])",
+        "*(self._env[v].operand for v in b.starts[1:])])",
+        ("tests/lower/triton/gluon/test_build.py",),
+        modes="cuda:sm_90 gluon",
+    ),
+    Mutant(
         "triton: added lanes of a reduction count",
         "tilekern/lower/triton/legalize/pad_tiles.py",
         "if isinstance(op, Reduce):\n            dims = op.dims",

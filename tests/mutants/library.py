@@ -88,6 +88,7 @@ MUTANTS = (
         "    first = first & (jnp.where(again, 1, 0).sum(axis=1) == 0)\n"
         "    others = [d for d in range(log_decays.ndim) if d != axis]\n",
         ("tests/kernels/test_recurrences.py", "tests/kernels/linear_attention/test_kernel.py"),
+        modes="library of packed sequences",
     ),
     Mutant(
         "recurrences: tokens beyond the end begin a packed sequence",

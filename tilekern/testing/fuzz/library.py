@@ -42,9 +42,10 @@ _PACKED: Mapping[str, str] = {
 }
 _SIZES = {"b": 2, "t": 24, "n": 1, "k": 4, "v": 3, "c": 5, "w": 4}
 _SUFFIX = " of packed sequences"
-# They take turns: each is called without numbers of segments, and with them.
-NAMES = (*KERNELS, *(name + _SUFFIX for name in _PACKED))
-"""The names of all functions that are called."""
+# Numbers of segments are so many, so that neighbours often have the same, and each comes again behind another one.
+_SEGMENTS = 3
+MODES: Mapping[str, tuple[str, ...]] = {"library": KERNELS, f"library{_SUFFIX}": tuple(n + _SUFFIX for n in _PACKED)}
+"""For each mode the names of the functions that it calls in turn."""
 
 # Their references return the logsumexp, too, which the functions return on request.
 _WITH_LOGSUMEXP = ("cross_entropy", "flash_attention")
@@ -67,10 +68,10 @@ def drawn(name: str) -> tuple[Callable[..., Any], Callable[..., Any], Space]:
 
 
 def _packed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose last positional argument are the numbers of segments."""
+    """The function, whose last positional argument are any integers, for the numbers of segments."""
 
     def packed(*arrays: Any, **keywords: Any) -> Any:
-        return function(*arrays[:-1], segment_ids=arrays[-1], **keywords)
+        return function(*arrays[:-1], segment_ids=arrays[-1] % _SEGMENTS, **keywords)
 
     packed.__name__ = f"{function.__name__}_of_packed_sequences"
     return packed

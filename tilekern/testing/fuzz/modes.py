@@ -29,6 +29,8 @@ from tilekern.lower.mosaic.lowering import MosaicLowering
 from tilekern.lower.target import TARGETS
 from tilekern.lower.triton.build import build
 from tilekern.lower.triton.chip import CHIPS
+from tilekern.lower.triton.gluon.build import build_gluon
+from tilekern.lower.triton.gluon.simulator.run import simulate
 from tilekern.lower.triton.interpret import interpret as triton_interpret
 from tilekern.lower.xla.emit.emit_xla import run
 from tilekern.passes import pipeline
@@ -44,6 +46,7 @@ from tilekern.testing.programs import ALL_FEATURES, Program
 from tilekern.testing.programs.batches import Backend
 from tilekern.testing.programs.control import Generator
 from tilekern.testing.programs.index_vectors import Chains
+from tilekern.testing.programs.products import Products
 
 type Outputs = Sequence[Sequence[Array]]
 
@@ -110,6 +113,19 @@ def _triton(program: Program) -> Sequence[Array]:
         assert "has no atomic" in error.summary
         return ()
     return triton_interpret(source, program.arrays)
+
+
+def by_gluon(programs: Sequence[Program]) -> Outputs:
+    """The outputs by the simulator of warp-specialised programs, each with some warps, stages, and thread blocks."""
+    return [_gluon(program) for program in programs]
+
+
+def _gluon(program: Program) -> Sequence[Array]:
+    rest, warps = divmod(program.seed // 2, 3)
+    rest, stages = divmod(rest, 4)
+    hints = {"num_warps": (8, 4, 12)[warps], **({"num_stages": stages} if stages else {})}
+    source = build_gluon(pipeline.run(program.func), CHIPS["cuda:sm_90"], hints)
+    return simulate(source, program.arrays, seed=program.seed, blocks=1 + rest % 3)
 
 
 def by_mosaic(programs: Sequence[Program]) -> Outputs:
@@ -266,6 +282,7 @@ def modes(wild: type[Generator]) -> list[Mode]:
         Mode("cpu:xla index vectors", by_xla, vectors),
         Mode("cpu:llvm index vectors", by_llvm, vectors, package="llvmlite"),
         Mode("cuda:sm_90 index vectors", by_triton, vectors, package="triton"),
+        Mode("cuda:sm_90 gluon", by_gluon, {"make": Products}, batch=1),
         Mode("tpu index vectors", by_mosaic, vectors, batch=8),
         Mode("cuda:sm_90", by_triton, more, package="triton"),
         Mode("tpu", by_mosaic, narrow | more, batch=8),

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from tilekern.errors import ArgumentError
 from tilekern.testing.fuzz.findings import Finding
+from tilekern.testing.fuzz.library import MODES
 from tilekern.testing.fuzz.meshes import DEVICES
 from tilekern.testing.fuzz.worker import (
-    LIBRARY,
     MESHES,
     OTHERS,
     State,
@@ -155,7 +155,7 @@ def _blame(folder: Path, path: Path, hangs: float, stop: bool) -> None:
     if state.current is None:
         raise RuntimeError("the process of the fuzzer died before it ran a program; see its messages above")
     (name, first, count), known = state.current, len(state.findings)
-    for number in [first] if name == LIBRARY else range(first, first + count):
+    for number in [first] if name in MODES else range(first, first + count):
         task = json.dumps({"folder": str(folder), "one": [name, number]})
         command = [sys.executable, "-m", "tilekern.testing.fuzz", task]
         try:
@@ -185,7 +185,8 @@ def _guilty(seed: int, name: str, number: int, how: str, folder: Path) -> Path:
     if name == MESHES:
         path, text = folder / f"meshes-{number}.py", f"# {how}\n{call_on_mesh(seed, number)[0].script()}\n"
     else:
-        path = folder / f"library-{number}.txt"
-        text = f"{how}: calls of {library_kernel(number)}, with seed {seed_of(seed, number)}\n"
+        kernel = library_kernel(name, number)
+        path = folder / f"library-{kernel.replace(' ', '_')}-{number}.txt"
+        text = f"{how}: calls of {kernel}, with seed {seed_of(seed, number)}\n"
     path.write_text(text, encoding="utf-8")
     return path

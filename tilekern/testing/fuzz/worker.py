@@ -14,19 +14,16 @@ from typing import Any
 
 from tilekern.errors import ArgumentError
 from tilekern.testing.check import CheckError, available, check_calls
-from tilekern.testing.fuzz import meshes
+from tilekern.testing.fuzz import library, meshes
 from tilekern.testing.fuzz.findings import Finding
-from tilekern.testing.fuzz.library import NAMES, drawn
 from tilekern.testing.fuzz.modes import REFUSALS, Mode, modes
 from tilekern.testing.fuzz.wild import Wild
 from tilekern.testing.programs import assert_agrees
 from tilekern.testing.programs.batches import Choices, problem_of, sample, simplest, smaller
 
-LIBRARY = "library"
-"""The mode that calls the prebuilt kernels."""
 MESHES = "meshes"
 """The mode that divides random kernels among devices."""
-OTHERS = (MESHES, LIBRARY)
+OTHERS = (MESHES, *library.MODES)
 """The modes that run no random programs of the block IR."""
 
 # The seeds of one run are so far from those of another.
@@ -116,7 +113,9 @@ def work(folder: Path, names: Sequence[str], seconds: float, *, stop: bool = Fal
 
 
 def _count(name: str) -> int:
-    return {LIBRARY: _CALLS, MESHES: _DIVIDED}.get(name) or _mode(name).batch
+    if name in library.MODES:
+        return _CALLS
+    return _DIVIDED if name == MESHES else _mode(name).batch
 
 
 def seed_of(seed: int, number: int) -> int:
@@ -136,8 +135,8 @@ def _mode(name: str) -> Mode:
 
 def run_some(state: State, folder: Path, name: str, first: int, count: int, shrink: bool = True) -> None:
     """Run the programs `first`, `first` + 1, … of a mode; save those that are wrong."""
-    if name == LIBRARY:
-        _call_library(state, folder, first)
+    if name in library.MODES:
+        _call_library(state, folder, name, first)
         return
     if name == MESHES:
         for number in range(first, first + count):
@@ -219,19 +218,22 @@ def _problem_on_mesh(call: meshes.Divided) -> Exception | None:
 # --- the library ----------------------------------------------------------------------------------------------------
 
 
-_library = cache(drawn)
+_library = cache(library.drawn)
 
 
-def library_kernel(number: int) -> str:
+def library_kernel(mode: str, number: int) -> str:
     """The name of the kernel that a call of the library is of."""
-    return NAMES[number // _CALLS % len(NAMES)]
+    names = library.MODES[mode]
+    return names[number // _CALLS % len(names)]
 
 
-def _call_library(state: State, folder: Path, first: int) -> None:
-    name = library_kernel(first)
+def _call_library(state: State, folder: Path, mode: str, first: int) -> None:
+    name = library_kernel(mode, first)
     function, reference, calls = _library(name)
     targets, _ = available(None)
-    target = targets[first // _CALLS % len(targets)]
+    turn = first // _CALLS
+    # A round more than turns: else five kernels on five targets would each run on one alone.
+    target = targets[(turn + turn // len(library.MODES[mode])) % len(targets)]
     try:
         check_calls(function, reference, calls, [target], _CALLS, seed_of(state.seed, first))
     except CheckError as error:

@@ -197,7 +197,7 @@ class Draft:
         axis = self.pick(self.axes)
         dim = self.pick([axis.dim, *self.sizes])
         extent = self.extent(dim) if any(dim in dims for dims in self.arrays) else self.extent(axis.dim)
-        sizes = [n for t in self.tiles for n in t.shape[-1:]] or [4]
+        sizes = [n for t in self.tiles for n in t.shape] or [4]
         size = self.pick(sizes[::-1])
         ways = [(f"jnp.arange({size})", (size,)), (f"jnp.int32({extent})", ()), (f"{axis.name}.index", ())]
         if axis.block:
