@@ -19,7 +19,7 @@ class Fold(Op):
 
     Operands: `start` and `stop` (int32 scalars, in elements, clamped to [0, extent]), then the initial carries. The
     tiles t with start // block <= t < cdiv(stop, block) run whole, in descending order if `reverse`. If start and stop
-    are the same element inside of a tile, it runs, too (`lang.serial` gives an empty range the stop 0, and partial tiles
+    are the same element inside of a tile, it runs (`lang.serial` gives an empty range the stop 0, and partial tiles
     masks). The region's arguments are t and the carries; it yields the next carries.
     """
 

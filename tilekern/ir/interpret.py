@@ -39,7 +39,7 @@ def interpret(func: Func, *arrays: Any, orders: int = 2, seed: int = 0) -> tuple
         of an array, or is computed from one, addresses an element.
       UnwrittenError: an element of an output is never stored, or is loaded before its program stores it.
       WriteConflictError: two programs store one element, or it is both stored and updated atomically.
-      OrderDependenceError: a program loads an element that another program stores, or two orders give different results;
+      OrderDependenceError: a program loads an element that another program stores, or two orders give different bits;
         an element is updated atomically, and loaded or updated in another way.
       DeviceAssertionError: an assertion does not hold.
     """

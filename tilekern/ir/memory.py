@@ -151,7 +151,7 @@ def whole_access(shape: tuple[int, ...]) -> Access:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MemoryOp(Op):
-    """Base of the ops that access memory. Operands: `leading` values, first the ref; the positions; the mask, if any."""
+    """Base of the ops that access memory. Operands: `leading` values, the ref first; the positions; a mask, if any."""
 
     pure: ClassVar[bool] = False
     leading: ClassVar[int] = 1

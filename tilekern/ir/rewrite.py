@@ -66,7 +66,7 @@ class Rewriter(Builder):
         return tuple(self.value(v) for v in block.results)
 
     def visit(self, op: Op) -> Sequence[Value]:
-        """Rewrite an op, of the original or made by a rule, at the current place; returns the new values of its results.
+        """Rewrite an op, of the original or made by a rule, at the current place; returns the values of its results.
 
         A rule that makes an op to which rules apply in turn visits it instead of adding it.
         """
