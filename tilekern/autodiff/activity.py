@@ -24,33 +24,33 @@ def active_values(func: Func, refs: Collection[Value]) -> set[Value]:
       func: any Func.
       refs: some of its inputs.
     """
-    found = set[Value]()
+    active = set[Value]()
     before = -1
-    while before < len(found):
-        before = len(found)
-        _spread(func.body, refs, found)
-    return found
+    while before < len(active):
+        before = len(active)
+        _spread(func.body, refs, active)
+    return active
 
 
-def _spread(block: Block, refs: Collection[Value], found: set[Value]) -> None:
-    """Add to `found` the values of a block that depend on what it has, by one step around each loop."""
+def _spread(block: Block, refs: Collection[Value], active: set[Value]) -> None:
+    """Add to `active` the values of a block that depend on active values, by one step around each loop."""
     for op in block.ops:
         for region in op.regions:
-            _spread(region, refs, found)
-        found.update(v for v in _reached(op, refs, found) if is_float(v))
+            _spread(region, refs, active)
+        active.update(v for v in _reached(op, refs, active) if is_float(v))
 
 
-def _reached(op: Op, refs: Collection[Value], found: set[Value]) -> Iterator[Value]:
+def _reached(op: Op, refs: Collection[Value], active: set[Value]) -> Iterator[Value]:
     if isinstance(op, Load):
-        if op.ref in refs or (op.fill is not None and op.fill in found):
+        if op.ref in refs or (op.fill is not None and op.fill in active):
             yield op.result
     elif isinstance(op, (Fold, While)):
         for c in carries(op):
-            if c.init in found or c.yielded in found:
+            if c.init in active or c.yielded in active:
                 yield from (*c.args, c.result)
     elif isinstance(op, Switch):
         for number, result in enumerate(op.results):
-            if any(region.results[number] in found for region in op.regions):
+            if any(region.results[number] in active for region in op.regions):
                 yield result
-    elif op.pure and not found.isdisjoint(op.operands) and not is_flat(op):
+    elif op.pure and not active.isdisjoint(op.operands) and not is_flat(op):
         yield from op.results

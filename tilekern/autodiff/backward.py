@@ -1,12 +1,12 @@
-"""The backward pass of a Func: the Funcs to run, one after the other, for the cotangents of its linear inputs.
+"""The backward pass of a Func: the Funcs that compute, one after the other, the cotangents of its linear inputs.
 
-The transposed Func adds to sums over programs. Each such site becomes the cheapest thing that it may be:
+The transposed Func adds to sums over programs. Each site of an addition becomes the cheapest of
 
-- a store, where no other tile of the grid or of a fold adds to the same elements;
-- a Func of its own with swapped loops (`swap`), where the addends would take much memory;
+- a store, if no other tile of the grid or of a fold adds to the same elements;
+- a Func of its own with swapped loops (`swap`), if the addends would take much memory;
 - a sum over programs, in their order, else.
 
-All three are deterministic. The results of several sites of one array are added up behind.
+All three are deterministic. The results of several sites of one array are added up after all stages.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Stage:
     """A Func of a backward pass.
 
     Attributes:
-      func: its inputs are arrays of the pass: what the pass is given, and results of stages before.
-      results: the arrays of the pass that its outputs are.
+      func: a Func whose inputs are arrays of the pass: inputs of the pass, or results of earlier stages.
+      results: the arrays of the pass that its outputs write.
     """
 
     func: Func
@@ -47,10 +47,10 @@ class Backward:
     """A backward pass.
 
     Attributes:
-      known: the inputs that the Func is not linear in, given.
-      cotangents: of the outputs, given.
-      stages: in their order.
-      results: for each linear input, the arrays that add up to its cotangent; none for one that is zero.
+      known: the inputs of the Func in which it is not linear; inputs of the pass.
+      cotangents: the cotangents of the outputs; inputs of the pass.
+      stages: the stages, in the order in which they run.
+      results: for each linear input, the arrays that add up to its cotangent; no array for a cotangent of zeros.
     """
 
     known: tuple[Value, ...]
@@ -65,10 +65,10 @@ def backward(func: Func, linear: Sequence[bool], residuals: int) -> Backward:
     Args:
       func: see `transpose`.
       linear: see `transpose`.
-      residuals: the most bytes of carries that it may save.
+      residuals: the most bytes of carries that the pass may save.
 
     Raises:
-      NotDifferentiableError: an op cannot be transposed, or the carries take more; at the user's line.
+      NotDifferentiableError: an op cannot be transposed, or the carries take more bytes; at the user's line.
     """
     transposed = transpose(func, linear)
     improved = merge(pipeline.run(transposed.func))
@@ -78,14 +78,14 @@ def backward(func: Func, linear: Sequence[bool], residuals: int) -> Backward:
     unused = {*(s.param for s in transposed.states), *times.values()} - read
     improved = replace(improved, params=tuple(p for p in improved.params if p not in unused))
     dtypes = [p.ref.dtype for p, is_linear in zip(func.inputs, linear, strict=True) if is_linear]
-    made = _Stages(improved, dict(zip(improved.outputs, dtypes, strict=True)))
+    split = _Stages(improved, dict(zip(improved.outputs, dtypes, strict=True)))
     _check_residuals(func, needed, residuals)
     if needed:
-        made.stages.insert(0, _saver(func, transposed.active, needed, transposed.known))
+        split.stages.insert(0, _saver(func, transposed.active, needed, transposed.known))
     if not read.isdisjoint(times.values()):
         writer = pipeline.run(transposed.overwrites.writer(transposed.active, transposed.known))
-        made.stages.insert(0, Stage(writer, tuple(times.values())))
-    return Backward(transposed.known, transposed.cotangents, tuple(made.stages), made.results)
+        split.stages.insert(0, Stage(writer, tuple(times.values())))
+    return Backward(transposed.known, transposed.cotangents, tuple(split.stages), split.results)
 
 
 def _check_residuals(func: Func, states: Sequence[SavedState], most: int) -> None:
@@ -105,16 +105,16 @@ def _check_residuals(func: Func, states: Sequence[SavedState], most: int) -> Non
     )
 
 
-def _saver(func: Func, active: set[Value], states: list[SavedState], known: Sequence[Value]) -> Stage:
-    return Stage(pipeline.run(save(func, active, states, known)), tuple(s.param for s in states))
+def _saver(func: Func, active: set[Value], states: list[SavedState], inputs: Sequence[Value]) -> Stage:
+    return Stage(pipeline.run(save(func, active, states, inputs)), tuple(s.param for s in states))
 
 
 class _Stages:
     """The Funcs that a transposed Func is split into.
 
     Attributes:
-      stages: in their order.
-      results: for each sum, the arrays that add up to it.
+      stages: the stages, in the order in which they run.
+      results: for each sum, the arrays that add up to the sum.
     """
 
     def __init__(self, func: Func, dtypes: dict[Value, DType]) -> None:
@@ -125,19 +125,19 @@ class _Stages:
         self._stores: dict[int, Value] = {}
         dropped = {n for n, site in enumerate(self._sites) if self._is_elsewhere(n, site)}
         if len(dropped) < len(self._sites):
-            self.stages.append(self._rest(dropped))
+            self.stages.append(self._remaining(dropped))
         self.results = tuple(map(tuple, self._arrays.values()))
 
     def _dtype(self, ref: Value) -> DType:
-        """The dtype of an array: addends are added up behind before they are rounded."""
+        """The dtype of an array for `ref`: if several arrays are added up, only their sum is rounded."""
         return self._dtypes[ref] if sum(site.op.ref is ref for site in self._sites) == 1 else ref.ref.dtype
 
     def _name(self, ref: Value, number: int) -> str:
-        """The name of the array of a site: that of the sum, with a number where it has several."""
+        """The name of the array of a site: the name of the sum, with a number if the sum has several arrays."""
         return ref.name if self._dtype(ref) == self._dtypes[ref] else f"{ref.name}{number}"
 
     def _is_elsewhere(self, number: int, site: Site) -> bool:
-        """True if a site becomes a Func of its own, which is added to the stages; notes it if it becomes a store."""
+        """True if a site becomes a Func of its own, which is added to the stages; notes a site that becomes a store."""
         ref = site.op.ref
         if is_injective(site, site.axes):
             role = "out" if is_covering(site, self._func) else "zeros"
@@ -157,7 +157,7 @@ class _Stages:
         self._arrays[ref] += swapped.func.outputs
         return True
 
-    def _rest(self, dropped: set[int]) -> Stage:
+    def _remaining(self, dropped: set[int]) -> Stage:
         """The Func without the sites that have Funcs of their own."""
         numbers = iter(range(len(self._sites)))
 
@@ -186,7 +186,7 @@ class _Stages:
 
 
 def _takes_much(func: Func, site: Site) -> bool:
-    """True if the addends of a site, one for each program that adds to an element, take more than all inputs."""
+    """True if the addends of a site, one for each program that adds to an element, take more bytes than all inputs."""
     addends = prod(axis.tiles for index, axis in site.axes.items() if index not in site.used)
     return addends * _nbytes(site.op.ref) > sum(map(_nbytes, func.inputs))
 

@@ -22,21 +22,21 @@ from tilekern.ir.ordering import LinearScan, Scan, Sort
 from tilekern.ir.shape import Broadcast, Concatenate, Pad, Reshape, Reverse, Slice, Transpose
 from tilekern.ir.types import BOOL, TileType, accumulator
 
-Known = Sequence[Value | None]
+Fixed = Sequence[Value | None]
 
 
 @dataclass(frozen=True)
 class Site:
-    """An op to transpose: `known` holds the operands in which it is not linear, None for the others."""
+    """An op to transpose: `fixed` holds the operands in which the op is not linear, None for its linear operands."""
 
-    known: Known
+    fixed: Fixed
     linear: Sequence[bool]
     make: Make
     define: Define
 
-    def other(self, number: int) -> Value:
-        """An operand in which the op is not linear."""
-        value = self.known[number]
+    def operand(self, number: int) -> Value:
+        """Operand number `number`, in which the op is not linear."""
+        value = self.fixed[number]
         assert value is not None
         return value
 
@@ -45,26 +45,26 @@ Rule = Callable[[Any, Site, Value], list[Value | None]]
 
 
 def cotangents(
-    op: Op, known: Known, linear: Sequence[bool], cotangent: Value, make: Make, define: Define
+    op: Op, fixed: Fixed, linear: Sequence[bool], cotangent: Value, make: Make, define: Define
 ) -> list[Value | None]:
-    """The cotangent of each operand in which a pure op is linear; None for the others.
+    """The cotangent of each operand in which a pure op is linear; None for other operands.
 
     Args:
-      op: of the Func that is transposed, linear in the operands marked, together.
-      known: its other operands in the new function, None for the linear ones.
+      op: an op of the Func that is transposed, linear in the marked operands together.
+      fixed: the operands in which it is not linear, in the new function; None for linear operands.
       linear: True for each operand in which the op is linear.
-      cotangent: of its result, of dtype `accumulator(dtype)`.
+      cotangent: the cotangent of its result, of dtype `accumulator(dtype)`.
       make: adds ops to the new function.
-      define: the op that defines a value of the new function; None for arguments.
+      define: maps a value of the new function to the op that defines it, an argument to None.
     """
     rule = RULES.get(type(op))
     assert rule is not None, f"{op.name} is linear in no operand"
-    found = rule(op, Site(known, linear, make, define), cotangent)
-    return [c if is_linear else None for c, is_linear in zip(found, linear, strict=True)]
+    operand_cotangents = rule(op, Site(fixed, linear, make, define), cotangent)
+    return [c if is_linear else None for c, is_linear in zip(operand_cotangents, linear, strict=True)]
 
 
 def is_linear(op: Op, linear: Sequence[bool]) -> bool:
-    """Whether the result of a pure op is linear in the marked operands together, but for a constant."""
+    """True if the result of a pure op is linear in the marked operands together, but for a constant."""
     match op:
         case Elementwise():
             if op.function in ("mul", "div"):
@@ -96,17 +96,17 @@ def _elementwise(op: Elementwise, at: Site, c: Value) -> list[Value | None]:
             return [of("neg", c)]
         case "mul":
             assert tuple(at.linear) in ((True, False), (False, True)), "a product of linear values is not linear"
-            other = at.make.convert(at.other(at.linear.index(False)), dtype)
-            return [of("mul", c, other)] * 2
+            factor = at.make.convert(at.operand(at.linear.index(False)), dtype)
+            return [of("mul", c, factor)] * 2
         case "div":
             assert not at.linear[1], "a quotient is not linear in its divisor"
-            return [of("div", c, at.make.convert(at.other(1), dtype)), None]
+            return [of("div", c, at.make.convert(at.operand(1), dtype)), None]
         case _:
             raise AssertionError(f"{op.function} is linear in no operand")
 
 
 def _select(op: Select, at: Site, c: Value) -> list[Value | None]:
-    which = at.other(0)
+    which = at.operand(0)
     on_true = at.make.select(which, c, 0) if at.linear[1] else None
     return [None, on_true, at.make.select(which, 0, c) if at.linear[2] else None]
 
@@ -116,15 +116,15 @@ def _convert(op: Convert, at: Site, c: Value) -> list[Value | None]:
 
 
 def _dot(op: Dot, at: Site, c: Value) -> list[Value | None]:
-    """The cotangent of the result by the other operand, contracted along the dims of that which the result has."""
+    """The cotangent of the result times the fixed operand, contracted along the free dims of the fixed operand."""
     assert tuple(at.linear) in ((True, False), (False, True)), "a product of linear values is not linear"
     side: Literal[0, 1] = 0 if at.linear[0] else 1
     far: Literal[0, 1] = 1 if at.linear[0] else 0
-    dtype = dot_dtype(at.other(far).tile.dtype)
+    dtype = dot_dtype(at.operand(far).tile.dtype)
     batch = len(op.batch[side])
     begin = batch + (len(op.free(0)) if far else 0)
     free = tuple(range(begin, begin + len(op.free(far))))
-    factors = [at.make.convert(at.other(far), dtype), at.make.convert(c, dtype)]
+    factors = [at.make.convert(at.operand(far), dtype), at.make.convert(c, dtype)]
     contract, pairs = (op.free(far), free), (op.batch[far], tuple(range(batch)))
     # The dims of the product: batch, contracted dims as the other side orders them, free dims of the linear side. The
     # sides stay in their order, so that a product of matrices needs no transposition.
@@ -151,9 +151,9 @@ def _scan(op: Scan, at: Site, c: Value) -> list[Value | None]:
 
 
 def _linear_scan(op: LinearScan, at: Site, c: Value) -> list[Value | None]:
-    """g_i = c_i + a_{i+1} g_{i+1}: a linear scan the other way, with the factors of the elements behind."""
+    """g_i = c_i + a_{i+1} g_{i+1}: a linear scan the other way, with the factors of the next elements."""
     assert not at.linear[0], "a linear scan is not linear in its factors"
-    factors = shifted(at.other(0), op.dim, 1 if op.reverse else -1, 0, at.make)
+    factors = shifted(at.operand(0), op.dim, 1 if op.reverse else -1, 0, at.make)
     return [None, at.make.add(LinearScan, factors, c, dim=op.dim, reverse=not op.reverse)]
 
 
@@ -195,12 +195,12 @@ def _padded(make: Make, x: Value, low: tuple[int, ...], high: tuple[int, ...], i
 
 
 def _concatenate(op: Concatenate, at: Site, c: Value) -> list[Value | None]:
-    found, begin = list[Value | None](), 0
+    parts, begin = list[Value | None](), 0
     for value, is_linear in zip(op.operands, at.linear, strict=True):
         end = begin + value.tile.shape[op.dim]
-        found.append(at.make.part(c, op.dim, begin, end) if is_linear else None)
+        parts.append(at.make.part(c, op.dim, begin, end) if is_linear else None)
         begin = end
-    return found
+    return parts
 
 
 def _pad(op: Pad, at: Site, c: Value) -> list[Value | None]:
@@ -208,7 +208,7 @@ def _pad(op: Pad, at: Site, c: Value) -> list[Value | None]:
 
 
 def _unpadded(op: Pad, make: Make, c: Value) -> Value:
-    """The elements at the places of the operand; zeros for those that were cut off."""
+    """The elements of `c` at the places of the operand; zeros for elements that were cut off."""
     shape = op.operands[0].tile.shape
     low, high = (tuple(-n for n in amounts) for amounts in (op.low, op.high))
     grown = _padded(make, c, tuple(max(n, 0) for n in low), tuple(max(n, 0) for n in high), (0,) * len(shape))
@@ -221,7 +221,7 @@ def _unpadded(op: Pad, make: Make, c: Value) -> Value:
 
 
 def _padding(op: Pad, make: Make, c: Value) -> Value:
-    """The sum at the places of the padding."""
+    """The sum of `c` over the places of the padding."""
     inside = make.number(False, TileType(op.operands[0].tile.shape, BOOL))
     is_padding = make.again(op, inside, make.number(True, TileType((), BOOL)))
     chosen = make.select(is_padding, c, 0)
@@ -233,22 +233,22 @@ def _padding(op: Pad, make: Make, c: Value) -> Value:
 
 def _dynamic_slice(op: DynamicSlice, at: Site, c: Value) -> list[Value | None]:
     zeros = at.make.number(0, wide(op.operands[0].tile))
-    starts = [at.other(n) for n in range(1, len(op.operands))]
+    starts = [at.operand(n) for n in range(1, len(op.operands))]
     return [at.make.add(DynamicUpdateSlice, zeros, c, *starts), *(None for _ in starts)]
 
 
 def _dynamic_update_slice(op: DynamicUpdateSlice, at: Site, c: Value) -> list[Value | None]:
-    starts = [at.other(n) for n in range(2, len(op.operands))]
+    starts = [at.operand(n) for n in range(2, len(op.operands))]
     sizes = op.operands[1].tile.shape
     zeros = at.make.number(0, TileType(sizes, c.tile.dtype))
-    rest = at.make.again(op, c, zeros, *starts) if at.linear[0] else None
-    part = at.make.add(DynamicSlice, c, *starts, sizes=sizes) if at.linear[1] else None
-    return [rest, part, *(None for _ in starts)]
+    of_tile = at.make.again(op, c, zeros, *starts) if at.linear[0] else None
+    of_update = at.make.add(DynamicSlice, c, *starts, sizes=sizes) if at.linear[1] else None
+    return [of_tile, of_update, *(None for _ in starts)]
 
 
 def _take(op: Take, at: Site, c: Value) -> list[Value | None]:
-    """Sums of the elements that were taken from one place: a permutation is undone, others are found by comparison."""
-    indices, shape = at.other(1), op.operands[0].tile.shape
+    """For each place, the sum of the elements that were taken from it; a permutation is undone, without sums."""
+    indices, shape = at.operand(1), op.operands[0].tile.shape
     if op.along and indices.tile.shape == shape and is_permutation(indices, op.dim, at.define):
         return [put_back(c, indices, op.dim, at.make), None]
     place = at.make.of("min", at.make.of("max", indices, 0), shape[op.dim] - 1)
@@ -270,9 +270,9 @@ def _along(place: Value, c: Value, dim: int, shape: tuple[int, ...], make: Make)
 
 def _table(place: Value, c: Value, dim: int, shape: tuple[int, ...], make: Make) -> Value:
     """Sums by place along a dim, all lines by the same places: a dot with the one-hot tile of the places."""
-    before, behind = shape[:dim], shape[dim + 1 :]
+    outer, inner = shape[:dim], shape[dim + 1 :]
     count, length = prod(place.tile.shape), shape[dim]
-    rows, places = make.reshape(c, (*before, count, *behind)), make.reshape(place, (count,))
+    rows, places = make.reshape(c, (*outer, count, *inner)), make.reshape(place, (count,))
     if count == 1:
         here = make.of("eq", make.broadcast(make.reshape(place, ()), shape, ()), make.lanes(shape, dim))
         return make.select(here, make.broadcast(rows, shape, tuple(range(len(shape)))), 0)
@@ -285,12 +285,12 @@ def _table(place: Value, c: Value, dim: int, shape: tuple[int, ...], make: Make)
 
 
 def _sort(op: Sort, at: Site, c: Value) -> list[Value | None]:
-    """An operand that is picked and no key."""
+    """The picked operand gets the cotangent; it is no key."""
     assert not any(at.linear[: op.num_keys]), "a sort is not linear in its keys"
-    keys = [at.other(n) for n in range(op.num_keys)]
-    found: list[Value | None] = [None for _ in op.operands]
-    found[op.pick] = put_back(c, order_of(op, keys, at.make), op.dim, at.make)
-    return found
+    keys = [at.operand(n) for n in range(op.num_keys)]
+    operand_cotangents: list[Value | None] = [None for _ in op.operands]
+    operand_cotangents[op.pick] = put_back(c, order_of(op, keys, at.make), op.dim, at.make)
+    return operand_cotangents
 
 
 RULES: dict[type[Op], Rule] = {

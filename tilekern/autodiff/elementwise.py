@@ -1,7 +1,7 @@
 """Tangents of the elementwise functions: one row a function. Formulas, and conventions at ties and edges, are JAX's.
 
 A row has a term for each operand: the tangent of the result where only this operand moves. A term is linear in the
-tangent of its operand. Its other factors are computed in the dtype of tangents, also those that reuse the result.
+tangent of its operand. Its other factors are computed in the dtype of tangents, also factors that reuse the result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Point:
 
     @cached_property
     def result(self) -> Value:
-        """The result. It is computed again where the one that exists is narrower, for more exact factors."""
+        """The result. If the existing result has a narrower dtype, it is computed again, for more exact factors."""
         narrow = self._result is None or self._result.type != self.x.type
         return self.of(self._function, *self._operands) if narrow or self._result is None else self._result
 
@@ -52,7 +52,7 @@ class Point:
 Factor = Callable[[Point], Value]
 Term = Callable[[Point, Value], Value]
 Row = tuple[Term | None, ...]
-"""The term of each operand; None where the result does not change with it, but in steps."""
+"""The term of each operand; None if the result does not change with the operand, or only in steps."""
 
 
 def _times(factor: Factor) -> Term:
@@ -141,11 +141,11 @@ _UNARY: dict[str, Term] = {
 # --- factors of functions of two operands -----------------------------------------------------------------------------
 
 
-def _wins(comparison: str, at: Point, one: Value, other: Value) -> Value:
-    """1 where an operand is the result, 1/2 in ties, else 0."""
-    tile = one.tile
-    tied = at.make.select(at.of("eq", one, other), at.make.number(0.5, tile), 0)
-    return at.make.select(at.of(comparison, one, other), at.make.number(1, tile), tied)
+def _wins(comparison: str, at: Point, x: Value, y: Value) -> Value:
+    """The share of `x` in the result: 1 where `x` is the result, 1/2 where `x` equals `y`, else 0."""
+    tile = x.tile
+    tied = at.make.select(at.of("eq", x, y), at.make.number(0.5, tile), 0)
+    return at.make.select(at.of(comparison, x, y), at.make.number(1, tile), tied)
 
 
 def _divisor(at: Point) -> Value:
@@ -197,7 +197,7 @@ _FLAT: dict[str, Row] = {
 }
 
 ROWS: dict[str, Row] = {name: (term,) for name, term in _UNARY.items()} | _BINARY | _FLAT
-"""The row of each function of floats that has one."""
+"""Maps each function of floats to its row; a function without a row has no derivative rule."""
 
 
 def moved(at: Point, row: Row, moving: Sequence[Value | None]) -> Value | None:

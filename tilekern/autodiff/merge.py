@@ -1,10 +1,10 @@
-"""Merge of additions to the same elements: a program stores the sum of what it would add at several places.
+"""Merge of additions to the same elements: a program adds the sum of the addends of several sites at once.
 
     fold k { %a = f(k)   atomic add %a to %x[k] }   fold k { %b = g(k)   atomic add %b to %x[k] }
   →
     fold k { ... }   fold k { %b = g(k)   %a = f(k)   %s = add(%a, %b)   atomic add %s to %x[k] }
 
-What the first fold computes else stays. So a kernel that reads its rows twice, as norms do, has a backward pass that
+All other ops of the first fold stay. A kernel that reads its rows twice, as norms do, so has a backward pass that
 writes each cotangent once.
 """
 
@@ -25,12 +25,12 @@ from tilekern.passes import pipeline
 def merge(func: Func) -> Func:
     """Merge the additions that can be merged."""
     while True:
-        found = sites(func)
-        pairs = ((a, b) for b in range(len(found)) for a in range(b) if _fits(found[a], found[b]))
+        additions = sites(func)
+        pairs = ((a, b) for b in range(len(additions)) for a in range(b) if _fits(additions[a], additions[b]))
         pair = next(pairs, None)
         if pair is None:
             return func
-        func = pipeline.run(_merged(func, found, *pair))
+        func = pipeline.run(_merged(func, additions, *pair))
 
 
 def _fits(first: Site, second: Site) -> bool:
@@ -41,13 +41,13 @@ def _fits(first: Site, second: Site) -> bool:
         return False
     if first.path == second.path:
         return True
-    (one, _), (other, _) = first.path[-1], second.path[-1]
-    if first.path[:-1] != second.path[:-1] or not (isinstance(one, Fold) and isinstance(other, Fold)):
+    (early, _), (late, _) = first.path[-1], second.path[-1]
+    if first.path[:-1] != second.path[:-1] or not (isinstance(early, Fold) and isinstance(late, Fold)):
         return False
-    if one is other or (one.axis, one.start, one.stop) != (other.axis, other.start, other.stop):
+    if early is late or (early.axis, early.start, early.stop) != (late.axis, late.start, late.stop):
         return False
     slice = _slice(first)
-    carried = set(one.body.args[1:])
+    carried = set(early.body.args[1:])
     return not any(op.regions or not carried.isdisjoint(op.operands) for op in slice) and _is_repeatable(slice)
 
 
@@ -63,26 +63,26 @@ def _slice(site: Site) -> list[Op]:
 
 
 def _renamed(first: Site, second: Site) -> dict[Value, Value]:
-    """The index of the first site's fold, as the second one's."""
+    """Maps the index of the first site's fold to the index of the second site's fold; empty in one fold."""
     if first.path == second.path:
         return {}
-    (one, _), (other, _) = first.path[-1], second.path[-1]
-    if not (isinstance(one, Fold) and isinstance(other, Fold)):
+    (early, _), (late, _) = first.path[-1], second.path[-1]
+    if not (isinstance(early, Fold) and isinstance(late, Fold)):
         return {}
-    return {one.body.args[0]: other.body.args[0]}
+    return {early.body.args[0]: late.body.args[0]}
 
 
-def _same_access(one: WriteOp, other: WriteOp, renamed: dict[Value, Value]) -> bool:
-    lanes = (a.access.marked([False] * len(a.access.dims)) for a in (one, other))
-    return next(lanes) == next(lanes) and tuple(renamed.get(v, v) for v in one.positions) == other.positions
+def _same_access(early: WriteOp, late: WriteOp, renamed: dict[Value, Value]) -> bool:
+    lanes = (a.access.marked([False] * len(a.access.dims)) for a in (early, late))
+    return next(lanes) == next(lanes) and tuple(renamed.get(v, v) for v in early.positions) == late.positions
 
 
-def _merged(func: Func, found: Sequence[Site], first: int, second: int) -> Func:
-    """The Func in which one site adds what an earlier one did, too."""
-    one, other = found[first], found[second]
-    renamed = _renamed(one, other)
-    slice = _slice(one) if one.path != other.path else []
-    numbers = iter(range(len(found)))
+def _merged(func: Func, additions: Sequence[Site], first: int, second: int) -> Func:
+    """The Func in which site number `second` also adds the value of site number `first`."""
+    early, late = additions[first], additions[second]
+    renamed = _renamed(early, late)
+    slice = _slice(early) if early.path != late.path else []
+    numbers = iter(range(len(additions)))
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         if not isinstance(op, Atomic):
@@ -99,7 +99,7 @@ def _merged(func: Func, found: Sequence[Site], first: int, second: int) -> Func:
             results = rewriter.add(inner.copy(tuple(map(copy, inner.operands))))
             copies.update(zip(inner.results, results, strict=True))
         make = Make(rewriter, op)
-        moved = _masked(copy(one.op.value), None if one.op.mask is None else copy(one.op.mask), make)
+        moved = _masked(copy(early.op.value), None if early.op.mask is None else copy(early.op.mask), make)
         total = make.of("add", moved, _masked(op.value, op.mask, make))
         operands = (op.operands[0], total, *op.positions)
         return rewriter.add(Atomic(operands=operands, access=op.access, kind="add", loc=op.loc))

@@ -13,20 +13,20 @@ from tilekern.ir.types import I32
 Define = Callable[[Value], Op | None]
 
 
-def order_of(op: Sort, known: Sequence[Value], make: Make) -> Value:
-    """The int32 index along the dim of each element in the order of a sort."""
-    keys = known[: op.num_keys]
+def order_of(op: Sort, operands: Sequence[Value], make: Make) -> Value:
+    """The int32 indices along the dim of a sort: each is the index from which the sorted element comes."""
+    keys = operands[: op.num_keys]
     places = make.add(Iota, shape=keys[0].tile.shape, dtype=I32, dim=op.dim)
     return make.add(Sort, *keys, places, dim=op.dim, num_keys=op.num_keys, pick=op.num_keys)
 
 
 def put_back(x: Value, order: Value, dim: int, make: Make) -> Value:
-    """The elements at the places from which `order`, a permutation along `dim`, took them."""
+    """The elements of `x`, back at the places from which `order`, a permutation along `dim`, took them."""
     return make.add(Sort, order, x, dim=dim, num_keys=1, pick=1)
 
 
 def is_permutation(indices: Value, dim: int, define: Define) -> bool:
-    """True if a value is known to hold each index along `dim` once: the order of a sort, or of a full top-k."""
+    """True if a value holds each index along `dim` once, by proof: the order of a sort, or of a full top-k."""
     match op := define(indices):
         case TopK():
             return op.dim == dim and op.k == op.operands[0].tile.shape[dim]

@@ -1,7 +1,7 @@
-"""Elements that a program stores several times: the last store counts, and the cotangents of the others are 0.
+"""Elements that a program stores several times: the last store counts, and the cotangents of earlier stores are 0.
 
 A backward pass does not know which store of an element was the last one. So a Func of its own, the forward program
-without its values, writes the time of each store instead; a store takes the cotangents where the time is its own.
+without its values, writes the time of each store instead. A store takes the cotangents where its time was written last.
 
     store %a to %o[k]   store %b to %o[k] mask %m
   →
@@ -43,21 +43,21 @@ class Overwrites:
 
     def __init__(self, func: Func) -> None:
         self._func = func
-        every = writes(func)
-        found = [p for p in func.outputs if _overlap([w for w in every if w.op.ref is p], func)]
-        self.times = {p: Value(RefType(p.ref.shape, I32, "in"), f"{p.name}_time") for p in found}
+        all_writes = writes(func)
+        overwritten = [p for p in func.outputs if _overlap([w for w in all_writes if w.op.ref is p], func)]
+        self.times = {p: Value(RefType(p.ref.shape, I32, "in"), f"{p.name}_time") for p in overwritten}
         self._of: dict[Op, Time] = {}
-        if found and self._number(func.body, 0, ()) > _MOST:
+        if overwritten and self._number(func.body, 0, ()) > _MOST:
             raise no_derivative(
                 func.body.ops[0],
                 f"{name_of(func)} stores more often than a backward pass can count",
                 f"at most {_MOST} stores of a program",
-                f"loops around stores to {found[0].name.removesuffix('_t')}, whose tiles may overlap",
+                f"loops around stores to {overwritten[0].name.removesuffix('_t')}, whose tiles may overlap",
                 "store each element once, or state the rule with defjvp",
             )
 
     def _number(self, block: Block, first: int, strides: tuple[tuple[Fold, int], ...]) -> int:
-        """Note the times of the writes of a block, from `first` on; the first time behind it."""
+        """Note the times of the writes of a block, from `first` on; returns the first time behind the block."""
         for op in block.ops:
             if isinstance(op, WriteOp):
                 self._of[op] = Time(first, strides)
@@ -75,28 +75,28 @@ class Overwrites:
     def time(self, op: WriteOp, replay: Replay, make: Make) -> Value:
         """The time of a write, for each of its lanes."""
         time = self._of[op]
-        found = make.number(time.first, TileType((), I32))
+        total = make.number(time.first, TileType((), I32))
         for fold, stride in time.strides:
-            index = replay.known(fold.body.args[0])
+            index = replay.copy_of(fold.body.args[0])
             passed = make.of("sub", make.number(fold.axis.tiles - 1, index.tile), index) if fold.reverse else index
-            found = make.of("add", found, make.of("mul", passed, stride))
-        return make.broadcast(found, op.access.shape, ())
+            total = make.of("add", total, make.of("mul", passed, stride))
+        return make.broadcast(total, op.access.shape, ())
 
     def writer(self, active: set[Value], inputs: Sequence[Value]) -> Func:
         """The Func that writes the times.
 
         Args:
-          active: the values that depend on what the Func is linear in: no place of a store does.
-          inputs: those of the Func that it is not linear in.
+          active: the values that depend on linear inputs: no place of a store does.
+          inputs: the inputs of the Func in which it is not linear.
         """
         outputs = {p: Value(replace(p.ref, dtype=I32), time.name) for p, time in self.times.items()}
-        made = _Writer(active, self, outputs)
+        times_writer = _Writer(active, self, outputs)
 
         def body(*_: Value) -> tuple[Value, ...]:
-            made.replay(self._func.body)
+            times_writer.replay(self._func.body)
             return ()
 
-        block = made.block(self._func.body.args, body)
+        block = times_writer.block(self._func.body.args, body)
         return Func(f"{self._func.name}_times", (*inputs, *outputs.values()), self._func.axes, block, self._func.loc)
 
 
@@ -110,16 +110,16 @@ class _Writer(Replay):
     def replay_write(self, op: WriteOp) -> None:
         if isinstance(op, Store) and op.ref in self._outputs:
             time = self._overwrites.time(op, self, Make(self, op))
-            self.add(replace(op, operands=(self._outputs[op.ref], time, *map(self.known, op.operands[2:]))))
+            self.add(replace(op, operands=(self._outputs[op.ref], time, *map(self.copy_of, op.operands[2:]))))
 
 
-def _overlap(found: Sequence[Site], func: Func) -> bool:
-    """True unless no element is written after a program has stored it, by proof."""
-    stores = [w for w in found if isinstance(w.op, Store)]
+def _overlap(sites: Sequence[Site], func: Func) -> bool:
+    """True unless a proof shows that no element is written after a program has stored it."""
+    stores = [w for w in sites if isinstance(w.op, Store)]
     fixed = {*func.body.args, *(r for op in func.body.ops for r in op.results)}
     if not all(_is_once(store) for store in stores):
         return True
-    pairs = ((a, b) for a, b in combinations(found, 2) if not (isinstance(a.op, Atomic) and isinstance(b.op, Atomic)))
+    pairs = ((a, b) for a, b in combinations(sites, 2) if not (isinstance(a.op, Atomic) and isinstance(b.op, Atomic)))
     return not all(_are_exclusive(a, b) or _are_apart(a, b, fixed) for a, b in pairs)
 
 
@@ -133,10 +133,10 @@ def _is_once(store: Site) -> bool:
 
 def _are_exclusive(first: Site, second: Site) -> bool:
     """True if two writes are in different branches of a switch outside of all loops."""
-    for (a, inside), (b, beside) in zip(first.path, second.path, strict=False):
+    for (a, a_region), (b, b_region) in zip(first.path, second.path, strict=False):
         if a is not b or isinstance(a, Fold):
             return False
-        if inside is not beside:
+        if a_region is not b_region:
             return True
     return False
 
@@ -153,7 +153,7 @@ def _are_apart(first: Site, second: Site, fixed: Collection[Value]) -> bool:
 
 @dataclass(frozen=True)
 class _Range:
-    """The elements that a write may touch along a dim: from start to stop, behind a sum of terms that is fixed."""
+    """The elements that a write may touch along a dim: `start` to `stop`, counted from a fixed sum of terms."""
 
     terms: frozenset[tuple[Value, int]]
     start: int

@@ -1,4 +1,4 @@
-"""The states of folds that a backward pass needs: the carries at each tile, saved by a Func of their own."""
+"""The states of folds that a backward pass loads: the carries at each tile, saved by a Func of their own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SavedState:
 
     Attributes:
       fold: the fold, of the Func that is transposed.
-      carry: of the fold.
+      carry: the carry of the fold.
       param: the array of the states, [*tiles of the grid, *tiles of the folds around, tiles of the fold, *carry].
     """
 
@@ -50,7 +50,7 @@ class Places:
 
     @contextmanager
     def inside(self, fold: Fold, index: Value) -> Generator[None]:
-        """Within a fold at a tile."""
+        """A context for ops in the body of a fold, at the tile `index`."""
         self._tiles.append(fold.axis.tiles)
         self._indices.append(index)
         try:
@@ -75,7 +75,7 @@ class Places:
 
 
 class SavedStates:
-    """The states that a transposed Func may load; those that it does not need go with `needed`."""
+    """The states that a transposed Func may load; `backward` saves only states that are loaded after all passes."""
 
     def __init__(self, func: Func) -> None:
         self.states: tuple[SavedState, ...] = ()
@@ -83,7 +83,7 @@ class SavedStates:
 
     @contextmanager
     def inside(self, fold: Fold, index: Value) -> Generator[None]:
-        """Within the reverse of a fold, at a tile."""
+        """A context for ops in the reverse of a fold, at the tile `index`."""
         with self._places.inside(fold, index):
             yield
 
@@ -101,23 +101,23 @@ def save(func: Func, active: set[Value], states: Sequence[SavedState], inputs: S
 
     Args:
       func: the Func that is transposed.
-      active: its values that depend on what it is linear in: no state does.
-      states: to be saved, its outputs.
-      inputs: its inputs, those of `func` that it is not linear in.
+      active: its values that depend on linear inputs: no state does.
+      states: the states to save, the outputs of the new Func.
+      inputs: the inputs of `func` in which it is not linear, the inputs of the new Func.
     """
     out = {(s.fold, s.carry.result): Value(replace(s.param.ref, role=_role(func, s)), s.param.name) for s in states}
-    made = _Saver(func, active, out)
+    saver = _Saver(func, active, out)
 
     def body(*_: Value) -> tuple[Value, ...]:
-        made.replay(func.body)
+        saver.replay(func.body)
         return ()
 
-    block = made.block(func.body.args, body)
+    block = saver.block(func.body.args, body)
     return Func(f"{func.name}_states", (*inputs, *out.values()), func.axes, block, func.loc)
 
 
 def _role(func: Func, state: SavedState) -> Role:
-    """Out, where each tile of the fold, and of the folds around it, runs in any case."""
+    """The role of the array: "out" if each tile of the fold and of the folds around it always runs, else "zeros"."""
     defined = definitions(func)
     around = _around(func.body, state.fold)
     assert around is not None
@@ -126,14 +126,14 @@ def _role(func: Func, state: SavedState) -> Role:
 
 
 def _around(block: Block, fold: Op) -> list[Op] | None:
-    """The ops around a fold, the outermost first; None if it is not in a block."""
+    """The ops around a fold, the outermost first; None if the block does not contain the fold."""
     for op in block.ops:
         if op is fold:
             return []
         for region in op.regions:
-            found = _around(region, fold)
-            if found is not None:
-                return [op, *found]
+            inner_path = _around(region, fold)
+            if inner_path is not None:
+                return [op, *inner_path]
     return None
 
 
@@ -148,11 +148,11 @@ class _Saver(Replay):
         if not isinstance(op, Fold):
             super().replay_region(op, region)
             return
-        with self._places.inside(op, self.known(region.args[0])):
+        with self._places.inside(op, self.copy_of(region.args[0])):
             for carry in carries(op):
                 ref = self._out.get((op, carry.result))
                 if ref is not None:
-                    state = self.known(carry.args[0])
+                    state = self.copy_of(carry.args[0])
                     operands = (ref, state, *self._places.indices)
                     self.add(Store(operands=operands, access=self._places.access(state), loc=op.loc))
             super().replay_region(op, region)

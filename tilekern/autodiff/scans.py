@@ -16,20 +16,20 @@ _Pair = tuple[Value, Value]  # a value and its tangent
 
 
 def other_factors(x: Value, dims: tuple[int, ...], make: Make) -> Value:
-    """The product of all other elements along `dims`, for each element: of those before it, and of those behind it."""
+    """For each element, the product of all others along `dims`: (product of predecessors) × (product of successors)."""
     shape = x.tile.shape
     order = (*(d for d in range(len(shape)) if d not in dims), *dims)
-    kept = tuple(shape[d] for d in order[: len(order) - len(dims)])
-    rows = make.reshape(make.transpose(x, order), (*kept, prod(shape[d] for d in dims)))
-    last = len(kept)
-    before = shifted(make.add(Scan, rows, monoid="prod", dim=last), last, 1, 1, make)
-    behind = shifted(make.add(Scan, rows, monoid="prod", dim=last, reverse=True), last, -1, 1, make)
-    product = make.reshape(make.of("mul", before, behind), tuple(shape[d] for d in order))
+    outer = tuple(shape[d] for d in order[: len(order) - len(dims)])
+    rows = make.reshape(make.transpose(x, order), (*outer, prod(shape[d] for d in dims)))
+    last = len(outer)
+    predecessors = shifted(make.add(Scan, rows, monoid="prod", dim=last), last, 1, 1, make)
+    successors = shifted(make.add(Scan, rows, monoid="prod", dim=last, reverse=True), last, -1, 1, make)
+    product = make.reshape(make.of("mul", predecessors, successors), tuple(shape[d] for d in order))
     return make.transpose(product, tuple(order.index(d) for d in range(len(shape))))
 
 
 def shifted(x: Value, dim: int, by: int, fill: float, make: Make) -> Value:
-    """The elements moved along a dim, with a number where none comes."""
+    """The elements of `x` moved by `by` along a dim; `fill` where no element comes."""
     if not x.tile.shape[dim]:
         return x
     low = tuple(by if d == dim else 0 for d in range(len(x.tile.shape)))
@@ -40,13 +40,13 @@ def shifted(x: Value, dim: int, by: int, fill: float, make: Make) -> Value:
 def scanned(op: Scan, x: Value, tangent: Value, make: Make) -> Value:
     """The tangent of a scan that is no sum; `x` is its operand, in the dtype of the tangent.
 
-    Neighbours are combined in a tree, as in `jax.lax.associative_scan`, which decides of the shares in a tie.
+    Neighbours are combined in a tree, as in `jax.lax.associative_scan`. The tree decides how ties share a tangent.
     """
     pair = (x, tangent)
     if op.reverse:
         pair = (make.add(Reverse, x, dims=(op.dim,)), make.add(Reverse, tangent, dims=(op.dim,)))
-    _, found = _Tree(op, make).scan(pair)
-    return make.add(Reverse, found, dims=(op.dim,)) if op.reverse else found
+    _, scanned_tangent = _Tree(op, make).scan(pair)
+    return make.add(Reverse, scanned_tangent, dims=(op.dim,)) if op.reverse else scanned_tangent
 
 
 class _Tree:
@@ -62,14 +62,14 @@ class _Tree:
         odd = self.scan(self._combined(self._part(pair, 0, size - 1, 2), self._part(pair, 1, size, 2)))
         if size == 2:
             return self._interleaved(self._part(pair, 0, 1), odd, size)
-        before = self._part(odd, 0, (size - 1) // 2)
-        behind = self._combined(before, self._part(pair, 2, size, 2))
+        preceding = self._part(odd, 0, (size - 1) // 2)
+        later_even = self._combined(preceding, self._part(pair, 2, size, 2))
         first = self._part(pair, 0, 1)
-        even = (self._joined(first[0], behind[0]), self._joined(first[1], behind[1]))
+        even = (self._joined(first[0], later_even[0]), self._joined(first[1], later_even[1]))
         return self._interleaved(even, odd, size)
 
     def _part(self, pair: _Pair, start: int, stop: int, stride: int = 1) -> _Pair:
-        """Every `stride`-th element from `start` to `stop`, of both."""
+        """Every `stride`-th element from `start` to `stop`, of the value and the tangent."""
         shape = pair[0].tile.shape
         starts = tuple(start if d == self._dim else 0 for d in range(len(shape)))
         stops = tuple(stop if d == self._dim else n for d, n in enumerate(shape))
@@ -92,8 +92,8 @@ class _Tree:
         rank = len(even.tile.shape)
         spread: list[Value] = []
         for first, part in enumerate((even, odd)):
-            behind = size - first - (2 * part.tile.shape[self._dim] - 1)
-            low, high, interior = (tuple(n * (d == self._dim) for d in range(rank)) for n in (first, behind, 1))
+            after = size - first - (2 * part.tile.shape[self._dim] - 1)
+            low, high, interior = (tuple(n * (d == self._dim) for d in range(rank)) for n in (first, after, 1))
             spread.append(self._make.add(Pad, part, zero, low=low, high=high, interior=interior))
         return self._make.of("add", *spread)
 

@@ -32,8 +32,8 @@ class Swapped:
 
     Attributes:
       func: stores the sum to its only output.
-      saver: computes results of folds that `func` loads, or None.
-      saved: the inputs of `func` that are the outputs of `saver`.
+      saver: a Func that computes results of folds which `func` loads, or None.
+      saved: the inputs of `func` that are outputs of `saver`.
     """
 
     func: Func
@@ -42,27 +42,27 @@ class Swapped:
 
 
 def swap(func: Func, number: int, dtype: DType) -> Swapped | None:
-    """The sum of one site, number `number` of a Func, by swapped loops; None where they cannot be swapped.
+    """The sum of one site, number `number` of a Func, by swapped loops; None if the loops cannot be swapped.
 
     Args:
-      func: adds to sums, and stores nothing else.
-      number: of the site, in program order.
-      dtype: of the result.
+      func: a Func that adds to sums, and stores nothing else.
+      number: the number of the site, in program order.
+      dtype: the dtype of the result.
     """
-    kept = only_site(func, number)
-    (site,) = sites(kept)
+    site_func = only_site(func, number)
+    (site,) = sites(site_func)
     around = [op for op, _ in site.path]
     if any(isinstance(op, While) or op.results for op in around) or not is_injective(site, site.used):
         return None
-    loops = [op for op in kept.body.ops if isinstance(op, (Fold, While)) and op not in around]
-    results = _Results(kept, [r for op in loops for r in op.results])
-    swapped = pipeline.run(_Swapper(kept, site, results).run(dtype))
+    loops = [op for op in site_func.body.ops if isinstance(op, (Fold, While)) and op not in around]
+    results = _Results(site_func, [r for op in loops for r in op.results])
+    swapped = pipeline.run(_Swapper(site_func, site, results).run(dtype))
     saver = pipeline.run(results.saver()) if results.params else None
     return Swapped(swapped, saver, results.params)
 
 
 def only_site(func: Func, number: int) -> Func:
-    """The Func with one of its additions to sums, and nothing that this does not need."""
+    """The Func with one of its additions to sums, and only the ops that this addition needs."""
     seen = 0
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
@@ -76,7 +76,7 @@ def only_site(func: Func, number: int) -> Func:
 
 
 class _Results(Replay):
-    """Results of loops of each program that are saved, for a swap would compute them again in each iteration."""
+    """Results of loops that each program saves: after a swap, each iteration would compute them again."""
 
     def __init__(self, func: Func, results: Sequence[Value]) -> None:
         super().__init__(set())
@@ -92,21 +92,21 @@ class _Results(Replay):
         return tuple(self._saved.values())
 
     def load(self, result: Value, indices: Sequence[Value], op: Op) -> Load | None:
-        """The load of a result by the program of some indices; None if it is not saved."""
+        """The load of a result at the program indices `indices`; None if the result is not saved."""
         param = self._saved.get(result)
         if param is None:
             return None
         return Load(operands=(param, *indices), access=self._places.access(result), loc=op.loc)
 
     def saver(self) -> Func:
-        """The Func that stores them."""
+        """The Func that stores the results."""
         func = self._func
         out = {r: Value(replace(p.ref, role="out"), p.name) for r, p in self._saved.items()}
 
         def body(*_: Value) -> tuple[Value, ...]:
             self.replay(func.body)
             for result, ref in out.items():
-                operands = (ref, self.known(result), *self._places.indices)
+                operands = (ref, self.copy_of(result), *self._places.indices)
                 self.add(Store(operands=operands, access=self._places.access(result)))
             return ()
 
@@ -134,9 +134,9 @@ class _Swapper(Replay):
         out = Value(RefType(site.op.ref.ref.shape, dtype, role), site.op.ref.name)
 
         def body(*_: Value) -> tuple[Value, ...]:
-            self._known.update(indices)
+            self._copies.update(indices)
             total = self._make.convert(self._sum(serial, self._zeros()), dtype)
-            positions = tuple(map(self.known, site.op.positions))
+            positions = tuple(map(self.copy_of, site.op.positions))
             self.add(Store(operands=(out, total, *positions), access=site.op.access, loc=site.op.loc))
             return ()
 
@@ -156,7 +156,7 @@ class _Swapper(Replay):
         index, carry = index_value(old.name or axis.name), Value(total.type, "sum")
 
         def body(*_: Value) -> tuple[Value, ...]:
-            self._known[old] = index
+            self._copies[old] = index
             return (self._sum(inner, carry),)
 
         bounds = (self._integer(0), self._integer(axis.extent))
@@ -167,11 +167,11 @@ class _Swapper(Replay):
         return self._make.number(number, INDEX)
 
     def _value(self, block: Block) -> Value:
-        """The value that is added, for the indices of all axes; zeros where its block does not run."""
+        """The value that the site adds, for the indices of all axes; zeros where its block does not run."""
         for op in block.ops:
             if op is self._site.op:
-                value, mask = self.known(self._site.op.value), self._site.op.mask
-                return value if mask is None else self._make.select(self.known(mask), value, 0)
+                value, mask = self.copy_of(self._site.op.value), self._site.op.mask
+                return value if mask is None else self._make.select(self.copy_of(mask), value, 0)
             if op in self._path:
                 return self._enter(op, self._path[op])
             if not self._loaded(op):
@@ -179,21 +179,21 @@ class _Swapper(Replay):
         raise AssertionError("the site is in none of the blocks")
 
     def _loaded(self, op: Op) -> bool:
-        """Load the results of an op, if they are saved."""
-        indices = tuple(map(self.known, self._func.body.args))
+        """Load the saved results of an op; True if all its results are saved."""
+        indices = tuple(map(self.copy_of, self._func.body.args))
         loads = [self._results.load(r, indices, op) for r in op.results]
-        self._known.update((r, self.one(x)) for r, x in zip(op.results, loads, strict=True) if x is not None)
+        self._copies.update((r, self.one(x)) for r, x in zip(op.results, loads, strict=True) if x is not None)
         return bool(loads) and all(x is not None for x in loads)
 
     def _enter(self, op: Op, region: Block) -> Value:
         if isinstance(op, Switch):
-            which = self.known(op.operands[0])
+            which = self.copy_of(op.operands[0])
             regions = tuple(self.block((), partial(self._branch, r if r is region else None)) for r in op.regions)
             return self.one(op.copy((which,), regions))
         assert isinstance(op, Fold)
         if runs_whole(op, self._defined):
             return self._value(region)
-        runs = self._make.convert(self._runs(op, self.known(region.args[0])), I32)
+        runs = self._make.convert(self._runs(op, self.copy_of(region.args[0])), I32)
         regions = tuple(self.block((), partial(self._branch, r)) for r in (None, region))
         return self.one(Switch(operands=(runs,), regions=regions, loc=op.loc))
 
@@ -201,14 +201,14 @@ class _Swapper(Replay):
         return (self._zeros() if region is None else self._value(region),)
 
     def _runs(self, fold: Fold, index: Value) -> Value:
-        """Whether a fold runs a tile: start // block <= index < cdiv(stop, block), clamped to the extent."""
+        """bool[]: a fold runs the tile `index`: start // block <= index < cdiv(stop, block), clamped to the extent."""
         make, axis = self._make, fold.axis
         first = make.of("mul", index, axis.block)
-        start = make.of("min", self.known(fold.start), axis.extent)
+        start = make.of("min", self.copy_of(fold.start), axis.extent)
         not_before = make.of("gt", make.of("add", first, axis.block), start)
-        return make.of("and", not_before, make.of("lt", first, self.known(fold.stop)))
+        return make.of("and", not_before, make.of("lt", first, self.copy_of(fold.stop)))
 
 
 def _plain(axis: Axis) -> Axis:
-    """The axis without the order of its programs, which was made for another grid."""
+    """The axis without an order of programs: the order was chosen for another grid."""
     return replace(axis, descending=False, group=0)

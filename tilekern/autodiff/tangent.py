@@ -32,13 +32,13 @@ def tangent(func: Func, wrt: Sequence[bool]) -> Func:
 
     Args:
       func: a verified Func.
-      wrt: for each input, whether it moves; inputs of integers do not.
+      wrt: one flag for each input: True if it moves; inputs of integers do not.
 
     Returns:
-      A Func of the inputs, then the tangents of those that move. Its outputs are the tangents of the outputs of floats.
+      A Func of the inputs, then the tangents of the moving inputs. Its outputs are the tangents of the float outputs.
 
     Raises:
-      NotDifferentiableError: an op that depends on what moves has no derivative, at the user's line.
+      NotDifferentiableError: an op that depends on a moving input has no derivative, at the user's line.
     """
     _check_effects(func)
     moving = [p for p, moved in zip(func.inputs, wrt, strict=True) if moved]
@@ -53,20 +53,20 @@ def tangent(func: Func, wrt: Sequence[bool]) -> Func:
                 )
     into = {p: Value(replace(p.ref, role="in"), f"{p.name}_t") for p in moving}
     out = {p: Value(p.ref, f"{p.name}_t") for p in func.outputs if is_float(p)}
-    made = _Tangent(into, out, active_values(func, into))
-    body = made.block(func.body.args, lambda *_: made.inline(func.body))
+    builder = _Tangent(into, out, active_values(func, into))
+    body = builder.block(func.body.args, lambda *_: builder.inline(func.body))
     params = (*func.inputs, *into.values(), *out.values())
     return zero_tails(Func(f"{func.name}_tangent", params, func.axes, body, func.loc), into.values())
 
 
 def _check_effects(func: Func) -> None:
-    """Refuse a Func whose programs load what they store: its meaning is a sequence of states of memory."""
+    """Refuse a Func whose programs load arrays that they store to: its meaning is a sequence of states of memory."""
     for op in func.walk():
         if isinstance(op, Load) and op.ref.ref.role != "in":
-            what = "a donated input" if op.ref.ref.role == "inout" else "an output"
+            role = "a donated input" if op.ref.ref.role == "inout" else "an output"
             raise no_derivative(
                 op,
-                f"{func.name} loads {op.ref.name}, {what}, and so has no derivative",
+                f"{func.name} loads {op.ref.name}, {role}, and so has no derivative",
                 "a kernel that loads inputs and stores outputs",
                 f"a load of {op.ref.name}, which programs also store to",
                 "keep the stored value in a variable or a carry; make a donated input an input and an output",
@@ -89,28 +89,28 @@ def no_derivative(op: Op, summary: str, expected: str, got: str, fix: str) -> No
 
 
 def name_of(func: Func) -> str:
-    """The name of the kernel that a Func is, or is the tangent of."""
+    """The name of the kernel of a Func or of a tangent Func."""
     return func.name.removesuffix("_tangent")
 
 
 class _Tangent(Builder):
-    """Copies blocks, with the tangent of each active value behind it."""
+    """Copies blocks; behind each op that defines an active value, adds the ops of its tangent."""
 
     def __init__(self, into: dict[Value, Value], out: dict[Value, Value], active: set[Value]) -> None:
         super().__init__()
         self._into, self._out, self._active = into, out, active
-        self._known: dict[Value, Value] = {}
+        self._copies: dict[Value, Value] = {}
         self._moving: dict[Value, Value] = {}
 
-    def known(self, value: Value) -> Value:
-        """The value in the tangent Func."""
-        return self._known.get(value, value)
+    def copy_of(self, value: Value) -> Value:
+        """The value of the tangent Func for a value of the Func."""
+        return self._copies.get(value, value)
 
     def inline(self, block: Block) -> tuple[Value, ...]:
-        """Add the ops of a block; returns what it yields."""
+        """Add the ops of a block; returns the values that it yields."""
         for op in block.ops:
             self._visit(op)
-        return tuple(map(self.known, block.results))
+        return tuple(map(self.copy_of, block.results))
 
     def _visit(self, op: Op) -> None:
         if isinstance(op, (Print, Assert)):
@@ -127,20 +127,20 @@ class _Tangent(Builder):
             self._pure(op)
 
     def _copy[T: Op](self, op: T) -> T:
-        operands = tuple(map(self.known, op.operands))
+        operands = tuple(map(self.copy_of, op.operands))
         return op if operands == op.operands else op.copy(operands)
 
     def _define(self, op: Op, results: Sequence[Value]) -> None:
-        self._known.update(zip(op.results, results, strict=True))
+        self._copies.update(zip(op.results, results, strict=True))
 
     def _pure(self, op: Op) -> None:
         self._define(op, self.add(self._copy(op)))
         if self._active.isdisjoint(op.results):
             return
         moving = [self._moving.get(v) for v in op.operands]
-        results = [self.known(r) for r in op.results]
-        found = tangents(op, [self.known(v) for v in op.operands], results, moving, Make(self, op))
-        self._moving.update((r, t) for r, t in zip(op.results, found, strict=True) if t is not None)
+        results = [self.copy_of(r) for r in op.results]
+        result_tangents = tangents(op, [self.copy_of(v) for v in op.operands], results, moving, Make(self, op))
+        self._moving.update((r, t) for r, t in zip(op.results, result_tangents, strict=True) if t is not None)
 
     def _load(self, op: Load) -> None:
         copy = self._copy(op)
@@ -158,9 +158,9 @@ class _Tangent(Builder):
                     "load with the default fill, and choose by jnp.where",
                 )
             return
-        rest = copy.operands[1 : len(copy.operands) - copy.trailing]
+        access_operands = copy.operands[1 : len(copy.operands) - copy.trailing]
         filled = () if fill is None else (make.convert(fill, op.ref.ref.dtype),)
-        loaded = self.one(replace(copy, operands=(ref, *rest, *filled), filled=bool(filled)))
+        loaded = self.one(replace(copy, operands=(ref, *access_operands, *filled), filled=bool(filled)))
         self._moving[op.result] = make.convert(loaded, wide(op.result.tile).dtype)
 
     def _write(self, op: WriteOp) -> None:
@@ -184,37 +184,37 @@ class _Tangent(Builder):
         self.add(copy.copy((ref, stored, *copy.operands[2:])))
 
     def _tangent_or_zeros(self, value: Value, make: Make) -> Value:
-        found = self._moving.get(value)
-        return make.number(0, wide(value.tile)) if found is None else found
+        moving = self._moving.get(value)
+        return make.number(0, wide(value.tile)) if moving is None else moving
 
     def _loop(self, op: Fold | While) -> None:
         inits = op.inits if isinstance(op, Fold) else op.operands
-        which = [n for n, r in enumerate(op.results) if r in self._active]
+        active_numbers = [n for n, r in enumerate(op.results) if r in self._active]
         make = Make(self, op)
-        given = [self._tangent_or_zeros(inits[n], make) for n in which]
+        init_tangents = [self._tangent_or_zeros(inits[n], make) for n in active_numbers]
         leading = len(op.operands) - len(inits)
         regions: list[Block] = []
         for region in op.regions:
-            carried = [region.args[len(region.args) - len(inits) + n] for n in which]
+            carried = [region.args[len(region.args) - len(inits) + n] for n in active_numbers]
             moving = tuple(Value(wide(arg.tile), f"{arg.name}_t") for arg in carried)
             self._moving.update(zip(carried, moving, strict=True))
-            yielded = [] if isinstance(op, While) and region is op.condition else which
+            yielded = [] if isinstance(op, While) and region is op.condition else active_numbers
             regions.append(self.block((*region.args, *moving), partial(self._region, region, yielded, make)))
-        operands = (*map(self.known, op.operands[: leading + len(inits)]), *given)
+        operands = (*map(self.copy_of, op.operands[: leading + len(inits)]), *init_tangents)
         results = self.add(op.copy(operands, tuple(regions)))
         self._define(op, results[: len(inits)])
-        self._moving.update(zip((op.results[n] for n in which), results[len(inits) :], strict=True))
+        self._moving.update(zip((op.results[n] for n in active_numbers), results[len(inits) :], strict=True))
 
-    def _region(self, region: Block, which: Sequence[int], make: Make, *_: Value) -> tuple[Value, ...]:
-        """Add the ops of a region; what it yields, and the tangents of some of it."""
+    def _region(self, region: Block, active_numbers: Sequence[int], make: Make, *_: Value) -> tuple[Value, ...]:
+        """Add the ops of a region; returns its results, and the tangents of the results at `active_numbers`."""
         results = self.inline(region)
-        return (*results, *(self._tangent_or_zeros(region.results[n], make) for n in which))
+        return (*results, *(self._tangent_or_zeros(region.results[n], make) for n in active_numbers))
 
     def _switch(self, op: Switch) -> None:
-        which = [n for n, r in enumerate(op.results) if r in self._active]
+        active_numbers = [n for n, r in enumerate(op.results) if r in self._active]
         make = Make(self, op)
 
-        regions = tuple(self.block((), partial(self._region, region, which, make)) for region in op.regions)
-        results = self.add(op.copy(tuple(map(self.known, op.operands)), regions))
+        regions = tuple(self.block((), partial(self._region, region, active_numbers, make)) for region in op.regions)
+        results = self.add(op.copy(tuple(map(self.copy_of, op.operands)), regions))
         self._define(op, results[: len(op.results)])
-        self._moving.update(zip((op.results[n] for n in which), results[len(op.results) :], strict=True))
+        self._moving.update(zip((op.results[n] for n in active_numbers), results[len(op.results) :], strict=True))

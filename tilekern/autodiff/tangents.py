@@ -30,14 +30,14 @@ Rule = Callable[[Any, Sequence[Value], Value, Moving, Make], Value | None]
 
 
 def tangents(
-    op: Op, known: Sequence[Value], results: Sequence[Value], moving: Moving, make: Make
+    op: Op, primals: Sequence[Value], results: Sequence[Value], moving: Moving, make: Make
 ) -> list[Value | None]:
     """The tangent of each result of a pure op; None stands for zero.
 
     Args:
-      op: of the Func that is differentiated.
-      known: its operands in the new function.
-      results: its results there.
+      op: an op of the Func that is differentiated.
+      primals: its operands in the new function.
+      results: its results in the new function.
       moving: the tangent of each operand, of dtype `accumulator(dtype)`.
       make: adds ops to the new function.
 
@@ -49,11 +49,11 @@ def tangents(
     rule = RULES.get(type(op))
     if rule is None:
         raise no_rule(op, op.name)
-    return [rule(op, known, results[0], moving, make)]
+    return [rule(op, primals, results[0], moving, make)]
 
 
 def is_flat(op: Op) -> bool:
-    """True for a pure op whose tangent is zero, as its results are no floats or change only in steps."""
+    """True for a pure op whose tangent is zero: its results are no floats, or change only in steps."""
     if isinstance(op, FLAT) or all(kind_of(r.tile.dtype) != "float" for r in op.results):
         return True
     return isinstance(op, Elementwise) and not any(ROWS.get(op.function, (True,)))
@@ -83,86 +83,86 @@ def no_rule(op: Op, name: str) -> NotDifferentiableError:
 # --- the rules -------------------------------------------------------------------------------------------------------
 
 
-def _elementwise(op: Elementwise, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value | None:
+def _elementwise(op: Elementwise, primals: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value | None:
     row = ROWS.get(op.function)
     if row is None:
         raise no_rule(op, op.function)
     dtype = accumulator(result.tile.dtype)
-    point = Point(make, op.function, [make.convert(v, dtype) for v in known], result)
+    point = Point(make, op.function, [make.convert(v, dtype) for v in primals], result)
     return moved(point, row, moving)
 
 
-def _select(op: Select, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
-    return make.select(known[0], *_whole(moving, known, make)[1:])
+def _select(op: Select, primals: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
+    return make.select(primals[0], *_whole(moving, primals, make)[1:])
 
 
-def _convert(op: Convert, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
+def _convert(op: Convert, primals: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
     assert moving[0] is not None
     return make.convert(moving[0], accumulator(op.dtype))
 
 
-def _dot(op: Dot, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
-    """Sum of the dots in which one operand is replaced by its tangent, in the dtype of the other one."""
+def _dot(op: Dot, primals: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
+    """The sum of the dots in which one operand is replaced by its tangent, in the dtype of the other operand."""
     terms: list[Value] = []
     for side, tangent in enumerate(moving):
         if tangent is not None:
-            sides = [tangent, known[1]] if side == 0 else [known[0], tangent]
-            dtype = dot_dtype(known[1 - side].tile.dtype)
+            sides = [tangent, primals[1]] if side == 0 else [primals[0], tangent]
+            dtype = dot_dtype(primals[1 - side].tile.dtype)
             terms.append(make.again(op, *(make.convert(v, dtype) for v in sides)))
     return reduce(lambda a, b: make.of("add", a, b), terms)
 
 
-def _reduce(op: Reduce, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
-    (x,), (tangent,) = known, moving
+def _reduce(op: Reduce, primals: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
+    (x,), (tangent,) = primals, moving
     assert tangent is not None
     if op.monoid == "sum":
         return make.again(op, tangent)
     if op.monoid == "prod":
         factors = other_factors(make.convert(x, tangent.tile.dtype), op.dims, make)
         return make.add(Reduce, make.of("mul", tangent, factors), monoid="sum", dims=op.dims)
-    kept = tuple(d for d in range(len(x.tile.shape)) if d not in op.dims)
-    chosen = make.of("eq", x, make.broadcast(result, x.tile.shape, kept))
+    dims_left = tuple(d for d in range(len(x.tile.shape)) if d not in op.dims)
+    chosen = make.of("eq", x, make.broadcast(result, x.tile.shape, dims_left))
     count = make.add(Reduce, make.convert(chosen, tangent.tile.dtype), monoid="sum", dims=op.dims)
     total = make.add(Reduce, make.select(chosen, tangent, 0), monoid="sum", dims=op.dims)
     return make.of("div", total, count)
 
 
-def _first(op: Op, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
-    """The op itself on the tangent of its first operand; the others are positions."""
+def _first(op: Op, primals: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
+    """The op itself on the tangent of its first operand; its other operands are positions."""
     assert moving[0] is not None
-    return make.again(op, moving[0], *known[1:])
+    return make.again(op, moving[0], *primals[1:])
 
 
-def _joined(op: Op, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
+def _joined(op: Op, primals: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
     """The op itself on the tangents of all operands that are floats."""
-    return make.again(op, *_whole(moving, known, make))
+    return make.again(op, *_whole(moving, primals, make))
 
 
-def _scan(op: Scan, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
+def _scan(op: Scan, primals: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
     (tangent,) = moving
     assert tangent is not None
     if op.monoid == "sum":
         return make.again(op, tangent)
-    return scanned(op, make.convert(known[0], tangent.tile.dtype), tangent, make)
+    return scanned(op, make.convert(primals[0], tangent.tile.dtype), tangent, make)
 
 
-def _linear_scan(op: LinearScan, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
+def _linear_scan(op: LinearScan, primals: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value:
     """dh_i = a_i dh_{i-1} + da_i h_{i-1} + db_i: a linear scan with the same factors."""
-    factors, (dfactors, terms) = known[0], moving
+    factors, (dfactors, terms) = primals[0], moving
     if dfactors is not None:
-        before = shifted(result, op.dim, -1 if op.reverse else 1, 0, make)
-        moved = make.of("mul", dfactors, before)
+        previous = shifted(result, op.dim, -1 if op.reverse else 1, 0, make)
+        moved = make.of("mul", dfactors, previous)
         terms = moved if terms is None else make.of("add", moved, terms)
     assert terms is not None
     return make.again(op, factors, terms)
 
 
-def _sort(op: Sort, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value | None:
+def _sort(op: Sort, primals: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value | None:
     tangent = moving[op.pick]
-    return None if tangent is None else make.take(tangent, order_of(op, known, make), op.dim)
+    return None if tangent is None else make.take(tangent, order_of(op, primals, make), op.dim)
 
 
-def _custom(op: Custom, known: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value | None:
+def _custom(op: Custom, primals: Sequence[Value], result: Value, moving: Moving, make: Make) -> Value | None:
     """The stated rule, in the dtypes of the operands."""
     if op.rule is None:
         with source.at(op.loc):
@@ -172,22 +172,22 @@ def _custom(op: Custom, known: Sequence[Value], result: Value, moving: Moving, m
                 got=op.reason,
                 fix="state the function's derivative with jax.custom_jvp, or the kernel's rule with defjvp",
             )
-    given = _whole(moving, known, make)
-    tangents = [make.convert(given[n], known[n].tile.dtype) for n in op.moving]
-    (found,) = make.inline(op.rule, result, *known[1:], *tangents)
-    return make.convert(found, accumulator(result.tile.dtype))
+    whole = _whole(moving, primals, make)
+    tangents = [make.convert(whole[n], primals[n].tile.dtype) for n in op.moving]
+    (tangent,) = make.inline(op.rule, result, *primals[1:], *tangents)
+    return make.convert(tangent, accumulator(result.tile.dtype))
 
 
-def _whole(moving: Moving, known: Sequence[Value], make: Make) -> list[Value]:
-    """The tangents of operands: zeros for floats that do not move, the operand itself for others."""
-    found: list[Value] = []
-    for tangent, value in zip(moving, known, strict=True):
+def _whole(moving: Moving, primals: Sequence[Value], make: Make) -> list[Value]:
+    """The tangent of each operand: zeros for a float that does not move; for other dtypes, the operand itself."""
+    operand_tangents: list[Value] = []
+    for tangent, value in zip(moving, primals, strict=True):
         if tangent is not None:
-            found.append(tangent)
+            operand_tangents.append(tangent)
         else:
             is_float = kind_of(value.tile.dtype) == "float"
-            found.append(make.number(0, wide(value.tile)) if is_float else value)
-    return found
+            operand_tangents.append(make.number(0, wide(value.tile)) if is_float else value)
+    return operand_tangents
 
 
 FLAT = (Constant, Iota, Bitcast, ArgReduce, TopK, Stop)
@@ -206,4 +206,4 @@ RULES: dict[type[Op], Rule] = {
     Sort: _sort,
     Custom: _custom,
 }
-"""The rule of each class of op that has one."""
+"""Maps each class of op to its rule; an op without a rule, and not in `FLAT`, has no derivative."""

@@ -7,9 +7,9 @@
       %0 = load %x[a]   %1 = exp(%0)   %2 = load %o_ct[a]   %3 = mul(%2, %1)   atomic add %3 to %x_ct[a] }
 
 Each program runs backwards: a store becomes a load of the cotangent at the same access, and a load an addition to the
-cotangent of its array. What does not depend on the linear inputs is computed again, in each block where it is needed.
-A fold runs its tiles in the opposite order, with the cotangents of its carries as carries. The values that its other
-carries have at each tile are saved by another Func, `Transposed.saves`, and loaded.
+cotangent of its array. Values that do not depend on the linear inputs are computed again in each block that uses them.
+A fold runs its tiles in the opposite order, with the cotangents of its linear carries as carries. The values of its
+other carries at each tile are saved by another Func (`saved.save`), and loaded.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Transposed:
     """The transpose of a Func.
 
     Attributes:
-      func: of the other inputs, the cotangents of the outputs, the saved states and times. Its outputs are sums over
-        programs: the cotangents of the inputs that the Func is linear in.
-      known: the inputs that the Func is not linear in.
-      cotangents: those of the outputs.
+      func: a Func of the inputs `known`, the cotangents of the outputs, the saved states and times. Its outputs are
+        sums over programs: the cotangents of the inputs in which the Func is linear.
+      known: the inputs in which the Func is not linear.
+      cotangents: the cotangents of the outputs.
       states: the carries of folds that `func` may load.
       overwrites: the times of the last stores to outputs that `func` may load.
-      active: the values of the Func that depend on the inputs that it is linear in.
+      active: the values of the Func that depend on the inputs in which it is linear.
     """
 
     func: Func
@@ -63,7 +63,7 @@ def transpose(func: Func, linear: Sequence[bool]) -> Transposed:
 
     Args:
       func: a Func whose outputs are floats, which stores no input and loads no output.
-      linear: for each input, whether it is one of those in which, together, the Func is linear.
+      linear: one flag for each input: True for the inputs in which the Func is linear, all together.
 
     Raises:
       NotDifferentiableError: an op cannot be transposed, at the user's line.
@@ -72,15 +72,15 @@ def transpose(func: Func, linear: Sequence[bool]) -> Transposed:
     into = {p: Value(_sum_of(p.ref), f"{p.name.removesuffix('_t')}_ct") for p in unknown}
     out = {p: Value(replace(p.ref, role="in"), f"{p.name.removesuffix('_t')}_ct") for p in func.outputs}
     active = active_values(func, into)
-    made = _Transposer(func, into, out, active)
-    body = made.block(func.body.args, lambda *_: made.backward())
-    known = tuple(p for p in func.inputs if p not in into)
-    states = made.saved.states
-    times = made.overwrites.times.values()
-    params = (*known, *out.values(), *(s.param for s in states), *times, *into.values())
+    transposer = _Transposer(func, into, out, active)
+    body = transposer.block(func.body.args, lambda *_: transposer.backward())
+    fixed = tuple(p for p in func.inputs if p not in into)
+    states = transposer.saved.states
+    times = transposer.overwrites.times.values()
+    params = (*fixed, *out.values(), *(s.param for s in states), *times, *into.values())
     name = f"{name_of(func)}_backward"
     transposed = zero_tails(Func(name, params, func.axes, body, func.loc), out.values())
-    return Transposed(transposed, known, tuple(out.values()), states, made.overwrites, active)
+    return Transposed(transposed, fixed, tuple(out.values()), states, transposer.overwrites, active)
 
 
 def _sum_of(ref: RefType) -> RefType:
@@ -88,7 +88,7 @@ def _sum_of(ref: RefType) -> RefType:
 
 
 class _Transposer(Replay):
-    """Emits the reverse of each op, with the cotangents found so far."""
+    """Emits the reverse of each op, from the last to the first, and adds up cotangents."""
 
     def __init__(self, func: Func, into: dict[Value, Value], out: dict[Value, Value], active: set[Value]) -> None:
         super().__init__(active)
@@ -122,12 +122,12 @@ class _Transposer(Replay):
             if self._is_linear(op):
                 self._control(op)
         elif not self._active.isdisjoint(op.results):
-            found = self._cotangents.pop(op.result, None)
-            if found is not None:
-                self._load(op, found) if isinstance(op, Load) else self._pure(op, found)
+            cotangent = self._cotangents.pop(op.result, None)
+            if cotangent is not None:
+                self._load(op, cotangent) if isinstance(op, Load) else self._pure(op, cotangent)
 
     def _is_linear(self, op: Op) -> bool:
-        """True if an op in the regions of a control op, or a result, depends on the linear inputs."""
+        """True if a result of a control op, or an op in its regions, depends on the linear inputs."""
         return any(
             not self._active.isdisjoint(inner.results) or (isinstance(inner, WriteOp) and inner.value in self._active)
             for inner in op.walk()
@@ -149,18 +149,18 @@ class _Transposer(Replay):
 
     def _accumulate(self, value: Value, cotangent: Value, make: Make) -> None:
         if value in self._active:
-            known = self._cotangents.get(value)
-            self._cotangents[value] = cotangent if known is None else make.of("add", known, cotangent)
+            total = self._cotangents.get(value)
+            self._cotangents[value] = cotangent if total is None else make.of("add", total, cotangent)
 
     def _write(self, op: WriteOp) -> None:
         if op.value not in self._active:
             return
         make = Make(self, op)
-        rest = tuple(map(self.known, op.operands[2:]))
-        loaded = Load(operands=(self._out[op.ref], *rest), access=op.access, masked=op.masked, loc=op.loc)
+        access_operands = tuple(map(self.copy_of, op.operands[2:]))
+        loaded = Load(operands=(self._out[op.ref], *access_operands), access=op.access, masked=op.masked, loc=op.loc)
         cotangent = make.convert(self.one(loaded), wide(op.value.tile).dtype)
         if op.ref in self.overwrites.times:
-            last = self.one(loaded.copy((self.overwrites.times[op.ref], *rest)))
+            last = self.one(loaded.copy((self.overwrites.times[op.ref], *access_operands)))
             cotangent = make.select(make.of("le", last, self.overwrites.time(op, self, make)), cotangent, 0)
         self._accumulate(op.value, cotangent, make)
 
@@ -173,8 +173,8 @@ class _Transposer(Replay):
                 f"the fill of a load of {op.ref.name}",
                 "load with the default fill, and choose by jnp.where",
             )
-        rest = op.operands[1 : len(op.operands) - op.trailing]
-        operands = (self._into[op.ref], cotangent, *map(self.known, rest))
+        access_operands = op.operands[1 : len(op.operands) - op.trailing]
+        operands = (self._into[op.ref], cotangent, *map(self.copy_of, access_operands))
         self.add(Atomic(operands=operands, access=op.access, masked=op.masked, kind="add", loc=op.loc))
 
     def _pure(self, op: Op, cotangent: Value) -> None:
@@ -188,9 +188,9 @@ class _Transposer(Replay):
                 f"{op.function if isinstance(op, Elementwise) else op.name} of it",
                 "differentiate it first, as jax.vjp does, instead of jax.linear_transpose",
             )
-        known = [None if is_linear else self.known(v) for v, is_linear in zip(op.operands, linear, strict=True)]
-        found = cotangents(op, known, linear, cotangent, make, self._definitions.get)
-        for operand, addend in zip(op.operands, found, strict=True):
+        fixed = [None if is_linear else self.copy_of(v) for v, is_linear in zip(op.operands, linear, strict=True)]
+        addends = cotangents(op, fixed, linear, cotangent, make, self._definitions.get)
+        for operand, addend in zip(op.operands, addends, strict=True):
             if addend is not None:
                 self._accumulate(operand, addend, make)
 
@@ -198,9 +198,9 @@ class _Transposer(Replay):
         return make.number(0, wide(value.tile))
 
     def _taken(self, value: Value, make: Make) -> Value:
-        """The cotangent of a value, which no earlier op uses."""
-        found = self._cotangents.pop(value, None)
-        return self._zeros(value, make) if found is None else found
+        """The cotangent of a value that no earlier op uses, which is then forgotten; zeros if there is none."""
+        cotangent = self._cotangents.pop(value, None)
+        return self._zeros(value, make) if cotangent is None else cotangent
 
     @contextmanager
     def _own_cotangents(self):
@@ -221,8 +221,8 @@ class _Transposer(Replay):
         make = Make(self, op)
         linear = [c for c in carries(op) if c.result in self._active]
         outer = self._outer(op)
-        given = [self._taken(c.result, make) for c in linear]
-        starts = [*given, *(self._zeros(v, make) for v in outer)]
+        result_cotangents = [self._taken(c.result, make) for c in linear]
+        starts = [*result_cotangents, *(self._zeros(v, make) for v in outer)]
         index = Value(op.body.args[0].type, op.body.args[0].name)
         args = tuple(
             Value(v.type, f"{name.name}_ct")
@@ -230,23 +230,23 @@ class _Transposer(Replay):
         )
 
         def body(*_: Value) -> tuple[Value, ...]:
-            self._known[op.body.args[0]] = index
+            self._copies[op.body.args[0]] = index
             with self.saved.inside(op, index):
                 for c in carries(op):
                     if c.result not in self._active:
-                        self._known[c.args[0]] = self.one(self.saved.load(op, c))
+                        self._copies[c.args[0]] = self.one(self.saved.load(op, c))
                 self.replay(op.body)
                 with self._own_cotangents():
                     for c, arg in zip(linear, args, strict=False):
                         self._accumulate(c.yielded, arg, make)
                     self._sweep(op.body)
-                    before = [self._taken(c.args[0], make) for c in linear]
-                    found = [self._cotangents.pop(v, None) for v in outer]
-            sums = zip(args[len(linear) :], found, strict=True)
-            return (*before, *(arg if f is None else make.of("add", arg, f) for arg, f in sums))
+                    arg_cotangents = [self._taken(c.args[0], make) for c in linear]
+                    addends = [self._cotangents.pop(v, None) for v in outer]
+            sums = zip(args[len(linear) :], addends, strict=True)
+            return (*arg_cotangents, *(arg if f is None else make.of("add", arg, f) for arg, f in sums))
 
         region = self.block((index, *args), body)
-        bounds = tuple(map(self.known, op.operands[:2]))
+        bounds = tuple(map(self.copy_of, op.operands[:2]))
         # Sums alone do not depend on the order of tiles, and run forward: hardware loads ahead best in that order.
         ordered = any(after is not arg for after, arg in zip(region.results, args[: len(linear)], strict=False))
         reverse = op.reverse != ordered
@@ -257,17 +257,17 @@ class _Transposer(Replay):
     def _switch(self, op: Switch) -> None:
         make = Make(self, op)
         outer = self._outer(op)
-        given = [(n, self._taken(r, make)) for n, r in enumerate(op.results) if r in self._active]
+        result_cotangents = [(n, self._taken(r, make)) for n, r in enumerate(op.results) if r in self._active]
 
         def body(region: Block) -> tuple[Value, ...]:
             self.replay(region)
             with self._own_cotangents():
-                for number, cotangent in given:
+                for number, cotangent in result_cotangents:
                     self._accumulate(region.results[number], cotangent, make)
                 self._sweep(region)
                 return tuple(self._taken(v, make) for v in outer)
 
         regions = tuple(self.block((), partial(body, region)) for region in op.regions)
-        results = self.add(op.copy(tuple(map(self.known, op.operands)), regions))
+        results = self.add(op.copy(tuple(map(self.copy_of, op.operands)), regions))
         for value, cotangent in zip(outer, results, strict=True):
             self._accumulate(value, cotangent, make)

@@ -46,7 +46,7 @@ def zero_tails(func: Func, roots: Collection[Value]) -> Func:
 
     Args:
       func: the Func.
-      roots: the inputs in which, together, it is linear.
+      roots: the inputs in which the Func is linear, all together.
     """
     axes = _partial_axes(func)
     if not axes:
@@ -56,7 +56,7 @@ def zero_tails(func: Func, roots: Collection[Value]) -> Func:
 
 
 def _partial_axes(func: Func) -> dict[Value, Axis]:
-    """By its index each axis whose last tile reaches over the end."""
+    """Maps the index of each axis whose last tile reaches over the end to the axis."""
     axes = dict(zip(func.body.args, func.axes, strict=True))
     axes |= {op.body.args[0]: op.axis for op in func.walk() if isinstance(op, Fold)}
     return {index: a for index, a in axes.items() if a.extent % a.block and a.extent + a.block < 2**31}
@@ -67,15 +67,15 @@ class _Linear:
     """A value that is linear in the roots.
 
     Attributes:
-      ends: the dims along which lanes behind the end of an axis are 0 in exact arithmetic; None for all, of zeros.
-      is_exact: True if they are 0 as they are computed, too.
+      ends: the dims along which lanes behind the end of an axis are 0 in exact arithmetic; None for a tile of zeros.
+      is_exact: True if these lanes are 0 as they are computed, too.
     """
 
     ends: frozenset[_End] | None
     is_exact: bool = True
 
     def along(self, places: Mapping[int, int]) -> _Linear:
-        """After an op that moves dims to other places, and lanes of all other dims anywhere."""
+        """The fact after an op that moves each dim in `places` to its new place, and may mix lanes of other dims."""
         if self.ends is None:
             return self
         return replace(self, ends=frozenset((places[d], index) for d, index in self.ends if d in places))
@@ -85,8 +85,8 @@ class _Facts:
     """Facts of the values of a Func.
 
     Attributes:
-      linear: for each value that is linear in the roots, where it is 0.
-      finite: the other values that are finite where all elements of arrays are, but for overflow.
+      linear: the fact of each value that is linear in the roots.
+      finite: values not linear in the roots that are finite if all elements of arrays are, but for overflow.
     """
 
     def __init__(self, func: Func, roots: Collection[Value], axes: Mapping[Value, Axis]) -> None:
@@ -114,7 +114,7 @@ class _Facts:
                     self._computed(op, result)
 
     def _of(self, value: Value) -> _Linear | None:
-        """None for a value that is not linear in the roots."""
+        """The fact of a value; None if it is not linear in the roots."""
         return _Linear(None) if is_zero(value, self._defined) else self.linear.get(value)
 
     def _note(self, value: Value, linear: _Linear | None) -> None:
@@ -122,20 +122,20 @@ class _Facts:
         if linear is not None:
             self.linear[value] = linear
 
-    def _meet(self, some: Sequence[_Linear | None]) -> _Linear | None:
-        """The fact of a sum of values, and of a choice among them, from the facts of the values."""
+    def _meet(self, facts: Sequence[_Linear | None]) -> _Linear | None:
+        """The fact of a sum of values, or of a choice among values, from the facts of the values."""
         ends: frozenset[_End] | None = None
-        for linear in some:
+        for linear in facts:
             if linear is None:
                 return None
             ends = linear.ends if ends is None else ends if linear.ends is None else ends & linear.ends
-        return _Linear(ends, all(linear.is_exact for linear in some if linear is not None))
+        return _Linear(ends, all(linear.is_exact for linear in facts if linear is not None))
 
     def _fold(self, op: Fold) -> None:
         for carry in carries(op):
             self._note(carry.args[0], self._of(carry.init))
         changes = True
-        while changes:  # fewer dims with each iteration
+        while changes:  # each iteration removes dims
             self._block(op.body)
             changes = False
             for carry in carries(op):
@@ -159,7 +159,7 @@ class _Facts:
             self.linear[op.result] = _Linear(frozenset())
 
     def _index(self, op: Load, number: int) -> Value | None:
-        """The index of the axis whose tile a load takes along a dim, from its first lane to its last one."""
+        """The index of the axis whose tile a load takes whole along a dim; None if there is no such axis."""
         dim = op.access.dims[number]
         if dim.kind != "block" or dim.position.const or len(dim.position.terms) != 1 or dim.in_bounds:
             return None
@@ -201,7 +201,7 @@ class _Facts:
                 self._note(result, _Linear(frozenset()))
 
     def _is_finite(self, op: Op) -> bool:
-        """True if a value that is not linear in the roots is finite where arrays are."""
+        """True if the result of an op is finite where arrays are; no operand is linear in the roots."""
         if isinstance(op, Constant):
             return kind_of(op.array.dtype) != "float" or bool(np.isfinite(op.array.astype(np.float64)).all())
         moves = isinstance(op, (Select, Convert, Stop, Broadcast, Transpose, Reshape, Reduce, Dot))
@@ -211,30 +211,30 @@ class _Facts:
 
 
 def _places_of_dot(op: Dot, is_right: bool) -> dict[int, int]:
-    """The dims of an operand that are dims of the result, and their places there."""
+    """Maps each dim of an operand that is a dim of the result to its place in the result."""
     side = 1 if is_right else 0
-    before = len(op.batch[0]) + (len(op.free(0)) if is_right else 0)
-    return {d: n for n, d in enumerate(op.batch[side])} | {d: before + n for n, d in enumerate(op.free(side))}
+    begin = len(op.batch[0]) + (len(op.free(0)) if is_right else 0)
+    return {d: n for n, d in enumerate(op.batch[side])} | {d: begin + n for n, d in enumerate(op.free(side))}
 
 
 class _Masker(Rewriter):
-    """Copies a Func, with 0 behind the end where lanes are combined."""
+    """Copies a Func; lanes behind the end become 0 before an op combines lanes."""
 
     def __init__(self, facts: _Facts, axes: Mapping[Value, Axis]) -> None:
         super().__init__(lambda op, rewriter: None)
         self._facts, self._axes = facts, axes
 
     def visit(self, op: Op) -> Sequence[Value]:
-        before = {v: self.value(v) for v in op.operands}
+        operand_copies = {v: self.value(v) for v in op.operands}
         for value, ends in self._combined(op).items():
-            self.replace(value, self._masked(before[value], ends, op))
+            self.replace(value, self._masked(operand_copies[value], ends, op))
         results = super().visit(op)
-        for value, current in before.items():
+        for value, current in operand_copies.items():
             self.replace(value, current)
         return results
 
     def _combined(self, op: Op) -> dict[Value, frozenset[_End]]:
-        """The operands of which an op combines lanes that may not be 0 behind the end, each with the dims."""
+        """Maps each operand whose lanes an op combines, and that may not be 0 behind the end, to the ends to mask."""
         if isinstance(op, (MemoryOp, *_POINTWISE, Broadcast, Transpose)) or op.regions:
             return {}
         if isinstance(op, Dot):
@@ -250,7 +250,7 @@ class _Masker(Rewriter):
         return {value: ends for value, ends in masks.items() if ends}
 
     def _contracted(self, op: Dot) -> dict[Value, frozenset[_End]]:
-        """Both sides of a product: 0 times infinity is NaN, too."""
+        """The ends to mask of both operands of a product: 0 times infinity is NaN, too."""
         masks: dict[Value, frozenset[_End]] = {}
         for side, partner in ((0, 1), (1, 0)):
             x, y = op.operands[side], op.operands[partner]
