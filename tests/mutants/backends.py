@@ -12,6 +12,7 @@ _LLVM_PLANS = ("tests/lower/llvm/plan/test_verify_plan.py",)
 _PADDING = ("tests/lower/triton/legalize/test_pad_tiles.py", *_OPS)
 _TRITON = ("tests/lower/triton/emit", "tests/lower/triton/plan", *_OPS)
 _LAUNCHES = ("tests/lower/triton/recording/test_faults.py",)
+_GATHERS = ("tests/lower/mosaic/legalize/test_gathered_loads.py",)
 _MOSAIC = ("tests/lower/mosaic/emit", "tests/lower/mosaic/plan", *_OPS)
 
 MUTANTS = (
@@ -329,6 +330,41 @@ MUTANTS = (
         "return len(np.flatnonzero(blocks[1:] != blocks[:-1])) + 1 == count",
         "return True",
         _MOSAIC,
+    ),
+    Mutant(
+        "mosaic: lanes that are taken from outside of the array are those at its ends",
+        "tilekern/lower/mosaic/legalize/gathered_loads.py",
+        "        if not dim.in_bounds:\n",
+        "        if False:\n",
+        _GATHERS,
+    ),
+    Mutant(
+        "mosaic: masked lanes are taken",
+        "tilekern/lower/mosaic/legalize/gathered_loads.py",
+        "[] if op.mask is None else [make.reshape(op.mask, shape)]",
+        "[]",
+        _GATHERS,
+    ),
+    Mutant(
+        "mosaic: lanes that are taken have no fill",
+        "tilekern/lower/mosaic/legalize/gathered_loads.py",
+        "fill = 0 if op.fill is None else make.broadcast(op.fill, shape, ())",
+        "fill = 0",
+        _GATHERS,
+    ),
+    Mutant(
+        "mosaic: positions that may wrap around are taken",
+        "tilekern/lower/mosaic/legalize/gathered_loads.py",
+        " or not fits_int32(op, n, ranges)",
+        "",
+        _GATHERS,
+    ),
+    Mutant(
+        "mosaic: indices of a line are not clamped",
+        "tilekern/lower/mosaic/legalize/movement.py",
+        "return gathered(make, lines, _clamped(make, index, size - 1))",
+        "return gathered(make, lines, index)",
+        ("tests/lower/mosaic/legalize/test_legalize.py",),
     ),
     Mutant(
         "mosaic: float32 is multiplied as bfloat16",

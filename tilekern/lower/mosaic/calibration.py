@@ -66,6 +66,15 @@ MAX_ESTIMATED_OPS = 2000
 OPS_PER_ROW = 16
 """Operations of Mosaic for each row that an access by rows reads or writes, at least. Counted, 2026-11-22."""
 
+MAX_GATHERED_ROWS = 128
+"""Rows that a load by index vectors reads one by one, in `OPS_PER_ROW` operations each. Chosen, 2026-11-26."""
+
+MAX_TAKEN_BYTES = 1 << 20
+"""Bytes of a block of which more rows are taken in registers. Chosen, 2026-11-26.
+
+Taking 128 lanes of such a block takes 768 operations: `OPS_PER_ROW` for each lane would be 2,048.
+"""
+
 # --- unrolled loops ---
 
 MAX_UNROLLED = 4

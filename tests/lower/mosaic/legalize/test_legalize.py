@@ -20,6 +20,7 @@ from tests.lower.triton.legalize.test_movement import MOVES
 from tests.lower.triton.legalize.test_refuse import copy
 from tilekern.errors import TargetError, VerifyError
 from tilekern.ir.compute import Dot, Monoid, Reduce
+from tilekern.ir.dynamic import Take
 from tilekern.ir.elementwise import TABLE
 from tilekern.ir.interpret import interpret
 from tilekern.ir.ordering import ArgReduce, Cumulative, LinearScan, Scan, Sort, TopK
@@ -201,6 +202,17 @@ def test_few_greatest_take_few_ops() -> None:
     """Not those of a sort of the line, 55 steps for 1024 lanes, which take XLA a long time to compile."""
     func, _ = one(TopK, counting((8, 1024), F32), dim=1, k=8)
     assert sum(1 for _ in legalize(func, "v5e").walk()) < 20 * 8
+
+
+@given(st.integers(1, 300), st.sampled_from([(3, 128), (2, 3, 200), (3, 40)]), st.integers(0, 2))
+def test_a_tile_of_indices_takes_from_a_line(size: int, shape: tuple[int, ...], dim: int) -> None:
+    """Indices in bounds and out of them; rows of whole registers stay where they are."""
+    line = counting(tuple(size if d == dim else 1 for d in range(3)), F32)
+    indices = np.random.default_rng(size).integers(-9, size + 9, shape).astype(np.int32)
+    func, arrays = one(Take, line, indices, dim=dim)
+    assert_stays(func, arrays)
+    rows = {op.result.tile.shape[0] for op in legalize(func, "v5e").walk() if isinstance(op, Take)}
+    assert rows == {indices.size // shape[-1] if shape[-1] >= 128 else 2}
 
 
 @given(data=st.data())

@@ -10,6 +10,7 @@ from tilekern.lower.mosaic.legalize.dots import expand_dots
 from tilekern.lower.mosaic.legalize.emulate_float16 import emulate_float16
 from tilekern.lower.mosaic.legalize.expand import expand
 from tilekern.lower.mosaic.legalize.functions import expand_functions
+from tilekern.lower.mosaic.legalize.gathered_loads import take_gathers
 from tilekern.lower.mosaic.legalize.pointwise import separate_index_vectors
 from tilekern.lower.mosaic.legalize.refuse import refuse
 from tilekern.lower.mosaic.legalize.sines import expand_sines
@@ -37,6 +38,7 @@ def passes(chip_name: str) -> tuple[Pass | Rounds, ...]:
         partial(refuse, chip_name=chip_name),
         separate_index_vectors,
         *(remove_empty, dce),
+        take_gathers,
         align_loads,
         expand_bits,
         emulate_float16,

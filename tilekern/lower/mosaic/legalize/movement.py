@@ -185,16 +185,25 @@ def take(make: Make, op: Take) -> Value:
     others = tuple(shape[d] for d in order[:-1])
     rows = prod(others)
     lines = make.reshape(make.transpose(x, order), (rows, shape[dim]))
+    if rows == 1 and not op.along and len(indices.tile.shape) > 1 and indices.tile.shape[-1] >= LANES:
+        return make.reshape(_taken_from_line(make, lines, indices), op.result.tile.shape)
     if op.along:
         count = indices.tile.shape[dim]
         index = make.reshape(make.transpose(indices, order), (rows, count))
     else:
         count = indices.tile.size
         index = make.broadcast(make.reshape(indices, (1, count)), (rows, count), (0, 1))
-    index = make.of("min", make.of("max", index, 0), shape[dim] - 1)
-    found = make.reshape(gathered(make, lines, index), (*others, count))
+    found = make.reshape(gathered(make, lines, _clamped(make, index, shape[dim] - 1)), (*others, count))
     back = (*range(dim), len(shape) - 1, *range(dim, len(shape) - 1))
     return make.reshape(make.transpose(found, back), op.result.tile.shape)
+
+
+def _taken_from_line(make: Make, line: Value, indices: Value) -> Value:
+    """Elements of line[1, n] at a tile of indices, whose rows stay where they are: each gathers from the line."""
+    size, count = line.tile.shape[1], indices.tile.shape[-1]
+    index = make.reshape(indices, (indices.tile.size // count, count))
+    lines = make.broadcast(line, (index.tile.shape[0], size), (0, 1))
+    return gathered(make, lines, _clamped(make, index, size - 1))
 
 
 def gathered(make: Make, x: Value, index: Value) -> Value:

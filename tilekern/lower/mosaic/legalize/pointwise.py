@@ -17,15 +17,15 @@ from dataclasses import replace
 
 from tilekern import source
 from tilekern.errors import TargetError
-from tilekern.ir.analysis.ranges import INT32, Interval, analyze, position_interval, update
+from tilekern.ir.analysis.ranges import Interval, analyze, update
 from tilekern.ir.compute import Monoid, Reduce, identity
 from tilekern.ir.core import Func, Op, Value
 from tilekern.ir.make import Make
 from tilekern.ir.memory import Dim, Load, MemoryOp, Position, Term
 from tilekern.ir.rewrite import Rewriter
 from tilekern.ir.shape import Iota
-from tilekern.ir.types import BOOL, I32
-from tilekern.lower.positions import wrapped
+from tilekern.ir.types import BOOL
+from tilekern.lower.mosaic.legalize.places import fits_int32, inside, places, with_dims
 
 
 def separate_index_vectors(func: Func) -> Func:
@@ -63,9 +63,7 @@ class _Apart:
             n: lane for n, lane in enumerate(access.lanes) if lane is not None and n not in self.stays
         }  # fmt: skip
         dims = [self._dim(n, dim, op.extents[n]) for n, dim in enumerate(access.dims)]
-        used = sorted({term.operand for dim in dims for term in dim.position.terms})
-        self._positions = tuple(op.positions[n] for n in used)
-        self.access = replace(access, dims=tuple(_renumbered(dim, used) for dim in dims))
+        self.access, self._positions = with_dims(op, dims)
         self._places = {n: self._place(n) for n in self.chosen}
 
     def load(self, op: Load) -> Value:
@@ -132,32 +130,10 @@ class _Apart:
 
     def _place(self, number: int) -> Value:
         """The positions of all lanes along a dim, int32, exact or out of bounds."""
-        op, make = self._op, self._make
-        dim, length = op.access.dims[number], op.extents[number]
-        span = position_interval(dim.position, [self._ranges.get(v, INT32) for v in op.positions])
-        assert span is not None
-        if not span.within(length - (1 << 32), (1 << 32) - 1):
-            raise self._too_far(dim, length)
-        total: Value | None = None
-        for term in dim.position.terms:
-            part = op.positions[term.operand]
-            part = self._digit(part, term) if not term.plain else part
-            part = make.of("mul", part, int(wrapped(term.stride))) if term.stride != 1 else part
-            part = make.broadcast(part, (dim.size,), ()) if not part.tile.shape else part
-            total = part if total is None else make.of("add", total, part)
-        assert total is not None
-        const = int(wrapped(dim.position.const))
-        return make.of("add", total, const) if const else total
-
-    def _digit(self, x: Value, term: Term) -> Value:
-        make = self._make
-        if term.div > 1:
-            below = make.of("lt", make.of("rem", x, term.div), 0)
-            x = make.of("sub", make.of("div", x, term.div), make.convert(below, I32))
-        if term.mod:
-            rest = make.of("rem", x, term.mod)
-            x = make.select(make.of("lt", rest, 0), make.of("add", rest, term.mod), rest)
-        return x
+        op, dim = self._op, self._op.access.dims[number]
+        if not fits_int32(op, number, self._ranges):
+            raise self._too_far(dim, op.extents[number])
+        return places(self._make, dim, op.positions, (dim.size,))
 
     def _too_far(self, dim: Dim, length: int) -> TargetError:
         with source.at(self._op.loc):
@@ -182,9 +158,8 @@ class _Apart:
 
     def _inside(self, number: int, shape: tuple[int, ...]) -> Value:
         """True in the lanes of the tile that are in bounds along a dim."""
-        make, place = self._make, self._places[number]
-        inside = make.of("and", make.of("ge", place, 0), make.of("lt", place, self._op.extents[number]))
-        return make.along(inside, shape, self.chosen[number])
+        found = inside(self._make, self._places[number], self._op.extents[number])
+        return self._make.along(found, shape, self.chosen[number])
 
     def _spread(self, tile: Value) -> Value:
         """A tile of the old access, repeated along the dims of the new one that are loaded whole."""
@@ -192,9 +167,3 @@ class _Apart:
         order = sorted(range(len(self.stays)), key=self.stays.__getitem__)
         places = tuple(lane for lane in (lanes[n] for n in sorted(self.stays)) if lane is not None)
         return self._make.broadcast(self._make.transpose(tile, tuple(order)), self.access.shape, places)
-
-
-def _renumbered(dim: Dim, used: Sequence[int]) -> Dim:
-    """The dim with its operands renumbered: operand `used[n]` becomes n."""
-    terms = tuple(replace(term, operand=used.index(term.operand)) for term in dim.position.terms)
-    return replace(dim, position=replace(dim.position, terms=terms))
