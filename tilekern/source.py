@@ -14,7 +14,6 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
@@ -110,14 +109,22 @@ def is_prebuilt(loc: Loc) -> bool:
     return any(loc.file.startswith(d) for d in _kernels)
 
 
-@contextlib.contextmanager
-def at(loc: Loc) -> Generator[None]:
-    """Everything inside happens on behalf of `loc`; an unknown location changes nothing."""
-    token = _current.set(_current.get() if loc is UNKNOWN else loc)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+class at:
+    """Everything inside happens on behalf of `loc`; an unknown location changes nothing.
+
+    A class, for a generator costs five times as much, and each pass and each check enters one for each op.
+    """
+
+    __slots__ = ("_loc", "_token")
+
+    def __init__(self, loc: Loc) -> None:
+        self._loc = loc
+
+    def __enter__(self) -> None:
+        self._token = _current.set(_current.get() if self._loc is UNKNOWN else self._loc)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
 
 def current() -> Loc:

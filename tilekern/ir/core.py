@@ -100,11 +100,15 @@ class Op:
 
     def copy(self, operands: tuple[Value, ...] | None = None, regions: tuple[Block, ...] | None = None) -> Self:
         """The same op on other operands or regions, with fresh results."""
-        return replace(
-            self,
-            operands=self.operands if operands is None else operands,
-            regions=self.regions if regions is None else regions,
-        )
+        operands = self.operands if operands is None else operands
+        regions = self.regions if regions is None else regions
+        if not (_same_types(operands, self.operands) and _same_signatures(regions, self.regions)):
+            return replace(self, operands=operands, regions=regions)
+        # `infer` depends on attributes and these types alone, so the results have the types that they had.
+        copy = object.__new__(type(self))
+        results = tuple([Value(v.type, v.name) for v in self.results])
+        copy.__dict__.update(self.__dict__, operands=operands, regions=regions, results=results)
+        return copy
 
     def walk(self) -> Iterator[Op]:
         """The op, and every op of the blocks inside it, in program order."""
@@ -124,6 +128,21 @@ class Op:
         actual = len(self.operands)
         require(count in (None, actual), f"{self.name} takes {count} operands, got {actual}")
         return tuple(v.tile for v in self.operands)
+
+
+def _same_types(values: tuple[Value, ...], others: tuple[Value, ...]) -> bool:
+    """True if there are equally many values in both tuples, and each has the type of its counterpart."""
+    if len(values) != len(others):
+        return False
+    return all(a is b or a.type is b.type or a.type == b.type for a, b in zip(values, others, strict=True))
+
+
+def _same_signatures(blocks: tuple[Block, ...], others: tuple[Block, ...]) -> bool:
+    """True if both tuples have equally many blocks, which pairwise take and yield values of the same types."""
+    if len(blocks) != len(others):
+        return False
+    pairs = zip(blocks, others, strict=True)
+    return all(a is b or (_same_types(a.args, b.args) and _same_types(a.results, b.results)) for a, b in pairs)
 
 
 def require(condition: bool, message: str) -> None:

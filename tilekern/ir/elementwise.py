@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from tilekern.ir.core import Array, Op, require
+from tilekern.errors import VerifyError
+from tilekern.ir.core import Array, Op
 from tilekern.ir.types import BOOL, F64, DType, Kind, TileType, kind_of, round_to
 
 
@@ -244,13 +245,18 @@ class Elementwise(Op):
         return TABLE[self.function]
 
     def infer(self) -> tuple[TileType, ...]:
-        require(self.function in TABLE, f"no elementwise op is named {self.function!r}")
-        tiles = self.tiles()
-        require(len(tiles) == self.row.arity, f"{self.function} takes {self.row.arity} operands, got {len(tiles)}")
-        require(all(t == tiles[0] for t in tiles), f"{self.function} takes operands of one type, got {show(tiles)}")
-        shape, dtype = tiles[0].shape, tiles[0].dtype
-        require(kind_of(dtype) in self.row.accepts, f"{self.function} does not accept {tiles[0]}")
-        return (TileType(shape, result_dtype(self.row, dtype)),)
+        # Most ops are elementwise: their messages are formatted only where a check fails.
+        row, tiles = TABLE.get(self.function), self.tiles()
+        if row is None:
+            raise VerifyError(f"no elementwise op is named {self.function!r}")
+        if len(tiles) != row.arity:
+            raise VerifyError(f"{self.function} takes {row.arity} operands, got {len(tiles)}")
+        tile = tiles[0]
+        if not all(t is tile or t == tile for t in tiles):
+            raise VerifyError(f"{self.function} takes operands of one type, got {show(tiles)}")
+        if kind_of(tile.dtype) not in row.accepts:
+            raise VerifyError(f"{self.function} does not accept {tile}")
+        return (tile if row.result == "same" else TileType(tile.shape, result_dtype(row, tile.dtype)),)
 
     def evaluate(self, *operands: Array) -> Array:
         with np.errstate(all="ignore"):

@@ -41,7 +41,8 @@ class Rewriter(Builder):
         return func if body is func.body else replace(func, body=body)
 
     def add(self, op: Op) -> tuple[Value, ...]:
-        self._definitions.update(dict.fromkeys(op.results, op))
+        for result in op.results:
+            self._definitions[result] = op
         return super().add(op)
 
     def one(self, op: Op) -> Value:
@@ -70,8 +71,8 @@ class Rewriter(Builder):
 
         A rule that makes an op to which rules apply in turn visits it instead of adding it.
         """
-        operands = tuple(self.value(v) for v in op.operands)
-        regions = tuple(self.copy_block(r) for r in op.regions)
+        operands = tuple([self._replaced.get(v, v) for v in op.operands])
+        regions = tuple([self.copy_block(r) for r in op.regions])
         current = op if (operands, regions) == (op.operands, op.regions) else op.copy(operands, regions)
         results = self._rule(current, self)
         if results is None:

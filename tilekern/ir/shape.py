@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tilekern.errors import VerifyError
 from tilekern.ir.core import Array, Op, require, require_dims
 from tilekern.ir.types import BOOL, DType, TileType
 
@@ -23,11 +24,13 @@ class Broadcast(Op):
 
     def infer(self) -> tuple[TileType, ...]:
         (tile,) = self.tiles(1)
-        require(len(self.dims) == len(tile.shape), f"broadcast of {tile} needs one dim each, got dims={self.dims}")
+        # Broadcasts are common: their messages are formatted only where a check fails.
+        if len(self.dims) != len(tile.shape):
+            raise VerifyError(f"broadcast of {tile} needs one dim each, got dims={self.dims}")
         require(list(self.dims) == sorted(set(self.dims)), f"broadcast dims must increase, got {self.dims}")
         require(all(0 <= d < len(self.shape) for d in self.dims), f"broadcast dims {self.dims} leave {self.shape}")
-        fits = all(n in (1, self.shape[d]) for n, d in zip(tile.shape, self.dims, strict=True))
-        require(fits, f"{tile} does not broadcast to {self.shape} along {self.dims}")
+        if not all(n in (1, self.shape[d]) for n, d in zip(tile.shape, self.dims, strict=True)):
+            raise VerifyError(f"{tile} does not broadcast to {self.shape} along {self.dims}")
         return (TileType(self.shape, tile.dtype),)
 
     def evaluate(self, *operands: Array) -> Array:

@@ -63,6 +63,7 @@ def packed_type(shape: tuple[int, ...], dtype: DType) -> tuple[tuple[int, ...], 
     return ((*shape[:-1], -(-shape[-1] // 2)), DTYPES["u8"]) if dtype in FOUR_BITS else (shape, dtype)
 
 
+@cache
 def kind_of(dtype: DType) -> Kind:
     """The kind of a dtype: one of four."""
     name = dtype_name(dtype)

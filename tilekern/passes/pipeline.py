@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tilekern.debug_options import debug_options
 from tilekern.errors import TilekernError, VerifyError
@@ -80,12 +81,19 @@ def function_of(one: Pass) -> Any:
     return one.func if isinstance(one, partial) else one
 
 
+# The rounds that are known to change nothing of a Func: most passes of a target between two rounds find no work.
+_SETTLED: WeakKeyDictionary[Func, set[Rounds]] = WeakKeyDictionary()
+
+
 def _run_rounds(func: Func, rounds: Rounds, check: bool, prints: bool) -> Func:
-    for _ in range(_MOST_ROUNDS):
-        before = func
-        for one in rounds.passes:
-            func = _run_pass(func, one, check, prints)
-        if func is before:
+    if rounds in _SETTLED.get(func, ()):
+        return func
+    unchanged = 0  # how many passes in a row, up to this one, changed nothing
+    for one in rounds.passes * _MOST_ROUNDS:
+        before, func = func, _run_pass(func, one, check, prints)
+        unchanged = unchanged + 1 if func is before else 0
+        if unchanged == len(rounds.passes):
+            _SETTLED.setdefault(func, set()).add(rounds)
             return func
     raise AssertionError(f"{func.name}: {_MOST_ROUNDS} rounds of {', '.join(map(name_of, rounds.passes))} change it")
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeGuard
+from weakref import WeakKeyDictionary
 
 import ml_dtypes
 import numpy as np
@@ -349,11 +350,18 @@ def fold_index(op: Fold, start: Interval | None, stop: Interval | None) -> Inter
 # --- a function ----------------------------------------------------------------------------------------------------
 
 
+# Several passes in a row ask about one Func.
+_ANALYZED: WeakKeyDictionary[Func, dict[Value, Interval]] = WeakKeyDictionary()
+
+
 def analyze(func: Func) -> dict[Value, Interval]:
-    """The known intervals of integer and bool values, block arguments included."""
-    ranges = {arg: Interval(0, axis.tiles - 1) for arg, axis in zip(func.body.args, func.axes, strict=True)}
-    _analyze_block(func.body, ranges)
-    return ranges
+    """The known intervals of integer and bool values, block arguments included, in a dict of the caller's own."""
+    ranges = _ANALYZED.get(func)
+    if ranges is None:
+        ranges = {arg: Interval(0, axis.tiles - 1) for arg, axis in zip(func.body.args, func.axes, strict=True)}
+        _analyze_block(func.body, ranges)
+        _ANALYZED[func] = ranges
+    return dict(ranges)
 
 
 def _analyze_block(block: Block, ranges: MutableMapping[Value, Interval]) -> None:
@@ -384,14 +392,15 @@ def _seed(
 
 def update(ranges: MutableMapping[Value, Interval], op: Op) -> None:
     """Add the intervals of an op's results, from the intervals of its operands and of the values in its regions."""
+    if not op.regions and op.pure and len(op.results) == 1:
+        if whole(op.results[0].tile.dtype) is not None:  # most ops are of floats, of which nothing is known
+            _set(ranges, op.result, transfer(op, [ranges.get(v) for v in op.operands]))
+        return
     if isinstance(op, (Fold, While)):
         inits = op.inits if isinstance(op, Fold) else op.operands
         sources = list(zip(inits, op.regions[-1].results, strict=True))
     elif isinstance(op, Switch):
         sources = list(zip(*(region.results for region in op.regions), strict=True))
-    elif op.pure and len(op.results) == 1:
-        _set(ranges, op.result, transfer(op, [ranges.get(v) for v in op.operands]))
-        return
     else:
         sources = [()] * len(op.results)
     for result, values in zip(op.results, sources, strict=True):
