@@ -105,7 +105,7 @@ MUTANTS = (
     Mutant(
         "llvm: remainders of negative positions are negative",
         "tilekern/lower/llvm/emit/elements.py",
-        'code.select(code.compare("icmp slt", number, 0), other, number)',
+        'code.select(code.compare("icmp slt", number, 0), wrapped, number)',
         'code.select(code.compare("icmp slt", number, 0), number, number)',
         _LLVM,
     ),
@@ -119,8 +119,8 @@ MUTANTS = (
     Mutant(
         "llvm: the last columns of a panel are those of a whole vector",
         "tilekern/lower/llvm/gemm/microkernel.py",
-        "last = vector_constant([n < rest for n in range(vector.lanes)]",
-        "last = vector_constant([n <= rest for n in range(vector.lanes)]",
+        "last = vector_constant([n < tail for n in range(vector.lanes)]",
+        "last = vector_constant([n <= tail for n in range(vector.lanes)]",
         ("tests/lower/llvm/gemm",),
     ),
     Mutant(
@@ -175,23 +175,23 @@ MUTANTS = (
     Mutant(
         "llvm: the last of equal elements is the position of the extreme",
         "tilekern/lower/llvm/emit/reductions.py",
-        '"gt" if op.extreme == "max" else "lt", dtype, found, best',
-        '"ge" if op.extreme == "max" else "le", dtype, found, best',
+        '"gt" if op.extreme == "max" else "lt", dtype, element, best',
+        '"ge" if op.extreme == "max" else "le", dtype, element, best',
         _LLVM,
         modes="cpu:llvm",
     ),
     Mutant(
         "llvm: loops over a part of a tile compute it",
         "tilekern/lower/llvm/plan/steps.py",
-        "found.inner[value] = own and",
-        "found.inner[value] = elements == ElementMap.over(elements.domain) and",
+        "fused.inner[value] = own and",
+        "fused.inner[value] = elements == ElementMap.over(elements.domain) and",
         _LLVM_PLANS,
     ),
     Mutant(
         "llvm: a tile is computed over one of other elements that are still read",
         "tilekern/lower/llvm/plan/steps.py",
-        "found.leaves[value] = own and",
-        "found.leaves[value] = elements == ElementMap.over(elements.domain) and",
+        "fused.leaves[value] = own and",
+        "fused.leaves[value] = elements == ElementMap.over(elements.domain) and",
         _LLVM_PLANS,
     ),
     Mutant(

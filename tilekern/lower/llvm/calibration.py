@@ -136,7 +136,7 @@ MAX_SCRATCH = 1 << 30
 """Bytes of scratch memory that a thread may have. Chosen on 2026-11-21."""
 
 # --- updates of arrays (design records 0022 and 0040) ----------------------------------------------------------------
-# Results depend on these numbers, so none of them may depend on the machine.
+# Results depend on these numbers, so no number may depend on the machine.
 
 MAX_PARTIAL_SUMS = 16
 """Copies of an array that floats are added to, hence tasks that add to it. Chosen on 2026-11-21."""

@@ -31,8 +31,8 @@ def call(
     Args:
       program: what to run.
       outputs: its results.
-      aliases: the number of a result by that of the input which it replaces. XLA reuses the input's memory where nobody
-        needs its old value, and copies it otherwise.
+      aliases: for each input that a result replaces, its number → the result's number. XLA reuses the input's memory
+        where nobody needs its old value, and copies it otherwise.
       inputs: its arguments.
 
     Raises:
@@ -43,14 +43,14 @@ def call(
     results = (*outputs, *([jax.ShapeDtypeStruct((1,), jnp.int32)] if program.checks else []))
     assert all(number < len(results) for number in program.zeroed), program.name
     parameters = {"outputs": results, "aliases": tuple(aliases.items()), "prints": program.prints}
-    found = _jax.bind(native_call_p, *_meshes.alike(inputs), name=program.name, code=_loaded(program), **parameters)
+    arrays = _jax.bind(native_call_p, *_meshes.alike(inputs), name=program.name, code=_loaded(program), **parameters)
     if program.checks:
-        _raise_failed(program.checks, found[-1][0])
-    return tuple(found[: len(outputs)])
+        _raise_failed(program.checks, arrays[-1][0])
+    return tuple(arrays[: len(outputs)])
 
 
 def _raise_failed(checks: tuple[Assert, ...], failed: jax.Array) -> None:
-    """Raise the error of the assertion that failed, on the host, if there is one."""
+    """Raise the error of the assertion that failed, on the host, if one failed."""
 
     def report() -> None:
         jax.debug.callback(functools.partial(_raise, checks), failed)
@@ -106,7 +106,7 @@ def _capsule(address: int | None) -> Any:
     return jax.ffi.pycapsule(ctypes.c_void_p(address))
 
 
-# --- the primitive: what is lowered keeps the code loaded until XLA has made an executable ---------------------------
+# --- the primitive: a lowered module keeps the code loaded until XLA has made an executable --------------------------
 
 
 def _types(*operands: _jax.ShapedArray, outputs: Sequence[Any], **_: Any) -> list[_jax.ShapedArray]:
@@ -135,9 +135,9 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None], **parameters: An
     mapped = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
 
     def call(slices: Sequence[Any]) -> Any:
-        each = iter(slices)
-        one = [x if d is None else next(each) for x, d in zip(mapped, dims, strict=True)]
-        return _jax.bind(native_call_p, *one, **parameters)
+        slice_iter = iter(slices)
+        call_operands = [x if d is None else next(slice_iter) for x, d in zip(mapped, dims, strict=True)]
+        return _jax.bind(native_call_p, *call_operands, **parameters)
 
     results = cast(Any, jax.lax).map(call, [x for x, d in zip(mapped, dims, strict=True) if d is not None])
     return results, [0] * len(results)

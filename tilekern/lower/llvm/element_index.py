@@ -1,7 +1,7 @@
 """Coordinates of elements as affine functions of loop counters, and the coordinates that virtual ops read.
 
 A *virtual* op needs no memory: its result is computed element by element where it is used. Virtual ops are elementwise,
-or only move elements. `operand_coords` maps the coordinates of a result's element to those of the operands' elements.
+or only move elements. `operand_coords` maps an element's coordinates in a result to coordinates in the operands.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Index:
         terms = dict(self.terms)
         for name, stride in other.terms:
             terms[name] = terms.get(name, 0) + stride
-        kept = tuple((name, stride) for name, stride in terms.items() if stride)
-        return Index(kept, self.const + other.const, self.step + other.step)
+        nonzero = tuple((name, stride) for name, stride in terms.items() if stride)
+        return Index(nonzero, self.const + other.const, self.step + other.step)
 
     def times(self, factor: int) -> Index:
         """The index times a constant."""
@@ -74,7 +74,7 @@ class ElementMap(NamedTuple):
 
     @classmethod
     def over(cls, domain: tuple[int, ...], rank: int | None = None) -> ElementMap:
-        """The map whose coordinates are the first `rank` loop counters of a space, or all of them."""
+        """The map whose coordinates are the first `rank` loop counters of a space, or all counters."""
         return cls(domain, _counters(len(domain) if rank is None else rank))
 
     def to(self, coords: Coords) -> ElementMap:
@@ -95,12 +95,12 @@ def _counters(rank: int) -> Coords:
 
 
 def insert_index(coords: Coords, dim: int, index: Index) -> Coords:
-    """Coordinates with one more index, that of dim number `dim`."""
+    """Coordinates with one more index, inserted for dim number `dim`."""
     return (*coords[:dim], index, *coords[dim:])
 
 
 def is_virtual(op: Op) -> bool:
-    """True if an op is virtual. Loads are, of arrays that no program stores to."""
+    """True if an op is virtual. A load is virtual if no program stores to its array."""
     match op:
         case Load():
             return op.ref.ref.role == "in"
@@ -155,9 +155,9 @@ def operand_coords(op: Op, coords: Coords, clamped: Callable[[Value, int], Index
 
 
 def _coords_of_load(op: Load, coords: Coords) -> list[tuple[Value, Coords]]:
-    found: list[tuple[Value, Coords]] = []
+    operands: list[tuple[Value, Coords]] = []
     for dim, lane in zip(op.access.dims, op.access.lanes, strict=True):
         if lane is not None:
             vectors = (op.positions[t.operand] for t in dim.position.terms)
-            found += [(v, (coords[lane],)) for v in vectors if v.tile.shape]
-    return found if op.mask is None else [*found, (op.mask, coords)]
+            operands += [(v, (coords[lane],)) for v in vectors if v.tile.shape]
+    return operands if op.mask is None else [*operands, (op.mask, coords)]

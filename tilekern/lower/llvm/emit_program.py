@@ -65,20 +65,20 @@ def emit(func: Func, planned: Plan, machine: Machine) -> Program:
     module = Module(machine)
     partition, programs = partition_tasks(func), prod(func.grid)
     body = _ProgramEmitter(func, planned, partition)
-    each = cdiv(programs, max(min(programs, partition.max_parts or calibration.MAX_TASKS), 1))
-    parts = cdiv(programs, max(each, 1))
+    per_part = cdiv(programs, max(min(programs, partition.max_parts or calibration.MAX_TASKS), 1))
+    parts = cdiv(programs, max(per_part, 1))
     parameters = [("buffers", PTR), ("number", I64), ("scratch", PTR)]
 
     def task(code: Code, addresses: Reg, number: Reg, scratch: Reg) -> None:
         part = code.binary("udiv", number, partition.slices) if partition.slices > 1 else number
-        begin = code.binary("mul nsw", part, each)
-        end = code.intrinsic("llvm.smin", code.binary("add nsw", begin, each), programs)
+        begin = code.binary("mul nsw", part, per_part)
+        end = code.intrinsic("llvm.smin", code.binary("add nsw", begin, per_part), programs)
 
         def run(n: Reg) -> None:
             code.call(_PROGRAM, VOID, addresses, n, number, scratch)
 
         with body.private_copies(code, addresses, scratch):
-            if each == 1:
+            if per_part == 1:
                 run(begin)
             else:
                 code.loop(begin, end, 1, run)
@@ -298,12 +298,12 @@ class _ProgramEmitter:
             with e.scope():
                 e.registers[index] = code.cast("trunc", turned, "i32")
                 e.registers.update(zip(scalars, values, strict=True))
-                found = self._inner(op.body)
+                yielded = self._inner(op.body)
             e.loops = outer
-            return found
+            return yielded
 
-        found = code.loop(_number(first), _number(last), 1, body, *inits)
-        e.registers.update(zip((r for r in op.results if not r.tile.shape), found, strict=True))
+        finals = code.loop(_number(first), _number(last), 1, body, *inits)
+        e.registers.update(zip((r for r in op.results if not r.tile.shape), finals, strict=True))
 
     def _tiles(self, bound: Value, axis: Axis, up: bool) -> Reg:
         """A bound of a fold in tiles, i64, rounded up or down."""
@@ -379,22 +379,22 @@ def _decode(code: Code, axes: tuple[Axis, ...], number: Reg) -> list[Reg]:
     The last axis runs fastest. A descending axis is counted from its end. The tiles of a group of an axis run before
     the next axis advances, so that programs that run at about the same time load the same tiles.
     """
-    found: dict[int, Reg] = {}
-    rest, at = number, len(axes) - 1
+    indices: dict[int, Reg] = {}
+    undecoded, at = number, len(axes) - 1
     while at >= 0:
         axis = axes[at]
         before = axes[at - 1] if at else None
         if before is not None and before.group > 0:
             count = before.tiles * axis.tiles
-            within = code.binary("urem", rest, max(count, 1))
-            found[at - 1], found[at] = _grouped(code, before, axis, within)
+            within = code.binary("urem", undecoded, max(count, 1))
+            indices[at - 1], indices[at] = _grouped(code, before, axis, within)
             at -= 2
         else:
             count = axis.tiles
-            found[at] = _turned(code, axis, code.binary("urem", rest, max(count, 1)))
+            indices[at] = _turned(code, axis, code.binary("urem", undecoded, max(count, 1)))
             at -= 1
-        rest = code.binary("udiv", rest, max(count, 1))
-    return [found[n] for n in range(len(axes))]
+        undecoded = code.binary("udiv", undecoded, max(count, 1))
+    return [indices[n] for n in range(len(axes))]
 
 
 def _turned(code: Code, axis: Axis, index: Reg) -> Reg:
@@ -402,7 +402,7 @@ def _turned(code: Code, axis: Axis, index: Reg) -> Reg:
 
 
 def _grouped(code: Code, first: Axis, second: Axis, within: Reg) -> tuple[Reg, Reg]:
-    """The indices along two axes, the first of them grouped. The last group may have fewer tiles."""
+    """The indices along two axes, of which the first is grouped. The last group may have fewer tiles."""
     members = max(first.group * second.tiles, 1)
     group, place = code.binary("udiv", within, members), code.binary("urem", within, members)
     begin = code.binary("mul", group, first.group)

@@ -1,7 +1,7 @@
 """LLVM IR as text: modules, functions and their instructions.
 
 Text, because llvmlite's builder has no vectors of bfloat16, and is slower than pasting strings together. Instructions
-work on scalars and on vectors alike; a Python number as an operand stands for a constant of the other one's type.
+work on scalars and on vectors alike; a Python number as an operand stands for a constant of the other operand's type.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ class Code:
         if not x.text.startswith("%"):
             return Reg(f"splat ({x})", Type(x.type.scalar, lanes))
         to = Type(x.type.scalar, lanes)
-        one = self.emit(to, f"insertelement {to} poison, {x}, i64 0")
-        return self.emit(to, f"shufflevector {one}, {to} poison, <{lanes} x i32> zeroinitializer")
+        first_lane = self.emit(to, f"insertelement {to} poison, {x}, i64 0")
+        return self.emit(to, f"shufflevector {first_lane}, {to} poison, <{lanes} x i32> zeroinitializer")
 
     def extract(self, x: Reg, lane: int) -> Reg:
         """One lane of a vector; a scalar has only one."""
@@ -260,7 +260,7 @@ class Code:
         return self.emit(x.type, f"insertelement {x}, {value}, i64 {lane}")
 
     def shuffle(self, x: Reg, y: Reg, lanes: Sequence[int]) -> Reg:
-        """Lanes of two vectors, those of the second counted after those of the first."""
+        """The `lanes` of two vectors; the lanes of `y` are counted after the lanes of `x`."""
         mask = ", ".join(f"i32 {lane}" for lane in lanes)
         return self.emit(Type(x.type.scalar, len(lanes)), f"shufflevector {x}, {y}, <{len(lanes)} x i32> <{mask}>")
 
@@ -274,7 +274,7 @@ class Code:
         return self.emit(PTR, f"getelementptr inbounds {scalar}, ptr {base.text}, {offset}")
 
     def load(self, type: Type, address: Reg, align: int = 0) -> Reg:
-        """Load from an address; `align` in bytes, that of one lane if 0."""
+        """Load from an address; `align` in bytes, one lane's alignment if 0."""
         return self.emit(type, f"load {type}, ptr {address.text}, align {align or max(type.bits // 8, 1)}")
 
     def store(self, x: Reg, address: Reg, align: int = 0) -> None:
@@ -287,7 +287,7 @@ class Code:
         self.call("llvm.prefetch.p0", VOID, address, constant(0, I32), constant(2, I32), constant(1, I32))
 
     def masked_load(self, type: Type, address: Reg, mask: Reg, fill: Reg) -> Reg:
-        """Load the lanes of the mask. The others are the fill; their memory is not read."""
+        """Load the lanes of the mask. Other lanes are the fill; their memory is not read."""
         name, align = f"llvm.masked.load.{type.suffix}.p0", constant(max(type.bits // 8, 1), I32)
         self.module.declare(name, type, [PTR, I32, mask.type, type])
         if type.bits >= 32 and self.module.machine.is_x86 and self.module.machine.vector_bytes == 32:
@@ -332,8 +332,8 @@ class Code:
         """A mask of which LLVM knows no lane, unless it is written as a constant."""
         if not mask.text.startswith("%"):
             return mask
-        one, name = self.opaque_false(), f"%hidden.{mask.type.lanes}"
-        insert = f"{name}.one = insertelement {mask.type} poison, {one}, i64 0"
+        false, name = self.opaque_false(), f"%hidden.{mask.type.lanes}"
+        insert = f"{name}.one = insertelement {mask.type} poison, {false}, i64 0"
         zeros = f"<{mask.type.lanes} x i32> zeroinitializer"
         splat = f"{name} = shufflevector {mask.type} {name}.one, {mask.type} poison, {zeros}"
         return self.binary("xor", mask, self._at_entry(name, mask.type, insert, splat))
@@ -390,14 +390,14 @@ class Code:
         unused name for i.
         """
         first, end = (x if isinstance(x, Reg) else constant(x, I64) for x in (start, stop))
-        known = isinstance(start, int) and isinstance(stop, int)
+        is_static = isinstance(start, int) and isinstance(stop, int)
         if isinstance(start, int) and isinstance(stop, int) and stop <= start + step:
             return list(inits) if stop <= start else list(body(first, *inits) or ())
         before, head, latch, done = self._label, self.fresh("loop"), self.fresh("next"), self.fresh("done")
         counter = Reg(f"%{index or self.fresh('i')}", I64)
         values = [Reg(f"%{self.fresh('c')}", v.type) for v in inits]
         begin = self.fresh("begin")
-        if known:
+        if is_static:
             self.branch(begin)
         else:
             self.branch_if(self.compare("icmp slt", first, end), begin, done)
@@ -418,7 +418,7 @@ class Code:
         self.label(done)
         lasts = [Reg(f"%{self.fresh('r')}", v.type) for v in inits]
         for last, v, init in zip(lasts, values, inits, strict=True):
-            skipped = "" if known else f", [{init.text}, %{before}]"
+            skipped = "" if is_static else f", [{init.text}, %{before}]"
             self.do(f"{last.text} = phi {v.type} [{v.text}.n, %{latch}]{skipped}")
         return lasts
 

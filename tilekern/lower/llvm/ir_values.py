@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Type:
-    """A type of LLVM: a scalar, or a vector of `lanes` of them if that is not 0."""
+    """A type of LLVM: a scalar, or a vector of `lanes` scalars if `lanes` is not 0."""
 
     scalar: str
     lanes: int = 0

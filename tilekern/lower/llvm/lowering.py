@@ -29,7 +29,7 @@ class LlvmLowering:
 
     Attributes:
       func: the Func, as it came.
-      machine: what it is lowered for.
+      machine: the CPU that it is lowered for.
       program: the code.
 
     Raises:
@@ -67,9 +67,9 @@ class LlvmLowering:
         types += [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shares]
         numbers = {p: n for n, p in enumerate(func.inputs)}
         aliases = {numbers[p]: n for n, p in enumerate(func.outputs) if p in numbers}
-        found = call(self.program, types, aliases, *inputs)
-        outputs = dict(zip(func.outputs, found, strict=False))
-        for share, parts in zip(shares, found[len(outputs) :], strict=True):
+        results = call(self.program, types, aliases, *inputs)
+        outputs = dict(zip(func.outputs, results, strict=False))
+        for share, parts in zip(shares, results[len(outputs) :], strict=True):
             total = outputs[share.ref].astype(share.dtype) + jnp.sum(parts, axis=0)
             outputs[share.ref] = total.astype(share.ref.ref.dtype)
         return list(outputs.values())

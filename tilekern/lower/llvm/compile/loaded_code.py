@@ -49,7 +49,7 @@ class CodeTable:
         self._recent = _jax.Cache[str, LoadedCode](_KEPT)
 
     def find(self, key: str) -> LoadedCode | None:
-        """The code of a key, if it is loaded."""
+        """The code of a key; None if it is not loaded."""
         code = self._living.get(key)
         if code is None and (entry := self._find(key.encode())) is not None:
             code = self._use(key, entry)

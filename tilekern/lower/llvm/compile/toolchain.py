@@ -35,7 +35,8 @@ lock = threading.RLock()
 """Held by whoever uses llvmlite. One compilation at a time: two threads that want a program should compile it once."""
 
 if sys.platform != "win32":
-    # No other thread uses llvmlite while this one forks, so the child finds its lock, that of its import and ours free.
+    # No other thread uses llvmlite while this one forks, so the child finds the locks of llvmlite and of its import
+    # free, and ours.
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
@@ -46,7 +47,7 @@ class Compiled:
     Attributes:
       name: tells it from all other code.
       text: the LLVM IR that it was made of.
-      machine: what it runs on.
+      machine: the machine that the code runs on.
       code: the code in this process, which stays loaded while this lives; None if it does not run on this machine.
     """
 
@@ -78,8 +79,8 @@ def compile(program: Program) -> Compiled:
 
 def _loaded(name: str, text: str, target: Machine) -> LoadedCode:
     table, key = code_table(), name[-KEY_BYTES:]
-    if (found := table.find(key)) is not None:
-        return found
+    if (loaded := table.find(key)) is not None:
+        return loaded
     library = _link(name, _Codegen(text, target).object(), [HANDLER], imported())
     return table.add(key, library, library[HANDLER])
 
@@ -102,7 +103,7 @@ def check_scratch(program: Program) -> None:
 
 @functools.cache
 def host() -> Machine:
-    """The machine that code is made for: that of this process, or the level of it that `TILEKERN_CPU` names.
+    """The machine that code is made for: this process's, or the level of it that `TILEKERN_CPU` names.
 
     The variable is read once: code, and the programs that call it, stay for one machine as long as the process lives.
 
@@ -114,8 +115,8 @@ def host() -> Machine:
     with lock:
         llvm = llvmlite()
         with _working():
-            found = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
-        return restricted(os.environ.get(SETTING, ""), *found, tiles=permitted())
+            description = llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+        return restricted(os.environ.get(SETTING, ""), *description, tiles=permitted())
 
 
 def working_host() -> Machine:
@@ -150,8 +151,8 @@ def llvmlite() -> Any:
 
 def check_version(version: str) -> None:
     """Refuse an llvmlite that tilekern was not tested with."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found and OLDEST <= (int(found[1]), int(found[2])) < BEYOND:
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and OLDEST <= (int(numbers[1]), int(numbers[2])) < BEYOND:
         return
     raise DependencyError(
         "this version of llvmlite is not supported", expected=_EXPECTED, got=f"llvmlite {version}", fix=_FIX
@@ -164,7 +165,7 @@ _FIX = f"pip install 'llvmlite>={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}
 
 @contextlib.contextmanager
 def _working() -> Generator[None]:
-    """Calls of llvmlite inside, with data that is known to be good, fail if llvmlite is not what it should be."""
+    """Turn errors of llvmlite inside into a `DependencyError`: its data is good, so llvmlite itself is broken."""
     try:
         yield
     except (AssertionError, AttributeError, RuntimeError, TypeError) as error:
@@ -197,7 +198,7 @@ def code_table() -> CodeTable:
 
 @functools.cache
 def _code_table() -> CodeTable:
-    """Compile and load what all kernels share. Optimised, it would take ten times as long and run as fast."""
+    """Compile and load the code that all kernels share. Optimised, it would take ten times as long and run as fast."""
     exported = [RUN, *EXPORTED]
     library = _link("tilekern_runtime", _Codegen(_runtime_text(host()), host(), level=0).object(), exported, {})
     functions = {name: library[name] for name in exported}
@@ -232,15 +233,15 @@ def _link(name: str, code: bytes, exported: Sequence[str], imported: dict[str, i
 
 
 def _target_machine(target: Machine, level: int) -> Any:
-    found = llvmlite().Target.from_triple(target.triple)
+    llvm_target = llvmlite().Target.from_triple(target.triple)
     # Position-independent: the linker places code and constants anywhere, but close together.
-    return found.create_target_machine(
+    return llvm_target.create_target_machine(
         cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="small", jit=True
     )
 
 
 def _free(passes: Any) -> None:
-    """Free a pass manager, 60 KiB. llvmlite does not: of two inherited methods it calls the one that does nothing."""
+    """Free a pass manager, 60 KiB. llvmlite does not: of two inherited methods it calls one that does nothing."""
     dispose = [vars(kind)["_dispose"] for kind in type(passes).__mro__ if kind.__name__ == "NewPassManager"]
     if dispose:
         dispose[0](passes)

@@ -41,7 +41,7 @@ class UpdateTarget:
 
 
 def emit(e: Elements, op: Atomic, target: UpdateTarget | None) -> None:
-    """Emit an update of `target`, or of the array by atomic instructions if there is none."""
+    """Emit an update of `target`, or of the array by atomic instructions if `target` is None."""
     if target is not None and updates_rows(op) and not is_float8(op.ref.ref.dtype):
         loop_over(e, op.value.tile.shape[:-1], lambda row: _row(e, op, target, row))
         return
@@ -145,7 +145,7 @@ def merge_private_copies(code: Code, copies: list[tuple[PrivateCopy, Reg, Reg]])
 
 
 def _for_each_vector(code: Code, private: PrivateCopy, body: Callable[[Reg, int], None]) -> None:
-    """Emit `body(index, lanes)` for all elements; `lanes` is 0 for those after the last whole vector."""
+    """Emit `body(index, lanes)` for all elements; `lanes` is 0 for elements after the last whole vector."""
     lanes = code.module.machine.vector_bytes // private.ref.ref.dtype.itemsize
     whole = private.size // lanes * lanes
     for begin, end, width in ((0, whole, lanes), (whole, private.size, 0)):
@@ -212,25 +212,25 @@ def _atomic_update(code: Code, op: Atomic, x: Reg, address: Reg) -> None:
 
 
 def _exchange_extreme(code: Code, op: Atomic, x: Reg, address: Reg) -> None:
-    """Replace an element by the extreme of both: a loop of compare-and-exchange."""
+    """Replace an element by the extreme of the element and `x`: a loop of compare-and-exchange."""
     dtype = op.ref.ref.dtype
     type, scalar = memory_type(dtype).integer, register_type(dtype).scalar
     before = code.emit(type, f"load atomic {type}, {address} monotonic, align {type.bits // 8}")
     start = code.here
     again, done = code.fresh("again"), code.fresh("done")
-    seen, found = Reg(code.fresh_value(), type), code.fresh_value()
+    seen, swapped = Reg(code.fresh_value(), type), code.fresh_value()
     code.branch(again)
     code.label(again)
-    code.do(f"{seen.text} = phi {type} [{before.text}, %{start}], [{found}, %{again}]")
+    code.do(f"{seen.text} = phi {type} [{before.text}, %{start}], [{swapped}, %{again}]")
     now = code.cast("bitcast", seen, scalar)
     old, new = (now, x) if dtype in (F32, F64) else (_to_accumulator(code, now, dtype), _to_accumulator(code, x, dtype))
     better = code.compare("fcmp ogt" if op.kind == "max" else "fcmp olt", new, old)
     better = code.binary("or", better, code.compare("fcmp uno", new, new))  # NaN wins, the first one stays
     takes = code.binary("and", better, code.compare("fcmp ord", old, old))
-    wanted = code.cast("bitcast", code.select(takes, x, now), type.scalar)
+    replacement = code.cast("bitcast", code.select(takes, x, now), type.scalar)
     pair, won = code.fresh_value(), Reg(code.fresh_value(), I1)
-    code.do(f"{pair} = cmpxchg ptr {address.text}, {seen}, {wanted} monotonic monotonic")
-    code.do(f"{found} = extractvalue {{ {type}, i1 }} {pair}, 0")
+    code.do(f"{pair} = cmpxchg ptr {address.text}, {seen}, {replacement} monotonic monotonic")
+    code.do(f"{swapped} = extractvalue {{ {type}, i1 }} {pair}, 0")
     code.do(f"{won.text} = extractvalue {{ {type}, i1 }} {pair}, 1")
     code.branch_if(won, done, again)
     code.label(done)

@@ -15,7 +15,7 @@ from tilekern.lower.llvm.ir_values import Reg
 
 
 def _copy(e: Elements, source: Value, target: Value, shape: tuple[int, ...], to: Callable[[Coords], Coords]) -> None:
-    """Copy a range of `shape` of a tile; `to` maps coordinates in the source to those in the target."""
+    """Copy a range of `shape` of a tile; `to` maps coordinates in the source to coordinates in the target."""
 
     def body(coords: Coords, lanes: int) -> None:
         e.write(target, e.element(source, coords, lanes), to(coords))
@@ -110,18 +110,18 @@ def take(e: Elements, op: Take) -> None:
     def body(coords: Coords, lanes: int) -> None:
         before = coords[: op.dim]
         if op.along:
-            where, behind = coords, coords[op.dim + 1 :]
+            where, after = coords, coords[op.dim + 1 :]
         else:
-            where, behind = coords[op.dim : op.dim + rank], coords[op.dim + rank :]
+            where, after = coords[op.dim : op.dim + rank], coords[op.dim + rank :]
         code = e.code
         # If all lanes have the same index, their elements are neighbours. Else the lanes are gathered.
         width = lanes if any(i.step for i in where) else 0
-        found = code.intrinsic("llvm.smax", e.element(indices, where, width), 0)
-        found = code.cast("sext", code.intrinsic("llvm.smin", found, most), "i64")
+        index = code.intrinsic("llvm.smax", e.element(indices, where, width), 0)
+        index = code.cast("sext", code.intrinsic("llvm.smin", index, most), "i64")
         if width:
-            element = e.gather(x, (*before, Index(), *behind), op.dim, found)
+            element = e.gather(x, (*before, Index(), *after), op.dim, index)
         else:
-            element = e.element(x, (*before, index_of(found), *behind), lanes)
+            element = e.element(x, (*before, index_of(index), *after), lanes)
         e.write(op.result, element, coords)
 
     for_each_vector(e, op.result.tile.shape, body)

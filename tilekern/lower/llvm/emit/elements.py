@@ -64,9 +64,9 @@ class Elements:
         for scope in self._scopes:
             if key in scope:
                 return scope[key]
-        found = make()
-        self._scopes[-1][key] = found
-        return found
+        element = make()
+        self._scopes[-1][key] = element
+        return element
 
     # --- elements ---
 
@@ -171,9 +171,9 @@ class Elements:
         return total
 
     def _digit(self, term: Term, value: Value) -> Reg:
-        found = self._ranges.get(value)
+        interval = self._ranges.get(value)
         wide = self.code.cast("sext", self.registers[value], "i64")
-        return self._part(term, wide, negative=found is None or found.low < 0)
+        return self._part(term, wide, negative=interval is None or interval.low < 0)
 
     def _part(self, term: Term, number: Reg, negative: bool) -> Reg:
         """(number // div) % mod, as in Python: rounded down."""
@@ -187,8 +187,8 @@ class Elements:
         if term.mod:
             number = code.binary("srem", number, term.mod)
             if negative:
-                other = code.binary("add", number, term.mod)
-                number = code.select(code.compare("icmp slt", number, 0), other, number)
+                wrapped = code.binary("add", number, term.mod)
+                number = code.select(code.compare("icmp slt", number, 0), wrapped, number)
         return number
 
     # --- memory ---
@@ -255,17 +255,17 @@ class Elements:
 
         Args:
           value: the tile.
-          coords: the coordinates but for one dim, where they are 0.
+          coords: the coordinates; 0 along `dim`.
           dim: the dim that each lane has an index for.
-          numbers: these indices, i64.
+          numbers: the index of each lane, i64.
         """
         code, shape = self.code, value.tile.shape
         strides = strides_of(shape)
-        rest = self.lane_indices(_linear(coords, strides), numbers.type.lanes)
-        total = code.binary("add nsw", code.binary("mul nsw", numbers, strides[dim]), rest)
+        offsets = self.lane_indices(_linear(coords, strides), numbers.type.lanes)
+        total = code.binary("add nsw", code.binary("mul nsw", numbers, strides[dim]), offsets)
         addresses = self._addresses(self.buffer_address(self.expressions.buffers[value]), total, value.tile.dtype)
-        found = code.gather(memory_type(value.tile.dtype, numbers.type.lanes), addresses)
-        return from_memory(code, found, value.tile.dtype)
+        loaded = code.gather(memory_type(value.tile.dtype, numbers.type.lanes), addresses)
+        return from_memory(code, loaded, value.tile.dtype)
 
     # --- accesses ---
 
@@ -291,8 +291,8 @@ class Elements:
             address = self.address(base, index, dtype)
             return from_memory(code, code.masked_load(type, address, mask or constant(1, type.of("i1")), fill), dtype)
         numbers = self.lane_indices(index, lanes) if gathered is None else gathered
-        found = code.gather(type, self._addresses(base, numbers, dtype), mask, fill)
-        return from_memory(code, found, dtype)
+        loaded = code.gather(type, self._addresses(base, numbers, dtype), mask, fill)
+        return from_memory(code, loaded, dtype)
 
     def prefetch_next(self, op: Load, coords: Coords) -> None:
         """Prefetch the element that the next iteration of the innermost fold will load."""
@@ -300,9 +300,9 @@ class Elements:
         self.code.prefetch(self.address(self._arrays[op.ref], index.shifted(self.next_distance(op)), op.ref.ref.dtype))
 
     def prefetch_vectors(self, value: Value, coords: Coords, width: int) -> None:
-        """Prefetch what `width` elements along the last dim, from some coordinates on, are computed of.
+        """Prefetch the data of which `width` elements along the last dim are computed, from some coordinates on.
 
-        Only loads at fixed steps are, and their first lines. The coordinates may lie beyond the tile.
+        Only the first lines of loads at fixed steps are prefetched. The coordinates may lie beyond the tile.
         """
         op = self.expressions.definition.get(value)
         if value in self.expressions.buffers or op is None:
@@ -332,7 +332,7 @@ class Elements:
         return distance
 
     def store_access(self, op: MemoryOp, x: Reg, coords: Coords, mask: Value | None) -> None:
-        """Store elements to an array, except those that are masked or out of bounds."""
+        """Store elements to an array, except elements that are masked or out of bounds."""
         code, dtype, lanes = self.code, op.ref.ref.dtype, x.type.lanes
         index, gathered, where = self._resolve(op, coords, lanes, mask)
         stored_as = to_memory(code, x, dtype)
@@ -354,7 +354,7 @@ class Elements:
     ) -> tuple[Reg, Reg | None]:
         """The address of one element of an access, or of the first of a vector, and the mask of the lanes in bounds.
 
-        The mask is None if all lanes are. `base` and `dtype` stand for another array of the same shape.
+        The mask is None if all lanes are in bounds. `base` and `dtype` stand for another array of the same shape.
         """
         index, gathered, where = self._resolve(op, coords, lanes, mask)
         assert gathered is None and index.step == (lanes > 0)
@@ -370,7 +370,7 @@ class Elements:
     def _resolve(
         self, op: MemoryOp, coords: Coords, lanes: int, mask: Value | None
     ) -> tuple[Index, Reg | None, Reg | None]:
-        """The linear index of an access, or those of all lanes if they are not affine; the mask of lanes in bounds."""
+        """The linear index of an access; the indices of all lanes, unless affine; the mask of lanes in bounds."""
         code = self.code
         total, gathered, conditions = Index(), None, list[Reg]()
         sizes = zip(op.extents, strides_of(op.extents), strict=True)
@@ -444,10 +444,10 @@ class Elements:
         low = position.const
         for term in position.terms:
             value = op.positions[term.operand]
-            found = digit_interval(term, self._ranges.get(value))
-            if found is None:
+            interval = digit_interval(term, self._ranges.get(value))
+            if interval is None:
                 return True
-            low += min(term.stride * found.low, term.stride * found.high)
+            low += min(term.stride * interval.low, term.stride * interval.high)
         return low < 0
 
     def _all(self, conditions: list[Reg], lanes: int) -> Reg | None:
@@ -481,6 +481,6 @@ def _linear(coords: Coords, strides: Sequence[int]) -> Index:
 def _only_multiplied(func: Func) -> frozenset[Value]:
     """Casts to bfloat16 that only dots use. The hardware's dots flush subnormal numbers to 0 anyway."""
     casts = {op.result for op in func.walk() if isinstance(op, Convert)}
-    others = {v for op in func.walk() if not isinstance(op, Dot) for v in op.operands}
-    others |= {v for op in func.walk() for region in op.regions for v in region.results}
-    return frozenset(casts - others)
+    used_elsewhere = {v for op in func.walk() if not isinstance(op, Dot) for v in op.operands}
+    used_elsewhere |= {v for op in func.walk() for region in op.regions for v in region.results}
+    return frozenset(casts - used_elsewhere)

@@ -1,4 +1,4 @@
-"""Elementwise ops, casts and selects on registers, of one element or of a vector of them."""
+"""Elementwise ops, casts and selects on registers of one element, or of a vector."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def emit(code: Code, op: Op, operands: list[Reg], flushes: bool = False) -> Reg:
     Args:
       code: the function.
       op: legal; an `Elementwise`, `Select`, `Convert` or `Bitcast`.
-      operands: as many elements of each.
+      operands: registers of equally many elements.
       flushes: a cast to bfloat16 may give 0 for subnormal numbers.
     """
     match op:
@@ -80,9 +80,9 @@ def _float(code: Code, name: str, *operands: Reg) -> Reg:
             signed = code.select(code.compare("fcmp olt", x, 0.0), -1.0, x)
             return code.select(code.compare("fcmp ogt", x, 0.0), 1.0, signed)
         case _:
-            found = emit_function(code, name, *operands)
-            assert found is not None, name
-            return found
+            result = emit_function(code, name, *operands)
+            assert result is not None, name
+            return result
 
 
 def extreme(code: Code, name: str, x: Reg, y: Reg) -> Reg:
@@ -123,12 +123,12 @@ def _integer(code: Code, name: str, signed: bool, *operands: Reg) -> Reg:
 
 def _quotient(code: Code, name: str, signed: bool, x: Reg, y: Reg) -> Reg:
     """Divide without traps: 1 replaces a divisor of 0, and x / -1 is computed as 0 - x."""
-    other = code.select(code.compare("icmp eq", y, 0), 1, y)
+    divisor = code.select(code.compare("icmp eq", y, 0), 1, y)
     if not signed:
-        return code.binary(f"u{name}", x, other)
+        return code.binary(f"u{name}", x, divisor)
     negates = code.compare("icmp eq", y, -1)
-    found = code.binary(f"s{name}", x, code.select(negates, 1, other))
-    return code.select(negates, code.binary("sub", 0, x), found) if name == "div" else found
+    quotient = code.binary(f"s{name}", x, code.select(negates, 1, divisor))
+    return code.select(negates, code.binary("sub", 0, x), quotient) if name == "div" else quotient
 
 
 def _shift(code: Code, name: str, x: Reg, amount: Reg) -> Reg:
@@ -168,11 +168,11 @@ def convert(code: Code, x: Reg, source: DType, dtype: DType, flushes: bool = Fal
         return code.cast("sitofp" if kinds[0] == "signed" else "uitofp", x, scalar)
     if dtype.itemsize < source.itemsize and source != BOOL:
         return code.cast("trunc", x, scalar)
-    found = code.cast("sext" if kinds[0] == "signed" else "zext", x, scalar)
+    result = code.cast("sext" if kinds[0] == "signed" else "zext", x, scalar)
     if source == BOOL and x.type.lanes in (2, 4) and code.module.machine.vector_bytes == 64:
         # LLVM 22 turns a sum of 2 or 4 bools into a population count of an i2 or i4, which it has no code for.
-        return code.binary("xor", found, code.splat(code.cast("sext", code.opaque_false(), scalar), x.type.lanes))
-    return found
+        return code.binary("xor", result, code.splat(code.cast("sext", code.opaque_false(), scalar), x.type.lanes))
+    return result
 
 
 def _to_bfloat16(code: Code, x: Reg, flushes: bool) -> Reg:
@@ -183,5 +183,5 @@ def _to_bfloat16(code: Code, x: Reg, flushes: bool) -> Reg:
     high = code.binary("lshr", bits, 16)
     half = code.binary("add", code.binary("and", high, 1), 0x7FFF)
     rounded = code.binary("lshr", code.binary("add", bits, half), 16)
-    found = code.select(code.compare("fcmp uno", x, 0.0), code.binary("or", high, 0x40), rounded)
-    return code.cast("trunc", found, "i16")
+    result = code.select(code.compare("fcmp uno", x, 0.0), code.binary("or", high, 0x40), rounded)
+    return code.cast("trunc", result, "i16")

@@ -52,8 +52,8 @@ def _four_rows(e: Elements, nest: LoopNest, outer: Coords, first: Index) -> None
 
     def body(i: Reg, *totals: Reg) -> list[Reg]:
         with e.scope():
-            found = [x for row in rows for x in _vector(e, nest, (*row, index_of(i, 1)), lanes)]
-            return [combine(code, op, t, x) for op, t, x in zip(reduces * 4, totals, found, strict=True)]
+            vectors = [x for row in rows for x in _vector(e, nest, (*row, index_of(i, 1)), lanes)]
+            return [combine(code, op, t, x) for op, t, x in zip(reduces * 4, totals, vectors, strict=True)]
 
     many = code.loop(0, nest.space[-1], lanes, body, *starts, index=name)
     for n, op in enumerate(reduces):
@@ -80,7 +80,7 @@ def _reduce_four(code: Code, op: Reduce, rows: list[Reg]) -> Reg:
 
 
 def _add_halves(code: Code, op: Reduce, a: Reg, b: Reg, low: list[int], size: int) -> Reg:
-    """Combine the lanes `low` of two vectors with those `size` lanes further on."""
+    """Combine the lanes `low` of two vectors with the lanes `size` further on."""
     return combine(code, op, code.shuffle(a, b, low), code.shuffle(a, b, [n + size for n in low]))
 
 
@@ -124,7 +124,7 @@ def for_neighbours(
     scalars: bool = False,
     most: int = calibration.NEIGHBOURS,
 ) -> None:
-    """Emit `body(coords of vectors side by side, lanes)` for every `most` vectors, and for each of the rest."""
+    """Emit `body(coords of vectors side by side, lanes)` for every `most` vectors, and for each remaining vector."""
     lanes = e.code.module.machine.lanes
     if scalars or not shape:
         loop_over(e, shape, lambda coords: body([coords], 0))
@@ -165,24 +165,24 @@ def _row(e: Elements, nest: LoopNest, outer: Coords) -> None:
     def body(i: Reg, *totals: Reg) -> list[Reg]:
         with e.scope():
             index = index_of(i, 1)
-            found = [x for n in range(count) for x in _vector(e, nest, (*outer, index.shifted(n * lanes)), lanes)]
-            return [combine(code, op, t, x) for op, t, x in zip(nest.reduces * count, totals, found, strict=True)]
+            vectors = [x for n in range(count) for x in _vector(e, nest, (*outer, index.shifted(n * lanes)), lanes)]
+            return [combine(code, op, t, x) for op, t, x in zip(nest.reduces * count, totals, vectors, strict=True)]
 
     whole = size // (count * lanes) * count * lanes
     many = code.loop(0, whole, count * lanes, body, *starts, index=name)
     parts = [many[n : n + len(nest.reduces)] for n in range(0, len(many), len(nest.reduces) or 1)]
-    found: list[list[Reg]] = []
+    partials: list[list[Reg]] = []
     if whole and nest.reduces:
         while len(parts) > 1:
             parts = [_combine_all(code, nest, a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        found.append([reduce_op_lanes(code, op, x) for op, x in zip(nest.reduces, parts[0], strict=True)])
-    rest = [(at, lanes) for at in range(whole, size - lanes + 1, lanes)]
-    for at, width in [*rest, *tail_pieces(size, lanes)]:
+        partials.append([reduce_op_lanes(code, op, x) for op, x in zip(nest.reduces, parts[0], strict=True)])
+    vector_pieces = [(at, lanes) for at in range(whole, size - lanes + 1, lanes)]
+    for at, width in [*vector_pieces, *tail_pieces(size, lanes)]:
         with e.scope():
             row = _vector(e, nest, (*outer, Index((), at, 1 if width else 0)), width)
-            found.append([reduce_op_lanes(code, op, x) for op, x in zip(nest.reduces, row, strict=True)])
-    totals = found[0] if found else [element_constant(_identity(op), op.result.tile.dtype) for op in nest.reduces]
-    for more in found[1:]:
+            partials.append([reduce_op_lanes(code, op, x) for op, x in zip(nest.reduces, row, strict=True)])
+    totals = partials[0] if partials else [element_constant(_identity(op), op.result.tile.dtype) for op in nest.reduces]
+    for more in partials[1:]:
         totals = _combine_all(code, nest, totals, more)
     for op, total in zip(nest.reduces, totals, strict=True):
         e.write(op.result, total, outer)

@@ -27,8 +27,8 @@ def reduce(e: Elements, op: Reduce) -> None:
     def body(coords: list[Coords], lanes: int) -> None:
         def step(k: Reg, *totals: Reg) -> list[Reg]:
             with e.scope():
-                found = [e.element(x, insert_index(c, dim, index_of(k)), lanes) for c in coords]
-                return [combine(e.code, op, total, y) for total, y in zip(totals, found, strict=True)]
+                elements = [e.element(x, insert_index(c, dim, index_of(k)), lanes) for c in coords]
+                return [combine(e.code, op, total, y) for total, y in zip(totals, elements, strict=True)]
 
         starts = [element_constant(start, op.result.tile.dtype, lanes)] * len(coords)
         for total, c in zip(e.code.loop(0, x.tile.shape[dim], 1, step, *starts), coords, strict=True):
@@ -51,7 +51,7 @@ def scan(e: Elements, op: Scan) -> None:
 
 
 def linear_scan(e: Elements, op: LinearScan) -> None:
-    """Multiply the last result, in registers, by a factor and add a term. Lanes are as those of scans."""
+    """Multiply the last result, in registers, by a factor and add a term. Lanes are as in scans."""
     factors, terms = op.operands
 
     def following(state: Reg, where: Coords, lanes: int) -> Reg:
@@ -66,7 +66,7 @@ def _follow(
     following: Callable[[Reg, Coords, int], Reg],
     first: Callable[[Coords, int], Reg] | None = None,
 ) -> None:
-    """Write each element of each line, which `following` makes of the one before: of 0, if no `first` is given."""
+    """Write the elements of each line: `first`, then `following` of each element before; without `first`, of 0."""
     shape, dim = op.result.tile.shape, op.dim
     length = shape[dim]
 
@@ -100,10 +100,10 @@ def _combine_scan(code: Code, op: Scan, x: Reg, y: Reg) -> Reg:
     distance = code.intrinsic("llvm.fabs", code.binary("fsub", x, y))
     small = emit_function(code, "exp", code.unary("fneg", distance))
     assert small is not None
-    rest = emit_function(code, "log1p", small)
-    assert rest is not None
-    found = code.binary("fadd", extreme(code, "max", x, y), rest)
-    return code.select(code.compare("fcmp oeq", x, y), code.binary("fadd", x, float(np.log(2))), found)
+    correction = emit_function(code, "log1p", small)
+    assert correction is not None
+    result = code.binary("fadd", extreme(code, "max", x, y), correction)
+    return code.select(code.compare("fcmp oeq", x, y), code.binary("fadd", x, float(np.log(2))), result)
 
 
 def arg_reduce(e: Elements, op: ArgReduce) -> None:
@@ -114,10 +114,10 @@ def arg_reduce(e: Elements, op: ArgReduce) -> None:
     def body(coords: Coords, lanes: int) -> None:
         def step(k: Reg, best: Reg, where: Reg) -> list[Reg]:
             with e.scope():
-                found = e.element(x, insert_index(coords, op.dim, index_of(k)), lanes)
-                better = compute(code, "gt" if op.extreme == "max" else "lt", dtype, found, best)
+                element = e.element(x, insert_index(coords, op.dim, index_of(k)), lanes)
+                better = compute(code, "gt" if op.extreme == "max" else "lt", dtype, element, best)
                 here = code.splat(code.cast("trunc", k, "i32"), lanes)
-                return [code.select(better, found, best), code.select(better, here, where)]
+                return [code.select(better, element, best), code.select(better, here, where)]
 
         first = e.element(x, insert_index(coords, op.dim, Index()), lanes)
         _, where = code.loop(1, shape[op.dim], 1, step, first, element_constant(0, INT32, lanes))

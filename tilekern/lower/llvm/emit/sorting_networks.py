@@ -1,7 +1,7 @@
 """Sorting networks for 64-bit integers in memory, in descending order, by vectors and without branches.
 
 A network (Batcher's bitonic one) sorts blocks of 1, 2, 4, ... numbers. Two sorted halves are merged by comparing each
-number with its mirror image in the block, then with those at half the distance, and so on. Distances below the width
+number with its mirror image in the block, then with numbers at half the distance, and so on. Distances below the width
 of a vector are shuffles.
 
     Batcher, "Sorting networks and their applications", AFIPS 1968
@@ -122,8 +122,8 @@ def _halved(code: Code, x: Reg, distance: int) -> Reg:
 def _exchanged(code: Code, x: Reg, bits: int) -> Reg:
     """Compare and exchange lanes whose numbers differ in these bits: the greater lane comes first."""
     lanes = range(x.type.lanes)
-    other = code.shuffle(x, x, [n ^ bits for n in lanes])
-    great, small = (code.intrinsic(f"llvm.s{name}", x, other) for name in ("max", "min"))
+    partner = code.shuffle(x, x, [n ^ bits for n in lanes])
+    great, small = (code.intrinsic(f"llvm.s{name}", x, partner) for name in ("max", "min"))
     return code.shuffle(great, small, [n if n < n ^ bits else n + x.type.lanes for n in lanes])
 
 

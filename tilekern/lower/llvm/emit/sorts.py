@@ -71,10 +71,10 @@ def _is_short(op: TopK, machine: Machine) -> bool:
 def _key(e: Elements, op: Sort | TopK, coords: Coords, index: Index, lanes: int) -> Reg:
     """Keys as signed integers in descending order."""
     key = op.operands[0]
-    found = e.element(key, insert_index(coords, op.dim, index), lanes)
+    bits = e.element(key, insert_index(coords, op.dim, index), lanes)
     if kind_of(key.tile.dtype) == "unsigned":
-        found = e.code.binary("xor", found, -(2**31))
-    return e.code.binary("xor", found, -1) if isinstance(op, Sort) else found
+        bits = e.code.binary("xor", bits, -(2**31))
+    return e.code.binary("xor", bits, -1) if isinstance(op, Sort) else bits
 
 
 def _words(e: Elements, key: Reg, index: Index) -> Reg:
@@ -103,8 +103,8 @@ def _fill(e: Elements, op: Sort | TopK, coords: Coords, words: Reg, length: int,
     """Store the words of the first `length` elements of a line, padded to `size`."""
 
     def vector(index: Index, lanes: int) -> None:
-        found = _words(e, _key(e, op, coords, index, lanes), index)
-        e.code.store(found, e.code.gep(words, e.index_value(Index(index.terms, index.const)), "i64"))
+        packed = _words(e, _key(e, op, coords, index, lanes), index)
+        e.code.store(packed, e.code.gep(words, e.index_value(Index(index.terms, index.const)), "i64"))
 
     _vectors(e, 0, length, vector)
     _clear(e.code, words, length, size)
@@ -123,8 +123,8 @@ def _write_positions(e: Elements, op: Sort | TopK, coords: Coords, words: Reg) -
 
     def vector(index: Index, lanes: int) -> None:
         address = code.gep(words, e.index_value(Index(index.terms, index.const)), "i64")
-        found = code.binary("xor", code.load(Type("i64", lanes), address), -1)
-        e.write(op.result, code.cast("trunc", found, "i32"), insert_index(coords, op.dim, index))
+        positions = code.binary("xor", code.load(Type("i64", lanes), address), -1)
+        e.write(op.result, code.cast("trunc", positions, "i32"), insert_index(coords, op.dim, index))
 
     _vectors(e, 0, op.result.tile.shape[op.dim], vector)
 
@@ -144,7 +144,7 @@ def _sort_words(e: Elements, op: Sort | TopK, coords: Coords, words: Reg) -> Non
 def _top_words(e: Elements, op: TopK, coords: Coords, words: Reg) -> None:
     """Find the greatest words of a long line.
 
-    The greatest words so far are kept sorted. Keys above the least of the k wanted ones are *candidates*. They are
+    The greatest words so far are kept sorted. Keys above the least of the k greatest are *candidates*. They are
     collected after the sorted words, and merged into them when there is no room for another vector. Equal keys are no
     candidates, since their positions are greater.
     """
@@ -209,7 +209,7 @@ def _collect(code: Code, words: Reg, mask: Reg, base: Reg, count: Reg) -> None:
 def _merge_sort(e: Elements, op: Sort, coords: Coords, now: Reg) -> None:
     """Sort positions by merging runs, which begin as single elements."""
     code, length = e.code, op.result.tile.shape[op.dim]
-    other = code.gep(now, 4 * length)
+    spare = code.gep(now, 4 * length)
 
     def begin(i: Reg) -> None:
         code.store(code.cast("trunc", i, "i32"), code.gep(now, i, "i32"))
@@ -217,13 +217,13 @@ def _merge_sort(e: Elements, op: Sort, coords: Coords, now: Reg) -> None:
     code.loop(0, length, 1, begin)
     width = 1
     while width < length:
-        _merge_runs(e, op, coords, now, other, width)
-        now, other, width = other, now, 2 * width
+        _merge_runs(e, op, coords, now, spare, width)
+        now, spare, width = spare, now, 2 * width
 
     def finish(i: Reg) -> None:
         with e.scope():
-            found = code.load(I32, code.gep(now, i, "i32"))
-            e.write(op.result, found, insert_index(coords, op.dim, index_of(i)))
+            position = code.load(I32, code.gep(now, i, "i32"))
+            e.write(op.result, position, insert_index(coords, op.dim, index_of(i)))
 
     code.loop(0, length, 1, finish)
 
@@ -245,8 +245,8 @@ def _merge_runs(e: Elements, op: Sort, coords: Coords, source: Reg, target: Reg,
                     stays = code.binary("or", out, code.binary("xor", smaller, 1))
                     takes = code.binary("and", code.compare("icmp slt", i, middle), stays)
                     code.store(code.select(takes, first, second), code.gep(target, at, "i32"))
-                    one = code.cast("zext", takes, "i64")
-                    return [code.binary("add", i, one), code.binary("add", j, code.binary("sub", 1, one))]
+                    taken = code.cast("zext", takes, "i64")
+                    return [code.binary("add", i, taken), code.binary("add", j, code.binary("sub", 1, taken))]
 
             code.loop(left, end, 1, step, left, middle)
 
@@ -254,7 +254,7 @@ def _merge_runs(e: Elements, op: Sort, coords: Coords, source: Reg, target: Reg,
 
 
 def _position(e: Elements, source: Reg, at: Reg, length: int) -> Reg:
-    """Load a position; any one if `at` is beyond the end."""
+    """Load a position; any position if `at` is beyond the end."""
     inside = e.code.intrinsic("llvm.smin", at, length - 1)
     return e.code.load(I32, e.code.gep(source, inside, "i32"))
 
@@ -262,14 +262,14 @@ def _position(e: Elements, source: Reg, at: Reg, length: int) -> Reg:
 def _less(e: Elements, op: Sort, coords: Coords, a: Reg, b: Reg) -> Reg:
     """True if the keys at position `a` come before those at `b`: the first key that differs decides."""
     code = e.code
-    found: Reg | None = None
+    result: Reg | None = None
     for key in reversed(op.operands[: op.num_keys]):
         first, second = (
             e.element(key, insert_index(coords, op.dim, index_of(code.cast("sext", p, "i64")))) for p in (a, b)
         )
         less = compute(code, "lt", key.tile.dtype, first, second)
         equal = code.compare("icmp eq", first, second)
-        found = less if found is None else code.binary("or", less, code.binary("and", equal, found))
-    assert found is not None
+        result = less if result is None else code.binary("or", less, code.binary("and", equal, result))
+    assert result is not None
     assert all(kind_of(key.tile.dtype) in ("signed", "unsigned") for key in op.operands)
-    return found
+    return result

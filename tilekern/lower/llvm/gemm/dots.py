@@ -1,15 +1,15 @@
 """Dots: products of blocks of rows of the left operand by packed panels of columns of the right one.
 
     for each panel of columns:          `panel_vectors` registers wide
-        for each block of rows:         `register_rows` of them; all their sums are in registers
+        for each block of rows:         `register_rows` rows; all their sums are in registers
             for each k:                 sums += left[rows, k] * panel[k, columns]
 
 The right operand is packed: panel after panel, and within a panel row after row, so that each k reads the next few
 vectors. Packing computes the elements, so that a cast, for example, needs no pass over memory. The left operand is
 read in place, element by element.
 
-16-bit elements are multiplied in pairs of neighbours along k, and those of 8 bits, for which there are tiles only, in
-fours. A *word* is such a pair or four, or one wider element.
+16-bit elements are multiplied in pairs of neighbours along k, and 8-bit elements, which only tiles multiply, in fours.
+A *word* is such a pair or four, or one wider element.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def scratch_and_packing(op: Dot, expressions: Expressions, machine: Machine) -> 
 def _packs_left(shape: DotShape, expressions: Expressions, machine: Machine) -> bool:
     """True if the left operand is packed.
 
-    It has no address, or the elements of its words are no neighbours, or missing in the last; or several panels read
-    it, and its words along k are in pages of their own, or the rows of a tile drive each other out of the first-level
-    cache.
+    It is packed if it has no address, or if the elements of a word are no neighbours, or missing in the last word. It
+    is packed, too, if several panels read it, and its words along k are in pages of their own, or the rows of a tile
+    drive each other out of the first-level cache.
     """
     if not is_addressable(shape.op.operands[0], expressions):
         return True
@@ -84,7 +84,7 @@ def _free(shape: DotShape, side: int) -> int:
 
 
 def _is_unpacked(shape: DotShape, expressions: Expressions, machine: Machine) -> bool:
-    """True if the right operand is read in place: few rows use it, or its layout is that of one panel."""
+    """True if the right operand is read in place: few rows use it, or it lies in memory like one panel."""
     right = shape.op.operands[1]
     if shape.per_word > 1 or not is_addressable(right, expressions) or shape.contract[1] == len(right.tile.shape) - 1:
         return False
@@ -129,8 +129,8 @@ def _first_element(e: Elements, value: Value) -> Reg:
 class _Matrix:
     """A matrix of words: its address, and the strides along rows and along k, in bytes.
 
-    Of a matrix of packed tiles these are the strides from tile to tile, divided by the rows or words of a tile, and
-    `tile_row` is that of rows inside of a tile.
+    A matrix of packed tiles has the strides from tile to tile, divided by the rows or words of a tile, and `tile_row`
+    is the stride of rows inside of a tile.
     """
 
     base: Reg
@@ -235,9 +235,9 @@ def _multiply(e: Elements, shape: DotShape, left: _Matrix, right: _Panels, out: 
 def _portion(
     e: Elements, shape: DotShape, left: _Matrix, right: _Panels, out: Reg, at: int, depth: int, adds: bool
 ) -> None:
-    """Multiply all panels by all rows for one portion. The first portion prefetches what is packed next."""
+    """Multiply all panels by all rows for one portion. The first portion prefetches the data that is packed next."""
     code, width = e.code, shape.panel_columns(e.code.module.machine)
-    whole, rest = divmod(shape.columns, width)
+    whole, last_columns = divmod(shape.columns, width)
     a = replace(left, base=code.gep(left.base, at * left.k))
 
     def panel(j: Index, columns: int, k_bytes: int) -> None:
@@ -251,8 +251,8 @@ def _portion(
         _rows(e, shape, a, b, k_bytes, c, columns, depth, adds, prefetch)
 
     loop_over(e, (whole,), lambda j: panel(j[0], width, right.k))
-    if rest:
-        panel(Index(const=whole), rest, right.last)
+    if last_columns:
+        panel(Index(const=whole), last_columns, right.last)
 
 
 def _rows(
@@ -271,7 +271,7 @@ def _rows(
     code, machine = e.code, e.code.module.machine
     block = shape.block_rows(machine, columns)
     row_bytes = shape.columns * shape.word_bytes
-    blocks, rest = divmod(shape.rows, block)
+    blocks, last_rows = divmod(shape.rows, block)
 
     def kernel(rows: int) -> Microkernel | TileKernel:
         if shape.uses_tiles(machine):
@@ -292,6 +292,6 @@ def _rows(
 
     kernel(block).configure(code)
     loop_over(e, (blocks,), lambda n: whole_block(n[0]))
-    if rest:
-        kernel(rest).configure(code)
-        call(Index(const=blocks * block), rest)
+    if last_rows:
+        kernel(last_rows).configure(code)
+        call(Index(const=blocks * block), last_rows)

@@ -52,16 +52,16 @@ def _by_columns(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: boo
                 return products(index_of(k, 1), lanes, list(totals))
 
         zero = element_constant(0, dtype, lanes)
-        found = [reduce_lanes(code, "sum", dtype, x) for x in code.loop(0, whole, lanes, body, *[zero] * len(sums))]
+        results = [reduce_lanes(code, "sum", dtype, x) for x in code.loop(0, whole, lanes, body, *[zero] * len(sums))]
         for at, width in tail_pieces(shape.depth, lanes):
             with e.scope():
-                rest = products(
+                tail = products(
                     Index((), at, 1 if width else 0), width, [element_constant(0, dtype, width)] * len(sums)
                 )
-                rest = [reduce_lanes(code, "sum", dtype, x) for x in rest]
+                tail = [reduce_lanes(code, "sum", dtype, x) for x in tail]
                 name = "fadd" if kind_of(dtype) == "float" else "add"
-                found = [code.binary(name, x, y) for x, y in zip(found, rest, strict=True)]
-        for x, (r, n) in zip(found, sums, strict=True):
+                results = [code.binary(name, x, y) for x, y in zip(results, tail, strict=True)]
+        for x, (r, n) in zip(results, sums, strict=True):
             _store_sum(e, shape, x, r, first.shifted(n), out, adds)
 
     def several(n: Reg) -> None:
@@ -106,9 +106,9 @@ def _by_depth(e: Elements, shape: DotShape, batch: Coords, out: Reg, adds: bool)
 
     even = shape.columns // step * step
     code.loop(0, even, step, several)
-    rest = [(at, lanes) for at in range(even, shape.columns - lanes + 1, lanes)]
+    vectors = [(at, lanes) for at in range(even, shape.columns - lanes + 1, lanes)]
     with e.scope():
-        widths = [*rest, *tail_pieces(shape.columns, lanes)]
+        widths = [*vectors, *tail_pieces(shape.columns, lanes)]
         if widths:
             columns(Index(), widths)
 

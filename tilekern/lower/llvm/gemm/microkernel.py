@@ -18,7 +18,7 @@ def panel_vectors(machine: Machine) -> int:
 
 
 def register_rows(machine: Machine, rows: int, columns: int, lanes: int) -> int:
-    """Rows whose sums fit the registers, besides a row of the panel and one element; a divisor of all rows if near."""
+    """The most rows whose sums fit the registers beside a panel row and one element; a divisor of all rows if near."""
     vectors = cdiv(columns, lanes)
     wide = vectors >= calibration.WIDE_PANEL_VECTORS
     chosen = calibration.MAX_WIDE_MICROKERNEL_ROWS if wide else calibration.MAX_MICROKERNEL_ROWS
@@ -64,8 +64,8 @@ class Microkernel:
     def _body(self, code: Code, left: Reg, row: Reg, right: Reg, out: Reg, depth: Reg) -> None:
         vector = _sum_type(self.dtype, code.module.machine)
         count = cdiv(self.columns, vector.lanes)
-        rest = self.columns % vector.lanes
-        last = vector_constant([n < rest for n in range(vector.lanes)], vector.of("i1")) if rest else None
+        tail = self.columns % vector.lanes
+        last = vector_constant([n < tail for n in range(vector.lanes)], vector.of("i1")) if tail else None
         bytes_of_vector = vector.lanes * vector.bits // 8
         rows = [code.gep(left, code.binary("mul", row, r)) if r else left for r in range(self.rows)]
         places = [code.gep(out, r * self.out_row + v * bytes_of_vector) for r in range(self.rows) for v in range(count)]
@@ -76,24 +76,24 @@ class Microkernel:
             sums = [_masked_load(code, vector, p, m) for p, m in zip(places, masks, strict=True)]
 
         def steps(k: Reg, *now: Reg) -> list[Reg]:
-            found = list(now)
+            totals = list(now)
             for n in range(self.unroll):
-                found = step(code.binary("add nsw", k, n) if n else k, *found)
-            return found
+                totals = step(code.binary("add nsw", k, n) if n else k, *totals)
+            return totals
 
         def step(k: Reg, *now: Reg) -> list[Reg]:
             at = code.gep(right, code.binary("mul nsw", k, self.right_k))
             panel = [_masked_load(code, vector, code.gep(at, v * bytes_of_vector), masks[v]) for v in range(count)]
             offset = code.binary("mul nsw", k, self.left_k)
-            found: list[Reg] = []
+            totals: list[Reg] = []
             for r in range(self.rows):
                 word = code.load(vector.element, code.gep(rows[r], offset), align=self.dtype.itemsize)
                 x = code.splat(word, vector.lanes)
-                found += [accumulate(code, self.dtype, s, x, p) for s, p in zip(now[r * count :], panel, strict=False)]
-            return found
+                totals += [accumulate(code, self.dtype, s, x, p) for s, p in zip(now[r * count :], panel, strict=False)]
+            return totals
 
-        found = code.loop(constant(0, I64), depth, self.unroll, steps, *sums)
-        for x, place, mask in zip(found, places, masks, strict=True):
+        totals = code.loop(constant(0, I64), depth, self.unroll, steps, *sums)
+        for x, place, mask in zip(totals, places, masks, strict=True):
             code.store(x, place) if mask is None else code.masked_store(x, place, mask)
         code.ret()
 

@@ -26,13 +26,13 @@ def word_loader(e: Elements, shape: DotShape, side: int, batch: Coords) -> Words
         if shape.per_word == 1:
             return element(k, free, lanes)
         is_last = shape.depth % shape.per_word and k == Index(const=shape.words - 1)
-        found: Reg | None = None
+        word: Reg | None = None
         for n in range(shape.depth % shape.per_word if is_last else shape.per_word):
             x = e.code.cast("zext", element(k.times(shape.per_word).shifted(n), free, lanes), "i32")
             x = e.code.binary("shl", x, 32 // shape.per_word * n) if n else x
-            found = x if found is None else e.code.binary("or", found, x)
-        assert found is not None
-        return found
+            word = x if word is None else e.code.binary("or", word, x)
+        assert word is not None
+        return word
 
     return words
 
@@ -57,12 +57,12 @@ def pack_row(e: Elements, words: Words, k: Index, count: int, base: Reg, row: in
 
 
 def pack_tiles(e: Elements, shape: DotShape, batch: Coords, base: Reg) -> None:
-    """Pack the left operand tile after tile, those of the same rows one behind the other.
+    """Pack the left operand tile after tile; tiles of the same rows follow each other.
 
-    A tile is a square of words. Of a tile that rows or words do not fill, the rest has no meaning.
+    A tile is a square of words. Words of a tile beyond the operand's rows and words have no meaning.
     """
     lanes = e.code.module.machine.lanes
-    bands, rest = divmod(shape.rows, lanes)
+    bands, last_rows = divmod(shape.rows, lanes)
     contiguous_along_k = shape.contract[0] == len(shape.op.operands[0].tile.shape) - 1
     band = _band_by_rows if contiguous_along_k else _band_by_columns
 
@@ -71,8 +71,8 @@ def pack_tiles(e: Elements, shape: DotShape, batch: Coords, base: Reg) -> None:
         band(e, shape, batch, e.code.gep(base, e.index_value(first), "i32"), above.times(lanes), rows)
 
     loop_over(e, (bands,), lambda n: at(n[0], lanes))
-    if rest:
-        at(Index(const=bands), rest)
+    if last_rows:
+        at(Index(const=bands), last_rows)
 
 
 def _band_by_rows(e: Elements, shape: DotShape, batch: Coords, base: Reg, first: Index, rows: int) -> None:
@@ -81,7 +81,7 @@ def _band_by_rows(e: Elements, shape: DotShape, batch: Coords, base: Reg, first:
     words, vector = word_loader(e, shape, 0, batch), lanes * shape.per_word
 
     def put(row: Index, k: Index, at: int, width: int) -> None:
-        """Store elements of a row; `at` counts those before, besides `k` words."""
+        """Store elements of a row; `at` counts the elements before, besides `k` words."""
         along = k.times(shape.per_word).shifted(at).plus(Index(step=1 if width else 0))
         x = e.element(shape.op.operands[0], shape.coords(0, batch, along, first.plus(row)), width)
         place = k.plus(row).times(vector).shifted(at // vector * vector * lanes + at % vector)
@@ -90,7 +90,7 @@ def _band_by_rows(e: Elements, shape: DotShape, batch: Coords, base: Reg, first:
     def whole(n: Coords) -> None:
         loop_over(e, (rows,), lambda row: put(row[0], n[0].times(lanes), 0, vector))
 
-    def rest(row: Coords) -> None:
+    def tail(row: Coords) -> None:
         for at, width in tail_pieces(shape.per_word * shape.whole_words, vector):
             put(row[0], ZERO, at, width)
         if shape.words > shape.whole_words:
@@ -100,7 +100,7 @@ def _band_by_rows(e: Elements, shape: DotShape, batch: Coords, base: Reg, first:
 
     loop_over(e, (shape.whole_words // lanes,), whole)
     if shape.words % lanes or shape.words > shape.whole_words:
-        loop_over(e, (rows,), rest)
+        loop_over(e, (rows,), tail)
 
 
 def _band_by_columns(e: Elements, shape: DotShape, batch: Coords, base: Reg, first: Index, rows: int) -> None:
@@ -109,9 +109,9 @@ def _band_by_columns(e: Elements, shape: DotShape, batch: Coords, base: Reg, fir
     words = word_loader(e, shape, 0, batch)
 
     def square(k: Index, count: int) -> None:
-        found = [words(k.shifted(n), Index(first.terms, first.const, 1), lanes) for n in range(count)]
-        zeros = [constant(0, found[0].type)] * (lanes - count)
-        for row, x in enumerate(transpose(code, [*found, *zeros])):
+        columns = [words(k.shifted(n), Index(first.terms, first.const, 1), lanes) for n in range(count)]
+        zeros = [constant(0, columns[0].type)] * (lanes - count)
+        for row, x in enumerate(transpose(code, [*columns, *zeros])):
             code.store(x, code.gep(base, e.index_value(k.times(lanes).shifted(row * lanes)), "i32"))
 
     def word(row: Index, k: Index, n: Index) -> None:
@@ -137,7 +137,7 @@ def _band_by_columns(e: Elements, shape: DotShape, batch: Coords, base: Reg, fir
 
 def pack(e: Elements, shape: DotShape, batch: Coords, spare: Reg, lanes: int, width: int) -> None:
     """Pack the right operand into panels of `width` columns."""
-    whole, rest = divmod(shape.columns, width)
+    whole, last_columns = divmod(shape.columns, width)
     contracted = shape.contract[1]
     transposes = contracted == len(shape.op.operands[1].tile.shape) - 1
 
@@ -147,8 +147,8 @@ def pack(e: Elements, shape: DotShape, batch: Coords, spare: Reg, lanes: int, wi
         (_pack_transposed if transposes else _pack_rows)(e, shape, batch, j.times(width), columns, base, padded)
 
     loop_over(e, (whole,), lambda j: panel(j[0], width))
-    if rest:
-        panel(Index(const=whole), rest)
+    if last_columns:
+        panel(Index(const=whole), last_columns)
 
 
 def _pack_rows(e: Elements, shape: DotShape, batch: Coords, first: Index, columns: int, base: Reg, row: int) -> None:
@@ -179,10 +179,10 @@ def _interleave_rows(e: Elements, shape: DotShape, batch: Coords, k: Index, firs
     """Store word number k of two vectors of columns: interleave the elements of two rows."""
     code, lanes = e.code, e.code.module.machine.lanes
     free = Index(first.terms, first.const, 1)
-    one, two = (e.element(shape.op.operands[1], (*batch, k.times(2).shifted(n), free), 2 * lanes) for n in (0, 1))
+    even, odd = (e.element(shape.op.operands[1], (*batch, k.times(2).shifted(n), free), 2 * lanes) for n in (0, 1))
     for half in (0, 1):
         order = [n + side * 2 * lanes for n in range(half * lanes, (half + 1) * lanes) for side in (0, 1)]
-        words = code.emit(Type("i32", lanes), f"bitcast {code.shuffle(one, two, order)} to <{lanes} x i32>")
+        words = code.emit(Type("i32", lanes), f"bitcast {code.shuffle(even, odd, order)} to <{lanes} x i32>")
         code.store(words, code.gep(code.gep(base, at, "i32"), half * lanes, "i32"))
 
 

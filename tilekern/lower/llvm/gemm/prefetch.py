@@ -38,21 +38,21 @@ class Prefetcher:
         e, code, shape = self._e, self._e.code, op.result.tile.shape
         width = _LINE // op.ref.ref.dtype.itemsize
         sizes = (*shape[:-1], cdiv(shape[-1], width))
-        each = cdiv(prod(sizes), parts)
+        per_part = cdiv(prod(sizes), parts)
 
         def line(number: Index) -> None:
-            rest, coords = e.index_value(number), list[Index]()
+            remaining, coords = e.index_value(number), list[Index]()
             for size in reversed(sizes):
-                coords.insert(0, index_of(code.binary("urem", rest, size)))
-                rest = code.binary("udiv", rest, size)
+                coords.insert(0, index_of(code.binary("urem", remaining, size)))
+                remaining = code.binary("udiv", remaining, size)
             e.prefetch_next(op, (*coords[:-1], coords[-1].times(width)))
 
         def few(first: Reg) -> None:
             with e.scope():
-                for n in range(min(each, calibration.PREFETCHED_LINES)):
-                    line(part.times(each).plus(index_of(first)).shifted(n))
+                for n in range(min(per_part, calibration.PREFETCHED_LINES)):
+                    line(part.times(per_part).plus(index_of(first)).shifted(n))
 
-        code.loop(0, each, calibration.PREFETCHED_LINES, few)
+        code.loop(0, per_part, calibration.PREFETCHED_LINES, few)
 
 
 def _is_dense(op: Load) -> bool:

@@ -49,7 +49,7 @@ class DotShape:
 
     @property
     def word_bytes(self) -> int:
-        """Bytes of a word, which are those of a sum."""
+        """Bytes of a word, and of a sum."""
         return self.sum_dtype.itemsize
 
     @property
@@ -59,12 +59,12 @@ class DotShape:
 
     @property
     def sum_dtype(self) -> DType:
-        """The dtype of the sums, which is that of the result."""
+        """The dtype of the sums, and of the result."""
         return self.op.result.tile.dtype
 
     @property
     def whole_words(self) -> int:
-        """The words with all elements; the last one may have fewer."""
+        """The number of words with all elements; the last word may have fewer."""
         return self.depth // self.per_word
 
     def coords(self, side: int, batch: Coords, k: Index, free: Index) -> Coords:

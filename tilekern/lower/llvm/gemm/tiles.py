@@ -1,7 +1,7 @@
 """The microkernel on AMX's tiles: 32 rows by 32 columns of sums, and 16 words along k in a step.
 
 A tile register has 16 rows of 64 bytes. Four hold sums, two hold rows of the left operand, and two hold a panel of the
-right one, whose layout in memory is that of tiles: a row of words for each of them along k. A configuration gives each
+right one, which lies in memory like tiles: a row of words for each word along k. A configuration gives each
 register its rows and bytes, so that nothing beyond an operand is read or written, and no padding is multiplied.
 """
 
@@ -33,7 +33,7 @@ class Strides:
 
     Attributes:
       left_tile: of the left operand, from a tile to the one below.
-      left_k: of the left operand along k, for each word; multiplied by `TILE`, that from tile to tile.
+      left_k: of the left operand along k, for each word; times `TILE`, the stride from tile to tile.
       right_k: of the right operand along k.
       out_row: of the result along rows.
     """
@@ -49,7 +49,7 @@ class Strides:
 
 @dataclass(frozen=True)
 class TileKernel:
-    """A function that multiplies at most `BLOCK` rows by at most `BLOCK` columns; words of the left one are neighbours.
+    """A function that multiplies at most `BLOCK` rows by at most `BLOCK` columns; words of the left are neighbours.
 
     Attributes:
       dtype: of the operands.
@@ -138,7 +138,7 @@ def release(code: Code) -> None:
 
 
 def portions(depth: int) -> list[tuple[int, int]]:
-    """A depth in words as one of whole steps, and the rest, which is a step: where each begins, and its depth."""
+    """A depth in words as (begin, depth) of its whole steps, and of the remaining step: 37 is (0, 32), (32, 5)."""
     whole = depth // TILE * TILE
     return [(at, words) for at, words in ((0, whole), (whole, depth - whole)) if words or not depth]
 

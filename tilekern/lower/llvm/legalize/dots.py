@@ -40,7 +40,7 @@ def unit(dtype: DType, precision: str, machine: Machine, rows: int) -> DType:
 
 
 def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value | None:
-    """A dot in this form; None if it has it already."""
+    """A dot in the form of this module; None if `op` has the form already."""
     rows, columns = (prod(op.operands[side].tile.shape[d] for d in op.free(side)) for side in (0, 1))
     if columns == 1 and rows > 1:
         return _turned(make, op, machine, rewriter)
@@ -49,26 +49,26 @@ def expand_dot(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Val
     if is_of_matrices(op) and op.operands[0].tile.dtype == dtype and not moved:
         return None
     (left, left_last), (right, right_last) = (_matrix(make, op, side, dtype, rewriter) for side in (0, 1))
-    found = product(replace(op, precision="ieee"), left, right, (left_last, right_last))
-    return make.reshape(rewriter.one(found), op.result.tile.shape)
+    matrix_dot = product(replace(op, precision="ieee"), left, right, (left_last, right_last))
+    return make.reshape(rewriter.one(matrix_dot), op.result.tile.shape)
 
 
 def _turned(make: Make, op: Dot, machine: Machine, rewriter: Rewriter) -> Value:
     """A product with one column as a product with one row; the elements have the same order."""
     (left, right), (over_left, over_right), (batch_left, batch_right) = op.operands, op.contract, op.batch
-    other = Dot(
+    swapped = Dot(
         operands=(right, left),
         contract=(over_right, over_left),
         batch=(batch_right, batch_left),
         precision=op.precision,
         loc=op.loc,
     )
-    (found,) = rewriter.visit(other)
-    return make.reshape(found, op.result.tile.shape)
+    (turned,) = rewriter.visit(swapped)
+    return make.reshape(turned, op.result.tile.shape)
 
 
 def _matrix(make: Make, op: Dot, side: Side, dtype: DType, rewriter: Rewriter) -> tuple[Value, bool]:
-    """An operand as a matrix in the order in which it lies, before any transposition; whether it is contracted last."""
+    """An operand as a matrix in the order in which it lies, before any transposition; True if it is contracted last."""
     x, dims = op.operands[side], dims_of(op, side)
     while isinstance(moved := rewriter.definition(x), Transpose):
         x = moved.operands[0]

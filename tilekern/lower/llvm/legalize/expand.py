@@ -1,4 +1,4 @@
-"""Write the ops that the emitter lacks in terms of those that it has; `legalize_dtypes` does what dtypes need.
+"""Write the ops that the emitter lacks by ops that it has; `legalize_dtypes` does the same for dtypes.
 
 arg-reductions, sorts, top-k   of integer keys; a top-k has keys of 32 bits
 assertions                     of one bool
@@ -37,24 +37,24 @@ def _rule(machine: Machine, op: Op, rewriter: Rewriter) -> Sequence[Value] | Non
             rewriter.add(Assert(operands=(_all(make, op.operands[0]),), message=op.message, loc=op.loc))
             return []
         case ArgReduce():
-            found = make.add(ArgReduce, _key(make, op), extreme=op.extreme, dim=op.dim)
+            replacement = make.add(ArgReduce, _key(make, op), extreme=op.extreme, dim=op.dim)
         case Sort() | TopK() if not op.result.tile.size:
-            found = make.number(0, op.result.tile)
+            replacement = make.number(0, op.result.tile)
         case Sort():
-            found = None if _is_expanded(op, rewriter) else expand_sort(make, op, rewriter)
+            replacement = None if _is_expanded(op, rewriter) else expand_sort(make, op, rewriter)
         case TopK() if op.operands[0].tile.dtype.itemsize == 8:
-            found = expand_top_k(make, op)
+            replacement = expand_top_k(make, op)
         case TopK():
-            found = make.add(TopK, sort_key(make, op.operands[0]), dim=op.dim, k=op.k)
+            replacement = make.add(TopK, sort_key(make, op.operands[0]), dim=op.dim, k=op.k)
         case Dot():
-            found = expand_dot(make, op, machine, rewriter)
+            replacement = expand_dot(make, op, machine, rewriter)
         case _:
             return None
-    return None if found is None else [found]
+    return None if replacement is None else [replacement]
 
 
 def _all(make: Make, x: Value) -> Value:
-    """True if all elements of a tile of bools are."""
+    """True if all elements of a tile of bools are True."""
     for dim in reversed(range(len(x.tile.shape))):
         x = make.reduce(x, "and", dim)
     return x

@@ -27,8 +27,8 @@ def two_sum(code: Code, a: Reg, b: Reg) -> DoubleDouble:
     """a + b, exactly (Knuth)."""
     total = code.binary("fadd", a, b)
     added = code.binary("fsub", total, a)
-    rest = code.binary("fsub", a, code.binary("fsub", total, added))
-    return total, code.binary("fadd", rest, code.binary("fsub", b, added))
+    lost = code.binary("fsub", a, code.binary("fsub", total, added))
+    return total, code.binary("fadd", lost, code.binary("fsub", b, added))
 
 
 def fast_two_sum(code: Code, a: Reg, b: Reg) -> DoubleDouble:
@@ -54,8 +54,8 @@ def divide(code: Code, a: DoubleDouble, b: DoubleDouble) -> DoubleDouble:
     """a / b."""
     high = code.binary("fdiv", a[0], b[0])
     negative = code.unary("fneg", high)
-    rest = code.binary("fadd", code.fma(negative, b[0], a[0]), code.fma(negative, b[1], a[1]))
-    return fast_two_sum(code, high, code.binary("fdiv", rest, b[0]))
+    remainder = code.binary("fadd", code.fma(negative, b[0], a[0]), code.fma(negative, b[1], a[1]))
+    return fast_two_sum(code, high, code.binary("fdiv", remainder, b[0]))
 
 
 def negate(code: Code, a: DoubleDouble) -> DoubleDouble:
@@ -64,7 +64,7 @@ def negate(code: Code, a: DoubleDouble) -> DoubleDouble:
 
 
 def evaluate_series(code: Code, x: DoubleDouble, coefficients: Sequence[Fraction | float], exact: int) -> DoubleDouble:
-    """A polynomial, the lowest coefficient first: `exact` terms in double-double, the small rest in float64."""
+    """A polynomial, the lowest coefficient first: `exact` terms in double-double, the smaller ones in float64."""
     total = polynomial(code, x[0], [float(c) for c in coefficients[exact:]]), constant(0.0, x[0].type)
     for c in reversed(coefficients[:exact]):
         total = add(code, from_exact(c, x[0].type), multiply(code, x, total))

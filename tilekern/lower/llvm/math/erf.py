@@ -50,8 +50,8 @@ def erfc(code: Code, x: Reg) -> Reg:
     centre = constant(_CENTRE, x.type)
     t = divide(code, two_sum(code, size, code.unary("fneg", centre)), two_sum(code, size, centre))
     above = multiply(code, decay, evaluate_series(code, t, _ERFC, 2))
-    found = scale(code, divide(code, above, two_sum(code, one, size))[0], n)
-    return code.select(code.compare("fcmp olt", x, 0.0), code.binary("fsub", 2.0, found), found)
+    result = scale(code, divide(code, above, two_sum(code, one, size))[0], n)
+    return code.select(code.compare("fcmp olt", x, 0.0), code.binary("fsub", 2.0, result), result)
 
 
 def erf_inv(code: Code, x: Reg) -> Reg:

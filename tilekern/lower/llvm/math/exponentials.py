@@ -3,8 +3,8 @@
 AVX-512 has instructions for range reduction and scaling, which handle infinities, subnormals and overflow. Other
 machines, and vectors that fill no register, compute the same bits by integer arithmetic.
 
-Coefficients: minimax of the result's relative error (Remez's algorithm); those of float32 are rounded one by one, and
-the higher ones fitted again.
+Coefficients: minimax of the result's relative error (Remez's algorithm); float32's are rounded one by one, and the
+higher ones fitted again.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def scale(code: Code, x: Reg, n: Reg) -> Reg:
     bits = code.cast("bitcast", code.binary("fadd", n, form.magic), x.type.integer.scalar)
     # The exponent bits of 2^(n/2) and of the rest; each has half of the two biases.
     half = code.binary("shl", code.binary("lshr", bits, 1), form.mantissa)
-    rest = code.binary("sub", code.binary("shl", bits, form.mantissa), half)
-    for power in (half, rest):
+    other_half = code.binary("sub", code.binary("shl", bits, form.mantissa), half)
+    for power in (half, other_half):
         x = code.binary("fmul", x, code.cast("bitcast", power, x.type.scalar))
     return x
 
@@ -195,7 +195,7 @@ def log1p(code: Code, x: Reg) -> Reg:
 
 
 def _sum_of_log(code: Code, f: Reg, e: Reg) -> Reg:
-    """e ln 2 + log(1 + f), for float64 as in FreeBSD's e_log.c, by way of s = f / (2 + f)."""
+    """e ln 2 + log(1 + f), for float64 as in FreeBSD's e_log.c, through s = f / (2 + f)."""
     high, low = format_of(f).ln2
     square = code.binary("fmul", f, f)
     if f.type.scalar == "float":
@@ -229,16 +229,16 @@ def split_log(code: Code, x: Reg) -> tuple[Reg, Reg]:
     return m, code.select(tiny, code.binary("fsub", e, float(lift)), e)
 
 
-def _at_edges_of_log(code: Code, x: Reg, found: Reg) -> Reg:
-    """The logarithm of 0, infinity, negative numbers and NaN, else `found`."""
+def _at_edges_of_log(code: Code, x: Reg, result: Reg) -> Reg:
+    """The logarithm of 0, infinity, negative numbers and NaN, else `result`."""
     if has_avx512(code, x.type):
-        return found
+        return result
     edge = code.select(code.compare("fcmp oeq", x, 0.0), constant(-math.inf, x.type), math.nan)
-    found = code.select(code.compare("fcmp ogt", x, 0.0), found, edge)
-    return code.select(code.compare("fcmp oeq", x, math.inf), math.inf, found)
+    result = code.select(code.compare("fcmp ogt", x, 0.0), result, edge)
+    return code.select(code.compare("fcmp oeq", x, math.inf), math.inf, result)
 
 
-# Immediate operands, from Intel's Software Developer's Manual, volume 2: of vreduce (what is left of rounding to the
+# Immediate operands, from Intel's Software Developer's Manual, volume 2: of vreduce (the remainder of rounding to the
 # nearest), of vrange (the operand of the smaller size; a number rather than NaN), and of vgetmant (of the interval from
 # 3/4 to 3/2; NaN if negative).
 _TO_NEAREST, _SMALLER_SIZE, _FROM_3_4 = 0b0000, 0b0010, 0b1011
@@ -247,8 +247,8 @@ _TO_NEAREST, _SMALLER_SIZE, _FROM_3_4 = 0b0000, 0b0010, 0b1011
 def has_avx512(code: Code, type: Type) -> bool:
     """True if a vector fills one, two, four, ... AVX-512 registers."""
     features = code.module.machine.features.split(",")
-    registers, rest = divmod(type.lanes * type.bits, 512)
-    return "+avx512f" in features and "+avx512dq" in features and not rest and registers.bit_count() == 1
+    registers, remainder = divmod(type.lanes * type.bits, 512)
+    return "+avx512f" in features and "+avx512dq" in features and not remainder and registers.bit_count() == 1
 
 
 def avx512(code: Code, name: str, first: Reg, *rest: Reg) -> Reg:

@@ -64,15 +64,15 @@ def lgamma(code: Code, x: Reg) -> Reg:
 
 
 def _lane(code: Code, x: Reg) -> None:
-    found = _near_zero(code, x, _of_stirling(code, x))
+    result = _near_zero(code, x, _of_stirling(code, x))
     # For tiny x, 1 / Γ(x) is x, and the lower half of the product might be subnormal.
     size = absolute(code, x)
     tiny = code.compare("fcmp olt", size, 2.0**-60)
-    found = code.select(tiny, code.unary("fneg", log(code, size)), found)
+    result = code.select(tiny, code.unary("fneg", log(code, size)), result)
     whole = code.compare("fcmp oeq", code.intrinsic("llvm.rint", x), x)
     pole = code.binary("and", whole, code.compare("fcmp ole", x, 0.0))
     infinite = code.binary("or", pole, code.compare("fcmp ogt", x, _LARGEST))
-    code.ret(code.select(infinite, math.inf, found))
+    code.ret(code.select(infinite, math.inf, result))
 
 
 def _of_stirling(code: Code, x: Reg) -> Reg:
@@ -86,17 +86,17 @@ def _of_stirling(code: Code, x: Reg) -> Reg:
 
     high, low = code.loop(0, code.saturating_to_int(n, "i64", signed=True), 1, factor, *from_exact(1.0, F64))
     divisor = log_abs(code, (code.select(reflected, _reflection(code, x), high), low))
-    found = _stirling(code, two_sum(code, code.select(reflected, absolute(code, x), x), n))
+    stirling = _stirling(code, two_sum(code, code.select(reflected, absolute(code, x), x), n))
     sign = code.select(reflected, constant(-1.0, F64), 1.0)
-    signed = code.binary("fmul", found[0], sign), code.binary("fmul", found[1], sign)
+    signed = code.binary("fmul", stirling[0], sign), code.binary("fmul", stirling[1], sign)
     return add(code, signed, negate(code, divisor))[0]
 
 
 def _reflection(code: Code, x: Reg) -> Reg:
     """x sin(π x) / π, up to its sign."""
-    rest = code.binary("fsub", x, code.intrinsic("llvm.rint", x))
+    fraction = code.binary("fsub", x, code.intrinsic("llvm.rint", x))
     return code.binary(
-        "fmul", x, code.binary("fdiv", call_libm(code, "sin", code.binary("fmul", rest, math.pi)), math.pi)
+        "fmul", x, code.binary("fdiv", call_libm(code, "sin", code.binary("fmul", fraction, math.pi)), math.pi)
     )
 
 
@@ -104,8 +104,10 @@ def _stirling(code: Code, z: DoubleDouble) -> DoubleDouble:
     """(z - 1/2) (log z - 1) + (log(2 π) - 1) / 2 + 1 / (12 z) - ..., z >= 16 (Abramowitz and Stegun 6.1.41)."""
     main = multiply(code, add(code, z, from_exact(-0.5, F64)), add(code, log_abs(code, z), from_exact(-1.0, F64)))
     inverse = divide(code, from_exact(1.0, F64), z)
-    rest = multiply(code, inverse, evaluate_series(code, multiply(code, inverse, inverse), _stirling_coefficients(), 8))
-    return add(code, main, add(code, from_exact(_HALF_LOG_TAU - Fraction(1, 2), F64), rest))
+    series = multiply(
+        code, inverse, evaluate_series(code, multiply(code, inverse, inverse), _stirling_coefficients(), 8)
+    )
+    return add(code, main, add(code, from_exact(_HALF_LOG_TAU - Fraction(1, 2), F64), series))
 
 
 @cache
@@ -117,11 +119,11 @@ def _stirling_coefficients() -> list[Fraction]:
     return [numbers[k] / (k * (k - 1)) for k in range(2, 37, 2)]
 
 
-def _near_zero(code: Code, x: Reg, found: Reg) -> Reg:
-    """Taylor's series close to a zero, where its next term is below 2^-58 of the first; else `found`."""
+def _near_zero(code: Code, x: Reg, result: Reg) -> Reg:
+    """Taylor's series close to a zero, where its next term is below 2^-58 of the first; else `result`."""
     for zero, value, slope, bend in _ZEROS:
         away = code.binary("fsub", x, zero)
         near = code.compare("fcmp olt", absolute(code, away), 2.0**-30 * abs(slope / bend))
         curved = code.fma(code.binary("fmul", away, away), bend, value)
-        found = code.select(near, code.fma(away, slope, curved), found)
-    return found
+        result = code.select(near, code.fma(away, slope, curved), result)
+    return result

@@ -72,8 +72,8 @@ def _huge(shift: float) -> Callable[[Code, Reg], Reg]:
     def sine(code: Code, x: Reg) -> Reg:
         high, low = turns(code, code.cast("fpext", x, "double"))
         n = code.intrinsic("llvm.rint", code.binary("fadd", high, shift))
-        rest = code.binary("fadd", code.binary("fsub", high, code.binary("fsub", n, shift)), low)
-        r = code.cast("fptrunc", code.binary("fmul", rest, math.pi), "float")
+        remainder = code.binary("fadd", code.binary("fsub", high, code.binary("fsub", n, shift)), low)
+        r = code.cast("fptrunc", code.binary("fmul", remainder, math.pi), "float")
         whole = code.binary("fadd", code.cast("fptrunc", n, "float"), format_of(x).magic)
         return _signed_sine(code, r, whole)
 
@@ -168,17 +168,17 @@ def turns(code: Code, x: Reg) -> tuple[Reg, Reg]:
     return high, low
 
 
-def replace_rare_lanes(code: Code, rare: Reg, x: Reg, found: Reg, name: str, build: Callable[[Code, Reg], Reg]) -> Reg:
-    """`found`, with the slow `build(x)` in rare lanes. If there are any, `build` is called for all lanes."""
+def replace_rare_lanes(code: Code, rare: Reg, x: Reg, usual: Reg, name: str, build: Callable[[Code, Reg], Reg]) -> Reg:
+    """`usual`, with the slow `build(x)` in rare lanes. If any lane is rare, `build` is called for all."""
 
     def body(inner: Code, x: Reg) -> None:
         inner.ret(build(inner, x))
 
     def compute() -> Reg:
         full = code.module.function(f"{name}.{x.type.suffix}", [("x", x.type)], body, x.type)
-        return code.select(rare, code.call(full, x.type, x), found)
+        return code.select(rare, code.call(full, x.type, x), usual)
 
-    return code.compute_if(any_lane(code, rare), found, compute)
+    return code.compute_if(any_lane(code, rare), usual, compute)
 
 
 def any_lane(code: Code, condition: Reg) -> Reg:

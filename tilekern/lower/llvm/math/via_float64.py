@@ -34,8 +34,8 @@ def _log2(code: Code, x: Reg) -> Reg:
 def _sinh(code: Code, x: Reg) -> Reg:
     """(e^x - e^-x) / 2 in terms of e^x - 1."""
     e = expm1(code, clamp(code, absolute(code, x), high=100.0))
-    rest = code.binary("fdiv", e, code.binary("fadd", e, 1.0))
-    return with_sign(code, _half(code, code.binary("fadd", e, rest)), x)
+    quotient = code.binary("fdiv", e, code.binary("fadd", e, 1.0))
+    return with_sign(code, _half(code, code.binary("fadd", e, quotient)), x)
 
 
 def _cosh(code: Code, x: Reg) -> Reg:
@@ -46,20 +46,20 @@ def _cosh(code: Code, x: Reg) -> Reg:
 def _pow(code: Code, x: Reg, y: Reg) -> Reg:
     """exp(y log|x|), and the special cases of C99, F.9.4.4."""
     size = absolute(code, x)
-    found = exp(code, code.binary("fmul", y, log(code, size)))
+    result = exp(code, code.binary("fmul", y, log(code, size)))
     # x^0 and 1^y are 1, even if the other operand is NaN.
-    one = code.binary("or", code.compare("fcmp oeq", y, 0.0), code.compare("fcmp oeq", x, 1.0))
+    is_one = code.binary("or", code.compare("fcmp oeq", y, 0.0), code.compare("fcmp oeq", x, 1.0))
     # (-1)^±infinity is 1, too: infinity counts as even.
     turning = code.binary("and", _is(code, size, 1.0), _is(code, absolute(code, y), math.inf))
-    found = code.select(code.binary("or", one, turning), 1.0, found)
+    result = code.select(code.binary("or", is_one, turning), 1.0, result)
     whole = _is(code, code.intrinsic("llvm.rint", y), y)
     half = _half(code, y)
     odd = code.binary("and", whole, code.compare("fcmp one", code.intrinsic("llvm.rint", half), half))
-    found = code.select(odd, with_sign(code, found, x), found)
+    result = code.select(odd, with_sign(code, result, x), result)
     # Negative numbers other than -0 and -infinity have integer powers only.
     negative = code.binary("and", code.compare("fcmp olt", x, 0.0), code.compare("fcmp one", size, math.inf))
     return code.select(
-        code.binary("and", negative, code.compare("fcmp one", code.intrinsic("llvm.rint", y), y)), math.nan, found
+        code.binary("and", negative, code.compare("fcmp one", code.intrinsic("llvm.rint", y), y)), math.nan, result
     )
 
 
@@ -119,8 +119,8 @@ def _erfc(code: Code, x: Reg) -> Reg:
     size = clamp(code, absolute(code, x), high=10.2)
     t = code.binary("fdiv", code.binary("fsub", size, 3.0), code.binary("fadd", size, 3.0))
     decay = exp(code, code.unary("fneg", code.binary("fmul", size, size)))
-    found = code.binary("fdiv", code.binary("fmul", decay, polynomial(code, t, _ERFC)), code.fma(size, 2.0, 1.0))
-    return code.select(code.compare("fcmp olt", x, 0.0), code.binary("fsub", 2.0, found), found)
+    result = code.binary("fdiv", code.binary("fmul", decay, polynomial(code, t, _ERFC)), code.fma(size, 2.0, 1.0))
+    return code.select(code.compare("fcmp olt", x, 0.0), code.binary("fsub", 2.0, result), result)
 
 
 _ERF_INV_NEAR = (
@@ -141,8 +141,8 @@ def _erf_inv(code: Code, x: Reg) -> Reg:
     w = code.unary("fneg", log(code, code.fma(code.unary("fneg", x), x, 1.0)))
     near = polynomial(code, code.binary("fsub", w, 2.5), _ERF_INV_NEAR)
     far = polynomial(code, code.binary("fsub", code.intrinsic("llvm.sqrt", w), 3.25), _ERF_INV_FAR)
-    found = code.binary("fmul", x, code.select(code.compare("fcmp olt", w, 5.0), near, far))
-    return code.select(_is(code, absolute(code, x), 1.0), with_sign(code, constant(math.inf, x.type), x), found)
+    result = code.binary("fmul", x, code.select(code.compare("fcmp olt", w, 5.0), near, far))
+    return code.select(_is(code, absolute(code, x), 1.0), with_sign(code, constant(math.inf, x.type), x), result)
 
 
 _FUNCTIONS: dict[str, Callable[..., Reg]] = {

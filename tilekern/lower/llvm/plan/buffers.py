@@ -119,17 +119,17 @@ class _OffsetAssigner:
     def _read(self, space: tuple[int, ...], values: list[Value], use: _Use, lanewise: bool = True) -> None:
         for leaf, here in self._expressions.of(space, values).leaves.items():
             if leaf in self._expressions.buffers:
-                found = _Use(use.number, use.loops, lanewise and here)
-                self._uses_of(self._expressions.buffers[leaf]).reads.append(found)
+                read = _Use(use.number, use.loops, lanewise and here)
+                self._uses_of(self._expressions.buffers[leaf]).reads.append(read)
 
     def _uses_of(self, buffer: Buffer) -> _Uses:
         return self._uses.setdefault(buffer, _Uses())
 
     def _set_live_range(self, buffer: Buffer, uses: _Uses) -> None:
-        every = [*uses.writes, *uses.reads]
-        buffer.first_use = min(use.number for use in every)
+        all_uses = [*uses.writes, *uses.reads]
+        buffer.first_use = min(use.number for use in all_uses)
         buffer.last_use = buffer.first_use
-        for use in every:
+        for use in all_uses:
             around = (loop.end for loop in use.loops if loop.number > buffer.first_use)
             buffer.last_use = max(buffer.last_use, next(around, use.number))
 
@@ -190,7 +190,7 @@ class _OffsetAssigner:
                     break
 
     def _coalesce(self, buffer: Buffer, into: Buffer) -> None:
-        """Make a buffer part of another one."""
+        """Make `buffer` a part of the buffer `into`."""
         buffer.merged_into = into
         into.first_use, into.last_use = min(buffer.first_use, into.first_use), max(buffer.last_use, into.last_use)
 

@@ -54,7 +54,7 @@ class _Fuser:
     """Collects the steps of all blocks.
 
     `_producer` has the step of each value that a step produces, `_computes` the virtual tiles that each step computes;
-    those are True where each lane computes only its own element.
+    a tile is True there if each lane computes only its own element.
     """
 
     def __init__(self, func: Func, scratch_of: ScratchOf) -> None:
@@ -84,7 +84,7 @@ class _Fuser:
     def _block(
         self, block: Block, live_in: list[tuple[Value, Buffer]], buffers: Sequence[Buffer | None] | None
     ) -> None:
-        """Collect the steps of a block, and copy its results to buffers if there are any."""
+        """Collect the steps of a block, and copy its results to `buffers` unless that is None."""
         outer, self._steps = self._steps, []
         self._plan.steps[block], self._plan.live_in[block] = self._steps, live_in
         with self._expressions.inside(live_in):
@@ -158,8 +158,8 @@ class _Fuser:
         """Note a value that a step produces."""
         self._producer[value] = step
         if value.tile.shape:
-            found = self._buffers[value] = buffer or Buffer(value.tile.nbytes)
-            step.produces.append((value, found))
+            target = self._buffers[value] = buffer or Buffer(value.tile.nbytes)
+            step.produces.append((value, target))
 
     # --- loop nests ---
 
@@ -182,15 +182,15 @@ class _Fuser:
         return nest
 
     def _nest_to_join(self, space: tuple[int, ...], values: Sequence[Value], store: Store | None) -> LoopNest | None:
-        """The last loop nest that can compute the values, too."""
+        """The last loop nest that can compute the values, too; None without."""
         leaves = self._expressions.of(space, values).leaves
         for step in reversed(self._steps):
-            made = [leaf for leaf in leaves if self._producer.get(leaf) is step]
+            own_leaves = [leaf for leaf in leaves if self._producer.get(leaf) is step]
             if isinstance(step, LoopNest) and step.space == space and not _touches(step, store):
-                kept = {m.value for m in step.maps}
-                if all(leaf in kept and leaves[leaf] for leaf in made):
+                mapped = {m.value for m in step.maps}
+                if all(leaf in mapped and leaves[leaf] for leaf in own_leaves):
                     return step
-            if made or _touches(step, store):
+            if own_leaves or _touches(step, store):
                 return None
         return None
 
@@ -209,9 +209,9 @@ class _Fuser:
         buffer = Buffer(value.tile.nbytes)
         if not (isinstance(step, LoopNest) and self._computes[step][value]):
             expression = self._expressions.of(value.tile.shape, [value])
-            behind = any(self._producer.get(leaf) is step for leaf in expression.leaves)
+            after = any(self._producer.get(leaf) is step for leaf in expression.leaves)
             apart = LoopNest(value.tile.shape)
-            self._steps.insert(self._steps.index(step) + behind, apart)
+            self._steps.insert(self._steps.index(step) + after, apart)
             self._computes[apart] = expression.inner
             step = apart
         step.maps.append(Map(value, buffer))

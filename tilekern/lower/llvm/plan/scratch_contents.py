@@ -22,17 +22,17 @@ def overlap(a: Span, b: Span) -> bool:
 
 
 class ScratchContents:
-    """Which tiles each span holds: several if they are equal, such as a tile and its reshape."""
+    """The tiles that each span holds: several if they are equal, such as a tile and its reshape."""
 
     def __init__(self) -> None:
         self._tiles: dict[Span, frozenset[Value]] = {}
         self._lost: dict[Value, str] = {}
 
     def copy(self) -> ScratchContents:
-        """The same contents, which may change apart from these."""
-        other = ScratchContents()
-        other._tiles, other._lost = dict(self._tiles), dict(self._lost)
-        return other
+        """A copy of the contents, which changes independently."""
+        copy = ScratchContents()
+        copy._tiles, copy._lost = dict(self._tiles), dict(self._lost)
+        return copy
 
     def holds(self, span: Span, tile: Value) -> bool:
         """True if every element of a tile is in its place in a span."""
@@ -48,14 +48,14 @@ class ScratchContents:
         self.add(span, tiles)
 
     def add(self, span: Span, tiles: Iterable[Value]) -> None:
-        """Note that a span holds some tiles besides those that it is known to hold."""
+        """Note that a span holds `tiles` besides the tiles noted before."""
         if span[0] < span[1]:
             self._tiles[span] = self.tiles(span) | frozenset(tiles)
 
     def forget(self, span: Span, writer: str) -> None:
         """Note that a writer may have changed any byte of a span."""
-        for other in [other for other in self._tiles if overlap(other, span)]:
-            self._lost.update(dict.fromkeys(self._tiles.pop(other), writer))
+        for stale in [stale for stale in self._tiles if overlap(stale, span)]:
+            self._lost.update(dict.fromkeys(self._tiles.pop(stale), writer))
 
     def reason(self, tile: Value) -> str:
         """Says why a tile is not in memory."""

@@ -31,16 +31,16 @@ def fault(summary: str, expected: str, got: str) -> PlanError:
 def check_effects(block: Block, steps: Sequence[AnyStep]) -> None:
     """Check that every op with an effect is in one step, and that accesses of an array are in the order of the ops.
 
-    A loop nest makes its stores in each iteration, so two of them to one array would not be in the order of the ops.
+    A loop nest makes its stores in each iteration, so two stores to one array would not be in the order of the ops.
     """
     stepped = [(step, op) for step in steps for op in _ops(step)]
     for key in dict.fromkeys(key for op in block.ops for key in _effects(op)):
-        wanted = [op for op in block.ops if key in _effects(op)]
-        found = [(step, op) for step, op in stepped if key in _effects(op)]
-        in_order = wanted == [op for _, op in found] and len(wanted) == len({step for step, _ in found})
+        ordered = [op for op in block.ops if key in _effects(op)]
+        stepped_here = [(step, op) for step, op in stepped if key in _effects(op)]
+        in_order = ordered == [op for _, op in stepped_here] and len(ordered) == len({step for step, _ in stepped_here})
         name = f"{key}s" if isinstance(key, str) else f"accesses of {key.name}"
-        got = f"{_names(op for _, op in found)}, in {len({step for step, _ in found})} steps"
-        require(in_order, f"{name} are not in the order of the ops", _names(wanted), got)
+        got = f"{_names(op for _, op in stepped_here)}, in {len({step for step, _ in stepped_here})} steps"
+        require(in_order, f"{name} are not in the order of the ops", _names(ordered), got)
 
 
 def _ops(step: AnyStep) -> Sequence[Op]:

@@ -184,28 +184,28 @@ class Expressions:
 
     def of(self, space: tuple[int, ...], values: Iterable[Value]) -> FusedExpression:
         """The fused expression of values that are computed for each lane of an iteration space."""
-        found, seen = FusedExpression(), set[tuple[Value, ElementMap]]()
+        fused, seen = FusedExpression(), set[tuple[Value, ElementMap]]()
         for value in values:
-            self._visit(value, ElementMap.over(space, len(value.tile.shape)), found, seen)
-        return found
+            self._visit(value, ElementMap.over(space, len(value.tile.shape)), fused, seen)
+        return fused
 
     def _visit(
-        self, value: Value, elements: ElementMap, found: FusedExpression, seen: set[tuple[Value, ElementMap]]
+        self, value: Value, elements: ElementMap, fused: FusedExpression, seen: set[tuple[Value, ElementMap]]
     ) -> None:
         if (value, elements) in seen:
             return
         seen.add((value, elements))
         own = elements.is_identity_of(value.tile.shape)
         if self.is_available(value):
-            found.leaves[value] = own and found.leaves.get(value, True)
+            fused.leaves[value] = own and fused.leaves.get(value, True)
             return
-        found.inner[value] = own and found.inner.get(value, True)
+        fused.inner[value] = own and fused.inner.get(value, True)
         op = self.definition[value]
         for operand in op.operands:
             if isinstance(operand.type, TileType) and not operand.tile.shape:
-                found.leaves.setdefault(operand, True)
+                fused.leaves.setdefault(operand, True)
         for operand, coords in operand_coords(op, elements.coords, symbolic_start):
-            self._visit(operand, elements.to(coords), found, seen)
+            self._visit(operand, elements.to(coords), fused, seen)
 
     def cost(self, value: Value) -> int:
         """Estimated instructions for one element of a tile."""

@@ -124,7 +124,7 @@ def partial_sums_of(func: Func) -> tuple[PartialSums, ...]:
 
 def _private_copies(func: Func, ops: list[tuple[Op, int]]) -> tuple[PrivateCopy, ...]:
     """The private copies that pay."""
-    found, offset = list[PrivateCopy](), 0
+    copies, offset = list[PrivateCopy](), 0
     for ref in dict.fromkeys(op.ref for op, _ in ops if isinstance(op, Atomic)):
         updates = [(op, times) for op, times in ops if isinstance(op, Atomic) and op.ref is ref]
         touches = sum(isinstance(op, MemoryOp) and op.ref is ref for op, _ in ops)
@@ -137,9 +137,9 @@ def _private_copies(func: Func, ops: list[tuple[Op, int]]) -> tuple[PrivateCopy,
             and _updates_per_element(ref, func, ops) >= calibration.MIN_PRIVATE_UPDATES
             and offset + nbytes <= calibration.MAX_PRIVATE_BYTES
         ):
-            found.append(PrivateCopy(ref, updates[0][0].kind, offset))
+            copies.append(PrivateCopy(ref, updates[0][0].kind, offset))
             offset += round_up(nbytes, ALIGNMENT)
-    return tuple(found)
+    return tuple(copies)
 
 
 def _updates_per_element(ref: Value, func: Func, ops: list[tuple[Op, int]]) -> int:

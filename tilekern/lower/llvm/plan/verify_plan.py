@@ -174,7 +174,7 @@ class _Verifier:
         self._write(step, writes)
 
     def _sum_of(self, step: Step, product: _Write) -> _Write:
-        """The sum that a dot adds its products to in place; the other addend is there before."""
+        """The sum that a dot adds its products to in place; the other addend is in the buffer before."""
         for value, buffer in step.produces:
             op = self._definition.get(value)
             if isinstance(op, Elementwise) and op.function == "add" and product.tile in op.operands:
@@ -193,7 +193,7 @@ class _Verifier:
     def _reads(self, space: tuple[int, ...], values: Iterable[tuple[Value, Coords]]) -> list[_Read]:
         """The tiles in memory that elements of some values come from, by rules 1 and 2."""
         most = {f"d{d}": n - 1 for d, n in enumerate(space)}
-        found, seen, pending = list[_Read](), set[tuple[Value, Coords]](), list(values)
+        reads, seen, pending = list[_Read](), set[tuple[Value, Coords]](), list(values)
 
         def start(value: Value, limit: int) -> Index:
             most[name := f"start {id(value)} {limit}"] = limit
@@ -215,8 +215,8 @@ class _Verifier:
             if 0 not in space:
                 _check_inside(value, coords, most)
             self._expect(value, buffer, "a step reads")
-            found.append(_Read(value, buffer, _address(value, buffer, coords)))
-        return found
+            reads.append(_Read(value, buffer, _address(value, buffer, coords)))
+        return reads
 
     def _check_in_place(self, step: AnyStep, read: _Read, write: _Write, in_place: bool) -> None:
         """Rule 3."""
@@ -243,7 +243,7 @@ class _Verifier:
             self._memory.write(span_of(write.buffer), tiles, step_words(step))
 
     def _views(self, step: AnyStep, writes: list[_Write]) -> list[tuple[Value, Buffer]]:
-        """The tiles that a step produces without computing them, each a reshape of one that it computes."""
+        """The tiles that a step produces without computing them, each a reshape of a tile that it computes."""
         computed = {(write.tile, write.buffer) for write in writes}
         unread = step.op.results if isinstance(step, Step) and step.accumulates else ()
         views = [(v, b) for v, b in step.produces if (v, b) not in computed and v not in unread]
@@ -320,7 +320,7 @@ class _Verifier:
             self._memory.add(span_of(buffer), [value])
 
     def _written(self, block: Block) -> Iterator[Buffer]:
-        """All buffers that the steps of a block write, those of its regions included."""
+        """All buffers that the steps of a block and of its regions write."""
         for step in self._plan.steps[block]:
             yield from (buffer for _, buffer in step.produces)
             match step:

@@ -1,4 +1,4 @@
-"""The table of loaded kernels, and the two FFI handlers that serve all of them.
+"""The table of loaded kernels, and the two FFI handlers that serve all kernels.
 
 XLA never forgets a handler, so a kernel must not have one of its own, or its machine code could not be unloaded. All
 kernels share two handlers. A custom call names its kernel by a string attribute, the *key*.
@@ -123,14 +123,14 @@ def _release(code: Code, entry: Reg) -> None:
 
 def _each_entry(code: Code, body: Callable[[Reg], None]) -> None:
     """Emit `body(entry)` for every entry; the body may return from the function."""
-    look, found, done = (code.fresh(name) for name in ("look", "found", "done"))
+    look, at_entry, done = (code.fresh(name) for name in ("look", "found", "done"))
     place = code.alloca(PTR)
     code.store(_first(code), place)
     code.branch(look)
     code.label(look)
     address = code.emit(I64, f"load atomic i64, {code.load(PTR, place)} acquire, align 8")
-    code.branch_if(code.compare("icmp ne", address, 0), found, done)
-    code.label(found)
+    code.branch_if(code.compare("icmp ne", address, 0), at_entry, done)
+    code.label(at_entry)
     entry = code.cast("inttoptr", address, "ptr")
     code.store(_NEXT.address(code, entry), place)
     body(entry)

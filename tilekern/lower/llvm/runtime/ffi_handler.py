@@ -94,7 +94,7 @@ class _Work:
       scratch: the bytes that each thread needs, a multiple of 64.
       name: the kernel's name, for errors; ends with a zero.
       zeroed: the numbers of the results that are set to 0 first.
-      zeros: the number of these results.
+      zeros: the length of `zeroed`.
     """
 
     task: Reg
@@ -198,7 +198,7 @@ def _element_bytes(code: Code, buffer: Reg) -> Reg:
 
 
 def _nbytes(code: Code, buffer: Reg, element: Reg) -> Reg:
-    """Bytes of a buffer; `element` are those of one element."""
+    """Bytes of a buffer; `element` has the bytes of one element."""
     dims = DIMS.load(code, buffer)
 
     def multiply(axis: Reg, size: Reg) -> list[Reg]:
@@ -272,7 +272,7 @@ def _schedule(code: Code, api: Reg, frame: Reg, job: Reg, helpers: Reg) -> None:
 
 def _wait(code: Code, job: Reg, tasks: Reg) -> None:
     """Wait until every task has ended. All are claimed by now, and a thread runs a task as soon as it claims it."""
-    look, again, other, ended = (code.fresh(name) for name in ("look", "again", "yield", "ended"))
+    look, again, give_way, ended = (code.fresh(name) for name in ("look", "again", "yield", "ended"))
     looks = variable(code, constant(0, I64))
     code.branch(look)
     code.label(look)
@@ -282,8 +282,8 @@ def _wait(code: Code, job: Reg, tasks: Reg) -> None:
     pause(code)
     count = code.binary("add", code.load(I64, looks), 1)
     code.store(count, looks)
-    code.branch_if(code.compare("icmp ugt", count, calibration.SPINS_BEFORE_YIELD), other, look)
-    code.label(other)
+    code.branch_if(code.compare("icmp ugt", count, calibration.SPINS_BEFORE_YIELD), give_way, look)
+    code.label(give_way)
     code.call("sched_yield", I32)
     code.branch(look)
     code.label(ended)

@@ -129,16 +129,16 @@ class Checks:
 
     def size(self, name: str, struct: Reg, expected: int) -> None:
         """Check that a struct has at least the expected bytes."""
-        found = self.code.compare("icmp uge", SIZE.load(self.code, struct), expected)
-        self(found, INVALID_ARGUMENT, f"{name} of this jaxlib has less than the expected {expected} bytes")
+        fits = self.code.compare("icmp uge", SIZE.load(self.code, struct), expected)
+        self(fits, INVALID_ARGUMENT, f"{name} of this jaxlib has less than the expected {expected} bytes")
 
     def version(self) -> None:
         """Check the version of the API."""
         code, (major, minor) = self.code, API
         same = code.compare("icmp eq", MAJOR.load(code, self.api), major)
-        known = code.compare("icmp sge", MINOR.load(code, self.api), minor)
+        recent = code.compare("icmp sge", MINOR.load(code, self.api), minor)
         text = f"this jaxlib's version of XLA's FFI is neither {major}.{minor} nor a later {major}.*"
-        self(code.binary("and", same, known), INVALID_ARGUMENT, text)
+        self(code.binary("and", same, recent), INVALID_ARGUMENT, text)
 
     def buffers(self, listed: Reg) -> None:
         """Check the sizes of XLA_FFI_Args or XLA_FFI_Rets and of their buffers."""
@@ -165,12 +165,12 @@ def answer_metadata(code: Code, check: Checks, frame: Reg, state_type: Reg = NUL
       frame: its argument.
       state_type: the address of the number of the type of states, for a handler that sets the state.
     """
-    asked, given, go = code.fresh("asked"), code.fresh("given"), code.fresh("go")
+    asked, answer, go = code.fresh("asked"), code.fresh("given"), code.fresh("go")
     extension = EXTENSION.load(code, frame)
     code.branch_if(code.compare("icmp ne", extension, NULL), asked, go)
     code.label(asked)
-    code.branch_if(code.compare("icmp eq", EXTENSION_TYPE.load(code, extension), IS_METADATA), given, go)
-    code.label(given)
+    code.branch_if(code.compare("icmp eq", EXTENSION_TYPE.load(code, extension), IS_METADATA), answer, go)
+    code.label(answer)
     metadata = METADATA.load(code, extension)
     check.size("XLA_FFI_Metadata", metadata, METADATA_BYTES)
     for place, number in zip((METADATA_MAJOR, METADATA_MINOR, TRAITS), (*API, 0), strict=True):

@@ -70,9 +70,9 @@ class Message:
 
 @functools.lru_cache(256)
 def _decoded(encoded: bytes) -> Message:
-    given = json.loads(encoded)
-    values = tuple(PrintedValue(DTYPES[name], tuple(shape), offset) for name, shape, offset in given["values"])
-    return Message(given["format"], values, given["options"])
+    message = json.loads(encoded)
+    values = tuple(PrintedValue(DTYPES[name], tuple(shape), offset) for name, shape, offset in message["values"])
+    return Message(message["format"], values, message["options"])
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)
@@ -84,6 +84,6 @@ def _host_print(encoded: bytes, values: int | None) -> None:
 
 def address() -> int:
     """The address of `HOST_PRINT` in this process."""
-    found = ctypes.cast(_host_print, ctypes.c_void_p).value
-    assert found is not None
-    return found
+    pointer = ctypes.cast(_host_print, ctypes.c_void_p).value
+    assert pointer is not None
+    return pointer

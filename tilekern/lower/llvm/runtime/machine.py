@@ -12,8 +12,8 @@ from tilekern.lower.llvm import calibration
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _AVX2 = ("avx2", "fma", "f16c")
 
-# Levels of the System V ABI for x86-64 (section 3.1.1, "Processor Architecture"), by LLVM's names of features: those
-# that x86-64-v3 has beyond the first level, and AVX-512.
+# Levels of the System V ABI for x86-64 (section 3.1.1, "Processor Architecture"), by LLVM's names of features: the
+# features that x86-64-v3 has beyond the first level, and AVX-512.
 _V3 = ("avx", "avx2", "bmi", "bmi2", "cx16", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sahf", "sse4.2", "xsave")
 _V4 = (*_V3, *_AVX512)
 LEVELS: Mapping[str, tuple[str, ...]] = {
@@ -76,7 +76,7 @@ class Machine:
         return self.triple.startswith("x86_64-")
 
     def runs_on(self, other: Machine) -> bool:
-        """True if code for this machine runs on the other one."""
+        """True if code for this machine runs on `other`."""
         needed = {feature for feature in self.features.split(",") if feature.startswith("+")}
         fits = self.vector_bytes <= other.vector_bytes and needed <= set(other.features.split(","))
         tiles = ((m.has_bfloat16_tiles, m.has_int8_tiles) for m in (self, other))

@@ -14,7 +14,7 @@ def permitted() -> bool:
     """Ask for the tile registers (arch_prctl, "Using XSTATE features" in Linux' documentation); True if they are given.
 
     Linux refuses where it is older than 5.16, where the CPU or a hypervisor has none, and where a thread has a
-    stack for signals that is too small for them. What is granted holds for all threads, to the end of the process.
+    stack for signals that is too small for them. The permission holds for all threads, to the end of the process.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False

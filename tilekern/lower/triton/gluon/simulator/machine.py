@@ -6,7 +6,7 @@ operation; a seed decides who goes on: a role, a copy, or a product. So a seed s
 Whatever the order, *clocks* tell what must happen before what (Lamport's relation, by vector clocks, as in Flanagan and
 Freund 2009, "FastTrack"). A role counts its steps. It hands its clock to the barriers that it arrives at, and takes
 over the clocks of barriers that it waits for. Each copy and product has a clock of its own, which begins with the clock
-of the role that started it. Two accesses of one place, at least one of them a write, are a race if neither happens
+of the role that started it. Two accesses of one place, at least one a write, are a race if neither happens
 before the other; also if they did not meet in this run.
 """
 
