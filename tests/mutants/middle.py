@@ -72,8 +72,8 @@ MUTANTS = (
     Mutant(
         "elide masks: the larger operand of a minimum wins",
         "tilekern/passes/elide_masks.py",
-        'greater, less = (this, other) if op.function == "max" else (other, this)',
-        "greater, less = (this, other)",
+        'greater, less = (winner, loser) if op.function == "max" else (loser, winner)',
+        "greater, less = (winner, loser)",
         _of_pass("elide_masks"),
     ),
     Mutant(

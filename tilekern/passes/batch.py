@@ -24,12 +24,12 @@ def batch(func: Func, size: int, dims: Sequence[int | None]) -> Func:
     Args:
       func: any Func.
       size: the number of runs, the extent of the new axis, which is the outermost.
-      dims: for each input of `func`, the dim of the new input that counts the runs, or None if all share it; never None
-        for an in-out one, and no other than 0 for one that an access sees in another shape. Outputs: in dim 0.
+      dims: for each input of `func`, the dim of the new input that counts the runs, None if all runs share the input;
+        not None for an in-out input, and 0 for an input that an access sees in another shape. Outputs: always dim 0.
     """
     index = index_value("batch")
-    given = dict(zip(func.inputs, dims, strict=True))
-    place = {p: given.get(p, 0) for p in func.params}
+    input_dims = dict(zip(func.inputs, dims, strict=True))
+    place = {p: input_dims.get(p, 0) for p in func.params}
     params = {p: _stacked(p, size, place[p]) for p in func.params}
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
@@ -39,7 +39,7 @@ def batch(func: Func, size: int, dims: Sequence[int | None]) -> Func:
         operands = (params[op.ref], *op.operands[1:])
         if dim is None:
             return rewriter.add(op.copy(operands))
-        known = op.leading + op.access.arity
+        end = op.leading + op.access.arity
         entry = Dim("index", Position((Term(op.access.arity, 1),)), in_bounds=True)
         extents = op.access.extents
         if extents is not None and dim:
@@ -47,7 +47,7 @@ def batch(func: Func, size: int, dims: Sequence[int | None]) -> Func:
         access = Access(
             (*op.access.dims[:dim], entry, *op.access.dims[dim:]), None if extents is None else (size, *extents)
         )
-        return rewriter.add(replace(op, operands=(*operands[:known], index, *operands[known:]), access=access))
+        return rewriter.add(replace(op, operands=(*operands[:end], index, *operands[end:]), access=access))
 
     body = Rewriter(rule).run(func).body
     return replace(
@@ -69,7 +69,7 @@ def _not_in_front(op: MemoryOp, dim: int) -> NotBatchableError:
 
 
 def places(func: Func, dims: Sequence[int | None]) -> tuple[int | None, ...]:
-    """For inputs whose dims `dims` count the runs, the dims that `batch` takes: in front, where it takes no other."""
+    """The dims that `batch` takes, for inputs whose dims `dims` count the runs: 0 where it takes no other dim."""
     accesses = (op for op in func.walk() if isinstance(op, MemoryOp))
     reshaped = {op.ref for op in accesses if op.access.extents is not None}
     # Every run writes to an in-out operand of its own.

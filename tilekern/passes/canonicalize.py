@@ -1,6 +1,6 @@
 """Bring a Func to its simplest form: each rewrite replaces an op by fewer, or by simpler ones.
 
-Needs: a verified Func. Gives: no op of the left-hand sides below is left, where the rule saw it.
+Needs: a verified Func. Gives: no op of the left-hand sides below is left where the rule saw it.
 
     f(constants)                          → a constant, if it is a splat or has at most 4096 elements
     constant of equal elements            → splat constant
@@ -15,7 +15,7 @@ Needs: a verified Func. Gives: no op of the left-hand sides below is left, where
     convert (convert x to a wider float) to x's own dtype → x
     broadcast, reshape, transpose, slice, pad that changes nothing → its operand
     broadcast (broadcast x), reshape (reshape x), transpose (transpose x) → one op on x
-    switch of constant index              → that region
+    switch of constant index              → the region of this index
     fold over no tile (constant bounds)   → its initial carries
     fold or while carry that never changes → its initial value, inside and behind the loop
     load, store at computed positions     → the arithmetic becomes part of the access: `canonicalize_access`
@@ -53,10 +53,10 @@ def canonicalize(func: Func) -> Func:
         update(ranges, op)
         if isinstance(op, MemoryOp):
             return absorber.rule(op, rewriter)
-        found = fold_constants(op, rewriter)
-        if found is None and type(op) in _RULES:
-            found = _RULES[type(op)](op, rewriter)
-        return found
+        results = fold_constants(op, rewriter)
+        if results is None and type(op) in _RULES:
+            results = _RULES[type(op)](op, rewriter)
+        return results
 
     rewriter = Rewriter(rule)
     absorber = Absorber(func.body.args, rewriter.definition, ranges)
@@ -72,7 +72,7 @@ def _uniform(op: Constant, rewriter: Rewriter) -> _Result:
     return [rewriter.one(splat)] if splat.array.shape != op.array.shape else None
 
 
-# function: the right operand that leaves the left one as it is, and whether a left operand does so too. -1 is all bits.
+# function: (the right operand that leaves the left operand as it is, True if it may also stand left). -1 is all bits.
 _NEUTRAL: dict[str, tuple[float, bool]] = {
     "add": (-0.0, True),
     "sub": (0.0, False),
@@ -94,19 +94,19 @@ def _elementwise(op: Elementwise, rewriter: Rewriter) -> _Result:
         return None
     neutral, commutes = _NEUTRAL[op.function]
     x, y = op.operands
-    for this, other in ((x, y), (y, x)) if commutes else ((x, y),):
-        if _is_splat(other, neutral, rewriter):
-            return [this]
-        if op.function in _ABSORBING and _is_splat(other, _ABSORBING[op.function], rewriter):
-            return [other]
-        if op.function == "or" and x.tile.dtype == BOOL and _excludes(this, other, rewriter):
+    for a, b in ((x, y), (y, x)) if commutes else ((x, y),):
+        if _is_splat(b, neutral, rewriter):
+            return [a]
+        if op.function in _ABSORBING and _is_splat(b, _ABSORBING[op.function], rewriter):
+            return [b]
+        if op.function == "or" and x.tile.dtype == BOOL and _excludes(a, b, rewriter):
             return [rewriter.one(splat(True, x.tile, hint=op.hint, loc=op.loc))]
     return None
 
 
-def _excludes(x: Value, other: Value, rewriter: Rewriter) -> bool:
-    """True if `other` is `not y`, and y never holds without x."""
-    negated = rewriter.definition(other)
+def _excludes(x: Value, negation: Value, rewriter: Rewriter) -> bool:
+    """True if `negation` is `not y`, and y never holds without x."""
+    negated = rewriter.definition(negation)
     if not (isinstance(negated, Elementwise) and negated.function == "not"):
         return False
     pending = list(negated.operands)
@@ -136,7 +136,7 @@ def _select(op: Select, rewriter: Rewriter) -> _Result:
 
 
 def _convert(op: Convert, rewriter: Rewriter) -> _Result:
-    """Convert x to its own dtype → x, also by way of a float dtype that holds all of its numbers."""
+    """Convert x to its own dtype → x, also after a convert to a float dtype that holds all numbers of x's."""
     (x,) = op.operands
     if x.tile.dtype == op.dtype:
         return [x]
@@ -147,11 +147,11 @@ def _convert(op: Convert, rewriter: Rewriter) -> _Result:
 
 
 def _holds(wide: DType, narrow: DType) -> bool:
-    """True if a float dtype has all numbers of another one."""
+    """True if the float dtype `wide` has all numbers of the float dtype `narrow`."""
     if kind_of(wide) != "float" or kind_of(narrow) != "float":
         return False
-    one, other = cast(Any, ml_dtypes.finfo(wide)), cast(Any, ml_dtypes.finfo(narrow))
-    return one.nmant >= other.nmant and one.maxexp >= other.maxexp and one.minexp <= other.minexp
+    w, n = cast(Any, ml_dtypes.finfo(wide)), cast(Any, ml_dtypes.finfo(narrow))
+    return w.nmant >= n.nmant and w.maxexp >= n.maxexp and w.minexp <= n.minexp
 
 
 # --- shapes --------------------------------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ def _transpose(op: Transpose, rewriter: Rewriter) -> _Result:
 
 
 def _slice(op: Slice, rewriter: Rewriter) -> _Result:
-    """Slice of everything → x."""
-    # Bounds lie inside the operand, so that only the slice of everything has its shape.
+    """Slice of all elements → x."""
+    # Bounds lie inside the operand, so only the slice of all elements has its shape.
     return op.operands if op.result.tile == op.operands[0].tile else None
 
 
@@ -205,7 +205,7 @@ def _pad(op: Pad, rewriter: Rewriter) -> _Result:
 
 
 def _switch(op: Switch, rewriter: Rewriter) -> _Result:
-    """Switch of constant index → that region."""
+    """Switch of constant index → the region of this index."""
     index = integer_of(op.operands[0], rewriter)
     if index is None:
         return None
@@ -213,7 +213,7 @@ def _switch(op: Switch, rewriter: Rewriter) -> _Result:
 
 
 def _fold(op: Fold, rewriter: Rewriter) -> _Result:
-    """Fold over no tile → its initial carries; else as `_loop`."""
+    """Fold over no tile → its initial carries; any other fold as in `_loop`."""
     start, stop = (integer_of(v, rewriter) for v in (op.start, op.stop))
     bounds = (None if b is None else Interval(b, b) for b in (start, stop))
     return op.inits if fold_index(op, *bounds).empty else _loop(op, rewriter)
@@ -221,15 +221,15 @@ def _fold(op: Fold, rewriter: Rewriter) -> _Result:
 
 def _loop(op: Fold | While, rewriter: Rewriter) -> _Result:
     """A carry that never changes → its initial value, inside and behind the loop."""
-    constant_ones = [c for c in carries(op) if c.yielded in (*c.args, c.init)]
-    if not constant_ones:
+    constant_carries = [c for c in carries(op) if c.yielded in (*c.args, c.init)]
+    if not constant_carries:
         return None
-    for carry in constant_ones:
+    for carry in constant_carries:
         for arg in carry.args:
             rewriter.replace(arg, carry.init)
-    kept = [c for c in carries(op) if c.yielded not in (*c.args, c.init)]
-    behind = iter(rewriter.visit(with_carries(op, kept)))
-    return [c.init if c.yielded in (*c.args, c.init) else next(behind) for c in carries(op)]
+    changing = [c for c in carries(op) if c.yielded not in (*c.args, c.init)]
+    changing_results = iter(rewriter.visit(with_carries(op, changing)))
+    return [c.init if c.yielded in (*c.args, c.init) else next(changing_results) for c in carries(op)]
 
 
 _RULES: dict[type[Op], Callable[[Any, Rewriter], _Result]] = {

@@ -1,6 +1,6 @@
 """Take the arithmetic that computes a position into the access itself.
 
-Every backend reads `Access` and nothing else, so what is affine in digits has to stand there. Part of `canonicalize`.
+Backends read positions in `Access` alone, so sums of strides times digits must stand there. Part of `canonicalize`.
 
     p = 4 * i - j + 3;  load x[p]                 → load x[4 * i - j + 3]
     v = w + broadcast(i);  load x[gather v]       → load x[gather w + i]
@@ -9,8 +9,8 @@ Every backend reads `Access` and nothing else, so what is affine in digits has t
     p = (n div 4) * 4 + n rem 4;  load x[p]       → load x[n], where n >= 0
 
 Terms of one digit are added up, terms of stride 0 go, and the operands are numbered anew: the grid's indices in the
-grid's order, then the others in order of appearance. A position is exact where int32 arithmetic wraps around: an index
-that overflows int32 is out of bounds. What is divided is known not to wrap.
+grid's order, then all others in order of appearance. A position is exact where int32 arithmetic wraps around: an index
+that overflows int32 is out of bounds. Only values that are proved not to wrap are divided.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Absorber:
         self._sums = Sums(definition, ranges)
 
     def rule(self, op: MemoryOp, rewriter: Rewriter) -> Sequence[Value] | None:
-        """Replace a load or store by one whose access has taken in the arithmetic."""
+        """Replace a load or store by a copy whose access has taken in the arithmetic."""
         together = {lane for dim, lane in zip(op.access.dims, op.access.lanes, strict=True) if dim.kind == "along"}
         places = zip(op.access.dims, op.access.lanes, strict=True)
-        found = [self._dim(dim, op.positions, lane in together) for dim, lane in places]
-        used = {value: None for _, total in found for value in total.values}
+        absorbed = [self._dim(dim, op.positions, lane in together) for dim, lane in places]
+        used = {value: None for _, total in absorbed for value in total.values}
         order = [v for v in self._indices if v in used]
         order += [v for v in used if v not in order]
-        access = replace(op.access, dims=tuple(replace(d, position=total.position(order)) for d, total in found))
+        access = replace(op.access, dims=tuple(replace(d, position=total.position(order)) for d, total in absorbed))
         before, after = op.operands[: op.leading], op.operands[op.leading + op.access.arity :]
         operands = (*before, *order, *after)
         if (access, operands) == (op.access, op.operands):
@@ -48,25 +48,25 @@ class Absorber:
         return rewriter.add(replace(op, access=access, operands=operands))
 
     def _dim(self, dim: Dim, positions: Sequence[Value], together: bool) -> tuple[Dim, Sum]:
-        """A dim of the new access, and its position; one of several that go together stays a gather."""
+        """A dim of the new access, and its position; a gather with `along` dims (`together`) stays a gather."""
         total = Sum({}, dim.position.const)
         for term in dim.position.terms:
             value = positions[term.operand]
-            found = self._digit(value, term)
+            digit = self._digit(value, term)
             # A gather needs a vector, even one whose lanes are all equal.
-            if value.tile.shape and not found.vectors:
-                found = Sum({Digit(value, term.div, term.mod): 1})
-            total = total.plus(found, term.stride)
+            if value.tile.shape and not digit.vectors:
+                digit = Sum({Digit(value, term.div, term.mod): 1})
+            total = total.plus(digit, term.stride)
         total = Sum({d: s for d, s in total.strides.items() if s or d.value.tile.shape}, total.const)
         for vector in total.vectors:
             is_iota = vector == Digit(vector.value) and isinstance(self._definition(vector.value), Iota)
             if is_iota and total.strides[vector] == 1 and not together:
-                rest = {d: s for d, s in total.strides.items() if d != vector}
-                return replace(dim, kind="block"), Sum(rest, total.const)
+                strides = {d: s for d, s in total.strides.items() if d != vector}
+                return replace(dim, kind="block"), Sum(strides, total.const)
         return dim, total
 
     def _digit(self, value: Value, term: Term) -> Sum:
-        """The digit that a term takes of a value, as a sum."""
+        """The digit of a value that a term takes, as a sum."""
         whole, plain = self._sums.of(value), Sum({Digit(value, term.div, term.mod): 1})
         if term.plain:
             return whole

@@ -1,12 +1,12 @@
 """Common subexpression elimination: replace an op by an equal op before it.
 
-Needs: a verified Func. Gives: no two equal ops in one block, or in a block and one around it.
+Needs: a verified Func. Gives: no two equal ops in one block, or in a block and a block around it.
 
     a = f(x);  b = f(x)                           → a = f(x), and a for b
     a = load x[p];  b = load x[p], x an input     → a = load x[p], and a for b
 
 Ops are equal if their class, their attributes (constants: bit by bit) and their operands are. Inputs are never
-written, so that a load from one is as good as pure; loads from outputs stay.
+written, so a load from an input counts as pure; loads from outputs stay.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class _Merger(ScopedRewriter[Hashable]):
         if op.regions or not (op.pure or (isinstance(op, Load) and op.ref.ref.role == "in")):
             return None
         key = (type(op), op.operands, *(_hashable(getattr(op, name)) for name in _attributes(type(op))))
-        found = self.known.get(key)
-        if found is None:
+        earlier_results = self.known.get(key)
+        if earlier_results is None:
             self.known[key] = op.results
-        return found
+        return earlier_results
 
 
 @cache
 def _attributes(kind: type[Op]) -> tuple[str, ...]:
-    """The fields that say what an op of this class does, apart from its operands."""
+    """The names of the fields that, with the operands, define the results of an op of this class."""
     return tuple(f.name for f in fields(kind) if f.name not in ("operands", "regions", "hint", "loc", "results"))
 
 

@@ -6,7 +6,7 @@ Needs: a verified Func. Gives: a store, or the bounds of a loop around one, depe
     fold or while with a carry that only the carry itself depends on → the loop without it
     switch with a result that is not used                            → the switch without it
 
-A `while` of which nothing is used goes even if it would never end.
+A `while` without a used result goes, even if it would never end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class _Liveness:
     def __init__(self, func: Func) -> None:
         self.ops: set[Op] = set()
         self.values: set[Value] = set()
-        self._sources: dict[Value, list[Value]] = {}  # a loop's carry or a switch's result → where it comes from
+        self._sources: dict[
+            Value, list[Value]
+        ] = {}  # a loop's carry or a switch's result → the values that it may equal
         self._owners: dict[Value, Op] = {}
         self._parents: dict[Op, Op] = {}
         self._pending: list[Value] = []
@@ -93,15 +95,15 @@ class _Remover(Rewriter):
         live = [r in self._live.values for r in op.results]
         if all(live) or not isinstance(op, (Fold, While, Switch)):
             return super().visit(op)
-        kept = iter(super().visit(_with_results(op, live)))
+        live_results = iter(super().visit(_with_results(op, live)))
         for result, used in zip(op.results, live, strict=True):
             if used:
-                self.replace(result, next(kept))
+                self.replace(result, next(live_results))
         return [self.value(r) for r in op.results]
 
 
 def _with_results(op: Fold | While | Switch, live: Sequence[bool]) -> Op:
-    """A control op with the live ones of its results only."""
+    """A control op with only its live results."""
     if isinstance(op, Switch):
         regions = (Block(r.args, r.ops, _live(r.results, live)) for r in op.regions)
         return op.copy(regions=tuple(regions))

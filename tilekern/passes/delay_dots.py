@@ -12,15 +12,15 @@ Needs: a canonical Func. Gives: a Func for the pipeline of passes, which simplif
                                                     }
                                                     c * r + dot(p, load z[last])
 
-A dot that adds to a carry, and whose operands depend on another dot of the same iteration, waits for them; what comes
-between them waits for the first dot. One iteration later its operands are there. Matrix units then multiply beside the
-vector units that compute f, as in attention, where f are the exponentials of a softmax. Source of the idea: Shah et
-al., FlashAttention-3 (https://arxiv.org/abs/2407.08608), section 3.2, which delays the products with values likewise.
+A dot that adds to a carry, and whose operands depend on another dot of the same iteration, waits for its operands; the
+ops between the two dots wait for the first dot. One iteration later the operands exist. Matrix units then multiply
+beside the vector units that compute f, as in attention, where f are the exponentials of a softmax. Source: Shah et al.,
+FlashAttention-3 (https://arxiv.org/abs/2407.08608), section 3.2, which delays the products with values likewise.
 
-Sums keep their order, and so their bits. What the dot needs of its iteration becomes carries, in the dtypes that they
-have before a cast for the dot alone, so that they stay in the registers in which f computes them. A tile that the dot
-loads by itself is loaded an iteration later; a dot of a tile that others need earlier stays where it is, and so do dots
-of folds that may run no tile.
+Sums keep their order, and so their bits. Values that the dot needs of its iteration become carries. A carry has the
+dtype of its value before a cast for the dot alone, so that it stays in the registers in which f computes it. A tile
+that only the dot needs is loaded an iteration later. A dot of a tile that other ops need earlier stays where it is, and
+so do dots of folds that may run no tile.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Sizes:
     """Elements that the body of a fold holds at once.
 
     Attributes:
-      total: of the carry that the dot adds to.
-      before: of all carries, and of the other dots.
-      after: the same, with the new carries.
+      total: the elements of the carry that the dot adds to.
+      before: the elements of all carries and of the other dots' results, before the rewrite.
+      after: the same sum after the rewrite, which adds carries.
     """
 
     total: int
@@ -60,8 +60,8 @@ def delay_dots(func: Func, *, beside: Callable[[Dot], bool], pays: Callable[[Siz
 
     Args:
       func: a canonical Func.
-      beside: True for dots that a machine computes beside other ops; others in the same body keep all where they are.
-      pays: True if registers, say, can hold so many elements.
+      beside: True for dots that a machine computes beside other ops; a fold with any other dot stays as it is.
+      pays: True if the machine can hold so many elements, in its registers for example.
     """
     ranges = analyze(func)
 
@@ -89,11 +89,11 @@ class Delayed:
     """The parts of a body.
 
     Attributes:
-      number: the carry that the dot adds to.
-      late: ops that move to the next iteration, in order: the dot, the sum, what they alone need.
-      early: the other ops.
-      held: results of early ops that late ones need, with the carry that each is yielded as: the number of one that
-        there was, or of one of the new carries, which follow them.
+      number: the number of the carry that the dot adds to.
+      late: ops that move to the next iteration, in order: the dot, the sum, and ops that only these two need.
+      early: all other ops.
+      held: maps each result of an early op that late ops need to the number of the carry that transports it: an
+        existing carry, or a new carry appended after them.
       sizes: see `Sizes`.
     """
 
@@ -105,14 +105,14 @@ class Delayed:
 
 
 def leading_ops(early: Sequence[Op]) -> int:
-    """The number of early ops up to the first dot, behind which the late ops of the iteration before come."""
+    """How many early ops precede the previous iteration's late ops: all up to the first dot."""
     return next((n for n, op in enumerate(early) if isinstance(op, Dot)), -1) + 1
 
 
 def with_numbers(body: Block, late: Sequence[Op]) -> list[Op]:
-    """The late ops of a body with those, of the index alone, that they need: these are computed again."""
-    again = index_values(body)
-    numbers = [op for op in body.ops if any(v in again for v in op.results)]
+    """The late ops of a body, and the ops of the index alone that late ops need and that are computed again."""
+    index_only = index_values(body)
+    numbers = [op for op in body.ops if any(v in index_only for v in op.results)]
     needed = backward_slice(numbers, [v for op in late for v in op.uses()])
     return [op for op in body.ops if op in late or op in needed]
 
@@ -120,13 +120,13 @@ def with_numbers(body: Block, late: Sequence[Op]) -> list[Op]:
 def delayed_dot(
     body: Block, number: int, beside: Callable[[Dot], bool], *, keeps_tiles: bool = False
 ) -> Delayed | None:
-    """The parts of a fold's body, if a carry is a sum of dots that can wait, and nothing else needs it.
+    """The parts of a fold's body if carry `number` is a sum of dots that can wait, and no other op needs it; else None.
 
     Args:
       body: the body.
-      number: number of the carry.
+      number: the number of the carry.
       beside: True for dots that a machine computes beside other ops.
-      keeps_tiles: True if a tile that was loaded for an early dot is still there for the late one.
+      keeps_tiles: True if a tile that was loaded for an early dot is still loaded for the late dot.
     """
     carry = body.args[1 + number]
     users = _users(body)
@@ -152,29 +152,29 @@ def delayed_dot(
         return None
     ordered = [op for op in body.ops if op in late]
     early = [op for op in body.ops if op not in late]
-    again = index_values(body)
-    made = {v for op in early for v in op.results}
-    needed = dict.fromkeys(v for op in ordered for v in op.uses() if v in made)
-    kept = [v for v in needed if v not in again]
-    if not keeps_tiles and any(isinstance(op, Load) for v in kept for op in _moved(early, v)):
+    index_only = index_values(body)
+    early_values = {v for op in early for v in op.results}
+    needed = dict.fromkeys(v for op in ordered for v in op.uses() if v in early_values)
+    held = [v for v in needed if v not in index_only]
+    if not keeps_tiles and any(isinstance(op, Load) for v in held for op in _moved(early, v)):
         return None
-    added = [v for v in kept if v not in body.results]
+    added = [v for v in held if v not in body.results]
     yielded = [*body.results, *added]
     dots = [op.result for op in early if isinstance(op, Dot)]
     before = sum(value.tile.size for value in (*body.results, *dots))
     sizes = Sizes(total.result.tile.size, before, before + sum(value.tile.size for value in added))
-    return Delayed(number, ordered, early, {v: yielded.index(v) for v in kept}, sizes)
+    return Delayed(number, ordered, early, {v: yielded.index(v) for v in held}, sizes)
 
 
 def _moved(ops: Sequence[Op], value: Value) -> list[Op]:
-    """The op that makes a value, and if it is a cast or a move, the one that makes its operand, and so on."""
-    found: list[Op] = []
+    """The op that computes a value; behind a cast or a move, also the op that computes its operand, and so on."""
+    chain: list[Op] = []
     while op := next((op for op in ops if value in op.results), None):
-        found.append(op)
+        chain.append(op)
         if not isinstance(op, (Convert, *_MOVES)):
             break
         value = op.operands[0]
-    return found
+    return chain
 
 
 def _users(body: Block) -> dict[Value, set[Op]]:
@@ -187,19 +187,19 @@ def _users(body: Block) -> dict[Value, set[Op]]:
 
 def _follows(body: Block, dot: Dot) -> bool:
     """True if the operands of a dot depend on another dot of the body, by more than casts and moves."""
-    before = backward_slice(body.ops, dot.operands)
-    others = [op for op in before if isinstance(op, Dot)]
-    return bool(others) and any(not isinstance(op, (Convert, Load, Dot, *_MOVES)) for op in before)
+    sources = backward_slice(body.ops, dot.operands)
+    dots = [op for op in sources if isinstance(op, Dot)]
+    return bool(dots) and any(not isinstance(op, (Convert, Load, Dot, *_MOVES)) for op in sources)
 
 
 def _depending(ops: Sequence[Op], value: Value) -> set[Op]:
-    """The ops that need a value, directly or through others."""
-    found, known = set[Op](), {value}
+    """The ops that need a value, directly or through other ops."""
+    dependents, values = set[Op](), {value}
     for op in ops:
-        if not known.isdisjoint(op.uses()):
-            found.add(op)
-            known.update(op.results)
-    return found
+        if not values.isdisjoint(op.uses()):
+            dependents.add(op)
+            values.update(op.results)
+    return dependents
 
 
 _MOVES = (Broadcast, Reshape, Transpose)
@@ -221,7 +221,7 @@ class _Rewrite:
         self._op, self._parts, self._rewriter = op, delayed, rewriter
 
     def _bounds(self, make: Make) -> tuple[Value, Value]:
-        """The first tile that runs, and the one behind the last."""
+        """The first tile that runs, and the tile behind the last tile that runs."""
         axis = self._op.axis
         start, stop = (make.of("min", make.of("max", v, 0), axis.extent) for v in (self._op.start, self._op.stop))
         return make.of("div", start, axis.block), make.of("div", make.of("add", stop, axis.block - 1), axis.block)
@@ -267,7 +267,7 @@ class _Rewrite:
         return cloner.block(tuple(fresh), body)
 
     def _late(self, index: Value, carries: Sequence[Value], builder: Rewriter | None = None) -> Value:
-        """The sum that the late ops of a tile make of the carries behind its iteration."""
+        """The sum that the late ops of tile `index` compute from the carries after its iteration."""
         body, parts = self._op.body, self._parts
         values = {body.args[0]: index, body.args[1 + parts.number]: carries[parts.number]}
         values |= {v: carries[number] for v, number in parts.held.items()}
@@ -277,7 +277,7 @@ class _Rewrite:
     def _computed(
         self, ops: Sequence[Op], values: Mapping[Value, Value], builder: Rewriter | None = None
     ) -> Mapping[Value, Value]:
-        """Results of copies of ops at the current place of a builder, with `values` in place of others."""
+        """Maps the results of ops to the results of copies, whose operands are replaced by `values`."""
         cloner = Cloner()
         for old, new in values.items():
             cloner.replace(old, new)

@@ -25,10 +25,10 @@ def divide(func: Func, parts: Mapping[Factor, int]) -> Func:
         func @f(%x: ref<f32[8, 8], in>, %o: ref<f32[8, 8], out>) { grid %i in i[8 by 4]   load %x[4*%i +: 4, ...] }
 
     Only extents change: of axes, of dims of arrays, and in the constants that stand for the extent of an axis. All
-    other numbers stay those of the whole, so an op that computes with a size does the same on each device as on one.
+    other numbers stay as in the whole, so an op that computes with a size does the same on each device as on one.
 
     Args:
-      func: as it was traced.
+      func: the Func as it was traced.
       parts: for factors of `sharding_of(func)`, the number of parts, which divides each size of the factor.
     """
     return _Divide(func, parts).run()
@@ -75,7 +75,7 @@ class _Divide:
 
     def _access(self, op: MemoryOp) -> MemoryOp:
         counts, extents = self._params[op.ref], op.access.extents
-        if extents is not None:  # dims are divided before those that the view reshapes
+        if extents is not None:  # a view does not reshape the divided dims, which come first
             divided = [n // count for n, count in zip(extents, counts, strict=False)]
             extents = (*divided, *extents[len(divided) :])
         access = replace(op.access, extents=extents)

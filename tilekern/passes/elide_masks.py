@@ -1,13 +1,13 @@
-"""Drop masks, bounds checks and comparisons whose outcome is known.
+"""Drop masks, bounds checks and comparisons whose outcome is proved.
 
-Needs: a verified Func. Gives: `Dim.in_bounds` where the intervals of `ir.ranges` prove it; no position outside the
-array is ever proved.
+Needs: a verified Func. Gives: `Dim.in_bounds` where the intervals of `ir.analysis.ranges` prove it; no position outside
+the array is ever proved.
 
     load, store whose lanes all lie in the array  → the same, with that dim marked `in_bounds`
     integer or bool op with one possible value    → that constant (a comparison that always holds → true)
     max(x, y), min(x, y) where x always wins      → x
     load, store masked by true                    → without the mask
-    store masked by false                         → nothing
+    store masked by false                         → no op
     load masked by false                          → its fill
     load that reads every lane, with a fill       → without the fill
 """
@@ -38,13 +38,13 @@ def elide_masks(func: Func) -> Func:
         if isinstance(op, MemoryOp):
             return _memory(op, ranges, rewriter)
         if op.pure and len(op.results) == 1 and not isinstance(op, Constant):
-            return _known(op, ranges, rewriter) or _winner(op, ranges)
+            return _single_value(op, ranges, rewriter) or _winner(op, ranges)
         return None
 
     return Rewriter(rule).run(func)
 
 
-def _known(op: Op, ranges: dict[Value, Interval], rewriter: Rewriter) -> Sequence[Value] | None:
+def _single_value(op: Op, ranges: dict[Value, Interval], rewriter: Rewriter) -> Sequence[Value] | None:
     """Op with one possible value → that constant."""
     interval = ranges.get(op.result)
     if interval is None or not interval.known:
@@ -59,23 +59,23 @@ def _winner(op: Op, ranges: dict[Value, Interval]) -> Sequence[Value] | None:
     if not isinstance(op, Elementwise) or op.function not in ("max", "min"):
         return None
     x, y = op.operands
-    for this, other in ((x, y), (y, x)):
-        greater, less = (this, other) if op.function == "max" else (other, this)
+    for winner, loser in ((x, y), (y, x)):
+        greater, less = (winner, loser) if op.function == "max" else (loser, winner)
         if greater in ranges and less in ranges and ranges[greater].low >= ranges[less].high:
-            return [this]
+            return [winner]
     return None
 
 
 def _memory(op: MemoryOp, ranges: dict[Value, Interval], rewriter: Rewriter) -> Sequence[Value] | None:
-    """Load, store → with proved dims, without a constant mask; nothing where the mask is false."""
+    """Load, store → with proved dims, without a constant mask; no store where the mask is false."""
     mask = None if op.mask is None else ranges.get(op.mask)
     if mask == FALSE:
         return [_fill(op, rewriter)] if isinstance(op, Load) else []
     dims = zip(op.access.dims, proved_dims(op, ranges), strict=True)
     access = op.access.marked(dim.in_bounds or is_proved for dim, is_proved in dims)
     if mask == TRUE:
-        behind = op.leading + op.access.arity
-        op = replace(op, masked=False, operands=(*op.operands[:behind], *op.operands[behind + 1 :]))
+        number = op.leading + op.access.arity
+        op = replace(op, masked=False, operands=(*op.operands[:number], *op.operands[number + 1 :]))
     if isinstance(op, Load) and op.filled and not op.masked and access.in_bounds:
         op = replace(op, filled=False, operands=op.operands[:-1])
     elif mask != TRUE and access == op.access:

@@ -9,8 +9,8 @@ The tiles are s // b <= k < cdiv(min(e, extent), b). With s and e multiples of b
 b * k + b <= e: each lane in 0..b - 1 lies in the range. Kernels whose ranges are cut at multiples of the block, as
 `stop=tile.stop` cuts them, so need no masks.
 
-The language gives an empty range the stop 0, and takes a stop behind the extent for none:
-select(p, e, 0) as a stop, and select(q, e, c) with c >= the end of the last tile in a comparison, stand for e.
+The language gives an empty range the stop 0, and ignores a stop behind the extent. So select(p, e, 0) as a stop, and
+select(q, e, c) in a comparison, with c >= the end of the last tile, stand for e.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def elide_ranges(func: Func) -> Func:
 
 
 class _Decided(Cloner):
-    """Copies a body; the comparisons that are decided are true."""
+    """Copies a body, with true in the place of the decided comparisons."""
 
     def __init__(self, decided: set[Elementwise]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _Range:
     def __init__(self, op: Fold, definition: Definition, ranges: Mapping[Value, Interval]) -> None:
         self._op, self._definition, self._ranges = op, definition, ranges
         self._lines = Lines(op, definition, ranges)
-        self._stop = self._chosen(op.stop, lambda other: other == 0)
+        self._stop = self._chosen(op.stop, lambda number: number == 0)
 
     def holds(self, op: Elementwise) -> bool:
         """True if a comparison in the body holds in all lanes of all tiles."""
@@ -76,7 +76,7 @@ class _Range:
         if greater is None or less is None:
             return False
         strict = int(op.function in ("lt", "gt"))
-        line = greater.plus(less, -1).plus(between(strict, strict), -1)  # true where this is at least 0
+        line = greater.plus(less, -1).plus(between(strict, strict), -1)  # at least 0 where the comparison is true
         return not self._lines.unknown(line) and (self._behind_start(line) or self._before_stop(line))
 
     def _behind_start(self, line: Affine) -> bool:
@@ -85,12 +85,12 @@ class _Range:
         (bound,) = line.scalars if len(line.scalars) == 1 else (None,)
         if bound is None or line.scalars[bound] != -1 or line.slope != axis.block or line.low < 0:
             return False
-        known = self._ranges.get(bound)
-        reaches = known is not None and (known.high <= axis.extent or axis.extent % axis.block == 0)
+        interval = self._ranges.get(bound)
+        reaches = interval is not None and (interval.high <= axis.extent or axis.extent % axis.block == 0)
         return reaches and self._is_start(bound) and self._multiple(bound)
 
     def _is_start(self, bound: Value) -> bool:
-        """True if a bound is the start of the fold, or the larger one of it and 0."""
+        """True if a bound is the start of the fold, or max(start, 0)."""
         op = self._definition(bound)
         sides = op.operands if isinstance(op, Elementwise) and op.function == "max" else ()
         clamped = self._op.start in sides and any(self._constant(v) == 0 for v in sides)
@@ -102,17 +102,17 @@ class _Range:
         (bound,) = line.scalars if len(line.scalars) == 1 else (None,)
         if bound is None or line.scalars[bound] != 1 or line.slope != -axis.block or line.low < -axis.block:
             return False
-        stop = self._chosen(bound, lambda other: other >= axis.tiles * axis.block)
+        stop = self._chosen(bound, lambda number: number >= axis.tiles * axis.block)
         return stop is self._stop and self._multiple(stop)
 
-    def _chosen(self, value: Value, harmless: Callable[[int], bool]) -> Value:
-        """The value that a select gives, if the other one is a harmless constant; otherwise the value itself."""
+    def _chosen(self, value: Value, is_harmless: Callable[[int], bool]) -> Value:
+        """`select(p, x, c)` → x, if c is a harmless constant; any other value is returned itself."""
         op = self._definition(value)
         if not isinstance(op, Select):
             return value
         _, on_true, on_false = op.operands
-        other = self._constant(on_false)
-        return on_true if other is not None and harmless(other) else value
+        constant = self._constant(on_false)
+        return on_true if constant is not None and is_harmless(constant) else value
 
     def _constant(self, value: Value) -> int | None:
         op = self._definition(value)

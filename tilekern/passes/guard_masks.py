@@ -7,11 +7,11 @@ Needs: a canonical Func. Gives: a Func for the pipeline of passes, which simplif
     fold k { s = select(m and n, x, y) }          → fold k { s = select(n, switch(k in the middle) {…m…} {x}, y) }
 
 Some comparisons of positions hold for all lanes in the middle tiles of a fold; see `middle_tiles`. There a select by
-them needs no mask, and elsewhere the branch computes it. What else a mask is a conjunction of stays outside of the
-branch, whose other side is then empty: Triton 3.6 fails to compile a branch with a select on both sides.
-`split_loops` makes loops of these tiles instead, with a copy of the body each. One loop has less code, fills its
-pipeline once, and leaves no matrix product in flight where one loop ends and the next may not run at all, for which
-NVIDIA's assembler would make all products of the kernel wait.
+such comparisons needs no mask; in other tiles the branch computes it. Other conjuncts of the mask stay outside of the
+branch, whose other side is then empty: Triton 3.6 fails to compile a branch with a select on both sides. `split_loops`
+makes several loops instead, each with a copy of the body. One loop has less code, and fills its pipeline once. It
+leaves no matrix product in flight where one loop ends and the next may not run at all: for such a product, NVIDIA's
+assembler makes all products of the kernel wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def guard_masks(func: Func, *, beside: Callable[[Dot], bool]) -> Func:
 
     Args:
       func: a canonical Func.
-      beside: True for dots that a machine computes beside other ops; folds without are left as they are.
+      beside: True for dots that a machine computes beside other ops; folds without such a dot stay as they are.
     """
     ranges = analyze(func)
 
@@ -61,20 +61,20 @@ def guard_masks(func: Func, *, beside: Callable[[Dot], bool]) -> Func:
 
 
 def _mask(body: Block, select: Select, proof: Proof) -> list[Op]:
-    """The ops that make a mask of comparisons that hold in the middle, and of others; none if it has no such."""
-    made = {op.results[0]: op for op in body.ops if len(op.results) == 1}
-    found, wanted = set[Op](), [select.operands[0]]
-    while wanted:
-        op = made.get(wanted.pop())
+    """The ops of a mask, if comparisons that hold in the middle have a part in it; else none."""
+    op_of = {op.results[0]: op for op in body.ops if len(op.results) == 1}
+    mask_ops, pending = set[Op](), [select.operands[0]]
+    while pending:
+        op = op_of.get(pending.pop())
         combines = isinstance(op, Elementwise) and op.function in ("and", "or", "xor", "not")
         if op is not None and (op in proof.comparisons or combines or isinstance(op, (Broadcast, Reshape, Transpose))):
-            found.add(op)
-            wanted += [] if op in proof.comparisons else op.operands
-    compared = found & proof.comparisons
+            mask_ops.add(op)
+            pending += [] if op in proof.comparisons else op.operands
+    compared = mask_ops & proof.comparisons
     positions = index_values(body)
     before = backward_slice(body.ops, [v for op in compared for v in op.operands])
-    found.update(op for op in before if positions.issuperset(op.results))
-    return [op for op in body.ops if op in found] if compared else []
+    mask_ops.update(op for op in before if positions.issuperset(op.results))
+    return [op for op in body.ops if op in mask_ops] if compared else []
 
 
 def _guard(op: Fold, proof: Proof, masks: dict[Op, list[Op]], lines: Lines, rewriter: Rewriter) -> Sequence[Value]:
@@ -92,15 +92,15 @@ def _guard(op: Fold, proof: Proof, masks: dict[Op, list[Op]], lines: Lines, rewr
         middle = make.convert(reduce(partial(make.of, "and"), inside), INDEX.dtype)
         for inner in op.body.ops:
             if isinstance(inner, Select) and inner in masks:
-                within, others = _conjuncts(op.body, inner, masks[inner], proof)
+                within, outer = _conjuncts(op.body, inner, masks[inner], proof)
                 regions = (
                     _copied(Cloner(), masks[inner], inner, within, cloner),
                     _copied(Middle(proof), masks[inner], inner, within, cloner),
                 )
                 (result,) = cloner.add(Switch(operands=(middle,), regions=regions, loc=inner.loc))
-                if others:
-                    also = reduce(partial(make.of, "and"), map(cloner.value, others))
-                    result = cloner.one(inner.copy((also, result, cloner.value(inner.operands[2]))))
+                if outer:
+                    predicate = reduce(partial(make.of, "and"), map(cloner.value, outer))
+                    result = cloner.one(inner.copy((predicate, result, cloner.value(inner.operands[2]))))
                 cloner.replace(inner.result, result)
             else:
                 cloner.visit(inner)
@@ -110,22 +110,22 @@ def _guard(op: Fold, proof: Proof, masks: dict[Op, list[Op]], lines: Lines, rewr
 
 
 def _conjuncts(body: Block, select: Select, mask: Sequence[Op], proof: Proof) -> tuple[list[Value], list[Value]]:
-    """The values that a mask is the conjunction of: those of comparisons that hold in the middle, and the others."""
-    made = {op.results[0]: op for op in body.ops if len(op.results) == 1}
-    found: tuple[list[Value], list[Value]] = [], []
-    wanted = [select.operands[0]]
-    while wanted:
-        value = wanted.pop()
-        op = made.get(value)
+    """The conjuncts of a mask: (conjuncts by comparisons that hold in the middle, all other conjuncts)."""
+    op_of = {op.results[0]: op for op in body.ops if len(op.results) == 1}
+    conjuncts: tuple[list[Value], list[Value]] = [], []
+    pending = [select.operands[0]]
+    while pending:
+        value = pending.pop()
+        op = op_of.get(value)
         if isinstance(op, Elementwise) and op.function == "and":
-            wanted += reversed(op.operands)
+            pending += reversed(op.operands)
         else:
-            found[proof.comparisons.isdisjoint(backward_slice(mask, [value]))].append(value)
-    return found
+            conjuncts[proof.comparisons.isdisjoint(backward_slice(mask, [value]))].append(value)
+    return conjuncts
 
 
 def _copied(copier: Cloner, mask: Sequence[Op], select: Select, within: Sequence[Value], names: Rewriter) -> Block:
-    """A region that computes a select by the conjunction of `within`; other values are those of `names`."""
+    """A region that computes a select by the conjunction of `within`; `names` holds the copies of outer values."""
     needed = [op for op in mask if op in backward_slice(mask, within)]
     for value in (v for op in (*needed, select) for v in op.operands):
         copier.replace(value, names.value(value))

@@ -1,16 +1,16 @@
-"""The middle tiles of a fold, in which its masks hold for all lanes: where they begin and end, and what is true there.
+"""The middle tiles of a fold, in which its masks hold for all lanes: their bounds, and the facts that hold there.
 
 Let e = slope * k + s + r >= 0 say that a comparison holds, where s is a scalar from outside the fold, and r lies in
 low..high over the lanes. It holds for all lanes if slope * k + s + low >= 0: with a positive slope where
 
     k >= ceil(-(s + low) / slope)                 = max(slope - 1 - (s + low), 0) div slope     for k >= 0
 
-and with a negative one where
+and with a negative slope where
 
     k < floor((s + low) / -slope) + 1             = max(s + low - slope, 0) div -slope          for k >= 0
 
-(`div` rounds toward 0.) Scalars of which nothing is known could make this, or the comparison itself, wrap around: where
-one is larger than 2^28 there are no middle tiles.
+(`div` rounds toward 0.) Scalars without a known interval could make this, or the comparison itself, wrap around: if a
+scalar is larger than 2^28, no tile counts as a middle tile.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Proof:
     """Facts that hold in the middle part of a fold.
 
     Attributes:
-      lines: at least 0 there, and possibly negative elsewhere; they bound the middle part.
-      comparisons: the ops that are true there.
-      dims: for each memory op, the numbers of the dims that are in bounds there; none without `accesses`.
+      lines: lines that are at least 0 in the middle part, and possibly negative elsewhere; they bound the middle part.
+      comparisons: the comparisons that are true in the middle part.
+      dims: for each memory op, the numbers of the dims that are in bounds there; empty without `accesses`.
     """
 
     def __init__(self, op: Fold, lines: Lines, accesses: bool = True) -> None:
@@ -69,7 +69,7 @@ class Proof:
         return self._take([position, between(size - lanes, size - lanes).plus(position, -1)])
 
     def _take(self, least: Sequence[Affine]) -> bool:
-        """Add the lines that must be at least 0, if a split can make all of them so; True if it can."""
+        """Add the lines that must be at least 0, and return True, if a split can make all of `least` at least 0."""
         unknown = [line for line in least if not self._lines.at_least_zero(line)]
         if not unknown or not all(line.slope and self._lines.solvable(line) for line in unknown):
             return False
@@ -87,7 +87,7 @@ class Proof:
 
 
 class Middle(Cloner):
-    """Copies the body of a fold for the part in which all that the proof says holds."""
+    """Copies the body of a fold for the part in which the facts of the proof hold."""
 
     def __init__(self, proof: Proof) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Middle(Cloner):
 
 
 def crossing(make: Make, line: Affine, lines: Lines, tiles: int) -> Value:
-    """The tile from which on, or before which, the line is at least 0 for all lanes."""
+    """The tile from which on (slope > 0), or before which (slope < 0), the line is at least 0 for all lanes."""
     rises = line.slope > 0
     total = make.number(line.slope - 1 - line.low if rises else line.low - line.slope, INDEX)
     for scalar, stride in line.scalars.items():

@@ -1,9 +1,9 @@
-"""Replace the index of a grid axis of one tile by 0, which it is in all programs.
+"""Replace the index of a grid axis of one tile by 0, its value in all programs.
 
     grid i of 1, j of 4; load x[2 * i + j]        → grid i of 1, j of 4; load x[2 * 0 + j]
 
-Bodies often leave out such an index by themselves: after this pass and `pipeline.run`, both forms are one. The axis
-stays. It is no pass of every Func, for backends read the grid's indices in accesses.
+Bodies often leave out such an index by themselves: after this pass and `pipeline.run`, both forms are equal. The axis
+stays. It is no pass of every Func, because backends read the grid's indices in accesses.
 """
 
 from __future__ import annotations

@@ -27,15 +27,15 @@ from tilekern.passes.hoist_invariants import hoist_invariants
 from tilekern.passes.split_axes import split_axes
 
 type Pass = Callable[[Func], Func]
-"""A rewrite, or a check, which returns the Func that it was given. A `partial` gives a pass the target it works for."""
+"""A rewrite, or a check that returns its Func. A `partial` binds the target for which a pass works."""
 
-# Two or three rounds change something. More than this would be a bug.
+# Two or three rounds change a Func. More rounds than this would be a bug.
 _MOST_ROUNDS = 16
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Passes that run in rounds until one changes nothing: each simplifies what another one proved."""
+    """Passes that run in rounds until a round changes nothing: each pass simplifies what another pass proved."""
 
     passes: tuple[Pass, ...]
 
@@ -51,8 +51,8 @@ def run(func: Func, passes: Sequence[Pass | Rounds] = (IMPROVE,), *, check: bool
 
     Args:
       func: a verified Func.
-      passes: what to run.
-      check: verify the result of every pass.
+      passes: the passes, and rounds of passes, to run.
+      check: True to verify the result of every pass.
 
     Raises:
       TilekernError: a pass refuses the Func. Any other error is a bug, and has a note that names the pass.
@@ -60,8 +60,10 @@ def run(func: Func, passes: Sequence[Pass | Rounds] = (IMPROVE,), *, check: bool
     options = debug_options()
     prints = "ir" in options
     check = check or prints or "verify" in options
-    for one in passes:
-        func = _run_rounds(func, one, check, prints) if isinstance(one, Rounds) else _run_pass(func, one, check, prints)
+    for step in passes:
+        func = (
+            _run_rounds(func, step, check, prints) if isinstance(step, Rounds) else _run_pass(func, step, check, prints)
+        )
     return func
 
 
@@ -71,14 +73,14 @@ def verified(func: Func) -> Func:
     return func
 
 
-def name_of(one: Pass) -> str:
+def name_of(pass_: Pass) -> str:
     """The name of a pass."""
-    return function_of(one).__name__
+    return function_of(pass_).__name__
 
 
-def function_of(one: Pass) -> Any:
-    """The function of a pass, without the target that it is given."""
-    return one.func if isinstance(one, partial) else one
+def function_of(pass_: Pass) -> Any:
+    """The function of a pass, without the bound target."""
+    return pass_.func if isinstance(pass_, partial) else pass_
 
 
 # The rounds that are known to change nothing of a Func: most passes of a target between two rounds find no work.
@@ -89,8 +91,8 @@ def _run_rounds(func: Func, rounds: Rounds, check: bool, prints: bool) -> Func:
     if rounds in _SETTLED.get(func, ()):
         return func
     unchanged = 0  # how many passes in a row, up to this one, changed nothing
-    for one in rounds.passes * _MOST_ROUNDS:
-        before, func = func, _run_pass(func, one, check, prints)
+    for pass_ in rounds.passes * _MOST_ROUNDS:
+        before, func = func, _run_pass(func, pass_, check, prints)
         unchanged = unchanged + 1 if func is before else 0
         if unchanged == len(rounds.passes):
             _SETTLED.setdefault(func, set()).add(rounds)
@@ -98,22 +100,22 @@ def _run_rounds(func: Func, rounds: Rounds, check: bool, prints: bool) -> Func:
     raise AssertionError(f"{func.name}: {_MOST_ROUNDS} rounds of {', '.join(map(name_of, rounds.passes))} change it")
 
 
-def _run_pass(func: Func, one: Pass, check: bool, prints: bool) -> Func:
-    with _noted(one, func):
-        found = one(func)
-        if prints and found is not func:
-            sys.stderr.write(f"--- {name_of(one)}\n{found}\n")
-        if check and found is not func:
-            verify(found)
-    return found
+def _run_pass(func: Func, pass_: Pass, check: bool, prints: bool) -> Func:
+    with _noted(pass_, func):
+        result = pass_(func)
+        if prints and result is not func:
+            sys.stderr.write(f"--- {name_of(pass_)}\n{result}\n")
+        if check and result is not func:
+            verify(result)
+    return result
 
 
 @contextmanager
-def _noted(one: Pass, func: Func):
+def _noted(pass_: Pass, func: Func):
     """Name the pass in errors that are bugs."""
     try:
         yield
     except Exception as error:
         if isinstance(error, VerifyError) or not isinstance(error, TilekernError):
-            error.add_note(f"in the pass {name_of(one)}, on {func.name}; TILEKERN_DEBUG=ir prints the Func before it")
+            error.add_note(f"in the pass {name_of(pass_)}, on {func.name}; TILEKERN_DEBUG=ir prints the Func before it")
         raise

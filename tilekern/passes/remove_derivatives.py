@@ -1,4 +1,4 @@
-"""Removal of the ops that mean something to derivatives alone, and what can be simplified without them.
+"""Removal of the ops for derivatives alone, and then of all that can be simplified.
 
 Needs: a Func after `IMPROVE`. Gives: a Func without `Stop` and `Custom`.
 
@@ -18,8 +18,8 @@ from tilekern.passes import pipeline
 
 def remove_derivatives(func: Func) -> Func:
     """Apply the rewrites above."""
-    found = Rewriter(_remove).run(func)
-    return func if found is func else pipeline.run(found)
+    without = Rewriter(_remove).run(func)
+    return func if without is func else pipeline.run(without)
 
 
 def _remove(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:

@@ -1,19 +1,19 @@
 """Scale a maximum instead of each of its elements, on request of a backend.
 
-Needs: a canonical Func. Gives: no maximum or minimum of floats that a positive constant multiplies, where the
-rule saw it.
+Needs: a canonical Func. Gives: no maximum or minimum of products with a positive constant is left where the rule saw
+it.
 
     reduce max (x * c)               → (reduce max x) * c             (c > 0; also min)
     reduce max (select(p, x * c, k)) → reduce max (select(p, x, k) * c), and then the above
-                                       (k = ±inf, and nothing else needs x * c)
+                                       (k = ±inf, and no other op needs x * c)
 
 A machine that multiplies and adds in one instruction computes x * c - m so, with m the scaled maximum of an online
 softmax. Before, the maximum needed each product by itself.
 
 Rounding keeps the order of numbers, so that the largest product is the product of the largest number, bit for bit: NaN
-stays NaN, infinities stay, and what overflows is the largest before and after. The constant is a normal number, because
-0 * inf would be NaN, also for a subnormal that a machine reads as 0. Only the sign of a zero may differ, where products
-of both signs underflow, of which a maximum is either.
+stays NaN, infinities stay, and a product that overflows is the largest before and after. The constant is a normal
+number: 0 * inf is NaN, also for a subnormal that a machine reads as 0. Only the sign of a zero may differ, where
+products of both signs underflow: then a maximum may be either zero.
 """
 
 from __future__ import annotations
@@ -67,28 +67,28 @@ def _reduce(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     scaled = _scaled(op.operands[0], rewriter)
     if scaled is None or op.result.tile.size == op.operands[0].tile.size:
         return None
-    x, by = scaled
+    x, factor = scaled
     make = Make(rewriter, op)
-    (most,) = rewriter.visit(op.copy((x,)))
-    return [make.of("mul", most, make.constant(by, op.result.tile))]
+    (extreme,) = rewriter.visit(op.copy((x,)))
+    return [make.of("mul", extreme, make.constant(factor, op.result.tile))]
 
 
 def _select(op: Select, rewriter: Rewriter, uses: dict[Value, int]) -> Sequence[Value] | None:
     """`select(p, x * c, k)` → `select(p, x, k) * c`, also with the branches the other way around."""
     predicate, *branches = op.operands
-    for number, (product, other) in enumerate((branches, branches[::-1])):
-        scaled, filling = _scaled(product, rewriter), splat_of(other, rewriter)
-        if scaled is None or filling is None or not np.isinf(filling) or uses.get(product) != 1:
+    for place, (product, filler) in enumerate((branches, branches[::-1])):
+        scaled, filler_splat = _scaled(product, rewriter), splat_of(filler, rewriter)
+        if scaled is None or filler_splat is None or not np.isinf(filler_splat) or uses.get(product) != 1:
             continue
-        x, by = scaled
+        x, factor = scaled
         make = Make(rewriter, op)
-        chosen = rewriter.one(op.copy((predicate, *((x, other), (other, x))[number])))
-        return [make.of("mul", chosen, make.constant(by, op.result.tile))]
+        chosen = rewriter.one(op.copy((predicate, *((x, filler), (filler, x))[place])))
+        return [make.of("mul", chosen, make.constant(factor, op.result.tile))]
     return None
 
 
 def _scaled(value: Value, rewriter: Rewriter) -> tuple[Value, Any] | None:
-    """The number and the constant that a value is the product of."""
+    """(x, constant) if a value is the product of x and a positive normal constant; else None."""
     op = rewriter.definition(value)
     if not isinstance(op, Elementwise) or op.function != "mul":
         return None

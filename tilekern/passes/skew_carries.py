@@ -10,11 +10,12 @@ Needs: a canonical Func. Gives: a Func for the pipeline of passes, which removes
 
 A dot that needs no carry, and on which another dot of the same iteration depends, is computed one iteration ahead and
 becomes a carry. A machine that runs matrix and vector units side by side then computes f while the next dot runs, as
-attention does with softmax and the next tile's logits. Dots that only add up (a matmul) stay: there is nothing to do
+attention does with softmax and the next tile's logits. Dots that only add up (a matmul) stay: no other ops could run
 beside them.
 
-What the last iteration computes ahead is not used; the tile it reads is one of the fold, so that it is where reads were
-proved in bounds (`elide_masks` proves it anew). So is the first tile where the fold runs none. Inputs only are read.
+Results that the last iteration computes ahead are not used. The tile that it reads is a tile of the fold, where reads
+were proved in bounds (`elide_masks` proves it anew). So is the first tile of a fold that runs none. Only inputs are
+read.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def skew_carries(func: Func) -> Func:
 
 
 def _leading_dots(body: Block) -> list[Op]:
-    """The dots that need no carry and no other dot, and that another dot of the body needs."""
+    """The dots that depend on no carry and no other dot, and that another dot of the body depends on."""
     carried = set(body.args[1:])
     before: dict[Value, frozenset[Op]] = {}  # the leading dots that a value depends on
     followed: set[Op] = set()
@@ -101,7 +102,7 @@ def _computed_at(tile: Value, ops: Sequence[Op], index: Value, builder: Builder)
 
 
 def _first(op: Fold, tiles: Interval, make: Make) -> Value:
-    """The first tile that runs; one of `tiles` also where none does."""
+    """The first tile that runs; a tile of `tiles` even if no tile runs."""
     axis = op.axis
     bound = op.stop if op.reverse else op.start
     inside = make.of("min", make.of("max", bound, 0), axis.extent)
@@ -112,7 +113,7 @@ def _first(op: Fold, tiles: Interval, make: Make) -> Value:
 
 
 def _next(op: Fold, tile: Value, tiles: Interval, make: Make) -> Value:
-    """The tile after `tile`; the last one again behind the end."""
+    """The tile after `tile`; after the last tile, the last tile again."""
     if op.reverse:
         return make.of("max", make.of("sub", tile, 1), tiles.low)
     return make.of("min", make.of("add", tile, 1), tiles.high)

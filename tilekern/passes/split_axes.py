@@ -1,4 +1,4 @@
-"""Cut grid axes into the digits that accesses take of them.
+"""Cut grid axes into the digits of their indices that accesses take.
 
 Needs: a canonical Func. Gives: an access takes digits of a grid index only where they do not divide the grid.
 
@@ -22,15 +22,15 @@ from tilekern.ir.rewrite import Rewriter
 
 def split_axes(func: Func) -> Func:
     """Apply the rewrite above."""
-    found = [_radices(func, index, axis) for index, axis in zip(func.body.args, func.axes, strict=True)]
-    if all(len(radices) == 1 for radices in found) or any(axis.group for axis in func.axes):
+    all_radices = [_radices(func, index, axis) for index, axis in zip(func.body.args, func.axes, strict=True)]
+    if all(len(radices) == 1 for radices in all_radices) or any(axis.group for axis in func.axes):
         return func
     axes: list[Axis] = []
     args: list[Value] = []
     rewriter = Rewriter(lambda op, rewriter: None)
 
     def body(*_: Value) -> tuple[Value, ...]:
-        for index, axis, radices in zip(func.body.args, func.axes, found, strict=True):
+        for index, axis, radices in zip(func.body.args, func.axes, all_radices, strict=True):
             digits = _digits(axis, radices)
             axes.extend(digits)
             if len(digits) == 1:

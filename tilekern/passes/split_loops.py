@@ -4,10 +4,10 @@ Needs: a canonical Func. Gives: a Func for the pipeline of passes; run twice, it
 
     fold k from a to c                            → fold k from a to b; fold k from b to c  b: a multiple of the block
 
-Of the comparisons in the body, and the bounds of its accesses, some hold for all lanes of a tile from some tile on, or
-up to some tile. The fold is split where the last one begins to hold and where the first one ceases to. Between these
-all hold: a comparison is true there, a dim in bounds. In causal attention that are the tiles below the diagonal; then
-come those on it, then the ragged one, which gets a fold of its own, too.
+Some comparisons in the body, and some bounds of its accesses, hold for all lanes of a tile from some tile on, or up to
+some tile. The fold is split where the last condition begins to hold, and where the first condition ceases to hold. In
+between, all conditions hold: comparisons are true, and dims are in bounds. In causal attention, this part is the tiles
+below the diagonal. Then come the tiles on the diagonal, then the ragged tile, which gets a fold of its own, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def split_loops(func: Func) -> Func:
 
 
 def _split(op: Fold, proof: Proof, lines: Lines, rewriter: Rewriter) -> Sequence[Value]:
-    """The parts one after the other; `bounds` are in elements, multiples of the block."""
+    """The results of the parts, which run one after the other; the bounds between parts are multiples of the block."""
     make = Make(rewriter)
     full = make.number(op.axis.full_tiles, INDEX)
     rising = [crossing(make, line, lines, op.axis.tiles) for line in proof.lines if line.slope > 0]
