@@ -219,8 +219,8 @@ MUTANTS = (
     Mutant(
         "narrow floats: NaN becomes a number",
         "tilekern/lower/rewrite/narrow_floats.py",
-        'found = make.select(make.of("ne", x, x), form.nan, found)',
-        "found = make.select(is_tiny, found, found)",
+        'magnitude = make.select(make.of("ne", x, x), form.nan, magnitude)',
+        "magnitude = make.select(is_tiny, magnitude, magnitude)",
         _REWRITE,
     ),
     Mutant(

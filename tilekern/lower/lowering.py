@@ -49,7 +49,7 @@ class Lowering(Protocol):
         ...
 
     def compile(self) -> CompiledProgram:
-        """Compile for the target; its hardware need not be here."""
+        """Compile for the target; this machine need not have its hardware."""
         ...
 
 
@@ -76,11 +76,11 @@ class CompiledProgram(Protocol):
 
 
 def specialized(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering | None:
-    """Lower a Func to a warp-specialised program, if it has such a form, and if that compiles and is worth it.
+    """Lower a Func to a warp-specialised program; None if it has no such form, does not compile, or is not worth it.
 
     Args:
       func: the Func, with the blocks for that emitter.
-      target: what it shall run on, with the emitter "gluon".
+      target: the device to run on, with the emitter "gluon".
       launch: launch options that somebody chose.
     """
     try:
@@ -99,7 +99,7 @@ def lower(func: Func, target: Target, launch: Mapping[str, int]) -> Lowering:
 
     Args:
       func: the Func.
-      target: what it shall run on.
+      target: the device to run on.
       launch: launch options that somebody chose.
     """
     match target.backend:

@@ -29,8 +29,8 @@ def loop_lines(func: Func) -> Iterator[str]:
 
 def section(head: str, lines: Iterator[str]) -> list[str]:
     """A head and its lines, indented; nothing without lines."""
-    found = [f"  {visible(line)}" for line in lines]
-    return [head, *found] if found else []
+    indented = [f"  {visible(line)}" for line in lines]
+    return [head, *indented] if indented else []
 
 
 def _place(op: Op) -> str:

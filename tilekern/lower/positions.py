@@ -1,7 +1,7 @@
 """Positions of accesses, and tiles of folds, as int32 for backends that emit JAX.
 
-A position near the array is exact, any other one is out of bounds. It is a sum of strides times digits. Arithmetic in
-int32 computes the sum modulo 2³², so a position far from the array could wrap around into it.
+A position near the array is exact, any other position is out of bounds. A position is a sum of strides times digits.
+Arithmetic in int32 computes the sum modulo 2³², so a position far from the array could wrap around into it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def locate(position: Position, operands: Sequence[Any], intervals: Sequence[Inte
       operands: the numbers of its terms, int32.
       intervals: their intervals, or None for an unknown one; None if all are unknown.
     """
-    found = position_interval(position, intervals) if intervals is not None else None
+    bounds = position_interval(position, intervals) if intervals is not None else None
     total = _modulo(position, operands)
-    if found is not None and found.within(-FAR, FAR):
+    if bounds is not None and bounds.within(-FAR, FAR):
         return total
     if _magnitude(position) > _ROUGH:
         return jnp.where(_fits(position, operands, 30), total, np.int32(FAR))
@@ -58,16 +58,16 @@ def index(
       length: the number of elements along the dim, at most 2³¹ - 1.
       size: the number of consecutive lanes.
     """
-    found = position_interval(position, [interval or INT32 for interval in intervals])
+    bounds = position_interval(position, [interval or INT32 for interval in intervals])
     total = _modulo(position, operands)
     # A position that wraps around into [0, length) is at least 2³² away from it.
-    if found is None or found.within(length - 2**32, 2**32 - size):
+    if bounds is None or bounds.within(length - 2**32, 2**32 - size):
         return total
     return jnp.where(_fits(position, operands, 31), total, np.int32(INT32.low))
 
 
 def tile_range(start: Any, stop: Any, axis: Axis) -> tuple[Any, Any]:
-    """The tiles of a fold, from its bounds in elements: the first one, and the one after the last; ints from ints."""
+    """The tiles of a fold, from its bounds in elements: the first tile, and the tile after the last; ints from ints."""
     extent, block = np.int32(axis.extent), np.int32(axis.block)
     first = axis.first_tile(start) if isinstance(start, int) else lax.div(jnp.clip(start, 0, extent), block)
     end = axis.end_tile(stop) if isinstance(stop, int) else lax.div(jnp.clip(stop, 0, extent) + (block - 1), block)

@@ -40,8 +40,8 @@ class Resources:
     tensor_columns: int | None = None
 
     def __str__(self) -> str:
-        known = ((name, value, unit) for name, unit in _UNITS.items() if (value := getattr(self, name)) is not None)
-        return ", ".join(f"{name}: {_amount(value, unit)}" for name, value, unit in known)
+        measured = ((name, value, unit) for name, unit in _UNITS.items() if (value := getattr(self, name)) is not None)
+        return ", ".join(f"{name}: {_amount(value, unit)}" for name, value, unit in measured)
 
 
 _UNITS = {

@@ -1,4 +1,4 @@
-"""The whole sequence of passes of a target, from the traced Func to the one that is emitted, as names and summaries."""
+"""The whole sequence of passes of a target, from the traced Func to the emitted Func, as names and summaries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilekern.lower.triton.chip import chip_of
 from tilekern.lower.xla import legalize as xla
 from tilekern.passes.pipeline import IMPROVE, Pass, Rounds, function_of, name_of
 
-# Every CPU has the same passes; what they do depends on the CPU.
+# Every CPU has the same passes; their effect depends on the CPU.
 _ANY_CPU = Machine("aarch64-unknown-linux-gnu", "generic", "", vector_bytes=16, registers=32)
 
 _PASSES: dict[str, Callable[[Target], Sequence[Pass | Rounds]]] = {
@@ -43,13 +43,13 @@ class PassInfo:
 
 
 def passes_of(target: Target) -> tuple[PassInfo, ...]:
-    """All passes that a kernel goes through for a target, in their order: those of every target first."""
-    found: list[PassInfo] = []
-    for number, one in enumerate((IMPROVE, *_PASSES[target.backend](target))):
-        group = one.passes if isinstance(one, Rounds) else (one,)
-        rounds = number if isinstance(one, Rounds) else None
-        found += (PassInfo(name_of(p), _summary(p), rounds) for p in group)
-    return tuple(found)
+    """All passes that a kernel goes through for a target, in their order: passes of every target first."""
+    infos: list[PassInfo] = []
+    for number, entry in enumerate((IMPROVE, *_PASSES[target.backend](target))):
+        group = entry.passes if isinstance(entry, Rounds) else (entry,)
+        rounds = number if isinstance(entry, Rounds) else None
+        infos += (PassInfo(name_of(p), _summary(p), rounds) for p in group)
+    return tuple(infos)
 
 
 def markdown(target: Target) -> str:
@@ -61,9 +61,9 @@ def markdown(target: Target) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _summary(one: Pass) -> str:
+def _summary(entry: Pass) -> str:
     """The first sentence of a pass, or of its module, which has the rewrites."""
-    function = function_of(one)
+    function = function_of(entry)
     own = function.__doc__ or ""
     text = sys.modules[function.__module__].__doc__ or "" if own.startswith("Apply the rewrite") else own
     sentence = re.split(r"(?<=[.:;])\s", " ".join(text.split("\n\n")[0].split()))[0]

@@ -302,8 +302,8 @@ def markdown() -> str:
         elif cell.reason:
             reason = re.sub(rf"\b{cell.dtype}\b", "this dtype", cell.reason)
             number = notes.setdefault(f"{cell.backend}: {reason}", len(notes) + 1)
-            others = marks.get(at, "").strip("✓")
-            marks[at] = f"{others}, [{number}]" if others else f"[{number}]"
+            listed = marks.get(at, "").strip("✓")
+            marks[at] = f"{listed}, [{number}]" if listed else f"[{number}]"
         else:
             marks.setdefault(at, "✓")
     lines = [f"| op | {' | '.join(DTYPES)} |", f"|:---|{':---:|' * len(DTYPES)}"]

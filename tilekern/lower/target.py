@@ -18,11 +18,11 @@ class Target:
       platform: JAX's name of the platform: "cpu", "cuda", "rocm" or "tpu".
       backend: the package of `tilekern.lower` that lowers for it.
       portable: True if the code must run on later models, too.
-      has_fallback: True if the portable backend takes the kernels that this one refuses, in calls that name no target.
-      falls_back: True if it takes them also in calls that name this target; these name it "cpu".
-      like: the target whose schedules it takes from kernels that have none for it, "" for none.
-      emitter: "gluon" for warp-specialised programs in Gluon; "auto" for these where a kernel has such a form and it
-        is worth it, else Triton; "" for the backend's usual one.
+      has_fallback: True if the portable backend takes kernels that `backend` refuses, in calls that name no target.
+      falls_back: True if the portable backend takes them also in calls that name this target, as "cpu".
+      like: the target whose schedules stand in where a kernel has none for this target, "" for none.
+      emitter: "gluon" for warp-specialised programs in Gluon; "auto" for Gluon where a kernel has such a form and it
+        is worth it, else Triton; "" for the backend's usual emitter.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Target:
 
     @property
     def asked_as(self) -> str:
-        """The name to ask for it: "cpu" for one that falls back."""
+        """The name to ask for it: "cpu" for a target that falls back."""
         return self.platform if self.falls_back else self.full_name
 
     @property
@@ -111,7 +111,7 @@ def check_runs_here(target: Target, name: str) -> None:
     """Refuse machine code that no GPU of this machine runs; a machine without GPUs may compile for all.
 
     Args:
-      target: what the code is for.
+      target: the target of the code.
       name: of the kernel.
 
     Raises:
@@ -188,7 +188,7 @@ def resolve(name: str, emitter: str | None = None) -> Target:
 
     Args:
       name: the target; an emitter may stand behind it, after a "+".
-      emitter: the emitter, one of `EMITTERS`; None for that of the name.
+      emitter: the emitter, one of `EMITTERS`; None for the emitter in the name.
 
     Raises:
       TargetError: there is no such target, or it has no such emitter.
@@ -212,11 +212,11 @@ def resolve(name: str, emitter: str | None = None) -> Target:
 
 def _with_emitter(target: Target, emitter: str) -> Target:
     """The target with an emitter that a user named."""
-    known = EMITTERS if target.name in WARP_SPECIALIZED else EMITTERS[:1]
-    if target.backend != "triton" or emitter not in known:
+    emitters = EMITTERS if target.name in WARP_SPECIALIZED else EMITTERS[:1]
+    if target.backend != "triton" or emitter not in emitters:
         raise TargetError(
             f"{target.name} has no emitter {emitter!r}",
-            expected=f"one of {', '.join(map(repr, known))}" if target.backend == "triton" else "no emitter",
+            expected=f"one of {', '.join(map(repr, emitters))}" if target.backend == "triton" else "no emitter",
             got=f"emitter = {emitter!r}",
             fix=f"leave the emitter out; 'gluon' and 'auto' are for {', '.join(WARP_SPECIALIZED)}",
         )

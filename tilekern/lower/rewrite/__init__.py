@@ -1,1 +1,1 @@
-"""Rewrites of block IR that several backends share. They know no target: `Capabilities` tells them of one."""
+"""Rewrites of block IR that several backends share. They know no target: `Capabilities` describes it."""

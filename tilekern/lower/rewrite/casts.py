@@ -46,7 +46,7 @@ def _from_bool(make: Make, x: Value, has: Capabilities) -> Value:
 
 
 def _between_integers(make: Make, x: Value, dtype: DType) -> Value:
-    """A cast by way of int32, for a target that casts narrow integers only from and to int32."""
+    """A cast through int32, for a target that casts narrow integers only from and to int32."""
     number = make.bitcast(make.convert(x, I32) if x.tile.dtype.itemsize < 4 else x, I32)
     return make.bitcast(number, dtype) if dtype.itemsize == 4 else make.convert(number, dtype)
 

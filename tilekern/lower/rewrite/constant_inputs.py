@@ -20,7 +20,7 @@ class Closed:
     """A Func without constants of several elements.
 
     Attributes:
-      func: its inputs are those of the original, then the constants.
+      func: its inputs are the original's inputs, then the constants.
       constants: the arrays of the last inputs.
     """
 
@@ -29,7 +29,7 @@ class Closed:
 
 
 def constants_as_inputs(func: Func, name: str) -> Closed:
-    """Apply the rewrite above to a legal Func; `name` is that of the inputs, before their numbers."""
+    """Apply the rewrite above to a legal Func; the new inputs are called `name` and a number."""
     constants: dict[Value, Array] = {}
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:

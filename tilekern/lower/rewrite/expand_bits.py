@@ -1,7 +1,7 @@
 """Write integer functions, `nextafter` and `is_finite` in terms of plain bit operations and comparisons.
 
 Needs: a verified Func. Gives: a Func with the same outputs, without the functions that a target lacks. Its shifts, if a
-target lacks any, are by fewer bits than there are; right shifts are arithmetic of signed numbers, logical of others.
+target lacks any, are by fewer bits than a number has; right shifts are arithmetic for signed dtypes, else logical.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def expand_bits(func: Func, lacks: Set[str] | None = None) -> Func:
 
     Args:
       func: the Func.
-      lacks: the functions that the target lacks; by default all of them.
+      lacks: the functions that the target lacks; by default all functions that have a rewrite.
     """
     return Rewriter(partial(_rule, _EXPANSIONS.keys() if lacks is None else lacks)).run(func)
 
@@ -32,8 +32,8 @@ def expand_bits(func: Func, lacks: Set[str] | None = None) -> Func:
 def _rule(lacks: Set[str], op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if not isinstance(op, Elementwise) or op.operands[0].tile.dtype == BOOL or op.function not in lacks:
         return None
-    found = _EXPANSIONS[op.function](Make(rewriter, op), op)
-    return None if found is None else [found]
+    replacement = _EXPANSIONS[op.function](Make(rewriter, op), op)
+    return None if replacement is None else [replacement]
 
 
 def _count_of_ones(make: Make, op: Elementwise) -> Value:
@@ -55,8 +55,8 @@ def _sign(make: Make, op: Elementwise) -> Value | None:
     (x,) = op.operands
     if kind_of(x.tile.dtype) == "float":
         return None
-    one = make.select(make.of("gt", x, 0), make.number(1, x.tile), 0)
-    return one if kind_of(x.tile.dtype) == "unsigned" else make.select(make.of("lt", x, 0), -1, one)
+    positive = make.select(make.of("gt", x, 0), make.number(1, x.tile), 0)
+    return positive if kind_of(x.tile.dtype) == "unsigned" else make.select(make.of("lt", x, 0), -1, positive)
 
 
 def _repeated(byte: int, x: Value) -> int:
@@ -109,8 +109,8 @@ def _shift(make: Make, op: Elementwise) -> Value | None:
 
 
 def _is_small(make: Make, amount: Value, width: int) -> bool:
-    known = make.known(amount)
-    return known is not None and 0 <= known < width
+    constant = make.known(amount)
+    return constant is not None and 0 <= constant < width
 
 
 def _guarded(make: Make, function: str, x: Value, amount: Value, width: int) -> Value:
@@ -129,7 +129,7 @@ def _nextafter(make: Make, op: Elementwise) -> Value:
     """
     x, y = op.operands
     dtype = x.tile.dtype
-    bits, other = make.bits(x, signed=True), make.bits(y, signed=True)
+    bits, toward = make.bits(x, signed=True), make.bits(y, signed=True)
     sign = int(ml_dtypes.iinfo(bits.tile.dtype).min)
     zero = make.of("eq", make.of("and", bits, ~sign), 0)
     a, b = (v if dtype.itemsize >= 4 else make.convert(v, F32) for v in (x, y))
@@ -137,9 +137,9 @@ def _nextafter(make: Make, op: Elementwise) -> Value:
     up, positive = make.of("lt", a, b), make.of("gt", a, 0.0)
     grows = make.of("not", make.of("xor", up, positive))
     step = make.select(grows, make.of("add", bits, 1), make.of("sub", bits, 1))
-    smallest = make.of("or", make.of("and", other, sign), 1)
+    smallest = make.of("or", make.of("and", toward, sign), 1)
     result = make.select(zero, smallest, step)
-    result = make.select(make.of("eq", a, b), other, result)
+    result = make.select(make.of("eq", a, b), toward, result)
     nan = make.of("or", make.of("ne", a, a), make.of("ne", b, b))
     bits_of_nan = int(np.asarray(np.nan).astype(dtype).view(bits.tile.dtype))
     return make.bitcast(make.select(nan, bits_of_nan, result), dtype)

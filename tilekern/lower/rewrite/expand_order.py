@@ -23,19 +23,19 @@ def expand_top_k(make: Make, op: TopK) -> Value:
     """The first positions of a sort by the inverted keys."""
     (x,) = op.operands
     places = _positions(make, [make.of("not", sort_key(make, x))], op.dim)
-    zeros, ones = (0,) * len(x.tile.shape), (1,) * len(x.tile.shape)
-    return make.add(Slice, places, start=zeros, stop=op.result.tile.shape, stride=ones)
+    start, stride = (0,) * len(x.tile.shape), (1,) * len(x.tile.shape)
+    return make.add(Slice, places, start=start, stop=op.result.tile.shape, stride=stride)
 
 
 def picks_places(op: Sort, rewriter: Rewriter) -> bool:
     """True if the picked operand of a sort is the numbers 0, 1, ... of each line."""
-    found, dim = rewriter.definition(op.operands[op.pick]), op.dim
-    if isinstance(found, Broadcast) and dim in found.dims:
-        found, dim = rewriter.definition(found.operands[0]), found.dims.index(dim)
-    return isinstance(found, Iota) and found.dtype == I32 and found.dim == dim
+    definition, dim = rewriter.definition(op.operands[op.pick]), op.dim
+    if isinstance(definition, Broadcast) and dim in definition.dims:
+        definition, dim = rewriter.definition(definition.operands[0]), definition.dims.index(dim)
+    return isinstance(definition, Iota) and definition.dtype == I32 and definition.dim == dim
 
 
 def _positions(make: Make, keys: list[Value], dim: int) -> Value:
-    """The positions of the elements in ascending order of the keys, equal ones in their order; int32."""
+    """The positions of the elements in ascending order of the keys, equal keys in their order; int32."""
     lanes = make.lanes(keys[0].tile.shape, dim)
     return make.add(Sort, *keys, lanes, dim=dim, num_keys=len(keys), pick=len(keys))

@@ -2,7 +2,7 @@
 
 Needs: a verified Func whose ops on bits are expanded (`expand_bits`). Gives: a Func with the same outputs, in which
 
-    casts           are those of the target: see `casts`
+    casts           are casts of the target: see `casts`
     functions       of narrow floats and integers are computed in float32 and int32, unless the target has them;
                     bools have `and`, `or`, `xor` and `not`, for comparisons by order they become int32
     reductions      and scans are in float32 or int32 where the target has no narrower ones; arg-reductions, too
@@ -10,7 +10,7 @@ Needs: a verified Func whose ops on bits are expanded (`expand_bits`). Gives: a 
     iota            is of int32
 
 Float32 has more than twice the digits of narrower floats, so a sum, a product, a quotient or a root that is computed in
-float32 and rounded again has the bits of the exact one rounded once.
+float32 and rounded again has the bits of the exact result rounded once.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def _rule(has: Capabilities, op: Op, rewriter: Rewriter) -> Sequence[Value] | No
     make = Make(rewriter, op)
     match op:
         case Convert() if not _has_cast(op, has):
-            found = cast(make, op.operands[0], op.dtype, has)
+            replacement = cast(make, op.operands[0], op.dtype, has)
         case Iota() if op.dtype != I32:
-            found = cast(make, make.add(Iota, shape=op.shape, dtype=I32, dim=op.dim), op.dtype, has)
+            replacement = cast(make, make.add(Iota, shape=op.shape, dtype=I32, dim=op.dim), op.dtype, has)
         case Elementwise():
-            found = _elementwise(make, op, has)
+            replacement = _elementwise(make, op, has)
         case Reduce():
-            found = _reduce(make, op, has)
+            replacement = _reduce(make, op, has)
         case Scan() | ArgReduce():
-            found = _along(make, op, has)
+            replacement = _along(make, op, has)
         case Select() if is_float8(op.result.tile.dtype) and not has.selects_float8:
-            found = make.select(*op.operands)
+            replacement = make.select(*op.operands)
         case _:
-            found = None
-    return None if found is None else [found]
+            replacement = None
+    return None if replacement is None else [replacement]
 
 
 def _has_cast(op: Convert, has: Capabilities) -> bool:
@@ -70,8 +70,8 @@ def _elementwise(make: Make, op: Elementwise, has: Capabilities) -> Value | None
     wide = has.computed_in(op.function, dtype)
     if wide == dtype:
         return None
-    found = make.of(op.function, *(cast(make, x, wide, has) for x in op.operands))
-    return found if result == BOOL else cast(make, found, result, has)
+    wide_result = make.of(op.function, *(cast(make, x, wide, has) for x in op.operands))
+    return wide_result if result == BOOL else cast(make, wide_result, result, has)
 
 
 def _reduce(make: Make, op: Reduce, has: Capabilities) -> Value | None:
@@ -98,5 +98,5 @@ def _along(make: Make, op: Scan | ArgReduce, has: Capabilities) -> Value | None:
     wide = has.reduced_in(dtype)
     if wide == dtype:
         return None
-    found = make.again(op, cast(make, x, wide, has))
-    return found if isinstance(op, ArgReduce) else cast(make, found, dtype, has)
+    wide_result = make.again(op, cast(make, x, wide, has))
+    return wide_result if isinstance(op, ArgReduce) else cast(make, wide_result, dtype, has)

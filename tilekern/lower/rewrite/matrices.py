@@ -1,4 +1,4 @@
-"""Dots as products of matrices [M, K] and [K, N], or of stacks of them [B, M, K] and [B, K, N].
+"""Dots as products of matrices [M, K] and [K, N], or of stacks [B, M, K] and [B, K, N] of matrices.
 
 The dims of each kind, batch, free and contracted, are brought together and merged. A target may take the contracted dim
 first or last.
@@ -28,7 +28,7 @@ def is_of_matrices(op: Dot) -> bool:
 
 
 def dims_of(op: Dot, side: Side) -> Dims:
-    """The dims of an operand: batch, free and contracted ones."""
+    """The dims of an operand: (batch, free, contracted)."""
     return op.batch[side], op.free(side), op.contract[side]
 
 
@@ -38,7 +38,7 @@ def as_matrix(make: Make, x: Value, dims: Dims, contracted_last: bool, drop_one:
     Args:
       make: adds ops.
       x: the operand.
-      dims: its batch dims, its free ones, its contracted ones.
+      dims: its batch, free and contracted dims.
       contracted_last: the order of the last two dims.
       drop_one: leave out a batch of one, too.
     """

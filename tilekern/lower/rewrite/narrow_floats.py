@@ -68,7 +68,7 @@ FORMATS: dict[DType, Format] = {
 
 
 def rounded(make: Make, x: Value, dtype: DType) -> Value:
-    """Float32 numbers rounded to those of a narrow dtype, as float32."""
+    """Float32 numbers rounded to numbers of a narrow dtype, as float32."""
     form = FORMATS[dtype]
     bits = make.bits(x, signed=True)
     size = make.of("abs", x)
@@ -80,9 +80,9 @@ def rounded(make: Make, x: Value, dtype: DType) -> Value:
     sign = make.of("and", bits, _SIGN)
     small = make.of("or", make.bits(tiny, signed=True), sign)
     beyond = make.of("or", sign, _EXPONENT if form.infinity != form.nan else 0x7FC00000)
-    found = make.select(make.of("lt", size, form.normal), small, normal)
-    found = make.select(make.of("gt", size, form.largest), beyond, found)
-    return make.select(make.of("ne", x, x), x, make.bitcast(found, F32))
+    result = make.select(make.of("lt", size, form.normal), small, normal)
+    result = make.select(make.of("gt", size, form.largest), beyond, result)
+    return make.select(make.of("ne", x, x), x, make.bitcast(result, F32))
 
 
 def encoded(make: Make, x: Value, dtype: DType) -> Value:
@@ -94,21 +94,21 @@ def encoded(make: Make, x: Value, dtype: DType) -> Value:
     normal = make.of("sub", cut, (127 - form.bias) << form.fraction)
     is_tiny = make.of("lt", size, form.normal)
     steps = make.of("mul", make.select(is_tiny, size, 0.0), 1 / form.quantum)
-    found = make.select(is_tiny, make.convert(steps, I32), normal)
-    found = make.select(make.of("eq", size, float("inf")), form.infinity, found)
-    found = make.select(make.of("ne", x, x), form.nan, found)
+    magnitude = make.select(is_tiny, make.convert(steps, I32), normal)
+    magnitude = make.select(make.of("eq", size, float("inf")), form.infinity, magnitude)
+    magnitude = make.select(make.of("ne", x, x), form.nan, magnitude)
     sign = make.of("shift_left", make.of("shift_right_logical", bits, 31), form.width - 1)
-    return make.of("or", found, sign)
+    return make.of("or", magnitude, sign)
 
 
 def decoded(make: Make, bits: Value, dtype: DType) -> Value:
-    """The numbers, as float32, of the bits of a narrow dtype, which are given as int32."""
+    """The numbers, as float32, whose bits in a narrow dtype are `bits`, int32."""
     form = FORMATS[dtype]
     size = make.of("and", bits, (1 << (form.width - 1)) - 1)
     sign = make.of("shift_left", make.of("shift_right_logical", bits, form.width - 1), 31)
     normal = make.of("add", make.of("shift_left", size, form.dropped), (127 - form.bias) << 23)
     special = make.of("or", make.of("shift_left", size, form.dropped), _EXPONENT)
     tiny = make.of("mul", make.convert(size, F32), form.quantum)
-    found = make.select(make.of("ge", size, form.infinity), special, normal)
-    found = make.select(make.of("lt", size, 1 << form.fraction), make.bits(tiny, signed=True), found)
-    return make.bitcast(make.of("or", found, make.of("and", sign, _SIGN)), F32)
+    magnitude = make.select(make.of("ge", size, form.infinity), special, normal)
+    magnitude = make.select(make.of("lt", size, 1 << form.fraction), make.bits(tiny, signed=True), magnitude)
+    return make.bitcast(make.of("or", magnitude, make.of("and", sign, _SIGN)), F32)

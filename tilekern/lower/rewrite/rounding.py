@@ -1,7 +1,7 @@
-"""Casts to narrow floats by way of float32 with one rounding in effect: the first one is *to odd*.
+"""Casts to narrow floats through float32 with one rounding in effect: the first rounding is *to odd*.
 
 A number rounds to the nearer of two neighbours of the narrow dtype. Rounded to the nearest float32 first, it may become
-the midpoint of the two, and then the second rounding may go to the wrong one. Rounding to odd takes, for a number that
+the midpoint of the two, and then the second rounding may go to the wrong side. Rounding to odd takes, for a number that
 is not exact, the neighbour whose last bit is 1. This is never the midpoint of two floats of at least two bits less
 (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd",
 theorem 3).

@@ -125,10 +125,10 @@ def write(
 
 def windows(op: MemoryOp, shape: Sequence[int], env: Environment) -> list[Window] | None:
     """The box that the batch touches; None if it is no box, or not proved to lie inside the array."""
-    found = [_window(dim, size, op, env) for dim, size in zip(op.access.dims, shape, strict=True)]
-    boxes = [w for w in found if w is not None]
+    dim_windows = [_window(dim, size, op, env) for dim, size in zip(op.access.dims, shape, strict=True)]
+    boxes = [w for w in dim_windows if w is not None]
     axes = [axis for w in boxes for axis, _ in w.radix]
-    return boxes if len(boxes) == len(found) and len(axes) == len(set(axes)) else None
+    return boxes if len(boxes) == len(dim_windows) and len(axes) == len(set(axes)) else None
 
 
 def _window(dim: Dim, extent: int, op: MemoryOp, env: Environment) -> Window | None:
@@ -136,7 +136,7 @@ def _window(dim: Dim, extent: int, op: MemoryOp, env: Environment) -> Window | N
         return None
     start: Any = dim.position.const
     low = high = dim.position.const
-    known, strides = True, list[tuple[int, int, int]]()
+    bounded, strides = True, list[tuple[int, int, int]]()
     for term in dim.position.terms:
         scalar = env[op.positions[term.operand]]
         interval = digit_interval(term, scalar.interval)
@@ -149,7 +149,7 @@ def _window(dim: Dim, extent: int, op: MemoryOp, env: Environment) -> Window | N
             base = term.digit(scalar.array)
         start = _sum(start, base, term.stride)
         if interval is None:
-            known = False
+            bounded = False
         else:
             ends = (interval.low * term.stride, interval.high * term.stride)
             low, high = low + min(ends), high + max(ends)
@@ -162,7 +162,7 @@ def _window(dim: Dim, extent: int, op: MemoryOp, env: Environment) -> Window | N
     if isinstance(start, int):
         cut = max(0, min(-start, length)), max(0, min(extent - start, length))
         return Window(start, length, radix, dim.size, *cut)
-    proved = dim.in_bounds or (known and low >= 0 and high + length <= extent)
+    proved = dim.in_bounds or (bounded and low >= 0 and high + length <= extent)
     return Window(start, length, radix, dim.size, 0, length) if proved else None
 
 
@@ -234,7 +234,7 @@ def _indices(op: MemoryOp, env: Environment) -> tuple[list[jax.Array], tuple[int
     access = op.access
     used = {op.positions[t.operand] for d in access.dims for t in d.position.terms}
     axes = tuple(sorted({a for v in used for a in env[v].axes}))
-    rank, found = len(access.shape), list[jax.Array]()
+    rank, indices = len(access.shape), list[jax.Array]()
     intervals = [env[v].interval for v in op.positions]
     for dim, lane, length in zip(access.dims, access.lanes, op.extents, strict=True):
         shape = [1] * (len(axes) + rank)
@@ -243,8 +243,8 @@ def _indices(op: MemoryOp, env: Environment) -> tuple[list[jax.Array], tuple[int
         needed = {term.operand for term in dim.position.terms}
         numbers = [_spread(v, env, axes, lane, rank) if n in needed else None for n, v in enumerate(op.positions)]
         lanes = jnp.arange(dim.size if dim.kind == "block" else 1, dtype=jnp.int32).reshape(shape)
-        found.append(lanes + positions.index(dim.position, numbers, intervals, length, lanes.size))
-    return found, axes
+        indices.append(lanes + positions.index(dim.position, numbers, intervals, length, lanes.size))
+    return indices, axes
 
 
 def _spread(value: Value, env: Environment, axes: tuple[int, ...], lane: int | None, rank: int) -> jax.Array:
@@ -298,10 +298,10 @@ def targets(
     sizes: Mapping[int, int],
 ) -> tuple[jax.Array, ...]:
     """The index of all lanes in each dim, for all programs of `axes`; behind the end where nothing may be written."""
-    indices, found = _indices(op, env)
+    indices, index_axes = _indices(op, env)
     shape = (*(sizes[a] for a in axes), *op.access.shape)
     spread = [
-        i.reshape(*(i.shape[found.index(a)] if a in found else 1 for a in axes), *i.shape[len(found) :])
+        i.reshape(*(i.shape[index_axes.index(a)] if a in index_axes else 1 for a in axes), *i.shape[len(index_axes) :])
         for i in indices
     ]
     keep = jnp.asarray(True) if mask is None else aligned(mask, axes, sizes)
@@ -328,9 +328,9 @@ def aligned(value: Batched, axes: tuple[int, ...], sizes: Mapping[int, int]) -> 
     return jnp.broadcast_to(array.reshape(*leading, *tile), (*(sizes[a] for a in axes), *tile))
 
 
-def select(mask: Batched, value: Batched, other: Batched, rank: int) -> Batched:
-    """jnp.where over programs and lanes; `other` may be a scalar."""
-    axes = tuple(sorted({*mask.axes, *value.axes, *other.axes}))
+def select(mask: Batched, value: Batched, otherwise: Batched, rank: int) -> Batched:
+    """jnp.where over programs and lanes; `otherwise` may be a scalar."""
+    axes = tuple(sorted({*mask.axes, *value.axes, *otherwise.axes}))
 
     def spread(batched: Batched) -> jax.Array:
         array = as_array(batched)
@@ -338,4 +338,4 @@ def select(mask: Batched, value: Batched, other: Batched, rank: int) -> Batched:
         leading = [array.shape[batched.axes.index(a)] if a in batched.axes else 1 for a in axes]
         return array.reshape(*leading, *tile)
 
-    return Batched(jnp.where(spread(mask), spread(value), spread(other)), axes)
+    return Batched(jnp.where(spread(mask), spread(value), spread(otherwise)), axes)

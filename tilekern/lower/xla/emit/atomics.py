@@ -31,9 +31,9 @@ def _updated(op: Atomic, array: jax.Array, env: Environment, sizes: Mapping[int,
     # Every program updates the element once, also along axes that neither the value nor the position depends on.
     batched = tuple(sorted(axis for axis, size in sizes.items() if size > 1))
     placed = tuple(sorted({a for v in op.positions for a in env[v].axes}))
-    every = aligned(value, batched, sizes)
-    others = tuple(d for d, axis in enumerate(batched) if axis not in placed)
-    tile = Batched(lax.reduce(every, neutral, combiner(op.kind), others), placed)
+    values = aligned(value, batched, sizes)
+    reduced_dims = tuple(d for d, axis in enumerate(batched) if axis not in placed)
+    tile = Batched(lax.reduce(values, neutral, combiner(op.kind), reduced_dims), placed)
     boxes = windows(op, array.shape, env)
     if boxes is not None:
         old = read(boxes, op, array)

@@ -88,12 +88,12 @@ class Emitter:
     def _place(self, number: int, segment: Segment, base: Any) -> None:
         """Set the index along an axis to the `count` numbers from `base` on."""
         low, high = segment.first, segment.first + (segment.chunks - 1) * segment.count
-        bases, every = Interval(low, high), Interval(low, high + segment.count - 1)
+        bases, interval = Interval(low, high), Interval(low, high + segment.count - 1)
         self._sizes[number] = segment.count
-        index: Batched = Batched(base, (), every)
+        index: Batched = Batched(base, (), interval)
         if segment.count > 1:
             array = jnp.arange(segment.count, dtype=jnp.int32) + base
-            index = GridIndex(array, (number,), every, base, segment.count, bases)
+            index = GridIndex(array, (number,), interval, base, segment.count, bases)
         self.env[self._func.body.args[number]] = index
 
     # --- memory as state ---
@@ -236,7 +236,7 @@ class FoldEmitter:
         emitter.bind(op.results, state[1], self._axes)
 
     def _bounds(self, start: Batched, stop: Batched) -> tuple[Any, Any]:
-        """The first tile and the one behind the last, as ints where they are known."""
+        """The first tile and the tile behind the last, as ints where they are known."""
         first, last = (b.interval.low if b.interval and b.interval.known else b.array for b in (start, stop))
         return tile_range(first, last, self._op.axis)
 

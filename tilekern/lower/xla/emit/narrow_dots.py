@@ -45,5 +45,5 @@ def narrow_dot(op: Dot, lhs: Batched, rhs: Batched, axes: tuple[int, ...]) -> ja
         [v.axes[d] for d in free if d < len(v.axes)] for v, free in ((lhs, left_free), (rhs, right_free))
     )
     own = len(left_free) - len(of_left)
-    found = [*shared, *(None for _ in op.batch[0]), *of_left, *(None for _ in range(own)), *of_right]
-    return jnp.moveaxis(product, [found.index(a) for a in axes], range(len(axes)))
+    dim_axes = [*shared, *(None for _ in op.batch[0]), *of_left, *(None for _ in range(own)), *of_right]
+    return jnp.moveaxis(product, [dim_axes.index(a) for a in axes], range(len(axes)))

@@ -42,7 +42,7 @@ def function_of(op: Op) -> Function:
 
 
 def _place_function(op: Op) -> Function:
-    """Ops that compute indices, or that take computed ones."""
+    """The function of an op that computes indices, or takes computed indices."""
     match op:
         case ArgReduce():
             find = lax.argmax if op.extreme == "max" else lax.argmin

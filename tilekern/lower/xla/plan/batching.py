@@ -61,12 +61,12 @@ def balanced_count(tiles: int, limit: int) -> int:
 
 
 def split_axis(axis: Axis, count: int) -> tuple[Segment, ...]:
-    """An axis in chunks of `count` tiles, a smaller chunk, and the ragged tile; empty ones left out."""
+    """An axis in chunks of `count` tiles, a smaller chunk, and the ragged tile; empty segments left out."""
     full = axis.full_tiles
-    rest = full % count
+    remainder = full % count
     parts = (
         Segment(0, full // count, count),
-        Segment(full - rest, min(rest, 1), rest),
+        Segment(full - remainder, min(remainder, 1), remainder),
         Segment(full, axis.tiles - full, 1),
     )
     return tuple(part for part in parts if part.chunks)

@@ -60,55 +60,55 @@ def refuse_beyond_memory(func: Func) -> Func:
 
 def temporaries(func: Func) -> tuple[int, Op | None]:
     """A lower bound of the bytes of one program's values that are alive at once; and the op at which most are."""
-    return _most(func.body, _kept(func))
+    return _most(func.body, _array_values(func))
 
 
-def _kept(func: Func) -> set[Value]:
+def _array_values(func: Func) -> set[Value]:
     """The values that XLA keeps as arrays."""
-    made = {result: op for op in func.walk() for result in op.results}
-    kept = set[Value]()
+    definers = {result: op for op in func.walk() for result in op.results}
+    values = set[Value]()
     for op in func.walk():
         if isinstance(op, _COMPUTED):
-            kept.update(op.results)
+            values.update(op.results)
             # A loaded tile may be a view of its array, and a constant is a part of the program.
-            kept.update(v for v in op.operands if v in made and not isinstance(made[v], (Load, Constant)))
+            values.update(v for v in op.operands if v in definers and not isinstance(definers[v], (Load, Constant)))
         elif isinstance(op, (Fold, While)) or _is_gather(op):
-            kept.update(op.results)
-    return kept
+            values.update(op.results)
+    return values
 
 
 def _is_gather(op: Op) -> bool:
     return isinstance(op, Load) and any(dim.kind == "gather" for dim in op.access.dims)
 
 
-def _most(block: Block, kept: set[Value]) -> tuple[int, Op | None]:
-    """The peak of bytes alive at once, of the kept values that a block defines; and its op."""
+def _most(block: Block, array_values: set[Value]) -> tuple[int, Op | None]:
+    """The most bytes alive at once of the `array_values` that a block defines, and the op there."""
     ends = _last_uses(block)
     ending = dict[int, int]()
     for value, number in ends.items():
-        ending[number] = ending.get(number, 0) + _bytes((value,), kept)
+        ending[number] = ending.get(number, 0) + _bytes((value,), array_values)
     alive, most, where = 0, 0, None
     for number, op in enumerate(block.ops):
         ended = ending.get(number, 0)
         if not isinstance(op, _APART):
             alive, ended = alive - ended, 0
-        alive += _bytes(op.results, kept)
-        inner, at = max((_most(region, kept) for region in op.regions), key=itemgetter(0), default=(0, None))
+        alive += _bytes(op.results, array_values)
+        inner, at = max((_most(region, array_values) for region in op.regions), key=itemgetter(0), default=(0, None))
         if alive + inner > most:
             most, where = alive + inner, at or op
-        alive -= ended + _bytes((v for v in op.results if v not in ends), kept)
+        alive -= ended + _bytes((v for v in op.results if v not in ends), array_values)
     return most, where
 
 
 def _last_uses(block: Block) -> dict[Value, int]:
     """For each value that a block defines, the number of the last op that uses it; `len(ops)` for results."""
-    made = {result for op in block.ops for result in op.results}
-    found = dict[Value, int]()
+    defined = {result for op in block.ops for result in op.results}
+    last_uses = dict[Value, int]()
     for number, op in enumerate(block.ops):
-        found.update((v, number) for v in op.uses() if v in made)
-    found.update((v, len(block.ops)) for v in block.results)
-    return found
+        last_uses.update((v, number) for v in op.uses() if v in defined)
+    last_uses.update((v, len(block.ops)) for v in block.results)
+    return last_uses
 
 
-def _bytes(values: Iterable[Value], kept: set[Value]) -> int:
-    return sum(v.tile.nbytes for v in values if v in kept)
+def _bytes(values: Iterable[Value], array_values: set[Value]) -> int:
+    return sum(v.tile.nbytes for v in values if v in array_values)
