@@ -1,1 +1,1 @@
-"""The language: tiles and refs, and the tracing of a body to block IR by way of JAX."""
+"""The language: tiles and refs, and the tracing of a body, by JAX, to block IR."""

@@ -74,30 +74,30 @@ def _threefry(k0: Any, k1: Any, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array
 def stochastic_round(tile: Any, bits: Any, dtype: Any) -> jax.Array:
     """Round to a neighbour in a narrower dtype, up or down by chance, so that the mean of many results is the tile.
 
-    A number between two neighbours becomes the upper one if the share of their distance that it lies above the lower
-    one is more than bits · 2⁻³². Of bfloat16 the upper 16 bits count, of others the upper 24. Numbers of the dtype
-    stay, and so do infinities and NaN. A number below the next power of two of the largest finite one never becomes
-    infinite or NaN by chance. Sums of small updates in bfloat16 keep what rounding to the nearest would lose.
+    A number x between two neighbours, near (closer to 0) and far, becomes far if (x - near) / (far - near) is more than
+    bits · 2⁻³². For bfloat16 the upper 16 bits count, for other dtypes the upper 24. Numbers of the dtype stay, and so
+    do infinities and NaN. A number below the next power of two of the largest finite number never becomes infinite or
+    NaN by chance. Sums of small updates in bfloat16 keep addends that rounding to the nearest would lose.
 
-    The derivative is that of `astype`.
+    The derivative is the derivative of `astype`.
 
     Args:
       tile: floats of float32, or narrower.
-      bits: uint32 that broadcast to the tile's shape, one for each element, such as `tk.random_bits` gives.
+      bits: uint32 that broadcast to the tile's shape, one for each element, such as the result of `tk.random_bits`.
       dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2.
 
     Returns:
-      the tile in this dtype.
+      The rounded tile, of this dtype.
     """
     array, chance = jnp.asarray(tile), jnp.asarray(bits)
     try:
-        wanted = jnp.dtype(dtype)
+        target = jnp.dtype(dtype)
     except TypeError:
-        wanted = None
+        target = None
     fits = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize <= 4 and chance.dtype == jnp.uint32
     spread = (1,) * (array.ndim - chance.ndim) + chance.shape
     if (
-        wanted not in _FORMATS
+        target not in _FORMATS
         or not fits
         or len(spread) != array.ndim
         or any(s not in (1, whole) for s, whole in zip(spread, array.shape, strict=True))
@@ -106,10 +106,10 @@ def stochastic_round(tile: Any, bits: Any, dtype: Any) -> jax.Array:
             "tk.stochastic_round takes floats, random bits and a dtype",
             expected="a tile of float32 or narrower, uint32 that broadcast to it, and a dtype of "
             + ", ".join(d.name for d in _FORMATS),
-            got=f"tile = {describe(tile)}, bits = {describe(bits)}, dtype = {getattr(wanted, 'name', dtype)}",
+            got=f"tile = {describe(tile)}, bits = {describe(bits)}, dtype = {getattr(target, 'name', dtype)}",
             fix="cast with .astype(jnp.float32); draw bits with tk.random_bits",
         )
-    return _rounded(array.astype(jnp.float32), jnp.broadcast_to(chance, array.shape), wanted)
+    return _rounded(array.astype(jnp.float32), jnp.broadcast_to(chance, array.shape), target)
 
 
 _FORMATS = {
@@ -126,8 +126,8 @@ def _rounded(x: jax.Array, bits: jax.Array, dtype: Any) -> jax.Array:
     mantissa, exponent, largest = _FORMATS[dtype]
     upper_half = dtype == jnp.bfloat16
     least, greatest = _between_bfloat16(x, bits) if upper_half else _between(x, bits, mantissa, exponent)
-    found = jnp.where(jnp.abs(greatest) <= largest, greatest, least)
-    return jnp.where(jnp.isfinite(x), found, x).astype(dtype)
+    rounded = jnp.where(jnp.abs(greatest) <= largest, greatest, least)
+    return jnp.where(jnp.isfinite(x), rounded, x).astype(dtype)
 
 
 @_rounded.defjvp
@@ -136,7 +136,7 @@ def _rounded_jvp(dtype: Any, primals: Any, tangents: Any) -> tuple[jax.Array, ja
 
 
 def _between_bfloat16(x: jax.Array, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x cut after the upper 16 of its bits, and the same or the next such number, by chance."""
+    """(x cut after its upper 16 bits, the same number or by chance the next bfloat16 number away from 0)."""
     number = jax.lax.bitcast_convert_type(x, jnp.uint32)
     upper = jnp.uint32(0xFFFF0000)
     carried = number + (~bits >> jnp.uint32(16))
@@ -144,7 +144,7 @@ def _between_bfloat16(x: jax.Array, bits: jax.Array) -> tuple[jax.Array, jax.Arr
 
 
 def _between(x: jax.Array, bits: jax.Array, mantissa: int, least_exponent: int) -> tuple[jax.Array, jax.Array]:
-    """x rounded towards 0 to a multiple of the distance of its neighbours, and the same or the next one, by chance."""
+    """(x rounded towards 0 to a multiple of its neighbours' distance, the same or by chance the next multiple)."""
     exponent = jax.lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x7F800000)
     exponent = jnp.maximum(exponent, jnp.uint32((least_exponent + 127) << 23))
     distance = _as_float(exponent - jnp.uint32(mantissa << 23))
@@ -166,7 +166,7 @@ def unpack(tile: Any, axis: int = -1) -> jax.Array:
     """Unpack the 4-bit integers of a tile of bytes. The low half of a byte comes before the high half.
 
     Args:
-      tile: int8 (two signed integers in each byte) or uint8 (two unsigned ones).
+      tile: int8 (two signed integers in each byte) or uint8 (two unsigned integers in each byte).
       axis: the dim along which neighbours share a byte.
 
     Returns:

@@ -2,8 +2,8 @@
 
     y = f(x)  →  y' = f's ops of stop_gradient(x);  y = custom_derivative(y', x) do (y, x, x_t) { f's jvp; yield y_t }
 
-A jvp that calls f on the same operands again, as most do, takes the result that exists. Other functions in it that have
-derivatives of their own have none there, so that the second derivative is refused at its line.
+Most jvps call f on the same operands again. Such a call takes the existing result. Other functions in a jvp that have
+derivatives of their own have no derivative there, so the second derivative is refused at its line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilekern.lang.emitter import Emitter
 
 @dataclass(frozen=True)
 class Call:
-    """The call of a function, as its own rule sees it."""
+    """The call of a function, as the derivative rule of the function sees it."""
 
     function: str
     operands: tuple[Value, ...]
@@ -31,7 +31,7 @@ class Call:
 
     def is_it(self, eqn: JaxprEqn, operands: Sequence[Value]) -> bool:
         """True if an equation in the rule is the call."""
-        is_open = bool(eqn.params["call_jaxpr"].consts)  # its text does not show them
+        is_open = bool(eqn.params["call_jaxpr"].consts)  # the text of a jaxpr does not show its constants
         return not is_open and self.operands == tuple(operands) and self.function == _function(eqn)
 
 
@@ -42,7 +42,7 @@ class Importing(Protocol):
     captured: list[tuple[Any, Value]]
 
     def run(self, jaxpr: Jaxpr, operands: Sequence[Value]) -> tuple[Value, ...]:
-        """Append the ops of a jaxpr; its results."""
+        """Append the ops of a jaxpr, and return its results."""
         ...
 
     def splat(self, number: Any, like: TileType) -> Value:
@@ -55,7 +55,7 @@ class Importing(Protocol):
 
 
 def stopped(emit: Emitter, value: Value) -> Value:
-    """The value as a constant of differentiation."""
+    """The value as a constant of differentiation; a value that is no float itself."""
     return emit.op(Stop, value) if _is_float(value) else value
 
 
@@ -66,7 +66,7 @@ def marked(
     results: Sequence[Value],
     nested: Callable[[], Importing] | None,
 ) -> list[Value]:
-    """The results of a function, those of floats each with its rule.
+    """The results of a function; each float result is wrapped in a `Custom` with its rule.
 
     Args:
       emit: adds ops.
@@ -75,11 +75,11 @@ def marked(
       results: its results, computed from stops of the operands.
       nested: makes the importer of a rule; None inside of rules.
     """
-    found: list[Value] = []
+    marked_results: list[Value] = []
     for number, result in enumerate(results):
         rule, reason = None, "a function with a derivative of its own, inside the rule of another one"
         if not _is_float(result):
-            found.append(result)
+            marked_results.append(result)
             continue
         if eqn.primitive.name != "custom_jvp_call":
             reason = "a function of jax.custom_vjp, whose rule is for reverse mode alone"
@@ -88,38 +88,38 @@ def marked(
                 rule, reason = _rule(eqn, operands, results, number, nested()), ""
             except Exception as error:  # the user's rule runs here, and the kernel may not need it
                 reason = f"a rule that fails: {' '.join((type(error).__name__, *str(error).splitlines()[:1]))}"
-        found.append(emit.op(Custom, result, *operands, rule=rule, reason=reason))
-    return found
+        marked_results.append(emit.op(Custom, result, *operands, rule=rule, reason=reason))
+    return marked_results
 
 
 def _rule(eqn: JaxprEqn, operands: Sequence[Value], results: Sequence[Value], number: int, nested: Importing) -> Block:
     jaxpr, places = _jax.jvp_of(eqn)
     result, constants = Value(results[number].type, "y"), eqn.params["num_consts"]
-    known = tuple(Value(v.type, "x") for v in operands)
+    primals = tuple(Value(v.type, "x") for v in operands)
     moving = tuple(Value(v.type, "t") if _is_float(v) else None for v in operands)
     tangents = tuple(t for t in moving if t is not None)
-    # Of several results only one is known here, so that the call is computed again.
-    nested.within = Call(_function(eqn), known if len(results) == 1 else (), result)
+    # If a call has several results, the rule has only one of its results, so the call is computed again.
+    nested.within = Call(_function(eqn), primals if len(results) == 1 else (), result)
 
     def body(*_: Value) -> tuple[Value, ...]:
-        given = [t for t in moving[constants:] if t is not None]
-        found, place = nested.run(jaxpr, [*known[constants:], *given]), places[number]
-        return (nested.splat(0, result.tile) if place is None else found[place],)
+        moving_tangents = [t for t in moving[constants:] if t is not None]
+        result_tangents, place = nested.run(jaxpr, [*primals[constants:], *moving_tangents]), places[number]
+        return (nested.splat(0, result.tile) if place is None else result_tangents[place],)
 
-    block = nested.block((result, *known, *tangents), body)
+    block = nested.block((result, *primals, *tangents), body)
     if nested.captured:
         raise UnsupportedError("the rule captures an array", fix="make the array an argument of the function")
     return _pruned(block)
 
 
 def _pruned(block: Block) -> Block:
-    """The block without ops of which its results do not depend."""
-    needed, kept = set(block.results), list[Op]()
+    """The block without ops that its results do not depend on."""
+    needed, live_ops = set(block.results), list[Op]()
     for op in reversed(block.ops):
         if not needed.isdisjoint(op.results):
-            kept.append(op)
+            live_ops.append(op)
             needed.update(op.uses())
-    return Block(block.args, tuple(reversed(kept)), block.results)
+    return Block(block.args, tuple(reversed(live_ops)), block.results)
 
 
 def _function(eqn: JaxprEqn) -> str:

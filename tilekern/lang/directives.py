@@ -62,7 +62,7 @@ def when(condition: Any) -> Callable[[Callable[[], object]], None]:
 
 @checked
 def hoist(function: Callable[[], Any]) -> Any:
-    """Value of `function()`, a pytree of tiles that depends on grid indices and inputs only.
+    """Value of `function()`, a pytree of tiles that depend on grid indices and inputs only.
 
     A backend may compute it in advance, as a table for the whole grid: loop bounds that depend on data, for example.
     The function may load inputs. It may use tiles of `tk.parallel`, and values that the body computed from them.
@@ -143,8 +143,8 @@ def _tile(value: Any) -> jax.Array:
     )
 
 
-def _bool(value: Any, what: str) -> jax.Array:
+def _bool(value: Any, subject: str) -> jax.Array:
     array = jnp.asarray(value) if _jax.is_array(value) or isinstance(value, bool) else None
     if array is not None and array.dtype == jnp.bool_:
         return array
-    raise ArgumentError(f"{what} must be bool", expected="a bool", got=describe(value), fix="compare: x != 0")
+    raise ArgumentError(f"{subject} must be bool", expected="a bool", got=describe(value), fix="compare: x != 0")

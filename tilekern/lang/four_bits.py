@@ -104,9 +104,9 @@ def _rounded(emit: Emitter, x: Value) -> Value:
     # min keeps NaN. Every comparison below is then false, and the result is 0.
     size = emit.elementwise("min", emit.elementwise("abs", wide), number(6.0))
     coarse = emit.op(Select, emit.elementwise("lt", size, number(4.0)), multiple(1.0), multiple(2.0))
-    found = emit.op(Select, emit.elementwise("lt", size, number(2.0)), multiple(0.5), coarse)
-    found = emit.op(Select, emit.elementwise("eq", wide, wide), found, number(0.0))
-    return emit.convert(_with_sign(emit, found, _is_negative(emit, wide)), F32)
+    rounded = emit.op(Select, emit.elementwise("lt", size, number(2.0)), multiple(0.5), coarse)
+    rounded = emit.op(Select, emit.elementwise("eq", wide, wide), rounded, number(0.0))
+    return emit.convert(_with_sign(emit, rounded, _is_negative(emit, wide)), F32)
 
 
 def _is_negative(emit: Emitter, x: Value) -> Value:
@@ -142,11 +142,11 @@ def load(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value]) -> Value:
         raise _refused(operands[0], dtype, "a load with `fill`", "leave fill out, cast, and choose with jnp.where")
     taken, first = _of_bytes(access, operands[0], dtype)
     packed = emit.one(Load(operands=tuple(operands[: 1 + access.arity]), access=taken, loc=emit.loc))
-    found = _part(emit, _unpacked(emit, packed, dtype), first, first + last.size)
-    found = emit.op(Reshape, found, shape=access.shape)
+    numbers = _part(emit, _unpacked(emit, packed, dtype), first, first + last.size)
+    numbers = emit.op(Reshape, numbers, shape=access.shape)
     if not eqn.params["masked"]:
-        return found
-    return emit.op(Select, operands[1 + access.arity], found, emit.splat(0, found.tile))
+        return numbers
+    return emit.op(Select, operands[1 + access.arity], numbers, emit.splat(0, numbers.tile))
 
 
 def store(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value], dtype: DType) -> None:
@@ -166,7 +166,7 @@ def store(emit: Emitter, eqn: JaxprEqn, operands: Sequence[Value], dtype: DType)
 
 
 def _of_bytes(access: Access, ref: Value, dtype: DType) -> tuple[Access, int]:
-    """Turn an access to 4-bit numbers into one to bytes; also return the half of the first byte where lane 0 is."""
+    """Turn an access to 4-bit numbers into (access to bytes, half of the first byte that holds lane 0: 0 or 1)."""
     last, extents = access.dims[-1], access.extents
     terms, fix = last.position.terms, "take blocks of an even size, tk.ds(2 * start, size), or index the loaded tile"
     seen = None if extents is None else (*extents[:-1], extents[-1] // 2)
@@ -198,19 +198,19 @@ def _refused(ref: Value, dtype: DType, got: str, fix: str) -> IndexingError:
 
 def _part(emit: Emitter, x: Value, first: int, last: int) -> Value:
     """Slice [first, last) along the last dim."""
-    *rest, size = x.tile.shape
+    *outer, size = x.tile.shape
     if (first, last) == (0, size):
         return x
-    start, stop = (*(0 for _ in rest), first), (*rest, last)
+    start, stop = (*(0 for _ in outer), first), (*outer, last)
     return emit.op(Slice, x, start=start, stop=stop, stride=(1,) * len(start))
 
 
 def _unpacked(emit: Emitter, packed: Value, dtype: DType) -> Value:
     """Unpack bytes to numbers in their wider dtype; the last dim becomes twice as long."""
-    *rest, size = packed.tile.shape
+    *outer, size = packed.tile.shape
     halves = emit.op(Bitcast, packed, dtype=I8) if FOUR_BITS[dtype] == I8 else packed
-    pair = [emit.op(Reshape, half(emit, halves), shape=(*rest, size, 1)) for half in (_low, _high)]
-    codes = emit.op(Reshape, emit.op(Concatenate, *pair, dim=len(rest) + 1), shape=(*rest, 2 * size))
+    pair = [emit.op(Reshape, half(emit, halves), shape=(*outer, size, 1)) for half in (_low, _high)]
+    codes = emit.op(Reshape, emit.op(Concatenate, *pair, dim=len(outer) + 1), shape=(*outer, 2 * size))
     return _decoded(emit, codes) if kind_of(dtype) == "float" else codes
 
 
@@ -232,14 +232,14 @@ def _packed(emit: Emitter, x: Value, dtype: DType) -> Value:
     """Pack two neighbours along the last dim into each byte; an odd length is padded with 0."""
     codes = _encoded(emit, x) if kind_of(dtype) == "float" else x
     codes = codes if codes.tile.dtype == U8 else emit.op(Bitcast, codes, dtype=U8)
-    *rest, size = codes.tile.shape
+    *outer, size = codes.tile.shape
     if size % 2:
-        none, last = (0,) * (len(rest) + 1), (*(0 for _ in rest), 1)
-        codes = emit.op(Pad, codes, emit.splat(0, TileType((), U8)), low=none, high=last, interior=none)
+        zeros, last = (0,) * (len(outer) + 1), (*(0 for _ in outer), 1)
+        codes = emit.op(Pad, codes, emit.splat(0, TileType((), U8)), low=zeros, high=last, interior=zeros)
         size += 1
-    stride = (*(1 for _ in rest), 2)
+    stride = (*(1 for _ in outer), 2)
     low, high = (
-        emit.op(Slice, codes, start=(*(0 for _ in rest), n), stop=(*rest, size), stride=stride) for n in (0, 1)
+        emit.op(Slice, codes, start=(*(0 for _ in outer), n), stop=(*outer, size), stride=stride) for n in (0, 1)
     )
     upper = emit.elementwise("shift_left", high, emit.splat(4, high.tile))
     return emit.elementwise("or", emit.elementwise("and", low, emit.splat(15, low.tile)), upper)

@@ -89,21 +89,21 @@ def full(shape: Any, value: Any, dtype: Any = jnp.float32) -> jax.Array:
     """Tile filled with `value`, float32 by default. Entries of `shape` are ints or Tiles; a Tile counts as its size."""
     entries = cast(Sequence[Any], shape) if isinstance(shape, (tuple, list)) else (shape,)
     sizes = [e.size if isinstance(e, Tile) else static_int(e, "a size of the tile", 0) for e in entries]
-    wanted = _dtype(dtype)
+    tile_dtype = _dtype(dtype)
     if isinstance(value, complex) or (_jax.is_array(value) and value.shape != ()):
         raise ArgumentError(
             "a tile is filled with one scalar",
-            expected=f"a scalar of dtype {dtype_name(wanted)}",
+            expected=f"a scalar of dtype {dtype_name(tile_dtype)}",
             got=f"value = {describe(value)}",
             fix="use jnp.broadcast_to for a tile",
         )
-    return jnp.full(sizes, value, wanted)
+    return jnp.full(sizes, value, tile_dtype)
 
 
 def _dtype(dtype: Any) -> DType:
-    found = None if dtype is None or _jax.is_array(dtype) else jnp.dtype(dtype)
-    if found is not None and (is_dtype(found) or found in FOUR_BITS):
-        return found
+    converted = None if dtype is None or _jax.is_array(dtype) else jnp.dtype(dtype)
+    if converted is not None and (is_dtype(converted) or converted in FOUR_BITS):
+        return converted
     raise ArgumentError(
         "tiles have no such dtype",
         expected=f"one of {', '.join(DTYPES)}, as jnp.float32",
@@ -129,8 +129,8 @@ def cdiv(a: Any, b: Any) -> Any:
     """Quotient a / b rounded up, for a >= 0 and b > 0. Both are ints or traced integers."""
     if isinstance(a, int) and isinstance(b, int):
         return _cdiv(a, b)
-    given: dict[str, Any] = {"a": a, "b": b}
-    for name, number in given.items():
+    arguments: dict[str, Any] = {"a": a, "b": b}
+    for name, number in arguments.items():
         if isinstance(number, float) or (_jax.is_array(number) and not jnp.issubdtype(number.dtype, jnp.integer)):
             raise ArgumentError(
                 "tk.cdiv divides integers",

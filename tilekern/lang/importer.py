@@ -58,8 +58,8 @@ class Importer(Emitter):
     """Appends the ops of one jaxpr.
 
     Attributes:
-      captured: arrays that the body closes over and that are operands, each with its param.
-      within: the call of the function whose derivative rule is imported, if one is.
+      captured: (array, param) for each array that the body closes over and that is an operand.
+      within: the call of the function whose derivative rule is imported; None outside of rules.
     """
 
     def __init__(self, grid: tuple[Value, ...]) -> None:
@@ -109,7 +109,7 @@ class Importer(Emitter):
         return results
 
     def _constant(self, array: Any) -> Value:
-        """Import a captured array: as a constant if it is known and small, else as one more operand, loaded whole."""
+        """Import a captured array: as a constant if it is known and small, else as a further operand, loaded whole."""
         if array.dtype in FOUR_BITS and not isinstance(array, _jax.Tracer):
             array = np.asarray(array).astype(FOUR_BITS[array.dtype])
         if jnp.issubdtype(array.dtype, jax.dtypes.extended) or not is_dtype(np.dtype(array.dtype)):
@@ -125,13 +125,13 @@ class Importer(Emitter):
             raise unknown_size(describe(array))
         tile = TileType(tuple(array.shape), np.dtype(array.dtype))
         if not isinstance(array, _jax.Tracer) and tile.nbytes <= CONSTANT_BYTES:
-            known = np.asarray(array)
-            if known.size and known.tobytes() == known.flat[:1].tobytes() * known.size:
-                return self.one(splat(known.flat[0], tile, loc=self.loc))
-            return self.one(Constant(array=_jax.kept(known), shape=tile.shape, loc=self.loc))
-        for other, known_as in self.captured:
-            if other is array:
-                return self._load_whole(known_as)
+            numbers = np.asarray(array)
+            if numbers.size and numbers.tobytes() == numbers.flat[:1].tobytes() * numbers.size:
+                return self.one(splat(numbers.flat[0], tile, loc=self.loc))
+            return self.one(Constant(array=_jax.kept(numbers), shape=tile.shape, loc=self.loc))
+        for earlier, earlier_param in self.captured:
+            if earlier is array:
+                return self._load_whole(earlier_param)
         param = Value(RefType(tile.shape, tile.dtype, "in"), f"captured{len(self.captured)}")
         self.captured.append((cast(Any, array), param))
         return self._load_whole(param)
@@ -200,9 +200,9 @@ class Importer(Emitter):
 
     def _of_rule(self) -> Importer:
         """Make the importer of a derivative rule, whose ops are at the line of the call."""
-        found = Importer(())
-        found.loc, found._loc_is_fixed = self.loc, True
-        return found
+        importer = Importer(())
+        importer.loc, importer._loc_is_fixed = self.loc, True
+        return importer
 
     def _reduce(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
         """Import `lax.reduce`, whose combiner may be any function."""
@@ -213,9 +213,9 @@ class Importer(Emitter):
         return results
 
     def _cond(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
-        index, *rest = operands
+        index, *arguments = operands
         branches: Sequence[Jaxpr] = eqn.params["branches"]
-        regions = tuple(self.block((), partial(self.run, branch, rest)) for branch in branches)
+        regions = tuple(self.block((), partial(self.run, branch, arguments)) for branch in branches)
         return self.add(Switch(operands=(self.convert(index, INDEX.dtype),), regions=regions, loc=self.loc))
 
     def _while(self, eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
@@ -270,15 +270,15 @@ class Importer(Emitter):
         inputs, axis = operands[constants + carries :], Axis("step", eqn.params["length"])
         stacked = [type_of(v) for v in eqn.outvars[carries:]]
         carried = [*inits, *(self.splat(0, tile) for tile in stacked)]
-        if axis.extent == 0 and (inputs or stacked):  # of which no element can be sliced
+        if axis.extent == 0 and (inputs or stacked):  # no element of an empty array can be sliced
             return carried
 
         def step(index: Value, *values: Value) -> tuple[Value, ...]:
-            found = self.run(
+            results = self.run(
                 eqn.params["jaxpr"], [*shared, *values[:carries], *(element(self, x, index) for x in inputs)]
             )
-            outputs = zip(values[carries:], found[carries:], strict=True)
-            return (*found[:carries], *(with_element(self, whole, part, index) for whole, part in outputs))
+            outputs = zip(values[carries:], results[carries:], strict=True)
+            return (*results[:carries], *(with_element(self, whole, part, index) for whole, part in outputs))
 
         body = self.block((index_value("step"), *(Value(v.type) for v in carried)), step)
         bounds = [self.splat(n, INDEX) for n in (0, axis.extent)]
@@ -340,21 +340,21 @@ def _check_ref(value: Value) -> None:
         raise _stale_ref("a load or store")
 
 
-def _stale_ref(what: str) -> TraceError:
+def _stale_ref(use: str) -> TraceError:
     return TraceError(
         "a function kept a ref of another trace",
         expected="refs that reach the function as arguments, or through the enclosing function of this trace",
-        got=f"{what} through a function that JAX had traced before, with the refs of that time",
+        got=f"{use} through a function that JAX had traced before, with the refs of that time",
         fix="pass the ref as an argument, or define the function inside the kernel's body",
     )
 
 
 def _unsupported(eqn: JaxprEqn) -> UnsupportedError:
     name = eqn.primitive.name
-    found = ", ".join(str(v.aval) for v in eqn.invars)
+    operand_types = ", ".join(str(v.aval) for v in eqn.invars)
     return UnsupportedError(
         f"`{name}` is not part of the language",
         expected="elementwise operations, reductions, dots, shape operations, casts, loops and conditionals over tiles",
-        got=f"{name}({found})",
+        got=f"{name}({operand_types})",
         fix=_WAYS_OUT.get(name, "compute it outside the kernel, or write it with the operations above"),
     )

@@ -26,9 +26,9 @@ class Indexer:
       base: view that is indexed.
       operands: traced values to which the positions of `dims` refer.
       dims: dims of the access so far.
-      live: live lanes of each of these dims.
+      live: live lanes of each dim in `dims`.
       inside: bounds checks of indices that may leave a view smaller than its array: a dim, and a bool for each lane.
-      leads: for a dim of the access that is the first index array of points, these points.
+      leads: maps each dim of the access that is the first index array of points to the points.
     """
 
     name: str
@@ -40,16 +40,16 @@ class Indexer:
     leads: dict[int, Points] = field(default_factory=dict[int, Points])
 
     def mask(self) -> jax.Array | None:
-        """Mask of the lanes that are live and inside the view, in the access's shape; None if all are."""
+        """bool mask, of the access's shape, of the lanes that are live and inside the view; None if all lanes are."""
         shape = Access(tuple(self.dims)).shape
-        found: jax.Array | None = None
+        mask: jax.Array | None = None
         for lane, inside in (*self.inside, *self._live_lanes()):
             spread = [1] * len(shape)
             if inside.ndim:
                 spread[lane] = inside.shape[0]
             wide = jnp.broadcast_to(inside.reshape(spread), shape)
-            found = wide if found is None else found & wide
-        return found
+            mask = wide if mask is None else mask & wide
+        return mask
 
     def _live_lanes(self) -> Iterator[tuple[int, jax.Array]]:
         for number, (dim, live) in enumerate(zip(self.dims, self.live, strict=True)):
@@ -73,13 +73,13 @@ class Indexer:
                 self.live.append(live)
                 continue
             number, entry = entries[lane := next(lanes)]
-            made = self._dim(number, entry, outer.size)
+            inner = self._dim(number, entry, outer.size)
             untouched = outer == Dim("block", Position(), extent)
-            if made.kind in ("block", "gather"):
+            if inner.kind in ("block", "gather"):
                 places[lane] = len(Access(tuple(self.dims)).shape)
-            still = self._still_live(live, made, entry.live if isinstance(entry, Tile) else ALL)
-            dim = made if untouched else self._compose(number, outer, made)
-            self.live.append(still)
+            live_now = self._still_live(live, inner, entry.live if isinstance(entry, Tile) else ALL)
+            dim = inner if untouched else self._compose(number, outer, inner)
+            self.live.append(live_now)
             self.dims.append(dim)
         return self._selection(entries, places)
 
@@ -111,18 +111,18 @@ class Indexer:
             )
         place = dots[0] if dots else len(entries)
         entries[place : place + len(dots)] = [slice(None)] * (rank - taken)
-        found: list[tuple[int, Any]] = [(0, None)] * len(self.base.order)
-        given = iter(enumerate(together(self.name, entries)))
+        lane_entries: list[tuple[int, Any]] = [(0, None)] * len(self.base.order)
+        numbered_entries = iter(enumerate(together(self.name, entries)))
         for lane in self.base.order:
-            form = [next(given) for _ in self.base.forms[lane]]
+            form = [next(numbered_entries) for _ in self.base.forms[lane]]
             if len(form) == 1:
-                found[lane] = form[0]
+                lane_entries[lane] = form[0]
                 continue
             for number, entry in form:
                 if not (isinstance(entry, slice) and entry == slice(None)):
                     raise self._selected_before(number)
-            found[lane] = (0, slice(None))
-        return found
+            lane_entries[lane] = (0, slice(None))
+        return lane_entries
 
     def _still_live(self, outer: Live, inner: Dim, own: Live) -> Live:
         """Live lanes of `inner`, an index of a view's dim: the lanes that are live in the index and in the view."""
@@ -143,8 +143,8 @@ class Indexer:
         if outer.kind == "gather":
             raise self._selected_before(number)
         position = inner.position
-        known = not position.terms and position.const >= 0 and position.const + inner.size <= outer.size
-        if not known:
+        is_inside = not position.terms and position.const >= 0 and position.const + inner.size <= outer.size
+        if not is_inside:
             self.inside.append((self._lane(inner), self._inside(inner, outer.size)))
         terms = (*outer.position.terms, *position.terms)
         return Dim(inner.kind, Position(terms, outer.position.const + position.const), inner.size)
@@ -189,14 +189,14 @@ class Indexer:
         raise self._wrong_entry(number, entry)
 
     def _member(self, number: int, entry: Member, size: int) -> Dim:
-        """Convert one index array of points. The first one makes a gather; the others go along with it."""
-        what, index = f"index {number} of {self.name}", entry.index
+        """Convert one index array of points. The first makes a gather; all others go along with the gather."""
+        subject, index = f"index {number} of {self.name}", entry.index
         if not isinstance(index, Tile) and (not _jax.is_array(index) or index.shape == ()):
-            static = as_index(index, what)
+            static = as_index(index, subject)
             index = self._static(number, static, size) if isinstance(static, int) else static
         elif isinstance(index, Tile):
             index.scope.check()
-        vector = entry.vector(index, size, what)
+        vector = entry.vector(index, size, subject)
         self.operands.append(vector)
         position = Position((Term(len(self.operands) - 1, 1),))
         if not any(leads is entry.points for leads in self.leads.values()):

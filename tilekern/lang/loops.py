@@ -100,13 +100,13 @@ def foreach(axis: SerialAxis | tuple[SerialAxis, ...], body: Callable[[Any], Non
     fold(axis, step, ())
 
 
-def not_callable(name: str, what: str, value: Any) -> ArgumentError:
+def not_callable(name: str, role: str, value: Any) -> ArgumentError:
     """Make the error for something else where a function is expected."""
     return ArgumentError(
         f"{name} takes a function",
-        expected=f"{what}, a function that {name} calls",
-        got=f"{what} = {describe(value)}",
-        fix=f"pass a def or a lambda, as {what}, without calling it",
+        expected=f"{role}, a function that {name} calls",
+        got=f"{role} = {describe(value)}",
+        fix=f"pass a def or a lambda, as {role}, without calling it",
     )
 
 
@@ -127,24 +127,24 @@ def _hint(body: Callable[..., Any], leaves: list[Any]) -> str:
     return names[1] if len(leaves) == 1 and len(names) > 1 else ""
 
 
-def _carry(leaf: Any, what: str) -> jax.Array:
+def _carry(leaf: Any, origin: str) -> jax.Array:
     if _jax.is_array(leaf) or isinstance(leaf, (bool, int, float)):
         return _jax.as_strong(leaf)
     raise CarryError(
         "a carry of a fold is no array",
         expected="a pytree of tiles, scalars and numbers",
-        got=f"{what} = {describe(leaf)}",
+        got=f"{origin} = {describe(leaf)}",
         fix="let the body close over anything else; of a Tile, carry its index",
     )
 
 
 def _check_carries(result: Any, tree: Any, carries: list[jax.Array]) -> list[jax.Array]:
-    leaves, found = _jax.flatten(result)
-    if found != tree:
+    leaves, structure = _jax.flatten(result)
+    if structure != tree:
         raise CarryError(
             "the body of a fold returned another structure than init",
             expected=f"init's structure, {tree}",
-            got=f"{found}",
+            got=f"{structure}",
             fix="return the carries in the shape of init (a fold body returns its carry, always)",
         )
     values = [_carry(leaf, "returned") for leaf in leaves]

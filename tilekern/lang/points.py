@@ -46,15 +46,15 @@ class Member:
         """Shape of the points, which the tile has in place of the indexed dims."""
         return self.points.shape
 
-    def vector(self, index: Any, size: int, what: str) -> jax.Array:
+    def vector(self, index: Any, size: int, subject: str) -> jax.Array:
         """Positions of all lanes, int32[n], in a dim of `size` elements. `index` is the index array, normalised."""
         if isinstance(index, Tile):
-            found, live = index.indices, live_lanes(index.live, index.size)
-            found = found if live is None else jnp.where(live, found, -1)
+            positions, live = index.indices, live_lanes(index.live, index.size)
+            positions = positions if live is None else jnp.where(live, positions, -1)
         else:
-            check_reach(index, size, what)
-            found = as_positions(index) if _jax.is_array(index) else jnp.int32(index)
-        return jnp.broadcast_to(found, self.shape).reshape(prod(self.shape))
+            check_reach(index, size, subject)
+            positions = as_positions(index) if _jax.is_array(index) else jnp.int32(index)
+        return jnp.broadcast_to(positions, self.shape).reshape(prod(self.shape))
 
 
 @checked
@@ -62,8 +62,8 @@ def points(*indices: Any) -> Points:
     """Index of single points: `x[tk.points(rows, columns)]` is `x[rows[k], columns[k]]` for each k.
 
     `indices` are Tiles, integers and arrays of integers. They broadcast against each other, as in NumPy, and each
-    indexes one dim. The tile has their common shape in place of these dims. A lane is in bounds if all of its indices
-    are. Loads, stores, masks, views and atomics take points: `x.at[tk.points(r, c)].add(v)`.
+    indexes one dim. The tile has their common shape in place of the indexed dims. A lane is in bounds if all of its
+    indices are. Loads, stores, masks, views and atomics take points: `x.at[tk.points(r, c)].add(v)`.
 
     Raises:
       tilekern.errors.IndexingError: an index is of the wrong kind, or the indices do not broadcast.
@@ -110,7 +110,7 @@ def width(entry: Any) -> int:
 def together(name: str, entries: Sequence[Any]) -> list[Any]:
     """Expand points to one entry for each dim. Index arrays of two dims and more become points, by NumPy's rule."""
     ranks = {n: len(e.shape) for n, e in enumerate(entries) if _jax.is_array(e) and e.shape and is_integers(e)}
-    found = list(entries)
+    expanded = list(entries)
     if max(ranks.values(), default=0) > 1:
         first, last = min(ranks), max(ranks)
         if len(set(ranks.values())) > 1 or last - first + 1 != len(ranks):
@@ -120,8 +120,8 @@ def together(name: str, entries: Sequence[Any]) -> list[Any]:
                 got=f"index arrays {', '.join(f'{n}: {describe(entries[n])}' for n in ranks)}",
                 fix="write tk.points(rows, columns) for arrays that are paired",
             )
-        found[first : last + 1] = [points(*entries[first : last + 1])]
-    return [e for entry in found for e in _members(entry)]
+        expanded[first : last + 1] = [points(*entries[first : last + 1])]
+    return [e for entry in expanded for e in _members(entry)]
 
 
 def _members(entry: Any) -> Sequence[Any]:

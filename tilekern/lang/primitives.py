@@ -75,20 +75,20 @@ def _no_batched_bounds(operands: Any, dims: Any, **params: Any) -> NoReturn:
         )
 
 
-def _constant(made: _jax.Primitive) -> Any:
+def _constant(primitive: _jax.Primitive) -> Any:
     """JVP of a primitive without results: run it on the primals, and drop the tangents."""
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[Any]]:
-        return _jax.bind(made, *primals, **params), []
+        return _jax.bind(primitive, *primals, **params), []
 
     return rule
 
 
-def _all_lanes(made: _jax.Primitive) -> Any:
+def _all_lanes(primitive: _jax.Primitive) -> Any:
     """Batching rule: run the primitive once, on the whole batch."""
 
     def rule(operands: Any, dims: Any, **params: Any) -> tuple[list[Any], list[Any]]:
-        return _jax.bind(made, *operands, **params), []
+        return _jax.bind(primitive, *operands, **params), []
 
     return rule
 

@@ -25,11 +25,11 @@ def linear_scan(factors: Any, terms: Any, axis: int = 0, *, reverse: bool = Fals
       factors: a tile of floats.
       terms: a tile of the same shape and dtype.
       axis: the dim along which the recurrence runs. Vectors run side by side along the last dim, so on CPUs and TPUs
-        an earlier one is faster.
+        an earlier dim is faster.
       reverse: run from the end: h_i = factors_i h_{i+1} + terms_i.
 
     Returns:
-      All h, like the terms.
+      All h, of the shape and dtype of `terms`.
     """
     a, b = (jnp.asarray(x) if _jax.is_array(x) else x for x in (factors, terms))
     fits = _jax.is_array(a) and _jax.is_array(b) and jnp.issubdtype(b.dtype, jnp.floating)
@@ -42,8 +42,8 @@ def linear_scan(factors: Any, terms: Any, axis: int = 0, *, reverse: bool = Fals
             fix="broadcast with jnp.broadcast_to, cast with .astype",
         )
     wide = jnp.promote_types(b.dtype, jnp.float32)
-    found = _scan(a.astype(wide), b.astype(wide), axis % b.ndim, reverse)
-    return found.astype(b.dtype)
+    states = _scan(a.astype(wide), b.astype(wide), axis % b.ndim, reverse)
+    return states.astype(b.dtype)
 
 
 def _type(factors: Any, terms: Any, **_: Any) -> _jax.ShapedArray:
@@ -58,7 +58,7 @@ def _scan(factors: Any, terms: Any, axis: int, reverse: bool) -> jax.Array:
 
 
 def _shifted(x: jax.Array, axis: int, by: int) -> jax.Array:
-    """The elements moved along an axis by one, with 0 where none comes."""
+    """The elements of `x` moved by one along an axis, with 0 where no element comes."""
     ends = [(0, 0, 0)] * x.ndim
     ends[axis] = (by, -by, 0)
     return jax.lax.pad(x, jnp.zeros((), x.dtype), ends)
@@ -68,8 +68,8 @@ def _jvp(primals: Any, tangents: Any, *, axis: int, reverse: bool) -> tuple[jax.
     """dh_i = a_i dh_{i-1} + da_i h_{i-1} + db_i."""
     dfactors, dterms = (_jax.instantiated(t) for t in tangents)
     factors, terms = primals
-    found = _scan(factors, terms, axis, reverse)
-    return found, _scan(factors, dfactors * _shifted(found, axis, -1 if reverse else 1) + dterms, axis, reverse)
+    states = _scan(factors, terms, axis, reverse)
+    return states, _scan(factors, dfactors * _shifted(states, axis, -1 if reverse else 1) + dterms, axis, reverse)
 
 
 def _transpose(cotangent: Any, factors: Any, terms: Any, *, axis: int, reverse: bool) -> tuple[None, jax.Array]:

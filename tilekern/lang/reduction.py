@@ -15,7 +15,7 @@ from tilekern.ir.compute import MONOIDS, combining
 lax: Any = jax.lax  # typed in parts only
 
 _MONOIDS: dict[str, Callable[..., jax.Array]] = {combining(m): getattr(lax, f"reduce_{m}") for m in MONOIDS}
-"""Combiners of one op, and the reductions that backends have for them."""
+"""Maps each combiner of one op to the reduction that backends have for it."""
 
 type Tiles = list[jax.Array]
 
@@ -33,13 +33,13 @@ def reduction(eqn: JaxprEqn) -> Callable[..., Tiles]:
         count = len(operands) // 2
         tiles, inits = list(operands[:count]), operands[count:]
         if whole is not None:
-            found: Tiles = [whole(tiles[0], dims)]
+            reduced: Tiles = [whole(tiles[0], dims)]
         else:
             empty = 0 in [tiles[0].shape[d] for d in dims]
-            found = [] if empty else _tree(jaxpr, tiles, sorted(dims, reverse=True))
+            reduced = [] if empty else _tree(jaxpr, tiles, sorted(dims, reverse=True))
         shape = tuple(n for d, n in enumerate(tiles[0].shape) if d not in dims)
         starts = [jnp.broadcast_to(init, shape) for init in inits]
-        return _combined(jaxpr, starts, found, rank - len(dims)) if found else starts
+        return _combined(jaxpr, starts, reduced, rank - len(dims)) if reduced else starts
 
     return reduce
 
@@ -74,12 +74,12 @@ def _tree(jaxpr: Jaxpr, tiles: Tiles, dims: Sequence[int]) -> Tiles:
 
 
 def _one(jaxpr: Jaxpr, tiles: Tiles, dim: int) -> Tiles:
-    """Reduce a dim by combining neighbours; the last one of an odd number is combined at the end."""
+    """Reduce a dim by combining neighbours; the last element of an odd number is combined at the end."""
     size, rank = tiles[0].shape[dim], len(tiles[0].shape)
     if size == 1:
         return tiles
     even = size - size % 2
     left, right = ([lax.slice_in_dim(x, start, even, 2, dim) for x in tiles] for start in (0, 1))
-    found = _one(jaxpr, _combined(jaxpr, left, right, rank), dim)
+    reduced = _one(jaxpr, _combined(jaxpr, left, right, rank), dim)
     last = [lax.slice_in_dim(x, even, size, axis=dim) for x in tiles]
-    return _combined(jaxpr, found, last, rank) if size % 2 else found
+    return _combined(jaxpr, reduced, last, rank) if size % 2 else reduced

@@ -35,7 +35,7 @@ class Ref(Incomparable):
     and store nothing. Static negative integers and slice bounds count from the end, as in NumPy.
 
     Attributes:
-      shape, dtype, ndim: those of the array, or of the view.
+      shape, dtype, ndim: shape, dtype and number of dims of the array, or of the view.
       name: name of the parameter.
     """
 
@@ -132,8 +132,8 @@ class Ref(Incomparable):
     def load(self, index: Any, *, mask: Any = None, fill: Any = None) -> jax.Array:
         """Load the tile at `index`.
 
-        Lanes are read if they are in bounds and `mask` (bool, broadcast to the tile) holds. The others are `fill`, a
-        scalar, 0 by default.
+        Lanes are read if they are in bounds and `mask` (bool, broadcast to the tile) holds. All other lanes are `fill`,
+        a scalar, 0 by default.
         """
         state.current(f"a load from {self.name}")
         if self._type.role == "sum":
@@ -190,12 +190,12 @@ class Ref(Incomparable):
         return indexer, part, part.access(self._type.shape)
 
     def _lanes(self, indexer: Indexer, part: Selection, mask: Any) -> list[jax.Array]:
-        """Mask of an access, if it has one."""
+        """List with the mask of an access, or an empty list if the access has no mask."""
         inside = indexer.mask()
         if mask is None:
             return [] if inside is None else [inside]
-        given = part.accessed(self._mask(mask, part.shape))
-        return [given if inside is None else given & inside]
+        user_mask = part.accessed(self._mask(mask, part.shape))
+        return [user_mask if inside is None else user_mask & inside]
 
     # --- atomics ---
 
@@ -204,7 +204,7 @@ class Ref(Incomparable):
         """Add `value` to this view atomically: `ref.at[index].add(value)`.
 
         The ref must be a `tk.Sum` output, a `tk.Zeros` output or a donated input. A `tk.Sum` is deterministic. In the
-        other two, floats need `ordered=False`: the order in which programs add is not fixed, nor is the rounding.
+        other kinds, floats need `ordered=False`: the order in which programs add is not fixed, nor is the rounding.
         """
         self._atomic("add", value, mask, ordered)
 
@@ -335,16 +335,16 @@ class Ref(Incomparable):
             fix="use a Python number, or cast the scalar",
         )
 
-    def _broadcast(self, array: jax.Array, shape: tuple[int, ...], what: str) -> jax.Array:
+    def _broadcast(self, array: jax.Array, shape: tuple[int, ...], role: str) -> jax.Array:
         fits = array.ndim <= len(shape) and all(
             n in (1, m) for n, m in zip(reversed(array.shape), reversed(shape), strict=False)
         )
         if fits:
             return jnp.broadcast_to(array, shape)
         raise OutputError(
-            f"the {what} does not fit the tile of {self.name}",
+            f"the {role} does not fit the tile of {self.name}",
             expected=f"a shape that broadcasts to {shape}",
-            got=f"{what} = {describe(array)}",
+            got=f"{role} = {describe(array)}",
             fix="check the index and the shape; transpose or reshape the tile",
         )
 

@@ -14,7 +14,7 @@ from tilekern.lang.emitter import Emitter, Rule, aval
 
 
 def _bitcast(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
-    """Bitcast. Between widths, the narrow numbers of a wide one lie along the last dim, the low bits first."""
+    """Bitcast. Between widths, the narrow numbers in a wide number lie along the last dim, the low bits first."""
     x, dtype = operands[0], aval(eqn).dtype
     if x.tile.dtype == dtype:
         return x
@@ -39,12 +39,12 @@ def _split(emit: Emitter, bits: Value, width: int) -> Value:
 
 
 def _joined(emit: Emitter, bits: Value, width: int) -> Value:
-    """Join the unsigned integers along the last dim into one of `width` bytes."""
-    *rest, count = bits.tile.shape
-    tile, step = TileType(tuple(rest), np.dtype(f"u{width}")), 8 * bits.tile.dtype.itemsize
+    """Join the unsigned integers along the last dim into one integer of `width` bytes."""
+    *outer, count = bits.tile.shape
+    tile, step = TileType(tuple(outer), np.dtype(f"u{width}")), 8 * bits.tile.dtype.itemsize
     whole: Value | None = None
     for n in range(count):
-        start, stop = (*[0] * len(rest), n), (*rest, n + 1)
+        start, stop = (*[0] * len(outer), n), (*outer, n + 1)
         part = emit.op(Slice, bits, start=start, stop=stop, stride=(1,) * len(stop))
         wide = emit.convert(emit.op(Reshape, part, shape=tile.shape), tile.dtype)
         placed = _shifted(emit, "shift_left", wide, n * step)

@@ -22,7 +22,7 @@ _Dim = tuple[str, int]
 
 
 def position(emit: Emitter, value: Value, length: int) -> Value:
-    """Convert positions to int32. Those of wider dtypes are clamped first: outside [0, length) to -1 or `length`."""
+    """Convert positions to int32. Wider dtypes are clamped first: positions outside [0, length) to -1 or `length`."""
     tile = value.tile
     if tile.dtype.itemsize > 4 or (kind_of(tile.dtype) == "unsigned" and tile.dtype.itemsize == 4):
         value = emit.elementwise("min", value, emit.splat(length, tile))
@@ -65,49 +65,51 @@ def _gather(emit: Emitter, eqn: JaxprEqn, operands: list[Value]) -> Value:
     paired: tuple[int, ...] = tuple(numbers.operand_batching_dims)
     sizes: tuple[int, ...] = tuple(eqn.params["slice_sizes"])
     shape, lanes = x.tile.shape, len(indices.tile.shape) - 1
-    kept = [d for d in range(len(shape)) if d not in (*taken, *paired)]
-    if not taken or any(shape[d] == 0 for d in taken) or any(sizes[d] != shape[d] for d in kept):
+    whole_dims = [d for d in range(len(shape)) if d not in (*taken, *paired)]
+    if not taken or any(shape[d] == 0 for d in taken) or any(sizes[d] != shape[d] for d in whole_dims):
         raise _not_a_take(eqn)
 
     windows = [d for d in taken if d not in numbers.collapsed_slice_dims]
     flat, inside = _flat_index(emit, indices, [(shape[d], sizes[d] if d in windows else 0) for d in taken])
     at = min(taken)
-    before, behind = [d for d in range(at) if d not in taken], [d for d in range(at, len(shape)) if d not in taken]
-    x = _transpose(emit, x, (*before, *taken, *behind))
+    outer, inner = [d for d in range(at) if d not in taken], [d for d in range(at, len(shape)) if d not in taken]
+    x = _transpose(emit, x, (*outer, *taken, *inner))
     merged = int(np.prod([shape[d] for d in taken]))
-    x = _reshape(emit, x, (*(shape[d] for d in before), merged, *(shape[d] for d in behind)))
+    x = _reshape(emit, x, (*(shape[d] for d in outer), merged, *(shape[d] for d in inner)))
 
     lane_of = dict(zip(paired, numbers.start_indices_batching_dims, strict=True))
     free: list[_Dim] = [("lane", k) for k in range(lanes + len(windows)) if k not in lane_of.values()]
     names: tuple[list[_Dim], list[_Dim]] = ([], [])
-    for dims, found in zip((before, behind), names, strict=True):
-        found += [("lane", lane_of[d]) if d in lane_of else ("tile", d) for d in dims]
-    found = [*names[0], *free, *names[1]]
-    size_of = {("tile", d): shape[d] for d in kept} | {("lane", k): n for k, n in enumerate(flat.tile.shape)}
+    for dims, side in zip((outer, inner), names, strict=True):
+        side += [("lane", lane_of[d]) if d in lane_of else ("tile", d) for d in dims]
+    take_dims = [*names[0], *free, *names[1]]
+    size_of = {("tile", d): shape[d] for d in whole_dims} | {("lane", k): n for k, n in enumerate(flat.tile.shape)}
     if paired:
         flat = _spread(emit, flat, names, free, size_of)
-    result = emit.op(Take, x, flat, dim=len(before), along=bool(paired))
-    result = _reshape(emit, result, tuple(size_of[name] for name in found))
+    result = emit.op(Take, x, flat, dim=len(outer), along=bool(paired))
+    result = _reshape(emit, result, tuple(size_of[name] for name in take_dims))
 
-    wanted = _result_dims(numbers, [d for d in range(len(shape)) if d in windows or d in kept], windows, lanes)
-    result = _transpose(emit, result, tuple(found.index(name) for name in wanted))
+    result_dims = _result_dims(
+        numbers, [d for d in range(len(shape)) if d in windows or d in whole_dims], windows, lanes
+    )
+    result = _transpose(emit, result, tuple(take_dims.index(name) for name in result_dims))
     if eqn.params["mode"] is not lax.GatherScatterMode.FILL_OR_DROP:
         return result
-    along = tuple(p for p, (kind, k) in enumerate(wanted) if kind == "lane" and k < lanes)
+    along = tuple(p for p, (kind, k) in enumerate(result_dims) if kind == "lane" and k < lanes)
     return _filled(emit, eqn, result, emit.op(Broadcast, inside, shape=result.tile.shape, dims=along))
 
 
 def _result_dims(numbers: Any, offsets: list[int], windows: list[int], lanes: int) -> list[_Dim]:
-    """Dims of a gather's result: its offset dims are dims of the tile, in order; the others are dims of the indices."""
-    of_tile, rest = dict(zip(numbers.offset_dims, offsets, strict=True)), iter(range(lanes))
-    found: list[_Dim] = []
+    """Dims of a gather's result: its offset dims are dims of the tile, in order; all others are dims of the indices."""
+    of_tile, lane_numbers = dict(zip(numbers.offset_dims, offsets, strict=True)), iter(range(lanes))
+    dims: list[_Dim] = []
     for p in range(lanes + len(offsets)):
         d = of_tile.get(p, -1)
         if d < 0:
-            found.append(("lane", next(rest)))
+            dims.append(("lane", next(lane_numbers)))
         else:
-            found.append(("lane", lanes + windows.index(d)) if d in windows else ("tile", d))
-    return found
+            dims.append(("lane", lanes + windows.index(d)) if d in windows else ("tile", d))
+    return dims
 
 
 def _scatter(combine: str) -> Rule:
@@ -169,10 +171,10 @@ def _spread(
     emit: Emitter, flat: Value, names: tuple[list[_Dim], list[_Dim]], free: list[_Dim], sizes: dict[_Dim, int]
 ) -> Value:
     """Give the indices one dim for each dim of the tile: batch dims keep their place, all other lanes are merged."""
-    before, behind = ([name for name in side if name[0] == "lane"] for side in names)
-    flat = _transpose(emit, flat, tuple(k for _, k in (*before, *free, *behind)))
+    outer, inner = ([name for name in side if name[0] == "lane"] for side in names)
+    flat = _transpose(emit, flat, tuple(k for _, k in (*outer, *free, *inner)))
     count = int(np.prod([sizes[name] for name in free], dtype=np.int64))
-    flat = _reshape(emit, flat, (*(sizes[n] for n in before), count, *(sizes[n] for n in behind)))
+    flat = _reshape(emit, flat, (*(sizes[n] for n in outer), count, *(sizes[n] for n in inner)))
     whole: list[_Dim] = [*names[0], ("lane", -1), *names[1]]
     shape = tuple(count if name == ("lane", -1) else sizes[name] for name in whole)
     dims = tuple(p for p, (kind, _) in enumerate(whole) if kind == "lane")

@@ -33,7 +33,7 @@ class SerialAxis:
         )
 
     def edges(self) -> tuple[Scalar | None, Scalar | None]:
-        """Start and stop of the range if they may lie inside of a tile; None for one that is surely a tile's edge."""
+        """Start and stop of the range if they may lie inside of a tile; None for a bound that surely does not."""
         start, stop, extent, block = self.start, self.stop, self.extent, self.block or 1
         if self.whole_tiles or block == 1:
             return None, None

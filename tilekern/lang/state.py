@@ -15,17 +15,17 @@ from tilekern.source import Loc
 
 @dataclass
 class Scope:
-    """Scope of the tiles of one fold or of one kernel; outside of it their use is an error."""
+    """Scope of the tiles of one fold or one kernel, the `owner`; a use of the tiles outside of it is an error."""
 
-    what: str
+    owner: str
     open: bool = True
 
     def check(self) -> None:
         """Raise `TileScopeError` once the scope has ended."""
         if not self.open:
             raise TileScopeError(
-                f"a tile of {self.what} is used after {self.what} has ended",
-                expected=f"uses inside {self.what} only",
+                f"a tile of {self.owner} is used after {self.owner} has ended",
+                expected=f"uses inside {self.owner} only",
                 got="a Tile that was kept in a variable",
                 fix="use the tile in the body that receives it, or compute what you need there and carry it out",
             )
@@ -41,7 +41,7 @@ class TraceState:
       axes: grid axes declared so far.
       scope: scope of the kernel's parallel tiles.
       top: JAX's trace of the body itself, outside of its loops and nested functions.
-      effects: line and kind ("store", "print" or "check") of each side effect so far, to find those that JAX drops.
+      effects: line and kind ("store", "print" or "check") of each side effect so far, to find effects that JAX drops.
       outer: the enclosing trace, if there is one.
     """
 
@@ -57,13 +57,13 @@ class TraceState:
 _state: ContextVar[TraceState | None] = ContextVar("tilekern_trace", default=None)
 
 
-def current(what: str) -> TraceState:
-    """Return the current trace. `what`, the caller, is named in the error if there is none."""
+def current(caller: str) -> TraceState:
+    """Return the current trace. If there is none, the error names the `caller`."""
     state = _state.get()
     if state is None:
         raise TraceError(
-            f"{what} is used outside a kernel",
-            expected=f"{what} in a function under @tilekern.kernel, while it is traced",
+            f"{caller} is used outside a kernel",
+            expected=f"{caller} in a function under @tilekern.kernel, while it is traced",
             got="a call with no kernel being traced",
             fix="call the kernel, or move this line into its body",
         )

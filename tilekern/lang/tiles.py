@@ -23,7 +23,7 @@ Scalar = int | jax.Array
 """A Python int, or a traced int32 scalar."""
 
 Live = tuple[jax.Array | None, jax.Array | None]
-"""The lanes of a tile that count, from the first one to the one behind the last; None where all do on that side."""
+"""(first lane that counts, lane behind the last lane that counts) of a tile; None: all lanes count on that side."""
 
 ALL: Live = (None, None)
 
@@ -34,14 +34,14 @@ MOST_PROGRAMS = 2**62
 """The most programs of a grid, which no machine ever ran: a counter of 64 bits holds their number."""
 
 
-def as_index(value: Any, what: str) -> Scalar:
-    """Convert `value` to a Python int or a traced int32 scalar. Any other value is an error that names `what`."""
+def as_index(value: Any, subject: str) -> Scalar:
+    """Convert `value` to a Python int or a traced int32 scalar. For any other value, the error names the `subject`."""
     if isinstance(value, (bool, float)) or not (_jax.is_array(value) or hasattr(value, "__index__")):
-        raise _not_an_integer(value, what)
+        raise _not_an_integer(value, subject)
     if not _jax.is_array(value):
         return operator.index(value)
     if value.shape != () or not jnp.issubdtype(value.dtype, jnp.integer):
-        raise _not_an_integer(value, what)
+        raise _not_an_integer(value, subject)
     if not isinstance(value, _jax.Tracer):
         return int(value)
     return as_positions(cast(jax.Array, value))
@@ -59,17 +59,17 @@ def as_positions(integers: Any) -> jax.Array:
 
 
 def is_wide(dtype: Any) -> bool:
-    """True if an integer dtype holds numbers beyond those of int32."""
+    """True if an integer dtype holds numbers that int32 does not hold."""
     return jnp.iinfo(dtype).max > LONGEST
 
 
-def check_reach(value: Any, length: int, what: str) -> None:
+def check_reach(value: Any, length: int, subject: str) -> None:
     """Refuse a traced position of a wide dtype along a dim longer than int32 can index: it would be clamped."""
     if length > LONGEST and _jax.is_array(value) and is_wide(value.dtype):
         raise IndexingError(
-            f"{what} is not an int32, and the dim is longer than those reach",
+            f"{subject} is not an int32, and the dim is longer than those reach",
             expected=f"an int32, or a dim of at most {LONGEST} elements",
-            got=f"{what} = {describe(value)}, along {length} elements",
+            got=f"{subject} = {describe(value)}, along {length} elements",
             fix="use a Tile, cast with .astype(jnp.int32), or reshape the array to two shorter dims",
         )
 
@@ -98,25 +98,25 @@ def way_out(dtype: Any) -> str:
     return "cast with .astype to a float, integer or bool dtype"
 
 
-def _not_an_integer(value: Any, what: str) -> ArgumentError:
+def _not_an_integer(value: Any, subject: str) -> ArgumentError:
     return ArgumentError(
-        f"{what} must be an integer",
+        f"{subject} must be an integer",
         expected="a Python int or a traced integer scalar",
-        got=f"{what} = {describe(value)}",
+        got=f"{subject} = {describe(value)}",
         fix="use an integer; floats are not rounded silently",
     )
 
 
-def static_int(value: Any, what: str, minimum: int) -> int:
+def static_int(value: Any, subject: str, minimum: int) -> int:
     """Convert `value` to a Python int of at least `minimum`, below 2⁶²."""
     is_static = hasattr(value, "__index__") and not isinstance(value, (bool, _jax.Tracer))
     number = operator.index(cast(int, value)) if is_static else -1
     if minimum <= number < 1 << 62:
         return number
     raise ArgumentError(
-        f"{what} must be a static integer of at least {minimum}",
+        f"{subject} must be a static integer of at least {minimum}",
         expected=f"a Python int >= {minimum}, below 2⁶²",
-        got=f"{what} = {number if is_static and number < 1 << 62 else describe(value)}",
+        got=f"{subject} = {number if is_static and number < 1 << 62 else describe(value)}",
         fix="pass an int that is known when the kernel is traced, e.g. from x.shape or a keyword-only argument",
     )
 
@@ -132,10 +132,11 @@ class Tile(Incomparable):
       extent: number of elements of the axis.
       index: number of the tile along its axis.
       scope: loop or kernel in which the tile may be used.
-      live: range of lanes inside the range of the loop; the others read fill values and store nothing.
+      live: range of lanes inside the range of the loop; all other lanes read fill values and store nothing.
 
     `tile + n` moves the tile by n elements, an int or a traced scalar. `tile * c` scales it to an axis with c elements
-    for each one of this axis, `tile // c` to an axis with one element for each c. The live lanes move and scale, too.
+    for each element of this axis, `tile // c` to an axis with one element for each c. The live lanes move and scale,
+    too.
     """
 
     terms: tuple[tuple[jax.Array, int], ...]
@@ -170,9 +171,9 @@ class Tile(Incomparable):
     def valid(self) -> jax.Array:
         """Mask, bool[size], of the positions in the axis, 0 <= indices < extent, and in the range of the loop."""
         indices = self.indices
-        found = (indices >= 0) & (indices < self.extent)
+        in_axis = (indices >= 0) & (indices < self.extent)
         lanes = live_lanes(self.live, self.size)
-        return found if lanes is None else found & lanes
+        return in_axis if lanes is None else in_axis & lanes
 
     def __repr__(self) -> str:
         place = f"number {self.index}" if isinstance(self.index, int) else "number traced"
@@ -300,9 +301,9 @@ def live_lanes(live: Live, size: int) -> jax.Array | None:
     if low is None and high is None:
         return None
     lanes = jnp.arange(size, dtype=jnp.int32)
-    behind = None if low is None else lanes >= low
-    before = None if high is None else lanes < high
-    return before if behind is None else behind if before is None else behind & before
+    not_before = None if low is None else lanes >= low
+    not_behind = None if high is None else lanes < high
+    return not_behind if not_before is None else not_before if not_behind is None else not_before & not_behind
 
 
 def tile_at(axis: Axis, index: Scalar, scope: state.Scope) -> Tile:
@@ -375,7 +376,7 @@ def grid(*axes: Any, order: Grouped | None = None) -> tuple[Any, ...]:
     """Declare several grid axes: `i, j = tk.grid((M, block_m), (N, block_n), order=tk.grouped(8))`.
 
     Args:
-      *axes: for each axis its extent, or (extent, block).
+      *axes: for each axis, its extent or (extent, block).
       order: order in which programs start. It does not change results.
 
     Returns:
@@ -388,11 +389,11 @@ def grid(*axes: Any, order: Grouped | None = None) -> tuple[Any, ...]:
             got=f"order = {describe(order)}, {len(axes)} axes",
             fix="leave order out",
         )
-    found: list[Any] = []
+    tiles: list[Any] = []
     for number, axis in enumerate(axes):
         extent, block = cast(tuple[Any, Any], axis) if isinstance(axis, tuple) else (axis, None)
-        found.append(_declare(extent, block, False, order.size if order is not None and number == 0 else 0))
-    return tuple(found)
+        tiles.append(_declare(extent, block, False, order.size if order is not None and number == 0 else 0))
+    return tuple(tiles)
 
 
 @checked

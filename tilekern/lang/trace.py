@@ -64,7 +64,7 @@ class Tracing:
     """Result of a trace.
 
     Attributes:
-      func: the verified Func. Its inputs are those of the params, then one for each captured array.
+      func: the verified Func. Its inputs are the inputs among the params, then one for each captured array.
       captured: arrays that the body closes over and that became operands.
     """
 
@@ -138,14 +138,14 @@ def _check_hoists(func: Func) -> None:
     """Refuse hoists that depend on a loop around them, or on an array that programs write."""
     defined = definitions(func)
     for hoist in (op for op in func.walk() if isinstance(op, Hoist)):
-        known: set[Value] = {*func.params, *func.body.args}
+        visible: set[Value] = {*func.params, *func.body.args}
         pending: list[Op] = [hoist]
         while pending:
             outer = pending.pop()
             ops = list(outer.walk())
-            known.update(*(op.results for op in ops), *(region.args for op in ops for region in op.regions))
+            visible.update(*(op.results for op in ops), *(region.args for op in ops for region in op.regions))
             for value in outer.uses():
-                if value not in known:
+                if value not in visible:
                     if value not in defined:
                         raise _not_hoistable(hoist, "a value of a loop around it")
                     pending.append(defined[value])
@@ -168,15 +168,15 @@ def _not_hoistable(hoist: Op, got: str) -> TraceError:
 
 
 def _check_stores(func: Func, state: TraceState) -> None:
-    kept = {op.loc for op in func.walk() if isinstance(op, (WriteOp, Print, Assert))}
-    for loc, what in state.effects.items():
-        if loc not in kept:
+    effect_locs = {op.loc for op in func.walk() if isinstance(op, (WriteOp, Print, Assert))}
+    for loc, kind in state.effects.items():
+        if loc not in effect_locs:
             with source.at(loc):
                 raise TraceError(
-                    f"a {what} was lost: JAX dropped it while transforming the function around it",
-                    expected=f"{what}s outside of functions given to jax.vjp, jax.grad, jax.linearize, jax.checkpoint",
-                    got=f"a {what} inside such a function",
-                    fix=f"return the value from the function and {what} it afterwards",
+                    f"a {kind} was lost: JAX dropped it while transforming the function around it",
+                    expected=f"{kind}s outside of functions given to jax.vjp, jax.grad, jax.linearize, jax.checkpoint",
+                    got=f"a {kind} inside such a function",
+                    fix=f"return the value from the function and {kind} it afterwards",
                 )
     written = {op.ref for op in func.walk() if isinstance(op, WriteOp)}
     for output in func.outputs:

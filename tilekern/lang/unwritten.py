@@ -77,8 +77,8 @@ class _Check:
         """Check an op; returns the outputs that it may store."""
         match op:
             case Load():
-                known = op not in self._loads or op.ref in before.stored | before.perhaps
-                if not known and self._reads(op, op.ref in before.looped):
+                has_value = op not in self._loads or op.ref in before.stored | before.perhaps
+                if not has_value and self._reads(op, op.ref in before.looped):
                     raise _unwritten(op)
                 return _NONE
             case Fold() | While():
@@ -116,11 +116,11 @@ class _Check:
 
     def _inside(self, op: Load, dim: Dim, size: int) -> bool:
         """True if at least one lane of a dim is surely inside an array of `size` elements."""
-        where = position_interval(dim.position, [self._ranges.get(v) for v in op.positions])
-        if where is None or not dim.size or not size:
+        first_lane = position_interval(dim.position, [self._ranges.get(v) for v in op.positions])
+        if first_lane is None or not dim.size or not size:
             return False
         lanes = dim.size if dim.kind == "block" else 1
-        return where.low > -lanes and where.high < size
+        return first_lane.low > -lanes and first_lane.high < size
 
 
 def _unwritten(op: Load) -> OutputError:

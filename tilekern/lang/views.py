@@ -25,7 +25,7 @@ class Selection:
       operands: traced values to which the positions of `dims` refer.
       live: range of live lanes for each dim; an index has the single lane 0.
       order: dims of the access's tile, in the order of the view.
-      forms: for each dim of the access's tile, the shape that it has in the view: one dim, or those of index arrays.
+      forms: for each dim of the access's tile, its shape in the view: one dim, or the dims of index arrays.
     """
 
     extents: tuple[int, ...]
@@ -53,8 +53,8 @@ class Selection:
     def accessed(self, tile: jax.Array) -> jax.Array:
         """Transpose and reshape a tile of the view to the shape of the access."""
         if self.order == tuple(range(len(self.order))):
-            wanted = tuple(prod(form) for form in self.forms)
-            return tile if tile.shape == wanted else tile.reshape(wanted)
+            shape = tuple(prod(form) for form in self.forms)
+            return tile if tile.shape == shape else tile.reshape(shape)
         moved = tile.reshape(tuple(prod(self.forms[lane]) for lane in self.order))
         return jnp.transpose(moved, sorted(range(len(self.order)), key=self.order.__getitem__))
 
@@ -80,15 +80,15 @@ def permutation(axes: Sequence[Any], rank: int, name: str) -> tuple[int, ...]:
     """Check the arguments of `transpose`, and return them as a permutation. No arguments reverse the dims."""
     order = _arguments(axes) if axes not in ((), (None,)) else list(range(rank))[::-1]
     numbers = all(isinstance(axis, int) and -rank <= axis < rank for axis in order)
-    found = tuple(axis % rank for axis in order) if numbers else ()
-    if sorted(found) != list(range(rank)):
+    checked = tuple(axis % rank for axis in order) if numbers else ()
+    if sorted(checked) != list(range(rank)):
         raise IndexingError(
             f"{name} cannot be transposed like that",
             expected=f"each of the {rank} dims once",
             got=f"axes = {tuple(order)}",
             fix=f"give a permutation of {tuple(range(rank))}, or nothing for the reverse order",
         )
-    return found
+    return checked
 
 
 # --- reshaped --------------------------------------------------------------------------------------------------------
@@ -96,13 +96,13 @@ def permutation(axes: Sequence[Any], rank: int, name: str) -> tuple[int, ...]:
 
 def sizes(shape: Sequence[Any], size: int, name: str) -> tuple[int, ...]:
     """Check the arguments of `reshape`, and return a shape of `size` elements. One argument may be -1."""
-    found = _arguments(shape)
-    if all(isinstance(n, int) and n >= -1 for n in found) and found.count(-1) <= 1:
-        rest = prod(n for n in found if n >= 0)
-        if -1 in found and rest and size % rest == 0:
-            found[found.index(-1)] = size // rest
-        if -1 not in found and prod(found) == size:
-            return tuple(found)
+    extents = _arguments(shape)
+    if all(isinstance(n, int) and n >= -1 for n in extents) and extents.count(-1) <= 1:
+        known_size = prod(n for n in extents if n >= 0)
+        if -1 in extents and known_size and size % known_size == 0:
+            extents[extents.index(-1)] = size // known_size
+        if -1 not in extents and prod(extents) == size:
+            return tuple(extents)
     raise IndexingError(
         f"{name} cannot be reshaped to that",
         expected=f"a shape of {size} elements, with at most one -1",
@@ -111,16 +111,16 @@ def sizes(shape: Sequence[Any], size: int, name: str) -> tuple[int, ...]:
     )
 
 
-def _arguments(given: Sequence[Any]) -> list[Any]:
+def _arguments(arguments: Sequence[Any]) -> list[Any]:
     """Arguments of a method that takes numbers, or one tuple of numbers."""
-    one = len(given) == 1 and isinstance(given[0], (tuple, list))
-    return list(cast(Sequence[Any], given[0])) if one else list(given)
+    is_tuple = len(arguments) == 1 and isinstance(arguments[0], (tuple, list))
+    return list(cast(Sequence[Any], arguments[0])) if is_tuple else list(arguments)
 
 
 def reshaped(view: Selection, shape: tuple[int, ...], name: str) -> Selection:
-    """Merge and split dims of a view. The other dims may select from the array in any way.
+    """Merge and split dims of a view. All other dims may select from the array in any way.
 
-    Dims that are merged or split must be adjacent in the array, and whole in the view. Only the first, outermost one
+    Dims that are merged or split must be adjacent in the array, and whole in the view. Only the first, outermost dim
     may be a part of the array's dim; the part must start at a multiple of the dims that it is split into.
     """
     if shape == view.shape:
@@ -142,8 +142,8 @@ def _groups(view: Selection, shape: tuple[int, ...], owners: Sequence[int]) -> I
     new = [n for n, size in enumerate(shape) if size != 1]
     while old:
         before, after = [old.pop(0)], [new.pop(0)]
-        while (count := prod(view.dims[d].size for d in before)) != (wanted := prod(shape[n] for n in after)):
-            if count < wanted:
+        while (old_count := prod(view.dims[d].size for d in before)) != (new_count := prod(shape[n] for n in after)):
+            if old_count < new_count:
                 before.append(old.pop(0))
             else:
                 after.append(new.pop(0))
@@ -166,13 +166,13 @@ def _assembled(
             dropped = dim if dim.kind in ("index", "along") else replace(dim, kind="index")
             if dim.kind == "gather":
                 raise _not_apart(view, shape, name)
-            made = [(dropped, view.extents[d])]
+            new_dims = [(dropped, view.extents[d])]
         else:
-            made = list(_split(view, *first[d], shape, name))
+            new_dims = list(_split(view, *first[d], shape, name))
             owners += first[d][1]
-        live += [view.live[d], *(ALL for _ in made[1:])]
-        dims += [dim for dim, _ in made]
-        extents += [extent for _, extent in made]
+        live += [view.live[d], *(ALL for _ in new_dims[1:])]
+        dims += [dim for dim, _ in new_dims]
+        extents += [extent for _, extent in new_dims]
     order = tuple(owners.index(n) for n in range(len(shape)))
     lanes = [dim.size for dim in dims if dim.kind in ("block", "gather")]
     return Selection(tuple(extents), tuple(dims), view.operands, tuple(live), order, tuple((n,) for n in lanes))
@@ -191,8 +191,8 @@ def _split(
     follow = list(before) == list(range(before[0], before[0] + len(before)))
     whole = all(view.dims[d] == Dim("block", Position(), view.extents[d]) for d in before[1:])
     steps = (extent, dim.position.const, *(term.stride for term in dim.position.terms))
-    known = view.live[before[0]] == ALL and all(step * inner % new == 0 for step in steps)
-    if dim.kind != "block" or not (follow and whole and known):
+    lines_up = view.live[before[0]] == ALL and all(step * inner % new == 0 for step in steps)
+    if dim.kind != "block" or not (follow and whole and lines_up):
         raise _not_apart(view, shape, name)
     terms = tuple(replace(term, stride=term.stride * inner // new) for term in dim.position.terms)
     position = Position(terms, dim.position.const * inner // new)
