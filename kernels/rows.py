@@ -23,7 +23,7 @@ PER_THREAD = 16
 HELD = 16384
 
 
-def like_first(x: Any, *others: Any) -> jax.ShapeDtypeStruct:
+def like_first(x: Any, *unused: Any) -> jax.ShapeDtypeStruct:
     """The `out_type` of a kernel whose output is like its first input."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
@@ -34,7 +34,7 @@ def coarse(rows: int, columns: int) -> tuple[int, int]:
     return even(rows, TILE_ELEMENTS // block_columns), block_columns
 
 
-def coarse_blocks(x: Any, *others: Any) -> dict[str, int]:
+def coarse_blocks(x: Any, *unused: Any) -> dict[str, int]:
     """The schedule for CPUs of a kernel whose first input is x[R, C]."""
     block_rows, block_columns = coarse(*x.shape)
     return {"block_rows": block_rows, "block_columns": block_columns}
@@ -46,13 +46,13 @@ def cached(rows: int, columns: int) -> tuple[int, int]:
     return even(rows, max(1, min(CACHED_ELEMENTS // block_columns, rows // SHARED_TILES))), block_columns
 
 
-def cached_blocks(x: Any, *others: Any) -> dict[str, int]:
+def cached_blocks(x: Any, *unused: Any) -> dict[str, int]:
     """The schedule for "cpu:llvm" of a kernel whose first input is x[R, C]."""
     block_rows, block_columns = cached(*x.shape)
     return {"block_rows": block_rows, "block_columns": block_columns}
 
 
-def tpu_blocks(x: Any, *others: Any) -> dict[str, int]:
+def tpu_blocks(x: Any, *unused: Any) -> dict[str, int]:
     """The schedule for TPUs of a kernel that reduces the rows of its first input x[R, C].
 
     Whole rows, a mebibyte of them as float32: their copies are long enough to keep HBM busy all the time.
@@ -67,7 +67,7 @@ def warps_for(elements: int) -> int:
     return power_of_two(elements // (32 * PER_THREAD), 16)
 
 
-def gpu_blocks(x: Any, *others: Any, device: tk.Device) -> dict[str, int]:
+def gpu_blocks(x: Any, *unused: Any, device: tk.Device) -> dict[str, int]:
     """The schedule for GPUs of a kernel that reduces the rows of its first input x[R, C].
 
     Rows that do not stay in registers are read in blocks of `PER_THREAD` elements for each thread. Warps of a program

@@ -81,19 +81,19 @@ def _mixed(bits: jax.Array) -> jax.Array:
 
 
 @adamw_step.schedule("cpu")
-def _cpu(param: Any, *others: Any) -> dict[str, int]:
+def _cpu(param: Any, *unused: Any) -> dict[str, int]:
     block_rows, block_columns = coarse(*param.shape[-2:])
     return {"block_rows": block_rows, "block_columns": block_columns}
 
 
 @adamw_step.schedule("cpu:llvm")
-def _llvm(param: Any, *others: Any) -> dict[str, int]:
+def _llvm(param: Any, *unused: Any) -> dict[str, int]:
     block_rows, block_columns = cached(*param.shape[-2:])
     return {"block_rows": block_rows, "block_columns": block_columns}
 
 
 @adamw_step.schedule("cuda")
-def _cuda(param: Any, *others: Any) -> dict[str, int]:
+def _cuda(param: Any, *unused: Any) -> dict[str, int]:
     """Tiles so narrow that few lanes are ragged; a load of 16 bytes from each float32 array for a thread."""
     *_, rows, columns = param.shape
     block_columns = power_of_two(columns, 1024)
@@ -102,7 +102,7 @@ def _cuda(param: Any, *others: Any) -> dict[str, int]:
 
 
 @adamw_step.schedule("tpu")
-def _tpu(param: Any, *others: Any) -> dict[str, int]:
+def _tpu(param: Any, *unused: Any) -> dict[str, int]:
     """A quarter of a mebibyte of each float32 array: seven of them, twice, are in VMEM."""
     *_, rows, columns = param.shape
     block_columns = tiled(columns, 2048, 128)

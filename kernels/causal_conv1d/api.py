@@ -38,17 +38,17 @@ def causal_conv1d(
     3.4, and https://github.com/Dao-AILab/causal-conv1d), Griffin and Gated DeltaNet. Sums are in float32 (float64 for
     float64). One step of decoding is a call with one token and the state of the call before.
 
-    First reverse-mode derivatives run a kernel, which keeps the inputs alone between the passes; all others
+    First reverse-mode derivatives run a kernel, and keep only the inputs between the passes; all other derivatives
     differentiate the definition.
 
     Args:
       x: [B, T, C], float32, bfloat16, float16 or float64.
-      weight: [K, C] with K of at least 1, of any of these dtypes; the last row is for the token itself. PyTorch's
+      weight: [K, C] with K of at least 1, of any dtype that x may have; the last row is for the token itself. PyTorch's
         conv1d keeps [C, 1, K].
-      bias: [C], of any of these dtypes; None for zeros.
-      initial_state: [B, K - 1, C], the tokens before x, of any of these dtypes; None for zeros.
-      segment_ids: [B, T], integers: packed sequences, each a run of one number, which may come again: 1 1 2 1 are
-        three. No tap reaches another run; the first run continues `initial_state`. None for one sequence.
+      bias: [C], of any dtype that x may have; None for zeros.
+      initial_state: [B, K - 1, C], the tokens before x, of any dtype that x may have; None for zeros.
+      segment_ids: [B, T], integers: each run of equal numbers is a packed sequence: 1 1 2 1 are three sequences.
+        No tap reaches another run; the first run continues `initial_state`. None for one sequence.
       activation: "silu", or None.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_t: tokens of a tile, instead of the schedule's; no block changes the result beyond rounding.

@@ -34,7 +34,7 @@ class Case:
         return x, weight, bias
 
     def small(self) -> Case:
-        """The same for fast tests: at most two sequences, sizes below 96 with their remainders modulo 32."""
+        """A smaller case for fast tests: at most two sequences, sizes below 96 with their remainders modulo 32."""
         sizes = {name: shrunk(getattr(self, name)) for name in ("tokens", "channels")}
         return replace(self, name=f"{self.name}_small", batch=min(2, self.batch), **sizes)
 

@@ -1,11 +1,11 @@
 """The causal_conv1d kernel, its backward kernel, and their blocks.
 
-With taps w_0 … w_{K-1}, the last one for the token itself, z_t = bias + Σ_j w_{K-1-j} x_{t-j} and out = act(z). With
+With taps w_0 … w_{K-1}, w_{K-1} for the token itself, z_t = bias + Σ_j w_{K-1-j} x_{t-j} and out = act(z). With
 g_t = cotangent_t act'(z_t) the cotangents are
 
     dx_t = Σ_j w_{K-1-j} g_{t+j},   dw_{K-1-j} = Σ_t g_t x_{t-j},   dbias = Σ_t g_t.
 
-Tokens before the first one are those of the state. A tap that reaches another packed sequence is 0. The backward kernel
+Tokens before x are the state. A tap that reaches another packed sequence is 0. The backward kernel
 computes z of the K - 1 tokens behind its tile once more, so that no g is written to memory.
 """
 
@@ -27,7 +27,7 @@ from tilekern.kernels.rows import like_first
 class _Taps:
     """Loads of tokens and their neighbours, for one sequence and a tile of channels.
 
-    Tokens are `size` from the position `start` on.
+    Methods return [size, C] or [size] for `size` tokens from position `start` on.
     """
 
     def __init__(self, x: tk.Ref, state: tk.Ref | None, segment_ids: tk.Ref | None, taps: int, b: Any, c: tk.Tile):
@@ -35,34 +35,34 @@ class _Taps:
         self._b, self._c, self._wide = b, c, tk.accumulator(x.dtype)
 
     def tokens(self, start: Any, size: int) -> jax.Array:
-        """Those of the state for negative positions, 0 beyond both ends."""
-        found = self._x[self._b, tk.ds(start, size), self._c].astype(self._wide)
+        """The tokens: of the state for negative positions, 0 beyond both ends."""
+        tokens = self._x[self._b, tk.ds(start, size), self._c].astype(self._wide)
         if self._state is None or self._taps == 1:
-            return found
-        return found + self._state[self._b, tk.ds(start + (self._taps - 1), size), self._c].astype(self._wide)
+            return tokens
+        return tokens + self._state[self._b, tk.ds(start + (self._taps - 1), size), self._c].astype(self._wide)
 
     def same_run(self, start: Any, size: int, back: int) -> jax.Array | None:
-        """True for tokens whose predecessor `back` tokens before is of the same run; None if all are.
+        """bool[size]: True for a token whose run has the token `back` before it; None if all are True.
 
-        Tokens before the first one are of its run.
+        Tokens before x belong to the first run.
         """
         if self._ids is None or not back:
             return None
         ids = self._ids
         rows = [ids.load((self._b, tk.ds(start - n, size)), fill=ids[self._b, 0]) for n in range(back + 1)]
-        kept = rows[0] == rows[1]
+        same = rows[0] == rows[1]
         for later, earlier in pairwise(rows[1:]):
-            kept &= later == earlier
-        return kept
+            same &= later == earlier
+        return same
 
     def tap(self, start: Any, size: int, back: int) -> jax.Array:
-        """The tokens `back` tokens before, 0 where they are of another run."""
+        """The tokens `back` positions before, 0 where a token is of another run."""
         return where(self.same_run(start, size, back), self.tokens(start - back, size))
 
 
-def where(kept: jax.Array | None, x: jax.Array) -> jax.Array:
-    """Rows of x that are kept, 0 for the others."""
-    return x if kept is None else jnp.where(kept[:, None], x, 0)
+def where(mask: jax.Array | None, x: jax.Array) -> jax.Array:
+    """x, with 0 in the rows where mask[rows] is False."""
+    return x if mask is None else jnp.where(mask[:, None], x, 0)
 
 
 @tk.kernel(out_type=like_first)
@@ -102,7 +102,7 @@ def _backward_types(
 ) -> tuple[Any, ...]:
     wide = tk.accumulator(x.dtype)
     sums = (tk.Sum(jax.ShapeDtypeStruct(shape, wide)) for shape in (weight.shape, x.shape[2:]))
-    return like_first(x) if needs[0] else None, *(s if w else None for s, w in zip(sums, needs[1:], strict=True))
+    return like_first(x) if needs[0] else None, *(s if n else None for s, n in zip(sums, needs[1:], strict=True))
 
 
 @tk.kernel(out_type=_backward_types)
@@ -125,8 +125,8 @@ def causal_conv1d_backward_kernel(
 ) -> None:
     """Like the forward kernel, with cotangent[B, T, C] -> dx[B, T, C], dweight[K, C], dbias[C]; None if not in `needs`.
 
-    dx needs g of K tiles, each a token later. One copy: they are slices of one tile of block_t + K - 1 tokens. More:
-    each is computed by itself, where slices of tiles in registers are dear.
+    dx needs g of K tiles, each a token later. With `copies=1` the K tiles are slices of one tile of block_t + K - 1
+    tokens; else each is computed by itself, because slices of tiles in registers are expensive on GPUs.
     """
     b = tk.parallel(x.shape[0])
     t = tk.parallel(x.shape[1], block_t)
@@ -136,13 +136,13 @@ def causal_conv1d_backward_kernel(
     rows = [_row(weight[k, c], x) for k in range(count)]
 
     def moved(start: Any, size: int) -> jax.Array:
-        """g of some tokens; those beyond the end have no cotangent."""
-        given = cotangent[b, tk.ds(start, size), c].astype(wide)
+        """g of some tokens; 0 beyond the end."""
+        g = cotangent[b, tk.ds(start, size), c].astype(wide)
         if activation is None:
-            return given
+            return g
         z = sum((rows[count - 1 - back] * taps.tap(start, size, back) for back in range(count)), _start(bias, c, x))
         share = jax.nn.sigmoid(z)
-        return given * share * (1 + z * (1 - share))
+        return g * share * (1 + z * (1 - share))
 
     if copies == 1:
         joint = moved(t.start, block_t + count - 1)
@@ -169,11 +169,11 @@ def _start(bias: tk.Ref | None, c: tk.Tile, x: tk.Ref) -> Any:
 def _backward(
     x: Any, weight: Any, bias: Any, state: Any, ids: Any, cotangent: Any, *, needs: tuple[bool, ...], activation: Any
 ) -> tuple[Any, ...]:
-    """The cotangent of the state is that of the definition, of the first K - 1 tokens: no others see the state."""
+    """By the kernel; the state's cotangent by the definition of the first K - 1 tokens, which alone see the state."""
     arrays = x, weight, bias, state, ids
-    found: Any = [None, None, None]
+    cotangents: Any = [None, None, None]
     if any(needs[:3]):
-        found = causal_conv1d_backward_kernel(*arrays, cotangent, needs=needs[:3], activation=activation)
+        cotangents = causal_conv1d_backward_kernel(*arrays, cotangent, needs=needs[:3], activation=activation)
     few = weight.shape[0] - 1
     of_state = None
     if needs[3]:
@@ -183,28 +183,28 @@ def _backward(
             return definition(*arrays, activation=activation)
 
         of_state = against(of_first, first, cotangent[:, :few], (False, False, False, True, False))[3]
-    return (*cast_like(found, arrays[:3]), of_state, None)
+    return (*cast_like(cotangents, arrays[:3]), of_state, None)
 
 
 causal_conv1d_tangent, causal_conv1d_backward = derive(causal_conv1d_forward, definition, _backward)
 
 
-def _cpu(x: Any, *others: Any) -> dict[str, int]:
+def _cpu(x: Any, *unused: Any) -> dict[str, int]:
     """Tiles that stay in a core's cache."""
     block_c = even(x.shape[2], 1024)
     return {"block_t": even(x.shape[1], max(1, (1 << 16) // block_c)), "block_c": block_c}
 
 
-def _cuda(x: Any, *others: Any) -> dict[str, int]:
+def _cuda(x: Any, *unused: Any) -> dict[str, int]:
     """Rows of 16 bytes for each thread, and few enough tokens that tiles stay in registers."""
     return {"block_t": power_of_two(x.shape[1], 32), "block_c": power_of_two(x.shape[2], 128), "num_warps": 4}
 
 
-def _cuda_backward(x: Any, *others: Any) -> dict[str, int]:
+def _cuda_backward(x: Any, *unused: Any) -> dict[str, int]:
     return _cuda(x) | {"block_t": power_of_two(x.shape[1], 16), "copies": 2}
 
 
-def _tpu(x: Any, *others: Any) -> dict[str, int]:
+def _tpu(x: Any, *unused: Any) -> dict[str, int]:
     block_c = tiled(x.shape[2], 512, 128)
     return {"block_t": tiled(x.shape[1], 256, 8), "block_c": block_c}
 

@@ -22,7 +22,7 @@ def reference(
 ) -> tuple[jax.Array, jax.Array]:
     """act(bias + Σ_k weight[k] x[t - (K - 1) + k]), with the state before x; and the last K - 1 tokens.
 
-    Computed in `dtype`: if None in float32, in float64 for float64 inputs.
+    Computed in `dtype`; None: float32, or float64 for float64 inputs.
     """
     wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
     taps, tokens, segment_ids = weight.shape[0], x.shape[1], as_runs(segment_ids)
@@ -30,8 +30,8 @@ def reference(
     total = jnp.zeros_like(x, wide) if bias is None else jnp.broadcast_to(bias.astype(wide), x.shape)
     for back in range(taps):
         tap = past[:, taps - 1 - back : taps - 1 - back + tokens]
-        kept = _same_run(segment_ids, x.shape, back)
-        total = total + weight[taps - 1 - back].astype(wide) * (tap if kept is None else jnp.where(kept, tap, 0))
+        same = _same_run(segment_ids, x.shape, back)
+        total = total + weight[taps - 1 - back].astype(wide) * (tap if same is None else jnp.where(same, tap, 0))
     out = jax.nn.silu(total) if activation == "silu" else total
     return out.astype(x.dtype), last_tokens(x, initial_state, segment_ids, taps)
 
@@ -50,7 +50,7 @@ def definition(
 
 
 def last_tokens(x: jax.Array, initial_state: Any, segment_ids: Any, taps: int) -> jax.Array:
-    """The last taps - 1 tokens of the state and x, 0 where they belong to an earlier packed sequence."""
+    """[B, taps - 1, C], the last tokens of the state and x, 0 for a token of an earlier packed sequence."""
     few = min(taps - 1, x.shape[1])
     recent = x[:, x.shape[1] - few :]
     past = _with_past(recent, None if initial_state is None else initial_state.astype(x.dtype), taps)[:, few:]
@@ -63,7 +63,7 @@ def last_tokens(x: jax.Array, initial_state: Any, segment_ids: Any, taps: int) -
 
 
 def _with_past(x: jax.Array, state: jax.Array | None, taps: int, *, edge: bool = False) -> jax.Array:
-    """The state before x; if None, zeros, or copies of the first token."""
+    """[B, taps - 1 + T, ...]: the state (None: zeros, or with `edge` copies of the first token), then x."""
     if state is None:
         ends = ((0, 0), (taps - 1, 0), *((0, 0) for _ in x.shape[2:]))
         return jnp.pad(x, ends, mode="edge" if edge else "constant")
@@ -71,11 +71,11 @@ def _with_past(x: jax.Array, state: jax.Array | None, taps: int, *, edge: bool =
 
 
 def _same_run(segment_ids: jax.Array | None, shape: tuple[int, ...], back: int) -> jax.Array | None:
-    """True[B, T, 1] where the token so far back is of the same run; those before x are of the first token's."""
+    """bool[B, T, 1]: True where the token `back` before is of the same run. Tokens before x belong to the first run."""
     if segment_ids is None or not back:
         return None
     ids = _with_past(segment_ids, None, back + 1, edge=True)
-    kept = jnp.ones(shape[:2], bool)
+    same = jnp.ones(shape[:2], bool)
     for n in range(back):
-        kept &= ids[:, n : n + shape[1]] == ids[:, n + 1 : n + 1 + shape[1]]
-    return kept[..., None]
+        same &= ids[:, n : n + shape[1]] == ids[:, n + 1 : n + 1 + shape[1]]
+    return same[..., None]

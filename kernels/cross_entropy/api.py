@@ -78,7 +78,7 @@ def cross_entropy(
       ignore_index: the loss of tokens with this label is 0; an int between the ends of int32.
       label_smoothing: ε in [0, 1]: the target is (1 - ε) the label and ε the uniform distribution.
       softcap: if given, logits become softcap * tanh(logits / softcap) first; from 1e-30 to 1e30.
-      z_loss: times logsumexp² is added to the loss (PaLM, https://arxiv.org/abs/2204.02311, section 5: 1e-4).
+      z_loss: factor z of the term z logsumexp² of the loss (PaLM, https://arxiv.org/abs/2204.02311, section 5: 1e-4).
       temperature: logits are divided by it, after the softcap; from 1e-30 to 1e30.
       return_logsumexp: return (loss, logsumexp).
       target: lower for this target's blocks, e.g. "cpu:xla".
@@ -87,7 +87,7 @@ def cross_entropy(
       block_d: elements of the inner dim in a tile.
 
     Returns:
-      loss[*B]: one for each token, not averaged. With `return_logsumexp` also the logsumexp of the logits, [*B].
+      loss[*B], not averaged over tokens. With `return_logsumexp` also the logsumexp of the logits, [*B].
 
     Under differentiation, the loss of a token is a constant if its label is ignored or no word. `loss` and `logsumexp`
     have the names "cross_entropy_loss" and "cross_entropy_logsumexp" for the policies of `jax.checkpoint`: saving both
@@ -142,10 +142,10 @@ def check_arrays(function: str, hidden: Any, weight: Any, labels: Any) -> None:
 
 
 def check_options(ignore_index: Any, label_smoothing: Any, softcap: Any, z_loss: Any, temperature: Any) -> None:
-    """Refuse what the kernel cannot compute with.
+    """Refuse values with which the kernel cannot compute.
 
-    A label beyond int32 becomes an end of int32, so that these two cannot be ignored. In float32 a logit over a
-    softcap loses at most 2⁻¹²⁶ (subnormals may be 0), and so 1e-8 after the softcap of 1e30 has multiplied it.
+    A label beyond int32 becomes an end of int32, so neither end can be the ignored label. In float32 the quotient
+    logit / softcap loses at most 2⁻¹²⁶ (subnormals may be 0): 1e-8 after multiplication by a softcap of 1e30.
     """
     index = type(ignore_index) is not bool and isinstance(ignore_index, numbers.Integral)
     if not index or not -(2**31) < int(ignore_index) < 2**31 - 1:
@@ -166,6 +166,6 @@ def _between(value: Any, low: float, high: float) -> bool:
     return number is not None and low <= number <= high
 
 
-def _wrong(name: str, expected: str, given: Any, fix: str) -> ArgumentError:
-    what = f"the {name} of cross_entropy is out of range"
-    return ArgumentError(what, expected=expected, got=f"{name} = {describe(given)}", fix=fix)
+def _wrong(name: str, expected: str, value: Any, fix: str) -> ArgumentError:
+    summary = f"the {name} of cross_entropy is out of range"
+    return ArgumentError(summary, expected=expected, got=f"{name} = {describe(value)}", fix=fix)

@@ -5,8 +5,8 @@ h of the logsumexp give
 
     ∂s = a p - g q,  a = g (1 + 2 z logsumexp) + h,
 
-over the temperature, and times 1 - (s / softcap)² before the softcap. The loss of a part of the vocabulary has no p:
-there a = h. The backward op makes ∂s for some words at a time.
+divided by the temperature, and multiplied by 1 - (s / softcap)² for the logits before the softcap. The loss of a part
+of the vocabulary has no p: a = h. The backward op computes ∂s for some words at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilekern.kernels.blocks import copies_well, depth, even, power_of_two, take
 from tilekern.kernels.cross_entropy.kernel import capped_logits
 
 
-def _logits_type(hidden: Any, weight: Any, *others: Any, **options: Any) -> jax.ShapeDtypeStruct:
+def _logits_type(hidden: Any, weight: Any, *unused: Any, **options: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((hidden.shape[0], weight.shape[1]), hidden.dtype)
 
 
@@ -48,12 +48,12 @@ def cross_entropy_backward_logits(
 
     Args:
       hidden: of the forward kernel.
-      weight: its columns for these words.
-      labels: int32, counted from the first of these words.
+      weight: the forward kernel's columns for the W words.
+      labels: int32, counted from the first of the W words.
       logsumexp: of the forward kernel.
       of_words: a, the factor of p.
       of_target: g, the factor of q.
-      done: int32[]; words before this number get 0.
+      done: int32[]; the gradient of words before this number is 0.
       out: the result.
       on_label: 1 - ε.
       on_each: ε / V.
@@ -67,19 +67,19 @@ def cross_entropy_backward_logits(
     s = capped_logits(hidden, weight, i, j, block_d, softcap)
     target = jnp.where(j.indices[None, :] == labels[i][:, None], on_label, 0).astype(s.dtype) + on_each
     log_p = (s if temperature == 1 else s / temperature) - logsumexp[i][:, None]
-    found = of_words[i][:, None] * jnp.exp(log_p) - of_target[i][:, None] * target
+    gradient = of_words[i][:, None] * jnp.exp(log_p) - of_target[i][:, None] * target
     if temperature != 1:
-        found = found / temperature
+        gradient = gradient / temperature
     if softcap is not None:
-        found = found * (1 - (s / softcap) * (s / softcap))
-    out[i, j] = jnp.where(j.indices[None, :] >= done[()], found, 0).astype(out.dtype)
+        gradient = gradient * (1 - (s / softcap) * (s / softcap))
+    out[i, j] = jnp.where(j.indices[None, :] >= done[()], gradient, 0).astype(out.dtype)
 
 
-def _no_more(total: Any, x: Any, w: Any) -> tuple[()]:
+def _no_results(total: Any, x: Any, w: Any) -> tuple[()]:
     return ()
 
 
-@tk.kernel(out_type=_no_more, donate=("total",))
+@tk.kernel(out_type=_no_results, donate=("total",))
 def cross_entropy_backward_hidden(
     total: tk.Ref,
     x: tk.Ref,
@@ -89,7 +89,7 @@ def cross_entropy_backward_hidden(
     block_d: tk.Block = 128,
     block_v: tk.Block = 64,
 ) -> None:
-    """total[T, D] + x[T, W] w[D, W]ᵀ, in the dtype of `total`, the accumulator's."""
+    """Add x[T, W] w[D, W]ᵀ to total[T, D], which has the accumulator's dtype."""
     i, k = tk.grid((total.shape[0], block_t), (total.shape[1], block_d), order=tk.grouped(8))
 
     def step(j: tk.Tile, acc: jax.Array) -> jax.Array:
@@ -102,7 +102,7 @@ def cross_entropy_backward_hidden(
 
 
 @cross_entropy_backward_logits.schedule("cpu")
-def _logits_cpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+def _logits_cpu(hidden: Any, weight: Any, *unused: Any) -> dict[str, int]:
     """XLA's own matrix product is fastest on large blocks."""
     return {
         "block_t": even(hidden.shape[0], 512),
@@ -118,8 +118,8 @@ def _hidden_cpu(total: Any, x: Any, w: Any) -> dict[str, int]:
 
 
 @cross_entropy_backward_logits.schedule("cpu:llvm")
-def _logits_llvm(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
-    """As of a matrix product: large blocks copy less of the operands, small ones keep more cores busy."""
+def _logits_llvm(hidden: Any, weight: Any, *unused: Any) -> dict[str, int]:
+    """Blocks of a matrix product: large blocks copy less of the operands, small blocks keep more cores busy."""
     (tokens, width), words = hidden.shape, weight.shape[1]
     side = _side(tokens, words)
     return {"block_t": even(tokens, side), "block_v": even(words, side), "block_d": even(width, 256)}
@@ -137,7 +137,7 @@ def _side(rows: int, columns: int) -> int:
 
 
 @cross_entropy_backward_logits.schedule("cuda")
-def _logits_cuda(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+def _logits_cuda(hidden: Any, weight: Any, *unused: Any) -> dict[str, int]:
     block_t, block_v, options = _cuda_tile(hidden)
     return {"block_t": block_t, "block_v": block_v, "block_d": depth(hidden.shape[1], hidden.dtype.itemsize), **options}
 
@@ -154,7 +154,7 @@ def _hidden_cuda(total: Any, x: Any, w: Any, device: tk.Device) -> dict[str, int
 def _cuda_tile(x: Any) -> tuple[int, int, dict[str, int]]:
     """Rows and columns of a tile, and launch options.
 
-    Without tensor cores, or copies of rows from memory to shared memory, operands are in registers beside the sums.
+    Operands are in registers beside the sums without tensor cores, or without copies of rows to shared memory.
     """
     (tokens, width), itemsize = x.shape, x.dtype.itemsize
     side = 128 if itemsize <= 2 and copies_well(width, itemsize) else 64
@@ -162,15 +162,15 @@ def _cuda_tile(x: Any) -> tuple[int, int, dict[str, int]]:
 
 
 @cross_entropy_backward_logits.schedule("tpu")
-def _logits_tpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
-    """Whole rows and columns, or 2048 elements of them."""
+def _logits_tpu(hidden: Any, weight: Any, *unused: Any) -> dict[str, int]:
+    """Tiles of whole rows and columns, or of 2048 elements of the inner dim."""
     width, words = weight.shape
     block_t, block_v = tpu_tile(hidden, words, width * hidden.dtype.itemsize, 0)
     return {"block_t": block_t, "block_v": block_v, "block_d": _tpu_depth(width, block_t + block_v, hidden)}
 
 
 def tpu_tile(hidden: Any, words: int, line: int, first: int) -> tuple[int, int]:
-    """Tokens and words of a tile whose rows and columns, of `line` bytes each, take 40 MiB at most, two of each.
+    """(tokens, words) of a tile whose rows and columns, of `line` bytes each, take at most 40 MiB in two buffers.
 
     Float32 takes two more copies, the operands of the matrix units, and its products are long programs to compile.
     """
@@ -184,7 +184,7 @@ def tpu_tile(hidden: Any, words: int, line: int, first: int) -> tuple[int, int]:
 
 @cross_entropy_backward_hidden.schedule("tpu")
 def _hidden_tpu(total: Any, x: Any, w: Any) -> dict[str, int]:
-    """Few tokens and all words, where these are many: a program computes while the rows of the next one are loaded."""
+    """Few tokens and all words, for many words: a program computes while the next program's rows are loaded."""
     (tokens, width), words = total.shape, x.shape[1]
     block_t, block_d = tpu_tile(x, width, words * x.dtype.itemsize, 0)
     if x.dtype.itemsize <= 2 and block_t < tiled(tokens, 512, 128):
@@ -193,5 +193,5 @@ def _hidden_tpu(total: Any, x: Any, w: Any) -> dict[str, int]:
 
 
 def _tpu_depth(inner: int, lines: int, x: Any) -> int:
-    """All of the inner dim where so many rows and columns of it take 32 MiB at most, two of each."""
+    """The whole inner dim where two buffers of `lines` rows and columns take at most 32 MiB; else about 2048."""
     return max(1, inner) if 2 * inner * lines * x.dtype.itemsize <= 32 << 20 else tiled(inner, 2048, 128)

@@ -35,7 +35,7 @@ class Case:
         return hidden, weight, jax.random.randint(for_labels, (self.tokens,), 0, self.vocabulary)
 
     def small(self) -> Case:
-        """The same for fast tests: sizes below 96 with their remainders modulo 32."""
+        """A smaller case for fast tests: sizes below 96 with their remainders modulo 32."""
         sizes = {name: shrunk(getattr(self, name)) for name in ("tokens", "width", "vocabulary")}
         return replace(self, name=f"{self.name}_small", **sizes)
 

@@ -65,9 +65,9 @@ def definition(labels: jax.Array, options: Options, hidden: jax.Array, weight: j
 # --- the backward op --------------------------------------------------------------------------------------------------
 
 
-def _cotangent_types(hidden: Any, weight: Any, *others: Any, needs: tuple[bool, bool], options: Options) -> Pair:
+def _cotangent_types(hidden: Any, weight: Any, *unused: Any, needs: tuple[bool, bool], options: Options) -> Pair:
     of_hidden, of_weight = (
-        jax.ShapeDtypeStruct(x.shape, x.dtype) if w else None for x, w in zip((hidden, weight), needs, strict=True)
+        jax.ShapeDtypeStruct(x.shape, x.dtype) if n else None for x, n in zip((hidden, weight), needs, strict=True)
     )
     return of_hidden, of_weight
 
@@ -110,7 +110,7 @@ def cross_entropy_backward(
 
 
 def _factors(labels: jax.Array, logsumexp: jax.Array, cotangents: Pair, vocabulary: int, options: Options) -> Pair:
-    """The factors of a token's probabilities and of its target, [T] each; a loss of no word's label is constant."""
+    """a[T] and g[T], the factors of a token's probabilities and target; g is 0 where the loss is constant."""
     of_loss, of_logsumexp = (jnp.zeros_like(logsumexp) if c is None else c for c in cotangents)
     of_target = jnp.where(options.counts(labels, vocabulary), of_loss, 0)
     if options.vocabulary is not None:
@@ -120,12 +120,12 @@ def _factors(labels: jax.Array, logsumexp: jax.Array, cotangents: Pair, vocabula
 
 
 @cross_entropy_backward.schedule("")
-def _words(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+def _words(hidden: Any, weight: Any, *unused: Any) -> dict[str, int]:
     return {"words": words_at_a_time(hidden, weight)}
 
 
 @cross_entropy_backward.schedule("cpu")
-def _words_cpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+def _words_cpu(hidden: Any, weight: Any, *unused: Any) -> dict[str, int]:
     return {"words": words_at_a_time_on_cpus(hidden, weight)}
 
 
@@ -137,8 +137,8 @@ def _tangent_transpose(
     cotangents: Pair, hidden: Any, weight: Any, labels: Any, logsumexp: Any, tangents: Pair, *, options: Options
 ) -> dict[str, Pair]:
     needs = tangents[0] is not None, tangents[1] is not None
-    found = cross_entropy_backward(hidden, weight, labels, logsumexp, cotangents, needs=needs, options=options)
-    return {"tangents": found}
+    transposed = cross_entropy_backward(hidden, weight, labels, logsumexp, cotangents, needs=needs, options=options)
+    return {"tangents": transposed}
 
 
 @cross_entropy_backward.deftranspose
@@ -146,19 +146,19 @@ def _backward_transpose(
     cotangents: Pair, *inputs: Any, needs: tuple[bool, bool], options: Options
 ) -> dict[str, tuple[Any, ...]]:
     *primals, linear = inputs
-    found = cross_entropy_tangent(*primals, cotangents, options=options)
-    return {"cotangents": tuple(None if x is None else f for f, x in zip(found, linear, strict=True))}
+    transposed = cross_entropy_tangent(*primals, cotangents, options=options)
+    return {"cotangents": tuple(None if x is None else t for t, x in zip(transposed, linear, strict=True))}
 
 
-# The logsumexp is a function of the other inputs, which the definitions compute: its own tangent adds nothing.
+# The definitions compute the logsumexp from hidden, weight and labels: its own tangent adds nothing.
 
 
 @cross_entropy_tangent.defjvp
 def _tangent_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...], *, options: Options) -> Pair:
     hidden, weight, labels, _, moved = primals
     function = partial(definition, labels, options)
-    found = along(lambda *arrays: along(function, arrays, moved), (hidden, weight), tangents[:2])
-    return cross_entropy_tangent(*primals, options=options), found
+    moved_result = along(lambda *arrays: along(function, arrays, moved), (hidden, weight), tangents[:2])
+    return cross_entropy_tangent(*primals, options=options), moved_result
 
 
 @cross_entropy_backward.defjvp
@@ -168,5 +168,5 @@ def _backward_jvp(
     hidden, weight, labels, logsumexp, cotangents = primals
     function = partial(definition, labels, options)
     whole = tuple(jnp.zeros_like(logsumexp) if c is None else c for c in cotangents)
-    found = along(lambda *arrays: against(function, arrays, whole, needs), (hidden, weight), tangents[:2])
-    return cross_entropy_backward(*primals, needs=needs, options=options), found
+    moved = along(lambda *arrays: against(function, arrays, whole, needs), (hidden, weight), tangents[:2])
+    return cross_entropy_backward(*primals, needs=needs, options=options), moved

@@ -6,10 +6,10 @@ smoothing the sum of the logits. In the end logsumexp = m + ln d. With the targe
 
     loss = -Σ q ln p = Σ q (logsumexp - s) = logsumexp - (1 - ε) s[label] - ε mean s.
 
-Where the weight is a part of the vocabulary, the losses of parts are their shares of -Σ q s, which add up.
+If the weight is a part of the vocabulary, the loss of the part is its share of -Σ q s; the shares add up.
 
-A program reads all words for its tokens. Where the tokens of a call give work to a part of the machine only, several
-programs have the same tokens, each a part of the words, and the op `cross_entropy_forward` merges what they found.
+A program reads all words for its tokens. Where the tokens of a call do not keep the whole machine busy, several
+programs have the same tokens, each with a part of the words, and the op `cross_entropy_forward` merges their results.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _out_type(hidden: Any, weight: Any, labels: Any, *, parts: int = 1) -> tuple
 def capped_logits(
     hidden: tk.Ref, weight: tk.Ref, i: tk.Tile, j: tk.Tile, block_d: int, softcap: float | None
 ) -> jax.Array:
-    """The logits of a tile of tokens and one of words, in the accumulator's dtype, after the softcap."""
+    """The logits of tile i of tokens and tile j of words, in the accumulator's dtype, after the softcap."""
 
     def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
         return tk.dot(hidden[i, k], weight[k, j], acc)
@@ -75,18 +75,18 @@ def cross_entropy_parts(
 
     Args:
       hidden: the tokens.
-      weight: the words, all or some of them.
-      labels: the number of a word, counted from the first one of `weight`.
-      loss: of each token; for some words their share of -Σ q s.
-      logsumexp: of the logits with these words.
+      weight: all words, or a part of the vocabulary.
+      labels: the number of a word, counted from the first word of `weight`.
+      loss: of each token; for a part of the vocabulary the part's share of -Σ q s.
+      logsumexp: of the logits of the words in `weight`.
       ignore_index: label of tokens whose loss is 0, if `weight` has all words.
       label_smoothing: ε.
       softcap: c of c tanh(logit / c), or None.
       z_loss: factor of logsumexp², if `weight` has all words.
       temperature: logits are divided by it, after the softcap.
-      vocabulary: V if `weight` has some of V words; None if it has all.
-      parts: of the words, for each of which the results have a row, [parts, T]; with 1 they have none. Needs
-        `vocabulary`, with which rows are shares that add up.
+      vocabulary: V if `weight` has a part of V words; None if it has all words.
+      parts: the number of parts of the words. If above 1, results are [parts, T], a row for each part, and
+        `vocabulary` is needed, so that rows are shares that add up.
       block_t: tokens of a tile.
       block_v: words of a tile.
       block_d: elements of the inner dim in a tile.
@@ -130,7 +130,7 @@ def cross_entropy_parts(
 def _counted(
     loss: jax.Array, logsumexp: jax.Array, label: jax.Array, words: int, ignore_index: int, z_loss: float
 ) -> jax.Array:
-    """The loss of all words: with the z-loss, 0 for an ignored label, NaN for one that is no word."""
+    """The loss over all words, with the z-loss; 0 for an ignored label, NaN for a label outside of the vocabulary."""
     if z_loss:
         loss = loss + z_loss * (logsumexp * logsumexp)
     inside = (label >= 0) & (label < words)
@@ -138,7 +138,7 @@ def _counted(
 
 
 def merged_logsumexp(parts: jax.Array) -> jax.Array:
-    """The logsumexp[T] of all words, from those of parts, [parts, T]; a NaN and an infinity of a part stay."""
+    """The logsumexp[T] of all words from the parts' logsumexps [parts, T]; a NaN or infinity of a part stays."""
     most = parts.max(axis=0)
     base = jnp.where(jnp.abs(most) == jnp.inf, 0, most)
     return base + jnp.log(jnp.exp(parts - base).sum(axis=0))
@@ -161,10 +161,10 @@ def cross_entropy_forward(
     block_d: int | None = None,
     parts: tk.Block = 1,
 ) -> tuple[jax.Array, jax.Array]:
-    """hidden[T, D], weight[D, V], labels int32[T] -> loss[T], logsumexp[T]: those of `cross_entropy_parts`, merged.
+    """hidden[T, D], weight[D, V], labels int32[T] -> loss[T], logsumexp[T]: `cross_entropy_parts`, merged.
 
-    Its arguments and blocks are those of that kernel; None leaves a block to the kernel's schedule. Each of the `parts`
-    of the vocabulary has programs of its own.
+    The arguments and blocks are as for `cross_entropy_parts`; None leaves a block to the schedule of this kernel. Each
+    of the `parts` of the vocabulary has its own programs.
     """
     call = partial(
         cross_entropy_parts,
@@ -191,20 +191,20 @@ def cross_entropy_forward(
 
 @cross_entropy_forward.schedule("cpu")
 def _parts_cpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
-    """Few tokens make one program, whose products are too narrow for several threads: they take the weight's time."""
+    """Parts for few tokens: one program's products are too narrow for several threads; loads of the weight dominate."""
     return {"parts": max(1, min(8, weight.shape[1] // 1024)) if hidden.shape[0] <= 32 else 1}
 
 
 @cross_entropy_parts.schedule("cpu")
 def _cpu(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
-    """A tile of logits, and one of the weights, in the cache."""
+    """A tile of logits and a tile of weights fit the cache."""
     sizes = {"block_t": hidden.shape[0], "block_v": weight.shape[1], "block_d": weight.shape[0]}
     return {name: even(size, 1024) for name, size in sizes.items()}
 
 
 @cross_entropy_parts.schedule("cpu:llvm")
 def _llvm(hidden: Any, weight: Any, labels: Any) -> dict[str, int]:
-    """A tile of logits, and one of the weights, in the cache of a core."""
+    """A tile of logits and a tile of weights fit the cache of a core."""
     sizes = {"block_t": hidden.shape[0], "block_v": weight.shape[1], "block_d": weight.shape[0]}
     return {name: even(size, 256) for name, size in sizes.items()}
 
@@ -223,7 +223,7 @@ def _tile(hidden: Any, weight: Any, plain: bool, device: tk.Device) -> tuple[int
     elif tokens <= 64:
         tile = 64, 256, 8, 4
     elif not copies_well(weight.shape[1], itemsize):
-        # Threads that copy the weight need registers for their places.
+        # Threads that copy the weight need registers for addresses.
         tile = (128, 128, 8, 4) if device.matrix_unit == "wgmma" else (64, 256, 8, 4)
     else:
         tile = (128, 256, 8, 4) if plain and device.matrix_unit == "wgmma" else (128, 128, 8, 4)
@@ -280,8 +280,8 @@ def _parts_cuda(
 def _tpu(hidden: Any, weight: Any, labels: Any, target: str) -> dict[str, int]:
     """A tile of logits of 2 MiB; of the weights, all of the width at once where that is at most 8 MiB.
 
-    Half as many logits where the whole rows and columns that make them would not fit. On v6e these have twice the room:
-    by the static estimate narrow tiles of float32 are 3 % slower there, and 1 % faster on v5e.
+    Half as many logits where their whole rows and columns would not fit. On v6e rows and columns have twice the room:
+    by the static estimate narrow tiles of float32 are 3 % slower on v6e, and 1 % faster on v5e.
     """
     (tokens, width), itemsize = hidden.shape, hidden.dtype.itemsize
     block_t, block_v = tiled(tokens, 512, 128), tiled(weight.shape[1], 1024, 128)

@@ -20,7 +20,7 @@ _PORTION, _MOST_TOKENS = 1 << 22, 128
 
 
 def by_tokens(function: Callable[..., Any], arrays: tuple[jax.Array, ...], vocabulary: int) -> Any:
-    """A function of arrays [T, ...] with results [T], in portions of at most 128 tokens and 2²² logits.
+    """The results [T] of a function of arrays [T, ...], computed in portions of at most 128 tokens and 2²² logits.
 
     Each portion keeps only its inputs for the backward pass (`jax.checkpoint`).
     """
@@ -36,12 +36,12 @@ def by_tokens(function: Callable[..., Any], arrays: tuple[jax.Array, ...], vocab
     def portion(some: tuple[jax.Array, ...]) -> Any:
         return function(*some)
 
-    found = cast(Any, jax.lax.map(portion, tuple(map(cut, arrays))))
+    results = cast(Any, jax.lax.map(portion, tuple(map(cut, arrays))))
 
     def whole(x: jax.Array) -> jax.Array:
         return x.reshape(-1)[:tokens]
 
-    return jax.tree.map(whole, found)
+    return jax.tree.map(whole, results)
 
 
 def gradients_by_words(
@@ -52,14 +52,14 @@ def gradients_by_words(
     needs: tuple[bool, bool],
     words: int,
 ) -> Pair:
-    """The cotangents of hidden[T, D] and weight[D, V] from those of the logits hidden @ weight.
+    """The cotangents of hidden[T, D] and weight[D, V] from the cotangents of the logits hidden @ weight.
 
     Args:
       hidden: the tokens.
       weight: the words.
       of_logits: `of_logits(first, done, some)` returns the cotangents [T, W] of the logits of W words from number
-        `first`; 0 for those before number `done` of these. `some(x)` cuts the W columns of these words out of x[R, V].
-      needs: which of both; the other one is None.
+        `first`, with zeros for the first `done` words. `some(x)` cuts the W columns of the words out of x[R, V].
+      needs: a flag for hidden and for weight; the cotangent is None if False.
       words: the number W.
     """
     (tokens, width), vocabulary = hidden.shape, weight.shape[1]
@@ -72,7 +72,7 @@ def gradients_by_words(
     count = tk.cdiv(vocabulary, words)
 
     def step(number: Any, carry: Pair) -> Pair:
-        # Each step has as many words. The first one is that of the last words, and leaves those before them out.
+        # All steps have W words. Step 0 takes the last W words; `done` leaves out the words of other steps among them.
         dhidden, dweight = carry
         number = jnp.asarray(number, jnp.int32)
         first = jnp.where(number == 0, vocabulary - words, (number - 1) * words)
@@ -85,8 +85,8 @@ def gradients_by_words(
         if dhidden is not None:
             dhidden = cross_entropy_backward_hidden(dhidden, dlogits, some(weight))
         if dweight is not None:
-            found = matmul(hidden, dlogits, transpose_x=True)
-            dweight = jax.lax.dynamic_update_slice_in_dim(dweight, found, first, axis=1)
+            columns = matmul(hidden, dlogits, transpose_x=True)
+            dweight = jax.lax.dynamic_update_slice_in_dim(dweight, columns, first, axis=1)
         return dhidden, dweight
 
     dhidden, dweight = cast(Pair, jax.lax.fori_loop(0, count, step, (dhidden, dweight)))
@@ -94,9 +94,9 @@ def gradients_by_words(
 
 
 def words_at_a_time(hidden: Any, weight: Any) -> int:
-    """∂s of 32 MiB, but of 256 words at least, for products with it to be large ones.
+    """The words whose ∂s takes 32 MiB, but at least 256, so that products with ∂s are large.
 
-    Its rows start at multiples of 128 elements for any vocabulary of at least as many words: GPUs copy these best.
+    Rows of ∂s start at multiples of 128 elements for any vocabulary of at least 128 words: GPUs copy such rows best.
     """
     vocabulary = weight.shape[1]
     most = max(128, vocabulary // 128 * 128)
@@ -104,10 +104,10 @@ def words_at_a_time(hidden: Any, weight: Any) -> int:
 
 
 def words_at_a_time_on_cpus(hidden: Any, weight: Any) -> int:
-    """∂s of 8 MiB, which stays in the cache that all cores share."""
+    """The words whose ∂s takes 8 MiB and stays in the cache that all cores share."""
     return tiled(weight.shape[1], _fitting(8 << 20, hidden), 128)
 
 
 def _fitting(nbytes: int, hidden: Any) -> int:
-    """Words of which ∂s has at most so many bytes."""
+    """The number of words whose ∂s takes at most `nbytes`, a multiple of 128, at least 256."""
     return max(256, nbytes // max(1, hidden.shape[0] * hidden.dtype.itemsize) // 128 * 128)

@@ -21,11 +21,11 @@ def reference(
     vocabulary: int | None = None,
     dtype: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The loss of every token, and the logsumexp of its logits hidden[*B, D] @ weight[D, V].
+    """loss[*B] and logsumexp[*B] of the logits hidden[*B, D] @ weight[D, V].
 
-    Computed in `dtype`: if None in float32, in float64 for float64 inputs. A label outside [0, V) gives NaN, but
-    `ignore_index` gives 0. If `weight` is a part of a vocabulary, of which the size is given, the loss is the share of
-    -Σ target logits, and no label is out of range or ignored.
+    Computed in `dtype`; None: float32, or float64 for float64 inputs. A label outside [0, V) gives NaN, but
+    `ignore_index` gives 0. With `vocabulary`, the size of a vocabulary of which `weight` is a part, the loss is the
+    part's share of -Σ target logits, and no label is out of range or ignored.
     """
     out = jnp.promote_types(hidden.dtype, jnp.float32)
     wide = dtype or out
@@ -37,9 +37,9 @@ def reference(
     target = jax.nn.one_hot(labels, weight.shape[1], dtype=jnp.bool_)
     picked = jnp.sum(logits, axis=-1, where=target)
     loss = -(1 - label_smoothing) * picked
-    # A term that is switched off is left out, for 0 * inf is NaN.
-    each = label_smoothing / (vocabulary or weight.shape[1])
-    loss = jnp.where(label_smoothing == 0, loss, loss - each * jnp.sum(logits, axis=-1))
+    # A term with a factor of 0 is left out, because 0 * inf is NaN.
+    on_each = label_smoothing / (vocabulary or weight.shape[1])
+    loss = jnp.where(label_smoothing == 0, loss, loss - on_each * jnp.sum(logits, axis=-1))
     if vocabulary is not None:
         return loss.astype(out), logsumexp.astype(out)
     loss = loss + logsumexp

@@ -22,7 +22,7 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Options:
-    """The static arguments of the forward kernel that are no blocks."""
+    """The static arguments of the forward kernel except for blocks."""
 
     ignore_index: int
     label_smoothing: float
@@ -32,17 +32,17 @@ class Options:
     vocabulary: int | None = None
 
     def counts(self, labels: jax.Array, words: int) -> jax.Array | bool:
-        """True for tokens whose loss is no constant."""
+        """bool[T], or True for all: False for a token whose loss is constant."""
         if self.vocabulary is not None:
             return True
         return (labels >= 0) & (labels < words) & (labels != self.ignore_index)
 
     def on_each(self, words: int) -> float:
-        """The target of a word besides the label."""
+        """ε / V, the target of a word that is not the label."""
         return self.label_smoothing / (words if self.vocabulary is None else self.vocabulary)
 
 
-def _out_type(hidden: Any, weight: Any, labels: Any, *others: Any, options: Options) -> Pair:
+def _out_type(hidden: Any, weight: Any, labels: Any, *unused: Any, options: Options) -> Pair:
     rows = jax.ShapeDtypeStruct(labels.shape, tk.accumulator(hidden.dtype))
     return rows, rows
 
@@ -100,23 +100,23 @@ def cross_entropy_tangent(
     zeros = (tk.zeros(i, wide),) * 3
     moved, picked, total = tk.fold(tk.serial(words, block_v), step, zeros)
     logsumexp_tangent[i] = moved
-    found = -(1 - options.label_smoothing) * picked
+    dloss = -(1 - options.label_smoothing) * picked
     if options.label_smoothing:
-        found = found - options.on_each(words) * total
+        dloss = dloss - options.on_each(words) * total
     if options.vocabulary is None:
-        found = found + (moved + 2 * options.z_loss * logsumexp[i] * moved if options.z_loss else moved)
-    loss_tangent[i] = jnp.where(options.counts(label, words), found, 0)
+        dloss = dloss + (moved + 2 * options.z_loss * logsumexp[i] * moved if options.z_loss else moved)
+    loss_tangent[i] = jnp.where(options.counts(label, words), dloss, 0)
 
 
 @cross_entropy_tangent.schedule("cpu")
-def _cpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
-    """As of the forward kernel."""
+def _cpu(hidden: Any, weight: Any, *unused: Any) -> dict[str, int]:
+    """The blocks of the forward kernel."""
     return _even(hidden, weight, 1024)
 
 
 @cross_entropy_tangent.schedule("cpu:llvm")
-def _llvm(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
-    """As of the forward kernel."""
+def _llvm(hidden: Any, weight: Any, *unused: Any) -> dict[str, int]:
+    """The blocks of the forward kernel."""
     return _even(hidden, weight, 256)
 
 
@@ -126,8 +126,8 @@ def _even(hidden: Any, weight: Any, side: int) -> dict[str, int]:
 
 
 @cross_entropy_tangent.schedule("cuda")
-def _cuda(hidden: Any, weight: Any, *others: Any, device: tk.Device) -> dict[str, int]:
-    """Half a tile of the forward kernel, for there are two sums."""
+def _cuda(hidden: Any, weight: Any, *unused: Any, device: tk.Device) -> dict[str, int]:
+    """Half a tile of the forward kernel, because registers hold two sums."""
     itemsize = hidden.dtype.itemsize
     block_v, most = (32, 2) if itemsize > 2 else (128, 3) if copies_well(hidden.shape[1], itemsize) else (32, 3)
     block_d = depth(hidden.shape[1], itemsize)
@@ -141,7 +141,7 @@ def _cuda(hidden: Any, weight: Any, *others: Any, device: tk.Device) -> dict[str
 
 
 @cross_entropy_tangent.schedule("tpu")
-def _tpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+def _tpu(hidden: Any, weight: Any, *unused: Any) -> dict[str, int]:
     """Tiles of logits and of their tangents, 1 MiB each; at most 2048 elements of the inner dim, of four arrays."""
     width, words = weight.shape
     block_t, block_v = tpu_tile(hidden, words, 2 * width * hidden.dtype.itemsize, 1)

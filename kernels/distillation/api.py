@@ -46,8 +46,9 @@ def distillation(
       teacher: [*B, E] of the same dtype, hidden of the teacher; or [*B, V], its logits, of any float dtype.
       teacher_weight: [E, V] of the same dtype; None if `teacher` has logits.
       divergence: "forward_kl", "reverse_kl" or "jensen_shannon".
-      beta: β of "jensen_shannon", between 0 and 1; at the ends it would be 0. Unused by the others.
-      temperature: logits of both are divided by it; from 1e-30 to 1e30. Some multiply the loss by its square.
+      beta: β of "jensen_shannon", between 0 and 1; at the ends it would be 0. Unused by the KL divergences.
+      temperature: divides the logits of student and teacher; from 1e-30 to 1e30. Some authors multiply the loss by its
+        square.
       softcap: if given, the student's logits become softcap * tanh(logits / softcap) first; from 1e-30 to 1e30.
       teacher_softcap: likewise for the teacher's.
       target: lower for this target's blocks, e.g. "cpu:xla".
@@ -57,9 +58,9 @@ def distillation(
       block_e: elements of the teacher's inner dim in a tile.
 
     Returns:
-      loss[*B] in float32 (float64 for float64 inputs): one for each token, not averaged.
+      loss[*B] in float32 (float64 for float64 inputs), not averaged over tokens.
 
-    Words with p = 0 add nothing where p is their factor, likewise with q = 0. The teacher is a constant under
+    A word with p = 0 adds nothing to a sum with the factor p; likewise for q. The teacher is a constant under
     differentiation. The forward pass names its results "distillation_loss" and "distillation_residuals" for the
     policies of `jax.checkpoint`.
 
@@ -95,10 +96,10 @@ def distillation(
 
 
 def _check(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> None:
-    given = {"hidden": hidden, "weight": weight, "teacher": teacher}
+    arrays = {"hidden": hidden, "weight": weight, "teacher": teacher}
     if teacher_weight is not None:
-        given["teacher_weight"] = teacher_weight
-    fits = all(map(is_float, given.values())) and hidden.dtype == weight.dtype
+        arrays["teacher_weight"] = teacher_weight
+    fits = all(map(is_float, arrays.values())) and hidden.dtype == weight.dtype
     fits = fits and hidden.ndim > 0 and weight.ndim == 2 and hidden.shape[-1] == weight.shape[0]
     fits = fits and teacher.ndim == hidden.ndim and teacher.shape[:-1] == hidden.shape[:-1]
     if teacher_weight is None:
@@ -109,13 +110,13 @@ def _check(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> None:
         fits = fits and teacher_weight.shape == (teacher.shape[-1], weight.shape[1])
         expected = "hidden[*B, D], weight[D, V], teacher[*B, E] and teacher_weight[E, V] of one float dtype"
     fix = "both vocabularies are the same; without teacher_weight, teacher has logits; cast with .astype"
-    require(fits, "distillation", expected=expected, fix=fix, **given)
+    require(fits, "distillation", expected=expected, fix=fix, **arrays)
 
 
 def _check_options(options: Options) -> None:
-    known = get_args(Divergence)
-    if options.divergence not in known:
-        expected = f"one of {', '.join(map(repr, known))}"
+    names = get_args(Divergence)
+    if options.divergence not in names:
+        expected = f"one of {', '.join(map(repr, names))}"
         raise _wrong("divergence", expected, options.divergence, '"jensen_shannon" has a beta')
     if not (_real(options.beta, 0, 1) and 0 < options.beta < 1):
         fix = 'for the ends use "forward_kl" and "reverse_kl"'
@@ -134,6 +135,6 @@ def _real(value: Any, low: float, high: float) -> bool:
     return number is not None and low <= number <= high
 
 
-def _wrong(name: str, expected: str, given: Any, fix: str) -> ArgumentError:
-    what = f"the {name} of distillation is out of range"
-    return ArgumentError(what, expected=expected, got=f"{name} = {describe(given)}", fix=fix)
+def _wrong(name: str, expected: str, value: Any, fix: str) -> ArgumentError:
+    summary = f"the {name} of distillation is out of range"
+    return ArgumentError(summary, expected=expected, got=f"{name} = {describe(value)}", fix=fix)

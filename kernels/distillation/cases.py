@@ -13,7 +13,7 @@ from tilekern.kernels.matmul.cases import shrunk
 
 @dataclass(frozen=True)
 class Case:
-    """hidden[tokens, width], weight[width, vocabulary], and those of the teacher: hidden_size and vocab_size."""
+    """hidden[tokens, width], weight[width, vocabulary]; the teacher's have `of_teacher` for `width`."""
 
     name: str
     tokens: int
@@ -32,7 +32,7 @@ class Case:
         return {name: getattr(self, name) for name in names}
 
     def arrays(self, key: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
-        """Random hidden and weight of both, whose logits are standard normal."""
+        """Random hidden and weight of student and teacher, whose logits are standard normal."""
         sizes = (self.tokens, self.width), (self.width, self.vocabulary), (self.tokens, self.of_teacher)
         shapes = *sizes, (self.of_teacher, self.vocabulary)
         keys = jax.random.split(key, 4)
@@ -42,7 +42,7 @@ class Case:
         return hidden, weight / self.width**0.5, teacher, of_teacher / self.of_teacher**0.5
 
     def small(self) -> Case:
-        """The same for fast tests: sizes below 96 with their remainders modulo 32."""
+        """A smaller case for fast tests: sizes below 96 with their remainders modulo 32."""
         sizes = {name: shrunk(getattr(self, name)) for name in ("tokens", "width", "of_teacher", "vocabulary")}
         return replace(self, name=f"{self.name}_small", **sizes)
 

@@ -31,7 +31,7 @@ from tilekern.kernels.distillation.options import Options
 from tilekern.kernels.distillation.reference import reference
 
 Pair = tuple[Any, Any]
-Rest = tuple[Any, Any, Any, Any, Any]  # of the teacher: hidden and weight; of the forward kernel: all but the loss
+Constants = tuple[Any, Any, Any, Any, Any]  # (teacher, teacher_weight, logsumexp, teacher_logsumexp, slope)
 
 
 @distillation_forward.defjvp
@@ -42,11 +42,16 @@ def _forward_jvp(
     numbers = [checkpoint_name(x, "distillation_residuals") for x in numbers]
 
     def tangent(
-        numbers: Sequence[jax.Array], hidden: jax.Array, moved: Any, teacher: jax.Array, weight: jax.Array, *others: Any
+        numbers: Sequence[jax.Array],
+        hidden: jax.Array,
+        moved: Any,
+        teacher: jax.Array,
+        weight: jax.Array,
+        *weights: Any,
     ) -> jax.Array:
-        moved_weight, of_teacher = others
-        rest: Any = (teacher, of_teacher, *numbers)
-        return distillation_tangent(hidden, weight, rest, (moved, moved_weight), options=options)
+        moved_weight, of_teacher = weights
+        constants: Any = (teacher, of_teacher, *numbers)
+        return distillation_tangent(hidden, weight, constants, (moved, moved_weight), options=options)
 
     hidden, weight, teacher, of_teacher = primals
     rows = numbers, hidden, tangents[0], teacher
@@ -55,9 +60,9 @@ def _forward_jvp(
     return (loss, *numbers), (moved, *(jnp.zeros_like(x) for x in numbers))
 
 
-def _definition(rest: Rest, options: Options, hidden: jax.Array, weight: jax.Array) -> jax.Array:
+def _definition(constants: Constants, options: Options, hidden: jax.Array, weight: jax.Array) -> jax.Array:
     """The loss, [T], by the reference on portions of tokens."""
-    teacher, of_teacher, *_ = rest
+    teacher, of_teacher, *_ = constants
 
     def portion(hidden: jax.Array, teacher: jax.Array) -> jax.Array:
         return reference(hidden, weight, teacher, of_teacher, **asdict(options))
@@ -65,21 +70,21 @@ def _definition(rest: Rest, options: Options, hidden: jax.Array, weight: jax.Arr
     return by_tokens(portion, (hidden, teacher), weight.shape[1])
 
 
-def _tangent_type(hidden: Any, *others: Any, options: Options) -> jax.ShapeDtypeStruct:
+def _tangent_type(hidden: Any, *unused: Any, options: Options) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(hidden.shape[:1], tk.accumulator(hidden.dtype))
 
 
 @tk.op(out_type=_tangent_type, linear=("tangents",))
 def distillation_tangent(
-    hidden: jax.Array, weight: jax.Array, rest: Rest, tangents: Pair, *, options: Options
+    hidden: jax.Array, weight: jax.Array, constants: Constants, tangents: Pair, *, options: Options
 ) -> jax.Array:
-    """The tangent of the loss along those of hidden and weight."""
-    return along(partial(_definition, rest, options), (hidden, weight), tangents)
+    """The tangent of the loss, [T], along tangents of hidden and weight."""
+    return along(partial(_definition, constants, options), (hidden, weight), tangents)
 
 
-def _cotangent_types(hidden: Any, weight: Any, *others: Any, needs: tuple[bool, bool], options: Options) -> Pair:
+def _cotangent_types(hidden: Any, weight: Any, *unused: Any, needs: tuple[bool, bool], options: Options) -> Pair:
     of_hidden, of_weight = (
-        jax.ShapeDtypeStruct(x.shape, x.dtype) if w else None for x, w in zip((hidden, weight), needs, strict=True)
+        jax.ShapeDtypeStruct(x.shape, x.dtype) if n else None for x, n in zip((hidden, weight), needs, strict=True)
     )
     return of_hidden, of_weight
 
@@ -88,7 +93,7 @@ def _cotangent_types(hidden: Any, weight: Any, *others: Any, needs: tuple[bool, 
 def distillation_backward(
     hidden: jax.Array,
     weight: jax.Array,
-    rest: Rest,
+    constants: Constants,
     cotangent: jax.Array,
     *,
     needs: tuple[bool, bool],
@@ -99,22 +104,22 @@ def distillation_backward(
 
     The gradient of the logits is in memory for `words` words at a time, for all tokens.
     """
-    teacher, of_teacher, *numbers = rest
+    teacher, of_teacher, *numbers = constants
 
     def of_logits(first: jax.Array, done: jax.Array, some: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        taught = (some(teacher), None) if of_teacher is None else (teacher, some(of_teacher))
-        return distillation_backward_logits(hidden, some(weight), *taught, *numbers, cotangent, done, options=options)
+        arrays = (some(teacher), None) if of_teacher is None else (teacher, some(of_teacher))
+        return distillation_backward_logits(hidden, some(weight), *arrays, *numbers, cotangent, done, options=options)
 
     return gradients_by_words(hidden, weight, of_logits, needs=needs, words=words)
 
 
 @distillation_backward.schedule("")
-def _words(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+def _words(hidden: Any, weight: Any, *unused: Any) -> dict[str, int]:
     return {"words": words_at_a_time(hidden, weight)}
 
 
 @distillation_backward.schedule("cpu")
-def _words_cpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
+def _words_cpu(hidden: Any, weight: Any, *unused: Any) -> dict[str, int]:
     return {"words": words_at_a_time_on_cpus(hidden, weight)}
 
 
@@ -123,36 +128,35 @@ def _words_cpu(hidden: Any, weight: Any, *others: Any) -> dict[str, int]:
 
 @distillation_tangent.deftranspose
 def _tangent_transpose(
-    cotangent: Any, hidden: Any, weight: Any, rest: Rest, tangents: Pair, *, options: Options
+    cotangent: Any, hidden: Any, weight: Any, constants: Constants, tangents: Pair, *, options: Options
 ) -> dict[str, Pair]:
     needs = tangents[0] is not None, tangents[1] is not None
-    return {"tangents": distillation_backward(hidden, weight, rest, cotangent, needs=needs, options=options)}
+    return {"tangents": distillation_backward(hidden, weight, constants, cotangent, needs=needs, options=options)}
 
 
 @distillation_backward.deftranspose
 def _backward_transpose(
-    cotangents: Pair, hidden: Any, weight: Any, rest: Rest, cotangent: Any, *, needs: Any, options: Options
+    cotangents: Pair, hidden: Any, weight: Any, constants: Constants, cotangent: Any, *, needs: Any, options: Options
 ) -> dict[str, Any]:
-    return {"cotangent": distillation_tangent(hidden, weight, rest, cotangents, options=options)}
+    return {"cotangent": distillation_tangent(hidden, weight, constants, cotangents, options=options)}
 
 
-# The numbers of the forward kernel are functions of the other inputs, which the definition computes: their own tangents
-# add nothing.
+# The definition computes the forward kernel's numbers from the other inputs: the numbers' own tangents add nothing.
 
 
 @distillation_tangent.defjvp
 def _tangent_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...], *, options: Options) -> tuple[Any, Any]:
-    hidden, weight, rest, moved = primals
-    function = partial(_definition, rest, options)
-    found = along(lambda *pair: along(function, pair, moved), (hidden, weight), tangents[:2])
-    return distillation_tangent(*primals, options=options), found
+    hidden, weight, constants, moved = primals
+    function = partial(_definition, constants, options)
+    moved_loss = along(lambda *pair: along(function, pair, moved), (hidden, weight), tangents[:2])
+    return distillation_tangent(*primals, options=options), moved_loss
 
 
 @distillation_backward.defjvp
 def _backward_jvp(
     primals: tuple[Any, ...], tangents: tuple[Any, ...], *, needs: tuple[bool, bool], options: Options
 ) -> tuple[Pair, Any]:
-    hidden, weight, rest, cotangent = primals
-    function = partial(_definition, rest, options)
-    found = along(lambda *pair: against(function, pair, cotangent, needs), (hidden, weight), tangents[:2])
-    return distillation_backward(*primals, needs=needs, options=options), found
+    hidden, weight, constants, cotangent = primals
+    function = partial(_definition, constants, options)
+    moved = along(lambda *pair: against(function, pair, cotangent, needs), (hidden, weight), tangents[:2])
+    return distillation_backward(*primals, needs=needs, options=options), moved

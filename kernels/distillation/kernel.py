@@ -6,11 +6,11 @@ algorithm 3). A Kullback-Leibler divergence is a mean of differences of logits f
 
     forward KL = Σ p ((t - n) - (s - m)) - ln e + ln d,
 
-so that one pass over the words finds it; the reverse one has both in each other's places. Where a maximum grows, so do
-the differences before. That of Jensen and Shannon takes a second pass, for both probabilities of a word.
+so one pass over the words computes it. In the reverse divergence p and q change places. Where a maximum grows, so do
+the differences before. The Jensen-Shannon divergence takes a second pass, with both probabilities of a word.
 
-Parts of the vocabulary may have programs of their own. With the weights w and v of a part in p and in q, and its own
-divergence, of distributions that add up to 1 in it, the chain rule says
+Parts of the vocabulary may have programs of their own. With the weights w and v of a part in p and in q, and the part's
+divergence KL_part, of p and q scaled to add up to 1 in the part, the chain rule says
 
     Σ p ln(p / q) = Σ_parts w (KL_part + ln w - ln v).
 """
@@ -29,7 +29,7 @@ from tilekern.kernels.cross_entropy.kernel import capped_logits, merged_logsumex
 from tilekern.kernels.distillation.options import Options
 
 
-def _out_type(hidden: Any, *others: Any, options: Options, parts: int = 1, **blocks: Any) -> tuple[Any, ...]:
+def _out_type(hidden: Any, *unused: Any, options: Options, parts: int = 1, **blocks: Any) -> tuple[Any, ...]:
     shape = hidden.shape[:1] if parts == 1 else (parts, *hidden.shape[:1])
     return (jax.ShapeDtypeStruct(shape, tk.accumulator(hidden.dtype)),) * 4
 
@@ -48,7 +48,7 @@ def both_logits(
     Args:
       hidden: of the student.
       weight: of the student.
-      teacher: hidden of the teacher, or its logits.
+      teacher: hidden of the teacher, or the teacher's logits.
       teacher_weight: of the teacher, or None if `teacher` has logits.
       tiles: of tokens and words.
       blocks: elements of the two inner dims.
@@ -86,19 +86,19 @@ def distillation_parts(
     Args:
       hidden: of the student.
       weight: of the student.
-      teacher: hidden of the teacher, or its logits [T, V].
+      teacher: hidden of the teacher, or the teacher's logits [T, V].
       teacher_weight: of the teacher, or None for logits.
       loss: the divergence.
       logsumexp: of the student's logits.
-      teacher_logsumexp: of the teacher's.
+      teacher_logsumexp: of the teacher's logits.
       slope: Σ φ of `Options.slopes`. The last three are constants under differentiation.
       options: all but blocks.
-      parts: of the words, for each of which the results have a row, [parts, T], as if there were no other words; with 1
-        they have none. More than one for the Kullback-Leibler divergences only.
+      parts: the number of parts of the words, above 1 only for the Kullback-Leibler divergences. Results are then
+        [parts, T]: a row is the result for the words of a part alone.
       block_t: tokens of a tile.
       block_v: words of a tile.
       block_d: elements of the student's inner dim in a tile.
-      block_e: elements of the teacher's.
+      block_e: elements of the teacher's inner dim in a tile.
     """
     p = tk.parallel(parts) if parts > 1 else None
     i = tk.parallel(hidden.shape[0], block_t)
@@ -108,54 +108,54 @@ def distillation_parts(
     forward, mixed = options.divergence == "forward_kl", options.divergence == "jensen_shannon"
 
     def logits(j: tk.Tile) -> tuple[jax.Array, jax.Array]:
-        both = both_logits(hidden, weight, teacher, teacher_weight, (i, j), (block_d, block_e), options)
-        s, t = (jnp.where(j.valid[None, :], x / options.temperature, -jnp.inf) for x in both)
+        pair = both_logits(hidden, weight, teacher, teacher_weight, (i, j), (block_d, block_e), options)
+        s, t = (jnp.where(j.valid[None, :], x / options.temperature, -jnp.inf) for x in pair)
         return s, t
 
     def sums(j: tk.Tile, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         m_s, d_s, m_t, d_t, total = carry
         s, t = (_shifted(m, x) for m, x in zip((m_s, m_t), logits(j), strict=True))
-        d_s, d_t = d_s * s.kept, d_t * t.kept
+        d_s, d_t = d_s * s.shrink, d_t * t.shrink
         if not mixed:
-            mean, other, d = (t, s, d_t) if forward else (s, t, d_s)
-            total = total * mean.kept + d * (mean.moved - other.moved)
-            total = total + jnp.where(mean.e > 0, mean.e * (mean.below - other.below), 0).sum(axis=1)
+            of_p, of_q, d = (t, s, d_t) if forward else (s, t, d_s)
+            total = total * of_p.shrink + d * (of_p.moved - of_q.moved)
+            total = total + jnp.where(of_p.e > 0, of_p.e * (of_p.below - of_q.below), 0).sum(axis=1)
         return s.maximum, d_s + s.e.sum(axis=1), t.maximum, d_t + t.e.sum(axis=1), total
 
     none, zeros = tk.full(i, -jnp.inf, wide), tk.zeros(i, wide)
     m_s, d_s, m_t, d_t, total = tk.fold(words, sums, (none, zeros, none, zeros, zeros))
     logsumexp[place], teacher_logsumexp[place] = m_s + jnp.log(d_s), m_t + jnp.log(d_t)
     if not mixed:
-        found = total / d_t - jnp.log(d_t) + jnp.log(d_s) if forward else total / d_s - jnp.log(d_s) + jnp.log(d_t)
-        loss[place] = found
-        slope[place] = tk.full(i, -1, wide) if forward else found
+        divergence = total / d_t - jnp.log(d_t) + jnp.log(d_s) if forward else total / d_s - jnp.log(d_s) + jnp.log(d_t)
+        loss[place] = divergence
+        slope[place] = tk.full(i, -1, wide) if forward else divergence
         return
 
     def shares(j: tk.Tile, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        found, slopes = carry
+        divergence, slopes = carry
         s, t = logits(j)
         log_q = s - _finite(m_s)[:, None] - jnp.log(d_s)[:, None]
         log_p = t - _finite(m_t)[:, None] - jnp.log(d_t)[:, None]
-        found = found + options.shares(log_q, log_p).sum(axis=1)
-        return found, slopes + options.slopes(log_q, log_p).sum(axis=1)
+        divergence = divergence + options.shares(log_q, log_p).sum(axis=1)
+        return divergence, slopes + options.slopes(log_q, log_p).sum(axis=1)
 
     loss[place], slope[place] = tk.fold(words, shares, (zeros, zeros))
 
 
 class _Shifted(NamedTuple):
-    """Logits below their maximum so far.
+    """A tile of logits relative to the running maximum.
 
     Attributes:
-      maximum: with these logits.
-      moved: how much the maximum before was below it.
-      kept: exp(moved), the factor of sums before.
+      maximum: the running maximum, with the logits of this tile.
+      moved: the maximum before this tile minus `maximum`.
+      shrink: exp(moved), the factor of the sums before this tile.
       below: the logits minus the maximum.
-      e: their exponentials.
+      e: exp(below).
     """
 
     maximum: jax.Array
     moved: jax.Array
-    kept: jax.Array
+    shrink: jax.Array
     below: jax.Array
     e: jax.Array
 
@@ -168,7 +168,7 @@ def _shifted(m: jax.Array, s: jax.Array) -> _Shifted:
 
 
 def _finite(m: jax.Array) -> jax.Array:
-    """0 for an infinite maximum: exp(±inf - 0) is inf or 0, as it should, and ±inf - ±inf would be NaN."""
+    """m, or 0 where m is infinite: exp(±inf - 0) is inf or 0, as it should, and ±inf - ±inf would be NaN."""
     return jnp.where(jnp.abs(m) == jnp.inf, 0, m)
 
 
@@ -186,9 +186,9 @@ def distillation_forward(
     block_e: int | None = None,
     parts: tk.Block = 1,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The four numbers [T] of `distillation_parts`; those of `parts` of the vocabulary are merged.
+    """The four numbers [T] of `distillation_parts`, merged over the `parts` of the vocabulary.
 
-    Its arguments and blocks are those of that kernel; None leaves a block to the kernel's schedule.
+    The arguments and blocks are as for `distillation_parts`; None leaves a block to the schedule of this kernel.
     """
     arrays = hidden, weight, teacher, teacher_weight
     blocks = {"block_t": block_t, "block_v": block_v, "block_d": block_d, "block_e": block_e}
@@ -200,7 +200,7 @@ def distillation_forward(
     in_p, in_q = (x - whole[None] for x, whole in zip(numbers, (of_student, of_teacher), strict=True))
     in_p, in_q = (in_q, in_p) if forward else (in_p, in_q)
     share = jnp.exp(in_p)
-    # Parts without a share have no divergence, and in those that the other one excludes it is infinite.
+    # A part with w = 0 adds nothing. A part with v = 0 and w > 0 has an infinite divergence, by ln v alone.
     inner = jnp.where(in_q == -jnp.inf, 0, losses)
     loss = jnp.where(share == 0, 0, share * (inner + in_p - in_q)).sum(axis=0)
     return loss, of_student, of_teacher, jnp.full_like(loss, -1) if forward else loss
@@ -220,7 +220,7 @@ def _parts_cuda(
     block_v: int | None,
     device: tk.Device,
 ) -> dict[str, int]:
-    """As many parts as let all programs end soonest; one where a second pass needs the sums of all words."""
+    """The number of parts with which all programs end soonest; 1 where a second pass needs the sums of all words."""
     if options.divergence == "jensen_shannon":
         return {"parts": 1}
     blocks = _cuda(hidden, weight, teacher, teacher_weight, options, device)
@@ -230,13 +230,13 @@ def _parts_cuda(
 
 @distillation_parts.schedule("cpu")
 def _cpu(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
-    """Tiles of logits, and of the weights, in the cache."""
+    """Tiles of logits and weights fit the cache."""
     return _even(hidden, weight, teacher, 1024)
 
 
 @distillation_parts.schedule("cpu:llvm")
 def _llvm(hidden: Any, weight: Any, teacher: Any, teacher_weight: Any) -> dict[str, int]:
-    """Tiles of logits, and of the weights, in the cache of a core."""
+    """Tiles of logits and weights fit the cache of a core."""
     return _even(hidden, weight, teacher, 256)
 
 
@@ -250,10 +250,10 @@ def _even(hidden: Any, weight: Any, teacher: Any, side: int) -> dict[str, int]:
 def _cuda(
     hidden: Any, weight: Any, teacher: Any, teacher_weight: Any, options: Options, device: tk.Device
 ) -> dict[str, int]:
-    """Half a tile of cross entropy's, for there are two sums; shallow ones of float32 that threads copy one by one.
+    """Half a tile of cross entropy's, for registers hold two sums; shallow where threads copy float32 one by one.
 
-    On sm_90 128 tokens, where logits are products, used as they are, and rows are copied well: by the static estimate
-    0.67 of the time of 64, whose copies take longer than their products. A teacher's own logits would spill.
+    On sm_90 a tile has 128 tokens if logits are plain products and rows are copied well: by the static estimate 0.67 of
+    the time of 64 tokens, whose copies take longer than their products. A teacher's own logits would spill.
     """
     itemsize, words = hidden.dtype.itemsize, weight.shape[1]
     block_v, stages = (32, 2) if itemsize > 2 else (128, 3) if copies_well(hidden.shape[1], itemsize) else (32, 3)

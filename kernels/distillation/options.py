@@ -4,8 +4,8 @@
     reverse KL: Σ q (ln q - ln p)
     Jensen-Shannon: Σ β p (ln p - ln m) + (1 - β) q (ln q - ln m),  m = β p + (1 - β) q
 
-Source of the last one, the generalised Jensen-Shannon divergence: Agarwal et al. 2024, https://arxiv.org/abs/2306.13649,
-section 2. A word with p = 0 or q = 0 adds nothing where that is its factor.
+Source of the generalised Jensen-Shannon divergence: Agarwal et al. 2024, https://arxiv.org/abs/2306.13649, section 2. A
+word with p = 0 adds nothing to a sum with the factor p; likewise for q.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Divergence = Literal["forward_kl", "reverse_kl", "jensen_shannon"]
 
 @dataclass(frozen=True)
 class Options:
-    """The static arguments of the kernels that are no blocks."""
+    """The static arguments of the kernels except for blocks."""
 
     divergence: Divergence
     beta: float
@@ -31,7 +31,7 @@ class Options:
     teacher_softcap: float | None
 
     def shares(self, log_q: jax.Array, log_p: jax.Array) -> jax.Array:
-        """What each word adds to the divergence."""
+        """Each word's share of the divergence, of the shape of log_q and log_p."""
         if self.divergence == "forward_kl":
             return weighted(log_p, log_p - log_q)
         if self.divergence == "reverse_kl":
@@ -40,10 +40,10 @@ class Options:
         return self.beta * weighted(log_p, log_p - log_m) + (1 - self.beta) * weighted(log_q, log_q - log_m)
 
     def slopes(self, log_q: jax.Array, log_p: jax.Array) -> jax.Array:
-        """The derivative of each word's share along ln q, but for a constant times q.
+        """φ: the derivative of each word's share along ln q, up to a constant times q.
 
-        With a slope φ of a word and their sum Φ, the derivative of the divergence along a logit is φ - q Φ, for which
-        the constant does not matter.
+        With the sum Φ of the slopes φ of all words, the derivative of the divergence along a logit is φ - q Φ. The
+        constant cancels out.
         """
         if self.divergence == "forward_kl":
             return -jnp.exp(log_p)

@@ -23,9 +23,9 @@ def reference(
     teacher_softcap: float | None = None,
     dtype: Any = None,
 ) -> jax.Array:
-    """The divergence of every token's student hidden[*B, D] @ weight[D, V] from its teacher, a constant.
+    """loss[*B], the divergence of the student's logits hidden[*B, D] @ weight[D, V] from the teacher's, a constant.
 
-    Computed in `dtype`: if None in float32, in float64 for float64 inputs.
+    Computed in `dtype`; None: float32, or float64 for float64 inputs.
     """
     out = jnp.promote_types(hidden.dtype, jnp.float32)
     wide = dtype or out

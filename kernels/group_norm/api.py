@@ -16,8 +16,8 @@ from tilekern.kernels.group_norm.parts import group_norm_parts_forward
 
 hide_frames(__file__)
 
-# Bytes of a sample up to which a program computes whole groups. All its channels, and those of the result, are in the
-# vector memory of a TPU then, with the next ones.
+# Bytes of a sample up to which a program computes whole groups. The vector memory of a TPU then holds all channels of
+# the sample and of its result, and the next sample's.
 ONE_PROGRAM = 8 << 20
 
 
@@ -48,11 +48,11 @@ def group_norm(
 
     Args:
       x: [*B, *S, C], float32, bfloat16, float16 or float64; any number of dims S of positions.
-      weight: [C] of any of these dtypes; None for ones.
-      bias: [C] of any of these dtypes; None for zeros.
-      num_groups: G, which divides C; 32 if neither it nor `group_size` is given.
+      weight: [C] of any dtype that x may have; None for ones.
+      bias: [C] of any dtype that x may have; None for zeros.
+      num_groups: G, which divides C; 32 if `group_size` is None, too.
       group_size: channels of a group, in the place of `num_groups`.
-      batch_dims: the number of dims in B; all others but the last are positions.
+      batch_dims: the number of dims in B; the dims between B and the last are positions.
       eps: added to the variance.
       activation: "silu" for z / (1 + exp(-z)) of the result, or None.
       target: lower for this target's blocks, e.g. "cpu:xla".
@@ -116,11 +116,11 @@ def _check(x: Any, weight: Any, bias: Any, batch_dims: Any, activation: Any) -> 
 
 def _size(channels: int, num_groups: Any, group_size: Any) -> int:
     """Channels of a group."""
-    given = num_groups if group_size is None else group_size
-    given = 32 if given is None else given
-    alone = num_groups is None or group_size is None
-    if alone and type(given) is int and given > 0 and channels % given == 0:
-        return channels // given if group_size is None else given
+    divisor = num_groups if group_size is None else group_size
+    divisor = 32 if divisor is None else divisor
+    one_is_none = num_groups is None or group_size is None
+    if one_is_none and type(divisor) is int and divisor > 0 and channels % divisor == 0:
+        return channels // divisor if group_size is None else divisor
     raise ArgumentError(
         "the groups of group_norm do not fit the channels",
         expected=f"num_groups or group_size, not both, a divisor of the {channels} channels",

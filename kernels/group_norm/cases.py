@@ -35,7 +35,7 @@ class Case:
         return x, weight, 0.1 * jax.random.normal(for_bias, (self.channels,), dtype)
 
     def small(self) -> Case:
-        """The same for fast tests: at most three groups of as many channels, or three channels; few pixels."""
+        """A smaller case for fast tests: at most three groups, of fewer channels, and few pixels."""
         size = shrunk(self.channels // self.num_groups)
         groups = min(3, self.num_groups)
         return replace(

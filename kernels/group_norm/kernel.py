@@ -1,6 +1,6 @@
 """The group_norm kernel and its backward kernel, for samples of which a program computes whole groups.
 
-Sums over positions are by channel, so that lanes are channels; then few numbers are summed by group. With the mean μ_c
+Sums over positions are by channel, so that lanes are channels; then sums by group add few numbers. With the mean μ_c
 and M_c = Σ (x - μ_c)² of each channel over S positions, a group of D channels has (Chan, Golub and LeVeque 1979,
 Updating formulae, equation 2.1)
 
@@ -31,9 +31,9 @@ Moments = tuple[jax.Array, jax.Array]
 
 
 def by_group(values: jax.Array, size: int) -> jax.Array:
-    """For each channel the sum of values[C] over the channels of its group.
+    """[C]: for each channel the sum of values[C] over the channels of its group.
 
-    C is a multiple of `size`. A group's sum is one of masked lanes, for no reshape of lanes is cheap on all targets.
+    C is a multiple of `size`. Masked lanes are summed, because no reshape of lanes is cheap on all targets.
     """
     count = values.shape[0] // size
     if size == 1:
@@ -47,7 +47,7 @@ def by_group(values: jax.Array, size: int) -> jax.Array:
 
 
 def of_groups(moments: Moments, rows: int, size: int, eps: float) -> Moments:
-    """The mean and 1 / σ of each channel's group, from each channel's mean and its Σ (x - mean)²."""
+    """The mean and 1 / σ of each channel's group, [C] each, from each channel's mean and Σ (x - mean)²."""
     means, squares = moments
     first = by_group(means, size) / size
     mean = first + by_group(means - first, size) / size
@@ -57,9 +57,9 @@ def of_groups(moments: Moments, rows: int, size: int, eps: float) -> Moments:
 
 
 def moments_of(s: jax.Array, count: Any, valid: jax.Array | None = None) -> Moments:
-    """The moments of the channels of `count` rows of s, those that are valid; the others are 0.
+    """The mean and Σ (x - mean)² of each channel over the `count` valid rows of s; invalid rows are 0.
 
-    The sum of many numbers with a large mean has lost their last digits; that of their deviations finds them again.
+    The sum of many numbers with a large mean loses their last digits; the sum of deviations restores the digits.
     """
     first = s.sum(axis=0) / count
     centered = s - first[None, :]
@@ -68,16 +68,16 @@ def moments_of(s: jax.Array, count: Any, valid: jax.Array | None = None) -> Mome
     return first + shift, jnp.maximum((centered * centered).sum(axis=0) - count * shift * shift, 0)
 
 
-def merged(j: tk.Tile, first: Any, rows: int, s: jax.Array, so_far: Moments) -> Moments:
-    """The moments of channels from row `first` on to the end of tile j, whose elements are s."""
+def merged(j: tk.Tile, first: Any, rows: int, s: jax.Array, earlier: Moments) -> Moments:
+    """The moments of rows `first` to the end of tile j, from `earlier` (the rows before j) and s, the elements of j."""
     before, count = (jnp.asarray(n, s.dtype) for n in (j.start - first, jnp.minimum(rows - j.start, j.size)))
     means, squares = moments_of(s, count, j.valid)
-    shift, share = means - so_far[0], count / (before + count)
-    return so_far[0] + shift * share, so_far[1] + squares + shift * shift * (before * share)
+    shift, share = means - earlier[0], count / (before + count)
+    return earlier[0] + shift * share, earlier[1] + squares + shift * shift * (before * share)
 
 
 def channels(values: tk.Ref | None, c: Any, wide: Any) -> jax.Array | None:
-    """The weights or biases of some channels."""
+    """The weights or biases of channels c; None if absent."""
     return None if values is None else values[c].astype(wide)
 
 
@@ -89,14 +89,14 @@ def result(h: jax.Array, weight: jax.Array | None, bias: jax.Array | None, activ
 
 
 def through_activation(
-    given: jax.Array, h: jax.Array, weight: jax.Array | None, bias: jax.Array | None, activation: str | None
+    cotangent: jax.Array, h: jax.Array, weight: jax.Array | None, bias: jax.Array | None, activation: str | None
 ) -> jax.Array:
-    """g: the cotangent before the activation, from that of the result."""
+    """g: the cotangent before the activation, from the cotangent of the result."""
     if activation is None:
-        return given
+        return cotangent
     z = result(h, weight, bias, None)
     share = jax.nn.sigmoid(z)
-    return given * share * (1 + z * (1 - share))
+    return cotangent * share * (1 + z * (1 - share))
 
 
 @tk.kernel(out_type=like_first)
@@ -114,7 +114,7 @@ def group_norm_forward(
 ) -> None:
     """x[N, S, C], weight[C], bias[C] -> out[N, S, C], in groups of `size` channels, computed in float32 (or float64).
 
-    A program computes block_g groups of one sample. Positions that fit a block are read once, others twice.
+    A program computes block_g groups of one sample. It reads x once if all positions fit a block, else twice.
     """
     n, g = tk.parallel(x.shape[0]), tk.parallel(x.shape[2] // size, block_g)
     c, rows, wide = g * size, x.shape[1], tk.accumulator(x.dtype)
@@ -129,8 +129,8 @@ def group_norm_forward(
         write(slice(None), s, of_groups(moments_of(s, rows), rows, size, eps))
         return
     moments, positions = _moments(x, n, c, block_s), tk.serial(rows, block_s)
-    found = of_groups(moments, rows, size, eps)
-    tk.foreach(positions, lambda j: write(j, x[n, j, c].astype(wide), found))
+    group_moments = of_groups(moments, rows, size, eps)
+    tk.foreach(positions, lambda j: write(j, x[n, j, c].astype(wide), group_moments))
 
 
 def _moments(x: tk.Ref, n: Any, c: tk.Tile, block_s: int) -> Moments:
@@ -145,7 +145,7 @@ def _backward_types(
     x: Any, weight: Any, bias: Any, cotangent: Any, *, needs: tuple[bool, bool, bool]
 ) -> tuple[Any, ...]:
     sums = jax.ShapeDtypeStruct((x.shape[0], x.shape[2]), tk.accumulator(x.dtype))
-    return tuple(t if w else None for t, w in zip((like_first(x), sums, sums), needs, strict=True))
+    return tuple(t if n else None for t, n in zip((like_first(x), sums, sums), needs, strict=True))
 
 
 @tk.kernel(out_type=_backward_types)
@@ -167,14 +167,14 @@ def group_norm_backward_kernel(
 ) -> None:
     """Like the forward kernel, with cotangent[N, S, C] -> dx[N, S, C], dweight[N, C] and dbias[N, C] of samples.
 
-    Positions that fit a block are read once, others three times.
+    A program reads x once if all positions fit a block, else three times.
     """
     n, g = tk.parallel(x.shape[0]), tk.parallel(x.shape[2] // size, block_g)
     c, rows, wide = g * size, x.shape[1], tk.accumulator(x.dtype)
     scale, shift = channels(weight, c, wide), channels(bias, c, wide)
 
     def pair(j: Any, moments: Moments, s: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-        """h and g of some positions."""
+        """h and g of positions j."""
         s = x[n, j, c].astype(wide) if s is None else s
         h = (s - moments[0][None, :]) * moments[1][None, :]
         return h, through_activation(cotangent[n, j, c].astype(wide), h, scale, shift, activation)
@@ -200,13 +200,13 @@ def group_norm_backward_kernel(
         if dx is not None:
             of_group = by_groups(sums, scale, size)
             tk.foreach(positions, lambda j: write(j, *pair(j, moments), moments[1], of_group))
-    for found, total in zip(sums, (dbias, dweight), strict=True):
+    for value, total in zip(sums, (dbias, dweight), strict=True):
         if total is not None:
-            total[n, c] = found
+            total[n, c] = value
 
 
 def by_groups(sums: tuple[jax.Array, jax.Array], weight: jax.Array | None, size: int) -> tuple[jax.Array, jax.Array]:
-    """P and Q of each channel's group, from Σ g and Σ g h of each channel."""
+    """P and Q of each channel's group, [C] each, from Σ g and Σ g h of each channel."""
     of_g, of_gh = (s if weight is None else s * weight for s in sums)
     return by_group(of_g, size), by_group(of_gh, size)
 
@@ -220,23 +220,23 @@ def cotangent_of(
     rows: int,
     size: int,
 ) -> jax.Array:
-    """dx of some positions, from h, g, 1 / σ, and P and Q."""
+    """dx of some positions, from h, g (`moved`), 1 / σ (`inverse`), and P and Q (`sums`)."""
     of_g, of_gh = (s[None, :] / (rows * size) for s in sums)
     moved = moved if weight is None else moved * weight[None, :]
     return (moved - of_g - h * of_gh) * inverse[None, :]
 
 
-def summed(found: tuple[Any, ...], arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The cotangents dx, dweight and dbias: sums of samples are added up, in order."""
-    dx, *sums = found
+def summed(cotangents: tuple[Any, ...], arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """dx, dweight[C] and dbias[C] from dx, dweight[N, C] and dbias[N, C] of samples."""
+    dx, *sums = cotangents
     return cast_like((dx, *(None if s is None else s.sum(axis=0) for s in sums)), arrays)
 
 
 def _backward(
     x: jax.Array, weight: Any, bias: Any, cotangent: jax.Array, *, needs: tuple[bool, bool, bool], **statics: Any
 ) -> tuple[Any, ...]:
-    found = group_norm_backward_kernel(x, weight, bias, cotangent, needs=needs, **statics)
-    return summed(found, (x, weight, bias))
+    cotangents = group_norm_backward_kernel(x, weight, bias, cotangent, needs=needs, **statics)
+    return summed(cotangents, (x, weight, bias))
 
 
 group_norm_tangent, group_norm_backward = derive(group_norm_forward, definition, _backward)
@@ -247,35 +247,35 @@ group_norm_tangent, group_norm_backward = derive(group_norm_forward, definition,
 Schedule = Callable[..., dict[str, int]]
 
 
-def _cpu(x: Any, *others: Any, size: int) -> dict[str, int]:
+def _cpu(x: Any, *unused: Any, size: int) -> dict[str, int]:
     """Large tiles of whole samples."""
     _, rows, columns = x.shape
     return {"block_s": even(rows, max(1, TILE_ELEMENTS // columns)), "block_g": columns // size}
 
 
-def _llvm(x: Any, *others: Any, size: int) -> dict[str, int]:
+def _llvm(x: Any, *unused: Any, size: int) -> dict[str, int]:
     """Channels of some cache lines, whose positions stay in a core's cache from one pass to the next."""
     _, rows, columns = x.shape
     block_g = even(columns // size, tk.cdiv(128, size))
     return {"block_s": even(rows, max(1, CACHED_ELEMENTS // (block_g * size))), "block_g": block_g}
 
 
-def _cuda(x: Any, *others: Any, size: int, device: tk.Device) -> dict[str, int]:
-    """As `_cuda_backward`; with half a tile where the larger one spills."""
+def _cuda(x: Any, *unused: Any, size: int, device: tk.Device) -> dict[str, int]:
+    """As `_cuda_backward`, but half a tile where a whole tile spills."""
     return _gpu(x, size, 4096 if takes_registers(device) else 8192)
 
 
-def _cuda_backward(x: Any, *others: Any, size: int) -> dict[str, int]:
+def _cuda_backward(x: Any, *unused: Any, size: int) -> dict[str, int]:
     """Up to 32 elements for a thread, so that few tiles follow each other.
 
-    By the static estimate of 8 samples of 64² × 320 with silu, bfloat16, on sm_90: 46 µs, and 125 with a quarter; the
-    forward kernel 23 µs, and 32 with half.
+    By the static estimate of 8 samples of 64² × 320 with silu, bfloat16, on sm_90: 46 µs, and 125 µs with a quarter
+    tile; the forward kernel 23 µs, and 32 µs with half a tile.
     """
     return _gpu(x, size, 8192)
 
 
 def _gpu(x: Any, size: int, elements: int) -> dict[str, int]:
-    """A tile of so many elements; more groups only where these have few elements."""
+    """A tile of `elements` elements; several groups only where groups have few elements."""
     _, rows, columns = x.shape
     block_g = power_of_two(columns // size, max(1, min(2048 // max(1, rows * size), 64 // size)))
     lanes = power_of_two(block_g * size, 1 << 20)
@@ -283,7 +283,7 @@ def _gpu(x: Any, size: int, elements: int) -> dict[str, int]:
     return {"block_s": block_s, "block_g": block_g, "num_warps": warps_for(min(block_s * lanes, 4096))}
 
 
-def _tpu(x: Any, *others: Any, size: int) -> dict[str, int]:
+def _tpu(x: Any, *unused: Any, size: int) -> dict[str, int]:
     """Whole tiles of 128 channels and whole groups, if both end at the same channel; else all channels."""
     _, rows, columns = x.shape
     unit = lcm(size, 128)
@@ -292,7 +292,7 @@ def _tpu(x: Any, *others: Any, size: int) -> dict[str, int]:
 
 
 def tpu_rows(rows: int, columns: int) -> int:
-    """Rows of a tile of a mebibyte, as float32; a divisor of all rows where one is found, else XLA copies the array."""
+    """Rows of a tile of a mebibyte, as float32; if possible a divisor of all rows, else XLA copies the array."""
     most = max(16, (1 << 18) // columns // 16 * 16)
     divisors = (rows // n for n in range(1, tk.cdiv(rows, 16) + 1) if rows % n == 0)
     return next((d for d in divisors if d <= most and d % 16 == 0), tiled(rows, most, 16))

@@ -1,4 +1,4 @@
-"""Group norm of large samples: programs compute the moments of some positions, then others the result.
+"""Group norm of large samples: a kernel computes the moments of parts of the positions, a second kernel the result.
 
 Between the kernels plain JAX merges the moments of parts and groups, a few numbers for each channel.
 """
@@ -23,10 +23,10 @@ Pair = tuple[jax.Array, jax.Array]
 Steps = Callable[[Any, tk.Tile, Any], Callable[[tk.Tile, Pair], Pair]]
 
 
-def _of_parts(x: Any, *others: Any, part: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def _of_parts(x: Any, *unused: Any, part: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     shape = x.shape[0], tk.cdiv(x.shape[1], part), x.shape[2]
-    one = jax.ShapeDtypeStruct(shape, tk.accumulator(x.dtype))
-    return one, one
+    sums = jax.ShapeDtypeStruct(shape, tk.accumulator(x.dtype))
+    return sums, sums
 
 
 def _over_part(x: tk.Ref, out: tuple[tk.Ref, tk.Ref], part: int, blocks: tuple[int, int], add: Steps) -> None:
@@ -36,12 +36,12 @@ def _over_part(x: tk.Ref, out: tuple[tk.Ref, tk.Ref], part: int, blocks: tuple[i
     zeros = zero, zero
     if part == blocks[0]:
         j = tk.parallel(rows, part)
-        p, found = j.index, add(n, c, j.start)(j, zeros)
+        p, sums = j.index, add(n, c, j.start)(j, zeros)
     else:
         p = tk.parallel(out[0].shape[1])
         positions = tk.serial(rows, blocks[0], start=p * part, stop=(p + 1) * part)
-        found = tk.fold(positions, add(n, c, p * part), zeros)
-    for ref, value in zip(out, found, strict=True):
+        sums = tk.fold(positions, add(n, c, p * part), zeros)
+    for ref, value in zip(out, sums, strict=True):
         ref[n, p, c] = value
 
 
@@ -49,13 +49,13 @@ def _over_part(x: tk.Ref, out: tuple[tk.Ref, tk.Ref], part: int, blocks: tuple[i
 def group_norm_moments(
     x: tk.Ref, means: tk.Ref, squares: tk.Ref, *, part: int, block_s: tk.Block = 64, block_c: tk.Block = 128
 ) -> None:
-    """x[N, S, C] -> of each channel, in P parts of `part` positions, the means[N, P, C] and Σ (x - mean)² [N, P, C].
+    """x[N, S, C] -> the means[N, P, C] of each channel in P parts of `part` positions, and Σ (x - mean)² [N, P, C].
 
-    A tile's positions divide those of a part.
+    `block_s` divides `part`.
     """
 
     def add(n: Any, c: tk.Tile, first: Any) -> Callable[[tk.Tile, Pair], Pair]:
-        return lambda j, found: whole.merged(j, first, x.shape[1], x[n, j, c].astype(means.dtype), found)
+        return lambda j, moments: whole.merged(j, first, x.shape[1], x[n, j, c].astype(means.dtype), moments)
 
     _over_part(x, (means, squares), part, (block_s, block_c), add)
 
@@ -77,18 +77,18 @@ def group_norm_apply(
     n, j, c = tk.parallel(x.shape[0]), tk.parallel(x.shape[1], block_s), tk.parallel(x.shape[2], block_c)
     wide = mean.dtype
     h = (x[n, j, c].astype(wide) - mean[n, c][None, :]) * inverse[n, c][None, :]
-    given = whole.channels(weight, c, wide), whole.channels(bias, c, wide)
-    out[n, j, c] = whole.result(h, *given, activation).astype(out.dtype)
+    affine = whole.channels(weight, c, wide), whole.channels(bias, c, wide)
+    out[n, j, c] = whole.result(h, *affine, activation).astype(out.dtype)
 
 
 def _normalized(
-    x: tk.Ref, cotangent: tk.Ref, numbers: tuple[tk.Ref, tk.Ref], given: Any, activation: str | None, place: Any
+    x: tk.Ref, cotangent: tk.Ref, numbers: tuple[tk.Ref, tk.Ref], affine: Any, activation: str | None, place: Any
 ) -> Pair:
-    """h and g of the elements at a place."""
+    """h and g of the elements at `place`, an index (sample, positions, channels)."""
     n, _, c = place
     mean, inverse = (ref[n, c][None, :] for ref in numbers)
     h = (x[place].astype(mean.dtype) - mean) * inverse
-    return h, whole.through_activation(cotangent[place].astype(mean.dtype), h, given[0], given[1], activation)
+    return h, whole.through_activation(cotangent[place].astype(mean.dtype), h, affine[0], affine[1], activation)
 
 
 @tk.kernel(out_type=_of_parts)
@@ -107,13 +107,13 @@ def group_norm_sums(
     block_s: tk.Block = 64,
     block_c: tk.Block = 128,
 ) -> None:
-    """As `group_norm_apply`, with cotangent[N, S, C] -> Σ g and Σ g h [N, P, C] of the positions of parts."""
+    """The arrays of `group_norm_apply`, cotangent[N, S, C] -> Σ g and Σ g h [N, P, C] over the positions of P parts."""
 
     def add(n: Any, c: tk.Tile, first: Any) -> Callable[[tk.Tile, Pair], Pair]:
-        given = whole.channels(weight, c, mean.dtype), whole.channels(bias, c, mean.dtype)
+        affine = whole.channels(weight, c, mean.dtype), whole.channels(bias, c, mean.dtype)
 
         def step(j: tk.Tile, sums: Pair) -> Pair:
-            h, g = _normalized(x, cotangent, (mean, inverse), given, activation, (n, j, c))
+            h, g = _normalized(x, cotangent, (mean, inverse), affine, activation, (n, j, c))
             return sums[0] + g.sum(axis=0), sums[1] + (g * h).sum(axis=0)
 
         return step
@@ -138,12 +138,12 @@ def group_norm_pull(
     block_s: tk.Block = 64,
     block_c: tk.Block = 128,
 ) -> None:
-    """As `group_norm_sums`, with P and Q [N, C] of each channel's group -> dx[N, S, C]."""
+    """The arrays of `group_norm_sums`, P and Q [N, C] of each channel's group -> dx[N, S, C]."""
     n, j, c = tk.parallel(x.shape[0]), tk.parallel(x.shape[1], block_s), tk.parallel(x.shape[2], block_c)
-    given = whole.channels(weight, c, mean.dtype), whole.channels(bias, c, mean.dtype)
-    h, g = _normalized(x, cotangent, (mean, inverse), given, activation, (n, j, c))
+    affine = whole.channels(weight, c, mean.dtype), whole.channels(bias, c, mean.dtype)
+    h, g = _normalized(x, cotangent, (mean, inverse), affine, activation, (n, j, c))
     sums = of_g[n, c], of_gh[n, c]
-    dx[n, j, c] = whole.cotangent_of(h, g, given[0], inverse[n, c], sums, x.shape[1], size).astype(dx.dtype)
+    dx[n, j, c] = whole.cotangent_of(h, g, affine[0], inverse[n, c], sums, x.shape[1], size).astype(dx.dtype)
 
 
 # --- the ops ----------------------------------------------------------------------------------------------------------
@@ -162,13 +162,13 @@ def _group_moments(x: jax.Array, size: int, eps: float, part: int, blocks: dict[
     first = mean_of(means)
     mean = first + mean_of(means - first[:, None])
     between = means - mean[:, None]
-    together = squares.sum(axis=1) + (counts * between * between).sum(axis=1)
-    variance: jax.Array = by_groups(together, size) / (rows * size)
+    total_squares = squares.sum(axis=1) + (counts * between * between).sum(axis=1)
+    variance: jax.Array = by_groups(total_squares, size) / (rows * size)
     return mean, jax.lax.rsqrt(variance + eps)
 
 
 def by_groups(values: jax.Array, size: int) -> jax.Array:
-    """For each channel the sum of values[N, C] over the channels of its group."""
+    """[N, C]: for each channel the sum of values[N, C] over the channels of its group."""
     groups: jax.Array = values.reshape(values.shape[0], -1, size).sum(axis=2, keepdims=True)
     return jnp.broadcast_to(groups, (*groups.shape[:2], size)).reshape(values.shape)
 
@@ -199,7 +199,7 @@ def group_norm_parts_forward(
 def _backward_types(
     x: Any, weight: Any, bias: Any, cotangent: Any, *, needs: tuple[bool, bool, bool]
 ) -> tuple[Any, ...]:
-    return tuple(like_first(a) if w else None for a, w in zip((x, weight, bias), needs, strict=True))
+    return tuple(like_first(a) if n else None for a, n in zip((x, weight, bias), needs, strict=True))
 
 
 @tk.op(out_type=_backward_types)
@@ -239,27 +239,27 @@ group_norm_parts_tangent, group_norm_parts_backward = derive(
 
 
 def _tasks(x: Any, elements: int) -> dict[str, int]:
-    """All channels, and tiles of some elements, for at most 16 parts."""
+    """All channels, tiles of about `elements` elements, and at most 16 parts."""
     _, rows, columns = x.shape
     block_s = even(rows, max(1, elements // columns))
     return {"block_s": block_s, "block_c": columns, "tiles": tk.cdiv(tk.cdiv(rows, block_s), 16)}
 
 
-def _cpu(x: Any, *others: Any) -> dict[str, int]:
+def _cpu(x: Any, *unused: Any) -> dict[str, int]:
     return _tasks(x, TILE_ELEMENTS)
 
 
-def _llvm(x: Any, *others: Any) -> dict[str, int]:
+def _llvm(x: Any, *unused: Any) -> dict[str, int]:
     return _tasks(x, CACHED_ELEMENTS)
 
 
-def _cuda(x: Any, *others: Any) -> dict[str, int]:
-    """A program's part of the moments is some tiles, so that its sums are few beside x."""
+def _cuda(x: Any, *unused: Any) -> dict[str, int]:
+    """A part is four tiles, so that the sums of parts are small beside x."""
     block_c = power_of_two(x.shape[2], 64)
     return {"block_s": 4096 // block_c, "block_c": block_c, "tiles": 4}
 
 
-def _tpu(x: Any, *others: Any) -> dict[str, int]:
+def _tpu(x: Any, *unused: Any) -> dict[str, int]:
     _, rows, columns = x.shape
     block_c = tiled(columns, 1024, 128)
     return {"block_s": whole.tpu_rows(rows, block_c), "block_c": block_c, "tiles": 1}

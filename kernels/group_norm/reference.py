@@ -23,7 +23,7 @@ def reference(
 ) -> jax.Array:
     """activation((x - mean) / √(var + eps) * weight + bias) of x[*B, *S, C], in the dtype of x; see `group_norm`.
 
-    Computed in `dtype`: if None in float32, in float64 for float64 inputs.
+    Computed in `dtype`; None: float32, or float64 for float64 inputs.
     """
     size = group_size or x.shape[-1] // (num_groups or 32)
     flat = x.reshape(math.prod(x.shape[:batch_dims]), math.prod(x.shape[batch_dims:-1]), x.shape[-1])
@@ -41,7 +41,7 @@ def definition(
     activation: str | None,
     dtype: Any = None,
 ) -> jax.Array:
-    """The same of x[N, S, C], in groups of `size` channels."""
+    """The `reference` of x[N, S, C], in groups of `size` channels."""
     wide = x.astype(dtype or jnp.promote_types(x.dtype, jnp.float32))
     groups = wide.reshape(*x.shape[:2], x.shape[2] // size, size)
     centered = groups - jnp.mean(groups, axis=(1, 3), keepdims=True)

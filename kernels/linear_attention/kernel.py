@@ -100,7 +100,7 @@ def _cuda(
 
 
 @linear_attention_forward.gradient_schedule("cuda")
-def _cuda_gradient(query: Any, key: Any, value: Any, *others: Any, device: tk.Device) -> dict[str, int]:
+def _cuda_gradient(query: Any, key: Any, value: Any, *unused: Any, device: tk.Device) -> dict[str, int]:
     """Chunks of 64 tokens where warpgroups, or tensor memory, multiply them, and 16 where registers hold the operands.
 
     By the static estimate of 8 sequences of 1024 tokens of Mamba-2 all kernels of the gradient take 346 µs on sm_90,

@@ -22,13 +22,13 @@ class Product(tk.Kernel):
     """A kernel of two matrices, whose calls take leading dims and split long sums. It is traced for matrices.
 
     Attributes:
-      by_parts: the op that may split the sum; it takes the kernel's arguments but target and blocks in their place.
+      by_parts: the op that may split the sum; it has a target and blocks of its own, and the kernel's other arguments.
     """
 
     by_parts: Callable[..., jax.Array]
 
     def __call__(self, *args: Any, **keywords: Any) -> jax.Array:
-        """Call the kernel, its op, or either of them for each place of the batch."""
+        """x @ w by the kernel or by its op, for each place of the batch."""
         args, keywords = (args, keywords) if len(args) == 2 else self.signature.positional(args, keywords)
         if len(args) != 2 or any(getattr(a, "ndim", 0) < 2 for a in args):
             return super().__call__(*args, **keywords)
@@ -38,7 +38,7 @@ class Product(tk.Kernel):
         if x.ndim > 2 or w.ndim > 2:
             return _batched(self, x, w, split_k, keywords)
         transposes = keywords.get("transpose_x", False), keywords.get("transpose_w", False)
-        # Who says how programs are launched means those of the kernel.
+        # Launch options are for the programs of the kernel, not of the op.
         tuned = split_k is None and any(keywords.get(name) is not None for name in LAUNCH_OPTIONS)
         if not tuned and splits(x, w, *transposes, split_k):
             return self.by_parts(x, w, split_k=split_k, dtype=str(x.dtype), **keywords)
@@ -47,10 +47,10 @@ class Product(tk.Kernel):
 
 @takes_python_numbers
 def checked_split(function: str, split_k: int | None) -> int | None:
-    """A number of parts that a user gives.
+    """`split_k`, checked.
 
     Raises:
-      ArgumentError: it is none.
+      ArgumentError: `split_k` is not a positive int or None.
     """
     if split_k is None or (type(split_k) is int and split_k > 0):
         return split_k
@@ -65,7 +65,7 @@ def checked_split(function: str, split_k: int | None) -> int | None:
 def splits(x: Any, w: Any, transpose_x: bool, transpose_w: bool, split_k: int | None) -> bool:
     """True if a target may split the sum of a product of matrices.
 
-    Operands that a mesh divides by their types take the kernel, which has a rule for that.
+    False for operands that a mesh divides by their types: only the kernel has a rule for such operands.
     """
     if split_k == 1 or x.dtype != w.dtype or any(is_divided(a) for a in (x, w)):
         return False
@@ -103,18 +103,18 @@ def misfit(function: str, transpose_x: bool, transpose_w: bool, **arrays: Any) -
 
 
 def broadcast(*leading: Sequence[int]) -> tuple[int, ...] | None:
-    """The shape that leading dims broadcast to; None if they do not."""
+    """The shape to which leading dims broadcast; None if they do not fit."""
     rank = max(map(len, leading))
     padded = [(1,) * (rank - len(dims)) + tuple(dims) for dims in leading]
-    found = tuple(next((s for s in sizes if s != 1), 1) for sizes in zip(*padded, strict=True))
-    fits = all(s in (1, size) for dims in padded for s, size in zip(dims, found, strict=True))
-    return found if fits else None
+    shape = tuple(next((s for s in sizes if s != 1), 1) for sizes in zip(*padded, strict=True))
+    fits = all(s in (1, size) for dims in padded for s, size in zip(dims, shape, strict=True))
+    return shape if fits else None
 
 
 def over_batches(function: Callable[..., jax.Array], batch: Sequence[int], *arrays: jax.Array) -> jax.Array:
-    """function of matrices for each place of the batch: arrays [*B, ?, ?], whose dims B broadcast to it.
+    """[*batch, ?, ?]: a function of matrices for each place of the batch; dims B of arrays [*B, ?, ?] broadcast to it.
 
-    Along each dim only the arrays that have it are mapped, and the others are not copied.
+    Along each dim `jax.vmap` maps only the arrays that have the dim, so no array is copied.
     """
     places = [(1,) * (len(batch) - a.ndim + 2) + a.shape[:-2] for a in arrays]
     arrays = _aligned(arrays, places)
@@ -127,10 +127,10 @@ def over_batches(function: Callable[..., jax.Array], batch: Sequence[int], *arra
 
 
 def _aligned(arrays: Sequence[jax.Array], places: Sequence[Sequence[int]]) -> tuple[jax.Array, ...]:
-    """Arrays that explicit axes of a mesh divide alike along the batch, for `jax.vmap` takes no others.
+    """Arrays that explicit axes of a mesh divide alike along the batch, because `jax.vmap` takes no others.
 
-    The first divided dim of the batch stays divided, by the axes that it has in the first such array; other dims of the
-    batch become whole, and matrices keep what these axes leave. JAX has no rule for more.
+    The first divided dim of the batch stays divided, by the axes of the first array that divides it. All other dims of
+    the batch become whole. Dims of matrices keep their other axes. JAX has no rule for more.
     """
     if not any(map(is_divided, arrays)):
         return tuple(arrays)
@@ -140,19 +140,19 @@ def _aligned(arrays: Sequence[jax.Array], places: Sequence[Sequence[int]]) -> tu
     offered = ((n, s[n]) for n in range(rank) for s, p in pairs if p[n] != 1 and s[n])
     first, taken = next(offered, (0, ()))
     chosen = [taken if n == first else () for n in range(rank)]
-    found: list[jax.Array] = []
+    aligned: list[jax.Array] = []
     for array, (spec, place) in zip(arrays, pairs, strict=True):
         batch = [axes if size != 1 else () for axes, size in zip(chosen, place, strict=True)]
         matrix = [axes if set(taken).isdisjoint(axes) else () for axes in spec[rank:]]
-        wanted = [*batch, *matrix][rank + 2 - array.ndim :]
-        moved = wanted != spec[rank + 2 - array.ndim :]
-        spec_of = jax.sharding.PartitionSpec(*(axes or None for axes in wanted))
-        found.append(cast(Any, jax).reshard(array, spec_of) if moved else array)
-    return tuple(found)
+        entries = [*batch, *matrix][rank + 2 - array.ndim :]
+        moved = entries != spec[rank + 2 - array.ndim :]
+        spec_of = jax.sharding.PartitionSpec(*(axes or None for axes in entries))
+        aligned.append(cast(Any, jax).reshard(array, spec_of) if moved else array)
+    return tuple(aligned)
 
 
 def _padded_spec(array: Any, rank: int) -> list[tuple[str, ...]]:
-    """The explicit axes that divide each dim of an array [*B, ?, ?] with `rank` dims B, of which the first may lack."""
+    """The explicit axes that divide each dim of an array [*B, ?, ?]; () for each of the `rank` dims B that it lacks."""
     entries = jax.typeof(array).sharding.spec
     axes = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
     return [()] * (rank + 2 - array.ndim) + axes + [()] * (array.ndim - len(axes))

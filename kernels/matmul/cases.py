@@ -25,13 +25,13 @@ class Case:
         return x, w / max(self.inner, 1) ** 0.5
 
     def small(self) -> Case:
-        """The same for fast tests: every size below 96, with its remainder modulo 32, equal sizes staying equal."""
+        """A smaller case for fast tests: sizes below 96 with their remainders modulo 32; equal sizes stay equal."""
         sizes = {name: shrunk(getattr(self, name)) for name in ("rows", "inner", "columns")}
         return replace(self, name=f"{self.name}_small", **sizes)
 
 
 def shrunk(size: int) -> int:
-    """A size of the same remainder modulo 32 that is below 96; so one that a tile divides (or not) stays so."""
+    """A size below 96 with the same remainder modulo 32: a power of two up to 32 divides both sizes or neither."""
     return size if size < 96 else 64 + size % 32
 
 

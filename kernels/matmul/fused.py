@@ -38,9 +38,9 @@ def fused_matmul(
 ) -> jax.Array:
     """epilogue(x @ w, *operands), elementwise, without a product in memory: bias, activation, residual, scale or gate.
 
-    The product is accumulated in float32 (float64 for float64). The epilogue gets it and the operands in that dtype.
-    The backward pass saves the product, in the dtype of x, only if the epilogue's derivative depends on it: not for a
-    bias or a residual.
+    The product is accumulated in float32 (float64 for float64). The epilogue gets product and operands in that dtype.
+    The backward pass saves the product, in the dtype of x, only if the epilogue's derivative depends on the product:
+    not for a bias or a residual.
 
     Args:
       x: [*B, M, K], float32, bfloat16, float16 or float64; with `transpose_x` [*B, K, M].
@@ -51,8 +51,8 @@ def fused_matmul(
       epilogue: a function of one number of the product and one of each operand, of jnp functions. It is called on
         tracers without dims, so that it cannot mix elements. Define it once: calls with another function object
         compile again.
-      transpose_x: x is given as its transpose.
-      transpose_w: w is given as its transpose.
+      transpose_x: True if x is [*B, K, M].
+      transpose_w: True if w is [*B, N, K].
       split_k: the number of parts of a long sum that different programs may compute, as for `matmul`: it never changes
         results beyond rounding. The epilogue of a sum that may be split is XLA's, and a product that has at most 74
         tiles of 64 × 64 in memory.
@@ -102,10 +102,10 @@ def fused_matmul(
 
 
 def _product_shape(x: Any, w: Any, operands: Sequence[Any], transpose_x: bool, transpose_w: bool) -> tuple[int, ...]:
-    """The shape [*B, M, N] of the product of arrays that fit.
+    """The shape [*B, M, N] of the product.
 
     Raises:
-      ArgumentError: they do not.
+      ArgumentError: the arrays do not fit.
     """
     named = {f"operand {n}": o for n, o in enumerate(operands)}
     check_sizes("fused_matmul", {"x": x, "w": w} | named)
@@ -162,7 +162,7 @@ def fused_matmul_forward(
     block_n: tk.Block = 128,
     block_k: tk.Block = 64,
 ) -> None:
-    """out[M, N] = epilogue(x @ w, *operands), and the product itself if the call `saves` it."""
+    """out[M, N] = epilogue(x @ w, *operands), and with `saves` the product[M, N]."""
     i, j = tk.grid((out.shape[0], block_m), (out.shape[1], block_n), order=tk.grouped(8))
     wide = tk.accumulator(x.dtype)
 
@@ -170,18 +170,18 @@ def fused_matmul_forward(
         return tk.dot(x[k, i].T if transpose_x else x[i, k], w[j, k].T if transpose_w else w[k, j], acc)
 
     def part(operand: tk.Ref) -> jax.Array:
-        """The numbers of an operand, of which a row or a column may stand for the others."""
-        rows, columns = (size == given for size, given in zip(out.shape, operand.shape, strict=True))
-        found = operand[i if rows else 0, j if columns else 0].astype(wide)
-        found = found if rows else found[None]
-        return jnp.broadcast_to(found if columns else found[..., None], acc.shape)
+        """The tile (i, j) of an operand; a dim of size 1 is broadcast."""
+        rows, columns = (n == size for n, size in zip(out.shape, operand.shape, strict=True))
+        tile = operand[i if rows else 0, j if columns else 0].astype(wide)
+        tile = tile if rows else tile[None]
+        return jnp.broadcast_to(tile if columns else tile[..., None], acc.shape)
 
     inner = x.shape[0 if transpose_x else 1]
     acc = tk.fold(tk.serial(inner, block_k), step, tk.zeros((i, j), wide))
     if product is not None:
         product[i, j] = acc.astype(product.dtype)
-    found = mapped(epilogue, acc, *(part(operand) for operand in operands))
-    out[i, j] = found.astype(out.dtype)
+    result = mapped(epilogue, acc, *(part(operand) for operand in operands))
+    out[i, j] = result.astype(out.dtype)
 
 
 # --- derivatives ------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def _jvp(
 ) -> Any:
     """The tangent of the epilogue at the saved product, which XLA fuses, and the tangent of the product.
 
-    Where the tangent does not depend on the product, zeros stand for it, and nothing is saved.
+    If the tangent does not depend on the product, the product is not saved, and zeros take its place.
     """
     (x, w, operands), (dx, dw, doperands) = primals, tangents
     transposes = {"transpose_x": transpose_x, "transpose_w": transpose_w}
@@ -215,9 +215,9 @@ def _jvp(
     out, product = fused_matmul_forward(*primals, epilogue=epilogue, saves=needed, **transposes, **blocks)
     point = product if needed else jnp.zeros(like.shape, like.dtype)
     # Only the arguments are kept for the backward pass, not the many intermediate results of a derivative.
-    found = cast(Any, jax.checkpoint)(tangent, prevent_cse=False)(point, operands, directions)
+    moved = cast(Any, jax.checkpoint)(tangent, prevent_cse=False)(point, operands, directions)
     saved = (product, directions[0]) if saves else (None, None)
-    return (out, saved[0]), (found, saved[1])
+    return (out, saved[0]), (moved, saved[1])
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from tilekern.kernels.matmul.batches import Product
 
 
 def matmul_type(x: Any, w: Any, *, transpose_x: bool, transpose_w: bool) -> jax.ShapeDtypeStruct:
-    """The type of x @ w."""
+    """The type of x @ w, [M, N] in the dtype of x."""
     fits = len(x.shape) == 2 and len(w.shape) == 2 and x.dtype == w.dtype
     if not fits or x.shape[0 if transpose_x else 1] != w.shape[1 if transpose_w else 0]:
         left, right = ("[K, M]" if transpose_x else "[M, K]"), ("[N, K]" if transpose_w else "[K, N]")
@@ -64,15 +64,15 @@ def matmul(
 ) -> None:
     """out[*B, M, N] = x[*B, M, K] @ w[*B, K, N], accumulated in float32 (float64; int32 for integers).
 
-    The result has the dtype of x. Any sizes, blocks need not divide them. With `transpose_x` x is given as [*B, K, M],
-    with `transpose_w` w as [*B, N, K]; no transposed copy of them is made.
+    The result has the dtype of x. Sizes are free, blocks need not divide them. With `transpose_x` x is [*B, K, M], with
+    `transpose_w` w is [*B, N, K]; no transposed copy is made.
 
-    Leading dims broadcast as in `jnp.matmul`, and what is broadcast is not copied. If w has none, those of x are rows.
-    The kernel itself, as it is traced, multiplies two matrices.
+    Leading dims broadcast as in `jnp.matmul`, without copies. If w has no leading dims, the leading dims of x are rows.
+    The traced kernel multiplies two matrices.
 
-    `split_k`: long sums may be split into so many parts, of 128 terms at least, which different programs compute; they
-    are then added in order. It never changes results beyond rounding. If None, the schedule chooses: sums of 4096 terms
-    and more are split where a GPU's multiprocessors, or all cores but one of a CPU, would have no tile to compute.
+    `split_k`: long sums may be split into so many parts, of at least 128 terms. Different programs compute the parts,
+    which are then added in order. Results never change beyond rounding. If None, the schedule chooses: sums of 4096
+    terms and more are split where a GPU's multiprocessors, or all cores but one of a CPU, would lack a tile to compute.
     """
     assert split_k in (None, 1), "the kernel itself splits no sum"
     # Programs that run at the same time share eight tiles of rows, and some tiles of columns, in the cache.
@@ -107,8 +107,8 @@ def matmul_tangent(
 ) -> jax.Array:
     """dx w + x dw, the derivative of `matmul`; None is a matrix of zeros."""
     pairs = [(left, right) for left, right in ((dx, w), (x, dw)) if left is not None and right is not None]
-    first, *rest = (matmul(*pair, transpose_x=transpose_x, transpose_w=transpose_w) for pair in pairs)
-    return first + rest[0] if rest else first
+    first, *second = (matmul(*pair, transpose_x=transpose_x, transpose_w=transpose_w) for pair in pairs)
+    return first + second[0] if second else first
 
 
 @matmul.defjvp
@@ -119,32 +119,32 @@ def _jvp(primals: Any, tangents: Any, *, transpose_x: bool, transpose_w: bool, *
 
 @matmul_tangent.defjvp
 def _tangent_jvp(primals: Any, tangents: Any, **transposes: bool) -> Any:
-    """Along x and w, dx and dw being constants: the same sum, but linear in the others."""
+    """Along x and w, with constant dx and dw: the same sum, with tangents of x and w in the place of x and w."""
     (_, _, dx, dw), (x, w, _, _) = primals, tangents
     moved = (x is not None and dw is not None) or (dx is not None and w is not None)
-    found = matmul_tangent(dx, dw, x, w, **transposes) if moved else None
-    return matmul_tangent(*primals, **transposes), found
+    tangent = matmul_tangent(dx, dw, x, w, **transposes) if moved else None
+    return matmul_tangent(*primals, **transposes), tangent
 
 
 @matmul_tangent.deftranspose
 def _tangent_transpose(
     cotangent: jax.Array, x: Any, w: Any, dx: Any, dw: Any, *, transpose_x: bool, transpose_w: bool
 ) -> dict[str, jax.Array]:
-    """Of out = x w: cotangent wᵀ and xᵀ cotangent, or their transposes w cotangentᵀ and cotangentᵀ x."""
-    found: dict[str, jax.Array] = {}
+    """The cotangents of dx and dw: cotangent wᵀ and xᵀ cotangent; transposed: w cotangentᵀ and cotangentᵀ x."""
+    cotangents: dict[str, jax.Array] = {}
     if dx is not None and w is not None:
-        found["dx"] = (
+        cotangents["dx"] = (
             matmul(w, cotangent, transpose_x=transpose_w, transpose_w=True)
             if transpose_x
             else matmul(cotangent, w, transpose_w=not transpose_w)
         )
     if dw is not None and x is not None:
-        found["dw"] = (
+        cotangents["dw"] = (
             matmul(cotangent, x, transpose_x=True, transpose_w=transpose_x)
             if transpose_w
             else matmul(x, cotangent, transpose_x=not transpose_x)
         )
-    return found
+    return cotangents
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def cpu_blocks(
 def llvm_blocks(
     x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, transpose_x: bool = False, transpose_w: bool = False
 ) -> dict[str, int]:
-    """Large blocks copy less of the operands for a product; small ones keep more cores busy."""
+    """Large blocks copy less of the operands for a product; small blocks keep more cores busy."""
     rows, inner, columns = _sizes(x, w, transpose_x, transpose_w)
     side = next((n for n in (512, 256, 128) if tk.cdiv(rows, n) * tk.cdiv(columns, n) >= 16), 64)
     return {"block_m": even(rows, side), "block_n": even(columns, side), "block_k": even(inner, 256)}
@@ -177,13 +177,13 @@ def cuda_blocks(
     transpose_x: bool = False,
     transpose_w: bool = False,
 ) -> dict[str, int]:
-    """The tile with the shortest time for all programs, among those that fit the registers."""
+    """The tile that fits the registers with the shortest time for all programs."""
     rows, inner, columns = _sizes(x, w, transpose_x, transpose_w)
     itemsize = x.dtype.itemsize
     fine = copies_well(x.shape[1], itemsize) and copies_well(w.shape[1], itemsize)
     if device.emitter == "gluon":
         return _gluon_blocks(rows, columns, itemsize, device)
-    # On sm_90 8-bit floats are multiplied as float16, and the copies of these take registers.
+    # On sm_90 8-bit floats are multiplied as float16, and the float16 copies take registers.
     widened = device.matrix_unit == "wgmma" and itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating)
     deep = depth(inner, 2 if widened else itemsize)
     if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype != jnp.int8:
@@ -199,7 +199,7 @@ def cuda_blocks(
         )
     elif fine:
         tiles = (128, 256), (128, 128), (64, 128), (64, 64)
-        # Operands are in registers on sm_80, where a transposed one of the largest tile would spill.
+        # Operands are in registers on sm_80, where a transposed operand of the largest tile would spill.
         large = not takes_registers(device) or not (transpose_x or transpose_w)
         block_m, block_n = soonest(rows, columns, tiles if large else tiles[1:], device.cores)
     else:
@@ -239,7 +239,7 @@ def _gluon_blocks(rows: int, columns: int, itemsize: int, device: tk.Device) -> 
 def tpu_blocks(
     x: jax.ShapeDtypeStruct, w: jax.ShapeDtypeStruct, target: str, transpose_x: bool = False, transpose_w: bool = False
 ) -> dict[str, int]:
-    """Whole rows and columns where they fit, for the matrix units add up by themselves; else 2048 elements of them.
+    """Whole rows and columns where they fit, because the matrix units add up by themselves; else 2048 terms.
 
     By the static estimate of 4096³ bf16, of the bound by the matrix units: 97 % on v5e, 87 % on v6e, 93 % on 7x.
     """

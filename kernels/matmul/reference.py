@@ -25,7 +25,7 @@ def fused_reference(
     transpose_w: bool = False,
     dtype: Any = None,
 ) -> jax.Array:
-    """epilogue(x @ w, *operands) in the dtype of x, computed in `dtype`: if None in float32 (float64 for float64)."""
+    """epilogue(x @ w, *operands) in the dtype of x, computed in `dtype`; None: float32 (float64 for float64)."""
     wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
     left, right = (x.mT if transpose_x else x), (w.mT if transpose_w else w)
     product = jnp.matmul(left, right, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
@@ -40,7 +40,7 @@ def symmetric_reference(
     scale_added: float = 1.0,
     dtype: Any = None,
 ) -> jax.Array:
-    """scale x xᵀ + scale_added added in the dtype of x, computed in `dtype`: if None in float32, or float64 for it."""
+    """scale x xᵀ + scale_added added in the dtype of x, computed in `dtype`; None: float32 (float64 for float64)."""
     wide = dtype or jnp.promote_types(x.dtype, jnp.float32)
     precision = jax.lax.Precision.HIGHEST
     out = scale * jnp.matmul(x, x.mT, preferred_element_type=wide, precision=precision)

@@ -51,7 +51,7 @@ def matmul_parts(
 
 @matmul_parts.defsharding
 def _divided(x: Any, w: Any, *, transpose_x: bool, transpose_w: bool) -> str:
-    """As of a product. The accesses give the same rule, but only for as many devices as divide the number of parts."""
+    """The rule of a product. Accesses imply the same rule, but only if the devices divide the number of parts."""
     return f"{'k m' if transpose_x else 'm k'}, {'n k' if transpose_w else 'k n'} -> m n"
 
 
@@ -74,14 +74,14 @@ def split_matmul(
     split_k: tk.Block = 1,
 ) -> jax.Array:
     """x[M, K] @ w[K, N] as `dtype`, in at most `split_k` parts of at least 128 terms."""
-    given: dict[str, Any] = {"transpose_x": transpose_x, "transpose_w": transpose_w}
-    given |= {"block_m": block_m, "block_n": block_n, "block_k": block_k}
+    keywords: dict[str, Any] = {"transpose_x": transpose_x, "transpose_w": transpose_w}
+    keywords |= {"block_m": block_m, "block_n": block_n, "block_k": block_k}
     inner = x.shape[0 if transpose_x else 1]
     if split_k == 1 and dtype == x.dtype:
-        return matmul(x, w, split_k=1, **given)
+        return matmul(x, w, split_k=1, **keywords)
     part = tk.cdiv(inner, split_k)
     unit = 256 if part >= 256 else 128
-    return matmul_parts(x, w, part=tk.cdiv(part, unit) * unit, **given).astype(dtype)
+    return matmul_parts(x, w, part=tk.cdiv(part, unit) * unit, **keywords).astype(dtype)
 
 
 matmul.by_parts = split_matmul
@@ -99,7 +99,7 @@ def _jvp(primals: Any, tangents: Any, *, transpose_x: bool, transpose_w: bool, d
 
 @split_matmul.schedule("cpu:llvm")
 def _parts_llvm(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> dict[str, int]:
-    """Only of one tile: others keep the few cores of a CPU busy, and their loops are those of whole products."""
+    """Only results of one tile are split: several tiles keep the few cores of a CPU busy without parts."""
     whole = plain.matmul_type(x, w, transpose_x=transpose_x, transpose_w=transpose_w)
     inner = x.shape[0 if transpose_x else 1]
     return {"split_k": _PARTS_ON_CPUS if max(whole.shape) <= 64 and inner >= _LONG_ON_CPUS else 1}
@@ -107,7 +107,7 @@ def _parts_llvm(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> dict[st
 
 @split_matmul.schedule("cuda")
 def _parts_cuda(x: Any, w: Any, device: tk.Device, transpose_x: bool, transpose_w: bool) -> dict[str, int]:
-    """As many parts as give each multiprocessor a program, if the tiles leave half of them without one."""
+    """As many parts as give each multiprocessor a program, if tiles keep at most half of the multiprocessors busy."""
     blocks = _cuda(x, w, device, transpose_x, transpose_w)
     whole = plain.matmul_type(x, w, transpose_x=transpose_x, transpose_w=transpose_w)
     tiles = tk.cdiv(whole.shape[0], blocks["block_m"]) * tk.cdiv(whole.shape[1], blocks["block_n"])
@@ -127,7 +127,7 @@ def _llvm(x: Any, w: Any, transpose_x: bool, transpose_w: bool) -> dict[str, int
 
 @matmul_parts.schedule("cuda")
 def _cuda(x: Any, w: Any, device: tk.Device, transpose_x: bool, transpose_w: bool) -> dict[str, int]:
-    """The tiles of a product, with more warps where a transposed operand is in registers, beside its positions."""
+    """The tiles of a product; more warps where registers hold a transposed operand and its addresses."""
     blocks = plain.cuda_blocks(x, w, device, transpose_x, transpose_w)
     more = takes_registers(device) and transpose_x and x.dtype.itemsize <= 2
     return {**blocks, "num_warps": 8} if more else dict(blocks)

@@ -1,4 +1,4 @@
-"""Products of a matrix with its own transpose: half of the tiles are computed, the others are their transposes."""
+"""Products of a matrix with its own transpose: half of the tiles are computed, the rest are transposed copies."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def symmetric_matmul(
 ) -> jax.Array:
     """scale x xᵀ + scale_added added, at half the price of a product.
 
-    Only the tiles on and below the diagonal are computed, and the elements above it are copies: the result is exactly
-    symmetric. The sum of both terms is in float32 (float64 for float64). For a symmetric x it is scale x² +
-    scale_added added. On TPUs all tiles are computed if the result has more than 40 MiB, half of the vector memory.
+    Only the tiles on and below the diagonal are computed. The elements above the diagonal are copies, so the result is
+    exactly symmetric. The sum of both terms is in float32 (float64 for float64). For a symmetric x the result is
+    scale x² + scale_added added. On TPUs a result of more than 40 MiB, half of the vector memory, takes all tiles.
 
     Args:
       x: [*B, M, K], float32, bfloat16, float16 or float64.
-      added: [*B, M, M] of the same dtype, or None. It must be symmetric, for only its lower half may be read.
+      added: [*B, M, M] of the same dtype, or None. It must be symmetric, because only its lower half may be read.
       scale: factor of the product, a number.
       scale_added: factor of `added`.
       target: lower for this target's blocks, e.g. "cpu:xla".
@@ -56,15 +56,15 @@ def symmetric_matmul(
       Array([[15., 11.],
              [11., 35.]], dtype=float32)
     """
-    given = {"x": x} if added is None else {"x": x, "added": added}
-    check_sizes("symmetric_matmul", given)
+    arrays = {"x": x} if added is None else {"x": x, "added": added}
+    check_sizes("symmetric_matmul", arrays)
     fits = is_float(x) and x.ndim >= 2
     fits = fits and (added is None or (added.dtype == x.dtype and added.shape == (*x.shape[:-1], x.shape[-2])))
     if not fits:
         raise ArgumentError(
             "the arrays of symmetric_matmul do not fit",
             expected="x[*B, M, K] and added[*B, M, M] of one float dtype of at least 16 bits",
-            got=", ".join(f"{name} = {describe(a)}" for name, a in given.items()),
+            got=", ".join(f"{name} = {describe(a)}" for name, a in arrays.items()),
             fix="cast with .astype; for a sum over rows give x.mT",
         )
     for name, value in (("scale", scale), ("scale_added", scale_added)):
@@ -76,7 +76,7 @@ def symmetric_matmul(
                 fix="multiply x or the result by an array instead",
             )
 
-    def one(x: jax.Array, added: jax.Array | None) -> jax.Array:
+    def of_matrices(x: jax.Array, added: jax.Array | None) -> jax.Array:
         return symmetric_matmul_forward(
             x,
             added,
@@ -88,8 +88,8 @@ def symmetric_matmul(
         )
 
     for _ in range(x.ndim - 2):
-        one = jax.vmap(one)
-    return one(x, added)
+        of_matrices = jax.vmap(of_matrices)
+    return of_matrices(x, added)
 
 
 def _out_type(x: Any, added: Any, **scales: float) -> jax.ShapeDtypeStruct:
@@ -108,10 +108,10 @@ def symmetric_matmul_forward(
     block_k: tk.Block = 64,
     halves: tk.Block = 1,
 ) -> None:
-    """x[M, K], added[M, M] or None -> out[M, M], of which one half is computed, or with `halves=2` both.
+    """x[M, K], added[M, M] or None -> out[M, M]. One half of the tiles is computed, with `halves=2` both.
 
-    With n tiles along a side, n even or made so, the lower half of n (n + 1) / 2 tiles is folded to a rectangle of
-    n / 2 rows and n + 1 columns: row r has the tiles of row r, and then those of row n - 1 - r.
+    With n tiles along a side, n rounded up to an even number, the lower half of n (n + 1) / 2 tiles is folded to a
+    rectangle of n / 2 rows and n + 1 columns: row r has the tiles of row r, then the tiles of row n - 1 - r.
     """
     rows, inner = x.shape
     wide = tk.accumulator(x.dtype)
@@ -128,25 +128,25 @@ def symmetric_matmul_forward(
     def step(k: tk.Tile, acc: jax.Array) -> jax.Array:
         return tk.dot(x[i, k], x[j, k].T, acc)
 
-    # A tile behind the last row, where n was odd, has no terms.
+    # A tile past the last row, where n was odd, has no terms.
     needed = tk.serial(inner, block_k, stop=jnp.where(i.start < rows, inner, 0), whole_tiles=True)
-    found = scale * tk.fold(needed, step, tk.zeros((i, j), wide))
+    tile = scale * tk.fold(needed, step, tk.zeros((i, j), wide))
     if added is not None:
-        found = found + scale_added * added[i, j].astype(wide)
+        tile = tile + scale_added * added[i, j].astype(wide)
     if row is None:
-        out[i, j] = found.astype(out.dtype)
+        out[i, j] = tile.astype(out.dtype)
         return
     above = (row == column) & (i.indices[:, None] < j.indices[None, :])
-    out[i, j] = jnp.where(above, found.T, found).astype(out.dtype)
+    out[i, j] = jnp.where(above, tile.T, tile).astype(out.dtype)
 
     @tk.when(row != column)
     def _mirror() -> None:
-        out[j, i] = found.T.astype(out.dtype)
+        out[j, i] = tile.T.astype(out.dtype)
 
 
 @symmetric_matmul_forward.defjvp
 def _jvp(primals: Any, tangents: Any, *, scale: float, scale_added: float, **blocks: int) -> Any:
-    """Of x: scale (dx xᵀ + x dxᵀ), a product and its transpose."""
+    """The tangent scale (dx xᵀ + x dxᵀ) + scale_added dadded: a product, its transpose, and the tangent of `added`."""
     (x, _), (dx, dadded) = primals, tangents
     terms: list[jax.Array] = []
     if dx is not None:
@@ -168,7 +168,7 @@ def _cpu(x: Any, added: Any) -> dict[str, int]:
 
 @symmetric_matmul_forward.schedule("cpu:llvm")
 def _llvm(x: Any, added: Any) -> dict[str, int]:
-    """As of a product, for half as many tiles."""
+    """The blocks of a product, for half as many tiles."""
     side = next((n for n in (512, 256, 128) if tk.cdiv(x.shape[0], n) ** 2 >= 32), 64)
     return {"block_m": even(x.shape[0], side), "block_k": even(x.shape[1], 256)}
 
@@ -194,7 +194,7 @@ def _cuda(x: Any, added: Any, device: tk.Device) -> dict[str, int]:
 def _tpu(x: Any, added: Any) -> dict[str, int]:
     """512 rows: by the static estimate of 4096² bf16 on v5e 65 % of the time of the product.
 
-    The whole result is in vector memory, because tiles of it are stored twice, at computed positions.
+    The whole result is in vector memory, because tiles are stored twice, at computed positions.
     """
     (rows, inner), itemsize = x.shape, x.dtype.itemsize
     block_m = tiled(rows, 512 if itemsize <= 2 else 256, 128)

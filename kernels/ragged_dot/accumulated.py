@@ -16,11 +16,11 @@ from tilekern.kernels.ragged_dot.scaled import scaled_cuda_blocks, scaled_tpu_bl
 from tilekern.kernels.ragged_dot.scaled_derivatives import product_tangent
 
 
-def _no_more(*arrays: Any, **static: Any) -> tuple[()]:
+def _no_results(*arrays: Any, **static: Any) -> tuple[()]:
     return ()
 
 
-@tk.kernel(out_type=_no_more, donate=("total",))
+@tk.kernel(out_type=_no_results, donate=("total",))
 def ragged_dot_into(
     total: tk.Ref,
     lhs: tk.Ref,
@@ -34,15 +34,15 @@ def ragged_dot_into(
     block_n: tk.Block = 128,
     block_k: tk.Block = 128,
 ) -> None:
-    """total[M, N] plus the product of `scaled_ragged_dot_forward`, added in float32 (float64 for float64)."""
-    given = Operands(lhs, (rhs,), lhs_scale, (rhs_scale,), transpose_rhs)
+    """Add the product of `scaled_ragged_dot_forward` to total[M, N], in float32 (float64 for float64)."""
+    operands = Operands(lhs, (rhs,), lhs_scale, (rhs_scale,), transpose_rhs)
     i = tk.parallel(lhs.shape[0], block_m)
     j = tk.parallel(total.shape[1], block_n)
-    tile = tile_of_groups(given, i, j, ends, total[i, j].astype(given.wide), block_k, adds=True)
+    tile = tile_of_groups(operands, i, j, ends, total[i, j].astype(operands.wide), block_k, adds=True)
     total[i, j] = tile.astype(total.dtype)
 
 
-@tk.kernel(out_type=_no_more, donate=("total",))
+@tk.kernel(out_type=_no_results, donate=("total",))
 def ragged_contracting_into(
     total: tk.Ref,
     lhs: tk.Ref,
@@ -53,7 +53,7 @@ def ragged_contracting_into(
     block_n: tk.Block = 128,
     block_m: tk.Block = 64,
 ) -> None:
-    """total[G, K, N] plus the matrices of `ragged_contracting_forward`, added in float32 (float64 for float64)."""
+    """Add the matrices of `ragged_contracting_forward` to total[G, K, N], in float32 (float64 for float64)."""
     k, j = tk.grid((lhs.shape[1], block_k), (rhs.shape[1], block_n), order=tk.grouped(8))
     g = tk.parallel(ends.shape[0])
     start = total[g, k, j].astype(tk.accumulator(lhs.dtype))
@@ -70,44 +70,42 @@ def _plus(total: jax.Array | None, part: jax.Array | None) -> jax.Array | None:
 @ragged_dot_into.defjvp
 def _into_jvp(primals: Any, tangents: Any, *, transpose_rhs: bool, **blocks: int) -> Any:
     (total, *operands), (dtotal, *moved) = primals, tangents
-    found = ragged_dot_into(*primals, transpose_rhs=transpose_rhs, **blocks)
-    return found, _plus(
-        dtotal, product_tangent(operands, moved, transpose_rhs=transpose_rhs, out_dtype=total.dtype.name)
-    )
+    out = ragged_dot_into(*primals, transpose_rhs=transpose_rhs, **blocks)
+    return out, _plus(dtotal, product_tangent(operands, moved, transpose_rhs=transpose_rhs, out_dtype=total.dtype.name))
 
 
 @ragged_contracting_into.defjvp
 def _contracting_jvp(primals: Any, tangents: Any, **blocks: int) -> Any:
     (total, lhs, rhs, ends), (dtotal, dlhs, drhs, _) = primals, tangents
-    found, dtype = ragged_contracting_into(*primals, **blocks), total.dtype.name
+    out, dtype = ragged_contracting_into(*primals, **blocks), total.dtype.name
     if dlhs is not None:
         dtotal = _plus(dtotal, ragged_contracting_forward(dlhs, rhs, ends, out_dtype=dtype))
     if drhs is not None:
         dtotal = _plus(dtotal, ragged_contracting_by_rhs(lhs, drhs, ends, out_dtype=dtype))
-    return found, dtotal
+    return out, dtotal
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
 @ragged_dot_into.schedule("cpu")
-def _cpu(total: Any, lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool = False) -> dict[str, int]:
+def _cpu(total: Any, lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool = False) -> dict[str, int]:
     return whole_bytes(kernel.cpu_blocks(lhs, rhs, transpose_rhs), rhs)
 
 
 @ragged_dot_into.schedule("cpu:llvm")
-def _llvm(total: Any, lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool = False) -> dict[str, int]:
+def _llvm(total: Any, lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool = False) -> dict[str, int]:
     return whole_bytes(kernel.llvm_blocks(lhs, rhs, transpose_rhs), rhs)
 
 
 @ragged_dot_into.schedule("cuda")
-def _cuda(total: Any, lhs: Any, rhs: Any, *others: Any, device: tk.Device) -> dict[str, int]:
+def _cuda(total: Any, lhs: Any, rhs: Any, *unused: Any, device: tk.Device) -> dict[str, int]:
     return scaled_cuda_blocks(lhs, rhs, device)
 
 
 @ragged_dot_into.schedule("tpu")
-def _tpu(total: Any, lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool = False) -> dict[str, int]:
-    return scaled_tpu_blocks(lhs, rhs, others[1:], transpose_rhs)
+def _tpu(total: Any, lhs: Any, rhs: Any, *ends_and_scales: Any, transpose_rhs: bool = False) -> dict[str, int]:
+    return scaled_tpu_blocks(lhs, rhs, ends_and_scales[1:], transpose_rhs)
 
 
 @ragged_contracting_into.schedule("cpu")

@@ -45,31 +45,31 @@ def ragged_dot(
     """lhs[rows of group g] @ rhs[g] for consecutive groups of rows, as `jax.lax.ragged_dot`, accumulated in float32.
 
     The products of a mixture of experts, when tokens are sorted by expert. A border between groups may lie anywhere,
-    groups may be empty, and what is in the rows and the matrix of one group (NaN, say) does not touch another.
+    groups may be empty, and the rows and the matrix of a group (NaN, say) do not touch another group.
 
-    Operands of 8 or 4 bits come from `tilekern.kernels.quantization.quantize`, with their scales. Both operands may
-    have them, or one. Numbers are multiplied exactly. They are summed in int32 (two operands of integers) or float32
-    over a block of the inner dim with one scale of each operand, and such sums are scaled and added in float32. Two
+    Operands of 8 or 4 bits come from `tilekern.kernels.quantization.quantize`, with their scales. One operand
+    may have scales, or both. Numbers are multiplied exactly. Products are summed in int32 (two operands of integers) or
+    float32 over a block of the inner dim with one scale of each operand; the sums are scaled and added in float32. Two
     operands of integers take blocks of less than 131,072 numbers. If an operand has at least 16 bits, scales of blocks
     of less than 16 numbers along the inner dim are applied in memory, and round to that dtype.
 
-    Derivatives of any order, in both modes, are grouped products, too. That of rhs is `ragged_contracting_dot`.
-    Operands of 8 and 4 bits have none, but their scales have. Cotangents are rounded to the dtype of the operand that
-    they are multiplied with.
+    Derivatives of any order, in both modes, are grouped products, too; the gradient of rhs is `ragged_contracting_dot`.
+    Operands of 8 and 4 bits have no derivatives, but their scales have. Cotangents are rounded to the dtype of the
+    operand by which they are multiplied.
 
     Args:
       lhs: [M, K], float32, bfloat16, float16 or float64 (accumulated in float64); int8, float8_e4m3fn, float8_e5m2,
         int4 or float4_e2m1fn.
       rhs: [G, K, N] of the same dtype, or of one of 8 or 4 bits; [G, N, K] with `transpose_rhs`.
       group_sizes: integers [G]: the first group_sizes[0] rows are group 0's, the next group_sizes[1] group 1's, and
-        so on. Rows that all groups together do not reach are 0 in the result; groups that reach beyond M are cut, for
-        sizes of any magnitude, and those of a negative size are empty.
+        so on. Rows after the last group are 0 in the result. Groups are cut at M, for sizes of any magnitude. A group
+        of negative size is empty.
       transpose_rhs: multiply by rhs[g] transposed, which is read in place.
       lhs_scale: of lhs, floats [M or 1, K / block]: each number of a block is multiplied by its scale.
-      rhs_scale: of rhs, floats with as many dims as rhs, of which each divides that of rhs: [G, 1, N] for a scale of
+      rhs_scale: of rhs, floats with as many dims as rhs; each dim divides the dim of rhs: [G, 1, N] for a scale of
         each column, [G, K / 128, N / 128] for blocks of 128 × 128. A dim of size 1 has one scale for all.
-      accumulate: [M, N] of floats: the product is added to it, in place where the array is donated or not used again.
-      out_dtype: of the result. None: that of lhs or rhs, whichever has at least 16 bits, or bfloat16.
+      accumulate: [M, N] of floats, to which the product is added, in place if the array is donated or not used again.
+      out_dtype: of the result. None: the dtype of the operand of at least 16 bits, or bfloat16.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
       block_n: columns of a tile.
@@ -128,16 +128,16 @@ def ragged_contracting_dot(
     """lhs[rows of group g]ᵀ @ rhs[rows of group g], a matrix for each group, accumulated in float32.
 
     This is the gradient of `ragged_dot` by its matrices: the mode of `jax.lax.ragged_dot_general` with a ragged
-    contracting dim, and `tgmm` of Megablox, which takes lhs as [K, M]. The matrix of an empty group is 0. Rows that no
-    group has count nothing. Derivatives of any order, in both modes, are grouped products, too.
+    contracting dim, and `tgmm` of Megablox, which takes lhs as [K, M]. The matrix of an empty group is 0. Rows
+    after the last group are ignored. Derivatives of any order, in both modes, are grouped products, too.
 
     Args:
       lhs: [M, K], float32, bfloat16, float16 or float64 (accumulated in float64).
       rhs: [M, N] of the same dtype.
       group_sizes: integers [G], as of `ragged_dot`.
-      accumulate: [G, K, N] of floats: the matrices are added to it, in place where the array is donated or not used
+      accumulate: [G, K, N] of floats, to which the matrices are added, in place if the array is donated or not used
         again. Gradients of several batches add up in float32 this way. Matrices of empty groups stay as they are.
-      out_dtype: of the result; None for that of lhs.
+      out_dtype: of the result; None for the dtype of lhs.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
       block_n: columns of a tile of the result.

@@ -21,7 +21,7 @@ _SHARED = 128
 
 
 def ends_of(sizes: jax.Array, rows: int) -> jax.Array:
-    """The ends of groups of these sizes, at most `rows`: int32[G]. Sums are cut at `rows` on the way."""
+    """int32[G], the ends of groups of `sizes`, at most `rows`. Each partial sum is cut at `rows`, so none overflows."""
     last = jnp.uint32(rows)
 
     def add(end: jax.Array, size: jax.Array) -> jax.Array:
@@ -66,7 +66,7 @@ def check_contracting(lhs: Any, rhs: Any, group_sizes: Any) -> None:
 
 
 def check_accumulate(function: str, accumulate: Any, out_dtype: Any, shape: tuple[int, ...]) -> None:
-    """Raise an `ArgumentError` unless results of this shape can be added to `accumulate` (None: to nothing)."""
+    """Raise an `ArgumentError` unless results of this shape can be added to `accumulate`, or `accumulate` is None."""
     if accumulate is None:
         return
     require(
@@ -86,7 +86,7 @@ def check_accumulate(function: str, accumulate: Any, out_dtype: Any, shape: tupl
 
 
 def result_dtype(function: str, out_dtype: Any, *operands: Any) -> str:
-    """The name of the dtype of a result: the given one, or that of an operand of at least 16 bits, or bfloat16."""
+    """The name of a result's dtype: `out_dtype`, else the dtype of an operand of at least 16 bits, else bfloat16."""
     wide = next((x.dtype for x in operands if is_float(x)), jnp.dtype(jnp.bfloat16))
     try:
         dtype = wide if out_dtype is None else jnp.dtype(out_dtype)
@@ -103,7 +103,7 @@ def result_dtype(function: str, out_dtype: Any, *operands: Any) -> str:
 
 
 def _multiply(lhs: Any, rhs: Any) -> bool:
-    """True if there are products of the dtypes: of one float dtype, or of one or two dtypes of 8 or 4 bits."""
+    """True if the dtypes can be multiplied: one float dtype of both operands, or 8 or 4 bits in at least one."""
     if is_float(lhs) and is_float(rhs):
         return lhs.dtype == rhs.dtype
     return all(is_float(x) or is_quantized(x) for x in (lhs, rhs))
@@ -147,9 +147,10 @@ def _divides(scale: Any, shape: tuple[int, ...]) -> bool:
 def with_scales(
     lhs: jax.Array, rhs: jax.Array, lhs_scale: Any, rhs_scale: Any, transpose_rhs: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """Operands and scales as the kernels take them: [M, B], and [G, B, C] with C blocks of at least 128 columns, or N.
+    """(lhs, rhs, lhs_scale[M, B], rhs_scale[G, B, C]) as the kernels take them.
 
-    Scales of short blocks are applied in memory, if one operand has at least 16 bits.
+    C is the number of blocks of at least 128 columns, or N. Scales of short blocks are applied in memory if one operand
+    has at least 16 bits.
     """
     lhs, (rhs,), of_lhs, (of_rhs,) = with_scales_of_several(lhs, (rhs,), lhs_scale, (rhs_scale,), transpose_rhs)
     return lhs, rhs, of_lhs, of_rhs
@@ -158,7 +159,7 @@ def with_scales(
 def with_scales_of_several(
     lhs: jax.Array, rhs: Sequence[jax.Array], lhs_scale: Any, rhs_scales: Sequence[Any], transpose_rhs: bool
 ) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None, tuple[jax.Array | None, ...]]:
-    """`with_scales` of several matrices of one shape, with scales of one shape, or with None."""
+    """`with_scales` for several matrices of one shape; their scales have one shape, or all are None."""
     if is_float(lhs) and rhs_scales[0] is not None and _is_short(rhs_scales[0].shape[2 if transpose_rhs else 1], lhs):
         rhs = [dequantize(w, _wide(scale), lhs.dtype) for w, scale in zip(rhs, rhs_scales, strict=True)]
         rhs_scales = (None,) * len(rhs)
@@ -171,11 +172,11 @@ def with_scales_of_several(
 def _of_columns(rhs: jax.Array, scale: Any, transpose_rhs: bool) -> jax.Array | None:
     if scale is None:
         return None
-    found = _repeated(_wide(scale), 0, rhs.shape[0])
-    found = found.swapaxes(1, 2) if transpose_rhs else found
+    scales = _repeated(_wide(scale), 0, rhs.shape[0])
+    scales = scales.swapaxes(1, 2) if transpose_rhs else scales
     columns = rhs.shape[1 if transpose_rhs else 2]
-    shared = columns // found.shape[2]
-    return found if shared % _SHARED == 0 or found.shape[2] == 1 else _repeated(found, 2, columns)
+    shared = columns // scales.shape[2]
+    return scales if shared % _SHARED == 0 or scales.shape[2] == 1 else _repeated(scales, 2, columns)
 
 
 def _is_short(count: int, lhs: Any) -> bool:

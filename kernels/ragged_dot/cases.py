@@ -32,19 +32,19 @@ class Case:
         return lhs, rhs / max(self.inner, 1) ** 0.5, sizes
 
     def small(self) -> Case:
-        """The same for fast tests: sizes below 96 with their remainders modulo 32, at most eight groups."""
+        """A smaller case for fast tests: sizes below 96 with their remainders modulo 32, at most eight groups."""
         sizes = {name: shrunk(getattr(self, name)) for name in ("rows", "inner", "columns")}
         return replace(self, name=f"{self.name}_small", groups=min(self.groups, 8), **sizes)
 
 
 @dataclass(frozen=True)
 class ScaledCase:
-    """A `Case` whose matrices, and maybe rows, are of 8 or 4 bits; blocks are those of `quantize`.
+    """A `Case` whose matrices, and maybe rows, are of 8 or 4 bits; blocks are as for `quantize`.
 
     Attributes:
       case: sizes.
       rhs_dtype, rhs_block: of the matrices.
-      lhs_dtype, lhs_block: of the rows; None: they are bfloat16.
+      lhs_dtype, lhs_block: of the rows; None for bfloat16.
     """
 
     case: Case
@@ -55,7 +55,7 @@ class ScaledCase:
 
     @property
     def name(self) -> str:
-        """Of the case and both dtypes."""
+        """The name of the case and both dtypes."""
         return f"{self.case.name}:{self.lhs_dtype or 'bfloat16'}:{self.rhs_dtype}"
 
     def arrays(self, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
@@ -68,7 +68,7 @@ class ScaledCase:
         return lhs, rhs, sizes, {"lhs_scale": lhs_scale, "rhs_scale": rhs_scale}
 
     def small(self) -> ScaledCase:
-        """The same for fast tests: two blocks along each dim that has blocks, of 32 numbers at most."""
+        """A smaller case for fast tests: two blocks, of at most 32 numbers, along each dim that has blocks."""
 
         def cut(block: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
             return tuple(None if n is None else min(n, 32) for n in block)  # pyright: ignore[reportReturnType]

@@ -1,4 +1,4 @@
-"""The kernel of a grouped product whose inner dim is the one that is cut into groups: a matrix for each group."""
+"""The kernel of a grouped product whose inner dim is cut into groups: a matrix for each group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilekern.kernels.blocks import depth, even, power_of_two, tiled
 
 
 def out_type(lhs: Any, rhs: Any, ends: Any, *, out_dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """The type of the result, in the dtype of lhs if None is given."""
+    """The type of the result [G, K, N], in `out_dtype`, or the dtype of lhs for None."""
     return jax.ShapeDtypeStruct((ends.shape[0], lhs.shape[1], rhs.shape[1]), out_dtype or lhs.dtype)
 
 
@@ -31,7 +31,7 @@ def ragged_contracting_forward(
     """lhs[M, K], rhs[M, N], ends int32[G] (ascending, in [0, M]) -> out[G, K, N].
 
     The rows of group g are ends[g - 1], ..., ends[g] - 1, and out[g] = lhs[rows]ᵀ rhs[rows], accumulated in float32
-    (float64 for float64). A group of no rows has a matrix of zeros.
+    (float64 for float64). The matrix of an empty group is 0.
     """
     # One group after the other: on TPUs a tile's rows of all groups stay in vector memory.
     k, j = tk.grid((lhs.shape[1], block_k), (rhs.shape[1], block_n), order=tk.grouped(8))
@@ -55,7 +55,7 @@ def matrix_tile(
 
 
 def cpu_blocks(lhs: Any, rhs: Any) -> dict[str, int]:
-    """Few rows, because the lanes of a tile that another group has are computed, too."""
+    """Few rows, because a tile computes its rows of other groups, too."""
     return {
         "block_k": even(lhs.shape[1], 1024),
         "block_n": even(rhs.shape[1], 1024),
@@ -86,10 +86,10 @@ def cuda_blocks(lhs: Any, rhs: Any) -> dict[str, int]:
 
 
 def tpu_blocks(lhs: Any, rhs: Any, ends: Any, target: str, *, result_bytes: int) -> dict[str, int]:
-    """The largest tiles with which all their rows are in vector memory, else rows are copied in the fold.
+    """The largest tiles whose rows all fit the vector memory; if none fits, rows are copied in the fold.
 
-    `result_bytes` are those of an element of the tiles of results that are in vector memory at once. A product is as
-    deep as the matrix units. A group's last rows are a tile of their own, which wastes half of one on average, so tiles
+    `result_bytes` is the number of bytes in vector memory for each element of a tile of results. A product is as deep
+    as the matrix units. The last rows of a group are a tile of their own, which wastes half a tile on average, so tiles
     of small groups have few rows, too.
     """
     (rows, inner), columns, itemsize = lhs.shape, rhs.shape[1], lhs.dtype.itemsize

@@ -1,12 +1,12 @@
-"""Derivatives of grouped products: three products that are each other's.
+"""Derivatives of grouped products: three products, whose derivatives are the other two.
 
 The number Σ_g Σ_r lhs[r]ᵀ rhs[g] out[r], over the groups g and their rows r, is linear in each of lhs[M, K],
 rhs[G, K, N] and out[M, N]. Its derivative by `out` is ragged_dot(lhs, rhs); by `lhs`, ragged_dot(out, rhs) with rhs
-transposed; by `rhs`, ragged_contracting_dot(lhs, out). So the derivatives of each of them are the other two, and
-derivatives of any order run these kernels alone.
+transposed; by `rhs`, ragged_contracting_dot(lhs, out). So the derivatives of each product are the other two, and
+derivatives of any order run only these kernels.
 
-A kernel is declared linear in `lhs`. Beside it stands an op, the same product declared linear in `rhs`: the two are
-each other's derivative, along the operand that the other is linear in.
+A kernel is declared linear in `lhs`. For each kernel an op computes the same product, declared linear in `rhs`. The op
+is the derivative of the kernel along `rhs`, and the kernel is the derivative of the op along `lhs`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _contracting_by_rhs_jvp(primals: Any, tangents: Any, **static: Any) -> Any:
 def _dot_transpose(
     cotangent: jax.Array, lhs: Any, rhs: jax.Array, ends: jax.Array, *, transpose_rhs: bool, **_: Any
 ) -> dict[str, jax.Array]:
-    """Each row times its group's matrix, transposed."""
+    """The cotangent of lhs: each row of the cotangent times the transposed matrix of the row's group."""
     return {"lhs": ragged_dot_forward(cotangent.astype(rhs.dtype), rhs, ends, transpose_rhs=not transpose_rhs)}
 
 
@@ -74,7 +74,7 @@ def _dot_transpose(
 def _dot_by_rhs_transpose(
     cotangent: jax.Array, lhs: jax.Array, rhs: Any, ends: jax.Array, *, transpose_rhs: bool, **_: Any
 ) -> dict[str, jax.Array]:
-    """The sum of each group's products of a row of lhs and one of the cotangent."""
+    """The cotangent of rhs: for each group Σ lhs[row]ᵀ cotangent[row] over the group's rows."""
     cotangent = cotangent.astype(lhs.dtype)
     pair = (cotangent, lhs) if transpose_rhs else (lhs, cotangent)
     return {"rhs": ragged_contracting_forward(*pair, ends)}
@@ -84,7 +84,7 @@ def _dot_by_rhs_transpose(
 def _contracting_transpose(
     cotangent: jax.Array, lhs: Any, rhs: jax.Array, ends: jax.Array, **_: Any
 ) -> dict[str, jax.Array]:
-    """Of out[g] = lhsᵀ rhs: a row of rhs times the cotangent of its group, transposed."""
+    """The cotangent of lhs in out[g] = lhsᵀ rhs: a row of rhs times the transposed cotangent of the row's group."""
     return {"lhs": ragged_dot_forward(rhs, cotangent.astype(rhs.dtype), ends, transpose_rhs=True)}
 
 
@@ -92,7 +92,7 @@ def _contracting_transpose(
 def _contracting_by_rhs_transpose(
     cotangent: jax.Array, lhs: jax.Array, rhs: Any, ends: jax.Array, **_: Any
 ) -> dict[str, jax.Array]:
-    """A row of lhs times the cotangent of its group."""
+    """The cotangent of rhs: a row of lhs times the cotangent of the row's group."""
     return {"rhs": ragged_dot_forward(lhs, cotangent.astype(lhs.dtype), ends)}
 
 
@@ -102,12 +102,12 @@ def _spread_type(operand: Any, ends: Any, *, rows: int) -> jax.ShapeDtypeStruct:
 
 @tk.op(out_type=_spread_type, linear=("operand",))
 def spread(operand: jax.Array, ends: jax.Array, *, rows: int) -> jax.Array:
-    """operand[G, 1, N] -> [rows, N]: the row of its group for each row, and 0 for rows that no group has."""
+    """operand[G, 1, N] -> [rows, N]: for each row the operand of the row's group; 0 for rows after the last group."""
     group = jnp.searchsorted(ends, jnp.arange(rows, dtype=ends.dtype), side="right")
     return jnp.take(operand[:, 0], group, axis=0, mode="fill", fill_value=0)
 
 
 @spread.deftranspose
 def _spread_transpose(cotangent: jax.Array, operand: Any, ends: jax.Array, *, rows: int) -> dict[str, jax.Array]:
-    """The sum of each group's rows."""
+    """The cotangent of the operand: the sum of each group's rows."""
     return {"operand": ragged_contracting_forward(jnp.ones((rows, 1), cotangent.dtype), cotangent, ends)}

@@ -45,7 +45,7 @@ def fused_ragged_dot(
     block_n: int | None = None,
     block_k: int | None = None,
 ) -> jax.Array:
-    """epilogue(*products, *operands), elementwise, of lhs with each of rhs as `ragged_dot`, no product in memory.
+    """epilogue(*products, *operands), elementwise, with a `ragged_dot` product of lhs and each of rhs, never in memory.
 
     The first layer of an expert is one call: rhs are the matrices of gate and up, and the epilogue is
     silu(gate) * up. Products are accumulated in float32 (float64 for float64), and the epilogue gets them and the
@@ -56,14 +56,14 @@ def fused_ragged_dot(
       lhs: [M, K] of a dtype of `ragged_dot`.
       rhs: [G, K, N] of a dtype of `ragged_dot`, or several of one shape and dtype; [G, N, K] with `transpose_rhs`.
       group_sizes: integers [G], as of `ragged_dot`.
-      operands: arrays of floats. Those of rows broadcast to [M, N], such as a scale of rows [M, 1], or an array to add
-        to. Those of groups are [G, 1, N] or [G, 1, 1], such as the biases of experts.
+      operands: arrays of floats. Operands of rows broadcast to [M, N], such as a scale of rows [M, 1], or an array to
+        add. Operands of groups are [G, 1, N] or [G, 1, 1], such as the biases of experts.
       epilogue: a function of one number of each product and one of each operand, of jnp functions. It is called on
         tracers without dims, so that it cannot mix elements. Define it once: calls with another function object
         compile again.
       transpose_rhs: multiply by rhs[g] transposed, which is read in place.
       lhs_scale: as of `ragged_dot`.
-      rhs_scale: as of `ragged_dot`; for several rhs one of each, of one shape.
+      rhs_scale: as of `ragged_dot`; for several rhs a sequence of scales of one shape.
       out_dtype: of the result; None as of `ragged_dot`.
       target: lower for this target's blocks, e.g. "cpu:xla".
       block_m: rows of a tile, instead of the schedule's; no block changes the result beyond rounding.
@@ -71,7 +71,7 @@ def fused_ragged_dot(
       block_k: elements of the inner dim in a tile.
 
     Returns:
-      out[M, N]. Rows that no group has are 0, whatever the epilogue gives for zeros.
+      out[M, N]. Rows after the last group are 0, whatever the epilogue gives for zeros.
 
     Raises:
       tilekern.errors.ArgumentError: shapes or dtypes do not fit, or the epilogue does not return one number.
@@ -118,9 +118,9 @@ def fused_ragged_dot(
 
 
 def _several(rhs: Any, rhs_scale: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Matrices and their scales, as many of each; None without a scale."""
-    one = not isinstance(rhs, tuple | list)
-    matrices: tuple[Any, ...] = (rhs,) if one else tuple(cast(Sequence[Any], rhs))
+    """The matrices, and a scale or None for each."""
+    is_array = not isinstance(rhs, tuple | list)
+    matrices: tuple[Any, ...] = (rhs,) if is_array else tuple(cast(Sequence[Any], rhs))
     several = isinstance(rhs_scale, tuple | list)
     scales: tuple[Any, ...] = tuple(cast(Sequence[Any], rhs_scale)) if several else (rhs_scale,)
     scales = (None,) * len(matrices) if rhs_scale is None else scales
@@ -130,7 +130,7 @@ def _several(rhs: Any, rhs_scale: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]
 
 
 def _check_alike(matrices: Sequence[Any], scales: Sequence[Any]) -> None:
-    if any(_kind(x) != _kind(every[0]) for every in (matrices, scales) for x in every):
+    if any(_kind(x) != _kind(arrays[0]) for arrays in (matrices, scales) for x in arrays):
         raise _misfit(matrices, scales)
 
 
@@ -148,7 +148,7 @@ def _kind(x: Any) -> Any:
 
 
 def _fitted(number: int, operand: Any, product: tuple[int, ...], groups: int) -> jax.Array:
-    """An operand of groups [G, 1, N or 1] as it is, and one of rows as [M or 1, N or 1]."""
+    """An operand of groups, [G, 1, N or 1], unchanged; an operand of rows as [M or 1, N or 1]."""
     if is_float(operand):
         whole = (groups, 1, product[1]) if operand.ndim == 3 else product
         padded = (1,) * (2 - operand.ndim) + operand.shape
@@ -168,7 +168,7 @@ def _fitted(number: int, operand: Any, product: tuple[int, ...], groups: int) ->
 
 
 def _types(
-    lhs: Any, rhs: Any, *others: Any, epilogue: Any, saves: bool, transpose_rhs: bool, out_dtype: Any
+    lhs: Any, rhs: Any, *unused: Any, epilogue: Any, saves: bool, transpose_rhs: bool, out_dtype: Any
 ) -> tuple[Any, Any]:
     product = plain.out_type(lhs, rhs[0], transpose_rhs=transpose_rhs, out_dtype=out_dtype)
     return product, (product,) * len(rhs) if saves else ()
@@ -193,33 +193,33 @@ def fused_ragged_dot_forward(
     block_n: tk.Block = 128,
     block_k: tk.Block = 64,
 ) -> None:
-    """out[rows of g] = epilogue(*(lhs[rows of g] @ w[g] for w in rhs), *operands), and the products if it `saves` them.
+    """out[rows of g] = epilogue(*(lhs[rows of g] @ w[g] for w in rhs), *operands), and with `saves` the products.
 
-    Shapes are those of `scaled_ragged_dot_forward`; operands are [M or 1, N or 1] or [G, 1, N or 1].
+    Shapes are as for `scaled_ragged_dot_forward`; operands are [M or 1, N or 1] or [G, 1, N or 1].
     """
     i = tk.parallel(lhs.shape[0], block_m)
     j = tk.parallel(out.shape[1], block_n)
-    given = Operands(lhs, rhs, lhs_scale, rhs_scales, transpose_rhs)
-    inner, wide = lhs.shape[1], given.wide
+    factors = Operands(lhs, rhs, lhs_scale, rhs_scales, transpose_rhs)
+    inner, wide = lhs.shape[1], factors.wide
 
     def part(operand: tk.Ref, g: jax.Array) -> jax.Array:
-        """The numbers of an operand for group g, of which a row or a column may stand for the others."""
+        """The tile (i, j) of an operand for group g; a dim of size 1 is broadcast."""
         *_, rows, columns = operand.shape
         at: Any = (g, 0) if len(operand.shape) == 3 else (i if rows > 1 else 0,)
-        found = operand[(*at, j if columns > 1 else 0)].astype(wide)
-        found = found if at[-1] is i else found[None]
-        return jnp.broadcast_to(found if columns > 1 else found[..., None], (block_m, block_n))
+        tile = operand[(*at, j if columns > 1 else 0)].astype(wide)
+        tile = tile if at[-1] is i else tile[None]
+        return jnp.broadcast_to(tile if columns > 1 else tile[..., None], (block_m, block_n))
 
     def add_group(g: jax.Array, tiles: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         begin, end = ends[g - 1], ends[g]  # ends[-1] is outside of the array: a load gives 0
-        found = products(given, i, j, g, jnp.where(begin < end, inner, 0), block_k)
-        result = mapped(epilogue, *found, *(part(operand, g) for operand in operands)).astype(wide)
+        sums = products(factors, i, j, g, jnp.where(begin < end, inner, 0), block_k)
+        result = mapped(epilogue, *sums, *(part(operand, g) for operand in operands)).astype(wide)
         mine = ((i.indices >= begin) & (i.indices < end))[:, None]
-        every = (result, *(found if saves else ()))
-        return tuple(jnp.where(mine, x, tile) for x, tile in zip(every, tiles, strict=True))
+        results = (result, *(sums if saves else ()))
+        return tuple(jnp.where(mine, x, tile) for x, tile in zip(results, tiles, strict=True))
 
-    visited = plain.visited(i, ends)
-    tiles = tk.fold(visited, add_group, tuple(tk.zeros((i, j), wide) for _ in (out, *saved)))
+    groups = plain.groups_of_rows(i, ends)
+    tiles = tk.fold(groups, add_group, tuple(tk.zeros((i, j), wide) for _ in (out, *saved)))
     for ref, tile in zip((out, *saved), tiles, strict=True):
         ref[i, j] = tile.astype(ref.dtype)
 
@@ -231,7 +231,7 @@ def fused_ragged_dot_forward(
 def _jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, saves: bool, **static: Any) -> Any:
     """The tangent of the epilogue at the saved products, which XLA fuses, and the tangents of the products.
 
-    Where the tangent does not depend on the products, zeros stand for them, and nothing is saved.
+    If the tangent does not depend on the products, the products are not saved, and zeros take their place.
     """
     lhs, rhs, ends, lhs_scale, rhs_scales, operands = primals
     dlhs, drhs, _, dlhs_scale, drhs_scales, doperands = tangents
@@ -255,33 +255,33 @@ def _jvp(primals: Any, tangents: Any, *, epilogue: Epilogue, saves: bool, **stat
 
     likes = (like,) * len(rhs)
     needed = saves or reads_first(tangent, likes, operands, directions)
-    out, found = fused_ragged_dot_forward(*primals, epilogue=epilogue, saves=needed, **static)
-    points = found if needed else tuple(jnp.zeros(x.shape, x.dtype) for x in likes)
+    out, saved = fused_ragged_dot_forward(*primals, epilogue=epilogue, saves=needed, **static)
+    points = saved if needed else tuple(jnp.zeros(x.shape, x.dtype) for x in likes)
     # Only the arguments are kept for the backward pass, not the many intermediate results of a derivative.
     moved = cast(Any, jax.checkpoint)(tangent, prevent_cse=False)(points, operands, directions)
-    return (out, found if saves else ()), (moved, dproducts if saves else ())
+    return (out, saved if saves else ()), (moved, dproducts if saves else ())
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
 @fused_ragged_dot_forward.schedule("cpu")
-def _cpu(lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool) -> dict[str, int]:
+def _cpu(lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool) -> dict[str, int]:
     return whole_bytes(plain.cpu_blocks(lhs, rhs[0], transpose_rhs), rhs[0])
 
 
 @fused_ragged_dot_forward.schedule("cpu:llvm")
-def _llvm(lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool) -> dict[str, int]:
+def _llvm(lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool) -> dict[str, int]:
     return whole_bytes(plain.llvm_blocks(lhs, rhs[0], transpose_rhs), rhs[0])
 
 
 @fused_ragged_dot_forward.schedule("cuda")
-def _cuda(lhs: Any, rhs: Any, *others: Any, device: tk.Device) -> dict[str, int]:
+def _cuda(lhs: Any, rhs: Any, *unused: Any, device: tk.Device) -> dict[str, int]:
     return scaled_cuda_blocks(lhs, rhs[0], device, products=len(rhs))
 
 
 @fused_ragged_dot_forward.schedule("tpu")
-def _tpu(lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool) -> dict[str, int]:
-    _, lhs_scale, rhs_scales, operands = others
+def _tpu(lhs: Any, rhs: Any, *inputs: Any, transpose_rhs: bool) -> dict[str, int]:
+    _, lhs_scale, rhs_scales, operands = inputs
     extra: Any = {"products": len(rhs), "operands": len(operands)}
     return scaled_tpu_blocks(lhs, rhs[0], (lhs_scale, *rhs_scales), transpose_rhs, **extra)

@@ -1,11 +1,12 @@
 """The ragged_dot kernel and its blocks.
 
-A tile of rows may belong to several groups, one after the other. For each of them the product of the whole tile with
-the group's matrix is computed, and kept in the group's rows only. So a border inside of a tile costs one product more,
-and an empty group costs nothing.
+A tile may have rows of several consecutive groups. For each such group a program computes the product of the whole tile
+with the group's matrix, and selects it in the group's rows. So a border inside of a tile costs one product more, and an
+empty group costs nothing.
 
-Programs own tiles of rows, and load the matrices of all their groups. Or, on TPUs, they own groups, and store the rows
-of one: each matrix is loaded once, while the one before is multiplied, and all rows are in vector memory.
+A program owns a tile of rows, and loads the matrices of all its groups. Or, on TPUs, a program owns a group, and
+stores the group's rows: each matrix is loaded once, while the previous matrix is multiplied, and all rows are in vector
+memory.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ def _columns(rhs: Any, transpose_rhs: bool) -> int:
     return rhs.shape[1 if transpose_rhs else 2]
 
 
-def out_type(lhs: Any, rhs: Any, *others: Any, transpose_rhs: bool, out_dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """The type of the result, in the dtype of lhs if None is given."""
+def out_type(lhs: Any, rhs: Any, *unused: Any, transpose_rhs: bool, out_dtype: Any = None) -> jax.ShapeDtypeStruct:
+    """The type of the result [M, N], in `out_dtype`, or the dtype of lhs for None."""
     return jax.ShapeDtypeStruct((lhs.shape[0], _columns(rhs, transpose_rhs)), out_dtype or lhs.dtype)
 
 
-def visited(i: tk.Tile, ends: tk.Ref) -> Any:
-    """The groups that rows of a tile may belong to: not those that end before it, or begin behind it."""
-    every = ends[:]
-    first = (every <= i.start).sum(dtype=jnp.int32)
-    last = (every < i.stop).sum(dtype=jnp.int32) + 1
+def groups_of_rows(i: tk.Tile, ends: tk.Ref) -> Any:
+    """The serial axis of the groups that may have rows of tile i, without groups that end before or begin after i."""
+    all_ends = ends[:]
+    first = (all_ends <= i.start).sum(dtype=jnp.int32)
+    last = (all_ends < i.stop).sum(dtype=jnp.int32) + 1
     return tk.serial(ends.shape[0], start=first, stop=last)
 
 
@@ -57,35 +58,38 @@ def ragged_dot_forward(
     (float64 for float64). Rows from ends[G - 1] on are 0. With `transpose_rhs` rhs is given as [G, N, K]. A
     program owns a tile of rows, or with `owned=2` a group.
     """
-    given = Operands(lhs, (rhs,), None, (None,), transpose_rhs)
+    operands = Operands(lhs, (rhs,), None, (None,), transpose_rhs)
     if owned == 2:
-        rows_of_group(given, ends, out, block_m, block_n, block_k)
+        rows_of_group(operands, ends, out, block_m, block_n, block_k)
         return
     i = tk.parallel(lhs.shape[0], block_m)
     j = tk.parallel(out.shape[1], block_n)
-    out[i, j] = tile_of_groups(given, i, j, ends, tk.zeros((i, j), out.dtype), block_k)
+    out[i, j] = tile_of_groups(operands, i, j, ends, tk.zeros((i, j), out.dtype), block_k)
 
 
 def tile_of_groups(
-    given: Operands, i: tk.Tile, j: tk.Tile, ends: tk.Ref, start: jax.Array, block_k: int, *, adds: bool = False
+    operands: Operands, i: tk.Tile, j: tk.Tile, ends: tk.Ref, start: jax.Array, block_k: int, *, adds: bool = False
 ) -> jax.Array:
-    """A tile of products, in the dtype of `start`: `start` in rows that no group has, and added to it if it `adds`."""
-    inner = given.lhs.shape[1]
+    """The product of rows i and columns j, in the dtype of `start`; with `adds`, plus `start`.
+
+    Rows after the last group have `start`.
+    """
+    inner = operands.lhs.shape[1]
 
     def add_group(g: jax.Array, tile: jax.Array) -> jax.Array:
         begin, end = ends[g - 1], ends[g]  # ends[-1] is outside of the array: a load gives 0
-        (product,) = products(given, i, j, g, jnp.where(begin < end, inner, 0), block_k)
+        (product,) = products(operands, i, j, g, jnp.where(begin < end, inner, 0), block_k)
         mine = (i.indices >= begin) & (i.indices < end)
         # A row is of one group, so its result is final: held in its dtype, it leaves registers to the next product.
-        found = (tile + product if adds else product).astype(tile.dtype)
-        return jnp.where(mine[:, None], found, tile)
+        rows = (tile + product if adds else product).astype(tile.dtype)
+        return jnp.where(mine[:, None], rows, tile)
 
-    return tk.fold(visited(i, ends), add_group, start)
+    return tk.fold(groups_of_rows(i, ends), add_group, start)
 
 
-def rows_of_group(given: Operands, ends: tk.Ref, out: tk.Ref, block_m: int, block_n: int, block_k: int) -> None:
-    """Store the product of a program's group, and behind the last group zeros, in the tiles that its rows touch."""
-    (rows, inner), groups = given.lhs.shape, ends.shape[0]
+def rows_of_group(operands: Operands, ends: tk.Ref, out: tk.Ref, block_m: int, block_n: int, block_k: int) -> None:
+    """Store the product for a program's group in the group's rows; the last group stores zeros in the rows after it."""
+    (rows, inner), groups = operands.lhs.shape, ends.shape[0]
     j = tk.parallel(out.shape[1], block_n)
     g = tk.parallel(groups)
     begin, end = ends[g - 1], ends[g]  # ends[-1] is outside of the array: a load gives 0
@@ -93,17 +97,17 @@ def rows_of_group(given: Operands, ends: tk.Ref, out: tk.Ref, block_m: int, bloc
 
     def tile(t: jax.Array) -> None:
         i = tk.tile(rows, block_m, t)
-        (product,) = products(given, i, j, g, jnp.where(i.start < end, inner, 0), block_k)
-        found = jnp.where((i.indices < end)[:, None], product, 0).astype(out.dtype)
+        (product,) = products(operands, i, j, g, jnp.where(i.start < end, inner, 0), block_k)
+        product = jnp.where((i.indices < end)[:, None], product, 0).astype(out.dtype)
         mine = (i.indices >= begin) & (i.indices < stop)
-        out.store((i, j), found, mask=jnp.broadcast_to(mine[:, None], found.shape))
+        out.store((i, j), product, mask=jnp.broadcast_to(mine[:, None], product.shape))
 
     last = jnp.where(begin < stop, tk.cdiv(stop, block_m), 0)
     tk.foreach(tk.serial(tk.cdiv(rows, block_m), start=begin // block_m, stop=last), tile)
 
 
 def cpu_blocks(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int]:
-    """Few rows, because a border inside of a tile doubles its product; of the other dims as much as the caches hold."""
+    """Few rows, because a border inside of a tile doubles its product; of N and K as much as the caches hold."""
     return {
         "block_m": even(lhs.shape[0], 128),
         "block_n": even(_columns(rhs, transpose_rhs), 1024),
@@ -130,7 +134,7 @@ def cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, columns: int = 0, prod
         # No tensor cores: operands and sums are all in registers.
         block_m, block_n, num_warps = 64, 64, 8
     elif rows >= 256 * groups and products == 1:
-        # The sums of 256 columns take 128 registers of a thread, and what other groups gave 64.
+        # The sums of 256 columns take 128 registers of a thread, and the rows of earlier groups 64.
         large = bool(columns) and device.matrix_unit == "wgmma" and all(copies_well(n, itemsize) for n in rhs.shape[1:])
         tiles = ((128, 256), (128, 128)) if large else ((128, 128),)
         (block_m, block_n), num_warps = soonest(rows, columns, tiles, device.cores), 8
@@ -150,7 +154,7 @@ def cuda_blocks(lhs: Any, rhs: Any, device: tk.Device, *, columns: int = 0, prod
 def tpu_blocks(lhs: Any, rhs: Any, transpose_rhs: bool, *, products: int = 1, operands: int = 0) -> dict[str, int]:
     """The blocks of a matmul, with fewer rows: a border inside of a tile doubles its product. Whole rows are in VMEM.
 
-    The tiles fit the 64 MiB that each TPU has, for an exported program may run on any.
+    The tiles fit the 64 MiB that every TPU has, because an exported program may run on any TPU.
     """
     (rows, inner), columns, itemsize = lhs.shape, _columns(rhs, transpose_rhs), lhs.dtype.itemsize
     fits = products * inner * tiled(columns, 1024, 128) * itemsize <= 8 << 20
@@ -168,9 +172,9 @@ def tpu_blocks(lhs: Any, rhs: Any, transpose_rhs: bool, *, products: int = 1, op
 
 
 def tpu_blocks_of_groups(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, int] | None:
-    """The blocks of programs that own groups; None unless all rows fit the vector memory of each TPU.
+    """The blocks of programs that own groups; None unless all rows fit the vector memory of every TPU.
 
-    Each matrix is loaded, also that of an empty group: where these may be many, None. By the static estimate Mixtral's
+    Programs load the matrices of empty groups, too: None if many groups may be empty. By the static estimate Mixtral's
     products of 4096 rows take half of the time of programs that own rows, on v5e, v6e and 7x.
     """
     (rows, inner), groups, columns = lhs.shape, rhs.shape[0], _columns(rhs, transpose_rhs)
@@ -180,7 +184,7 @@ def tpu_blocks_of_groups(lhs: Any, rhs: Any, transpose_rhs: bool) -> dict[str, i
     for limit in (1024, 512, 256):
         block_n = tiled(columns, limit, 128)
         matrices = 2 * inner * block_n * rhs.dtype.itemsize
-        # the rows, and twice those of the result
+        # the rows, and two buffers of the result's rows
         if matrices + rows * (inner * lhs.dtype.itemsize + 2 * block_n * 2) <= 50 << 20:
             return {"block_m": block_m, "block_n": block_n, "block_k": max(1, inner), "owned": 2}
     return None

@@ -16,8 +16,8 @@ def reference(
 ) -> jax.Array:
     """out[M, N] = lhs[M, K] @ rhs[g, K, N] for the rows of group g; the first group_sizes[0] rows are group 0's, etc.
 
-    Rows behind the last group are 0; a group of a negative size is empty. Accumulated in `dtype`: if None in float32,
-    in float64 for float64 inputs; in the dtype of lhs. With `transpose_rhs` rhs is given as [G, N, K].
+    The result has the dtype of lhs. Rows after the last group are 0; a group of negative size is empty. Sums are in
+    `dtype`; None: float32, or float64 for float64 inputs. With `transpose_rhs` rhs is given as [G, N, K].
     """
     rhs = rhs.swapaxes(1, 2) if transpose_rhs else rhs
     wide = dtype or jnp.promote_types(lhs.dtype, jnp.float32)
@@ -63,9 +63,9 @@ def fused_reference(
     dtype: Any = None,
     transpose_rhs: bool = False,
 ) -> jax.Array:
-    """epilogue(*products, *operands) for `reference` with each of rhs, computed in `dtype` as there.
+    """out[M, N] = epilogue(*products, *operands), with the `reference` product of lhs and each of rhs in `dtype`.
 
-    An operand [G, 1, N] has a row for each group. Rows behind the last group are 0.
+    An operand [G, 1, N] has a row for each group. Rows after the last group are 0.
     """
     wide = dtype or jnp.promote_types(lhs.dtype, jnp.float32)
     matrices = tuple(rhs) if isinstance(rhs, tuple | list) else (cast(jax.Array, rhs),)
@@ -76,13 +76,13 @@ def fused_reference(
         return reference(lhs.astype(wide), matrix.astype(wide), group_sizes, transpose_rhs=transpose_rhs)
 
     def of_rows(x: Any) -> jax.Array:
-        """An operand for each row; rows behind the last group have one of zeros, also where there is no group."""
+        """An operand of groups as [M, N]: 0 in rows after the last group, also if no group exists. Others unchanged."""
         x = jnp.asarray(x)
         return jnp.pad(x[:, 0], ((0, 1), (0, 0)))[jnp.minimum(group, x.shape[0])] if x.ndim == 3 else x
 
-    found = epilogue(*map(product, matrices), *(of_rows(x).astype(wide) for x in operands))
+    result = epilogue(*map(product, matrices), *(of_rows(x).astype(wide) for x in operands))
     inside = (group < group_sizes.shape[0])[:, None]
-    return jnp.where(inside, jnp.broadcast_to(found, (lhs.shape[0], found.shape[-1])), 0).astype(lhs.dtype)
+    return jnp.where(inside, jnp.broadcast_to(result, (lhs.shape[0], result.shape[-1])), 0).astype(lhs.dtype)
 
 
 def contracting_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, dtype: Any = None) -> jax.Array:
@@ -92,13 +92,13 @@ def contracting_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
     sizes = _sizes(lhs, group_sizes)
     ends = jnp.cumsum(sizes)
 
-    def one(begin: jax.Array, end: jax.Array) -> jax.Array:
+    def of_group(begin: jax.Array, end: jax.Array) -> jax.Array:
         left, right = (jnp.where((rows >= begin) & (rows < end), x, 0) for x in (lhs, rhs))
         return jnp.matmul(left.T, right, preferred_element_type=wide, precision=jax.lax.Precision.HIGHEST)
 
-    return jax.vmap(one)(ends - sizes, ends).astype(lhs.dtype)
+    return jax.vmap(of_group)(ends - sizes, ends).astype(lhs.dtype)
 
 
 def _sizes(lhs: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    """Sizes that int32 holds the sum of; none is negative."""
+    """Sizes as int32, clamped to [0, M]."""
     return jnp.clip(group_sizes, 0, lhs.shape[0]).astype(jnp.int32)

@@ -41,13 +41,13 @@ def scaled_ragged_dot_forward(
     owned: tk.Block = 1,
 ) -> None:
     """`ragged_dot_forward` of numbers of 8 or 4 bits, or of floats, times scales as of `Operands`."""
-    given = Operands(lhs, (rhs,), lhs_scale, (rhs_scale,), transpose_rhs)
+    operands = Operands(lhs, (rhs,), lhs_scale, (rhs_scale,), transpose_rhs)
     if owned == 2:
-        rows_of_group(given, ends, out, block_m, block_n, block_k)
+        rows_of_group(operands, ends, out, block_m, block_n, block_k)
         return
     i = tk.parallel(lhs.shape[0], block_m)
     j = tk.parallel(out.shape[1], block_n)
-    out[i, j] = tile_of_groups(given, i, j, ends, tk.zeros((i, j), out.dtype), block_k)
+    out[i, j] = tile_of_groups(operands, i, j, ends, tk.zeros((i, j), out.dtype), block_k)
 
 
 def whole_bytes(blocks: dict[str, int], rhs: Any) -> dict[str, int]:
@@ -73,10 +73,10 @@ def _cuda(lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, device:
 def scaled_cuda_blocks(
     lhs: Any, rhs: Any, device: tk.Device, *, products: int = 1, scales: Any = None
 ) -> dict[str, int]:
-    """Tiles of few columns: the sums of a block, all sums and the rows of a group before are in registers.
+    """Tiles of few columns: registers hold the sums of a block, all sums, and the rows of earlier groups.
 
-    Numbers of 4 bits are unpacked there, too, and float32 operands are multiplied there. `scales` are those of both
-    operands; None for a kernel that keeps more in registers, or may.
+    Numbers of 4 bits are unpacked in registers, too, and float32 operands are multiplied in registers. `scales` is the
+    pair of scales of lhs and rhs; None for a kernel that may keep more in registers.
     """
     if lhs.dtype == rhs.dtype and is_float(lhs):
         return cuda_blocks(lhs, rhs, device, products=products)
@@ -93,7 +93,7 @@ def scaled_cuda_blocks(
         if jnp.issubdtype(rhs.dtype, jnp.floating) and not (blocks and device.emitter == "gluon"):
             block_k = min(64, block_k)
     if device.emitter == "gluon" and block_m >= 64:
-        # For each of two warpgroups, which share the rows: each of them casts tiles while the other one multiplies.
+        # For each of two warpgroups, which share the rows: one warpgroup casts tiles while the second one multiplies.
         return {"block_m": block_m, "block_n": block_n, "block_k": block_k, "num_warps": 8}
     # 8-bit floats are float16 in the shared memory of Hopper GPUs.
     nbytes = (block_m * itemsize + products * block_n) * block_k
@@ -120,9 +120,9 @@ def _is_simple(rhs: Any, scales: Any) -> bool:
 def scaled_tpu_blocks(
     lhs: Any, rhs: Any, scales: Any, transpose_rhs: bool, *, products: int = 1, operands: int = 0
 ) -> dict[str, int]:
-    """Those of products without scales. Few numbers of the inner dim, if it has blocks with scales of their own.
+    """The blocks of products without scales; at most 256 numbers of the inner dim if its blocks have their own scales.
 
-    On v6e 128-blocks of 8 groups, 4096×1024×1024, take 58 µs by the static estimate, and 72 with eight blocks a tile.
+    On v6e 128-blocks of 8 groups, 4096×1024×1024, take 58 µs by the static estimate, 72 µs with eight blocks a tile.
     """
     blocks = tpu_blocks(lhs, rhs, transpose_rhs, products=products, operands=operands)
     if any(scale is not None and scale.shape[1] > 1 for scale in scales):

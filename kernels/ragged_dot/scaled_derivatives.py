@@ -2,9 +2,9 @@
 
     out[m, n] = Σ_k lhs[m, k] lhs_scale[m, b(k)] rhs[g, k, n] rhs_scale[g, b(k), c(n)]    for row m of group g,
 
-with blocks b(k) of the inner dim and c(n) of the columns. Its tangent along one of them is the same form with the
-tangent in its place. Let w = rhs · rhs_scale, and D[m, k] = Σ_n cotangent[m, n] w[g, k, n], a grouped product with w
-transposed. Then the cotangents are
+with blocks b(k) of the inner dim and c(n) of the columns. The tangent along an operand is the same form with the
+tangent in the operand's place. Let w = rhs · rhs_scale, and D[m, k] = Σ_n cotangent[m, n] w[g, k, n], a grouped
+product with w transposed. Then the cotangents are
 
     of lhs:        lhs_scale[m, b(k)] D[m, k]
     of lhs_scale:  Σ_{k in block} lhs[m, k] D[m, k]
@@ -31,14 +31,14 @@ from tilekern.kernels.ragged_dot.kernel import out_type, ragged_dot_forward
 from tilekern.kernels.ragged_dot.scaled import scaled_ragged_dot_forward
 
 LEAST = 16
-"""Products of fewer numbers are slow: matrices with scales of smaller blocks are multiplied by these in memory."""
+"""The shortest block with a scale: products of fewer numbers are slow, so shorter blocks are scaled in memory."""
 
 
 _OPERANDS = ("lhs", "rhs", "ends", "lhs_scale", "rhs_scale")
 
 
 def _linear_in(operand: str) -> Any:
-    """The product of `scaled_ragged_dot_forward` as an op that is linear in one operand; rules give those of others."""
+    """The product of `scaled_ragged_dot_forward` as an op linear in `operand`; its rule has all other tangents."""
 
     def product(
         lhs: Any, rhs: Any, ends: Any, lhs_scale: Any, rhs_scale: Any, *, transpose_rhs: bool, out_dtype: Any
@@ -47,40 +47,40 @@ def _linear_in(operand: str) -> Any:
         return scaled_ragged_dot_forward(lhs, rhs, ends, lhs_scale, rhs_scale, **static)
 
     def jvp(primals: Any, tangents: Any, **static: Any) -> Any:
-        return made(*primals, **static), _others(primals, tangents, operand, static)
+        return op(*primals, **static), _tangent_but(primals, tangents, operand, static)
 
     product.__name__ = product.__qualname__ = f"scaled_ragged_dot_by_{operand}"
-    made: Any = tk.op(out_type=out_type, linear=(operand,))(product)
-    made.defjvp(jvp)
-    return made
+    op: Any = tk.op(out_type=out_type, linear=(operand,))(product)
+    op.defjvp(jvp)
+    return op
 
 
 BY: dict[str, Any] = {
     "lhs": scaled_ragged_dot_forward,
     **{name: _linear_in(name) for name in ("rhs", "lhs_scale", "rhs_scale")},
 }
-"""The product, linear in the operand of the name."""
+"""For each operand the op of the product that is linear in the operand."""
 
 
 def tangent_of(primals: Any, tangents: Any, **static: Any) -> jax.Array | None:
-    """The tangent of the product along those of its operands, None if none of them moves.
+    """The tangent of the product along tangents of its operands; None if all tangents are None.
 
     Raises:
-      tilekern.errors.NotDifferentiableError: numbers of 8 or 4 bits move.
+      tilekern.errors.NotDifferentiableError: an operand of 8 or 4 bits has a tangent.
     """
-    found: jax.Array | None = None
+    total: jax.Array | None = None
     for n, name in enumerate(_OPERANDS):
         if name == "ends" or tangents[n] is None:
             continue
         if is_quantized(primals[n]):
             raise _not_differentiable(name, primals[n])
         part = BY[name](*primals[:n], tangents[n], *primals[n + 1 :], **static)
-        found = part if found is None else found + part
-    return found
+        total = part if total is None else total + part
+    return total
 
 
 def product_tangent(primals: Any, tangents: Any, **static: Any) -> jax.Array | None:
-    """`tangent_of`, by the kernels without scales where there are none."""
+    """`tangent_of`, by the kernels without scales if no operand has a scale."""
     (lhs, rhs, ends, *scales), (dlhs, drhs, *_) = primals, tangents
     if any(scale is not None for scale in scales) or lhs.dtype != rhs.dtype or is_quantized(lhs):
         return tangent_of(primals, tangents, **static)
@@ -100,10 +100,10 @@ def _not_differentiable(name: str, x: Any) -> NotDifferentiableError:
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
-# Each is linear in one operand, along which the tangent is found without these rules: they give those of the others.
+# Each op is linear in one operand; its rule gives the tangents along all other operands.
 
 
-def _others(primals: Any, tangents: Any, linear: str, static: Any) -> jax.Array | None:
+def _tangent_but(primals: Any, tangents: Any, linear: str, static: Any) -> jax.Array | None:
     moved = [None if name == linear else tangent for name, tangent in zip(_OPERANDS, tangents, strict=True)]
     return tangent_of(primals, moved, **static)
 
@@ -111,7 +111,7 @@ def _others(primals: Any, tangents: Any, linear: str, static: Any) -> jax.Array 
 @scaled_ragged_dot_forward.defjvp
 def _jvp(primals: Any, tangents: Any, *, transpose_rhs: bool, out_dtype: Any, **blocks: int) -> Any:
     static = {"transpose_rhs": transpose_rhs, "out_dtype": out_dtype}
-    return scaled_ragged_dot_forward(*primals, **static, **blocks), _others(primals, tangents, "lhs", static)
+    return scaled_ragged_dot_forward(*primals, **static, **blocks), _tangent_but(primals, tangents, "lhs", static)
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
@@ -129,8 +129,8 @@ def _transpose(
     transpose_rhs: bool,
     **_: Any,
 ) -> dict[str, jax.Array]:
-    found = _by_matrices(cotangent.astype(lhs.dtype), rhs, ends, rhs_scale, transpose_rhs)
-    return {"lhs": found if lhs_scale is None else dequantize(found, lhs_scale, lhs.dtype)}
+    by_matrices = _by_matrices(cotangent.astype(lhs.dtype), rhs, ends, rhs_scale, transpose_rhs)
+    return {"lhs": by_matrices if lhs_scale is None else dequantize(by_matrices, lhs_scale, lhs.dtype)}
 
 
 @BY["lhs_scale"].deftranspose
@@ -145,8 +145,8 @@ def _by_lhs_scale_transpose(
     transpose_rhs: bool,
     **_: Any,
 ) -> dict[str, jax.Array]:
-    found = _by_matrices(cotangent, rhs, ends, rhs_scale, transpose_rhs)
-    return {"lhs_scale": _summed(lhs, found, lhs_scale)}
+    by_matrices = _by_matrices(cotangent, rhs, ends, rhs_scale, transpose_rhs)
+    return {"lhs_scale": _summed(lhs, by_matrices, lhs_scale)}
 
 
 @BY["rhs"].deftranspose
@@ -161,8 +161,8 @@ def _by_rhs_transpose(
     transpose_rhs: bool,
     **_: Any,
 ) -> dict[str, jax.Array]:
-    found = _by_rows(cotangent.astype(rhs.dtype), lhs, ends, lhs_scale, transpose_rhs)
-    return {"rhs": found if rhs_scale is None else dequantize(found, _turned(rhs_scale, transpose_rhs), rhs.dtype)}
+    by_rows = _by_rows(cotangent.astype(rhs.dtype), lhs, ends, lhs_scale, transpose_rhs)
+    return {"rhs": by_rows if rhs_scale is None else dequantize(by_rows, _turned(rhs_scale, transpose_rhs), rhs.dtype)}
 
 
 @BY["rhs_scale"].deftranspose
@@ -179,12 +179,12 @@ def _by_rhs_scale_transpose(
 ) -> dict[str, jax.Array]:
     groups, *blocks = rhs_scale.shape
     like = jax.ShapeDtypeStruct((groups, *(reversed(blocks) if transpose_rhs else blocks)), rhs_scale.dtype)
-    found = _by_rows(cotangent, lhs, ends, lhs_scale, transpose_rhs)
-    return {"rhs_scale": _turned(_summed(rhs, found, like), transpose_rhs)}
+    by_rows = _by_rows(cotangent, lhs, ends, lhs_scale, transpose_rhs)
+    return {"rhs_scale": _turned(_summed(rhs, by_rows, like), transpose_rhs)}
 
 
 def _by_matrices(cotangent: jax.Array, rhs: Any, ends: Any, rhs_scale: Any, transpose_rhs: bool) -> jax.Array:
-    """D of the header, in the dtype of the cotangent."""
+    """D[M, K] of the module's docstring, in the dtype of the cotangent."""
     turned = not transpose_rhs
     if rhs_scale is not None and rhs_scale.shape[2] > 1 and cotangent.shape[1] // rhs_scale.shape[2] < LEAST:
         if rhs_scale.shape[1] > 1:
@@ -198,18 +198,18 @@ def _by_matrices(cotangent: jax.Array, rhs: Any, ends: Any, rhs_scale: Any, tran
 
 
 def _by_rows(cotangent: jax.Array, lhs: Any, ends: Any, lhs_scale: Any, transpose_rhs: bool) -> jax.Array:
-    """C of the header, transposed if rhs is, in the dtype of the cotangent."""
+    """C[G, K, N] of the module's docstring ([G, N, K] with `transpose_rhs`), in the dtype of the cotangent."""
     rows = lhs.astype(cotangent.dtype) if lhs_scale is None else dequantize(lhs, lhs_scale, cotangent.dtype)
     return ragged_contracting_forward(*((cotangent, rows) if transpose_rhs else (rows, cotangent)), ends)
 
 
 def _turned(rhs_scale: jax.Array, transpose_rhs: bool) -> jax.Array:
-    """Scales [G, B, C] in the order of dims of rhs."""
+    """Scales [G, B, C] as [G, C, B] with `transpose_rhs`: in the order of dims of rhs."""
     return rhs_scale.swapaxes(1, 2) if transpose_rhs else rhs_scale
 
 
 def _summed(values: jax.Array, gradient: jax.Array, scale: Any) -> jax.Array:
-    """Σ values · gradient over the blocks of a scale, in its dtype."""
+    """Σ values · gradient over each block of a scale, of the scale's shape and dtype."""
     wide = jnp.promote_types(scale.dtype, jnp.float32)
     parts = [n for count, dim in zip(scale.shape, values.shape, strict=True) for n in (count, dim // count)]
     terms = (values.astype(wide) * gradient.astype(wide)).reshape(parts)

@@ -71,13 +71,13 @@ def rg_lru_forward(
 
 
 @rg_lru_forward.schedule("cpu")
-def _cpu(x: Any, *others: Any) -> dict[str, int]:
+def _cpu(x: Any, *unused: Any) -> dict[str, int]:
     """Chunks that stay in a core's cache, and enough programs for all cores."""
     return {"block_t": even(x.shape[1], 64), "block_c": even(x.shape[2], 256)}
 
 
 @rg_lru_forward.schedule("cpu:llvm")
-def _llvm(x: Any, *others: Any) -> dict[str, int]:
+def _llvm(x: Any, *unused: Any) -> dict[str, int]:
     """Few tokens of many channels, whose rows are read at the speed of memory.
 
     RecurrentGemma's size in float32 takes two thirds of the time of 64 tokens of 256 channels.
@@ -86,7 +86,7 @@ def _llvm(x: Any, *others: Any) -> dict[str, int]:
 
 
 @rg_lru_forward.schedule("cuda")
-def _cuda(x: Any, *others: Any, device: tk.Device) -> dict[str, int]:
+def _cuda(x: Any, *unused: Any, device: tk.Device) -> dict[str, int]:
     """Long chunks of few channels: chunks follow each other, and many programs hide what one waits for.
 
     By the static estimate of 4 sequences of 512 tokens, 2560 channels, on sm_90: 33 µs, and 114 with 32 tokens of 64
@@ -99,12 +99,12 @@ def _cuda(x: Any, *others: Any, device: tk.Device) -> dict[str, int]:
 
 
 @rg_lru_forward.gradient_schedule("cuda")
-def _cuda_gradient(x: Any, *others: Any) -> dict[str, int]:
+def _cuda_gradient(x: Any, *unused: Any) -> dict[str, int]:
     """Half of a chunk, for the backward kernel holds ten tiles in registers."""
     columns = 32 // x.dtype.itemsize
     return {"block_t": power_of_two(x.shape[1], 64), "block_c": power_of_two(x.shape[2], columns), "num_warps": 4}
 
 
 @rg_lru_forward.schedule("tpu")
-def _tpu(x: Any, *others: Any) -> dict[str, int]:
+def _tpu(x: Any, *unused: Any) -> dict[str, int]:
     return {"block_t": tiled(x.shape[1], 128, 8), "block_c": tiled(x.shape[2], 256, 128)}

@@ -37,10 +37,10 @@ def rope(
 
     Args:
       x: [*B, T, N, H], H even: float32, bfloat16, float16 or float64.
-      positions: integers [T] or [*B, T]; None for 0, 1, ..., T - 1. The angle is that of the position, rounded to
-        the float of the angles, in any dtype.
+      positions: integers [T] or [*B, T], of any dtype; None for 0, 1, ..., T - 1. A position is rounded to the dtype of
+        the angles.
       theta: the base, a static number above 0; frequencies[j] = theta ** (-2 j / H).
-      frequencies: [H / 2], radians per position, instead of those of theta: for scaled variants, e.g. Llama 3.1's.
+      frequencies: [H / 2], radians per position, instead of powers of theta: for scaled variants, e.g. Llama 3.1's.
       interleaved: pair the elements 2j and 2j + 1 (RoFormer, GPT-J); if False, j and j + H / 2 (GPT-NeoX, Hugging
         Face's Llama).
       target: lower for this target's blocks, e.g. "cpu:xla".
@@ -86,13 +86,13 @@ def angle_inputs(x: Any, positions: Any, frequencies: Any, theta: Any) -> tuple[
 
 
 def _frequencies(theta: Any, half: int, dtype: Any) -> np.ndarray[Any, Any]:
-    """The frequencies of a base, rounded once from float64: an error of ε in one is p ε in the angle at position p."""
+    """The frequencies [half] of a base, rounded once from float64: an error of ε is p ε in the angle at position p."""
     number = None if type(theta) is bool else as_real(theta)
     base = math.nan if number is None else number
     with np.errstate(all="ignore"):
-        found = (np.float64(base) ** (-np.arange(half) / max(half, 1))).astype(dtype)
-    if 0 < base < math.inf and np.isfinite(found).all():
-        return found
+        frequencies = (np.float64(base) ** (-np.arange(half) / max(half, 1))).astype(dtype)
+    if 0 < base < math.inf and np.isfinite(frequencies).all():
+        return frequencies
     raise ArgumentError(
         "the theta of rope is not a base of frequencies",
         expected=f"a static number above 0 of which theta ** (-2 j / H) is finite in {np.dtype(dtype)}",
@@ -102,9 +102,9 @@ def _frequencies(theta: Any, half: int, dtype: Any) -> np.ndarray[Any, Any]:
 
 
 def _exact(positions: Any, dtype: Any) -> jax.Array:
-    """Positions as int32; those of a dtype that is wider, as the floats that the angles are made of."""
-    found = narrowed(positions)
-    return jnp.asarray(found if found.dtype == np.int32 else found.astype(dtype))
+    """Positions as int32 if int32 holds them for certain, else in `dtype`, the float of the angles."""
+    integers = narrowed(positions)
+    return jnp.asarray(integers if integers.dtype == np.int32 else integers.astype(dtype))
 
 
 def check_rope(x: Any, positions: Any, frequencies: Any, function: str) -> None:

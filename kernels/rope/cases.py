@@ -30,12 +30,12 @@ class Case:
         return {"theta": self.theta, "interleaved": self.interleaved}
 
     def arrays(self, key: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
-        """Random x, standard normal, and positions; None for those that count from 0."""
+        """Random x, standard normal, and positions, None if they count from 0."""
         x = jax.random.normal(key, (self.batch, self.length, self.heads, self.width), dtype)
         return x, jnp.arange(self.length) + self.offset if self.offset else None
 
     def small(self) -> Case:
-        """The same for fast tests: lengths below 96 with their remainders modulo 32, four heads, two batches."""
+        """A smaller case for fast tests: lengths below 96 with their remainders modulo 32, four heads, two batches."""
         return replace(
             self,
             name=f"{self.name}_small",

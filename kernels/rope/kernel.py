@@ -54,7 +54,7 @@ def rope_forward(
 def _transpose(
     cotangent: jax.Array, x: Any, positions: Any, frequencies: jax.Array, **keywords: Any
 ) -> dict[str, jax.Array]:
-    """The transpose of a rotation is that by the opposite angle."""
+    """The transpose of a rotation is the rotation by the opposite angle."""
     return {"x": rope_forward(cotangent, positions, -frequencies, **keywords)}
 
 
@@ -62,7 +62,7 @@ def _transpose(
 def _jvp(
     primals: tuple[Any, ...], tangents: tuple[Any, ...], *, interleaved: bool, **blocks: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Along the frequencies, by the definition in plain JAX."""
+    """The tangent along the frequencies, by the definition in plain JAX."""
 
     def rotated(x: jax.Array, positions: jax.Array | None, frequencies: jax.Array) -> jax.Array:
         return reference(x, positions, frequencies=frequencies, interleaved=interleaved)
@@ -88,7 +88,7 @@ def llvm_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
 
 @rope_forward.schedule("cuda")
 def cuda_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
-    """Many heads of a position in one program, for they share its sines and cosines; 32 pairs for a thread."""
+    """Many heads of a position in one program, because heads share sines and cosines; 32 pairs for a thread."""
     _, length, heads, width = x.shape
     block_n = power_of_two(heads, 32)
     block_t = power_of_two(length, 32 // block_n)
@@ -98,7 +98,7 @@ def cuda_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
 
 @rope_forward.schedule("tpu")
 def tpu_blocks(x: Any, positions: Any, frequencies: Any) -> dict[str, int]:
-    """All heads, for they share sines and cosines, and as many positions as make a mebibyte of float32."""
+    """Up to 64 heads, which share sines and cosines, and as many positions as make a mebibyte of float32."""
     _, length, heads, width = x.shape
     block_n = tiled(heads, 64, 8)
     return {"block_t": tiled(length, max(8, (1 << 18) // (block_n * max(width, 1)) // 8 * 8), 8), "block_n": block_n}

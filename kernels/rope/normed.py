@@ -37,15 +37,15 @@ def rms_norm_rope(
 ) -> jax.Array:
     """rope(rms_norm(x, weight), positions): the queries and keys of Qwen3 and Gemma 3, in one pass over memory.
 
-    Both are computed in float32 (float64 for float64), without rounding between them. The backward pass keeps x, and
-    runs one kernel, too.
+    Norm and rotation are computed in float32 (float64 for float64), without rounding between them. The backward pass
+    keeps x, and runs one kernel, too.
 
     Args:
       x: [*B, T, N, H], H even: float32, bfloat16, float16 or float64.
-      weight: [H] of any of these dtypes; None for ones (`offset` is then not used).
+      weight: [H] of any dtype that x may have; None for ones (`offset` is then not used).
       positions: integers [T] or [*B, T]; None for 0, 1, ..., T - 1.
       theta: the base of the frequencies, as in `rope`.
-      frequencies: [H / 2], radians per position, instead of those of theta. Pair j is the elements j and j + H / 2.
+      frequencies: [H / 2], radians per position, instead of powers of theta. Pair j is the elements j and j + H / 2.
       eps: added to the mean square of a head.
       offset: added to the weight: 1 for Gemma.
       target: lower for this target's blocks, e.g. "cpu:xla".
@@ -171,7 +171,7 @@ def rms_norm_rope_backward_kernel(
     scale = jax.lax.rsqrt(squares + eps)[:, :, None]
     h = tuple(part * scale for part in h)
     if dweight is not None:
-        # Behind the last position and the last head h may be NaN, if eps is 0.
+        # Past the last position and the last head h may be NaN, if eps is 0.
         inside = (i.valid[:, None] & n.valid[None, :])[:, :, None]
         for part, of_g, of_h in zip(parts, g, h, strict=True):
             dweight.at[part].add(jnp.where(inside, of_g * of_h, 0).sum(axis=(0, 1)))
@@ -200,24 +200,24 @@ def _backward(
     eps: float,
     offset: float,
 ) -> tuple[Any, ...]:
-    """By the kernel; along the frequencies, by the definition in plain JAX."""
+    """The cotangents of x and weight by the kernel, of the frequencies by the definition in plain JAX."""
     arrays, settings = (x, weight, positions, frequencies), {"eps": eps, "offset": offset}
-    found: tuple[Any, ...] = (None,) * 4
+    cotangents: tuple[Any, ...] = (None,) * 4
     if needs[3]:
-        found = against(partial(_definition, **settings), arrays, cotangent, (False, False, False, True))
+        cotangents = against(partial(_definition, **settings), arrays, cotangent, (False, False, False, True))
     if any(needs[:2]):
-        found = *rms_norm_rope_backward_kernel(*arrays, cotangent, needs=needs[:2], **settings), *found[2:]
-    return cast_like(found, arrays)
+        cotangents = *rms_norm_rope_backward_kernel(*arrays, cotangent, needs=needs[:2], **settings), *cotangents[2:]
+    return cast_like(cotangents, arrays)
 
 
 rms_norm_rope_tangent, rms_norm_rope_backward = derive(rms_norm_rope_forward, _definition, _backward)
 
 
-def _cpu(x: Any, weight: Any, positions: Any, frequencies: Any, *others: Any) -> Any:
+def _cpu(x: Any, weight: Any, positions: Any, frequencies: Any, *unused: Any) -> Any:
     return cpu_blocks(x, positions, frequencies)
 
 
-def _llvm(x: Any, weight: Any, positions: Any, frequencies: Any, *others: Any) -> Any:
+def _llvm(x: Any, weight: Any, positions: Any, frequencies: Any, *unused: Any) -> Any:
     return llvm_blocks(x, positions, frequencies)
 
 
@@ -226,12 +226,12 @@ def _cuda(x: Any, weight: Any, positions: Any, frequencies: Any) -> Any:
 
 
 def _cuda_backward(x: Any, weight: Any, positions: Any, frequencies: Any, cotangent: Any) -> Any:
-    """As the forward kernel, by twice as many warps: registers hold the cotangent, too."""
+    """The tiles of the forward kernel with twice as many warps: registers hold the cotangent, too."""
     blocks = cuda_blocks(x, positions, frequencies)
     return {**blocks, "num_warps": 2 * blocks["num_warps"]}
 
 
-def _tpu(x: Any, weight: Any, positions: Any, frequencies: Any, *others: Any) -> Any:
+def _tpu(x: Any, weight: Any, positions: Any, frequencies: Any, *unused: Any) -> Any:
     return tpu_blocks(x, positions, frequencies)
 
 

@@ -1,4 +1,4 @@
-"""The definitions of rotary position embedding, and of the one behind a norm, in plain jnp."""
+"""The definitions of rotary position embedding, and of a norm followed by the embedding, in plain jnp."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def reference(
     interleaved: bool = False,
     dtype: Any = None,
 ) -> jax.Array:
-    """Rotate the pairs of x[*B, T, N, H] by the angles positions[*B, T] * frequencies[H / 2].
+    """x[*B, T, N, H] with its pairs rotated by the angles positions[*B, T] * frequencies[H / 2].
 
-    Angles in float32, the rotation in `dtype`, if None in float32, too; both in float64 for float64 inputs.
+    Angles are in float32, or float64 for float64 inputs. The rotation is in `dtype`; None: the dtype of the angles.
     """
     exact = jnp.promote_types(x.dtype, jnp.float32)
     wide = dtype or exact

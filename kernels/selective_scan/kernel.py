@@ -82,31 +82,31 @@ def _steps(delta: jax.Array, delta_bias: Any, j: tk.Tile, softplus: bool) -> jax
 
 
 @selective_scan_forward.schedule("cpu")
-def _cpu(x: Any, *others: Any) -> dict[str, int]:
+def _cpu(x: Any, *unused: Any) -> dict[str, int]:
     """Channels of one AVX-512 register, so that the tiles of a chunk stay in a core's cache."""
     return {"block_t": even(x.shape[1], 64), "block_c": even(x.shape[2], 16)}
 
 
 @selective_scan_forward.schedule("cpu:llvm")
-def _llvm(x: Any, *others: Any) -> dict[str, int]:
+def _llvm(x: Any, *unused: Any) -> dict[str, int]:
     """Few tokens of many channels, whose rows are read at the speed of memory, in tiles that stay in a core's cache."""
     return {"block_t": even(x.shape[1], 16), "block_c": even(x.shape[2], 384)}
 
 
 @selective_scan_forward.schedule("cuda")
-def _cuda(x: Any, *others: Any) -> dict[str, int]:
+def _cuda(x: Any, *unused: Any) -> dict[str, int]:
     """32 states a thread: of 16 tokens each, for a thread holds all tokens of its states."""
     return {"block_t": power_of_two(x.shape[1], 16), "block_c": power_of_two(x.shape[2], 16), "num_warps": 4}
 
 
 @selective_scan_forward.gradient_schedule("cuda")
-def _cuda_gradient(x: Any, *others: Any) -> dict[str, int]:
+def _cuda_gradient(x: Any, *unused: Any) -> dict[str, int]:
     """Half of the channels, in four warps: by the static estimate of Mamba-130M on sm_90 0.77 of the time of eight."""
     return {"block_t": power_of_two(x.shape[1], 16), "block_c": power_of_two(x.shape[2], 8), "num_warps": 4}
 
 
 @selective_scan_forward.schedule("tpu")
-def _tpu(x: Any, *others: Any) -> dict[str, int]:
+def _tpu(x: Any, *unused: Any) -> dict[str, int]:
     """States are rows of registers, channels their lanes: a step of the scan is one operation on each register.
 
     Two registers of channels share what is broadcast of b and c: by the static estimate of Mamba-130M 0.74 of the time
