@@ -32,7 +32,7 @@ def locate(position: Position, operands: Sequence[Any], intervals: Sequence[Inte
     Args:
       position: the position.
       operands: the numbers of its terms, int32.
-      intervals: their intervals, or None for an unknown one; None if all are unknown.
+      intervals: the interval of each number, or None if it is unknown; None if all are unknown.
     """
     bounds = position_interval(position, intervals) if intervals is not None else None
     total = _modulo(position, operands)
@@ -54,7 +54,7 @@ def index(
     Args:
       position: the position.
       operands: the numbers of its terms, int32.
-      intervals: their intervals, or None for an unknown one.
+      intervals: the interval of each number, or None if it is unknown.
       length: the number of elements along the dim, at most 2³¹ - 1.
       size: the number of consecutive lanes.
     """

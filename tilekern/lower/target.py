@@ -149,7 +149,7 @@ def _runs_on(target: Target, model: str) -> bool:
 
 
 def _gpu_here(exporting: bool) -> Target:
-    """The target for this machine's GPU; code for any GPU if there is no GPU, or one of an unknown model."""
+    """The target for this machine's GPU; code for any GPU if there is none, or if its model is unknown."""
     capability = None if exporting else _machine.compute_capability()
     if capability is None:
         return replace(TARGETS["cuda:sm_80"], portable=True)
@@ -164,7 +164,7 @@ def _gpu_here(exporting: bool) -> Target:
 
 
 def _tpu_here(exporting: bool) -> Target:
-    """The target for this machine's TPU; code for all four models if there is no TPU, portable code for others."""
+    """The target for this machine's TPU: code for all four models if it has none, portable code for an unknown model."""
     kind = None if exporting else _machine.tpu_kind()
     if kind is None:
         return replace(TARGETS["tpu:v5e"], portable=True)
@@ -184,7 +184,7 @@ WARP_SPECIALIZED = ("cuda:sm_90",)
 
 
 def resolve(name: str, emitter: str | None = None) -> Target:
-    """The target of a name that a user writes; "cpu" is the fastest one for this CPU.
+    """The target of a name that a user writes; "cpu" is the fastest target for this CPU.
 
     Args:
       name: the target; an emitter may stand behind it, after a "+".

@@ -29,7 +29,7 @@ def call(
     """Run a program; can be traced, and compiled by XLA for the platform `cpu` of this process.
 
     Args:
-      program: what to run.
+      program: the program to run.
       outputs: its results.
       aliases: for each input that a result replaces, its number → the result's number. XLA reuses the input's memory
         where nobody needs its old value, and copies it otherwise.

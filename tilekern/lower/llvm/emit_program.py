@@ -1,4 +1,4 @@
-"""Emits a legal Func as a module: a function for a program of the grid, and one for a task of several programs."""
+"""Emits a legal Func as a module: a function for a program of the grid, another for a task of several programs."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ class Module:
           build: must end with `code.ret(...)`.
           result: the type of its result.
           attributes: the linkage.
-          noalias: whether no other pointer, and no other thread, changes the memory of its pointers.
-          inline: whether LLVM may inline it.
+          noalias: True if no other pointer, and no other thread, changes the memory of its pointers.
+          inline: True if LLVM may inline it.
         """
         if name not in self._functions:
             self._functions[name] = ""  # in the order of first use
@@ -306,7 +306,7 @@ class Code:
         self.call(name, VOID, x, address, align, mask)
 
     def gather(self, type: Type, addresses: Reg, mask: Reg | None = None, fill: Reg | None = None) -> Reg:
-        """Load each lane from its address; with a mask, its lanes only, and the fill for the others."""
+        """Load each lane from its address; with a mask, its lanes only, and the fill for other lanes."""
         name, align = f"llvm.masked.gather.{type.suffix}.{addresses.type.suffix}", constant(max(type.bits // 8, 1), I32)
         mask = mask or constant(1, type.of("i1"))
         self.module.declare(name, type, [addresses.type, I32, mask.type, type])

@@ -27,7 +27,7 @@ class Program:
       zeroed: the numbers of the results that are set to 0 before any task runs.
       checks: the assertions. If there are any, the last result is an int32: 0, or the greatest number of an assertion
         that failed. Of n assertions, the last one has the number 1, and the first one n.
-      prints: whether tasks call `HOST_PRINT`.
+      prints: True if tasks call `HOST_PRINT`.
     """
 
     name: str

@@ -20,7 +20,7 @@ class Capabilities:
         language: rounded once; to integers saturated, and NaN becomes 0.
       float8_casts: True if it casts finite float32 numbers to 8-bit floats; otherwise their bits are computed.
       integer_bytes: the size of the narrowest integers with which it computes.
-      functions: for each float dtype narrower than float32, its functions; others are computed in float32.
+      functions: for each float dtype narrower than float32, its functions; other functions are computed in float32.
       reduction_bytes: the size of the narrowest integers that it reduces and scans.
       reduces_bools: True if it reduces bools by `and`, `or` and `xor`; otherwise bools are reduced as int32.
       ordered_bools: True if bools as int32 are reduced by `max` and `min` rather than by `or` and `and`.

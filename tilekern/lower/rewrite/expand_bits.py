@@ -98,7 +98,7 @@ def _shift(make: Make, op: Elementwise) -> Value | None:
     signed = op.function == "shift_right_arithmetic"
     if kind_of(x.tile.dtype) == ("signed" if signed else "unsigned"):
         return None if _is_small(make, amount, width) else _guarded(make, op.function, x, amount, width)
-    # Triton's right shifts are arithmetic for signed dtypes, logical for unsigned ones.
+    # Triton's right shifts are arithmetic for signed dtypes, logical for unsigned dtypes.
     number, count = make.bits(x, signed), make.bits(amount, signed)
     shifted = (
         make.of(op.function, number, count)

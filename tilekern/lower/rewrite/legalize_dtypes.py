@@ -5,7 +5,7 @@ Needs: a verified Func whose ops on bits are expanded (`expand_bits`). Gives: a 
     casts           are casts of the target: see `casts`
     functions       of narrow floats and integers are computed in float32 and int32, unless the target has them;
                     bools have `and`, `or`, `xor` and `not`, for comparisons by order they become int32
-    reductions      and scans are in float32 or int32 where the target has no narrower ones; arg-reductions, too
+    reductions      and scans are in float32 or int32 where the target has no narrower reductions; arg-reductions, too
     selects         between 8-bit floats are between their bits, where the target needs it
     iota            is of int32
 
@@ -75,7 +75,7 @@ def _elementwise(make: Make, op: Elementwise, has: Capabilities) -> Value | None
 
 
 def _reduce(make: Make, op: Reduce, has: Capabilities) -> Value | None:
-    """A reduction in the dtype and by the monoid of the target, one dim after the other; None if the target has it."""
+    """A reduction in the dtype and by the monoid of the target, dim after dim; None if the target has it."""
     (x,) = op.operands
     dtype = x.tile.dtype
     wide, monoid = has.reduced_in(dtype), op.monoid

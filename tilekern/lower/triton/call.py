@@ -9,10 +9,10 @@ which is `tilekern.export.checks()`.
 
 The code that runs is the binary's cubin, if it has one. Then jaxlib ignores the PTX, and does not look at the GPU
 before the first launch, which fails if the cubin is for another GPU. So `tilekern.lower.target.check_runs_here` refuses
-such calls before. A cubin of sm_80 runs on 8.0 to 8.9. One of sm_90
-runs on 9.0 only and one of sm_100 on 10.0 only, because Triton compiles these for the targets sm_90a and sm_100a.
+such calls before. A cubin of sm_80 runs on 8.0 to 8.9. A cubin of
+sm_90 runs on 9.0 only and a cubin of sm_100 on 10.0 only, because Triton compiles them for sm_90a and sm_100a.
 Without a cubin, XLA has the PTX compiled for the GPU of the machine. PTX of sm_80 suits every later GPU; PTX of sm_90a
-and sm_100a suits no other one.
+and sm_100a suits no other GPU.
 
 For AMD the message is the same: warps have 64 threads there (jaxlib/gpu/vendor.h, kNumThreadsPerWarp), and the machine
 code is an hsaco. jaxlib/gpu/triton_kernels.cc has two ways to give it: in `module_image`, or in a file whose path is in
@@ -142,7 +142,7 @@ def _descriptor_parameters(descriptor: Descriptor, expected: DescriptorFormat) -
 
 
 def _output(buffer: jax.Array, result: Result) -> jax.Array:
-    """An output from its buffer: partial sums are added up, and the dtype becomes the final one."""
+    """An output from its buffer: partial sums are added up, and converted to the final dtype."""
     if result.partial_sums:
         buffer = jnp.sum(buffer, axis=0, dtype=result.dtype)
     return jax.lax.convert_element_type(buffer, result.final)

@@ -217,5 +217,5 @@ PORTABLE = replace(
 
 
 def chip_of(target: Target) -> Chip:
-    """The chip to lower for: with the limits of all GPUs if the code must run on every later one."""
+    """The chip to lower for: with the limits of all GPUs if the code must run on every later GPU."""
     return PORTABLE if target.portable else CHIPS[target.name]

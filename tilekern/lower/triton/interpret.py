@@ -42,7 +42,7 @@ def interpret(
       program: the program.
       inputs: the Func's inputs; they are not changed.
       order: order of the programs. They are unordered, so it must not change results.
-      timeout: seconds after which a program counts as one that never ends.
+      timeout: seconds after which a program counts as never ending.
 
     Raises:
       OutOfBoundsError: an access is outside every array, or leaves the array of its other lanes.
@@ -61,7 +61,7 @@ def interpret(
 
 
 def _output(result: Result, buffer: Array) -> Array:
-    """An output from its buffer: partial sums are added up, and the dtype becomes the final one."""
+    """An output from its buffer: partial sums are added up, and converted to the final dtype."""
     if result.partial_sums:
         buffer = buffer.sum(axis=0, dtype=buffer.dtype)
     return round_to(buffer, result.final) if kind_of(result.final) == "float" else buffer.astype(result.final)
@@ -91,7 +91,7 @@ def _argument(argument: Argument) -> Header:
 
 
 def _raise(program: Program, fault: Header) -> None:
-    """Raise the error that the child found, at the user's line behind the generated one."""
+    """Raise the error that the child found, at the user's line behind the generated line."""
     number: int = fault["line"]
     got: str = fault["got"]
     summary: str = fault["summary"]

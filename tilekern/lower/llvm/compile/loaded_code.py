@@ -56,7 +56,7 @@ class CodeTable:
         return code
 
     def add(self, key: str, library: Any, address: int) -> LoadedCode:
-        """Enter a linked library and its handler, and unload what nothing can call any more."""
+        """Enter a linked library and its handler, and unload code that nothing can call any more."""
         self.unload_unused()
         entry = self._add(key.encode(), address)
         if entry is None:

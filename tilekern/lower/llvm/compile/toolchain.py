@@ -120,7 +120,7 @@ def host() -> Machine:
 
 
 def working_host() -> Machine:
-    """The machine that code is made for, after llvmlite has compiled and linked what all programs share.
+    """The machine that code is made for, after llvmlite has compiled and linked the code that all programs share.
 
     Raises:
       DependencyError: llvmlite is missing, broken, too old or too new.
@@ -184,7 +184,7 @@ def _import(name: str) -> Any:
 
 
 def _name(text: str, target: Machine) -> str:
-    """A name that decides the code, in this process and in others."""
+    """A name that decides the code, in this process and in other processes."""
     versions = (_import("llvmlite").__version__, llvmlite().llvm_version_info)
     parts = repr((text, _runtime_text(target), target, versions))
     return f"tilekern_llvm_{hashlib.sha256(parts.encode()).hexdigest()[:32]}"
@@ -215,7 +215,7 @@ def _runtime_text(target: Machine) -> str:
 def _link(name: str, code: bytes, exported: Sequence[str], imported: dict[str, int]) -> Any:
     """Load an object file into this process: llvmlite's tracker, which has the addresses of the exported functions.
 
-    The code goes with the tracker. So does its linker: one for all would keep 10 KiB of each library.
+    The code goes with the tracker. So does its linker: one linker for all would keep 10 KiB of each library.
     """
     llvm = llvmlite()
     linker = llvm.create_lljit_compiler(_target_machine(host(), calibration.OPTIMIZATION_LEVEL), use_jit_link=True)

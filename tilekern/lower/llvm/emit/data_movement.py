@@ -88,7 +88,7 @@ def pad(e: Elements, op: Pad) -> None:
 
 
 def update(e: Elements, op: DynamicUpdateSlice) -> None:
-    """Copy the tile, then the part that replaces some of it."""
+    """Copy the tile, then the update over a part of it."""
     x, part, *starts = op.operands
     _copy(e, x, op.result, x.tile.shape, lambda coords: coords)
     room = [n - size for n, size in zip(x.tile.shape, part.tile.shape, strict=True)]

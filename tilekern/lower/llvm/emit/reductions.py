@@ -20,7 +20,7 @@ from tilekern.lower.llvm.math.functions import emit_function
 
 
 def reduce(e: Elements, op: Reduce) -> None:
-    """Reduce a dim that is not the last one."""
+    """Reduce a dim that is not the last."""
     (dim,), (x,) = op.dims, op.operands
     start = np.asarray(identity(op.monoid, op.result.tile.dtype))
 
@@ -38,7 +38,7 @@ def reduce(e: Elements, op: Reduce) -> None:
 
 
 def scan(e: Elements, op: Scan) -> None:
-    """Combine every element with all before it. Lanes are different lines, unless the dim is the last one."""
+    """Combine every element with all before it. Lanes are different lines, unless the dim is the last."""
     (x,) = op.operands
 
     def first(where: Coords, lanes: int) -> Reg:

@@ -1,6 +1,6 @@
 """Sorting networks for 64-bit integers in memory, in descending order, by vectors and without branches.
 
-A network (Batcher's bitonic one) sorts blocks of 1, 2, 4, ... numbers. Two sorted halves are merged by comparing each
+Batcher's bitonic network sorts blocks of 1, 2, 4, ... numbers. Two sorted halves are merged by comparing each
 number with its mirror image in the block, then with numbers at half the distance, and so on. Distances below the width
 of a vector are shuffles.
 

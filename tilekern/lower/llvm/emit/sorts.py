@@ -260,7 +260,7 @@ def _position(e: Elements, source: Reg, at: Reg, length: int) -> Reg:
 
 
 def _less(e: Elements, op: Sort, coords: Coords, a: Reg, b: Reg) -> Reg:
-    """True if the keys at position `a` come before those at `b`: the first key that differs decides."""
+    """True if the keys at position `a` come before the keys at `b`: the first key that differs decides."""
     code = e.code
     result: Reg | None = None
     for key in reversed(op.operands[: op.num_keys]):

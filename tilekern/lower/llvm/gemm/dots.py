@@ -1,4 +1,4 @@
-"""Dots: products of blocks of rows of the left operand by packed panels of columns of the right one.
+"""Dots: products of blocks of rows of the left operand by packed panels of columns of the right operand.
 
     for each panel of columns:          `panel_vectors` registers wide
         for each block of rows:         `register_rows` rows; all their sums are in registers

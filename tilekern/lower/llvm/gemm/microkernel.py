@@ -1,4 +1,4 @@
-"""The microkernel of dots: a few rows of the left operand by one panel of the right one, with sums in registers."""
+"""The microkernel of dots: a few rows of the left operand by one panel of the right, with sums in registers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Microkernel:
       left_k: the stride of the left operand along k, in bytes.
       right_k: the stride of the right operand along k, in bytes.
       out_row: the stride of the result along rows, in bytes.
-      adds: whether the sums are added to the values at `out`.
+      adds: True if the sums are added to the values at `out`.
       unroll: the number of k in one iteration; it divides the depth.
     """
 

@@ -32,7 +32,7 @@ class Strides:
     """Strides in bytes.
 
     Attributes:
-      left_tile: of the left operand, from a tile to the one below.
+      left_tile: of the left operand, from a tile to the tile below.
       left_k: of the left operand along k, for each word; times `TILE`, the stride from tile to tile.
       right_k: of the right operand along k.
       out_row: of the result along rows.
@@ -57,7 +57,7 @@ class TileKernel:
       columns: the columns of the panel.
       words: words along k of a step, at most `TILE`; they divide the depth.
       strides: of the operands and the result.
-      adds: whether the sums are added to the values at `out`.
+      adds: True if the sums are added to the values at `out`.
     """
 
     dtype: DType

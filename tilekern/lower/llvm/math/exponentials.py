@@ -164,7 +164,7 @@ def scale(code: Code, x: Reg, n: Reg) -> Reg:
         return avx512(code, "scalef", x, n)
     form = format_of(x)
     bits = code.cast("bitcast", code.binary("fadd", n, form.magic), x.type.integer.scalar)
-    # The exponent bits of 2^(n/2) and of the rest; each has half of the two biases.
+    # The exponent bits of 2^(n/2) and of 2^(n - n/2); each has half of the two biases.
     half = code.binary("shl", code.binary("lshr", bits, 1), form.mantissa)
     other_half = code.binary("sub", code.binary("shl", bits, form.mantissa), half)
     for power in (half, other_half):

@@ -164,7 +164,7 @@ class _Fuser:
     # --- loop nests ---
 
     def _nest_for(self, space: tuple[int, ...], values: Sequence[Value], store: Store | None = None) -> LoopNest:
-        """The loop nest that will compute values over an iteration space: an earlier one if possible, or a new one."""
+        """The loop nest, earlier if possible, else new, that will compute values over an iteration space."""
         for value in values:
             self._materialize_broadcasts(value)
         while True:
@@ -205,7 +205,7 @@ class _Fuser:
         return None
 
     def _materialize_in(self, value: Value, step: AnyStep) -> None:
-        """Materialise a tile that a step computes: in that step, or in a new one before it."""
+        """Materialise a tile that a step computes: in that step, or in a new step before it."""
         buffer = Buffer(value.tile.nbytes)
         if not (isinstance(step, LoopNest) and self._computes[step][value]):
             expression = self._expressions.of(value.tile.shape, [value])

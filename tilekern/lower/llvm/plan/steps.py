@@ -59,7 +59,7 @@ class Step:
       op: the op.
       temporary: memory that the op needs besides its results.
       packing: the operands that a dot packs; None for a dot of few rows, and for other ops.
-      accumulates: whether a dot adds its products to the values in its buffer.
+      accumulates: True if a dot adds its products to the values in its buffer.
       produces: the tiles that the step leaves in memory, with their buffers.
       number: its position in the program.
       end: the position of its end, after its regions.

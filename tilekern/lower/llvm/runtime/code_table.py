@@ -1,6 +1,6 @@
 """The table of loaded kernels, and the two FFI handlers that serve all kernels.
 
-XLA never forgets a handler, so a kernel must not have one of its own, or its machine code could not be unloaded. All
+XLA never forgets a handler, so a kernel must not have its own handler, or its machine code could not be unloaded. All
 kernels share two handlers. A custom call names its kernel by a string attribute, the *key*.
 
 - `INSTANTIATE`: XLA makes an executable. The handler finds the entry of the key and gives it to XLA as the state of the
@@ -173,7 +173,7 @@ def _retained(code: Code, entry: Reg) -> Reg:
 
 
 def _swap(code: Code, place: Reg, old: Reg, new: Reg) -> Reg:
-    """Replace the number at a place if it still is the old one; true if it was."""
+    """Replace the number at a place if it still is `old`; true if it was."""
     pair = code.emit(Type("{ i64, i1 }"), f"cmpxchg {place}, {old}, {new} acq_rel monotonic")
     return code.emit(Type("i1"), f"extractvalue {pair}, 1")
 

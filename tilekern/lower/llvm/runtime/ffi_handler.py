@@ -8,7 +8,7 @@ call has returned, touches nothing but the job, which lives as long as somebody 
 XLA's threads flush subnormals to zero. Tasks run by the rules of IEEE 754: every thread switches its mode for them.
 
 All of this is the same for every program and compiled once in a process (`runtime`). A program's own handler
-(`with_handler`) only passes on what to run.
+(`with_handler`) only passes on the work to run.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _collect(code: Code, frame: Reg, addresses: Reg) -> None:
 
 
 def _helpers(code: Code, api: Reg, frame: Reg, tasks: Reg) -> Reg:
-    """Number of threads that may help this one; 0 if XLA does not tell."""
+    """Number of threads that may help this thread; 0 if XLA does not tell."""
     number = variable(code, constant(1, I64))
     with code.when(code.compare("icmp sgt", tasks, 1)):
         arguments = argument_struct(code, 32, FRAME_CONTEXT.load(code, frame), number)
@@ -342,7 +342,7 @@ def _release(code: Code, job: Reg) -> None:
 
 @contextmanager
 def _scratch(code: Code, size: Reg) -> Generator[tuple[Reg, Reg]]:
-    """Scratch memory of a thread, aligned to 64 bytes, and whether there was enough."""
+    """Scratch memory of a thread, aligned to 64 bytes, and true if memory sufficed."""
     large = code.compare("icmp ugt", size, calibration.MAX_STACK_SCRATCH)
     stack = code.emit(PTR, f"alloca i8, {code.select(large, 0, size)}, align 64")
     place = variable(code, NULL)

@@ -2,7 +2,7 @@
 
 XLA's threads call it while a kernel runs. It takes Python's lock, as JAX's own callbacks on CPUs do, and prints a
 message with one write to `sys.stdout`, so that messages of several threads do not mix. All that it needs to know stands
-in the code that calls it: the code of one process may be found by its hash in another one.
+in the code that calls it: another process may find the code by its hash.
 """
 
 from __future__ import annotations

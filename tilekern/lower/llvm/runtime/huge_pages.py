@@ -16,7 +16,7 @@ _MADV_HUGEPAGE = 14  # Linux, include/uapi/asm-generic/mman-common.h
 
 
 def prefer_huge(code: Code, address: Reg, nbytes: Reg) -> None:
-    """Ask for huge pages in the part of a buffer that holds whole ones. Systems without them ignore it."""
+    """Ask for huge pages in the part of a buffer that holds whole pages. Systems without huge pages ignore it."""
     if "linux" not in code.module.machine.triple:
         return
     code.module.declare("madvise", I32, [PTR, I64, I32], "nounwind")

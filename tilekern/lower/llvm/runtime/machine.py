@@ -38,11 +38,11 @@ class Machine:
       features: LLVM's names of features, each with a + (present) or a - (missing) in front.
       vector_bytes: the bytes of a vector register.
       registers: the number of vector registers.
-      has_bfloat16_dots: whether it multiplies pairs of bfloat16 and adds them up in float32 (AVX512-BF16), faster than
+      has_bfloat16_dots: True if it multiplies pairs of bfloat16 and adds them up in float32 (AVX512-BF16), faster than
         it multiplies float32.
-      has_bfloat16_tiles: whether it multiplies tiles of bfloat16 (AMX), and the system lets this process use them.
+      has_bfloat16_tiles: True if it multiplies tiles of bfloat16 (AMX), and the system lets this process use them.
       has_int8_tiles: the same of int8 and of uint8, added up in int32.
-      has_int16_pairs: whether it multiplies pairs of int16 and adds them up in int32 (AVX2's vpmaddwd, or better).
+      has_int16_pairs: True if it multiplies pairs of int16 and adds them up in int32 (AVX2's vpmaddwd, or better).
     """
 
     triple: str
@@ -91,7 +91,7 @@ def describe(triple: str, cpu: str, features: Mapping[str, bool], tiles: bool = 
       triple: LLVM's name of the architecture and the system.
       cpu: LLVM's name of the model.
       features: LLVM's names of features.
-      tiles: whether the system lets this process use the tile registers of AMX.
+      tiles: True if the system lets this process use the tile registers of AMX.
 
     Raises:
       TargetError: it is neither an x86-64 with AVX2 nor a 64-bit ARM with NEON, or its system is Windows.
@@ -118,7 +118,7 @@ def describe(triple: str, cpu: str, features: Mapping[str, bool], tiles: bool = 
 
 
 def at_level(level: str, triple: str = "x86_64-unknown-linux-gnu") -> Machine:
-    """The machine that has the features of a level and no others.
+    """The machine that has the features of a level and no other features.
 
     Args:
       level: one of `LEVELS`.

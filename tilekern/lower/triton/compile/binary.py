@@ -29,7 +29,7 @@ class DescriptorFormat:
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled program. All numbers come from the compiler, and may differ from the requested ones.
+    """A compiled program. All numbers come from the compiler, and may differ from the request.
 
     Attributes:
       name: symbol of the entry function.
@@ -80,7 +80,7 @@ class Binary:
         return code
 
     def text(self, stage: str) -> str:
-        """One of the vendor's stages."""
+        """The text of one of the vendor's stages."""
         text = self.asm[stage]
         assert isinstance(text, str)
         return text

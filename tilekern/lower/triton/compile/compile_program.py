@@ -1,4 +1,4 @@
-"""Triton source text → machine code, from the cache in memory, from the one on disk, or by Triton."""
+"""Triton source text → machine code, from the cache in memory, from the cache on disk, or by Triton."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _is_private(directory: Path) -> bool:
 
 
 def _replace(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write an archive under another name and rename it, so that no reader sees an incomplete one."""
+    """Write an archive under another name and rename it, so that no reader sees an incomplete archive."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

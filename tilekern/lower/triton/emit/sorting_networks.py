@@ -1,6 +1,6 @@
 """Sorting networks as Triton functions: they sort lines, or find the least elements of each line.
 
-The network is the bitonic one of K. Batcher, "Sorting networks and their applications" (1968). A line of 2^N elements
+The network is K. Batcher's bitonic network, "Sorting networks and their applications" (1968). A line of 2^N elements
 is reshaped to N dims of two elements, so a step compares neighbours along one dim. An element x finds its neighbour y
 as x ^ (x ^ y). The exclusive or in parentheses is a reduction along the dim: Triton computes it in registers, by
 shuffles or through shared memory, as the layout asks. A gather would be a shuffle for every pair of registers.

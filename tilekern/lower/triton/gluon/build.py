@@ -57,7 +57,7 @@ _LIBDEVICE = "from triton.experimental.gluon.language.extra import libdevice\n"
 _NAN = "from triton.language.core import PropagateNan\n"
 _ALL = "ALL = gl.constexpr(PropagateNan.ALL)\n"
 
-# What Gluon lacks of `triton.language`, or names by another name there.
+# Names of `triton.language` that Gluon lacks, or calls otherwise.
 _LACKING = re.compile(r"\btl\.(broadcast_to|trans|debug_barrier|cumsum|sort|dot|device_print|device_assert)\b")
 
 DEFAULT_WARPS = 2 * WARPS
@@ -174,7 +174,7 @@ def _entry(plan: Plan, buffers: Buffers, memory: Memory, roles: tuple[str, str],
         _barriers(writer, buffers.filled[channel], places, 1, own)
         _barriers(writer, buffers.freed[channel], places, readers, own)
         if channel in buffers.released:
-            # Gluon multiplies the number of arrivals by that of thread blocks.
+            # Gluon multiplies the number of arrivals by the number of thread blocks.
             _barriers(writer, buffers.released[channel], places, readers, common)
     for name in buffers.trimmed.values():
         _barriers(writer, name, 1, group.count, own)
@@ -186,7 +186,7 @@ def _entry(plan: Plan, buffers: Buffers, memory: Memory, roles: tuple[str, str],
     registers = [computing] * (group.count - 1) + [loading]
     writer.line(f"gl.warp_specialize([{', '.join(calls)}], {warps}, {registers})")
     if buffers.released:
-        # A thread block stays until the others have copied to its shared memory, and arrived at its barriers.
+        # A thread block stays until the other blocks have copied to its shared memory, and arrived at its barriers.
         writer.line("cluster.barrier()")
     return writer
 

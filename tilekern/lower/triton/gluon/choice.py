@@ -1,4 +1,4 @@
-"""The choice between a warp-specialised program and one in Triton, where a call leaves it open (`emitter="auto"`)."""
+"""The choice between a warp-specialised and a Triton program, where a call leaves it open (`emitter="auto"`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pays(func: Func, program: Program, chip: Chip) -> bool:
 
 
 def _waits_for_copies(loop: Fold, program: Program) -> bool:
-    """True for one product and two places in its ring: a product holds one, and a copy begins when it ends.
+    """True for one product and two places in its ring: a product holds one place, and a copy begins when it ends.
 
     Two results may leave shared memory for no more than two places.
     """

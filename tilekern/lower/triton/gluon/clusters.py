@@ -1,4 +1,4 @@
-"""Clusters: two thread blocks that compute one program in two halves, and load once what both multiply by.
+"""Clusters: two thread blocks that compute one program in two halves, and load the tiles once that both multiply by.
 
 With `num_ctas = 2` a program of the grid is the work of one warpgroup in each of two thread blocks. They divide the
 rows of all its products. So each loads its own rows of left sides. Right sides are the same for both: one thread block

@@ -107,7 +107,7 @@ def _run_equally(func: Func, group: Group) -> bool:
 
 
 def multiplies(block: Block) -> bool:
-    """True if a product is one of a block's own ops."""
+    """True if a block's own ops include a product."""
     return any(isinstance(op, Dot) for op in block.ops)
 
 

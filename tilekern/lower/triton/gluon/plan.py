@@ -77,7 +77,7 @@ class Widened:
 
     Attributes:
       dtype: the dtype there.
-      places: two where a product stays in flight while the next tile is cast, else one.
+      places: 2 where a product stays in flight while the next tile is cast, else 1.
     """
 
     dtype: DType

@@ -109,10 +109,10 @@ class Role(Emitter):
         self.writer.prune()
 
     def _begin(self) -> None:
-        """Emit what comes first."""
+        """Emit the lines before the loop over groups."""
 
     def _end(self) -> None:
-        """Emit what comes last."""
+        """Emit the lines after the loop over groups."""
 
     @contextmanager
     def _rounds(self) -> Generator[None]:

@@ -54,7 +54,7 @@ def _access_checked_memory(triton: TritonInterpreter) -> None:
 
 
 def _update_checked_memory(triton: TritonInterpreter) -> None:
-    """Atomic operations go to `builder.memory`, also those on 16-bit floats, which 3.6.0 and 3.9.0 lack."""
+    """Atomic operations go to `builder.memory`, also operations on 16-bit floats, which 3.6.0 and 3.9.0 lack."""
     functions = {getattr(triton.ir.ATOMIC_OP, name): function for name, function in _ATOMICS.items()}
 
     def update(self: Any, op: Any, pointers: Any, value: Any, mask: Any, *order: Any) -> Any:

@@ -78,7 +78,7 @@ class Memory:
     Attributes:
       program: number of the program that runs.
       phase: number of the part of a program between two barriers, counted over all programs. In one phase, any thread
-        of the program may make an access before any other one.
+        of the program may make an access before any other access.
     """
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ _NARROW = frozenset(("add", "sub", "mul", "neg", "abs", "eq", "ne", "lt", "le", 
 def has_cast(source: DType, target: DType) -> bool:
     """True if Triton has a cast with the meaning of the language.
 
-    Its casts of floats to integers do not saturate, those to 8-bit floats do; those to bfloat16 and float16 round once
-    from float32 only.
+    Triton's casts of floats to integers do not saturate; casts to 8-bit floats do; casts to bfloat16 and float16 round
+    once from float32 only.
     """
     if target == BOOL or is_float8(target):
         return False

@@ -1,4 +1,4 @@
-"""Pad every tile to sizes that are powers of two, the only ones that Triton has.
+"""Pad every tile to sizes that are powers of two, the only sizes that Triton has.
 
 Needs: a verified Func. Gives: a Func with the same outputs, whose tiles have such sizes.
 

@@ -1,4 +1,4 @@
-"""Refuse what no Triton program for a GPU can do, with the user's line, the reason, and a way out.
+"""Refuse ops that no Triton program for a GPU can do, with the user's line, the reason, and a way out.
 
 Atomic updates: PTX ISA, "atom": 32 and 64 bits for integers; f16, bf16 (from sm_90 on), f32 and f64 for additions.
 """

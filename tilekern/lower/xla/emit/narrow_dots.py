@@ -1,7 +1,7 @@
 """Dots of bfloat16 in a form that XLA's CPU backend runs.
 
 It fails to run a product of bfloat16 whose right operand has several dims that only the result has, where the
-contracted dim of the left one is not its last (jaxlib 0.12.0: "Unsupported element type for DotThunk"). Axes of the
+contracted dim of the left operand is not its last (jaxlib 0.12.0: "Unsupported element type for DotThunk"). Axes of the
 grid are such dims, so they are joined here, where both kinds are known.
 """
 

@@ -108,7 +108,7 @@ class Box:
         return values
 
     def write(self, machine: Machine, corner: list[int], values: Array, part: int) -> None:
-        """Write what a thread block of a cluster has of a box, but nothing outside of the array."""
+        """Write a thread block's part of a box, but nothing outside of the array."""
         mine = machine.slice_of(self.form.divided, self.form.block, part)
         offsets, inside = (x[mine] for x in self.places(corner))
         self.array.store(machine, offsets[inside], values[mine][inside])

@@ -75,13 +75,13 @@ def where(condition: Any, x: Any, y: Any) -> Tile:
 
 
 def maximum(x: Any, y: Any, propagate_nan: Any = None) -> Any:
-    """The greater of two; NaN if one is."""
+    """The greater of x and y; NaN if x or y is NaN."""
     del propagate_nan
     return _of_two(np.maximum, x, y)
 
 
 def minimum(x: Any, y: Any, propagate_nan: Any = None) -> Any:
-    """The lesser of two; NaN if one is."""
+    """The lesser of x and y; NaN if x or y is NaN."""
     del propagate_nan
     return _of_two(np.minimum, x, y)
 

@@ -127,7 +127,7 @@ class Language:
             place.write(nothing, clock, before)
             barrier.bring(values[mine].nbytes, clock, foreign)
 
-        # From now on others may find half a tile there.
+        # From now on other roles may find half a tile there.
         place.data[...] = nothing
         machine.start(arrive, object())
 

@@ -70,7 +70,7 @@ class Role:
     Attributes:
       number: place in clocks.
       name: for messages.
-      clock: what happened before its next step.
+      clock: the clock of all that happened before its next step.
       ready: tells if the role may go on.
       waits_for: the operations or the barrier that it waits for, in words.
       line: line of the text that it has come to.
@@ -129,7 +129,7 @@ class Machine:
         return self.role is self._main
 
     def slice_of(self, dim: int | None, shape: Sequence[int], part: int) -> tuple[slice, ...]:
-        """The elements of a tile that one thread block has, if they divide it along a dim; all without one."""
+        """The elements of a tile that one thread block has, if they divide it along `dim`; all if `dim` is None."""
         slices = [slice(None)] * len(shape)
         if dim is not None:
             size = shape[dim] // self.parts
@@ -214,7 +214,7 @@ class Machine:
         return FaultError(error, stuck[0].line)
 
     def pause(self, ready: Callable[[], bool] = _always, waits_for: str = "") -> None:
-        """Hand over to others; go on when `ready`."""
+        """Hand over to other roles; go on when `ready`."""
         role = self.role
         if role is self._main:
             return

@@ -92,7 +92,7 @@ def _run(program: Program, code: Any, machine: Machine, arguments: Sequence[Any]
 
 
 def _raise(program: Program, fault: FaultError) -> None:
-    """Raise the error at the user's line behind the generated one."""
+    """Raise the error at the user's line behind the generated line."""
     line = program.text.splitlines()[fault.line - 1].strip() if fault.line else ""
     place = f"line {fault.line} of the generated source: {line}" if line else ""
     error = fault.error

@@ -21,7 +21,7 @@ class Place:
       machine: the thread block.
       name: for messages.
       data: its elements; NaN until it is written.
-      written: the clock of the last write, of a role or a copy; None before the first one.
+      written: the clock of the last write, of a role or a copy; None before the first write.
       read: the clocks of all reads since.
       unfenced: the role that stored to it, and has no fence since: copies might not see its store.
     """
