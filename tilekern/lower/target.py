@@ -164,7 +164,7 @@ def _gpu_here(exporting: bool) -> Target:
 
 
 def _tpu_here(exporting: bool) -> Target:
-    """The target for this machine's TPU: code for all four models if it has none, portable code for an unknown model."""
+    """The target for this machine's TPU: code for all four models if it has none, portable code for others."""
     kind = None if exporting else _machine.tpu_kind()
     if kind is None:
         return replace(TARGETS["tpu:v5e"], portable=True)
